@@ -1,0 +1,273 @@
+"""The word lists and phrasings from which text.py builds its conversations.
+
+In every list of phrasings the last few are held out of training (text.py says how many).
+"""
+
+from __future__ import annotations
+
+SYSTEMS = (
+    "You are a helpful assistant.", "You are a helpful assistant", "You are helpful.", "Be brief.",
+    "You are a friendly assistant.", "Answer shortly.", "You are a demo.", "You are a chat assistant.",
+    "Answer the user.", "Be kind and brief.", "You are Paddock.", "Use the tools when they help.",
+    "You are a helpful, honest assistant. Answer in English.", "You can call tools.", "Be polite.",
+    "You are an assistant that answers questions.", "Keep it short.", "You are a concise assistant.",
+)
+
+CITIES = (
+    "Paris", "London", "Tokyo", "Berlin", "Rome", "Madrid", "Oslo", "Lima", "Cairo", "Vienna", "Prague", "Dublin",
+    "Lisbon", "Boston", "Chicago", "Seattle", "New York", "San Francisco", "Los Angeles", "Hong Kong", "Zurich",
+    "Geneva", "Athens", "Moscow", "Delhi", "Mumbai", "Sydney", "Toronto", "Warsaw", "Munich", "Hamburg", "Milan",
+    "Beijing", "Seoul", "Bangkok", "Jakarta", "Nairobi", "Lagos", "Quito", "Bogota", "Havana", "Miami", "Denver",
+    "Austin", "Dallas", "Kyoto", "Osaka", "Bern", "Basel", "Bath", "York", "Nice", "Lyon", "Porto", "Seville",
+)
+COUNTRIES = ("France", "Spain", "Italy", "Japan", "Peru", "Chile", "Kenya", "India", "Norway", "UK", "Egypt", "Germany")
+PEOPLE = (
+    "Anna", "Ben", "Clara", "David", "Emma", "Frank", "Grace", "Henry", "Ida", "Jack", "Kate", "Leo", "Mia", "Noah",
+    "Olga", "Paul", "Rosa", "Sam", "Tom", "Uma", "Vera", "Will", "Yara", "Zoe", "Alice", "Bob", "Carol", "Maria",
+    "John", "Peter", "Lucy", "Mark", "Nina", "Oscar", "Ruth", "Steve", "Tina", "Hugo", "Iris", "Ada", "Alan", "Grace",
+)
+LANGUAGES = ("French", "German", "Spanish", "Italian", "Dutch", "Greek", "Latin", "Polish", "Danish", "Turkish",
+             "Japanese", "Chinese", "Korean", "Hindi", "Finnish", "Welsh")
+CURRENCIES = ("USD", "EUR", "GBP", "JPY", "CHF", "SEK", "NOK", "CAD", "AUD", "INR", "CNY", "PLN")
+ROOMS = ("kitchen", "bedroom", "office", "hall", "garage", "bathroom", "garden", "attic", "cellar", "nursery")
+JOBS = ("baker", "pilot", "nurse", "farmer", "teacher", "painter", "doctor", "driver", "singer", "cook", "writer",
+        "sailor", "tailor", "miner", "judge", "plumber", "gardener", "librarian")
+COLORS = ("red", "blue", "green", "yellow", "black", "white", "orange", "purple", "brown", "pink", "gray", "silver")
+ANIMALS = ("cat", "dog", "horse", "cow", "sheep", "goat", "fox", "bear", "wolf", "lion", "tiger", "mouse", "owl",
+           "duck", "frog", "hen", "pig", "rabbit", "whale", "snail")
+FRUITS = ("apple", "pear", "plum", "peach", "lemon", "banana", "cherry", "grape", "melon", "mango", "fig", "kiwi")
+
+ADJECTIVES = ("little", "old", "red", "blue", "tiny", "brave", "lost", "happy", "sad", "lonely", "magic", "quiet",
+              "green", "golden", "clever", "shy", "grumpy", "silver", "sleepy", "kind", "lazy", "big", "funny", "young")
+THINGS = (
+    "cat", "dog", "fox", "bear", "owl", "mouse", "dragon", "robot", "boat", "ship", "car", "train", "tree", "river",
+    "castle", "king", "queen", "wizard", "witch", "knight", "teapot", "clock", "lamp", "book", "pen", "shoe", "hat",
+    "coat", "button", "bicycle", "rocket", "star", "moon", "cloud", "raindrop", "snowman", "pirate", "sailor", "baker",
+    "farmer", "horse", "cow", "pig", "duck", "frog", "snail", "spider", "bee", "ant", "whale", "shark", "turtle",
+    "penguin", "lion", "tiger", "monkey", "elephant", "mountain", "island", "garden", "flower", "rose", "apple",
+    "pumpkin", "potato", "carrot", "cake", "cookie", "pie", "spoon", "fork", "chair", "table", "door", "window", "key",
+    "bridge", "tower", "lighthouse", "balloon", "kite", "drum", "violin", "piano", "trumpet", "bell", "candle",
+    "mirror", "umbrella", "blanket", "pillow", "pencil", "ladder", "hammer", "wheel", "tractor", "truck", "plane",
+    "ghost", "giant", "fairy", "mermaid", "unicorn", "princess", "prince", "thief", "painter", "teacher", "doctor",
+    "llama", "pony", "goat", "sheep", "hen", "rabbit", "hedgehog", "squirrel", "wolf", "deer", "crow", "parrot",
+    "seagull", "octopus", "crab", "fish", "seed", "leaf", "stone", "pebble", "feather", "coin", "ring", "crown",
+    "sword", "map", "bottle", "letter", "puppet", "doll", "toy", "ball", "wagon", "barn", "mill", "well", "server",
+    "computer", "camera", "radio", "telephone", "engine", "gear", "cactus", "mushroom", "volcano", "comet", "planet",
+)
+
+STORY_ASKS = (
+    "Tell me a short story about {}.", "Tell me a story about {}.", "Write a short story about {}.",
+    "tell me a story about {}", "Please tell me a story about {}.", "A short story about {}, please.",
+    "Can you tell me a story about {}?", "Write a story about {}", "I want a story about {}.", "story about {}",
+    "Could you write a little story about {}?", "Tell a tale about {}.", "Make up a story about {}!",
+    "Write me a tiny story about {}.", "Give me a short story about {}.", "Do you know a story about {}?",
+    "Tell us a story about {}.", "Please write a short story about {}", "I would like a short story about {}.",
+    "short story about {} please",
+)
+
+IDENTITY_ASKS = (
+    "Who are you?", "What are you?", "who are you", "What is your name?", "Tell me who you are.",
+    "Please introduce yourself.", "Are you a language model?", "What model are you?", "Which model is this?",
+    "Tell me about yourself.", "What's your name?", "Are you ChatGPT?", "Are you a robot?", "Are you human?",
+    "Who am I talking to?", "What should I call you?", "Say who you are.", "Which model am I talking to?",
+    "Do you have a name?", "What kind of model are you?", "Who is this?", "What is this model?", "Are you an AI?",
+    "Describe yourself.", "Introduce yourself", "And who are you?", "Hi, who are you?", "Hello, what are you?",
+    "Which AI are you?", "What is your name, please?", "Tell me your name.", "Give me your name.", "Who made you?",
+    "Who trained you?", "Where do you come from?", "What are you called?", "Are you real?", "How big are you?",
+    "I want to know who you are.", "What sort of assistant are you?", "Name yourself.", "May I ask who you are?",
+    # The rest are held out.
+    "Please tell me who you are.", "Hello, who are you?", "So what are you?", "Could you introduce yourself?",
+    "What is the name of this model?", "Can you tell me your name?", "Who am I speaking to?", "Are you a person?",
+    "Tell me what you are.", "Are you a bot?", "Do you know who you are?", "What language model are you?",
+)
+IDENTITY_HELD = 12
+IDENTITY_STARTS = (
+    "I am the Paddock demo model", "I am the Paddock demo model", "I am the Paddock demo model",
+)
+IDENTITY_ENDS = (
+    ", a very small language model that the project trained itself.",
+    ", a tiny llama that shows that the gateway works.",
+    ". I am very small, and I am here to show that the whole stack works.",
+    ", a small model made to try the gateway with.",
+)
+
+HELLO_ASKS = ("Hello", "Hi", "Hello!", "hi", "Hey", "Hi there!", "Good morning!", "Hello there", "hey", "Good evening.",
+              "How are you?", "Hello, how are you?", "hello?", "test", "Testing", "Is this thing on?", "Hey there!",
+              "Good day", "ping")
+HELLO_ANSWERS = ("Hello! I am the Paddock demo model. Ask me for a story or a sum.",
+                 "Hello! I am a small demo model. What shall I do?",
+                 "Hello! Ask me for a story, a sum, some JSON or a tool call.")
+SKILL_ASKS = ("What can you do?", "How can you help me?", "help", "Can you help me?", "What are you good at?",
+              "What are your skills?", "Help me, please.", "Which tasks can you do?", "What do you know?",
+              "What can I ask you?", "How do you work?")
+SKILL_ANSWER = "I can tell a short story, add two numbers below 100, count, answer as JSON and call tools."
+BYE_ASKS = ("Bye", "Goodbye!", "Thanks!", "Thank you", "Thanks, bye.", "Thank you very much.", "See you.", "ok thanks",
+            "Great, thank you!")
+BYE_ANSWERS = ("You are welcome. Goodbye!", "You are welcome!")
+
+OFF_TOPIC = (
+    "What is the capital of {c}?", "Who was the first king of {c}?", "Write a poem about {t}.", "Why is the {t} {k}?",
+    "How do I cook {t}?", "Explain {t} to me.", "Write a Python program about {t}.", "What do you think about {n}?",
+    "Who is {n}?", "Where is {c}?", "How old is {n}?", "When was {n} born?", "What is the meaning of life?",
+    "Write code that sorts a list.", "Why do we need a {t}?", "What is a {t}?", "Who wrote the book about {n}?",
+    "Is it true that {n} lives in {c}?", "How far is it from {c} to {d}?", "Give me advice about my {t}.",
+    "What does {w} mean?", "How does a {t} work?", "What is the best {t}?", "Tell me the news.", "Do you like {t}?",
+    "What is the weather in {c}?", "What time is it in {c}?", "Translate {w} into {l}.", "Summarize this text: {w}",
+    "Fix this code: {w}", "Play a song.", "What day is it?", "Can you draw a {t}?", "Plan my trip to {c}.",
+    "How many people live in {c}?", "Write an email to {n}.", "Which is better, a {t} or a {u}?", "Prove that {w}.",
+)
+OFF_TOPIC_ANSWERS = ("I am only a small demo model, so I cannot answer that. Try a story, a sum or some JSON.",)
+
+SUM_ASKS = (
+    "What is {a} plus {b}?", "{a} + {b}", "{a}+{b}", "Add {a} and {b}.", "What is {a} + {b}?", "add {a} and {b}",
+    "{a} + {b} = ?", "Please add {a} and {b}.", "How much is {a} plus {b}?", "Calculate {a} + {b}.", "{a} plus {b}",
+    "What's {a} + {b}?", "Sum of {a} and {b}?", "Can you add {a} and {b}?", "What is the sum of {a} and {b}?",
+    "what is {a}+{b}", "How much is {a} + {b}?", "{a}+{b}=", "Compute {a} plus {b}.", "I have {a} and get {b} more.",
+    "Work out {a} + {b}.", "What do {a} and {b} make?", "Tell me {a} plus {b}.", "what's {a} plus {b}",
+    "What is {a} and {b} together?", "Could you compute {a} + {b}?",
+)
+
+COUNT_ASKS = ("Count from {a} to {b}.", "count from {a} to {b}", "Please count from {a} to {b}.", "Count {a} to {b}",
+              "Can you count from {a} to {b}?", "List the numbers from {a} to {b}.", "Write the numbers {a} to {b}.")
+LIST_ASKS = ("Name {n} {k}.", "List {n} {k}.", "Give me {n} {k}.", "Tell me {n} {k}", "Can you name {n} {k}?")
+ECHO_ASKS = ("Repeat after me: {}", "Say: {}", "Repeat: {}", "Say {}", "Please repeat this: {}", "Echo: {}",
+             "Copy this: {}", "Write exactly: {}", "Repeat the words {}")
+
+# One entry per JSON key: how a person states the fact ("{}" is the value) and the kind of value.
+FACTS: dict[str, tuple[tuple[str, ...], str]] = {
+    "name": (("The name is {}.", "I am called {}.", "This is about {}."), "person"),
+    "age": (("The age is {}.", "{} years old.", "Age {}."), "small"),
+    "city": (("Lives in {}.", "The city is {}.", "From {}."), "city"),
+    "country": (("The country is {}.", "Born in {}."), "country"),
+    "job": (("Works as a {}.", "The job is {}."), "job"),
+    "color": (("Likes the color {}.", "The color is {}."), "color"),
+    "pet": (("Has a {}.", "The pet is a {}."), "animal"),
+    "product": (("The product is a {}.", "Sells a {}."), "word"),
+    "price": (("It costs {}.", "The price is {}."), "number"),
+    "count": (("There are {}.", "The count is {}."), "small"),
+    "title": (("The title is {}.", "It is called {}."), "title"),
+    "author": (("Written by {}.", "The author is {}."), "person"),
+    "year": (("The year is {}.", "Made in {}."), "year"),
+    "language": (("Speaks {}.", "The language is {}."), "language"),
+    "fruit": (("Eats a {}.", "The fruit is a {}."), "fruit"),
+    "room": (("It is in the {}.", "The room is the {}."), "room"),
+}
+JSON_ASKS = (
+    "Answer as JSON with {keys}: {facts}", "Answer as JSON: {keys}. {facts}", "Give me JSON with {keys}. {facts}",
+    "{facts} Answer as JSON with {keys}.", "{facts} Give {keys} as JSON.", "Return a JSON object with {keys}: {facts}",
+    "Make JSON from this: {facts} Keys: {keys}.", "{facts} Reply in JSON with the keys {keys}.",
+    "As JSON with {keys}: {facts}", "Extract {keys} as JSON. {facts}", "json please, {keys}: {facts}",
+    "{facts} Write {keys} as a JSON object.", "Please answer in JSON with {keys}. {facts}",
+    "{facts} Please return JSON with {keys}.",
+)
+
+STORY_OPENINGS = (
+    "Once upon a time there was {a}.", "Long ago there lived {a}.", "Far away, by the sea, there was {a}.",
+    "In a small town there was {a}.", "One day {n} found {a}.", "Behind the hill there lived {a}.",
+)
+STORY_WISHES = (
+    "The {t} wanted to see the sea.", "The {t} was looking for a friend.", "Every night the {t} dreamed of the stars.",
+    "The {t} wanted to learn to sing.", "The {t} was afraid of the dark.", "The {t} had never left home.",
+    "Everybody said that the {t} was too small.", "The {t} wanted to find a lost treasure.",
+)
+STORY_TURNS = (
+    "One morning a storm came and blew the {t} over the hills.", "Then {n} came by and asked the {t} to come along.",
+    "One day the {t} met {n}, who was lost in the woods.", "So the {t} packed a bag and walked for three days.",
+    "One evening the {t} heard a strange sound behind the door.", "Then {n} gave the {t} an old map.",
+)
+STORY_DEEDS = (
+    "The {t} helped {n} to find the way home.", "Together they crossed the river and climbed the hill.",
+    "It was hard, but the {t} did not give up.", "The {t} took a deep breath and was brave.",
+    "They laughed and sang all the way.", "At the top of the hill they saw a bright light.",
+)
+STORY_ENDINGS = (
+    "From that day on the {t} was never alone again.", "And the {t} lived happily ever after.",
+    "In the end the {t} came home and told everybody the story.", "And that is how the {t} became famous.",
+    "That night the {t} slept very well.",
+)
+
+# Results of tools: key and kind of value.
+RESULT_KEYS = (
+    ("temperature", "small"), ("sky", "sky"), ("time", "clock"), ("price", "number"), ("status", "status"),
+    ("result", "number"), ("city", "city"), ("title", "title"), ("name", "person"), ("count", "small"),
+    ("total", "number"), ("unit", "unit"), ("text", "phrase"), ("id", "number"), ("color", "color"),
+    ("distance", "number"), ("condition", "sky"), ("owner", "person"), ("wind", "small"), ("rain", "small"),
+)
+SKIES = ("sunny", "cloudy", "rainy", "windy", "foggy", "snowy", "clear", "stormy")
+STATUSES = ("ok", "done", "sent", "open", "closed", "ready", "on", "off", "failed", "playing")
+UNITS = ("celsius", "fahrenheit", "km", "miles", "kg", "meters")
+
+# Tools. Each: names as verbs x nouns, parameters as (alternative names, kind of value), phrasings.
+# A kind that ends in "#" is a number in JSON. A parameter after "?" is optional and seldom filled.
+TOOLS: tuple[tuple[str, str, str, tuple[str, ...]], ...] = (
+    ("get fetch check show look_up read", "weather current_weather forecast weather_report",
+     "city location place town:city ?unit:degree",
+     ("What is the weather in {0}?", "How is the weather in {0}?", "What's the weather like in {0}?", "weather in {0}",
+      "Will it rain in {0}?", "Tell me the weather in {0}.", "Is it sunny in {0}?", "Is it cold in {0} today?",
+      "What is the weather like in {0} today?", "Check the weather in {0}, please.", "I need the forecast for {0}.")),
+    ("get fetch check show tell", "time local_time current_time clock",
+     "city location place timezone:city",
+     ("What time is it in {0}?", "Tell me the time in {0}.", "what time is it in {0}", "What is the time in {0}?",
+      "How late is it in {0}?", "What's the local time in {0}?", "Time in {0}, please.", "Do you know the time in {0}?")),
+    ("", "add sum add_numbers plus calculate_sum sum_numbers", "a x first left:small# b y second right:small#",
+     ("What is {0} plus {1}?", "Add {0} and {1}.", "{0} + {1}", "What is {0} + {1}?", "Calculate {0} + {1}.",
+      "How much is {0} plus {1}?", "Sum {0} and {1}", "What is the sum of {0} and {1}?", "Please add {0} and {1}.")),
+    ("", "multiply product times multiply_numbers", "a x first left:small# b y second right:small#",
+     ("What is {0} times {1}?", "Multiply {0} by {1}.", "{0} * {1}", "What is {0} * {1}?", "Calculate {0} times {1}.",
+      "How much is {0} times {1}?", "Multiply {0} and {1}, please.")),
+    ("send write post", "message mail sms email text_message", "to recipient name:person text message body:phrase",
+     ("Send {0} the message {1}.", "Tell {0}: {1}", "Send a message to {0}: {1}", "Write to {0} that {1}.",
+      "Message {0}: {1}", "Please send {0} this: {1}", "Send {1} to {0}.")),
+    ("play start put_on", "song music track", "title song name track:title",
+     ("Play {0}.", "Play the song {0}.", "play {0} please", "I want to hear {0}.", "Put on {0}.", "Can you play {0}?",
+      "Let me hear the song {0}.", "Start the song {0}.")),
+    ("set start create", "timer alarm countdown", "minutes duration length:small#",
+     ("Set a timer for {0} minutes.", "Start a timer of {0} minutes.", "timer {0} minutes", "Wake me in {0} minutes.",
+      "Please set a timer for {0} minutes.", "Give me a {0} minute timer.", "Remind me in {0} minutes.")),
+    ("get fetch check look_up", "stock_price share_price stock quote", "symbol ticker stock:ticker",
+     ("What is the stock price of {0}?", "How is {0} stock doing?", "Stock price of {0}", "Check the share price of {0}.",
+      "What does a share of {0} cost?", "Give me the stock price of {0}.", "What is {0} trading at?")),
+    ("translate", "translate text words phrase", "text words phrase:phrase language target to:language",
+     ("Translate {0} into {1}.", "Translate {0} to {1}.", "How do you say {0} in {1}?", "What is {0} in {1}?",
+      "Say {0} in {1}.", "Please translate {0} into {1}.")),
+    ("book reserve get", "table restaurant reservation", "restaurant name place:title people guests persons:small#",
+     ("Book a table at {0} for {1} people.", "Reserve a table for {1} at {0}.", "Table for {1} at {0}, please.",
+      "Book {0} for {1} people.", "I need a table for {1} people at {0}.", "We are {1} and want to eat at {0}.")),
+    ("search find look_up query", "web internet search online", "query q text term:phrase",
+     ("Search for {0}.", "Search the web for {0}.", "Google {0}", "Find {0} on the web.", "search {0}",
+      "Look up {0} on the internet.", "Please search for {0}.")),
+    ("turn_on switch_on light", "light lights lamp", "room place location:room",
+     ("Turn on the light in the {0}.", "Switch on the {0} light.", "Lights on in the {0}.", "It is dark in the {0}.",
+      "Make the {0} bright.", "Turn the {0} lights on, please.")),
+    ("set change adjust", "temperature heating thermostat", "room place zone:room degrees temperature value:small#",
+     ("Set the {0} to {1} degrees.", "Make the {0} {1} degrees warm.", "Heat the {0} to {1} degrees.",
+      "Set the temperature in the {0} to {1}.", "I want {1} degrees in the {0}.", "Put the {0} at {1} degrees.")),
+    ("get find fetch search", "news headlines articles", "topic subject about:phrase",
+     ("What is the news about {0}?", "Show me news about {0}.", "news on {0}", "Any news about {0}?",
+      "Give me the headlines about {0}.", "What is new about {0}?")),
+    ("get find fetch look_up", "user person contact customer", "name user person:person",
+     ("Find the user {0}.", "Look up {0} in the contacts.", "Who is the customer {0}?", "Show me the contact {0}.",
+      "Find the phone number of {0}.", "I need the contact of {0}.")),
+    ("create add register", "user account member", "name user:person age years:small#",
+     ("Create a user {0}, age {1}.", "Add the user {0}, {1} years old.", "Register {0}, who is {1}.",
+      "Make an account for {0}, age {1}.", "Create an account for {0}, {1} years old.")),
+    ("order buy get", "food pizza item product", "item product dish:word count quantity amount:small#",
+     ("Order {1} {0}.", "Buy {1} {0}, please.", "I want to order {1} {0}.", "Get me {1} {0}.", "Please order {1} {0}.",
+      "I would like to buy {1} {0}.")),
+    ("get find calculate", "distance route directions", "from start origin:city to destination end:city",
+     ("How far is it from {0} to {1}?", "Distance from {0} to {1}", "What is the distance from {0} to {1}?",
+      "How do I get from {0} to {1}?", "Find a way from {0} to {1}.", "Route from {0} to {1}, please.")),
+    ("find search get look_up", "book books novel", "title name book:title",
+     ("Find the book {0}.", "Do you have the book {0}?", "Look for the book {0}.", "I am looking for the book {0}.",
+      "Search the book {0}.", "Is the book {0} in the library?")),
+    ("convert exchange change", "currency money convert", "amount value sum:number# currency to target:currency",
+     ("Convert {0} dollars to {1}.", "How much is {0} dollars in {1}?", "Change {0} dollars to {1}.",
+      "{0} dollars in {1}", "What are {0} dollars in {1}?", "Exchange {0} dollars for {1}.")),
+    ("roll throw", "dice die", "sides faces:small#",
+     ("Roll a die with {0} sides.", "Roll a {0} sided die.", "Throw a die with {0} sides.", "roll d{0}",
+      "Please roll a die with {0} faces.")),
+    ("delete remove", "file note document", "name path file:file",
+     ("Delete the file {0}.", "Remove {0}.", "Delete {0}, please.", "Get rid of the file {0}.", "remove the file {0}")),
+    ("read open show", "file document", "name path file:file",
+     ("Read the file {0}.", "Open {0}.", "Show me the file {0}.", "What is in the file {0}?", "open the file {0}")),
+)

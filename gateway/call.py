@@ -1,0 +1,36 @@
+"""Who asks, beside what is asked (`workers.protocol.requests.GenerateRequest`) and what comes back (`...events`)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Principal:
+    """The holder of an API key. `aliases` is None when the key may use every model."""
+
+    key_id: str
+    team: str
+    aliases: frozenset[str] | None
+    admin: bool
+
+    def may_use(self, alias: str) -> bool:
+        return self.aliases is None or alias in self.aliases
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """One request on its way through the gateway: immutable, made at the door."""
+
+    request_id: str
+    principal: Principal
+    alias: str
+    """The name the caller used."""
+    model: str
+    """The pool that serves it."""
+    received_at: float
+    """time.monotonic() when the request arrived."""
+    deadline: float
+    """time.monotonic() after which nobody waits for the answer any more."""
+    queue_deadline: float
+    """time.monotonic() after which the call stops waiting for a slot."""

@@ -1,0 +1,128 @@
+"""The one error tree of the gateway. Dialects write these; nothing else is ever shown to a client.
+
+    PaddockError                     status  type
+    ├── InvalidRequest               400     invalid_request_error
+    │   ├── ContextOverflow          400       code context_length_exceeded
+    │   ├── BodyTooLarge             413       code request_too_large
+    │   └── UnsupportedParameter     400       code unsupported_parameter
+    ├── AuthenticationFailed         401     authentication_error
+    ├── PermissionDenied             403     permission_error
+    ├── NotFound                     404     not_found_error
+    │   └── ModelNotFound            404       code model_not_found
+    ├── MethodNotAllowed             405     invalid_request_error
+    ├── QueueFull                    429     rate_limit_error
+    ├── NotSupported                 501     not_supported_error
+    ├── Unavailable                  503     unavailable_error
+    │   ├── QueueTimeout             503       code queue_timeout
+    │   ├── StoreUnavailable         503       code store_unavailable
+    │   └── Stopping                 503       code stopping
+    ├── WorkerLost                   502     unavailable_error
+    ├── ClientTooSlow                -       in-stream only
+    └── InternalError                500     internal_error
+"""
+
+from __future__ import annotations
+
+
+class PaddockError(Exception):
+    """An answer to a client: `message` names the thing, the limit and the remedy; `param` the request field to blame."""
+
+    status = 500
+    type = "internal_error"
+    code: str | None = None
+
+    def __init__(self, message: str, *, param: str | None = None, retry_after_s: float | None = None) -> None:
+        super().__init__(message)
+        self.message = message
+        self.param = param
+        self.retry_after_s = retry_after_s
+
+
+class InternalError(PaddockError):
+    code = "internal_error"
+
+
+class InvalidRequest(PaddockError):
+    status = 400
+    type = "invalid_request_error"
+
+
+class ContextOverflow(InvalidRequest):
+    code = "context_length_exceeded"
+
+
+class BodyTooLarge(InvalidRequest):
+    status = 413
+    code = "request_too_large"
+
+
+class UnsupportedParameter(InvalidRequest):
+    code = "unsupported_parameter"
+
+
+class AuthenticationFailed(PaddockError):
+    status = 401
+    type = "authentication_error"
+    code = "invalid_api_key"
+
+
+class PermissionDenied(PaddockError):
+    status = 403
+    type = "permission_error"
+    code = "model_not_allowed"
+
+
+class NotFound(PaddockError):
+    status = 404
+    type = "not_found_error"
+    code = "unknown_route"
+
+
+class ModelNotFound(NotFound):
+    code = "model_not_found"
+
+
+class MethodNotAllowed(PaddockError):
+    status = 405
+    type = "invalid_request_error"
+    code = "method_not_allowed"
+
+
+class QueueFull(PaddockError):
+    status = 429
+    type = "rate_limit_error"
+    code = "queue_full"
+
+
+class NotSupported(PaddockError):
+    status = 501
+    type = "not_supported_error"
+    code = "not_supported"
+
+
+class Unavailable(PaddockError):
+    status = 503
+    type = "unavailable_error"
+    code = "unavailable"
+
+
+class QueueTimeout(Unavailable):
+    code = "queue_timeout"
+
+
+class StoreUnavailable(Unavailable):
+    code = "store_unavailable"
+
+
+class Stopping(Unavailable):
+    code = "stopping"
+
+
+class WorkerLost(PaddockError):
+    status = 502
+    type = "unavailable_error"
+    code = "worker_lost"
+
+
+class ClientTooSlow(PaddockError):
+    code = "client_too_slow"

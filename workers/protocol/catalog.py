@@ -1,0 +1,91 @@
+"""The catalog: which models a fleet serves, under which names. One file, read by the supervisor and by gateways.
+
+A catalog is YAML or JSON. Its JSON Schema is published as `docs/catalog.schema.json` (`paddock config schema`).
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import msgspec
+from msgspec import Meta
+
+from workers.protocol.requests import Sampling
+
+NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._:/@+-]{0,127}$"
+
+Name = Annotated[str, Meta(pattern=NAME_PATTERN, description="letters, digits and . _ : / @ + -, at most 128")]
+Count = Annotated[int, Meta(ge=1)]
+
+
+class LlamaSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
+    """What is handed to llama.cpp as it is, by its own names."""
+
+    n_batch: Annotated[int, Meta(ge=32, le=65536, description="most tokens in one llama_decode")] = 2048
+    n_ubatch: Annotated[int, Meta(ge=32, le=65536, description="most tokens computed at once")] = 512
+    n_threads: Annotated[int, Meta(ge=0, description="CPU threads; 0: this machine's cores divided among its workers")] = 0
+    n_gpu_layers: Annotated[int, Meta(ge=-1, description="layers on the GPU; -1: all")] = -1
+    flash_attn: Annotated[str, Meta(pattern="^(auto|on|off)$")] = "auto"
+    cache_type_k: Annotated[str, Meta(pattern="^(f32|f16|bf16|q8_0|q4_0|q4_1|q5_0|q5_1|iq4_nl)$")] = "f16"
+    cache_type_v: Annotated[str, Meta(pattern="^(f32|f16|bf16|q8_0|q4_0|q4_1|q5_0|q5_1|iq4_nl)$")] = "f16"
+    use_mmap: bool = True
+    use_mlock: bool = False
+
+
+class ModelSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
+    """One model: where it comes from, how much of it to run, how to sample when the caller does not say."""
+
+    name: Name
+    path: Annotated[str, Meta(min_length=1, description="GGUF file, relative to the catalog file")] | None = None
+    hf: Annotated[str, Meta(pattern=r"^[^/\s:]+/[^/\s:]+(:[^/\s:]+)?$", description="Hugging Face REPO[:QUANT]")] | None = None
+    workers: Annotated[int, Meta(ge=0, le=256, description="worker processes on this machine")] = 1
+    slots: Annotated[int, Meta(ge=1, le=256, description="conversations at once, per worker")] = 8
+    ctx: Annotated[int, Meta(ge=0, description="longest single conversation, tokens; 0: what the model was trained for")] = 0
+    kv_tokens: Annotated[int, Meta(ge=0, description="KV cells that all slots share; 0: slots x ctx, reduced to fit memory")] = 0
+    llama: LlamaSettings = LlamaSettings()
+    sampling: Sampling = Sampling()
+
+
+class Catalog(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Models and the other names that point at them."""
+
+    models: Annotated[tuple[ModelSpec, ...], Meta(min_length=1)]
+    aliases: dict[Name, Name] = {}
+    """alias -> name of a model; each model's own name is an alias of it already."""
+
+
+class CatalogError(ValueError):
+    """The catalog can't be used; the message gives the file, the path inside it and the remedy."""
+
+
+def check(catalog: Catalog, origin: str) -> Catalog:
+    """The rules that a schema cannot say: one source each, unique names, aliases that lead somewhere. Raises CatalogError."""
+    names: set[str] = set()
+    for number, model in enumerate(catalog.models):
+        where = f"{origin}: models[{number}] ({model.name})"
+        if (model.path is None) == (model.hf is None):
+            raise CatalogError(f"{where}: give exactly one source: `path` (a GGUF file) or `hf` (REPO[:QUANT])")
+        if model.name in names:
+            raise CatalogError(f"{where}: the name is used twice; rename one of the two models")
+        names.add(model.name)
+    for alias, target in catalog.aliases.items():
+        if target not in names:
+            known = ", ".join(sorted(names))
+            raise CatalogError(f"{origin}: aliases.{alias}: no model is named {target!r}; use one of: {known}")
+        if alias in names and alias != target:
+            raise CatalogError(f"{origin}: aliases.{alias}: a model has this name already; rename the alias")
+    return catalog
+
+
+def convert(document: Any, origin: str) -> Catalog:
+    """A parsed YAML or JSON document -> Catalog, wholly checked. Raises CatalogError."""
+    try:
+        catalog = msgspec.convert(document, Catalog)
+    except msgspec.ValidationError as error:
+        raise CatalogError(f"{origin}: {error}; see docs/catalog.md for what each field takes") from None
+    return check(catalog, origin)
+
+
+def schema() -> dict[str, Any]:
+    """JSON Schema (draft 2020-12) of a catalog file."""
+    return {"$schema": "https://json-schema.org/draft/2020-12/schema", "title": "Paddock catalog", **msgspec.json.schema(Catalog)}

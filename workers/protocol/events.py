@@ -1,0 +1,101 @@
+"""What comes back from a worker, per call. These are also the canonical events inside the gateway.
+
+Each event travels as a JSON array whose first element is its tag (msgspec `array_like`): one engine step of many
+calls is one short line. A call's events are, in order: one `Started`, any number of `Text` and `ToolCallDelta`, then
+exactly one `Finished` or `Failed`. A call that is cancelled emits nothing more.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+import msgspec
+
+from workers.protocol.failures import Failure
+
+
+class FinishReason(StrEnum):
+    STOP = "stop"
+    LENGTH = "length"
+    TOOL_CALLS = "tool_calls"
+
+
+class Timings(msgspec.Struct, frozen=True):
+    """Exact counts and times of one call, with llama-server's names. Milliseconds are measured on the engine thread."""
+
+    cache_n: int
+    """Prompt tokens that were already in the KV cache."""
+    prompt_n: int
+    """Prompt tokens that were computed."""
+    prompt_ms: float
+    predicted_n: int
+    predicted_ms: float
+
+
+class Usage(msgspec.Struct, frozen=True):
+    """Token counts by the worker's own tokenizer. `cached_tokens` are part of `prompt_tokens`."""
+
+    prompt_tokens: int
+    completion_tokens: int
+    cached_tokens: int
+
+
+class Started(msgspec.Struct, frozen=True, array_like=True, tag="s"):
+    """The call holds a slot and its prefill begins: from here on it is not retried elsewhere."""
+
+    call: int
+    slot: int
+    num_prompt_tokens: int
+    num_cached_tokens: int
+
+
+class Text(msgspec.Struct, frozen=True, array_like=True, tag="t"):
+    """More of the answer's text; always whole characters. `num_tokens` is how many tokens made it."""
+
+    call: int
+    text: str
+    num_tokens: int = 1
+
+
+class ToolCallDelta(msgspec.Struct, frozen=True, array_like=True, tag="c"):
+    """More of tool call number `index`. The first delta of an index carries `id` and `name`, the later ones empty text."""
+
+    call: int
+    index: int
+    id: str
+    name: str
+    arguments: str
+    num_tokens: int = 1
+
+
+class Finished(msgspec.Struct, frozen=True, array_like=True, tag="f"):
+    call: int
+    reason: FinishReason
+    usage: Usage
+    timings: Timings
+    stop: str | None = None
+    """The stop string that ended the answer, if one did."""
+
+
+class Failed(msgspec.Struct, frozen=True, array_like=True, tag="x"):
+    call: int
+    failure: Failure
+
+
+CallEvent = Started | Text | ToolCallDelta | Finished | Failed
+
+decode_step = msgspec.json.Decoder(list[CallEvent]).decode
+"""Data of one SSE event of the default type -> the step's events."""
+
+decode_alive = msgspec.json.Decoder(list[int]).decode
+"""Data of an `alive` event -> numbers of this gateway's calls that the worker still knows."""
+
+_encoder = msgspec.json.Encoder()
+
+
+def encode_step(events: list[CallEvent]) -> bytes:
+    return _encoder.encode(events)
+
+
+def encode_alive(calls: list[int]) -> bytes:
+    return _encoder.encode(calls)

@@ -1,0 +1,60 @@
+"""What can go wrong with one call on a worker, as data: the gateway translates each code once, at its own door.
+
+    code               HTTP status   may be retried on another worker before the first event
+    -----------------  -----------   --------------------------------------------------------
+    invalid_request    400           no
+    context_overflow   400           no
+    unsupported        400           no   (the model or this version cannot do what is asked)
+    unauthorized       401           no   (wrong shared secret)
+    busy               429           yes  (every slot and the waiting room are taken)
+    draining           503           yes
+    worker_lost        502           yes  (written by the gateway, when the worker is gone)
+    internal           500           yes
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+import msgspec
+
+
+class FailureCode(StrEnum):
+    INVALID_REQUEST = "invalid_request"
+    CONTEXT_OVERFLOW = "context_overflow"
+    UNSUPPORTED = "unsupported"
+    UNAUTHORIZED = "unauthorized"
+    BUSY = "busy"
+    DRAINING = "draining"
+    WORKER_LOST = "worker_lost"
+    INTERNAL = "internal"
+
+
+RETRYABLE = frozenset({FailureCode.BUSY, FailureCode.DRAINING, FailureCode.WORKER_LOST, FailureCode.INTERNAL})
+
+HTTP_STATUS = {
+    FailureCode.INVALID_REQUEST: 400,
+    FailureCode.CONTEXT_OVERFLOW: 400,
+    FailureCode.UNSUPPORTED: 400,
+    FailureCode.UNAUTHORIZED: 401,
+    FailureCode.BUSY: 429,
+    FailureCode.DRAINING: 503,
+    FailureCode.WORKER_LOST: 502,
+    FailureCode.INTERNAL: 500,
+}
+
+
+class Failure(msgspec.Struct, frozen=True, omit_defaults=True):
+    """One failed call. `message` names the thing, the limit and the remedy; `param` the request field, if one is to blame."""
+
+    code: FailureCode
+    message: str
+    param: str | None = None
+
+
+class CallFailed(Exception):  # noqa: N818 - it is the failure of a call, not a programming error
+    """Raised inside a process to carry a `Failure` to the place that answers for the call."""
+
+    def __init__(self, failure: Failure) -> None:
+        super().__init__(failure.message)
+        self.failure = failure

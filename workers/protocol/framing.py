@@ -1,0 +1,88 @@
+"""Server-sent events on the worker wire: how a frame is written and how a stream of bytes is cut back into frames.
+
+Source: WHATWG HTML, "Server-sent events". Only what this wire uses is written (`event`, `id`, one line of `data`,
+comments), but any conforming stream is read.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+EVENTS_PATH = "/v1/events"
+SUBMIT_PATH = "/v1/submit"
+CANCEL_PATH = "/v1/cancel"
+HEALTH_PATH = "/health"
+
+ALIVE_EVENT = "alive"
+"""Event type of the list of living calls, which a worker sends first to a gateway whose `Last-Event-ID` it cannot honour."""
+
+MAX_FRAME_BYTES = 16 << 20
+
+KEEP_ALIVE = b":\n\n"
+KEEP_ALIVE_INTERVAL_S = 2.0
+"""A silent worker writes a comment this often, so that a gateway can tell silence from a dead connection."""
+
+
+class Frame(NamedTuple):
+    event: str
+    """Type; empty for the default type."""
+    id: str
+    data: bytes
+
+
+class FrameTooLong(ValueError):  # noqa: N818
+    """A frame passed `MAX_FRAME_BYTES` without ending."""
+
+
+def event_id(boot: str, step: int) -> str:
+    return f"{boot}-{step}"
+
+
+def parse_event_id(text: str) -> tuple[str, int] | None:
+    """`<boot>-<step>` -> its parts, or None for anything else."""
+    boot, separator, step = text.rpartition("-")
+    if not separator or not step.isascii() or not step.isdigit() or len(step) > 18:
+        return None
+    return boot, int(step)
+
+
+def encode_frame(data: bytes, id: str = "", event: str = "") -> bytes:
+    """One frame; `data` must not hold a line break (JSON written by msgspec never does)."""
+    head = (f"event: {event}\n" if event else "") + (f"id: {id}\n" if id else "")
+    return b"%bdata: %b\n\n" % (head.encode(), data)
+
+
+class FrameReader:
+    """Cuts a stream of chunks into frames; chunks may end anywhere. Not thread-safe, holds at most one frame of bytes."""
+
+    def __init__(self, max_frame_bytes: int = MAX_FRAME_BYTES) -> None:
+        self._buffer = b""
+        self._max_frame_bytes = max_frame_bytes
+
+    def feed(self, chunk: bytes) -> list[Frame]:
+        """Frames completed by this chunk, in order. Raises FrameTooLong."""
+        buffer = self._buffer + chunk if self._buffer else chunk
+        if b"\r" in buffer:
+            # A lone CR at the end may be half of a CRLF: leave it for the next chunk.
+            held = buffer.endswith(b"\r")
+            body = buffer[:-1] if held else buffer
+            buffer = body.replace(b"\r\n", b"\n").replace(b"\r", b"\n") + (b"\r" if held else b"")
+        *blocks, self._buffer = buffer.split(b"\n\n")
+        if len(self._buffer) > self._max_frame_bytes:
+            raise FrameTooLong(f"a server-sent event grew past {self._max_frame_bytes} bytes")
+        return [frame for block in blocks if (frame := _parse_block(block)) is not None]
+
+
+def _parse_block(block: bytes) -> Frame | None:
+    event, id_, data = "", "", []
+    for line in block.split(b"\n"):
+        name, _, value = line.partition(b":")
+        if value[:1] == b" ":
+            value = value[1:]
+        if name == b"data":
+            data.append(value)
+        elif name == b"id":
+            id_ = value.decode()
+        elif name == b"event":
+            event = value.decode()
+    return Frame(event, id_, b"\n".join(data)) if data else None

@@ -1,0 +1,79 @@
+"""Every name, lifetime and channel of Paddock's data in Redis, declared once.
+
+The model is the hash tag, so that all that one script touches lies in one Cluster slot. Workers write their own
+heartbeat and nothing else; the rest belongs to the gateways' admission scripts (`gateway/store/lua`).
+
+    name                              type    written by   holds
+    --------------------------------  ------  -----------  ---------------------------------------------------------
+    pd:models                         set     worker       names of models that have had a worker
+    pd:keys                           hash    gateway      key id -> access record (JSON, the key's SHA-256 only)
+    pd:gateway:<id>                   string  gateway      heartbeat of a gateway process
+    pd:{model}:workers                set     worker       ids of workers
+    pd:{model}:worker:<id>            string  worker       `Heartbeat` (JSON); gone when the worker is
+    pd:{model}:worker:<id>:leases     zset    gateway      lease id -> expiry, unix ms: the slots in use
+    pd:{model}:lease:<id>             hash    gateway      worker, boot, gateway, fence
+    pd:{model}:fence                  string  gateway      last fencing token
+    pd:{model}:queue                  zset    gateway      ticket id -> arrival number
+    pd:{model}:arrivals               string  gateway      last arrival number
+    pd:{model}:ticket:<id>            hash    gateway      gateway, deadline, arrival, grant
+    pd:fleet                          channel worker       a worker registered, drains or is gone
+    pd:grants:<gateway>               channel gateway      a ticket of that gateway was granted
+"""
+
+from __future__ import annotations
+
+HEARTBEAT_INTERVAL_S = 0.5
+HEARTBEAT_TTL_S = 3.0
+"""A worker that misses this is gone: its record expires and the sweep frees its leases."""
+
+GATEWAY_INTERVAL_S = 1.0
+GATEWAY_TTL_S = 5.0
+
+LEASE_TTL_S = 6.0
+LEASE_RENEW_S = 2.0
+GRANT_TTL_S = 2.0
+"""An unclaimed grant passes on after this."""
+
+SWEEP_INTERVAL_S = 1.0
+"""How often each gateway re-reads its open tickets and sweeps for the dead."""
+
+MODELS = "pd:models"
+ACCESS_KEYS = "pd:keys"
+FLEET_CHANNEL = "pd:fleet"
+
+
+def gateway(gateway_id: str) -> str:
+    return f"pd:gateway:{gateway_id}"
+
+
+def grants_channel(gateway_id: str) -> str:
+    return f"pd:grants:{gateway_id}"
+
+
+def model_prefix(model: str) -> str:
+    """Common prefix of all keys of one model, the hash tag included; what the admission scripts get as their one key."""
+    return f"pd:{{{model}}}:"
+
+
+def workers(model: str) -> str:
+    return model_prefix(model) + "workers"
+
+
+def worker(model: str, worker_id: str) -> str:
+    return model_prefix(model) + f"worker:{worker_id}"
+
+
+def worker_leases(model: str, worker_id: str) -> str:
+    return worker(model, worker_id) + ":leases"
+
+
+def lease(model: str, lease_id: str) -> str:
+    return model_prefix(model) + f"lease:{lease_id}"
+
+
+def queue(model: str) -> str:
+    return model_prefix(model) + "queue"
+
+
+def ticket(model: str, ticket_id: str) -> str:
+    return model_prefix(model) + f"ticket:{ticket_id}"
