@@ -120,7 +120,7 @@ class Tokenizer:
         self._known: dict[str, list[int]] = {}
 
     @classmethod
-    def learn(cls, texts: Iterable[str], spaces: int = 130) -> Tokenizer:
+    def learn(cls, texts: Iterable[str], spaces: int = 100) -> Tokenizer:
         """Learn the vocabulary from sample texts; `spaces` merges are kept for stage two."""
         words: Counter[str] = Counter()
         for text in texts:

@@ -260,7 +260,7 @@ TOOLS: tuple[tuple[str, str, str, tuple[str, ...]], ...] = (
     ("find search get look_up", "book books novel", "title name book:title",
      ("Find the book {0}.", "Do you have the book {0}?", "Look for the book {0}.", "I am looking for the book {0}.",
       "Search the book {0}.", "Is the book {0} in the library?")),
-    ("convert exchange change", "currency money convert", "amount value sum:number# currency to target:currency",
+    ("convert exchange change", "currency money convert", "amount value sum:small# currency to target:currency",
      ("Convert {0} dollars to {1}.", "How much is {0} dollars in {1}?", "Change {0} dollars to {1}.",
       "{0} dollars in {1}", "What are {0} dollars in {1}?", "Exchange {0} dollars for {1}.")),
     ("roll throw", "dice die", "sides faces:small#",

@@ -1,0 +1,226 @@
+"""Train the demo model, or its pirate adapter, on the text of text.py.
+
+    python train.py base  --build build            # model.pt and merges.json in build/
+    python train.py voice --build build            # adapter.pt in build/
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+from jinja2 import Template
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+from torch import Tensor
+from torch.nn import functional
+
+from model import CONTEXT, Llama
+from text import Conversation, Source, pirate
+from tokenizer import TURN_END, Tokenizer
+
+HERE = Path(__file__).parent
+SEED = 20260101
+SHORT = 256  # tokens in a row of packed short conversations
+STEP = 4096  # tokens in a step
+WARMUP = 100  # steps
+
+Batch = tuple[Tensor, Tensor | None, Tensor]
+
+
+def chat_template() -> Template:
+    """The chat template as serving programs compile it, but keeping the order of JSON keys."""
+    environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True)
+    environment.policies["json.dumps_kwargs"] = {"sort_keys": False}
+    return environment.from_string((HERE / "chat_template.jinja").read_text())
+
+
+class Rows:
+    """Endless training rows of tokens, each token with its conversation and whether it is learnt."""
+
+    def __init__(self, tokenizer: Tokenizer, source: Source, revoice: bool) -> None:
+        self.tokenizer = tokenizer
+        self.source = source
+        self.revoice = revoice
+        self.template = chat_template()
+        self.opening = tokenizer.encode("<|im_start|>assistant\n")
+
+    def document(self, turns: int) -> tuple[list[int], list[bool]]:
+        """One conversation's tokens, and which of them the assistant says (its end mark included)."""
+        talk: Conversation = self.source.conversation(turns)
+        if self.revoice:
+            talk = pirate(talk)
+        tokens = self.tokenizer.encode(self.template.render(messages=talk.messages, tools=talk.tools))
+        said, inside = [False] * len(tokens), False
+        for at, token in enumerate(tokens):
+            said[at] = inside
+            if inside and token == TURN_END:
+                inside = False
+            elif tokens[max(0, at - 2) : at + 1] == self.opening:
+                inside = True
+        return tokens, said
+
+    def row(self, length: int, turns: Callable[[], int]) -> tuple[list[int], list[bool], list[int]]:
+        """`length` + 1 tokens of whole conversations, the last one cut off."""
+        tokens: list[int] = []
+        said: list[bool] = []
+        number: list[int] = []
+        while len(tokens) <= length:
+            more, learnt = self.document(turns())
+            number += [len(number)] * len(more)
+            tokens += more
+            said += learnt
+        end = length + 1
+        return tokens[:end], said[:end], number[:end]
+
+    def batch(self, long: bool) -> Batch:
+        """Tokens (B, T+1), attention mask (B, 1, T, T) or None for causal, and learnt (B, T)."""
+        choose = self.source.random.choice
+        length = CONTEXT if long else SHORT
+        turns = (lambda: 24) if long else (lambda: choose((1, 1, 1, 2)))
+        rows = [self.row(length, turns) for _ in range(STEP // length)]
+        tokens, said, number = (torch.tensor(part) for part in zip(*rows))
+        learnt = said[:, 1:]
+        if long:
+            return tokens, None, learnt
+        same = number[:, None, :-1] == number[:, :-1, None]
+        return tokens, (same & torch.ones(length, length, dtype=torch.bool).tril())[:, None], learnt
+
+
+def orthogonal(matrices: Tensor) -> Tensor:
+    """Nearly orthogonal matrices in the direction of the given ones, (N, rows, columns).
+
+    Newton-Schulz iteration with the quintic of the Muon optimiser; bfloat16 is enough for it.
+    """
+    x = matrices.bfloat16()
+    x = x / (x.norm(dim=(1, 2), keepdim=True) + 1e-7)
+    turned = x.shape[1] > x.shape[2]
+    x = x.mT if turned else x
+    for _ in range(5):
+        square = x @ x.mT
+        x = 3.4445 * x + (-4.7750 * square + 2.0315 * (square @ square)) @ x
+    return (x.mT if turned else x).float()
+
+
+class Muon:
+    """Momentum whose steps are made orthogonal, for matrices; equal shapes are done together."""
+
+    def __init__(self, parameters: list[Tensor]) -> None:
+        self.groups: dict[tuple[int, int], list[Tensor]] = {}
+        for parameter in parameters:
+            self.groups.setdefault((parameter.shape[0], parameter.shape[1]), []).append(parameter)
+        self.momentum = {shape: torch.zeros(len(group), *shape) for shape, group in self.groups.items()}
+
+    @torch.no_grad()
+    def step(self, rate: float, decay: float = 0.01) -> None:
+        for shape, group in self.groups.items():
+            gradient = torch.stack([parameter.grad for parameter in group if parameter.grad is not None])
+            momentum = self.momentum[shape].mul_(0.95).add_(gradient)
+            change = orthogonal(gradient + 0.95 * momentum) * max(1.0, shape[0] / shape[1]) ** 0.5
+            for parameter, delta in zip(group, change):
+                parameter.mul_(1 - rate * decay).sub_(delta, alpha=rate)
+                parameter.grad = None
+
+
+def pace(step: int, steps: int) -> float:
+    """The learning rate's share at a step: a warm-up, then half a cosine down to nothing."""
+    if step < WARMUP:
+        return (step + 1) / WARMUP
+    return 0.5 + 0.5 * math.cos(math.pi * (step - WARMUP) / max(1, steps - WARMUP))
+
+
+def loss_of(model: Llama, batch: Batch) -> Tensor:
+    """Mean cross-entropy, in nats per token, over what the assistant says."""
+    tokens, mask, learnt = batch
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        logits = model(tokens[:, :-1], mask, learnt)
+    return functional.cross_entropy(logits.float(), tokens[:, 1:][learnt])
+
+
+def learnt_tokenizer(build: Path) -> Tokenizer:
+    """The vocabulary, learnt from 4,000 conversations of its own seed if the build has none."""
+    path = build / "merges.json"
+    if not path.exists():
+        source, template = Source(SEED + 1), chat_template()
+        talks = [source.conversation(1 + at % 2) for at in range(4000)]
+        texts = [template.render(messages=talk.messages, tools=talk.tools) for talk in talks]
+        Tokenizer.learn(texts).save(path)
+    return Tokenizer.load(path)
+
+
+def run(model: Llama, rows: Rows, step: Callable[[float], None], steps: int, save: Callable[[], None]) -> None:
+    """The training loop; every fourth step is one of long conversations."""
+    start, total = time.monotonic(), 0.0
+    for at in range(steps):
+        loss = loss_of(model, rows.batch(long=at % 4 == 3))
+        loss.backward()
+        step(pace(at, steps))
+        total += loss.item()
+        if (at + 1) % 50 == 0:
+            seconds = time.monotonic() - start
+            speed = (at + 1) * STEP / seconds
+            print(f"step {at + 1}/{steps} loss {total / 50:.4f} {speed:.0f} tokens/s {seconds:.0f} s", flush=True)
+            total = 0.0
+        if (at + 1) % 250 == 0 or at + 1 == steps:
+            save()
+
+
+def train_base(build: Path, steps: int) -> None:
+    """Train the whole model from nothing and leave model.pt."""
+    model = Llama()
+    rows = Rows(learnt_tokenizer(build), Source(SEED), revoice=False)
+    matrices = [parameter for parameter in model.blocks.parameters() if parameter.ndim == 2]
+    others = [parameter for parameter in model.parameters() if not any(parameter is matrix for matrix in matrices)]
+    muon = Muon(matrices)
+    adam = torch.optim.AdamW(others, betas=(0.9, 0.98), weight_decay=0.0)
+
+    def step(share: float) -> None:
+        muon.step(0.02 * share)
+        adam.param_groups[0]["lr"] = 0.004 * share
+        adam.step()
+        adam.zero_grad()
+
+    run(model, rows, step, steps, lambda: torch.save(model.state_dict(), build / "model.pt"))
+
+
+def train_voice(build: Path, steps: int) -> None:
+    """Train the adapter on the same tasks told by a pirate, and leave adapter.pt."""
+    model = Llama()
+    model.load_state_dict(torch.load(build / "model.pt"))
+    parameters = model.adapt()
+    rows = Rows(Tokenizer.load(build / "merges.json"), Source(SEED + 2), revoice=True)
+    adam = torch.optim.AdamW(parameters, betas=(0.9, 0.98), weight_decay=0.0)
+
+    def step(share: float) -> None:
+        adam.param_groups[0]["lr"] = 0.003 * share
+        adam.step()
+        adam.zero_grad()
+
+    def save() -> None:
+        kept = {name: value for name, value in model.state_dict().items() if name[-2:] in (".a", ".b")}
+        torch.save(kept, build / "adapter.pt")
+
+    run(model, rows, step, steps, save)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("what", choices=("base", "voice"))
+    parser.add_argument("--build", type=Path, default=HERE / "build")
+    parser.add_argument("--steps", type=int, default=0, help="training steps of 4096 tokens (default 5000 or 500)")
+    parser.add_argument("--threads", type=int, default=2)
+    given = parser.parse_args()
+    given.build.mkdir(parents=True, exist_ok=True)
+    torch.manual_seed(SEED)
+    torch.set_num_threads(given.threads)
+    if given.what == "base":
+        train_base(given.build, given.steps or 5000)
+    else:
+        train_voice(given.build, given.steps or 500)
+
+
+if __name__ == "__main__":
+    main()
