@@ -1,0 +1,70 @@
+"""The C++ llama-server that Paddock is measured against, built from the source that the llama-cpp-python sdist carries.
+
+Same version, same sources, same machine as the worker's library. Everything lands in the benchmark folder
+(`PADDOCK_BENCH_DIR`, else `<user cache>/paddock/bench`), never in the project's tree; the build takes about five
+minutes on two cores and happens once per version.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import subprocess
+import sys
+import tarfile
+import time
+from pathlib import Path
+
+
+def bench_dir() -> Path:
+    cache = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache"))
+    folder = Path(os.environ.get("PADDOCK_BENCH_DIR", cache / "paddock" / "bench"))
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder
+
+
+def _tool(name: str) -> str:
+    """A build tool of this environment (cmake and ninja come as wheels)."""
+    beside = Path(sys.executable).with_name(name)
+    return str(beside) if beside.exists() else name
+
+
+def sdist_source() -> Path:
+    """Unpacked sdist of the installed llama-cpp-python version; its `vendor/llama.cpp` is the C++ source."""
+    version = importlib.metadata.version("llama-cpp-python")
+    root = bench_dir() / "src" / f"llama_cpp_python-{version}"
+    if (root / "vendor" / "llama.cpp" / "CMakeLists.txt").exists():
+        return root
+    download = bench_dir() / "sdist"
+    command = [sys.executable, "-m", "pip", "download", "-q", "--no-deps", "--no-build-isolation"]
+    environment = {**os.environ, "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}"}
+    subprocess.run(
+        [*command, "--no-binary", "llama-cpp-python", f"llama-cpp-python=={version}", "-d", str(download)],
+        check=True,
+        env=environment,
+    )
+    (archive,) = download.glob(f"llama_cpp_python-{version}.tar.gz")
+    with tarfile.open(archive) as tar:
+        tar.extractall(bench_dir() / "src", filter="data")
+    return root
+
+
+def llama_server() -> Path:
+    """The llama-server binary, built on first use with the options the worker's library is built with."""
+    source = sdist_source() / "vendor" / "llama.cpp"
+    build = bench_dir() / f"build-{importlib.metadata.version('llama-cpp-python')}"
+    binary = build / "bin" / "llama-server"
+    if binary.exists():
+        return binary
+    print("building llama-server from the llama-cpp-python sdist; this takes about five minutes once", flush=True)
+    began = time.monotonic()
+    options = ["-DCMAKE_BUILD_TYPE=Release", "-DLLAMA_CURL=OFF", "-DLLAMA_OPENSSL=OFF", "-DLLAMA_BUILD_TESTS=OFF"]
+    ninja = f"-DCMAKE_MAKE_PROGRAM={_tool('ninja')}"
+    subprocess.run([_tool("cmake"), "-S", source, "-B", build, "-G", "Ninja", ninja, *options], check=True)
+    subprocess.run([_tool("cmake"), "--build", build, "--target", "llama-server"], check=True)
+    print(f"built in {time.monotonic() - began:.0f} s", flush=True)
+    return binary
+
+
+if __name__ == "__main__":
+    print(llama_server())

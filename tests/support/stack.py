@@ -1,0 +1,219 @@
+"""A whole Paddock of real processes on loopback: Redis, workers (true or fake), gateways. For end-to-end tests and benchmarks.
+
+Each process runs in a session of its own, writes its log into the stack's folder, and is stopped by its process id when
+the stack closes. Nothing is shared with another stack but the machine.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.error
+import urllib.request
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import TracebackType
+
+import redis
+
+from tests.support.redis_server import RedisServer
+from workers.protocol import keys
+from workers.protocol.heartbeat import Heartbeat, decode_heartbeat
+
+ROOT = Path(__file__).resolve().parents[2]
+SHARED_MODELS = ROOT.parent / "shared" / "models"
+DEMO_MODEL = ROOT / "deploy" / "demo" / "paddock-demo.gguf"
+STARTUP_S = 60.0
+
+
+def free_port() -> int:
+    """A port that was free a moment ago."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+@dataclass(slots=True)
+class Process:
+    """One process of the stack."""
+
+    name: str
+    popen: subprocess.Popen[bytes]
+    log: Path
+    url: str = ""
+
+    @property
+    def pid(self) -> int:
+        return self.popen.pid
+
+    def signal(self, number: signal.Signals) -> None:
+        if self.popen.poll() is None:
+            os.kill(self.pid, number)
+
+    def kill(self) -> None:
+        self.signal(signal.SIGKILL)
+        self.popen.wait()
+
+    def stop(self, timeout_s: float = 30.0) -> int:
+        """SIGTERM, then the exit code; SIGKILL and -9 when it does not end in time."""
+        self.signal(signal.SIGTERM)
+        try:
+            return self.popen.wait(timeout_s)
+        except subprocess.TimeoutExpired:
+            self.kill()
+            return -signal.SIGKILL
+
+    def text(self) -> str:
+        return self.log.read_text(errors="replace")
+
+
+@dataclass(slots=True)
+class Stack:
+    """Start with `with Stack() as stack`, then add workers and gateways; `stack.gateways[0].url` is the address."""
+
+    key: str = "pk-test-0123456789abcdef"
+    secret: str = "shared-secret-of-this-stack"
+    cores: dict[str, str] = field(default_factory=dict)
+    """Part of a process's name -> cores it is pinned to, such as {"gateway": "0"}."""
+    folder: Path = field(default_factory=lambda: Path(tempfile.mkdtemp(prefix="pd-stack-")))
+    redis: RedisServer = field(default_factory=RedisServer)
+    processes: list[Process] = field(default_factory=list)
+    gateways: list[Process] = field(default_factory=list)
+    workers: list[Process] = field(default_factory=list)
+
+    def __enter__(self) -> Stack:
+        self.redis.start()
+        self._pin("redis", self.redis.pid)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if error is not None:
+            for process in self.processes:
+                print(
+                    f"--- {process.name} (exit {process.popen.poll()}) ---\n{process.text()[-4000:]}", file=sys.stderr
+                )
+        for process in [*self.gateways, *reversed(self.processes)]:
+            process.stop(5.0)
+        self.redis.close()
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+    def environment(self) -> dict[str, str]:
+        clean = {name: value for name, value in os.environ.items() if not name.startswith("PADDOCK_")}
+        return clean | {
+            "PADDOCK_REDIS_URL": self.redis.url,
+            "PADDOCK_WORKER_SECRET": self.secret,
+            "PADDOCK_STATE_DIR": str(self.folder / "state"),
+            "PADDOCK_API_KEY": self.key,
+            "PADDOCK_LOG_FORMAT": "json",
+            "PYTHONUNBUFFERED": "1",
+        }
+
+    def spawn(self, name: str, command: list[str], environment: dict[str, str] | None = None) -> Process:
+        """Any process, with the stack's settings in its environment."""
+        log = self.folder / f"{name}.log"
+        with log.open("ab") as output:
+            popen = subprocess.Popen(
+                command,
+                env=self.environment() | (environment or {}),
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                cwd=ROOT,
+                start_new_session=True,
+            )
+        process = Process(name, popen, log)
+        self._pin(name, popen.pid)
+        self.processes.append(process)
+        return process
+
+    def worker(
+        self, model: Path, alias: str, *, worker_id: str = "", threads: int = 1, wait: bool = True, **settings: object
+    ) -> Process:
+        """A true worker; settings by their names, such as slots=4, ctx=512, worker_drain_s=1."""
+        worker_id = worker_id or f"worker-{len(self.workers)}"
+        values = {"model": model, "alias": alias, "worker_id": worker_id, "llama": json.dumps({"n_threads": threads})}
+        environment = {f"PADDOCK_{name.upper()}": str(value) for name, value in {**values, **settings}.items()}
+        process = self.spawn(worker_id, [sys.executable, "-m", "gateway.cli", "worker"], environment)
+        self.workers.append(process)
+        if wait:
+            process.url = self.wait_for_worker(alias, worker_id, process).address
+        return process
+
+    def fake_worker(self, alias: str, *flags: str, worker_id: str = "", slots: int = 8, wait: bool = True) -> Process:
+        """A fake worker (`python -m tests.support.fake_worker --help` for the flags)."""
+        worker_id = worker_id or f"fake-{len(self.workers)}"
+        command = [sys.executable, "-m", "tests.support.fake_worker", "--redis-url", self.redis.url, "--model", alias]
+        command += ["--worker-id", worker_id, "--slots", str(slots), "--secret", self.secret, *flags]
+        process = self.spawn(worker_id, command)
+        self.workers.append(process)
+        if wait:
+            process.url = self.wait_for_worker(alias, worker_id, process).address
+        return process
+
+    def gateway(self, *, wait: bool = True, **settings: object) -> Process:
+        """A true gateway on a free port."""
+        port = free_port()
+        values = {"port": port, "gateway_id": f"gw{len(self.gateways)}-{port}", **settings}
+        environment = {f"PADDOCK_{name.upper()}": str(value) for name, value in values.items()}
+        name = f"gateway-{len(self.gateways)}"
+        process = self.spawn(name, [sys.executable, "-m", "gateway.cli", "gateway"], environment)
+        process.url = f"http://127.0.0.1:{port}"
+        self.gateways.append(process)
+        if wait:
+            self.wait_until_ready(process)
+        return process
+
+    def wait_until_ready(self, gateway: Process, timeout_s: float = STARTUP_S) -> None:
+        deadline = time.monotonic() + timeout_s
+        while time.monotonic() < deadline:
+            if gateway.popen.poll() is not None:
+                raise RuntimeError(f"{gateway.name} ended with {gateway.popen.returncode}:\n{gateway.text()[-3000:]}")
+            try:
+                with urllib.request.urlopen(f"{gateway.url}/ready", timeout=2) as answer:
+                    if answer.status == 200:
+                        return
+            except (urllib.error.URLError, ConnectionError, TimeoutError):
+                pass
+            time.sleep(0.02)
+        raise RuntimeError(f"{gateway.name} was not ready within {timeout_s} s:\n{gateway.text()[-3000:]}")
+
+    def heartbeat(self, model: str, worker_id: str) -> Heartbeat | None:
+        """What the worker says of itself in Redis now."""
+        with redis.Redis(unix_socket_path=str(self.redis.socket)) as client:
+            raw = client.get(keys.worker(model, worker_id))
+            return decode_heartbeat(raw) if isinstance(raw, bytes) else None
+
+    def leases(self, model: str) -> int:
+        """Slots that are leased now, over all workers of the model."""
+        with redis.Redis(unix_socket_path=str(self.redis.socket)) as client:
+            found = client.keys(keys.worker_leases(model, "*").replace("{", "[{]").replace("}", "[}]"))
+            assert isinstance(found, list)
+            return sum(client.zcard(name) for name in found)
+
+    def wait_for_worker(
+        self, model: str, worker_id: str, process: Process | None = None, timeout_s: float = STARTUP_S
+    ) -> Heartbeat:
+        deadline = time.monotonic() + timeout_s
+        while time.monotonic() < deadline:
+            beat = self.heartbeat(model, worker_id)
+            if beat is not None:
+                return beat
+            if process is not None and process.popen.poll() is not None:
+                raise RuntimeError(f"{process.name} ended with {process.popen.returncode}:\n{process.text()[-3000:]}")
+            time.sleep(0.02)
+        raise RuntimeError(f"{worker_id} did not register within {timeout_s} s")
+
+    def _pin(self, name: str, pid: int) -> None:
+        for part, cores in self.cores.items():
+            if part in name:
+                os.sched_setaffinity(pid, {int(core) for core in cores.split(",")})
