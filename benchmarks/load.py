@@ -157,17 +157,15 @@ async def run(plan: Plan) -> Tally:
     """Runs the whole plan; raises OSError when the server does not accept connections."""
     loop = asyncio.get_running_loop()
     target = urlsplit(plan.url)
+    host, port = target.hostname or "127.0.0.1", target.port or 80
     numbers = iter(range(plan.requests))
     tally = Tally()
-    readers = [
-        (await loop.create_connection(Reader, target.hostname, target.port))[1]
-        for _ in range(min(plan.callers, plan.requests))
-    ]
+    readers = [(await loop.create_connection(Reader, host, port))[1] for _ in range(min(plan.callers, plan.requests))]
 
     async def caller(reader: Reader) -> None:
         for number in numbers:
             if reader.transport is None or reader.transport.is_closing():
-                _, reader = await loop.create_connection(Reader, target.hostname, target.port)
+                _, reader = await loop.create_connection(Reader, host, port)
             tally.answers.append(await reader.ask(request_bytes(plan, number)))
         if reader.transport is not None:
             reader.transport.close()

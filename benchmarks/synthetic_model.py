@@ -28,7 +28,10 @@ CHAT_TEMPLATE = (
 
 
 def q8_0(rng: np.random.Generator, rows: int, columns: int) -> np.ndarray[tuple[int, int], np.dtype[np.uint8]]:
-    """Random Q8_0 matrix as raw bytes, shape (rows, columns / 32 * 34); about N(0, 1 / columns), so activations stay finite."""
+    """Random Q8_0 matrix as raw bytes, shape (rows, columns / 32 * 34).
+
+    Its values have a deviation of 1 / sqrt(columns), so that activations stay finite through any number of layers.
+    """
     blocks = rows * columns // BLOCK
     raw = np.empty((blocks, 2 + BLOCK), dtype=np.uint8)
     scale = np.float16(1.0 / (73.0 * np.sqrt(columns)))  # uniform bytes have a deviation of 73

@@ -1,31 +1,31 @@
 """The one error tree of the gateway. Dialects write these; nothing else is ever shown to a client.
 
-    PaddockError                     status  type
-    ├── InvalidRequest               400     invalid_request_error
-    │   ├── ContextOverflow          400       code context_length_exceeded
-    │   ├── BodyTooLarge             413       code request_too_large
-    │   └── UnsupportedParameter     400       code unsupported_parameter
-    ├── AuthenticationFailed         401     authentication_error
-    ├── PermissionDenied             403     permission_error
-    ├── NotFound                     404     not_found_error
-    │   └── ModelNotFound            404       code model_not_found
-    ├── MethodNotAllowed             405     invalid_request_error
-    ├── QueueFull                    429     rate_limit_error
-    ├── NotSupported                 501     not_supported_error
-    ├── Unavailable                  503     unavailable_error
-    │   ├── QueueTimeout             503       code queue_timeout
-    │   ├── StoreUnavailable         503       code store_unavailable
-    │   └── Stopping                 503       code stopping
-    ├── WorkerLost                   502     unavailable_error
-    ├── ClientTooSlow                -       in-stream only
-    └── InternalError                500     internal_error
+PaddockError                     status  type
+├── InvalidRequest               400     invalid_request_error
+│   ├── ContextOverflow          400       code context_length_exceeded
+│   ├── BodyTooLarge             413       code request_too_large
+│   └── UnsupportedParameter     400       code unsupported_parameter
+├── AuthenticationFailed         401     authentication_error
+├── PermissionDenied             403     permission_error
+├── NotFound                     404     not_found_error
+│   └── ModelNotFound            404       code model_not_found
+├── MethodNotAllowed             405     invalid_request_error
+├── QueueFull                    429     rate_limit_error
+├── NotSupported                 501     not_supported_error
+├── Unavailable                  503     unavailable_error
+│   ├── QueueTimeout             503       code queue_timeout
+│   ├── StoreUnavailable         503       code store_unavailable
+│   └── Stopping                 503       code stopping
+├── WorkerLost                   502     unavailable_error
+├── ClientTooSlow                -       in-stream only
+└── InternalError                500     internal_error
 """
 
 from __future__ import annotations
 
 
 class PaddockError(Exception):
-    """An answer to a client: `message` names the thing, the limit and the remedy; `param` the request field to blame."""
+    """An answer to a client: `message` names the thing, the limit and the remedy; `param` the field to blame."""
 
     status = 500
     type = "internal_error"

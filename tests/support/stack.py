@@ -1,5 +1,6 @@
-"""A whole Paddock of real processes on loopback: Redis, workers (true or fake), gateways. For end-to-end tests and benchmarks.
+"""A whole Paddock of real processes on loopback: Redis, workers (true or fake), gateways.
 
+For end-to-end tests and benchmarks.
 Each process runs in a session of its own, writes its log into the stack's folder, and is stopped by its process id when
 the stack closes. Nothing is shared with another stack but the machine.
 """

@@ -23,7 +23,9 @@ class LlamaSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 
     n_batch: Annotated[int, Meta(ge=32, le=65536, description="most tokens in one llama_decode")] = 2048
     n_ubatch: Annotated[int, Meta(ge=32, le=65536, description="most tokens computed at once")] = 512
-    n_threads: Annotated[int, Meta(ge=0, description="CPU threads; 0: this machine's cores divided among its workers")] = 0
+    n_threads: Annotated[
+        int, Meta(ge=0, description="CPU threads; 0: this machine's cores divided among its workers")
+    ] = 0
     n_gpu_layers: Annotated[int, Meta(ge=-1, description="layers on the GPU; -1: all")] = -1
     flash_attn: Annotated[str, Meta(pattern="^(auto|on|off)$")] = "auto"
     cache_type_k: Annotated[str, Meta(pattern="^(f32|f16|bf16|q8_0|q4_0|q4_1|q5_0|q5_1|iq4_nl)$")] = "f16"
@@ -37,11 +39,17 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 
     name: Name
     path: Annotated[str, Meta(min_length=1, description="GGUF file, relative to the catalog file")] | None = None
-    hf: Annotated[str, Meta(pattern=r"^[^/\s:]+/[^/\s:]+(:[^/\s:]+)?$", description="Hugging Face REPO[:QUANT]")] | None = None
+    hf: (
+        Annotated[str, Meta(pattern=r"^[^/\s:]+/[^/\s:]+(:[^/\s:]+)?$", description="Hugging Face REPO[:QUANT]")] | None
+    ) = None
     workers: Annotated[int, Meta(ge=0, le=256, description="worker processes on this machine")] = 1
     slots: Annotated[int, Meta(ge=1, le=256, description="conversations at once, per worker")] = 8
-    ctx: Annotated[int, Meta(ge=0, description="longest single conversation, tokens; 0: what the model was trained for")] = 0
-    kv_tokens: Annotated[int, Meta(ge=0, description="KV cells that all slots share; 0: slots x ctx, reduced to fit memory")] = 0
+    ctx: Annotated[
+        int, Meta(ge=0, description="longest single conversation, tokens; 0: what the model was trained for")
+    ] = 0
+    kv_tokens: Annotated[
+        int, Meta(ge=0, description="KV cells that all slots share; 0: slots x ctx, reduced to fit memory")
+    ] = 0
     llama: LlamaSettings = LlamaSettings()
     sampling: Sampling = Sampling()
 
@@ -59,7 +67,10 @@ class CatalogError(ValueError):
 
 
 def check(catalog: Catalog, origin: str) -> Catalog:
-    """The rules that a schema cannot say: one source each, unique names, aliases that lead somewhere. Raises CatalogError."""
+    """The rules that a schema cannot say: one source each, unique names, aliases that lead somewhere.
+
+    Raises CatalogError.
+    """
     names: set[str] = set()
     for number, model in enumerate(catalog.models):
         where = f"{origin}: models[{number}] ({model.name})"
@@ -88,4 +99,8 @@ def convert(document: Any, origin: str) -> Catalog:
 
 def schema() -> dict[str, Any]:
     """JSON Schema (draft 2020-12) of a catalog file."""
-    return {"$schema": "https://json-schema.org/draft/2020-12/schema", "title": "Paddock catalog", **msgspec.json.schema(Catalog)}
+    return {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        "title": "Paddock catalog",
+        **msgspec.json.schema(Catalog),
+    }

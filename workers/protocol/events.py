@@ -58,7 +58,7 @@ class Text(msgspec.Struct, frozen=True, array_like=True, tag="t"):
 
 
 class ToolCallDelta(msgspec.Struct, frozen=True, array_like=True, tag="c"):
-    """More of tool call number `index`. The first delta of an index carries `id` and `name`, the later ones empty text."""
+    """More of tool call number `index`. Its first delta carries `id` and `name`, the later ones empty text."""
 
     call: int
     index: int

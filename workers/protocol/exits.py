@@ -1,15 +1,15 @@
 """Exit codes of Paddock's processes: a contract with whoever restarts them.
 
-    code  name         meaning                                                restarted by the supervisor
-    ----  -----------  -----------------------------------------------------  ---------------------------
-    0     OK           stopped as asked, streams drained                      no
-    1     CRASHED      an error that nobody expected; the log has it          yes, with backoff
-    2     USAGE        a flag, setting or catalog that can't be used          no
-    65    BAD_MODEL    the model file is missing, truncated or not GGUF       no
-    69    NO_REDIS     Redis did not answer in the time allowed               yes, with backoff
-    71    NO_MEMORY    the model or its KV cache does not fit                 no
-    75    DRAIN_CUT    stopped as asked, but calls were cut off at the bound  no
-    98    PORT_TAKEN   the address to listen on is in use                     no
+code  name         meaning                                                restarted by the supervisor
+----  -----------  -----------------------------------------------------  ---------------------------
+0     OK           stopped as asked, streams drained                      no
+1     CRASHED      an error that nobody expected; the log has it          yes, with backoff
+2     USAGE        a flag, setting or catalog that can't be used          no
+65    BAD_MODEL    the model file is missing, truncated or not GGUF       no
+69    NO_REDIS     Redis did not answer in the time allowed               yes, with backoff
+71    NO_MEMORY    the model or its KV cache does not fit                 no
+75    DRAIN_CUT    stopped as asked, but calls were cut off at the bound  no
+98    PORT_TAKEN   the address to listen on is in use                     no
 """
 
 from __future__ import annotations

@@ -1,15 +1,15 @@
 """What can go wrong with one call on a worker, as data: the gateway translates each code once, at its own door.
 
-    code               HTTP status   may be retried on another worker before the first event
-    -----------------  -----------   --------------------------------------------------------
-    invalid_request    400           no
-    context_overflow   400           no
-    unsupported        400           no   (the model or this version cannot do what is asked)
-    unauthorized       401           no   (wrong shared secret)
-    busy               429           yes  (every slot and the waiting room are taken)
-    draining           503           yes
-    worker_lost        502           yes  (written by the gateway, when the worker is gone)
-    internal           500           yes
+code               HTTP status   may be retried on another worker before the first event
+-----------------  -----------   --------------------------------------------------------
+invalid_request    400           no
+context_overflow   400           no
+unsupported        400           no   (the model or this version cannot do what is asked)
+unauthorized       401           no   (wrong shared secret)
+busy               429           yes  (every slot and the waiting room are taken)
+draining           503           yes
+worker_lost        502           yes  (written by the gateway, when the worker is gone)
+internal           500           yes
 """
 
 from __future__ import annotations
@@ -45,14 +45,14 @@ HTTP_STATUS = {
 
 
 class Failure(msgspec.Struct, frozen=True, omit_defaults=True):
-    """One failed call. `message` names the thing, the limit and the remedy; `param` the request field, if one is to blame."""
+    """One failed call. `message` names the thing, the limit and the remedy; `param` the field to blame, if any."""
 
     code: FailureCode
     message: str
     param: str | None = None
 
 
-class CallFailed(Exception):  # noqa: N818 - it is the failure of a call, not a programming error
+class CallFailed(Exception):
     """Raised inside a process to carry a `Failure` to the place that answers for the call."""
 
     def __init__(self, failure: Failure) -> None:

@@ -14,7 +14,7 @@ CANCEL_PATH = "/v1/cancel"
 HEALTH_PATH = "/health"
 
 ALIVE_EVENT = "alive"
-"""Event type of the list of living calls, which a worker sends first to a gateway whose `Last-Event-ID` it cannot honour."""
+"""Type of the list of living calls, sent first to a gateway whose `Last-Event-ID` cannot be honoured."""
 
 MAX_FRAME_BYTES = 16 << 20
 
@@ -30,7 +30,7 @@ class Frame(NamedTuple):
     data: bytes
 
 
-class FrameTooLong(ValueError):  # noqa: N818
+class FrameTooLong(ValueError):
     """A frame passed `MAX_FRAME_BYTES` without ending."""
 
 
@@ -53,7 +53,7 @@ def encode_frame(data: bytes, id: str = "", event: str = "") -> bytes:
 
 
 class FrameReader:
-    """Cuts a stream of chunks into frames; chunks may end anywhere. Not thread-safe, holds at most one frame of bytes."""
+    """Cuts a stream of chunks into frames; chunks may end anywhere. Holds at most one frame of bytes."""
 
     def __init__(self, max_frame_bytes: int = MAX_FRAME_BYTES) -> None:
         self._buffer = b""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 
 PROTOCOL_VERSION = 1
-"""Raised when a gateway and a worker of different versions would misunderstand each other; gateways use equal ones only."""
+"""Raised when gateways and workers of different versions would misunderstand each other; only equal ones talk."""
 
 
 class ModelFacts(msgspec.Struct, frozen=True, kw_only=True):
@@ -19,7 +19,7 @@ class ModelFacts(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Heartbeat(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """One worker process, as the fleet sees it. The admission scripts read `slots`, `draining`, `boot` and `protocol`."""
+    """One worker process, as the fleet sees it. Admission reads `slots`, `draining`, `boot` and `protocol`."""
 
     worker: str
     """Id that stays the same over restarts of this place in the fleet."""

@@ -51,7 +51,7 @@ def grants_channel(gateway_id: str) -> str:
 
 
 def model_prefix(model: str) -> str:
-    """Common prefix of all keys of one model, the hash tag included; what the admission scripts get as their one key."""
+    """Common prefix of all keys of one model, the hash tag included; the admission scripts get it as their key."""
     return f"pd:{{{model}}}:"
 
 
