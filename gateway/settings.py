@@ -7,7 +7,7 @@ from typing import Annotated
 
 from pydantic import Field
 
-from workers.settings import PaddockSettings, SupervisorSettings
+from workers.settings import PaddockSettings, SupervisorSettings, WorkerSettings
 
 
 class GatewaySettings(PaddockSettings):
@@ -16,16 +16,22 @@ class GatewaySettings(PaddockSettings):
     host: Annotated[str, Field(description="address to listen on")] = "127.0.0.1"
     port: Annotated[int, Field(ge=0, le=65535, description="port to listen on; 0: any free one")] = 8080
     gateway_id: Annotated[str, Field(description="id of this gateway process; empty: a new one at each start")] = ""
-    catalog: Annotated[Path | None, Field(description="catalog file (YAML or JSON): names the models and their aliases")] = None
+    catalog: Annotated[
+        Path | None, Field(description="catalog file (YAML or JSON): names the models and their aliases")
+    ] = None
     api_key: Annotated[str, Field(description="presets the first API key; empty: one is made at the first start")] = ""
     api_keys: Annotated[
         str, Field(description="JSON list of further keys: {name, team, sha256, aliases, admin}; see docs/keys.md")
     ] = "[]"
     max_body_bytes: Annotated[int, Field(ge=1024, description="largest request body")] = 8 << 20
-    queue_timeout_s: Annotated[float, Field(gt=0, description="longest wait for a slot before the caller gets a 503")] = 60.0
+    queue_timeout_s: Annotated[
+        float, Field(gt=0, description="longest wait for a slot before the caller gets a 503")
+    ] = 60.0
     max_queue: Annotated[int, Field(ge=0, description="most calls that wait per model; further ones get a 429")] = 1000
     request_timeout_s: Annotated[float, Field(gt=0, description="longest life of one call, queueing included")] = 3600.0
-    ping_interval_s: Annotated[float, Field(gt=0, description="how often a streaming caller that waits gets a comment")] = 5.0
+    ping_interval_s: Annotated[
+        float, Field(gt=0, description="how often a streaming caller that waits gets a comment")
+    ] = 5.0
     stream_buffer_events: Annotated[
         int, Field(ge=16, description="events a slow client may fall behind before its stream is cut off")
     ] = 2048
@@ -34,3 +40,8 @@ class GatewaySettings(PaddockSettings):
 
 class UpSettings(GatewaySettings, SupervisorSettings):
     """`paddock up`: the gateway, the supervisor and a private Redis on one machine."""
+
+
+def known_settings() -> frozenset[str]:
+    """Every setting name of Paddock, whichever process reads it."""
+    return frozenset(UpSettings.model_fields) | frozenset(WorkerSettings.model_fields)

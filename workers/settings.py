@@ -9,23 +9,59 @@ A value comes from the first of: a flag, a `PADDOCK_*` environment variable, the
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import Field
-from pydantic_settings import BaseSettings, SettingsConfigDict
+from pydantic import Field, field_validator
+from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
+
+from workers import sources
 
 
 class PaddockSettings(BaseSettings):
     """What every process of Paddock needs."""
 
-    model_config = SettingsConfigDict(env_prefix="PADDOCK_", extra="ignore", frozen=True)
+    model_config = SettingsConfigDict(
+        env_prefix=sources.PREFIX, env_ignore_empty=True, extra="ignore", frozen=True, validate_default=True
+    )
 
     config: Annotated[Path | None, Field(description="config file (YAML), its keys are setting names")] = None
-    state_dir: Annotated[Path, Field(description="folder for keys, sockets, logs and downloaded models")] = Path("~/.paddock")
-    redis_url: Annotated[str, Field(description="Redis to use; empty: `paddock up` starts a private one on a Unix socket")] = ""
-    worker_secret: Annotated[str, Field(description="secret that gateways and workers share; empty: `paddock up` makes one")] = ""
-    log_level: Annotated[Literal["debug", "info", "warning", "error"], Field(description="least severe log line")] = "info"
-    log_format: Annotated[Literal["auto", "text", "json"], Field(description="auto: text on a terminal, else JSON")] = "auto"
+    state_dir: Annotated[Path, Field(description="folder for keys, sockets, logs and downloaded models")] = Path(
+        "~/.paddock"
+    )
+    redis_url: Annotated[
+        str, Field(description="Redis to use; empty: `paddock up` starts a private one on a Unix socket")
+    ] = ""
+    worker_secret: Annotated[
+        str, Field(description="secret that gateways and workers share; empty: `paddock up` makes one")
+    ] = ""
+    log_level: Annotated[Literal["debug", "info", "warning", "error"], Field(description="least severe log line")] = (
+        "info"
+    )
+    log_format: Annotated[Literal["auto", "text", "json"], Field(description="auto: text on a terminal, else JSON")] = (
+        "auto"
+    )
+
+    @classmethod
+    def settings_customise_sources(
+        cls,
+        settings_cls: type[BaseSettings],
+        init_settings: PydanticBaseSettingsSource,
+        env_settings: PydanticBaseSettingsSource,
+        dotenv_settings: PydanticBaseSettingsSource,
+        file_secret_settings: PydanticBaseSettingsSource,
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        return init_settings, env_settings, sources.ConfigFile(settings_cls)
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _text_of_structures(cls, value: Any) -> Any:
+        """A config file may write `llama: {n_batch: 512}` where a flag must write JSON."""
+        return sources.json_text(value)
+
+    @field_validator("*", mode="after")
+    @classmethod
+    def _home_of_paths(cls, value: Any) -> Any:
+        return value.expanduser() if isinstance(value, Path) else value
 
 
 class ModelSettings(PaddockSettings):
@@ -34,28 +70,48 @@ class ModelSettings(PaddockSettings):
     model: Annotated[Path | None, Field(description="GGUF file to serve")] = None
     alias: Annotated[str, Field(description="name the model is served under; empty: the file's name")] = ""
     slots: Annotated[int, Field(ge=1, le=256, description="conversations at once, per worker")] = 8
-    ctx: Annotated[int, Field(ge=0, description="longest single conversation, tokens; 0: what the model was trained for")] = 0
-    kv_tokens: Annotated[int, Field(ge=0, description="KV cells that all slots share; 0: slots x ctx, reduced to fit memory")] = 0
+    ctx: Annotated[
+        int, Field(ge=0, description="longest single conversation, tokens; 0: what the model was trained for")
+    ] = 0
+    kv_tokens: Annotated[
+        int, Field(ge=0, description="KV cells that all slots share; 0: slots x ctx, reduced to fit memory")
+    ] = 0
 
 
 class WorkerSettings(ModelSettings):
     """One worker process."""
 
-    worker_id: Annotated[str, Field(description="id of this place in the fleet; empty: made from the host's name and process id")] = ""
+    worker_id: Annotated[
+        str, Field(description="id of this place in the fleet; empty: made from the host's name and process id")
+    ] = ""
     worker_host: Annotated[str, Field(description="address the worker listens on")] = "127.0.0.1"
     worker_port: Annotated[int, Field(ge=0, le=65535, description="port the worker listens on; 0: any free one")] = 0
-    worker_address: Annotated[str, Field(description="URL that gateways reach the worker at; empty: http://worker_host:port")] = ""
-    worker_drain_s: Annotated[float, Field(ge=0, description="how long a stopping worker lets running calls finish")] = 20.0
-    gateway_grace_s: Annotated[float, Field(ge=0, description="how long a worker keeps the calls of a gateway whose stream is gone")] = 5.0
-    llama: Annotated[str, Field(description="JSON object of llama.cpp settings, fields as in the catalog's `llama`")] = "{}"
-    sampling: Annotated[str, Field(description="JSON object of default sampling, fields as in the catalog's `sampling`")] = "{}"
+    worker_address: Annotated[
+        str, Field(description="URL that gateways reach the worker at; empty: http://worker_host:port")
+    ] = ""
+    worker_drain_s: Annotated[
+        float, Field(ge=0, description="how long a stopping worker lets running calls finish")
+    ] = 20.0
+    gateway_grace_s: Annotated[
+        float, Field(ge=0, description="how long a worker keeps the calls of a gateway whose stream is gone")
+    ] = 5.0
+    llama: Annotated[
+        str, Field(description="JSON object of llama.cpp settings, fields as in the catalog's `llama`")
+    ] = "{}"
+    sampling: Annotated[
+        str, Field(description="JSON object of default sampling, fields as in the catalog's `sampling`")
+    ] = "{}"
 
 
 class SupervisorSettings(ModelSettings):
     """The supervisor of one machine's workers."""
 
-    catalog: Annotated[Path | None, Field(description="catalog file (YAML or JSON) that names the models to serve")] = None
+    catalog: Annotated[Path | None, Field(description="catalog file (YAML or JSON) that names the models to serve")] = (
+        None
+    )
     hf: Annotated[str, Field(description="model to fetch from the Hugging Face hub, REPO[:QUANT]")] = ""
     workers: Annotated[int, Field(ge=1, le=256, description="worker processes for the model")] = 2
     worker_host: Annotated[str, Field(description="address the workers listen on")] = "127.0.0.1"
-    worker_drain_s: Annotated[float, Field(ge=0, description="how long a stopping worker lets running calls finish")] = 20.0
+    worker_drain_s: Annotated[
+        float, Field(ge=0, description="how long a stopping worker lets running calls finish")
+    ] = 20.0

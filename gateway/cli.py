@@ -1,0 +1,65 @@
+"""The `paddock` program. Imports the standard library only; what a command needs is imported when it is run."""
+
+from __future__ import annotations
+
+import sys
+from importlib import import_module
+
+from gateway import __version__
+from workers import cli as workers_cli
+from workers import command, lifeline
+from workers.command import Command
+
+COMMANDS = {
+    "up": Command(
+        "gateway.settings:UpSettings",
+        "gateway.up:run",
+        "everything on this machine: Redis, workers, gateway",
+        "gateway,worker",
+    ),
+    "gateway": Command(
+        "gateway.settings:GatewaySettings",
+        "gateway.lifecycle:run",
+        "one gateway process against a given Redis",
+        "gateway",
+    ),
+    **workers_cli.COMMANDS,
+}
+CONFIG = "what the settings are and where they come from: config show|schema|docs"
+
+
+def main() -> int:
+    """Runs the command that the arguments name; returns the process's exit code (`workers.protocol.exits`)."""
+    lifeline.hold()
+    name, *args = sys.argv[1:] or ["--help"]
+    if name in ("-h", "--help", "help"):
+        print(overview())
+        return 0
+    if name in ("-V", "--version"):
+        print(f"paddock {__version__}")
+        return 0
+    if name == "config":
+        return int(import_module("gateway.config").main(args))
+    if name not in COMMANDS:
+        nearest = import_module("workers.sources").nearest(name, [*COMMANDS, "config"])
+        return command.complain([f"{name}: no such command{nearest}; `paddock --help` lists them"])
+    known = import_module("gateway.settings").known_settings()
+    return command.run(name, COMMANDS[name], args, known)
+
+
+def overview() -> str:
+    rows = [*((name, entry.summary) for name, entry in COMMANDS.items()), ("config", CONFIG)]
+    table = [f"  {name.ljust(12)}{summary}" for name, summary in rows]
+    return "\n".join(
+        [
+            "usage: paddock COMMAND [flags]",
+            "",
+            *table,
+            "",
+            "`paddock COMMAND --help` lists the flags of a command; `paddock --version` tells the version.",
+        ]
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,98 @@
+"""`paddock config`: shows what the settings are and where they come from, and prints what is made from the classes.
+
+show [--json] [flags of up]   each setting of `paddock up`, its value, where it came from; secrets are covered
+schema                        JSON Schema of a catalog file (published as docs/catalog.schema.json)
+docs                          the tables of docs/settings.md
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Sequence
+
+from pydantic_settings import BaseSettings
+
+from gateway.settings import GatewaySettings, UpSettings, known_settings
+from workers import command, flags, sources
+from workers.protocol import catalog
+from workers.settings import ModelSettings, PaddockSettings, SupervisorSettings, WorkerSettings
+
+SECTIONS: tuple[tuple[str, type[BaseSettings]], ...] = (
+    ("Every process", PaddockSettings),
+    ("Which model, and how large", ModelSettings),
+    ("Supervisor (`paddock supervisor`, `paddock up`)", SupervisorSettings),
+    ("Gateway (`paddock gateway`, `paddock up`)", GatewaySettings),
+    ("Worker (`paddock worker`)", WorkerSettings),
+)
+
+
+def main(args: Sequence[str]) -> int:
+    name, *rest = args or ["--help"]
+    if name == "show":
+        return show(rest)
+    if name == "schema" and not rest:
+        print(schema_text(), end="")
+        return 0
+    if name == "docs" and not rest:
+        print(settings_tables(), end="")
+        return 0
+    if name in ("-h", "--help"):
+        print((__doc__ or "").strip())
+        return 0
+    return command.complain(
+        [f"config {' '.join(args)}: no such command; use `config show [--json]`, `config schema` or `config docs`"]
+    )
+
+
+def show(args: Sequence[str]) -> int:
+    """Prints a line per setting, or one JSON object {setting: {value, source}}."""
+    try:
+        reading = sources.read(
+            UpSettings, [arg for arg in args if arg != "--json"], prog="paddock config show", known=known_settings()
+        )
+    except sources.SettingsError as error:
+        return command.complain(error.problems)
+    for warning in reading.warnings:
+        print(f"paddock: warning: {warning}", file=sys.stderr)
+    values = {name: sources.masked(name, getattr(reading.settings, name)) for name in UpSettings.model_fields}
+    if "--json" in args:
+        print(
+            json.dumps(
+                {name: {"value": value, "source": reading.origins[name]} for name, value in values.items()}, indent=2
+            )
+        )
+        return 0
+    names, texts = max(map(len, values)), max(len(_shown(value)) for value in values.values())
+    for name, value in values.items():
+        print(f"{name.ljust(names)}  {_shown(value).ljust(texts)}  {reading.origins[name]}")
+    return 0
+
+
+def schema_text() -> str:
+    return json.dumps(catalog.schema(), indent=2, ensure_ascii=False) + "\n"
+
+
+def settings_tables() -> str:
+    """Markdown: one table per class, each setting where it is declared first."""
+    lines: list[str] = []
+    told: set[str] = set()
+    for title, owner in SECTIONS:
+        lines += [f"## {title}", "", "| flag | variable | default | takes | meaning |", "|---|---|---|---|---|"]
+        for name, field in owner.model_fields.items():
+            if name not in told:
+                default = flags.default_text(field)
+                cells = [
+                    f"`{flags.flag(name)}`",
+                    f"`{sources.variable(name)}`",
+                    f"`{default}`" if default else "unset",
+                    sources.limit(field),
+                ]
+                lines.append(f"| {' | '.join(cells)} | {field.description} |")
+                told.add(name)
+        lines.append("")
+    return "\n".join(lines)
+
+
+def _shown(value: object) -> str:
+    return "-" if value in (None, "") else str(value)

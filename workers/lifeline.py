@@ -1,0 +1,48 @@
+"""A process that must not outlive the one that started it.
+
+    python -m workers.lifeline PROGRAM ARGS...    becomes PROGRAM, which then ends when its parent does
+
+The supervisor sets `PADDOCK_DIE_WITH_PARENT` to its own process id. Linux tells the child by a signal when its parent
+is gone (prctl(2), PR_SET_PDEATHSIG, kept across execve); elsewhere a thread looks every second.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import sys
+import threading
+import time
+
+VARIABLE = "PADDOCK_DIE_WITH_PARENT"
+PR_SET_PDEATHSIG = 1
+
+
+def hold() -> None:
+    """Ends this process when its parent ends, if `PADDOCK_DIE_WITH_PARENT` asks for it. Call first thing in `main`.
+
+    The end is SIGKILL: with the parent gone nobody is left to bound a slow farewell.
+    """
+    expected = os.environ.get(VARIABLE, "")
+    if not expected:
+        return
+    parent = os.getppid()
+    if sys.platform == "linux":
+        ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    else:
+        threading.Thread(target=_watch, args=(parent,), name="lifeline", daemon=True).start()
+    # The parent may have ended before the line above.
+    if os.getppid() != parent or (expected.isdigit() and int(expected) > 1 and int(expected) != parent):
+        os._exit(1)
+
+
+def _watch(parent: int) -> None:
+    while os.getppid() == parent:
+        time.sleep(1.0)
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+if __name__ == "__main__":
+    hold()
+    os.execvp(sys.argv[1], sys.argv[1:])  # noqa: S606 - becoming the program is the point

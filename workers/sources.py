@@ -1,0 +1,233 @@
+"""Where setting values come from: flags, `PADDOCK_*` variables, one config file, defaults.
+
+`read` gives the settings together with the origin of each value; everything wrong with them is reported at once, one
+line per problem, as `SettingsError`.
+"""
+
+from __future__ import annotations
+
+import difflib
+import os
+import re
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Generic, Literal, TypeVar, get_args, get_origin
+
+import msgspec
+import yaml
+from pydantic import ValidationError
+from pydantic.fields import FieldInfo
+from pydantic_settings import BaseSettings, CliSettingsSource, EnvSettingsSource, PydanticBaseSettingsSource
+
+from workers.flags import FlagParser, UnknownFlag, flag
+
+PREFIX = "PADDOCK_"
+
+OTHER_VARIABLES = frozenset({"PADDOCK_DIE_WITH_PARENT", "PADDOCK_WHEEL_CACHE"})
+"""Variables that are read before or beside the settings."""
+
+SECRETS = frozenset({"api_key", "api_keys", "worker_secret"})
+
+S = TypeVar("S", bound=BaseSettings)
+
+
+class SettingsError(ValueError):
+    """Settings that can't be used; `problems` are finished lines for a person."""
+
+    def __init__(self, problems: Sequence[str]) -> None:
+        super().__init__("\n".join(problems))
+        self.problems = tuple(problems)
+
+
+@dataclass(frozen=True, slots=True)
+class Reading(Generic[S]):
+    """Settings, where each value came from (field name -> `flag --x`, `env PADDOCK_X`, `file PATH` or `default`),
+    and what is odd but harmless."""
+
+    settings: S
+    origins: Mapping[str, str]
+    warnings: tuple[str, ...]
+
+
+def variable(name: str) -> str:
+    return PREFIX + name.upper()
+
+
+class ConfigFile(PydanticBaseSettingsSource):
+    """The YAML file named by what the stronger sources say of `config` and `state_dir`. Raises SettingsError."""
+
+    def path(self) -> Path | None:
+        """The file to read, or None where there is none."""
+        named = self.current_state.get("config")
+        if named:
+            return Path(named).expanduser()
+        state_dir = self.current_state.get("state_dir") or self.settings_cls.model_fields["state_dir"].default
+        usual = Path(state_dir).expanduser() / "config.yaml"
+        return usual if usual.is_file() else None
+
+    def document(self) -> dict[str, Any]:
+        """The file as it stands, keys that this process does not know included."""
+        path = self.path()
+        if path is None:
+            return {}
+        try:
+            document = yaml.safe_load(path.read_text(encoding="utf-8"))
+        except OSError as error:
+            raise SettingsError(
+                [f"config: {path}: {error.strerror}; name a readable file or leave --config out"]
+            ) from None
+        except (yaml.YAMLError, UnicodeDecodeError) as error:
+            raise SettingsError([f"config: {path}: not valid YAML: {_one_line(error)}"]) from None
+        if document is None:
+            return {}
+        if not isinstance(document, dict):
+            raise SettingsError([f"config: {path}: must hold lines `setting: value`, not a {type(document).__name__}"])
+        return {str(key): value for key, value in document.items()}
+
+    def __call__(self) -> dict[str, Any]:
+        path = self.path()
+        if path is None:
+            return {}
+        fields = self.settings_cls.model_fields
+        values = {name: value for name, value in self.document().items() if name in fields and value is not None}
+        # A path in a file is relative to that file, wherever the process happens to run.
+        return {name: _beside(path, fields[name], value) for name, value in values.items()}
+
+    def get_field_value(self, field: FieldInfo, field_name: str) -> tuple[Any, str, bool]:
+        return self().get(field_name), field_name, False
+
+
+def read(
+    settings_class: type[S], args: Sequence[str] = (), *, prog: str = "paddock", known: Collection[str] = ()
+) -> Reading[S]:
+    """Flags, environment and config file -> settings with origins.
+
+    `known` are all setting names of Paddock; where it is given, names outside it are reported. Raises SettingsError;
+    `--help` prints and raises SystemExit(0).
+    """
+    flags = _flags(settings_class, args, prog)
+    environment = EnvSettingsSource(settings_class)()
+    file = ConfigFile(settings_class)
+    file._set_current_state({**environment, **flags})
+    document = file.document()
+    origins = {name: _origin(name, flags, environment, document, file.path()) for name in settings_class.model_fields}
+    problems = list(_unknown_keys(document, file.path(), known))
+    try:
+        settings = settings_class(**flags)
+    except ValidationError as error:
+        problems += _problems(error, settings_class, origins)
+    if problems:
+        raise SettingsError(problems)
+    return Reading(settings, origins, tuple(_unknown_variables(known)))
+
+
+def _flags(settings_class: type[BaseSettings], args: Sequence[str], prog: str) -> dict[str, Any]:
+    parser = FlagParser(settings_class, prog)
+    try:
+        source = CliSettingsSource[Any](
+            settings_class,
+            cli_parse_args=list(args),
+            cli_kebab_case=True,
+            root_parser=parser,
+            parse_args_method=FlagParser.parse_args,
+        )
+    except UnknownFlag as error:
+        raise SettingsError([str(error)]) from None
+    return dict(source())
+
+
+def masked(name: str, value: object) -> object:
+    """A setting's value as it may be shown: secrets and passwords are covered, paths are text."""
+    if name in SECRETS:
+        return "********" if value not in ("", "[]") else value
+    if name == "redis_url":
+        return re.sub(r"(://[^:/@]*):[^@]*@", r"\1:********@", str(value))
+    return str(value) if isinstance(value, Path) else value
+
+
+def nearest(name: str, known: Collection[str]) -> str:
+    """` (did you mean X?)` where a known name is near, else nothing."""
+    close = difflib.get_close_matches(name, sorted(known), n=1)
+    return f" (did you mean {close[0]}?)" if close else ""
+
+
+def _origin(
+    name: str, flags: Mapping[str, Any], environment: Mapping[str, Any], document: Mapping[str, Any], file: Path | None
+) -> str:
+    if name in flags:
+        return f"flag {flag(name)}"
+    if name in environment:
+        return f"env {variable(name)}"
+    if document.get(name) is not None:
+        return f"file {file}"
+    return "default"
+
+
+def _beside(file: Path, field: FieldInfo, value: Any) -> Any:
+    is_path = field.annotation is Path or Path in get_args(field.annotation)
+    return str(file.parent / Path(value).expanduser()) if is_path and isinstance(value, str) else value
+
+
+def _unknown_keys(document: Mapping[str, Any], file: Path | None, known: Collection[str]) -> Iterator[str]:
+    for key in document:
+        if known and key not in known:
+            yield f"{key}: {file}: no such setting{nearest(key, known)}; docs/settings.md lists them"
+
+
+def _unknown_variables(known: Collection[str]) -> Iterator[str]:
+    names = {variable(name) for name in known}
+    for name in sorted(os.environ):
+        if known and name.startswith(PREFIX) and name not in names | OTHER_VARIABLES and not _is_service_link(name):
+            yield f"{name}: no such setting{nearest(name, names)}; it is ignored"
+
+
+def _is_service_link(name: str) -> bool:
+    """Kubernetes puts such variables into every pod beside a Service whose name begins with `paddock`."""
+    return re.search(r"_(SERVICE_(HOST|PORT.*)|PORT(_\d+_.*)?)$", name) is not None
+
+
+def _problems(error: ValidationError, settings_class: type[BaseSettings], origins: Mapping[str, str]) -> Iterator[str]:
+    for detail in error.errors():
+        name = str(detail["loc"][0]) if detail["loc"] else ""
+        field = settings_class.model_fields.get(name)
+        if field is None:
+            yield str(detail["msg"]).removeprefix("Value error, ")
+            continue
+        given = f"{detail['input']!r} " if name not in SECRETS and name != "redis_url" else "the value "
+        remedy = f"change it there, or give {flag(name)}" if not origins[name].startswith("flag") else "change the flag"
+        if name == "port" and str(detail["input"]).startswith("tcp://"):
+            remedy = (
+                "Kubernetes made this variable for a Service named paddock; set enableServiceLinks: false in the pod"
+            )
+        if detail["type"] == "value_error":
+            wrong = str(detail["msg"]).removeprefix("Value error, ")
+        else:
+            wrong = f"{given}is not {limit(field)}"
+        yield f"{name}: {wrong} (from {origins[name]}); {remedy}"
+
+
+def limit(field: FieldInfo) -> str:
+    """What a field takes, in words."""
+    kinds = [kind for kind in (get_args(field.annotation) or (field.annotation,)) if kind is not type(None)]
+    if get_origin(field.annotation) is Literal:
+        return "one of " + ", ".join(str(value) for value in get_args(field.annotation))
+    noun = {int: "a whole number", float: "a number", Path: "a path", str: "text"}.get(kinds[0], "valid")
+    least, above, most = (_bound(field, mark) for mark in ("ge", "gt", "le"))
+    if least is not None and most is not None:
+        return f"{noun} from {least} to {most}"
+    bounds = [(least, "of at least"), (above, "above"), (most, "of at most")]
+    return " ".join([noun, *(f"{words} {bound}" for bound, words in bounds if bound is not None)])
+
+
+def _bound(field: FieldInfo, mark: str) -> object:
+    return next((value for item in field.metadata if (value := getattr(item, mark, None)) is not None), None)
+
+
+def _one_line(error: Exception) -> str:
+    return " ".join(str(error).split())
+
+
+def json_text(value: Any) -> Any:
+    """A list or mapping (as a config file may hold it) -> its JSON text; anything else as it is."""
+    return msgspec.json.encode(value).decode() if isinstance(value, list | dict) else value
