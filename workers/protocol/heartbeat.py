@@ -18,8 +18,11 @@ class ModelFacts(msgspec.Struct, frozen=True, kw_only=True):
     n_vocab: int
 
 
-class Heartbeat(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """One worker process, as the fleet sees it. Admission reads `slots`, `draining`, `boot` and `protocol`."""
+class Heartbeat(msgspec.Struct, frozen=True, kw_only=True):
+    """One worker process, as the fleet sees it; the admission scripts read it too.
+
+    Defaults are written out: a `protocol` left out would be read as the reader's own version.
+    """
 
     worker: str
     """Id that stays the same over restarts of this place in the fleet."""

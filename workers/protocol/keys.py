@@ -7,17 +7,22 @@ heartbeat and nothing else; the rest belongs to the gateways' admission scripts 
     --------------------------------  ------  -----------  ---------------------------------------------------------
     pd:models                         set     worker       names of models that have had a worker
     pd:keys                           hash    gateway      key id -> access record (JSON, the key's SHA-256 only)
-    pd:gateway:<id>                   string  gateway      heartbeat of a gateway process
-    pd:{model}:workers                set     worker       ids of workers
+    pd:gateway:<id>                   string  gateway      heartbeat of a gateway process: unix time, seconds
+    pd:{model}:workers                set     worker       ids of workers; the sweep removes those without a record
     pd:{model}:worker:<id>            string  worker       `Heartbeat` (JSON); gone when the worker is
     pd:{model}:worker:<id>:leases     zset    gateway      lease id -> expiry, unix ms: the slots in use
-    pd:{model}:lease:<id>             hash    gateway      worker, boot, gateway, fence
+    pd:{model}:leased                 hash    gateway      worker id -> boot id of the process that its leases are for
+    pd:{model}:lease:<id>             hash    gateway      worker, boot, address, gateway, fence
     pd:{model}:fence                  string  gateway      last fencing token
-    pd:{model}:queue                  zset    gateway      ticket id -> arrival number
+    pd:{model}:queue                  zset    gateway      ticket id -> arrival number: who waits without a grant
+    pd:{model}:tickets                zset    gateway      ticket id -> expiry, unix ms: every ticket, granted or not
+    pd:{model}:ticket:<id>            hash    gateway      gateway, channel, arrival, avoid
     pd:{model}:arrivals               string  gateway      last arrival number
-    pd:{model}:ticket:<id>            hash    gateway      gateway, deadline, arrival, grant
     pd:fleet                          channel worker       a worker registered, drains or is gone
-    pd:grants:<gateway>               channel gateway      a ticket of that gateway was granted
+    pd:grants:<gateway>               channel gateway      id of a ticket of that gateway that was granted
+
+A worker adds itself to `pd:models` and `pd:{model}:workers` with every heartbeat: a restarted Redis knows nothing.
+A ticket and the lease that it becomes have one id, made by the gateway; a granted ticket has both records.
 """
 
 from __future__ import annotations
@@ -31,6 +36,8 @@ GATEWAY_TTL_S = 5.0
 
 LEASE_TTL_S = 6.0
 LEASE_RENEW_S = 2.0
+TICKET_TTL_S = 5.0
+"""A ticket that its gateway has not re-read for this long is dropped: the gateway is gone."""
 GRANT_TTL_S = 2.0
 """An unclaimed grant passes on after this."""
 
@@ -77,3 +84,19 @@ def queue(model: str) -> str:
 
 def ticket(model: str, ticket_id: str) -> str:
     return model_prefix(model) + f"ticket:{ticket_id}"
+
+
+def leased(model: str) -> str:
+    return model_prefix(model) + "leased"
+
+
+def fence(model: str) -> str:
+    return model_prefix(model) + "fence"
+
+
+def tickets(model: str) -> str:
+    return model_prefix(model) + "tickets"
+
+
+def arrivals(model: str) -> str:
+    return model_prefix(model) + "arrivals"
