@@ -1,0 +1,34 @@
+"""`make bench`: every claim of the README, measured in one go; exits 1 when a bar is missed."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable
+
+from benchmarks import against_llama_server, gateway_cpu, many_streams, ttft_added
+from benchmarks.table import Row, print_rows
+
+CLAIMS: dict[str, tuple[str, Callable[[int], list[Row]], int]] = {
+    "gateway_cpu": ("gateway CPU per streamed token, 64 streams, a step every 20 ms", gateway_cpu.measure, 3),
+    "ttft_added": ("time to first token added by the gateway", ttft_added.measure, 200),
+    "against_llama_server": ("end to end against llama-server, one thread each", against_llama_server.measure, 3),
+    "many_streams": ("200 concurrent streams through one gateway", many_streams.measure, 6),
+}
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
+    parser.add_argument("claims", nargs="*", choices=[*CLAIMS, []], help="which to measure; all of them by default")
+    names = parser.parse_args().claims or list(CLAIMS)
+    missed = 0
+    for name in names:
+        title, measure, size = CLAIMS[name]
+        rows = measure(size)
+        print_rows(title, rows)
+        missed += sum(not row.reached for row in rows)
+    return 1 if missed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
