@@ -1,4 +1,4 @@
-"""200 concurrent streams through one gateway process on two 8-slot workers: all finish, none is lost, memory stays flat.
+"""200 concurrent streams through one gateway on two 8-slot workers: all finish, none is lost, memory stays flat.
 
     python -m benchmarks.many_streams
 
