@@ -1,0 +1,150 @@
+"""The official `openai` Python client against the whole path, streamed and whole."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+
+import openai
+import pytest
+from openai.types.chat import ChatCompletionToolParam
+
+from tests.e2e.conftest import DEMO_ALIAS
+from tests.support.stack import Stack
+
+WEATHER: ChatCompletionToolParam = {
+    "type": "function",
+    "function": {
+        "name": "get_weather",
+        "description": "Current weather of a city",
+        "parameters": {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]},
+    },
+}
+
+
+@pytest.fixture
+def client(demo_stack: Stack) -> Iterator[openai.OpenAI]:
+    with openai.OpenAI(base_url=f"{demo_stack.gateways[0].url}/v1", api_key=demo_stack.key, max_retries=0) as opened:
+        yield opened
+
+
+def test_models(client: openai.OpenAI) -> None:
+    assert [model.id for model in client.models.list()] == [DEMO_ALIAS]
+    assert client.models.retrieve(DEMO_ALIAS).id == DEMO_ALIAS
+
+
+def test_whole(client: openai.OpenAI) -> None:
+    answer = client.chat.completions.create(
+        model=DEMO_ALIAS, messages=[{"role": "user", "content": "Who are you?"}], temperature=0
+    )
+    assert "Paddock" in (answer.choices[0].message.content or "")
+    assert answer.choices[0].finish_reason == "stop"
+    assert answer.usage is not None
+    assert answer.usage.prompt_tokens > 5
+    assert answer.usage.total_tokens == answer.usage.prompt_tokens + answer.usage.completion_tokens
+
+
+def test_streamed_text_is_the_whole_text(client: openai.OpenAI) -> None:
+    question: list[openai.types.chat.ChatCompletionMessageParam] = [{"role": "user", "content": "Who are you?"}]
+    whole = client.chat.completions.create(model=DEMO_ALIAS, messages=question, temperature=0)
+    stream = client.chat.completions.create(
+        model=DEMO_ALIAS, messages=question, temperature=0, stream=True, stream_options={"include_usage": True}
+    )
+    chunks = list(stream)
+    assert chunks[0].choices[0].delta.role == "assistant"
+    assert "".join(c.choices[0].delta.content or "" for c in chunks if c.choices) == whole.choices[0].message.content
+    assert chunks[-1].usage == whole.usage
+    assert [c.choices[0].finish_reason for c in chunks if c.choices][-1] == "stop"
+    assert len(chunks) > 5
+
+
+def test_same_seed_same_text(client: openai.OpenAI) -> None:
+    def ask(seed: int) -> str | None:
+        answer = client.chat.completions.create(
+            model=DEMO_ALIAS,
+            messages=[{"role": "user", "content": "Tell me a short story about a lamp."}],
+            temperature=1.5,
+            seed=seed,
+        )
+        return answer.choices[0].message.content
+
+    assert ask(7) == ask(7)
+    assert len({ask(seed) for seed in range(4)}) > 1
+
+
+def test_stop_and_max_tokens(client: openai.OpenAI) -> None:
+    question: list[openai.types.chat.ChatCompletionMessageParam] = [{"role": "user", "content": "Who are you?"}]
+    stopped = client.chat.completions.create(model=DEMO_ALIAS, messages=question, temperature=0, stop=["Paddock"])
+    assert "Paddock" not in (stopped.choices[0].message.content or "")
+    assert stopped.choices[0].finish_reason == "stop"
+    short = client.chat.completions.create(model=DEMO_ALIAS, messages=question, temperature=0, max_completion_tokens=3)
+    assert short.choices[0].finish_reason == "length"
+    assert short.usage is not None
+    assert short.usage.completion_tokens == 3
+
+
+def test_a_tool_call_and_its_result(client: openai.OpenAI) -> None:
+    messages: list[openai.types.chat.ChatCompletionMessageParam] = [
+        {"role": "user", "content": "What is the weather in Paris?"}
+    ]
+    first = client.chat.completions.create(model=DEMO_ALIAS, messages=messages, tools=[WEATHER], temperature=0)
+    assert first.choices[0].finish_reason == "tool_calls"
+    assert first.choices[0].message.tool_calls is not None
+    call = first.choices[0].message.tool_calls[0]
+    assert call.type == "function"
+    assert call.function.name == "get_weather"
+    assert json.loads(call.function.arguments) == {"city": "Paris"}
+    messages.append(
+        {
+            "role": "assistant",
+            "tool_calls": [
+                {
+                    "id": call.id,
+                    "type": "function",
+                    "function": {"name": "get_weather", "arguments": call.function.arguments},
+                }
+            ],
+        }
+    )
+    messages.append({"role": "tool", "tool_call_id": call.id, "content": "sunny, 21 degrees"})
+    second = client.chat.completions.create(model=DEMO_ALIAS, messages=messages, tools=[WEATHER], temperature=0)
+    assert second.choices[0].finish_reason == "stop"
+    assert second.choices[0].message.content
+
+
+def test_a_streamed_tool_call_is_the_whole_one(client: openai.OpenAI) -> None:
+    stream = client.chat.completions.create(
+        model=DEMO_ALIAS,
+        messages=[{"role": "user", "content": "What is the weather in Paris?"}],
+        tools=[WEATHER],
+        temperature=0,
+        stream=True,
+    )
+    name, arguments, reason = "", "", None
+    for chunk in stream:
+        reason = chunk.choices[0].finish_reason or reason
+        for delta in chunk.choices[0].delta.tool_calls or []:
+            assert delta.function is not None
+            name += delta.function.name or ""
+            arguments += delta.function.arguments or ""
+    assert (name, json.loads(arguments), reason) == ("get_weather", {"city": "Paris"}, "tool_calls")
+
+
+async def test_async_and_many_at_once(demo_stack: Stack) -> None:
+    url = f"{demo_stack.gateways[0].url}/v1"
+    async with openai.AsyncOpenAI(base_url=url, api_key=demo_stack.key, max_retries=0) as client:
+        stream = await client.chat.completions.create(
+            model=DEMO_ALIAS, messages=[{"role": "user", "content": "Who are you?"}], stream=True, temperature=0
+        )
+        text = "".join([chunk.choices[0].delta.content or "" async for chunk in stream])
+    assert "Paddock" in text
+
+
+def test_errors_are_the_clients_own(demo_stack: Stack, client: openai.OpenAI) -> None:
+    with pytest.raises(openai.NotFoundError, match=DEMO_ALIAS):
+        client.chat.completions.create(model="nobody", messages=[{"role": "user", "content": "x"}])
+    with pytest.raises(openai.BadRequestError, match=r"\d+ tokens"):
+        client.chat.completions.create(model=DEMO_ALIAS, messages=[{"role": "user", "content": "word " * 4000}])
+    stranger = openai.OpenAI(base_url=f"{demo_stack.gateways[0].url}/v1", api_key="wrong", max_retries=0)
+    with stranger, pytest.raises(openai.AuthenticationError):
+        stranger.models.list()
