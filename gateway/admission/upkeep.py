@@ -1,0 +1,137 @@
+"""Keeping one gateway process alive in Redis: heartbeat, renewals, grants, re-reading, sweeping.
+
+Each part is a loop of its own that outlives a Redis outage. None is needed for correctness at once: what a missed round
+leaves undone, the next one does, on this gateway or another.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Awaitable, Callable, Iterable
+from contextlib import suppress
+
+from redis.exceptions import RedisError
+
+from gateway.admission.line import Line, Waiter
+from gateway.errors import StoreUnavailable
+from gateway.registry.fleet import Fleet
+from gateway.store.channel import follow
+from gateway.store.client import Store, Ticket
+from workers.protocol import keys
+
+log = logging.getLogger(__name__)
+
+SHORTEST_TTL_S = 0.05
+
+
+class Upkeep:
+    """The loops behind `Admission`; shares its `Line`."""
+
+    def __init__(
+        self,
+        store: Store,
+        fleet: Fleet,
+        gateway_id: str,
+        line: Line,
+        *,
+        ticket_ttl_s: float,
+        renew_s: float,
+        sweep_s: float,
+    ) -> None:
+        self._store = store
+        self._fleet = fleet
+        self._gateway = gateway_id
+        self._line = line
+        self._ticket_ttl_s = ticket_ttl_s
+        self._renew_s = renew_s
+        self._sweep_s = sweep_s
+        self._reread_now = asyncio.Event()
+        self._sweep_now = asyncio.Event()
+        fleet.listen(lambda _: self._sweep_now.set())
+
+    async def run(self) -> None:
+        channel = keys.grants_channel(self._gateway)
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(follow(self._store.redis, channel, self._granted, self._reread_now.set))
+            tasks.create_task(self._repeat(self._beat, keys.GATEWAY_INTERVAL_S, asyncio.Event()))
+            tasks.create_task(self._repeat(self._renew, self._renew_s, asyncio.Event()))
+            tasks.create_task(self._repeat(self._reread, self._sweep_s, self._reread_now))
+            tasks.create_task(self._repeat(self._sweep, self._sweep_s, self._sweep_now))
+
+    def ticket_ttl(self, waiter: Waiter) -> float:
+        """How long its ticket may live without being re-read: never past the moment it stops waiting."""
+        return max(SHORTEST_TTL_S, min(self._ticket_ttl_s, waiter.deadline - time.monotonic()))
+
+    async def give_back(self) -> None:
+        """Withdraws every ticket and lease of this process and removes its heartbeat; Redis being away is no error."""
+        ids: dict[str, list[str]] = {}
+        for waiter in self._line.waiters.values():
+            ids.setdefault(waiter.model, []).append(waiter.id)
+            waiter.arrival = None  # nothing to re-read any more
+        for lease in list(self._line.held.values()):
+            ids.setdefault(lease.model, []).append(lease.id)
+            self._line.let_go(lease, time.monotonic())
+        with suppress(StoreUnavailable, RedisError, OSError):
+            for model, given_up in ids.items():
+                await self._store.withdraw(self._gateway, model, given_up)
+            await self._store.redis.delete(keys.gateway(self._gateway))
+
+    async def _repeat(self, work: Callable[[], Awaitable[None]], interval_s: float, hurry: asyncio.Event) -> None:
+        """Does the work every interval and when hurried; one log line when Redis goes and one when it is back."""
+        away = False
+        while True:
+            hurry.clear()
+            try:
+                await work()
+                if away:
+                    log.info("Redis is back (%s)", work.__name__.strip("_"))
+                away = False
+            except (StoreUnavailable, RedisError, OSError) as error:
+                if not away:
+                    log.warning("Redis is away (%s): %s", work.__name__.strip("_"), error)
+                away = True
+            with suppress(TimeoutError):
+                async with asyncio.timeout(interval_s):
+                    await hurry.wait()
+
+    async def _beat(self) -> None:
+        ttl_ms = round(keys.GATEWAY_TTL_S * 1000)
+        await self._store.redis.set(keys.gateway(self._gateway), f"{time.time():.3f}", px=ttl_ms)
+
+    def _granted(self, message: bytes) -> None:
+        waiter = self._line.waiters.get(message.decode(errors="replace"))
+        if waiter is not None:
+            waiter.woken.set()
+
+    async def _renew(self) -> None:
+        for model in self._line.models():
+            leases = [lease for lease in self._line.held.values() if lease.model == model]
+            if not leases:
+                continue
+            renewed = await self._store.renew(self._gateway, model, leases)
+            for lease in leases:
+                if lease.id in renewed.void and self._line.let_go(lease, time.monotonic()):
+                    log.warning("lease %s on worker %s is void: the process it was for is gone", lease.id, lease.worker)
+            if renewed.crowded:
+                log.warning("%d leases of %s were lost and their slots are taken", len(renewed.crowded), model)
+
+    async def _reread(self) -> None:
+        for model in self._line.models():
+            tickets = list(self._tickets(model))
+            if tickets:
+                for id in await self._store.reread(self._gateway, model, tickets):
+                    self._granted(id.encode())
+
+    def _tickets(self, model: str) -> Iterable[Ticket]:
+        for waiter in self._line.waiters.values():
+            if waiter.model == model and waiter.arrival is not None:
+                yield Ticket(waiter.id, waiter.arrival, waiter.avoid, self.ticket_ttl(waiter))
+
+    async def _sweep(self) -> None:
+        for model in sorted(self._fleet.snapshot.models | self._line.models()):
+            swept = await self._store.sweep(self._gateway, model)
+            self._line.heard_all(model, dict(swept.in_use))
+            if swept.leases_freed or swept.tickets_dropped:
+                log.info("swept %s: %d leases, %d tickets", model, swept.leases_freed, swept.tickets_dropped)

@@ -1,0 +1,1 @@
+"""Where a call should go: pure functions from a snapshot to a ranking that explains itself."""

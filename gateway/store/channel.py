@@ -1,0 +1,49 @@
+"""Following one pub/sub channel for as long as the process lives."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from contextlib import suppress
+
+import redis.asyncio
+from redis.exceptions import RedisError
+
+log = logging.getLogger(__name__)
+
+RETRY_S = 0.2
+SILENCE_S = 5.0
+"""How long one read waits before it is asked again; not a limit on silence."""
+
+
+async def follow(
+    redis: redis.asyncio.Redis, channel: str, on_message: Callable[[bytes], None], on_subscribed: Callable[[], None]
+) -> None:
+    """Calls `on_message` with each message and `on_subscribed` after each (re)subscription, when some may have been
+    missed. Never returns; a lost connection is logged once and tried again until it holds.
+    """
+    away = False
+    while True:
+        pubsub = redis.pubsub()
+        try:
+            await pubsub.subscribe(channel)
+            while True:
+                message = await pubsub.get_message(timeout=SILENCE_S)
+                if message is None:
+                    continue
+                if message["type"] == "message":
+                    on_message(message["data"])
+                elif message["type"] == "subscribe":
+                    if away:
+                        log.info("following %s again", channel)
+                    away = False
+                    on_subscribed()
+        except (RedisError, OSError) as error:
+            if not away:
+                log.warning("lost %s (%s: %s); trying again until it is back", channel, type(error).__name__, error)
+            away = True
+        finally:
+            with suppress(RedisError, OSError):
+                await pubsub.aclose()  # type: ignore[no-untyped-call]
+        await asyncio.sleep(RETRY_S)

@@ -1,0 +1,145 @@
+"""What must hold of one model's admission data at any moment, as a check that can be run on a live Redis."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import redis.asyncio
+
+from workers.protocol import keys
+from workers.protocol.heartbeat import decode_heartbeat
+
+
+class IntegrityError(AssertionError):
+    """Some invariant of the admission data does not hold; the message lists every breach."""
+
+
+@dataclass(frozen=True, slots=True)
+class Picture:
+    """One model's admission data, read in a single transaction."""
+
+    now_ms: int
+    workers: dict[str, bytes]
+    """Worker id -> record, for live workers."""
+    leased: dict[str, str]
+    """Worker id -> boot that its leases are for."""
+    expiries: dict[str, dict[str, float]]
+    """Worker id -> lease id -> expiry, unix ms."""
+    leases: dict[str, dict[str, str]]
+    queue: dict[str, float]
+    tickets: dict[str, dict[str, str]]
+    ticket_expiries: dict[str, float]
+
+
+async def check_integrity(redis: redis.asyncio.Redis, model: str) -> None:
+    """Raises IntegrityError. Reads everything there is of the model: for tests and idle moments, not for every call."""
+    breaches = list(find_breaches(await take_picture(redis, model)))
+    if breaches:
+        raise IntegrityError(f"model {model!r}: " + "; ".join(breaches))
+
+
+def find_breaches(picture: Picture) -> Iterable[str]:
+    yield from _lease_breaches(picture)
+    yield from _slot_breaches(picture)
+    yield from _ticket_breaches(picture)
+
+
+def _lease_breaches(picture: Picture) -> Iterable[str]:
+    places: dict[str, str] = {}
+    for worker, expiries in picture.expiries.items():
+        if expiries and worker not in picture.leased:
+            yield f"worker {worker} has leases but is not among the leased"
+        for lease in expiries:
+            if lease in places:
+                yield f"lease {lease} counts on worker {worker} and on worker {places[lease]}"
+            places[lease] = worker
+    for lease, fields in picture.leases.items():
+        worker = fields.get("worker", "")
+        if places.get(lease) != worker:
+            yield f"lease {lease} is for worker {worker} and counts on worker {places.get(lease)}"
+        if fields.get("boot") != picture.leased.get(worker):
+            yield f"lease {lease} is for process {fields.get('boot')}, not {picture.leased.get(worker)}"
+        if not fields.get("fence", "").isdigit():
+            yield f"lease {lease} has no fencing token"
+    for lease in places.keys() - picture.leases.keys():
+        yield f"lease {lease} counts on worker {places[lease]} and has no record"
+
+
+def _slot_breaches(picture: Picture) -> Iterable[str]:
+    for worker, record in picture.workers.items():
+        beat = decode_heartbeat(record)
+        if picture.leased.get(worker, beat.boot) != beat.boot:
+            continue  # the leases of an earlier process are void already and go with the next look
+        unexpired = sum(expiry > picture.now_ms for expiry in picture.expiries.get(worker, {}).values())
+        if unexpired > beat.slots:
+            yield f"worker {worker} has {unexpired} leases for {beat.slots} slots"
+
+
+def _ticket_breaches(picture: Picture) -> Iterable[str]:
+    if picture.tickets.keys() != picture.ticket_expiries.keys():
+        odd = sorted(picture.tickets.keys() ^ picture.ticket_expiries.keys())
+        yield f"tickets with a record but no expiry, or the reverse: {odd}"
+    for ticket in picture.queue.keys() & picture.leases.keys():
+        yield f"ticket {ticket} is both in the line and granted"
+    for ticket in picture.queue.keys() - picture.tickets.keys():
+        yield f"ticket {ticket} is in the line and has no record"
+    for ticket in picture.tickets.keys() - picture.queue.keys() - picture.leases.keys():
+        yield f"ticket {ticket} is neither in the line nor granted"
+    for ticket, arrival in picture.queue.items():
+        if (known := picture.tickets.get(ticket, {}).get("arrival")) is not None and float(known) != arrival:
+            yield f"ticket {ticket} came as number {known} and stands at {arrival}"
+
+
+async def take_picture(redis: redis.asyncio.Redis, model: str) -> Picture:
+    """Reads it all in one script, so that no change falls in between."""
+    rows = await redis.eval(_READ, 1, keys.model_prefix(model))
+    now_ms, names = int(rows[0]), {name.decode(): value for name, value in rows[1]}
+    prefix = keys.model_prefix(model)
+    records: dict[str, bytes] = {}
+    expiries: dict[str, dict[str, float]] = {}
+    hashes: dict[str, dict[str, dict[str, str]]] = {"lease": {}, "ticket": {}}
+    for name, value in names.items():
+        match = re.fullmatch(r"(worker|lease|ticket):(.+?)(:leases)?", name.removeprefix(prefix))
+        if match is None:
+            continue
+        kind, id, suffix = match.groups()
+        if suffix:
+            expiries[id] = _scores(value)
+        elif kind == "worker":
+            records[id] = value
+        else:
+            hashes[kind][id] = _fields(value)
+    queue = _scores(names.get(keys.queue(model), []))
+    ticket_expiries = _scores(names.get(keys.tickets(model), []))
+    leased = _fields(names.get(keys.leased(model), []))
+    return Picture(now_ms, records, leased, expiries, hashes["lease"], queue, hashes["ticket"], ticket_expiries)
+
+
+_READ = """
+local clock = redis.call("TIME")
+local read = {
+  string = function(name) return redis.call("GET", name) end,
+  hash = function(name) return redis.call("HGETALL", name) end,
+  zset = function(name) return redis.call("ZRANGE", name, 0, -1, "WITHSCORES") end,
+}
+local rows = {}
+for _, name in ipairs(redis.call("KEYS", (KEYS[1]:gsub("[%[%]*?\\\\]", "\\\\%0")) .. "*")) do
+  local kind = redis.call("TYPE", name).ok
+  if read[kind] then rows[#rows + 1] = {name, read[kind](name)} end
+end
+return {tostring(clock[1] * 1000 + math.floor(clock[2] / 1000)), rows}
+"""
+
+
+def _pairs(flat: list[bytes]) -> Iterable[tuple[str, str]]:
+    return ((name.decode(), value.decode()) for name, value in zip(flat[::2], flat[1::2], strict=True))
+
+
+def _fields(flat: list[bytes]) -> dict[str, str]:
+    return dict(_pairs(flat))
+
+
+def _scores(flat: list[bytes]) -> dict[str, float]:
+    return {member: float(score) for member, score in _pairs(flat)}

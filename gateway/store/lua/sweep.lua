@@ -1,0 +1,44 @@
+-- Frees what the dead have left and grants what that frees. Any gateway may run it at any time.
+--
+--   no further arguments
+-- Result: {leases freed, tickets dropped, grants made, waiting, {worker, leases, worker, leases, ...}}
+--
+-- Keeps: after it, every lease is unexpired and of a live process, every ticket has a gateway that re-reads it, and no slot
+-- is free while a ticket waits that could use it. Running it again at once changes nothing.
+local freed, dropped = 0, 0
+
+for _, id in ipairs(redis.call("ZRANGEBYSCORE", tickets_key, "-inf", now)) do
+  local worker = redis.call("HGET", lease_key(id), "worker")
+  ticket_drop(id)
+  dropped = dropped + 1
+  if worker then
+    lease_drop(worker, id)
+    freed = freed + 1
+  end
+end
+
+for _, worker in ipairs(redis.call("HKEYS", leased_key)) do
+  local leases = worker_leases_key(worker)
+  local before = redis.call("ZCARD", leases)
+  if redis.call("EXISTS", worker_key(worker)) == 0 then
+    leases_drop_all(worker)
+  else
+    worker_record(worker)
+    for _, id in ipairs(redis.call("ZRANGEBYSCORE", leases, "-inf", now)) do lease_drop(worker, id) end
+  end
+  local after = redis.call("ZCARD", leases)
+  freed = freed + before - after
+  if after == 0 then redis.call("HDEL", leased_key, worker) end
+end
+
+for _, worker in ipairs(redis.call("SMEMBERS", workers_key)) do
+  if redis.call("EXISTS", worker_key(worker)) == 0 then redis.call("SREM", workers_key, worker) end
+end
+
+local granted = grant_all()
+local counts = {}
+for _, worker in ipairs(redis.call("SMEMBERS", workers_key)) do
+  counts[#counts + 1] = worker
+  counts[#counts + 1] = leases_count(worker)
+end
+return {freed, dropped, granted, redis.call("ZCARD", queue_key), counts}

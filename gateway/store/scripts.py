@@ -1,0 +1,43 @@
+"""The admission scripts: read from `lua/`, key names put in front, identified by their SHA-1 as EVALSHA wants it."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from pathlib import Path
+
+from workers.protocol import keys
+
+FOLDER = Path(__file__).parent / "lua"
+
+ONE_PER_MODEL = (keys.workers, keys.leased, keys.queue, keys.tickets, keys.fence, keys.arrivals)
+"""Keys that a model has once; the script's variable is `<function>_key`."""
+
+MANY_PER_MODEL = (keys.worker, keys.worker_leases, keys.lease, keys.ticket)
+"""Keys that a model has many of; the script's function is `<function>_key(id)`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Script:
+    name: str
+    source: str
+    sha: str
+
+
+def key_names() -> str:
+    """Lua that builds every key name from the prefix in KEYS[1], so that a name is declared in `keys` alone."""
+    prefix = keys.model_prefix("")
+    lines = [f'local {name.__name__}_key = KEYS[1] .. "{name("").removeprefix(prefix)}"' for name in ONE_PER_MODEL]
+    for by_id in MANY_PER_MODEL:
+        before, _, after = by_id("", "%").removeprefix(prefix).partition("%")
+        built = f'KEYS[1] .. "{before}" .. id' + (f' .. "{after}"' if after else "")
+        lines.append(f"local function {by_id.__name__}_key(id) return {built} end")
+    return "\n".join(lines) + "\n"
+
+
+def load_script(name: str) -> Script:
+    """`lua/<name>.lua` below the key names and `lua/shared.lua`."""
+    parts = (key_names(), (FOLDER / "shared.lua").read_text("utf-8"), (FOLDER / f"{name}.lua").read_text("utf-8"))
+    source = "\n".join(parts)
+    # SHA-1 is the name of a script in Redis, not a safeguard.
+    return Script(name, source, hashlib.sha1(source.encode(), usedforsecurity=False).hexdigest())

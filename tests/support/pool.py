@@ -1,0 +1,57 @@
+"""A pool of workers that exist in Redis only: what admission sees of a worker, written as a worker writes it."""
+
+from __future__ import annotations
+
+import time
+
+import msgspec
+import redis.asyncio
+
+from gateway.call import Call, Principal
+from workers.protocol import keys
+from workers.protocol.heartbeat import Heartbeat, ModelFacts, encode_heartbeat
+
+ANYONE = Principal("key", "team", None, False)
+
+
+def heartbeat(
+    worker: str, *, model: str = "m", slots: int = 2, boot: str = "boot1", draining: bool = False
+) -> Heartbeat:
+    return Heartbeat(
+        worker=worker,
+        boot=boot,
+        model=model,
+        address=f"http://{worker}:1",
+        slots=slots,
+        slots_busy=0,
+        n_ctx=512,
+        kv_tokens=1024,
+        kv_tokens_used=0,
+        facts=ModelFacts(n_ctx_train=512, n_params=1, size=1, n_vocab=1),
+        draining=draining,
+    )
+
+
+async def beat(redis: redis.asyncio.Redis, record: Heartbeat, *, ttl_s: float = 60.0, tell: bool = True) -> None:
+    """One heartbeat; `tell` publishes it on the fleet's channel, as a worker does when it registers or drains."""
+    async with redis.pipeline() as pipeline:
+        pipeline.sadd(keys.MODELS, record.model)
+        pipeline.sadd(keys.workers(record.model), record.worker)
+        pipeline.set(keys.worker(record.model, record.worker), encode_heartbeat(record), px=round(ttl_s * 1000))
+        if tell:
+            pipeline.publish(keys.FLEET_CHANNEL, record.worker)
+        await pipeline.execute()
+
+
+async def drain(redis: redis.asyncio.Redis, record: Heartbeat) -> None:
+    await beat(redis, msgspec.structs.replace(record, draining=True))
+
+
+async def vanish(redis: redis.asyncio.Redis, record: Heartbeat) -> None:
+    """The record is gone, as when the worker died."""
+    await redis.delete(keys.worker(record.model, record.worker))
+
+
+def call(model: str = "m", *, patience_s: float = 10.0) -> Call:
+    now = time.monotonic()
+    return Call("request", ANYONE, model, model, now, now + 600, now + patience_s)
