@@ -1,0 +1,218 @@
+"""An engine without a model: all busy slots emit one token per step, on the clock."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from workers.engine.request import EngineLoad, EngineRequest
+from workers.protocol.events import CallEvent, Failed, Finished, FinishReason, Started, Text, Timings, Usage
+from workers.protocol.failures import CallFailed, Failure, FailureCode
+
+CHARS_PER_TOKEN = 4
+MIN_WAITING_ROOM = 4
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FakeOptions:
+    """How the engine behaves and misbehaves. Numbers of tokens are per answer, where nothing else is said."""
+
+    slots: int = 8
+    n_ctx: int = 4096
+    step_ms: float = 20.0
+    prefill_ms: float = 0.0
+    tokens: int = 64
+    answer: str = ""
+    """What each answer says; empty: `t0 t1 t2 ...`, so that a gap or a swap shows."""
+    fail_after: int = 0
+    die_after: int = 0
+    """Tokens of all answers together; 0: never."""
+    crash_after: int = 0
+    refuse: str = ""
+    hang: bool = False
+
+
+@dataclass(slots=True)
+class _Answer:
+    key: int
+    num_prompt_tokens: int
+    pieces: Sequence[str] | None
+    """Text of each token; None: `t<n> `."""
+    num_tokens: int
+    reason: FinishReason
+    slot: int = -1
+    started_at: float = 0.0
+    first_at: float = 0.0
+    sent: int = 0
+
+    def piece(self) -> str:
+        return f"t{self.sent} " if self.pieces is None else self.pieces[self.sent]
+
+
+class FakeTokenizer:
+    """About one token for four characters, as everywhere."""
+
+    def tokenize(self, text: str, *, add_special: bool, parse_special: bool) -> Sequence[int]:
+        return range(int(add_special) + (len(text) + CHARS_PER_TOKEN - 1) // CHARS_PER_TOKEN)
+
+
+class FakeEngine:
+    """The seam of the real engine. Steps lie on a fixed grid of time: a late step is followed sooner by the next."""
+
+    def __init__(
+        self,
+        options: FakeOptions,
+        emit: Callable[[int, list[CallEvent]], None],
+        on_crash: Callable[[BaseException], None],
+    ) -> None:
+        self._options = options
+        self._emit = emit
+        self._on_crash = on_crash
+        self._lock = threading.Lock()
+        self._work = threading.Condition(self._lock)
+        self._waiting: deque[_Answer] = deque()
+        self._running: dict[int, _Answer] = {}
+        self._free = list(range(options.slots))[::-1]
+        self._stopping = False
+        self._num_tokens = 0
+        self._thread = threading.Thread(target=self._run, name="fake-engine", daemon=True)
+
+    @property
+    def n_ctx(self) -> int:
+        return self._options.n_ctx
+
+    @property
+    def slots(self) -> int:
+        return self._options.slots
+
+    def load(self) -> EngineLoad:
+        with self._lock:
+            used = sum(answer.num_prompt_tokens + answer.sent for answer in self._running.values())
+            options = self._options
+            total = options.slots * options.n_ctx
+            return EngineLoad(options.slots, len(self._running), len(self._waiting), total, min(used, total))
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def stop(self) -> None:
+        with self._work:
+            self._stopping = True
+            self._work.notify()
+        self._thread.join()
+
+    def submit(self, request: EngineRequest) -> None:
+        options = self._options
+        if options.refuse:
+            message = f"this fake worker refuses every call (--refuse {options.refuse})"
+            raise CallFailed(Failure(FailureCode(options.refuse), message))
+        num_prompt_tokens, max_tokens = len(request.tokens), request.max_tokens
+        if num_prompt_tokens >= options.n_ctx:
+            message = f"the prompt has {num_prompt_tokens} tokens, the context {options.n_ctx}; send a shorter prompt"
+            raise CallFailed(Failure(FailureCode.CONTEXT_OVERFLOW, message, "messages"))
+        text = options.answer
+        pieces = [text[i : i + CHARS_PER_TOKEN] for i in range(0, len(text), CHARS_PER_TOKEN)] if text else None
+        num_tokens = options.tokens if pieces is None else len(pieces)
+        reason = FinishReason.STOP
+        if max_tokens is not None and (max_tokens < num_tokens or request.ignore_eos):
+            num_tokens = min(max_tokens, num_tokens) if pieces else max_tokens
+            reason = FinishReason.LENGTH
+        with self._work:
+            room = max(options.slots, MIN_WAITING_ROOM)
+            if len(self._waiting) >= room:
+                message = f"all {options.slots} slots and {room} waiting places are taken; try again later"
+                raise CallFailed(Failure(FailureCode.BUSY, message))
+            self._waiting.append(_Answer(request.key, num_prompt_tokens, pieces, num_tokens, reason))
+            self._work.notify()
+
+    def cancel(self, key: int) -> None:
+        with self._lock:
+            answer = self._running.pop(key, None)
+            if answer is not None:
+                self._free.append(answer.slot)
+            else:
+                self._waiting = deque(waiting for waiting in self._waiting if waiting.key != key)
+
+    def _run(self) -> None:
+        try:
+            self._loop()
+        except Exception as error:  # noqa: BLE001 - the thread's edge: the process is told and ends
+            self._on_crash(error)
+
+    def _loop(self) -> None:
+        step = 0
+        interval_s = self._options.step_ms / 1000
+        due = time.monotonic()
+        while True:
+            with self._work:
+                idle = False
+                while not self._stopping and (self._options.hang or not (self._running or self._waiting)):
+                    idle = True
+                    self._work.wait()
+                if self._stopping:
+                    return
+                now = time.monotonic()
+                due = now if idle or now - due > 1.0 else due + interval_s
+            delay_s = due - time.monotonic()
+            if delay_s > 0:
+                time.sleep(delay_s)
+            events = self._step(time.monotonic())
+            if events:
+                step += 1
+                self._emit(step, events)
+
+    def _step(self, now: float) -> list[CallEvent]:
+        options = self._options
+        events: list[CallEvent] = []
+        with self._lock:
+            while self._waiting and self._free:
+                answer = self._waiting.popleft()
+                answer.slot, answer.started_at = self._free.pop(), now
+                self._running[answer.key] = answer
+                events.append(Started(answer.key, answer.slot, answer.num_prompt_tokens, 0))
+            ended = []
+            for key, answer in self._running.items():
+                if now - answer.started_at < options.prefill_ms / 1000:
+                    continue
+                if options.fail_after and answer.sent >= options.fail_after:
+                    message = f"this fake worker fails each answer after {options.fail_after} tokens (--fail-after)"
+                    events.append(Failed(key, Failure(FailureCode.INTERNAL, message)))
+                    ended.append(answer)
+                    continue
+                if answer.sent < answer.num_tokens:
+                    answer.first_at = answer.first_at or now
+                    events.append(Text(key, answer.piece()))
+                    answer.sent += 1
+                    self._num_tokens += 1
+                if answer.sent >= answer.num_tokens:
+                    events.append(_finished(answer, now))
+                    ended.append(answer)
+            for answer in ended:
+                del self._running[answer.key]
+                self._free.append(answer.slot)
+        self._misbehave()
+        return events
+
+    def _misbehave(self) -> None:
+        options = self._options
+        if options.die_after and self._num_tokens >= options.die_after:
+            os.kill(os.getpid(), signal.SIGKILL)
+        if options.crash_after and self._num_tokens >= options.crash_after:
+            raise RuntimeError(f"this fake worker's engine crashes after {options.crash_after} tokens (--crash-after)")
+
+
+def _finished(answer: _Answer, now: float) -> Finished:
+    first_at = answer.first_at or now
+    timings = Timings(
+        cache_n=0,
+        prompt_n=answer.num_prompt_tokens,
+        prompt_ms=(first_at - answer.started_at) * 1000,
+        predicted_n=answer.sent,
+        predicted_ms=(now - first_at) * 1000,
+    )
+    return Finished(answer.key, answer.reason, Usage(answer.num_prompt_tokens, answer.sent, 0), timings)

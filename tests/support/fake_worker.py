@@ -1,0 +1,151 @@
+"""A worker without a model, for tests and load: the true service around a fake engine.
+
+    python -m tests.support.fake_worker --redis-url redis://127.0.0.1:6379 --model demo --slots 64 --step-ms 20
+
+It registers, heartbeats, drains and speaks the protocol like a real worker. It prints one line: its address.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import os
+import sys
+from collections.abc import Sequence
+from typing import Any, cast
+
+import uvloop
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+from tests.support.fake_engine import FakeEngine, FakeOptions, FakeTokenizer
+from workers.chat.prompts import Prompts
+from workers.chat.template import ChatTemplate
+from workers.protocol.exits import Exit
+from workers.protocol.framing import EVENTS_PATH
+from workers.protocol.heartbeat import ModelFacts
+from workers.protocol.requests import Sampling
+from workers.service.server import Place, PortTaken, WorkerServer, listen
+
+FACTS = ModelFacts(n_ctx_train=4096, n_params=1_000_000, size=4_000_000, n_vocab=32_000)
+
+
+class CuttingProtocol(HttpToolsProtocol):
+    """Aborts an event stream's TCP connection after so many writes, as a bad network would."""
+
+    writes_left = 0
+
+    def data_received(self, data: bytes) -> None:
+        if EVENTS_PATH.encode() in data:
+            inner = self.transport
+            self.transport = cast(asyncio.Transport, _CuttingTransport(inner, self.writes_left))
+        super().data_received(data)
+
+
+class _CuttingTransport:
+    """A transport that aborts after a number of writes; everything else is the true one's."""
+
+    def __init__(self, inner: asyncio.Transport, writes_left: int) -> None:
+        self._inner = inner
+        self._writes_left = writes_left
+
+    def write(self, data: bytes) -> None:
+        self._writes_left -= 1
+        if self._writes_left <= 0:
+            self._inner.abort()
+        else:
+            self._inner.write(data)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._inner, name)
+
+
+def parser() -> argparse.ArgumentParser:
+    flags = argparse.ArgumentParser(
+        prog="python -m tests.support.fake_worker", description=(__doc__ or "").split("\n")[0]
+    )
+    flags.add_argument("--redis-url", required=True, help="Redis to register in")
+    flags.add_argument("--model", default="fake", help="name of the pool it serves (default: fake)")
+    flags.add_argument("--worker-id", default="", help="id in the fleet (default: fake-<process id>)")
+    flags.add_argument("--host", default="127.0.0.1", help="address to listen on")
+    flags.add_argument("--port", type=int, default=0, help="port to listen on (default: any free one)")
+    secret = os.environ.get("PADDOCK_WORKER_SECRET") or "fake-secret"
+    flags.add_argument(
+        "--secret", default=secret, help="shared secret (default: PADDOCK_WORKER_SECRET, else fake-secret)"
+    )
+    flags.add_argument("--slots", type=int, default=8, help="calls at once; as many again may wait")
+    flags.add_argument("--ctx", type=int, default=4096, help="longest conversation, tokens of 4 characters")
+    flags.add_argument("--step-ms", type=float, default=20.0, help="time of one step: every busy slot emits one token")
+    flags.add_argument("--prefill-ms", type=float, default=0.0, help="time from a slot to the first token")
+    flags.add_argument("--tokens", type=int, default=64, help="tokens per answer (max_tokens cuts it)")
+    flags.add_argument("--answer", default="", help="what each answer says (default: t0 t1 t2 ...)")
+    flags.add_argument("--drain-s", type=float, default=20.0, help="how long running calls may finish after SIGTERM")
+    flags.add_argument("--grace-s", type=float, default=5.0, help="how long calls of a gateway that is gone are kept")
+    trouble = flags.add_argument_group("trouble (0: never)")
+    trouble.add_argument(
+        "--fail-after", type=int, default=0, metavar="N", help="end each answer in-stream after N tokens"
+    )
+    trouble.add_argument("--die-after", type=int, default=0, metavar="N", help="SIGKILL itself after N tokens in all")
+    trouble.add_argument(
+        "--crash-after", type=int, default=0, metavar="N", help="the engine crashes after N tokens in all"
+    )
+    trouble.add_argument("--refuse", choices=("busy", "draining"), default="", help="refuse every submit")
+    trouble.add_argument(
+        "--drop-stream-every", type=int, default=0, metavar="N", help="cut the event stream every N writes"
+    )
+    trouble.add_argument("--hang", action="store_true", help="accept calls and never answer")
+    return flags
+
+
+async def serve(args: argparse.Namespace) -> Exit:
+    options = FakeOptions(
+        slots=args.slots,
+        n_ctx=args.ctx,
+        step_ms=args.step_ms,
+        prefill_ms=args.prefill_ms,
+        tokens=args.tokens,
+        answer=args.answer,
+        fail_after=args.fail_after,
+        die_after=args.die_after,
+        crash_after=args.crash_after,
+        refuse=args.refuse,
+        hang=args.hang,
+    )
+    place = Place(
+        worker=args.worker_id or f"fake-{os.getpid()}",
+        model=args.model,
+        address="",
+        secret=args.secret,
+        redis_url=args.redis_url,
+        facts=FACTS,
+        version="fake",
+        drain_s=args.drain_s,
+        gateway_grace_s=args.grace_s,
+    )
+    prompts = Prompts(ChatTemplate("{{ messages | tojson }}{{ tools | tojson }}"), FakeTokenizer())
+    http: Any = "httptools"
+    if args.drop_stream_every:
+        http = type("Cutting", (CuttingProtocol,), {"writes_left": args.drop_stream_every})
+    server = WorkerServer(
+        place,
+        listen(args.host, args.port),
+        prompts,
+        Sampling(),
+        lambda emit, on_crash: FakeEngine(options, emit, on_crash),
+        http=http,
+    )
+    print(server.address, flush=True)
+    return await server.run()
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    args = parser().parse_args(argv)
+    try:
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            return runner.run(serve(args))
+    except PortTaken as error:
+        print(error, file=sys.stderr)
+        return Exit.PORT_TAKEN
+
+
+if __name__ == "__main__":
+    sys.exit(main())

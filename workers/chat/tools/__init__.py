@@ -1,0 +1,36 @@
+"""Finding tool calls in a model's text. One file per family of models; each is a `Parser`."""
+
+from __future__ import annotations
+
+from typing import NamedTuple, Protocol
+
+
+class ContentPiece(NamedTuple):
+    """More of the answer that the caller reads."""
+
+    text: str
+
+
+class CallPiece(NamedTuple):
+    """More of tool call `number`, from 0; its first piece carries `id` and `name`, later ones empty text."""
+
+    number: int
+    id: str
+    name: str
+    arguments: str
+
+
+Piece = ContentPiece | CallPiece
+
+
+class Parser(Protocol):
+    """Fed one answer's text in any portions; what comes out does not depend on how it was cut. Never raises."""
+
+    num_calls: int
+    """Tool calls begun so far."""
+
+    def feed(self, text: str) -> list[Piece]: ...
+
+    def finish(self) -> list[Piece]:
+        """What was held back, when the answer has ended."""
+        ...

@@ -1,0 +1,197 @@
+"""The ASGI application of one worker: `/v1/submit`, `/v1/cancel`, `/v1/events`, `/health`, `/metrics`."""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import msgspec
+from starlette.applications import Starlette
+from starlette.datastructures import Headers
+from starlette.middleware import Middleware
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
+from starlette.routing import Route
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from workers.protocol.failures import HTTP_STATUS, CallFailed, Failure, FailureCode
+from workers.protocol.framing import (
+    CANCEL_PATH,
+    EVENTS_PATH,
+    HEALTH_PATH,
+    KEEP_ALIVE,
+    KEEP_ALIVE_INTERVAL_S,
+    SUBMIT_PATH,
+)
+from workers.protocol.requests import Accepted, Cancel, Submit
+from workers.service.desk import CallDesk
+from workers.service.metrics import WorkerMetrics
+from workers.service.stream import EventHub, Feed
+
+METRICS_PATH = "/metrics"
+
+MAX_SUBMIT_BYTES = 64 << 20
+"""Far above what a gateway lets in (8 MiB by default): only a broken peer meets this."""
+
+WRITE_BYTES = 128 << 10
+STALL_S = 30.0
+"""A connection that takes no byte for this long is dead; its gateway's grace period begins."""
+
+MAX_GATEWAY_ID_CHARS = 128
+
+_decode_submit = msgspec.json.Decoder(Submit).decode
+_decode_cancel = msgspec.json.Decoder(Cancel).decode
+_encode = msgspec.json.Encoder().encode
+
+Message = TypeVar("Message")
+
+
+class SharedSecret:
+    """Lets requests below `/v1/` pass when they carry the secret that gateways and workers share."""
+
+    def __init__(self, app: ASGIApp, secret: str) -> None:
+        self._app = app
+        self._expected = b"Bearer " + secret.encode()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http" and scope["path"].startswith("/v1/"):
+            given = Headers(scope=scope).get("authorization", "").encode("latin-1")
+            if not hmac.compare_digest(given, self._expected):
+                message = (
+                    "the shared secret is missing or wrong; give gateways and workers the same PADDOCK_WORKER_SECRET"
+                )
+                await _failure(Failure(FailureCode.UNAUTHORIZED, message))(scope, receive, send)
+                return
+        await self._app(scope, receive, send)
+
+
+class CallRoutes:
+    """Submit and cancel."""
+
+    def __init__(self, desk: CallDesk, boot: str) -> None:
+        self._desk = desk
+        self._boot = boot
+
+    async def submit(self, request: Request) -> Response:
+        try:
+            submit = _decode(_decode_submit, await _body(request))
+            num_prompt_tokens = await self._desk.submit(submit)
+        except CallFailed as failed:
+            return _failure(failed.failure)
+        return Response(_encode(Accepted(self._boot, num_prompt_tokens)), 202, media_type="application/json")
+
+    async def cancel(self, request: Request) -> Response:
+        try:
+            self._desk.cancel(_decode(_decode_cancel, await _body(request)))
+        except CallFailed as failed:
+            return _failure(failed.failure)
+        return Response(status_code=204)
+
+
+class EventStream:
+    """`GET /v1/events`: raw ASGI, because it writes several hundred times a second."""
+
+    def __init__(self, hub: EventHub) -> None:
+        self._hub = hub
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        gateway = Request(scope).query_params.get("gateway", "")
+        if not 0 < len(gateway) <= MAX_GATEWAY_ID_CHARS:
+            message = f"the query parameter `gateway` must be 1 to {MAX_GATEWAY_ID_CHARS} characters long"
+            await _failure(Failure(FailureCode.INVALID_REQUEST, message, "gateway"))(scope, receive, send)
+            return
+        feed = self._hub.attach(gateway, Headers(scope=scope).get("last-event-id"))
+        try:
+            headers = [(b"content-type", b"text/event-stream"), (b"cache-control", b"no-store")]
+            await send({"type": "http.response.start", "status": 200, "headers": headers})
+            async with asyncio.TaskGroup() as group:
+                watcher = group.create_task(_close_when_gone(receive, feed))
+                await _pump(feed, send)
+                watcher.cancel()
+        finally:
+            self._hub.detach(feed)
+
+
+async def _pump(feed: Feed, send: Send) -> None:
+    """Writes until the feed is closed; what was published before `close` is still sent."""
+    data = KEEP_ALIVE  # at once, so that the gateway sees an open stream
+    try:
+        while True:
+            async with asyncio.timeout(STALL_S):
+                await send({"type": "http.response.body", "body": data, "more_body": True})
+            while not (data := feed.take(WRITE_BYTES)):
+                if feed.closed:
+                    await send({"type": "http.response.body", "body": b"", "more_body": False})
+                    return
+                try:
+                    async with asyncio.timeout(KEEP_ALIVE_INTERVAL_S):
+                        await feed.wait()
+                except TimeoutError:
+                    data = KEEP_ALIVE
+                    break
+    except TimeoutError:
+        return  # stalled; the server closes the connection
+
+
+async def _close_when_gone(receive: Receive, feed: Feed) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+    feed.close()
+
+
+def build_app(
+    *,
+    desk: CallDesk,
+    hub: EventHub,
+    metrics: WorkerMetrics,
+    secret: str,
+    health: Callable[[], dict[str, Any]],
+) -> Starlette:
+    """The routes of one worker; `health` is asked at each `GET /health` and must not block."""
+    calls = CallRoutes(desk, hub.boot)
+
+    async def show_health(request: Request) -> Response:
+        return Response(_encode(health()), media_type="application/json")
+
+    async def show_metrics(request: Request) -> Response:
+        return Response(metrics.render(), media_type="text/plain; version=0.0.4; charset=utf-8")
+
+    routes = [
+        Route(SUBMIT_PATH, calls.submit, methods=["POST"]),
+        Route(CANCEL_PATH, calls.cancel, methods=["POST"]),
+        Route(EVENTS_PATH, EventStream(hub), methods=["GET"]),
+        Route(HEALTH_PATH, show_health),
+        Route(METRICS_PATH, show_metrics),
+    ]
+    return Starlette(routes=routes, middleware=[Middleware(SharedSecret, secret=secret)])
+
+
+async def _body(request: Request) -> bytes:
+    """The whole body. Raises CallFailed past the bound, or when the peer goes away in the middle."""
+    parts: list[bytes] = []
+    size = 0
+    try:
+        async for part in request.stream():
+            size += len(part)
+            if size > MAX_SUBMIT_BYTES:
+                message = f"the request body is longer than {MAX_SUBMIT_BYTES} bytes; send a shorter one"
+                raise CallFailed(Failure(FailureCode.INVALID_REQUEST, message))
+            parts.append(part)
+    except ClientDisconnect:
+        raise CallFailed(Failure(FailureCode.INVALID_REQUEST, "the body ended early; send it again")) from None
+    return b"".join(parts)
+
+
+def _decode(decode: Callable[[bytes], Message], body: bytes) -> Message:
+    """Raises CallFailed for a body that is not this message."""
+    try:
+        return decode(body)
+    except (msgspec.DecodeError, RecursionError) as error:
+        message = f"the body does not follow the worker protocol: {error}"
+        raise CallFailed(Failure(FailureCode.INVALID_REQUEST, message)) from None
+
+
+def _failure(failure: Failure) -> Response:
+    return Response(_encode(failure), HTTP_STATUS[failure.code], media_type="application/json")

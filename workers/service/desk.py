@@ -1,0 +1,256 @@
+"""The desk: takes calls in, hands them to the engine, and files what the engine says into each gateway's book.
+
+Runs on the event loop. `deliver` is called once per engine step and does the only work that is done per token.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from msgspec.structs import asdict
+
+from workers.chat.prompts import Prompts
+from workers.chat.tools import CallPiece, Parser, Piece
+from workers.chat.tools.hermes import HermesParser
+from workers.engine.request import EngineRequest
+from workers.protocol.events import CallEvent, Failed, Finished, FinishReason, Started, Text, ToolCallDelta
+from workers.protocol.failures import CallFailed, Failure, FailureCode
+from workers.protocol.requests import Cancel, GenerateRequest, Sampling, Submit
+from workers.service.metrics import WorkerMetrics
+from workers.service.stream import EventHub, GatewayBook, Listing
+
+LONG_PROMPT_CHARS = 4096
+"""Longer prompts are rendered and tokenised off the loop; below it the hop costs more than the work."""
+
+MAX_EARLY_CANCELS = 1024
+
+
+class Engine(Protocol):
+    """What the desk needs of an engine. Its events come to `CallDesk.deliver`, with `call` = the key given here."""
+
+    def submit(self, request: EngineRequest) -> None:
+        """Takes the call, without waiting for a slot. Raises CallFailed."""
+
+    def cancel(self, key: int) -> None:
+        """Ends the call within one step; unknown keys are ignored."""
+
+
+@dataclass(slots=True, eq=False)
+class LiveCall:
+    """One call between its submit and its last event."""
+
+    listing: Listing
+    parser: Parser | None
+    submitted_at: float = field(default_factory=time.monotonic)
+    started_at: float = 0.0
+    first_token_at: float = 0.0
+    held_tokens: int = 0
+    """Tokens whose text the parser still holds back."""
+    outcome: asyncio.Future[int | Failure] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
+    """What the submit came to: the number of prompt tokens, or why it was refused."""
+
+
+class CallDesk:
+    """Every call of this worker, by the engine's key."""
+
+    def __init__(
+        self, hub: EventHub, engine: Engine, prompts: Prompts, metrics: WorkerMetrics, defaults: Sampling
+    ) -> None:
+        self.draining = False
+        self.idle = asyncio.Event()
+        """Set while there is no call."""
+        self.idle.set()
+        self._hub = hub
+        self._engine = engine
+        self._prompts = prompts
+        self._metrics = metrics
+        self._defaults = {name: value for name, value in asdict(defaults).items() if value is not None}
+        self._calls: dict[int, LiveCall] = {}
+        self._keys = itertools.count(1)
+        self._early_cancels: dict[tuple[str, int], None] = {}
+        """Cancels that overtook their submit, oldest first."""
+        hub.follow(self._give_up)
+
+    @property
+    def num_calls(self) -> int:
+        return len(self._calls)
+
+    async def submit(self, submit: Submit) -> int:
+        """Takes one call; returns its number of prompt tokens. Raises CallFailed. Idempotent while the call lives."""
+        listing = self._hub.find(submit.gateway, submit.call)
+        if listing is not None:
+            outcome = await asyncio.shield(self._calls[listing.key].outcome)
+        elif self.draining:
+            raise CallFailed(Failure(FailureCode.DRAINING, "this worker is stopping and takes no new calls"))
+        elif (submit.gateway, submit.call) in self._early_cancels:
+            del self._early_cancels[submit.gateway, submit.call]
+            raise CallFailed(_cancelled(submit.call))
+        else:
+            outcome = await self._begin(submit)
+        if isinstance(outcome, Failure):
+            raise CallFailed(outcome)
+        return outcome
+
+    def cancel(self, cancel: Cancel) -> None:
+        """Ends calls at once and without another event. Unknown numbers are remembered for a submit still under way."""
+        for number in cancel.calls:
+            listing = self._hub.find(cancel.gateway, number)
+            if listing is not None:
+                self._hub.strike(listing)
+                self._give_up(listing.key)
+            else:
+                self._early_cancels[cancel.gateway, number] = None
+                if len(self._early_cancels) > MAX_EARLY_CANCELS:
+                    del self._early_cancels[next(iter(self._early_cancels))]
+
+    def deliver(self, step: int, events: list[CallEvent]) -> None:
+        """Files the events of one engine step (or of several, where the loop was behind)."""
+        step = self._hub.begin_step(step)
+        frames: dict[GatewayBook, list[CallEvent]] = {}
+        calls = self._calls
+        num_tokens = 0
+        for event in events:
+            call = calls.get(event.call)
+            if call is None:
+                continue  # it was cancelled while this step was on its way
+            listing = call.listing
+            frame = frames.get(listing.gateway)
+            if frame is None:
+                frame = frames[listing.gateway] = []
+            if isinstance(event, Text):
+                num_tokens += event.num_tokens
+                if not call.first_token_at:
+                    self._first_token(call)
+                if call.parser is None:
+                    frame.append(Text(listing.number, event.text, event.num_tokens))
+                else:
+                    call.held_tokens += event.num_tokens
+                    _append_pieces(frame, call, call.parser.feed(event.text))
+            else:
+                self._file(event, call, step, frame)
+        self._metrics.predicted_tokens += num_tokens
+        for book, frame in frames.items():
+            if frame:
+                self._hub.publish(book, frame)
+
+    def fail_all(self, failure: Failure) -> None:
+        """Ends every call in-stream: the engine is gone or the time to drain is up."""
+        keys = list(self._calls)
+        self.deliver(0, [Failed(key, failure) for key in keys])
+        for key in keys:
+            self._engine.cancel(key)
+
+    async def _begin(self, submit: Submit) -> int | Failure:
+        request = submit.request
+        key = next(self._keys)
+        listing = self._hub.enter(submit.gateway, submit.call, key)
+        self.idle.clear()
+        call = self._calls[key] = LiveCall(listing, HermesParser() if request.tools else None)
+        outcome: int | Failure = Failure(FailureCode.INTERNAL, "the worker could not begin the call; its log says why")
+        try:
+            tokens = await self._prompt(request)
+            if key not in self._calls:
+                raise CallFailed(_cancelled(submit.call))
+            self._engine.submit(
+                EngineRequest(
+                    key,
+                    tokens,
+                    request.max_tokens,
+                    request.stop,
+                    self._sampling(request.sampling),
+                    request.ignore_eos,
+                    submit.request_id,
+                )
+            )
+            outcome = len(tokens)
+        except CallFailed as failed:
+            outcome = failed.failure
+        finally:
+            call.outcome.set_result(outcome)
+            if isinstance(outcome, Failure) and self._forget(key):
+                self._hub.strike(listing)
+        return outcome
+
+    async def _prompt(self, request: GenerateRequest) -> Sequence[int]:
+        if not request.messages:
+            message = "`messages` is empty; send at least one message"
+            raise CallFailed(Failure(FailureCode.INVALID_REQUEST, message, "messages"))
+        size = sum(len(message.content or "") + 200 * len(message.tool_calls) for message in request.messages)
+        if size + 500 * len(request.tools) <= LONG_PROMPT_CHARS:
+            return self._prompts.tokens(request)
+        return await asyncio.to_thread(self._prompts.tokens, request)
+
+    def _sampling(self, asked: Sampling) -> Sampling:
+        """The caller's parameters over the model's defaults; what neither sets is left to the engine."""
+        if not self._defaults:
+            return asked
+        set_ = {name: value for name, value in asdict(asked).items() if value is not None}
+        return Sampling(**{**self._defaults, **set_})
+
+    def _first_token(self, call: LiveCall) -> None:
+        call.first_token_at = time.monotonic()
+        self._metrics.time_to_first_token.observe(call.first_token_at - call.submitted_at)
+
+    def _file(self, event: CallEvent, call: LiveCall, step: int, frame: list[CallEvent]) -> None:
+        """The events that a call has one of."""
+        listing = call.listing
+        match event:
+            case Started():
+                call.started_at = time.monotonic()
+                listing.first_step = step
+                self._metrics.started(event, call.started_at - call.submitted_at)
+                frame.append(Started(listing.number, event.slot, event.num_prompt_tokens, event.num_cached_tokens))
+            case Finished():
+                reason = event.reason
+                if call.parser is not None:
+                    _append_pieces(frame, call, call.parser.finish())
+                    if call.parser.num_calls and reason is FinishReason.STOP:
+                        reason = FinishReason.TOOL_CALLS
+                self._metrics.finished(event, reason, time.monotonic() - call.submitted_at)
+                frame.append(Finished(listing.number, reason, event.usage, event.timings, event.stop))
+                self._end(call, step)
+            case Failed():
+                if call.parser is not None:
+                    _append_pieces(frame, call, call.parser.finish())
+                frame.append(Failed(listing.number, event.failure))
+                self._end(call, step)
+            case _:
+                raise TypeError(f"an engine does not emit {type(event).__name__}")
+
+    def _end(self, call: LiveCall, step: int) -> None:
+        if not call.listing.first_step:
+            call.listing.first_step = step
+        self._forget(call.listing.key)
+        self._hub.end(call.listing)
+
+    def _give_up(self, key: int) -> None:
+        """Nobody wants this call any more."""
+        if self._forget(key):
+            self._engine.cancel(key)
+
+    def _forget(self, key: int) -> bool:
+        """Whether the call was still there."""
+        known = self._calls.pop(key, None) is not None
+        if not self._calls:
+            self.idle.set()
+        return known
+
+
+def _append_pieces(frame: list[CallEvent], call: LiveCall, pieces: list[Piece]) -> None:
+    """Parsed text as events; the first one takes credit for every token that was held back before it."""
+    number = call.listing.number
+    for piece in pieces:
+        num_tokens, call.held_tokens = call.held_tokens, 0
+        if isinstance(piece, CallPiece):
+            frame.append(ToolCallDelta(number, piece.number, piece.id, piece.name, piece.arguments, num_tokens))
+        else:
+            frame.append(Text(number, piece.text, num_tokens))
+
+
+def _cancelled(call: int) -> Failure:
+    return Failure(FailureCode.INVALID_REQUEST, f"call {call} was cancelled before it began")

@@ -1,0 +1,123 @@
+"""What `GET /metrics` of a worker shows: llama-server's and vLLM's names, so that existing boards and scalers work.
+
+Counts per token are plain integers here and become samples when somebody scrapes. Sources: tools/server/README.md of
+llama.cpp; vLLM's metrics reference (the histograms keep its buckets, so that quantiles compare).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from workers.engine.request import EngineLoad
+from workers.protocol.events import Finished, FinishReason, Started
+
+TTFT_BUCKETS_S = (
+    *(0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5),
+    *(0.75, 1, 2.5, 5, 7.5, 10, 20, 40, 80, 160, 640, 2560),
+)
+E2E_BUCKETS_S = (
+    *(0.3, 0.5, 0.8, 1, 1.5, 2, 2.5, 5, 10, 15, 20),
+    *(30, 40, 50, 60, 120, 240, 480, 960, 1920, 7680),
+)
+TOKEN_BUCKETS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10_000, 20_000, 50_000, 100_000)
+
+
+class WorkerMetrics(Collector):
+    """One worker's metrics in a registry of their own."""
+
+    def __init__(self, model: str, load: Callable[[], EngineLoad]) -> None:
+        self.prompt_tokens = 0
+        self.computed_prompt_tokens = 0
+        self.predicted_tokens = 0
+        self._prompt_ms = 0.0
+        self._predicted_ms = 0.0
+        self._load = load
+        self._model = model
+        self._registry = CollectorRegistry()
+        self.time_to_first_token = self._histogram(
+            "vllm:time_to_first_token_seconds", "From submit to the first token.", TTFT_BUCKETS_S
+        )
+        self._queue_time = self._histogram("vllm:request_queue_time_seconds", "From submit to a slot.", E2E_BUCKETS_S)
+        self._prefill_time = self._histogram(
+            "vllm:request_prefill_time_seconds", "Computing the prompt.", E2E_BUCKETS_S
+        )
+        self._decode_time = self._histogram(
+            "vllm:request_decode_time_seconds", "From the first token to the last.", E2E_BUCKETS_S
+        )
+        self._e2e = self._histogram("vllm:e2e_request_latency_seconds", "From submit to the last token.", E2E_BUCKETS_S)
+        self._request_prompt_tokens = self._histogram(
+            "vllm:request_prompt_tokens", "Prompt tokens of a finished request.", TOKEN_BUCKETS
+        )
+        self._request_generation_tokens = self._histogram(
+            "vllm:request_generation_tokens", "Tokens generated for a finished request.", TOKEN_BUCKETS
+        )
+        self._success = Counter(
+            "vllm:request_success",
+            "Requests that ended as they should.",
+            ("model_name", "finished_reason"),
+            registry=self._registry,
+        )
+        self._registry.register(self)
+
+    def started(self, event: Started, queue_s: float) -> None:
+        self.prompt_tokens += event.num_prompt_tokens
+        self.computed_prompt_tokens += event.num_prompt_tokens - event.num_cached_tokens
+        self._queue_time.observe(queue_s)
+
+    def finished(self, event: Finished, reason: FinishReason, e2e_s: float) -> None:
+        timings = event.timings
+        self._prompt_ms += timings.prompt_ms
+        self._predicted_ms += timings.predicted_ms
+        self._prefill_time.observe(timings.prompt_ms / 1000)
+        self._decode_time.observe(timings.predicted_ms / 1000)
+        self._e2e.observe(e2e_s)
+        self._request_prompt_tokens.observe(event.usage.prompt_tokens)
+        self._request_generation_tokens.observe(event.usage.completion_tokens)
+        self._success.labels(self._model, reason.value).inc()
+
+    def render(self) -> bytes:
+        """Prometheus' text format."""
+        return generate_latest(self._registry)
+
+    def describe(self) -> list[Metric]:
+        """Nothing: spares the registry a `collect` before there is an engine."""
+        return []
+
+    def collect(self) -> Iterator[Metric]:
+        """Called at each scrape, on the event loop."""
+        load = self._load()
+        ratio = load.kv_tokens_used / load.kv_tokens if load.kv_tokens else 0.0
+        gauges = {
+            "llamacpp:requests_processing": ("Calls that hold a slot.", load.slots_busy),
+            "llamacpp:requests_deferred": ("Calls that wait for a slot.", load.waiting),
+            "llamacpp:kv_cache_usage_ratio": ("Share of KV cells in use.", ratio),
+            "llamacpp:kv_cache_tokens": ("KV cells in use.", load.kv_tokens_used),
+            "vllm:num_requests_running": ("Calls that hold a slot.", load.slots_busy),
+            "vllm:num_requests_waiting": ("Calls that wait for a slot.", load.waiting),
+            "vllm:kv_cache_usage_perc": ("Share of KV cells in use, 0 to 1.", ratio),
+            "vllm:gpu_cache_usage_perc": ("Share of KV cells in use, 0 to 1.", ratio),
+        }
+        counters = {
+            "llamacpp:prompt_tokens": ("Prompt tokens computed.", self.computed_prompt_tokens),
+            "llamacpp:prompt_seconds": ("Time spent on the prompts of finished calls.", self._prompt_ms / 1000),
+            "llamacpp:tokens_predicted": ("Tokens generated.", self.predicted_tokens),
+            "llamacpp:tokens_predicted_seconds": ("Time spent generating, finished calls.", self._predicted_ms / 1000),
+            "vllm:prompt_tokens": ("Prompt tokens of started calls, cached ones included.", self.prompt_tokens),
+            "vllm:generation_tokens": ("Tokens generated.", self.predicted_tokens),
+        }
+        for name, (help_, value) in gauges.items():
+            gauge = GaugeMetricFamily(name, help_, labels=("model_name",))
+            gauge.add_metric((self._model,), value)
+            yield gauge
+        for name, (help_, value) in counters.items():
+            counter = CounterMetricFamily(name, help_, labels=("model_name",))
+            counter.add_metric((self._model,), value)
+            yield counter
+
+    def _histogram(self, name: str, help_: str, buckets: tuple[float, ...]) -> Histogram:
+        family = Histogram(name, help_, ("model_name",), buckets=buckets, registry=self._registry)
+        return family.labels(self._model)

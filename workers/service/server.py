@@ -1,0 +1,278 @@
+"""The life of a worker process around its engine: listen, register, serve, drain, leave.
+
+start -> listening -> registered -> serving --signal--> draining --idle or bound--> cut -> flushed -> gone
+                                        `--engine crashed--------------------------^
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import errno
+import logging
+import secrets
+import signal
+import socket
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import uvicorn
+
+from workers.chat.prompts import Prompts
+from workers.engine.request import EngineLoad
+from workers.protocol.events import CallEvent
+from workers.protocol.exits import Exit
+from workers.protocol.failures import Failure, FailureCode
+from workers.protocol.heartbeat import Heartbeat, ModelFacts
+from workers.protocol.requests import Sampling
+from workers.service.app import build_app
+from workers.service.desk import CallDesk
+from workers.service.desk import Engine as DeskEngine
+from workers.service.heartbeat import Registration, connect
+from workers.service.mailbox import Mailbox
+from workers.service.metrics import WorkerMetrics
+from workers.service.stream import EventHub
+
+REDIS_WAIT_S = 15.0
+"""How long a starting worker waits for Redis; without it no gateway would ever find the worker."""
+
+FLUSH_S = 2.0
+"""How long the last events may take to leave."""
+
+KEEP_ALIVE_S = 90
+"""Idle HTTP connections are kept longer than any client keeps them, so that none is closed under a request."""
+
+logger = logging.getLogger(__name__)
+
+
+class PortTaken(OSError):
+    """The address to listen on is in use."""
+
+
+class Engine(DeskEngine, Protocol):
+    """An engine as the process sees it: events from its own thread, one call of `emit` per step."""
+
+    @property
+    def n_ctx(self) -> int: ...
+    @property
+    def slots(self) -> int: ...
+    def load(self) -> EngineLoad: ...
+    def start(self) -> None: ...
+    def stop(self) -> None:
+        """Ends the thread; no event comes after it."""
+
+
+Emit = Callable[[int, list[CallEvent]], None]
+OnCrash = Callable[[BaseException], None]
+BuildEngine = Callable[[Emit, OnCrash], Engine]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Place:
+    """What one worker is in the fleet, and how it is reached."""
+
+    worker: str
+    model: str
+    address: str
+    """URL for gateways; empty: made from the socket."""
+    secret: str
+    redis_url: str
+    facts: ModelFacts
+    version: str
+    drain_s: float = 20.0
+    gateway_grace_s: float = 5.0
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """A listening socket; port 0 takes any free one. Raises PortTaken, or OSError for an address that can't be used."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    sock = socket.socket(family)
+    try:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        sock.bind((host, port))
+        sock.listen(1024)
+    except OSError as error:
+        sock.close()
+        if error.errno == errno.EADDRINUSE:
+            raise PortTaken(f"port {port} of {host} is in use; choose another with --worker-port") from error
+        raise
+    sock.setblocking(False)
+    return sock
+
+
+class _HttpServer(uvicorn.Server):
+    """Uvicorn without its signal handlers: the worker decides when it is over."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+
+class WorkerServer:
+    """One worker. Build it on the running loop, then await `run` once."""
+
+    def __init__(
+        self,
+        place: Place,
+        sock: socket.socket,
+        prompts: Prompts,
+        defaults: Sampling,
+        build_engine: BuildEngine,
+        http: Any = "httptools",
+    ) -> None:
+        self._place = place
+        self._sock = sock
+        host, port = sock.getsockname()[:2]
+        self.address = place.address or f"http://{f'[{host}]' if ':' in host else host}:{port}"
+        """Base URL for gateways."""
+        self._boot = secrets.token_hex(6)
+        self._started_at = time.time()
+        self._loop = asyncio.get_running_loop()
+        self._mailbox = Mailbox(self._loop)
+        self._engine = build_engine(self._mailbox.put, self._crash_from_thread)
+        self._metrics = WorkerMetrics(place.model, self._engine.load)
+        self._hub = EventHub(self._boot, grace_s=place.gateway_grace_s)
+        self.desk = CallDesk(self._hub, self._engine, prompts, self._metrics, defaults)
+        self._mailbox.connect(self.desk.deliver)
+        app = build_app(desk=self.desk, hub=self._hub, metrics=self._metrics, secret=place.secret, health=self._health)
+        config = uvicorn.Config(
+            app,
+            http=http,
+            ws="none",
+            lifespan="off",
+            log_config=None,
+            access_log=False,
+            timeout_keep_alive=KEEP_ALIVE_S,
+            timeout_graceful_shutdown=int(FLUSH_S),
+        )
+        self._http = _HttpServer(config)
+        self._redis = connect(place.redis_url)
+        self._registration = Registration(self._redis, self._heartbeat)
+        self._stop = asyncio.Event()
+        self._stop_now = asyncio.Event()
+        self._crash: BaseException | None = None
+
+    async def run(self) -> Exit:
+        """Serves until a signal or a crash; returns what the process should exit with."""
+        for number in (signal.SIGTERM, signal.SIGINT):
+            self._loop.add_signal_handler(number, self._on_signal, number)
+        self._engine.start()
+        try:
+            async with asyncio.TaskGroup() as group:
+                http = group.create_task(self._http.serve(sockets=[self._sock]))
+                beats = group.create_task(self._registration.run())
+                code = await self._live()
+                self._hub.close()
+                self._http.should_exit = True
+                await http
+                beats.cancel()
+            await self._registration.leave()
+        finally:
+            self._engine.stop()
+            await self._redis.aclose()
+            self._sock.close()
+        return code
+
+    async def _live(self) -> Exit:
+        """From the first beat to the last event."""
+        try:
+            async with asyncio.timeout(REDIS_WAIT_S):
+                await _first(self._registration.registered, self._stop)
+        except TimeoutError:
+            logger.error("Redis did not answer for %.0f s; check PADDOCK_REDIS_URL", REDIS_WAIT_S)
+            return Exit.NO_REDIS
+        logger.info("serving %s at %s with %d slots", self._place.model, self.address, self._engine.slots)
+        await self._stop.wait()
+        code = Exit.CRASHED if self._crash is not None else await self._drain()
+        self._mailbox.flush()
+        if self.desk.num_calls:
+            self.desk.fail_all(self._last_words())
+        await self._flush()
+        return code
+
+    async def _drain(self) -> Exit:
+        self.desk.draining = True
+        self._registration.hurry()
+        logger.info("draining %d calls, for at most %.0f s", self.desk.num_calls, self._place.drain_s)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(self._place.drain_s):
+                await _first(self.desk.idle, self._stop_now)
+        if self._crash is not None:
+            return Exit.CRASHED
+        if self.desk.num_calls:
+            logger.warning("cutting off %d calls that did not finish", self.desk.num_calls)
+            return Exit.DRAIN_CUT
+        return Exit.OK
+
+    async def _flush(self) -> None:
+        """Until every gateway's connection has taken the last events, or shows that it does not mean to."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(FLUSH_S):
+                while not self._hub.caught_up:  # noqa: ASYNC110 - once, at the end; an event would cost every step
+                    await asyncio.sleep(0.01)
+
+    def _last_words(self) -> Failure:
+        if self._crash is not None:
+            return Failure(FailureCode.INTERNAL, "the worker's engine failed; send the request again")
+        return Failure(
+            FailureCode.DRAINING, "the worker stopped before the answer was finished; send the request again"
+        )
+
+    def _on_signal(self, number: int) -> None:
+        if self._stop.is_set():
+            self._stop_now.set()
+        self._stop.set()
+        logger.info("%s: stopping%s", signal.Signals(number).name, " at once" if self._stop_now.is_set() else "")
+
+    def _crash_from_thread(self, error: BaseException) -> None:
+        """Called by the engine's thread as its last act."""
+        with contextlib.suppress(RuntimeError):  # the loop has closed: the process is ending already
+            self._loop.call_soon_threadsafe(self._on_crash, error)
+
+    def _on_crash(self, error: BaseException) -> None:
+        logger.critical("the engine's thread failed: %s", error, exc_info=error)
+        self._crash = error
+        self.desk.draining = True
+        self._stop_now.set()
+        self._stop.set()
+
+    def _heartbeat(self) -> Heartbeat:
+        load = self._engine.load()
+        return Heartbeat(
+            worker=self._place.worker,
+            boot=self._boot,
+            model=self._place.model,
+            address=self.address,
+            slots=load.slots,
+            slots_busy=load.slots_busy,
+            n_ctx=self._engine.n_ctx,
+            kv_tokens=load.kv_tokens,
+            kv_tokens_used=load.kv_tokens_used,
+            facts=self._place.facts,
+            draining=self.desk.draining,
+            started_at=self._started_at,
+        )
+
+    def _health(self) -> dict[str, Any]:
+        load = self._engine.load()
+        return {
+            "status": "draining" if self.desk.draining else "ok",
+            "model": self._place.model,
+            "worker": self._place.worker,
+            "boot": self._boot,
+            "slots": load.slots,
+            "slots_busy": load.slots_busy,
+            "version": self._place.version,
+        }
+
+
+async def _first(*events: asyncio.Event) -> None:
+    """Returns when one of the events is set."""
+    tasks = [asyncio.ensure_future(event.wait()) for event in events]
+    try:
+        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for task in tasks:
+            task.cancel()

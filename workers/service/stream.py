@@ -1,0 +1,292 @@
+"""The event hub: one bounded ring of encoded frames per gateway, and the connections that read from it.
+
+Everything here runs on the event loop. The ring is the only buffer: a connection keeps a position in it and reads at
+its own pace, so a slow or absent gateway costs at most one ring of memory.
+
+What a connection gets first depends on its `Last-Event-ID`:
+
+    id                                        first                    then
+    ----------------------------------------  -----------------------  ---------------------------
+    of this boot, still covered by the ring   -                        every frame after it
+    of this boot, overrun                     `alive`                  every frame still in the ring
+    of another boot, or malformed             `alive`                  every frame still in the ring
+    none, and nothing was ever dropped        -                        every frame
+    none, and something was dropped           `alive`                  every frame still in the ring
+
+`alive` lists the calls whose missing events all follow: those that run or wait, and those that have ended inside the
+ring. A call that lost an event to the overrun is cancelled and not listed, so that no answer ever has a silent gap.
+The same happens in the middle of a live stream when its connection falls behind by more than the ring.
+
+Source of `Last-Event-ID`: WHATWG HTML, "Server-sent events".
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from workers.protocol.events import CallEvent, encode_alive, encode_step
+from workers.protocol.framing import ALIVE_EVENT, encode_frame, event_id, parse_event_id
+
+RING_FRAMES = 8192
+RING_BYTES = 4 << 20
+"""About ten seconds of sixteen streams at 1.4 ms per step: twice the default grace."""
+
+MAX_FORGOTTEN = 256
+
+
+@dataclass(slots=True, eq=False)
+class Listing:
+    """One call in its gateway's book."""
+
+    number: int
+    key: int
+    """The engine's name for the call."""
+    gateway: GatewayBook
+    first_step: int = 0
+    """Step of its first event; 0 before that."""
+
+
+@dataclass(slots=True, eq=False)
+class GatewayBook:
+    """All that is kept for one gateway process."""
+
+    gateway_id: str
+    floor: int
+    """Newest step that is not in the ring any more (or had passed when this book was opened)."""
+    lossy: bool
+    """Something was dropped that this gateway may not have seen."""
+    frames: deque[tuple[int, bytes]] = field(default_factory=deque)
+    num_bytes: int = 0
+    calls: dict[int, Listing] = field(default_factory=dict)
+    ended: deque[tuple[int, int, int]] = field(default_factory=deque)
+    """(last step, call number, first step) of the calls whose end is still in the ring."""
+    feed: Feed | None = None
+    expiry: asyncio.TimerHandle | None = None
+
+
+class Feed:
+    """One connection's place in its gateway's ring. One reader; `close` may be called by anyone on the loop."""
+
+    def __init__(self, hub: EventHub, book: GatewayBook, position: int) -> None:
+        self.book = book
+        self._hub = hub
+        self._position = position
+        """Step of the last frame taken; below the book's floor when frames were lost."""
+        self._closed = False
+        self._waiter: asyncio.Future[None] | None = None
+
+    @property
+    def closed(self) -> bool:
+        return self._closed
+
+    @property
+    def caught_up(self) -> bool:
+        frames = self.book.frames
+        return self._position >= (frames[-1][0] if frames else self.book.floor)
+
+    def take(self, max_bytes: int) -> bytes:
+        """The next frames, at least one if there is one; empty when caught up."""
+        book = self.book
+        parts: list[bytes] = []
+        size = 0
+        if self._position < book.floor:
+            parts.append(self._hub.alive_frame(book))
+            self._position = book.floor
+            size = len(parts[0])
+        pending: list[tuple[int, bytes]] = []
+        for frame in reversed(book.frames):
+            if frame[0] <= self._position:
+                break
+            pending.append(frame)
+        for step, data in reversed(pending):
+            size += len(data)
+            if size > max_bytes and parts:
+                break
+            parts.append(data)
+            self._position = step
+        return parts[0] if len(parts) == 1 else b"".join(parts)
+
+    async def wait(self) -> None:
+        """Returns when there may be something to take, or the feed is closed."""
+        if self._closed or not self.caught_up:
+            return
+        self._waiter = asyncio.get_running_loop().create_future()
+        try:
+            await self._waiter
+        finally:
+            self._waiter = None
+
+    def wake(self) -> None:
+        waiter = self._waiter
+        if waiter is not None and not waiter.done():
+            waiter.set_result(None)
+
+    def close(self) -> None:
+        self._closed = True
+        self.wake()
+
+
+class EventHub:
+    """Every gateway's book."""
+
+    def __init__(
+        self,
+        boot: str,
+        *,
+        grace_s: float,
+        ring_frames: int = RING_FRAMES,
+        ring_bytes: int = RING_BYTES,
+    ) -> None:
+        self.boot = boot
+        self._grace_s = grace_s
+        self._on_lost: Callable[[int], None] = _ignore
+        self._ring_frames = ring_frames
+        self._ring_bytes = ring_bytes
+        self._books: dict[str, GatewayBook] = {}
+        self._forgotten: dict[str, None] = {}
+        """Gateways whose book was closed, oldest first, so that a late return is told about it."""
+        self._step = 0
+        self._closed = False
+
+    def follow(self, on_lost: Callable[[int], None]) -> None:
+        """`on_lost(key)` will be called for each call that the hub gives up: its gateway stayed away past the grace
+        period, or lost events of it to an overrun."""
+        self._on_lost = on_lost
+
+    def enter(self, gateway_id: str, number: int, key: int) -> Listing:
+        """Writes a call into its gateway's book, opening the book if need be."""
+        book = self._open(gateway_id)
+        listing = book.calls[number] = Listing(number, key, book)
+        return listing
+
+    def find(self, gateway_id: str, number: int) -> Listing | None:
+        book = self._books.get(gateway_id)
+        return book.calls.get(number) if book is not None else None
+
+    def strike(self, listing: Listing) -> None:
+        """Takes a call out of the book without a word to the gateway: it was cancelled or never began."""
+        listing.gateway.calls.pop(listing.number, None)
+
+    def end(self, listing: Listing) -> None:
+        """Takes a call out of the book whose last event is in the frame just being published."""
+        book = listing.gateway
+        if book.calls.pop(listing.number, None) is not None:
+            book.ended.append((self._step, listing.number, listing.first_step))
+
+    def begin_step(self, step: int) -> int:
+        """Opens the next frame of every gateway; returns its number, which only ever grows."""
+        self._step = step if step > self._step else self._step + 1
+        return self._step
+
+    def publish(self, book: GatewayBook, events: list[CallEvent]) -> None:
+        """Files this step's events of one gateway and wakes its connection."""
+        frame = encode_frame(encode_step(events), event_id(self.boot, self._step))
+        book.frames.append((self._step, frame))
+        book.num_bytes += len(frame)
+        while len(book.frames) > 1 and (len(book.frames) > self._ring_frames or book.num_bytes > self._ring_bytes):
+            book.floor, dropped = book.frames.popleft()
+            book.num_bytes -= len(dropped)
+            book.lossy = True
+        while book.ended and book.ended[0][0] <= book.floor:
+            book.ended.popleft()
+        if book.feed is not None:
+            book.feed.wake()
+
+    def attach(self, gateway_id: str, last_event_id: str | None) -> Feed:
+        """A new connection of a gateway; an older one of the same gateway is closed."""
+        book = self._open(gateway_id)
+        if book.feed is not None:
+            book.feed.close()
+        if book.expiry is not None:
+            book.expiry.cancel()
+            book.expiry = None
+        book.feed = Feed(self, book, self._position(book, last_event_id))
+        if self._closed:
+            book.feed.close()
+        return book.feed
+
+    def detach(self, feed: Feed) -> None:
+        """The connection is gone; unless it was superseded, the gateway's grace period begins."""
+        feed.close()
+        book = feed.book
+        if book.feed is feed:
+            book.feed = None
+            self._start_grace(book)
+
+    def alive_frame(self, book: GatewayBook) -> bytes:
+        """The `alive` frame for a connection that goes on at the book's floor; gives up the calls with a gap."""
+        for listing in [listing for listing in book.calls.values() if 0 < listing.first_step <= book.floor]:
+            del book.calls[listing.number]
+            self._on_lost(listing.key)
+        ended = [number for _, number, first_step in book.ended if first_step > book.floor]
+        data = encode_alive([*ended, *book.calls])
+        return encode_frame(data, event_id(self.boot, book.floor), ALIVE_EVENT)
+
+    def close(self) -> None:
+        """Ends every connection, after it has sent what it was already sending."""
+        self._closed = True
+        for book in self._books.values():
+            if book.feed is not None:
+                book.feed.close()
+            if book.expiry is not None:
+                book.expiry.cancel()
+                book.expiry = None
+
+    @property
+    def num_attached(self) -> int:
+        return sum(book.feed is not None for book in self._books.values())
+
+    @property
+    def caught_up(self) -> bool:
+        """Whether every connection has taken all there is."""
+        return all(book.feed is None or book.feed.caught_up for book in self._books.values())
+
+    def check_integrity(self) -> None:
+        """Raises AssertionError where the books contradict themselves."""
+        for gateway_id, book in self._books.items():
+            steps = [step for step, _ in book.frames]
+            if steps != sorted(set(steps)) or (steps and steps[0] <= book.floor):
+                raise AssertionError(f"{gateway_id}: ring out of order: {steps[:3]} ... over floor {book.floor}")
+            if book.num_bytes != sum(len(data) for _, data in book.frames):
+                raise AssertionError(f"{gateway_id}: ring counts {book.num_bytes} bytes wrongly")
+            if book.feed is None and book.expiry is None and not self._closed:
+                raise AssertionError(f"{gateway_id}: neither connected nor in its grace period")
+
+    def _open(self, gateway_id: str) -> GatewayBook:
+        book = self._books.get(gateway_id)
+        if book is None:
+            book = GatewayBook(gateway_id, floor=self._step, lossy=gateway_id in self._forgotten)
+            self._books[gateway_id] = book
+            self._start_grace(book)
+        return book
+
+    def _position(self, book: GatewayBook, last_event_id: str | None) -> int:
+        """Where a connection starts; one below the floor makes it begin with `alive`."""
+        if not last_event_id:
+            return book.floor - 1 if book.lossy else book.floor
+        parsed = parse_event_id(last_event_id)
+        if parsed is None or parsed[0] != self.boot or not book.floor <= parsed[1] <= self._step:
+            return book.floor - 1
+        return parsed[1]
+
+    def _start_grace(self, book: GatewayBook) -> None:
+        if not self._closed:
+            book.expiry = asyncio.get_running_loop().call_later(self._grace_s, self._expire, book)
+
+    def _expire(self, book: GatewayBook) -> None:
+        del self._books[book.gateway_id]
+        self._step += 1  # so that no id that this gateway holds counts as known any more
+        self._forgotten.pop(book.gateway_id, None)
+        self._forgotten[book.gateway_id] = None
+        if len(self._forgotten) > MAX_FORGOTTEN:
+            del self._forgotten[next(iter(self._forgotten))]
+        for listing in book.calls.values():
+            self._on_lost(listing.key)
+        book.calls.clear()
+
+
+def _ignore(key: int) -> None:
+    """Nobody follows the hub yet."""
