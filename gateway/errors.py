@@ -15,6 +15,7 @@ PaddockError                     status  type
 ├── Unavailable                  503     unavailable_error
 │   ├── QueueTimeout             503       code queue_timeout
 │   ├── StoreUnavailable         503       code store_unavailable
+│   ├── RequestTimeout           503       code request_timeout
 │   └── Stopping                 503       code stopping
 ├── WorkerLost                   502     unavailable_error
 ├── ClientTooSlow                -       in-stream only
@@ -112,6 +113,10 @@ class QueueTimeout(Unavailable):
 
 class StoreUnavailable(Unavailable):
     code = "store_unavailable"
+
+
+class RequestTimeout(Unavailable):
+    code = "request_timeout"
 
 
 class Stopping(Unavailable):

@@ -1,0 +1,54 @@
+"""Names to models: pure, from the catalog and from what the fleet serves."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from gateway.call import Principal
+from gateway.errors import ModelNotFound, PermissionDenied
+from workers.protocol.catalog import Catalog
+
+MAX_NAMES_TOLD = 20
+
+
+class Names:
+    """Every name and its model. A model's own name is an alias of itself.
+
+    Models that workers serve without being in the catalog count as well, so that a worker started alone is reachable.
+    """
+
+    def __init__(self, catalog: Catalog | None) -> None:
+        self._fixed: dict[str, str] = {}
+        if catalog is not None:
+            self._fixed = dict(catalog.aliases)
+            self._fixed.update({model.name: model.name for model in catalog.models})
+
+    def all(self, fleet_models: Iterable[str]) -> dict[str, str]:
+        """Name -> model, sorted by name; the catalog's word beats the fleet's."""
+        return dict(sorted(({model: model for model in fleet_models} | self._fixed).items()))
+
+    def permitted(self, principal: Principal, fleet_models: Iterable[str]) -> dict[str, str]:
+        return {name: model for name, model in self.all(fleet_models).items() if principal.may_use(name)}
+
+    def resolve(self, name: str, principal: Principal, fleet_models: Iterable[str]) -> str:
+        """The model behind a name. Raises ModelNotFound or PermissionDenied, both telling the names that would do."""
+        names = self.all(fleet_models)
+        model = names.get(name)
+        if model is not None and principal.may_use(name):
+            return model
+        usable = [other for other in names if principal.may_use(other)]
+        if model is None:
+            raise ModelNotFound(f"The model {_shown(name)} does not exist. {_told(usable)}", param="model")
+        raise PermissionDenied(f"This API key may not use the model {_shown(name)}. {_told(usable)}", param="model")
+
+
+def _shown(name: str) -> str:
+    return f"`{name[:128]}`" + ("..." if len(name) > 128 else "")
+
+
+def _told(usable: list[str]) -> str:
+    if not usable:
+        return "There is no model that this key may use; ask the operator to start a worker or to widen the key."
+    more = len(usable) - MAX_NAMES_TOLD
+    rest = f" and {more} more (see GET /v1/models)" if more > 0 else ""
+    return "Use one of: " + ", ".join(usable[:MAX_NAMES_TOLD]) + rest + "."

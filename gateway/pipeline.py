@@ -1,0 +1,213 @@
+"""The corridor of one call: its name, its permission, a slot, a worker, the answer; and its end, whatever that is.
+
+call = pipeline.call(...)                           who asks for what, until when
+async with pipeline.answer(call, request, trail) as answer:
+    async for events in answer: ...                 lists of events; leaving the block is the cancellation
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Mapping
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from dataclasses import dataclass
+from typing import Protocol
+
+from gateway.call import Call, Principal
+from gateway.catalog.names import Names
+from gateway.errors import ClientTooSlow, PaddockError, Stopping
+from gateway.relay.cutoff import Cutoff
+from gateway.relay.failures import answer_to
+from gateway.relay.fanin import Place
+from gateway.relay.relay import Passage, Relay
+from gateway.telemetry.metrics import Metrics
+from gateway.telemetry.trail import Trail
+from workers.protocol.events import CallEvent, Failed, Started
+from workers.protocol.failures import RETRYABLE, CallFailed, Failure, FailureCode
+from workers.protocol.heartbeat import Heartbeat
+from workers.protocol.requests import GenerateRequest
+
+MAX_ATTEMPTS = 4
+REST_S = 0.1
+"""How long a worker that refused a call, or lost it, is left alone by that call."""
+LOOK_AGAIN_S = 0.05
+
+
+class Lease(Protocol):
+    """A slot on a worker."""
+
+    @property
+    def worker(self) -> str: ...
+    @property
+    def boot(self) -> str: ...
+    @property
+    def address(self) -> str: ...
+    @property
+    def queue_ms(self) -> float: ...
+
+
+class Admission(Protocol):
+    def slot(self, call: Call, avoid: frozenset[str] = ...) -> AbstractAsyncContextManager[Lease]: ...
+
+
+class Snapshot(Protocol):
+    @property
+    def workers(self) -> Mapping[str, tuple[Heartbeat, ...]]: ...
+
+
+class Fleet(Protocol):
+    @property
+    def snapshot(self) -> Snapshot: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    queue_timeout_s: float
+    request_timeout_s: float
+
+
+class Answer:
+    """The events of a call that has begun, as lists; the last list holds `Finished`. A failure is raised."""
+
+    __slots__ = ("_error", "_first", "_passage", "started")
+
+    def __init__(self, first: list[CallEvent], passage: Passage) -> None:
+        self.started = first[0] if isinstance(first[0], Started) else None
+        self._first: list[CallEvent] | None = first
+        self._passage = passage
+        self._error: PaddockError | None = None
+
+    def __aiter__(self) -> Answer:
+        return self
+
+    async def __anext__(self) -> list[CallEvent]:
+        """Raises PaddockError when the call failed on its way."""
+        if self._first is not None:
+            events, self._first = self._first, None
+        elif self._passage.ended:
+            if self._error is not None:
+                raise self._error
+            raise StopAsyncIteration
+        else:
+            events = await self._passage.take()
+        if self._passage.ended and isinstance(last := events[-1], Failed):
+            self._error = answer_to(last.failure)
+            events = events[:-1]
+            if not events:
+                raise self._error
+        return events
+
+
+class Pipeline:
+    """Takes every call of this gateway process through the corridor."""
+
+    def __init__(
+        self, names: Names, fleet: Fleet, admission: Admission, relay: Relay, metrics: Metrics, limits: Limits
+    ) -> None:
+        self._names = names
+        self._fleet = fleet
+        self._admission = admission
+        self._relay = relay
+        self._metrics = metrics
+        self._limits = limits
+        self._under_way: set[Cutoff] = set()
+        self._stopping = False
+
+    @property
+    def num_calls(self) -> int:
+        return len(self._under_way)
+
+    @property
+    def stopping(self) -> bool:
+        return self._stopping
+
+    def stop_taking(self) -> None:
+        """From now on new calls are refused; those under way go on."""
+        self._stopping = True
+
+    def cut_all(self) -> None:
+        """End every call under way with an error that its client sees."""
+        for cutoff in self._under_way:
+            cutoff.cut(Stopping("This gateway stopped before the answer was complete. Send the request again."))
+
+    def call(self, principal: Principal, alias: str, trail: Trail) -> Call:
+        """Raises Stopping, ModelNotFound, PermissionDenied."""
+        if self._stopping:
+            raise Stopping("This gateway is stopping. Send the request again.", retry_after_s=1.0)
+        model = self._names.resolve(alias, principal, self._fleet.snapshot.workers)
+        trail.alias, trail.model = alias, model
+        return Call(
+            request_id=trail.request_id,
+            principal=principal,
+            alias=alias,
+            model=model,
+            received_at=trail.received_at,
+            deadline=trail.received_at + self._limits.request_timeout_s,
+            queue_deadline=trail.received_at + self._limits.queue_timeout_s,
+        )
+
+    @asynccontextmanager
+    async def answer(self, call: Call, request: GenerateRequest, trail: Trail) -> AsyncIterator[Answer]:
+        """Place the call, again on another worker while that is safe, and hand out its answer once it has begun.
+
+        Raises PaddockError: no slot in time, refused by the worker, failed, cut off.
+        """
+        cutoff = Cutoff(call.deadline, f"the limit of {self._limits.request_timeout_s:g} s for one request")
+        with self._metrics.in_flight.labels(call.model).track_inprogress():
+            self._under_way.add(cutoff)
+            try:
+                async with cutoff, self._placed(call, request, trail, cutoff) as answer:
+                    yield answer
+            finally:
+                self._under_way.discard(cutoff)
+
+    @asynccontextmanager
+    async def _placed(
+        self, call: Call, request: GenerateRequest, trail: Trail, cutoff: Cutoff
+    ) -> AsyncIterator[Answer]:
+        resting: dict[str, float] = {}
+        """Boot id -> time.monotonic() until which this call leaves that worker process alone."""
+        slow = ClientTooSlow("The client reads too slowly: its buffer of events is full, so the answer was cut off.")
+        while True:
+            async with self._admission.slot(call, await self._avoided(call, resting)) as lease:
+                place = Place(lease.worker, lease.boot, lease.address.rstrip("/"))
+                _note_attempt(trail, lease)
+                failure: Failure
+                try:
+                    async with self._relay.passage(
+                        place, request, call.principal.team, call.request_id, lambda: cutoff.cut(slow)
+                    ) as passage:
+                        first = await passage.take()
+                        if not isinstance(event := first[0], Failed):
+                            self._metrics.attempts.labels(call.model, "started").inc()
+                            yield Answer(first, passage)
+                            return
+                        failure = event.failure
+                except CallFailed as failed:
+                    failure = failed.failure
+            self._metrics.attempts.labels(call.model, failure.code.value).inc()
+            if failure.code not in RETRYABLE or trail.attempts >= MAX_ATTEMPTS:
+                raise answer_to(failure)
+            resting[place.boot] = float("inf") if failure.code is FailureCode.DRAINING else time.monotonic() + REST_S
+
+    async def _avoided(self, call: Call, resting: dict[str, float]) -> frozenset[str]:
+        """Workers that would not do; while there are no others, waits for one to recover or to be replaced."""
+        while True:
+            now = time.monotonic()
+            beats = self._fleet.snapshot.workers.get(call.model, ())
+            bad = frozenset(
+                beat.worker for beat in beats if resting.get(beat.boot, 0.0) > now or self._relay.is_lost(beat.boot)
+            )
+            if len(bad) < len(beats):
+                return bad
+            if not beats or now >= call.queue_deadline:
+                return frozenset()
+            await asyncio.sleep(LOOK_AGAIN_S)
+
+
+def _note_attempt(trail: Trail, lease: Lease) -> None:
+    trail.attempts += 1
+    trail.worker = lease.worker
+    trail.queue_ms += lease.queue_ms
+    trail.submitted_at = time.monotonic()

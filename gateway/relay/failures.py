@@ -1,0 +1,39 @@
+"""The one table that turns a worker's failure into an answer for a client."""
+
+from __future__ import annotations
+
+from gateway.errors import (
+    ContextOverflow,
+    InternalError,
+    InvalidRequest,
+    PaddockError,
+    QueueFull,
+    Unavailable,
+    UnsupportedParameter,
+    WorkerLost,
+)
+from workers.protocol.failures import Failure, FailureCode
+
+BUSY_RETRY_AFTER_S = 1.0
+
+ANSWERS: dict[FailureCode, type[PaddockError]] = {
+    FailureCode.INVALID_REQUEST: InvalidRequest,
+    FailureCode.CONTEXT_OVERFLOW: ContextOverflow,
+    FailureCode.UNSUPPORTED: UnsupportedParameter,
+    FailureCode.UNAUTHORIZED: InternalError,
+    FailureCode.BUSY: QueueFull,
+    FailureCode.DRAINING: Unavailable,
+    FailureCode.WORKER_LOST: WorkerLost,
+    FailureCode.INTERNAL: InternalError,
+}
+
+
+def answer_to(failure: Failure) -> PaddockError:
+    """What the client is told."""
+    if failure.code is FailureCode.UNAUTHORIZED:
+        # The client's key is fine; it is the operator who has to act.
+        return InternalError(
+            "The worker refused this gateway's secret. Start both with the same PADDOCK_WORKER_SECRET."
+        )
+    retry_after_s = BUSY_RETRY_AFTER_S if failure.code in (FailureCode.BUSY, FailureCode.DRAINING) else None
+    return ANSWERS[failure.code](failure.message, param=failure.param, retry_after_s=retry_after_s)

@@ -1,0 +1,217 @@
+"""The event stream of one worker process, held open for as long as the process lives and shared by all its calls."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from time import monotonic
+
+import aiohttp
+import msgspec
+
+from gateway.relay.mailbox import Mailbox
+from workers.protocol.events import Failed, decode_alive, decode_step
+from workers.protocol.failures import Failure, FailureCode
+from workers.protocol.framing import (
+    ALIVE_EVENT,
+    EVENTS_PATH,
+    KEEP_ALIVE_INTERVAL_S,
+    Frame,
+    FrameReader,
+    FrameTooLong,
+)
+
+log = logging.getLogger(__name__)
+
+READ_TIMEOUT_S = 2.5 * KEEP_ALIVE_INTERVAL_S
+"""A worker writes at least every KEEP_ALIVE_INTERVAL_S: silence of this length is a dead peer."""
+CONNECT_TIMEOUT_S = 1.0
+REFUSED_FOR_S = 0.2
+"""Nobody listens on the address any more: the process is gone, not the network."""
+AWAY_FOR_S = 5.0
+"""Any other trouble. A worker cancels the calls of a gateway that stays away about this long, so waiting on is vain."""
+FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.02, 0.5
+FRAMES_PER_TURN = 256
+"""After a stall, readers get a turn between this many steps, so that a backlog does not look like slow clients."""
+
+
+class EventStreamRefused(Exception):
+    """The worker answered the request for its events with another status than 200."""
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """One worker process."""
+
+    worker: str
+    boot: str
+    address: str
+
+
+class WorkerStream:
+    """Reads one worker process's steps and hands each event to its call's mailbox.
+
+    Reconnects with `Last-Event-ID`, so a network blip loses nothing. When the process is gone every call on it gets
+    a `Failed` (worker_lost). Nothing here ever waits for a caller.
+    """
+
+    def __init__(
+        self,
+        session: aiohttp.ClientSession,
+        place: Place,
+        gateway_id: str,
+        cancel: Callable[[list[int]], None],
+    ) -> None:
+        self.place = place
+        self.connected = asyncio.Event()
+        """Set while the stream is open: only then are calls submitted."""
+        self.lost = False
+        """The process is gone, as far as anyone can tell; calls fail at once until it is heard from again."""
+        self._session = session
+        self._gateway_id = gateway_id
+        self._cancel = cancel
+        self._boxes: dict[int, Mailbox] = {}
+        self._last_id = ""
+        self._departed = False
+        self._attempts = 0
+        """Connections that ended or failed since the stream was last open."""
+        self._troubled_at = 0.0
+        self._changed = asyncio.Event()
+
+    def attach(self, call: int, mailbox: Mailbox) -> None:
+        self._boxes[call] = mailbox
+
+    def detach(self, call: int) -> None:
+        self._boxes.pop(call, None)
+
+    @property
+    def num_calls(self) -> int:
+        return len(self._boxes)
+
+    def depart(self) -> None:
+        """The worker's record is gone from the fleet: the next trouble on the stream is taken for its end."""
+        self._departed = True
+        if not self.connected.is_set():
+            self.lose("is gone from the fleet")
+
+    def stay(self) -> None:
+        """The record is back."""
+        self._departed = False
+
+    def lose(self, why: str) -> None:
+        """End every call on this process."""
+        self.lost = True
+        self._changed.set()
+        if self._boxes:
+            log.warning(
+                "worker lost", extra={"fields": {"worker": self.place.worker, "boot": self.place.boot, "why": why}}
+            )
+        calls = list(self._boxes)
+        # Should it be alive after all, it must not go on computing for nobody.
+        self._cancel(calls)
+        for call in calls:
+            self._fail(call, f"The worker {self.place.worker} {why}. Send the request again.")
+
+    async def settled(self, timeout_s: float) -> bool:
+        """Wait until the stream is open or the worker counts as lost; whether it is open."""
+        if self.connected.is_set():
+            return True
+        try:
+            async with asyncio.timeout(timeout_s):
+                while not self.connected.is_set() and not self.lost:
+                    self._changed.clear()
+                    await self._changed.wait()
+        except TimeoutError:
+            return False
+        return self.connected.is_set()
+
+    async def run(self) -> None:
+        """Hold the stream open until cancelled, or until the process is lost and its record gone."""
+        pause_s = FIRST_PAUSE_S
+        while not (self.lost and self._departed):
+            try:
+                await self._listen()
+                self._trouble("closed its event stream")
+            except aiohttp.ClientConnectorError as error:
+                refused = isinstance(error.os_error, ConnectionRefusedError)
+                self._trouble("cannot be reached", REFUSED_FOR_S if refused else AWAY_FOR_S)
+            except EventStreamRefused as error:
+                log.error("event stream refused", extra={"fields": {"worker": self.place.worker, "why": str(error)}})
+                self.lose(f"refused its event stream ({error})")
+            except (aiohttp.ClientError, TimeoutError, OSError) as error:
+                self._trouble(f"broke off its event stream ({type(error).__name__})")
+            except (FrameTooLong, msgspec.DecodeError):
+                log.exception("worker speaks another protocol", extra={"fields": {"worker": self.place.worker}})
+                self.lose("sent events that this gateway cannot read")
+            finally:
+                self.connected.clear()
+            pause_s = FIRST_PAUSE_S if self._attempts == 1 else min(pause_s * 2, LONGEST_PAUSE_S)
+            await asyncio.sleep(pause_s)
+
+    def _trouble(self, why: str, patience_s: float = AWAY_FOR_S) -> None:
+        """The connection ended or could not be made, for the first time or again."""
+        now = monotonic()
+        self._attempts += 1
+        if self._attempts == 1:
+            self._troubled_at = now
+        if self._departed or now - self._troubled_at >= patience_s:
+            self.lose(why)
+
+    async def _listen(self) -> None:
+        """One connection, from its request to its end."""
+        headers = {"Accept": "text/event-stream"}
+        if self._last_id:
+            headers["Last-Event-ID"] = self._last_id
+        url = self.place.address + EVENTS_PATH
+        async with self._session.get(
+            url,
+            params={"gateway": self._gateway_id},
+            headers=headers,
+            timeout=aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_TIMEOUT_S, sock_read=READ_TIMEOUT_S),
+        ) as response:
+            if response.status != 200:
+                raise EventStreamRefused(f"HTTP {response.status}: {(await response.text())[:200]}")
+            self.lost = False
+            self._attempts = 0
+            self.connected.set()
+            self._changed.set()
+            self._cancel([])
+            reader = FrameReader()
+            async for chunk in response.content.iter_any():
+                frames = reader.feed(chunk)
+                for start in range(0, len(frames), FRAMES_PER_TURN):
+                    self._dispatch(frames[start : start + FRAMES_PER_TURN])
+                    if start + FRAMES_PER_TURN < len(frames):
+                        await asyncio.sleep(0)
+
+    def _dispatch(self, frames: list[Frame]) -> None:
+        boxes = self._boxes
+        for frame in frames:
+            if frame.event == ALIVE_EVENT:
+                self._end_all_but(set(decode_alive(frame.data)))
+            elif not frame.event:
+                for event in decode_step(frame.data):
+                    box = boxes.get(event.call)
+                    if box is not None:
+                        box.put(event)
+            if frame.id:
+                self._last_id = frame.id
+
+    def _end_all_but(self, alive: set[int]) -> None:
+        """The worker could not resume where this gateway stopped listening, and says which calls it still has."""
+        missing = [call for call in self._boxes if call not in alive]
+        for call in missing:
+            self._fail(
+                call,
+                f"The worker {self.place.worker} lost the call while the connection was down. Send the request again.",
+            )
+        # A call submitted while the list was made may be on the worker all the same, and strangers hold slots.
+        strangers = missing + [call for call in alive if call not in self._boxes]
+        if strangers:
+            self._cancel(strangers)
+
+    def _fail(self, call: int, message: str) -> None:
+        box = self._boxes.pop(call)
+        box.put(Failed(call, Failure(FailureCode.WORKER_LOST, message)))

@@ -1,0 +1,53 @@
+"""The bounded buffer between a worker's event stream and one caller."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+from workers.protocol.events import CallEvent
+
+
+class Mailbox:
+    """Events of one call, in order. One writer that never waits, one reader that takes all that is there.
+
+    Used on one event loop. When the reader falls `limit` events behind, `on_overflow` is called once and what comes
+    after is dropped: the call is over for the reader.
+    """
+
+    __slots__ = ("_events", "_limit", "_loop", "_on_overflow", "_overflowed", "_reader")
+
+    def __init__(self, limit: int, on_overflow: Callable[[], None]) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._events: list[CallEvent] = []
+        self._reader: asyncio.Future[None] | None = None
+        self._limit = limit
+        self._on_overflow = on_overflow
+        self._overflowed = False
+
+    def put(self, event: CallEvent) -> None:
+        """Runs once per token: an append and, if the reader waits, one wake-up."""
+        events = self._events
+        if len(events) >= self._limit:
+            self._overflow()
+            return
+        events.append(event)
+        reader = self._reader
+        if reader is not None:
+            self._reader = None
+            if not reader.done():
+                reader.set_result(None)
+
+    async def take(self) -> list[CallEvent]:
+        """All events that are there, at least one; waits for the first."""
+        if not self._events:
+            self._reader = self._loop.create_future()
+            await self._reader
+        events = self._events
+        self._events = []
+        return events
+
+    def _overflow(self) -> None:
+        if not self._overflowed:
+            self._overflowed = True
+            self._on_overflow()

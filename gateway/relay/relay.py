@@ -1,0 +1,175 @@
+"""All event streams of this gateway process, and the way a call takes through one of them."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+from collections.abc import AsyncIterator, Callable, Iterable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+
+import aiohttp
+
+from gateway.errors import Stopping
+from gateway.relay.fanin import CONNECT_TIMEOUT_S, Place, WorkerStream
+from gateway.relay.mailbox import Mailbox
+from gateway.relay.worker_client import Cancellations, WorkerClient
+from workers.protocol.events import CallEvent, Failed, Finished
+from workers.protocol.failures import CallFailed, Failure, FailureCode
+from workers.protocol.heartbeat import PROTOCOL_VERSION, Heartbeat
+from workers.protocol.requests import GenerateRequest, Submit
+
+log = logging.getLogger(__name__)
+
+SETTLE_TIMEOUT_S = 2 * CONNECT_TIMEOUT_S
+"""How long a call waits for the event stream of a worker that was seen this moment."""
+READ_BUFFER_BYTES = 1 << 16
+
+
+@dataclass(slots=True)
+class Line:
+    """One worker process as the relay keeps it."""
+
+    stream: WorkerStream
+    client: WorkerClient
+    cancellations: Cancellations
+    group: asyncio.TaskGroup
+
+
+class Passage:
+    """One call on one worker: its events as they come."""
+
+    __slots__ = ("_mailbox", "ended", "number")
+
+    def __init__(self, number: int, mailbox: Mailbox) -> None:
+        self.number = number
+        self.ended = False
+        self._mailbox = mailbox
+
+    async def take(self) -> list[CallEvent]:
+        """All events that are there, at least one; the last list ends with `Finished` or `Failed`."""
+        events = await self._mailbox.take()
+        if type(events[-1]) in _ENDS:
+            self.ended = True
+        return events
+
+
+_ENDS = (Finished, Failed)
+
+
+class Relay:
+    """Follows the fleet with one stream per worker process; opens passages for calls.
+
+    `run` must be running while passages are open; everything happens on its event loop.
+    """
+
+    def __init__(self, gateway_id: str, secret: str, buffer_events: int) -> None:
+        self._gateway_id = gateway_id
+        self._secret = secret
+        self._buffer_events = buffer_events
+        self._numbers = itertools.count(1)
+        self._lines: dict[str, Line] = {}
+        self._places: dict[str, Place] = {}
+        """The fleet as last seen, by boot id."""
+        self._group: asyncio.TaskGroup | None = None
+        self._session: aiohttp.ClientSession | None = None
+
+    async def run(self) -> None:
+        """Hold the streams until cancelled. Calls still under way end with their worker's grace period."""
+        connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=30.0)
+        headers = {"Authorization": f"Bearer {self._secret}"} if self._secret else {}
+        async with aiohttp.ClientSession(
+            connector=connector, headers=headers, read_bufsize=READ_BUFFER_BYTES, auto_decompress=False
+        ) as session:
+            try:
+                async with asyncio.TaskGroup() as group:
+                    self._session, self._group = session, group
+                    for place in self._places.values():
+                        self._open_line(place)
+                    await asyncio.get_running_loop().create_future()
+            finally:
+                self._session = self._group = None
+                self._lines.clear()
+
+    def follow(self, heartbeats: Iterable[Heartbeat]) -> None:
+        """The fleet as it is now: open streams to new processes, take leave of the gone ones. Never waits."""
+        self._places = {
+            beat.boot: Place(beat.worker, beat.boot, beat.address.rstrip("/"))
+            for beat in heartbeats
+            if beat.protocol == PROTOCOL_VERSION
+        }
+        if self._group is None:
+            return
+        successors = {place.worker: boot for boot, place in self._places.items()}
+        for boot, line in list(self._lines.items()):
+            if boot in self._places:
+                line.stream.stay()
+            else:
+                line.stream.depart()
+                if successors.get(line.stream.place.worker, boot) != boot:
+                    line.stream.lose("was restarted")
+        for place in self._places.values():
+            self._open_line(place)
+
+    @asynccontextmanager
+    async def passage(
+        self, place: Place, request: GenerateRequest, tenant: str, request_id: str, on_overflow: Callable[[], None]
+    ) -> AsyncIterator[Passage]:
+        """Submit a call; leaving the block before its end cancels it on the worker, without waiting.
+
+        Raises CallFailed when the worker cannot be asked; a worker that refuses the call does so in a `Failed` event.
+        """
+        line = self._open_line(place)
+        if line.stream.lost or not await line.stream.settled(SETTLE_TIMEOUT_S):
+            message = f"The worker {place.worker} cannot be reached. Send the request again."
+            raise CallFailed(Failure(FailureCode.WORKER_LOST, message))
+        number = next(self._numbers)
+        mailbox = Mailbox(self._buffer_events, on_overflow)
+        passage = Passage(number, mailbox)
+        submit = Submit(gateway=self._gateway_id, call=number, request=request, tenant=tenant, request_id=request_id)
+        line.stream.attach(number, mailbox)
+        # The answer may overtake the 202, and the worker may die before it: one mailbox takes whatever comes first.
+        submitting = line.group.create_task(self._submit(line, submit, mailbox))
+        try:
+            yield passage
+        finally:
+            line.stream.detach(number)
+            submitting.cancel()
+            if not passage.ended:
+                line.cancellations.add([number])
+
+    def is_lost(self, boot: str) -> bool:
+        """Whether the process is known to be gone though the fleet may still show it."""
+        line = self._lines.get(boot)
+        return line is not None and line.stream.lost
+
+    def _open_line(self, place: Place) -> Line:
+        line = self._lines.get(place.boot)
+        if line is not None:
+            return line
+        if self._group is None or self._session is None:
+            raise Stopping("This gateway is stopping. Send the request again.")
+        client = WorkerClient(self._session, self._gateway_id)
+        cancellations = Cancellations(client, place, self._group)
+        stream = WorkerStream(self._session, place, self._gateway_id, cancellations.add)
+        line = self._lines[place.boot] = Line(stream, client, cancellations, self._group)
+        self._group.create_task(self._hold(stream))
+        return line
+
+    async def _submit(self, line: Line, submit: Submit, mailbox: Mailbox) -> None:
+        try:
+            await line.client.submit(line.stream.place, submit)
+        except CallFailed as failed:
+            mailbox.put(Failed(submit.call, failed.failure))
+            if failed.failure.code is FailureCode.WORKER_LOST:
+                line.cancellations.add([submit.call])  # it may have arrived all the same
+
+    async def _hold(self, stream: WorkerStream) -> None:
+        try:
+            await stream.run()
+        except Exception:  # one worker's stream must not end the others; its own calls are ended here
+            log.exception("event stream crashed", extra={"fields": {"worker": stream.place.worker}})
+            stream.lose("broke its event stream")
+        finally:
+            self._lines.pop(stream.place.boot, None)

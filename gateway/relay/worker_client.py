@@ -1,0 +1,113 @@
+"""Asks of a worker: submit one call, cancel many. Every outcome is an answer or a `CallFailed`."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from dataclasses import dataclass, field
+
+import aiohttp
+import msgspec
+
+from gateway.relay.fanin import CONNECT_TIMEOUT_S, Place
+from workers.protocol.failures import CallFailed, Failure, FailureCode
+from workers.protocol.framing import CANCEL_PATH, SUBMIT_PATH
+from workers.protocol.requests import Accepted, Cancel, Submit
+
+log = logging.getLogger(__name__)
+
+SUBMIT_TIMEOUT_S = 60.0
+"""A worker tokenises a prompt before it answers; its death is noticed by the event stream, not by this bound."""
+CANCEL_TIMEOUT_S = 5.0
+JSON_HEADERS = {"Content-Type": "application/json"}
+
+_encode = msgspec.json.Encoder().encode
+_decode_failure = msgspec.json.Decoder(Failure).decode
+_decode_accepted = msgspec.json.Decoder(Accepted).decode
+
+
+class WorkerClient:
+    """The two POSTs of the wire, over one shared session that carries the secret."""
+
+    def __init__(self, session: aiohttp.ClientSession, gateway_id: str) -> None:
+        self._session = session
+        self._gateway_id = gateway_id
+
+    async def submit(self, place: Place, submit: Submit) -> Accepted:
+        """Raises CallFailed: the worker's own failure, or WORKER_LOST when it cannot be asked."""
+        try:
+            async with self._session.post(
+                place.address + SUBMIT_PATH,
+                data=_encode(submit),
+                headers=JSON_HEADERS,
+                timeout=aiohttp.ClientTimeout(total=SUBMIT_TIMEOUT_S, sock_connect=CONNECT_TIMEOUT_S),
+            ) as response:
+                body = await response.read()
+        except (aiohttp.ClientError, TimeoutError, OSError) as error:
+            message = (
+                f"The worker {place.worker} did not take the call ({type(error).__name__}). Send the request again."
+            )
+            raise CallFailed(Failure(FailureCode.WORKER_LOST, message)) from error
+        if response.status != 202:
+            raise CallFailed(_failure(place, response.status, body))
+        accepted = _decode_accepted(body)
+        if accepted.boot != place.boot:
+            message = f"The worker {place.worker} restarted as the call was placed. Send the request again."
+            raise CallFailed(Failure(FailureCode.WORKER_LOST, message))
+        return accepted
+
+    async def cancel(self, place: Place, calls: list[int]) -> bool:
+        """Whether the worker took it; when it did not, its grace period or its death ends the calls."""
+        try:
+            async with self._session.post(
+                place.address + CANCEL_PATH,
+                data=_encode(Cancel(self._gateway_id, tuple(calls))),
+                headers=JSON_HEADERS,
+                timeout=aiohttp.ClientTimeout(total=CANCEL_TIMEOUT_S, sock_connect=CONNECT_TIMEOUT_S),
+            ) as response:
+                await response.read()
+                return response.status < 300
+        except (aiohttp.ClientError, TimeoutError, OSError):
+            return False
+
+
+@dataclass(slots=True)
+class Cancellations:
+    """Calls to end on one worker: the first leaves at once, those that come while it travels go together next."""
+
+    client: WorkerClient
+    place: Place
+    group: asyncio.TaskGroup
+    """Where the sending runs."""
+    pending: list[int] = field(default_factory=list)
+    sending: bool = False
+
+    async def send(self) -> None:
+        """Send until nothing is left. What fails stays pending, for the next call or the next connection."""
+        self.sending = True
+        try:
+            while self.pending:
+                batch, self.pending = self.pending, []
+                if not await self.client.cancel(self.place, batch):
+                    self.pending = batch + self.pending
+                    log.info(
+                        "cancel not delivered", extra={"fields": {"worker": self.place.worker, "calls": len(batch)}}
+                    )
+                    return
+        finally:
+            self.sending = False
+
+    def add(self, calls: list[int]) -> None:
+        """Never waits; with an empty list it sends what stayed behind."""
+        self.pending += calls
+        if self.pending and not self.sending:
+            self.sending = True
+            self.group.create_task(self.send())
+
+
+def _failure(place: Place, status: int, body: bytes) -> Failure:
+    try:
+        return _decode_failure(body)
+    except msgspec.DecodeError:
+        message = f"The worker {place.worker} answered the call with HTTP {status} and no reason."
+        return Failure(FailureCode.INTERNAL, message)

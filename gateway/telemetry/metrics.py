@@ -1,0 +1,103 @@
+"""Every metric of the gateway, declared once. Exposition: Prometheus text at `/metrics`.
+
+name                              labels                         unit
+--------------------------------  -----------------------------  ---------------------------------------------
+paddock_requests_total            model alias team outcome       requests that ended
+paddock_requests_in_flight        model                          requests between admission and their end
+paddock_ttft_seconds              model alias                    arrival to first token
+paddock_e2e_seconds               model alias outcome            arrival to end
+paddock_queue_wait_seconds        model                          waiting for a slot
+paddock_overhead_seconds          model                          gateway's own time before the worker is asked
+paddock_prompt_tokens_total       model alias team               tokens, by the worker's count
+paddock_cached_tokens_total       model alias team               prompt tokens found in a KV cache
+paddock_generated_tokens_total    model alias team               tokens
+paddock_attempts_total            model outcome                  submissions to workers (placed, retried)
+paddock_queue_length              model                          calls of this gateway that wait for a slot
+paddock_workers                   model                          live workers
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+
+from gateway.telemetry.trail import Trail
+
+# As in vLLM, so that quantiles compare (its engine metrics, "time_to_first_token_seconds" and "e2e_request_latency_seconds").
+TTFT_BUCKETS_S = (
+    *(0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75),
+    *(1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0, 160.0, 640.0, 2560.0),
+)
+E2E_BUCKETS_S = (
+    *(0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 2.5, 5.0, 10.0, 15.0, 20.0, 30.0, 40.0, 50.0),
+    *(60.0, 120.0, 240.0, 480.0, 960.0, 1920.0, 7680.0),
+)
+OVERHEAD_BUCKETS_S = (0.0005, 0.001, 0.002, 0.003, 0.005, 0.01, 0.02, 0.05, 0.1, 0.25, 1.0)
+
+CONTENT_TYPE = b"text/plain; version=0.0.4; charset=utf-8"
+
+
+class Metrics:
+    """One set of metrics with its own registry; updated once per request, never per token."""
+
+    def __init__(self) -> None:
+        registry = self._registry = CollectorRegistry()
+        who = ("model", "alias", "team")
+        self.requests = Counter("paddock_requests", "Requests that ended", (*who, "outcome"), registry=registry)
+        self.in_flight = Gauge("paddock_requests_in_flight", "Requests under way", ("model",), registry=registry)
+        self.ttft = Histogram(
+            "paddock_ttft_seconds",
+            "Arrival to first token",
+            ("model", "alias"),
+            buckets=TTFT_BUCKETS_S,
+            registry=registry,
+        )
+        self.e2e = Histogram(
+            "paddock_e2e_seconds",
+            "Arrival to end",
+            ("model", "alias", "outcome"),
+            buckets=E2E_BUCKETS_S,
+            registry=registry,
+        )
+        self.queue_wait = Histogram(
+            "paddock_queue_wait_seconds", "Waiting for a slot", ("model",), buckets=TTFT_BUCKETS_S, registry=registry
+        )
+        self.overhead = Histogram(
+            "paddock_overhead_seconds",
+            "Gateway's own time before the worker is asked",
+            ("model",),
+            buckets=OVERHEAD_BUCKETS_S,
+            registry=registry,
+        )
+        self.prompt_tokens = Counter("paddock_prompt_tokens", "Prompt tokens", who, registry=registry)
+        self.cached_tokens = Counter(
+            "paddock_cached_tokens", "Prompt tokens found in a KV cache", who, registry=registry
+        )
+        self.generated_tokens = Counter("paddock_generated_tokens", "Generated tokens", who, registry=registry)
+        self.attempts = Counter("paddock_attempts", "Submissions to workers", ("model", "outcome"), registry=registry)
+        self.queue_length = Gauge("paddock_queue_length", "Calls that wait for a slot", ("model",), registry=registry)
+        self.workers = Gauge("paddock_workers", "Live workers", ("model",), registry=registry)
+
+    def ended(self, trail: Trail, total_s: float) -> None:
+        """Count one request that reached a model (a request that never named a known one is in the log only)."""
+        who = (trail.model, trail.alias, trail.team)
+        self.requests.labels(*who, trail.outcome).inc()
+        self.e2e.labels(trail.model, trail.alias, trail.outcome).observe(total_s)
+        if trail.attempts:
+            self.queue_wait.labels(trail.model).observe(trail.queue_ms / 1e3)
+            self.overhead.labels(trail.model).observe(trail.overhead_ms / 1e3)
+        if trail.ttft_s is not None:
+            self.ttft.labels(trail.model, trail.alias).observe(trail.ttft_s)
+        if trail.usage is not None:
+            self.prompt_tokens.labels(*who).inc(trail.usage.prompt_tokens)
+            self.cached_tokens.labels(*who).inc(trail.usage.cached_tokens)
+            self.generated_tokens.labels(*who).inc(trail.usage.completion_tokens)
+
+    def exposition(self, workers: Mapping[str, int], waiting: Mapping[str, int]) -> bytes:
+        """The text for a scrape; `workers` and `waiting` are counts per model at this moment."""
+        for gauge, counts in ((self.workers, workers), (self.queue_length, waiting)):
+            gauge.clear()
+            for model, count in counts.items():
+                gauge.labels(model).set(count)
+        return generate_latest(self._registry)

@@ -1,0 +1,74 @@
+"""The trail of one request: what happened to it, for its log line, its metrics and its diagnostic headers."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+
+from workers.protocol.events import Usage
+
+
+@dataclass(slots=True)
+class Trail:
+    """Filled in by whoever learns a fact first. Never holds prompt text, answers or keys. Times are time.monotonic()."""
+
+    request_id: str
+    method: str
+    path: str
+    received_at: float = field(default_factory=time.monotonic)
+    team: str = ""
+    key_id: str = ""
+    alias: str = ""
+    model: str = ""
+    worker: str = ""
+    slot: int | None = None
+    attempts: int = 0
+    """Workers that the call was submitted to."""
+    queue_ms: float = 0.0
+    """Waiting for slots, all attempts together."""
+    submitted_at: float | None = None
+    """When the attempt that answered left for its worker."""
+    first_token_at: float | None = None
+    usage: Usage | None = None
+    status: int = 0
+    outcome: str = ""
+    """`ok`, `client_gone`, or the code of the error."""
+
+    @property
+    def overhead_ms(self) -> float:
+        """From arrival to leaving for the worker, without the time spent waiting for a slot."""
+        if self.submitted_at is None:
+            return 0.0
+        return max(0.0, (self.submitted_at - self.received_at) * 1e3 - self.queue_ms)
+
+    @property
+    def ttft_s(self) -> float | None:
+        """Time to the first token, as the gateway saw it."""
+        return None if self.first_token_at is None else self.first_token_at - self.received_at
+
+    def line(self) -> dict[str, object]:
+        """The fields of the request's log line; what never happened is left out."""
+        ttft_s, usage = self.ttft_s, self.usage
+        fields: dict[str, object] = {
+            "request_id": self.request_id,
+            "method": self.method,
+            "path": self.path,
+            "status": self.status,
+            "outcome": self.outcome,
+            "team": self.team,
+            "key": self.key_id,
+            "alias": self.alias,
+            "model": self.model,
+            "worker": self.worker,
+            "total_ms": round((time.monotonic() - self.received_at) * 1e3, 2),
+        }
+        if self.attempts:
+            fields |= {"attempts": self.attempts, "queue_ms": round(self.queue_ms, 2)}
+            fields["overhead_ms"] = round(self.overhead_ms, 2)
+        if ttft_s is not None:
+            fields["ttft_ms"] = round(ttft_s * 1e3, 2)
+        if usage is not None:
+            fields["prompt_tokens"] = usage.prompt_tokens
+            fields["completion_tokens"] = usage.completion_tokens
+            fields["cached_tokens"] = usage.cached_tokens
+        return {name: value for name, value in fields.items() if value != ""}
