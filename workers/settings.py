@@ -76,6 +76,12 @@ class ModelSettings(PaddockSettings):
     kv_tokens: Annotated[
         int, Field(ge=0, description="KV cells that all slots share; 0: slots x ctx, reduced to fit memory")
     ] = 0
+    llama: Annotated[
+        str, Field(description="JSON object of llama.cpp settings, fields as in the catalog's `llama`")
+    ] = "{}"
+    sampling: Annotated[
+        str, Field(description="JSON object of default sampling, fields as in the catalog's `sampling`")
+    ] = "{}"
 
 
 class WorkerSettings(ModelSettings):
@@ -95,12 +101,6 @@ class WorkerSettings(ModelSettings):
     gateway_grace_s: Annotated[
         float, Field(ge=0, description="how long a worker keeps the calls of a gateway whose stream is gone")
     ] = 5.0
-    llama: Annotated[
-        str, Field(description="JSON object of llama.cpp settings, fields as in the catalog's `llama`")
-    ] = "{}"
-    sampling: Annotated[
-        str, Field(description="JSON object of default sampling, fields as in the catalog's `sampling`")
-    ] = "{}"
 
 
 class SupervisorSettings(ModelSettings):

@@ -137,6 +137,13 @@ def _flags(settings_class: type[BaseSettings], args: Sequence[str], prog: str) -
     return dict(source())
 
 
+def environment_of(settings: BaseSettings, inherited: Mapping[str, str]) -> dict[str, str]:
+    """Environment of a child: `inherited`, with every field that was given to `settings` as its variable."""
+    values = {variable(name): getattr(settings, name) for name in settings.model_fields_set}
+    kept = {name: value for name, value in inherited.items() if name not in values}
+    return kept | {name: str(value) for name, value in values.items() if value not in (None, "")}
+
+
 def masked(name: str, value: object) -> object:
     """A setting's value as it may be shown: secrets and passwords are covered, paths are text."""
     if name in SECRETS:

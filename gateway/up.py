@@ -1,0 +1,276 @@
+"""`paddock up`: a private Redis, this machine's workers and a gateway, started in this order and stopped in reverse.
+
+Everything that can be known to be wrong is said before the first process starts.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import os
+import socket
+import sys
+import time
+
+import msgspec
+
+from gateway.settings import GatewaySettings, UpSettings
+from gateway.welcome import welcome
+from workers import sources
+from workers.protocol.catalog import CatalogError
+from workers.protocol.exits import FINAL, Exit
+from workers.supervisor import gpus
+from workers.supervisor.child import Child, Recipe, describe
+from workers.supervisor.fleet import Fleet, NoRedis
+from workers.supervisor.library import Library, ModelUnusable, Wanted, wanted
+from workers.supervisor.output import Console, Output
+from workers.supervisor.redis_process import PrivateRedis
+from workers.supervisor.state_folder import FolderTaken, StateFolder
+from workers.supervisor.stop_signals import StopSignals
+from workers.supervisor.supervisor import Place, Supervisor, available_cores, host_id, plan
+
+READY_TIMEOUT_S = 900.0
+"""Loading a large model from a slow disk takes minutes; this is for what never comes."""
+
+PROGRESS_S = 5.0
+POLL_S = 0.03
+KILL_MARGIN_S = 5.0
+PROBE_HOSTS = {"": "127.0.0.1", "0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104 - where to look, not where to listen
+
+
+class PortTaken(RuntimeError):
+    """The address to listen on is in use."""
+
+
+def run(settings: UpSettings) -> int:
+    """Blocks until SIGINT, SIGTERM or a failure; returns the exit code (`workers.protocol.exits`)."""
+    # Unless a level was asked for, the terminal shows what needs attention; the log files hold everything.
+    threshold = settings.log_level if "log_level" in settings.model_fields_set else "warning"
+    console = Console(threshold, raw=settings.log_format == "json")
+    started = time.monotonic()
+    try:
+        wish = wanted(settings)
+        with StateFolder(settings.state_dir) as folder:
+            port = claim_port(settings.host, settings.port)
+            files = Library(folder.path).locate_all(wish)
+            ready = _prepared(settings, folder, wish, port)
+            places = plan(wish.catalog, files, available_cores(), gpus.visible(os.environ), host_id(folder.path))
+            return asyncio.run(Machine(ready, folder, wish, places, console, started).run())
+    except (CatalogError, FolderTaken) as error:
+        return _ended(console, error, Exit.USAGE)
+    except PortTaken as error:
+        return _ended(console, error, Exit.PORT_TAKEN)
+    except ModelUnusable as error:
+        return _ended(console, error, error.exit)
+    except NoRedis as error:
+        return _ended(console, error, Exit.NO_REDIS)
+    except OSError as error:
+        return _ended(console, error, Exit.USAGE)
+
+
+def claim_port(host: str, port: int) -> int:
+    """The port if it is free (0: a free one). Raises PortTaken; OSError when the host is none of this machine's."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.socket(family, socket.SOCK_STREAM) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((host, port))
+            probe.listen()
+        except OSError as error:
+            if error.errno in (errno.EADDRINUSE, errno.EACCES):
+                why = "is in use" if error.errno == errno.EADDRINUSE else "needs privileges"
+                raise PortTaken(f"port {port} on {host} {why}; give another with --port") from None
+            raise OSError(
+                f"can't listen on {host}: {error.strerror}; give an address of this machine with --host"
+            ) from None
+        claimed: int = probe.getsockname()[1]
+        return claimed
+
+
+def _prepared(settings: UpSettings, folder: StateFolder, wish: Wanted, port: int) -> UpSettings:
+    """The settings with everything filled in that children need to know."""
+    catalog = settings.catalog
+    if catalog is None:
+        catalog = folder.run / "catalog.json"
+        catalog.write_bytes(msgspec.json.encode(wish.catalog))
+    return settings.model_copy(
+        update={
+            "state_dir": folder.path,
+            "port": port,
+            "catalog": catalog.absolute(),
+            "worker_secret": settings.worker_secret or folder.secret(),
+        }
+    )
+
+
+def _ended(console: Console, error: Exception, code: Exit) -> int:
+    console.say(f"paddock: {error}")
+    return int(code)
+
+
+class Machine:
+    """The processes of one `paddock up`, from the first to the last."""
+
+    def __init__(
+        self,
+        settings: UpSettings,
+        folder: StateFolder,
+        wish: Wanted,
+        places: tuple[Place, ...],
+        console: Console,
+        started: float,
+    ) -> None:
+        self._settings = settings
+        self._folder = folder
+        self._wish = wish
+        self._places = places
+        self._console = console
+        self._started = started
+        self._url = settings.redis_url
+        self._stack: list[Child | Supervisor] = []
+        """What runs, in the order of starting."""
+        self._over = asyncio.Event()
+        self._code = int(Exit.OK)
+        self._ready = False
+
+    async def run(self) -> int:
+        private = None if self._url else PrivateRedis(self._folder.path)
+        self._url = private.url if private else self._url
+        fleet = Fleet(self._url)
+        try:
+            if private:
+                await private.prepare()
+            async with asyncio.TaskGroup() as tasks:
+                with StopSignals(lambda: self._finish(Exit.OK), self._hurry):
+                    starting = tasks.create_task(self._start(tasks, private, fleet))
+                    await self._over.wait()
+                    starting.cancel()
+                    await self._stop()
+            return self._code
+        finally:
+            await fleet.aclose()
+            if private:
+                private.remove()
+
+    async def _start(self, tasks: asyncio.TaskGroup, private: PrivateRedis | None, fleet: Fleet) -> None:
+        """Redis, workers, gateway; returns when all are ready and told so. What fails here ends the run."""
+        self._console.held = "log_level" not in self._settings.model_fields_set
+        try:
+            if private:
+                self._keep(tasks, private.recipe(os.environ), final=frozenset())
+            await fleet.wait_until_reachable()
+            self._say("redis ready")
+            supervisor = self._workers(fleet)
+            self._stack.append(supervisor)
+            tasks.create_task(self._keep_workers(supervisor))
+            self._keep(tasks, self._gateway(), final=FINAL)
+            async with asyncio.timeout(READY_TIMEOUT_S):
+                await self._wait_until_ready(fleet)
+        except NoRedis as error:
+            self._console.say(f"paddock: {error}")
+            self._finish(Exit.NO_REDIS)
+        except TimeoutError:
+            self._console.say(f"paddock: not ready within {READY_TIMEOUT_S:g} s; see {self._folder.logs}")
+            self._finish(Exit.CRASHED)
+        else:
+            self._console.held = False
+            self._welcome()
+
+    def _workers(self, fleet: Fleet) -> Supervisor:
+        settings = self._settings.model_copy(update={"redis_url": self._url})
+        return Supervisor(
+            self._places, settings, fleet, self._console, environment=os.environ, on_final=self._worker_lost
+        )
+
+    def _gateway(self) -> Recipe:
+        values = {name: getattr(self._settings, name) for name in GatewaySettings.model_fields}
+        values |= {"redis_url": self._url, "log_format": "json"}
+        environment = sources.environment_of(GatewaySettings.model_construct(**values), os.environ)
+        argv = (sys.executable, "-m", "gateway.cli", "gateway")
+        return Recipe("gateway", argv, environment, self._settings.drain_s + KILL_MARGIN_S)
+
+    def _keep(self, tasks: asyncio.TaskGroup, recipe: Recipe, final: frozenset[Exit]) -> None:
+        output = Output(recipe.name, self._folder.logs, self._console)
+
+        async def died(code: int) -> None:
+            if code in final:
+                self._lost(code, f"{recipe.name} can't run ({describe(code)}): {output.complaint()}")
+
+        child = Child(recipe, output, on_death=died, final=final)
+        self._stack.append(child)
+        tasks.create_task(child.keep())
+
+    async def _keep_workers(self, supervisor: Supervisor) -> None:
+        code = await supervisor.keep()
+        if not self._over.is_set():
+            self._lost(code, "no worker is left")
+
+    def _worker_lost(self, code: int, line: str) -> None:
+        if not self._ready:
+            self._lost(code, line)
+        else:
+            self._console.say(f"paddock: {line}")
+
+    def _lost(self, code: int, line: str) -> None:
+        if not self._over.is_set():
+            self._console.say(f"paddock: {line}")
+            self._finish(code if code > 0 else Exit.CRASHED)
+
+    async def _wait_until_ready(self, fleet: Fleet) -> None:
+        missing = {place.worker_id: place for place in self._places}
+        told = time.monotonic()
+        while missing:
+            for worker_id in await fleet.present(missing.values()):
+                place = missing.pop(worker_id)
+                self._say(f"{place.name} ready: {place.model.name}{f' on GPU {place.device}' if place.device else ''}")
+            if time.monotonic() - told > PROGRESS_S:
+                told = time.monotonic()
+                self._say(f"still loading: {', '.join(place.name for place in missing.values())}")
+            await asyncio.sleep(POLL_S)
+        while not await self._gateway_is_ready():  # noqa: ASYNC110 - the gateway is another process
+            await asyncio.sleep(POLL_S)
+        self._ready = True
+        self._say("gateway ready")
+
+    async def _gateway_is_ready(self) -> bool:
+        host = PROBE_HOSTS.get(self._settings.host, self._settings.host)
+        try:
+            reader, writer = await asyncio.open_connection(host, self._settings.port)
+        except OSError:
+            return False
+        try:
+            writer.write(b"GET /ready HTTP/1.1\r\nHost: paddock\r\nConnection: close\r\n\r\n")
+            return b" 200 " in await reader.readline()
+        except OSError:
+            return False
+        finally:
+            writer.close()
+
+    def _welcome(self) -> None:
+        host = PROBE_HOSTS.get(self._settings.host, self._settings.host)
+        address = f"http://{f'[{host}]' if ':' in host else host}:{self._settings.port}"
+        key_file = self._folder.first_key
+        key = self._settings.api_key or (key_file.read_text().strip() if key_file.is_file() else "")
+        models = tuple(model.name for model in self._wish.catalog.models if model.workers)
+        print(welcome(address, key, key_file, models, self._folder.logs), flush=True)
+
+    def _say(self, text: str) -> None:
+        self._console.say(f"paddock: {text} ({time.monotonic() - self._started:.1f} s)")
+
+    def _finish(self, code: int) -> None:
+        if not self._over.is_set():
+            self._code = int(code)
+            self._over.set()
+
+    def _hurry(self) -> None:
+        self._console.say("paddock: stopping at once")
+        for part in self._stack:
+            part.hurry()
+
+    async def _stop(self) -> None:
+        """The gateway first, so that its streams drain while workers still answer; Redis last."""
+        self._console.held = False
+        self._console.say("paddock: stopping; again Ctrl-C to stop at once")
+        for part in reversed(self._stack):
+            await part.stop()
+        self._console.say("paddock: stopped")

@@ -1,0 +1,209 @@
+"""One kept process: started, watched, started again when it dies, stopped with its whole process group.
+
+Whether a dead process is started again is the exit-code policy of `workers.protocol.exits`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import time
+from collections.abc import Awaitable, Callable, Collection, Mapping
+from dataclasses import dataclass, field
+
+from workers import lifeline
+from workers.protocol.exits import FINAL
+from workers.supervisor.output import Output
+
+FIRST_DELAY_S = 0.2
+LONGEST_DELAY_S = 10.0
+STABLE_S = 60.0
+LINE_LIMIT = 1 << 20
+
+
+@dataclass(slots=True)
+class Backoff:
+    """How long to wait before the next start: doubling, forgiven after a stable minute."""
+
+    first_s: float = FIRST_DELAY_S
+    longest_s: float = LONGEST_DELAY_S
+    stable_s: float = STABLE_S
+    _next_s: float = field(default=0.0, init=False)
+
+    def after(self, lived_s: float) -> float:
+        """Seconds to wait after a process that lived this long."""
+        if lived_s >= self.stable_s or not self._next_s:
+            self._next_s = self.first_s
+        delay, self._next_s = self._next_s, min(self._next_s * 2, self.longest_s)
+        return delay
+
+
+@dataclass(frozen=True, slots=True)
+class Recipe:
+    """How to start a process. Secrets travel in `environment`: any user of the machine can read `argv`."""
+
+    name: str
+    argv: tuple[str, ...]
+    environment: Mapping[str, str]
+    grace_s: float
+    """From SIGTERM to SIGKILL."""
+
+
+async def no_farewell(code: int) -> None:
+    """For a child whose death concerns nobody else."""
+
+
+class Child:
+    """Keeps the process of one recipe. `keep` runs until the process may not be started again or `stop` was called."""
+
+    def __init__(
+        self,
+        recipe: Recipe,
+        output: Output,
+        *,
+        on_death: Callable[[int], Awaitable[None]] = no_farewell,
+        final: Collection[int] = FINAL,
+        backoff: Backoff | None = None,
+    ) -> None:
+        """`on_death` is told each exit code that nobody asked for; codes in `final` are not started again."""
+        self.name = recipe.name
+        self.starts = 0
+        self.pid: int | None = None
+        """Of the living process."""
+        self._recipe = recipe
+        self._output = output
+        self._on_death = on_death
+        self._final = final
+        self._backoff = backoff or Backoff()
+        self._stopping = asyncio.Event()
+        self._hurried = asyncio.Event()
+        self._idle = asyncio.Event()
+        self._idle.set()
+
+    async def keep(self) -> int:
+        """The last exit code (negative: a signal). Cancellation kills the process group."""
+        self._idle.clear()
+        code = 0
+        try:
+            while not self._stopping.is_set():
+                started = time.monotonic()
+                code = await self._live()
+                if self._stopping.is_set():
+                    break
+                await self._on_death(code)
+                if code in self._final:
+                    break
+                await self._pause(code, self._backoff.after(time.monotonic() - started))
+            return code
+        finally:
+            self._output.close()
+            self._idle.set()
+
+    async def stop(self) -> None:
+        """SIGTERM, the grace, SIGKILL; returns when nothing of it runs any more. Idempotent."""
+        self._stopping.set()
+        await self._idle.wait()
+
+    def hurry(self) -> None:
+        """No more grace."""
+        self._hurried.set()
+
+    async def _pause(self, code: int, delay_s: float) -> None:
+        for line in self._output.recent():
+            self._output.note(f"{self.name} | {line}")
+        self._output.note(f"paddock: {self.name} died ({describe(code)}); starting it again in {delay_s:g} s")
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(delay_s):
+                await self._stopping.wait()
+
+    async def _live(self) -> int:
+        """One process from birth to end."""
+        read_end, write_end = os.pipe()
+        try:
+            # Not asyncio's own pipe: its wait() would also wait for grandchildren that hold the pipe open.
+            process = await asyncio.create_subprocess_exec(
+                *self._recipe.argv,
+                env={**self._recipe.environment, lifeline.VARIABLE: str(os.getpid())},
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=write_end,
+                stderr=write_end,
+                start_new_session=True,
+            )
+        except BaseException:
+            os.close(read_end)
+            raise
+        finally:
+            os.close(write_end)
+        self.pid, self.starts = process.pid, self.starts + 1
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                reader = tasks.create_task(self._read(read_end))
+                try:
+                    return await self._end_of(process, tasks)
+                finally:
+                    _signal_group(process.pid, signal.SIGKILL)
+                    await asyncio.wait({reader}, timeout=1.0)
+                    reader.cancel()
+        finally:
+            self.pid = None
+
+    async def _end_of(self, process: asyncio.subprocess.Process, tasks: asyncio.TaskGroup) -> int:
+        ended = tasks.create_task(process.wait())
+        asked = tasks.create_task(self._stopping.wait())
+        hurried = tasks.create_task(self._hurried.wait())
+        try:
+            await asyncio.wait({ended, asked}, return_when=asyncio.FIRST_COMPLETED)
+            if not ended.done():
+                _signal_group(process.pid, signal.SIGTERM)
+                await asyncio.wait({ended, hurried}, timeout=self._recipe.grace_s, return_when=asyncio.FIRST_COMPLETED)
+            if not ended.done():
+                self._output.note(f"paddock: {self.name} did not stop in time and is killed")
+            return process.returncode if process.returncode is not None else await _killed(process)
+        finally:
+            if process.returncode is None:
+                _signal_group(process.pid, signal.SIGKILL)
+            asked.cancel()
+            hurried.cancel()
+
+    async def _read(self, read_end: int) -> None:
+        reader = asyncio.StreamReader(limit=LINE_LIMIT)
+        loop = asyncio.get_running_loop()
+        transport, _ = await loop.connect_read_pipe(
+            lambda: asyncio.StreamReaderProtocol(reader), os.fdopen(read_end, "rb", buffering=0)
+        )
+        try:
+            while line := await _next_line(reader):
+                self._output.line(line)
+        finally:
+            transport.close()
+
+
+def describe(code: int) -> str:
+    """An exit code for a person."""
+    if code >= 0:
+        return f"exit code {code}"
+    try:
+        return signal.Signals(-code).name
+    except ValueError:
+        return f"signal {-code}"
+
+
+async def _next_line(reader: asyncio.StreamReader) -> bytes:
+    try:
+        return await reader.readuntil(b"\n")
+    except asyncio.IncompleteReadError as error:
+        return error.partial
+    except asyncio.LimitOverrunError:
+        return await reader.read(LINE_LIMIT)
+
+
+async def _killed(process: asyncio.subprocess.Process) -> int:
+    _signal_group(process.pid, signal.SIGKILL)
+    return await process.wait()
+
+
+def _signal_group(pid: int, number: signal.Signals) -> None:
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(pid, number)

@@ -1,0 +1,77 @@
+"""What the supervisor tells the fleet: that a worker is gone, at once, rather than when its heartbeat has expired."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Iterable
+from typing import Protocol
+
+import redis.asyncio
+from redis.exceptions import RedisError
+
+from workers.protocol import keys
+from workers.protocol.catalog import ModelSpec
+from workers.sources import masked
+
+TIMEOUT_S = 1.0
+REACHABLE_S = 10.0
+POLL_S = 0.02
+
+
+class Placed(Protocol):
+    """A worker's place, as far as its record goes."""
+
+    @property
+    def model(self) -> ModelSpec: ...
+    @property
+    def worker_id(self) -> str: ...
+
+
+log = logging.getLogger(__name__)
+
+
+class NoRedis(RuntimeError):
+    """There is no Redis to use; the message gives the remedy."""
+
+
+class Fleet:
+    """The workers' records in Redis. Owns its connection; close it with `aclose`."""
+
+    def __init__(self, redis_url: str) -> None:
+        self._url = redis_url
+        self._client: redis.asyncio.Redis = redis.asyncio.Redis.from_url(
+            redis_url, socket_timeout=TIMEOUT_S, socket_connect_timeout=TIMEOUT_S
+        )
+
+    async def forget(self, model: str, worker_id: str) -> None:
+        """Removes a dead worker's heartbeat and wakes the gateways. Best effort: without Redis the record expires."""
+        try:
+            async with asyncio.timeout(2 * TIMEOUT_S):
+                await self._client.delete(keys.worker(model, worker_id))
+                await self._client.publish(keys.FLEET_CHANNEL, worker_id)
+        except (RedisError, OSError, TimeoutError) as error:
+            log.warning("could not tell the fleet that %s is gone: %s", worker_id, error)
+
+    async def wait_until_reachable(self, timeout_s: float = REACHABLE_S) -> None:
+        """Returns when Redis answers PING. Raises NoRedis after `timeout_s` seconds."""
+        deadline = time.monotonic() + timeout_s
+        while True:
+            try:
+                await self._client.ping()
+                return
+            except (RedisError, OSError) as error:
+                if time.monotonic() > deadline:
+                    where = masked("redis_url", self._url)
+                    raise NoRedis(f"no Redis at {where} after {timeout_s:g} s ({error}); check --redis-url") from None
+            await asyncio.sleep(POLL_S)
+
+    async def present(self, places: Iterable[Placed]) -> list[str]:
+        """Ids of those workers that have registered."""
+        asked = list(places)
+        records = [await self._client.exists(keys.worker(place.model.name, place.worker_id)) for place in asked]
+        return [place.worker_id for place, there in zip(asked, records, strict=True) if there]
+
+    async def aclose(self) -> None:
+        await self._client.aclose()

@@ -1,0 +1,126 @@
+"""Fetches a model from the Hugging Face hub: `python -m workers.supervisor.hub REPO[:QUANT] CACHE_FOLDER`.
+
+Runs as a process of its own so that the supervisor needs not carry the hub's library. Prints the path of the GGUF file
+(the first part of a split one) on stdout, the progress bar and errors on stderr. `HF_TOKEN`, `HF_HOME`, `HF_ENDPOINT`
+and `HF_HUB_OFFLINE` mean what they mean to the library; without `HF_HOME` files go to CACHE_FOLDER.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+from collections.abc import Iterable, Sequence
+
+from huggingface_hub import HfApi
+from huggingface_hub.errors import (
+    GatedRepoError,
+    HfHubHTTPError,
+    HFValidationError,
+    LocalEntryNotFoundError,
+    OfflineModeIsEnabled,
+    RepositoryNotFoundError,
+)
+
+from workers.protocol.exits import Exit
+
+PREFERRED = ("Q4_K_M", "Q8_0")
+SPLIT = re.compile(r"-(\d{5})-of-(\d{5})(?=\.gguf$)", re.IGNORECASE)
+COMPANIONS = ("mmproj", "imatrix")
+"""Files that end in .gguf but are not a model that can be served by itself."""
+
+
+class HubError(Exception):
+    """The hub has no such model for us; the message names the thing and the remedy."""
+
+
+def choose(repo: str, names: Iterable[str], quant: str = "") -> tuple[str, ...]:
+    """Files of a repository -> those of one model, all its parts, in order. Raises HubError."""
+    models = _models(names)
+    if not models:
+        raise HubError(f"{repo} holds no GGUF file; name a repository with GGUF files (often called ...-GGUF)")
+    offer = ", ".join(sorted(models))
+    if quant:
+        found = [model for model in models if quant.lower() == model.lower() or _has_quant(model, quant)]
+        if not found:
+            raise HubError(f"{repo} has no file for {quant!r}; it has: {offer}")
+        if len(found) > 1:
+            raise HubError(f"{repo}: {quant!r} fits several files: {', '.join(sorted(found))}; give one file's name")
+        return _whole(repo, models[found[0]])
+    for preferred in PREFERRED:
+        found = [model for model in models if _has_quant(model, preferred)]
+        if found:
+            return _whole(repo, models[min(found)])
+    return _whole(repo, models[min(models)])
+
+
+def fetch(repo: str, quant: str, cache: str) -> str:
+    """Downloads what is not in the cache yet; the local path of the (first) file. Raises HubError."""
+    api = HfApi()
+    folder = None if os.environ.get("HF_HOME") or os.environ.get("HF_HUB_CACHE") else cache
+    try:
+        files = choose(repo, api.list_repo_files(repo), quant)
+        paths = [api.hf_hub_download(repo, name, cache_dir=folder) for name in files]
+    except GatedRepoError:
+        raise HubError(
+            f"{repo} is gated: accept its terms on the hub's page, then set HF_TOKEN to a token that may read it"
+        ) from None
+    except RepositoryNotFoundError:
+        raise HubError(f"{repo}: no such model on the hub, or it is private; check the name, or set HF_TOKEN") from None
+    except HFValidationError:
+        raise HubError(f"{repo}: not a repository name; give OWNER/NAME, such as ggml-org/gemma-3-1b-it-GGUF") from None
+    except HfHubHTTPError as error:
+        raise HubError(f"{repo}: the hub answered: {_one_line(error)}; try again later") from None
+    except (OfflineModeIsEnabled, LocalEntryNotFoundError):
+        raise HubError(
+            f"{repo}: HF_HUB_OFFLINE is set or the hub is out of reach, and there is no local copy"
+        ) from None
+    except OSError as error:
+        raise HubError(f"{repo}: download failed: {_one_line(error)}; check the network and the disk") from None
+    return str(paths[0])
+
+
+def main(args: Sequence[str]) -> int:
+    if len(args) != 2:
+        print(__doc__, file=sys.stderr)
+        return int(Exit.USAGE)
+    repo, _, quant = args[0].partition(":")
+    try:
+        print(fetch(repo, quant, args[1]))
+    except HubError as error:
+        print(f"paddock: {error}", file=sys.stderr)
+        return int(Exit.BAD_MODEL)
+    except KeyboardInterrupt:
+        return 130
+    return 0
+
+
+def _models(names: Iterable[str]) -> dict[str, list[str]]:
+    """Name of the model's file, its part number left out -> its parts in order."""
+    models: dict[str, list[str]] = {}
+    for name in sorted(names):
+        stem = name.rpartition("/")[2].lower()
+        if stem.endswith(".gguf") and not any(word in stem for word in COMPANIONS):
+            models.setdefault(SPLIT.sub("", name), []).append(name)
+    return models
+
+
+def _has_quant(name: str, quant: str) -> bool:
+    """Whether the quantisation stands in the name as a whole word (`Q4_K` is not in `Q4_K_M`)."""
+    pattern = rf"(?<![A-Za-z0-9_]){re.escape(quant)}(?![A-Za-z0-9_])"
+    return re.search(pattern, name.removesuffix(".gguf"), re.IGNORECASE) is not None
+
+
+def _whole(repo: str, parts: list[str]) -> tuple[str, ...]:
+    split = SPLIT.search(parts[0])
+    if split and len(parts) != int(split[2]):
+        raise HubError(f"{repo}: {parts[0]} is one of {int(split[2])} parts, but only {len(parts)} are there")
+    return tuple(parts)
+
+
+def _one_line(error: Exception) -> str:
+    return " ".join(str(error).split())
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,152 @@
+"""Which models to serve, and where their files lie: from the settings to a checked catalog to local GGUF files."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from workers import catalog_file
+from workers.protocol import catalog
+from workers.protocol.catalog import Catalog, CatalogError, ModelSpec
+from workers.protocol.exits import Exit
+from workers.settings import SupervisorSettings
+
+MAGIC = b"GGUF"
+HEADER_BYTES = 24
+"""Magic, version, counts of tensors and of key-value pairs: less than this is no GGUF file (ggml's docs/gguf.md)."""
+
+DEMO_ALIAS = "paddock-demo"
+DEMO_PACKAGED = Path(__file__).parent / "demo" / "paddock-demo.gguf"
+DEMO_CHECKOUT = Path(__file__).parents[2] / "deploy" / "demo" / "paddock-demo.gguf"
+
+PER_MODEL = ("alias", "slots", "ctx", "kv_tokens", "workers", "llama", "sampling")
+"""Settings that a catalog file says for each model."""
+
+
+class ModelUnusable(Exception):
+    """The model's file can't be served; the message names the file and the remedy."""
+
+    exit = Exit.BAD_MODEL
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """A checked catalog, and the folder that its paths are relative to."""
+
+    catalog: Catalog
+    folder: Path
+
+
+def wanted(settings: SupervisorSettings) -> Wanted:
+    """What the settings ask for: a catalog file, one file, one model of the hub, or the demo. Raises CatalogError."""
+    given = [name for name in ("catalog", "model", "hf") if getattr(settings, name)]
+    if len(given) > 1:
+        flags = " and ".join(f"--{name}" for name in given)
+        raise CatalogError(f"{flags} each say what to serve; give one of them (`paddock config show` tells from where)")
+    if settings.catalog:
+        told_twice = [name for name in PER_MODEL if name in settings.model_fields_set]
+        if told_twice:
+            names = ", ".join(told_twice)
+            raise CatalogError(
+                f"{names}: with a catalog, say this per model in {settings.catalog} and leave it out here"
+            )
+        return Wanted(catalog_file.load(settings.catalog), settings.catalog.resolve().parent)
+    document: dict[str, object] = {
+        "name": settings.alias or _alias(settings),
+        "workers": settings.workers,
+        "slots": settings.slots,
+        "ctx": settings.ctx,
+        "kv_tokens": settings.kv_tokens,
+        "llama": _object("llama", settings.llama),
+        "sampling": _object("sampling", settings.sampling),
+    }
+    document |= {"hf": settings.hf} if settings.hf else {"path": str((settings.model or demo()).absolute())}
+    return Wanted(catalog.convert({"models": [document]}, "settings"), Path.cwd())
+
+
+def demo() -> Path:
+    """The model that comes with Paddock: in the wheel, else in the checkout."""
+    return DEMO_PACKAGED if DEMO_PACKAGED.is_file() else DEMO_CHECKOUT
+
+
+class Library:
+    """Model files on this machine. `locate` may download, and blocks meanwhile."""
+
+    def __init__(self, state_dir: Path) -> None:
+        self._cache = state_dir / "hub"
+        self._fetched = self._cache / "fetched.json"
+
+    def locate_all(self, wish: Wanted) -> Mapping[str, Path]:
+        """Name of each model -> its checked file. Raises ModelUnusable for the first that can't be served."""
+        return {model.name: self.locate(model, wish.folder) for model in wish.catalog.models}
+
+    def locate(self, model: ModelSpec, folder: Path) -> Path:
+        """The local file of one model. Raises ModelUnusable."""
+        path = self._from_hub(model.hf) if model.hf else folder / Path(model.path or "").expanduser()
+        check_gguf(path, model.name)
+        return path
+
+    def _from_hub(self, reference: str) -> Path:
+        fetched = self._read()
+        path = Path(fetched.get(reference, ""))
+        # What was fetched once is served without asking the hub: starts stay fast and work offline.
+        if reference in fetched and path.is_file():
+            return path
+        self._cache.mkdir(parents=True, exist_ok=True)
+        command = [sys.executable, "-m", "workers.supervisor.hub", reference, str(self._cache)]
+        answer = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False)
+        if answer.returncode != 0:
+            raise ModelUnusable(f"could not fetch {reference} from the Hugging Face hub")
+        path = Path(answer.stdout.strip().splitlines()[-1])
+        temporary = self._fetched.with_suffix(".new")
+        temporary.write_text(json.dumps({**fetched, reference: str(path)}, indent=2))
+        os.replace(temporary, self._fetched)
+        return path
+
+    def _read(self) -> dict[str, str]:
+        try:
+            return {str(name): str(path) for name, path in json.loads(self._fetched.read_text()).items()}
+        except (OSError, ValueError, AttributeError):
+            return {}
+
+
+def check_gguf(path: Path, name: str) -> None:
+    """Raises ModelUnusable unless the file is there and begins like a GGUF file."""
+    try:
+        with path.open("rb") as file:
+            head = file.read(HEADER_BYTES)
+    except FileNotFoundError:
+        raise ModelUnusable(f"model {name}: no file {path}; check the path") from None
+    except OSError as error:
+        raise ModelUnusable(f"model {name}: {path}: {error.strerror}; it must be a readable file") from None
+    if head[:4] != MAGIC:
+        raise ModelUnusable(
+            f"model {name}: {path} is not a GGUF file (it begins with {head[:4]!r}); convert it to GGUF"
+        )
+    if len(head) < HEADER_BYTES:
+        raise ModelUnusable(f"model {name}: {path} is cut off after {len(head)} bytes; copy or download it again")
+
+
+def _alias(settings: SupervisorSettings) -> str:
+    if settings.hf:
+        repository = settings.hf.partition(":")[0].rpartition("/")[2]
+        return re.sub(r"[-_]gguf$", "", repository, flags=re.IGNORECASE)
+    if settings.model is None:
+        return DEMO_ALIAS
+    return re.sub(r"[^A-Za-z0-9._+-]+", "-", settings.model.stem).strip("-._+") or "model"
+
+
+def _object(name: str, text: str) -> dict[str, object]:
+    try:
+        value = json.loads(text)
+    except ValueError as error:
+        raise CatalogError(f"{name}: not valid JSON: {error}") from None
+    if not isinstance(value, dict):
+        raise CatalogError(f"{name}: must be a JSON object, such as {{}}")
+    return value

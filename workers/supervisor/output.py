@@ -1,0 +1,106 @@
+"""What the children write: whole into a bounded log file each, the notable lines to the terminal too."""
+
+from __future__ import annotations
+
+import json
+import logging
+import sys
+from collections import deque
+from logging.handlers import RotatingFileHandler
+from pathlib import Path
+from typing import Any, TextIO
+
+LOG_BYTES = 8 << 20
+LOG_BACKUPS = 2
+RECENT_LINES = 12
+LEVELS = {"debug": 10, "info": 20, "warning": 30, "warn": 30, "error": 40, "critical": 50}
+OWN_KEYS = frozenset(
+    {"level", "levelname", "message", "msg", "timestamp", "time", "asctime", "logger", "name", "taskName"}
+)
+
+
+class Console:
+    """The terminal. Lines of children below `threshold` stay in their files; `raw` passes JSON lines on as they are."""
+
+    def __init__(self, threshold: str, *, raw: bool = False, stream: TextIO | None = None) -> None:
+        self.held = False
+        """While set, children's lines go to their files only."""
+        self._threshold = LEVELS[threshold]
+        self._raw = raw
+        self._stream = stream or sys.stderr
+
+    def say(self, text: str) -> None:
+        """A line of our own."""
+        print(text, file=self._stream, flush=True)
+
+    def child_line(self, name: str, line: str) -> None:
+        record = _record(line)
+        level = _level(record)
+        if level >= self._threshold and not self.held:
+            self.say(line if self._raw and record else f"{name} | {_readable(record) if record else line}")
+
+
+class Output:
+    """One child's lines. Blocks only for writing to a local file."""
+
+    def __init__(self, name: str, folder: Path, console: Console) -> None:
+        self.name = name
+        self.path = folder / f"{name}.log"
+        self._console = console
+        self._recent: deque[str] = deque(maxlen=RECENT_LINES)
+        self._file = RotatingFileHandler(
+            self.path, maxBytes=LOG_BYTES, backupCount=LOG_BACKUPS, delay=True, encoding="utf-8"
+        )
+        self._file.terminator = "\n"
+
+    def line(self, raw: bytes) -> None:
+        text = raw.decode("utf-8", "replace").rstrip("\r\n")
+        self._file.emit(logging.makeLogRecord({"msg": text}))
+        if text:
+            self._recent.append(text)
+            self._console.child_line(self.name, text)
+
+    def recent(self) -> list[str]:
+        """The last lines, for saying what a dead child said."""
+        return [_readable(record) if (record := _record(line)) else line for line in self._recent]
+
+    def complaint(self) -> str:
+        """What the child said last that was an error, else its last line."""
+        records = [_record(line) for line in self._recent]
+        errors = [record for record in records if _level(record) >= LEVELS["error"]]
+        if errors:
+            return str(errors[-1].get("message") or errors[-1].get("msg") or "")
+        return self._recent[-1] if self._recent else "it said nothing"
+
+    def note(self, text: str) -> None:
+        """A line of the supervisor's own about this child: to the terminal and into the child's file."""
+        self._file.emit(logging.makeLogRecord({"msg": text}))
+        self._console.say(text)
+
+    def close(self) -> None:
+        self._file.close()
+
+
+def _record(line: str) -> dict[str, Any]:
+    if not line.startswith("{"):
+        return {}
+    try:
+        record = json.loads(line)
+    except ValueError:
+        return {}
+    return record if isinstance(record, dict) else {}
+
+
+def _level(record: dict[str, Any]) -> int:
+    # What is not a log line (llama.cpp's own, a traceback) counts as information: a death prints it anyway.
+    return LEVELS.get(str(record.get("level") or record.get("levelname") or "info").lower(), 20)
+
+
+def _readable(record: dict[str, Any]) -> str:
+    level = str(record.get("level") or record.get("levelname") or "info").upper()
+    message = str(record.get("message") or record.get("msg") or "")
+    trace = record.get("exc_info") or ""
+    rest = " ".join(
+        f"{k}={v}" for k, v in record.items() if k not in OWN_KEYS and k != "exc_info" and v not in (None, "")
+    )
+    return f"{level} {message}{f' ({rest})' if rest else ''}" + (f"\n{trace}" if trace else "")

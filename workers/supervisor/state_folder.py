@@ -1,0 +1,71 @@
+"""The state folder: private to its user, used by one supervisor at a time, keeper of the workers' shared secret."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import secrets
+from pathlib import Path
+from types import TracebackType
+
+SECRET_BYTES = 32
+
+
+class FolderTaken(RuntimeError):
+    """Another process uses the folder; the message says which and what to do."""
+
+
+class StateFolder:
+    """Made and locked on `with`; unlocked, without a trace, afterwards. Raises FolderTaken, OSError."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path.absolute()
+        self.logs = self.path / "logs"
+        self.run = self.path / "run"
+        self.first_key = self.path / "first-key"
+        self._lock = self.run / "lock"
+        self._descriptor = -1
+
+    def __enter__(self) -> StateFolder:
+        self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self.path.chmod(0o700)
+        for folder in (self.logs, self.run):
+            folder.mkdir(mode=0o700, exist_ok=True)
+        self._descriptor = self._locked()
+        os.ftruncate(self._descriptor, 0)
+        os.write(self._descriptor, f"process {os.getpid()}".encode())
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        # Unlinked while it is held: whoever opened it meanwhile sees that the name is gone and tries again.
+        self._lock.unlink(missing_ok=True)
+        os.close(self._descriptor)
+
+    def secret(self) -> str:
+        """The secret of gateways and workers: made once, kept in a file of mode 0600."""
+        path = self.path / "worker-secret"
+        try:
+            descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        except FileExistsError:
+            return path.read_text(encoding="ascii").strip()
+        with os.fdopen(descriptor, "w", encoding="ascii") as file:
+            secret = secrets.token_urlsafe(SECRET_BYTES)
+            file.write(secret + "\n")
+        return secret
+
+    def _locked(self) -> int:
+        while True:
+            descriptor = os.open(self._lock, os.O_RDWR | os.O_CREAT, 0o600)
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                holder = os.read(descriptor, 200).decode("ascii", "replace") or "another process"
+                os.close(descriptor)
+                raise FolderTaken(
+                    f"{self.path} is in use by {holder}; stop it, or give another folder with --state-dir"
+                ) from None
+            if self._lock.exists() and os.path.samestat(os.fstat(descriptor), self._lock.stat()):
+                return descriptor
+            os.close(descriptor)

@@ -1,0 +1,59 @@
+"""`paddock supervisor`: this machine's workers against a given Redis, as a cluster runs them."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+
+from workers.protocol.catalog import CatalogError
+from workers.protocol.exits import Exit
+from workers.settings import SupervisorSettings
+from workers.supervisor import gpus
+from workers.supervisor.fleet import Fleet
+from workers.supervisor.library import Library, ModelUnusable, wanted
+from workers.supervisor.output import Console
+from workers.supervisor.state_folder import FolderTaken, StateFolder
+from workers.supervisor.stop_signals import StopSignals
+from workers.supervisor.supervisor import Place, Supervisor, available_cores, host_id, plan
+
+
+def run(settings: SupervisorSettings) -> int:
+    """Blocks until SIGINT or SIGTERM, or until no worker can run; returns the exit code."""
+    raw = settings.log_format == "json" or (settings.log_format == "auto" and not sys.stderr.isatty())
+    console = Console(settings.log_level, raw=raw)
+    for name, flag in (("redis_url", "--redis-url"), ("worker_secret", "--worker-secret")):
+        if not getattr(settings, name):
+            console.say(f"paddock: {name} is unset: a supervisor needs it; give {flag}, or use `paddock up`")
+            return Exit.USAGE
+    try:
+        wish = wanted(settings)
+        with StateFolder(settings.state_dir):
+            files = Library(settings.state_dir).locate_all(wish)
+            places = plan(wish.catalog, files, available_cores(), gpus.visible(os.environ), host_id(settings.state_dir))
+            return asyncio.run(_keep(places, settings, console))
+    except (CatalogError, FolderTaken, OSError) as error:
+        console.say(f"paddock: {error}")
+        return Exit.USAGE
+    except ModelUnusable as error:
+        console.say(f"paddock: {error}")
+        return error.exit
+
+
+async def _keep(places: tuple[Place, ...], settings: SupervisorSettings, console: Console) -> int:
+    fleet = Fleet(settings.redis_url)
+    supervisor = Supervisor(
+        places,
+        settings,
+        fleet,
+        console,
+        environment=os.environ,
+        on_final=lambda _, line: console.say(f"paddock: {line}"),
+    )
+    stops: list[asyncio.Task[None]] = []
+    try:
+        async with asyncio.TaskGroup() as tasks:
+            with StopSignals(lambda: stops.append(tasks.create_task(supervisor.stop())), supervisor.hurry):
+                return await supervisor.keep()
+    finally:
+        await fleet.aclose()

@@ -1,0 +1,34 @@
+"""SIGINT and SIGTERM as events: the first asks to stop, the second not to wait."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+from collections.abc import Callable
+from types import TracebackType
+
+NUMBERS = (signal.SIGINT, signal.SIGTERM)
+
+
+class StopSignals:
+    """Use inside a running loop of the main thread. `on_stop` and `on_hurry` run on the loop, once each."""
+
+    def __init__(self, on_stop: Callable[[], None], on_hurry: Callable[[], None]) -> None:
+        self._actions = [on_hurry, on_stop]
+
+    def __enter__(self) -> StopSignals:
+        loop = asyncio.get_running_loop()
+        for number in NUMBERS:
+            loop.add_signal_handler(number, self._received)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        loop = asyncio.get_running_loop()
+        for number in NUMBERS:
+            loop.remove_signal_handler(number)
+
+    def _received(self) -> None:
+        if self._actions:
+            self._actions.pop()()

@@ -1,0 +1,150 @@
+"""The workers of one machine: who runs what on which device, kept alive, stopped together."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import os
+import platform
+import re
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+import msgspec
+
+from workers import sources
+from workers.protocol.catalog import Catalog, ModelSpec
+from workers.protocol.exits import FINAL, Exit
+from workers.settings import SupervisorSettings, WorkerSettings
+from workers.supervisor import gpus
+from workers.supervisor.child import Child, Recipe, describe
+from workers.supervisor.fleet import Fleet
+from workers.supervisor.output import Console, Output
+
+KILL_MARGIN_S = 5.0
+"""What a worker gets beyond its own drain time before it is killed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """One worker's place on this machine; it stays the same over restarts."""
+
+    name: str
+    """For log lines: `worker-0`."""
+    worker_id: str
+    model: ModelSpec
+    file: Path
+    device: str | None
+    threads: int
+
+
+def plan(
+    catalog: Catalog, files: Mapping[str, Path], cores: int, devices: Sequence[str], host: str
+) -> tuple[Place, ...]:
+    """Each model's workers, in the catalog's order; devices go round, cores are divided evenly. Pure."""
+    models = [model for model in catalog.models for _ in range(model.workers)]
+    threads = max(1, cores // max(1, len(models)))
+    return tuple(
+        Place(
+            name=f"worker-{number}",
+            worker_id=f"{host}-{number}",
+            model=model,
+            file=files[model.name],
+            device=devices[number % len(devices)] if devices else None,
+            threads=model.llama.n_threads or threads,
+        )
+        for number, model in enumerate(models)
+    )
+
+
+def host_id(state_dir: Path) -> str:
+    """Prefix of this machine's worker ids: two state folders on one machine, and two machines, never share it."""
+    host = re.sub(r"[^A-Za-z0-9.-]+", "-", platform.node()) or "host"
+    digest = hashlib.sha256(f"{platform.node()}:{state_dir.absolute()}".encode()).hexdigest()[:6]
+    return f"{host[:40]}-{digest}"
+
+
+def available_cores() -> int:
+    """CPU cores that this process may run on."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+class Supervisor:
+    """Keeps a worker in each place. `keep` ends when `stop` was called, or when no worker may be started again."""
+
+    def __init__(
+        self,
+        places: Sequence[Place],
+        settings: SupervisorSettings,
+        fleet: Fleet,
+        console: Console,
+        *,
+        environment: Mapping[str, str],
+        on_final: Callable[[int, str], None],
+    ) -> None:
+        """`on_final(exit code, line for a person)` is told of each worker that ended unasked and stays away."""
+        self._fleet = fleet
+        self._on_final = on_final
+        self._outputs = {place.name: Output(place.name, settings.state_dir / "logs", console) for place in places}
+        self._children = {
+            place.name: Child(
+                recipe(place, settings, environment), self._outputs[place.name], on_death=partial(self._bury, place)
+            )
+            for place in places
+        }
+
+    @property
+    def pids(self) -> dict[str, int | None]:
+        return {name: child.pid for name, child in self._children.items()}
+
+    async def keep(self) -> int:
+        """OK, or the first code that kept a worker away."""
+        async with asyncio.TaskGroup() as tasks:
+            running = [tasks.create_task(child.keep()) for child in self._children.values()]
+        codes = [task.result() for task in running]
+        return next((code for code in codes if code in FINAL and code != Exit.OK), int(Exit.OK))
+
+    async def stop(self) -> None:
+        """All at once; each drains within its bound. Returns when none runs."""
+        await asyncio.gather(*(child.stop() for child in self._children.values()))
+
+    def hurry(self) -> None:
+        for child in self._children.values():
+            child.hurry()
+
+    async def _bury(self, place: Place, code: int) -> None:
+        await self._fleet.forget(place.model.name, place.worker_id)
+        if code in FINAL:
+            complaint = self._outputs[place.name].complaint()
+            self._on_final(code, f"{place.name} can't serve {place.model.name} ({describe(code)}): {complaint}")
+
+
+def recipe(place: Place, settings: SupervisorSettings, environment: Mapping[str, str]) -> Recipe:
+    """How the worker of a place is started: everything it needs to know travels in its environment."""
+    model = place.model
+    worker = WorkerSettings.model_construct(
+        config=settings.config,
+        state_dir=settings.state_dir,
+        redis_url=settings.redis_url,
+        worker_secret=settings.worker_secret,
+        log_level=settings.log_level,
+        log_format="json",
+        model=place.file,
+        alias=model.name,
+        slots=model.slots,
+        ctx=model.ctx,
+        kv_tokens=model.kv_tokens,
+        worker_id=place.worker_id,
+        worker_host=settings.worker_host,
+        worker_port=0,
+        worker_address="",
+        worker_drain_s=settings.worker_drain_s,
+        llama=msgspec.json.encode(msgspec.structs.replace(model.llama, n_threads=place.threads)).decode(),
+        sampling=msgspec.json.encode(model.sampling).decode(),
+    )
+    variables = sources.environment_of(worker, environment) | gpus.environment_of(place.device)
+    argv = (sys.executable, "-m", "workers.cli", "worker")
+    return Recipe(place.name, argv, variables, settings.worker_drain_s + KILL_MARGIN_S)
