@@ -1,0 +1,47 @@
+# `make up` and `make test` are all that is needed; `make help` lists the rest.
+PYTHON ?= python3
+BIN := .venv/bin
+UV_COMPILE := uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-emit-index-url \
+	--no-emit-find-links --no-header --no-annotate
+
+.DEFAULT_GOAL := help
+.PHONY: help up test test-full bench lint format types lock clean run-env dev-env
+
+help: ## this list
+	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+run-env:
+	@$(PYTHON) deploy/install.py
+
+dev-env:
+	@$(PYTHON) deploy/install.py --dev
+
+up: run-env ## install what is missing, then run everything on this machine (flags: make up ARGS="--port 9000")
+	@exec $(BIN)/paddock up $(ARGS)
+
+test: dev-env ## every check and test but the long ones
+	@$(BIN)/python deploy/check.py
+
+test-full: dev-env ## `make test` with the long tests
+	@$(BIN)/python deploy/check.py --long
+
+bench: dev-env ## the table of the README, measured here
+	@$(BIN)/python -m benchmarks $(ARGS)
+
+lint: dev-env ## format and lint, without changing anything
+	@$(BIN)/python deploy/check.py --only format,lint,imports,house
+
+format: dev-env ## rewrite the sources in the one format
+	@$(BIN)/ruff format . && $(BIN)/ruff check --fix .
+
+types: dev-env ## strict types
+	@$(BIN)/mypy
+
+lock: ## renew requirements/*.lock from pyproject.toml (needs uv)
+	$(UV_COMPILE) pyproject.toml --all-extras -o requirements/run.lock
+	$(UV_COMPILE) pyproject.toml --all-extras --group dev -c requirements/run.lock -o requirements/dev.lock
+	$(UV_COMPILE) --group pyproject.toml:build -o requirements/build.lock
+
+clean: ## remove what was made here; compiled wheels stay in the cache
+	rm -rf .venv .mypy_cache .ruff_cache .import_linter_cache .hypothesis .bench build dist
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,0 +1,61 @@
+"""Every check of `make test`, in order, with the time each took. Goes on after a failure, exits with its status.
+
+    python deploy/check.py [--long] [--only format,lint,types,imports,house,tests]
+
+pytest runs last, so that its summary is the end of the output.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+BIN = Path(sys.executable).parent
+HOUSE = ROOT.parent / "shared" / "tools" / "house.py"
+
+
+def stages(long: bool) -> dict[str, list[str]]:
+    chosen = [] if long else ["-m", "not long"]
+    commands = {
+        "format": [str(BIN / "ruff"), "format", "--check", "--quiet", "."],
+        "lint": [str(BIN / "ruff"), "check", "--quiet", "."],
+        "types": [str(BIN / "mypy")],
+        "imports": [str(BIN / "lint-imports")],
+        "house": [sys.executable, str(HOUSE), ".", "--strict"],
+        "tests": [sys.executable, "-m", "pytest", "-q", *chosen],
+    }
+    if not HOUSE.is_file():
+        del commands["house"]
+    return commands
+
+
+def main() -> int:
+    only = sys.argv[sys.argv.index("--only") + 1].split(",") if "--only" in sys.argv else []
+    results: list[tuple[str, int, float]] = []
+    for name, command in stages("--long" in sys.argv).items():
+        if only and name not in only:
+            continue
+        started = time.monotonic()
+        if name == "tests":
+            # Before pytest, not after: its own summary ends the output.
+            report(results)
+        quiet = name in ("imports", "house", "types")
+        done = subprocess.run(command, cwd=ROOT, capture_output=quiet, text=True)
+        if quiet and done.returncode != 0:
+            print(done.stdout + done.stderr)
+        results.append((name, done.returncode, time.monotonic() - started))
+    if "tests" not in [name for name, _, _ in results]:
+        report(results)
+    return next((code for _, code, _ in results if code), 0)
+
+
+def report(results: list[tuple[str, int, float]]) -> None:
+    for name, code, took_s in results:
+        print(f"check: {name:8} {'ok' if code == 0 else 'FAILED':6} {took_s:6.1f} s", flush=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
