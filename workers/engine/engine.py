@@ -1,0 +1,330 @@
+"""The engine: one thread that owns a llama.cpp context and moves every conversation on it one step at a time.
+
+A step takes mail, schedules, runs, samples, emits. With nothing to do the thread sleeps on its mailbox.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import Future
+from functools import partial
+
+from workers.engine.request import EngineLoad, EngineRequest
+from workers.engine.scheduler import Limits, Plan, plan_step
+from workers.engine.sequence import NO_SLOT, Sequence
+from workers.engine.slots import IntegrityError, SlotBook
+from workers.llama.context import Context
+from workers.llama.model import Model
+from workers.llama.samplers import SamplerChain
+from workers.protocol.events import CallEvent, Failed, FinishReason
+from workers.protocol.failures import CallFailed, Failure, FailureCode
+
+__all__ = ["Engine", "EngineLoad", "EngineRequest", "IntegrityError"]
+
+log = logging.getLogger("paddock.engine")
+
+Emit = Callable[[int, list[CallEvent]], None]
+
+MIN_WAITING_ROOM = 4
+
+
+class Engine:
+    """Serves `slots` calls at once and lets as many more (at least `MIN_WAITING_ROOM`) wait, first come, first served.
+
+    `submit`, `cancel`, `drain` and `load` may be called from any thread and do not block. `emit(step, events)` is
+    called on the engine thread, once per step that brought something, with `step` rising by one; it must be quick and
+    must not raise. The events of one call come in the order that `workers.protocol.events` describes.
+    """
+
+    def __init__(
+        self,
+        model: Model,
+        context: Context,
+        *,
+        slots: int,
+        n_ctx: int,
+        emit: Emit,
+        on_crash: Callable[[BaseException], None] | None = None,
+    ) -> None:
+        """`n_ctx`: the longest single conversation, tokens. `on_crash` is called on the engine thread."""
+        if n_ctx > context.kv_tokens:
+            raise ValueError(f"n_ctx {n_ctx} is more than the {context.kv_tokens} cells that all slots share")
+        if slots > context.slots:
+            raise ValueError(f"{slots} slots on a context made for {context.slots} sequences")
+        self.slots = slots
+        self.n_ctx = n_ctx
+        self.crashed: BaseException | None = None
+        """What ended the loop, if it did not end as asked."""
+        self._model = model
+        self._context = context
+        self._emit = emit
+        self._on_crash = on_crash
+        self._capacity = slots + max(slots, MIN_WAITING_ROOM)
+        self._limits = Limits(n_batch=context.n_batch, n_ubatch=context.n_ubatch)
+        self._batch = context.new_batch()
+        self._book = SlotBook(slots, context.kv_tokens)
+        self._running: list[Sequence] = []
+        self._waiting: deque[Sequence] = deque()
+        self._events: list[CallEvent] = []
+        self._step_number = 0
+        self._stopping = False
+        # The mailbox: acts to carry out on the engine thread.
+        self._mail: deque[Callable[[], None]] = deque()
+        self._wake = threading.Event()
+        # Guards what `submit` decides on: the calls that are alive, and whether more are taken.
+        self._lock = threading.Lock()
+        self._open: set[int] = set()
+        self._refusal: Failure | None = None
+        self._cancelled: set[int] = set()
+        self._thread = threading.Thread(target=self._main, name="engine", daemon=True)
+
+    # From any thread.
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def submit(self, request: EngineRequest) -> None:
+        """Take the call. Raises CallFailed: CONTEXT_OVERFLOW, BUSY, DRAINING, INTERNAL (the engine has crashed)."""
+        num_prompt = len(request.tokens)
+        if num_prompt == 0:
+            raise CallFailed(Failure(FailureCode.INVALID_REQUEST, "the prompt has no tokens; send some text"))
+        if num_prompt >= self.n_ctx:
+            raise CallFailed(_overflow(num_prompt, self.n_ctx))
+        vocab = self._model.vocab
+        banned = (*vocab.suppressed, *vocab.eog) if request.ignore_eos else vocab.suppressed
+        with self._lock:
+            if self._refusal is not None:
+                raise CallFailed(self._refusal)
+            if request.key in self._open:
+                raise ValueError(f"call {request.key} is already in the engine")
+            if len(self._open) >= self._capacity:
+                raise CallFailed(_busy(self.slots, self._capacity - self.slots))
+            chain = SamplerChain(vocab, request.sampling, n_ctx=self.n_ctx, banned=banned)
+            self._open.add(request.key)
+            self._mail.append(partial(self._waiting.append, Sequence(request, chain, vocab, self.n_ctx)))
+        self._wake.set()
+
+    def cancel(self, key: int) -> None:
+        """End the call within one step; it emits nothing more. Unknown keys are ignored."""
+        with self._lock:
+            if key not in self._open:
+                return
+            self._cancelled.add(key)
+        self._mail.append(partial(self._drop, key))
+        self._wake.set()
+
+    def load(self) -> EngineLoad:
+        """A snapshot; the step that runs meanwhile may change it."""
+        running = list(self._running)
+        with self._lock:
+            num_open = len(self._open)
+        return EngineLoad(
+            slots=self.slots,
+            slots_busy=len(running),
+            waiting=max(0, num_open - len(running)),
+            kv_tokens=self._context.kv_tokens,
+            kv_tokens_used=sum(sequence.num_cells for sequence in running),
+        )
+
+    def drain(self) -> None:
+        """Refuse new calls with DRAINING; those that are in go on."""
+        with self._lock:
+            self._refusal = self._refusal or _DRAINING
+
+    def stop(self) -> None:
+        """End the loop after the running step and join the thread. Calls that are still in end as Failed (DRAINING)."""
+        self.drain()
+        self._mail.append(self._halt)
+        self._wake.set()
+        if self._thread.is_alive():
+            self._thread.join()
+        else:
+            self._end_all()
+
+    def check_integrity(self) -> None:
+        """Compare the book of slots and cells with llama.cpp's. Raises IntegrityError. Waits for the running step."""
+        if not self._thread.is_alive():
+            self._check()
+            return
+        result: Future[None] = Future()
+        self._mail.append(partial(_answer, result, self._check))
+        self._wake.set()
+        result.result(timeout=60)
+
+    # On the engine thread.
+
+    def _main(self) -> None:
+        try:
+            while not self._stopping:
+                self._step()
+                if not self._running:
+                    self._rest()
+        except BaseException as error:
+            # The loop's edge: the process must learn that its engine is dead.
+            log.exception("the engine's loop died")
+            self.crashed = error
+            with self._lock:
+                self._refusal = _CRASHED
+        try:
+            self._end_all()
+        finally:
+            if self.crashed is not None and self._on_crash is not None:
+                self._on_crash(self.crashed)
+
+    def _step(self) -> None:
+        self._take_mail()
+        plan = self._schedule()
+        self._run(plan)
+        self._sample(plan)
+        self._tell()
+
+    def _take_mail(self) -> None:
+        while self._mail:
+            self._mail.popleft()()
+
+    def _schedule(self) -> Plan[Sequence]:
+        """Let in who fits, in order of arrival, then decide what this step computes."""
+        while self._waiting:
+            slot = self._book.enter(self._waiting[0].reservation)
+            if slot is None:
+                break
+            sequence = self._waiting.popleft()
+            self._events.append(sequence.start(slot, time.perf_counter()))
+            self._running.append(sequence)
+        return plan_step(self._running, self._limits)
+
+    def _run(self, plan: Plan[Sequence]) -> None:
+        if not plan.decode and not plan.prefill:
+            return
+        batch = self._batch
+        batch.clear()
+        for sequence in plan.decode:
+            sequence.row = batch.add_token(sequence.token, sequence.num_cells, sequence.slot)
+            sequence.num_cells += 1
+        for chunk in plan.prefill:
+            sequence = chunk.sequence
+            position = sequence.num_cells
+            tokens = sequence.take_chunk(chunk.num_tokens)
+            last = sequence.num_prompt_left == 0
+            sequence.row = batch.add_prompt(tokens, position, sequence.slot, want_logits=last)
+        self._context.decode(batch)
+
+    def _sample(self, plan: Plan[Sequence]) -> None:
+        sample = self._context.sample
+        events = self._events
+        ended: list[tuple[Sequence, FinishReason]] = []
+        for sequence in plan.decode:
+            reason = sequence.accept(sample(sequence.chain.pointer, sequence.row), events)
+            if reason is not None:
+                ended.append((sequence, reason))
+        for chunk in plan.prefill:
+            sequence = chunk.sequence
+            if sequence.num_prompt_left:
+                continue
+            reason = FinishReason.LENGTH
+            if sequence.limit:
+                sequence.chain.accept_prompt(sequence.request.tokens)
+                reason = sequence.accept(sample(sequence.chain.pointer, sequence.row), events)
+            sequence.first_token_at = time.perf_counter()
+            if reason is not None:
+                ended.append((sequence, reason))
+        for sequence, reason in ended:
+            events.append(sequence.finished(reason, time.perf_counter()))
+            self._forget(sequence)
+
+    def _tell(self) -> None:
+        events, self._events = self._events, []
+        if self._cancelled:
+            events = self._without_cancelled(events)
+        if events:
+            self._step_number += 1
+            self._emit(self._step_number, events)
+
+    def _without_cancelled(self, events: list[CallEvent]) -> list[CallEvent]:
+        """A call may be cancelled while its step runs: what the step brought for it stays here."""
+        with self._lock:
+            cancelled = frozenset(self._cancelled)
+            self._cancelled &= self._open
+        return [event for event in events if event.call not in cancelled]
+
+    def _rest(self) -> None:
+        """Nothing runs: check the books, then sleep until there is mail."""
+        if not self._waiting and not self._mail:
+            self._check()
+        while not (self._mail or self._waiting or self._stopping):
+            self._wake.wait()
+            self._wake.clear()
+
+    def _forget(self, sequence: Sequence) -> None:
+        """Give back everything that the call holds."""
+        sequence.chain.close()
+        if sequence.slot != NO_SLOT:
+            self._context.remove(sequence.slot)
+            self._book.leave(sequence.slot)
+            self._running.remove(sequence)
+        with self._lock:
+            self._open.discard(sequence.key)
+
+    def _drop(self, key: int) -> None:
+        for sequence in (*self._running, *self._waiting):
+            if sequence.key == key:
+                if sequence.slot == NO_SLOT:
+                    self._waiting.remove(sequence)
+                self._forget(sequence)
+                return
+
+    def _halt(self) -> None:
+        self._stopping = True
+
+    def _check(self) -> None:
+        self._book.check()
+        held = {sequence.slot: sequence.num_cells for sequence in self._running}
+        if len(held) != self._book.num_busy:
+            raise IntegrityError(f"{self._book.num_busy} slots are booked, {len(held)} sequences run")
+        for slot in range(self.slots):
+            cells = held.get(slot, 0)
+            first, last = self._context.first_position(slot), self._context.last_position(slot)
+            if last != cells - 1 or (first >= 0) != (cells > 0):
+                raise IntegrityError(
+                    f"slot {slot}: {cells} cells by the book, positions {first} to {last} in the cache"
+                )
+
+    def _end_all(self) -> None:
+        """The loop is over: end every call that is still in, and give back what they hold."""
+        self._take_mail()
+        failure = self._refusal or _CRASHED
+        for sequence in (*self._running, *self._waiting):
+            self._forget(sequence)
+            self._events.append(Failed(sequence.key, failure))
+        self._waiting.clear()
+        self._tell()
+
+
+_DRAINING = Failure(FailureCode.DRAINING, "this worker is stopping; ask again, another one will answer")
+_CRASHED = Failure(FailureCode.INTERNAL, "this worker's engine has crashed; ask again")
+
+
+def _answer(result: Future[None], act: Callable[[], None]) -> None:
+    try:
+        act()
+    except IntegrityError as error:
+        result.set_exception(error)
+    else:
+        result.set_result(None)
+
+
+def _overflow(num_prompt: int, n_ctx: int) -> Failure:
+    message = (
+        f"the prompt has {num_prompt} tokens and a conversation may have {n_ctx}, answer included; "
+        "shorten the prompt or serve the model with a larger --ctx"
+    )
+    return Failure(FailureCode.CONTEXT_OVERFLOW, message, "messages")
+
+
+def _busy(slots: int, room: int) -> Failure:
+    message = f"all {slots} slots and the waiting room for {room} are taken; ask again, or serve with more --slots"
+    return Failure(FailureCode.BUSY, message)

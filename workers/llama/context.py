@@ -1,0 +1,134 @@
+"""A llama.cpp context with one KV cache for all sequences: owner of the `llama_context` pointer.
+
+Everything but construction belongs to one thread.
+"""
+
+from __future__ import annotations
+
+import os
+from types import TracebackType
+from typing import Self
+
+from llama_cpp import llama_cpp as c
+
+from workers.llama.batch import Batch
+from workers.llama.errors import DecodeFailed, ModelError, ModelTooLarge
+from workers.llama.model import Model
+from workers.llama.native import held, native_log
+from workers.protocol.catalog import LlamaSettings
+
+FLASH_ATTN = {"auto": -1, "off": 0, "on": 1}
+CACHE_TYPES = {
+    "f32": c.GGML_TYPE_F32,
+    "f16": c.GGML_TYPE_F16,
+    "bf16": 30,  # the bindings have no name for it
+    "q8_0": c.GGML_TYPE_Q8_0,
+    "q4_0": c.GGML_TYPE_Q4_0,
+    "q4_1": c.GGML_TYPE_Q4_1,
+    "q5_0": c.GGML_TYPE_Q5_0,
+    "q5_1": c.GGML_TYPE_Q5_1,
+    "iq4_nl": c.GGML_TYPE_IQ4_NL,
+}
+
+_REASONS = {1: "no free cells in the KV cache", 2: "aborted", -1: "invalid batch"}
+
+
+class Context:
+    """`slots` sequences over `kv_tokens` shared cells. Close it before its model."""
+
+    def __init__(self, model: Model, settings: LlamaSettings, *, slots: int, kv_tokens: int) -> None:
+        """Allocates the KV cache and the compute buffers. Raises ModelError, ModelTooLarge."""
+        log = native_log()
+        log.clear()
+        threads = settings.n_threads or os.cpu_count() or 1
+        params = c.llama_context_default_params()
+        params.n_ctx = kv_tokens
+        params.n_seq_max = slots
+        params.kv_unified = True
+        # A step never holds more rows than this; logits are asked for once per sequence.
+        params.n_batch = max(settings.n_batch, settings.n_ubatch + slots)
+        params.n_ubatch = settings.n_ubatch
+        params.n_outputs_max = slots
+        params.n_threads = params.n_threads_batch = threads
+        params.flash_attn_type = FLASH_ATTN[settings.flash_attn]
+        params.type_k = CACHE_TYPES[settings.cache_type_k]
+        params.type_v = CACHE_TYPES[settings.cache_type_v]
+        params.no_perf = True
+        self.pointer: int = c.llama_init_from_model(model.pointer, params) or 0
+        if not self.pointer:
+            raise _refusal(model, kv_tokens, log.reason())
+        self._memory = c.llama_get_memory(self.pointer)
+        if not self._memory:
+            self.close()
+            raise ModelError(f"{model.path}: this model does not generate text; give one that does")
+        self.model = model
+        self.slots = slots
+        self.kv_tokens: int = c.llama_n_ctx(self.pointer)
+        self.n_batch: int = c.llama_n_batch(self.pointer)
+        self.n_ubatch: int = c.llama_n_ubatch(self.pointer)
+        self._decode = c.llama_decode
+        self._sample = held().sampler_sample
+
+    def new_batch(self) -> Batch:
+        return Batch(self.n_batch, self.slots, self.kv_tokens)
+
+    def decode(self, batch: Batch) -> None:
+        """Compute the batch; gives the interpreter lock away meanwhile. Raises DecodeFailed."""
+        batch.native.n_tokens = batch.num_tokens
+        status = self._decode(self.pointer, batch.native)
+        if status:
+            reason = native_log().reason() or _REASONS.get(status, "computation failed")
+            raise DecodeFailed(f"llama_decode of {batch.num_tokens} tokens returned {status}: {reason}")
+
+    def sample(self, chain: int, row: int) -> int:
+        """Draw a token from the logits of batch row `row` with the sampler chain at `chain`, which accepts it."""
+        return self._sample(chain, self.pointer, row)
+
+    def remove(self, sequence: int) -> None:
+        """Free all cells of a sequence."""
+        c.llama_memory_seq_rm(self._memory, sequence, -1, -1)
+
+    def last_position(self, sequence: int) -> int:
+        """Highest position that the sequence holds; -1 if it holds none."""
+        position: int = c.llama_memory_seq_pos_max(self._memory, sequence)
+        return position
+
+    def first_position(self, sequence: int) -> int:
+        """Lowest position that the sequence holds (above 0 only with sliding windows); -1 if it holds none."""
+        position: int = c.llama_memory_seq_pos_min(self._memory, sequence)
+        return position
+
+    def warm_up(self) -> None:
+        """Compute one token, so that the first call does not pay for first use of weights and buffers."""
+        vocab = self.model.vocab
+        batch = Batch(1, 1, 1)
+        batch.add_token(max(vocab.bos, 0), 0, 0)
+        c.llama_set_warmup(self.pointer, True)
+        self.decode(batch)
+        c.llama_set_warmup(self.pointer, False)
+        c.llama_memory_clear(self._memory, True)
+        c.llama_synchronize(self.pointer)
+
+    def close(self) -> None:
+        """Free the KV cache and the buffers. Calling it again does nothing."""
+        if self.pointer:
+            c.llama_free(self.pointer)
+            self.pointer = 0
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def _refusal(model: Model, kv_tokens: int, reason: str) -> ModelError:
+    if "alloc" in reason.lower() or "out of memory" in reason.lower():
+        return ModelTooLarge(
+            f"{model.path}: no memory for a KV cache of {kv_tokens:,} tokens ({reason}); lower --kv-tokens or --ctx"
+        )
+    return ModelError(
+        f"{model.path}: llama.cpp makes no context ({reason or 'no reason given'}); check the `llama` settings"
+    )

@@ -1,0 +1,22 @@
+"""Why a model can't be served, or a step can't be computed.
+
+The tree, with the exit code of a worker that can't start because of it:
+
+    ModelError            the file is missing, damaged or of a kind that is not served     BAD_MODEL
+    └─ ModelTooLarge      the weights or the KV cache do not fit this machine              NO_MEMORY
+    DecodeFailed          llama.cpp refused or failed a batch                              CRASHED
+"""
+
+from __future__ import annotations
+
+
+class ModelError(Exception):
+    """One clear line: the file, what is wrong with it, the remedy."""
+
+
+class ModelTooLarge(ModelError):
+    """The model or its KV cache does not fit the memory; the message says how much is needed and how much there is."""
+
+
+class DecodeFailed(RuntimeError):
+    """`llama_decode` refused a batch. The engine reserves cells before it decodes, so this is never ordinary."""

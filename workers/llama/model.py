@@ -1,0 +1,94 @@
+"""A loaded model: owner of the `llama_model` pointer."""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from llama_cpp import llama_cpp as c
+
+from workers.llama.errors import ModelError, ModelTooLarge
+from workers.llama.gguf import GgufHeader, read_header
+from workers.llama.native import native_log
+from workers.llama.vocab import Vocab
+from workers.protocol.catalog import LlamaSettings
+from workers.protocol.heartbeat import ModelFacts
+
+__all__ = ["Model", "ModelError", "ModelTooLarge"]
+
+_LOAD_MODES = {(False, False): 0, (True, False): 1, (False, True): 2, (True, True): 3}
+"""(use_mmap, use_mlock) -> `llama_load_mode`."""
+
+_NO_MEMORY = re.compile(r"alloc|out of memory", re.IGNORECASE)
+
+
+class Model:
+    """Weights and vocabulary. Tokenising is safe from any thread; close it after every context made from it."""
+
+    def __init__(self, pointer: int, header: GgufHeader) -> None:
+        self.pointer = pointer
+        self.header = header
+        self.path = header.path
+        self.vocab = Vocab(c.llama_model_get_vocab(pointer))
+        self.name = header.text("general.name") or header.path.stem
+        template = c.llama_model_chat_template(pointer, None)
+        self.chat_template: str | None = template.decode("utf-8", "replace") if template else None
+        self.bos_text = self.vocab.text(self.vocab.bos)
+        self.eos_text = self.vocab.text(self.vocab.eos)
+        self.facts = ModelFacts(
+            n_ctx_train=c.llama_model_n_ctx_train(pointer),
+            n_params=c.llama_model_n_params(pointer),
+            size=c.llama_model_size(pointer),
+            n_vocab=self.vocab.num_tokens,
+        )
+
+    @classmethod
+    def load(cls, path: Path, settings: LlamaSettings) -> Model:
+        """Load the weights; takes as long as reading the file. Raises ModelError, ModelTooLarge."""
+        header = read_header(path)
+        log = native_log()
+        log.clear()
+        params = c.llama_model_default_params()
+        params.n_gpu_layers = settings.n_gpu_layers
+        params.load_mode = _LOAD_MODES[settings.use_mmap, settings.use_mlock]
+        pointer = c.llama_model_load_from_file(os.fsencode(path), params)
+        if not pointer:
+            raise _refusal(path, log.reason())
+        if not c.llama_model_has_decoder(pointer) or c.llama_vocab_type(c.llama_model_get_vocab(pointer)) == 0:
+            c.llama_model_free(pointer)
+            raise ModelError(f"{path}: this model does not generate text; give one that does")
+        return cls(pointer, header)
+
+    def tokenize(self, text: str, *, add_special: bool, parse_special: bool) -> list[int]:
+        return self.vocab.tokenize(text, add_special=add_special, parse_special=parse_special)
+
+    def piece(self, token: int) -> bytes:
+        return self.vocab.piece(token)
+
+    def is_eog(self, token: int) -> bool:
+        return token in self.vocab.eog
+
+    def close(self) -> None:
+        """Free the weights. Calling it again does nothing."""
+        if self.pointer:
+            c.llama_model_free(self.pointer)
+            self.pointer = 0
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def _refusal(path: Path, reason: str) -> ModelError:
+    if _NO_MEMORY.search(reason):
+        return ModelTooLarge(f"{path}: does not fit the memory ({reason}); serve a smaller model or quantisation")
+    return ModelError(
+        f"{path}: llama.cpp can't load it ({reason or 'no reason given'}); check that it supports this model"
+    )

@@ -1,0 +1,94 @@
+"""llama.cpp's functions as the hot path calls them, and its log.
+
+The bindings' own functions (`ctypes.CDLL`) give the interpreter lock away for the length of each call. That is right
+for `llama_decode` and wrong for calls of a microsecond: with a busy thread beside it, each of them may wait one switch
+interval to get the lock back. `held()` binds those few a second time so that they keep it.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import logging
+import threading
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from llama_cpp import llama_cpp as c
+
+log = logging.getLogger("paddock.llama")
+
+_WARN, _ERROR, _CONTINUED = 3, 4, 5  # ggml_log_level in ggml.h; the bindings' own comment is out of date
+# With one cache for all slots llama.cpp compares the sum of their cells with what the model was trained for.
+_EXPECTED = "possible training context overflow"
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """Functions that keep the interpreter lock. Call nothing long or blocking through them."""
+
+    sampler_sample: Callable[[int, int, int], int]
+    sampler_accept: Callable[[int, int], None]
+    is_eog: Callable[[int, int], bool]
+    token_to_piece: Callable[[int, int, Any, int, int, bool], int]
+
+
+@functools.cache
+def held() -> Held:
+    library = ctypes.PyDLL(c._lib._name)
+
+    def bind(name: str) -> Any:
+        released = getattr(c._lib, name)
+        function = getattr(library, name)
+        function.argtypes, function.restype = released.argtypes, released.restype
+        return function
+
+    return Held(
+        sampler_sample=bind("llama_sampler_sample"),
+        sampler_accept=bind("llama_sampler_accept"),
+        is_eog=bind("llama_vocab_is_eog"),
+        token_to_piece=bind("llama_token_to_piece"),
+    )
+
+
+class NativeLog:
+    """llama.cpp's log, one per process as the C side has one: the last lines are kept, warnings go to `logging`."""
+
+    def __init__(self) -> None:
+        self._lines: deque[tuple[int, str]] = deque(maxlen=200)
+        self._lock = threading.Lock()
+        self._partial = ""
+        self._level = 0
+        self._callback = c.llama_log_callback(self._take)
+        c.llama_log_set(self._callback, None)
+
+    def clear(self) -> None:
+        with self._lock:
+            self._lines.clear()
+
+    def reason(self) -> str:
+        """The last error lines as one line; for the message of an error. Empty if llama.cpp named no error."""
+        with self._lock:
+            errors = [line for level, line in self._lines if level == _ERROR]
+        return "; ".join(dict.fromkeys(errors[-3:]))
+
+    def _take(self, level: int, text: bytes, _user_data: object) -> None:
+        with self._lock:
+            if level != _CONTINUED:
+                self._level = level
+            self._partial += text.decode("utf-8", "replace")
+            *lines, self._partial = self._partial.split("\n")
+            self._lines.extend((self._level, line) for line in lines)
+        for line in lines:
+            if self._level in (_WARN, _ERROR) and line.strip() and _EXPECTED not in line:
+                log.warning("llama.cpp: %s", line.strip())
+
+
+@functools.cache
+def native_log() -> NativeLog:
+    """The process's one log; the first call starts llama.cpp's backend and makes it quiet."""
+    one = NativeLog()
+    c.llama_backend_init()
+    return one

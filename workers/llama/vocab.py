@@ -1,0 +1,62 @@
+"""A model's vocabulary: text to tokens and back. Immutable, so every thread may use it."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+
+from llama_cpp import llama_cpp as c
+
+from workers.llama.native import held
+
+NO_TOKEN = -1
+
+
+class Vocab:
+    """Lives as long as its model; `pointer` is a `llama_vocab *`."""
+
+    def __init__(self, pointer: int) -> None:
+        self.pointer = pointer
+        self.num_tokens: int = c.llama_vocab_n_tokens(pointer)
+        self._pieces: list[bytes | None] = [None] * self.num_tokens
+        is_eog = held().is_eog
+        self.eog = frozenset(token for token in range(self.num_tokens) if is_eog(pointer, token))
+        self.bos: int = c.llama_vocab_bos(pointer)
+        self.eos: int = c.llama_vocab_eos(pointer)
+        self.suppressed = self._read_suppressed()
+
+    def tokenize(self, text: str, *, add_special: bool, parse_special: bool) -> list[int]:
+        """`add_special`: begin and end tokens as the model asks; `parse_special`: control tokens in the text."""
+        data = text.encode("utf-8", "replace")
+        room = len(data) + 8
+        while True:
+            tokens = (ctypes.c_int32 * room)()
+            count: int = c.llama_tokenize(self.pointer, data, len(data), tokens, room, add_special, parse_special)
+            if count >= 0:
+                return tokens[:count]
+            room = -count
+
+    def piece(self, token: int) -> bytes:
+        """Bytes that the token adds to a text: empty for control tokens, any cut of a character otherwise."""
+        known = self._pieces[token]
+        if known is None:
+            known = self._pieces[token] = self._render(token, special=False)
+        return known
+
+    def text(self, token: int) -> str:
+        """The token as it is written in a template, control tokens included; empty for `NO_TOKEN`."""
+        return "" if token == NO_TOKEN else self._render(token, special=True).decode("utf-8", "replace")
+
+    def _render(self, token: int, *, special: bool) -> bytes:
+        room = 64
+        while True:
+            buffer = ctypes.create_string_buffer(room)
+            count = held().token_to_piece(self.pointer, token, buffer, room, 0, special)
+            if count >= 0:
+                return buffer.raw[:count]
+            room = -count
+
+    def _read_suppressed(self) -> Sequence[int]:
+        count = ctypes.c_int32()
+        tokens = c.llama_vocab_get_suppress_tokens(self.pointer, ctypes.byref(count))
+        return tuple(tokens[: count.value]) if count.value > 0 else ()
