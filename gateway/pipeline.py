@@ -53,6 +53,9 @@ class Admission(Protocol):
 
 class Snapshot(Protocol):
     @property
+    def models(self) -> frozenset[str]: ...
+
+    @property
     def workers(self) -> Mapping[str, tuple[Heartbeat, ...]]: ...
 
 
@@ -70,10 +73,10 @@ class Limits:
 class Answer:
     """The events of a call that has begun, as lists; the last list holds `Finished`. A failure is raised."""
 
-    __slots__ = ("_error", "_first", "_passage", "started")
+    __slots__ = ("_error", "_first", "_passage", "slot")
 
     def __init__(self, first: list[CallEvent], passage: Passage) -> None:
-        self.started = first[0] if isinstance(first[0], Started) else None
+        self.slot = begin.slot if isinstance(begin := first[0], Started) else None
         self._first: list[CallEvent] | None = first
         self._passage = passage
         self._error: PaddockError | None = None
@@ -135,7 +138,7 @@ class Pipeline:
         """Raises Stopping, ModelNotFound, PermissionDenied."""
         if self._stopping:
             raise Stopping("This gateway is stopping. Send the request again.", retry_after_s=1.0)
-        model = self._names.resolve(alias, principal, self._fleet.snapshot.workers)
+        model = self._names.resolve(alias, principal, self._fleet.snapshot.models)
         trail.alias, trail.model = alias, model
         return Call(
             request_id=trail.request_id,

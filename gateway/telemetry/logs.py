@@ -10,6 +10,8 @@ from pythonjsonlogger.json import JsonFormatter
 from gateway.telemetry.trail import Trail
 
 REQUEST_LOGGER = "paddock.request"
+PROBED = frozenset({"/health", "/ready", "/metrics"})
+"""Asked every few seconds by machines: worth a line at debug level only."""
 
 
 class TextFormatter(logging.Formatter):
@@ -41,7 +43,7 @@ class FieldsFormatter(JsonFormatter):
 
 
 class _DropsUvicornNoise(logging.Filter):
-    """A stream that is cut off on purpose ends without its last chunk; uvicorn calls that an error of the application."""
+    """A stream that is cut off on purpose lacks its last chunk; uvicorn calls that an error of the application."""
 
     def filter(self, record: logging.LogRecord) -> bool:
         return "without completing response" not in str(record.msg)
@@ -63,5 +65,5 @@ def configure(level: str, log_format: str) -> None:
 
 def log_request(trail: Trail) -> None:
     """The one line of a request that ended."""
-    level = logging.INFO if trail.status < 500 else logging.WARNING
+    level = logging.WARNING if trail.status >= 500 else logging.DEBUG if trail.path in PROBED else logging.INFO
     logging.getLogger(REQUEST_LOGGER).log(level, "request", extra={"fields": trail.line()})

@@ -24,7 +24,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, gene
 
 from gateway.telemetry.trail import Trail
 
-# As in vLLM, so that quantiles compare (its engine metrics, "time_to_first_token_seconds" and "e2e_request_latency_seconds").
+# As in vLLM's `time_to_first_token_seconds` and `e2e_request_latency_seconds`, so that quantiles compare.
 TTFT_BUCKETS_S = (
     *(0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75),
     *(1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0, 160.0, 640.0, 2560.0),

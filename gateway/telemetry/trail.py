@@ -10,7 +10,7 @@ from workers.protocol.events import Usage
 
 @dataclass(slots=True)
 class Trail:
-    """Filled in by whoever learns a fact first. Never holds prompt text, answers or keys. Times are time.monotonic()."""
+    """Filled in by whoever learns a fact first. Holds no prompt text, answers or keys. Times are time.monotonic()."""
 
     request_id: str
     method: str

@@ -1,0 +1,53 @@
+"""Keeps the valid keys in step with Redis, so that several gateways agree within seconds."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+
+import msgspec
+import redis.asyncio
+from redis.exceptions import RedisError
+
+from gateway.access.keys import Keys
+from gateway.access.records import AccessRecord, decode_record
+from workers.protocol import keys
+
+log = logging.getLogger(__name__)
+
+REREAD_S = 3.0
+
+
+class KeyStore:
+    """The settings' records and, by name after them, those in Redis. While Redis is away the last ones stay valid."""
+
+    def __init__(self, redis: redis.asyncio.Redis, target: Keys, fixed: tuple[AccessRecord, ...]) -> None:
+        self._redis = redis
+        self._target = target
+        self._fixed = {record.name: record for record in fixed}
+        self._away = False
+
+    async def refresh(self) -> None:
+        """Raises redis.RedisError when Redis is away."""
+        table = await self._redis.hgetall(keys.ACCESS_KEYS)
+        found: dict[str, AccessRecord] = {}
+        for name, text in table.items():
+            try:
+                record = decode_record(text)
+            except msgspec.DecodeError as error:
+                log.warning("the access record %r in %s is not usable: %s", name, keys.ACCESS_KEYS, error)
+                continue
+            found[record.name] = record
+        self._target.replace((found | self._fixed).values())
+
+    async def run(self) -> None:
+        """Re-reads until cancelled."""
+        while True:
+            try:
+                await self.refresh()
+                self._away = False
+            except (RedisError, OSError) as error:
+                if not self._away:
+                    log.warning("the API keys can't be re-read (%s); keeping the last ones", type(error).__name__)
+                self._away = True
+            await asyncio.sleep(REREAD_S)

@@ -1,0 +1,65 @@
+"""What is kept of an API key: everything but the key."""
+
+from __future__ import annotations
+
+import hashlib
+from typing import Annotated
+
+import msgspec
+from msgspec import Meta
+
+from gateway.call import Principal
+
+FIRST_KEY_NAME = "first"
+DEFAULT_TEAM = "default"
+
+
+class AccessRecord(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One key, as it stands in the settings (`api_keys`) and in Redis (`pd:keys`)."""
+
+    name: Annotated[str, Meta(min_length=1, max_length=64)]
+    """Id of the key; in logs."""
+    sha256: Annotated[str, Meta(pattern="^[0-9a-f]{64}$")]
+    """Of the key's UTF-8 bytes, lower-case hexadecimal. Keys are long and random: no salt or stretching is needed."""
+    team: Annotated[str, Meta(min_length=1, max_length=64)] = DEFAULT_TEAM
+    """The trust line for caches, and a label of metrics."""
+    aliases: tuple[str, ...] | None = None
+    """Names that the key may use; null: all."""
+    admin: bool = False
+
+    def principal(self) -> Principal:
+        aliases = None if self.aliases is None else frozenset(self.aliases)
+        return Principal(self.name, self.team, aliases, self.admin)
+
+
+class KeysInvalid(ValueError):
+    """The setting `api_keys` can't be used; the message says where and how to mend it."""
+
+
+encode_record = msgspec.json.Encoder().encode
+decode_record = msgspec.json.Decoder(AccessRecord).decode
+_decode_records = msgspec.json.Decoder(tuple[AccessRecord, ...]).decode
+
+
+def digest(key: str) -> str:
+    return hashlib.sha256(key.encode()).hexdigest()
+
+
+def first_record(key: str) -> AccessRecord:
+    """The first key may do everything."""
+    return AccessRecord(name=FIRST_KEY_NAME, sha256=digest(key), admin=True)
+
+
+def read_records(setting: str) -> tuple[AccessRecord, ...]:
+    """The setting `api_keys` -> records. Raises KeysInvalid."""
+    try:
+        records = _decode_records(setting.strip() or "[]")
+    except msgspec.DecodeError as error:
+        raise KeysInvalid(
+            f"api_keys: {error}; give a JSON list of {{name, team, sha256, aliases, admin}}, see docs/keys.md"
+        ) from None
+    names = [record.name for record in records]
+    for name in names:
+        if names.count(name) > 1 or name == FIRST_KEY_NAME:
+            raise KeysInvalid(f"api_keys: the name {name!r} is taken; give each key a name of its own")
+    return records

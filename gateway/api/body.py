@@ -1,0 +1,76 @@
+"""A request's body, never larger than the limit."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+from starlette.types import Receive, Scope
+
+from gateway.api.presence import ClientGone
+from gateway.errors import BodyTooLarge, InvalidRequest
+
+_decode = msgspec.json.Decoder().decode
+
+
+async def read_body(scope: Scope, receive: Receive, limit: int) -> bytes:
+    """Raises BodyTooLarge (by its Content-Length before reading, else while counting) and ClientGone."""
+    declared = dict(scope["headers"]).get(b"content-length", b"")
+    if declared.isdigit() and int(declared) > limit:
+        raise _too_large(f"{int(declared)} bytes", limit)
+    parts: list[bytes] = []
+    num_bytes = 0
+    while True:
+        message = await receive()
+        if message["type"] == "http.disconnect":
+            raise ClientGone
+        part = message.get("body", b"")
+        num_bytes += len(part)
+        if num_bytes > limit:
+            raise _too_large(f"more than {limit} bytes", limit)
+        parts.append(part)
+        if not message.get("more_body", False):
+            return parts[0] if len(parts) == 1 else b"".join(parts)
+
+
+def read_object(body: bytes) -> dict[str, Any]:
+    """The body as a JSON object. Raises InvalidRequest that says where it breaks."""
+    if not body.strip():
+        raise InvalidRequest("The request has no body. Send a JSON object.")
+    try:
+        document = _decode(body)
+    except UnicodeDecodeError:
+        raise InvalidRequest(_not_utf8(body)) from None
+    except RecursionError:
+        raise InvalidRequest("The body is nested too deeply. Send a flatter JSON object.") from None
+    except msgspec.DecodeError as error:
+        raise InvalidRequest(f"The body is not valid JSON: {_where(str(error), body)}") from None
+    if not isinstance(document, dict):
+        raise InvalidRequest(f"The body must be a JSON object, not {_kind(document)}.")
+    return document
+
+
+def _too_large(size: str, limit: int) -> BodyTooLarge:
+    return BodyTooLarge(
+        f"The request body has {size}; the limit is {limit}. Send less, or have the operator raise "
+        "PADDOCK_MAX_BODY_BYTES."
+    )
+
+
+def _not_utf8(body: bytes) -> str:
+    try:
+        body.decode()
+    except UnicodeDecodeError as error:
+        return f"The body is not UTF-8: byte {error.start} is 0x{body[error.start]:02x}. Encode the JSON as UTF-8."
+    return "The body holds a string that is not valid Unicode. Encode the JSON as UTF-8."
+
+
+def _where(problem: str, body: bytes) -> str:
+    if "truncated" in problem:
+        return f"it ends too early, at byte {len(body)}, or holds half of a surrogate pair."
+    return problem.removeprefix("JSON is malformed: ") + "."
+
+
+def _kind(document: object) -> str:
+    kinds = {list: "an array", str: "a string", bool: "a boolean", type(None): "null"}
+    return kinds.get(type(document), "a number")

@@ -1,0 +1,50 @@
+"""The trail of a request on its way through ASGI, and the headers that show it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+
+from starlette.types import Scope
+
+from gateway.telemetry.trail import Trail
+
+MAX_REQUEST_ID_CHARS = 128
+
+_TRAIL = "paddock.trail"
+
+
+def request_id(headers: Iterable[tuple[bytes, bytes]]) -> str:
+    """The caller's `x-request-id` if it is 1 to 128 visible ASCII characters, else a new one."""
+    for name, value in headers:
+        if name == b"x-request-id" and 0 < len(value) <= MAX_REQUEST_ID_CHARS and all(33 <= b <= 126 for b in value):
+            return value.decode("ascii")
+    return "req-" + os.urandom(12).hex()
+
+
+def begin_trail(scope: Scope) -> Trail:
+    trail = Trail(request_id(scope["headers"]), scope["method"], scope["path"])
+    scope[_TRAIL] = trail
+    return trail
+
+
+def trail_of(scope: Scope) -> Trail:
+    trail = scope[_TRAIL]
+    if not isinstance(trail, Trail):
+        raise TypeError("the request did not come through the door")
+    return trail
+
+
+def answer_headers(trail: Trail) -> list[tuple[bytes, bytes]]:
+    """What is known when the headers go out; a caller that still waits for a slot has no worker yet."""
+    headers = [(b"x-request-id", trail.request_id.encode())]
+    if trail.worker:
+        headers += [
+            (b"x-paddock-worker", trail.worker.encode("ascii", "replace")),
+            (b"x-paddock-queue-ms", b"%.2f" % trail.queue_ms),
+            (b"x-paddock-overhead-ms", b"%.2f" % trail.overhead_ms),
+            (b"x-paddock-attempts", b"%d" % trail.attempts),
+        ]
+    if trail.slot is not None:
+        headers.append((b"x-paddock-slot", b"%d" % trail.slot))
+    return headers

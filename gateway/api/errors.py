@@ -1,0 +1,68 @@
+"""How errors look to a client before anything else was sent, in OpenAI's shape."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+
+import msgspec
+from starlette.types import Message, Receive, Send
+
+from gateway.errors import AuthenticationFailed, BodyTooLarge, PaddockError, Stopping
+from gateway.telemetry.trail import Trail
+
+LINGER_S = 5.0
+LINGER_BYTES = 64 << 20
+"""How long and how much of a refused body is read and thrown away, so that its sender gets to see the refusal."""
+
+_encode = msgspec.json.Encoder().encode
+
+
+def error_body(error: PaddockError) -> bytes:
+    """`{"error": {...}}`."""
+    inner = {"message": error.message, "type": error.type, "param": error.param, "code": error.code}
+    return _encode({"error": inner})
+
+
+def error_headers(error: PaddockError) -> list[tuple[bytes, bytes]]:
+    headers: list[tuple[bytes, bytes]] = []
+    if error.retry_after_s is not None or error.status in (429, 503):
+        headers.append((b"retry-after", b"%d" % max(1, math.ceil(error.retry_after_s or 1.0))))
+    if isinstance(error, AuthenticationFailed):
+        headers.append((b"www-authenticate", b"Bearer"))
+    if isinstance(error, Stopping | BodyTooLarge):
+        headers.append((b"connection", b"close"))
+    return headers
+
+
+def note_error(trail: Trail, error: PaddockError) -> None:
+    trail.outcome = error.code or error.type
+
+
+async def send_error(receive: Receive, send: Send, error: PaddockError, trail: Trail) -> None:
+    """Answers the request; nothing may have been sent before."""
+    trail.status = error.status
+    note_error(trail, error)
+    body = error_body(error)
+    headers = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(body))]
+    headers += [(b"x-request-id", trail.request_id.encode()), *error_headers(error)]
+    await send({"type": "http.response.start", "status": error.status, "headers": headers})
+    if isinstance(error, BodyTooLarge):
+        await send({"type": "http.response.body", "body": body, "more_body": True})
+        await _discard_rest(receive)
+        body = b""
+    await send({"type": "http.response.body", "body": body, "more_body": False})
+
+
+async def _discard_rest(receive: Receive) -> None:
+    """Closing while the client still writes would reset the connection under the answer that it has not read yet."""
+    num_bytes = 0
+    try:
+        async with asyncio.timeout(LINGER_S):
+            while num_bytes < LINGER_BYTES:
+                message: Message = await receive()
+                if message["type"] != "http.request" or not message.get("more_body", False):
+                    return
+                num_bytes += len(message.get("body", b""))
+    except TimeoutError:
+        return

@@ -1,0 +1,75 @@
+"""`/health`, `/ready` and `/metrics`: for probes and scrapers, without a key and past admission.
+
+They tell counts and names of models, never who asks what; bind the gateway to loopback or keep them behind the ingress
+where that is too much.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+import redis.asyncio
+from redis.exceptions import RedisError
+from starlette.types import Receive, Scope, Send
+
+from gateway.api.answers import send_bytes, send_json
+from gateway.api.diagnostics import trail_of
+from gateway.errors import Stopping, Unavailable
+from gateway.pipeline import Fleet
+from gateway.telemetry.metrics import CONTENT_TYPE, Metrics
+
+REDIS_PATIENCE_S = 1.0
+
+
+class Health:
+    """The process is up."""
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await send_json(send, {"status": "ok"}, trail_of(scope))
+
+
+class Ready:
+    """Calls would be answered: Redis is there, and at least one worker, and nobody has asked this process to stop."""
+
+    def __init__(self, redis: redis.asyncio.Redis, fleet: Fleet, stopping: Callable[[], bool]) -> None:
+        self._redis = redis
+        self._fleet = fleet
+        self._stopping = stopping
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if self._stopping():
+            raise Stopping("This gateway is stopping.")
+        missing = []
+        if not await self._redis_answers():
+            missing.append("Redis does not answer (check PADDOCK_REDIS_URL)")
+        num_workers = sum(not beat.draining for beats in self._fleet.snapshot.workers.values() for beat in beats)
+        if num_workers == 0:
+            missing.append("no worker is registered (start one with `paddock worker` on the same Redis)")
+        if missing:
+            raise Unavailable(f"Not ready: {'; '.join(missing)}.", retry_after_s=1.0)
+        models = sorted(model for model, beats in self._fleet.snapshot.workers.items() if beats)
+        await send_json(send, {"status": "ready", "workers": num_workers, "models": models}, trail_of(scope))
+
+    async def _redis_answers(self) -> bool:
+        try:
+            async with asyncio.timeout(REDIS_PATIENCE_S):
+                await self._redis.ping()
+        except (RedisError, OSError, TimeoutError):
+            return False
+        return True
+
+
+class MetricsPage:
+    """Prometheus text."""
+
+    def __init__(self, metrics: Metrics, fleet: Fleet, waiting: Callable[[str], int]) -> None:
+        self._metrics = metrics
+        self._fleet = fleet
+        self._waiting = waiting
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        snapshot = self._fleet.snapshot
+        workers = {model: len(beats) for model, beats in snapshot.workers.items()}
+        waiting = {model: self._waiting(model) for model in snapshot.models}
+        await send_bytes(send, self._metrics.exposition(workers, waiting), CONTENT_TYPE, trail_of(scope))

@@ -1,0 +1,203 @@
+"""Reads OpenAI's chat dialect into the canonical request."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from pydantic import ValidationError
+from pydantic_core import ErrorDetails
+
+from gateway.api.body import read_object
+from gateway.api.openai.chat_body import (
+    MAX_STOP_CHARS,
+    TAG,
+    ChatBody,
+    Content,
+    MessageBody,
+    ToolBody,
+    ToolCallBody,
+)
+from gateway.api.openai.refused import sift
+from gateway.errors import InvalidRequest, NotSupported, UnsupportedParameter
+from workers.protocol.requests import GenerateRequest, Message, Sampling, Tool, ToolCall
+
+SHOWN_CHARS = 40
+
+_JSON_WORDS: dict[bool | None, str] = {True: "true", False: "false", None: "null"}
+
+
+@dataclass(frozen=True, slots=True)
+class ChatRequest:
+    """What a chat request asks for, and how its answer is to be written."""
+
+    model: str
+    request: GenerateRequest
+    stream: bool
+    include_usage: bool
+
+
+def read_chat(raw: bytes) -> ChatRequest:
+    """Raises InvalidRequest, UnsupportedParameter or NotSupported, each naming the parameter by its path."""
+    document = sift(read_object(raw))
+    try:
+        body = ChatBody.model_validate(document)
+    except ValidationError as error:
+        raise _translated(error) from None
+    except RecursionError:
+        raise InvalidRequest("The body is nested too deeply. Send a flatter JSON object.") from None
+    options = body.stream_options
+    if options is not None and not body.stream:
+        message = "`stream_options` needs `stream: true`. Leave it out, or stream."
+        raise InvalidRequest(message, param="stream_options")
+    if body.response_format is not None and body.response_format.type != "text":
+        raise NotSupported(
+            f"`response_format` of type {_shown(body.response_format.type)} is not there yet. "
+            'Use {"type": "text"} and ask for the form in the prompt.',
+            param="response_format",
+        )
+    request = GenerateRequest(
+        messages=tuple(_message(message, f"messages.{n}") for n, message in enumerate(body.messages)),
+        tools=_tools(body),
+        sampling=_sampling(body),
+        max_tokens=_max_tokens(body),
+        stop=_stop(body.stop),
+        ignore_eos=body.ignore_eos,
+    )
+    include_usage = options is not None and bool(options.include_usage)
+    return ChatRequest(body.model, request, body.stream, include_usage)
+
+
+def _sampling(body: ChatBody) -> Sampling:
+    return Sampling(
+        temperature=body.temperature,
+        top_k=body.top_k,
+        top_p=body.top_p,
+        min_p=body.min_p,
+        repeat_penalty=body.repeat_penalty,
+        repeat_last_n=body.repeat_last_n,
+        presence_penalty=body.presence_penalty,
+        frequency_penalty=body.frequency_penalty,
+        seed=None if body.seed == -1 else body.seed,
+    )
+
+
+def _max_tokens(body: ChatBody) -> int | None:
+    old, new = body.max_tokens, body.max_completion_tokens
+    if old is not None and new is not None and old != new:
+        raise InvalidRequest(
+            f"`max_tokens` ({old}) and `max_completion_tokens` ({new}) contradict each other. Send one of them.",
+            param="max_completion_tokens",
+        )
+    return old if new is None else new
+
+
+def _stop(stop: str | list[str] | None) -> tuple[str, ...]:
+    stops = [stop] if isinstance(stop, str) else stop or []
+    for n, text in enumerate(stops):
+        if not 0 < len(text) <= MAX_STOP_CHARS:
+            path = "stop" if isinstance(stop, str) else f"stop.{n}"
+            message = f"`{path}` has {len(text)} characters. A stop string has 1 to {MAX_STOP_CHARS}."
+            raise InvalidRequest(message, param=path)
+    return tuple(stops)
+
+
+def _message(message: MessageBody, path: str) -> Message:
+    for name in ("function_call", "audio"):
+        if getattr(message, name) is not None:
+            raise UnsupportedParameter(f"`{path}.{name}` is not supported. Leave it out.", param=f"{path}.{name}")
+    tool_calls = tuple(_tool_call(call, f"{path}.tool_calls.{n}") for n, call in enumerate(message.tool_calls or ()))
+    if tool_calls and message.role != "assistant":
+        remedy = "Only messages of role `assistant` carry tool calls."
+        raise InvalidRequest(f"`{path}.tool_calls` does not fit role `{message.role}`. {remedy}", param=path)
+    if message.content is None and not tool_calls:
+        raise InvalidRequest(f"`{path}.content` is missing. Send a string.", param=f"{path}.content")
+    if message.role == "tool" and message.tool_call_id is None:
+        remedy = "Send the id of the tool call that this message answers."
+        raise InvalidRequest(f"`{path}.tool_call_id` is missing. {remedy}", param=f"{path}.tool_call_id")
+    return Message(
+        role=message.role,
+        content=_text(message.content, f"{path}.content"),
+        name=message.name,
+        tool_calls=tool_calls,
+        tool_call_id=message.tool_call_id,
+    )
+
+
+def _text(content: Content | None, path: str) -> str | None:
+    if content is None or isinstance(content, str):
+        return content
+    texts: list[str] = []
+    for n, part in enumerate(content):
+        if part.type != "text":
+            message = f"`{path}.{n}` is of type {_shown(part.type)}; the models here read text only. Send text parts."
+            raise UnsupportedParameter(message, param=f"{path}.{n}")
+        if part.text is None:
+            raise InvalidRequest(f"`{path}.{n}.text` is missing. Send a string.", param=f"{path}.{n}.text")
+        texts.append(part.text)
+    return "".join(texts)
+
+
+def _tool_call(call: ToolCallBody, path: str) -> ToolCall:
+    if call.type != "function" or call.function is None:
+        raise UnsupportedParameter(f"`{path}` is not a function call. Send `type: function`.", param=path)
+    return ToolCall(id=call.id, name=call.function.name, arguments=call.function.arguments)
+
+
+def _tools(body: ChatBody) -> tuple[Tool, ...]:
+    tools = tuple(_tool(tool, f"tools.{n}") for n, tool in enumerate(body.tools or ()))
+    choice = body.tool_choice
+    if choice is None or choice == "auto":
+        return tools
+    if choice == "none":
+        return ()
+    if isinstance(choice, str) and choice != "required":
+        message = f"`tool_choice` is {_shown(choice)}. Send `auto` or `none`."
+        raise InvalidRequest(message, param="tool_choice")
+    raise NotSupported(
+        "`tool_choice` cannot force a call yet. Send `auto` and say in the prompt which tool to use.",
+        param="tool_choice",
+    )
+
+
+def _tool(tool: ToolBody, path: str) -> Tool:
+    if tool.type != "function" or tool.function is None:
+        message = f"`{path}` is of type {_shown(tool.type)}. Send `type: function` with a `function`."
+        raise UnsupportedParameter(message, param=path)
+    function = tool.function
+    if function.strict:
+        raise NotSupported(
+            f"`{path}.function.strict` cannot be kept yet. Leave it out or send false; arguments follow the schema "
+            "as well as the model can.",
+            param=f"{path}.function.strict",
+        )
+    return Tool(name=function.name, description=function.description, parameters=function.parameters)
+
+
+def _translated(error: ValidationError) -> InvalidRequest:
+    """The first thing that is wrong; how many more there are."""
+    details = error.errors(include_url=False, include_context=False)
+    first = details[0]
+    path = ".".join(str(step) for step in first["loc"] if not str(step).startswith(TAG))
+    more = f" ({len(details) - 1} more problems)" if len(details) > 1 else ""
+    if first["type"] == "extra_forbidden":
+        message = f"`{path[: SHOWN_CHARS * 4]}` is not a parameter that Paddock knows. Leave it out."
+        return UnsupportedParameter(message, param=path[: SHOWN_CHARS * 4])
+    if first["type"] == "missing":
+        return InvalidRequest(f"`{path}` is missing. Send it.{more}", param=path)
+    return InvalidRequest(f"`{path}`: {_problem(first)}{more}", param=path)
+
+
+def _problem(detail: ErrorDetails) -> str:
+    text = detail["msg"].replace("Input should", "it should", 1)
+    return f"{text[:1].lower()}{text[1:]}; got {_shown(detail['input'])}."
+
+
+def _shown(value: Any) -> str:
+    """A value for an error message: short, and never more than the caller sent in one place."""
+    if isinstance(value, dict | list):
+        return f"{'an object' if isinstance(value, dict) else 'an array'} of {len(value)}"
+    if isinstance(value, int) and value.bit_length() > 256:
+        return "a number of more than 70 digits"
+    text = _JSON_WORDS.get(value, repr(value)) if value is None or isinstance(value, bool) else repr(value)
+    return text if len(text) <= SHOWN_CHARS else text[: SHOWN_CHARS - 3] + "..."

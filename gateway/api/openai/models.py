@@ -1,0 +1,63 @@
+"""`GET /v1/models` and `GET /v1/models/{id}`: OpenAI's cards with llama-server's `meta`, `architecture`, `status`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from msgspec.structs import asdict
+from starlette.types import Receive, Scope, Send
+
+from gateway.access.keys import Keys
+from gateway.api.answers import send_json
+from gateway.api.diagnostics import trail_of
+from gateway.call import Principal
+from gateway.catalog.names import Names
+from gateway.pipeline import Fleet
+from workers.protocol.heartbeat import Heartbeat
+
+OWNER = "paddock"
+
+
+class Models:
+    """Both routes: the whole list, or the card of the name in the path."""
+
+    def __init__(self, keys: Keys, names: Names, fleet: Fleet) -> None:
+        self._keys = keys
+        self._names = names
+        self._fleet = fleet
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        trail = trail_of(scope)
+        principal = self._keys.authenticate(scope["headers"])
+        trail.team, trail.key_id = principal.team, principal.key_id
+        name = scope.get("path_params", {}).get("model")
+        if name is None:
+            await send_json(send, {"object": "list", "data": self._list(principal)}, trail)
+            return
+        snapshot = self._fleet.snapshot
+        model = self._names.resolve(name, principal, snapshot.models)
+        await send_json(send, card(name, model, snapshot.workers.get(model, ())), trail)
+
+    def _list(self, principal: Principal) -> list[dict[str, Any]]:
+        snapshot = self._fleet.snapshot
+        served = [model for model, beats in snapshot.workers.items() if beats]
+        permitted = self._names.permitted(principal, served)
+        return [card(name, model, snapshot.workers.get(model, ())) for name, model in permitted.items()]
+
+
+def card(name: str, model: str, beats: tuple[Heartbeat, ...]) -> dict[str, Any]:
+    """One entry of the list; `root` is the model behind an alias."""
+    first = min(beats, key=lambda beat: beat.started_at, default=None)
+    document: dict[str, Any] = {
+        "id": name,
+        "object": "model",
+        "created": int(first.started_at) if first else 0,
+        "owned_by": OWNER,
+        "root": model,
+        "architecture": {"input_modalities": ["text"], "output_modalities": ["text"]},
+        "status": {"value": "loaded" if first else "unloaded"},
+    }
+    if first is not None:
+        document["meta"] = asdict(first.facts) | {"n_ctx": first.n_ctx}
+        document["workers"] = len(beats)
+    return document

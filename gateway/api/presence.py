@@ -1,0 +1,51 @@
+"""Work that lasts only while the client is there, and work beside it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Coroutine
+from contextlib import asynccontextmanager
+
+from starlette.types import Receive
+
+
+class ClientGone(Exception):  # the end of a request that nobody waits for, not a fault
+    """The client closed the connection."""
+
+
+@asynccontextmanager
+async def while_present(receive: Receive) -> AsyncIterator[None]:
+    """Interrupts its block, wherever it waits, when the client disconnects; raises ClientGone then.
+
+    The request's body must have been read: what else arrives is thrown away.
+    """
+    gone = False
+    interrupt = asyncio.timeout(None)
+
+    async def watch() -> None:
+        nonlocal gone
+        while (await receive())["type"] != "http.disconnect":
+            pass
+        gone = True
+        interrupt.reschedule(0)
+
+    try:
+        async with interrupt, beside(watch()):
+            yield
+    except TimeoutError:
+        if gone:
+            raise ClientGone from None
+        raise
+
+
+@asynccontextmanager
+async def beside(work: Coroutine[None, None, None]) -> AsyncIterator[None]:
+    """Runs `work` while the block runs, and ends it with the block. Raises what `work` raised."""
+    task = asyncio.get_running_loop().create_task(work)
+    try:
+        yield
+    finally:
+        task.cancel()
+        await asyncio.wait({task})
+    if not task.cancelled():
+        task.result()

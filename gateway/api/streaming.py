@@ -1,0 +1,64 @@
+"""A response of server-sent events, written as raw ASGI messages: what is done here is done once per token.
+
+Source: WHATWG HTML, "Server-sent events"; a line that starts with a colon is a comment.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+from starlette.types import Send
+
+PING = b": ping\n\n"
+DONE = b"data: [DONE]\n\n"
+
+Headers = list[tuple[bytes, bytes]]
+
+STREAM_HEADERS: Headers = [
+    (b"content-type", b"text/event-stream; charset=utf-8"),
+    (b"cache-control", b"no-cache"),
+    (b"x-accel-buffering", b"no"),
+]
+
+
+class EventStream:
+    """One streamed response. Starts when there is something to say: an event, or a comment because the caller waits."""
+
+    __slots__ = ("_headers", "_quiet", "_send", "started")
+
+    def __init__(self, send: Send, headers: Callable[[], Headers]) -> None:
+        """`headers()` is asked once, at the start, for what is known by then."""
+        self.started = False
+        self._send = send
+        self._headers = headers
+        self._quiet = True
+
+    async def start(self) -> None:
+        """Sends status 200 and the headers, the first time."""
+        if not self.started:
+            self.started = True
+            headers = STREAM_HEADERS + self._headers()
+            await self._send({"type": "http.response.start", "status": 200, "headers": headers})
+
+    async def write(self, body: bytes) -> None:
+        """Sends whole events. Waits while the client's buffers are full."""
+        self._quiet = False
+        await self._send({"type": "http.response.body", "body": body, "more_body": True})
+
+    async def end(self, body: bytes) -> None:
+        await self._send({"type": "http.response.body", "body": body, "more_body": False})
+
+    async def ping_every(self, interval_s: float) -> None:
+        """Sends a comment whenever nothing else was sent for `interval_s`, until cancelled."""
+        while True:
+            self._quiet = True
+            await asyncio.sleep(interval_s)
+            if self._quiet:
+                await self.start()
+                await self._send({"type": "http.response.body", "body": PING, "more_body": True})
+
+
+def data(json: bytes) -> bytes:
+    """One event."""
+    return b"data: %b\n\n" % json

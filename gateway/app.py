@@ -1,0 +1,121 @@
+"""The composition root of one gateway process: everything is built here and nowhere else."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+
+import redis.asyncio
+from starlette.types import ASGIApp
+
+from gateway.access import first_key
+from gateway.access.key_store import KeyStore
+from gateway.access.keys import Keys
+from gateway.access.records import AccessRecord, read_records
+from gateway.admission.admission import Admission
+from gateway.api.door import Door
+from gateway.api.health import Health, MetricsPage, Ready
+from gateway.api.openai.chat import ChatCompletions
+from gateway.api.openai.models import Models
+from gateway.api.routes import build_router
+from gateway.catalog.names import Names
+from gateway.pipeline import Limits, Pipeline
+from gateway.registry.fleet import Fleet, FleetSnapshot
+from gateway.relay.relay import Relay
+from gateway.settings import GatewaySettings
+from gateway.store.client import Store
+from gateway.telemetry.metrics import Metrics
+from workers import catalog_file
+from workers.protocol.heartbeat import Heartbeat
+
+
+@dataclass(frozen=True, slots=True)
+class App:
+    """One gateway: `asgi` answers requests while `running` is entered."""
+
+    asgi: ASGIApp
+    pipeline: Pipeline
+    fleet: Fleet
+    admission: Admission
+    relay: Relay
+    keys: Keys
+    key_store: KeyStore
+    redis: redis.asyncio.Redis
+
+    @asynccontextmanager
+    async def running(self) -> AsyncIterator[None]:
+        """Everything that goes on in the background; a part that breaks ends the block. Raises redis.RedisError."""
+        await self.fleet.refresh()
+        await self.key_store.refresh()
+        async with asyncio.TaskGroup() as tasks:
+            parts = (self.relay, self.fleet, self.admission, self.key_store)
+            background = [tasks.create_task(part.run()) for part in parts]
+            try:
+                yield
+            finally:
+                await self.admission.close()
+                for task in background:
+                    task.cancel()
+
+    async def drain(self, timeout_s: float) -> bool:
+        """Take no new calls and wait for those under way; after `timeout_s` end them. Whether none had to be ended."""
+        self.pipeline.stop_taking()
+        if await self._idle_within(timeout_s):
+            return True
+        self.pipeline.cut_all()
+        await self._idle_within(LAST_WORDS_S)
+        return False
+
+    async def _idle_within(self, timeout_s: float) -> bool:
+        try:
+            async with asyncio.timeout(timeout_s):
+                while self.pipeline.num_calls:  # noqa: ASYNC110 - a process that is about to end may poll
+                    await asyncio.sleep(IDLE_POLL_S)
+        except TimeoutError:
+            return self.pipeline.num_calls == 0
+        return True
+
+
+LAST_WORDS_S = 2.5
+"""How long clients that are cut off get to read why."""
+IDLE_POLL_S = 0.02
+
+
+async def build(settings: GatewaySettings, redis: redis.asyncio.Redis) -> App:
+    """Raises CatalogError, KeysInvalid, redis.RedisError, OSError (the state folder can't be written)."""
+    catalog = catalog_file.load(settings.catalog) if settings.catalog else None
+    gateway_id = settings.gateway_id or secrets.token_hex(6)
+    # Each process numbers its calls from 1: on the wire, a restarted gateway must not be taken for its forerunner.
+    relay = Relay(f"{gateway_id}.{secrets.token_hex(4)}", settings.worker_secret, settings.stream_buffer_events)
+    fleet = Fleet(redis, lambda snapshot: relay.follow(_beats(snapshot)))
+    admission = Admission(Store(redis), fleet, gateway_id, max_queue=settings.max_queue)
+    names, metrics, keys = Names(catalog), Metrics(), Keys()
+    limits = Limits(settings.queue_timeout_s, settings.request_timeout_s)
+    pipeline = Pipeline(names, fleet, admission, relay, metrics, limits)
+    models = Models(keys, names, fleet)
+    router = build_router(
+        {
+            "chat": ChatCompletions(keys, pipeline, settings.max_body_bytes, settings.ping_interval_s),
+            "models": models,
+            "model": models,
+            "health": Health(),
+            "ready": Ready(redis, fleet, lambda: pipeline.stopping),
+            "metrics": MetricsPage(metrics, fleet, admission.waiting),
+        }
+    )
+    key_store = KeyStore(redis, keys, await _fixed_records(settings, redis))
+    return App(Door(router, metrics), pipeline, fleet, admission, relay, keys, key_store, redis)
+
+
+async def _fixed_records(settings: GatewaySettings, redis: redis.asyncio.Redis) -> tuple[AccessRecord, ...]:
+    """The records that Redis cannot overrule: the settings' own, and a preset first key."""
+    records = read_records(settings.api_keys)
+    first = await first_key.settle(redis, settings.api_key, settings.state_dir)
+    return (*records, first) if settings.api_key else records
+
+
+def _beats(snapshot: FleetSnapshot) -> list[Heartbeat]:
+    return [beat for beats in snapshot.workers.values() for beat in beats]

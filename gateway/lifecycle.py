@@ -1,0 +1,206 @@
+"""The life of a gateway process: start in order, serve, drain when asked, exit with a code that says why.
+
+    settings -> Redis answers -> the port is ours -> keys, catalog, fleet -> serving -> draining -> the end
+
+A first SIGTERM or SIGINT drains: new calls get a 503 and `/ready` says so, running streams go on for `drain_s`, then
+end with an error in the stream. A second one cuts them off at once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import errno
+import gc
+import logging
+import signal
+import socket
+import sys
+import time
+from collections.abc import Iterator
+
+import redis.asyncio
+import uvicorn
+import uvloop
+from redis.exceptions import RedisError
+
+from gateway.access.records import KeysInvalid
+from gateway.api.presence import beside
+from gateway.app import App, build
+from gateway.settings import GatewaySettings
+from gateway.store.client import connect
+from gateway.telemetry import logs
+from workers.protocol.catalog import CatalogError
+from workers.protocol.exits import Exit
+
+log = logging.getLogger(__name__)
+
+REDIS_WAIT_S = 10.0
+BACKLOG = 2048
+CLOSE_S = 2.0
+"""How long open connections may take to close once every answer is complete."""
+GC_THRESHOLD = 50_000
+"""Allocations between collections of the youngest generation: a stream's objects die by reference count."""
+
+
+class CannotStart(Exception):
+    """One clear line and the exit code that goes with it."""
+
+    def __init__(self, code: Exit, line: str) -> None:
+        super().__init__(line)
+        self.code = code
+
+
+def run(settings: GatewaySettings) -> int:
+    """Serve until told to stop; returns the exit code."""
+    logs.configure(settings.log_level, settings.log_format)
+    try:
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            return int(runner.run(_live(settings)))
+    except CannotStart as error:
+        print(f"paddock gateway: {error}", file=sys.stderr)
+        return int(error.code)
+
+
+async def _live(settings: GatewaySettings) -> Exit:
+    if not settings.redis_url:
+        raise CannotStart(
+            Exit.USAGE,
+            "no Redis is named; set PADDOCK_REDIS_URL (such as redis://127.0.0.1:6379/0), or run `paddock up`, "
+            "which starts a private one",
+        )
+    listener = _listen(settings.host, settings.port)
+    with listener:
+        client = _client(settings.redis_url)
+        try:
+            await _wait_for_redis(client)
+            app = await _built(settings, client)
+            async with app.running():
+                return await _serve(app, listener, settings)
+        except RedisError as error:
+            raise CannotStart(Exit.NO_REDIS, f"Redis failed at the start: {error}") from error
+        finally:
+            await client.aclose()
+
+
+async def _serve(app: App, listener: socket.socket, settings: GatewaySettings) -> Exit:
+    server = Server(
+        uvicorn.Config(
+            app.asgi,
+            http="httptools",
+            ws="none",
+            lifespan="off",
+            access_log=False,
+            log_config=None,
+            server_header=False,
+            backlog=BACKLOG,
+            timeout_graceful_shutdown=int(CLOSE_S),
+        )
+    )
+    host, port = listener.getsockname()[:2]
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(GC_THRESHOLD)
+    with _signals() as asked:
+        log.info("gateway ready", extra={"fields": {"host": host, "port": port}})
+        drained: list[bool] = []
+
+        async def drain() -> None:
+            await asked.first.wait()
+            log.info("gateway stopping", extra={"fields": {"calls": app.pipeline.num_calls}})
+            async with beside(_cut_when(asked.second, app)):
+                drained.append(await app.drain(settings.drain_s))
+            server.should_exit = True
+
+        async with beside(drain()):
+            await server.serve(sockets=[listener])
+    clean = bool(drained) and drained[0] and not asked.second.is_set()
+    log.info("gateway stopped", extra={"fields": {"cut": not clean}})
+    return Exit.OK if clean else Exit.DRAIN_CUT
+
+
+class Server(uvicorn.Server):
+    """uvicorn without its signal handlers: stopping is decided here."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+
+class Asked:
+    """What the operator has asked for by signals."""
+
+    def __init__(self) -> None:
+        self.first = asyncio.Event()
+        self.second = asyncio.Event()
+
+    def note(self) -> None:
+        (self.second if self.first.is_set() else self.first).set()
+
+
+@contextlib.contextmanager
+def _signals() -> Iterator[Asked]:
+    asked = Asked()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, asked.note)
+    try:
+        yield asked
+    finally:
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.remove_signal_handler(number)
+
+
+async def _cut_when(event: asyncio.Event, app: App) -> None:
+    await event.wait()
+    app.pipeline.cut_all()
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    """The port, before anything else is started. Raises CannotStart."""
+    try:
+        family, kind, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        listener = socket.socket(family, kind)
+        try:
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            listener.bind(address)
+            listener.listen(BACKLOG)
+        except OSError:
+            listener.close()
+            raise
+    except OSError as error:
+        if error.errno == errno.EADDRINUSE:
+            line = f"port {port} on {host} is in use; stop what listens there or choose another with --port"
+            raise CannotStart(Exit.PORT_TAKEN, line) from None
+        raise CannotStart(Exit.USAGE, f"can't listen on {host} port {port}: {error.strerror}") from None
+    return listener
+
+
+def _client(url: str) -> redis.asyncio.Redis:
+    try:
+        return connect(url)
+    except ValueError as error:
+        raise CannotStart(Exit.USAGE, f"the Redis URL can't be used: {error}") from None
+
+
+async def _wait_for_redis(client: redis.asyncio.Redis) -> None:
+    deadline = time.monotonic() + REDIS_WAIT_S
+    while True:
+        try:
+            await client.ping()
+            return
+        except (RedisError, OSError) as error:
+            if time.monotonic() > deadline:
+                line = f"Redis did not answer in {REDIS_WAIT_S:g} s ({error}); start it or mend PADDOCK_REDIS_URL"
+                raise CannotStart(Exit.NO_REDIS, line) from None
+        await asyncio.sleep(0.1)
+
+
+async def _built(settings: GatewaySettings, client: redis.asyncio.Redis) -> App:
+    try:
+        return await build(settings, client)
+    except (CatalogError, KeysInvalid) as error:
+        raise CannotStart(Exit.USAGE, str(error)) from None
+    except OSError as error:
+        line = f"the state folder {settings.state_dir} can't be used: {error.strerror}; choose another with --state-dir"
+        raise CannotStart(Exit.USAGE, line) from None
