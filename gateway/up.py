@@ -141,7 +141,7 @@ class Machine:
             if private:
                 await private.prepare()
             async with asyncio.TaskGroup() as tasks:
-                with StopSignals(lambda: self._finish(Exit.OK), self._hurry):
+                with StopSignals(self._asked_to_stop, self._hurry):
                     starting = tasks.create_task(self._start(tasks, private, fleet))
                     await self._over.wait()
                     starting.cancel()
@@ -262,6 +262,10 @@ class Machine:
             self._code = int(code)
             self._over.set()
 
+    def _asked_to_stop(self) -> None:
+        self._console.say("paddock: stopping, streams drain first; Ctrl-C again to stop at once")
+        self._finish(Exit.OK)
+
     def _hurry(self) -> None:
         self._console.say("paddock: stopping at once")
         for part in self._stack:
@@ -270,7 +274,6 @@ class Machine:
     async def _stop(self) -> None:
         """The gateway first, so that its streams drain while workers still answer; Redis last."""
         self._console.held = False
-        self._console.say("paddock: stopping; again Ctrl-C to stop at once")
         for part in reversed(self._stack):
             await part.stop()
         self._console.say("paddock: stopped")

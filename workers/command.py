@@ -14,6 +14,8 @@ from typing import Any
 
 from workers.protocol.exits import Exit
 
+OWN_PACKAGES = ("gateway", "workers")
+
 
 @dataclass(frozen=True, slots=True)
 class Command:
@@ -39,6 +41,8 @@ def run(name: str, command: Command, args: Sequence[str], known: Collection[str]
         settings_class = named(command.settings)
         runner = named(command.runner)
     except ModuleNotFoundError as error:
+        if (error.name or "").partition(".")[0] in OWN_PACKAGES:
+            raise
         return complain(
             [f"`paddock {name}` needs {error.name}, which is not installed; install paddock[{command.extra}]"]
         )

@@ -49,8 +49,9 @@ class Fleet:
         """Removes a dead worker's heartbeat and wakes the gateways. Best effort: without Redis the record expires."""
         try:
             async with asyncio.timeout(2 * TIMEOUT_S):
-                await self._client.delete(keys.worker(model, worker_id))
-                await self._client.publish(keys.FLEET_CHANNEL, worker_id)
+                record = keys.worker(model, worker_id)
+                await self._client.delete(record)
+                await self._client.publish(keys.FLEET_CHANNEL, record)
         except (RedisError, OSError, TimeoutError) as error:
             log.warning("could not tell the fleet that %s is gone: %s", worker_id, error)
 

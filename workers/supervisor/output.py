@@ -14,6 +14,9 @@ LOG_BYTES = 8 << 20
 LOG_BACKUPS = 2
 RECENT_LINES = 12
 LEVELS = {"debug": 10, "info": 20, "warning": 30, "warn": 30, "error": 40, "critical": 50}
+OWN_PREFIX = "paddock: "
+"""How every program of Paddock begins the line that says why it ends."""
+
 OWN_KEYS = frozenset(
     {"level", "levelname", "message", "msg", "timestamp", "time", "asctime", "logger", "name", "taskName"}
 )
@@ -66,8 +69,10 @@ class Output:
 
     def complaint(self) -> str:
         """What the child said last that was an error, else its last line."""
-        records = [_record(line) for line in self._recent]
-        errors = [record for record in records if _level(record) >= LEVELS["error"]]
+        told = [line for line in self._recent if line.startswith(OWN_PREFIX)]
+        if told:
+            return told[-1].removeprefix(OWN_PREFIX)
+        errors = [record for line in self._recent if _level(record := _record(line)) >= LEVELS["error"]]
         if errors:
             return str(errors[-1].get("message") or errors[-1].get("msg") or "")
         return self._recent[-1] if self._recent else "it said nothing"

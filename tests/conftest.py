@@ -1,0 +1,35 @@
+"""What holds for every test: no setting of the person who runs them; where the shared models lie."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+SHARED = Path(__file__).resolve().parents[1].parent / "shared"
+
+
+def pytest_configure() -> None:
+    for name in [name for name in os.environ if name.startswith("PADDOCK_")]:
+        del os.environ[name]
+
+
+@pytest.fixture
+def shared_models() -> Path:
+    """The folder of small models beside the checkout; skips where it is missing."""
+    folder = SHARED / "models"
+    if not folder.is_dir():
+        pytest.skip(f"{folder} is not there")
+    return folder
+
+
+@pytest.fixture
+def short_folder() -> Iterator[Path]:
+    """A temporary folder with a path short enough for Unix sockets, which pytest's own is not always."""
+    folder = Path(tempfile.mkdtemp(prefix="pd-"))
+    yield folder
+    shutil.rmtree(folder, ignore_errors=True)

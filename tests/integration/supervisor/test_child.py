@@ -1,0 +1,191 @@
+"""Real processes: kept, restarted, stopped with their whole group, and never outliving their keeper."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import psutil
+import pytest
+
+from workers.protocol.exits import Exit
+from workers.supervisor.child import Backoff, Child, Recipe, describe
+from workers.supervisor.output import Console, Output
+
+STUBBORN = "trap '' TERM; echo started; while :; do sleep 0.05; done"
+
+
+class Kept:
+    """One child under test and what was said about it."""
+
+    def __init__(self, folder: Path, script: str, *, grace_s: float = 5.0) -> None:
+        self.terminal = io.StringIO()
+        self.deaths: list[int] = []
+        self.output = Output("child", folder, Console("info", stream=self.terminal))
+        recipe = Recipe("child", ("/bin/sh", "-c", script), dict(os.environ), grace_s)
+        self.child = Child(recipe, self.output, on_death=self._died, backoff=Backoff(first_s=0.02, longest_s=0.1))
+
+    async def _died(self, code: int) -> None:
+        self.deaths.append(code)
+
+    def log(self) -> str:
+        return self.output.path.read_text() if self.output.path.exists() else ""
+
+    async def until(self, happened: Callable[[], bool]) -> None:
+        async with asyncio.timeout(10):
+            while not happened():  # noqa: ASYNC110 - another process
+                await asyncio.sleep(0.01)
+
+
+@asynccontextmanager
+async def keeping(kept: Kept) -> AsyncIterator[asyncio.Task[int]]:
+    async with asyncio.TaskGroup() as tasks:
+        task = tasks.create_task(kept.child.keep())
+        try:
+            yield task
+        finally:
+            kept.child.hurry()
+            await kept.child.stop()
+
+
+async def test_a_killed_child_is_back_at_once_and_a_stop_is_final(tmp_path: Path) -> None:
+    kept = Kept(tmp_path, "echo up; exec sleep 60")
+    async with keeping(kept) as task:
+        await kept.until(lambda: kept.child.pid is not None)
+        first = kept.child.pid
+        assert first is not None
+        os.kill(first, signal.SIGKILL)
+        await kept.until(lambda: kept.child.pid not in (None, first))
+        await kept.child.stop()
+        assert await task == -signal.SIGTERM
+    assert kept.deaths == [-signal.SIGKILL]
+    assert kept.child.starts == 2
+    assert "child died (SIGKILL); starting it again in 0.02 s" in kept.terminal.getvalue()
+
+
+async def test_a_child_that_keeps_dying_waits_longer_each_time(tmp_path: Path) -> None:
+    kept = Kept(tmp_path, "echo 'why it fails' >&2; exit 1")
+    async with keeping(kept):
+        await kept.until(lambda: len(kept.deaths) >= 4)
+    said = kept.terminal.getvalue()
+    assert [said.count(f"again in {delay} s") for delay in ("0.02", "0.04", "0.08")] == [1, 1, 1]
+    assert "child | why it fails" in said
+
+
+@pytest.mark.parametrize("code", [Exit.OK, Exit.USAGE, Exit.BAD_MODEL, Exit.PORT_TAKEN])
+async def test_final_codes_are_not_restarted(tmp_path: Path, code: Exit) -> None:
+    kept = Kept(tmp_path, f"exit {int(code)}")
+    async with keeping(kept) as task:
+        async with asyncio.timeout(10):
+            assert await asyncio.shield(task) == code
+    assert (kept.child.starts, kept.deaths) == (1, [code])
+
+
+async def test_a_child_that_ignores_the_request_is_killed(tmp_path: Path) -> None:
+    kept = Kept(tmp_path, STUBBORN, grace_s=0.2)
+    async with keeping(kept) as task:
+        await kept.until(lambda: "started" in kept.log())
+        await kept.child.stop()
+        assert await task == -signal.SIGKILL
+    assert "did not stop in time and is killed" in kept.terminal.getvalue()
+
+
+async def test_hurry_ends_the_grace(tmp_path: Path) -> None:
+    kept = Kept(tmp_path, STUBBORN, grace_s=60.0)
+    async with keeping(kept):
+        await kept.until(lambda: "started" in kept.log())
+        started = time.monotonic()
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(kept.child.stop())
+            await asyncio.sleep(0.05)
+            kept.child.hurry()
+        assert time.monotonic() - started < 5.0
+
+
+async def test_the_whole_group_goes(tmp_path: Path) -> None:
+    """A grandchild that ignores signals and holds the pipe open goes with its parent, dead or stopped."""
+    grandchild = f"{sys.executable} -c 'import signal, time; signal.signal(15, signal.SIG_IGN); time.sleep(60)'"
+    kept = Kept(tmp_path, f"{grandchild} & echo $!; exec sleep 60")
+    async with keeping(kept):
+        await kept.until(lambda: kept.log().strip().isdigit())
+        pid = int(kept.log())
+        assert psutil.pid_exists(pid)
+        await kept.child.stop()
+        await kept.until(lambda: not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE)
+
+
+async def test_stop_while_waiting_to_restart(tmp_path: Path) -> None:
+    kept = Kept(tmp_path, "exit 1")
+    async with keeping(kept) as task:
+        await kept.until(lambda: len(kept.deaths) >= 1)
+        await kept.child.stop()
+        assert await task == 1
+
+
+async def test_cancellation_leaves_nothing(tmp_path: Path) -> None:
+    kept = Kept(tmp_path, STUBBORN, grace_s=60.0)
+    task = asyncio.ensure_future(kept.child.keep())
+    await kept.until(lambda: "started" in kept.log())
+    pid = kept.child.pid
+    assert pid is not None
+    task.cancel()
+    await asyncio.wait({task})
+    await kept.until(lambda: not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE)
+
+
+async def test_a_program_that_can_not_be_started_fails_loudly(tmp_path: Path) -> None:
+    recipe = Recipe("none", ("/no/such/program",), {}, 1.0)
+    with pytest.raises(FileNotFoundError):
+        await Child(recipe, Output("none", tmp_path, Console("info"))).keep()
+
+
+async def test_long_lines_are_cut_not_lost(tmp_path: Path) -> None:
+    kept = Kept(tmp_path, "head -c 3000000 /dev/zero | tr '\\0' x; echo; echo end; exit 0")
+    async with keeping(kept) as task:
+        await asyncio.shield(task)
+    assert kept.log().count("x") == 3_000_000
+    assert kept.log().rstrip().endswith("end")
+
+
+def test_a_child_does_not_outlive_a_killed_keeper(tmp_path: Path) -> None:
+    """A program of ours and a foreign one (through workers.lifeline) both end when their keeper is killed."""
+    held = str(tmp_path / "held")
+    ours = f"from workers import lifeline; lifeline.hold(); import time; open({held!r}, 'w'); time.sleep(60)"
+    keeper = f"""
+import os, subprocess, sys, time
+from workers import lifeline
+env = {{**os.environ, lifeline.VARIABLE: str(os.getpid())}}
+foreign = [sys.executable, "-I", "-S", lifeline.__file__, "sleep", "60"]
+for command in (foreign, [sys.executable, "-c", {ours!r}]):
+    print(subprocess.Popen(command, env=env, start_new_session=True).pid, end=" ")
+print(flush=True)
+time.sleep(60)
+"""
+    process = subprocess.Popen([sys.executable, "-c", keeper], stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    with process.stdout:
+        children = [psutil.Process(int(pid)) for pid in process.stdout.readline().split()]
+    assert len(children) == 2
+    _wait(lambda: (tmp_path / "held").exists() and children[0].name() == "sleep")
+    process.kill()
+    process.wait()
+    _wait(lambda: not any(child.is_running() and child.status() != psutil.STATUS_ZOMBIE for child in children))
+
+
+def test_exit_codes_in_words() -> None:
+    assert [describe(65), describe(-9), describe(-250)] == ["exit code 65", "SIGKILL", "signal 250"]
+
+
+def _wait(happened: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 10
+    while not happened():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)

@@ -1,0 +1,107 @@
+"""From the settings to a checked catalog to files."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from workers.protocol.catalog import CatalogError
+from workers.settings import SupervisorSettings
+from workers.supervisor.library import DEMO_ALIAS, Library, ModelUnusable, check_gguf, demo, wanted
+
+GGUF = b"GGUF" + (3).to_bytes(4, "little") + bytes(16)
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    path = tmp_path / "My Model (v2).gguf"
+    path.write_bytes(GGUF)
+    return path
+
+
+def test_without_a_wish_it_is_the_demo() -> None:
+    spec = wanted(SupervisorSettings()).catalog.models[0]
+    assert (spec.name, spec.path, spec.workers, spec.slots) == (DEMO_ALIAS, str(demo()), 2, 8)
+
+
+def test_one_model_with_its_settings(model: Path) -> None:
+    spec = wanted(
+        SupervisorSettings(model=model, workers=3, ctx=512, llama='{"n_batch": 64}', sampling='{"top_k": 5}')
+    ).catalog.models[0]
+    assert (spec.name, spec.workers, spec.ctx) == ("My-Model-v2", 3, 512)
+    assert (spec.llama.n_batch, spec.sampling.top_k) == (64, 5)
+
+
+def test_a_model_of_the_hub_is_named_after_its_repository() -> None:
+    assert wanted(SupervisorSettings(hf="owner/Some-Model-GGUF:Q8_0")).catalog.models[0].name == "Some-Model"
+
+
+@pytest.mark.parametrize(
+    ("values", "said"),
+    [
+        ({"model": "a.gguf", "hf": "o/r"}, "--model and --hf each say what to serve"),
+        ({"catalog": "c.yaml", "slots": 4}, "slots: with a catalog, say this per model in c.yaml"),
+        ({"alias": "no spaces"}, "settings: "),
+        ({"llama": "[]"}, "llama: must be a JSON object"),
+        ({"llama": "{"}, "llama: not valid JSON"),
+        ({"llama": '{"n_bath": 1}'}, "unknown field `n_bath`"),
+    ],
+)
+def test_a_wish_that_can_not_be_met(values: dict[str, object], said: str) -> None:
+    with pytest.raises(CatalogError) as caught:
+        wanted(SupervisorSettings.model_validate(values))
+    assert said in str(caught.value)
+
+
+def test_paths_are_relative_to_the_catalog(tmp_path: Path, model: Path) -> None:
+    file = tmp_path / "catalog.yaml"
+    file.write_text(f"models: [{{name: m, path: '{model.name}'}}]\naliases: {{gpt-4o: m}}\n")
+    wish = wanted(SupervisorSettings(catalog=file))
+    assert Library(tmp_path / "state").locate_all(wish) == {"m": model}
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("models: []", "`$.models`"),
+        ("models: [{name: m, path: p, slotz: 1}]", "unknown field `slotz` (did you mean `slots`?) - at `$.models[0]`"),
+        ("models: [{name: m, path: p, slots: 0}]", "`$.models[0].slots`"),
+        ("models: [{name: m}]", "models[0] (m): give exactly one source"),
+        ("models: [{name: m, path: p}, {name: m, path: q}]", "models[1] (m): the name is used twice"),
+        ("models: [{name: m, path: p}]\naliases: {a: n}", "aliases.a: no model is named 'n'; use one of: m"),
+        ("models: [", "not valid YAML or JSON"),
+        ("", "catalog.yaml"),
+    ],
+)
+def test_a_catalog_error_names_file_path_and_remedy(tmp_path: Path, text: str, said: str) -> None:
+    file = tmp_path / "catalog.yaml"
+    file.write_text(text)
+    with pytest.raises(CatalogError) as caught:
+        wanted(SupervisorSettings(catalog=file))
+    assert str(file) in str(caught.value)
+    assert said in str(caught.value)
+
+
+def test_a_missing_catalog_says_so(tmp_path: Path) -> None:
+    with pytest.raises(CatalogError, match="No such file"):
+        wanted(SupervisorSettings(catalog=tmp_path / "none.yaml"))
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [(b"PK\x03\x04" + bytes(40), "not a GGUF file"), (GGUF[:10], "cut off after 10 bytes"), (b"", "not a GGUF file")],
+)
+def test_a_file_that_is_no_model(tmp_path: Path, content: bytes, said: str) -> None:
+    path = tmp_path / "m.gguf"
+    path.write_bytes(content)
+    with pytest.raises(ModelUnusable, match=said):
+        check_gguf(path, "m")
+
+
+def test_a_missing_or_odd_file(tmp_path: Path, model: Path) -> None:
+    check_gguf(model, "m")
+    with pytest.raises(ModelUnusable, match=r"model m: no file .*none\.gguf"):
+        check_gguf(tmp_path / "none.gguf", "m")
+    with pytest.raises(ModelUnusable, match="Is a directory"):
+        check_gguf(tmp_path, "m")

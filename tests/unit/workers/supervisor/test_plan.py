@@ -1,0 +1,70 @@
+"""Who runs what on which device, and when the dead are started again: pure."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from workers.protocol.catalog import Catalog, LlamaSettings, ModelSpec
+from workers.supervisor import gpus
+from workers.supervisor.child import Backoff
+from workers.supervisor.supervisor import host_id, plan
+
+FILES = {"big": Path("/m/big.gguf"), "small": Path("/m/small.gguf")}
+
+
+def catalog(threads: int = 0) -> Catalog:
+    return Catalog(
+        models=(
+            ModelSpec(name="big", path="big.gguf", workers=2, llama=LlamaSettings(n_threads=threads)),
+            ModelSpec(name="small", path="small.gguf", workers=1),
+            ModelSpec(name="later", path="later.gguf", workers=0),
+        )
+    )
+
+
+def test_cores_are_divided_and_devices_go_round() -> None:
+    places = plan(catalog(), FILES, cores=8, devices=("3", "5"), host="h")
+    assert [(place.name, place.worker_id, place.model.name, place.device, place.threads) for place in places] == [
+        ("worker-0", "h-0", "big", "3", 2),
+        ("worker-1", "h-1", "big", "5", 2),
+        ("worker-2", "h-2", "small", "3", 2),
+    ]
+
+
+def test_every_worker_has_a_thread_and_the_catalog_has_the_last_word() -> None:
+    places = plan(catalog(threads=6), FILES, cores=1, devices=(), host="h")
+    assert [(place.threads, place.device) for place in places] == [(6, None), (6, None), (1, None)]
+
+
+def test_host_ids_are_stable_and_differ_by_state_folder() -> None:
+    assert host_id(Path("/a")) == host_id(Path("/a"))
+    assert host_id(Path("/a")) != host_id(Path("/b"))
+
+
+def test_backoff_doubles_to_its_bound_and_forgives_after_a_stable_minute() -> None:
+    backoff = Backoff()
+    assert [backoff.after(1.0) for _ in range(8)] == [0.2, 0.4, 0.8, 1.6, 3.2, 6.4, 10.0, 10.0]
+    assert backoff.after(60.0) == 0.2
+    assert backoff.after(1.0) == 0.4
+
+
+def test_an_existing_choice_of_devices_is_respected() -> None:
+    assert gpus.visible({"CUDA_VISIBLE_DEVICES": "2, GPU-abc"}) == ("2", "GPU-abc")
+    assert gpus.visible({"CUDA_VISIBLE_DEVICES": ""}) == ()
+    assert gpus.visible({"CUDA_VISIBLE_DEVICES": "1,-1,0"}) == ("1",)
+
+
+def test_devices_come_from_the_drivers_program(tmp_path: Path) -> None:
+    program = tmp_path / "nvidia-smi"
+    program.write_text("#!/bin/sh\nprintf '0\\n1\\n'\n")
+    program.chmod(0o755)
+    path = f"{tmp_path}:/usr/bin:/bin"
+    assert gpus.visible({"PATH": path}) == ("0", "1")
+    program.write_text("#!/bin/sh\necho 'NVIDIA-SMI has failed'; exit 9\n")
+    assert gpus.visible({"PATH": path}) == ()
+    assert gpus.visible({"PATH": "/nowhere"}) == ()
+
+
+def test_a_worker_with_a_device_counts_as_the_drivers_program_does() -> None:
+    assert gpus.environment_of("1") == {"CUDA_VISIBLE_DEVICES": "1", "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
+    assert gpus.environment_of(None) == {}
