@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 
 from workers.protocol.heartbeat import Heartbeat
 
@@ -63,7 +64,13 @@ def rank(
     )
     serving = [candidate for candidate in candidates if not candidate.draining]
     allowed = [candidate for candidate in serving if not candidate.avoided] or serving
-    first = turn % len(allowed) if allowed else 0
-    in_turn = allowed[first:] + allowed[:first]
-    order = sorted(in_turn, key=lambda candidate: -candidate.free)
+    order: list[Candidate] = []
+    for _, equals in groupby(sorted(allowed, key=_busiest_last), key=_busiest_last):
+        group = list(equals)
+        first = turn % len(group)
+        order += group[first:] + group[:first]
     return Ranking(tuple(candidate.worker for candidate in order), candidates)
+
+
+def _busiest_last(candidate: Candidate) -> int:
+    return -candidate.free

@@ -108,8 +108,9 @@ local function choose(open, id)
 end
 
 -- Hands the free slots of these workers to waiting tickets, oldest first. A ticket that must not go to any of them
--- keeps its place. Dead tickets met on the way are dropped. Returns how many grants were made.
-local function grant(workers)
+-- keeps its place, so do those of the gateways in `passed`. Dead tickets met on the way are dropped. Returns how many
+-- grants were made.
+local function grant(workers, passed)
   if redis.call("ZCARD", queue_key) == 0 then return 0 end
   local open, left, granted, at = {}, 0, 0, 0
   for _, worker in ipairs(workers) do
@@ -123,13 +124,13 @@ local function grant(workers)
     local id = redis.call("ZRANGE", queue_key, at, at)[1]
     if not id then break end
     local expiry = tonumber(redis.call("ZSCORE", tickets_key, id) or 0)
-    local best = expiry > now and choose(open, id)
+    local ticket = redis.call("HMGET", ticket_key(id), "gateway", "channel")
+    local best = expiry > now and not (passed and passed[ticket[1]]) and choose(open, id)
     if expiry <= now then
       ticket_drop(id)
     elseif not best then
       at = at + 1
     else
-      local ticket = redis.call("HMGET", ticket_key(id), "gateway", "channel")
       redis.call("ZREM", queue_key, id)
       lease_take(best.worker, best.record, id, ticket[1], GRANT_TTL)
       redis.call("PUBLISH", ticket[2], id)
@@ -139,8 +140,8 @@ local function grant(workers)
   return granted
 end
 
-local function grant_all()
-  return grant(redis.call("SMEMBERS", workers_key))
+local function grant_all(passed)
+  return grant(redis.call("SMEMBERS", workers_key), passed)
 end
 
 -- Puts a ticket in the line at its arrival number.

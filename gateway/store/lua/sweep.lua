@@ -5,7 +5,7 @@
 --
 -- Keeps: after it, every lease is unexpired and of a live process, every ticket has a gateway that re-reads it, and no slot
 -- is free while a ticket waits that could use it. Running it again at once changes nothing.
-local freed, dropped = 0, 0
+local freed, dropped, missed = 0, 0, {}
 
 for _, id in ipairs(redis.call("ZRANGEBYSCORE", tickets_key, "-inf", now)) do
   local worker = redis.call("HGET", lease_key(id), "worker")
@@ -24,7 +24,11 @@ for _, worker in ipairs(redis.call("HKEYS", leased_key)) do
     leases_drop_all(worker)
   else
     worker_record(worker)
-    for _, id in ipairs(redis.call("ZRANGEBYSCORE", leases, "-inf", now)) do lease_drop(worker, id) end
+    for _, id in ipairs(redis.call("ZRANGEBYSCORE", leases, "-inf", now)) do
+      local gateway = redis.call("HGET", ticket_key(id), "gateway")
+      if gateway then missed[gateway] = true end
+      lease_drop(worker, id)
+    end
   end
   local after = redis.call("ZCARD", leases)
   freed = freed + before - after
@@ -35,7 +39,9 @@ for _, worker in ipairs(redis.call("SMEMBERS", workers_key)) do
   if redis.call("EXISTS", worker_key(worker)) == 0 then redis.call("SREM", workers_key, worker) end
 end
 
-local granted = grant_all()
+-- A gateway that left a grant unclaimed may be dead: the others' tickets first, this once.
+local granted = grant_all(missed)
+if next(missed) then granted = granted + grant_all() end
 local counts = {}
 for _, worker in ipairs(redis.call("SMEMBERS", workers_key)) do
   counts[#counts + 1] = worker

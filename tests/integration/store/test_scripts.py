@@ -1,0 +1,466 @@
+"""Each admission script against a real Redis, called as a gateway calls it."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from pathlib import Path
+
+import msgspec
+import pytest
+import redis.asyncio
+
+from gateway.errors import StoreUnavailable
+from gateway.store.client import Filed, Lease, LineFull, Store, Swept, Taken, Ticket, connect
+from gateway.store.scripts import FOLDER, key_names
+from tests.support.pool import beat, drain, heartbeat, vanish
+from workers.protocol import keys
+from workers.protocol.heartbeat import PROTOCOL_VERSION
+
+NOBODY: frozenset[str] = frozenset()
+
+
+class Caller:
+    """One gateway's view of a `Store`, with the arguments that these tests never vary."""
+
+    def __init__(self, store: Store, gateway: str = "g1") -> None:
+        self.store = store
+        self.gateway = gateway
+
+    async def acquire(
+        self,
+        id: str,
+        *ranked: str,
+        avoid: frozenset[str] = NOBODY,
+        ttl_s: float = 60.0,
+        max_queue: int = 100,
+    ) -> Taken | Filed | LineFull:
+        return await self.store.acquire(self.gateway, "m", id, ranked, avoid, ttl_s, max_queue)
+
+    async def take(self, id: str, *ranked: str) -> Lease:
+        answer = await self.acquire(id, *ranked)
+        assert isinstance(answer, Taken)
+        return answer.lease
+
+    async def file(self, id: str, *ranked: str, avoid: frozenset[str] = NOBODY, ttl_s: float = 60.0) -> Ticket:
+        answer = await self.acquire(id, *ranked, avoid=avoid, ttl_s=ttl_s)
+        assert isinstance(answer, Filed)
+        return Ticket(id, answer.arrival, avoid, ttl_s)
+
+    async def claim(self, id: str) -> Lease | None:
+        taken = await self.store.claim(self.gateway, "m", id)
+        return taken.lease if taken else None
+
+    async def release(self, lease: Lease) -> int | None:
+        return await self.store.release(self.gateway, lease)
+
+    async def withdraw(self, *ids: str) -> int:
+        return await self.store.withdraw(self.gateway, "m", ids)
+
+    async def sweep(self) -> Swept:
+        return await self.store.sweep(self.gateway, "m")
+
+
+@pytest.fixture
+def one(client: redis.asyncio.Redis) -> Caller:
+    return Caller(Store(client), "g1")
+
+
+@pytest.fixture
+def other(client: redis.asyncio.Redis) -> Caller:
+    return Caller(Store(client), "g2")
+
+
+async def test_a_free_slot_is_leased_at_once(client: redis.asyncio.Redis, one: Caller) -> None:
+    await beat(client, heartbeat("w1"))
+    answer = await one.acquire("a", "w1")
+    assert answer == Taken(Lease("a", 1, "m", "w1", "boot1", "http://w1:1"), in_use=1)
+    expiry = await client.zscore(keys.worker_leases("m", "w1"), "a")
+    ttl_ms = float(expiry or 0) - 1000 * (await client.time())[0]
+    assert 5000 < ttl_ms <= 7000
+    assert await client.hgetall(keys.lease("m", "a")) == {
+        b"worker": b"w1",
+        b"boot": b"boot1",
+        b"address": b"http://w1:1",
+        b"gateway": b"g1",
+        b"fence": b"1",
+    }
+
+
+async def test_the_first_ranked_worker_with_a_free_slot_is_taken(client: redis.asyncio.Redis, one: Caller) -> None:
+    await beat(client, heartbeat("w1", slots=1))
+    await beat(client, heartbeat("w2", slots=1))
+    leases = [await one.take(id, "gone", "w2", "w1") for id in ("a", "b")]
+    assert [lease.worker for lease in leases] == ["w2", "w1"]
+    assert [lease.fence for lease in leases] == [1, 2]
+
+
+async def test_acquiring_twice_with_one_id_is_acquiring_once(client: redis.asyncio.Redis, one: Caller) -> None:
+    await beat(client, heartbeat("w1", slots=1))
+    lease = await one.take("a", "w1")
+    assert await one.take("a", "w1") == lease
+    ticket = await one.file("b", "w1")
+    assert await one.file("b", "w1") == ticket
+    assert await client.zcard(keys.queue("m")) == 1
+
+
+@pytest.mark.parametrize("kind", ["draining", "foreign", "unreadable", "gone"])
+async def test_such_a_worker_gets_nothing(client: redis.asyncio.Redis, one: Caller, kind: str) -> None:
+    record = heartbeat("w1")
+    await beat(client, record)
+    name = keys.worker("m", "w1")
+    match kind:
+        case "draining":
+            await drain(client, record)
+        case "foreign":
+            await beat(client, msgspec.structs.replace(record, protocol=PROTOCOL_VERSION + 1))
+        case "unreadable":
+            await client.set(name, b"{")
+        case "gone":
+            await client.delete(name)
+    await one.file("a", "w1")
+    assert (await one.sweep()).granted == 0
+    if kind in ("foreign", "unreadable"):
+        await vanish(client, record)
+
+
+async def test_the_line_is_first_come_first_served_over_gateways(
+    client: redis.asyncio.Redis, one: Caller, other: Caller
+) -> None:
+    await beat(client, heartbeat("w1", slots=1))
+    lease = await one.take("a", "w1")
+    for caller, id in ((other, "z"), (one, "b"), (other, "c")):
+        await caller.file(id, "w1")
+    served = []
+    holder = one
+    for caller, id in ((other, "z"), (one, "b"), (other, "c")):
+        assert await caller.claim(id) is None
+        assert await holder.release(lease) == 1
+        lease, holder = await caller.claim(id) or lease, caller
+        served.append((lease.id, lease.fence))
+    assert served == [("z", 2), ("b", 3), ("c", 4)]
+
+
+async def test_nobody_overtakes_those_who_wait(client: redis.asyncio.Redis, one: Caller) -> None:
+    await beat(client, heartbeat("w1", slots=1))
+    await one.take("a", "w1")
+    await one.file("b", "w1")
+    await beat(client, heartbeat("w2", slots=1))
+    # The new worker is ranked first for c, but b was here before.
+    await one.file("c", "w2", "w1")
+    granted = await one.claim("b")
+    assert granted is not None
+    assert granted.worker == "w2"
+    assert await one.claim("c") is None
+
+
+async def test_a_freed_slot_is_granted_and_announced_in_the_same_script(
+    client: redis.asyncio.Redis, one: Caller, other: Caller
+) -> None:
+    await beat(client, heartbeat("w1", slots=1))
+    lease = await one.take("a", "w1")
+    await other.file("b", "w1")
+    async with client.pubsub() as pubsub:
+        await pubsub.subscribe(keys.grants_channel("g2"))
+        assert (await pubsub.get_message(timeout=1.0) or {})["type"] == "subscribe"
+        assert await one.release(lease) == 1
+        assert (await pubsub.get_message(timeout=1.0) or {})["data"] == b"b"
+    assert await client.zcard(keys.queue("m")) == 0
+    assert await client.exists(keys.ticket("m", "b"))
+    assert await other.claim("b") is not None
+    assert not await client.exists(keys.ticket("m", "b"))
+
+
+async def test_claiming_twice_is_claiming_once(client: redis.asyncio.Redis, one: Caller) -> None:
+    await beat(client, heartbeat("w1", slots=1))
+    lease = await one.take("a", "w1")
+    await one.file("b", "w1")
+    await one.release(lease)
+    assert await one.claim("b") == await one.claim("b") is not None
+
+
+async def test_a_full_line_says_how_many_wait(client: redis.asyncio.Redis, one: Caller) -> None:
+    await beat(client, heartbeat("w1", slots=1))
+    await one.take("a", "w1")
+    assert await one.acquire("b", "w1", max_queue=0) == LineFull(0)
+    await one.file("c", "w1")
+    assert await one.acquire("d", "w1", max_queue=1) == LineFull(1)
+    assert not await client.exists(keys.ticket("m", "d"))
+
+
+async def test_dead_tickets_do_not_fill_the_line(client: redis.asyncio.Redis, one: Caller) -> None:
+    await one.file("a", ttl_s=0.02)
+    await asyncio.sleep(0.05)
+    assert isinstance(await one.acquire("b", max_queue=1), Filed)
+    assert await client.zrange(keys.queue("m"), 0, -1) == [b"b"]
+
+
+async def test_a_wrong_fence_changes_nothing(client: redis.asyncio.Redis, one: Caller, other: Caller) -> None:
+    await beat(client, heartbeat("w1", slots=1))
+    lease = await one.take("a", "w1")
+    stale = Lease("a", lease.fence + 1, "m", "w1", "boot1", lease.address)
+    before = await client.zscore(keys.worker_leases("m", "w1"), "a")
+    assert await one.release(stale) is None
+    assert (await other.store.renew("g2", "m", [stale])).void == {"a"}
+    assert await client.zscore(keys.worker_leases("m", "w1"), "a") == before
+    assert await other.withdraw("a") == 0
+    assert await one.release(lease) == 0
+    assert await one.release(lease) is None
+
+
+async def test_leases_are_renewed_in_one_call(client: redis.asyncio.Redis) -> None:
+    store = Store(client, lease_ttl_s=0.3)
+    caller = Caller(store)
+    await beat(client, heartbeat("w1", slots=2))
+    leases = [await caller.take(id, "w1") for id in ("a", "b")]
+    for _ in range(4):
+        await asyncio.sleep(0.1)
+        assert (await store.renew("g1", "m", leases)).void == NOBODY
+    assert (await caller.sweep()).leases_freed == 0
+    await asyncio.sleep(0.35)
+    assert (await caller.sweep()).leases_freed == 2
+
+
+async def test_an_expired_lease_never_makes_two_of_one_slot(client: redis.asyncio.Redis) -> None:
+    store = Store(client, lease_ttl_s=0.05)
+    await beat(client, heartbeat("w1", slots=1))
+    late = await Caller(store).take("a", "w1")
+    await asyncio.sleep(0.1)
+    prompt = Caller(Store(client), "g2")
+    lease = await prompt.take("b", "w1")
+    assert (await store.renew("g1", "m", [late])).crowded == {"a"}
+    await prompt.release(lease)
+    # The call still runs there: it gets its slot back as soon as that is free.
+    assert await store.renew("g1", "m", [late]) == await store.renew("g1", "m", [late])
+    assert await client.zcard(keys.worker_leases("m", "w1")) == 1
+
+
+async def test_leases_and_tickets_that_redis_lost_come_back(client: redis.asyncio.Redis, one: Caller) -> None:
+    await beat(client, heartbeat("w1", slots=1))
+    lease = await one.take("a", "w1")
+    tickets = [await one.file(id, "w1") for id in ("b", "c")]
+    await client.flushall()
+    await beat(client, heartbeat("w1", slots=1))
+    renewed = await one.store.renew("g1", "m", [lease])
+    assert (renewed.void, renewed.crowded) == (NOBODY, NOBODY)
+    assert await one.store.reread("g1", "m", reversed(tickets)) == NOBODY
+    assert await client.zrange(keys.queue("m"), 0, -1) == [b"b", b"c"]
+    assert await one.release(lease) == 1
+    granted = await one.claim("b")
+    assert granted is not None
+    assert granted.fence > lease.fence
+    assert (await one.file("d", "w1")).arrival == 3
+
+
+async def test_leases_of_an_earlier_process_are_void(client: redis.asyncio.Redis, one: Caller) -> None:
+    await beat(client, heartbeat("w1", slots=1))
+    lease = await one.take("a", "w1")
+    await beat(client, heartbeat("w1", slots=1, boot="boot2"))
+    fresh = await one.take("b", "w1")
+    assert fresh.boot == "boot2"
+    assert await one.release(lease) is None
+    assert (await one.store.renew("g1", "m", [lease])).void == {"a"}
+    assert await client.zrange(keys.worker_leases("m", "w1"), 0, -1) == [b"b"]
+
+
+async def test_a_grant_on_a_worker_that_restarts_goes_on_to_the_new_process(
+    client: redis.asyncio.Redis, one: Caller
+) -> None:
+    await beat(client, heartbeat("w1", slots=1))
+    lease = await one.take("a", "w1")
+    await one.file("b", "w1")
+    await one.release(lease)
+    await beat(client, heartbeat("w1", slots=1, boot="boot2"))
+    await one.sweep()
+    granted = await one.claim("b")
+    assert granted is not None
+    assert granted.boot == "boot2"
+
+
+async def test_a_worker_whose_record_is_gone_loses_its_leases(client: redis.asyncio.Redis, one: Caller) -> None:
+    record = heartbeat("w1", slots=1)
+    await beat(client, record, ttl_s=0.05)
+    await one.take("a", "w1")
+    await one.file("b", "w1")
+    await asyncio.sleep(0.1)
+    assert (await one.sweep()).leases_freed == 1
+    assert not await client.exists(keys.lease("m", "a"), keys.workers("m"), keys.leased("m"))
+    await beat(client, record)
+    assert (await one.sweep()).granted == 1
+
+
+async def test_an_unclaimed_grant_passes_on_and_its_ticket_keeps_its_place(client: redis.asyncio.Redis) -> None:
+    one, other = Caller(Store(client, grant_ttl_s=0.05), "g1"), Caller(Store(client), "g2")
+    await beat(client, heartbeat("w1", slots=1))
+    lease = await one.take("a", "w1")
+    await other.file("b", "w1")
+    await one.file("c", "w1")
+    await one.release(lease)
+    assert await client.zrange(keys.worker_leases("m", "w1"), 0, -1) == [b"b"]
+    await asyncio.sleep(0.1)
+    assert await other.claim("b") is None, "the grant had expired; claiming it hands the slot to the oldest again"
+    assert (await other.claim("b") or lease).id == "b"
+
+
+async def test_an_unclaimed_grant_passes_on_to_another_gateway_first(client: redis.asyncio.Redis) -> None:
+    one, mute = Caller(Store(client, grant_ttl_s=0.05), "g1"), Caller(Store(client), "mute")
+    await beat(client, heartbeat("w1", slots=1))
+    lease = await one.take("a", "w1")
+    await mute.file("b", "w1")
+    await mute.file("c", "w1")
+    await one.file("d", "w1")
+    await one.release(lease)
+    await asyncio.sleep(0.1)
+    assert (await one.sweep()).granted == 1
+    granted = await one.claim("d")
+    assert granted is not None
+    # Where nobody else waits, it is asked again.
+    await one.release(granted)
+    await asyncio.sleep(0.1)
+    assert (await one.sweep()).granted == 1
+    assert await mute.claim("b") is not None
+
+
+async def test_a_ticket_without_its_gateway_is_dropped_with_its_grant(client: redis.asyncio.Redis) -> None:
+    one, dead = Caller(Store(client)), Caller(Store(client), "dead")
+    await beat(client, heartbeat("w1", slots=1))
+    lease = await one.take("a", "w1")
+    await dead.file("b", "w1", ttl_s=0.05)
+    await dead.file("c", "w1", ttl_s=0.05)
+    ticket = await one.file("d", "w1")
+    await one.release(lease)
+    await asyncio.sleep(0.1)
+    swept = await one.sweep()
+    assert (swept.tickets_dropped, swept.leases_freed, swept.granted, swept.waiting) == (2, 1, 1, 0)
+    assert await one.store.reread("g1", "m", [ticket]) == {"d"}
+    assert await one.claim("d") is not None
+
+
+async def test_the_grant_loop_steps_over_dead_tickets(client: redis.asyncio.Redis, one: Caller) -> None:
+    await beat(client, heartbeat("w1", slots=1))
+    lease = await one.take("a", "w1")
+    await one.file("b", "w1", ttl_s=0.02)
+    await one.file("c", "w1")
+    await asyncio.sleep(0.05)
+    await one.release(lease)
+    assert await one.claim("b") is None
+    assert await one.claim("c") is not None
+
+
+async def test_a_withdrawn_ticket_leaves_nothing(client: redis.asyncio.Redis, one: Caller) -> None:
+    await beat(client, heartbeat("w1", slots=1))
+    lease = await one.take("a", "w1")
+    for id in ("b", "c", "d"):
+        await one.file(id, "w1")
+    assert await one.withdraw("b", "never-heard-of") == 1
+    await one.release(lease)
+    # c was granted and gives up: its slot goes to d.
+    assert await one.withdraw("c") == 1
+    assert await one.claim("c") is None
+    assert await one.claim("d") is not None
+    # A lease whose caller never learnt of it is withdrawn as well.
+    assert await one.withdraw("d") == 1
+    assert (await one.sweep()).in_use == {"w1": 0}
+
+
+async def test_a_grant_avoids_the_workers_that_a_ticket_avoids(client: redis.asyncio.Redis, one: Caller) -> None:
+    bad, good = heartbeat("bad", slots=1), heartbeat("good", slots=1)
+    await beat(client, bad)
+    await beat(client, good)
+    on_bad, on_good = await one.take("a", "bad"), await one.take("b", "good")
+    await one.file("picky", "good", avoid=frozenset({"bad"}))
+    await one.file("easy", "good", "bad")
+    await one.release(on_bad)
+    assert await one.claim("picky") is None
+    assert (await one.claim("easy") or on_good).worker == "bad"
+    await one.release(on_good)
+    assert (await one.claim("picky") or on_bad).worker == "good"
+
+
+async def test_an_avoided_worker_is_better_than_none(client: redis.asyncio.Redis, one: Caller) -> None:
+    bad, good = heartbeat("bad", slots=1), heartbeat("good", slots=1)
+    await beat(client, bad)
+    await drain(client, good)
+    lease = await one.take("a", "bad")
+    await one.file("picky", "bad", avoid=frozenset({"bad"}))
+    await one.release(lease)
+    assert (await one.claim("picky") or lease).id == "picky"
+
+
+async def test_a_call_may_use_what_all_who_wait_avoid(client: redis.asyncio.Redis, one: Caller) -> None:
+    await beat(client, heartbeat("bad", slots=1))
+    await beat(client, heartbeat("good", slots=1))
+    on_good = await one.take("a", "good")
+    await one.file("picky", "good", avoid=frozenset({"bad"}))
+    assert (await one.take("easy", "good", "bad")).worker == "bad"
+    await one.release(on_good)
+    assert await one.claim("picky") is not None
+
+
+async def test_a_new_worker_serves_those_who_wait(client: redis.asyncio.Redis, one: Caller) -> None:
+    tickets = [await one.file(id) for id in ("a", "b", "c")]
+    await beat(client, heartbeat("w1", slots=1))
+    await beat(client, heartbeat("w2", slots=1))
+    assert (await one.sweep()).granted == 2
+    assert await one.store.reread("g1", "m", tickets) == {"a", "b"}
+    assert (await one.sweep()).granted == 0
+
+
+async def test_scripts_are_loaded_again_after_a_flush(client: redis.asyncio.Redis, one: Caller) -> None:
+    await beat(client, heartbeat("w1", slots=100))
+    await one.take("a", "w1")
+    await client.script_flush()
+    leases = await asyncio.gather(*(one.take(f"b{number}", "w1") for number in range(20)))
+    await client.script_flush()
+    assert sorted([await one.release(lease) for lease in leases], key=lambda left: left or 0) == list(range(1, 21))
+
+
+async def test_what_nobody_awaits_is_still_done_in_order(client: redis.asyncio.Redis, one: Caller) -> None:
+    await beat(client, heartbeat("w1", slots=1))
+    asking = asyncio.ensure_future(one.acquire("a", "w1"))
+    await asyncio.sleep(0)
+    asking.cancel()
+    one.store.post_withdraw("g1", "m", ["a"])
+    lease = await one.take("b", "w1")
+    one.store.post_release("g1", lease)
+    await one.store.close()
+    assert (await one.sweep()).in_use == {"w1": 0}
+
+
+async def test_a_redis_that_is_away_is_told_as_such() -> None:
+    async with connect("unix:///nonexistent/redis.sock") as away:
+        with pytest.raises(StoreUnavailable, match="PADDOCK_REDIS_URL"):
+            await Caller(Store(away)).acquire("a", "w1")
+
+
+async def test_a_fault_in_a_script_is_not_mistaken_for_an_outage(client: redis.asyncio.Redis, one: Caller) -> None:
+    await client.set(keys.queue("m"), "not a sorted set")
+    with pytest.raises(redis.asyncio.RedisError, match="WRONGTYPE"):
+        await one.acquire("a", "w1")
+    await client.delete(keys.queue("m"))
+
+
+async def test_all_keys_of_a_model_share_a_cluster_slot(client: redis.asyncio.Redis, one: Caller) -> None:
+    await beat(client, heartbeat("w1", slots=1))
+    await one.take("a", "w1")
+    await one.file("b", "w1")
+    names = {str(name, "utf-8") for name in await client.keys("pd:*") if isinstance(name, bytes)} - {keys.MODELS}
+    assert len(names) >= 8
+    assert {re.search("{(.*?)}", name).group(1) for name in names} == {"m"}  # type: ignore[union-attr]
+
+
+def test_no_script_spells_a_key_name_itself() -> None:
+    declared = re.findall(r'KEYS\[1\] \.\. "([a-z:]+)"', key_names())
+    assert "queue" in declared
+    assert "lease:" in declared
+    for path in FOLDER.glob("*.lua"):
+        code = "\n".join(line for line in path.read_text().splitlines() if not line.lstrip().startswith("--"))
+        assert "pd:" not in code
+        assert not [name for name in declared if f'.. "{name}"' in code or "KEYS[1]" in code], path.name
+
+
+@pytest.mark.parametrize("path", [*FOLDER.glob("[!s]*.lua"), FOLDER / "sweep.lua"], ids=lambda path: path.stem)
+def test_every_script_states_its_contract(path: Path) -> None:
+    header = path.read_text().split("\nlocal ")[0]
+    assert "Result:" in header
+    assert "Keeps:" in header
