@@ -1,0 +1,121 @@
+"""An engine under test, and what it said of each call."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+
+from workers.engine.engine import Engine, EngineRequest
+from workers.llama.context import Context
+from workers.llama.model import Model
+from workers.protocol.catalog import LlamaSettings
+from workers.protocol.events import CallEvent, Failed, Finished, Started, Text
+from workers.protocol.requests import Sampling
+
+GREEDY = Sampling(temperature=0)
+ONE_THREAD = LlamaSettings(n_threads=1)
+
+
+@dataclass
+class Heard:
+    """All that was emitted."""
+
+    steps: list[tuple[int, list[CallEvent]]] = field(default_factory=list)
+    calls: dict[int, list[CallEvent]] = field(default_factory=lambda: defaultdict(list))
+    on_step: Callable[[int, list[CallEvent]], None] | None = None
+    changed: threading.Condition = field(default_factory=threading.Condition)
+
+    def emit(self, step: int, events: list[CallEvent]) -> None:
+        with self.changed:
+            self.steps.append((step, events))
+            for event in events:
+                self.calls[event.call].append(event)
+            self.changed.notify_all()
+        if self.on_step is not None:
+            self.on_step(step, events)
+
+    def until(self, happened: Callable[[], object], timeout_s: float = 30.0) -> None:
+        with self.changed:
+            assert self.changed.wait_for(lambda: bool(happened()), timeout_s), "it did not happen in time"
+
+    def has_ended(self, key: int) -> bool:
+        return any(isinstance(event, Finished | Failed) for event in self.calls[key])
+
+    def text(self, key: int) -> str:
+        return "".join(event.text for event in self.calls[key] if isinstance(event, Text))
+
+    def finished(self, key: int) -> Finished:
+        last = self.calls[key][-1]
+        assert isinstance(last, Finished), last
+        return last
+
+    def started(self, key: int) -> Started:
+        first = self.calls[key][0]
+        assert isinstance(first, Started), first
+        return first
+
+
+class Bench:
+    """Submits calls and waits for them."""
+
+    def __init__(self, model: Model, engine: Engine, heard: Heard) -> None:
+        self.model = model
+        self.engine = engine
+        self.heard = heard
+        self._keys = itertools.count(1)
+
+    def request(
+        self,
+        prompt: str | list[int],
+        max_tokens: int | None = 40,
+        *,
+        stop: tuple[str, ...] = (),
+        sampling: Sampling = GREEDY,
+        ignore_eos: bool = False,
+    ) -> EngineRequest:
+        tokens = prompt if isinstance(prompt, list) else self.tokens(prompt)
+        return EngineRequest(next(self._keys), tokens, max_tokens, stop, sampling, ignore_eos)
+
+    def tokens(self, prompt: str) -> list[int]:
+        return self.model.tokenize(prompt, add_special=True, parse_special=True)
+
+    def submit(self, request: EngineRequest) -> int:
+        self.engine.submit(request)
+        return request.key
+
+    def again(self, request: EngineRequest) -> EngineRequest:
+        return replace(request, key=next(self._keys))
+
+    def wait(self, *keys: int) -> None:
+        self.heard.until(lambda: all(self.heard.has_ended(key) for key in keys))
+
+    def answer(self, request: EngineRequest) -> str:
+        """Alone, if nothing else runs."""
+        key = self.submit(request)
+        self.wait(key)
+        return self.heard.text(key)
+
+
+@contextmanager
+def running(
+    model: Model, *, slots: int = 4, n_ctx: int = 512, kv_tokens: int = 2048, llama: LlamaSettings = ONE_THREAD
+) -> Iterator[Bench]:
+    """An engine that is checked for lost slots and cells when the test is over."""
+    heard = Heard()
+    with Context(model, llama, slots=slots, kv_tokens=kv_tokens) as context:
+        engine = Engine(model, context, slots=slots, n_ctx=n_ctx, emit=heard.emit)
+        engine.start()
+        try:
+            yield Bench(model, engine, heard)
+            engine.check_integrity()
+        finally:
+            engine.stop()
+        assert engine.crashed is None
+        engine.check_integrity()
+    assert [step for step, _ in heard.steps] == list(range(1, len(heard.steps) + 1))
+    for events in heard.calls.values():
+        assert all(isinstance(event, Text) for event in events[1:-1]), events
