@@ -1,0 +1,82 @@
+"""How many KV cells a worker may have: what was asked for, or as much of slots x context as fits the memory."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+SHARE = 0.4
+"""Of the memory that is free now; the other workers of the machine start at the same time."""
+
+BITS = {"f32": 32.0, "f16": 16.0, "bf16": 16.0, "q8_0": 8.5, "q5_1": 6.0, "q5_0": 5.5, "q4_1": 5.0, "q4_0": 4.5}
+BITS["iq4_nl"] = 4.5
+"""Per cached number, block scales included. Source: ggml-common.h of llama.cpp."""
+
+
+@dataclass(frozen=True, slots=True)
+class KvShape:
+    """What one token takes in the cache of one model."""
+
+    num_kv_heads: Sequence[int]
+    """Per layer."""
+    key_length: int
+    value_length: int
+
+    def bytes_per_token(self, type_k: str, type_v: str) -> float:
+        per_head = self.key_length * BITS[type_k] + self.value_length * BITS[type_v]
+        return sum(self.num_kv_heads) * per_head / 8
+
+
+@dataclass(frozen=True, slots=True)
+class KvPlan:
+    n_ctx: int
+    kv_tokens: int
+    reason: str
+    """Why it is less than asked for; empty if it is not."""
+
+
+def plan_kv(*, slots: int, n_ctx: int, kv_tokens: int, bytes_per_token: float, free_bytes: int | None) -> KvPlan:
+    """`kv_tokens` 0 asks for slots x n_ctx, reduced to fit `free_bytes` (None: unknown, taken to be enough).
+
+    A number that was asked for is taken as it is: whether it fits shows when it is allocated.
+    """
+    wanted = kv_tokens or slots * n_ctx
+    reason = ""
+    if not kv_tokens and free_bytes is not None and bytes_per_token > 0:
+        room = int(free_bytes * SHARE / bytes_per_token)
+        if room < wanted:
+            wanted = max(room, 256)
+            reason = f"{free_bytes >> 20:,} MiB of memory are free and a token takes {bytes_per_token / 1024:,.0f} KiB"
+    if wanted < n_ctx and not reason:
+        reason = f"all slots together have {wanted:,} cells"
+    return KvPlan(min(n_ctx, wanted), wanted, reason)
+
+
+def free_bytes() -> int | None:
+    """Memory that this process could still take: of the machine and of its control group. None where nobody says."""
+    found = [value for value in (_machine_free(), _group_free()) if value is not None]
+    return min(found) if found else None
+
+
+def _machine_free() -> int | None:
+    for line in _read("/proc/meminfo").splitlines():
+        if line.startswith("MemAvailable:"):
+            return int(line.split()[1]) * 1024
+    return None
+
+
+def _group_free() -> int | None:
+    """Source: "Control Group v2" of the Linux kernel's documentation."""
+    limit, used = _read("/sys/fs/cgroup/memory.max").strip(), _read("/sys/fs/cgroup/memory.current").strip()
+    if not limit.isdigit() or not used.isdigit():
+        return None
+    cache = dict(line.split(maxsplit=1) for line in _read("/sys/fs/cgroup/memory.stat").splitlines())
+    return max(0, int(limit) - int(used) + int(cache.get("inactive_file", 0)))
+
+
+def _read(path: str) -> str:
+    try:
+        return Path(path).read_text(encoding="ascii")
+    except OSError:
+        return ""

@@ -1,0 +1,196 @@
+"""The composition root of one worker process: model, context, engine, service. `run` is its whole life."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import logging
+import os
+import re
+import socket
+import sys
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import TypeVar
+
+import msgspec
+import uvloop
+
+from workers.chat.prompts import Prompts
+from workers.chat.template import ChatTemplate, TemplateUnusable
+from workers.engine.engine import Engine
+from workers.llama.context import Context
+from workers.llama.gguf import GgufHeader
+from workers.llama.model import Model, ModelError, ModelTooLarge
+from workers.protocol.catalog import NAME_PATTERN, LlamaSettings
+from workers.protocol.exits import Exit
+from workers.protocol.requests import Sampling
+from workers.service import logs
+from workers.service.memory import KvShape, free_bytes, plan_kv
+from workers.service.server import Emit, OnCrash, Place, PortTaken, WorkerServer, listen
+from workers.settings import WorkerSettings
+
+SWITCH_INTERVAL_S = 0.0005
+"""How long the event loop may keep the interpreter lock from the engine's thread; figures: docs/performance.md."""
+
+GPU_DEVICES = ("/dev/nvidiactl", "/dev/kfd")
+
+logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+
+class SettingUnusable(ValueError):
+    """A setting that only the worker can judge; the message names it and the remedy."""
+
+
+def run(settings: WorkerSettings) -> int:
+    """Serves until a signal, or until it can't; returns the exit code (`workers.protocol.exits`)."""
+    logs.configure(settings.log_level, settings.log_format)
+    try:
+        return _run(settings)
+    except SettingUnusable as error:
+        return _complain(error, Exit.USAGE)
+    except PortTaken as error:
+        return _complain(error, Exit.PORT_TAKEN)
+    except ModelTooLarge as error:
+        return _complain(error, Exit.NO_MEMORY)
+    except (ModelError, TemplateUnusable) as error:
+        return _complain(error, Exit.BAD_MODEL)
+
+
+def _run(settings: WorkerSettings) -> int:
+    path = _checked(settings)
+    llama = _parsed("llama", settings.llama, LlamaSettings)
+    sampling = _parsed("sampling", settings.sampling, Sampling)
+    with _listen(settings) as sock, Model.load(path, llama) as model:
+        place = _place(settings, path, model)
+        template = ChatTemplate(model.chat_template, bos_text=model.bos_text, eos_text=model.eos_text)
+        prompts = Prompts(template, model, bos_text=model.bos_text)
+        context, n_ctx = make_context(model, settings, llama)
+        with context:
+            context.warm_up()
+
+            def build_engine(emit: Emit, on_crash: OnCrash) -> Engine:
+                return Engine(model, context, slots=settings.slots, n_ctx=n_ctx, emit=emit, on_crash=on_crash)
+
+            async def serve() -> Exit:
+                return await WorkerServer(place, sock, prompts, sampling, build_engine).run()
+
+            sys.setswitchinterval(SWITCH_INTERVAL_S)
+            gc.freeze()
+            with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+                return runner.run(serve())
+
+
+def make_context(model: Model, settings: WorkerSettings, llama: LlamaSettings) -> tuple[Context, int]:
+    """The context and the longest conversation it allows. Raises ModelError, ModelTooLarge.
+
+    Without an explicit `kv_tokens` the cache shrinks until it fits, down to one conversation.
+    """
+    trained = model.facts.n_ctx_train
+    asked = settings.ctx or trained
+    if asked > trained:
+        logger.warning("ctx %d is more than the %d tokens that the model was trained for", asked, trained)
+    shape = kv_shape(model.header)
+    on_gpu = llama.n_gpu_layers != 0 and any(os.path.exists(device) for device in GPU_DEVICES)
+    plan = plan_kv(
+        slots=settings.slots,
+        n_ctx=asked,
+        kv_tokens=settings.kv_tokens,
+        bytes_per_token=shape.bytes_per_token(llama.cache_type_k, llama.cache_type_v) if shape else 0.0,
+        free_bytes=None if on_gpu else free_bytes(),
+    )
+    n_ctx, kv_tokens, reason = plan.n_ctx, plan.kv_tokens, plan.reason
+    while True:
+        try:
+            context = Context(model, llama, slots=settings.slots, kv_tokens=kv_tokens)
+            break
+        except ModelTooLarge as error:
+            if settings.kv_tokens or kv_tokens <= n_ctx:
+                raise
+            kv_tokens, reason = max(n_ctx, kv_tokens // 2), str(error)
+    n_ctx = min(n_ctx, context.kv_tokens)
+    if reason:
+        logger.warning(
+            "conversations of up to %d tokens over %d KV cells instead of %d tokens over %d cells: %s",
+            *(n_ctx, context.kv_tokens, asked, settings.kv_tokens or settings.slots * asked, reason),
+        )
+    return context, n_ctx
+
+
+def kv_shape(header: GgufHeader) -> KvShape | None:
+    """What one token takes in the cache; None where the header does not say. Source: docs/gguf.md of ggml."""
+    arch = header.text("general.architecture") or ""
+    layers, heads = header.number(f"{arch}.block_count"), header.numbers(f"{arch}.attention.head_count")
+    width = header.number(f"{arch}.embedding_length")
+    if not layers or not heads or not width or not heads[0]:
+        return None
+    kv_heads = header.numbers(f"{arch}.attention.head_count_kv") or heads
+    per_layer = kv_heads if len(kv_heads) == layers else [kv_heads[0]] * layers
+    head_width = width // heads[0]
+    return KvShape(
+        per_layer,
+        header.number(f"{arch}.attention.key_length") or head_width,
+        header.number(f"{arch}.attention.value_length") or head_width,
+    )
+
+
+def _checked(settings: WorkerSettings) -> Path:
+    """The model's file. Raises SettingUnusable for what is unset and has no default."""
+    if settings.model is None:
+        raise SettingUnusable("model is unset: a worker serves one GGUF file; give --model FILE.gguf")
+    if not settings.redis_url:
+        raise SettingUnusable("redis_url is unset: gateways find a worker through Redis; give --redis-url")
+    if not settings.worker_secret:
+        raise SettingUnusable(
+            "worker_secret is unset: give gateways and workers the same PADDOCK_WORKER_SECRET, or use `paddock up`"
+        )
+    return settings.model.expanduser()
+
+
+def _place(settings: WorkerSettings, path: Path, model: Model) -> Place:
+    name = settings.alias or path.stem
+    if not re.fullmatch(NAME_PATTERN, name):
+        raise SettingUnusable(
+            f"alias: {name!r} can't be a model's name: use at most 128 letters, digits and . _ : / @ + -, with --alias"
+        )
+    return Place(
+        worker=settings.worker_id or f"{socket.gethostname()}-{os.getpid()}",
+        model=name,
+        address=settings.worker_address.rstrip("/"),
+        secret=settings.worker_secret,
+        redis_url=settings.redis_url,
+        facts=model.facts,
+        version=_version(),
+        drain_s=settings.worker_drain_s,
+        gateway_grace_s=settings.gateway_grace_s,
+    )
+
+
+def _listen(settings: WorkerSettings) -> socket.socket:
+    try:
+        return listen(settings.worker_host, settings.worker_port)
+    except PortTaken:
+        raise
+    except OSError as error:
+        raise SettingUnusable(f"worker_host: cannot listen on {settings.worker_host}: {error.strerror}") from None
+
+
+def _parsed(name: str, text: str, kind: type[T]) -> T:
+    try:
+        return msgspec.json.decode(text, type=kind)
+    except msgspec.DecodeError as error:
+        raise SettingUnusable(f"{name}: {error}; give a JSON object as docs/catalog.md describes it") from None
+
+
+def _version() -> str:
+    try:
+        return version("paddock")
+    except PackageNotFoundError:
+        return "unknown"
+
+
+def _complain(error: Exception, code: Exit) -> int:
+    print(f"paddock: {error}", file=sys.stderr)
+    return code
