@@ -17,6 +17,7 @@ from redis.exceptions import RedisError
 from gateway.admission.line import Line, Waiter
 from gateway.errors import StoreUnavailable
 from gateway.registry.fleet import Fleet
+from gateway.store.cancellation import raise_if_cancelled
 from gateway.store.channel import follow
 from gateway.store.client import Store, Ticket
 from workers.protocol import keys
@@ -92,6 +93,7 @@ class Upkeep:
                 if not away:
                     log.warning("Redis is away (%s): %s", work.__name__.strip("_"), error)
                 away = True
+            raise_if_cancelled()
             with suppress(TimeoutError):
                 async with asyncio.timeout(interval_s):
                     await hurry.wait()

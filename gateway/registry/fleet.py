@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from types import MappingProxyType
 
@@ -12,6 +13,7 @@ import msgspec
 import redis.asyncio
 from redis.exceptions import RedisError
 
+from gateway.store.cancellation import raise_if_cancelled
 from gateway.store.channel import follow
 from workers.protocol import keys
 from workers.protocol.heartbeat import PROTOCOL_VERSION, Heartbeat, decode_heartbeat
@@ -98,11 +100,10 @@ class Fleet:
                 if not self._away:
                     log.warning("the fleet can't be read (%s: %s); keeping the last one", type(error).__name__, error)
                 self._away = True
-            try:
+            raise_if_cancelled()
+            with suppress(TimeoutError):
                 async with asyncio.timeout(self._interval_s):
                     await self._hurry.wait()
-            except TimeoutError:
-                pass
 
     async def _records(self, models: list[str]) -> dict[str, list[bytes]]:
         """Model -> its workers' records as they are, in two round trips for all models."""

@@ -10,6 +10,8 @@ from contextlib import suppress
 import redis.asyncio
 from redis.exceptions import RedisError
 
+from gateway.store.cancellation import raise_if_cancelled
+
 log = logging.getLogger(__name__)
 
 RETRY_S = 0.2
@@ -29,6 +31,7 @@ async def follow(
         try:
             await pubsub.subscribe(channel)
             while True:
+                raise_if_cancelled()
                 message = await pubsub.get_message(timeout=SILENCE_S)
                 if message is None:
                     continue
@@ -46,4 +49,5 @@ async def follow(
         finally:
             with suppress(RedisError, OSError):
                 await pubsub.aclose()  # type: ignore[no-untyped-call]
+        raise_if_cancelled()
         await asyncio.sleep(RETRY_S)

@@ -112,7 +112,6 @@ class Store:
         grant_ttl_s: float = keys.GRANT_TTL_S,
     ) -> None:
         self.redis = redis
-        self._pipe = Pipe(redis)
         self._protocol = protocol
         self._lease_ttl_ms = _ms(lease_ttl_s)
         self._grant_ttl_ms = _ms(grant_ttl_s)
@@ -123,6 +122,10 @@ class Store:
         self._renew = load_script("renew")
         self._reread = load_script("reread")
         self._sweep = load_script("sweep")
+        self._pipe = Pipe(
+            redis,
+            (self._acquire, self._claim, self._release, self._withdraw, self._renew, self._reread, self._sweep),
+        )
 
     async def acquire(
         self,

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -63,8 +64,10 @@ class _Job:
 class Pipe:
     """Runs scripts in the order they were asked for. One event loop; the sending task lives while there is work."""
 
-    def __init__(self, redis: redis.asyncio.Redis) -> None:
+    def __init__(self, redis: redis.asyncio.Redis, scripts: Sequence[Script]) -> None:
         self._redis = redis
+        self._scripts = scripts
+        self._loaded = False
         self._jobs: list[_Job] = []
         self._sender: asyncio.Task[None] | None = None
 
@@ -99,10 +102,12 @@ class Pipe:
 
     async def _run(self, batch: list[_Job]) -> None:
         try:
+            if not self._loaded:
+                await self._load()
             answers = await self._execute(batch)
             unknown = [job for job, answer in zip(batch, answers, strict=True) if isinstance(answer, NoScriptError)]
             if unknown:
-                await self._load({job.script for job in unknown})
+                await self._load()
                 again = dict(zip(unknown, await self._execute(unknown), strict=True))
                 answers = [again.get(job, answer) for job, answer in zip(batch, answers, strict=True)]
         except (RedisError, OSError) as error:
@@ -127,9 +132,13 @@ class Pipe:
                 pipeline.execute_command("EVALSHA", *job.arguments)
             return await pipeline.execute(raise_on_error=False)
 
-    async def _load(self, scripts: set[Script]) -> None:
-        for script in scripts:
-            await self._redis.script_load(script.source)
+    async def _load(self) -> None:
+        """All at once: a batch of which Redis knew some scripts only would be run out of order."""
+        async with self._redis.pipeline(transaction=False) as pipeline:
+            for script in self._scripts:
+                pipeline.script_load(script.source)
+            await pipeline.execute()
+        self._loaded = True
 
 
 def _settle(job: _Job, answer: Any) -> None:

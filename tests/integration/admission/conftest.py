@@ -1,0 +1,83 @@
+"""Gateways' admission on a real Redis: as many as a test wants, each with its own client, any of them may be killed."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+
+import pytest
+import redis.asyncio
+
+from gateway.admission.admission import Admission
+from gateway.registry.fleet import Fleet
+from gateway.store.client import Store, connect
+from tests.integration.store.conftest import client, server
+from tests.support.redis_server import RedisServer
+
+__all__ = ["client", "server"]
+
+
+@dataclass(frozen=True, slots=True)
+class Lifetimes:
+    """Shorter than the defaults, in the same proportions where a test does not say otherwise."""
+
+    lease_ttl_s: float = 0.9
+    grant_ttl_s: float = 0.3
+    ticket_ttl_s: float = 0.75
+    renew_s: float = 0.3
+    sweep_s: float = 0.15
+
+
+@dataclass(frozen=True, slots=True)
+class Gateway:
+    """What one gateway process has of admission."""
+
+    id: str
+    admission: Admission
+    fleet: Fleet
+    store: Store
+    redis: redis.asyncio.Redis
+    tasks: tuple[asyncio.Task[None], ...]
+
+    async def kill(self) -> None:
+        """It stops doing anything; nothing is given back."""
+        for task in self.tasks:
+            task.cancel()
+        await asyncio.gather(*self.tasks, return_exceptions=True)
+
+
+Start = Callable[..., Awaitable[Gateway]]
+
+
+async def _start(url: str, stack: AsyncExitStack, id: str, max_queue: int, lives: Lifetimes) -> Gateway:
+    connected = await stack.enter_async_context(connect(url))
+    store = Store(connected, lease_ttl_s=lives.lease_ttl_s, grant_ttl_s=lives.grant_ttl_s)
+    fleet = Fleet(connected, interval_s=0.1)
+    admission = Admission(
+        store,
+        fleet,
+        id,
+        max_queue=max_queue,
+        ticket_ttl_s=lives.ticket_ttl_s,
+        renew_s=lives.renew_s,
+        sweep_s=lives.sweep_s,
+    )
+    await fleet.refresh()
+    tasks = (asyncio.create_task(fleet.run()), asyncio.create_task(admission.run()))
+    gateway = Gateway(id, admission, fleet, store, connected, tasks)
+    stack.push_async_callback(admission.close)
+    stack.push_async_callback(gateway.kill)
+    return gateway
+
+
+@pytest.fixture
+async def start(server: RedisServer, client: redis.asyncio.Redis) -> AsyncIterator[Start]:
+    """`await start("g1")`: one more gateway, closed at the end of the test."""
+    async with AsyncExitStack() as stack:
+
+        async def one_more(id: str, max_queue: int = 1000, lives: Lifetimes | None = None) -> Gateway:
+            return await _start(server.url, stack, id, max_queue, lives or Lifetimes())
+
+        yield one_more
