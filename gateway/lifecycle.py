@@ -93,6 +93,7 @@ async def _serve(app: App, listener: socket.socket, settings: GatewaySettings) -
             access_log=False,
             log_config=None,
             server_header=False,
+            proxy_headers=False,
             backlog=BACKLOG,
             timeout_graceful_shutdown=int(CLOSE_S),
         )

@@ -16,11 +16,11 @@ from typing import Protocol
 
 from gateway.call import Call, Principal
 from gateway.catalog.names import Names
-from gateway.errors import ClientTooSlow, PaddockError, Stopping
+from gateway.errors import ClientTooSlow, Stopping
 from gateway.relay.cutoff import Cutoff
 from gateway.relay.failures import answer_to
 from gateway.relay.fanin import Place
-from gateway.relay.relay import Passage, Relay
+from gateway.relay.relay import Relay
 from gateway.telemetry.metrics import Metrics
 from gateway.telemetry.trail import Trail
 from workers.protocol.events import CallEvent, Failed, Started
@@ -70,36 +70,14 @@ class Limits:
     request_timeout_s: float
 
 
-class Answer:
-    """The events of a call that has begun, as lists; the last list holds `Finished`. A failure is raised."""
+class Answer(Protocol):
+    """The events of a call that has begun."""
 
-    __slots__ = ("_error", "_first", "_passage", "slot")
-
-    def __init__(self, first: list[CallEvent], passage: Passage) -> None:
-        self.slot = begin.slot if isinstance(begin := first[0], Started) else None
-        self._first: list[CallEvent] | None = first
-        self._passage = passage
-        self._error: PaddockError | None = None
-
-    def __aiter__(self) -> Answer:
-        return self
-
-    async def __anext__(self) -> list[CallEvent]:
-        """Raises PaddockError when the call failed on its way."""
-        if self._first is not None:
-            events, self._first = self._first, None
-        elif self._passage.ended:
-            if self._error is not None:
-                raise self._error
-            raise StopAsyncIteration
-        else:
-            events = await self._passage.take()
-        if self._passage.ended and isinstance(last := events[-1], Failed):
-            self._error = answer_to(last.failure)
-            events = events[:-1]
-            if not events:
-                raise self._error
-        return events
+    @property
+    def ended(self) -> bool: ...
+    async def take(self) -> list[CallEvent]:
+        """What has come since the last time; waits for it. The last list ends in `Finished` or `Failed`."""
+        ...
 
 
 class Pipeline:
@@ -180,13 +158,15 @@ class Pipeline:
                 try:
                     async with self._relay.passage(
                         place, request, call.principal.team, call.request_id, lambda: cutoff.cut(slow)
-                    ) as passage:
-                        first = await passage.take()
-                        if not isinstance(event := first[0], Failed):
+                    ) as mailbox:
+                        first = await mailbox.peek()
+                        if not isinstance(first, Failed):
                             self._metrics.attempts.labels(call.model, "started").inc()
-                            yield Answer(first, passage)
+                            trail.slot = first.slot if isinstance(first, Started) else None
+                            yield mailbox
                             return
-                        failure = event.failure
+                        mailbox.ended = True
+                        failure = first.failure
                 except CallFailed as failed:
                     failure = failed.failure
             self._metrics.attempts.labels(call.model, failure.code.value).inc()

@@ -6,7 +6,7 @@ Source: WHATWG HTML, "Server-sent events"; a line that starts with a colon is a 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 
 from starlette.types import Send
 
@@ -41,10 +41,10 @@ class EventStream:
             headers = STREAM_HEADERS + self._headers()
             await self._send({"type": "http.response.start", "status": 200, "headers": headers})
 
-    async def write(self, body: bytes) -> None:
+    def write(self, body: bytes) -> Awaitable[None]:
         """Sends whole events. Waits while the client's buffers are full."""
         self._quiet = False
-        await self._send({"type": "http.response.body", "body": body, "more_body": True})
+        return self._send({"type": "http.response.body", "body": body, "more_body": True})
 
     async def end(self, body: bytes) -> None:
         await self._send({"type": "http.response.body", "body": body, "more_body": False})

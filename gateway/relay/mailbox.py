@@ -5,19 +5,23 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
-from workers.protocol.events import CallEvent
+from workers.protocol.events import CallEvent, Failed, Finished, Text
+
+_ENDS = (Finished, Failed)
 
 
 class Mailbox:
     """Events of one call, in order. One writer that never waits, one reader that takes all that is there.
 
     Used on one event loop. When the reader falls `limit` events behind, `on_overflow` is called once and what comes
-    after is dropped: the call is over for the reader.
+    after is dropped: the call is over for the reader. `put` and `take` run once per token.
     """
 
-    __slots__ = ("_events", "_limit", "_loop", "_on_overflow", "_overflowed", "_reader")
+    __slots__ = ("_events", "_limit", "_loop", "_on_overflow", "_overflowed", "_reader", "ended")
 
     def __init__(self, limit: int, on_overflow: Callable[[], None]) -> None:
+        self.ended = False
+        """The reader has taken the call's last event."""
         self._loop = asyncio.get_running_loop()
         self._events: list[CallEvent] = []
         self._reader: asyncio.Future[None] | None = None
@@ -26,7 +30,6 @@ class Mailbox:
         self._overflowed = False
 
     def put(self, event: CallEvent) -> None:
-        """Runs once per token: an append and, if the reader waits, one wake-up."""
         events = self._events
         if len(events) >= self._limit:
             self._overflow()
@@ -39,13 +42,23 @@ class Mailbox:
                 reader.set_result(None)
 
     async def take(self) -> list[CallEvent]:
-        """All events that are there, at least one; waits for the first."""
+        """All events that are there, at least one; waits for the first. The last list ends in `Finished` or `Failed`."""
         if not self._events:
             self._reader = self._loop.create_future()
             await self._reader
         events = self._events
         self._events = []
+        last = events[-1]
+        if type(last) is not Text and isinstance(last, _ENDS):
+            self.ended = True
         return events
+
+    async def peek(self) -> CallEvent:
+        """The first event, which stays where it is; waits for it."""
+        if not self._events:
+            self._reader = self._loop.create_future()
+            await self._reader
+        return self._events[0]
 
     def _overflow(self) -> None:
         if not self._overflowed:

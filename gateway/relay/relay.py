@@ -15,7 +15,7 @@ from gateway.errors import Stopping
 from gateway.relay.fanin import CONNECT_TIMEOUT_S, Place, WorkerStream
 from gateway.relay.mailbox import Mailbox
 from gateway.relay.worker_client import Cancellations, WorkerClient
-from workers.protocol.events import CallEvent, Failed, Finished
+from workers.protocol.events import Failed
 from workers.protocol.failures import CallFailed, Failure, FailureCode
 from workers.protocol.heartbeat import PROTOCOL_VERSION, Heartbeat
 from workers.protocol.requests import GenerateRequest, Submit
@@ -35,27 +35,6 @@ class Line:
     client: WorkerClient
     cancellations: Cancellations
     group: asyncio.TaskGroup
-
-
-class Passage:
-    """One call on one worker: its events as they come."""
-
-    __slots__ = ("_mailbox", "ended", "number")
-
-    def __init__(self, number: int, mailbox: Mailbox) -> None:
-        self.number = number
-        self.ended = False
-        self._mailbox = mailbox
-
-    async def take(self) -> list[CallEvent]:
-        """All events that are there, at least one; the last list ends with `Finished` or `Failed`."""
-        events = await self._mailbox.take()
-        if type(events[-1]) in _ENDS:
-            self.ended = True
-        return events
-
-
-_ENDS = (Finished, Failed)
 
 
 class Relay:
@@ -115,7 +94,7 @@ class Relay:
     @asynccontextmanager
     async def passage(
         self, place: Place, request: GenerateRequest, tenant: str, request_id: str, on_overflow: Callable[[], None]
-    ) -> AsyncIterator[Passage]:
+    ) -> AsyncIterator[Mailbox]:
         """Submit a call; leaving the block before its end cancels it on the worker, without waiting.
 
         Raises CallFailed when the worker cannot be asked; a worker that refuses the call does so in a `Failed` event.
@@ -126,17 +105,16 @@ class Relay:
             raise CallFailed(Failure(FailureCode.WORKER_LOST, message))
         number = next(self._numbers)
         mailbox = Mailbox(self._buffer_events, on_overflow)
-        passage = Passage(number, mailbox)
         submit = Submit(gateway=self._gateway_id, call=number, request=request, tenant=tenant, request_id=request_id)
         line.stream.attach(number, mailbox)
         # The answer may overtake the 202, and the worker may die before it: one mailbox takes whatever comes first.
         submitting = line.group.create_task(self._submit(line, submit, mailbox))
         try:
-            yield passage
+            yield mailbox
         finally:
             line.stream.detach(number)
             submitting.cancel()
-            if not passage.ended:
+            if not mailbox.ended:
                 line.cancellations.add([number])
 
     def is_lost(self, boot: str) -> bool:

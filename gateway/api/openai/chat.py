@@ -12,7 +12,7 @@ from gateway.api.diagnostics import answer_headers, trail_of
 from gateway.api.errors import error_body, note_error, send_error
 from gateway.api.openai.chat_answer import ChunkWriter, WholeWriter
 from gateway.api.openai.chat_request import ChatRequest, read_chat
-from gateway.api.presence import beside, while_present
+from gateway.api.presence import while_present
 from gateway.api.streaming import DONE, EventStream, data
 from gateway.call import Call
 from gateway.errors import PaddockError
@@ -47,24 +47,21 @@ class ChatCompletions:
     async def _whole(self, asked: ChatRequest, call: Call, trail: Trail, send: Send) -> None:
         writer = WholeWriter(call.alias, trail)
         async with self._pipeline.answer(call, asked.request, trail) as answer:
-            slot = answer.slot
-            async for events in answer:
-                writer.add(events)
+            while not answer.ended:
+                writer.add(await answer.take())
         body = writer.body()
         headers = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(body))]
         trail.status, trail.outcome = 200, "ok"
-        trail.slot = slot
         await send({"type": "http.response.start", "status": 200, "headers": headers + answer_headers(trail)})
         await send({"type": "http.response.body", "body": body})
 
     async def _stream(self, asked: ChatRequest, call: Call, trail: Trail, receive: Receive, send: Send) -> None:
         stream = EventStream(send, lambda: answer_headers(trail))
-        failure: PaddockError | None = None
-        async with beside(stream.ping_every(self._ping_interval_s)):
-            try:
-                await self._write(asked, call, trail, stream)
-            except PaddockError as error:
-                failure = error
+        async with asyncio.TaskGroup() as tasks:
+            pings = tasks.create_task(stream.ping_every(self._ping_interval_s))
+            # In a task of its own, a token's wake-up does not climb through every frame of the way in.
+            failure = await tasks.create_task(self._write(asked, call, trail, stream))
+            pings.cancel()
         # Whatever is sent below is the last: the server then tells the watcher that the client is gone.
         if failure is None:
             trail.status, trail.outcome = 200, "ok"
@@ -76,17 +73,21 @@ class ChatCompletions:
         else:
             await send_error(receive, send, failure, trail)
 
-    async def _write(self, asked: ChatRequest, call: Call, trail: Trail, stream: EventStream) -> None:
+    async def _write(self, asked: ChatRequest, call: Call, trail: Trail, stream: EventStream) -> PaddockError | None:
+        """Everything but the last word, which depends on what is returned: why the answer is not complete."""
         writer = ChunkWriter(call.alias, asked.include_usage, trail)
         chunks, write = writer.chunks, stream.write
-        async with self._pipeline.answer(call, asked.request, trail) as answer:
-            trail.slot = answer.slot
-            await stream.start()
-            await write(writer.opening())
-            async for events in answer:
-                body = chunks(events)
-                if body:
-                    await write(body)
+        try:
+            async with self._pipeline.answer(call, asked.request, trail) as answer:
+                await stream.start()
+                await write(writer.opening())
+                while not answer.ended:
+                    body = chunks(await answer.take())
+                    if body:
+                        await write(body)
+        except PaddockError as error:
+            return error
+        return writer.failure
 
 
 async def _last_word(stream: EventStream, body: bytes) -> None:

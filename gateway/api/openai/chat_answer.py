@@ -14,8 +14,10 @@ from typing import Any
 
 import msgspec
 
+from gateway.errors import PaddockError
+from gateway.relay.failures import answer_to
 from gateway.telemetry.trail import Trail
-from workers.protocol.events import CallEvent, Finished, Text, Timings, ToolCallDelta, Usage
+from workers.protocol.events import CallEvent, Failed, Finished, Text, Timings, ToolCallDelta, Usage
 
 _encode = msgspec.json.Encoder().encode
 
@@ -56,6 +58,8 @@ class ChunkWriter:
     """The chunks of one streamed answer. What is the same in all of them is encoded once."""
 
     def __init__(self, model: str, include_usage: bool, trail: Trail) -> None:
+        self.failure: PaddockError | None = None
+        """Why the answer broke off, if it did."""
         self._trail = trail
         self._include_usage = include_usage
         self._waits_for_first = True
@@ -98,6 +102,9 @@ class ChunkWriter:
                 return self._chunk({"tool_calls": [_tool_call_delta(event)]}, None)
             case Finished():
                 return self._closing(event)
+            case Failed():
+                self.failure = answer_to(event.failure)
+                return b""
             case _:
                 return b""
 
@@ -136,6 +143,7 @@ class WholeWriter:
         self._end: Finished | None = None
 
     def add(self, events: list[CallEvent]) -> None:
+        """Raises PaddockError when the call failed."""
         for event in events:
             match event:
                 case Text():
@@ -143,6 +151,8 @@ class WholeWriter:
                 case ToolCallDelta():
                     call = self._calls.setdefault(event.index, _Call(event.id, event.name))
                     call.arguments.append(event.arguments)
+                case Failed():
+                    raise answer_to(event.failure)
                 case Finished():
                     self._end = event
                     self._trail.usage = event.usage

@@ -1,0 +1,92 @@
+"""One example of every message on the worker wire, by the name of its golden file."""
+
+from __future__ import annotations
+
+from workers.protocol.events import (
+    Failed,
+    Finished,
+    FinishReason,
+    Started,
+    Text,
+    Timings,
+    ToolCallDelta,
+    Usage,
+)
+from workers.protocol.failures import Failure, FailureCode
+from workers.protocol.heartbeat import Heartbeat, ModelFacts
+from workers.protocol.requests import (
+    Accepted,
+    Cancel,
+    GenerateRequest,
+    Message,
+    Sampling,
+    Submit,
+    Tool,
+    ToolCall,
+)
+
+FAILURE = Failure(FailureCode.CONTEXT_OVERFLOW, "the prompt has 600 tokens, the context 512", "messages")
+STARTED = Started(7, 3, 42, 16)
+TEXT = Text(7, 'Grüße, "Welt"\n', 2)
+TOOL_CALL_BEGUN = ToolCallDelta(8, 0, "call_1f", "get_weather", "", 9)
+TOOL_CALL_DELTA = ToolCallDelta(8, 0, "", "", '{"city":', 3)
+FINISHED = Finished(
+    7,
+    FinishReason.STOP,
+    Usage(prompt_tokens=42, completion_tokens=2, cached_tokens=16),
+    Timings(cache_n=16, prompt_n=26, prompt_ms=3.5, predicted_n=2, predicted_ms=2.75),
+    "\n\n",
+)
+FAILED = Failed(9, FAILURE)
+
+SUBMIT = Submit(
+    gateway="gw-1",
+    call=7,
+    request=GenerateRequest(
+        messages=(
+            Message("system", "Be brief."),
+            Message("user", "Weather in Köln?", name="ada"),
+            Message("assistant", tool_calls=(ToolCall("call_1f", "get_weather", '{"city":"Köln"}'),)),
+            Message("tool", "12 °C", tool_call_id="call_1f"),
+        ),
+        tools=(Tool("get_weather", "Look it up", {"type": "object", "properties": {"city": {"type": "string"}}}),),
+        sampling=Sampling(temperature=0.0, top_k=20, seed=4294967295),
+        max_tokens=64,
+        stop=("\n\n",),
+        ignore_eos=True,
+    ),
+    tenant="team-a",
+    request_id="req-1",
+)
+SMALLEST_SUBMIT = Submit(gateway="gw-1", call=1, request=GenerateRequest(messages=(Message("user", "hi"),)), tenant="t")
+
+HEARTBEAT = Heartbeat(
+    worker="w-1",
+    boot="0badcafe",
+    model="demo",
+    address="http://127.0.0.1:9001",
+    slots=8,
+    slots_busy=2,
+    n_ctx=512,
+    kv_tokens=4096,
+    kv_tokens_used=130,
+    facts=ModelFacts(n_ctx_train=512, n_params=2400000, size=4800000, n_vocab=768),
+    draining=True,
+    started_at=1700000000.5,
+)
+
+MESSAGES = {
+    "submit.json": SUBMIT,
+    "submit_smallest.json": SMALLEST_SUBMIT,
+    "accepted.json": Accepted("0badcafe", 42),
+    "cancel.json": Cancel("gw-1", (7, 8)),
+    "failure.json": FAILURE,
+    "failure_smallest.json": Failure(FailureCode.BUSY, "all slots are taken"),
+    "event_started.json": STARTED,
+    "event_text.json": TEXT,
+    "event_tool_call_begun.json": TOOL_CALL_BEGUN,
+    "event_tool_call_delta.json": TOOL_CALL_DELTA,
+    "event_finished.json": FINISHED,
+    "event_failed.json": FAILED,
+    "heartbeat.json": HEARTBEAT,
+}

@@ -1,0 +1,60 @@
+"""The bytes of each message on the worker wire. A change here is a change of the protocol: think of the gateways that
+still speak the old one, and raise `PROTOCOL_VERSION` where they would misunderstand.
+
+`python -m tests.contract.write_golden` writes the files anew.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from tests.contract import messages
+from tests.contract.messages import MESSAGES
+from workers.protocol.events import CallEvent, decode_alive, decode_step, encode_alive, encode_step
+from workers.protocol.framing import ALIVE_EVENT, Frame, FrameReader, encode_frame, event_id, parse_event_id
+from workers.protocol.heartbeat import decode_heartbeat
+
+GOLDEN = Path(__file__).parent / "golden"
+
+STEP: list[CallEvent] = [messages.STARTED, messages.TEXT, messages.TOOL_CALL_BEGUN, messages.FINISHED, messages.FAILED]
+
+
+@pytest.mark.parametrize("name", MESSAGES)
+def test_encodes_to_the_golden_bytes(name: str) -> None:
+    assert msgspec.json.encode(MESSAGES[name]) == (GOLDEN / name).read_bytes()
+
+
+@pytest.mark.parametrize("name", MESSAGES)
+def test_golden_bytes_decode_to_the_value(name: str) -> None:
+    message = MESSAGES[name]
+    kind = CallEvent if name.startswith("event_") else type(message)
+    assert msgspec.json.decode((GOLDEN / name).read_bytes(), type=kind) == message
+
+
+def test_every_golden_file_has_a_message() -> None:
+    frames = {"frame_step.txt", "frame_alive.txt"}
+    assert {path.name for path in GOLDEN.iterdir()} == set(MESSAGES) | frames
+
+
+def test_a_step_frame() -> None:
+    data = (GOLDEN / "frame_step.txt").read_bytes()
+    assert encode_frame(encode_step(STEP), event_id("0badcafe", 12)) == data
+    [frame] = FrameReader().feed(data)
+    assert (frame.event, parse_event_id(frame.id)) == ("", ("0badcafe", 12))
+    assert decode_step(frame.data) == STEP
+
+
+def test_an_alive_frame() -> None:
+    data = (GOLDEN / "frame_alive.txt").read_bytes()
+    assert encode_frame(encode_alive([7, 9]), event_id("0badcafe", 13), ALIVE_EVENT) == data
+    [frame] = FrameReader().feed(data)
+    assert frame == Frame("alive", "0badcafe-13", b"[7,9]")
+    assert decode_alive(frame.data) == [7, 9]
+
+
+def test_a_heartbeat_of_a_later_version_with_more_fields_can_be_read() -> None:
+    data = (GOLDEN / "heartbeat.json").read_bytes().replace(b'"worker":', b'"novelty":[1],"worker":', 1)
+    assert decode_heartbeat(data) == messages.HEARTBEAT
