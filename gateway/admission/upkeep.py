@@ -48,6 +48,7 @@ class Upkeep:
         self._ticket_ttl_s = ticket_ttl_s
         self._renew_s = renew_s
         self._sweep_s = sweep_s
+        self._renew_now = asyncio.Event()
         self._reread_now = asyncio.Event()
         self._sweep_now = asyncio.Event()
         fleet.listen(lambda _: self._sweep_now.set())
@@ -55,9 +56,9 @@ class Upkeep:
     async def run(self) -> None:
         channel = keys.grants_channel(self._gateway)
         async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(follow(self._store.redis, channel, self._granted, self._reread_now.set))
+            tasks.create_task(follow(self._store.redis, channel, self._granted, self._back))
             tasks.create_task(self._repeat(self._beat, keys.GATEWAY_INTERVAL_S, asyncio.Event()))
-            tasks.create_task(self._repeat(self._renew, self._renew_s, asyncio.Event()))
+            tasks.create_task(self._repeat(self._renew, self._renew_s, self._renew_now))
             tasks.create_task(self._repeat(self._reread, self._sweep_s, self._reread_now))
             tasks.create_task(self._repeat(self._sweep, self._sweep_s, self._sweep_now))
 
@@ -101,6 +102,11 @@ class Upkeep:
     async def _beat(self) -> None:
         ttl_ms = round(keys.GATEWAY_TTL_S * 1000)
         await self._store.redis.set(keys.gateway(self._gateway), f"{time.time():.3f}", px=ttl_ms)
+
+    def _back(self) -> None:
+        """Subscribed: grants may have been missed, and a Redis that was restarted may have lost everything."""
+        self._renew_now.set()
+        self._reread_now.set()
 
     def _granted(self, message: bytes) -> None:
         waiter = self._line.waiters.get(message.decode(errors="replace"))

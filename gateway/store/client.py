@@ -110,11 +110,13 @@ class Store:
         protocol: int = PROTOCOL_VERSION,
         lease_ttl_s: float = keys.LEASE_TTL_S,
         grant_ttl_s: float = keys.GRANT_TTL_S,
+        settle_s: float = keys.LEASE_RENEW_S,
     ) -> None:
         self.redis = redis
         self._protocol = protocol
         self._lease_ttl_ms = _ms(lease_ttl_s)
         self._grant_ttl_ms = _ms(grant_ttl_s)
+        self._settle_ms = _ms(settle_s)
         self._acquire = load_script("acquire")
         self._claim = load_script("claim")
         self._release = load_script("release")
@@ -174,13 +176,14 @@ class Store:
     async def renew(self, gateway: str, model: str, leases: Iterable[Lease]) -> Renewed:
         """Keeps leases alive; a gateway calls it every `keys.LEASE_RENEW_S` with all that it holds."""
         rows = [text for lease in leases for text in (lease.id, lease.fence, lease.worker, lease.boot)]
-        void, crowded = await self._send(self._renew, gateway, model, self._lease_ttl_ms, *rows)
+        void, crowded = await self._send(self._renew, gateway, model, self._lease_ttl_ms, self._settle_ms, *rows)
         return Renewed(_texts(void), _texts(crowded))
 
     async def reread(self, gateway: str, model: str, tickets: Iterable[Ticket]) -> frozenset[str]:
         """Keeps tickets alive and in line; ids of those that hold a grant."""
         rows = [item for t in tickets for item in (t.id, _ms(t.ttl_s), t.arrival, _avoided(t.avoid))]
-        return _texts(await self._send(self._reread, gateway, model, keys.grants_channel(gateway), *rows))
+        channel = keys.grants_channel(gateway)
+        return _texts(await self._send(self._reread, gateway, model, channel, self._settle_ms, *rows))
 
     async def sweep(self, gateway: str, model: str) -> Swept:
         """Frees what the dead have left, and grants it."""

@@ -10,7 +10,15 @@ from workers.protocol import keys
 
 FOLDER = Path(__file__).parent / "lua"
 
-ONE_PER_MODEL = (keys.workers, keys.leased, keys.queue, keys.tickets, keys.fence, keys.arrivals)
+ONE_PER_MODEL = (
+    keys.workers,
+    keys.leased,
+    keys.queue,
+    keys.tickets,
+    keys.fence,
+    keys.arrivals,
+    keys.settling,
+)
 """Keys that a model has once; the script's variable is `<function>_key`."""
 
 MANY_PER_MODEL = (keys.worker, keys.worker_leases, keys.lease, keys.ticket)

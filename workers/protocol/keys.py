@@ -18,6 +18,7 @@ heartbeat and nothing else; the rest belongs to the gateways' admission scripts 
     pd:{model}:tickets                zset    gateway      ticket id -> expiry, unix ms: every ticket, granted or not
     pd:{model}:ticket:<id>            hash    gateway      gateway, channel, arrival, avoid
     pd:{model}:arrivals               string  gateway      last arrival number
+    pd:{model}:settling               string  gateway      there while nothing is granted: Redis lost its data
     pd:fleet                          channel worker       a worker registered, drains or is gone
     pd:grants:<gateway>               channel gateway      id of a ticket of that gateway that was granted
 
@@ -100,3 +101,7 @@ def tickets(model: str) -> str:
 
 def arrivals(model: str) -> str:
     return model_prefix(model) + "arrivals"
+
+
+def settling(model: str) -> str:
+    return model_prefix(model) + "settling"

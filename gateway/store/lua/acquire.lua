@@ -18,7 +18,7 @@ if ticket_arrival then return {"queued", tonumber(ticket_arrival)} end
 if redis.call("EXISTS", lease_key(id)) == 1 then return lease_reply(id) end
 
 local waiting = redis.call("ZCARD", queue_key)
-if waiting == 0 then
+if waiting == 0 and not settling() then
   for i = 10, #ARGV do
     local free, record = slots_free(ARGV[i])
     if free > 0 then

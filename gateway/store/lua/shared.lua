@@ -68,6 +68,16 @@ local function lease_reply(id)
   return {"lease", tonumber(lease[1]), lease[2], lease[3], lease[4], leases_count(lease[2])}
 end
 
+-- Redis has lost its data: calls run on slots that look free. Until every gateway has had time to renew its leases,
+-- nothing is granted; those who come get tickets.
+local function settle(for_ms)
+  redis.call("SET", settling_key, "1", "PX", for_ms, "NX")
+end
+
+local function settling()
+  return redis.call("EXISTS", settling_key) == 1
+end
+
 local function as_set(list)
   local set = {}
   for _, item in ipairs(list) do set[item] = true end
@@ -111,7 +121,7 @@ end
 -- keeps its place, so do those of the gateways in `passed`. Dead tickets met on the way are dropped. Returns how many
 -- grants were made.
 local function grant(workers, passed)
-  if redis.call("ZCARD", queue_key) == 0 then return 0 end
+  if redis.call("ZCARD", queue_key) == 0 or settling() then return 0 end
   local open, left, granted, at = {}, 0, 0, 0
   for _, worker in ipairs(workers) do
     local free, record = slots_free(worker)

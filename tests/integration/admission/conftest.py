@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
+from functools import partial
 
 import pytest
 import redis.asyncio
@@ -53,7 +54,7 @@ Start = Callable[..., Awaitable[Gateway]]
 
 async def _start(url: str, stack: AsyncExitStack, id: str, max_queue: int, lives: Lifetimes) -> Gateway:
     connected = await stack.enter_async_context(connect(url))
-    store = Store(connected, lease_ttl_s=lives.lease_ttl_s, grant_ttl_s=lives.grant_ttl_s)
+    store = Store(connected, lease_ttl_s=lives.lease_ttl_s, grant_ttl_s=lives.grant_ttl_s, settle_s=lives.renew_s)
     fleet = Fleet(connected, interval_s=0.1)
     admission = Admission(
         store,
@@ -73,11 +74,17 @@ async def _start(url: str, stack: AsyncExitStack, id: str, max_queue: int, lives
 
 
 @pytest.fixture
-async def start(server: RedisServer, client: redis.asyncio.Redis) -> AsyncIterator[Start]:
-    """`await start("g1")`: one more gateway, closed at the end of the test."""
+async def start_on() -> AsyncIterator[Start]:
+    """`await start_on(url, "g1")`: one more gateway on that Redis, closed at the end of the test."""
     async with AsyncExitStack() as stack:
 
-        async def one_more(id: str, max_queue: int = 1000, lives: Lifetimes | None = None) -> Gateway:
-            return await _start(server.url, stack, id, max_queue, lives or Lifetimes())
+        async def one_more(url: str, id: str, max_queue: int = 1000, lives: Lifetimes | None = None) -> Gateway:
+            return await _start(url, stack, id, max_queue, lives or Lifetimes())
 
         yield one_more
+
+
+@pytest.fixture
+def start(server: RedisServer, client: redis.asyncio.Redis, start_on: Start) -> Start:
+    """`await start("g1")`: one more gateway on the test's Redis, which was emptied before."""
+    return partial(start_on, server.url)

@@ -235,7 +235,8 @@ async def test_an_expired_lease_never_makes_two_of_one_slot(client: redis.asynci
     assert await client.zcard(keys.worker_leases("m", "w1")) == 1
 
 
-async def test_leases_and_tickets_that_redis_lost_come_back(client: redis.asyncio.Redis, one: Caller) -> None:
+async def test_leases_and_tickets_that_redis_lost_come_back(client: redis.asyncio.Redis) -> None:
+    one = Caller(Store(client, settle_s=0.1))
     await beat(client, heartbeat("w1", slots=1))
     lease = await one.take("a", "w1")
     tickets = [await one.file(id, "w1") for id in ("b", "c")]
@@ -245,11 +246,14 @@ async def test_leases_and_tickets_that_redis_lost_come_back(client: redis.asynci
     assert (renewed.void, renewed.crowded) == (NOBODY, NOBODY)
     assert await one.store.reread("g1", "m", reversed(tickets)) == NOBODY
     assert await client.zrange(keys.queue("m"), 0, -1) == [b"b", b"c"]
-    assert await one.release(lease) == 1
+    # Other gateways may hold slots that they have not renewed yet.
+    assert await one.release(lease) == 0
+    assert (await one.file("d", "w1")).arrival == 3
+    await asyncio.sleep(0.12)
+    assert (await one.sweep()).granted == 1
     granted = await one.claim("b")
     assert granted is not None
     assert granted.fence > lease.fence
-    assert (await one.file("d", "w1")).arrival == 3
 
 
 async def test_leases_of_an_earlier_process_are_void(client: redis.asyncio.Redis, one: Caller) -> None:
