@@ -126,8 +126,8 @@ class HermesParser:
         return self._read_string(self._take_name)
 
     def _take_name(self, value: str) -> bool:
-        if not value:
-            return False
+        if not value or any("\ud800" <= character <= "\udfff" for character in value):
+            return False  # half a surrogate pair is JSON but can't be sent as UTF-8
         self._name = value
         self._read = self._read_separator
         if self._has_arguments:

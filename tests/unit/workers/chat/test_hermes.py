@@ -1,0 +1,173 @@
+"""The Hermes parser: whatever the cut, the same calls; whatever the text, nothing lost."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from workers.chat.tools import CallPiece
+from workers.chat.tools.hermes import HermesParser
+
+Outcome = tuple[str, list[tuple[str, str]]]
+"""The answer's text, and each call's name and arguments."""
+
+
+def parse(portions: Iterable[str]) -> Outcome:
+    parser = HermesParser()
+    content = ""
+    calls: list[tuple[str, str]] = []
+    ids: list[str] = []
+    pieces = [piece for portion in portions for piece in parser.feed(portion)] + parser.finish()
+    for piece in pieces:
+        if not isinstance(piece, CallPiece):
+            assert piece.text
+            content += piece.text
+        elif piece.number == len(calls):
+            assert piece.id.startswith("call_")
+            ids.append(piece.id)
+            calls.append((piece.name, piece.arguments))
+        else:
+            assert piece.number == len(calls) - 1
+            assert (piece.id, piece.name) == ("", "")
+            name, arguments = calls[-1]
+            calls[-1] = (name, arguments + piece.arguments)
+    assert parser.num_calls == len(calls) == len(set(ids))
+    return content, calls
+
+
+def tag(inner: str) -> str:
+    return f"<tool_call>{inner}</tool_call>"
+
+
+ONE = '{"name": "get_weather", "arguments": {"city": "Paris", "days": [1, 2]}}'
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("", ("", [])),
+        ("Hello <b>there</b>", ("Hello <b>there</b>", [])),
+        (tag(ONE), ("", [("get_weather", '{"city": "Paris", "days": [1, 2]}')])),
+        (tag("\n" + ONE + "\n"), ("", [("get_weather", '{"city": "Paris", "days": [1, 2]}')])),
+        ("Let me see. " + tag(ONE) + "\n", ("Let me see. ", [("get_weather", '{"city": "Paris", "days": [1, 2]}')])),
+        (tag(ONE) + " and then", (" and then", [("get_weather", '{"city": "Paris", "days": [1, 2]}')])),
+        (
+            tag('{"name": "a", "arguments": {}}') + "\n" + tag('{"name": "b", "arguments": {"x": "}</tool_call>"}}'),
+            ("", [("a", "{}"), ("b", '{"x": "}</tool_call>"}')]),
+        ),
+        (tag('{"arguments": {"x": {"y": 1}}, "name": "late"}'), ("", [("late", '{"x": {"y": 1}}')])),
+        (tag('{"name": "now"}'), ("", [("now", "{}")])),
+        (tag('{"name": "q\\"u\\u00e4", "arguments": {"s": "a\\\\"}}'), ("", [('q"uä', '{"s": "a\\\\"}')])),
+        # Cut off by the token limit: before the arguments it is text, after it a call with what there is.
+        ('<tool_call>{"name": "get', ('<tool_call>{"name": "get', [])),
+        ('<tool_call>{"name": "f", "arguments": {"a": "b', ("", [("f", '{"a": "b')])),
+        ('<tool_call>{"name": "f", "arguments": {"a": "b\\', ("", [("f", '{"a": "b\\')])),
+        ('<tool_call>{"name": "f", "arguments": {}}', ("", [("f", "{}")])),
+        ('<tool_call>{"name": "f", "arguments": {}}</tool', ("</tool", [("f", "{}")])),
+        # Not calls at all.
+        (tag("not json"), (tag("not json"), [])),
+        (tag('{"name": 3, "arguments": {}}'), (tag('{"name": 3, "arguments": {}}'), [])),
+        (tag('{"name": "f", "arguments": "text"}'), (tag('{"name": "f", "arguments": "text"}'), [])),
+        (tag('{"arguments": {}}'), (tag('{"arguments": {}}'), [])),
+        (tag('{"name": ""}'), (tag('{"name": ""}'), [])),
+        (tag('{"name": "\\ud800"}'), (tag('{"name": "\\ud800"}'), [])),
+        ("<tool_call>" + tag(ONE), ("<tool_call>", [("get_weather", '{"city": "Paris", "days": [1, 2]}')])),
+        # A call goes wrong after it has begun: what was read stays a call, the rest is text.
+        (tag('{"name": "f", "arguments": {"a": '), ("", [("f", '{"a": ')])),
+        (tag('{"name": "f", "arguments": {}, "id": 1}'), (', "id": 1}</tool_call>', [("f", "{}")])),
+    ],
+)
+def test_what_becomes_of_a_text(text: str, expected: Outcome) -> None:
+    assert parse([text]) == expected
+    assert parse(text) == expected, "one character at a time"
+
+
+def test_arguments_leave_as_they_grow() -> None:
+    parser = HermesParser()
+    assert parser.feed('<tool_call>{"name": "f", "argu') == []
+    [begun] = parser.feed('ments": {"a": "b')
+    assert isinstance(begun, CallPiece)
+    assert (begun.number, begun.name, begun.arguments) == (0, "f", '{"a": "b')
+    assert parser.feed("c") == [CallPiece(0, "", "", "c")]
+
+
+def test_text_leaves_at_once_except_what_may_begin_a_tag() -> None:
+    parser = HermesParser()
+    assert parser.feed("a < b")[0] == ("a < b",)
+    assert parser.feed(" <tool") == [(" ",)]
+    assert parser.feed("box>") == [("<toolbox>",)]
+
+
+def test_a_name_without_end_is_text_and_held_back_only_so_long() -> None:
+    parser = HermesParser()
+    text = '<tool_call>{"name": "' + "x" * 600
+    assert "".join(piece.text for piece in parser.feed(text) if not isinstance(piece, CallPiece)) == text
+
+
+FRAGMENTS = st.sampled_from(
+    [
+        "<tool_call>",
+        "</tool_call>",
+        "<tool",
+        '{"name": "f"',
+        ', "arguments": ',
+        "{}",
+        '{"a": "b"}',
+        "}",
+        '"',
+        "\\",
+        "\n",
+        *("{", "[", "]", ", ", '"name"', '"arguments"', ":", "text ", "<", tag(ONE)),
+    ]
+)
+TEXTS = st.lists(st.one_of(FRAGMENTS, st.text(max_size=5)), max_size=14).map("".join)
+
+
+@given(TEXTS, st.data())
+def test_the_cut_does_not_matter(text: str, data: st.DataObject) -> None:
+    cuts = sorted(data.draw(st.sets(st.integers(0, len(text)), max_size=8)))
+    portions = [text[start:end] for start, end in zip([0, *cuts], [*cuts, len(text)], strict=True)]
+    whole = parse([text])
+    assert parse(portions) == whole
+    assert parse(text) == whole
+
+
+@given(TEXTS)
+def test_nothing_is_lost(text: str) -> None:
+    content, calls = parse([text])
+    if not calls:
+        assert content == text
+    rest = text
+    for arguments in (arguments for _, arguments in calls if arguments != "{}"):
+        assert arguments in rest
+        rest = rest.replace(arguments, "", 1)
+    # What is left of the text is content and the syntax of the calls, in order.
+    position = 0
+    for character in content:
+        position = text.find(character, position) + 1
+        assert position, f"{content!r} is not in order in {text!r}"
+
+
+JSON_OBJECTS = st.dictionaries(
+    st.text(max_size=5),
+    st.recursive(
+        st.none() | st.booleans() | st.integers() | st.text(max_size=8),
+        lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner, max_size=3),
+        max_leaves=6,
+    ),
+    max_size=4,
+)
+
+
+@given(st.lists(st.tuples(st.text(min_size=1, max_size=10), JSON_OBJECTS), min_size=1, max_size=4), st.booleans())
+def test_every_well_formed_call_is_found(wanted: list[tuple[str, dict[str, object]]], ascii_only: bool) -> None:
+    text = "\n".join(
+        tag(json.dumps({"name": name, "arguments": arguments}, ensure_ascii=ascii_only)) for name, arguments in wanted
+    )
+    content, calls = parse(text)
+    assert content == ""
+    assert [(name, json.loads(arguments)) for name, arguments in calls] == wanted

@@ -1,0 +1,277 @@
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Sequence
+
+import pytest
+
+from workers.chat.prompts import Prompts
+from workers.chat.template import ChatTemplate
+from workers.engine.request import EngineLoad, EngineRequest
+from workers.protocol.events import (
+    CallEvent,
+    Failed,
+    Finished,
+    FinishReason,
+    Started,
+    Text,
+    Timings,
+    ToolCallDelta,
+    Usage,
+    decode_step,
+)
+from workers.protocol.failures import CallFailed, Failure, FailureCode
+from workers.protocol.framing import FrameReader
+from workers.protocol.requests import Cancel, GenerateRequest, Message, Sampling, Submit, Tool
+from workers.service.desk import LONG_PROMPT_CHARS, CallDesk
+from workers.service.metrics import WorkerMetrics
+from workers.service.stream import EventHub
+
+USAGE = Usage(prompt_tokens=4, completion_tokens=3, cached_tokens=1)
+TIMINGS = Timings(cache_n=1, prompt_n=3, prompt_ms=2.0, predicted_n=3, predicted_ms=5.0)
+
+
+class RecordingEngine:
+    """Takes everything, says nothing by itself."""
+
+    def __init__(self) -> None:
+        self.taken: list[EngineRequest] = []
+        self.cancelled: list[int] = []
+        self.refusal: Failure | None = None
+
+    def submit(self, request: EngineRequest) -> None:
+        if self.refusal is not None:
+            raise CallFailed(self.refusal)
+        self.taken.append(request)
+
+    def cancel(self, key: int) -> None:
+        self.cancelled.append(key)
+
+
+class WordTokenizer:
+    """One token per word. `before` runs on the thread that tokenises."""
+
+    def __init__(self) -> None:
+        self.before: Callable[[], None] = lambda: None
+
+    def tokenize(self, text: str, *, add_special: bool, parse_special: bool) -> Sequence[int]:
+        self.before()
+        return [len(word) for word in text.split()]
+
+
+class Bench:
+    def __init__(self, defaults: Sampling | None = None) -> None:
+        self.engine = RecordingEngine()
+        self.tokenizer = WordTokenizer()
+        self.hub = EventHub("boot", grace_s=60)
+        self.metrics = WorkerMetrics("m", lambda: EngineLoad(4, 1, 2, 100, 25))
+        prompts = Prompts(ChatTemplate("{{ messages[0].content }} {{ tools }}"), self.tokenizer)
+        self.desk = CallDesk(self.hub, self.engine, prompts, self.metrics, defaults or Sampling())
+        self.feeds = {name: self.hub.attach(name, None) for name in ("g", "h")}
+
+    def sent(self, gateway: str = "g") -> list[CallEvent]:
+        frames = FrameReader().feed(self.feeds[gateway].take(1 << 20))
+        return [event for frame in frames for event in decode_step(frame.data)]
+
+
+def submit(call: int = 1, gateway: str = "g", content: str = "one two three", **fields: object) -> Submit:
+    request = GenerateRequest(messages=(Message("user", content),), **fields)  # type: ignore[arg-type]
+    return Submit(gateway=gateway, call=call, request=request, tenant="t", request_id=f"req-{call}")
+
+
+@pytest.fixture
+async def bench() -> AsyncIterator[Bench]:
+    bench = Bench()
+    yield bench
+    bench.hub.check_integrity()
+
+
+async def refused(bench: Bench, message: Submit) -> Failure:
+    with pytest.raises(CallFailed) as caught:
+        await bench.desk.submit(message)
+    return caught.value.failure
+
+
+async def test_a_call_from_submit_to_its_end(bench: Bench) -> None:
+    assert await bench.desk.submit(submit(7, max_tokens=5, stop=("x",), ignore_eos=True)) == 4
+    [request] = bench.engine.taken
+    assert (list(request.tokens), request.max_tokens, request.stop) == ([3, 3, 5, 4], 5, ("x",))
+    assert (request.ignore_eos, request.label) == (True, "req-7")
+    key = request.key
+    bench.desk.deliver(1, [Started(key, 2, 4, 1), Text(key, "Hel")])
+    bench.desk.deliver(2, [Text(key, "lo", 2), Finished(key, FinishReason.STOP, USAGE, TIMINGS, "x")])
+    assert bench.sent() == [
+        Started(7, 2, 4, 1),
+        Text(7, "Hel"),
+        Text(7, "lo", 2),
+        Finished(7, FinishReason.STOP, USAGE, TIMINGS, "x"),
+    ]
+    assert bench.desk.num_calls == 0
+    assert bench.desk.idle.is_set()
+
+
+async def test_calls_of_two_gateways_with_the_same_number_do_not_meet(bench: Bench) -> None:
+    await bench.desk.submit(submit(1, "g"))
+    await bench.desk.submit(submit(1, "h"))
+    first, second = (request.key for request in bench.engine.taken)
+    bench.desk.deliver(1, [Text(first, "for g"), Text(second, "for h")])
+    assert (bench.sent("g"), bench.sent("h")) == ([Text(1, "for g")], [Text(1, "for h")])
+
+
+async def test_repeating_a_submit_changes_nothing_while_the_call_lives(bench: Bench) -> None:
+    counts = await asyncio.gather(*(bench.desk.submit(submit(1)) for _ in range(3)))
+    assert (counts, len(bench.engine.taken)) == ([4, 4, 4], 1)
+    bench.desk.draining = True
+    assert await bench.desk.submit(submit(1)) == 4
+
+
+async def test_repeating_a_submit_that_is_being_prepared_waits_for_it(bench: Bench) -> None:
+    long = "word " * LONG_PROMPT_CHARS
+    counts = await asyncio.gather(*(bench.desk.submit(submit(1, content=long)) for _ in range(3)))
+    assert counts == [LONG_PROMPT_CHARS + 1] * 3
+    assert len(bench.engine.taken) == 1
+
+
+async def test_a_refused_call_leaves_nothing_behind_and_may_come_again(bench: Bench) -> None:
+    bench.engine.refusal = Failure(FailureCode.BUSY, "full")
+    assert await refused(bench, submit(1)) == bench.engine.refusal
+    assert bench.desk.idle.is_set()
+    bench.engine.refusal = None
+    assert await bench.desk.submit(submit(1)) == 4
+
+
+async def test_an_unexpected_error_frees_the_call(bench: Bench) -> None:
+    def fail() -> None:
+        raise RuntimeError("bug")
+
+    bench.tokenizer.before = fail
+    with pytest.raises(RuntimeError):
+        await bench.desk.submit(submit(1))
+    assert bench.desk.idle.is_set()
+    assert bench.hub.find("g", 1) is None
+
+
+async def test_empty_messages_are_the_callers_error(bench: Bench) -> None:
+    message = Submit(gateway="g", call=1, request=GenerateRequest(messages=()), tenant="t")
+    failure = await refused(bench, message)
+    assert (failure.code, failure.param) == (FailureCode.INVALID_REQUEST, "messages")
+
+
+async def test_a_draining_worker_takes_nothing_new(bench: Bench) -> None:
+    bench.desk.draining = True
+    assert (await refused(bench, submit(1))).code is FailureCode.DRAINING
+
+
+async def test_a_cancelled_call_says_nothing_more(bench: Bench) -> None:
+    await bench.desk.submit(submit(1))
+    await bench.desk.submit(submit(2))
+    one, two = (request.key for request in bench.engine.taken)
+    bench.desk.cancel(Cancel("g", (1, 99)))
+    assert bench.engine.cancelled == [one]
+    bench.desk.deliver(1, [Text(one, "late"), Text(two, "on")])
+    bench.desk.deliver(2, [Text(one, "later")])
+    assert bench.sent() == [Text(2, "on")]
+    bench.desk.cancel(Cancel("h", (2,)))
+    assert bench.engine.cancelled == [one], "another gateway's numbers are its own"
+
+
+async def test_a_cancel_that_overtakes_its_submit_still_counts(bench: Bench) -> None:
+    bench.desk.cancel(Cancel("g", (1,)))
+    assert "cancelled" in (await refused(bench, submit(1))).message
+    assert bench.engine.taken == []
+
+
+async def test_a_cancel_while_the_prompt_is_prepared(bench: Bench) -> None:
+    loop = asyncio.get_running_loop()
+    bench.tokenizer.before = lambda: asyncio.run_coroutine_threadsafe(cancel(), loop).result(5)
+
+    async def cancel() -> None:
+        bench.desk.cancel(Cancel("g", (1,)))
+
+    failure = await refused(bench, submit(1, content="word " * LONG_PROMPT_CHARS))
+    assert "cancelled" in failure.message
+    assert (bench.engine.taken, bench.desk.idle.is_set()) == ([], True)
+
+
+async def test_tool_calls_are_found_where_tools_were_offered(bench: Bench) -> None:
+    text = 'Ok <tool_call>{"name": "f", "arguments": {"a": 1}}</tool_call>'
+    await bench.desk.submit(submit(1, tools=(Tool("f"),)))
+    await bench.desk.submit(submit(2))
+    one, two = (request.key for request in bench.engine.taken)
+    for step, character in enumerate(text, 1):
+        bench.desk.deliver(step, [Text(one, character)])
+    bench.desk.deliver(100, [Text(two, text)])
+    bench.desk.deliver(101, [Finished(key, FinishReason.STOP, USAGE, TIMINGS) for key in (one, two)])
+    sent = bench.sent()
+    mine = [event for event in sent if event.call == 1]
+    deltas = [event for event in mine if isinstance(event, ToolCallDelta)]
+    assert "".join(event.text for event in mine if isinstance(event, Text)) == "Ok "
+    assert (deltas[0].name, deltas[0].id[:5]) == ("f", "call_")
+    assert "".join(event.arguments for event in deltas) == '{"a": 1}'
+    assert isinstance(mine[-1], Finished)
+    assert mine[-1].reason is FinishReason.TOOL_CALLS
+    counted = sum(event.num_tokens for event in mine if isinstance(event, Text | ToolCallDelta))
+    assert counted == len(text) - len("}</tool_call>"), "held-back tokens are credited to the next piece"
+    others = [event for event in sent if event.call == 2]
+    assert others == [Text(2, text), Finished(2, FinishReason.STOP, USAGE, TIMINGS)], "no tools, no parser"
+
+
+async def test_what_a_parser_held_back_comes_before_the_end(bench: Bench) -> None:
+    await bench.desk.submit(submit(1, tools=(Tool("f"),)))
+    key = bench.engine.taken[0].key
+    bench.desk.deliver(1, [Text(key, "a <tool")])
+    bench.desk.deliver(2, [Finished(key, FinishReason.LENGTH, USAGE, TIMINGS)])
+    end = Finished(1, FinishReason.LENGTH, USAGE, TIMINGS)
+    assert bench.sent() == [Text(1, "a "), Text(1, "<tool", 0), end]
+
+
+async def test_defaults_fill_what_the_caller_leaves_open() -> None:
+    bench = Bench(Sampling(temperature=0.3, top_k=5))
+    await bench.desk.submit(submit(1, sampling=Sampling(temperature=0.0, seed=1)))
+    assert bench.engine.taken[0].sampling == Sampling(temperature=0.0, top_k=5, seed=1)
+
+
+async def test_failing_all_ends_every_call_in_stream(bench: Bench) -> None:
+    await bench.desk.submit(submit(1, tools=(Tool("f"),)))
+    await bench.desk.submit(submit(2))
+    one, two = (request.key for request in bench.engine.taken)
+    bench.desk.deliver(5, [Text(one, "<tool")])
+    failure = Failure(FailureCode.INTERNAL, "the engine is gone")
+    bench.desk.fail_all(failure)
+    assert bench.sent() == [Text(1, "<tool", 1), Failed(1, failure), Failed(2, failure)]
+    assert sorted(bench.engine.cancelled) == [one, two]
+    assert bench.desk.idle.is_set()
+
+
+async def test_a_lost_gateways_calls_are_cancelled() -> None:
+    bench = Bench()
+    hub = EventHub("boot", grace_s=0.02)
+    desk = CallDesk(hub, bench.engine, Prompts(ChatTemplate(None), bench.tokenizer), bench.metrics, Sampling())
+    await desk.submit(submit(1, "away"))
+    await asyncio.wait_for(desk.idle.wait(), 1)
+    assert bench.engine.cancelled == [bench.engine.taken[0].key]
+
+
+async def test_metrics_count_what_happened(bench: Bench) -> None:
+    await bench.desk.submit(submit(1))
+    key = bench.engine.taken[0].key
+    bench.desk.deliver(1, [Started(key, 0, 4, 1), Text(key, "a"), Text(key, "b", 2)])
+    bench.desk.deliver(2, [Finished(key, FinishReason.LENGTH, USAGE, TIMINGS)])
+    lines = bench.metrics.render().decode().splitlines()
+    labels = '{model_name="m"}'
+    for line in (
+        f"llamacpp:prompt_tokens_total{labels} 3.0",
+        f"llamacpp:tokens_predicted_total{labels} 3.0",
+        f"llamacpp:requests_processing{labels} 1.0",
+        f"llamacpp:requests_deferred{labels} 2.0",
+        f"llamacpp:kv_cache_usage_ratio{labels} 0.25",
+        f"vllm:prompt_tokens_total{labels} 4.0",
+        f"vllm:generation_tokens_total{labels} 3.0",
+        f"vllm:num_requests_waiting{labels} 2.0",
+        f"vllm:kv_cache_usage_perc{labels} 0.25",
+        f"vllm:time_to_first_token_seconds_count{labels} 1.0",
+        f"vllm:e2e_request_latency_seconds_count{labels} 1.0",
+        f"vllm:request_decode_time_seconds_sum{labels} 0.005",
+        'vllm:request_success_total{finished_reason="length",model_name="m"} 1.0',
+    ):
+        assert line in lines

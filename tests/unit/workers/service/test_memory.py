@@ -1,0 +1,34 @@
+from __future__ import annotations
+
+import pytest
+
+from workers.service.memory import SHARE, KvShape, free_bytes, plan_kv
+
+
+def test_what_a_token_takes() -> None:
+    shape = KvShape([2, 2, 2], key_length=64, value_length=32)
+    assert shape.bytes_per_token("f16", "f16") == 3 * 2 * (64 + 32) * 2
+    assert shape.bytes_per_token("q8_0", "f32") == 3 * 2 * (64 * 34 / 32 + 32 * 4)
+
+
+@pytest.mark.parametrize(
+    ("kv_tokens", "free", "expected"),
+    [
+        (0, None, (1000, 4000)),
+        (0, 1 << 40, (1000, 4000)),
+        (0, int(2000 * 1024 / SHARE) + 1, (1000, 2000)),
+        (0, int(600 * 1024 / SHARE) + 1, (600, 600)),
+        (0, 0, (256, 256)),
+        (3000, 0, (1000, 3000)),
+        (500, None, (500, 500)),
+    ],
+)
+def test_the_cache_shrinks_to_what_fits(kv_tokens: int, free: int | None, expected: tuple[int, int]) -> None:
+    plan = plan_kv(slots=4, n_ctx=1000, kv_tokens=kv_tokens, bytes_per_token=1024, free_bytes=free)
+    assert (plan.n_ctx, plan.kv_tokens) == expected
+    assert bool(plan.reason) == (expected not in ((1000, 4000), (1000, 3000)))
+
+
+def test_this_machine_has_memory() -> None:
+    free = free_bytes()
+    assert free is None or 1 << 20 < free < 1 << 50

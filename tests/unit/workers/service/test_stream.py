@@ -1,0 +1,233 @@
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+
+import pytest
+
+from workers.protocol.events import CallEvent, Started, Text, decode_alive, decode_step
+from workers.protocol.framing import ALIVE_EVENT, FrameReader
+from workers.service.stream import EventHub, Feed, Listing
+
+GRACE_S = 0.05
+
+
+class Bench:
+    """A hub with one gateway, `g`, and the keys of the calls that the hub gave up."""
+
+    def __init__(self, ring_frames: int = 100, ring_bytes: int = 1 << 20) -> None:
+        self.hub = EventHub("boot", grace_s=GRACE_S, ring_frames=ring_frames, ring_bytes=ring_bytes)
+        self.lost: list[int] = []
+        self.hub.follow(self.lost.append)
+
+    def enter(self, number: int) -> Listing:
+        return self.hub.enter("g", number, 100 + number)
+
+    def publish(self, *listings: Listing, last: bool = False) -> int:
+        """One step in which each of these calls says something; its first event is `Started`."""
+        step = self.hub.begin_step(0)
+        events: list[CallEvent] = []
+        for listing in listings:
+            if not listing.first_step:
+                listing.first_step = step
+                events.append(Started(listing.number, 0, 1, 0))
+            events.append(Text(listing.number, f"{step}"))
+            if last:
+                self.hub.end(listing)
+        self.hub.publish(listings[0].gateway, events)
+        return step
+
+
+def taken(feed: Feed, max_bytes: int = 1 << 20) -> list[str]:
+    """What the connection gets now: `alive [calls]`, or the step's id and its calls."""
+    reader = FrameReader()
+    out = []
+    while data := feed.take(max_bytes):
+        for frame in reader.feed(data):
+            if frame.event == ALIVE_EVENT:
+                out.append(f"{frame.id} alive {decode_alive(frame.data)}")
+            else:
+                out.append(f"{frame.id} {sorted({event.call for event in decode_step(frame.data)})}")
+    return out
+
+
+@pytest.fixture
+def bench() -> Iterator[Bench]:
+    bench = Bench()
+    yield bench
+    bench.hub.check_integrity()
+    bench.hub.close()
+
+
+async def test_the_first_connection_gets_everything(bench: Bench) -> None:
+    one = bench.enter(1)
+    bench.publish(one)
+    feed = bench.hub.attach("g", None)
+    assert taken(feed) == ["boot-1 [1]"]
+    bench.publish(one)
+    assert taken(feed) == ["boot-2 [1]"]
+    assert taken(feed) == []
+    assert feed.caught_up
+
+
+async def test_another_gateway_gets_nothing_of_it(bench: Bench) -> None:
+    bench.publish(bench.enter(1))
+    assert taken(bench.hub.attach("other", None)) == []
+
+
+async def test_a_known_id_resumes_without_a_gap(bench: Bench) -> None:
+    one = bench.enter(1)
+    for _ in range(5):
+        bench.publish(one)
+    assert taken(bench.hub.attach("g", "boot-3")) == ["boot-4 [1]", "boot-5 [1]"]
+    assert taken(bench.hub.attach("g", "boot-5")) == []
+
+
+@pytest.mark.parametrize("last_event_id", ["older-2", "boot-99", "boot-", "nonsense", "boot--1", "boot-" + "9" * 40])
+async def test_an_unknown_id_gets_the_calls_alive_and_then_all_there_is(bench: Bench, last_event_id: str) -> None:
+    one, two, _waiting = bench.enter(1), bench.enter(2), bench.enter(3)
+    bench.publish(one, two)
+    bench.publish(two, last=True)
+    assert taken(bench.hub.attach("g", last_event_id)) == ["boot-0 alive [2, 1, 3]", "boot-1 [1, 2]", "boot-2 [2]"]
+    assert bench.lost == []
+
+
+async def test_an_overrun_gives_up_the_calls_with_a_gap_and_no_others() -> None:
+    bench = Bench(ring_frames=3)
+    early, ended_early = bench.enter(1), bench.enter(2)
+    bench.publish(early, ended_early)
+    bench.publish(ended_early, last=True)
+    late, waiting, ended_late = bench.enter(3), bench.enter(4), bench.enter(5)
+    bench.publish(early)
+    bench.publish(late, ended_late)
+    bench.publish(ended_late, last=True)
+    feed = bench.hub.attach("g", "boot-1")  # step 2 is gone, which was not all that call 1 said
+    assert taken(feed) == ["boot-2 alive [5, 3, 4]", "boot-3 [1]", "boot-4 [3, 5]", "boot-5 [5]"]
+    assert bench.lost == [101]
+    assert bench.hub.find("g", 1) is None
+    assert bench.hub.find("g", 4) is waiting
+    bench.hub.check_integrity()
+    bench.hub.close()
+
+
+async def test_an_id_at_the_very_edge_of_the_ring_is_no_overrun() -> None:
+    bench = Bench(ring_frames=3)
+    one = bench.enter(1)
+    for _ in range(5):
+        bench.publish(one)
+    assert taken(bench.hub.attach("g", "boot-2")) == ["boot-3 [1]", "boot-4 [1]", "boot-5 [1]"]
+    bench.hub.close()
+
+
+async def test_a_live_connection_that_falls_behind_is_told_so() -> None:
+    bench = Bench(ring_frames=2)
+    feed = bench.hub.attach("g", None)
+    one = bench.enter(1)
+    bench.publish(one)
+    assert taken(feed) == ["boot-1 [1]"]
+    for _ in range(3):
+        bench.publish(one)
+    two = bench.enter(2)
+    bench.publish(two)
+    assert taken(feed) == ["boot-3 alive [2]", "boot-4 [1]", "boot-5 [2]"]
+    assert bench.lost == [101]
+    bench.publish(two)
+    assert taken(feed) == ["boot-6 [2]"]
+    bench.hub.close()
+
+
+async def test_the_ring_is_bounded_by_bytes_and_keeps_the_newest_frame() -> None:
+    bench = Bench(ring_bytes=200)
+    one = bench.enter(1)
+    for _ in range(1000):
+        bench.publish(one)
+    assert one.gateway.num_bytes <= 200
+    assert len(one.gateway.frames) > 1
+    bench.hub.begin_step(0)
+    bench.hub.publish(one.gateway, [Text(1, "x" * 500)])
+    assert len(one.gateway.frames) == 1
+    bench.hub.check_integrity()
+    bench.hub.close()
+
+
+async def test_a_small_write_takes_at_least_one_frame_and_keeps_the_order(bench: Bench) -> None:
+    one = bench.enter(1)
+    for _ in range(10):
+        bench.publish(one)
+    assert taken(bench.hub.attach("g", None), max_bytes=1) == [f"boot-{step} [1]" for step in range(1, 11)]
+
+
+async def test_a_newer_connection_ends_the_older(bench: Bench) -> None:
+    older = bench.hub.attach("g", None)
+    waiting = asyncio.ensure_future(older.wait())
+    await asyncio.sleep(0)
+    newer = bench.hub.attach("g", None)
+    await waiting
+    assert (older.closed, newer.closed) == (True, False)
+    bench.hub.detach(older)  # must not begin the grace period: the gateway is here
+    await asyncio.sleep(2 * GRACE_S)
+    bench.publish(bench.enter(1))
+    assert taken(newer) == ["boot-1 [1]"]
+
+
+async def test_publishing_wakes_the_connection(bench: Bench) -> None:
+    feed = bench.hub.attach("g", None)
+    one = bench.enter(1)
+    waiting = asyncio.ensure_future(feed.wait())
+    await asyncio.sleep(0)
+    assert not waiting.done()
+    bench.publish(one)
+    await asyncio.wait_for(waiting, 1)
+
+
+async def test_a_gateway_that_stays_away_loses_its_calls(bench: Bench) -> None:
+    one = bench.enter(1)
+    feed = bench.hub.attach("g", None)
+    step = bench.publish(one)
+    assert taken(feed)
+    bench.hub.detach(feed)
+    await asyncio.sleep(GRACE_S / 2)
+    assert bench.lost == []
+    await asyncio.sleep(GRACE_S)
+    assert bench.lost == [101]
+    # It comes back too late, with an id that was the newest of all: it must not believe that nothing was lost.
+    assert taken(bench.hub.attach("g", f"boot-{step}")) == [f"boot-{step + 1} alive []"]
+
+
+async def test_a_gateway_that_stays_away_before_its_first_event_is_told_as_well(bench: Bench) -> None:
+    bench.enter(1)
+    await asyncio.sleep(2 * GRACE_S)
+    assert bench.lost == [101]
+    assert taken(bench.hub.attach("g", None)) == ["boot-1 alive []"]
+
+
+async def test_a_gateway_that_returns_in_time_loses_nothing(bench: Bench) -> None:
+    one = bench.enter(1)
+    bench.hub.detach(bench.hub.attach("g", None))
+    await asyncio.sleep(GRACE_S / 2)
+    feed = bench.hub.attach("g", None)
+    await asyncio.sleep(2 * GRACE_S)
+    bench.publish(one)
+    assert (taken(feed), bench.lost) == (["boot-1 [1]"], [])
+
+
+async def test_a_call_struck_out_is_not_alive(bench: Bench) -> None:
+    one, two = bench.enter(1), bench.enter(2)
+    bench.hub.strike(one)
+    bench.hub.strike(one)
+    assert taken(bench.hub.attach("g", "other-1")) == ["boot-0 alive [2]"]
+    assert bench.hub.find("g", 2) is two
+
+
+async def test_closing_ends_connections_after_what_they_have_to_send(bench: Bench) -> None:
+    feed = bench.hub.attach("g", None)
+    bench.publish(bench.enter(1))
+    bench.hub.close()
+    await asyncio.wait_for(feed.wait(), 1)
+    assert feed.closed
+    assert taken(feed) == ["boot-1 [1]"]
+    assert bench.hub.attach("late", None).closed
+
+
+async def test_steps_only_grow(bench: Bench) -> None:
+    assert [bench.hub.begin_step(step) for step in (5, 6, 0, 7, 7, 9)] == [5, 6, 7, 8, 9, 10]
