@@ -145,6 +145,7 @@ class Machine:
                     starting = tasks.create_task(self._start(tasks, private, fleet))
                     await self._over.wait()
                     starting.cancel()
+                    await asyncio.wait({starting})
                     await self._stop()
             return self._code
         finally:
@@ -173,8 +174,10 @@ class Machine:
             self._console.say(f"paddock: not ready within {READY_TIMEOUT_S:g} s; see {self._folder.logs}")
             self._finish(Exit.CRASHED)
         else:
-            self._console.held = False
-            self._welcome()
+            if not self._over.is_set():
+                self._ready = True
+                self._console.held = False
+                self._welcome()
 
     def _workers(self, fleet: Fleet) -> Supervisor:
         settings = self._settings.model_copy(update={"redis_url": self._url})
@@ -219,7 +222,8 @@ class Machine:
     async def _wait_until_ready(self, fleet: Fleet) -> None:
         missing = {place.worker_id: place for place in self._places}
         told = time.monotonic()
-        while missing:
+        # A cancellation may get lost in the Redis client, so the loops look for the end themselves.
+        while missing and not self._over.is_set():
             for worker_id in await fleet.present(missing.values()):
                 place = missing.pop(worker_id)
                 self._say(f"{place.name} ready: {place.model.name}{f' on GPU {place.device}' if place.device else ''}")
@@ -227,10 +231,10 @@ class Machine:
                 told = time.monotonic()
                 self._say(f"still loading: {', '.join(place.name for place in missing.values())}")
             await asyncio.sleep(POLL_S)
-        while not await self._gateway_is_ready():  # noqa: ASYNC110 - the gateway is another process
+        while not self._over.is_set() and not await self._gateway_is_ready():  # noqa: ASYNC110 - another process
             await asyncio.sleep(POLL_S)
-        self._ready = True
-        self._say("gateway ready")
+        if not self._over.is_set():
+            self._say("gateway ready")
 
     async def _gateway_is_ready(self) -> bool:
         host = PROBE_HOSTS.get(self._settings.host, self._settings.host)

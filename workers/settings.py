@@ -58,6 +58,13 @@ class PaddockSettings(BaseSettings):
         """A config file may write `llama: {n_batch: 512}` where a flag must write JSON."""
         return sources.json_text(value)
 
+    @field_validator("redis_url")
+    @classmethod
+    def _scheme_of_redis(cls, value: str) -> str:
+        if value and not value.startswith(("redis://", "rediss://", "unix://")):
+            raise ValueError("must begin with redis://, rediss:// or unix://")
+        return value
+
     @field_validator("*", mode="after")
     @classmethod
     def _home_of_paths(cls, value: Any) -> Any:

@@ -75,10 +75,15 @@ class Fleet:
             await asyncio.sleep(POLL_S)
 
     async def present(self, places: Iterable[Placed]) -> list[str]:
-        """Ids of those workers that have registered."""
-        asked = list(places)
-        records = [await self._client.exists(keys.worker(place.model.name, place.worker_id)) for place in asked]
-        return [place.worker_id for place, there in zip(asked, records, strict=True) if there]
+        """Ids of those workers that have registered; none while Redis does not answer."""
+        try:
+            return [
+                place.worker_id
+                for place in list(places)
+                if await self._client.exists(keys.worker(place.model.name, place.worker_id))
+            ]
+        except (RedisError, OSError):
+            return []
 
     async def aclose(self) -> None:
         await self._client.aclose()

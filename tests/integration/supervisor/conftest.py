@@ -1,0 +1,137 @@
+"""`paddock up` and `paddock supervisor` as real processes, looked at from outside."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import psutil
+import pytest
+
+from tests.support.stack import DEMO_MODEL, ROOT, SHARED_MODELS
+
+PATIENCE_S = 60.0
+
+
+def wait_until(happened: Callable[[], bool], what: Callable[[], str]) -> None:
+    deadline = time.monotonic() + PATIENCE_S
+    while not happened():
+        if time.monotonic() > deadline:
+            pytest.fail(f"not within {PATIENCE_S:g} s: {what()}")
+        time.sleep(0.02)
+
+
+@dataclass(slots=True)
+class Program:
+    """One run of the `paddock` program, in a session of its own."""
+
+    popen: subprocess.Popen[bytes]
+    terminal: Path
+    """Everything it printed."""
+    state: Path
+    seen: dict[int, psutil.Process] = field(default_factory=dict)
+
+    def text(self) -> str:
+        return self.terminal.read_text(errors="replace")
+
+    def until(self, said: str) -> None:
+        def happened() -> bool:
+            if self.popen.poll() is not None:
+                pytest.fail(f"ended with {self.popen.returncode} before saying {said!r}:\n{self.text()}")
+            return said in self.text()
+
+        wait_until(happened, lambda: f"{said!r} in\n{self.text()}")
+
+    def family(self) -> dict[int, psutil.Process]:
+        """Itself and all its descendants, those seen earlier included."""
+        if self.popen.poll() is None:
+            root = psutil.Process(self.popen.pid)
+            self.seen |= {process.pid: process for process in [root, *root.children(recursive=True)]}
+        return self.seen
+
+    def survivors(self) -> list[str]:
+        """Command lines of what still runs of the family."""
+        alive = [process for process in self.seen.values() if process.is_running()]
+        return [" ".join(process.cmdline()) for process in alive if process.status() != psutil.STATUS_ZOMBIE]
+
+    def send(self, number: signal.Signals) -> None:
+        self.family()
+        self.popen.send_signal(number)
+
+    def stop(self, number: signal.Signals = signal.SIGTERM) -> int:
+        self.send(number)
+        return self.wait()
+
+    def wait(self) -> int:
+        return self.popen.wait(PATIENCE_S)
+
+    def worker_pid(self, name: str) -> int:
+        """Process id of the worker in a place; 0 while there is none."""
+        for process in psutil.Process(self.popen.pid).children(recursive=True):
+            try:
+                if process.environ().get("PADDOCK_WORKER_ID", "").endswith(name.removeprefix("worker")):
+                    return process.pid
+            except psutil.Error:
+                continue
+        return 0
+
+
+class Programs:
+    """Starts programs on one state folder and makes sure that none outlives the test."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.state = folder / "state"
+        self.started: list[Program] = []
+
+    def start(self, command: str, *flags: str, state: Path | None = None, **environment: str) -> Program:
+        state = state or self.state
+        terminal = self.folder / f"terminal-{len(self.started)}"
+        clean = {name: value for name, value in os.environ.items() if not name.startswith("PADDOCK_")}
+        clean |= {"PADDOCK_STATE_DIR": str(state), **environment}
+        if "--catalog" not in flags:
+            clean["PADDOCK_LLAMA"] = '{"n_threads": 1}'
+        with terminal.open("wb") as output:
+            popen = subprocess.Popen(
+                [sys.executable, "-m", "gateway.cli", command, *flags],
+                env=clean,
+                cwd=ROOT,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                start_new_session=True,
+            )
+        program = Program(popen, terminal, state)
+        self.started.append(program)
+        return program
+
+    def close(self) -> None:
+        for program in self.started:
+            program.family()
+            program.popen.kill()
+            program.popen.wait()
+            for process in program.seen.values():
+                if process.is_running():
+                    process.kill()
+
+
+@pytest.fixture
+def programs(short_folder: Path) -> Iterator[Programs]:
+    held = Programs(short_folder)
+    yield held
+    held.close()
+
+
+@pytest.fixture(scope="session")
+def model() -> Path:
+    """A small true model: a stranger's if there is one, else the demo."""
+    for path in (SHARED_MODELS / "stories260K.gguf", DEMO_MODEL):
+        if path.is_file():
+            return path
+    pytest.skip("no small model on this machine")

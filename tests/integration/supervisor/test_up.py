@@ -1,0 +1,164 @@
+"""`paddock up` from a terminal's point of view: what it says, what it starts, what it leaves."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import stat
+import subprocess
+import urllib.request
+from pathlib import Path
+
+import psutil
+import pytest
+
+from tests.integration.supervisor.conftest import Program, Programs, wait_until
+from workers.protocol.exits import Exit
+
+SMALL = ("--slots", "2", "--ctx", "128", "--workers", "1")
+
+
+def ask(port: int, key: str, model: str) -> str:
+    body = {"model": model, "max_tokens": 5, "messages": [{"role": "user", "content": "Once"}]}
+    headers = {"Authorization": f"Bearer {key}", "Content-Type": "application/json"}
+    request = urllib.request.Request(f"http://127.0.0.1:{port}/v1/chat/completions", json.dumps(body).encode(), headers)
+    with urllib.request.urlopen(request, timeout=30) as answer:
+        choice = json.load(answer)["choices"][0]
+    return str(choice["finish_reason"])
+
+
+def port_of(program: Program) -> int:
+    line = next(line for line in program.text().splitlines() if line.startswith("  address"))
+    return int(line.rsplit(":", 1)[1].removesuffix("/v1"))
+
+
+def assert_nothing_left(program: Program) -> None:
+    wait_until(lambda: not program.survivors(), lambda: f"still running: {program.survivors()}")
+    left = sorted(path.name for path in (program.state / "run").iterdir())
+    assert left == ["catalog.json"]
+
+
+def test_the_life_of_up(programs: Programs, model: Path) -> None:
+    """Start, answer, refuse a second one, survive a killed worker, stop on Ctrl-C: nothing is left."""
+    up = programs.start("up", "--port", "0", "--workers", "2", "--slots", "2", "--model", str(model), "--alias", "tale")
+    up.until("Ctrl-C stops everything")
+    key = (up.state / "first-key").read_text().strip()
+    assert f"API key  {key}" in up.text()
+    assert ask(port_of(up), key, "tale") in ("stop", "length")
+
+    for path, mode in ((up.state, 0o700), (up.state / "first-key", 0o600), (up.state / "worker-secret", 0o600)):
+        assert stat.S_IMODE(path.stat().st_mode) == mode, path
+    secrets = [key, (up.state / "worker-secret").read_text().strip()]
+    for process in up.family().values():
+        assert not [word for word in process.cmdline() for secret in secrets if secret in word]
+
+    second = programs.start("up", "--port", "0", "--model", str(model))
+    assert second.wait() == Exit.USAGE
+    assert f"is in use by process {up.popen.pid}; stop it, or give another folder with --state-dir" in second.text()
+
+    victim = up.worker_pid("worker-1")
+    os.kill(victim, signal.SIGKILL)
+    up.until("paddock: worker-1 died (SIGKILL); starting it again in 0.2 s")
+    wait_until(lambda: up.worker_pid("worker-1") not in (0, victim), lambda: "a new worker-1")
+
+    assert up.stop(signal.SIGINT) == 0, up.text()
+    assert up.text().rstrip().endswith("paddock: stopped")
+    assert_nothing_left(up)
+    assert (up.state / "logs" / "worker-0.log").stat().st_size > 0
+
+
+def test_a_taken_port_is_said_before_anything_starts(programs: Programs, model: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as holder:
+        port = holder.getsockname()[1]
+        up = programs.start("up", "--port", str(port), "--model", str(model))
+        assert up.wait() == Exit.PORT_TAKEN
+    assert up.text() == f"paddock: port {port} on 127.0.0.1 is in use; give another with --port\n"
+    assert list((up.state / "logs").iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("flags", "content", "code", "said"),
+    [
+        (("--model", "none.gguf"), b"", Exit.BAD_MODEL, "no file"),
+        (("--model", "{file}"), b"not a model, but long enough to look at", Exit.BAD_MODEL, "is not a GGUF file"),
+        (("--catalog", "{file}"), b"models: [{name: m, path: gone.gguf}]", Exit.BAD_MODEL, "model m: no file"),
+        (("--catalog", "{file}"), b"models: [{name: m}]", Exit.USAGE, "models[0] (m): give exactly one source"),
+        (("--model", "a", "--hf", "o/r"), b"", Exit.USAGE, "--model and --hf each say what to serve"),
+        (("--redis-url", "mysql://x"), b"", Exit.USAGE, "redis_url"),
+    ],
+)
+def test_what_can_be_known_to_be_wrong_is_one_line(
+    programs: Programs, flags: tuple[str, ...], content: bytes, code: Exit, said: str
+) -> None:
+    file = programs.folder / "file"
+    file.write_bytes(content)
+    up = programs.start("up", "--port", "0", *(flag.replace("{file}", str(file)) for flag in flags))
+    assert up.wait() == code, up.text()
+    (line,) = up.text().splitlines()
+    assert line.startswith("paddock: ")
+    assert said in line
+
+
+def test_a_cut_off_model_ends_everything(programs: Programs, model: Path) -> None:
+    """The file begins like a model, so only a worker can tell; its one line is what the user sees."""
+    cut = programs.folder / "cut.gguf"
+    cut.write_bytes(model.read_bytes()[: model.stat().st_size // 2])
+    up = programs.start("up", "--port", "0", *SMALL, "--model", str(cut))
+    assert up.wait() == Exit.BAD_MODEL, up.text()
+    lines = [line for line in up.text().splitlines() if "can't serve" in line]
+    assert len(lines) == 1, up.text()
+    assert "Traceback" not in up.text()
+    assert_nothing_left(up)
+
+
+def test_a_stop_while_loading_and_a_killed_up_leave_nothing(programs: Programs, model: Path) -> None:
+    up = programs.start("up", "--port", "0", "--model", str(model), *SMALL)
+    up.until("redis ready")
+    assert up.stop(signal.SIGTERM) == 0, up.text()
+    assert_nothing_left(up)
+
+    killed = programs.start("up", "--port", "0", "--model", str(model), *SMALL)
+    killed.until("redis ready")
+    wait_until(
+        lambda: len(killed.family()) >= 4,  # itself, Redis, a worker, the gateway
+        lambda: str(killed.family()),
+    )
+    killed.popen.kill()
+    killed.wait()
+    wait_until(lambda: not killed.survivors(), lambda: f"orphans: {killed.survivors()}")
+
+    # Its lock died with it, and its socket does not bother the next one.
+    assert (killed.state / "run" / "redis.sock").exists()
+    after = programs.start("up", "--port", "0", "--model", str(model), *SMALL)
+    after.until("redis ready")
+    assert after.stop(signal.SIGINT) == 0, after.text()
+    assert_nothing_left(after)
+
+
+def test_a_gateway_that_will_not_stop_is_hurried(programs: Programs, model: Path) -> None:
+    """The second Ctrl-C ends even a frozen gateway at once."""
+    up = programs.start("up", "--port", "0", "--model", str(model), *SMALL, "--drain-s", "600")
+    up.until("Ctrl-C stops everything")
+    gateway = next(p for p in up.family().values() if p.cmdline()[-2:] == ["gateway.cli", "gateway"])
+    gateway.suspend()
+    up.send(signal.SIGINT)
+    up.until("streams drain first")
+    assert up.stop(signal.SIGINT) == 0, up.text()
+    assert "paddock: stopping at once" in up.text()
+    assert_nothing_left(up)
+
+
+def test_no_wheel_and_no_checkout_is_needed_to_see_the_version() -> None:
+    """The program itself needs the standard library only."""
+    code = "import sys; sys.argv = ['paddock', '--version']; from gateway.cli import main; sys.exit(main())"
+    root = Path(__file__).parents[3]
+    done = subprocess.run(
+        [psutil.Process().exe(), "-I", "-S", "-c", f"import sys; sys.path.insert(0, {str(root)!r}); {code}"],
+        capture_output=True,
+        text=True,
+        env={**os.environ},
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("paddock ")
