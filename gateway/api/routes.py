@@ -29,8 +29,10 @@ ROUTES = (
 
 
 def build_router(apps: Mapping[str, ASGIApp]) -> Router:
-    """`apps` by the rows' names, as objects (Starlette takes functions for request handlers). Its router hands on `send`
-    as it is, without the wrappers of a whole Starlette application: nothing is added to the cost of a token."""
+    """`apps` by the rows' names, as objects: Starlette takes functions for request handlers.
+
+    A bare router hands on `send` as it is; a whole Starlette application would add its wrappers to every token's cost.
+    """
     routes: list[Route] = []
     for row in ROUTES:
         routes.append(Route(row.path, apps[row.name], methods=[row.method]))

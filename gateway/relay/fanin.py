@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from time import monotonic
+from urllib.parse import urlencode
 
-import aiohttp
 import msgspec
 
+from gateway.relay.event_source import EventStreamRefused, read_events
 from gateway.relay.mailbox import Mailbox
 from workers.protocol.events import Failed, decode_alive, decode_step
 from workers.protocol.failures import Failure, FailureCode
@@ -25,8 +27,8 @@ from workers.protocol.framing import (
 
 log = logging.getLogger(__name__)
 
-READ_TIMEOUT_S = 2.5 * KEEP_ALIVE_INTERVAL_S
-"""A worker writes at least every KEEP_ALIVE_INTERVAL_S: silence of this length is a dead peer."""
+SILENCE_S = 1.25 * KEEP_ALIVE_INTERVAL_S
+"""A worker writes at least every KEEP_ALIVE_INTERVAL_S: silence of once to twice this length is a dead peer."""
 CONNECT_TIMEOUT_S = 1.0
 REFUSED_FOR_S = 0.2
 """Nobody listens on the address any more: the process is gone, not the network."""
@@ -35,10 +37,6 @@ AWAY_FOR_S = 5.0
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.02, 0.5
 FRAMES_PER_TURN = 256
 """After a stall, readers get a turn between this many steps, so that a backlog does not look like slow clients."""
-
-
-class EventStreamRefused(Exception):
-    """The worker answered the request for its events with another status than 200."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,9 +57,9 @@ class WorkerStream:
 
     def __init__(
         self,
-        session: aiohttp.ClientSession,
         place: Place,
         gateway_id: str,
+        headers: Mapping[str, str],
         cancel: Callable[[list[int]], None],
     ) -> None:
         self.place = place
@@ -69,9 +67,11 @@ class WorkerStream:
         """Set while the stream is open: only then are calls submitted."""
         self.lost = False
         """The process is gone, as far as anyone can tell; calls fail at once until it is heard from again."""
-        self._session = session
-        self._gateway_id = gateway_id
+        self._url = f"{place.address}{EVENTS_PATH}?{urlencode({'gateway': gateway_id})}"
+        self._headers = {"Accept": "text/event-stream", **headers}
         self._cancel = cancel
+        self._reader = FrameReader()
+        self._backlog: deque[Frame] = deque()
         self._boxes: dict[int, Mailbox] = {}
         self._last_id = ""
         self._departed = False
@@ -133,15 +133,13 @@ class WorkerStream:
         while not (self.lost and self._departed):
             try:
                 await self._listen()
-                self._trouble("closed its event stream")
-            except aiohttp.ClientConnectorError as error:
-                refused = isinstance(error.os_error, ConnectionRefusedError)
-                self._trouble("cannot be reached", REFUSED_FOR_S if refused else AWAY_FOR_S)
+            except ConnectionRefusedError:
+                self._trouble("cannot be reached", REFUSED_FOR_S)
             except EventStreamRefused as error:
                 log.error("event stream refused", extra={"fields": {"worker": self.place.worker, "why": str(error)}})
                 self.lose(f"refused its event stream ({error})")
-            except (aiohttp.ClientError, TimeoutError, OSError) as error:
-                self._trouble(f"broke off its event stream ({type(error).__name__})")
+            except (OSError, TimeoutError) as error:
+                self._trouble(f"broke off its event stream ({error or type(error).__name__})")
             except (FrameTooLong, msgspec.DecodeError):
                 log.exception("worker speaks another protocol", extra={"fields": {"worker": self.place.worker}})
                 self.lose("sent events that this gateway cannot read")
@@ -160,33 +158,43 @@ class WorkerStream:
             self.lose(why)
 
     async def _listen(self) -> None:
-        """One connection, from its request to its end."""
-        headers = {"Accept": "text/event-stream"}
-        if self._last_id:
-            headers["Last-Event-ID"] = self._last_id
-        url = self.place.address + EVENTS_PATH
-        async with self._session.get(
-            url,
-            params={"gateway": self._gateway_id},
-            headers=headers,
-            timeout=aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_TIMEOUT_S, sock_read=READ_TIMEOUT_S),
-        ) as response:
-            if response.status != 200:
-                raise EventStreamRefused(f"HTTP {response.status}: {(await response.text())[:200]}")
-            self.lost = False
-            self._attempts = 0
-            self.connected.set()
-            self._changed.set()
-            self._cancel([])
-            reader = FrameReader()
-            async for chunk in response.content.iter_any():
-                frames = reader.feed(chunk)
-                for start in range(0, len(frames), FRAMES_PER_TURN):
-                    self._dispatch(frames[start : start + FRAMES_PER_TURN])
-                    if start + FRAMES_PER_TURN < len(frames):
-                        await asyncio.sleep(0)
+        """One connection, from its request to its end, which raises."""
+        while self._backlog:  # noqa: ASYNC110 - it is worked off turn by turn
+            await asyncio.sleep(0)
+        resume = {"Last-Event-ID": self._last_id} if self._last_id else {}
+        self._reader = FrameReader()
+        await read_events(
+            self._url,
+            self._headers | resume,
+            on_open=self._opened,
+            on_data=self._received,
+            connect_timeout_s=CONNECT_TIMEOUT_S,
+            silence_s=SILENCE_S,
+        )
 
-    def _dispatch(self, frames: list[Frame]) -> None:
+    def _opened(self) -> None:
+        self.lost = False
+        self._attempts = 0
+        self.connected.set()
+        self._changed.set()
+        self._cancel([])
+
+    def _received(self, data: bytes) -> None:
+        frames = self._reader.feed(data)
+        if not self._backlog and len(frames) <= FRAMES_PER_TURN:
+            self._dispatch(frames)
+        else:
+            if not self._backlog:
+                asyncio.get_running_loop().call_soon(self._work_off)
+            self._backlog.extend(frames)
+
+    def _work_off(self) -> None:
+        turn = [self._backlog.popleft() for _ in range(min(FRAMES_PER_TURN, len(self._backlog)))]
+        self._dispatch(turn)
+        if self._backlog:
+            asyncio.get_running_loop().call_soon(self._work_off)
+
+    def _dispatch(self, frames: Iterable[Frame]) -> None:
         boxes = self._boxes
         for frame in frames:
             if frame.event == ALIVE_EVENT:

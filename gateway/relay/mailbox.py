@@ -42,7 +42,7 @@ class Mailbox:
                 reader.set_result(None)
 
     async def take(self) -> list[CallEvent]:
-        """All events that are there, at least one; waits for the first. The last list ends in `Finished` or `Failed`."""
+        """All events that are there, at least one; waits for it. The last list ends in `Finished` or `Failed`."""
         if not self._events:
             self._reader = self._loop.create_future()
             await self._reader

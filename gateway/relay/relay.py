@@ -24,7 +24,6 @@ log = logging.getLogger(__name__)
 
 SETTLE_TIMEOUT_S = 2 * CONNECT_TIMEOUT_S
 """How long a call waits for the event stream of a worker that was seen this moment."""
-READ_BUFFER_BYTES = 1 << 16
 
 
 @dataclass(slots=True)
@@ -45,7 +44,7 @@ class Relay:
 
     def __init__(self, gateway_id: str, secret: str, buffer_events: int) -> None:
         self._gateway_id = gateway_id
-        self._secret = secret
+        self._headers = {"Authorization": f"Bearer {secret}"} if secret else {}
         self._buffer_events = buffer_events
         self._numbers = itertools.count(1)
         self._lines: dict[str, Line] = {}
@@ -57,10 +56,7 @@ class Relay:
     async def run(self) -> None:
         """Hold the streams until cancelled. Calls still under way end with their worker's grace period."""
         connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=30.0)
-        headers = {"Authorization": f"Bearer {self._secret}"} if self._secret else {}
-        async with aiohttp.ClientSession(
-            connector=connector, headers=headers, read_bufsize=READ_BUFFER_BYTES, auto_decompress=False
-        ) as session:
+        async with aiohttp.ClientSession(connector=connector, headers=self._headers, auto_decompress=False) as session:
             try:
                 async with asyncio.TaskGroup() as group:
                     self._session, self._group = session, group
@@ -130,7 +126,7 @@ class Relay:
             raise Stopping("This gateway is stopping. Send the request again.")
         client = WorkerClient(self._session, self._gateway_id)
         cancellations = Cancellations(client, place, self._group)
-        stream = WorkerStream(self._session, place, self._gateway_id, cancellations.add)
+        stream = WorkerStream(place, self._gateway_id, self._headers, cancellations.add)
         line = self._lines[place.boot] = Line(stream, client, cancellations, self._group)
         self._group.create_task(self._hold(stream))
         return line

@@ -1,0 +1,114 @@
+"""One HTTP GET that never ends: a worker's event stream, read on the transport's own callbacks.
+
+An HTTP client library reads a body through a buffer, a task and a timer per chunk. With many workers a chunk carries
+few tokens, and those three cost as much as a token; so this one request is made on an asyncio protocol with httptools'
+parser.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping
+from typing import cast
+from urllib.parse import urlsplit
+
+import httptools
+
+MAX_REFUSAL_BYTES = 2000
+
+
+class EventStreamRefused(Exception):
+    """The worker answered the request for its events with another status than 200."""
+
+
+class EventStreamBroken(ConnectionError):
+    """The stream ended, fell silent or was not HTTP."""
+
+
+async def read_events(
+    url: str,
+    headers: Mapping[str, str],
+    *,
+    on_open: Callable[[], None],
+    on_data: Callable[[bytes], None],
+    connect_timeout_s: float,
+    silence_s: float,
+) -> None:
+    """GET `url` and hand on its body until it ends, which always raises.
+
+    Raises OSError or TimeoutError when no connection can be made, EventStreamRefused, EventStreamBroken (also when
+    nothing came for one to two times `silence_s`), and what `on_data` raises.
+    """
+    parts = urlsplit(url)
+    target = f"{parts.path}?{parts.query}" if parts.query else parts.path
+    lines = [f"GET {target} HTTP/1.1", f"Host: {parts.netloc}", *(f"{name}: {text}" for name, text in headers.items())]
+    request = "\r\n".join([*lines, "", ""]).encode("latin-1")
+    loop = asyncio.get_running_loop()
+    secure = parts.scheme == "https"
+    port = parts.port or (443 if secure else 80)
+    async with asyncio.timeout(connect_timeout_s):
+        transport, source = await loop.create_connection(
+            lambda: _Source(request, on_open, on_data), parts.hostname or "", port, ssl=secure or None
+        )
+    try:
+        while True:
+            source.heard = False
+            await asyncio.wait({source.ended}, timeout=silence_s)
+            if source.ended.done():
+                source.ended.result()
+            if not source.heard:
+                raise EventStreamBroken(f"nothing came for {silence_s:g} s")
+    finally:
+        source.ended.cancel()
+        transport.abort()
+
+
+class _Source(asyncio.Protocol):
+    """The connection; `ended` gets the exception that ended it."""
+
+    def __init__(self, request: bytes, on_open: Callable[[], None], on_data: Callable[[bytes], None]) -> None:
+        self.ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self.heard = False
+        self._request = request
+        self._on_open = on_open
+        self._on_data = on_data
+        self._parser = httptools.HttpResponseParser(self)
+        self._bodies: list[bytes] = []
+        self._status = 0
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        cast(asyncio.Transport, transport).write(self._request)
+
+    def data_received(self, data: bytes) -> None:
+        self.heard = True
+        try:
+            self._parser.feed_data(data)
+            if self._status == 200 and self._bodies:
+                bodies, self._bodies = self._bodies, []
+                self._on_data(bodies[0] if len(bodies) == 1 else b"".join(bodies))
+        except httptools.HttpParserError as error:
+            self._end(EventStreamBroken(f"not HTTP: {error}"))
+        except Exception as error:  # noqa: BLE001 - it is the reader's to handle, and the reader waits on `ended`
+            self._end(error)
+
+    def connection_lost(self, error: Exception | None) -> None:
+        self._end(EventStreamBroken(str(error or "the connection was closed")))
+
+    def on_headers_complete(self) -> None:
+        self._status = self._parser.get_status_code()
+        if self._status == 200:
+            self._on_open()
+
+    def on_body(self, body: bytes) -> None:
+        self._bodies.append(body)
+
+    def on_message_complete(self) -> None:
+        if self._status == 200:
+            self._end(EventStreamBroken("the worker closed the stream"))
+        else:
+            text = b"".join(self._bodies)[:MAX_REFUSAL_BYTES].decode(errors="replace")
+            self._end(EventStreamRefused(f"HTTP {self._status}: {text}"))
+
+    def _end(self, error: Exception) -> None:
+        if not self.ended.done():
+            self.ended.set_exception(error)
