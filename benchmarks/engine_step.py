@@ -4,9 +4,9 @@
 
 Every row is one engine with that many greedy answers running from start to end. `decode` is the time inside
 `llama_decode`, `sample` that inside `llama_sampler_sample`, `python` the rest of the step, all in microseconds;
-`python/seq` is the rest divided by the number of sequences. `--busy` runs a thread of pure Python beside the engine, as a
-loaded event loop would; `--switch` sets the interpreter's switch interval and `--release` lets the small calls give the
-interpreter lock away, to see what keeping it is worth.
+`python/seq` is the rest divided by the number of sequences. `--busy` runs a thread of pure Python beside the engine, as
+a loaded event loop would; `--switch` sets the interpreter's switch interval and `--release` lets the small calls give
+the interpreter lock away, to see what keeping it is worth.
 """
 
 from __future__ import annotations
@@ -79,8 +79,8 @@ class Row:
     def __str__(self) -> str:
         python_us = self.step_us - self.decode_us - self.sample_us
         return (
-            f"{self.slots:5d} {self.tokens_per_s:10.0f} {self.step_us:9.0f} {self.decode_us:9.0f} {self.sample_us:9.0f} "
-            f"{python_us:9.0f} {python_us / self.slots:11.1f}"
+            f"{self.slots:5d} {self.tokens_per_s:10.0f} {self.step_us:9.0f} {self.decode_us:9.0f} "
+            f"{self.sample_us:9.0f} {python_us:9.0f} {python_us / self.slots:11.1f}"
         )
 
 
@@ -154,12 +154,13 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=200, help="tokens per answer")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--temperature", type=float, default=0.0)
+    parser.add_argument("--flash-attn", choices=["auto", "on", "off"], default="auto")
     parser.add_argument("--busy", action="store_true", help="run a busy Python thread beside the engine")
     parser.add_argument("--switch", type=float, default=0.0005, help="the interpreter's switch interval, s")
     parser.add_argument("--release", action="store_true", help="let small calls give the interpreter lock away")
     arguments = parser.parse_args()
     sys.setswitchinterval(arguments.switch)
-    settings = LlamaSettings(n_threads=arguments.threads)
+    settings = LlamaSettings(n_threads=arguments.threads, flash_attn=arguments.flash_attn)
     with Model.load(arguments.model, settings) as model:
         print(HEADER)
         for slots in arguments.slots:

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from functools import partial
 
+from workers.engine.pace import PrefillPace
 from workers.engine.request import EngineLoad, EngineRequest
 from workers.engine.scheduler import Limits, Plan, plan_step
 from workers.engine.sequence import NO_SLOT, Sequence
@@ -30,6 +31,7 @@ log = logging.getLogger("paddock.engine")
 Emit = Callable[[int, list[CallEvent]], None]
 
 MIN_WAITING_ROOM = 4
+MIN_PREFILL = 32
 
 
 class Engine:
@@ -64,7 +66,8 @@ class Engine:
         self._emit = emit
         self._on_crash = on_crash
         self._capacity = slots + max(slots, MIN_WAITING_ROOM)
-        self._limits = Limits(n_batch=context.n_batch, n_ubatch=context.n_ubatch)
+        self._limits = Limits(n_batch=context.n_batch, n_ubatch=context.n_ubatch, min_prefill=MIN_PREFILL)
+        self._pace = PrefillPace(MIN_PREFILL, context.n_ubatch)
         self._batch = context.new_batch()
         self._book = SlotBook(slots, context.kv_tokens)
         self._running: list[Sequence] = []
@@ -195,7 +198,7 @@ class Engine:
             sequence = self._waiting.popleft()
             self._events.append(sequence.start(slot, time.perf_counter()))
             self._running.append(sequence)
-        return plan_step(self._running, self._limits)
+        return plan_step(self._running, self._limits, self._pace.budget)
 
     def _run(self, plan: Plan[Sequence]) -> None:
         if not plan.decode and not plan.prefill:
@@ -211,7 +214,12 @@ class Engine:
             tokens = sequence.take_chunk(chunk.num_tokens)
             last = sequence.num_prompt_left == 0
             sequence.row = batch.add_prompt(tokens, position, sequence.slot, want_logits=last)
+        start = time.perf_counter()
         self._context.decode(batch)
+        if plan.prefill:
+            # On a GPU `decode` only queues the work; the pace must know when it was done.
+            self._context.synchronize()
+            self._pace.note(batch.num_tokens, time.perf_counter() - start)
 
     def _sample(self, plan: Plan[Sequence]) -> None:
         sample = self._context.sample

@@ -1,8 +1,8 @@
 """What one step computes: a pure decision from where the sequences are.
 
 Every decoding sequence gets its token in every step. Prompts share what is left of the step's bound, oldest first, so
-several short ones go together and a long one advances in chunks that never keep running streams waiting for longer than
-one micro-batch.
+several short ones go together and a long one advances in chunks; beside running streams these are so small that nobody
+waits long for the next token (`pace`).
 """
 
 from __future__ import annotations
@@ -48,19 +48,25 @@ class Limits:
     """Most in all; more than there are sequences."""
     n_ubatch: int
     """What the device computes at once: a step is filled up to this with prompts."""
-    min_prefill: int = 32
+    min_prefill: int
     """Prompts advance by at least this in every step, however many sequences decode."""
 
 
-def plan_step(sequences: Iterable[S], limits: Limits) -> Plan[S]:
-    """`sequences` in order of arrival -> the next step. A sequence is in it at most once."""
+def plan_step(sequences: Iterable[S], limits: Limits, prefill_beside: int) -> Plan[S]:
+    """`sequences` in order of arrival -> the next step. A sequence is in it at most once.
+
+    `prefill_beside`: most prompt tokens in a step that has decoding sequences.
+    """
     decode: list[S] = []
     waiting: list[S] = []
     for sequence in sequences:
         (waiting if sequence.num_prompt_left else decode).append(sequence)
     prefill: list[Chunk[S]] = []
     if waiting:
-        budget = min(max(limits.n_ubatch - len(decode), limits.min_prefill), limits.n_batch - len(decode))
+        budget = limits.n_ubatch
+        if decode:
+            wanted = max(min(limits.n_ubatch - len(decode), prefill_beside), limits.min_prefill)
+            budget = min(wanted, limits.n_batch - len(decode))
         for sequence in waiting:
             if budget <= 0:
                 break

@@ -67,7 +67,8 @@ class Context:
         self.n_batch: int = c.llama_n_batch(self.pointer)
         self.n_ubatch: int = c.llama_n_ubatch(self.pointer)
         self._decode = c.llama_decode
-        self._sample = held().sampler_sample
+        self._held = held()
+        self._sample = self._held.sampler_sample
 
     def new_batch(self) -> Batch:
         return Batch(self.n_batch, self.slots, self.kv_tokens)
@@ -80,23 +81,25 @@ class Context:
             reason = native_log().reason() or _REASONS.get(status, "computation failed")
             raise DecodeFailed(f"llama_decode of {batch.num_tokens} tokens returned {status}: {reason}")
 
+    def synchronize(self) -> None:
+        """Wait until everything that was decoded is computed."""
+        c.llama_synchronize(self.pointer)
+
     def sample(self, chain: int, row: int) -> int:
         """Draw a token from the logits of batch row `row` with the sampler chain at `chain`, which accepts it."""
         return self._sample(chain, self.pointer, row)
 
     def remove(self, sequence: int) -> None:
         """Free all cells of a sequence."""
-        c.llama_memory_seq_rm(self._memory, sequence, -1, -1)
+        self._held.memory_seq_rm(self._memory, sequence, -1, -1)
 
     def last_position(self, sequence: int) -> int:
         """Highest position that the sequence holds; -1 if it holds none."""
-        position: int = c.llama_memory_seq_pos_max(self._memory, sequence)
-        return position
+        return self._held.memory_seq_pos_max(self._memory, sequence)
 
     def first_position(self, sequence: int) -> int:
         """Lowest position that the sequence holds (above 0 only with sliding windows); -1 if it holds none."""
-        position: int = c.llama_memory_seq_pos_min(self._memory, sequence)
-        return position
+        return self._held.memory_seq_pos_min(self._memory, sequence)
 
     def warm_up(self) -> None:
         """Compute one token, so that the first call does not pay for first use of weights and buffers."""

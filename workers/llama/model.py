@@ -57,9 +57,10 @@ class Model:
         pointer = c.llama_model_load_from_file(os.fsencode(path), params)
         if not pointer:
             raise _refusal(path, log.reason())
-        if not c.llama_model_has_decoder(pointer) or c.llama_vocab_type(c.llama_model_get_vocab(pointer)) == 0:
+        has_vocab = c.llama_vocab_type(c.llama_model_get_vocab(pointer)) != 0
+        if not has_vocab or not c.llama_model_has_decoder(pointer) or c.llama_model_has_encoder(pointer):
             c.llama_model_free(pointer)
-            raise ModelError(f"{path}: this model does not generate text; give one that does")
+            raise ModelError(f"{path}: not a model that continues text by itself; give a decoder-only one")
         return cls(pointer, header)
 
     def tokenize(self, text: str, *, add_special: bool, parse_special: bool) -> list[int]:

@@ -31,6 +31,10 @@ class Held:
 
     sampler_sample: Callable[[int, int, int], int]
     sampler_accept: Callable[[int, int], None]
+    sampler_free: Callable[[int], None]
+    memory_seq_rm: Callable[[int, int, int, int], bool]
+    memory_seq_pos_min: Callable[[int, int], int]
+    memory_seq_pos_max: Callable[[int, int], int]
     is_eog: Callable[[int, int], bool]
     token_to_piece: Callable[[int, int, Any, int, int, bool], int]
 
@@ -48,6 +52,10 @@ def held() -> Held:
     return Held(
         sampler_sample=bind("llama_sampler_sample"),
         sampler_accept=bind("llama_sampler_accept"),
+        sampler_free=bind("llama_sampler_free"),
+        memory_seq_rm=bind("llama_memory_seq_rm"),
+        memory_seq_pos_min=bind("llama_memory_seq_pos_min"),
+        memory_seq_pos_max=bind("llama_memory_seq_pos_max"),
         is_eog=bind("llama_vocab_is_eog"),
         token_to_piece=bind("llama_token_to_piece"),
     )

@@ -65,7 +65,7 @@ class SamplerChain:
 
     def close(self) -> None:
         if self.pointer:
-            c.llama_sampler_free(self.pointer)
+            held().sampler_free(self.pointer)
             self.pointer = 0
 
     def _add(self, stage: int) -> None:

@@ -19,29 +19,34 @@ LIMITS = Limits(n_batch=200, n_ubatch=100, min_prefill=10)
 
 
 @pytest.mark.parametrize(
-    ("left", "decode", "prefill"),
+    ("left", "beside", "decode", "prefill"),
     [
-        pytest.param([], 0, [], id="nothing to do"),
-        pytest.param([0, 0, 0], 3, [], id="everyone decodes"),
-        pytest.param([30], 0, [(0, 30)], id="a short prompt goes whole"),
-        pytest.param([150], 0, [(0, 100)], id="a long prompt goes in micro-batches"),
-        pytest.param([0, 0, 150], 2, [(2, 98)], id="beside running streams the micro-batch is filled up"),
-        pytest.param([30, 40, 50, 60], 0, [(0, 30), (1, 40), (2, 30)], id="short prompts share a step, oldest first"),
-        pytest.param([100, 5], 0, [(0, 100)], id="a prompt that fills the step leaves nothing"),
-        pytest.param([0] * 95 + [50], 95, [(95, 10)], id="many streams never stop a prompt"),
-        pytest.param([0] * 195 + [50], 195, [(195, 5)], id="the batch is the last bound"),
+        pytest.param([], 100, 0, [], id="nothing to do"),
+        pytest.param([0, 0, 0], 100, 3, [], id="everyone decodes"),
+        pytest.param([30], 100, 0, [(0, 30)], id="a short prompt goes whole"),
+        pytest.param([150], 100, 0, [(0, 100)], id="a long prompt goes in micro-batches"),
+        pytest.param([0, 0, 150], 100, 2, [(2, 98)], id="beside running streams the micro-batch is filled up"),
+        pytest.param([0, 0, 150], 40, 2, [(2, 40)], id="beside running streams a slow device takes less"),
+        pytest.param([0, 0, 150], 1, 2, [(2, 10)], id="but never nothing"),
+        pytest.param([150], 40, 0, [(0, 100)], id="with nobody waiting it takes all it can"),
+        pytest.param(
+            [30, 40, 50, 60], 100, 0, [(0, 30), (1, 40), (2, 30)], id="short prompts share a step, oldest first"
+        ),
+        pytest.param([100, 5], 100, 0, [(0, 100)], id="a prompt that fills the step leaves nothing"),
+        pytest.param([0] * 95 + [50], 100, 95, [(95, 10)], id="many streams never stop a prompt"),
+        pytest.param([0] * 195 + [50], 100, 195, [(195, 5)], id="the batch is the last bound"),
     ],
 )
-def test_plan(left: list[int], decode: int, prefill: list[tuple[int, int]]) -> None:
-    plan = plan_step([View(*pair) for pair in enumerate(left)], LIMITS)
+def test_plan(left: list[int], beside: int, decode: int, prefill: list[tuple[int, int]]) -> None:
+    plan = plan_step([View(*pair) for pair in enumerate(left)], LIMITS, beside)
     assert len(plan.decode) == decode
     assert [(chunk.sequence.name, chunk.num_tokens) for chunk in plan.prefill] == prefill
 
 
-@given(st.lists(st.integers(0, 400), max_size=150))
-def test_bounds_hold_and_the_oldest_always_advances(left: list[int]) -> None:
+@given(st.lists(st.integers(0, 400), max_size=150), st.integers(0, 200))
+def test_bounds_hold_and_the_oldest_always_advances(left: list[int], beside: int) -> None:
     views = [View(*pair) for pair in enumerate(left)]
-    plan = plan_step(views, LIMITS)
+    plan = plan_step(views, LIMITS, beside)
     assert plan.num_tokens <= LIMITS.n_batch
     assert [view.name for view in plan.decode] == [view.name for view in views if not view.num_prompt_left]
     assert all(0 < chunk.num_tokens <= chunk.sequence.num_prompt_left for chunk in plan.prefill)
