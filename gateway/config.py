@@ -2,7 +2,7 @@
 
 show [--json] [flags of up]   each setting of `paddock up`, its value, where it came from; secrets are covered
 schema                        JSON Schema of a catalog file (published as docs/catalog.schema.json)
-docs                          the tables of docs/settings.md
+docs                          docs/settings.md
 """
 
 from __future__ import annotations
@@ -11,20 +11,10 @@ import json
 import sys
 from collections.abc import Sequence
 
-from pydantic_settings import BaseSettings
-
-from gateway.settings import GatewaySettings, UpSettings, known_settings
-from workers import command, flags, sources
+from gateway.settings import UpSettings, known_settings
+from gateway.settings_page import settings_page
+from workers import command, sources
 from workers.protocol import catalog
-from workers.settings import ModelSettings, PaddockSettings, SupervisorSettings, WorkerSettings
-
-SECTIONS: tuple[tuple[str, type[BaseSettings]], ...] = (
-    ("Every process", PaddockSettings),
-    ("Which model, and how large", ModelSettings),
-    ("Supervisor (`paddock supervisor`, `paddock up`)", SupervisorSettings),
-    ("Gateway (`paddock gateway`, `paddock up`)", GatewaySettings),
-    ("Worker (`paddock worker`)", WorkerSettings),
-)
 
 
 def main(args: Sequence[str]) -> int:
@@ -35,7 +25,7 @@ def main(args: Sequence[str]) -> int:
         print(schema_text(), end="")
         return 0
     if name == "docs" and not rest:
-        print(settings_tables(), end="")
+        print(settings_page(), end="")
         return 0
     if name in ("-h", "--help"):
         print((__doc__ or "").strip())
@@ -71,27 +61,6 @@ def show(args: Sequence[str]) -> int:
 
 def schema_text() -> str:
     return json.dumps(catalog.schema(), indent=2, ensure_ascii=False) + "\n"
-
-
-def settings_tables() -> str:
-    """Markdown: one table per class, each setting where it is declared first."""
-    lines: list[str] = []
-    told: set[str] = set()
-    for title, owner in SECTIONS:
-        lines += [f"## {title}", "", "| flag | variable | default | takes | meaning |", "|---|---|---|---|---|"]
-        for name, field in owner.model_fields.items():
-            if name not in told:
-                default = flags.default_text(field)
-                cells = [
-                    f"`{flags.flag(name)}`",
-                    f"`{sources.variable(name)}`",
-                    f"`{default}`" if default else "unset",
-                    sources.limit(field),
-                ]
-                lines.append(f"| {' | '.join(cells)} | {field.description} |")
-                told.add(name)
-        lines.append("")
-    return "\n".join(lines)
 
 
 def _shown(value: object) -> str:

@@ -1,0 +1,82 @@
+"""docs/settings.md, made from the settings classes: `paddock config docs > docs/settings.md`."""
+
+from __future__ import annotations
+
+from textwrap import indent
+
+from pydantic_settings import BaseSettings
+
+from gateway.settings import GatewaySettings
+from workers import flags, sources
+from workers.protocol import exits
+from workers.settings import ModelSettings, PaddockSettings, SupervisorSettings, WorkerSettings
+
+SECTIONS: tuple[tuple[str, type[BaseSettings]], ...] = (
+    ("Every process", PaddockSettings),
+    ("Which model, and how large", ModelSettings),
+    ("Supervisor: `paddock supervisor`, `paddock up`", SupervisorSettings),
+    ("Gateway: `paddock gateway`, `paddock up`", GatewaySettings),
+    ("Worker: `paddock worker`", WorkerSettings),
+)
+
+HEAD = """# Settings
+
+This page is made by `paddock config docs`; a test fails when it is out of date.
+
+A value comes from the first of: a flag, a `PADDOCK_*` environment variable, the config file, the default. An empty
+variable counts as unset. The config file is YAML, its keys are setting names (`kv_tokens: 4096`); it is the one named
+by `--config` or `PADDOCK_CONFIG`, else `config.yaml` in the state folder where that exists. Paths in it are relative to
+it. An unknown key or flag is an error, an unknown `PADDOCK_*` variable a warning; both name the nearest setting.
+
+| command | what it does |
+|---|---|
+| `paddock up` | a private Redis, this machine's workers and a gateway; takes all settings but a single worker's |
+| `paddock gateway` | one gateway process against a given Redis |
+| `paddock worker` | one worker process against a given Redis |
+| `paddock supervisor` | this machine's workers against a given Redis |
+| `paddock config show [--json]` | each setting of `paddock up`, its value and origin; secrets are covered |
+| `paddock config schema` | JSON Schema of a catalog file ([catalog.schema.json](catalog.schema.json)) |
+| `paddock config docs` | this page |
+
+What one model is made of can also be said per model in a [catalog file](catalog.md). On Kubernetes, set
+`enableServiceLinks: false` in pods beside a Service named `paddock`: it would set `PADDOCK_PORT`.
+
+Two more variables are read before the settings: `PADDOCK_WHEEL_CACHE`, where `make up` keeps the compiled llama.cpp,
+and `PADDOCK_DIE_WITH_PARENT`, which a supervisor sets so that its children end when it is killed.
+"""
+
+FOLDER = """## The state folder
+
+| in it | what it is |
+|---|---|
+| `first-key` | the first API key, mode 0600, unless one is preset |
+| `worker-secret` | the secret that gateways and workers share, mode 0600, made once |
+| `config.yaml` | your settings, if you write it |
+| `logs/` | one file per process, each bounded to 3 x 8 MiB |
+| `hub/` | models fetched with `--hf`, unless `HF_HOME` is set; `fetched.json`: served without asking the hub |
+| `run/` | lock, Redis socket and catalog of the running `paddock up` |
+"""
+
+
+def settings_page() -> str:
+    """The whole page, in Markdown."""
+    lines = [HEAD]
+    told: set[str] = set()
+    for title, owner in SECTIONS:
+        lines += [f"## {title}", "", "| flag | variable | default | takes | meaning |", "|---|---|---|---|---|"]
+        for name, field in owner.model_fields.items():
+            if name not in told:
+                default = flags.default_text(field)
+                value = f"`{default}`" if default else "unset"
+                cells = (f"`{flags.flag(name)}`", f"`{sources.variable(name)}`", value, sources.limit(field))
+                lines.append(f"| {' | '.join(cells)} | {field.description} |")
+                told.add(name)
+        lines.append("")
+    return "\n".join([*lines, FOLDER, _exit_codes()])
+
+
+def _exit_codes() -> str:
+    table = (exits.__doc__ or "").partition("\n\n")[2].strip("\n")
+    width = min(len(line) - len(line.lstrip()) for line in table.splitlines() if line)
+    plain = "\n".join(line[width:] for line in table.splitlines())
+    return f"## Exit codes\n\n{indent(plain, '    ')}\n"

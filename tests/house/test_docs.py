@@ -1,0 +1,100 @@
+"""What is declared in one place is told in the docs."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import jsonschema
+import msgspec
+import pytest
+import yaml
+
+from gateway import cli, config
+from gateway.settings import UpSettings, known_settings
+from gateway.settings_page import settings_page
+from workers.catalog_file import load
+from workers.flags import default_text, flag
+from workers.protocol import keys
+from workers.protocol.catalog import Catalog, LlamaSettings, ModelSpec, schema
+from workers.protocol.exits import FINAL, RESTARTED, Exit
+from workers.protocol.requests import Sampling
+from workers.settings import WorkerSettings
+from workers.sources import variable
+
+ROOT = Path(__file__).resolve().parents[2]
+DOCS = ROOT / "docs"
+
+
+def page(name: str) -> str:
+    return (DOCS / name).read_text()
+
+
+def test_the_settings_page_is_what_the_classes_say() -> None:
+    assert page("settings.md") == settings_page(), "run: paddock config docs > docs/settings.md"
+
+
+@pytest.mark.parametrize("name", sorted(known_settings()))
+def test_every_setting_is_documented_with_its_default(name: str) -> None:
+    fields = {**WorkerSettings.model_fields, **UpSettings.model_fields}
+    default = default_text(fields[name])
+    row = f"| `{flag(name)}` | `{variable(name)}` | {f'`{default}`' if default else 'unset'} | "
+    assert page("settings.md").count(row) == 1
+    assert fields[name].description
+
+
+def test_every_command_is_documented() -> None:
+    told = page("settings.md")
+    for name in (*cli.COMMANDS, "config show", "config schema", "config docs"):
+        assert f"| `paddock {name}" in told, name
+
+
+def test_every_exit_code_is_documented_and_has_a_policy() -> None:
+    assert set(Exit) == RESTARTED | FINAL
+    assert not RESTARTED & FINAL
+    for code in Exit:
+        assert re.search(rf"^    {int(code)} +{code.name} ", page("settings.md"), re.MULTILINE), code
+
+
+def test_the_published_schema_is_the_catalogs() -> None:
+    assert page("catalog.schema.json") == config.schema_text(), "run: paddock config schema > docs/catalog.schema.json"
+    jsonschema.Draft202012Validator.check_schema(schema())
+
+
+def test_the_example_catalog_is_valid(tmp_path: Path) -> None:
+    example = page("catalog.md").partition("```yaml\n")[2].partition("```")[0]
+    file = tmp_path / "catalog.yaml"
+    file.write_text(example)
+    assert [model.name for model in load(file).models] == ["qwen3-8b", "gemma-3-1b"]
+    document = yaml.safe_load(example)
+    jsonschema.validate(document, schema())
+    document["models"][0]["slotz"] = 1
+    with pytest.raises(jsonschema.ValidationError):
+        jsonschema.validate(document, schema())
+
+
+@pytest.mark.parametrize("struct", [Catalog, ModelSpec, LlamaSettings, Sampling])
+def test_every_field_of_a_catalog_is_documented(struct: type[msgspec.Struct]) -> None:
+    for field in msgspec.structs.fields(struct):
+        assert f"`{field.name}`" in page("catalog.md") or f"{field.name}:" in page("catalog.md"), field.name
+
+
+def test_every_redis_key_is_documented() -> None:
+    declared = re.findall(r"^    (pd:\S+) ", keys.__doc__ or "", re.MULTILINE)
+    made = {
+        *(keys.MODELS, keys.ACCESS_KEYS, keys.FLEET_CHANNEL, keys.gateway("<id>"), keys.grants_channel("<gateway>")),
+        *(keys.workers("model"), keys.worker("model", "<id>"), keys.worker_leases("model", "<id>")),
+        *(keys.lease("model", "<id>"), keys.queue("model"), keys.ticket("model", "<id>")),
+    }
+    assert made <= set(declared)
+    for name in declared:
+        assert f"`{name}`" in page("redis.md"), name
+
+
+def test_show_is_the_whole_program_and_prints_json() -> None:
+    command = [sys.executable, "-m", "gateway.cli", "config", "show", "--json"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
+    assert set(json.loads(done.stdout)) == set(UpSettings.model_fields)
