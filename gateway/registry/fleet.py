@@ -26,7 +26,7 @@ class FleetSnapshot:
     """Who is there. Workers of another protocol version, and records that can't be read, are left out."""
 
     workers: Mapping[str, tuple[Heartbeat, ...]] = field(default_factory=lambda: MappingProxyType({}))
-    """Model -> its live workers, draining ones included, by id."""
+    """Model -> its live workers by id, draining ones included; models without any are not in it."""
     models: frozenset[str] = frozenset()
     """Every model that has ever had a worker on this Redis."""
 
@@ -74,7 +74,8 @@ class Fleet:
         """Reads the fleet now. Raises redis.RedisError when Redis is away; the snapshot then stays as it was."""
         models = sorted(_text(name) for name in await self._redis.smembers(keys.MODELS))
         found = {model: self._readable(records) for model, records in (await self._records(models)).items()}
-        snapshot = FleetSnapshot(MappingProxyType(found), frozenset(models))
+        there = {model: workers for model, workers in found.items() if workers}
+        snapshot = FleetSnapshot(MappingProxyType(there), frozenset(models))
         changed = snapshot.membership() != self.snapshot.membership()
         self.snapshot = snapshot
         if changed:

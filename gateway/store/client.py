@@ -111,6 +111,7 @@ class Store:
         lease_ttl_s: float = keys.LEASE_TTL_S,
         grant_ttl_s: float = keys.GRANT_TTL_S,
         settle_s: float = keys.LEASE_RENEW_S,
+        timeout_s: float = ANSWER_TIMEOUT_S,
     ) -> None:
         self.redis = redis
         self._protocol = protocol
@@ -127,6 +128,7 @@ class Store:
         self._pipe = Pipe(
             redis,
             (self._acquire, self._claim, self._release, self._withdraw, self._renew, self._reread, self._sweep),
+            timeout_s,
         )
 
     async def acquire(

@@ -48,8 +48,9 @@ AWAY = (
 
 
 def unavailable(error: BaseException) -> StoreUnavailable:
+    what = str(error) or "no answer in time"
     return StoreUnavailable(
-        f"Redis does not take requests ({type(error).__name__}: {error}); try again, or check PADDOCK_REDIS_URL",
+        f"Redis does not take requests ({type(error).__name__}: {what}); try again, or check PADDOCK_REDIS_URL",
         retry_after_s=1.0,
     )
 
@@ -62,11 +63,15 @@ class _Job:
 
 
 class Pipe:
-    """Runs scripts in the order they were asked for. One event loop; the sending task lives while there is work."""
+    """Runs scripts in the order they were asked for. One event loop; the sending task lives while there is work.
 
-    def __init__(self, redis: redis.asyncio.Redis, scripts: Sequence[Script]) -> None:
+    A batch has `timeout_s`, connecting included: a caller waits for at most two of them when Redis hangs.
+    """
+
+    def __init__(self, redis: redis.asyncio.Redis, scripts: Sequence[Script], timeout_s: float) -> None:
         self._redis = redis
         self._scripts = scripts
+        self._timeout_s = timeout_s
         self._loaded = False
         self._jobs: list[_Job] = []
         self._sender: asyncio.Task[None] | None = None
@@ -102,15 +107,9 @@ class Pipe:
 
     async def _run(self, batch: list[_Job]) -> None:
         try:
-            if not self._loaded:
-                await self._load()
-            answers = await self._execute(batch)
-            unknown = [job for job, answer in zip(batch, answers, strict=True) if isinstance(answer, NoScriptError)]
-            if unknown:
-                await self._load()
-                again = dict(zip(unknown, await self._execute(unknown), strict=True))
-                answers = [again.get(job, answer) for job, answer in zip(batch, answers, strict=True)]
-        except (RedisError, OSError) as error:
+            async with asyncio.timeout(self._timeout_s):
+                answers = await self._answers(batch)
+        except (RedisError, OSError) as error:  # TimeoutError is one of the latter
             answers = [error] * len(batch)
         except asyncio.CancelledError:
             for job in batch:
@@ -118,6 +117,17 @@ class Pipe:
             raise
         for job, answer in zip(batch, answers, strict=True):
             _settle(job, answer)
+
+    async def _answers(self, batch: list[_Job]) -> list[Any]:
+        if not self._loaded:
+            await self._load()
+        answers = await self._execute(batch)
+        unknown = [job for job, answer in zip(batch, answers, strict=True) if isinstance(answer, NoScriptError)]
+        if not unknown:
+            return answers
+        await self._load()
+        again = dict(zip(unknown, await self._execute(unknown), strict=True))
+        return [again.get(job, answer) for job, answer in zip(batch, answers, strict=True)]
 
     async def _execute(self, batch: list[_Job]) -> list[Any]:
         """One answer or exception per job; raises if the connection fails."""

@@ -74,6 +74,11 @@ class FrameReader:
 
 
 def _parse_block(block: bytes) -> Frame | None:
+    if block.startswith(b"id: "):
+        # What a worker writes once per step: an id, then one line of data.
+        id_end = block.find(b"\n")
+        if block.startswith(b"\ndata: ", id_end) and block.find(b"\n", id_end + 7) < 0:
+            return Frame("", block[4:id_end].decode(), block[id_end + 7 :])
     event, id_, data = "", "", []
     for line in block.split(b"\n"):
         name, _, value = line.partition(b":")

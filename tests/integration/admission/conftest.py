@@ -29,6 +29,7 @@ class Lifetimes:
     ticket_ttl_s: float = 0.75
     renew_s: float = 0.3
     sweep_s: float = 0.15
+    timeout_s: float = 2.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +55,13 @@ Start = Callable[..., Awaitable[Gateway]]
 
 async def _start(url: str, stack: AsyncExitStack, id: str, max_queue: int, lives: Lifetimes) -> Gateway:
     connected = await stack.enter_async_context(connect(url))
-    store = Store(connected, lease_ttl_s=lives.lease_ttl_s, grant_ttl_s=lives.grant_ttl_s, settle_s=lives.renew_s)
+    store = Store(
+        connected,
+        lease_ttl_s=lives.lease_ttl_s,
+        grant_ttl_s=lives.grant_ttl_s,
+        settle_s=lives.renew_s,
+        timeout_s=lives.timeout_s,
+    )
     fleet = Fleet(connected, interval_s=0.1)
     admission = Admission(
         store,

@@ -1,0 +1,127 @@
+"""The snapshot of the fleet: who is in it, when it changes, and what it does without Redis."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+
+import msgspec
+import pytest
+import redis.asyncio
+
+from gateway.registry.fleet import Fleet, FleetSnapshot
+from gateway.store.client import connect
+from tests.support.pool import beat, drain, heartbeat, vanish
+from tests.support.redis_server import RedisServer
+from tests.support.waiting import until
+from workers.protocol import keys
+from workers.protocol.heartbeat import PROTOCOL_VERSION
+
+
+@asynccontextmanager
+async def running(fleet: Fleet) -> AsyncIterator[Fleet]:
+    task = asyncio.create_task(fleet.run())
+    try:
+        yield fleet
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+
+async def test_a_snapshot_has_every_live_worker_by_model(client: redis.asyncio.Redis) -> None:
+    fleet = Fleet(client)
+    assert await fleet.refresh() == FleetSnapshot()
+    for record in (heartbeat("w2"), heartbeat("w1"), heartbeat("w3", model="Qwen/0.5B:q8@x", draining=True)):
+        await beat(client, record)
+    gone = heartbeat("w4", model="gone")
+    await beat(client, gone)
+    await vanish(client, gone)
+    snapshot = await fleet.refresh()
+    assert snapshot is fleet.snapshot
+    assert snapshot.models == {"m", "Qwen/0.5B:q8@x", "gone"}
+    assert [worker.worker for worker in snapshot.of("m")] == ["w1", "w2"]
+    assert [worker.draining for worker in snapshot.of("Qwen/0.5B:q8@x")] == [True]
+    assert snapshot.of("gone") == snapshot.of("never") == ()
+    assert set(snapshot.workers) == {"m", "Qwen/0.5B:q8@x"}
+
+
+async def test_strangers_are_left_out_and_named_once(
+    client: redis.asyncio.Redis, caplog: pytest.LogCaptureFixture
+) -> None:
+    await beat(client, heartbeat("w1"))
+    await beat(client, msgspec.structs.replace(heartbeat("newer"), protocol=PROTOCOL_VERSION + 1))
+    await beat(client, heartbeat("odd"))
+    await client.set(keys.worker("m", "odd"), b'{"worker":"odd","slots":"many"}')
+    await beat(client, heartbeat("garbage"))
+    await client.set(keys.worker("m", "garbage"), b"\xff")
+    fleet = Fleet(client)
+    for _ in range(3):
+        assert [worker.worker for worker in (await fleet.refresh()).of("m")] == ["w1"]
+    lines = [record.getMessage() for record in caplog.records]
+    assert len(lines) == 3
+    assert sum(f"worker newer is left out: it speaks protocol {PROTOCOL_VERSION + 1}" in line for line in lines) == 1
+    await client.delete(keys.worker("m", "odd"), keys.worker("m", "garbage"), keys.worker("m", "newer"))
+
+
+async def test_listeners_hear_of_changes_of_who_is_there_only(client: redis.asyncio.Redis) -> None:
+    heard: list[FleetSnapshot] = []
+    fleet = Fleet(client, heard.append)
+    fleet.listen(heard.append)
+    record = heartbeat("w1")
+    changes = [
+        (record, True),
+        (msgspec.structs.replace(record, slots_busy=2, kv_tokens_used=99), False),
+        (msgspec.structs.replace(record, draining=True), True),
+        (msgspec.structs.replace(record, boot="boot2"), True),
+        (msgspec.structs.replace(record, boot="boot2", slots=4), True),
+        (msgspec.structs.replace(record, boot="boot2", slots=4, address="http://elsewhere:1"), True),
+    ]
+    for changed, told in changes:
+        heard.clear()
+        await beat(client, changed)
+        snapshot = await fleet.refresh()
+        assert snapshot.of("m") == (changed,)
+        assert heard == ([snapshot, snapshot] if told else [])
+    heard.clear()
+    await vanish(client, record)
+    await fleet.refresh()
+    assert heard == [fleet.snapshot, fleet.snapshot]
+
+
+async def test_news_are_followed_at_once_and_silence_is_polled(client: redis.asyncio.Redis) -> None:
+    hurried, patient = Fleet(client, interval_s=30.0), Fleet(client, interval_s=0.1)
+    async with running(hurried), running(patient):
+        await asyncio.sleep(0.1)
+        record = heartbeat("w1")
+        await beat(client, record)
+        assert await until(lambda: len(hurried.snapshot.of("m")) == 1, 2.0, "told of a new worker") < 0.5
+        await drain(client, record)
+        await until(lambda: hurried.snapshot.of("m")[0].draining, 2.0, "told of a draining worker")
+        await vanish(client, record)
+        await until(lambda: not patient.snapshot.of("m"), 2.0, "saw a worker go that said nothing")
+        assert hurried.snapshot.of("m")
+
+
+@pytest.fixture
+def fragile(server: RedisServer) -> Iterator[RedisServer]:
+    with RedisServer(server.binary) as own:
+        yield own
+
+
+async def test_the_last_snapshot_outlives_redis(fragile: RedisServer, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO")
+    async with connect(fragile.url) as client, running(Fleet(client, interval_s=0.05)) as fleet:
+        await beat(client, heartbeat("w1"))
+        await until(lambda: len(fleet.snapshot.of("m")) == 1, 2.0, "saw the worker")
+        fragile.kill()
+        await asyncio.sleep(0.4)
+        assert len(fleet.snapshot.of("m")) == 1
+        with pytest.raises(redis.asyncio.RedisError):
+            await fleet.refresh()
+        fragile.start()
+        await beat(client, heartbeat("w2"))
+        await until(lambda: [w.worker for w in fleet.snapshot.of("m")] == ["w2"], 2.0, "saw the new fleet")
+    lines = [record.getMessage() for record in caplog.records]
+    assert len([line for line in lines if "can't be read (" in line]) == 1
+    assert len([line for line in lines if "can be read again" in line]) == 1

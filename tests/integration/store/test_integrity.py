@@ -1,0 +1,57 @@
+"""The integrity check finds each kind of damage; a check that never fails would prove nothing elsewhere."""
+
+from __future__ import annotations
+
+import pytest
+import redis.asyncio
+
+from gateway.store.client import Store
+from gateway.store.integrity import IntegrityError, check_integrity
+from tests.support.pool import beat, heartbeat
+from workers.protocol import keys
+
+MODEL = "a[b]*?\\model"
+"""Not a name that Paddock allows, but the check must not read it as a pattern."""
+
+LEASES = keys.worker_leases(MODEL, "w1")
+DAMAGE: dict[str, list[tuple[str, ...]]] = {
+    "counts on worker w1 and has no record": [("DEL", keys.lease(MODEL, "held"))],
+    "lease held is for worker w1 and counts on worker None": [("ZREM", LEASES, "held")],
+    "lease held counts on worker": [("ZADD", keys.worker_leases(MODEL, "w2"), "1e15", "held")],
+    "worker w1 has leases but is not among the leased": [("HDEL", keys.leased(MODEL), "w1")],
+    "is for process other, not boot1": [("HSET", keys.lease(MODEL, "held"), "boot", "other")],
+    "lease held has no fencing token": [("HDEL", keys.lease(MODEL, "held"), "fence")],
+    "worker w1 has 3 leases for 2 slots": [("ZADD", LEASES, "1e15", "x"), ("ZADD", LEASES, "1e15", "y")],
+    "ticket waits is both in the line and granted": [("HSET", keys.lease(MODEL, "waits"), "worker", "w1")],
+    "ticket waits is in the line and has no record": [("DEL", keys.ticket(MODEL, "waits"))],
+    "a record but no expiry": [("ZREM", keys.tickets(MODEL), "waits")],
+    "ticket waits is neither in the line nor granted": [("ZREM", keys.queue(MODEL), "waits")],
+    "came as number 1 and stands at 9": [("ZADD", keys.queue(MODEL), "9", "waits")],
+}
+
+
+async def fill(client: redis.asyncio.Redis) -> None:
+    """One lease, and one ticket that still waits: the second slot has only just come."""
+    await beat(client, heartbeat("w1", model=MODEL, slots=1))
+    store = Store(client)
+    await store.acquire("g1", MODEL, "held", ["w1"], frozenset(), 60.0, 10)
+    await store.acquire("g1", MODEL, "waits", ["w1"], frozenset(), 60.0, 10)
+    await beat(client, heartbeat("w1", model=MODEL, slots=2))
+
+
+async def test_whole_data_passes(client: redis.asyncio.Redis) -> None:
+    await check_integrity(client, MODEL)
+    await fill(client)
+    await check_integrity(client, MODEL)
+
+
+@pytest.mark.parametrize("breach", DAMAGE)
+async def test_damage_is_named(client: redis.asyncio.Redis, breach: str) -> None:
+    await fill(client)
+    async with client.pipeline() as pipeline:
+        for command in DAMAGE[breach]:
+            pipeline.execute_command(*command)
+        await pipeline.execute()
+    with pytest.raises(IntegrityError) as found:
+        await check_integrity(client, MODEL)
+    assert breach in str(found.value)
