@@ -124,7 +124,7 @@ class FakeEngine:
             reason = FinishReason.LENGTH
         with self._work:
             room = max(options.slots, MIN_WAITING_ROOM)
-            if len(self._waiting) >= room:
+            if len(self._running) + len(self._waiting) >= options.slots + room:
                 message = f"all {options.slots} slots and {room} waiting places are taken; try again later"
                 raise CallFailed(Failure(FailureCode.BUSY, message))
             self._waiting.append(_Answer(request.key, num_prompt_tokens, pieces, num_tokens, reason))

@@ -80,6 +80,7 @@ def parser() -> argparse.ArgumentParser:
     flags.add_argument("--answer", default="", help="what each answer says (default: t0 t1 t2 ...)")
     flags.add_argument("--drain-s", type=float, default=20.0, help="how long running calls may finish after SIGTERM")
     flags.add_argument("--grace-s", type=float, default=5.0, help="how long calls of a gateway that is gone are kept")
+    flags.add_argument("--redis-wait-s", type=float, default=15.0, help="how long a start waits for Redis")
     trouble = flags.add_argument_group("trouble (0: never)")
     trouble.add_argument(
         "--fail-after", type=int, default=0, metavar="N", help="end each answer in-stream after N tokens"
@@ -120,6 +121,7 @@ async def serve(args: argparse.Namespace) -> Exit:
         version="fake",
         drain_s=args.drain_s,
         gateway_grace_s=args.grace_s,
+        redis_wait_s=args.redis_wait_s,
     )
     prompts = Prompts(ChatTemplate("{{ messages | tojson }}{{ tools | tojson }}"), FakeTokenizer())
     http: Any = "httptools"

@@ -35,9 +35,6 @@ from workers.service.mailbox import Mailbox
 from workers.service.metrics import WorkerMetrics
 from workers.service.stream import EventHub
 
-REDIS_WAIT_S = 15.0
-"""How long a starting worker waits for Redis; without it no gateway would ever find the worker."""
-
 FLUSH_S = 2.0
 """How long the last events may take to leave."""
 
@@ -83,6 +80,8 @@ class Place:
     version: str
     drain_s: float = 20.0
     gateway_grace_s: float = 5.0
+    redis_wait_s: float = 15.0
+    """How long a starting worker waits for Redis: without it no gateway would ever find the worker."""
 
 
 def listen(host: str, port: int) -> socket.socket:
@@ -178,10 +177,10 @@ class WorkerServer:
     async def _live(self) -> Exit:
         """From the first beat to the last event."""
         try:
-            async with asyncio.timeout(REDIS_WAIT_S):
+            async with asyncio.timeout(self._place.redis_wait_s):
                 await _first(self._registration.registered, self._stop)
         except TimeoutError:
-            logger.error("Redis did not answer for %.0f s; check PADDOCK_REDIS_URL", REDIS_WAIT_S)
+            logger.error("Redis did not answer for %.0f s; check --redis-url", self._place.redis_wait_s)
             return Exit.NO_REDIS
         logger.info("serving %s at %s with %d slots", self._place.model, self.address, self._engine.slots)
         await self._stop.wait()

@@ -1,0 +1,234 @@
+"""Workers that stop, fail, die or stand in a bad network."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+from collections.abc import Callable
+from pathlib import Path
+
+import aiohttp
+import msgspec
+import pytest
+
+from tests.integration.service.conftest import Process, RedisServer, Spawn, start_fake
+from tests.integration.service.wire import Gateway, words
+from workers.protocol import keys
+from workers.protocol.events import Failed, Finished
+from workers.protocol.exits import Exit
+from workers.protocol.failures import Failure, FailureCode
+from workers.protocol.heartbeat import Heartbeat, ModelFacts, decode_heartbeat, encode_heartbeat
+from workers.service.heartbeat import Registration, connect
+
+FAST = ("--step-ms", "5", "--slots", "2")
+
+
+def record(redis_server: RedisServer, model: str, worker: str) -> Heartbeat | None:
+    data = redis_server.client.get(keys.worker(model, worker))
+    assert data is None or isinstance(data, bytes)
+    return decode_heartbeat(data) if data else None
+
+
+async def test_draining_lets_running_calls_finish_and_takes_no_new_ones(
+    session: aiohttp.ClientSession, spawn: Spawn, redis_server: RedisServer
+) -> None:
+    worker = spawn(*FAST, "--tokens", "200", "--model", "drain", "--worker-id", "w")
+    gateway = Gateway(session, worker.address)
+    async with gateway.connected() as heard:
+        await gateway.submit(1)
+        await heard.until(lambda: heard.events)
+        await _until(lambda: record(redis_server, "drain", "w"))
+        before = record(redis_server, "drain", "w")
+        worker.signal(signal.SIGTERM)
+        await asyncio.sleep(0.1)
+        refused = await gateway.submit(2)
+        during = record(redis_server, "drain", "w")
+        await heard.until_end(1)
+        await asyncio.wait_for(heard.over.wait(), 2)
+    assert isinstance(refused, Failure)
+    assert refused.code is FailureCode.DRAINING
+    assert heard.text(1) == words(200)
+    assert isinstance(heard.end(1), Finished)
+    assert before is not None
+    assert not before.draining
+    assert during is not None
+    assert during.draining
+    assert worker.wait() == Exit.OK
+    assert record(redis_server, "drain", "w") is None
+
+
+async def test_calls_past_the_drain_bound_are_cut_in_stream(session: aiohttp.ClientSession, spawn: Spawn) -> None:
+    worker = spawn(*FAST, "--tokens", "100000", "--drain-s", "0.2")
+    gateway = Gateway(session, worker.address)
+    async with gateway.connected() as heard:
+        await gateway.submit(1)
+        await heard.until(lambda: heard.events)
+        worker.signal(signal.SIGTERM)
+        await heard.until_end(1)
+    end = heard.end(1)
+    assert isinstance(end, Failed)
+    assert end.failure.code is FailureCode.DRAINING
+    assert heard.text(1) == words(len(heard.of(1)) - 2), "everything up to the cut arrived"
+    assert worker.wait() == Exit.DRAIN_CUT
+
+
+async def test_a_second_signal_stops_at_once(session: aiohttp.ClientSession, spawn: Spawn) -> None:
+    worker = spawn(*FAST, "--tokens", "100000", "--drain-s", "60")
+    gateway = Gateway(session, worker.address)
+    async with gateway.connected() as heard:
+        await gateway.submit(1)
+        await heard.until(lambda: heard.events)
+        worker.signal(signal.SIGINT)
+        await asyncio.sleep(0.1)
+        worker.signal(signal.SIGINT)
+        await heard.until_end(1)
+    assert worker.wait(3) == Exit.DRAIN_CUT
+
+
+async def test_a_crashed_engine_ends_every_call_in_stream(session: aiohttp.ClientSession, spawn: Spawn) -> None:
+    worker = spawn(*FAST, "--crash-after", "5")
+    gateway = Gateway(session, worker.address)
+    async with gateway.connected() as heard:
+        await gateway.submit(1)
+        await gateway.submit(2)
+        await heard.until_end(1, 2)
+    ends = [heard.end(1), heard.end(2)]
+    assert [end.failure.code for end in ends if isinstance(end, Failed)] == [FailureCode.INTERNAL] * 2
+    assert worker.wait() == Exit.CRASHED
+    assert "--crash-after" in worker.errors()
+
+
+async def test_an_answer_that_fails_in_the_middle(session: aiohttp.ClientSession, spawn: Spawn) -> None:
+    worker = spawn(*FAST, "--fail-after", "3")
+    gateway = Gateway(session, worker.address)
+    async with gateway.connected() as heard:
+        await gateway.submit(1)
+        await heard.until_end(1)
+    assert heard.text(1) == words(3)
+    assert isinstance(heard.end(1), Failed)
+
+
+async def test_a_worker_that_dies(session: aiohttp.ClientSession, spawn: Spawn) -> None:
+    worker = spawn(*FAST, "--die-after", "4")
+    gateway = Gateway(session, worker.address)
+    async with gateway.connected() as heard:
+        await gateway.submit(1)
+        await asyncio.wait_for(heard.over.wait(), 5)
+    assert worker.wait() == -signal.SIGKILL
+    assert heard.end(1) is None
+
+
+@pytest.mark.parametrize("code", ["busy", "draining"])
+async def test_a_worker_that_refuses(session: aiohttp.ClientSession, spawn: Spawn, code: str) -> None:
+    failure = await Gateway(session, spawn("--refuse", code).address).submit(1)
+    assert isinstance(failure, Failure)
+    assert failure.code == code
+
+
+async def test_a_worker_that_hangs_can_be_left(session: aiohttp.ClientSession, spawn: Spawn) -> None:
+    worker = spawn("--hang")
+    gateway = Gateway(session, worker.address)
+    async with gateway.connected() as heard:
+        await gateway.submit(1)
+        await asyncio.sleep(0.1)
+        assert heard.events == []
+        await gateway.cancel(1)
+        worker.signal(signal.SIGTERM)
+        await asyncio.wait_for(heard.over.wait(), 3)
+    assert worker.wait() == Exit.OK
+
+
+async def test_a_network_that_cuts_the_stream_every_few_writes(session: aiohttp.ClientSession, spawn: Spawn) -> None:
+    worker = spawn(*FAST, "--tokens", "60", "--drop-stream-every", "9")
+    gateway = Gateway(session, worker.address)
+    connections = 0
+    await gateway.submit(1)
+    while not gateway.heard.end(1):
+        connections += 1
+        async with gateway.connected() as heard:
+            done = asyncio.ensure_future(heard.until_end(1))
+            over = asyncio.ensure_future(heard.over.wait())
+            await asyncio.wait([done, over], return_when=asyncio.FIRST_COMPLETED)
+            done.cancel()
+            over.cancel()
+    assert connections > 3
+    assert gateway.heard.text(1) == words(60)
+    assert gateway.heard.alive == []
+
+
+async def test_redis_may_come_and_go_while_a_worker_serves(
+    session: aiohttp.ClientSession, short_folder: Path, folder: Path
+) -> None:
+    server = RedisServer(short_folder)
+    server.start()
+    process = None
+    try:
+        from_start = server.client.pubsub()  # type: ignore[no-untyped-call]
+        from_start.subscribe(keys.FLEET_CHANNEL)
+        process = start_fake(server.url, folder, *FAST, "--model", "m", "--worker-id", "w")
+        await _until(lambda: record(server, "m", "w"))
+        ttl_ms = server.client.pttl(keys.worker("m", "w"))
+        assert isinstance(ttl_ms, int)
+        assert 0 < ttl_ms <= keys.HEARTBEAT_TTL_S * 1000
+        assert server.client.smembers(keys.workers("m")) == {b"w"}
+        assert server.client.smembers(keys.MODELS) == {b"m"}
+        heard = [message for _ in range(10) if (message := from_start.get_message(timeout=0.1))]
+        assert [message["data"] for message in heard if message["type"] == "message"] == [b"pd:{m}:worker:w"]
+        from_start.close()
+
+        server.stop()
+        gateway = Gateway(session, process.address)
+        async with gateway.connected() as events:
+            await gateway.submit(1, max_tokens=5)
+            await events.until_end(1)
+        assert events.text(1) == words(5)
+        await asyncio.sleep(0.6)
+
+        server.start()
+        await _until(lambda: record(server, "m", "w"))
+        process.signal(signal.SIGTERM)
+        assert process.wait() == Exit.OK
+        assert record(server, "m", "w") is None
+    finally:
+        if process is not None:
+            process.kill()
+        server.client.close()
+        server.stop()
+
+
+def test_a_start_without_redis_gives_up(folder: Path) -> None:
+    process = start_fake(f"unix://{folder}/nobody.sock", folder, "--redis-wait-s", "0.3")
+    try:
+        assert process.wait() == Exit.NO_REDIS
+        assert "Redis did not answer" in process.errors()
+    finally:
+        process.kill()
+
+
+def test_a_taken_port_is_named(worker: Process, spawn: Spawn, folder: Path, redis_server: RedisServer) -> None:
+    port = worker.address.rpartition(":")[2]
+    with pytest.raises(AssertionError, match=f"port {port} .* is in use"):
+        spawn("--port", port)
+
+
+async def test_leaving_takes_away_ones_own_record_only(redis_server: RedisServer) -> None:
+    facts = ModelFacts(n_ctx_train=1, n_params=1, size=1, n_vocab=1)
+    place = {"worker": "w", "model": "heir", "address": "http://w", "slots": 1, "slots_busy": 0, "n_ctx": 1}
+    old = msgspec.convert({**place, "boot": "old", "kv_tokens": 1, "kv_tokens_used": 0, "facts": facts}, Heartbeat)
+    heir = msgspec.structs.replace(old, boot="heir")
+    name = keys.worker("heir", "w")
+    redis = connect(redis_server.url)
+    try:
+        redis_server.client.set(name, encode_heartbeat(heir))
+        await Registration(redis, lambda: old).leave()
+        assert record(redis_server, "heir", "w") == heir
+        await Registration(redis, lambda: heir).leave()
+        assert record(redis_server, "heir", "w") is None
+    finally:
+        await redis.aclose()
+
+
+async def _until(condition: Callable[[], object], timeout_s: float = 5.0) -> None:
+    async with asyncio.timeout(timeout_s):
+        while not condition():  # noqa: ASYNC110 - Redis holds what is waited for
+            await asyncio.sleep(0.02)
