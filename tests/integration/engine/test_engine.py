@@ -1,12 +1,15 @@
 from __future__ import annotations
 
+import random
 import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from jinja2 import Template
 
 from tests.integration.engine.listener import ONE_THREAD, Bench, Heard, running
-from workers.engine.engine import Engine
+from workers.engine.engine import Engine, EngineRequest
 from workers.engine.slots import IntegrityError
 from workers.llama.context import Context
 from workers.llama.model import Model
@@ -189,6 +192,40 @@ def test_a_waiting_call_can_be_cancelled(stories: Model) -> None:
         bench.engine.check_integrity()
         assert bench.heard.calls[waiting] == []
         assert bench.engine.load().waiting == 0
+
+
+def test_a_crowd_that_comes_and_goes_loses_nothing(stories: Model) -> None:
+    """60 calls from 3 threads on 3 slots and few cells; a third of them is cancelled somewhere on the way."""
+    with running(stories, slots=3, n_ctx=128, kv_tokens=256) as bench:
+        alone = {prompt: bench.answer(bench.request(prompt, 20)) for prompt in PROMPTS}
+        requests = [(prompt, bench.request(prompt, 20)) for prompt in PROMPTS for _ in range(8)][:60]
+        chance = random.Random(1)
+        chance.shuffle(requests)
+        cancelled = {request.key for _, request in chance.sample(requests, 20)}
+
+        def caller(mine: list[EngineRequest]) -> None:
+            for request in mine:
+                while True:
+                    try:
+                        bench.submit(request)
+                        break
+                    except CallFailed as error:
+                        if error.failure.code is not FailureCode.BUSY:
+                            raise
+                        time.sleep(0.001)
+                if request.key in cancelled:
+                    time.sleep(request.key % 7 / 1000)
+                    bench.engine.cancel(request.key)
+
+        with ThreadPoolExecutor(3) as pool:
+            list(pool.map(caller, [[request for _, request in requests[number::3]] for number in range(3)]))
+        kept = [(prompt, request.key) for prompt, request in requests if request.key not in cancelled]
+        bench.wait(*(key for _, key in kept))
+        bench.engine.check_integrity()
+        assert {key: bench.heard.text(key) for _, key in kept} == {key: alone[prompt] for prompt, key in kept}
+        assert not all(bench.heard.has_ended(key) for key in cancelled)
+        load = bench.engine.load()
+        assert (load.slots_busy, load.waiting, load.kv_tokens_used) == (0, 0, 0)
 
 
 def test_a_prompt_that_leaves_no_room_is_refused_with_both_counts(bench: Bench) -> None:
