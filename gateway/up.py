@@ -50,8 +50,8 @@ def run(settings: UpSettings) -> int:
     started = time.monotonic()
     try:
         wish = wanted(settings)
+        port = claim_port(settings.host, settings.port)
         with StateFolder(settings.state_dir) as folder:
-            port = claim_port(settings.host, settings.port)
             files = Library(folder.path).locate_all(wish)
             ready = _prepared(settings, folder, wish, port)
             places = plan(wish.catalog, files, available_cores(), gpus.visible(os.environ), host_id(folder.path))

@@ -13,8 +13,10 @@ from pathlib import Path
 
 import psutil
 import pytest
+import redis
 
 from tests.integration.supervisor.conftest import Program, Programs, wait_until
+from tests.support.redis_server import RedisServer
 from workers.protocol.exits import Exit
 
 SMALL = ("--slots", "2", "--ctx", "128", "--workers", "1")
@@ -75,7 +77,7 @@ def test_a_taken_port_is_said_before_anything_starts(programs: Programs, model: 
         up = programs.start("up", "--port", str(port), "--model", str(model))
         assert up.wait() == Exit.PORT_TAKEN
     assert up.text() == f"paddock: port {port} on 127.0.0.1 is in use; give another with --port\n"
-    assert list((up.state / "logs").iterdir()) == []
+    assert not up.state.exists()
 
 
 @pytest.mark.parametrize(
@@ -138,9 +140,19 @@ def test_a_stop_while_loading_and_a_killed_up_leave_nothing(programs: Programs, 
 
 
 def test_a_gateway_that_will_not_stop_is_hurried(programs: Programs, model: Path) -> None:
-    """The second Ctrl-C ends even a frozen gateway at once."""
-    up = programs.start("up", "--port", "0", "--model", str(model), *SMALL, "--drain-s", "600")
-    up.until("Ctrl-C stops everything")
+    """The second Ctrl-C ends even a frozen gateway at once; a Redis of the user's own is used and left alone."""
+    with RedisServer() as own:
+        up = programs.start(
+            "up", "--port", "0", "--model", str(model), *SMALL, "--drain-s", "600", "--redis-url", own.url
+        )
+        up.until("Ctrl-C stops everything")
+        assert not (up.state / "run" / "redis.sock").exists()
+        hurry(up)
+        with redis.Redis(unix_socket_path=str(own.socket)) as client:
+            assert client.ping()
+
+
+def hurry(up: Program) -> None:
     gateway = next(p for p in up.family().values() if p.cmdline()[-2:] == ["gateway.cli", "gateway"])
     gateway.suspend()
     up.send(signal.SIGINT)
