@@ -146,18 +146,18 @@ def _checked(settings: WorkerSettings) -> Path:
         raise SettingUnusable(
             "worker_secret is unset: give gateways and workers the same PADDOCK_WORKER_SECRET, or use `paddock up`"
         )
-    return settings.model.expanduser()
-
-
-def _place(settings: WorkerSettings, path: Path, model: Model) -> Place:
-    name = settings.alias or path.stem
+    name = settings.alias or settings.model.stem
     if not re.fullmatch(NAME_PATTERN, name):
         raise SettingUnusable(
             f"alias: {name!r} can't be a model's name: use at most 128 letters, digits and . _ : / @ + -, with --alias"
         )
+    return settings.model.expanduser()
+
+
+def _place(settings: WorkerSettings, path: Path, model: Model) -> Place:
     return Place(
         worker=settings.worker_id or f"{socket.gethostname()}-{os.getpid()}",
-        model=name,
+        model=settings.alias or path.stem,
         address=settings.worker_address.rstrip("/"),
         secret=settings.worker_secret,
         redis_url=settings.redis_url,

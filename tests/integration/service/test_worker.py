@@ -1,0 +1,147 @@
+"""A whole worker process: a real model, a real engine, the exit codes."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import aiohttp
+import pytest
+
+from tests.integration.service.conftest import ROOT, Process, RedisServer
+from tests.integration.service.wire import Gateway
+from workers.protocol import keys
+from workers.protocol.events import Finished, FinishReason, ToolCallDelta
+from workers.protocol.exits import Exit
+from workers.protocol.failures import Failure, FailureCode
+from workers.protocol.heartbeat import decode_heartbeat
+from workers.protocol.requests import Accepted, Sampling, Tool
+
+DEMO = ROOT / "deploy" / "demo" / "paddock-demo.gguf"
+SECRET = "a-secret"
+
+Start = Callable[..., Process]
+
+
+@pytest.fixture(scope="module")
+def start(redis_server: RedisServer, folder: Path) -> Iterator[Start]:
+    """Starts `paddock worker` with these flags."""
+    started: list[Process] = []
+
+    def start(*flags: str, **variables: str) -> Process:
+        environment = {
+            "PADDOCK_REDIS_URL": redis_server.url,
+            "PADDOCK_WORKER_SECRET": SECRET,
+            "PADDOCK_STATE_DIR": str(folder),
+            "OMP_NUM_THREADS": "1",
+            **variables,
+        }
+        argv = [sys.executable, "-m", "workers.cli", "worker", "--llama", '{"n_threads": 1}', *flags]
+        started.append(Process(argv, folder, environment))
+        return started[-1]
+
+    yield start
+    for process in started:
+        process.kill()
+
+
+def address_of(redis_server: RedisServer, process: Process, model: str) -> str:
+    deadline = time.monotonic() + 30
+    while time.monotonic() < deadline:
+        data = redis_server.client.get(keys.worker(model, "w"))
+        if isinstance(data, bytes):
+            return decode_heartbeat(data).address
+        time.sleep(0.02)
+    raise AssertionError(process.errors())
+
+
+@pytest.fixture(scope="module")
+def demo(start: Start, redis_server: RedisServer) -> Process:
+    if not DEMO.exists():
+        pytest.skip(f"{DEMO} is not there")
+    process = start("--model", str(DEMO), "--alias", "demo", "--worker-id", "w", "--slots", "4", "--ctx", "512")
+    process.address = address_of(redis_server, process, "demo")
+    return process
+
+
+async def test_the_demo_model_answers_and_calls_tools(session: aiohttp.ClientSession, demo: Process) -> None:
+    gateway = Gateway(session, demo.address, "tools", SECRET)
+    tool = Tool("get_weather", "Look it up", {"type": "object", "properties": {"city": {"type": "string"}}})
+    greedy = Sampling(temperature=0.0)
+    async with gateway.connected() as heard:
+        accepted = await gateway.submit(1, "What are you?", max_tokens=60, sampling=greedy)
+        await gateway.submit(2, "What is the weather in Paris?", max_tokens=100, sampling=greedy, tools=(tool,))
+        await heard.until_end(1, 2)
+    assert isinstance(accepted, Accepted)
+    assert "model" in heard.text(1)
+    end = heard.end(2)
+    assert isinstance(end, Finished)
+    assert end.reason is FinishReason.TOOL_CALLS
+    deltas = [event for event in heard.of(2) if isinstance(event, ToolCallDelta)]
+    assert deltas[0].name == "get_weather"
+    assert json.loads("".join(event.arguments for event in deltas)) == {"city": "Paris"}
+
+
+async def test_a_prompt_longer_than_the_context_names_both_counts(
+    session: aiohttp.ClientSession, demo: Process
+) -> None:
+    failure = await Gateway(session, demo.address, "long", SECRET).submit(1, "word " * 20_000)
+    assert isinstance(failure, Failure)
+    assert failure.code is FailureCode.CONTEXT_OVERFLOW
+    numbers = [int(word) for word in failure.message.replace(",", " ").split() if word.isdigit()]
+    assert max(numbers) > 20_000
+    assert 512 in numbers
+
+
+async def test_a_signal_ends_the_process_cleanly(session: aiohttp.ClientSession, demo: Process) -> None:
+    gateway = Gateway(session, demo.address, "last", SECRET)
+    async with gateway.connected() as heard:
+        await gateway.submit(1, "Tell me a story about a cat.", max_tokens=100)
+        demo.signal(signal.SIGTERM)
+        await heard.until_end(1)
+        await asyncio.wait_for(heard.over.wait(), 3)
+    assert isinstance(heard.end(1), Finished)
+    assert await asyncio.to_thread(demo.wait) == Exit.OK
+    assert "Traceback" not in demo.errors()
+
+
+def complaint(process: Process) -> str:
+    """What a process that could not start says to a person, beside its log."""
+    lines = [line for line in process.errors().splitlines() if line.startswith("paddock: ")]
+    assert "Traceback" not in process.errors()
+    assert len(lines) == 1, process.errors()
+    return lines[0]
+
+
+def test_files_that_are_no_models(start: Start, folder: Path) -> None:
+    (folder / "text.gguf").write_text("hello, I am no model", encoding="utf-8")
+    processes = {name: start("--model", str(folder / name)) for name in ("missing.gguf", "text.gguf")}
+    if DEMO.exists():
+        (folder / "cut.gguf").write_bytes(DEMO.read_bytes()[: os.path.getsize(DEMO) // 2])
+        processes["cut.gguf"] = start("--model", str(folder / "cut.gguf"))
+    for name, process in processes.items():
+        assert process.wait(30) == Exit.BAD_MODEL, process.errors()
+        assert name in complaint(process)
+
+
+@pytest.mark.parametrize(
+    ("flags", "variables", "says"),
+    [
+        ((), {}, "--model"),
+        (("--model", "x.gguf"), {"PADDOCK_WORKER_SECRET": ""}, "PADDOCK_WORKER_SECRET"),
+        (("--model", "x.gguf", "--alias", "no spaces please"), {}, "--alias"),
+        (("--model", "x.gguf", "--sampling", '{"temperature": "hot"}'), {}, "temperature"),
+    ],
+)
+def test_settings_that_cannot_be_used(
+    start: Start, flags: tuple[str, ...], variables: dict[str, str], says: str
+) -> None:
+    process = start(*flags, **variables)
+    assert process.wait(30) == Exit.USAGE, process.errors()
+    assert says in complaint(process)

@@ -1,0 +1,65 @@
+"""The ASGI application where a real client could not easily be made to misbehave."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from starlette.types import Message
+
+from workers.chat.prompts import Prompts
+from workers.chat.template import ChatTemplate
+from workers.engine.request import EngineLoad, EngineRequest
+from workers.protocol.framing import SUBMIT_PATH
+from workers.protocol.requests import Sampling
+from workers.service.app import MAX_SUBMIT_BYTES, build_app
+from workers.service.desk import CallDesk
+from workers.service.metrics import WorkerMetrics
+from workers.service.stream import EventHub
+
+
+class Nothing:
+    """An engine and a tokenizer that are never asked."""
+
+    def submit(self, request: EngineRequest) -> None:
+        raise AssertionError
+
+    def cancel(self, key: int) -> None:
+        raise AssertionError
+
+    def tokenize(self, text: str, *, add_special: bool, parse_special: bool) -> Sequence[int]:
+        raise AssertionError
+
+
+async def test_a_body_without_end_is_refused_at_the_bound() -> None:
+    hub = EventHub("boot", grace_s=1)
+    metrics = WorkerMetrics("m", lambda: EngineLoad(1, 0, 0, 1, 0))
+    desk = CallDesk(hub, Nothing(), Prompts(ChatTemplate(None), Nothing()), metrics, Sampling())
+    app = build_app(desk=desk, hub=hub, metrics=metrics, secret="s", health=dict)
+    chunk = b" " * (8 << 20)
+    num_bytes = 0
+    answers: list[Message] = []
+
+    async def receive() -> Message:
+        nonlocal num_bytes
+        num_bytes += len(chunk)
+        return {"type": "http.request", "body": chunk, "more_body": True}
+
+    async def send(message: Message) -> None:
+        answers.append(message)
+
+    scope: dict[str, Any] = {
+        "type": "http",
+        "http_version": "1.1",
+        "method": "POST",
+        "path": SUBMIT_PATH,
+        "raw_path": SUBMIT_PATH.encode(),
+        "query_string": b"",
+        "headers": [(b"authorization", b"Bearer s")],
+        "server": ("127.0.0.1", 1),
+        "client": ("127.0.0.1", 2),
+    }
+    await app(scope, receive, send)
+    assert num_bytes <= MAX_SUBMIT_BYTES + len(chunk)
+    assert answers[0]["status"] == 400
+    assert str(MAX_SUBMIT_BYTES).encode() in answers[1]["body"]
