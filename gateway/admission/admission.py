@@ -96,21 +96,23 @@ class Admission:
         if self._closed:
             raise self._stopping()
         waiter = Waiter(secrets.token_hex(8), call.model, avoid, call.queue_deadline)
+        taken, refused = None, False
         self._line.enter(waiter)
         try:
             async with asyncio.timeout(max(0.0, call.queue_deadline - time.monotonic())):
                 taken = await self._ask(waiter) or await self._wait(waiter)
-            if self._closed:
-                raise self._stopping()
-        except BaseException as error:
-            # It may be waiting, granted or even leased by now. A full line has kept nothing.
-            if not isinstance(error, QueueFull) and not self._closed:
-                self._store.post_withdraw(self._gateway, call.model, [waiter.id])
-            if isinstance(error, TimeoutError):
-                raise self._timed_out(call) from None
+        except TimeoutError:
+            raise self._timed_out(call) from None
+        except QueueFull:
+            refused = True
             raise
         finally:
             self._line.leave(waiter)
+            if taken is None and not refused and not self._closed:
+                # Whatever ended the wait, Redis may have it in line, granted or even leased by now.
+                self._store.post_withdraw(self._gateway, call.model, [waiter.id])
+        if self._closed:
+            raise self._stopping()
         self._line.heard(call.model, taken.lease.worker, taken.in_use)
         return taken
 

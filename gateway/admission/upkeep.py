@@ -48,6 +48,7 @@ class Upkeep:
         self._ticket_ttl_s = ticket_ttl_s
         self._renew_s = renew_s
         self._sweep_s = sweep_s
+        self._over = False
         self._renew_now = asyncio.Event()
         self._reread_now = asyncio.Event()
         self._sweep_now = asyncio.Event()
@@ -68,6 +69,7 @@ class Upkeep:
 
     async def give_back(self) -> None:
         """Withdraws every ticket and lease of this process and removes its heartbeat; Redis being away is no error."""
+        self._over = True
         ids: dict[str, list[str]] = {}
         for waiter in self._line.waiters.values():
             ids.setdefault(waiter.model, []).append(waiter.id)
@@ -100,6 +102,8 @@ class Upkeep:
                     await hurry.wait()
 
     async def _beat(self) -> None:
+        if self._over:
+            return
         ttl_ms = round(keys.GATEWAY_TTL_S * 1000)
         await self._store.redis.set(keys.gateway(self._gateway), f"{time.time():.3f}", px=ttl_ms)
 
