@@ -25,7 +25,7 @@ class Lifetimes:
     """Shorter than the defaults, in the same proportions where a test does not say otherwise."""
 
     lease_ttl_s: float = 0.9
-    grant_ttl_s: float = 0.3
+    grant_ttl_s: float = 1.0
     ticket_ttl_s: float = 0.75
     renew_s: float = 0.3
     sweep_s: float = 0.15
