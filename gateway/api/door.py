@@ -36,7 +36,7 @@ class Door:
         except PaddockError as error:
             await self._answer(receive, send, error, trail)
         except ClientGone:
-            trail.status, trail.outcome = trail.status or CLIENT_GONE_STATUS, "client_gone"
+            trail.status, trail.outcome = trail.status or CLIENT_GONE_STATUS, trail.outcome or "client_gone"
         except Exception:
             log.exception("request failed", extra={"fields": {"request_id": trail.request_id}})
             broken = InternalError(f"Something broke in the gateway; its log has request {trail.request_id}.")

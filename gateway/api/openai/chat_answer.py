@@ -69,7 +69,6 @@ class ChunkWriter:
                 "object": "chat.completion.chunk",
                 "created": int(time.time()),
                 "model": model,
-                "system_fingerprint": None,
             }
         )
         self._head = b"data: " + head[:-1]
@@ -182,7 +181,6 @@ class WholeWriter:
                 "object": "chat.completion",
                 "created": int(time.time()),
                 "model": self._model,
-                "system_fingerprint": None,
                 "choices": [choice],
                 "usage": usage_object(end.usage),
                 "timings": timings_object(end.timings),

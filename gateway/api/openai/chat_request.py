@@ -23,7 +23,10 @@ from gateway.errors import InvalidRequest, NotSupported, UnsupportedParameter
 from workers.protocol.requests import GenerateRequest, Message, Sampling, Tool, ToolCall
 
 SHOWN_CHARS = 40
+MAX_SCHEMA_DEPTH = 100
 
+# pydantic speaks of Python's types; callers write JSON.
+_JSON_KINDS = {"model_type": "an object", "dict_type": "an object", "list_type": "an array"}
 _JSON_WORDS: dict[bool | None, str] = {True: "true", False: "false", None: "null"}
 
 
@@ -171,7 +174,22 @@ def _tool(tool: ToolBody, path: str) -> Tool:
             "as well as the model can.",
             param=f"{path}.function.strict",
         )
+    if _deeper_than(MAX_SCHEMA_DEPTH, function.parameters):
+        message = (
+            f"`{path}.function.parameters` is nested more than {MAX_SCHEMA_DEPTH} levels deep. Send a flatter schema."
+        )
+        raise InvalidRequest(message, param=f"{path}.function.parameters")
     return Tool(name=function.name, description=function.description, parameters=function.parameters)
+
+
+def _deeper_than(limit: int, value: Any) -> bool:
+    level = [value]
+    for _ in range(limit + 1):
+        nested = [
+            outer.values() if isinstance(outer, dict) else outer for outer in level if isinstance(outer, dict | list)
+        ]
+        level = [inner for values in nested for inner in values]
+    return bool(level)
 
 
 def _translated(error: ValidationError) -> InvalidRequest:
@@ -189,7 +207,8 @@ def _translated(error: ValidationError) -> InvalidRequest:
 
 
 def _problem(detail: ErrorDetails) -> str:
-    text = detail["msg"].replace("Input should", "it should", 1)
+    kind = _JSON_KINDS.get(detail["type"])
+    text = f"it should be {kind}" if kind else detail["msg"].replace("Input should", "it should", 1)
     return f"{text[:1].lower()}{text[1:]}; got {_shown(detail['input'])}."
 
 

@@ -1,0 +1,70 @@
+"""One running front for the tests of this folder: Redis, fake workers with different manners, two gateways.
+
+Each test uses pools of its own or leaves them as it found them; what a test kills, it started.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator, Iterator
+
+import pytest
+
+from gateway.access.records import digest
+from tests.support.caller import Caller, calling
+from tests.support.stack import Process, Stack
+
+NARROW_KEY = "pk-narrow-0123456789"
+NARROW = {"name": "narrow", "team": "blue", "sha256": digest(NARROW_KEY), "aliases": ["quick"]}
+MAX_BODY_BYTES = 1 << 20
+QUEUE_TIMEOUT_S = 1.5
+PING_INTERVAL_S = 0.2
+
+
+@pytest.fixture(scope="session")
+def stack() -> Iterator[Stack]:
+    with Stack() as running:
+        pools = {
+            "quick": ("--step-ms", "2", "--tokens", "8", "--ctx", "64"),
+            "slow": ("--step-ms", "20", "--tokens", "500"),
+            "failing": ("--step-ms", "2", "--tokens", "20", "--fail-after", "3"),
+            "dropping": ("--step-ms", "2", "--tokens", "100", "--drop-stream-every", "9"),
+            "flood": ("--step-ms", "0.2", "--tokens", "1000000"),
+        }
+        slots = {"slow": 2, "flood": 1}
+        for alias, flags in pools.items():
+            running.fake_worker(alias, *flags, worker_id=f"{alias}-a", slots=slots.get(alias, 8), wait=False)
+        settings = {
+            "api_keys": json.dumps([NARROW]),
+            "max_body_bytes": MAX_BODY_BYTES,
+            "queue_timeout_s": QUEUE_TIMEOUT_S,
+            "max_queue": 2,
+            "ping_interval_s": PING_INTERVAL_S,
+            "stream_buffer_events": 256,
+        }
+        for _ in range(2):
+            running.gateway(**settings, wait=False)
+        for alias, process in zip(pools, running.workers, strict=True):
+            running.wait_for_worker(alias, f"{alias}-a", process)
+        for gateway in running.gateways:
+            running.wait_until_ready(gateway)
+        yield running
+
+
+@pytest.fixture
+def gateway(stack: Stack) -> Process:
+    return stack.gateways[0]
+
+
+@pytest.fixture
+async def caller(stack: Stack, gateway: Process) -> AsyncIterator[Caller]:
+    """Asks the first gateway; `caller.model` may be set."""
+    async with calling(gateway.url, stack.key, "quick") as asking:
+        yield asking
+
+
+@pytest.fixture
+async def other_caller(stack: Stack) -> AsyncIterator[Caller]:
+    """Asks the second gateway."""
+    async with calling(stack.gateways[1].url, stack.key, "quick") as asking:
+        yield asking

@@ -1,0 +1,80 @@
+"""API keys: from headers to principals, records in settings."""
+
+from __future__ import annotations
+
+import pytest
+
+from gateway.access.keys import Keys
+from gateway.access.records import AccessRecord, KeysInvalid, digest, first_record, read_records
+from gateway.errors import AuthenticationFailed
+
+RECORDS = (
+    first_record("pk-first"),
+    AccessRecord(name="app", team="blue", sha256=digest("pk-app"), aliases=("small", "big")),
+)
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        [(b"authorization", b"Bearer pk-app")],
+        [(b"authorization", b"bearer   pk-app ")],
+        [(b"x-api-key", b"pk-app")],
+        [(b"authorization", b"Basic abc"), (b"x-api-key", b"pk-app")],
+        [(b"x-api-key", b"wrong"), (b"authorization", b"Bearer pk-app")],
+    ],
+)
+def test_a_key_is_found_in_either_header(headers: list[tuple[bytes, bytes]]) -> None:
+    principal = Keys(RECORDS).authenticate(headers)
+    assert (principal.key_id, principal.team, principal.admin) == ("app", "blue", False)
+    assert principal.may_use("small")
+    assert not principal.may_use("other")
+
+
+def test_the_first_key_may_do_everything() -> None:
+    principal = Keys(RECORDS).authenticate([(b"x-api-key", b"pk-first")])
+    assert principal.admin
+    assert principal.may_use("anything")
+
+
+@pytest.mark.parametrize("headers", [[], [(b"authorization", b"Bearer ")], [(b"authorization", b"pk-app")]])
+def test_a_missing_key_says_how_to_send_one(headers: list[tuple[bytes, bytes]]) -> None:
+    with pytest.raises(AuthenticationFailed, match="Authorization: Bearer"):
+        Keys(RECORDS).authenticate(headers)
+
+
+@pytest.mark.parametrize("key", [b"pk-ap", b"pk-app ".upper(), b"\xff\xfe", digest("pk-app").encode()])
+def test_a_wrong_key_is_another_message(key: bytes) -> None:
+    with pytest.raises(AuthenticationFailed, match="not known") as caught:
+        Keys(RECORDS).authenticate([(b"x-api-key", key)])
+    assert key.decode(errors="replace") not in caught.value.message
+
+
+def test_replaced_keys_are_gone() -> None:
+    keys = Keys(RECORDS)
+    keys.replace([first_record("pk-other")])
+    with pytest.raises(AuthenticationFailed):
+        keys.authenticate([(b"x-api-key", b"pk-first")])
+
+
+def test_records_from_the_settings() -> None:
+    sha256 = digest("k")
+    text = f'[{{"name": "ci", "team": "red", "sha256": "{sha256}", "aliases": ["m"], "admin": true}}]'
+    assert read_records(text) == (AccessRecord(name="ci", team="red", sha256=sha256, aliases=("m",), admin=True),)
+    assert read_records(" ") == ()
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("{", "api_keys"),
+        ('[{"name": "a"}]', "sha256"),
+        ('[{"name": "a", "sha256": "00"}]', "sha256"),
+        ('[{"name": "a", "sha256": "%s", "tem": 1}]' % ("0" * 64), "tem"),
+        ('[{"name": "first", "sha256": "%s"}]' % ("0" * 64), "is taken"),
+        ("[" + ", ".join('{"name": "a", "sha256": "%s"}' % (digit * 64) for digit in "01") + "]", "is taken"),
+    ],
+)
+def test_unusable_records_say_where(text: str, words: str) -> None:
+    with pytest.raises(KeysInvalid, match=words):
+        read_records(text)

@@ -1,0 +1,284 @@
+"""Reading OpenAI's chat dialect: what is taken, and what is refused with which words."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from gateway.api.openai.chat_body import ChatBody
+from gateway.api.openai.chat_request import ChatRequest, read_chat
+from gateway.api.openai.refused import IGNORED, REFUSED
+from gateway.errors import InvalidRequest, NotSupported, PaddockError, UnsupportedParameter
+from workers.protocol.requests import Message, Sampling, Tool, ToolCall
+
+SPEC = Path(__file__).resolve().parents[4].parent / "shared" / "specs" / "openai_openapi.json"
+
+USER: dict[str, Any] = {"role": "user", "content": "hi"}
+
+
+def read(**parameters: Any) -> ChatRequest:
+    return read_chat(json.dumps({"model": "m", "messages": [USER], **parameters}).encode())
+
+
+def refused(**parameters: Any) -> PaddockError:
+    with pytest.raises(PaddockError) as caught:
+        read(**parameters)
+    return caught.value
+
+
+def test_the_smallest_request() -> None:
+    asked = read()
+    assert (asked.model, asked.stream, asked.include_usage) == ("m", False, False)
+    assert asked.request.messages == (Message(role="user", content="hi"),)
+    assert asked.request.sampling == Sampling()
+    assert asked.request.max_tokens is None
+    assert asked.request.stop == ()
+
+
+def test_every_parameter_arrives() -> None:
+    sampling = {
+        "temperature": 0,
+        "top_k": 7,
+        "top_p": 0.5,
+        "min_p": 0.01,
+        "repeat_penalty": 1.1,
+        "repeat_last_n": -1,
+        "presence_penalty": -2,
+        "frequency_penalty": 2,
+        "seed": 2**32 - 1,
+    }
+    asked = read(
+        **sampling,
+        stream=True,
+        stream_options={"include_usage": True},
+        max_completion_tokens=5,
+        stop=["a", "b"],
+        ignore_eos=True,
+    )
+    assert asked.stream
+    assert asked.include_usage
+    assert msgspec.to_builtins(asked.request.sampling) == sampling
+    assert asked.request.max_tokens == 5
+    assert asked.request.stop == ("a", "b")
+    assert asked.request.ignore_eos
+
+
+def test_text_parts_are_joined() -> None:
+    parts = [{"type": "text", "text": "one "}, {"type": "text", "text": "two"}]
+    asked = read(messages=[{"role": "user", "content": parts}])
+    assert asked.request.messages[0].content == "one two"
+
+
+def test_a_conversation_with_tools() -> None:
+    call = {"id": "c1", "type": "function", "function": {"name": "add", "arguments": '{"a":1}'}}
+    asked = read(
+        messages=[
+            {"role": "developer", "content": "be brief"},
+            USER,
+            {"role": "assistant", "content": None, "tool_calls": [call], "refusal": None, "annotations": []},
+            {"role": "tool", "tool_call_id": "c1", "content": "2"},
+        ],
+        tools=[{"type": "function", "function": {"name": "add", "description": "d", "parameters": {"type": "object"}}}],
+        tool_choice="auto",
+    )
+    assert asked.request.messages[2].tool_calls == (ToolCall("c1", "add", '{"a":1}'),)
+    assert asked.request.messages[3].tool_call_id == "c1"
+    assert asked.request.tools == (Tool("add", "d", {"type": "object"}),)
+
+
+def test_tool_choice_none_hides_the_tools() -> None:
+    tools = [{"type": "function", "function": {"name": "add"}}]
+    assert read(tools=tools, tool_choice="none").request.tools == ()
+
+
+def test_a_negative_seed_is_a_random_one() -> None:
+    assert read(seed=-1).request.sampling.seed is None
+
+
+@pytest.mark.parametrize(
+    "parameters",
+    [
+        {"n": 1, "logprobs": False, "top_logprobs": 0, "logit_bias": {}, "store": False, "service_tier": "auto"},
+        {"user": "u", "metadata": {"a": "b"}, "parallel_tool_calls": True, "modalities": ["text"]},
+        {"temperature": None, "stop": None, "tools": None, "response_format": None, "audio": None, "unknown": None},
+        {"response_format": {"type": "text"}, "stop": [], "functions": []},
+    ],
+)
+def test_what_asks_for_nothing_passes(parameters: dict[str, Any]) -> None:
+    assert read(**parameters).request == read().request
+
+
+@pytest.mark.parametrize(
+    ("parameters", "param", "words"),
+    [
+        ({"messages": []}, "messages", "at least 1 item"),
+        ({"messages": "hi"}, "messages", "an array; got 'hi'"),
+        ({"messages": [1]}, "messages.0", "an object; got 1"),
+        ({"messages": [{"role": "robot", "content": "x"}]}, "messages.0.role", "'robot'"),
+        ({"messages": [{"role": "user"}]}, "messages.0.content", "missing"),
+        ({"messages": [{"content": "x"}]}, "messages.0.role", "missing"),
+        ({"messages": [USER, {"role": "user", "content": 7}]}, "messages.1.content", "got 7"),
+        ({"messages": [{"role": "user", "content": [{"type": "text"}]}]}, "messages.0.content.0.text", "missing"),
+        ({"messages": [{"role": "user", "content": [{"text": "a"}]}]}, "messages.0.content.0.type", "missing"),
+        ({"messages": [{"role": "tool", "content": "x"}]}, "messages.0.tool_call_id", "missing"),
+        ({"model": ""}, "model", "at least 1 character"),
+        ({"model": 3}, "model", "string"),
+        ({"temperature": 2.1}, "temperature", "less than or equal to 2"),
+        ({"temperature": -0.1}, "temperature", "greater than or equal to 0"),
+        ({"temperature": "1"}, "temperature", "number"),
+        ({"temperature": True}, "temperature", "number"),
+        ({"top_p": 1.5}, "top_p", "less than or equal to 1"),
+        ({"max_tokens": 0}, "max_tokens", "greater than or equal to 1"),
+        ({"max_tokens": -5}, "max_tokens", "got -5"),
+        ({"max_tokens": 10**30}, "max_tokens", "less than or equal to 2147483647"),
+        ({"max_tokens": 1.5}, "max_tokens", "integer"),
+        ({"max_tokens": 3, "max_completion_tokens": 4}, "max_completion_tokens", "contradict"),
+        ({"seed": 2**32}, "seed", "4294967295"),
+        ({"stop": ""}, "stop", "1 to 512"),
+        ({"stop": ["a", "b" * 513]}, "stop.1", "513 characters"),
+        ({"stop": ["a"] * 17}, "stop", "at most 16 items"),
+        ({"stream": "yes"}, "stream", "boolean"),
+        ({"stream_options": {"include_usage": True}}, "stream_options", "stream: true"),
+        ({"tools": [{"type": "function", "function": {"name": "a b"}}]}, "tools.0.function.name", "pattern"),
+        ({"tool_choice": "maybe"}, "tool_choice", "`auto` or `none`"),
+        ({"tool_choice": 4}, "tool_choice", "string"),
+    ],
+)
+def test_wrong_values_are_named_by_their_path(parameters: dict[str, Any], param: str, words: str) -> None:
+    error = refused(**parameters)
+    assert type(error) is InvalidRequest
+    assert error.param == param
+    assert words in error.message
+    assert param in error.message
+
+
+@pytest.mark.parametrize(
+    ("parameters", "param", "words"),
+    [
+        ({"n": 2}, "n", "send 1"),
+        ({"n": True}, "n", "send 1"),
+        ({"logprobs": True}, "logprobs", "send false"),
+        ({"top_logprobs": 3}, "top_logprobs", "leave it out"),
+        ({"logit_bias": {"1": 2}}, "logit_bias", "Leave it out"),
+        ({"functions": [{"name": "f"}]}, "functions", "`tools`"),
+        ({"audio": {"voice": "x"}}, "audio", "text"),
+        ({"store": True}, "store", "keeps no answers"),
+        ({"parallel_tool_calls": False}, "parallel_tool_calls", "send true"),
+        ({"reasoning_effort": "high"}, "reasoning_effort", "Leave it out"),
+        ({"best_of": 3}, "best_of", "Leave it out"),
+        ({"stream": True, "stream_options": {"chunk": 1}}, "stream_options.chunk", "Leave it out"),
+        (
+            {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]},
+            "messages.0.content.0",
+            "image_url",
+        ),
+        (
+            {"messages": [{"role": "user", "content": [{"type": "input_audio", "input_audio": {}}]}]},
+            "messages.0.content.0",
+            "input_audio",
+        ),
+        ({"messages": [{"role": "assistant", "function_call": {"name": "f"}}]}, "messages.0.function_call", "Leave"),
+        ({"tools": [{"type": "custom", "custom": {"name": "x"}}]}, "tools.0", "custom"),
+    ],
+)
+def test_what_is_not_supported_is_named_with_a_remedy(parameters: dict[str, Any], param: str, words: str) -> None:
+    error = refused(**parameters)
+    assert type(error) is UnsupportedParameter
+    assert (error.status, error.code) == (400, "unsupported_parameter")
+    assert error.param == param
+    assert words in error.message
+
+
+@pytest.mark.parametrize(
+    ("parameters", "param"),
+    [
+        ({"response_format": {"type": "json_object"}}, "response_format"),
+        ({"response_format": {"type": "json_schema", "json_schema": {}}}, "response_format"),
+        ({"tool_choice": "required"}, "tool_choice"),
+        ({"tool_choice": {"type": "function", "function": {"name": "f"}}}, "tool_choice"),
+        ({"tools": [{"type": "function", "function": {"name": "f", "strict": True}}]}, "tools.0.function.strict"),
+    ],
+)
+def test_what_needs_grammars_is_not_there_yet(parameters: dict[str, Any], param: str) -> None:
+    error = refused(**parameters)
+    assert type(error) is NotSupported
+    assert (error.status, error.type, error.param) == (501, "not_supported_error", param)
+
+
+@pytest.mark.parametrize(
+    ("raw", "words"),
+    [
+        (b"", "no body"),
+        (b"  ", "no body"),
+        (b"[]", "an array"),
+        (b"null", "null"),
+        (b"true", "a boolean"),
+        (b"1", "a number"),
+        (b'{"model": "m",}', "byte 14"),
+        (b'{"model": NaN}', "byte 10"),
+        (b'{"model": Infinity}', "byte 10"),
+        (b'{"temperature": 1e999}', "out of range"),
+        (b'{"max_tokens": ' + b"9" * 5000 + b"}", "out of range"),
+        (b'{"model": "m"', "ends too early, at byte 13"),
+        (b'{"model": "\xff"}', "byte 11 is 0xff"),
+        (b'{"model": "\\ud800"}', "surrogate"),
+        (b"[" * 200_000, "nested too deeply"),
+        (b'{"a":' * 200_000, "nested too deeply"),
+        (b"\xef\xbb\xbf{}", "byte 0"),
+    ],
+)
+def test_broken_bodies_say_where(raw: bytes, words: str) -> None:
+    with pytest.raises(InvalidRequest, match=words) as caught:
+        read_chat(raw)
+    assert caught.value.status == 400
+
+
+def nested(depth: int) -> bytes:
+    deep = '{"a":' * depth + "1" + "}" * depth
+    function = '{"name": "f", "parameters": ' + deep + "}"
+    raw = '{"model":"m","messages":[{"role":"user","content":"x"}],"tools":[{"type":"function","function":%s}]}'
+    return (raw % function).encode()
+
+
+@pytest.mark.parametrize("depth", [1, 50, 99])
+def test_deep_schemas_can_be_sent_on(depth: int) -> None:
+    assert msgspec.json.encode(read_chat(nested(depth)).request)
+
+
+@pytest.mark.parametrize("depth", [101, 900, 990, 2000, 100_000])
+def test_deeper_ones_are_refused(depth: int) -> None:
+    with pytest.raises(InvalidRequest, match="nested (too|more than 100 levels) deep"):
+        read_chat(nested(depth))
+
+
+def test_values_in_messages_stay_short() -> None:
+    error = refused(temperature="x" * 100_000)
+    assert len(error.message) < 300
+    assert len(refused(**{"p" * 100_000: 1}).message) < 400
+
+
+def test_several_problems_are_counted() -> None:
+    assert "1 more problem" in refused(temperature=3, top_p=3).message
+
+
+def test_every_parameter_of_openai_is_read_ignored_or_refused() -> None:
+    if not SPEC.is_file():
+        pytest.skip("shared/specs is not there")
+    schemas = json.loads(SPEC.read_text())["components"]["schemas"]
+
+    def properties(name: str) -> set[str]:
+        found: set[str] = set()
+        schema = schemas[name]
+        for part in [schema, *schema.get("allOf", [])]:
+            found |= set(part.get("properties", {}))
+            if "$ref" in part:
+                found |= properties(part["$ref"].rsplit("/", 1)[-1])
+        return found
+
+    handled = set(ChatBody.model_fields) | IGNORED | set(REFUSED)
+    assert properties("CreateChatCompletionRequest") <= handled
+    assert not set(ChatBody.model_fields) & (IGNORED | set(REFUSED))

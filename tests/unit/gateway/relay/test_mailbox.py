@@ -1,0 +1,58 @@
+"""The buffer between a worker's stream and a caller."""
+
+from __future__ import annotations
+
+import asyncio
+
+from gateway.relay.mailbox import Mailbox
+from workers.protocol.events import Failed, Finished, FinishReason, Started, Text, Timings, Usage
+from workers.protocol.failures import Failure, FailureCode
+
+END = Finished(1, FinishReason.STOP, Usage(1, 1, 0), Timings(0, 1, 1.0, 1, 1.0))
+
+
+async def test_all_that_is_there_comes_at_once_and_in_order() -> None:
+    box = Mailbox(10, lambda: None)
+    for n in range(3):
+        box.put(Text(1, str(n)))
+    assert await box.peek() == Text(1, "0")
+    assert await box.take() == [Text(1, "0"), Text(1, "1"), Text(1, "2")]
+    assert not box.ended
+
+
+async def test_a_waiting_reader_is_woken() -> None:
+    box = Mailbox(10, lambda: None)
+    reader = asyncio.create_task(box.take())
+    await asyncio.sleep(0)
+    box.put(Started(1, 0, 1, 0))
+    box.put(Text(1, "a"))
+    assert await reader == [Started(1, 0, 1, 0), Text(1, "a")]
+
+
+async def test_the_end_is_seen_when_it_is_taken() -> None:
+    for last in (END, Failed(1, Failure(FailureCode.INTERNAL, "x"))):
+        box = Mailbox(10, lambda: None)
+        box.put(Text(1, "a"))
+        box.put(last)
+        assert not box.ended
+        assert (await box.take())[-1] is last
+        assert box.ended
+
+
+async def test_overflow_is_told_once_and_what_comes_after_is_dropped() -> None:
+    told = []
+    box = Mailbox(2, lambda: told.append(1))
+    for n in range(5):
+        box.put(Text(1, str(n)))
+    assert told == [1]
+    assert await box.take() == [Text(1, "0"), Text(1, "1")]
+
+
+async def test_a_reader_that_gave_up_does_no_harm() -> None:
+    box = Mailbox(10, lambda: None)
+    reader = asyncio.create_task(box.take())
+    await asyncio.sleep(0)
+    reader.cancel()
+    await asyncio.wait({reader})
+    box.put(Text(1, "a"))
+    assert await box.take() == [Text(1, "a")]
