@@ -280,4 +280,6 @@ class Machine:
         self._console.held = False
         for part in reversed(self._stack):
             await part.stop()
+            if isinstance(part, Child) and part.last_code == Exit.DRAIN_CUT:
+                self._console.say(f"paddock: {part.name} cut off the streams that were left after its drain time")
         self._console.say("paddock: stopped")

@@ -19,8 +19,10 @@ def welcome(address: str, key: str, key_file: Path, models: tuple[str, ...], log
   models   {", ".join(models)}
   logs     {logs}
 
+# in a shell
 curl -N {address}/v1/chat/completions {headers} -d '{json.dumps(body)}'
 
+# in Python, with the openai package
 from openai import OpenAI
 client = OpenAI(base_url="{address}/v1", api_key="{key}")
 answer = client.chat.completions.create(model="{models[0]}", messages=[{{"role": "user", "content": "{PROMPT}"}}])

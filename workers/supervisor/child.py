@@ -72,6 +72,8 @@ class Child:
         self.starts = 0
         self.pid: int | None = None
         """Of the living process."""
+        self.last_code: int | None = None
+        """Of the last process that ended."""
         self._recipe = recipe
         self._output = output
         self._on_death = on_death
@@ -89,7 +91,7 @@ class Child:
         try:
             while not self._stopping.is_set():
                 started = time.monotonic()
-                code = await self._live()
+                code = self.last_code = await self._live()
                 if self._stopping.is_set():
                     break
                 await self._on_death(code)

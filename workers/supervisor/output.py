@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import sys
@@ -34,7 +35,9 @@ class Console:
 
     def say(self, text: str) -> None:
         """A line of our own."""
-        print(text, file=self._stream, flush=True)
+        # A terminal that was closed must not keep the processes from being stopped in order.
+        with contextlib.suppress(OSError):
+            print(text, file=self._stream, flush=True)
 
     def child_line(self, name: str, line: str) -> None:
         record = _record(line)

@@ -1,4 +1,4 @@
-"""SIGINT and SIGTERM as events: the first asks to stop, the second not to wait."""
+"""SIGINT, SIGTERM and a closed terminal as events: the first asks to stop, the second not to wait."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import signal
 from collections.abc import Callable
 from types import TracebackType
 
-NUMBERS = (signal.SIGINT, signal.SIGTERM)
+ALWAYS = (signal.SIGINT, signal.SIGTERM)
 
 
 class StopSignals:
@@ -15,10 +15,13 @@ class StopSignals:
 
     def __init__(self, on_stop: Callable[[], None], on_hurry: Callable[[], None]) -> None:
         self._actions = [on_hurry, on_stop]
+        # Under nohup a closed terminal is none of our business.
+        hangup = () if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN else (signal.SIGHUP,)
+        self._numbers = (*ALWAYS, *hangup)
 
     def __enter__(self) -> StopSignals:
         loop = asyncio.get_running_loop()
-        for number in NUMBERS:
+        for number in self._numbers:
             loop.add_signal_handler(number, self._received)
         return self
 
@@ -26,7 +29,7 @@ class StopSignals:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         loop = asyncio.get_running_loop()
-        for number in NUMBERS:
+        for number in self._numbers:
             loop.remove_signal_handler(number)
 
     def _received(self) -> None:

@@ -118,7 +118,7 @@ def test_a_cut_off_model_ends_everything(programs: Programs, model: Path) -> Non
 def test_a_stop_while_loading_and_a_killed_up_leave_nothing(programs: Programs, model: Path) -> None:
     up = programs.start("up", "--port", "0", "--model", str(model), *SMALL)
     up.until("redis ready")
-    assert up.stop(signal.SIGTERM) == 0, up.text()
+    assert up.stop(signal.SIGHUP) == 0, up.text()
     assert_nothing_left(up)
 
     killed = programs.start("up", "--port", "0", "--model", str(model), *SMALL)
