@@ -11,7 +11,17 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from workers.engine.request import EngineLoad, EngineRequest
-from workers.protocol.events import CallEvent, Failed, Finished, FinishReason, Started, Text, Timings, Usage
+from workers.protocol.events import (
+    CallEvent,
+    Failed,
+    Finished,
+    FinishReason,
+    Started,
+    Text,
+    Timings,
+    ToolCallDelta,
+    Usage,
+)
 from workers.protocol.failures import CallFailed, Failure, FailureCode
 
 CHARS_PER_TOKEN = 4
@@ -33,6 +43,7 @@ class FakeOptions:
     die_after: int = 0
     """Tokens of all answers together; 0: never."""
     crash_after: int = 0
+    garble_after: int = 0
     refuse: str = ""
     hang: bool = False
 
@@ -195,6 +206,8 @@ class FakeEngine:
             for answer in ended:
                 del self._running[answer.key]
                 self._free.append(answer.slot)
+        if options.garble_after and self._num_tokens >= options.garble_after:
+            events.append(ToolCallDelta(next(iter(self._running), 0), 0, "", "", ""))  # not an engine's event
         self._misbehave()
         return events
 

@@ -89,6 +89,7 @@ def parser() -> argparse.ArgumentParser:
     trouble.add_argument(
         "--crash-after", type=int, default=0, metavar="N", help="the engine crashes after N tokens in all"
     )
+    trouble.add_argument("--garble-after", type=int, default=0, metavar="N", help="the engine says what none may say")
     trouble.add_argument("--refuse", choices=("busy", "draining"), default="", help="refuse every submit")
     trouble.add_argument(
         "--drop-stream-every", type=int, default=0, metavar="N", help="cut the event stream every N writes"
@@ -108,6 +109,7 @@ async def serve(args: argparse.Namespace) -> Exit:
         fail_after=args.fail_after,
         die_after=args.die_after,
         crash_after=args.crash_after,
+        garble_after=args.garble_after,
         refuse=args.refuse,
         hang=args.hang,
     )

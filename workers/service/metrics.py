@@ -109,6 +109,13 @@ class WorkerMetrics(Collector):
             "vllm:prompt_tokens": ("Prompt tokens of started calls, cached ones included.", self.prompt_tokens),
             "vllm:generation_tokens": ("Tokens generated.", self.predicted_tokens),
         }
+        config = GaugeMetricFamily(
+            "vllm:cache_config_info",
+            "The KV cache: cells of one token.",
+            labels=("model_name", "block_size", "num_gpu_blocks"),
+        )
+        config.add_metric((self._model, "1", str(load.kv_tokens)), 1)
+        yield config
         for name, (help_, value) in gauges.items():
             gauge = GaugeMetricFamily(name, help_, labels=("model_name",))
             gauge.add_metric((self._model,), value)

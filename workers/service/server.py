@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
+import ipaddress
 import logging
 import secrets
 import signal
@@ -101,6 +102,15 @@ def listen(host: str, port: int) -> socket.socket:
     return sock
 
 
+def address_of(sock: socket.socket) -> str:
+    """Where other machines reach a listening socket; for one that listens on all addresses, the host's own."""
+    host, port = sock.getsockname()[:2]
+    if ipaddress.ip_address(host).is_unspecified:
+        with contextlib.suppress(OSError):  # a host that cannot resolve its own name says so by being unreachable
+            host = socket.gethostbyname(socket.gethostname())
+    return f"http://{f'[{host}]' if ':' in host else host}:{port}"
+
+
 class _HttpServer(uvicorn.Server):
     """Uvicorn without its signal handlers: the worker decides when it is over."""
 
@@ -123,8 +133,7 @@ class WorkerServer:
     ) -> None:
         self._place = place
         self._sock = sock
-        host, port = sock.getsockname()[:2]
-        self.address = place.address or f"http://{f'[{host}]' if ':' in host else host}:{port}"
+        self.address = place.address or address_of(sock)
         """Base URL for gateways."""
         self._boot = secrets.token_hex(6)
         self._started_at = time.time()
@@ -134,7 +143,7 @@ class WorkerServer:
         self._metrics = WorkerMetrics(place.model, self._engine.load)
         self._hub = EventHub(self._boot, grace_s=place.gateway_grace_s)
         self.desk = CallDesk(self._hub, self._engine, prompts, self._metrics, defaults)
-        self._mailbox.connect(self.desk.deliver)
+        self._mailbox.connect(self._deliver)
         app = build_app(desk=self.desk, hub=self._hub, metrics=self._metrics, secret=place.secret, health=self._health)
         config = uvicorn.Config(
             app,
@@ -225,13 +234,19 @@ class WorkerServer:
         self._stop.set()
         logger.info("%s: stopping%s", signal.Signals(number).name, " at once" if self._stop_now.is_set() else "")
 
+    def _deliver(self, step: int, events: list[CallEvent]) -> None:
+        try:
+            self.desk.deliver(step, events)
+        except Exception as error:  # noqa: BLE001 - the loop's edge: a lost step would leave its calls silent for ever
+            self._on_crash(error)
+
     def _crash_from_thread(self, error: BaseException) -> None:
         """Called by the engine's thread as its last act."""
         with contextlib.suppress(RuntimeError):  # the loop has closed: the process is ending already
             self._loop.call_soon_threadsafe(self._on_crash, error)
 
     def _on_crash(self, error: BaseException) -> None:
-        logger.critical("the engine's thread failed: %s", error, exc_info=error)
+        logger.critical("the engine failed, or a step of it could not be delivered: %s", error, exc_info=error)
         self._crash = error
         self.desk.draining = True
         self._stop_now.set()

@@ -85,8 +85,11 @@ async def test_a_second_signal_stops_at_once(session: aiohttp.ClientSession, spa
     assert worker.wait(3) == Exit.DRAIN_CUT
 
 
-async def test_a_crashed_engine_ends_every_call_in_stream(session: aiohttp.ClientSession, spawn: Spawn) -> None:
-    worker = spawn(*FAST, "--crash-after", "5")
+@pytest.mark.parametrize("flag", ["--crash-after", "--garble-after"])
+async def test_a_crashed_engine_ends_every_call_in_stream(
+    session: aiohttp.ClientSession, spawn: Spawn, flag: str
+) -> None:
+    worker = spawn(*FAST, flag, "5")
     gateway = Gateway(session, worker.address)
     async with gateway.connected() as heard:
         await gateway.submit(1)
@@ -95,7 +98,7 @@ async def test_a_crashed_engine_ends_every_call_in_stream(session: aiohttp.Clien
     ends = [heard.end(1), heard.end(2)]
     assert [end.failure.code for end in ends if isinstance(end, Failed)] == [FailureCode.INTERNAL] * 2
     assert worker.wait() == Exit.CRASHED
-    assert "--crash-after" in worker.errors()
+    assert "the engine failed" in worker.errors()
 
 
 async def test_an_answer_that_fails_in_the_middle(session: aiohttp.ClientSession, spawn: Spawn) -> None:
