@@ -14,7 +14,7 @@ from starlette.types import ASGIApp
 from gateway.access import first_key
 from gateway.access.key_store import KeyStore
 from gateway.access.keys import Keys
-from gateway.access.records import AccessRecord, read_records
+from gateway.access.records import read_records
 from gateway.admission.admission import Admission
 from gateway.api.door import Door
 from gateway.api.health import Health, MetricsPage, Ready
@@ -106,15 +106,11 @@ async def build(settings: GatewaySettings, redis: redis.asyncio.Redis) -> App:
             "metrics": MetricsPage(metrics, fleet, admission.waiting),
         }
     )
-    key_store = KeyStore(redis, keys, await _fixed_records(settings, redis))
-    return App(Door(router, metrics), pipeline, fleet, admission, relay, keys, key_store, redis)
-
-
-async def _fixed_records(settings: GatewaySettings, redis: redis.asyncio.Redis) -> tuple[AccessRecord, ...]:
-    """The records that Redis cannot overrule: the settings' own, and a preset first key."""
-    records = read_records(settings.api_keys)
+    fixed = read_records(settings.api_keys)
     first = await first_key.settle(redis, settings.api_key, settings.state_dir)
-    return (*records, first) if settings.api_key else records
+    # A preset key cannot be overruled by what stands in Redis.
+    key_store = KeyStore(redis, keys, (*fixed, first) if settings.api_key else fixed, first)
+    return App(Door(router, metrics), pipeline, fleet, admission, relay, keys, key_store, redis)
 
 
 def _beats(snapshot: FleetSnapshot) -> list[Heartbeat]:

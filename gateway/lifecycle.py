@@ -35,7 +35,6 @@ from workers.protocol.exits import Exit
 
 log = logging.getLogger(__name__)
 
-REDIS_WAIT_S = 10.0
 BACKLOG = 2048
 CLOSE_S = 2.0
 """How long open connections may take to close once every answer is complete."""
@@ -73,7 +72,7 @@ async def _live(settings: GatewaySettings) -> Exit:
     with listener:
         client = _client(settings.redis_url)
         try:
-            await _wait_for_redis(client)
+            await _wait_for_redis(client, settings.redis_wait_s)
             app = await _built(settings, client)
             async with app.running():
                 return await _serve(app, listener, settings)
@@ -184,15 +183,15 @@ def _client(url: str) -> redis.asyncio.Redis:
         raise CannotStart(Exit.USAGE, f"the Redis URL can't be used: {error}") from None
 
 
-async def _wait_for_redis(client: redis.asyncio.Redis) -> None:
-    deadline = time.monotonic() + REDIS_WAIT_S
+async def _wait_for_redis(client: redis.asyncio.Redis, wait_s: float) -> None:
+    deadline = time.monotonic() + wait_s
     while True:
         try:
             await client.ping()
             return
         except (RedisError, OSError) as error:
             if time.monotonic() > deadline:
-                line = f"Redis did not answer in {REDIS_WAIT_S:g} s ({error}); start it or mend PADDOCK_REDIS_URL"
+                line = f"Redis did not answer in {wait_s:g} s ({error}); start it or mend PADDOCK_REDIS_URL"
                 raise CannotStart(Exit.NO_REDIS, line) from None
         await asyncio.sleep(0.1)
 

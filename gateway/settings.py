@@ -36,6 +36,9 @@ class GatewaySettings(PaddockSettings):
         int, Field(ge=16, description="events a slow client may fall behind before its stream is cut off")
     ] = 2048
     drain_s: Annotated[float, Field(ge=0, description="how long a stopping gateway lets running streams finish")] = 15.0
+    redis_wait_s: Annotated[float, Field(ge=0, description="how long a starting gateway waits for Redis to answer")] = (
+        10.0
+    )
 
 
 class UpSettings(GatewaySettings, SupervisorSettings):

@@ -10,7 +10,7 @@ import redis.asyncio
 from redis.exceptions import RedisError
 
 from gateway.access.keys import Keys
-from gateway.access.records import AccessRecord, decode_record
+from gateway.access.records import FIRST_KEY_NAME, AccessRecord, decode_record, encode_record
 from workers.protocol import keys
 
 log = logging.getLogger(__name__)
@@ -19,26 +19,36 @@ REREAD_S = 3.0
 
 
 class KeyStore:
-    """The settings' records and, by name after them, those in Redis. While Redis is away the last ones stay valid."""
+    """The settings' records, and those in Redis by name after them. While Redis is away the last ones stay valid.
 
-    def __init__(self, redis: redis.asyncio.Redis, target: Keys, fixed: tuple[AccessRecord, ...]) -> None:
+    A Redis that comes back empty gets the first key again from any gateway that has seen it; what else stood there only
+    is lost with it.
+    """
+
+    def __init__(
+        self, redis: redis.asyncio.Redis, target: Keys, fixed: tuple[AccessRecord, ...], first: AccessRecord
+    ) -> None:
         self._redis = redis
         self._target = target
         self._fixed = {record.name: record for record in fixed}
+        self._first = first
         self._away = False
 
     async def refresh(self) -> None:
         """Raises redis.RedisError when Redis is away."""
-        table = await self._redis.hgetall(keys.ACCESS_KEYS)
         found: dict[str, AccessRecord] = {}
-        for name, text in table.items():
+        for name, text in (await self._redis.hgetall(keys.ACCESS_KEYS)).items():
             try:
                 record = decode_record(text)
             except msgspec.DecodeError as error:
                 log.warning("the access record %r in %s is not usable: %s", name, keys.ACCESS_KEYS, error)
                 continue
             found[record.name] = record
-        self._target.replace((found | self._fixed).values())
+        if FIRST_KEY_NAME in found:
+            self._first = found[FIRST_KEY_NAME]
+        else:
+            await self._redis.hsetnx(keys.ACCESS_KEYS, FIRST_KEY_NAME, encode_record(self._first))
+        self._target.replace(({FIRST_KEY_NAME: self._first} | found | self._fixed).values())
 
     async def run(self) -> None:
         """Re-reads until cancelled."""

@@ -1,0 +1,158 @@
+"""The life of a gateway process: starting, stopping, dying, and what it says when it cannot start."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import re
+import signal
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import redis
+
+from gateway.access.records import digest
+from tests.support.caller import Caller, calling
+from tests.support.stack import Process, Stack
+from tests.support.waiting import until
+from workers.protocol import keys
+from workers.protocol.exits import Exit
+
+QUICKLY_S = 10.0
+
+
+@contextlib.contextmanager
+def one_more(stack: Stack, **settings: object) -> Iterator[Process]:
+    """A gateway beside the shared ones; ends with the block."""
+    process = stack.gateway(wait=True, **settings)
+    stack.gateways.remove(process)
+    try:
+        yield process
+    finally:
+        process.stop()
+
+
+async def test_a_drained_stream_finishes_and_new_calls_are_refused(stack: Stack) -> None:
+    with one_more(stack, drain_s=10) as process:
+        async with calling(process.url, stack.key, "slow") as caller, caller.stream(max_tokens=60) as stream:
+            await stream.until_text()
+            process.signal(signal.SIGTERM)
+            await until(lambda: "gateway stopping" in process.text(), 2.0, "it has begun to drain")
+            async with caller.session.get(f"{process.url}/ready") as ready:
+                assert ready.status == 503
+            async with caller.session.post(f"{process.url}/v1/chat/completions", json=caller.body()) as refused:
+                body = await refused.json()
+            assert (refused.status, body["error"]["code"]) == (503, "stopping")
+            assert refused.headers["connection"] == "close"
+            assert int(refused.headers["retry-after"]) >= 1
+            await stream.finish()
+            assert stream.finish_reason == "length"
+            assert stream.error is None
+        assert process.popen.wait(QUICKLY_S) == Exit.OK
+    assert stack.leases("slow") == 0
+
+
+@pytest.mark.parametrize("impatient", [False, True])
+async def test_a_stream_that_outlasts_the_drain_ends_with_an_error(stack: Stack, impatient: bool) -> None:
+    with one_more(stack, drain_s=30 if impatient else 0.3) as process:
+        async with calling(process.url, stack.key, "slow") as caller, caller.stream() as stream:
+            await stream.until_text()
+            process.signal(signal.SIGTERM)
+            if impatient:
+                await until(lambda: "gateway stopping" in process.text(), 2.0, "it has begun to drain")
+                process.signal(signal.SIGINT)
+            await stream.finish()
+        assert stream.error is not None
+        assert stream.error["code"] == "stopping"
+        assert stream.done
+        assert process.popen.wait(QUICKLY_S) == Exit.DRAIN_CUT
+    assert stack.leases("slow") == 0
+    assert "Traceback" not in process.text()
+
+
+async def test_kill_9_of_a_gateway(stack: Stack, caller: Caller) -> None:
+    """Its leases expire, its answers are stopped on the worker, and the other gateway's streams go on."""
+    caller.model = "slow"
+    with one_more(stack) as process:
+        async with (
+            calling(process.url, stack.key, "slow") as doomed,
+            doomed.stream() as lost,
+            caller.stream() as kept,
+        ):
+            await lost.until_text()
+            await kept.until_text()
+            assert stack.leases("slow") == 2
+            process.kill()
+            await until(lambda: stack.leases("slow") == 1, keys.LEASE_TTL_S + 3, "the dead gateway's lease expires")
+            heartbeat = stack.heartbeat("slow", "slow-a")
+            assert heartbeat is not None
+            assert heartbeat.slots_busy == 1
+            read = len(kept.text)
+            await kept.until_text()
+            assert kept.error is None
+            assert len(kept.text) > read
+
+
+async def test_two_gateways_that_start_at_once_agree_on_the_first_key(tmp_path: Path) -> None:
+    """On one machine they share the file; on two, Redis decides and only one key is ever shown."""
+    folders = {"a": tmp_path / "one", "b": tmp_path / "one", "c": tmp_path / "other"}
+    with Stack() as own:
+        processes = {name: own.gateway(wait=False, api_key="", state_dir=folder) for name, folder in folders.items()}
+        for process in processes.values():
+            await until(lambda p=process: "gateway ready" in p.text(), QUICKLY_S, "it runs")  # type: ignore[misc]
+        files = [folder / "first-key" for folder in sorted(set(folders.values())) if (folder / "first-key").exists()]
+        assert len(files) == 1
+        assert stat.S_IMODE(files[0].stat().st_mode) == 0o600
+        assert [path.name for path in files[0].parent.iterdir()] == ["first-key"]
+        key = files[0].read_text().strip()
+        assert re.fullmatch(r"pk-[A-Za-z0-9_-]{43}", key)
+        for process in processes.values():
+            async with calling(process.url, key, "m") as asking:
+                async with asking.session.get(f"{process.url}/v1/models") as response:
+                    assert response.status == 200
+                async with asking.session.get(f"{process.url}/ready") as response:
+                    assert response.status == 503
+                    assert "no worker" in (await response.json())["error"]["message"]
+            assert key not in process.text()
+        with redis.Redis(unix_socket_path=str(own.redis.socket)) as client:
+            stored = client.hgetall(keys.ACCESS_KEYS)
+            assert isinstance(stored, dict)
+        assert key not in repr(stored)
+        assert json.loads(stored[b"first"])["sha256"] == digest(key)
+        # A key added in Redis is valid on every gateway within seconds.
+        record = {"name": "late", "team": "green", "sha256": digest("pk-late")}
+        with redis.Redis(unix_socket_path=str(own.redis.socket)) as client:
+            client.hset(keys.ACCESS_KEYS, "late", json.dumps(record))
+        await _accepted(processes["c"], "pk-late")
+        await _redis_comes_and_goes(own, processes["a"], key)
+
+
+async def _accepted(process: Process, key: str) -> None:
+    async with calling(process.url, key, "m") as asking, asyncio.timeout(QUICKLY_S):
+        while True:
+            async with asking.session.get(f"{process.url}/v1/models") as response:
+                if response.status == 200:
+                    return
+            await asyncio.sleep(0.1)
+
+
+async def _redis_comes_and_goes(own: Stack, process: Process, key: str) -> None:
+    """`/ready` says that Redis is missing, `/health` stays well, and an empty Redis gets the first key again."""
+    own.redis.kill()
+    async with calling(process.url, "", "m") as asking:
+        async with asking.session.get(f"{process.url}/ready") as response:
+            assert response.status == 503
+            assert "Redis does not answer" in (await response.json())["error"]["message"]
+        async with asking.session.get(f"{process.url}/health") as response:
+            assert response.status == 200
+        own.redis.start()
+        async with asyncio.timeout(QUICKLY_S):
+            while True:
+                async with asking.session.get(f"{process.url}/ready") as response:
+                    if "Redis does not answer" not in (await response.json())["error"]["message"]:
+                        break
+                await asyncio.sleep(0.05)
+    await _accepted(process, key)
