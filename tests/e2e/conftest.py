@@ -1,4 +1,4 @@
-"""One running Paddock for the end-to-end tests of a module: Redis, two true workers with the demo model, one gateway."""
+"""One running Paddock for the end-to-end tests of a module: Redis, two true workers (demo model), one gateway."""
 
 from __future__ import annotations
 
