@@ -66,6 +66,10 @@ def run(settings: UpSettings) -> int:
         return _ended(console, error, Exit.NO_REDIS)
     except OSError as error:
         return _ended(console, error, Exit.USAGE)
+    except KeyboardInterrupt:
+        # While a model was downloaded: nothing runs yet.
+        console.say("paddock: stopped")
+        return Exit.OK
 
 
 def claim_port(host: str, port: int) -> int:

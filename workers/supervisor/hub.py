@@ -22,6 +22,7 @@ from huggingface_hub.errors import (
     RepositoryNotFoundError,
 )
 
+from workers import lifeline
 from workers.protocol.exits import Exit
 
 PREFERRED = ("Q4_K_M", "Q8_0")
@@ -83,6 +84,7 @@ def fetch(repo: str, quant: str, cache: str, api: HfApi) -> str:
 
 
 def main(args: Sequence[str]) -> int:
+    lifeline.hold()
     if len(args) != 2:
         print(__doc__, file=sys.stderr)
         return int(Exit.USAGE)

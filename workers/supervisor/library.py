@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from workers import catalog_file
+from workers import catalog_file, lifeline
 from workers.protocol import catalog
 from workers.protocol.catalog import Catalog, CatalogError, ModelSpec
 from workers.protocol.exits import Exit
@@ -100,7 +100,8 @@ class Library:
             return path
         self._cache.mkdir(parents=True, exist_ok=True)
         command = [sys.executable, "-m", "workers.supervisor.hub", reference, str(self._cache)]
-        answer = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False)
+        environment = {**os.environ, lifeline.VARIABLE: str(os.getpid())}
+        answer = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False, env=environment)
         if answer.returncode != 0:
             raise ModelUnusable(f"could not fetch {reference} from the Hugging Face hub")
         path = Path(answer.stdout.strip().splitlines()[-1])

@@ -27,6 +27,9 @@ from workers.supervisor.output import Console, Output
 KILL_MARGIN_S = 5.0
 """What a worker gets beyond its own drain time before it is killed."""
 
+CPU_QUOTA = Path("/sys/fs/cgroup/cpu.max")
+"""Microseconds of CPU per period that this control group may use, or `max`. Source: Linux, cgroup-v2, cpu.max."""
+
 
 @dataclass(frozen=True, slots=True)
 class Place:
@@ -67,9 +70,14 @@ def host_id(state_dir: Path) -> str:
     return f"{host[:40]}-{digest}"
 
 
-def available_cores() -> int:
-    """CPU cores that this process may run on."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+def available_cores(quota: Path = CPU_QUOTA) -> int:
+    """CPU cores that this process may use: its affinity, and in a container the share that it is given."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    try:
+        microseconds, period = quota.read_text().split()
+    except (OSError, ValueError):
+        return cores
+    return cores if microseconds == "max" else max(1, min(cores, int(microseconds) // int(period)))
 
 
 class Supervisor:

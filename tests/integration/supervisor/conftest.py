@@ -90,11 +90,10 @@ class Programs:
         self.state = folder / "state"
         self.started: list[Program] = []
 
-    def start(self, command: str, *flags: str, state: Path | None = None, **environment: str) -> Program:
-        state = state or self.state
+    def start(self, command: str, *flags: str, **environment: str) -> Program:
         terminal = self.folder / f"terminal-{len(self.started)}"
-        clean = {name: value for name, value in os.environ.items() if not name.startswith("PADDOCK_")}
-        clean |= {"PADDOCK_STATE_DIR": str(state), **environment}
+        clean = {name: value for name, value in os.environ.items() if not name.startswith(("PADDOCK_", "HF_"))}
+        clean |= {"PADDOCK_STATE_DIR": str(self.state), **environment}
         if "--catalog" not in flags:
             clean["PADDOCK_LLAMA"] = '{"n_threads": 1}'
         with terminal.open("wb") as output:
@@ -107,7 +106,7 @@ class Programs:
                 stderr=output,
                 start_new_session=True,
             )
-        program = Program(popen, terminal, state)
+        program = Program(popen, terminal, self.state)
         self.started.append(program)
         return program
 

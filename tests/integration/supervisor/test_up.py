@@ -16,6 +16,7 @@ import pytest
 import redis
 
 from tests.integration.supervisor.conftest import Program, Programs, wait_until
+from tests.support.hub_server import Hub
 from tests.support.redis_server import RedisServer
 from workers.protocol.exits import Exit
 
@@ -140,12 +141,13 @@ def test_a_stop_while_loading_and_a_killed_up_leave_nothing(programs: Programs, 
 
 
 def test_a_gateway_that_will_not_stop_is_hurried(programs: Programs, model: Path) -> None:
-    """The second Ctrl-C ends even a frozen gateway at once; a Redis of the user's own is used and left alone."""
-    with RedisServer() as own:
-        up = programs.start(
-            "up", "--port", "0", "--model", str(model), *SMALL, "--drain-s", "600", "--redis-url", own.url
-        )
+    """The second Ctrl-C ends even a frozen gateway. On the way: a model of the hub, a Redis of the user's own."""
+    repository = {"owner/tale-GGUF": {"tale-Q8_0.gguf": model.read_bytes()}}
+    with RedisServer() as own, Hub(repository) as hub:
+        flags = ("--hf", "owner/tale-GGUF:q8_0", "--drain-s", "600", "--redis-url", own.url)
+        up = programs.start("up", "--port", "0", *SMALL, *flags, **hub.environment)
         up.until("Ctrl-C stops everything")
+        assert "paddock: worker-0 ready: tale (" in up.text()
         assert not (up.state / "run" / "redis.sock").exists()
         hurry(up)
         with redis.Redis(unix_socket_path=str(own.socket)) as client:

@@ -7,7 +7,7 @@ from pathlib import Path
 from workers.protocol.catalog import Catalog, LlamaSettings, ModelSpec
 from workers.supervisor import gpus
 from workers.supervisor.child import Backoff
-from workers.supervisor.supervisor import host_id, plan
+from workers.supervisor.supervisor import available_cores, host_id, plan
 
 FILES = {"big": Path("/m/big.gguf"), "small": Path("/m/small.gguf")}
 
@@ -34,6 +34,14 @@ def test_cores_are_divided_and_devices_go_round() -> None:
 def test_every_worker_has_a_thread_and_the_catalog_has_the_last_word() -> None:
     places = plan(catalog(threads=6), FILES, cores=1, devices=(), host="h")
     assert [(place.threads, place.device) for place in places] == [(6, None), (6, None), (1, None)]
+
+
+def test_a_container_counts_its_share_of_the_cores(tmp_path: Path) -> None:
+    quota = tmp_path / "cpu.max"
+    cores = available_cores(quota)
+    for text, share in (("max 100000", cores), ("100000 100000", 1), ("50000 100000", 1), ("6400000 100000", cores)):
+        quota.write_text(text)
+        assert available_cores(quota) == share
 
 
 def test_host_ids_are_stable_and_differ_by_state_folder() -> None:
