@@ -60,4 +60,5 @@ class KeyStore:
                 if not self._away:
                     log.warning("the API keys can't be re-read (%s); keeping the last ones", type(error).__name__)
                 self._away = True
+            raise_if_cancelled()
             await asyncio.sleep(REREAD_S)

@@ -52,7 +52,9 @@ class Registration:
 
     async def run(self) -> None:
         """Beats until cancelled."""
-        while True:
+        this = asyncio.current_task()
+        # Asked each round: redis-py can swallow a cancellation before Python 3.12 (python/cpython#86296).
+        while this is None or not this.cancelling():
             self._hurry.clear()
             try:
                 await self._beat()
