@@ -11,6 +11,7 @@ from redis.exceptions import RedisError
 
 from gateway.access.keys import Keys
 from gateway.access.records import FIRST_KEY_NAME, AccessRecord, decode_record, encode_record
+from gateway.store.cancellation import raise_if_cancelled
 from workers.protocol import keys
 
 log = logging.getLogger(__name__)
