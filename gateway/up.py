@@ -162,7 +162,8 @@ class Machine:
         self._console.held = "log_level" not in self._settings.model_fields_set
         try:
             if private:
-                self._keep(tasks, private.recipe(os.environ), final=frozenset())
+                plain = {name: value for name, value in os.environ.items() if not name.startswith(sources.PREFIX)}
+                self._keep(tasks, private.recipe(plain), final=frozenset())
             await fleet.wait_until_reachable()
             self._say("redis ready")
             supervisor = self._workers(fleet)

@@ -27,6 +27,8 @@ from workers.supervisor.output import Console, Output
 KILL_MARGIN_S = 5.0
 """What a worker gets beyond its own drain time before it is killed."""
 
+KEY_VARIABLES = frozenset({sources.variable("api_key"), sources.variable("api_keys")})
+
 CPU_QUOTA = Path("/sys/fs/cgroup/cpu.max")
 """Microseconds of CPU per period that this control group may use, or `max`. Source: Linux, cgroup-v2, cpu.max."""
 
@@ -153,6 +155,8 @@ def recipe(place: Place, settings: SupervisorSettings, environment: Mapping[str,
         llama=msgspec.json.encode(msgspec.structs.replace(model.llama, n_threads=place.threads)).decode(),
         sampling=msgspec.json.encode(model.sampling).decode(),
     )
-    variables = sources.environment_of(worker, environment) | gpus.environment_of(place.device)
+    # Callers' keys are the gateways' business only.
+    inherited = {name: value for name, value in environment.items() if name not in KEY_VARIABLES}
+    variables = sources.environment_of(worker, inherited) | gpus.environment_of(place.device)
     argv = (sys.executable, "-m", "workers.cli", "worker")
     return Recipe(place.name, argv, variables, settings.worker_drain_s + KILL_MARGIN_S)

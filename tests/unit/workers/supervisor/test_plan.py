@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 from workers.protocol.catalog import Catalog, LlamaSettings, ModelSpec
+from workers.settings import SupervisorSettings
 from workers.supervisor import gpus
 from workers.supervisor.child import Backoff
-from workers.supervisor.supervisor import available_cores, host_id, plan
+from workers.supervisor.supervisor import available_cores, host_id, plan, recipe
 
 FILES = {"big": Path("/m/big.gguf"), "small": Path("/m/small.gguf")}
 
@@ -42,6 +44,27 @@ def test_a_container_counts_its_share_of_the_cores(tmp_path: Path) -> None:
     for text, share in (("max 100000", cores), ("100000 100000", 1), ("50000 100000", 1), ("6400000 100000", cores)):
         quota.write_text(text)
         assert available_cores(quota) == share
+
+
+def test_a_worker_is_told_everything_by_its_environment_and_no_keys_of_callers() -> None:
+    settings = SupervisorSettings(redis_url="unix:///r.sock", worker_secret="hush")
+    inherited = {"PATH": "/bin", "PADDOCK_API_KEY": "pk-x", "PADDOCK_SLOTS": "99", "PADDOCK_GATEWAY_GRACE_S": "1"}
+    made = recipe(plan(catalog(), FILES, 4, ("1",), "h")[0], settings, inherited)
+    assert made.argv[1:] == ("-m", "workers.cli", "worker")
+    assert made.environment.keys() & {"PADDOCK_API_KEY", "PADDOCK_CATALOG"} == set()
+    expected = {
+        "PATH": "/bin",
+        "PADDOCK_MODEL": "/m/big.gguf",
+        "PADDOCK_ALIAS": "big",
+        "PADDOCK_SLOTS": "8",
+        "PADDOCK_WORKER_ID": "h-0",
+        "PADDOCK_WORKER_SECRET": "hush",
+        "PADDOCK_REDIS_URL": "unix:///r.sock",
+        "PADDOCK_GATEWAY_GRACE_S": "1",
+        "CUDA_VISIBLE_DEVICES": "1",
+    }
+    assert expected.items() <= made.environment.items()
+    assert json.loads(made.environment["PADDOCK_LLAMA"]) == {"n_threads": 1}
 
 
 def test_host_ids_are_stable_and_differ_by_state_folder() -> None:
