@@ -94,12 +94,19 @@ def make_context(model: Model, settings: WorkerSettings, llama: LlamaSettings) -
         logger.warning("ctx %d is more than the %d tokens that the model was trained for", asked, trained)
     shape = kv_shape(model.header)
     on_gpu = llama.n_gpu_layers != 0 and any(os.path.exists(device) for device in GPU_DEVICES)
+    token_bytes = shape.bytes_per_token(llama.cache_type_k, llama.cache_type_v) if shape else 0.0
+    free = None if on_gpu else free_bytes()
+    if free is not None and settings.kv_tokens * token_bytes > free:
+        raise ModelTooLarge(  # llama.cpp would find out slowly, and at the expense of everyone on this machine
+            f"kv_tokens: {settings.kv_tokens:,} KV cells take {int(settings.kv_tokens * token_bytes) >> 20:,} MiB and "
+            f"{free >> 20:,} MiB of memory are free; lower --kv-tokens"
+        )
     plan = plan_kv(
         slots=settings.slots,
         n_ctx=asked,
         kv_tokens=settings.kv_tokens,
-        bytes_per_token=shape.bytes_per_token(llama.cache_type_k, llama.cache_type_v) if shape else 0.0,
-        free_bytes=None if on_gpu else free_bytes(),
+        bytes_per_token=token_bytes,
+        free_bytes=free,
     )
     n_ctx, kv_tokens, reason = plan.n_ctx, plan.kv_tokens, plan.reason
     while True:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import os
 import signal
 import sys
@@ -22,6 +23,9 @@ from workers.protocol.exits import Exit
 from workers.protocol.failures import Failure, FailureCode
 from workers.protocol.heartbeat import decode_heartbeat
 from workers.protocol.requests import Accepted, Sampling, Tool
+from workers.service.server import listen
+from workers.settings import WorkerSettings
+from workers.worker import run
 
 DEMO = ROOT / "deploy" / "demo" / "paddock-demo.gguf"
 SECRET = "a-secret"
@@ -111,37 +115,68 @@ async def test_a_signal_ends_the_process_cleanly(session: aiohttp.ClientSession,
     assert "Traceback" not in demo.errors()
 
 
-def complaint(process: Process) -> str:
-    """What a process that could not start says to a person, beside its log."""
-    lines = [line for line in process.errors().splitlines() if line.startswith("paddock: ")]
-    assert "Traceback" not in process.errors()
-    assert len(lines) == 1, process.errors()
-    return lines[0]
+def test_a_missing_model_is_one_clear_line(start: Start) -> None:
+    process = start("--model", "/nowhere/missing.gguf")
+    assert process.wait(30) == Exit.BAD_MODEL, process.errors()
+    [line] = process.errors().splitlines()
+    assert line.startswith("paddock: ")
+    assert "missing.gguf" in line
 
 
-def test_files_that_are_no_models(start: Start, folder: Path) -> None:
-    (folder / "text.gguf").write_text("hello, I am no model", encoding="utf-8")
-    processes = {name: start("--model", str(folder / name)) for name in ("missing.gguf", "text.gguf")}
-    if DEMO.exists():
-        (folder / "cut.gguf").write_bytes(DEMO.read_bytes()[: os.path.getsize(DEMO) // 2])
-        processes["cut.gguf"] = start("--model", str(folder / "cut.gguf"))
-    for name, process in processes.items():
-        assert process.wait(30) == Exit.BAD_MODEL, process.errors()
-        assert name in complaint(process)
+@pytest.fixture
+def own_logging() -> Iterator[None]:
+    """`run` takes over the process's logging."""
+    root = logging.getLogger()
+    handlers, level = root.handlers[:], root.level
+    yield
+    root.handlers[:] = handlers
+    root.setLevel(level)
 
 
-@pytest.mark.parametrize(
-    ("flags", "variables", "says"),
-    [
-        ((), {}, "--model"),
-        (("--model", "x.gguf"), {"PADDOCK_WORKER_SECRET": ""}, "PADDOCK_WORKER_SECRET"),
-        (("--model", "x.gguf", "--alias", "no spaces please"), {}, "--alias"),
-        (("--model", "x.gguf", "--sampling", '{"temperature": "hot"}'), {}, "temperature"),
-    ],
-)
-def test_settings_that_cannot_be_used(
-    start: Start, flags: tuple[str, ...], variables: dict[str, str], says: str
-) -> None:
-    process = start(*flags, **variables)
-    assert process.wait(30) == Exit.USAGE, process.errors()
-    assert says in complaint(process)
+@pytest.mark.usefixtures("own_logging")
+class TestComplaints:
+    """What `run` says when it can't serve: one line, and the code."""
+
+    def complaint(self, capsys: pytest.CaptureFixture[str], expected: Exit, **values: object) -> str:
+        settings = WorkerSettings(**{"redis_url": "unix:///nowhere", "worker_secret": SECRET, **values})  # type: ignore[arg-type]
+        assert run(settings) == expected
+        lines = [line for line in capsys.readouterr().err.splitlines() if line.startswith("paddock: ")]
+        assert len(lines) == 1
+        return lines[0]
+
+    @pytest.mark.parametrize("name", ["text.gguf", "cut.gguf", "empty.gguf"])
+    def test_files_that_are_no_models(self, capsys: pytest.CaptureFixture[str], tmp_path: Path, name: str) -> None:
+        if name == "cut.gguf" and not DEMO.exists():
+            pytest.skip(f"{DEMO} is not there")
+        contents = {"text.gguf": b"hello, I am no model", "empty.gguf": b""}
+        path = tmp_path / name
+        path.write_bytes(contents[name] if name in contents else DEMO.read_bytes()[: os.path.getsize(DEMO) // 2])
+        assert name in self.complaint(capsys, Exit.BAD_MODEL, model=path)
+
+    @pytest.mark.parametrize(
+        ("values", "says"),
+        [
+            ({}, "--model"),
+            ({"model": "x.gguf", "redis_url": ""}, "--redis-url"),
+            ({"model": "x.gguf", "worker_secret": ""}, "PADDOCK_WORKER_SECRET"),
+            ({"model": "x.gguf", "alias": "no spaces please"}, "--alias"),
+            ({"model": "x.gguf", "sampling": '{"temperature": "hot"}'}, "temperature"),
+            ({"model": "x.gguf", "llama": "[]"}, "llama"),
+            ({"model": "x.gguf", "worker_host": "192.0.2.1"}, "worker_host"),
+        ],
+    )
+    def test_settings_that_cannot_be_used(
+        self, capsys: pytest.CaptureFixture[str], values: dict[str, str], says: str
+    ) -> None:
+        assert says in self.complaint(capsys, Exit.USAGE, **values)
+
+    def test_a_taken_port(self, capsys: pytest.CaptureFixture[str]) -> None:
+        with listen("127.0.0.1", 0) as sock:
+            port = sock.getsockname()[1]
+            assert str(port) in self.complaint(capsys, Exit.PORT_TAKEN, model="x.gguf", worker_port=port)
+
+    def test_a_cache_that_cannot_fit(self, capsys: pytest.CaptureFixture[str]) -> None:
+        if not DEMO.exists():
+            pytest.skip(f"{DEMO} is not there")
+        line = self.complaint(capsys, Exit.NO_MEMORY, model=DEMO, kv_tokens=2_000_000_000)
+        assert "--kv-tokens" in line
