@@ -7,9 +7,11 @@ docs                          docs/settings.md
 
 from __future__ import annotations
 
+import inspect
 import json
 import sys
 from collections.abc import Sequence
+from typing import Any
 
 from gateway.settings import UpSettings, known_settings
 from gateway.settings_page import settings_page
@@ -60,7 +62,16 @@ def show(args: Sequence[str]) -> int:
 
 
 def schema_text() -> str:
-    return json.dumps(catalog.schema(), indent=2, ensure_ascii=False) + "\n"
+    return json.dumps(_clean(catalog.schema()), indent=2, ensure_ascii=False) + "\n"
+
+
+def _clean(node: Any) -> Any:
+    """The same with docstrings at the margin: Python 3.13 takes their indentation away, older ones keep it."""
+    if isinstance(node, dict):
+        return {name: _clean(value) for name, value in node.items()}
+    if isinstance(node, list):
+        return [_clean(value) for value in node]
+    return inspect.cleandoc(node) if isinstance(node, str) else node
 
 
 def _shown(value: object) -> str:
