@@ -22,11 +22,13 @@ def welcome(address: str, key: str, key_file: Path, models: tuple[str, ...], log
 # in a shell
 curl -N {address}/v1/chat/completions {headers} -d '{json.dumps(body)}'
 
-# in Python, with the openai package
-from openai import OpenAI
-client = OpenAI(base_url="{address}/v1", api_key="{key}")
-answer = client.chat.completions.create(model="{models[0]}", messages=[{{"role": "user", "content": "{PROMPT}"}}])
-print(answer.choices[0].message.content)
+# in Python, with nothing installed; any OpenAI client takes the same address (base_url) and key (api_key)
+import json, urllib.request
+body = json.dumps({body!r}).encode()
+ask = urllib.request.Request("{address}/v1/chat/completions", body, {{"Authorization": "Bearer {key}"}})
+for line in urllib.request.urlopen(ask):
+    if line.startswith(b"data: {{"):
+        print(json.loads(line[6:])["choices"][0]["delta"].get("content") or "", end="", flush=True)
 
 Ctrl-C stops everything.
 """

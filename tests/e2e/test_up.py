@@ -1,0 +1,67 @@
+"""`paddock up` as a new user meets it: the demo model, and the printed snippets pasted as they are."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from tests.support.stack import ROOT, free_port
+
+READY_S = 60.0
+
+
+@pytest.fixture(scope="module")
+def printed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """What it prints until it is ready; at the end it is asked to stop, and leaves nothing."""
+    state = tmp_path_factory.mktemp("state")
+    clean = {name: value for name, value in os.environ.items() if not name.startswith("PADDOCK_")}
+    command = [sys.executable, "-m", "gateway.cli", "up", "--port", str(free_port()), "--state-dir", str(state)]
+    log = state / "terminal"
+    with log.open("wb") as terminal:
+        up = subprocess.Popen(command, cwd=ROOT, env=clean, stdout=terminal, stderr=terminal, start_new_session=True)
+    deadline = time.monotonic() + READY_S
+    while "Ctrl-C" not in log.read_text() and up.poll() is None and time.monotonic() < deadline:
+        time.sleep(0.05)
+    family = psutil.Process(up.pid).children(recursive=True) if up.poll() is None else []
+    yield log.read_text()
+    up.send_signal(signal.SIGTERM)
+    assert up.wait(60) == 0, log.read_text()
+    assert [process for process in family if process.is_running()] == []
+    assert not list((state / "run").glob("*.sock"))
+
+
+def test_two_workers_redis_and_a_gateway(printed: str) -> None:
+    for part in ("redis ready", "worker-0 ready", "worker-1 ready", "gateway ready"):
+        assert part in printed
+
+
+def test_the_key_lies_in_a_file_of_its_owner(printed: str) -> None:
+    found = re.search(r"API key +(\S+) \(kept in (.*)\)", printed)
+    assert found is not None
+    path = Path(found[2])
+    assert path.read_text().strip() == found[1]
+    assert path.stat().st_mode & 0o777 == 0o600
+
+
+def test_the_curl_snippet_streams(printed: str) -> None:
+    (line,) = re.findall(r"^curl .*$", printed, re.MULTILINE)
+    done = subprocess.run(["sh", "-c", line], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count('"content":') > 10
+    assert done.stdout.rstrip().endswith("data: [DONE]")
+
+
+def test_the_python_snippet_tells_a_story(printed: str) -> None:
+    snippet = printed[printed.index("import json") : printed.index("Ctrl-C")]
+    done = subprocess.run([sys.executable, "-c", snippet], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    assert "fox" in done.stdout
