@@ -15,7 +15,7 @@ import pytest
 import redis
 
 from gateway.access.records import digest
-from tests.support.caller import Caller, calling
+from tests.support.caller import calling
 from tests.support.stack import Process, Stack
 from tests.support.waiting import until
 from workers.protocol import keys
@@ -71,29 +71,6 @@ async def test_a_stream_that_outlasts_the_drain_ends_with_an_error(stack: Stack,
         assert process.popen.wait(QUICKLY_S) == Exit.DRAIN_CUT
     assert stack.leases("slow") == 0
     assert "Traceback" not in process.text()
-
-
-async def test_kill_9_of_a_gateway(stack: Stack, caller: Caller) -> None:
-    """Its leases expire, its answers are stopped on the worker, and the other gateway's streams go on."""
-    caller.model = "slow"
-    with one_more(stack) as process:
-        async with (
-            calling(process.url, stack.key, "slow") as doomed,
-            doomed.stream() as lost,
-            caller.stream() as kept,
-        ):
-            await lost.until_text()
-            await kept.until_text()
-            assert stack.leases("slow") == 2
-            process.kill()
-            await until(lambda: stack.leases("slow") == 1, keys.LEASE_TTL_S + 3, "the dead gateway's lease expires")
-            heartbeat = stack.heartbeat("slow", "slow-a")
-            assert heartbeat is not None
-            assert heartbeat.slots_busy == 1
-            read = len(kept.text)
-            await kept.until_text()
-            assert kept.error is None
-            assert len(kept.text) > read
 
 
 async def test_two_gateways_that_start_at_once_agree_on_the_first_key(tmp_path: Path) -> None:
