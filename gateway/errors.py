@@ -88,6 +88,11 @@ class MethodNotAllowed(PaddockError):
     type = "invalid_request_error"
     code = "method_not_allowed"
 
+    def __init__(self, message: str, *, allow: str) -> None:
+        super().__init__(message)
+        self.allow = allow
+        """The method that the route takes, for the header of that name."""
+
 
 class QueueFull(PaddockError):
     status = 429

@@ -11,7 +11,7 @@ from gateway.api.diagnostics import begin_trail
 from gateway.api.errors import send_error
 from gateway.api.presence import ClientGone
 from gateway.errors import InternalError, PaddockError
-from gateway.telemetry.logs import log_request
+from gateway.telemetry.logs import PROBED, log_request
 from gateway.telemetry.metrics import Metrics
 from gateway.telemetry.trail import Trail
 
@@ -54,4 +54,6 @@ class Door:
         trail.outcome = trail.outcome or ("ok" if 0 < trail.status < 400 else "cancelled")
         if trail.model:
             self._metrics.ended(trail, time.monotonic() - trail.received_at)
+        elif trail.outcome != "ok" and trail.path not in PROBED:
+            self._metrics.turned_away(trail)
         log_request(trail)

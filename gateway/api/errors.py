@@ -8,7 +8,7 @@ import math
 import msgspec
 from starlette.types import Message, Receive, Send
 
-from gateway.errors import AuthenticationFailed, BodyTooLarge, PaddockError, Stopping
+from gateway.errors import AuthenticationFailed, BodyTooLarge, MethodNotAllowed, PaddockError, Stopping
 from gateway.telemetry.trail import Trail
 
 LINGER_S = 5.0
@@ -30,6 +30,8 @@ def error_headers(error: PaddockError) -> list[tuple[bytes, bytes]]:
         headers.append((b"retry-after", b"%d" % max(1, math.ceil(error.retry_after_s or 1.0))))
     if isinstance(error, AuthenticationFailed):
         headers.append((b"www-authenticate", b"Bearer"))
+    if isinstance(error, MethodNotAllowed):
+        headers.append((b"allow", error.allow.encode()))
     if isinstance(error, Stopping | BodyTooLarge):
         headers.append((b"connection", b"close"))
     return headers

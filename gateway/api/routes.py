@@ -45,7 +45,9 @@ class _WrongMethod:
         self._allowed = allowed
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        raise MethodNotAllowed(f"{scope['method']} {_shown(scope['path'])} does not exist. Use {self._allowed}.")
+        raise MethodNotAllowed(
+            f"{scope['method']} {_shown(scope['path'])} does not exist. Use {self._allowed}.", allow=self._allowed
+        )
 
 
 async def _unknown(scope: Scope, receive: Receive, send: Send) -> None:

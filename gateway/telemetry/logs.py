@@ -65,5 +65,5 @@ def configure(level: str, log_format: str) -> None:
 
 def log_request(trail: Trail) -> None:
     """The one line of a request that ended."""
-    level = logging.WARNING if trail.status >= 500 else logging.DEBUG if trail.path in PROBED else logging.INFO
+    level = logging.DEBUG if trail.path in PROBED else logging.WARNING if trail.status >= 500 else logging.INFO
     logging.getLogger(REQUEST_LOGGER).log(level, "request", extra={"fields": trail.line()})

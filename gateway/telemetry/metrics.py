@@ -1,20 +1,4 @@
-"""Every metric of the gateway, declared once. Exposition: Prometheus text at `/metrics`.
-
-name                              labels                         unit
---------------------------------  -----------------------------  ---------------------------------------------
-paddock_requests_total            model alias team outcome       requests that ended
-paddock_requests_in_flight        model                          requests between admission and their end
-paddock_ttft_seconds              model alias                    arrival to first token
-paddock_e2e_seconds               model alias outcome            arrival to end
-paddock_queue_wait_seconds        model                          waiting for a slot
-paddock_overhead_seconds          model                          gateway's own time before the worker is asked
-paddock_prompt_tokens_total       model alias team               tokens, by the worker's count
-paddock_cached_tokens_total       model alias team               prompt tokens found in a KV cache
-paddock_generated_tokens_total    model alias team               tokens
-paddock_attempts_total            model outcome                  submissions to workers (placed, retried)
-paddock_queue_length              model                          calls of this gateway that wait for a slot
-paddock_workers                   model                          live workers
-"""
+"""Every metric of the gateway, declared once; what each says is told in docs/metrics.md."""
 
 from __future__ import annotations
 
@@ -80,7 +64,7 @@ class Metrics:
         self.workers = Gauge("paddock_workers", "Live workers", ("model",), registry=registry)
 
     def ended(self, trail: Trail, total_s: float) -> None:
-        """Count one request that reached a model (a request that never named a known one is in the log only)."""
+        """Count one request that reached a model."""
         who = (trail.model, trail.alias, trail.team)
         self.requests.labels(*who, trail.outcome).inc()
         self.e2e.labels(trail.model, trail.alias, trail.outcome).observe(total_s)
@@ -93,6 +77,10 @@ class Metrics:
             self.prompt_tokens.labels(*who).inc(trail.usage.prompt_tokens)
             self.cached_tokens.labels(*who).inc(trail.usage.cached_tokens)
             self.generated_tokens.labels(*who).inc(trail.usage.completion_tokens)
+
+    def turned_away(self, trail: Trail) -> None:
+        """Count one request that ended before it had a model: its labels `model` and `alias` are empty."""
+        self.requests.labels("", "", trail.team, trail.outcome).inc()
 
     def exposition(self, workers: Mapping[str, int], waiting: Mapping[str, int]) -> bytes:
         """The text for a scrape; `workers` and `waiting` are counts per model at this moment."""

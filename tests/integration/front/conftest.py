@@ -20,6 +20,16 @@ MAX_BODY_BYTES = 1 << 20
 QUEUE_TIMEOUT_S = 1.5
 PING_INTERVAL_S = 0.2
 
+REQUEST_TIMEOUT_S = 3.0
+"""Of the second gateway."""
+CATALOG = """
+models:
+  - {name: quick, path: quick.gguf}
+  - {name: absent, path: absent.gguf}
+aliases: {chat: quick, later: absent}
+"""
+"""Of the second gateway: a model with an alias, and one that no worker serves."""
+
 
 @pytest.fixture(scope="session")
 def stack() -> Iterator[Stack]:
@@ -42,8 +52,10 @@ def stack() -> Iterator[Stack]:
             "ping_interval_s": PING_INTERVAL_S,
             "stream_buffer_events": 256,
         }
-        for _ in range(2):
-            running.gateway(**settings, wait=False)
+        catalog = running.folder / "catalog.yaml"
+        catalog.write_text(CATALOG)
+        running.gateway(wait=False, **settings)
+        running.gateway(wait=False, catalog=catalog, request_timeout_s=REQUEST_TIMEOUT_S, **settings)
         for alias, process in zip(pools, running.workers, strict=True):
             running.wait_for_worker(alias, f"{alias}-a", process)
         for gateway in running.gateways:
@@ -65,6 +77,6 @@ async def caller(stack: Stack, gateway: Process) -> AsyncIterator[Caller]:
 
 @pytest.fixture
 async def other_caller(stack: Stack) -> AsyncIterator[Caller]:
-    """Asks the second gateway."""
+    """Asks the second gateway, which has a catalog."""
     async with calling(stack.gateways[1].url, stack.key, "quick") as asking:
         yield asking

@@ -161,3 +161,14 @@ async def test_two_gateways_share_a_pool(caller: Caller, other_caller: Caller) -
     answers = await asyncio.gather(*(asking.whole() for asking in (caller, other_caller) for _ in range(5)))
     assert [status for status, _ in answers] == [200] * 10
     assert {body["choices"][0]["message"]["content"] for _, body in answers} == {EIGHT}
+
+
+async def test_an_alias_leads_to_its_model(other_caller: Caller) -> None:
+    other_caller.model = "chat"
+    status, body = await other_caller.whole(max_tokens=1)
+    assert (status, body["model"]) == (200, "chat")
+    async with other_caller.session.get(f"{other_caller.url}/v1/models") as response:
+        cards = {card["id"]: card for card in (await response.json())["data"]}
+    assert (cards["chat"]["root"], cards["chat"]["status"]["value"]) == ("quick", "loaded")
+    assert (cards["later"]["root"], cards["later"]["status"]["value"]) == ("absent", "unloaded")
+    assert "meta" not in cards["later"]

@@ -210,6 +210,7 @@ async def test_a_wrong_method(caller: Caller, method: str, path: str, right: str
         error = await error_of(response)
     assert (response.status, error["code"]) == (405, "method_not_allowed")
     assert error["message"].endswith(f"Use {right}.")
+    assert response.headers["allow"] == right
 
 
 async def test_nothing_is_left_behind(caller: Caller, stack: Stack, gateway: Process) -> None:

@@ -11,7 +11,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from tests.integration.front.conftest import QUEUE_TIMEOUT_S
+from tests.integration.front.conftest import QUEUE_TIMEOUT_S, REQUEST_TIMEOUT_S
 from tests.support.caller import Caller, Stream
 from tests.support.stack import Process, Stack
 from tests.support.waiting import until
@@ -131,6 +131,24 @@ async def test_a_full_queue_is_a_429(caller: Caller) -> None:
         for task in waiting:
             task.cancel()
         await asyncio.wait(waiting)
+
+
+async def test_a_model_that_no_worker_serves_is_waited_for(other_caller: Caller) -> None:
+    other_caller.model = "later"
+    status, body = await other_caller.whole()
+    assert (status, body["error"]["code"]) == (503, "queue_timeout")
+    assert "no worker" in body["error"]["message"]
+
+
+async def test_a_request_that_takes_too_long_ends_with_an_error(other_caller: Caller, stack: Stack) -> None:
+    other_caller.model = "slow"
+    async with other_caller.stream() as stream:
+        await stream.finish()
+    assert stream.text.startswith("t0 t1 ")
+    assert stream.error is not None
+    assert stream.error["code"] == "request_timeout"
+    assert f"{REQUEST_TIMEOUT_S:g} s" in stream.error["message"]
+    await until(lambda: stack.leases("slow") == 0, GONE_S, "the lease is given back")
 
 
 @pytest.mark.parametrize("stream", [True, False])

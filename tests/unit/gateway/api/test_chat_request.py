@@ -251,7 +251,7 @@ def test_deep_schemas_can_be_sent_on(depth: int) -> None:
 
 @pytest.mark.parametrize("depth", [101, 900, 990, 2000, 100_000])
 def test_deeper_ones_are_refused(depth: int) -> None:
-    with pytest.raises(InvalidRequest, match="nested (too|more than 100 levels) deep"):
+    with pytest.raises(InvalidRequest, match=r"nested (too|more than 100 levels) deep"):
         read_chat(nested(depth))
 
 

@@ -1,0 +1,63 @@
+"""What a client or an operator of the gateway can meet is told in the docs."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from prometheus_client.parser import text_string_to_metric_families
+
+from gateway import errors
+from gateway.access.records import AccessRecord
+from gateway.api.openai.chat_body import ChatBody
+from gateway.api.openai.refused import IGNORED, REFUSED
+from gateway.api.routes import ROUTES
+from gateway.telemetry.metrics import Metrics
+
+DOCS = Path(__file__).resolve().parents[2] / "docs"
+
+
+def page(name: str) -> str:
+    return (DOCS / name).read_text()
+
+
+def rows(name: str, heading: str = "") -> list[list[str]]:
+    """Cells of the table rows below a heading (or anywhere)."""
+    text = page(name)
+    text = text.split(f"\n## {heading}\n", 1)[1].split("\n## ", 1)[0] if heading else text
+    return [[cell.strip() for cell in line.strip("|").split("|")] for line in text.splitlines() if line[:1] == "|"]
+
+
+def test_every_route() -> None:
+    told = {cells[0] for cells in rows("api.md") if cells[0].startswith(("`GET", "`POST"))}
+    assert told == {f"`{row.method} {row.path.replace(':path', '')}`" for row in ROUTES}
+
+
+def test_every_parameter() -> None:
+    told = {name for cells in rows("api.md", "Chat completions") for name in re.findall(r"`(\w+)`", cells[0])}
+    assert told == set(ChatBody.model_fields)
+    text = page("api.md")
+    assert all(f"`{name}`" in text for name in IGNORED | set(REFUSED))
+
+
+def test_every_error() -> None:
+    told = {
+        (cells[0], cells[1].strip("`"), code)
+        for cells in rows("api.md", "Errors")[2:]
+        for code in re.findall(r"`(\w+)`|(null)", cells[2])
+        for code in code
+        if code
+    }
+    tree = [kind for kind in vars(errors).values() if isinstance(kind, type) and issubclass(kind, errors.PaddockError)]
+    declared = {(str(kind.status), kind.type, kind.code or "null") for kind in tree if kind is not errors.PaddockError}
+    assert told == declared
+
+
+def test_every_metric() -> None:
+    families = text_string_to_metric_families(Metrics().exposition({}, {}).decode())
+    declared = {family.name + ("_total" if family.type == "counter" else "") for family in families}
+    assert {cells[0].strip("`") for cells in rows("metrics.md")[2:]} == declared
+
+
+def test_every_field_of_a_key() -> None:
+    assert {cells[0].strip("`") for cells in rows("keys.md")[2:]} == set(AccessRecord.__struct_fields__)
