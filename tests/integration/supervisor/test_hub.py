@@ -51,7 +51,7 @@ def test_fetches_the_preferred_file_once(hub: Hub, tmp_path: Path) -> None:
     assert Path(done.stdout.strip()).read_bytes() == GGUF + b"q4"
     hub.requests.clear()
     again = run(hub, "owner/model-GGUF", tmp_path)
-    assert again.stdout == done.stdout
+    assert again.stdout == done.stdout, again.stderr
     assert not [line for line in hub.requests if line.startswith("GET") and "resolve" in line]
 
 
