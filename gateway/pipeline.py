@@ -11,7 +11,7 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 from gateway.call import Call, Principal
@@ -172,7 +172,10 @@ class Pipeline:
             self._metrics.attempts.labels(call.model, failure.code.value).inc()
             if failure.code not in RETRYABLE or trail.attempts >= MAX_ATTEMPTS:
                 raise answer_to(failure)
-            resting[place.boot] = float("inf") if failure.code is FailureCode.DRAINING else time.monotonic() + REST_S
+            now = time.monotonic()
+            resting[place.boot] = float("inf") if failure.code is FailureCode.DRAINING else now + REST_S
+            # Losing a worker is not the caller's fault: it may wait for a slot once more.
+            call = replace(call, queue_deadline=min(call.deadline, now + self._limits.queue_timeout_s))
 
     async def _avoided(self, call: Call, resting: dict[str, float]) -> frozenset[str]:
         """Workers that would not do; while there are no others, waits for one to recover or to be replaced."""

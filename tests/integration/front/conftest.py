@@ -20,7 +20,7 @@ MAX_BODY_BYTES = 1 << 20
 QUEUE_TIMEOUT_S = 1.5
 PING_INTERVAL_S = 0.2
 
-REQUEST_TIMEOUT_S = 3.0
+REQUEST_TIMEOUT_S = 2.0
 """Of the second gateway."""
 CATALOG = """
 models:

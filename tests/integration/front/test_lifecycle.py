@@ -11,6 +11,7 @@ import stat
 from collections.abc import Iterator
 from pathlib import Path
 
+import aiohttp
 import pytest
 import redis
 
@@ -117,19 +118,34 @@ async def _accepted(process: Process, key: str) -> None:
 
 
 async def _redis_comes_and_goes(own: Stack, process: Process, key: str) -> None:
-    """`/ready` says that Redis is missing, `/health` stays well, and an empty Redis gets the first key again."""
-    own.redis.kill()
-    async with calling(process.url, "", "m") as asking:
+    """A stream goes on, `/ready` says what is missing, an empty Redis gets the first key again, new calls work."""
+    worker = own.fake_worker("m", "--step-ms", "20", "--tokens", "200")
+    await _ready(process)
+    async with calling(process.url, key, "m") as asking, asking.stream() as stream:
+        await stream.until_text()
+        own.redis.kill()
         async with asking.session.get(f"{process.url}/ready") as response:
             assert response.status == 503
             assert "Redis does not answer" in (await response.json())["error"]["message"]
         async with asking.session.get(f"{process.url}/health") as response:
             assert response.status == 200
+        status, body = await asking.whole()
+        assert (status, body["error"]["code"]) == (503, "store_unavailable")
         own.redis.start()
-        async with asyncio.timeout(QUICKLY_S):
-            while True:
-                async with asking.session.get(f"{process.url}/ready") as response:
-                    if "Redis does not answer" not in (await response.json())["error"]["message"]:
-                        break
-                await asyncio.sleep(0.05)
-    await _accepted(process, key)
+        await _ready(process)
+        await _accepted(process, key)
+        status, _ = await asking.whole(max_tokens=1)
+        assert status == 200
+        await stream.finish()
+        assert stream.error is None
+        assert stream.text.endswith("t199 ")
+    worker.kill()
+
+
+async def _ready(process: Process) -> None:
+    async with aiohttp.ClientSession() as session, asyncio.timeout(QUICKLY_S):
+        while True:
+            async with session.get(f"{process.url}/ready") as response:
+                if response.status == 200:
+                    return
+            await asyncio.sleep(0.05)

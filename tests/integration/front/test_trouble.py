@@ -171,12 +171,11 @@ async def test_a_failure_after_the_first_token(caller: Caller, stack: Stack, str
     await until(lambda: stack.leases("failing") == 0, GONE_S, "the lease is given back")
 
 
-@pytest.mark.parametrize("refusal", ["busy", "draining"])
-async def test_a_worker_that_refuses_is_passed_over(caller: Caller, stack: Stack, refusal: str) -> None:
+async def test_a_worker_that_refuses_is_passed_over(caller: Caller, stack: Stack) -> None:
     """Its calls are placed again on another worker before anything was sent."""
-    model = caller.model = f"mixed-{refusal}"
+    model = caller.model = "mixed"
     willing = stack.fake_worker(model, "--step-ms", "2", "--tokens", "3", worker_id=f"{model}-b", wait=False)
-    refusing = stack.fake_worker(model, "--refuse", refusal, worker_id=f"{model}-a")
+    refusing = stack.fake_worker(model, "--refuse", "draining", worker_id=f"{model}-a")
     await _seen(caller, 2)
     attempts = []
     for _ in range(4):
@@ -190,41 +189,17 @@ async def test_a_worker_that_refuses_is_passed_over(caller: Caller, stack: Stack
     willing.kill()
 
 
-async def test_kill_9_of_a_worker(caller: Caller, stack: Stack) -> None:
-    """Running streams end with an in-stream error; calls that had not started finish on the other worker."""
-    caller.model = "mortal"
-    flags = ("--step-ms", "20", "--tokens", "400")
-    doomed = stack.fake_worker("mortal", *flags, worker_id="mortal-a", slots=2)
-    await _seen(caller, 1)
-    async with taken(caller, 2) as streams:
-        # Accepted by the worker or still on their way to it: none has begun.
-        waiting = [asyncio.create_task(caller.whole(max_tokens=2)) for _ in range(2)]
-        await asyncio.sleep(0.2)
-        heir = stack.fake_worker("mortal", *flags, worker_id="mortal-b", slots=4)
-        began = time.monotonic()
-        doomed.kill()
-        for stream in streams:
-            await stream.finish()
-            assert stream.error is not None
-            assert stream.error["code"] == "worker_lost"
-            assert "mortal-a" in stream.error["message"]
-            assert stream.done
-        assert time.monotonic() - began < 1.5
-        assert [status for status, _ in await asyncio.gather(*waiting)] == [200, 200]
-    await until(lambda: stack.leases("mortal") == 0, 8.0, "no slot stays leased")
-    heir.kill()
-
-
 async def test_a_worker_that_dies_between_accepting_and_starting(caller: Caller, stack: Stack) -> None:
-    """Its call has been submitted, and is answered by the other worker."""
+    """Its call has been submitted, has outlasted the bound for queueing, and is answered by the other worker."""
     caller.model = "hanging"
     doomed = stack.fake_worker("hanging", "--hang", worker_id="hanging-a")
     await _seen(caller, 1)
     asking = asyncio.create_task(caller.whole(max_tokens=2))
     await until(lambda: stack.leases("hanging") == 1, 2.0, "the call holds a slot of the worker that hangs")
-    await asyncio.sleep(0.1)
+    asked = time.monotonic()
     heir = stack.fake_worker("hanging", "--step-ms", "2", worker_id="hanging-b")
     await _seen(caller, 2)
+    await asyncio.sleep(max(0.0, QUEUE_TIMEOUT_S + 0.1 - (time.monotonic() - asked)))
     doomed.kill()
     status, body = await asking
     assert (status, body["choices"][0]["message"]["content"]) == (200, "t0 t1 ")
