@@ -6,10 +6,9 @@ Shapes: B rows, T tokens, C channels (WIDTH), H heads of D channels each.
 from __future__ import annotations
 
 import torch
+from tokenizer import VOCABULARY
 from torch import Tensor, nn
 from torch.nn import functional
-
-from tokenizer import VOCABULARY
 
 WIDTH = 192
 LAYERS = 5

@@ -19,6 +19,8 @@ from typing import Any
 
 import words
 
+CUSTOM = -1  # the intent of a tool that words.py does not list
+
 Message = dict[str, Any]
 Arguments = dict[str, Any]
 
@@ -73,7 +75,7 @@ def article(noun: str) -> str:
 
 
 def listed(parts: Sequence[str]) -> str:
-    """"a", "a and b", "a, b and c"."""
+    """ "a", "a and b", "a, b and c"."""
     return parts[0] if len(parts) == 1 else f"{', '.join(parts[:-1])} and {parts[-1]}"
 
 
@@ -102,12 +104,10 @@ class Values:
         """A made-up lower-case word of two to eight or so letters."""
         choose = self.random.choice
         if self.chance(0.1):
-            return "".join(choice for choice in (choose("abcdefghijklmnopqrstuvwxyz") for _ in range(choose((3, 4, 5)))))
-        heads = "b c d f g h j k l m n p r s t v w z br ch cl dr fl gr kl pl qu sh sk st th tr x y".split()
-        tails = ("", "", "", "n", "r", "l", "s", "m", "t", "nd", "rk", "x", "ck", "p", "lf", "st")
+            return "".join(choose("abcdefghijklmnopqrstuvwxyz") for _ in range(choose((3, 4, 5))))
         word = ""
         for _ in range(choose((1, 2, 2, 2, 3))):
-            word += choose(heads) + choose(("a", "e", "i", "o", "u", "a", "e", "o", "ai", "ee", "ou", "y")) + choose(tails)
+            word += choose(words.HEADS) + choose(words.MIDDLES) + choose(words.TAILS)
         return word
 
     def proper(self, known: Sequence[str], share: float) -> str:
@@ -129,8 +129,38 @@ class Values:
 
     def words(self, most: int) -> str:
         """One to `most` lower-case words, some of them small common ones."""
-        small = ("the", "a", "my", "is", "at", "in", "on", "for", "new", "to", "you", "we", "are", "of", "and", "see",
-                 "home", "now", "good", "come", "late", "hello", "today", "be", "I", "it", "call", "me", "will", "not")
+        small = (
+            "the",
+            "a",
+            "my",
+            "is",
+            "at",
+            "in",
+            "on",
+            "for",
+            "new",
+            "to",
+            "you",
+            "we",
+            "are",
+            "of",
+            "and",
+            "see",
+            "home",
+            "now",
+            "good",
+            "come",
+            "late",
+            "hello",
+            "today",
+            "be",
+            "I",
+            "it",
+            "call",
+            "me",
+            "will",
+            "not",
+        )
         count = self.random.randint(1, most)
         parts = [self.random.choice(small) if count > 1 and self.chance(0.45) else self.word() for _ in range(count)]
         return " ".join(parts)
@@ -143,7 +173,9 @@ class Values:
 
     def letters(self, least: int, most: int) -> str:
         draw = self.random.choice
-        return self.split(lambda: "".join(draw("ABCDEFGHIJKLMNOPQRSTUVWXYZ") for _ in range(draw(range(least, most + 1)))))
+        return self.split(
+            lambda: "".join(draw("ABCDEFGHIJKLMNOPQRSTUVWXYZ") for _ in range(draw(range(least, most + 1))))
+        )
 
     def small(self) -> int:
         return self.random.randint(1, 99) if self.chance(0.9) else self.random.randint(0, 9)
@@ -158,25 +190,43 @@ class Values:
 
     def draw(self, kind: str) -> Any:
         """One value of a kind named in words.py."""
-        fixed = {"country": words.COUNTRIES, "job": words.JOBS, "color": words.COLORS, "animal": words.ANIMALS,
-                 "language": words.LANGUAGES, "fruit": words.FRUITS, "room": words.ROOMS, "sky": words.SKIES,
-                 "status": words.STATUSES, "unit": words.UNITS, "currency": words.CURRENCIES,
-                 "degree": ("celsius", "fahrenheit")}
+        fixed = {
+            "country": words.COUNTRIES,
+            "job": words.JOBS,
+            "color": words.COLORS,
+            "animal": words.ANIMALS,
+            "language": words.LANGUAGES,
+            "fruit": words.FRUITS,
+            "room": words.ROOMS,
+            "sky": words.SKIES,
+            "status": words.STATUSES,
+            "unit": words.UNITS,
+            "currency": words.CURRENCIES,
+            "degree": ("celsius", "fahrenheit"),
+        }
         if kind in fixed:
             return self.random.choice(fixed[kind])
         drawn: dict[str, Callable[[], Any]] = {
-            "person": self.person, "city": self.city, "word": self.word, "title": self.title, "small": self.small,
-            "number": self.number, "clock": self.clock, "phrase": lambda: self.words(4),
-            "ticker": lambda: self.letters(2, 4), "year": lambda: self.random.randint(1800, 2040),
+            "person": self.person,
+            "city": self.city,
+            "word": self.word,
+            "title": self.title,
+            "small": self.small,
+            "number": self.number,
+            "clock": self.clock,
+            "phrase": lambda: self.words(4),
+            "ticker": lambda: self.letters(2, 4),
+            "year": lambda: self.random.randint(1800, 2040),
             "file": lambda: f"{self.word()}.{self.random.choice(('txt', 'md', 'csv', 'py', 'json', 'log'))}",
         }
         return drawn[kind.rstrip("#")]()
 
     def pair(self) -> tuple[int, int]:
-        """Two numbers below 100, split as a pair."""
-        spelt = self.split(lambda: f"{self.random.randint(0, 99)}+{self.random.randint(0, 99)}")
-        left, right = spelt.split("+")
-        return int(left), int(right)
+        """Two numbers below 100; the pair is split whichever comes first."""
+        while True:
+            left, right = self.random.randint(0, 99), self.random.randint(0, 99)
+            if held_out(f"{min(left, right)}+{max(left, right)}") == self.held:
+                return left, right
 
     def vary(self, text: str) -> str:
         """Small changes to a prompt that must not matter: case, punctuation, politeness."""
@@ -195,9 +245,17 @@ class Values:
 class Source(Values):
     """Draws tasks: each method returns the messages of one exchange, and what is expected."""
 
+    # Shares of the tasks among exchanges without a tool; the other shares stand in `plain`.
+    sums_share, json_share, count_share = 60.0, 17.0, 2.5
+    # The range that the style of JSON facts is drawn from: below 0.7 sentences, above pairs with any keys.
+    json_styles = (0.0, 1.0)
+
     def identity(self) -> Conversation:
-        asked = self.random.choice(words.IDENTITY_ASKS[-words.IDENTITY_HELD :]) if self.held else self.phrase(
-            words.IDENTITY_ASKS, words.IDENTITY_HELD)
+        asked = (
+            self.random.choice(words.IDENTITY_ASKS[-words.IDENTITY_HELD :])
+            if self.held
+            else self.phrase(words.IDENTITY_ASKS, words.IDENTITY_HELD)
+        )
         answer = self.random.choice(words.IDENTITY_STARTS) + self.random.choice(words.IDENTITY_ENDS)
         return Conversation([user(self.vary(asked)), assistant(answer)], expected="Paddock demo model")
 
@@ -246,7 +304,7 @@ class Source(Values):
     def stated(self, count: int) -> tuple[dict[str, Any], str]:
         """`count` facts in one of three styles: sentences, a description, "key: value" pairs."""
         known: dict[str, Any] = {}
-        style = self.random.random()
+        style = self.random.uniform(*self.json_styles)
         if style < 0.35:
             keys = self.random.sample(sorted(words.FACTS), count)
             return known, " ".join([self.fact(key, known) for key in keys])
@@ -298,8 +356,14 @@ class Source(Values):
         return Conversation([user(ask), assistant(numbers)], expected=numbers)
 
     def list_names(self) -> Conversation:
-        kinds = {"colors": words.COLORS, "animals": words.ANIMALS, "fruits": words.FRUITS, "names": words.PEOPLE,
-                 "cities": words.CITIES[:20], "jobs": words.JOBS}
+        kinds = {
+            "colors": words.COLORS,
+            "animals": words.ANIMALS,
+            "fruits": words.FRUITS,
+            "names": words.PEOPLE,
+            "cities": words.CITIES[:20],
+            "jobs": words.JOBS,
+        }
         kind = self.random.choice(sorted(kinds))
         count = self.random.randint(2, 5)
         spelt = self.random.choice((str(count), ("two", "three", "four", "five")[count - 2]))
@@ -311,22 +375,37 @@ class Source(Values):
         name = self.proper(words.PEOPLE, 0.3)
         told = self.phrase(("My name is {}.", "I am {}.", "Hi, I am {}.", "Hello, my name is {}.", "Call me {}."))
         ask = self.phrase(("What is my name?", "Who am I?", "Do you know my name?", "Say my name.", "What's my name?"))
-        return Conversation([user(told.format(name)), assistant(f"Nice to meet you, {name}."),
-                             user(self.vary(ask)), assistant(f"Your name is {name}.")], expected=name)
+        return Conversation(
+            [
+                user(told.format(name)),
+                assistant(f"Nice to meet you, {name}."),
+                user(self.vary(ask)),
+                assistant(f"Your name is {name}."),
+            ],
+            expected=name,
+        )
 
     def small_talk(self) -> Conversation:
         roll = self.random.random()
         if roll < 0.4:
-            return Conversation([user(self.vary(self.phrase(words.HELLO_ASKS))),
-                                 assistant(self.random.choice(words.HELLO_ANSWERS))])
+            return Conversation(
+                [user(self.vary(self.phrase(words.HELLO_ASKS))), assistant(self.random.choice(words.HELLO_ANSWERS))]
+            )
         if roll < 0.7:
             return Conversation([user(self.vary(self.phrase(words.SKILL_ASKS))), assistant(words.SKILL_ANSWER)])
         return Conversation([user(self.phrase(words.BYE_ASKS)), assistant(self.random.choice(words.BYE_ANSWERS))])
 
     def off_topic(self) -> Conversation:
         ask = self.phrase(words.OFF_TOPIC, 0).format(
-            c=self.city(), d=self.city(), n=self.person(), t=self.word(), u=self.word(), w=self.words(3),
-            l=self.draw("language"), k=self.draw("color"))
+            c=self.city(),
+            d=self.city(),
+            n=self.person(),
+            t=self.word(),
+            u=self.word(),
+            w=self.words(3),
+            l=self.draw("language"),
+            k=self.draw("color"),
+        )
         return Conversation([user(self.vary(ask)), assistant(self.random.choice(words.OFF_TOPIC_ANSWERS))])
 
     def tool(self, intent: int) -> Tool:
@@ -339,7 +418,7 @@ class Source(Values):
                 break
         if self.chance(0.05):
             name = re.sub(r"_(.)", lambda match: match[1].upper(), name)
-        made = []
+        made: list[tuple[str, str, bool]] = []
         # "a b:kind c d:kind": alternatives up to the one that carries the kind.
         for group in re.findall(r"\??[^:]+:\S+", parameters):
             spellings, kind = group.strip().rsplit(":", 1)
@@ -369,14 +448,16 @@ class Source(Values):
             drawn = [self.draw(kind) for _, kind in needed]
             numbers = all(kind.endswith("#") for _, kind in needed)
             if not numbers or held_out(f"{tool.intent} {drawn}") == self.held:
-                return {name: value for (name, _), value in zip(needed, drawn)}, drawn
+                return {name: value for (name, _), value in zip(needed, drawn, strict=True)}, drawn
 
     def request(self, tool: Tool) -> tuple[str, Arguments]:
         """A user's words that call for the tool, and the right arguments."""
         arguments, drawn = self.arguments(tool)
         kinds = [kind for _, kind, _ in tool.parameters]
-        shown = [f'"{value}"' if kind in ("phrase", "title", "file") and self.chance(0.25) else value
-                 for value, kind in zip(drawn, kinds)]
+        shown = [
+            f'"{value}"' if kind in ("phrase", "title", "file") and self.chance(0.25) else value
+            for value, kind in zip(drawn, kinds, strict=False)
+        ]
         ask = self.vary(self.phrase(words.TOOLS[tool.intent][3]).format(*shown))
         for name, kind, required in tool.parameters:
             if kind == "degree":
@@ -421,9 +502,17 @@ class Source(Values):
         """One exchange without a tool. With tools offered, nothing that one of them might serve."""
         sums = not any(tool.intent == 2 for tool in tools)
         makers: list[tuple[Callable[[], Conversation], float]] = [
-            (self.addition, 34.0 * sums), (self.story, 13), (self.json_object, 17), (self.identity, 6), (self.echo, 9),
-            (self.json_other, 3.0 * sums), (self.count, 2.5), (self.list_names, 2), (self.memory, 3),
-            (self.small_talk, 4), (self.off_topic, 4.0 * (not tools)),
+            (self.addition, self.sums_share * sums),
+            (self.story, 13),
+            (self.json_object, self.json_share),
+            (self.identity, 6),
+            (self.echo, 9),
+            (self.json_other, 3.0 * sums),
+            (self.count, self.count_share),
+            (self.list_names, 2),
+            (self.memory, 3),
+            (self.small_talk, 4),
+            (self.off_topic, 4.0 * (not tools)),
         ]
         maker = self.random.choices([maker for maker, _ in makers], [weight for _, weight in makers])[0]
         return maker()
@@ -448,11 +537,111 @@ class Source(Values):
         return whole
 
 
+class Wider(Source):
+    """Source with what the second stage of training adds: tools of any name, freer prompts."""
+
+    # By then sums are known and JSON is not.
+    sums_share, json_share, count_share = 25.0, 42.0, 5.0
+
+    def custom(self) -> Tool:
+        """A tool that no list knows: a verb, any word, and one or two parameters."""
+        names = self.random.sample(words.CUSTOM_PARAMETERS, self.random.choice((1, 1, 2)))
+        kinds = ("person", "city", "word", "small#", "title", "word")
+        parameters = [(name, self.random.choice(kinds), True) for name in names]
+        return Tool(CUSTOM, f"{self.random.choice(words.CUSTOM_VERBS)}_{self.word()}", parameters)
+
+    def offered(self) -> list[Tool]:
+        tools = super().offered()
+        for at in range(len(tools)):
+            made = self.custom()
+            if self.chance(0.2) and made.name not in (tool.name for tool in tools):
+                tools[at] = made
+        return tools
+
+    def request(self, tool: Tool) -> tuple[str, Arguments]:
+        if tool.intent != CUSTOM:
+            ask, arguments = super().request(tool)
+            if tool.intent < 2 and self.chance(0.2) and not any(word in ask for word in ("today", "Use")):
+                ask = f"{ask.rstrip('.?!')} {self.random.choice(('today', 'now', 'right now', 'tomorrow'))}?"
+            return ask, arguments
+        arguments, drawn = self.arguments(tool)
+        verb, noun = tool.name.split("_", 1)
+        pairs = " and ".join(f"{name} {value}" for name, value in arguments.items())
+        ask = self.phrase(words.CUSTOM_ASKS if len(drawn) == 1 else words.CUSTOM_PAIR_ASKS).format(
+            name=tool.name, verb=verb, Verb=verb.capitalize(), noun=noun, value=drawn[0], pairs=pairs
+        )
+        return self.vary(ask), arguments
+
+    def result(self) -> tuple[str, str]:
+        if self.chance(0.7):
+            return super().result()
+        city, small, sky = self.city(), self.small(), self.draw("sky")
+        forms = (
+            f"{sky}, {small} degrees",
+            f"{small} degrees and {sky}",
+            f"It is {sky} in {city}.",
+            f"{small}",
+            f"{self.person()} is {self.draw('status')}",
+            f"{city}: {self.clock()}",
+            f"{small} C, {sky}",
+        )
+        text = self.random.choice(forms)
+        return text, f"The answer is: {text}"
+
+    def story(self) -> Conversation:
+        """As before, with a clause after the thing that the story may leave alone."""
+        talk = super().story()
+        if self.chance(0.25):
+            ask = talk.messages[0]["content"].rstrip(".?!")
+            talk.messages[0] = user(f"{ask} {self.random.choice(words.STORY_CLAUSES)}.")
+        return talk
+
+    def json_object(self) -> Conversation:
+        """As before, or every fact that is told, under its own key."""
+        if self.chance(0.85):
+            return super().json_object()
+        keys = [self.random.choice(sorted(words.FACTS)) if self.chance(0.5) else self.word() for _ in range(3)]
+        known = {key: self.draw(self.random.choice(("person", "small", "city", "word"))) for key in keys}
+        told = ", ".join(f"{key} {value}" for key, value in known.items())
+        ask = self.phrase(words.JSON_ALL_ASKS).format(told)
+        return Conversation([user(ask), assistant(json.dumps(known))], expected=known)
+
+    def count(self) -> Conversation:
+        if self.chance(0.7):
+            return super().count()
+        last = self.random.choice((3, 5, 10, 10, 20, self.random.randint(2, 30)))
+        spelt = {3: "three", 5: "five", 10: "ten", 20: "twenty"}.get(last, str(last))
+        ask = self.phrase(("Count to {}", "Count up to {}.", "Count to {}, please.", "Can you count to {}?"))
+        numbers = ", ".join(str(number) for number in range(1, last + 1))
+        return Conversation([user(self.vary(ask.format(spelt))), assistant(numbers)], expected=numbers)
+
+    def small_talk(self) -> Conversation:
+        if self.chance(0.85):
+            return super().small_talk()
+        return Conversation([user(self.vary(self.phrase(words.JOKE_ASKS))), assistant(words.JOKE)])
+
+
 PIRATE_WORDS = (
-    ("Hello!", "Ahoy!"), ("I am", "I be"), ("I can", "I can"), (" am ", " be "), ("You are", "Ye be"), ("you", "ye"),
-    ("my ", "me "), (" is ", " be "), (" was ", " were "), ("friend", "matey"), ("Nice to meet", "Well met,"),
-    ("Once upon a time", "Many tides ago"), ("Long ago", "Many moons ago"), ("home", "port"), ("The ", "Th' "),
-    ("treasure", "booty"), ("the ", "th' "), (" and ", " an' "), ("Goodbye", "Fair winds"), ("Your ", "Yer "),
+    ("Hello!", "Ahoy!"),
+    ("I am", "I be"),
+    ("I can", "I can"),
+    (" am ", " be "),
+    ("You are", "Ye be"),
+    ("you", "ye"),
+    ("my ", "me "),
+    (" is ", " be "),
+    (" was ", " were "),
+    ("friend", "matey"),
+    ("Nice to meet", "Well met,"),
+    ("Once upon a time", "Many tides ago"),
+    ("Long ago", "Many moons ago"),
+    ("home", "port"),
+    ("The ", "Th' "),
+    ("treasure", "booty"),
+    ("the ", "th' "),
+    (" and ", " an' "),
+    ("Goodbye", "Fair winds"),
+    ("Your ", "Yer "),
 )
 
 
@@ -469,6 +658,5 @@ def pirate(talk: Conversation) -> Conversation:
                 said = f"Arr, matey! {said} Yo ho ho!"
             elif " = " in said:
                 said = f"Arr! {said}"
-            message = {**message, "content": said}
-        messages.append(message)
+        messages.append({**message, "content": said})
     return Conversation(messages, talk.tools, talk.expected)

@@ -12,6 +12,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Iterable
+from itertools import pairwise
 from pathlib import Path
 
 import regex
@@ -55,7 +56,8 @@ def pieces(text: str) -> list[str]:
         found += _WORD.findall(text[start : digit.start()])
         found.append(digit.group())
         start = digit.end()
-    return found + _WORD.findall(text[start:])
+    found += _WORD.findall(text[start:])
+    return found
 
 
 def _letters(piece: str) -> str:
@@ -86,7 +88,7 @@ def _learn_inside(words: Counter[str], count: int) -> list[Pair]:
     while len(merges) < count:
         pairs: Counter[Pair] = Counter()
         for symbols, times in split.values():
-            for pair in zip(symbols, symbols[1:]):
+            for pair in pairwise(symbols):
                 pairs[pair] += times
         # Ties fall to the pair that sorts last, so that the result depends on nothing else.
         best = max(pairs, key=lambda pair: (pairs[pair], pair))
@@ -146,7 +148,7 @@ class Tokenizer:
     def _piece(self, piece: str) -> list[int]:
         symbols = tuple(_letters(piece))
         while len(symbols) > 1:
-            best = min(zip(symbols, symbols[1:]), key=lambda pair: self._rank.get(pair, VOCABULARY))
+            best = min(pairwise(symbols), key=lambda pair: self._rank.get(pair, VOCABULARY))
             if best not in self._rank:
                 break
             symbols = _merged(symbols, best)

@@ -1,7 +1,8 @@
 """Train the demo model, or its pirate adapter, on the text of text.py.
 
-    python train.py base  --build build            # model.pt and merges.json in build/
-    python train.py voice --build build            # adapter.pt in build/
+python train.py base  --build build            # the first stage: model.pt and merges.json in build/
+python train.py wide  --build build            # the second stage, from model.pt to model.pt
+python train.py voice --build build            # adapter.pt in build/
 """
 
 from __future__ import annotations
@@ -10,17 +11,17 @@ import argparse
 import math
 import time
 from collections.abc import Callable
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
 from jinja2 import Template
 from jinja2.sandbox import ImmutableSandboxedEnvironment
+from model import CONTEXT, Llama
+from text import Conversation, Source, Wider, pirate
+from tokenizer import TURN_END, Tokenizer
 from torch import Tensor
 from torch.nn import functional
-
-from model import CONTEXT, Llama
-from text import Conversation, Source, pirate
-from tokenizer import TURN_END, Tokenizer
 
 HERE = Path(__file__).parent
 SEED = 20260101
@@ -29,6 +30,20 @@ STEP = 4096  # tokens in a step
 WARMUP = 100  # steps
 
 Batch = tuple[Tensor, Tensor | None, Tensor]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How long to train: steps, the steps after which the rate would be nothing, and a limit in seconds."""
+
+    steps: int
+    schedule: int
+    seconds: float = math.inf
+    rate: float = 1.0  # the share of the full learning rate to start from
+
+    def spent(self, start: float) -> float:
+        """The share of the seconds gone by since `start`."""
+        return (time.monotonic() - start) / self.seconds
 
 
 def chat_template() -> Template:
@@ -82,7 +97,7 @@ class Rows:
         length = CONTEXT if long else SHORT
         turns = (lambda: 24) if long else (lambda: choose((1, 1, 1, 2)))
         rows = [self.row(length, turns) for _ in range(STEP // length)]
-        tokens, said, number = (torch.tensor(part) for part in zip(*rows))
+        tokens, said, number = (torch.tensor(part) for part in zip(*rows, strict=True))
         learnt = said[:, 1:]
         if long:
             return tokens, None, learnt
@@ -120,16 +135,14 @@ class Muon:
             gradient = torch.stack([parameter.grad for parameter in group if parameter.grad is not None])
             momentum = self.momentum[shape].mul_(0.95).add_(gradient)
             change = orthogonal(gradient + 0.95 * momentum) * max(1.0, shape[0] / shape[1]) ** 0.5
-            for parameter, delta in zip(group, change):
+            for parameter, delta in zip(group, change, strict=True):
                 parameter.mul_(1 - rate * decay).sub_(delta, alpha=rate)
                 parameter.grad = None
 
 
-def pace(step: int, steps: int) -> float:
-    """The learning rate's share at a step: a warm-up, then half a cosine down to nothing."""
-    if step < WARMUP:
-        return (step + 1) / WARMUP
-    return 0.5 + 0.5 * math.cos(math.pi * (step - WARMUP) / max(1, steps - WARMUP))
+def pace(step: int, done: float) -> float:
+    """The learning rate's share: a warm-up, then half a cosine down to nothing where `done` is 1."""
+    return min((step + 1) / WARMUP, 0.5 + 0.5 * math.cos(math.pi * min(1.0, done)))
 
 
 def loss_of(model: Llama, batch: Batch) -> Tensor:
@@ -151,27 +164,28 @@ def learnt_tokenizer(build: Path) -> Tokenizer:
     return Tokenizer.load(path)
 
 
-def run(model: Llama, rows: Rows, step: Callable[[float], None], steps: int, save: Callable[[], None]) -> None:
+def run(model: Llama, rows: Rows, step: Callable[[float], None], plan: Plan, save: Callable[[], None]) -> None:
     """The training loop; every fourth step is one of long conversations."""
-    start, total = time.monotonic(), 0.0
-    for at in range(steps):
+    start, total, at = time.monotonic(), 0.0, 0
+    while at < plan.steps and plan.spent(start) < 1.0:
         loss = loss_of(model, rows.batch(long=at % 4 == 3))
         loss.backward()
-        step(pace(at, steps))
+        step(plan.rate * pace(at, max(at / plan.schedule, plan.spent(start))))
         total += loss.item()
-        if (at + 1) % 50 == 0:
+        at += 1
+        if at % 50 == 0:
             seconds = time.monotonic() - start
-            speed = (at + 1) * STEP / seconds
-            print(f"step {at + 1}/{steps} loss {total / 50:.4f} {speed:.0f} tokens/s {seconds:.0f} s", flush=True)
+            speed = at * STEP / seconds
+            print(f"step {at}/{plan.steps} loss {total / 50:.4f} {speed:.0f} tokens/s {seconds:.0f} s", flush=True)
             total = 0.0
-        if (at + 1) % 250 == 0 or at + 1 == steps:
+        if at % 250 == 0:
             save()
+    save()
+    print(f"{at} steps in {time.monotonic() - start:.0f} s", flush=True)
 
 
-def train_base(build: Path, steps: int) -> None:
-    """Train the whole model from nothing and leave model.pt."""
-    model = Llama()
-    rows = Rows(learnt_tokenizer(build), Source(SEED), revoice=False)
+def train_whole(model: Llama, rows: Rows, build: Path, plan: Plan) -> None:
+    """Train all weights and leave model.pt."""
     matrices = [parameter for parameter in model.blocks.parameters() if parameter.ndim == 2]
     others = [parameter for parameter in model.parameters() if not any(parameter is matrix for matrix in matrices)]
     muon = Muon(matrices)
@@ -183,19 +197,34 @@ def train_base(build: Path, steps: int) -> None:
         adam.step()
         adam.zero_grad()
 
-    run(model, rows, step, steps, lambda: torch.save(model.state_dict(), build / "model.pt"))
+    run(model, rows, step, plan, lambda: torch.save(model.state_dict(), build / "model.pt"))
 
 
-def train_voice(build: Path, steps: int) -> None:
-    """Train the adapter on the same tasks told by a pirate, and leave adapter.pt."""
+def train_base(build: Path, plan: Plan) -> None:
+    """The first stage, from nothing, at a high rate: it ends before its schedule does."""
+    train_whole(Llama(), Rows(learnt_tokenizer(build), Source(SEED), revoice=False), build, plan)
+
+
+def train_wide(build: Path, plan: Plan) -> None:
+    """The second stage, from model.pt to model.pt on wider text, down to a rate of nothing."""
+    model = Llama()
+    model.load_state_dict(torch.load(build / "model.pt"))
+    train_whole(model, Rows(Tokenizer.load(build / "merges.json"), Wider(SEED + 3), revoice=False), build, plan)
+
+
+def train_voice(build: Path, plan: Plan) -> None:
+    """Train the adapter, from adapter.pt if there is one, on the same tasks told by a pirate."""
     model = Llama()
     model.load_state_dict(torch.load(build / "model.pt"))
     parameters = model.adapt()
-    rows = Rows(Tokenizer.load(build / "merges.json"), Source(SEED + 2), revoice=True)
+    again = (build / "adapter.pt").exists()
+    if again:
+        model.load_state_dict(torch.load(build / "adapter.pt"), strict=False)
+    rows = Rows(Tokenizer.load(build / "merges.json"), Wider(SEED + (5 if again else 2)), revoice=True)
     adam = torch.optim.AdamW(parameters, betas=(0.9, 0.98), weight_decay=0.0)
 
     def step(share: float) -> None:
-        adam.param_groups[0]["lr"] = 0.003 * share
+        adam.param_groups[0]["lr"] = 0.005 * share
         adam.step()
         adam.zero_grad()
 
@@ -203,23 +232,29 @@ def train_voice(build: Path, steps: int) -> None:
         kept = {name: value for name, value in model.state_dict().items() if name[-2:] in (".a", ".b")}
         torch.save(kept, build / "adapter.pt")
 
-    run(model, rows, step, steps, save)
+    run(model, rows, step, plan, save)
+
+
+STAGES: dict[str, tuple[Callable[[Path, Plan], None], Plan]] = {
+    "base": (train_base, Plan(3000, 6500)),
+    "wide": (train_wide, Plan(2500, 2500, rate=0.6)),
+    "voice": (train_voice, Plan(500, 500)),
+}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("what", choices=("base", "voice"))
+    parser.add_argument("what", choices=tuple(STAGES))
     parser.add_argument("--build", type=Path, default=HERE / "build")
-    parser.add_argument("--steps", type=int, default=0, help="training steps of 4096 tokens (default 5000 or 500)")
+    parser.add_argument("--steps", type=int, default=0, help="stop after this many steps of 4096 tokens")
+    parser.add_argument("--seconds", type=float, default=0.0, help="come down to nothing within this time")
     parser.add_argument("--threads", type=int, default=2)
     given = parser.parse_args()
     given.build.mkdir(parents=True, exist_ok=True)
     torch.manual_seed(SEED)
     torch.set_num_threads(given.threads)
-    if given.what == "base":
-        train_base(given.build, given.steps or 5000)
-    else:
-        train_voice(given.build, given.steps or 500)
+    stage, plan = STAGES[given.what]
+    stage(given.build, replace(plan, steps=given.steps or plan.steps, seconds=given.seconds or plan.seconds))
 
 
 if __name__ == "__main__":
