@@ -33,7 +33,7 @@ class Refusal:
 
 REFUSED: dict[str, Refusal] = {
     "audio": Refusal("Paddock answers in text; leave it out."),
-    "cache_prompt": Refusal("Paddock always reuses cached prompts; leave it out.", (True,)),
+    "cache_prompt": Refusal("It is true or false.", (True, False)),  # a hint; no prompt is cached across calls yet
     "function_call": Refusal("It is the older form; use `tool_choice`.", ("auto", "none")),
     "functions": Refusal("It is the older form; use `tools`.", ([],)),
     "grammar": Refusal("Constrained answers are not there yet; ask for the form in the prompt.", ("",)),
