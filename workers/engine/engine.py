@@ -217,8 +217,6 @@ class Engine:
         start = time.perf_counter()
         self._context.decode(batch)
         if plan.prefill:
-            # On a GPU `decode` only queues the work; the pace must know when it was done.
-            self._context.synchronize()
             self._pace.note(batch.num_tokens, time.perf_counter() - start)
 
     def _sample(self, plan: Plan[Sequence]) -> None:

@@ -67,6 +67,8 @@ class Context:
         self.n_batch: int = c.llama_n_batch(self.pointer)
         self.n_ubatch: int = c.llama_n_ubatch(self.pointer)
         self._decode = c.llama_decode
+        # A GPU only queues the work; `sample`, which keeps the interpreter lock, would wait for it and stop the loop.
+        self._queues = bool(c.llama_supports_gpu_offload())
         self._held = held()
         self._sample = self._held.sampler_sample
 
@@ -74,16 +76,14 @@ class Context:
         return Batch(self.n_batch, self.slots, self.kv_tokens)
 
     def decode(self, batch: Batch) -> None:
-        """Compute the batch; gives the interpreter lock away meanwhile. Raises DecodeFailed."""
+        """Compute the batch to its end; gives the interpreter lock away meanwhile. Raises DecodeFailed."""
         batch.native.n_tokens = batch.num_tokens
         status = self._decode(self.pointer, batch.native)
         if status:
             reason = native_log().reason() or _REASONS.get(status, "computation failed")
             raise DecodeFailed(f"llama_decode of {batch.num_tokens} tokens returned {status}: {reason}")
-
-    def synchronize(self) -> None:
-        """Wait until everything that was decoded is computed."""
-        c.llama_synchronize(self.pointer)
+        if self._queues:
+            c.llama_synchronize(self.pointer)
 
     def sample(self, chain: int, row: int) -> int:
         """Draw a token from the logits of batch row `row` with the sampler chain at `chain`, which accepts it."""
@@ -110,7 +110,6 @@ class Context:
         self.decode(batch)
         c.llama_set_warmup(self.pointer, False)
         c.llama_memory_clear(self._memory, True)
-        c.llama_synchronize(self.pointer)
 
     def close(self) -> None:
         """Free the KV cache and the buffers. Calling it again does nothing."""
