@@ -11,6 +11,7 @@ and the ratio is of the medians.
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import statistics
 import subprocess
@@ -30,12 +31,15 @@ from tests.support.stack import DEMO_MODEL, Stack, free_port
 CALLERS = (1, 8, 16)
 SLOTS = 16
 CTX = 512
+PROMPTS = itertools.count()
+"""Each load has prompts of its own."""
 
 
 def load(url: str, key: str, model: str, callers: int, rounds_each: int, max_tokens: int) -> float:
     """Tokens per second over `callers * rounds_each` answers; raises when one failed."""
     command = ["taskset", "-c", "1", sys.executable, "-m", "benchmarks.load", "--url", url, "--key", key]
     command += ["--model", model, "--callers", str(callers), "--requests", str(callers * rounds_each)]
+    command += ["--first", str(next(PROMPTS) * 1000)]
     done = subprocess.run([*command, "--max-tokens", str(max_tokens)], capture_output=True, text=True)
     if done.returncode:
         raise RuntimeError(f"load failed: {done.stdout[-600:]} {done.stderr[-600:]}")

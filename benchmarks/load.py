@@ -41,7 +41,7 @@ class Answer:
 
 @dataclass(slots=True)
 class Reader(asyncio.Protocol):
-    """One keep-alive connection; `ask` sends a request and waits for its whole stream."""
+    """One connection; `ask` sends a request and waits for its whole stream."""
 
     transport: asyncio.Transport | None = None
     answer: Answer | None = None
@@ -111,6 +111,8 @@ class Plan:
     max_tokens: int
     prompt_words: int
     temperature: float
+    first: int = 0
+    """Number of the first prompt: rounds that must not meet each other's cached prompts begin at different ones."""
     watch: tuple[int, ...] = ()
     path: str = "/v1/chat/completions"
 
@@ -124,7 +126,7 @@ class Tally:
 
 
 def request_bytes(plan: Plan, number: int) -> bytes:
-    """One request; every prompt begins differently, so that no server's prompt cache helps."""
+    """One request; every number's prompt begins differently, so that no server's prompt cache helps."""
     words = " ".join(f"{(number * 7919 + i * 104729) % 99991}" for i in range(plan.prompt_words))
     body = json.dumps(
         {
@@ -158,23 +160,22 @@ async def run(plan: Plan) -> Tally:
     loop = asyncio.get_running_loop()
     target = urlsplit(plan.url)
     host, port = target.hostname or "127.0.0.1", target.port or 80
-    numbers = iter(range(plan.requests))
+    numbers = iter(range(plan.first, plan.first + plan.requests))
     tally = Tally()
-    readers = [(await loop.create_connection(Reader, host, port))[1] for _ in range(min(plan.callers, plan.requests))]
 
-    async def caller(reader: Reader) -> None:
+    async def caller() -> None:
         for number in numbers:
-            if reader.transport is None or reader.transport.is_closing():
-                _, reader = await loop.create_connection(Reader, host, port)
+            # A connection each: some servers close theirs after a stream, and a reused one may be gone just then.
+            _, reader = await loop.create_connection(Reader, host, port)
             tally.answers.append(await reader.ask(request_bytes(plan, number)))
-        if reader.transport is not None:
-            reader.transport.close()
+            if reader.transport is not None:
+                reader.transport.close()
 
     cpu_before = cpu_seconds(plan.watch)
     tally.began = time.perf_counter()
     async with asyncio.TaskGroup() as group:
-        for reader in readers:
-            group.create_task(caller(reader))
+        for _ in range(min(plan.callers, plan.requests)):
+            group.create_task(caller())
     tally.ended = time.perf_counter()
     tally.cpu_s = cpu_seconds(plan.watch) - cpu_before
     return tally
@@ -216,6 +217,7 @@ def main() -> int:
     parser.add_argument("--max-tokens", type=int, default=64)
     parser.add_argument("--prompt-words", type=int, default=8)
     parser.add_argument("--temperature", type=float, default=0.8)
+    parser.add_argument("--first", type=int, default=0, help="number of the first prompt")
     parser.add_argument("--watch", type=int, nargs="*", default=[], help="process ids whose CPU time is counted")
     parser.add_argument("--path", default="/v1/chat/completions")
     given = vars(parser.parse_args())

@@ -9,6 +9,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 import psutil
@@ -105,6 +106,8 @@ class Programs:
                 stdout=output,
                 stderr=output,
                 start_new_session=True,
+                # As from a terminal: under nohup the tests themselves ignore a hang-up, and programs inherit that.
+                preexec_fn=partial(signal.signal, signal.SIGHUP, signal.SIG_DFL),
             )
         program = Program(popen, terminal, self.state)
         self.started.append(program)
