@@ -107,7 +107,7 @@ class Programs:
                 stderr=output,
                 start_new_session=True,
                 # As from a terminal: under nohup the tests themselves ignore a hang-up, and programs inherit that.
-                preexec_fn=partial(signal.signal, signal.SIGHUP, signal.SIG_DFL),
+                preexec_fn=partial(signal.signal, signal.SIGHUP, signal.SIG_DFL),  # noqa: PLW1509 - one thread
             )
         program = Program(popen, terminal, self.state)
         self.started.append(program)
