@@ -55,7 +55,9 @@ class Limits:
 def plan_step(sequences: Iterable[S], limits: Limits, prefill_beside: int) -> Plan[S]:
     """`sequences` in order of arrival -> the next step. A sequence is in it at most once.
 
-    `prefill_beside`: most prompt tokens in a step that has decoding sequences.
+    `prefill_beside`: most prompt tokens in a step that has decoding sequences. Where more calls wait for their first
+    token than decode, it is raised in that proportion: one caller's wait weighs as much as another's, and a burst is
+    read in few full steps instead of many small ones.
     """
     decode: list[S] = []
     waiting: list[S] = []
@@ -65,7 +67,8 @@ def plan_step(sequences: Iterable[S], limits: Limits, prefill_beside: int) -> Pl
     if waiting:
         budget = limits.n_ubatch
         if decode:
-            wanted = max(min(limits.n_ubatch - len(decode), prefill_beside), limits.min_prefill)
+            weighed = prefill_beside * max(len(waiting), len(decode)) // len(decode)
+            wanted = max(min(limits.n_ubatch - len(decode), weighed), limits.min_prefill)
             budget = min(wanted, limits.n_batch - len(decode))
         for sequence in waiting:
             if budget <= 0:
