@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 TARGET_S = 1.0
-"""How long a prompt may hold up running streams, per step: it matters where a whole micro-batch takes seconds, on a CPU.
+"""How long a prompt may hold up running streams, per step. It binds where a whole micro-batch takes seconds, on a CPU.
 
 Shorter steps smooth the running streams and cost everyone: a step has a fixed price (about 55 ms with a 0.5 B model on
 one core), and calls that start staggered end staggered, in steps that are not full. 16 calls of 54 prompt tokens at
