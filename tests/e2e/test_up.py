@@ -13,10 +13,15 @@ from pathlib import Path
 
 import psutil
 import pytest
+import redis
 
 from tests.support.stack import ROOT, free_port
+from workers.protocol import keys
+from workers.protocol.heartbeat import decode_heartbeat
 
 READY_S = 60.0
+BACK_S = 5.0
+MODEL = "paddock-demo"
 
 
 @pytest.fixture(scope="module")
@@ -65,3 +70,38 @@ def test_the_python_snippet_tells_a_story(printed: str) -> None:
     done = subprocess.run([sys.executable, "-c", snippet], capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr
     assert "fox" in done.stdout
+
+
+def boots(socket: str) -> dict[str, str]:
+    """Worker id -> boot id of the processes that serve now."""
+    with redis.Redis(unix_socket_path=socket) as client:
+        found = client.smembers(keys.workers(MODEL))
+        assert isinstance(found, set)
+        records = [client.get(keys.worker(MODEL, worker.decode())) for worker in found]
+    beats = [decode_heartbeat(record) for record in records if isinstance(record, bytes)]
+    return {beat.worker: beat.boot for beat in beats}
+
+
+def test_a_killed_worker_is_back_within_five_seconds_and_nobody_is_turned_away(printed: str) -> None:
+    key_file = re.search(r"kept in (.*)\)", printed)
+    assert key_file is not None
+    socket = str(Path(key_file[1]).parent / "run" / "redis.sock")
+    before = boots(socket)
+    assert len(before) == 2
+    victim = sorted(before)[0]
+    (process,) = [p for p in psutil.process_iter() if _worker_id(p) == victim]
+    process.kill()
+    killed = time.monotonic()
+    (line,) = re.findall(r"^curl .*$", printed, re.MULTILINE)
+    while boots(socket).get(victim, before[victim]) == before[victim]:
+        assert time.monotonic() - killed < BACK_S
+        done = subprocess.run(["sh", "-c", line], capture_output=True, text=True, timeout=60)
+        assert done.stdout.rstrip().endswith("data: [DONE]")
+        assert '"error"' not in done.stdout
+
+
+def _worker_id(process: psutil.Process) -> str | None:
+    try:
+        return process.environ().get("PADDOCK_WORKER_ID") if "worker" in process.cmdline() else None
+    except psutil.Error:
+        return None
