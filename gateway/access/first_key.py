@@ -8,6 +8,7 @@ import secrets
 import tempfile
 from pathlib import Path
 
+import msgspec
 import redis.asyncio
 
 from gateway.access.records import FIRST_KEY_NAME, AccessRecord, decode_record, encode_record, first_record
@@ -25,46 +26,73 @@ def path_in(state_dir: Path) -> Path:
 
 
 async def settle(redis: redis.asyncio.Redis, preset: str, state_dir: Path) -> AccessRecord:
-    """The record of the first key, written to Redis; a key that is made here is also written to the file.
+    """The record of the first key that is valid now; a key that is made here is also written to the file.
 
-    A preset key and a key in the file are the operator's word and replace what Redis holds; a key that is made now
-    yields to one that is there already. Raises OSError when the folder can't be written.
+    Only a preset key replaces the one in Redis, which others may be using: a key in the file and one that is made now
+    yield to it. Raises OSError when the folder can't be written.
     """
     if preset:
-        return await _announce(redis, first_record(preset))
+        return await _replace(redis, first_record(preset))
     path = path_in(state_dir)
     found = _read(path)
     if found:
-        return await _announce(redis, first_record(found))
-    held = await redis.hget(keys.ACCESS_KEYS, FIRST_KEY_NAME)
-    if held is not None:
-        return _held_elsewhere(held, path)
+        return await _offer_found(redis, first_record(found), path)
+    if (held := await _held(redis)) is not None:
+        return _made_elsewhere(held, path)
     made = PREFIX + secrets.token_urlsafe(NUM_RANDOM_BYTES)
     if not _write_new(path, made):
         # Another gateway with this state folder was faster.
-        return await _announce(redis, first_record(_read(path) or made))
+        return await _offer_found(redis, first_record(_read(path) or made), path)
     record = first_record(made)
-    if await redis.hsetnx(keys.ACCESS_KEYS, FIRST_KEY_NAME, encode_record(record)):
-        return record
-    held = await redis.hget(keys.ACCESS_KEYS, FIRST_KEY_NAME)
-    if held is None or held == encode_record(record):
+    held = await _offer(redis, record)
+    if held.sha256 == record.sha256:
         return record
     path.unlink(missing_ok=True)
-    return _held_elsewhere(held, path)
+    return _made_elsewhere(held, path)
 
 
-async def _announce(redis: redis.asyncio.Redis, record: AccessRecord) -> AccessRecord:
+async def _replace(redis: redis.asyncio.Redis, record: AccessRecord) -> AccessRecord:
+    held = await _held(redis)
+    if held is not None and held.sha256 != record.sha256:
+        log.warning("the preset API key replaces the first key in Redis, which is valid no more")
     await redis.hset(keys.ACCESS_KEYS, FIRST_KEY_NAME, encode_record(record))
     return record
 
 
-def _held_elsewhere(held: bytes | str, path: Path) -> AccessRecord:
+async def _offer_found(redis: redis.asyncio.Redis, record: AccessRecord, path: Path) -> AccessRecord:
+    held = await _offer(redis, record)
+    if held.sha256 != record.sha256:
+        log.warning(
+            "the API key in %s is not valid: the first key in this Redis is another, and that one stays. Delete the "
+            "file if it is left over; to use its key instead, set PADDOCK_API_KEY to it on every gateway",
+            path,
+        )
+    return held
+
+
+async def _offer(redis: redis.asyncio.Redis, record: AccessRecord) -> AccessRecord:
+    """The record that Redis holds afterwards: this one if it had none."""
+    if await redis.hsetnx(keys.ACCESS_KEYS, FIRST_KEY_NAME, encode_record(record)):
+        return record
+    return await _held(redis) or record
+
+
+async def _held(redis: redis.asyncio.Redis) -> AccessRecord | None:
+    """None too for a record that can't be read, which the key store reports."""
+    text = await redis.hget(keys.ACCESS_KEYS, FIRST_KEY_NAME)
+    try:
+        return None if text is None else decode_record(text)
+    except msgspec.DecodeError:
+        return None
+
+
+def _made_elsewhere(held: AccessRecord, path: Path) -> AccessRecord:
     log.warning(
         "the first API key was made by another gateway on this Redis, so %s is not written; if that key is lost, "
         "set PADDOCK_API_KEY",
         path,
     )
-    return decode_record(held)
+    return held
 
 
 def _read(path: Path) -> str:
