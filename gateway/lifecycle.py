@@ -62,27 +62,38 @@ def run(settings: GatewaySettings) -> int:
 
 
 async def _live(settings: GatewaySettings) -> Exit:
-    if not settings.redis_url:
-        raise CannotStart(
-            Exit.USAGE,
-            "no Redis is named; set PADDOCK_REDIS_URL (such as redis://127.0.0.1:6379/0), or run `paddock up`, "
-            "which starts a private one",
-        )
-    listener = _listen(settings.host, settings.port)
-    with listener:
+    _check(settings)
+    with _listen(settings.host, settings.port) as listener, _signals() as asked:
         client = _client(settings.redis_url)
         try:
-            await _wait_for_redis(client, settings.redis_wait_s)
+            if not await _redis_answers(client, settings.redis_wait_s, asked.first):
+                log.info("gateway stopped before it was ready")
+                return Exit.OK
             app = await _built(settings, client)
             async with app.running():
-                return await _serve(app, listener, settings)
+                return await _serve(app, listener, settings, asked)
         except RedisError as error:
             raise CannotStart(Exit.NO_REDIS, f"Redis failed at the start: {error}") from error
         finally:
             await client.aclose()
 
 
-async def _serve(app: App, listener: socket.socket, settings: GatewaySettings) -> Exit:
+def _check(settings: GatewaySettings) -> None:
+    """Raises CannotStart for what is unset and has no default."""
+    if not settings.redis_url:
+        raise CannotStart(
+            Exit.USAGE,
+            "no Redis is named; set PADDOCK_REDIS_URL (such as redis://127.0.0.1:6379/0), or run `paddock up`, "
+            "which starts a private one",
+        )
+    if not settings.worker_secret:
+        raise CannotStart(
+            Exit.USAGE,
+            "worker_secret is unset: give gateways and workers the same PADDOCK_WORKER_SECRET, or use `paddock up`",
+        )
+
+
+async def _serve(app: App, listener: socket.socket, settings: GatewaySettings, asked: Asked) -> Exit:
     server = Server(
         uvicorn.Config(
             app.asgi,
@@ -101,19 +112,18 @@ async def _serve(app: App, listener: socket.socket, settings: GatewaySettings) -
     gc.collect()
     gc.freeze()
     gc.set_threshold(GC_THRESHOLD)
-    with _signals() as asked:
-        log.info("gateway ready", extra={"fields": {"host": host, "port": port}})
-        drained: list[bool] = []
+    log.info("gateway ready", extra={"fields": {"host": host, "port": port}})
+    drained: list[bool] = []
 
-        async def drain() -> None:
-            await asked.first.wait()
-            log.info("gateway stopping", extra={"fields": {"calls": app.pipeline.num_calls}})
-            async with beside(_cut_when(asked.second, app)):
-                drained.append(await app.drain(settings.drain_s))
-            server.should_exit = True
+    async def drain() -> None:
+        await asked.first.wait()
+        log.info("gateway stopping", extra={"fields": {"calls": app.pipeline.num_calls}})
+        async with beside(_cut_when(asked.second, app)):
+            drained.append(await app.drain(settings.drain_s))
+        server.should_exit = True
 
-        async with beside(drain()):
-            await server.serve(sockets=[listener])
+    async with beside(drain()):
+        await server.serve(sockets=[listener])
     clean = bool(drained) and drained[0] and not asked.second.is_set()
     log.info("gateway stopped", extra={"fields": {"cut": not clean}})
     return Exit.OK if clean else Exit.DRAIN_CUT
@@ -159,8 +169,11 @@ async def _cut_when(event: asyncio.Event, app: App) -> None:
 def _listen(host: str, port: int) -> socket.socket:
     """The port, before anything else is started. Raises CannotStart."""
     try:
-        family, kind, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-        listener = socket.socket(family, kind)
+        # IPv4 unless the address says otherwise, as `paddock up` probes it: `localhost` may mean either.
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        found = socket.getaddrinfo(host or None, port, family, socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+        address = found[0][4]
+        listener = socket.socket(family, socket.SOCK_STREAM)
         try:
             listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             listener.bind(address)
@@ -183,17 +196,34 @@ def _client(url: str) -> redis.asyncio.Redis:
         raise CannotStart(Exit.USAGE, f"the Redis URL can't be used: {error}") from None
 
 
-async def _wait_for_redis(client: redis.asyncio.Redis, wait_s: float) -> None:
+async def _redis_answers(client: redis.asyncio.Redis, wait_s: float, stop: asyncio.Event) -> bool:
+    """False when told to stop meanwhile. Raises CannotStart when there is no answer in time."""
+    # The client may swallow a cancellation, so the waiting looks at `stop` as well.
+    waiting = asyncio.create_task(_wait_for_redis(client, wait_s, stop))
+    stopping = asyncio.create_task(stop.wait())
+    await asyncio.wait({waiting, stopping}, return_when=asyncio.FIRST_COMPLETED)
+    for task in (waiting, stopping):
+        task.cancel()
+    await asyncio.wait({waiting, stopping})
+    return not waiting.cancelled() and waiting.result() and not stop.is_set()
+
+
+async def _wait_for_redis(client: redis.asyncio.Redis, wait_s: float, stop: asyncio.Event) -> bool:
     deadline = time.monotonic() + wait_s
-    while True:
+    told = False
+    while not stop.is_set():
         try:
             await client.ping()
-            return
+            return True
         except (RedisError, OSError) as error:
             if time.monotonic() > deadline:
                 line = f"Redis did not answer in {wait_s:g} s ({error}); start it or mend PADDOCK_REDIS_URL"
                 raise CannotStart(Exit.NO_REDIS, line) from None
+            if not told:
+                log.warning("Redis does not answer yet (%s); waiting up to %g s for it", error, wait_s)
+            told = True
         await asyncio.sleep(0.1)
+    return False
 
 
 async def _built(settings: GatewaySettings, client: redis.asyncio.Redis) -> App:

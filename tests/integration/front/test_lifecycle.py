@@ -74,6 +74,14 @@ async def test_a_stream_that_outlasts_the_drain_ends_with_an_error(stack: Stack,
     assert "Traceback" not in process.text()
 
 
+async def test_a_gateway_that_waits_for_redis_can_be_stopped(stack: Stack, tmp_path: Path) -> None:
+    process = stack.gateway(wait=False, redis_url=f"unix://{tmp_path}/none.sock", redis_wait_s=60)
+    stack.gateways.remove(process)
+    await until(lambda: "does not answer yet" in process.text(), QUICKLY_S, "it waits")
+    assert process.stop(QUICKLY_S) == Exit.OK
+    assert "Traceback" not in process.text()
+
+
 async def test_two_gateways_that_start_at_once_agree_on_the_first_key(tmp_path: Path) -> None:
     """On one machine they share the file; on two, Redis decides and only one key is ever shown."""
     folders = {"a": tmp_path / "one", "b": tmp_path / "one", "c": tmp_path / "other"}
@@ -131,6 +139,7 @@ async def _redis_comes_and_goes(own: Stack, process: Process, key: str) -> None:
             assert response.status == 200
         status, body = await asking.whole()
         assert (status, body["error"]["code"]) == (503, "store_unavailable")
+        assert str(own.redis.socket) not in body["error"]["message"]
         own.redis.start()
         await _ready(process)
         await _accepted(process, key)

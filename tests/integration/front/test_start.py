@@ -38,7 +38,8 @@ def redis_url() -> Iterator[str]:
 
 def last_words(capsys: pytest.CaptureFixture[str], **settings: object) -> tuple[int, str]:
     """Exit code and the one line on stderr."""
-    code = run(GatewaySettings.model_validate({"host": "127.0.0.1", "port": 0, "log_format": "text", **settings}))
+    values = {"host": "127.0.0.1", "port": 0, "log_level": "error", "worker_secret": "hush", **settings}
+    code = run(GatewaySettings.model_validate(values))
     lines = capsys.readouterr().err.strip().splitlines()
     assert len(lines) == 1
     return code, lines[0]
@@ -66,6 +67,23 @@ def test_no_redis_named(capsys: pytest.CaptureFixture[str]) -> None:
     assert code == Exit.USAGE
     assert "PADDOCK_REDIS_URL" in line
     assert "paddock up" in line
+
+
+def test_no_worker_secret(capsys: pytest.CaptureFixture[str], redis_url: str) -> None:
+    code, line = last_words(capsys, redis_url=redis_url, worker_secret="")
+    assert code == Exit.USAGE
+    assert "PADDOCK_WORKER_SECRET" in line
+    assert "paddock up" in line
+
+
+def test_localhost_is_the_ipv4_address_that_paddock_up_looks_at(
+    capsys: pytest.CaptureFixture[str], redis_url: str
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as holder:
+        port = holder.getsockname()[1]
+        code, line = last_words(capsys, redis_url=redis_url, host="localhost", port=port)
+    assert code == Exit.PORT_TAKEN
+    assert "localhost" in line
 
 
 def test_redis_that_does_not_answer_is_waited_for(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
