@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -47,12 +48,15 @@ AWAY = (
 """What a Redis that is away, starting, full or being replaced answers with."""
 
 
+LOG_EVERY_S = 10.0
+"""How often at most the log says why Redis does not take requests."""
+
+
 def unavailable(error: BaseException) -> StoreUnavailable:
-    what = str(error) or "no answer in time"
-    return StoreUnavailable(
-        f"Redis does not take requests ({type(error).__name__}: {what}); try again, or check PADDOCK_REDIS_URL",
-        retry_after_s=1.0,
-    )
+    """What callers get to read; the client's own words have addresses in them, so they stay in the log."""
+    told = StoreUnavailable("This gateway's store does not answer. Send the request again.", retry_after_s=1.0)
+    told.__cause__ = error
+    return told
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -75,6 +79,7 @@ class Pipe:
         self._loaded = False
         self._jobs: list[_Job] = []
         self._sender: asyncio.Task[None] | None = None
+        self._logged_at = float("-inf")
 
     def send(self, script: Script, prefix: str, *arguments: str | int) -> asyncio.Future[Any]:
         """Asks without waiting. The script runs whether or not anybody awaits the answer, which may fail with
@@ -116,7 +121,16 @@ class Pipe:
                 job.answer.cancel()
             raise
         for job, answer in zip(batch, answers, strict=True):
+            if isinstance(answer, AWAY):
+                self._log_why(answer)
             _settle(job, answer)
+
+    def _log_why(self, error: BaseException) -> None:
+        now = time.monotonic()
+        if now - self._logged_at >= LOG_EVERY_S:
+            self._logged_at = now
+            what = str(error) or "no answer in time"
+            log.warning("no requests to Redis (%s: %s); check PADDOCK_REDIS_URL", type(error).__name__, what)
 
     async def _answers(self, batch: list[_Job]) -> list[Any]:
         if not self._loaded:

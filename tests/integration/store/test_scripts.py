@@ -432,10 +432,19 @@ async def test_what_nobody_awaits_is_still_done_in_order(client: redis.asyncio.R
     assert (await one.sweep()).in_use == {"w1": 0}
 
 
-async def test_a_redis_that_is_away_is_told_as_such() -> None:
+async def test_a_redis_that_is_away_is_told_as_such(caplog: pytest.LogCaptureFixture) -> None:
+    """Callers get no address; the log does, once."""
     async with connect("unix:///nonexistent/redis.sock") as away:
-        with pytest.raises(StoreUnavailable, match="PADDOCK_REDIS_URL"):
-            await Caller(Store(away)).acquire("a", "w1")
+        caller = Caller(Store(away))
+        for _ in range(3):
+            with pytest.raises(StoreUnavailable, match="does not answer") as caught:
+                await caller.acquire("a", "w1")
+            assert "redis.sock" not in caught.value.message
+            assert caught.value.retry_after_s is not None
+    lines = [record.getMessage() for record in caplog.records]
+    assert len(lines) == 1
+    assert "/nonexistent/redis.sock" in lines[0]
+    assert "PADDOCK_REDIS_URL" in lines[0]
 
 
 async def test_a_fault_in_a_script_is_not_mistaken_for_an_outage(client: redis.asyncio.Redis, one: Caller) -> None:
