@@ -4,6 +4,7 @@ PaddockError                     status  type
 ├── InvalidRequest               400     invalid_request_error
 │   ├── ContextOverflow          400       code context_length_exceeded
 │   ├── BodyTooLarge             413       code request_too_large
+│   ├── BodyTooSlow              408       code request_body_timeout
 │   └── UnsupportedParameter     400       code unsupported_parameter
 ├── AuthenticationFailed         401     authentication_error
 ├── PermissionDenied             403     permission_error
@@ -55,6 +56,11 @@ class ContextOverflow(InvalidRequest):
 class BodyTooLarge(InvalidRequest):
     status = 413
     code = "request_too_large"
+
+
+class BodyTooSlow(InvalidRequest):
+    status = 408
+    code = "request_body_timeout"
 
 
 class UnsupportedParameter(InvalidRequest):

@@ -1,23 +1,38 @@
-"""A request's body, never larger than the limit."""
+"""A request's body, never larger than the limit and never slower than the bound."""
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 import msgspec
 from starlette.types import Receive, Scope
 
 from gateway.api.presence import ClientGone
-from gateway.errors import BodyTooLarge, InvalidRequest
+from gateway.errors import BodyTooLarge, BodyTooSlow, InvalidRequest
+
+BODY_TIMEOUT_S = 60.0
+"""From the headers to the body's last byte: a sender that never ends would hold its connection and memory for ever."""
 
 _decode = msgspec.json.Decoder().decode
 
 
-async def read_body(scope: Scope, receive: Receive, limit: int) -> bytes:
-    """Raises BodyTooLarge (by its Content-Length before reading, else while counting) and ClientGone."""
+async def read_body(scope: Scope, receive: Receive, limit: int, timeout_s: float = BODY_TIMEOUT_S) -> bytes:
+    """Raises BodyTooLarge (by its Content-Length before reading, else while counting), BodyTooSlow and ClientGone."""
     declared = dict(scope["headers"]).get(b"content-length", b"")
     if declared.isdigit() and int(declared) > limit:
         raise _too_large(f"{int(declared)} bytes", limit)
+    try:
+        async with asyncio.timeout(timeout_s):
+            return await _read_whole(receive, limit)
+    except TimeoutError:
+        raise BodyTooSlow(
+            f"The request body was not complete within {timeout_s:g} s. Send the request again, smaller or over a "
+            "faster connection."
+        ) from None
+
+
+async def _read_whole(receive: Receive, limit: int) -> bytes:
     parts: list[bytes] = []
     num_bytes = 0
     while True:

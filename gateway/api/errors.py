@@ -8,7 +8,7 @@ import math
 import msgspec
 from starlette.types import Message, Receive, Send
 
-from gateway.errors import AuthenticationFailed, BodyTooLarge, MethodNotAllowed, PaddockError, Stopping
+from gateway.errors import AuthenticationFailed, BodyTooLarge, BodyTooSlow, MethodNotAllowed, PaddockError, Stopping
 from gateway.telemetry.trail import Trail
 
 LINGER_S = 5.0
@@ -32,7 +32,7 @@ def error_headers(error: PaddockError) -> list[tuple[bytes, bytes]]:
         headers.append((b"www-authenticate", b"Bearer"))
     if isinstance(error, MethodNotAllowed):
         headers.append((b"allow", error.allow.encode()))
-    if isinstance(error, Stopping | BodyTooLarge):
+    if isinstance(error, Stopping | BodyTooLarge | BodyTooSlow):
         headers.append((b"connection", b"close"))
     return headers
 
@@ -49,7 +49,7 @@ async def send_error(receive: Receive, send: Send, error: PaddockError, trail: T
     headers = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(body))]
     headers += [(b"x-request-id", trail.request_id.encode()), *error_headers(error)]
     await send({"type": "http.response.start", "status": error.status, "headers": headers})
-    if isinstance(error, BodyTooLarge):
+    if isinstance(error, BodyTooLarge | BodyTooSlow):
         await send({"type": "http.response.body", "body": body, "more_body": True})
         await _discard_rest(receive)
         body = b""

@@ -9,9 +9,11 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from gateway import errors
 from gateway.access.records import AccessRecord
+from gateway.api.body import BODY_TIMEOUT_S
 from gateway.api.openai.chat_body import ChatBody
 from gateway.api.openai.refused import IGNORED, REFUSED
 from gateway.api.routes import ROUTES
+from gateway.pipeline import MAX_ATTEMPTS
 from gateway.telemetry.metrics import Metrics
 from workers.engine.request import EngineLoad
 from workers.service.metrics import WorkerMetrics
@@ -40,6 +42,12 @@ def test_every_parameter() -> None:
     assert told == set(ChatBody.model_fields)
     text = page("api.md")
     assert all(f"`{name}`" in text for name in IGNORED | set(REFUSED))
+
+
+def test_the_bounds_that_are_no_settings() -> None:
+    text = page("api.md")
+    assert f"at most {BODY_TIMEOUT_S:g} seconds" in text
+    assert f"{MAX_ATTEMPTS} submissions in all" in text
 
 
 def test_every_error() -> None:

@@ -2,32 +2,30 @@
 
 from __future__ import annotations
 
+import secrets
 from dataclasses import dataclass
 from typing import Any
 
 from pydantic import ValidationError
-from pydantic_core import ErrorDetails
 
 from gateway.api.body import read_object
 from gateway.api.openai.chat_body import (
     MAX_STOP_CHARS,
-    TAG,
     ChatBody,
     Content,
     MessageBody,
     ToolBody,
     ToolCallBody,
 )
+from gateway.api.openai.faults import shown, translated
 from gateway.api.openai.refused import sift
 from gateway.errors import InvalidRequest, NotSupported, UnsupportedParameter
 from workers.protocol.requests import GenerateRequest, Message, Sampling, Tool, ToolCall
 
-SHOWN_CHARS = 40
 MAX_SCHEMA_DEPTH = 100
 
-# pydantic speaks of Python's types; callers write JSON.
-_JSON_KINDS = {"model_type": "an object", "dict_type": "an object", "list_type": "an array"}
-_JSON_WORDS: dict[bool | None, str] = {True: "true", False: "false", None: "null"}
+NUM_SEEDS = 2**32 - 1
+"""A seed is below this; llama.cpp takes the next number as "choose one"."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +44,7 @@ def read_chat(raw: bytes) -> ChatRequest:
     try:
         body = ChatBody.model_validate(document)
     except ValidationError as error:
-        raise _translated(error) from None
+        raise translated(error) from None
     except RecursionError:
         raise InvalidRequest("The body is nested too deeply. Send a flatter JSON object.") from None
     options = body.stream_options
@@ -55,7 +53,7 @@ def read_chat(raw: bytes) -> ChatRequest:
         raise InvalidRequest(message, param="stream_options")
     if body.response_format is not None and body.response_format.type != "text":
         raise NotSupported(
-            f"`response_format` of type {_shown(body.response_format.type)} is not there yet. "
+            f"`response_format` of type {shown(body.response_format.type)} is not there yet. "
             'Use {"type": "text"} and ask for the form in the prompt.',
             param="response_format",
         )
@@ -81,7 +79,8 @@ def _sampling(body: ChatBody) -> Sampling:
         repeat_last_n=body.repeat_last_n,
         presence_penalty=body.presence_penalty,
         frequency_penalty=body.frequency_penalty,
-        seed=None if body.seed == -1 else body.seed,
+        # -1 asks for a random one even where the catalog has a default, which "not given" would bring back.
+        seed=secrets.randbelow(NUM_SEEDS) if body.seed == -1 else body.seed,
     )
 
 
@@ -133,7 +132,7 @@ def _text(content: Content | None, path: str) -> str | None:
     texts: list[str] = []
     for n, part in enumerate(content):
         if part.type != "text":
-            message = f"`{path}.{n}` is of type {_shown(part.type)}; the models here read text only. Send text parts."
+            message = f"`{path}.{n}` is of type {shown(part.type)}; the models here read text only. Send text parts."
             raise UnsupportedParameter(message, param=f"{path}.{n}")
         if part.text is None:
             raise InvalidRequest(f"`{path}.{n}.text` is missing. Send a string.", param=f"{path}.{n}.text")
@@ -155,7 +154,7 @@ def _tools(body: ChatBody) -> tuple[Tool, ...]:
     if choice == "none":
         return ()
     if isinstance(choice, str) and choice != "required":
-        message = f"`tool_choice` is {_shown(choice)}. Send `auto` or `none`."
+        message = f"`tool_choice` is {shown(choice)}. Send `auto` or `none`."
         raise InvalidRequest(message, param="tool_choice")
     raise NotSupported(
         "`tool_choice` cannot force a call yet. Send `auto` and say in the prompt which tool to use.",
@@ -165,7 +164,7 @@ def _tools(body: ChatBody) -> tuple[Tool, ...]:
 
 def _tool(tool: ToolBody, path: str) -> Tool:
     if tool.type != "function" or tool.function is None:
-        message = f"`{path}` is of type {_shown(tool.type)}. Send `type: function` with a `function`."
+        message = f"`{path}` is of type {shown(tool.type)}. Send `type: function` with a `function`."
         raise UnsupportedParameter(message, param=path)
     function = tool.function
     if function.strict:
@@ -190,33 +189,3 @@ def _deeper_than(limit: int, value: Any) -> bool:
         ]
         level = [inner for values in nested for inner in values]
     return bool(level)
-
-
-def _translated(error: ValidationError) -> InvalidRequest:
-    """The first thing that is wrong; how many more there are."""
-    details = error.errors(include_url=False, include_context=False)
-    first = details[0]
-    path = ".".join(str(step) for step in first["loc"] if not str(step).startswith(TAG))
-    more = f" ({len(details) - 1} more problems)" if len(details) > 1 else ""
-    if first["type"] == "extra_forbidden":
-        message = f"`{path[: SHOWN_CHARS * 4]}` is not a parameter that Paddock knows. Leave it out."
-        return UnsupportedParameter(message, param=path[: SHOWN_CHARS * 4])
-    if first["type"] == "missing":
-        return InvalidRequest(f"`{path}` is missing. Send it.{more}", param=path)
-    return InvalidRequest(f"`{path}`: {_problem(first)}{more}", param=path)
-
-
-def _problem(detail: ErrorDetails) -> str:
-    kind = _JSON_KINDS.get(detail["type"])
-    text = f"it should be {kind}" if kind else detail["msg"].replace("Input should", "it should", 1)
-    return f"{text[:1].lower()}{text[1:]}; got {_shown(detail['input'])}."
-
-
-def _shown(value: Any) -> str:
-    """A value for an error message: short, and never more than the caller sent in one place."""
-    if isinstance(value, dict | list):
-        return f"{'an object' if isinstance(value, dict) else 'an array'} of {len(value)}"
-    if isinstance(value, int) and value.bit_length() > 256:
-        return "a number of more than 70 digits"
-    text = _JSON_WORDS.get(value, repr(value)) if value is None or isinstance(value, bool) else repr(value)
-    return text if len(text) <= SHOWN_CHARS else text[: SHOWN_CHARS - 3] + "..."

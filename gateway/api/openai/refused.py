@@ -13,6 +13,7 @@ from gateway.errors import UnsupportedParameter
 
 IGNORED = frozenset(
     {
+        "cache_prompt",
         "metadata",
         "moderation",
         "prompt_cache_key",
@@ -22,7 +23,7 @@ IGNORED = frozenset(
         "user",
     }
 )
-"""Accepted and without effect on the answer: labels for the provider's own bookkeeping."""
+"""Accepted and without effect on the answer: labels for the provider's own bookkeeping, hints about caches."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +34,6 @@ class Refusal:
 
 REFUSED: dict[str, Refusal] = {
     "audio": Refusal("Paddock answers in text; leave it out."),
-    "cache_prompt": Refusal("It is true or false.", (True, False)),  # a hint; no prompt is cached across calls yet
     "function_call": Refusal("It is the older form; use `tool_choice`.", ("auto", "none")),
     "functions": Refusal("It is the older form; use `tools`.", ([],)),
     "grammar": Refusal("Constrained answers are not there yet; ask for the form in the prompt.", ("",)),

@@ -95,8 +95,11 @@ def test_tool_choice_none_hides_the_tools() -> None:
     assert read(tools=tools, tool_choice="none").request.tools == ()
 
 
-def test_a_negative_seed_is_a_random_one() -> None:
-    assert read(seed=-1).request.sampling.seed is None
+def test_a_seed_of_minus_one_is_drawn_here_so_that_no_default_replaces_it() -> None:
+    drawn = [read(seed=-1).request.sampling.seed for _ in range(20)]
+    assert all(seed is not None and 0 <= seed <= 2**32 - 2 for seed in drawn)
+    assert len(set(drawn)) > 1
+    assert read().request.sampling.seed is None
 
 
 @pytest.mark.parametrize(
@@ -105,6 +108,7 @@ def test_a_negative_seed_is_a_random_one() -> None:
         {"n": 1, "logprobs": False, "top_logprobs": 0, "logit_bias": {}, "store": False, "service_tier": "auto"},
         {"user": "u", "metadata": {"a": "b"}, "parallel_tool_calls": True, "modalities": ["text"]},
         {"temperature": None, "stop": None, "tools": None, "response_format": None, "audio": None, "unknown": None},
+        {"cache_prompt": True},
         {"response_format": {"type": "text"}, "stop": [], "functions": []},
     ],
 )
@@ -115,33 +119,34 @@ def test_what_asks_for_nothing_passes(parameters: dict[str, Any]) -> None:
 @pytest.mark.parametrize(
     ("parameters", "param", "words"),
     [
-        ({"messages": []}, "messages", "at least 1 item"),
-        ({"messages": "hi"}, "messages", "an array; got 'hi'"),
-        ({"messages": [1]}, "messages.0", "an object; got 1"),
-        ({"messages": [{"role": "robot", "content": "x"}]}, "messages.0.role", "'robot'"),
+        ({"messages": []}, "messages", "`messages` has 0 items. Send at least 1."),
+        ({"messages": "hi"}, "messages", "is 'hi'. Send an array."),
+        ({"messages": [1]}, "messages.0", "is 1. Send an object."),
+        ({"messages": [{"role": "robot", "content": "x"}]}, "messages.0.role", "is 'robot'. Send 'system', "),
         ({"messages": [{"role": "user"}]}, "messages.0.content", "missing"),
         ({"messages": [{"content": "x"}]}, "messages.0.role", "missing"),
-        ({"messages": [USER, {"role": "user", "content": 7}]}, "messages.1.content", "got 7"),
+        ({"messages": [USER, {"role": "user", "content": 7}]}, "messages.1.content", "is 7. Send a string."),
         ({"messages": [{"role": "user", "content": [{"type": "text"}]}]}, "messages.0.content.0.text", "missing"),
         ({"messages": [{"role": "user", "content": [{"text": "a"}]}]}, "messages.0.content.0.type", "missing"),
         ({"messages": [{"role": "tool", "content": "x"}]}, "messages.0.tool_call_id", "missing"),
-        ({"model": ""}, "model", "at least 1 character"),
+        ({"model": ""}, "model", "has 0 characters. Send at least 1."),
         ({"model": 3}, "model", "string"),
-        ({"temperature": 2.1}, "temperature", "less than or equal to 2"),
-        ({"temperature": -0.1}, "temperature", "greater than or equal to 0"),
+        ({"temperature": 2.1}, "temperature", "is 2.1. Send at most 2."),
+        ({"temperature": -0.1}, "temperature", "Send at least 0."),
         ({"temperature": "1"}, "temperature", "number"),
         ({"temperature": True}, "temperature", "number"),
-        ({"top_p": 1.5}, "top_p", "less than or equal to 1"),
-        ({"max_tokens": 0}, "max_tokens", "greater than or equal to 1"),
-        ({"max_tokens": -5}, "max_tokens", "got -5"),
-        ({"max_tokens": 10**30}, "max_tokens", "less than or equal to 2147483647"),
+        ({"top_p": 1.5}, "top_p", "Send at most 1."),
+        ({"max_tokens": 0}, "max_tokens", "is 0. Send at least 1."),
+        ({"max_tokens": -5}, "max_tokens", "is -5"),
+        ({"max_tokens": 10**30}, "max_tokens", "Send at most 2147483647."),
         ({"max_tokens": 1.5}, "max_tokens", "integer"),
         ({"max_tokens": 3, "max_completion_tokens": 4}, "max_completion_tokens", "contradict"),
-        ({"seed": 2**32}, "seed", "4294967295"),
+        ({"repeat_penalty": 0}, "repeat_penalty", "is 0. Send more than 0."),
+        ({"seed": 2**32}, "seed", "Send at most 4294967295."),
         ({"stop": ""}, "stop", "1 to 512"),
         ({"stop": ["a", "b" * 513]}, "stop.1", "513 characters"),
-        ({"stop": ["a"] * 17}, "stop", "at most 16 items"),
-        ({"stream": "yes"}, "stream", "boolean"),
+        ({"stop": ["a"] * 17}, "stop", "`stop` has 17 items. Send at most 16."),
+        ({"stream": "yes"}, "stream", "is 'yes'. Send true or false."),
         ({"stream_options": {"include_usage": True}}, "stream_options", "stream: true"),
         ({"tools": [{"type": "function", "function": {"name": "a b"}}]}, "tools.0.function.name", "pattern"),
         ({"tool_choice": "maybe"}, "tool_choice", "`auto` or `none`"),
