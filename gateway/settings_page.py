@@ -47,6 +47,8 @@ and `PADDOCK_DIE_WITH_PARENT`, which a supervisor sets so that its children end 
 
 FOLDER = """## The state folder
 
+It is made with mode 0700. A folder that is there already keeps its mode; a warning tells if other users may enter it.
+
 | in it | what it is |
 |---|---|
 | `first-key` | the first API key, mode 0600, unless one is preset |
@@ -79,4 +81,5 @@ def _exit_codes() -> str:
     table = (exits.__doc__ or "").partition("\n\n")[2].strip("\n")
     width = min(len(line) - len(line.lstrip()) for line in table.splitlines() if line)
     plain = "\n".join(line[width:] for line in table.splitlines())
-    return f"## Exit codes\n\n{indent(plain, '    ')}\n"
+    interrupted = "Ctrl-C before anything was started (while a model is downloaded, say) ends with 130, as in a shell."
+    return f"## Exit codes\n\n{indent(plain, '    ')}\n\n{interrupted}\n"

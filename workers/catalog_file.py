@@ -9,11 +9,12 @@ from pathlib import Path
 import msgspec
 import yaml
 
-from workers.protocol.catalog import Catalog, CatalogError, LlamaSettings, ModelSpec, convert
-from workers.protocol.requests import Sampling
+from workers.protocol.catalog import Catalog, CatalogError, DefaultSampling, LlamaSettings, ModelSpec, convert
 
 FIELDS = sorted(
-    field.name for struct in (Catalog, ModelSpec, LlamaSettings, Sampling) for field in msgspec.structs.fields(struct)
+    field.name
+    for struct in (Catalog, ModelSpec, LlamaSettings, DefaultSampling)
+    for field in msgspec.structs.fields(struct)
 )
 
 

@@ -15,6 +15,7 @@ from pydantic import Field, field_validator
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
 
 from workers import sources
+from workers.protocol.catalog import MAX_CTX, MAX_KV_TOKENS
 
 
 class PaddockSettings(BaseSettings):
@@ -34,12 +35,14 @@ class PaddockSettings(BaseSettings):
     worker_secret: Annotated[
         str, Field(description="secret that gateways and workers share; empty: `paddock up` makes one")
     ] = ""
-    log_level: Annotated[Literal["debug", "info", "warning", "error"], Field(description="least severe log line")] = (
-        "info"
-    )
-    log_format: Annotated[Literal["auto", "text", "json"], Field(description="auto: text on a terminal, else JSON")] = (
-        "auto"
-    )
+    log_level: Annotated[
+        Literal["debug", "info", "warning", "error"],
+        Field(description="least severe log line; `paddock up`'s terminal shows warnings only, unless this is given"),
+    ] = "info"
+    log_format: Annotated[
+        Literal["auto", "text", "json"],
+        Field(description="auto: text on a terminal, else JSON; for what `paddock up` prints, auto is always text"),
+    ] = "auto"
 
     @classmethod
     def settings_customise_sources(
@@ -78,10 +81,14 @@ class ModelSettings(PaddockSettings):
     alias: Annotated[str, Field(description="name the model is served under; empty: the file's name")] = ""
     slots: Annotated[int, Field(ge=1, le=256, description="conversations at once, per worker")] = 8
     ctx: Annotated[
-        int, Field(ge=0, description="longest single conversation, tokens; 0: what the model was trained for")
+        int,
+        Field(ge=0, le=MAX_CTX, description="longest single conversation, tokens; 0: what the model was trained for"),
     ] = 0
     kv_tokens: Annotated[
-        int, Field(ge=0, description="KV cells that all slots share; 0: slots x ctx, reduced to fit memory")
+        int,
+        Field(
+            ge=0, le=MAX_KV_TOKENS, description="KV cells that all slots share; 0: slots x ctx, reduced to fit memory"
+        ),
     ] = 0
     llama: Annotated[
         str, Field(description="JSON object of llama.cpp settings, fields as in the catalog's `llama`")
@@ -105,6 +112,9 @@ class WorkerSettings(ModelSettings):
     worker_drain_s: Annotated[
         float, Field(ge=0, description="how long a stopping worker lets running calls finish")
     ] = 20.0
+    workers_on_machine: Annotated[
+        int, Field(ge=1, description="workers that share this machine's memory; a supervisor sets it")
+    ] = 1
     gateway_grace_s: Annotated[
         float, Field(ge=0, description="how long a worker keeps the calls of a gateway whose stream is gone")
     ] = 5.0

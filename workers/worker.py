@@ -22,9 +22,8 @@ from workers.engine.engine import Engine
 from workers.llama.context import Context
 from workers.llama.gguf import GgufHeader
 from workers.llama.model import Model, ModelError, ModelTooLarge
-from workers.protocol.catalog import NAME_PATTERN, LlamaSettings
+from workers.protocol.catalog import NAME_PATTERN, DefaultSampling, LlamaSettings
 from workers.protocol.exits import Exit
-from workers.protocol.requests import Sampling
 from workers.service import logs
 from workers.service.memory import KvShape, free_bytes, plan_kv
 from workers.service.server import Emit, OnCrash, Place, PortTaken, WorkerServer, listen
@@ -62,7 +61,7 @@ def run(settings: WorkerSettings) -> int:
 def _run(settings: WorkerSettings) -> int:
     path = _checked(settings)
     llama = _parsed("llama", settings.llama, LlamaSettings)
-    sampling = _parsed("sampling", settings.sampling, Sampling)
+    sampling = _parsed("sampling", settings.sampling, DefaultSampling).sampling()
     with _listen(settings) as sock, Model.load(path, llama) as model:
         place = _place(settings, path, model)
         template = ChatTemplate(model.chat_template, bos_text=model.bos_text, eos_text=model.eos_text)
@@ -107,6 +106,7 @@ def make_context(model: Model, settings: WorkerSettings, llama: LlamaSettings) -
         kv_tokens=settings.kv_tokens,
         bytes_per_token=token_bytes,
         free_bytes=free,
+        workers=settings.workers_on_machine,
     )
     n_ctx, kv_tokens, reason = plan.n_ctx, plan.kv_tokens, plan.reason
     while True:

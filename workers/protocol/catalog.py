@@ -17,6 +17,12 @@ NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._:/@+-]{0,127}$"
 Name = Annotated[str, Meta(pattern=NAME_PATTERN, description="letters, digits and . _ : / @ + -, at most 128")]
 Count = Annotated[int, Meta(ge=1)]
 
+MAX_CTX = 2**24
+"""Far beyond what models are trained for; a number above it is a slip."""
+
+MAX_KV_TOKENS = 2**31 - 1
+"""llama.cpp counts cells in 32 bits."""
+
 
 class LlamaSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
     """What is handed to llama.cpp as it is, by its own names."""
@@ -34,6 +40,27 @@ class LlamaSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     use_mlock: bool = False
 
 
+class DefaultSampling(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
+    """Sampling for callers who do not say, by llama.cpp's names; the bounds are those of a caller's request."""
+
+    temperature: Annotated[float, Meta(ge=0, le=2, description="0 is greedy")] | None = None
+    top_k: Annotated[int, Meta(ge=-1, le=2**31 - 1, description="0 or below keeps all tokens")] | None = None
+    top_p: Annotated[float, Meta(ge=0, le=1)] | None = None
+    min_p: Annotated[float, Meta(ge=0, le=1)] | None = None
+    repeat_penalty: Annotated[float, Meta(gt=0, le=10, description="1 is off")] | None = None
+    repeat_last_n: Annotated[int, Meta(ge=-1, le=2**31 - 1, description="0 is off, -1 the whole context")] | None = None
+    presence_penalty: Annotated[float, Meta(ge=-2, le=2)] | None = None
+    frequency_penalty: Annotated[float, Meta(ge=-2, le=2)] | None = None
+    seed: Annotated[int, Meta(ge=-1, le=2**32 - 1, description="-1 draws one at random for each call")] | None = None
+
+    def sampling(self) -> Sampling:
+        """The same for the engine, where an absent seed is a random one."""
+        values = {name: value for name, value in msgspec.structs.asdict(self).items() if value is not None}
+        if self.seed == -1:
+            del values["seed"]
+        return Sampling(**values)
+
+
 class ModelSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
     """One model: where it comes from, how much of it to run, how to sample when the caller does not say."""
 
@@ -45,13 +72,17 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     workers: Annotated[int, Meta(ge=0, le=256, description="worker processes on this machine")] = 1
     slots: Annotated[int, Meta(ge=1, le=256, description="conversations at once, per worker")] = 8
     ctx: Annotated[
-        int, Meta(ge=0, description="longest single conversation, tokens; 0: what the model was trained for")
+        int,
+        Meta(ge=0, le=MAX_CTX, description="longest single conversation, tokens; 0: what the model was trained for"),
     ] = 0
     kv_tokens: Annotated[
-        int, Meta(ge=0, description="KV cells that all slots share; 0: slots x ctx, reduced to fit memory")
+        int,
+        Meta(
+            ge=0, le=MAX_KV_TOKENS, description="KV cells that all slots share; 0: slots x ctx, reduced to fit memory"
+        ),
     ] = 0
     llama: LlamaSettings = LlamaSettings()
-    sampling: Sampling = Sampling()
+    sampling: DefaultSampling = DefaultSampling()
 
 
 class Catalog(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

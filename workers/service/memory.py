@@ -6,8 +6,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-SHARE = 0.4
-"""Of the memory that is free now; the other workers of the machine start at the same time."""
+from workers.protocol.catalog import MAX_KV_TOKENS
+
+MACHINE_SHARE = 0.8
+"""Of the memory that is free now, for the KV caches of all workers of the machine: they start at the same time."""
+
+WORKER_SHARE = 0.4
+"""The most that one worker takes of it, even alone: the model and what is computed need room too."""
 
 BITS = {"f32": 32.0, "f16": 16.0, "bf16": 16.0, "q8_0": 8.5, "q5_1": 6.0, "q5_0": 5.5, "q4_1": 5.0, "q4_0": 4.5}
 BITS["iq4_nl"] = 4.5
@@ -36,18 +41,30 @@ class KvPlan:
     """Why it is less than asked for; empty if it is not."""
 
 
-def plan_kv(*, slots: int, n_ctx: int, kv_tokens: int, bytes_per_token: float, free_bytes: int | None) -> KvPlan:
-    """`kv_tokens` 0 asks for slots x n_ctx, reduced to fit `free_bytes` (None: unknown, taken to be enough).
+def share(workers: int) -> float:
+    """What one of this many workers on a machine may take of its free memory."""
+    return min(WORKER_SHARE, MACHINE_SHARE / workers)
 
-    A number that was asked for is taken as it is: whether it fits shows when it is allocated.
+
+def plan_kv(
+    *, slots: int, n_ctx: int, kv_tokens: int, bytes_per_token: float, free_bytes: int | None, workers: int
+) -> KvPlan:
+    """`kv_tokens` 0 asks for slots x n_ctx, reduced to fit a share of `free_bytes` (None: unknown, taken to be enough).
+
+    `workers` is how many share the machine. A number that was asked for is taken as it is: whether it fits shows when
+    it is allocated.
     """
-    wanted = kv_tokens or slots * n_ctx
+    wanted = min(kv_tokens or slots * n_ctx, MAX_KV_TOKENS)
     reason = ""
     if not kv_tokens and free_bytes is not None and bytes_per_token > 0:
-        room = int(free_bytes * SHARE / bytes_per_token)
+        room = int(free_bytes * share(workers) / bytes_per_token)
         if room < wanted:
             wanted = max(room, 256)
-            reason = f"{free_bytes >> 20:,} MiB of memory are free and a token takes {bytes_per_token / 1024:,.0f} KiB"
+            among = f" for {workers} workers" if workers > 1 else ""
+            reason = (
+                f"{free_bytes >> 20:,} MiB of memory are free{among} and a token takes "
+                f"{bytes_per_token / 1024:,.0f} KiB"
+            )
     if wanted < n_ctx and not reason:
         reason = f"all slots together have {wanted:,} cells"
     return KvPlan(min(n_ctx, wanted), wanted, reason)

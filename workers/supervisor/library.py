@@ -56,7 +56,9 @@ def wanted(settings: SupervisorSettings) -> Wanted:
             raise CatalogError(
                 f"{names}: with a catalog, say this per model in {settings.catalog} and leave it out here"
             )
-        return Wanted(catalog_file.load(settings.catalog), settings.catalog.resolve().parent)
+        return Wanted(
+            _some_work(catalog_file.load(settings.catalog), settings.catalog), settings.catalog.resolve().parent
+        )
     document: dict[str, object] = {
         "name": settings.alias or _alias(settings),
         "workers": settings.workers,
@@ -83,8 +85,11 @@ class Library:
         self._fetched = self._cache / "fetched.json"
 
     def locate_all(self, wish: Wanted) -> Mapping[str, Path]:
-        """Name of each model -> its checked file. Raises ModelUnusable for the first that can't be served."""
-        return {model.name: self.locate(model, wish.folder) for model in wish.catalog.models}
+        """Name of each model that has workers here -> its checked file.
+
+        Raises ModelUnusable for the first that can't be served.
+        """
+        return {model.name: self.locate(model, wish.folder) for model in wish.catalog.models if model.workers}
 
     def locate(self, model: ModelSpec, folder: Path) -> Path:
         """The local file of one model. Raises ModelUnusable."""
@@ -101,7 +106,10 @@ class Library:
         self._cache.mkdir(parents=True, exist_ok=True)
         command = [sys.executable, "-m", "workers.supervisor.hub", reference, str(self._cache)]
         environment = {**os.environ, lifeline.VARIABLE: str(os.getpid())}
-        answer = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False, env=environment)
+        # Ctrl-C is ours: it ends the child from here, rather than in the middle of its imports.
+        answer = subprocess.run(
+            command, stdout=subprocess.PIPE, text=True, check=False, env=environment, start_new_session=True
+        )
         if answer.returncode != 0:
             raise ModelUnusable(f"could not fetch {reference} from the Hugging Face hub")
         path = Path(answer.stdout.strip().splitlines()[-1])
@@ -132,6 +140,14 @@ def check_gguf(path: Path, name: str) -> None:
         )
     if len(head) < HEADER_BYTES:
         raise ModelUnusable(f"model {name}: {path} is cut off after {len(head)} bytes; copy or download it again")
+
+
+def _some_work(found: Catalog, file: Path) -> Catalog:
+    if not any(model.workers for model in found.models):
+        raise CatalogError(
+            f"{file}: each model has `workers: 0`, so nothing would run on this machine; give one of them a worker"
+        )
+    return found
 
 
 def _alias(settings: SupervisorSettings) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import os
 import secrets
+import stat
 from pathlib import Path
 from types import TracebackType
 
@@ -16,7 +17,10 @@ class FolderTaken(RuntimeError):
 
 
 class StateFolder:
-    """Made and locked on `with`; unlocked, without a trace, afterwards. Raises FolderTaken, OSError."""
+    """Made and locked on `with`; unlocked, without a trace, afterwards. Raises FolderTaken, OSError.
+
+    A folder that is made here is its user's alone; one that is there already keeps its mode (`exposure`).
+    """
 
     def __init__(self, path: Path) -> None:
         self.path = path.absolute()
@@ -27,11 +31,15 @@ class StateFolder:
         self._descriptor = -1
 
     def __enter__(self) -> StateFolder:
-        self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
-        self.path.chmod(0o700)
-        for folder in (self.logs, self.run):
-            folder.mkdir(mode=0o700, exist_ok=True)
-        self._descriptor = self._locked()
+        try:
+            for folder in (self.path, self.logs, self.run):
+                folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            self._descriptor = self._locked()
+        except OSError as error:
+            raise OSError(
+                f"state_dir: can't use {error.filename or self.path}: {error.strerror}; "
+                "name a folder that you may write to with --state-dir"
+            ) from None
         os.ftruncate(self._descriptor, 0)
         os.write(self._descriptor, f"process {os.getpid()}".encode())
         return self
@@ -42,6 +50,13 @@ class StateFolder:
         # Unlinked while it is held: whoever opened it meanwhile sees that the name is gone and tries again.
         self._lock.unlink(missing_ok=True)
         os.close(self._descriptor)
+
+    def exposure(self) -> str:
+        """A line for a person if other users may enter the folder, else empty. Inside `with`."""
+        mode = stat.S_IMODE(self.path.stat().st_mode)
+        if not mode & 0o011:
+            return ""
+        return f"warning: other users may enter the state folder {self.path} (mode {mode:03o}); `chmod 700` closes it"
 
     def secret(self) -> str:
         """The secret of gateways and workers: made once, kept in a file of mode 0600."""

@@ -28,7 +28,9 @@ def run(settings: SupervisorSettings) -> int:
             return Exit.USAGE
     try:
         wish = wanted(settings)
-        with StateFolder(settings.state_dir):
+        with StateFolder(settings.state_dir) as folder:
+            if exposure := folder.exposure():
+                console.say(f"paddock: {exposure}")
             files = Library(settings.state_dir).locate_all(wish)
             places = plan(wish.catalog, files, available_cores(), gpus.visible(os.environ), host_id(settings.state_dir))
             return asyncio.run(_keep(places, settings, console))

@@ -44,6 +44,8 @@ class Place:
     file: Path
     device: str | None
     threads: int
+    neighbours: int
+    """Workers of this machine, itself included: they share its memory."""
 
 
 def plan(
@@ -60,6 +62,7 @@ def plan(
             file=files[model.name],
             device=devices[number % len(devices)] if devices else None,
             threads=model.llama.n_threads or threads,
+            neighbours=len(models),
         )
         for number, model in enumerate(models)
     )
@@ -152,6 +155,7 @@ def recipe(place: Place, settings: SupervisorSettings, environment: Mapping[str,
         worker_port=0,
         worker_address="",
         worker_drain_s=settings.worker_drain_s,
+        workers_on_machine=place.neighbours,
         llama=msgspec.json.encode(msgspec.structs.replace(model.llama, n_threads=place.threads)).decode(),
         sampling=msgspec.json.encode(model.sampling).decode(),
     )

@@ -2,7 +2,8 @@ from __future__ import annotations
 
 import pytest
 
-from workers.service.memory import SHARE, KvShape, free_bytes, plan_kv
+from workers.protocol.catalog import MAX_KV_TOKENS
+from workers.service.memory import WORKER_SHARE, KvShape, free_bytes, plan_kv, share
 
 
 def test_what_a_token_takes() -> None:
@@ -16,17 +17,35 @@ def test_what_a_token_takes() -> None:
     [
         (0, None, (1000, 4000)),
         (0, 1 << 40, (1000, 4000)),
-        (0, int(2000 * 1024 / SHARE) + 1, (1000, 2000)),
-        (0, int(600 * 1024 / SHARE) + 1, (600, 600)),
+        (0, int(2000 * 1024 / WORKER_SHARE) + 1, (1000, 2000)),
+        (0, int(600 * 1024 / WORKER_SHARE) + 1, (600, 600)),
         (0, 0, (256, 256)),
         (3000, 0, (1000, 3000)),
         (500, None, (500, 500)),
     ],
 )
 def test_the_cache_shrinks_to_what_fits(kv_tokens: int, free: int | None, expected: tuple[int, int]) -> None:
-    plan = plan_kv(slots=4, n_ctx=1000, kv_tokens=kv_tokens, bytes_per_token=1024, free_bytes=free)
+    plan = plan_kv(slots=4, n_ctx=1000, kv_tokens=kv_tokens, bytes_per_token=1024, free_bytes=free, workers=2)
     assert (plan.n_ctx, plan.kv_tokens) == expected
     assert bool(plan.reason) == (expected not in ((1000, 4000), (1000, 3000)))
+
+
+def test_the_workers_of_a_machine_share_its_memory() -> None:
+    assert share(1) == share(2) == WORKER_SHARE
+    for workers in (1, 2, 3, 8, 256):
+        assert workers * share(workers) <= 0.8 + 1e-9
+    free = 1 << 30
+    plans = [
+        plan_kv(slots=8, n_ctx=100_000, kv_tokens=0, bytes_per_token=1024, free_bytes=free, workers=workers)
+        for workers in (2, 8)
+    ]
+    assert plans[0].kv_tokens == pytest.approx(4 * plans[1].kv_tokens, rel=0.01)
+    assert "for 8 workers" in plans[1].reason
+
+
+def test_cells_are_counted_in_32_bits() -> None:
+    plan = plan_kv(slots=256, n_ctx=2**24, kv_tokens=0, bytes_per_token=1.0, free_bytes=None, workers=1)
+    assert (plan.n_ctx, plan.kv_tokens) == (2**24, MAX_KV_TOKENS)
 
 
 def test_this_machine_has_memory() -> None:

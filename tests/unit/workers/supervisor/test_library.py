@@ -46,6 +46,8 @@ def test_a_model_of_the_hub_is_named_after_its_repository() -> None:
         ({"llama": "[]"}, "llama: must be a JSON object"),
         ({"llama": "{"}, "llama: not valid JSON"),
         ({"llama": '{"n_bath": 1}'}, "unknown field `n_bath`"),
+        ({"sampling": '{"temprature": 0.1}'}, "unknown field `temprature`"),
+        ({"sampling": '{"seed": 1099511627776}'}, "sampling.seed"),
     ],
 )
 def test_a_wish_that_can_not_be_met(values: dict[str, object], said: str) -> None:
@@ -61,12 +63,25 @@ def test_paths_are_relative_to_the_catalog(tmp_path: Path, model: Path) -> None:
     assert Library(tmp_path / "state").locate_all(wish) == {"m": model}
 
 
+def test_a_model_without_workers_needs_no_file(tmp_path: Path, model: Path) -> None:
+    file = tmp_path / "catalog.yaml"
+    file.write_text(f"models: [{{name: far, path: gone.gguf, workers: 0}}, {{name: near, path: '{model.name}'}}]\n")
+    assert Library(tmp_path / "state").locate_all(wanted(SupervisorSettings(catalog=file))) == {"near": model}
+
+
 @pytest.mark.parametrize(
     ("text", "said"),
     [
         ("models: []", "`$.models`"),
         ("models: [{name: m, path: p, slotz: 1}]", "unknown field `slotz` (did you mean `slots`?) - at `$.models[0]`"),
         ("models: [{name: m, path: p, slots: 0}]", "`$.models[0].slots`"),
+        ("models: [{name: m, path: p, ctx: 16777217}]", "`int` <= 16777216 - at `$.models[0].ctx`"),
+        ("models: [{name: m, path: p, sampling: {temprature: 1}}]", "(did you mean `temperature`?)"),
+        ("models: [{name: m, path: p, sampling: {temperature: -5}}]", "`$.models[0].sampling.temperature`"),
+        ("models: [{name: m, path: p, sampling: {temperature: .nan}}]", "`$.models[0].sampling.temperature`"),
+        ("models: [{name: m, path: p, sampling: {repeat_penalty: 0}}]", "`$.models[0].sampling.repeat_penalty`"),
+        ("models: [{name: m, path: p, sampling: {top_k: 1000000000000}}]", "`$.models[0].sampling.top_k`"),
+        ("models: [{name: m, path: p, workers: 0}]", "each model has `workers: 0`, so nothing would run"),
         ("models: [{name: m}]", "models[0] (m): give exactly one source"),
         ("models: [{name: m, path: p}, {name: m, path: q}]", "models[1] (m): the name is used twice"),
         ("models: [{name: m, path: p}]\naliases: {a: n}", "aliases.a: no model is named 'n'; use one of: m"),

@@ -61,6 +61,7 @@ def test_a_worker_is_told_everything_by_its_environment_and_no_keys_of_callers()
         "PADDOCK_WORKER_SECRET": "hush",
         "PADDOCK_REDIS_URL": "unix:///r.sock",
         "PADDOCK_GATEWAY_GRACE_S": "1",
+        "PADDOCK_WORKERS_ON_MACHINE": "3",
         "CUDA_VISIBLE_DEVICES": "1",
     }
     assert expected.items() <= made.environment.items()

@@ -1,0 +1,43 @@
+"""The state folder: closed when it is made here, left as it is when it was there, an odd one said with its remedy."""
+
+from __future__ import annotations
+
+import stat
+from pathlib import Path
+
+import pytest
+
+from workers.supervisor.state_folder import StateFolder
+
+
+def mode(path: Path) -> int:
+    return stat.S_IMODE(path.stat().st_mode)
+
+
+def test_a_new_folder_is_its_users_alone(tmp_path: Path) -> None:
+    with StateFolder(tmp_path / "new") as folder:
+        assert folder.exposure() == ""
+        assert [mode(path) for path in (folder.path, folder.logs, folder.run)] == [0o700, 0o700, 0o700]
+
+
+def test_a_folder_of_the_users_own_keeps_its_mode_and_is_warned_of(tmp_path: Path) -> None:
+    own = tmp_path / "own"
+    own.mkdir()
+    own.chmod(0o755)
+    with StateFolder(own) as folder:
+        assert f"other users may enter the state folder {own} (mode 755)" in folder.exposure()
+        assert (mode(own), mode(folder.run)) == (0o755, 0o700)
+    own.chmod(0o700)
+    with StateFolder(own) as folder:
+        assert folder.exposure() == ""
+
+
+def test_a_path_that_is_no_folder_names_the_flag(tmp_path: Path) -> None:
+    file = tmp_path / "file"
+    file.touch()
+    for path in (file, file / "below"):
+        with (
+            pytest.raises(OSError, match=r"state_dir: can't use .*; name a folder .* with --state-dir"),
+            StateFolder(path),
+        ):
+            pass
