@@ -14,6 +14,7 @@ import time
 
 import msgspec
 
+from gateway.access.records import KeysInvalid, read_records
 from gateway.settings import GatewaySettings, UpSettings
 from gateway.welcome import welcome
 from workers import sources
@@ -50,13 +51,16 @@ def run(settings: UpSettings) -> int:
     started = time.monotonic()
     try:
         wish = wanted(settings)
+        read_records(settings.api_keys)
         port = claim_port(settings.host, settings.port)
         with StateFolder(settings.state_dir) as folder:
+            if exposure := folder.exposure():
+                console.say(f"paddock: {exposure}")
             files = Library(folder.path).locate_all(wish)
             ready = _prepared(settings, folder, wish, port)
             places = plan(wish.catalog, files, available_cores(), gpus.visible(os.environ), host_id(folder.path))
             return asyncio.run(Machine(ready, folder, wish, places, console, started).run())
-    except (CatalogError, FolderTaken) as error:
+    except (CatalogError, KeysInvalid, FolderTaken) as error:
         return _ended(console, error, Exit.USAGE)
     except PortTaken as error:
         return _ended(console, error, Exit.PORT_TAKEN)
@@ -66,10 +70,6 @@ def run(settings: UpSettings) -> int:
         return _ended(console, error, Exit.NO_REDIS)
     except OSError as error:
         return _ended(console, error, Exit.USAGE)
-    except KeyboardInterrupt:
-        # While a model was downloaded: nothing runs yet.
-        console.say("paddock: stopped")
-        return Exit.OK
 
 
 def claim_port(host: str, port: int) -> int:
@@ -259,9 +259,11 @@ class Machine:
         host = PROBE_HOSTS.get(self._settings.host, self._settings.host)
         address = f"http://{f'[{host}]' if ':' in host else host}:{self._settings.port}"
         key_file = self._folder.first_key
-        key = self._settings.api_key or (key_file.read_text().strip() if key_file.is_file() else "")
+        filed = key_file.read_text().strip() if key_file.is_file() else ""
+        key = self._settings.api_key or filed
+        kept_in = key_file if key and key == filed else None
         models = tuple(model.name for model in self._wish.catalog.models if model.workers)
-        print(welcome(address, key, key_file, models, self._folder.logs), flush=True)
+        print(welcome(address, key, kept_in, models, self._folder.logs), flush=True)
 
     def _say(self, text: str) -> None:
         self._console.say(f"paddock: {text} ({time.monotonic() - self._started:.1f} s)")

@@ -3,29 +3,47 @@
 from __future__ import annotations
 
 import json
+import shlex
 from pathlib import Path
 
 PROMPT = "Tell me a short story about a fox."
+OTHERS_KEY = (
+    "<key>, made by another gateway on this Redis: it stands in that one's `first-key` file; "
+    "if it is lost, set PADDOCK_API_KEY"
+)
 
 
-def welcome(address: str, key: str, key_file: Path, models: tuple[str, ...], logs: Path) -> str:
-    """`address` without `/v1`. The snippets begin at the margin, so that they can be pasted as they are."""
-    headers = f"-H 'Authorization: Bearer {key}' -H 'Content-Type: application/json'"
+NO_KEY = "<key>"
+"""Stands in the snippets where the key is not known here."""
+
+
+def welcome(address: str, key: str, kept_in: Path | None, models: tuple[str, ...], logs: Path) -> str:
+    """`address` without `/v1`. The snippets begin at the margin, so that they can be pasted as they are.
+
+    `key` is empty where another gateway on the same Redis made the first one; `kept_in` is the file that holds it.
+    """
+    shown = f"{key}{f' (kept in {kept_in})' if kept_in else ''}" if key else OTHERS_KEY
+    bearer = f"Bearer {key or NO_KEY}"
     body = {"model": models[0], "stream": True, "messages": [{"role": "user", "content": PROMPT}]}
-    kept = f" (kept in {key_file})" if key_file.is_file() else ""
+    curl = shlex.join(
+        [
+            *("curl", "-N", f"{address}/v1/chat/completions"),
+            *("-H", f"Authorization: {bearer}", "-H", "Content-Type: application/json", "-d", json.dumps(body)),
+        ]
+    )
     return f"""
   address  {address}/v1
-  API key  {key}{kept}
+  API key  {shown}
   models   {", ".join(models)}
   logs     {logs}
 
 # in a shell
-curl -N {address}/v1/chat/completions {headers} -d '{json.dumps(body)}'
+{curl}
 
 # in Python, with nothing installed; any OpenAI client takes the same address (base_url) and key (api_key)
 import json, urllib.request
 body = json.dumps({body!r}).encode()
-ask = urllib.request.Request("{address}/v1/chat/completions", body, {{"Authorization": "Bearer {key}"}})
+ask = urllib.request.Request("{address}/v1/chat/completions", body, {{"Authorization": {json.dumps(bearer)}}})
 for line in urllib.request.urlopen(ask):
     if line.startswith(b"data: {{"):
         print(json.loads(line[6:])["choices"][0]["delta"].get("content") or "", end="", flush=True)

@@ -90,6 +90,15 @@ def test_a_taken_port_is_said_before_anything_starts(programs: Programs, model: 
         (("--catalog", "{file}"), b"models: [{name: m}]", Exit.USAGE, "models[0] (m): give exactly one source"),
         (("--model", "a", "--hf", "o/r"), b"", Exit.USAGE, "--model and --hf each say what to serve"),
         (("--redis-url", "mysql://x"), b"", Exit.USAGE, "redis_url"),
+        (
+            ("--catalog", "{file}"),
+            b"models: [{name: m, path: m, workers: 0}]",
+            Exit.USAGE,
+            "each model has `workers: 0`",
+        ),
+        (("--api-keys", '[{"name": "a"}]'), b"", Exit.USAGE, "api_keys: Object missing required field `sha256`"),
+        (("--ctx", "99999999"), b"", Exit.USAGE, "ctx: '99999999' is not a whole number from 0 to 16777216"),
+        (("--state-dir", "{file}/below"), b"", Exit.USAGE, "with --state-dir"),
     ],
 )
 def test_what_can_be_known_to_be_wrong_is_one_line(

@@ -1,0 +1,41 @@
+"""What `paddock up` prints can be pasted, whatever the key looks like, and says only what is so."""
+
+from __future__ import annotations
+
+import ast
+import shlex
+from pathlib import Path
+
+import pytest
+
+from gateway.welcome import welcome
+
+LOGS = Path("/logs")
+
+
+def curl_of(text: str) -> list[str]:
+    (line,) = (line for line in text.splitlines() if line.startswith("curl "))
+    return shlex.split(line)
+
+
+@pytest.mark.parametrize("key", ["pk-plain", """it's "odd" $HOME \\ `x`"""])
+def test_both_snippets_carry_the_key_as_it_is(key: str) -> None:
+    text = welcome("http://127.0.0.1:8080", key, None, ("m", "n"), LOGS)
+    assert f"Authorization: Bearer {key}" in curl_of(text)
+    snippet = ast.parse(text[text.index("import json") : text.index("Ctrl-C")])
+    strings = [node.value for node in ast.walk(snippet) if isinstance(node, ast.Constant)]
+    assert f"Bearer {key}" in strings
+    assert "kept in" not in text
+
+
+def test_the_file_is_named_where_it_holds_the_key() -> None:
+    assert "API key  pk-x (kept in /state/first-key)" in welcome(
+        "http://h", "pk-x", Path("/state/first-key"), ("m",), LOGS
+    )
+
+
+def test_a_key_that_another_gateway_made_is_left_open() -> None:
+    text = welcome("http://[::1]:80", "", None, ("m",), LOGS)
+    assert "API key  <key>, made by another gateway on this Redis" in text
+    assert "PADDOCK_API_KEY" in text
+    assert {"http://[::1]:80/v1/chat/completions", "Authorization: Bearer <key>"} <= set(curl_of(text))
