@@ -30,6 +30,10 @@ CONFIG = "what the settings are and where they come from: config show|schema|doc
 
 def main() -> int:
     """Runs the command that the arguments name; returns the process's exit code (`workers.protocol.exits`)."""
+    return command.guarded(_main)
+
+
+def _main() -> int:
     lifeline.hold()
     name, *args = sys.argv[1:] or ["--help"]
     if name in ("-h", "--help", "help"):

@@ -21,6 +21,10 @@ COMMANDS = {
 
 
 def main() -> int:
+    return command.guarded(_main)
+
+
+def _main() -> int:
     lifeline.hold()
     name, *args = sys.argv[1:] or [""]
     if name not in COMMANDS:

@@ -6,13 +6,20 @@ libraries can run `paddock worker`.
 
 from __future__ import annotations
 
+import os
 import sys
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from typing import Any
 
 from workers.protocol.exits import Exit
+
+INTERRUPTED = 130
+"""As shells count a program that Ctrl-C ended: 128 and the signal's number."""
+
+UNREAD = 141
+"""The same for one whose output nobody reads any more (SIGPIPE)."""
 
 OWN_PACKAGES = ("gateway", "workers")
 
@@ -53,6 +60,25 @@ def run(name: str, command: Command, args: Sequence[str], known: Collection[str]
     for warning in reading.warnings:
         print(f"paddock: warning: {warning}", file=sys.stderr)
     return int(runner(reading.settings))
+
+
+def guarded(program: Callable[[], int]) -> int:
+    """Runs a whole program; returns its exit code.
+
+    Ctrl-C before it listens to signals, and a reader of its output that leaves (such as `head`), end it quietly.
+    """
+    try:
+        try:
+            return program()
+        finally:
+            sys.stdout.flush()
+    except KeyboardInterrupt:
+        print("paddock: stopped", file=sys.stderr)
+        return INTERRUPTED
+    except BrokenPipeError:
+        # What is still buffered would be tried once more at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return UNREAD
 
 
 def complain(problems: Sequence[str]) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,6 +14,7 @@ import redis
 
 from tests.integration.supervisor.conftest import Programs, wait_until
 from tests.support.redis_server import RedisServer
+from workers.command import INTERRUPTED
 from workers.protocol import keys
 from workers.protocol.exits import Exit
 from workers.protocol.heartbeat import Heartbeat, decode_heartbeat
@@ -68,6 +70,26 @@ def test_what_it_needs_is_said(programs: Programs, model: Path) -> None:
     station = programs.start("supervisor", "--model", str(model))
     assert station.wait() == Exit.USAGE
     assert station.text().startswith("paddock: redis_url is unset: a supervisor needs it; give --redis-url")
+
+
+@pytest.mark.parametrize("command", ["supervisor", "up"])
+def test_ctrl_c_during_a_download_is_quiet(programs: Programs, command: str) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        silent.settimeout(30)
+        environment = {
+            "PADDOCK_PORT": "0",
+            "HF_ENDPOINT": f"http://127.0.0.1:{silent.getsockname()[1]}",
+            "PADDOCK_REDIS_URL": "unix:///nowhere.sock",
+            "PADDOCK_WORKER_SECRET": "s",
+        }
+        program = programs.start(command, "--hf", "owner/tale-GGUF", **environment)
+        with silent.accept()[0]:
+            program.family()
+            os.killpg(program.popen.pid, signal.SIGINT)  # as a terminal does
+            assert program.wait() == INTERRUPTED
+    assert program.text() == "paddock: stopped\n"
+    wait_until(lambda: not program.survivors(), lambda: str(program.survivors()))
+    assert list((program.state / "run").iterdir()) == []
 
 
 def test_a_model_that_no_worker_can_serve_ends_it(programs: Programs, model: Path, server: RedisServer) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
 import sys
 
 import pytest
@@ -69,6 +71,22 @@ def test_a_missing_extra_is_named(capsys: pytest.CaptureFixture[str]) -> None:
     assert "`paddock worker` needs no_such_library, which is not installed; install paddock[worker]" in (
         capsys.readouterr().err
     )
+
+
+def test_ctrl_c_and_a_reader_that_leaves_end_it_quietly(capfd: pytest.CaptureFixture[str]) -> None:
+    def interrupted() -> int:
+        raise KeyboardInterrupt
+
+    assert command.guarded(interrupted) == 130
+    assert capfd.readouterr().err == "paddock: stopped\n"
+    code = "import sys; sys.argv = ['paddock', 'config', 'show']; from gateway.cli import main; sys.exit(main())"
+    reader, writer = os.pipe()
+    os.close(reader)
+    with os.fdopen(writer, "wb") as nobody:
+        done = subprocess.run(
+            [sys.executable, "-c", code], stdout=nobody, stderr=subprocess.PIPE, text=True, check=False
+        )
+    assert (done.returncode, done.stderr) == (141, "")
 
 
 def test_config_explains_itself(capsys: pytest.CaptureFixture[str]) -> None:
