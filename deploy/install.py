@@ -5,7 +5,8 @@
 Nothing is done when nothing has changed. Every download is checked against the hashes in `requirements/*.lock`.
 llama-cpp-python is compiled from its source once and kept as a wheel, outside of the checkout, in PADDOCK_WHEEL_CACHE
 (default `$XDG_CACHE_HOME/paddock/wheels`), under a key of all that shapes the result: version and hash of the source,
-Python, processor, compiler and CMAKE_ARGS (such as -DGGML_CUDA=on).
+Python, processor, compiler and CMAKE_ARGS (such as -DGGML_CUDA=on). An environment that was made with CMAKE_ARGS keeps
+them in later shells where the variable is unset; setting it to something else, even to nothing, compiles anew.
 """
 
 from __future__ import annotations
@@ -54,12 +55,14 @@ def main() -> int:
     started = time.monotonic()
     try:
         require_python()
+        keep_cmake_args()
         wish = fingerprint(dev)
         if satisfied(wish):
             return 0
         say(f"installing into {VENV.name} (locked versions, checked by hash)")
         make_venv()
-        STAMP.unlink(missing_ok=True)
+        # Not whole, so the next run installs again; but it knows for which processor or GPU.
+        STAMP.write_text(json.dumps({"cmake_args": wish["cmake_args"]}))
         install(LOCKS / "build.lock")
         install(LOCKS / ("dev.lock" if dev else "run.lock"), without=(ENGINE, PRIVATE_REDIS))
         install_redis(LOCKS / "run.lock")
@@ -101,12 +104,28 @@ def fingerprint(dev: bool) -> dict[str, str | None]:
     }
 
 
-def satisfied(wish: dict[str, str | None]) -> bool:
-    """Whether the environment was made from the same; one with the dev tools serves without them as well."""
+def keep_cmake_args() -> None:
+    """Where CMAKE_ARGS is unset, it becomes what the environment was made with: a GPU build stays one."""
+    if "CMAKE_ARGS" in os.environ:
+        return
+    kept = str(stamp().get("cmake_args") or "")
+    if kept:
+        say(f"CMAKE_ARGS is unset; keeping the build made with {kept!r} (for another one: make CMAKE_ARGS=... TARGET)")
+        os.environ["CMAKE_ARGS"] = kept
+
+
+def stamp() -> dict[str, str | None]:
+    """What the environment was made from; empty where there is none, or none that is whole."""
     try:
         have = json.loads(STAMP.read_text())
     except (OSError, ValueError):
-        return False
+        return {}
+    return have if isinstance(have, dict) else {}
+
+
+def satisfied(wish: dict[str, str | None]) -> bool:
+    """Whether the environment was made from the same; one with the dev tools serves without them as well."""
+    have = stamp()
     return PYTHON.exists() and all(have.get(name) == value for name, value in wish.items() if value is not None)
 
 

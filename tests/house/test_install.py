@@ -102,6 +102,50 @@ def test_a_change_of_a_lock_is_noticed_and_dev_serves_for_run(
     assert not install.satisfied(install.fingerprint(False))
 
 
+def test_a_gpu_build_stays_one_where_the_variable_is_unset(
+    install: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(install, "STAMP", tmp_path / "stamp.json")
+    monkeypatch.setattr(install, "PYTHON", Path(sys.executable))
+    monkeypatch.setenv("CMAKE_ARGS", "-DGGML_CUDA=on")
+    made = install.fingerprint(False)
+    install.STAMP.write_text(json.dumps(made))
+
+    monkeypatch.delenv("CMAKE_ARGS")
+    install.keep_cmake_args()
+    (line,) = capsys.readouterr().out.splitlines()
+    assert "keeping the build made with '-DGGML_CUDA=on'" in line
+    assert os.environ["CMAKE_ARGS"] == "-DGGML_CUDA=on"
+    assert install.satisfied(install.fingerprint(False))
+
+    # An installation that was broken off remembers for which GPU it was, and is not whole.
+    install.STAMP.write_text(json.dumps({"cmake_args": made["cmake_args"]}))
+    monkeypatch.delenv("CMAKE_ARGS")
+    install.keep_cmake_args()
+    assert os.environ["CMAKE_ARGS"] == "-DGGML_CUDA=on"
+    assert not install.satisfied(install.fingerprint(False))
+
+    for other in ("", "-DGGML_VULKAN=on"):
+        monkeypatch.setenv("CMAKE_ARGS", other)
+        install.STAMP.write_text(json.dumps(made))
+        install.keep_cmake_args()
+        assert os.environ["CMAKE_ARGS"] == other
+        assert not install.satisfied(install.fingerprint(False))
+
+
+def test_an_environment_for_the_processor_needs_no_word(
+    install: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(install, "STAMP", tmp_path / "stamp.json")
+    monkeypatch.delenv("CMAKE_ARGS", raising=False)
+    for content in (None, "[]", "{", json.dumps(install.fingerprint(True))):
+        if content is not None:
+            install.STAMP.write_text(content)
+        install.keep_cmake_args()
+        assert "CMAKE_ARGS" not in os.environ
+    assert capsys.readouterr().out == ""
+
+
 @pytest.mark.skipif(not shutil.which("make"), reason="no make on this machine")
 def test_make_help_lists_the_targets() -> None:
     done = subprocess.run(["make", "help"], cwd=ROOT, capture_output=True, text=True, check=True, env={**os.environ})
