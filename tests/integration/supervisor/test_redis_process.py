@@ -118,7 +118,26 @@ def test_the_wheels_server_serves_where_the_system_has_none(monkeypatch: pytest.
             find_server()
     else:
         assert find_server() == carried
-    for name in ("valkey-server", "redis-server"):
-        (tmp_path / name).write_text("#!/bin/sh\n")
-        (tmp_path / name).chmod(0o755)
+    for name, says in (
+        ("valkey-server", "Valkey server v=8.0.1 sha=00000000:0"),
+        ("redis-server", "Redis server v=6.2.0 sha=00000000:0"),
+    ):
+        server_that_says(tmp_path / name, says)
         assert find_server() == tmp_path / name
+
+
+@pytest.mark.parametrize("says", ["Redis server v=6.0.16 sha=00000000:0", "Redis server v=5.0.7", "", "no version"])
+def test_a_server_that_is_too_old_is_passed_over(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, says: str) -> None:
+    carried = wheel_redis()
+    monkeypatch.setenv("PATH", str(tmp_path))
+    server_that_says(tmp_path / "redis-server", says)
+    if carried is None:
+        with pytest.raises(NoRedis, match=r"redis-server is too old .*6\.2 is needed"):
+            find_server()
+    else:
+        assert find_server() == carried
+
+
+def server_that_says(path: Path, version: str) -> None:
+    path.write_text(f"#!/bin/sh\necho '{version}'\n")
+    path.chmod(0o755)
