@@ -28,7 +28,10 @@ CHATML = (
 )
 """What a model without a template of its own gets."""
 
-_RENDER_ERRORS = (TemplateError, TypeError, ValueError, LookupError, AttributeError, ArithmeticError, RecursionError)
+_RENDER_ERRORS = (
+    *(TemplateError, TypeError, ValueError, LookupError, AttributeError, ArithmeticError, RecursionError),
+    MemoryError,
+)
 """Whatever an expression in a template can raise: a template is a program of someone else's."""
 
 
@@ -69,7 +72,8 @@ class ChatTemplate:
                     raise TemplateError(f"the prompt grew past {MAX_RENDERED_CHARS} characters; send a shorter one")
                 parts.append(part)
         except _RENDER_ERRORS as error:
-            message = f"the model's chat template cannot render these messages: {error}"
+            reason = str(error) or type(error).__name__
+            message = f"the model's chat template cannot render these messages: {reason}"
             raise CallFailed(Failure(FailureCode.INVALID_REQUEST, message, "messages")) from error
         return "".join(parts)
 

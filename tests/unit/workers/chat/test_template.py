@@ -98,6 +98,12 @@ def test_the_demo_models_template_renders_tools_and_calls() -> None:
     assert rendered.endswith("<|im_start|>assistant\n")
 
 
+def test_a_template_that_asks_for_all_memory_fails_its_call_only() -> None:
+    template = ChatTemplate("{{ 'x' * (messages | length * 4000000000000000000) }}")
+    with pytest.raises(CallFailed, match="cannot render these messages: MemoryError"):
+        template.render(HELLO)
+
+
 class Recorder:
     """A tokenizer that remembers what it was asked."""
 
