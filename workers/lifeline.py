@@ -1,9 +1,10 @@
 """A process that must not outlive the one that started it.
 
-    python -m workers.lifeline PROGRAM ARGS...    becomes PROGRAM, which then ends when its parent does
+    python -m workers.lifeline PROGRAM ARGS...    becomes PROGRAM, which then ends when its parent does (on Linux)
 
 The supervisor sets `PADDOCK_DIE_WITH_PARENT` to its own process id. Linux tells the child by a signal when its parent
-is gone (prctl(2), PR_SET_PDEATHSIG, kept across execve); elsewhere a thread looks every second.
+is gone (prctl(2), PR_SET_PDEATHSIG, kept across execve); elsewhere a thread looks every second, which a PROGRAM that
+replaces this one does not have.
 """
 
 from __future__ import annotations
