@@ -182,7 +182,7 @@ class Machine:
             if not self._over.is_set():
                 self._ready = True
                 self._console.held = False
-                self._welcome()
+                await self._welcome()
 
     def _workers(self, fleet: Fleet) -> Supervisor:
         settings = self._settings.model_copy(update={"redis_url": self._url})
@@ -236,31 +236,35 @@ class Machine:
                 told = time.monotonic()
                 self._say(f"still loading: {', '.join(place.name for place in missing.values())}")
             await asyncio.sleep(POLL_S)
-        while not self._over.is_set() and not await self._gateway_is_ready():  # noqa: ASYNC110 - another process
+        while not self._over.is_set() and not await self._gateway_agrees("/ready"):  # noqa: ASYNC110 - another process
             await asyncio.sleep(POLL_S)
         if not self._over.is_set():
             self._say("gateway ready")
 
-    async def _gateway_is_ready(self) -> bool:
+    async def _gateway_agrees(self, path: str, key: str = "") -> bool:
+        """Whether a GET of this path is answered with 200."""
         host = PROBE_HOSTS.get(self._settings.host, self._settings.host)
         try:
             reader, writer = await asyncio.open_connection(host, self._settings.port)
         except OSError:
             return False
         try:
-            writer.write(b"GET /ready HTTP/1.1\r\nHost: paddock\r\nConnection: close\r\n\r\n")
+            bearer = f"Authorization: Bearer {key}\r\n" if key else ""
+            writer.write(f"GET {path} HTTP/1.1\r\nHost: paddock\r\n{bearer}Connection: close\r\n\r\n".encode())
             return b" 200 " in await reader.readline()
         except OSError:
             return False
         finally:
             writer.close()
 
-    def _welcome(self) -> None:
+    async def _welcome(self) -> None:
         host = PROBE_HOSTS.get(self._settings.host, self._settings.host)
         address = f"http://{f'[{host}]' if ':' in host else host}:{self._settings.port}"
         key_file = self._folder.first_key
         filed = key_file.read_text().strip() if key_file.is_file() else ""
         key = self._settings.api_key or filed
+        if key and not await self._gateway_agrees("/v1/models", key):
+            key = ""  # the file's; this Redis had another first key already
         kept_in = key_file if key and key == filed else None
         models = tuple(model.name for model in self._wish.catalog.models if model.workers)
         print(welcome(address, key, kept_in, models, self._folder.logs), flush=True)
