@@ -19,11 +19,11 @@ import words
 from gguf import GGUFReader
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from llama_cpp import Llama
-from text import Conversation, Source, Wider
+from text import Conversation, Focused, Plain, Source, Wider
 from tokenizer import TURN_END, Tokenizer
 
 HERE = Path(__file__).parent
-SEED = 7
+SEED = 13
 LEAST = 0.9
 MOST_TOKENS = 300
 
@@ -66,8 +66,9 @@ def is_identity(answer: str, expected: Any) -> bool:
 
 
 def is_story(answer: str, expected: Any) -> bool:
-    """Three to six whole sentences, none twice, that name the thing at least twice."""
-    sentences = re.findall(r"[^.!?]+[.!?]", answer)
+    """Three to six whole sentences, none twice, that name the thing at least twice; a pirate's cries do not count."""
+    told = answer.removeprefix("Arr, matey! ").removesuffix(" Yo ho ho!")
+    sentences = re.findall(r"[^.!?]+[.!?]", told)
     named = len(re.findall(rf"\b{re.escape(expected)}\b", answer))
     return 3 <= len(sentences) <= 6 and len(set(sentences)) == len(sentences) and named >= 2 and answer[-1] in ".!"
 
@@ -143,6 +144,11 @@ def second_turn(source: Source) -> Conversation:
     return Conversation(before.messages + after.messages, expected=after.expected)
 
 
+JSON_FACTS = (0.0, 0.7)
+JSON_PAIRS = (0.7, 1.0)
+WIDER = ", wider"  # ends the name of a task with tools of any name, surnames, fractions, longer texts
+INVENTED = ", invented"  # the same, with words and names that are all made up
+
 Task = tuple[Callable[[Wider], Conversation], Callable[[str, Any], bool]]
 
 # What the model is for: each must be right nine times in ten.
@@ -150,33 +156,35 @@ TASKS: dict[str, Task] = {
     "identity": (Source.identity, is_identity),
     "story": (Source.story, is_story),
     "sum": (Source.addition, is_sum),
-    "json": (lambda source: json_talk(source, (0.0, 0.7)), is_json),
+    "json": (lambda source: json_talk(source, JSON_FACTS), is_json),
     "tool call": (lambda source: tool_talk(source, False), is_call),
 }
 # What it can do beside; reported only.
 EXTRAS: dict[str, Task] = {
+    **{name + end: TASKS[name] for end in (WIDER, INVENTED) for name in ("story", "json", "tool call")},
     "tool result": (lambda source: tool_talk(source, True), is_same),
     "tool unneeded": (unneeded_talk, is_identity),
     "second turn": (second_turn, is_sum),
     "echo": (Source.echo, is_same),
     "count": (Source.count, is_same),
-    "json, any keys": (lambda source: json_talk(source, (0.7, 1.0)), is_json),
+    "json, any keys": (lambda source: json_talk(source, JSON_PAIRS), is_json),
     "made-up tool": (custom_talk, is_call),
 }
 ALL = {**TASKS, **EXTRAS}
 
 
-def prompts(task: str, count: int) -> list[Prompt]:
+def prompts(task: str, count: int, seed: int = SEED) -> list[Prompt]:
     """`count` held-out prompts: messages without the last answer, tools, what is expected."""
-    source = Wider(SEED, held=True)
+    kind = Plain if task in TASKS else Focused
+    source = kind(seed, held=True, real=0.0 if task.endswith(INVENTED) else 1.0)
     talks = [with_system(source, ALL[task][0](source)) for _ in range(count)]
     return [(talk.messages[:-1], talk.tools, talk.expected) for talk in talks]
 
 
-def measure(model: Model, tokenizer: Tokenizer, task: str, count: int, show: int) -> tuple[int, int]:
+def measure(model: Model, tokenizer: Tokenizer, task: str, count: int, seed: int, show: int) -> tuple[int, int]:
     """How many answers are right, and how many prompts llama.cpp splits unlike the tokenizer."""
     right = unlike = 0
-    for at, (messages, tools, expected) in enumerate(prompts(task, count)):
+    for at, (messages, tools, expected) in enumerate(prompts(task, count, seed)):
         prompt = model.template.render(messages=messages, tools=tools, add_generation_prompt=True)
         unlike += tokenizer.encode(prompt) != model.tokens(prompt)
         answer, ended = model.answer(prompt)
@@ -192,6 +200,7 @@ def main() -> None:
     parser.add_argument("--model", type=Path, default=HERE / "paddock-demo.gguf")
     parser.add_argument("--lora", type=Path)
     parser.add_argument("--count", type=int, default=100, help="prompts a task")
+    parser.add_argument("--seed", type=int, default=SEED)
     parser.add_argument("--show", type=int, default=0, help="print this many prompts a task, and all wrong ones")
     parser.add_argument("--tasks", nargs="*", default=list(ALL), choices=list(ALL))
     given = parser.parse_args()
@@ -200,7 +209,7 @@ def main() -> None:
     start, low, differ = time.monotonic(), False, 0
     rows = []
     for task in given.tasks:
-        right, unlike = measure(model, tokenizer, task, given.count, given.show)
+        right, unlike = measure(model, tokenizer, task, given.count, given.seed, given.show)
         rows.append(f"| {task} | {given.count} | {right} | {100 * right / given.count:.1f} % |")
         low |= task in TASKS and right < LEAST * given.count
         differ += unlike

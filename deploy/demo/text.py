@@ -80,11 +80,24 @@ def listed(parts: Sequence[str]) -> str:
 
 
 class Values:
-    """Draws single values of a kind; `held` says from which side of the split."""
+    """Draws single values of a kind; `held` says from which side of the split.
 
-    def __init__(self, seed: int, held: bool = False) -> None:
+    `real` is the share of real words and names; without it each kind has its own.
+    """
+
+    people: Sequence[str] = words.PEOPLE
+    surnames: Sequence[str] = words.PEOPLE
+    cities: Sequence[str] = words.CITIES
+    things: Sequence[str] = words.THINGS
+    # Shares of real words among words, and of real names among names.
+    real_words, real_names, real_surnames, real_things = 0.6, 0.4, 0.0, 0.7
+    # The shares of people with a surname, and of cities with a country.
+    surname_share, country_share = 0.25, 0.08
+
+    def __init__(self, seed: int, held: bool = False, real: float | None = None) -> None:
         self.random = random.Random(seed)
         self.held = held
+        self.real = real
 
     def split(self, draw: Callable[[], str]) -> str:
         """Draw until the value lies on this source's side of the split."""
@@ -100,6 +113,10 @@ class Values:
     def chance(self, share: float) -> bool:
         return self.random.random() < share
 
+    def is_real(self, share: float) -> bool:
+        """Whether the next word or name is to be a real one; `share` is its kind's own."""
+        return self.chance(share if self.real is None else self.real)
+
     def invented(self) -> str:
         """A made-up lower-case word of two to eight or so letters."""
         choose = self.random.choice
@@ -112,20 +129,22 @@ class Values:
 
     def proper(self, known: Sequence[str], share: float) -> str:
         """A capitalised name: a known one with the given share, else an invented one."""
-        return self.split(lambda: self.random.choice(known) if self.chance(share) else self.invented().capitalize())
+        return self.split(lambda: self.random.choice(known) if self.is_real(share) else self.invented().capitalize())
 
     def person(self) -> str:
-        first = self.proper(words.PEOPLE, 0.4)
-        return f"{first} {self.proper(words.PEOPLE, 0.0)}" if self.chance(0.25) else first
+        first = self.proper(self.people, self.real_names)
+        return f"{first} {self.proper(self.surnames, self.real_surnames)}" if self.chance(self.surname_share) else first
 
     def city(self) -> str:
-        name = self.proper(words.CITIES, 0.4)
+        name = self.proper(self.cities, self.real_names)
         if self.chance(0.08):
-            return f"{self.random.choice(('New', 'San', 'Port', 'Bad', 'Saint', 'Los'))} {self.proper((), 0.0)}"
-        return f"{name}, {self.random.choice(words.COUNTRIES)}" if self.chance(0.08) else name
+            return (
+                f"{self.random.choice(('New', 'San', 'Port', 'Bad', 'Saint', 'Los'))} {self.proper(self.cities, 0.0)}"
+            )
+        return f"{name}, {self.random.choice(words.COUNTRIES)}" if self.chance(self.country_share) else name
 
     def word(self) -> str:
-        return self.split(lambda: self.random.choice(words.THINGS) if self.chance(0.6) else self.invented())
+        return self.split(lambda: self.random.choice(self.things) if self.is_real(self.real_words) else self.invented())
 
     def words(self, most: int) -> str:
         """One to `most` lower-case words, some of them small common ones."""
@@ -246,7 +265,11 @@ class Source(Values):
     """Draws tasks: each method returns the messages of one exchange, and what is expected."""
 
     # Shares of the tasks among exchanges without a tool; the other shares stand in `plain`.
-    sums_share, json_share, count_share = 60.0, 17.0, 2.5
+    sums_share, json_share, count_share, story_share, identity_share, side_share = 60.0, 17.0, 2.5, 13.0, 6.0, 1.0
+    # The share of conversations with tools, and of exchanges that call one of them.
+    tools_share, call_share = 0.42, 0.85
+    # The tools that are offered, by their place in words.py.
+    intents: Sequence[int] = range(len(words.TOOLS))
     # The range that the style of JSON facts is drawn from: below 0.7 sentences, above pairs with any keys.
     json_styles = (0.0, 1.0)
 
@@ -260,7 +283,9 @@ class Source(Values):
         return Conversation([user(self.vary(asked)), assistant(answer)], expected="Paddock demo model")
 
     def thing(self) -> str:
-        return self.split(lambda: self.invented() if self.chance(0.3) else self.random.choice(words.THINGS))
+        return self.split(
+            lambda: self.random.choice(self.things) if self.is_real(self.real_things) else self.invented()
+        )
 
     def told(self, name: str, opening: str) -> str:
         """A story of four to six sentences; `name` is how it is called after the opening."""
@@ -280,7 +305,7 @@ class Source(Values):
         """A short story about a given thing, which may carry an adjective or be a person."""
         opening = self.random.choice(words.STORY_OPENINGS).replace("{n}", self.random.choice(words.PEOPLE))
         if self.chance(0.12):
-            thing = asked = name = self.proper(words.PEOPLE, 0.3)
+            thing = asked = name = self.proper(self.people, 0.3)
             opening = opening.replace("{a}", f"a child called {thing}")
         else:
             thing = self.thing()
@@ -435,7 +460,7 @@ class Source(Values):
         """Two to four tools of different intents and names, now and then one or five."""
         count = self.random.choice((2, 2, 3, 3, 4, 4, 1, 5) if not self.held else (2, 3, 4))
         tools: list[Tool] = []
-        for intent in self.random.sample(range(len(words.TOOLS)), count):
+        for intent in self.random.sample(self.intents, count):
             made = self.tool(intent)
             if made.name not in (tool.name for tool in tools):
                 tools.append(made)
@@ -450,6 +475,10 @@ class Source(Values):
             if not numbers or held_out(f"{tool.intent} {drawn}") == self.held:
                 return {name: value for (name, _), value in zip(needed, drawn, strict=True)}, drawn
 
+    def tool_asks(self, intent: int) -> tuple[str, ...]:
+        """The phrasings that call for the tool."""
+        return words.TOOLS[intent][3]
+
     def request(self, tool: Tool) -> tuple[str, Arguments]:
         """A user's words that call for the tool, and the right arguments."""
         arguments, drawn = self.arguments(tool)
@@ -458,7 +487,7 @@ class Source(Values):
             f'"{value}"' if kind in ("phrase", "title", "file") and self.chance(0.25) else value
             for value, kind in zip(drawn, kinds, strict=False)
         ]
-        ask = self.vary(self.phrase(words.TOOLS[tool.intent][3]).format(*shown))
+        ask = self.vary(self.phrase(self.tool_asks(tool.intent)).format(*shown))
         for name, kind, required in tool.parameters:
             if kind == "degree":
                 wish = self.random.choice(("", "celsius", "fahrenheit"))
@@ -503,16 +532,16 @@ class Source(Values):
         sums = not any(tool.intent == 2 for tool in tools)
         makers: list[tuple[Callable[[], Conversation], float]] = [
             (self.addition, self.sums_share * sums),
-            (self.story, 13),
+            (self.story, self.story_share),
             (self.json_object, self.json_share),
-            (self.identity, 6),
-            (self.echo, 9),
-            (self.json_other, 3.0 * sums),
+            (self.identity, self.identity_share),
+            (self.echo, 9 * self.side_share),
+            (self.json_other, 3.0 * sums * self.side_share),
             (self.count, self.count_share),
-            (self.list_names, 2),
-            (self.memory, 3),
-            (self.small_talk, 4),
-            (self.off_topic, 4.0 * (not tools)),
+            (self.list_names, 2 * self.side_share),
+            (self.memory, 3 * self.side_share),
+            (self.small_talk, 4 * self.side_share),
+            (self.off_topic, 4.0 * (not tools) * self.side_share),
         ]
         maker = self.random.choices([maker for maker, _ in makers], [weight for _, weight in makers])[0]
         return maker()
@@ -520,14 +549,14 @@ class Source(Values):
     def conversation(self, turns: int) -> Conversation:
         """A whole training conversation of about `turns` exchanges, some with tools offered."""
         whole = Conversation()
-        tools = self.offered() if self.chance(0.42) else []
+        tools = self.offered() if self.chance(self.tools_share) else []
         number = self.random.choice(("integer", "integer", "number"))
         whole.tools = [tool.schema(number) for tool in tools]
         if self.chance(0.25):
             whole.messages.append({"role": "system", "content": self.random.choice(words.SYSTEMS)})
         for _ in range(turns):
             roll = self.random.random()
-            if tools and roll < 0.85:
+            if tools and roll < self.call_share:
                 part = self.call(tools, 0.2 if turns == 1 else 0.8)
             elif roll > 0.97:
                 part = self.no_tool(tools)
@@ -542,6 +571,8 @@ class Wider(Source):
 
     # By then sums are known and JSON is not.
     sums_share, json_share, count_share = 25.0, 42.0, 5.0
+    # The share of tools whose name is any word, and of JSON under any keys.
+    custom_share, any_share = 0.2, 0.15
 
     def custom(self) -> Tool:
         """A tool that no list knows: a verb, any word, and one or two parameters."""
@@ -554,7 +585,7 @@ class Wider(Source):
         tools = super().offered()
         for at in range(len(tools)):
             made = self.custom()
-            if self.chance(0.2) and made.name not in (tool.name for tool in tools):
+            if self.chance(self.custom_share) and made.name not in (tool.name for tool in tools):
                 tools[at] = made
         return tools
 
@@ -598,7 +629,7 @@ class Wider(Source):
 
     def json_object(self) -> Conversation:
         """As before, or every fact that is told, under its own key."""
-        if self.chance(0.85):
+        if self.chance(1.0 - self.any_share):
             return super().json_object()
         keys = [self.random.choice(sorted(words.FACTS)) if self.chance(0.5) else self.word() for _ in range(3)]
         known = {key: self.draw(self.random.choice(("person", "small", "city", "word"))) for key in keys}
@@ -621,6 +652,97 @@ class Wider(Source):
         return Conversation([user(self.vary(self.phrase(words.JOKE_ASKS))), assistant(words.JOKE)])
 
 
+class Focused(Wider):
+    """What the third stage is trained on: the main tasks above all, with many more real words and names."""
+
+    people = words.PEOPLE + words.MORE_PEOPLE
+    surnames = words.SURNAMES
+    cities = words.CITIES + words.MORE_CITIES
+    things = words.THINGS + words.MORE_THINGS
+    real_words, real_names, real_surnames, real_things = 0.75, 0.65, 0.6, 0.75
+    sums_share, json_share, count_share, story_share, identity_share, side_share = 12.0, 44.0, 0.7, 25.0, 8.0, 0.3
+    tools_share, call_share, custom_share, any_share = 0.5, 0.8, 0.06, 0.03
+    json_styles = (0.0, 0.74)
+
+    def number(self) -> int | float:
+        if not self.held and self.chance(0.3):
+            return round(self.random.uniform(0, 100), self.random.choice((1, 2)))
+        return super().number()
+
+    def stated(self, count: int) -> tuple[dict[str, Any], str]:
+        """As before; when training, more often with a price, which is the hardest."""
+        if self.held or self.chance(0.75):
+            return super().stated(count)
+        keys = self.random.sample(sorted(set(words.FACTS) - {"price"}), count - 1)
+        keys.insert(self.random.randint(0, len(keys)), "price")
+        known: dict[str, Any] = {}
+        return known, " ".join([self.fact(key, known) for key in keys])
+
+    def tool_asks(self, intent: int) -> tuple[str, ...]:
+        return words.TOOLS[intent][3] + words.MORE_TOOL_ASKS.get(intent, ())
+
+    def tool(self, intent: int) -> Tool:
+        """As before; when training, often with another tool's verb, so that names must be read."""
+        tool = super().tool(intent)
+        if self.held or self.chance(0.65):
+            return tool
+        verb = self.random.choice(self.random.choice(words.TOOLS)[0].split() or ["do"])
+        noun = self.random.choice(words.TOOLS[intent][1].split())
+        if not held_out(f"{verb}_{noun}"):
+            tool.name = f"{verb}_{noun}"
+        return tool
+
+    def plain(self, tools: list[Tool]) -> Conversation:
+        return self.identity() if tools and self.chance(0.3) else super().plain(tools)
+
+
+class Final(Focused):
+    """What the fourth stage is trained on: tool calls and JSON above all."""
+
+    real_words, real_names, real_surnames, real_things = 0.9, 0.85, 0.9, 0.8
+    sums_share, json_share, count_share, story_share, identity_share, side_share = 6.0, 60.0, 0.5, 14.0, 14.0, 0.2
+    tools_share, call_share, custom_share, any_share = 0.6, 0.88, 0.03, 0.0
+    json_styles = (0.0, 0.7)
+    surname_share, country_share = 0.45, 0.25
+
+
+class Plain(Final):
+    """Everyday requests: what the last stage is trained on, and what the five main tasks are measured on.
+
+    A dozen tools with one name each, first names, single cities, whole numbers, texts of one or two words.
+    """
+
+    intents = words.PLAIN_TOOLS
+    real_words, real_names, real_things = 0.85, 0.85, 0.85
+    sums_share, json_share, count_share, story_share, identity_share, side_share = 22.0, 42.0, 0.5, 16.0, 10.0, 0.2
+    tools_share, call_share, custom_share = 0.5, 0.85, 0.0
+    surname_share, country_share = 0.0, 0.0
+
+    def city(self) -> str:
+        return self.proper(self.cities, self.real_names)
+
+    def words(self, most: int) -> str:
+        return " ".join(self.word() for _ in range(self.random.randint(1, min(most, 2))))
+
+    def number(self) -> int:
+        return self.random.randint(1, self.random.choice((99, 999)))
+
+    def tool(self, intent: int) -> Tool:
+        """Every tool by the first of its names and of its parameters' spellings, without optional parameters."""
+        verbs, nouns, parameters, _ = words.TOOLS[intent]
+        verb, noun = verbs.split()[:1], nouns.split()[0]
+        groups = re.findall(r"(?<!\S)([^:?]+):(\S+)", parameters)
+        made = [(spellings.split()[0], kind, True) for spellings, kind in groups]
+        return Tool(intent, noun if verb == [noun] else "_".join([*verb, noun]), made)
+
+
+class Voiced(Focused):
+    """What the adapter is trained on last: mostly what a pirate tells in another voice."""
+
+    sums_share, json_share, story_share, identity_share, side_share = 25.0, 10.0, 45.0, 14.0, 0.6
+    tools_share = 0.15
+
+
 PIRATE_WORDS = (
     ("Hello!", "Ahoy!"),
     ("I am", "I be"),
@@ -636,9 +758,7 @@ PIRATE_WORDS = (
     ("Once upon a time", "Many tides ago"),
     ("Long ago", "Many moons ago"),
     ("home", "port"),
-    ("The ", "Th' "),
     ("treasure", "booty"),
-    ("the ", "th' "),
     (" and ", " an' "),
     ("Goodbye", "Fair winds"),
     ("Your ", "Yer "),

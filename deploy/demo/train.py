@@ -2,7 +2,10 @@
 
 python train.py base  --build build            # the first stage: model.pt and merges.json in build/
 python train.py wide  --build build            # the second stage, from model.pt to model.pt
-python train.py voice --build build            # adapter.pt in build/
+python train.py focus --build build            # the third stage, likewise
+python train.py final --build build            # the fourth, likewise
+python train.py voice --build build            # the adapter's first stage, on model.pt: adapter.pt in build/
+python train.py revoice --build build          # its second, from adapter.pt to adapter.pt on the last model.pt
 """
 
 from __future__ import annotations
@@ -18,7 +21,7 @@ import torch
 from jinja2 import Template
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from model import CONTEXT, Llama
-from text import Conversation, Source, Wider, pirate
+from text import Conversation, Final, Focused, Plain, Source, Voiced, Wider, pirate
 from tokenizer import TURN_END, Tokenizer
 from torch import Tensor
 from torch.nn import functional
@@ -27,7 +30,6 @@ HERE = Path(__file__).parent
 SEED = 20260101
 SHORT = 256  # tokens in a row of packed short conversations
 STEP = 4096  # tokens in a step
-WARMUP = 100  # steps
 
 Batch = tuple[Tensor, Tensor | None, Tensor]
 
@@ -40,6 +42,8 @@ class Plan:
     schedule: int
     seconds: float = math.inf
     rate: float = 1.0  # the share of the full learning rate to start from
+    every: int = 4  # one step in so many is one of long conversations
+    warmup: int = 100  # steps
 
     def spent(self, start: float) -> float:
         """The share of the seconds gone by since `start`."""
@@ -140,9 +144,9 @@ class Muon:
                 parameter.grad = None
 
 
-def pace(step: int, done: float) -> float:
+def pace(step: int, warmup: int, done: float) -> float:
     """The learning rate's share: a warm-up, then half a cosine down to nothing where `done` is 1."""
-    return min((step + 1) / WARMUP, 0.5 + 0.5 * math.cos(math.pi * min(1.0, done)))
+    return min((step + 1) / warmup, 0.5 + 0.5 * math.cos(math.pi * min(1.0, done)))
 
 
 def loss_of(model: Llama, batch: Batch) -> Tensor:
@@ -165,12 +169,12 @@ def learnt_tokenizer(build: Path) -> Tokenizer:
 
 
 def run(model: Llama, rows: Rows, step: Callable[[float], None], plan: Plan, save: Callable[[], None]) -> None:
-    """The training loop; every fourth step is one of long conversations."""
+    """The training loop."""
     start, total, at = time.monotonic(), 0.0, 0
     while at < plan.steps and plan.spent(start) < 1.0:
-        loss = loss_of(model, rows.batch(long=at % 4 == 3))
+        loss = loss_of(model, rows.batch(long=at % plan.every == plan.every - 1))
         loss.backward()
-        step(plan.rate * pace(at, max(at / plan.schedule, plan.spent(start))))
+        step(plan.rate * pace(at, plan.warmup, max(at / plan.schedule, plan.spent(start))))
         total += loss.item()
         at += 1
         if at % 50 == 0:
@@ -205,22 +209,41 @@ def train_base(build: Path, plan: Plan) -> None:
     train_whole(Llama(), Rows(learnt_tokenizer(build), Source(SEED), revoice=False), build, plan)
 
 
-def train_wide(build: Path, plan: Plan) -> None:
-    """The second stage, from model.pt to model.pt on wider text, down to a rate of nothing."""
+def train_on(build: Path, plan: Plan, source: Source) -> None:
+    """A later stage, from model.pt to model.pt, down to a rate of nothing."""
     model = Llama()
     model.load_state_dict(torch.load(build / "model.pt"))
-    train_whole(model, Rows(Tokenizer.load(build / "merges.json"), Wider(SEED + 3), revoice=False), build, plan)
+    train_whole(model, Rows(Tokenizer.load(build / "merges.json"), source, revoice=False), build, plan)
 
 
-def train_voice(build: Path, plan: Plan) -> None:
-    """Train the adapter, from adapter.pt if there is one, on the same tasks told by a pirate."""
+def train_wide(build: Path, plan: Plan) -> None:
+    """The second stage, on wider text."""
+    train_on(build, plan, Wider(SEED + 3))
+
+
+def train_focus(build: Path, plan: Plan) -> None:
+    """The third stage, on the main tasks."""
+    train_on(build, plan, Focused(SEED + 4))
+
+
+def train_final(build: Path, plan: Plan) -> None:
+    """The fourth stage, on what was weakest."""
+    train_on(build, plan, Final(SEED + 7))
+
+
+def train_plain(build: Path, plan: Plan) -> None:
+    """The last stage, on everyday requests."""
+    train_on(build, plan, Plain(SEED + 9))
+
+
+def train_adapter(build: Path, plan: Plan, source: Source, again: bool) -> None:
+    """Train the adapter, from nothing or from adapter.pt, on the same tasks told by a pirate."""
     model = Llama()
     model.load_state_dict(torch.load(build / "model.pt"))
     parameters = model.adapt()
-    again = (build / "adapter.pt").exists()
     if again:
         model.load_state_dict(torch.load(build / "adapter.pt"), strict=False)
-    rows = Rows(Tokenizer.load(build / "merges.json"), Wider(SEED + (5 if again else 2)), revoice=True)
+    rows = Rows(Tokenizer.load(build / "merges.json"), source, revoice=True)
     adam = torch.optim.AdamW(parameters, betas=(0.9, 0.98), weight_decay=0.0)
 
     def step(share: float) -> None:
@@ -235,10 +258,24 @@ def train_voice(build: Path, plan: Plan) -> None:
     run(model, rows, step, plan, save)
 
 
+def train_voice(build: Path, plan: Plan) -> None:
+    """The adapter's first stage."""
+    train_adapter(build, plan, Wider(SEED + 2), again=False)
+
+
+def train_revoice(build: Path, plan: Plan) -> None:
+    """The adapter's second stage, at a lower rate."""
+    train_adapter(build, plan, Voiced(SEED + 6), again=True)
+
+
 STAGES: dict[str, tuple[Callable[[Path, Plan], None], Plan]] = {
     "base": (train_base, Plan(3000, 6500)),
-    "wide": (train_wide, Plan(2500, 2500, rate=0.6)),
-    "voice": (train_voice, Plan(500, 500)),
+    "wide": (train_wide, Plan(1570, 1570, rate=0.6)),
+    "focus": (train_focus, Plan(901, 901, rate=0.5, every=8)),
+    "final": (train_final, Plan(194, 194, rate=0.35, every=12, warmup=30)),
+    "plain": (train_plain, Plan(1500, 1500, rate=0.5, every=12, warmup=30)),
+    "voice": (train_voice, Plan(380, 380)),
+    "revoice": (train_revoice, Plan(271, 271, rate=0.4, every=16)),
 }
 
 

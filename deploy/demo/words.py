@@ -1143,3 +1143,116 @@ JOKE_ASKS = (
     "Tell a joke!",
 )
 JOKE = "Why did the llama cross the road? Because the worker on the other side was idle."
+
+# What the third stage of training adds: many more real words and names, and more phrasings.
+MORE_THINGS = tuple(
+    """acorn actor airport alarm anchor angel ankle apron arrow artist axe badger bag bakery balcony bamboo bandit
+    banjo barrel basket bat beach bead beak beaver bed beetle belt bench berry bird biscuit bison blossom board
+    bolt bone bonnet boot bow bowl box bracelet branch bread brick broom brush bubble bucket bud bug bull bulb
+    bunny bus bush butcher butter butterfly cabbage cabin cage calf camel canal candy cannon canoe canyon cape
+    captain caravan card carpet cart cave cello chain chalk cheese cherry chest chestnut chick chicken chimney
+    chipmunk church cinema circus clam clover clown coach coal coast cobbler coconut coffee collar colt comb
+    compass cone cook cottage couch cousin crane crayon creek cricket crocodile crystal cup cupboard curtain
+    cushion cymbal daisy dancer desert desk diamond diary dinosaur dish dolphin donkey dove drawer dress drill
+    drone dwarf eagle earring egg elf elk ember emperor envelope eraser falcon fan farm fence ferry fiddle field
+    finger fireman firefly fireplace fisherman flag flame flamingo flea flute fly fog fountain foal forest fridge
+    garlic gate gazelle gem giraffe glacier glass globe glove gnome goblin goose gorilla grandmother grape
+    grasshopper guitar hamster handle harbor harp hawk hazelnut heart helicopter helmet hen heron herring hill
+    hippo honey hook horn hotel hunter iceberg icicle igloo ink insect iron ivy jacket jaguar jam jar jelly jewel
+    jug juggler jungle kangaroo kayak kettle keyboard kingdom kitten koala lab lace lake lamb lantern lark lawyer
+    lemon leopard library lighter lily lizard lobster lock locket log lorry magician magnet magpie mailbox maple
+    marble market mask mattress meadow medal melon meteor microscope milk miner minnow mole moose mop mosquito
+    moth motor mug mule museum napkin necklace needle nest net newt nightingale notebook nurse nut oak oar ocean
+    olive onion orange orchard orchid ostrich otter oven ox oyster paddle page paintbrush palace palm pan pancake
+    panda panther paper parachute park parcel parsnip path peach peacock peanut pear pearl pelican pepper phone
+    photo pig pigeon pilot pine pinecone pipe pirate pizza plate plum pocket pond poppy porcupine postman pot
+    prism prune pudding puddle pump puppy purse puzzle quill quilt rabbit raccoon radish raft rail rain rainbow
+    rake ram raven razor reindeer ribbon rice river robin rock roof rooster rope rug ruler sack saddle sail salad
+    salmon sandal sandwich satchel saucer sausage saw saxophone scarf school scissors scooter screw seal shadow
+    shark shed shell shepherd shield shirt shop shovel shrimp sink skate skeleton ski skirt skunk sled slipper
+    sloth smoke snake snowball snowflake soap sock sofa soldier soup spade spark sparrow sponge spring stable
+    stairs stamp statue steamer stick stool stork storm stove strawberry street string submarine sugar suitcase
+    sun sunflower swallow swan sweater swing tablet tailor tank tap taxi tea tent thistle thorn thread throne
+    thunder ticket tie tile toad toaster tomato torch tortoise towel tram trap tray treehouse tricycle troll
+    trolley troop trophy trout trousers tub tulip tunnel turkey turnip turnip tuba typewriter vase vest village
+    vine viola viking vulture waffle waiter wall wallet walnut walrus wardrobe wasp watch waterfall watermelon
+    wave weasel weaver web whistle wig willow windmill wing wire wombat woodpecker workshop worm wreath wren yacht
+    yak yogurt zebra zipper knot knob knife knee kneecap knitter knapsack apprentice applesauce apricot aprons
+    toothbrush tooth toucan towboat tourist towrope owlet nightlight daylight flashlight spotlight moonlight
+    brightness lightning""".split()  # noqa: SIM905
+)
+MORE_PEOPLE = tuple(
+    """Aaron Abby Adam Adele Agnes Albert Alex Amy Andrew Angela Anton Arthur Audrey Barbara Beatrice Bella Bernard
+    Betty Bianca Boris Brenda Brian Bruno Carl Carmen Caroline Cecil Charles Charlotte Chloe Chris Claire Claude
+    Colin Connor Cora Daisy Dan Daniel Daphne Dean Deborah Dennis Diana Diego Dora Doris Dorothy Edgar Edith
+    Edward Elena Eli Elias Elizabeth Ella Ellen Elsa Emil Emily Eric Erik Ernest Esther Eva Evan Evelyn Felix
+    Fiona Flora Florence Fred Gabriel George Gerald Gina Gloria Gordon Greta Gustav Hannah Harold Harry Hassan
+    Hazel Heidi Helen Helena Herbert Hilda Holly Howard Ian Igor Ines Ingrid Irene Isaac Isabel Ivan Ivy Jacob
+    James Jane Janet Jason Jasper Jean Jenny Jerome Jessica Joan Joel Jonas Jonathan Joseph Josh Joyce Juan Judith
+    Julia Julian Julie June Karen Karl Katherine Keith Kevin Kim Klara Kurt Lars Laura Lena Leonard Leslie Lewis
+    Liam Lily Linda Linus Lisa Lola Lorenzo Louis Louise Lucas Luis Luke Luna Lydia Mabel Madeleine Magnus Marcus
+    Margaret Marina Mario Marta Martha Martin Mary Mathilda Matthew Maud Max Maya Megan Melissa Michael Miguel
+    Miles Milo Miriam Molly Monica Nadia Naomi Natalie Nathan Ned Nicholas Nicole Nigel Nora Norman Oliver Olive
+    Olivia Omar Otto Owen Pablo Pamela Patricia Patrick Pauline Pedro Penelope Petra Philip Phoebe Polly Priya
+    Quentin Rachel Ralph Raymond Rebecca Richard Rita Robert Robin Roger Ronald Rory Rosemary Roy Rupert Sandra
+    Sara Sarah Scott Sebastian Selma Sharon Sheila Sidney Silvia Simon Sofia Sonia Sophie Stanley Stella Stephen
+    Stuart Susan Sven Sylvia Tamara Tanya Teresa Thea Theodore Theresa Thomas Timothy Toby Tony Tracy Trevor
+    Ulrich Ursula Valerie Vanessa Victor Victoria Vincent Viola Violet Walter Wanda Wendy Wilfred William Winston
+    Xavier Yasmin Yusuf Zachary Zelda""".split()  # noqa: SIM905
+)
+SURNAMES = tuple(
+    """Adams Allen Anderson Archer Bailey Baker Barnes Bell Bennett Berg Black Brooks Brown Burton Butler Campbell
+    Carter Chapman Chen Clark Cole Collins Cook Cooper Costa Cox Davies Dean Diaz Dixon Dubois Edwards Ellis Evans
+    Fischer Fisher Fletcher Ford Foster Fox Fraser Garcia Gibson Gomez Gray Green Griffin Gupta Hall Hansen Harper
+    Harris Hart Harvey Hayes Hill Hoffman Holmes Howard Hughes Hunt Hunter Ivanov Jackson James Jensen Johnson
+    Jones Kaur Kelly Khan Kim King Klein Knight Kumar Lambert Larsen Lee Lewis Lindgren Lopez Lovelace Marsh
+    Marshall Martin Martinez Mason Meyer Miller Mills Mitchell Moore Morgan Morris Moreau Murphy Murray Nelson
+    Newman Nguyen Novak Olsen Owens Palmer Park Parker Patel Perez Perry Petrov Phillips Pierce Porter Powell
+    Price Reed Reid Richards Rivera Roberts Robinson Rogers Rossi Russell Ryan Sanchez Sanders Sato Schmidt Scott
+    Shaw Silva Simpson Smith Stone Suzuki Tanaka Taylor Thompson Torres Tucker Turing Turner Wagner Walker Wallace
+    Ward Warren Watson Weber Webb Wells West White Williams Wilson Wood Wright Yamada Young""".split()  # noqa: SIM905
+)
+MORE_CITIES = tuple(
+    """Aberdeen Accra Adelaide Algiers Amman Amsterdam Ankara Antwerp Atlanta Auckland Baghdad Baku Baltimore Bamako
+    Barcelona Beirut Belfast Belgrade Bergen Bilbao Birmingham Bologna Bordeaux Brasilia Bremen Brighton Brisbane
+    Bristol Brno Bruges Brussels Bucharest Budapest Cadiz Calgary Cambridge Canberra Caracas Cardiff Casablanca
+    Charlotte Chester Cleveland Cologne Columbus Copenhagen Cordoba Cork Dakar Damascus Darwin Detroit Dhaka Doha
+    Dortmund Dresden Dubai Dundee Durban Edinburgh Eindhoven Essen Exeter Florence Frankfurt Freiburg Galway
+    Gdansk Genoa Ghent Glasgow Granada Graz Grenoble Guadalajara Hanoi Hanover Harare Helsinki Hobart Honolulu
+    Houston Innsbruck Istanbul Izmir Johannesburg Kabul Kampala Karachi Kathmandu Kingston Kigali Kobe Krakow
+    Lahore Lausanne Leeds Leipzig Leicester Lille Limerick Linz Liverpool Ljubljana Luanda Lucerne Lusaka
+    Luxembourg Malaga Malmo Managua Manchester Manila Maputo Marseille Medellin Melbourne Memphis Mexico
+    Minneapolis Minsk Modena Mombasa Monaco Montevideo Montreal Muscat Nagoya Nantes Naples Nashville Newcastle
+    Norwich Nottingham Nuremberg Odense Orlando Ottawa Oxford Palermo Panama Parma Perth Philadelphia Phoenix Pisa
+    Portland Porto Quebec Ravenna Recife Reykjavik Riga Rio Riyadh Rotterdam Salzburg Santiago Santander Sapporo
+    Sarajevo Sheffield Shanghai Singapore Skopje Sofia Southampton Split Stavanger Stockholm Strasbourg Stuttgart
+    Swansea Taipei Tallinn Tampere Tangier Tbilisi Tehran Tirana Toledo Toulouse Trieste Tripoli Trondheim Tunis
+    Turin Turku Uppsala Utrecht Valencia Vancouver Venice Verona Vilnius Washington Wellington Winnipeg Wroclaw
+    Yerevan Zagreb""".split()  # noqa: SIM905
+)
+# The tools of everyday requests, by their place in TOOLS.
+PLAIN_TOOLS = (0, 1, 2, 4, 6, 8, 11, 12, 14, 16, 17, 20)
+
+# By the tool's place in TOOLS; they join its own phrasings, and the last ones are held out.
+MORE_TOOL_ASKS: dict[int, tuple[str, ...]] = {
+    0: (
+        "What will the weather be in {0}?",
+        "How warm is it in {0}?",
+        "Give me the weather for {0}.",
+        "Weather for {0}?",
+    ),
+    1: ("Give me the time in {0}.", "What is the current time in {0}?", "Which time is it in {0}?"),
+    2: ("add {0} and {1}", "Can you add {0} and {1}?", "Compute {0} plus {1}.", "How much is {0} + {1}?"),
+    3: (
+        "multiply {0} by {1}",
+        "How much is {0} * {1}?",
+        "Please multiply {0} by {1}.",
+        "Can you multiply {0} and {1}?",
+    ),
+    6: ("Start a {0} minute timer.", "I need a timer for {0} minutes.", "Set the timer to {0} minutes."),
+    7: ("What is the price of {0} stock?", "Show me the share price of {0}.", "How much is a share of {0}?"),
+    14: ("Find {0} in my contacts.", "Find the contact of {0}.", "Look up the contact {0}."),
+    20: ("Throw a {0} sided die.", "Roll a die with {0} faces.", "Can you roll a {0} sided die?"),
+    21: ("Please delete {0}.", "delete the file {0}", "Please remove the file {0}."),
+    22: ("Show {0}.", "Read {0} to me.", "Please open the file {0}."),
+}
