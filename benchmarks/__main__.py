@@ -12,7 +12,7 @@ from benchmarks.table import Row, print_rows
 CLAIMS: dict[str, tuple[str, Callable[[int], list[Row]], int]] = {
     "gateway_cpu": ("gateway CPU per streamed token, 64 streams, a step every 20 ms", gateway_cpu.measure, 3),
     "ttft_added": ("time to first token added by the gateway", ttft_added.measure, 200),
-    "against_llama_server": ("end to end against llama-server, one thread each", against_llama_server.measure, 3),
+    "against_llama_server": ("end to end against llama-server, one thread each", against_llama_server.measure, 2),
     "admission": ("what admission costs per call", admission.measure, 5),
     "many_streams": ("200 concurrent streams through one gateway", many_streams.measure, 6),
 }

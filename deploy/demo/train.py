@@ -28,6 +28,7 @@ from torch.nn import functional
 
 HERE = Path(__file__).parent
 SEED = 20260101
+BLEND = 0.35  # how much of the last stage's change of the weights is kept
 SHORT = 256  # tokens in a row of packed short conversations
 STEP = 4096  # tokens in a step
 
@@ -232,8 +233,11 @@ def train_final(build: Path, plan: Plan) -> None:
 
 
 def train_plain(build: Path, plan: Plan) -> None:
-    """The last stage, on everyday requests."""
+    """The last stage, on everyday requests; taken over in part, so that other requests are not forgotten."""
+    before = torch.load(build / "model.pt")
     train_on(build, plan, Plain(SEED + 9))
+    after = torch.load(build / "model.pt")
+    torch.save({name: torch.lerp(before[name], value, BLEND) for name, value in after.items()}, build / "model.pt")
 
 
 def train_adapter(build: Path, plan: Plan, source: Source, again: bool) -> None:
