@@ -4,7 +4,7 @@
 
     alone          the engine's thread, nobody listens
     shared, 5 ms   the worker's own service in the same process, Python's default switch interval
-    shared, 0.5 ms the same with a shorter interval
+    shared, 0.5 ms the same with the interval that workers set
     own process    the engine in a process of its own, each step's events encoded and handed over a pipe
 
 Every answer is streamed over TCP to a client in another process, spread over `--gateways` event streams. `step` is the

@@ -29,6 +29,9 @@ from workers.service.memory import KvShape, free_bytes, plan_kv
 from workers.service.server import Emit, OnCrash, Place, PortTaken, WorkerServer, listen
 from workers.settings import WorkerSettings
 
+SWITCH_INTERVAL_S = 0.0005
+"""How long the event loop may keep the interpreter lock from the engine's thread; figures: docs/performance.md."""
+
 GPU_DEVICES = ("/dev/nvidiactl", "/dev/kfd")
 
 logger = logging.getLogger(__name__)
@@ -73,6 +76,7 @@ def _run(settings: WorkerSettings) -> int:
             async def serve() -> Exit:
                 return await WorkerServer(place, sock, prompts, sampling, build_engine).run()
 
+            sys.setswitchinterval(SWITCH_INTERVAL_S)
             gc.freeze()
             with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
                 return runner.run(serve())
