@@ -149,6 +149,8 @@ class Child:
                     await asyncio.wait({reader}, timeout=1.0)
                     reader.cancel()
         finally:
+            # A cancelled keeper too leaves no zombie, and no transport for the garbage collector to find.
+            await _killed(process)
             self.pid = None
 
     async def _end_of(self, process: asyncio.subprocess.Process, tasks: asyncio.TaskGroup) -> int:
@@ -202,7 +204,8 @@ async def _next_line(reader: asyncio.StreamReader) -> bytes:
 
 
 async def _killed(process: asyncio.subprocess.Process) -> int:
-    _signal_group(process.pid, signal.SIGKILL)
+    if process.returncode is None:
+        _signal_group(process.pid, signal.SIGKILL)
     return await process.wait()
 
 
