@@ -63,6 +63,7 @@ class Engine:
         """What ended the loop, if it did not end as asked."""
         self._model = model
         self._context = context
+        self._memory = context.memory
         self._emit = emit
         self._on_crash = on_crash
         self._capacity = slots + max(slots, MIN_WAITING_ROOM)
@@ -269,7 +270,7 @@ class Engine:
         """Give back everything that the call holds."""
         sequence.chain.close()
         if sequence.slot != NO_SLOT:
-            self._context.remove(sequence.slot)
+            self._memory.remove(sequence.slot)
             self._book.leave(sequence.slot)
             self._running.remove(sequence)
         with self._lock:
@@ -293,7 +294,7 @@ class Engine:
             raise IntegrityError(f"{self._book.num_busy} slots are booked, {len(held)} sequences run")
         for slot in range(self.slots):
             cells = held.get(slot, 0)
-            first, last = self._context.first_position(slot), self._context.last_position(slot)
+            first, last = self._memory.first_position(slot), self._memory.last_position(slot)
             if last != cells - 1 or (first >= 0) != (cells > 0):
                 raise IntegrityError(
                     f"slot {slot}: {cells} cells by the book, positions {first} to {last} in the cache"

@@ -2,10 +2,25 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
-from workers.protocol.requests import Sampling
+import numpy as np
+from numpy.typing import NDArray
+
+from workers.protocol.requests import AdapterUse, Sampling
+
+
+class TokenMask(Protocol):
+    """Which tokens may come next. Used by the engine's thread only, and quick: it is asked once per token."""
+
+    def allowed(self) -> NDArray[np.uint32] | None:
+        """Bit t % 32 of word t // 32 tells whether token t may come; None: all may. Valid until `accept`."""
+
+    def accept(self, token: int) -> None:
+        """`token` came. Raises CallFailed where it could not."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,6 +39,22 @@ class EngineRequest:
     ignore_eos: bool = False
     label: str = ""
     """For log lines."""
+    salt: str = ""
+    """Trust line of everything cached: only calls of the same salt share. Team and `cache_salt`."""
+    num_public: int = 0
+    """Tokens at the beginning that come from a prompt which the catalog marks shareable: they have no salt."""
+    cache_prompt: bool = True
+    adapters: tuple[AdapterUse, ...] = ()
+    priority: int = 0
+    deadline: float = math.inf
+    """`time.monotonic` seconds; orders calls of one priority."""
+    context_shift: bool = False
+    n_keep: int = 0
+    n_probs: int = 0
+    post_sampling_probs: bool = False
+    special: bool = False
+    mask: TokenMask | None = None
+    """What the answer is constrained by; one call's own."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,6 +13,7 @@ from llama_cpp import llama_cpp as c
 
 from workers.llama.batch import Batch
 from workers.llama.errors import DecodeFailed, ModelError, ModelTooLarge
+from workers.llama.memory import Memory, kind_of
 from workers.llama.model import Model
 from workers.llama.native import held, native_log
 from workers.protocol.catalog import LlamaSettings
@@ -30,20 +31,28 @@ CACHE_TYPES = {
     "iq4_nl": c.GGML_TYPE_IQ4_NL,
 }
 
+MAX_SEQUENCES = 256
+"""llama.cpp's own bound."""
+
 _REASONS = {1: "no free cells in the KV cache", 2: "aborted", -1: "invalid batch"}
 
 
 class Context:
     """`slots` sequences over `kv_tokens` shared cells. Close it before its model."""
 
-    def __init__(self, model: Model, settings: LlamaSettings, *, slots: int, kv_tokens: int) -> None:
-        """Allocates the KV cache and the compute buffers. Raises ModelError, ModelTooLarge."""
+    def __init__(
+        self, model: Model, settings: LlamaSettings, *, slots: int, kv_tokens: int, num_sequences: int = 0
+    ) -> None:
+        """Allocates the KV cache and the compute buffers. Raises ModelError, ModelTooLarge.
+
+        `num_sequences`: sequence ids, for what is cached beside the slots; at most `MAX_SEQUENCES`.
+        """
         log = native_log()
         log.clear()
         threads = settings.n_threads or os.cpu_count() or 1
         params = c.llama_context_default_params()
         params.n_ctx = kv_tokens
-        params.n_seq_max = slots
+        params.n_seq_max = max(slots, num_sequences)
         params.kv_unified = True
         # A step never holds more rows than this; logits are asked for once per sequence.
         params.n_batch = max(settings.n_batch, settings.n_ubatch + slots)
@@ -53,27 +62,28 @@ class Context:
         params.flash_attn_type = FLASH_ATTN[settings.flash_attn]
         params.type_k = CACHE_TYPES[settings.cache_type_k]
         params.type_v = CACHE_TYPES[settings.cache_type_v]
+        params.swa_full = settings.swa_full
         params.no_perf = True
         self.pointer: int = c.llama_init_from_model(model.pointer, params) or 0
         if not self.pointer:
             raise _refusal(model, kv_tokens, log.reason())
-        self._memory = c.llama_get_memory(self.pointer)
-        if not self._memory:
+        if not c.llama_get_memory(self.pointer):
             self.close()
             raise ModelError(f"{model.path}: this model does not generate text; give one that does")
         self.model = model
+        self.memory = Memory(self.pointer, kind_of(model.pointer, swa_full=params.swa_full))
         self.slots = slots
+        self.num_sequences: int = c.llama_n_seq_max(self.pointer)
         self.kv_tokens: int = c.llama_n_ctx(self.pointer)
         self.n_batch: int = c.llama_n_batch(self.pointer)
         self.n_ubatch: int = c.llama_n_ubatch(self.pointer)
         self._decode = c.llama_decode
         # A GPU only queues the work; `sample`, which keeps the interpreter lock, would wait for it and stop the loop.
         self._queues = bool(c.llama_supports_gpu_offload())
-        self._held = held()
-        self._sample = self._held.sampler_sample
+        self._sample = held().sampler_sample
 
     def new_batch(self) -> Batch:
-        return Batch(self.n_batch, self.slots, self.kv_tokens)
+        return Batch(self.n_batch, self.num_sequences, self.kv_tokens)
 
     def decode(self, batch: Batch) -> None:
         """Compute the batch to its end; gives the interpreter lock away meanwhile. Raises DecodeFailed."""
@@ -89,18 +99,6 @@ class Context:
         """Draw a token from the logits of batch row `row` with the sampler chain at `chain`, which accepts it."""
         return self._sample(chain, self.pointer, row)
 
-    def remove(self, sequence: int) -> None:
-        """Free all cells of a sequence."""
-        self._held.memory_seq_rm(self._memory, sequence, -1, -1)
-
-    def last_position(self, sequence: int) -> int:
-        """Highest position that the sequence holds; -1 if it holds none."""
-        return self._held.memory_seq_pos_max(self._memory, sequence)
-
-    def first_position(self, sequence: int) -> int:
-        """Lowest position that the sequence holds (above 0 only with sliding windows); -1 if it holds none."""
-        return self._held.memory_seq_pos_min(self._memory, sequence)
-
     def warm_up(self) -> None:
         """Compute one token, so that the first call does not pay for first use of weights and buffers."""
         vocab = self.model.vocab
@@ -109,7 +107,7 @@ class Context:
         c.llama_set_warmup(self.pointer, True)
         self.decode(batch)
         c.llama_set_warmup(self.pointer, False)
-        c.llama_memory_clear(self._memory, True)
+        self.memory.clear()
 
     def close(self) -> None:
         """Free the KV cache and the buffers. Calling it again does nothing."""

@@ -5,6 +5,7 @@ The tree, with the exit code of a worker that can't start because of it:
     ModelError            the file is missing, damaged or of a kind that is not served     BAD_MODEL
     └─ ModelTooLarge      the weights or the KV cache do not fit this machine              NO_MEMORY
     DecodeFailed          llama.cpp refused or failed a batch                              CRASHED
+    StateUnusable         a saved state can't be taken or brought back                     (the call is computed anew)
 """
 
 from __future__ import annotations
@@ -20,3 +21,7 @@ class ModelTooLarge(ModelError):
 
 class DecodeFailed(RuntimeError):
     """`llama_decode` refused a batch. The engine reserves cells before it decodes, so this is never ordinary."""
+
+
+class StateUnusable(RuntimeError):
+    """A sequence's state could not be saved, or not be brought back; the sequence is empty afterwards."""

@@ -33,6 +33,7 @@ class Held:
     sampler_accept: Callable[[int, int], None]
     sampler_free: Callable[[int], None]
     memory_seq_rm: Callable[[int, int, int, int], bool]
+    memory_seq_cp: Callable[[int, int, int, int, int], None]
     memory_seq_pos_min: Callable[[int, int], int]
     memory_seq_pos_max: Callable[[int, int], int]
     is_eog: Callable[[int, int], bool]
@@ -54,6 +55,7 @@ def held() -> Held:
         sampler_accept=bind("llama_sampler_accept"),
         sampler_free=bind("llama_sampler_free"),
         memory_seq_rm=bind("llama_memory_seq_rm"),
+        memory_seq_cp=bind("llama_memory_seq_cp"),
         memory_seq_pos_min=bind("llama_memory_seq_pos_min"),
         memory_seq_pos_max=bind("llama_memory_seq_pos_max"),
         is_eog=bind("llama_vocab_is_eog"),

@@ -36,6 +36,12 @@ class LlamaSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     flash_attn: Annotated[str, Meta(pattern="^(auto|on|off)$")] = "auto"
     cache_type_k: Annotated[str, Meta(pattern="^(f32|f16|bf16|q8_0|q4_0|q4_1|q5_0|q5_1|iq4_nl)$")] = "f16"
     cache_type_v: Annotated[str, Meta(pattern="^(f32|f16|bf16|q8_0|q4_0|q4_1|q5_0|q5_1|iq4_nl)$")] = "f16"
+    swa_full: Annotated[
+        bool,
+        Meta(
+            description="keep cells behind a sliding window: more memory, but prompts of such models can be shared by parts"
+        ),
+    ] = False
     use_mmap: bool = True
     use_mlock: bool = False
 

@@ -1,7 +1,7 @@
 """What comes back from a worker, per call. These are also the canonical events inside the gateway.
 
 Each event travels as a JSON array whose first element is its tag (msgspec `array_like`): one engine step of many
-calls is one short line. A call's events are, in order: one `Started`, any number of `Text` and `ToolCallDelta`, then
+calls is one short line. A call's events are, in order: one `Started`, any number of `Text`, `Logprobs` and `ToolCallDelta`, then
 exactly one `Finished` or `Failed`. A call that is cancelled emits nothing more.
 """
 
@@ -57,6 +57,23 @@ class Text(msgspec.Struct, frozen=True, array_like=True, tag="t"):
     num_tokens: int = 1
 
 
+class TokenLogprob(msgspec.Struct, frozen=True, array_like=True):
+    token: int
+    piece: bytes
+    """The token's bytes; a character may be cut. Base64 in JSON."""
+    logprob: float
+    """Natural logarithm; with `post_sampling_probs` the probability itself."""
+
+
+class Logprobs(msgspec.Struct, frozen=True, array_like=True, tag="p"):
+    """Comes before the `Text` that its tokens made part of, or before the call's end if no text came of them."""
+
+    call: int
+    chosen: TokenLogprob
+    top: tuple[TokenLogprob, ...]
+    """The most likely ones, best first."""
+
+
 class ToolCallDelta(msgspec.Struct, frozen=True, array_like=True, tag="c"):
     """More of tool call number `index`. Its first delta carries `id` and `name`, the later ones empty text."""
 
@@ -82,7 +99,7 @@ class Failed(msgspec.Struct, frozen=True, array_like=True, tag="x"):
     failure: Failure
 
 
-CallEvent = Started | Text | ToolCallDelta | Finished | Failed
+CallEvent = Started | Text | Logprobs | ToolCallDelta | Finished | Failed
 
 decode_step = msgspec.json.Decoder(list[CallEvent]).decode
 """Data of one SSE event of the default type -> the step's events."""

@@ -59,10 +59,29 @@ class Tool(msgspec.Struct, frozen=True, omit_defaults=True):
     parameters: dict[str, Any] | None = None
 
 
+class AdapterUse(msgspec.Struct, frozen=True):
+    """A LoRA adapter, by the name it was loaded under, and how strongly it acts; 0 is off."""
+
+    name: str
+    scale: float = 1.0
+
+
+class Constraint(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What the answer's text must follow from its first token, or from where a trigger says."""
+
+    kind: Literal["gbnf", "json_schema", "regex", "lark"]
+    text: str
+    """The grammar; for `json_schema` the schema as JSON text."""
+    triggers: tuple[str, ...] = ()
+    """Strings that switch the constraint on, itself included in what is constrained; none: it is on from the start."""
+
+
 class GenerateRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """What is asked, in no client's dialect."""
 
-    messages: tuple[Message, ...]
+    messages: tuple[Message, ...] = ()
+    prompt: str | tuple[int, ...] | None = None
+    """Text or tokens to continue as they are, in place of `messages`."""
     tools: tuple[Tool, ...] = ()
     sampling: Sampling = Sampling()
     max_tokens: int | None = None
@@ -71,6 +90,24 @@ class GenerateRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=T
     """Strings that end the answer; they are not part of it."""
     ignore_eos: bool = False
     """Go on after the model's end token (llama-server's extension, for benchmarks)."""
+    adapters: tuple[AdapterUse, ...] = ()
+    constraint: Constraint | None = None
+    n_probs: int = 0
+    """Most likely tokens whose log probabilities are told with each token; -1: only the chosen token's; 0: none."""
+    post_sampling_probs: bool = False
+    """Probabilities after the sampler chain instead of log probabilities before it (llama-server's extension)."""
+    special: bool = False
+    """Write control tokens into the text instead of dropping them."""
+    cache_salt: str = ""
+    """Narrows who may share cached prompts: only calls of the same team with the same salt."""
+    cache_prompt: bool = True
+    """Whether cached prompts may be used, and this one kept."""
+    priority: int = 0
+    """Higher goes first."""
+    context_shift: bool = False
+    """At the end of the context, drop the older half of the conversation and go on, instead of ending."""
+    n_keep: int = 0
+    """With `context_shift`: how many tokens at the beginning are never dropped; -1: the whole prompt."""
 
 
 class Submit(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -85,6 +122,8 @@ class Submit(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """The team that asks: the trust line for everything that is cached."""
     request_id: str = ""
     """For the worker's log lines."""
+    deadline: float = 0.0
+    """Unix time by which the caller wants to have begun; 0: none. Orders calls of one priority."""
 
 
 class Accepted(msgspec.Struct, frozen=True):

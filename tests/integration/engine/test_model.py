@@ -127,7 +127,7 @@ def test_every_setting_reaches_llama_cpp(stories: Model, flash_attn: str, kind: 
         with Context(stories, settings, slots=2, kv_tokens=256) as context:
             context.warm_up()
             assert (context.kv_tokens, context.n_ubatch) == (256, 32)
-            assert context.last_position(0) == -1
+            assert context.memory.last_position(0) == -1
     else:
         with pytest.raises(ModelError, match="check the `llama` settings"):
             Context(stories, settings, slots=2, kv_tokens=256)
