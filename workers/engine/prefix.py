@@ -1,0 +1,347 @@
+"""The radix index: every prefix whose KV is in the cache or saved in RAM, by the tokens that it was computed from.
+
+A node stands for a run of tokens after those of its parent. Sequences that hold the run's cells are its `holders`;
+saved copies of parts of it are its `blocks`. A sequence that holds a node holds all nodes above it too, so what is in
+the cache is closed towards the root. Runs of different realms (salt and adapters) never meet: a realm is part of a
+child's key. Knows nothing of llama.cpp: sequence ids are numbers, and the caller moves the cells.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+Tokens = NDArray[np.int32]
+
+
+@dataclass(frozen=True, slots=True)
+class Realm:
+    """Within which cached tokens may be shared."""
+
+    salt: str | None
+    """None: tokens of a prompt that the catalog marks shareable."""
+    adapters: bytes = b""
+
+
+@dataclass(frozen=True, slots=True)
+class Path:
+    """The tokens of one conversation, and whose they are."""
+
+    tokens: Tokens
+    realm: Realm
+    num_public: int = 0
+    """Tokens at the beginning that belong to everyone."""
+
+    def realm_at(self, position: int) -> Realm:
+        return Realm(None, self.realm.adapters) if position < self.num_public else self.realm
+
+    def run_end(self, position: int) -> int:
+        """Where the realm of `position` ends."""
+        return min(self.num_public, len(self.tokens)) if position < self.num_public else len(self.tokens)
+
+
+@dataclass(eq=False, slots=True)
+class Block:
+    """The saved state of the cells [start, end) of some sequence; for tokens before them see the node's parents."""
+
+    start: int
+    end: int
+    state: bytes
+    nodes: set[Node] = field(default_factory=set)
+    touched: float = 0.0
+    """`time.monotonic` seconds of the last use."""
+
+
+class Node:
+    """Tokens [start, end) of every path through it."""
+
+    __slots__ = ("blocks", "children", "holders", "parent", "realm", "start", "tokens")
+
+    def __init__(self, tokens: Tokens, start: int, parent: Node | None, realm: Realm | None) -> None:
+        self.tokens = tokens
+        self.start = start
+        self.parent = parent
+        self.realm = realm
+        self.children: dict[tuple[Realm, int], Node] = {}
+        self.holders: set[int] = set()
+        self.blocks: set[Block] = set()
+
+    @property
+    def end(self) -> int:
+        return self.start + len(self.tokens)
+
+
+@dataclass(frozen=True, slots=True)
+class Restore:
+    """Bring back [start, end) out of a block that covers it."""
+
+    block: Block
+    start: int
+    end: int
+
+
+@dataclass(frozen=True, slots=True)
+class Match:
+    """How much of a path is known."""
+
+    num_held: int
+    """Tokens at the beginning that are in the cache."""
+    holder: int
+    """A sequence that holds those; -1 where there are none."""
+    restores: tuple[Restore, ...]
+    """Saved parts that follow them, without a gap."""
+
+    @property
+    def num_known(self) -> int:
+        return self.restores[-1].end if self.restores else self.num_held
+
+
+NOTHING = Match(0, -1, ())
+
+
+class PrefixIndex:
+    """Belongs to the engine's thread."""
+
+    def __init__(self) -> None:
+        self.root = Node(np.empty(0, np.int32), 0, None, None)
+        self.num_cells = 0
+        """Cells that the nodes' holders hold, shared ones counted once."""
+        self._leaf: dict[int, Node] = {}
+
+    def match(self, path: Path, limit: int) -> Match:
+        """What is known of the first `limit` tokens."""
+        steps = list(self._walk(path, limit))
+        num_held, holder = 0, -1
+        for node, end in steps:
+            if not node.holders:
+                break
+            num_held, holder = end, next(iter(node.holders))
+        return Match(num_held, holder, tuple(_restores(steps, num_held)))
+
+    def held_by(self, sequence: int) -> int:
+        """How many tokens of the sequence are in the index."""
+        leaf = self._leaf.get(sequence)
+        return leaf.end if leaf is not None else 0
+
+    def nodes_of(self, sequence: int) -> Iterator[Node]:
+        """From the deepest node that the sequence holds up to the first one."""
+        node = self._leaf.get(sequence)
+        while node is not None and node.parent is not None:
+            yield node
+            node = node.parent
+
+    def share(self, sequence: int, path: Path, end: int) -> None:
+        """`sequence` has taken others' cells of [0, end), which `match` said are held."""
+        self._hold(sequence, path, end, shared=True)
+
+    def extend(self, sequence: int, path: Path, end: int) -> int:
+        """Enter cells of the sequence's own, from where it is in the index up to `end` -> how far it came.
+
+        It stops before tokens that others hold already: those cells are twice in the cache, and stay out of the index.
+        """
+        return self._hold(sequence, path, end, shared=False)
+
+    def release(self, sequence: int) -> int:
+        """The sequence's cells are gone -> how many of them nobody else holds."""
+        num_freed = 0
+        node: Node | None = self._leaf.pop(sequence, None)
+        while node is not None and node.parent is not None:
+            parent = node.parent
+            node.holders.discard(sequence)
+            if not node.holders:
+                num_freed += len(node.tokens)
+                self.prune(node)
+            node = parent
+        self.num_cells -= num_freed
+        return num_freed
+
+    def num_exclusive(self, sequence: int) -> int:
+        """Cells that would be free without the sequence."""
+        return sum(len(node.tokens) for node in self.nodes_of(sequence) if len(node.holders) == 1)
+
+    def ends_above(self, sequence: int, other: int) -> bool:
+        """Whether `other` holds everything that `sequence` holds."""
+        leaf = self._leaf.get(sequence)
+        return leaf is None or other in leaf.holders
+
+    def store(self, sequence: int, block: Block) -> None:
+        """Attach a block saved from the sequence's cells to the nodes that it covers a part of."""
+        for node in self.nodes_of(sequence):
+            if node.start < block.end and block.start < node.end:
+                node.blocks.add(block)
+                block.nodes.add(node)
+
+    def put(self, path: Path, block: Block) -> None:
+        """Attach a block that comes from elsewhere: [block.start, block.end) of `path`. Makes the nodes it needs."""
+        for node, end in self._make(path, block.end):
+            if block.start < end:
+                node.blocks.add(block)
+                block.nodes.add(node)
+
+    def drop(self, block: Block) -> None:
+        """Forget a block."""
+        for node in block.nodes:
+            node.blocks.discard(block)
+        for node in sorted(block.nodes, key=lambda node: -node.start):
+            self.prune(node)
+        block.nodes.clear()
+
+    def prune(self, node: Node) -> None:
+        """Remove what stands for nothing any more, upwards from `node`."""
+        while node.parent is not None and not (node.holders or node.blocks or node.children):
+            parent = node.parent
+            if node.realm is not None:
+                parent.children.pop((node.realm, int(node.tokens[0])), None)
+            node = parent
+
+    def check(self) -> None:
+        """Raises ValueError where the tree contradicts itself."""
+        held = 0
+        seen: dict[int, int] = {}
+        for node in self._all():
+            for key, child in node.children.items():
+                if child.parent is not node or key != (child.realm, int(child.tokens[0])) or child.start != node.end:
+                    raise ValueError(f"the node at {child.start} is not where its parent has it")
+                if node is not self.root and not child.holders <= node.holders:
+                    raise ValueError(f"sequences {child.holders - node.holders} hold {child.start} without its prefix")
+            if node is not self.root and not (node.holders or node.blocks or node.children):
+                raise ValueError(f"the node at {node.start} stands for nothing")
+            held += len(node.tokens) if node.holders else 0
+            for sequence in node.holders:
+                seen[sequence] = max(seen.get(sequence, 0), node.end)
+        if held != self.num_cells:
+            raise ValueError(f"{held} cells are held, {self.num_cells} counted")
+        if seen != {sequence: leaf.end for sequence, leaf in self._leaf.items() if leaf.end}:
+            raise ValueError(f"holders {seen} do not end where they should")
+
+    def _all(self) -> Iterator[Node]:
+        todo = [self.root]
+        while todo:
+            node = todo.pop()
+            yield node
+            todo.extend(node.children.values())
+
+    def _walk(self, path: Path, limit: int) -> Iterator[tuple[Node, int]]:
+        """Nodes along the path with the position up to which they agree with it."""
+        node, position = self.root, 0
+        limit = min(limit, len(path.tokens))
+        while position < limit:
+            child = node.children.get((path.realm_at(position), int(path.tokens[position])))
+            if child is None:
+                return
+            end = position + common(child.tokens, path.tokens[position : min(limit, path.run_end(position))])
+            yield child, end
+            if end < child.end:
+                return
+            node, position = child, end
+
+    def _hold(self, sequence: int, path: Path, end: int, *, shared: bool) -> int:
+        node = self._leaf.get(sequence, self.root)
+        while node.end < end:
+            position = node.end
+            child = self._child(node, path, position, end)
+            if child is None:
+                child = self._append(node, path, position, end, sequence)
+            elif child.holders and not shared:
+                break
+            if sequence not in child.holders:
+                if not child.holders:
+                    self.num_cells += len(child.tokens)
+                child.holders.add(sequence)
+            node = self._leaf[sequence] = child
+        return node.end
+
+    def _make(self, path: Path, end: int) -> Iterator[tuple[Node, int]]:
+        node = self.root
+        while node.end < end:
+            child = self._child(node, path, node.end, end)
+            if child is None:
+                child = self._branch(node, path, node.end, end)
+            yield child, child.end
+            node = child
+
+    def _child(self, node: Node, path: Path, position: int, end: int) -> Node | None:
+        """The node that goes on from `node` along the path, cut so that all of it agrees and none is past `end`."""
+        child = node.children.get((path.realm_at(position), int(path.tokens[position])))
+        if child is None:
+            return None
+        num_common = common(child.tokens, path.tokens[position : min(end, path.run_end(position))])
+        return child if num_common == len(child.tokens) else self._split(child, num_common)
+
+    def _append(self, node: Node, path: Path, position: int, end: int, sequence: int) -> Node:
+        """A place for the path's next tokens: the node itself where only this sequence uses it, else a new one."""
+        alone = node.holders == {sequence} and not node.children
+        if node.parent is None or not alone or node.realm != path.realm_at(position):
+            return self._branch(node, path, position, end)
+        end = min(end, path.run_end(position))
+        node.tokens = np.concatenate((node.tokens, path.tokens[position:end]))
+        self.num_cells += end - position
+        return node
+
+    def _branch(self, node: Node, path: Path, position: int, end: int) -> Node:
+        realm = path.realm_at(position)
+        tokens = path.tokens[position : min(end, path.run_end(position))].copy()
+        child = node.children[realm, int(tokens[0])] = Node(tokens, position, node, realm)
+        return child
+
+    def _split(self, node: Node, length: int) -> Node:
+        """Cut a node after `length` tokens -> the upper part, a new node; the lower one stays what it was."""
+        parent, realm = node.parent, node.realm
+        if parent is None or realm is None:
+            raise ValueError("the root has nothing to split")
+        upper = Node(node.tokens[:length].copy(), node.start, parent, realm)
+        parent.children[realm, int(upper.tokens[0])] = upper
+        node.tokens = node.tokens[length:].copy()
+        node.start += length
+        node.parent = upper
+        upper.children[realm, int(node.tokens[0])] = node
+        upper.holders = set(node.holders)
+        for block in list(node.blocks):
+            if block.start < upper.end:
+                upper.blocks.add(block)
+                block.nodes.add(upper)
+            if block.end <= node.start:
+                node.blocks.discard(block)
+                block.nodes.discard(node)
+        return upper
+
+
+def common(one: Tokens, other: Tokens) -> int:
+    """How many tokens two runs have in common at their beginning."""
+    length = min(len(one), len(other))
+    differ = one[:length] != other[:length]
+    first = int(differ.argmax()) if length else 0
+    return first if length and differ[first] else length
+
+
+def _restores(steps: list[tuple[Node, int]], position: int) -> Iterator[Restore]:
+    """The fewest blocks that go on from `position` along the steps of a walk, to the first gap."""
+    here = 0
+    while here < len(steps):
+        node, end = steps[here]
+        if end <= position:
+            here += 1
+            continue
+        best, best_end = None, position
+        for block in node.blocks:
+            if block.start <= position < block.end and (reach := _reach(block, steps, here)) > best_end:
+                best, best_end = block, reach
+        if best is None:
+            return
+        yield Restore(best, position, best_end)
+        position = best_end
+
+
+def _reach(block: Block, steps: list[tuple[Node, int]], here: int) -> int:
+    """How far along the steps the block's tokens are the path's."""
+    reach = 0
+    for node, end in steps[here:]:
+        if block not in node.blocks:
+            break
+        reach = min(block.end, end)
+        if end < node.end:
+            break
+    return reach
