@@ -9,7 +9,8 @@ import math
 import mmap
 import re
 import struct
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from workers.llama.errors import ModelError
@@ -24,6 +25,9 @@ _SCALARS = {0: "<B", 1: "<b", 2: "<H", 3: "<h", 4: "<I", 5: "<i", 6: "<f", 7: "<
 _STRING = 8
 _ARRAY = 9
 
+MAX_DIMS = 4
+"""ggml's own bound."""
+
 _QK_K = 256
 BLOCKS = {
     # ggml type: (elements per block, bytes per block)
@@ -36,6 +40,16 @@ BLOCKS = {
 
 
 @dataclass(frozen=True, slots=True)
+class TensorInfo:
+    """One tensor by the header; what it is called is the key that it is found under."""
+
+    shape: tuple[int, int, int, int]
+    """Elements per dimension, the innermost first; 1 where the tensor has fewer dimensions."""
+    kind: int
+    """ggml's number of the type."""
+
+
+@dataclass(frozen=True, slots=True)
 class GgufHeader:
     """What the header says. Keys of `metadata` are GGUF's own; arrays longer than `MAX_KEPT_ARRAY` are left out."""
 
@@ -45,6 +59,8 @@ class GgufHeader:
     num_tensors: int
     tensor_bytes: int
     """Bytes of all tensors of this file whose type is known."""
+    tensors: Mapping[str, TensorInfo]
+    """By name, those of a split model's other parts included."""
 
     def text(self, key: str) -> str | None:
         value = self.metadata.get(key)
@@ -68,7 +84,7 @@ class _Cut(Exception):
 class _Reader:
     """A cursor over the mapped file. Every read is checked against the file's end."""
 
-    def __init__(self, data: mmap.mmap) -> None:
+    def __init__(self, data: mmap.mmap | bytes) -> None:
         self._data = data
         self.at = 0
 
@@ -122,9 +138,19 @@ def read_header(path: Path) -> GgufHeader:
     parts = header.number("split.count") or 1
     match = re.fullmatch(r"(.*-)\d{5}(-of-\d{5}\.gguf)", path.name)
     if parts > 1 and match:
+        tensors = dict(header.tensors)
         for part in range(2, parts + 1):
-            _read_one(path.with_name(f"{match[1]}{part:05d}{match[2]}"))
+            tensors |= _read_one(path.with_name(f"{match[1]}{part:05d}{match[2]}")).tensors
+        header = replace(header, tensors=tensors)
     return header
+
+
+def parse_header(path: Path, data: bytes, size: int) -> GgufHeader:
+    """The header of a file of `size` bytes that begins with `data`; `path` is for messages. Raises ModelError.
+
+    For files that others may still write to: a mapped file that shrinks ends the process.
+    """
+    return _guarded(path, data, size)
 
 
 def _read_one(path: Path) -> GgufHeader:
@@ -134,22 +160,29 @@ def _read_one(path: Path) -> GgufHeader:
             if size == 0:
                 raise ModelError(f"{path}: the file is empty; download or copy it again")
             with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
-                return _parse(path, data, size)
+                return _guarded(path, data, size)
     except FileNotFoundError:
         raise ModelError(f"{path}: there is no such file; check the path of the model") from None
     except IsADirectoryError:
         raise ModelError(f"{path}: this is a folder; give the path of the .gguf file inside it") from None
     except OSError as error:
         raise ModelError(f"{path}: can't be read ({error.strerror}); check its permissions") from None
+
+
+def _guarded(path: Path, data: mmap.mmap | bytes, size: int) -> GgufHeader:
+    try:
+        return _parse(path, data, size)
     except (_Cut, MemoryError, OverflowError):
         raise ModelError(
             f"{path}: truncated: its {size:,} bytes end inside the header; download or copy it again"
         ) from None
     except KeyError as error:
         raise ModelError(f"{path}: damaged header (value of unknown type {error}); download or copy it again") from None
+    except RecursionError:
+        raise ModelError(f"{path}: damaged header (arrays within arrays); download or copy it again") from None
 
 
-def _parse(path: Path, data: mmap.mmap, size: int) -> GgufHeader:
+def _parse(path: Path, data: mmap.mmap | bytes, size: int) -> GgufHeader:
     if data[:4] != b"GGUF":
         pointer = data[:24] == b"version https://git-lfs."
         remedy = "fetch the real file with `git lfs pull`" if pointer else "give a .gguf file"
@@ -170,26 +203,29 @@ def _parse(path: Path, data: mmap.mmap, size: int) -> GgufHeader:
         value = reader.value(reader.count("<I"))
         if value is not None:
             metadata[key] = value
-    tensor_bytes, extent = _walk_tensors(reader, num_tensors)
+    tensors: dict[str, TensorInfo] = {}
+    tensor_bytes, extent = _walk_tensors(path, reader, num_tensors, tensors)
     alignment = metadata.get("general.alignment", 32)
     if not isinstance(alignment, int) or alignment < 1:
         raise ModelError(f"{path}: damaged header (alignment {alignment!r}); download or copy it again")
     needed = math.ceil(reader.at / alignment) * alignment + extent if num_tensors else reader.at
     if needed > size:
         raise ModelError(f"{path}: truncated: {size:,} of {needed:,} bytes are there; download or copy it again")
-    return GgufHeader(path, version, metadata, num_tensors, tensor_bytes)
+    return GgufHeader(path, version, metadata, num_tensors, tensor_bytes, tensors)
 
 
-def _walk_tensors(reader: _Reader, num_tensors: int) -> tuple[int, int]:
+def _walk_tensors(path: Path, reader: _Reader, num_tensors: int, tensors: dict[str, TensorInfo]) -> tuple[int, int]:
     """-> bytes of all tensors, and where the last of them ends behind the start of the tensor data."""
     total = extent = 0
     for _ in range(num_tensors):
-        reader.skip(reader.count())
-        num_dims = reader.count("<I")
-        num_elements = math.prod(reader.count() for _ in range(num_dims))
+        name, num_dims = reader.string(), reader.count("<I")
+        if num_dims > MAX_DIMS:
+            raise ModelError(f"{path}: damaged header (a tensor of {num_dims} dimensions); download or copy it again")
+        dims = [reader.count() for _ in range(num_dims)] + [1] * (MAX_DIMS - num_dims)
         kind, offset = reader.count("<I"), reader.count()
         per_block, block_bytes = BLOCKS.get(kind, (1, 0))
-        num_bytes = num_elements // per_block * block_bytes
+        num_bytes = math.prod(dims) // per_block * block_bytes
         total += num_bytes
         extent = max(extent, offset + num_bytes)
+        tensors[name] = TensorInfo((dims[0], dims[1], dims[2], dims[3]), kind)
     return total, extent
