@@ -5,6 +5,7 @@ The tree, with the exit code of a worker that can't start because of it:
     ModelError            the file is missing, damaged or of a kind that is not served     BAD_MODEL
     └─ ModelTooLarge      the weights or the KV cache do not fit this machine              NO_MEMORY
     DecodeFailed          llama.cpp refused or failed a batch                              CRASHED
+    AdapterError          a LoRA file is missing, damaged, or not made for this model      (the load is refused)
     StateUnusable         a saved state can't be taken or brought back                     (the call is computed anew)
 """
 
@@ -25,3 +26,7 @@ class DecodeFailed(RuntimeError):
 
 class StateUnusable(RuntimeError):
     """A sequence's state could not be saved, or not be brought back; the sequence is empty afterwards."""
+
+
+class AdapterError(Exception):
+    """One clear line: the adapter's file, what is wrong with it, the remedy."""

@@ -47,6 +47,8 @@ class TensorInfo:
     """Elements per dimension, the innermost first; 1 where the tensor has fewer dimensions."""
     kind: int
     """ggml's number of the type."""
+    offset: int
+    """Bytes from the beginning of the tensor data."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +63,10 @@ class GgufHeader:
     """Bytes of all tensors of this file whose type is known."""
     tensors: Mapping[str, TensorInfo]
     """By name, those of a split model's other parts included."""
+    types: Mapping[str, int]
+    """GGUF's number of each metadata value's type, of those that are left out too."""
+    data_offset: int
+    """Where the tensor data begins, bytes."""
 
     def text(self, key: str) -> str | None:
         value = self.metadata.get(key)
@@ -198,9 +204,11 @@ def _parse(path: Path, data: mmap.mmap | bytes, size: int) -> GgufHeader:
         )
     num_tensors, num_values = reader.count(), reader.count()
     metadata: dict[str, Value] = {}
+    types: dict[str, int] = {}
     for _ in range(num_values):
-        key = reader.string()
-        value = reader.value(reader.count("<I"))
+        key, kind = reader.string(), reader.count("<I")
+        value = reader.value(kind)
+        types[key] = kind
         if value is not None:
             metadata[key] = value
     tensors: dict[str, TensorInfo] = {}
@@ -208,10 +216,11 @@ def _parse(path: Path, data: mmap.mmap | bytes, size: int) -> GgufHeader:
     alignment = metadata.get("general.alignment", 32)
     if not isinstance(alignment, int) or alignment < 1:
         raise ModelError(f"{path}: damaged header (alignment {alignment!r}); download or copy it again")
-    needed = math.ceil(reader.at / alignment) * alignment + extent if num_tensors else reader.at
+    data_offset = -(-reader.at // alignment) * alignment
+    needed = data_offset + extent if num_tensors else reader.at
     if needed > size:
         raise ModelError(f"{path}: truncated: {size:,} of {needed:,} bytes are there; download or copy it again")
-    return GgufHeader(path, version, metadata, num_tensors, tensor_bytes, tensors)
+    return GgufHeader(path, version, metadata, num_tensors, tensor_bytes, tensors, types, data_offset)
 
 
 def _walk_tensors(path: Path, reader: _Reader, num_tensors: int, tensors: dict[str, TensorInfo]) -> tuple[int, int]:
@@ -227,5 +236,5 @@ def _walk_tensors(path: Path, reader: _Reader, num_tensors: int, tensors: dict[s
         num_bytes = math.prod(dims) // per_block * block_bytes
         total += num_bytes
         extent = max(extent, offset + num_bytes)
-        tensors[name] = TensorInfo((dims[0], dims[1], dims[2], dims[3]), kind)
+        tensors[name] = TensorInfo((dims[0], dims[1], dims[2], dims[3]), kind, offset)
     return total, extent
