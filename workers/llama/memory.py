@@ -1,7 +1,8 @@
 """What a context remembers of its sequences: the KV cache, and for some models a recurrent state.
 
 Positions are tokens from the beginning of a sequence; ranges are [start, end). Everything belongs to the context's
-thread. Source: llama.h, llama-kv-cache.cpp and llama-memory-recurrent.cpp of llama.cpp.
+thread. Source: llama.h, llama-kv-cache.cpp and llama-memory-recurrent.cpp of llama.cpp; what of it is surprising is a
+test in tests/integration/engine/test_memory.py.
 """
 
 from __future__ import annotations
@@ -14,6 +15,11 @@ from llama_cpp import llama_cpp as c
 from workers.llama.errors import StateUnusable
 from workers.llama.native import held, native_log
 
+_WHOLE, _PART = 0, c.LLAMA_STATE_SEQ_FLAGS_PARTIAL_ONLY
+_COMPRESSED = ("deepseek4",)
+"""Attention that also keeps a running summary of the past, which no range of can be taken."""
+_PLAIN_ROPE = (c.LLAMA_ROPE_TYPE_NORM, c.LLAMA_ROPE_TYPE_NEOX)
+
 
 class MemoryKind(Enum):
     """What llama.cpp allows to be done with a sequence's memory."""
@@ -21,11 +27,13 @@ class MemoryKind(Enum):
     ATTENTION = "attention"
     """One cell per token: any range can be shared, cut, saved and brought back."""
     WINDOW = "window"
-    """Attention over a sliding window: cells behind it are gone, so only a whole state can be brought back."""
+    """Attention over a sliding window: cells behind it go when others need room, so a range can be shared or cut only
+    as far as the window's part is there, or is brought back with `load_part`."""
     RECURRENT = "recurrent"
     """One state for all that was read: it can be copied, saved and brought back whole, never cut."""
     HYBRID = "hybrid"
-    """Layers of attention and recurrent ones: as `RECURRENT`."""
+    """Layers of attention and recurrent ones. A shared range is right only with `load_part` of a state that was saved
+    at its end: the recurrent part is shared as a whole, and that wrong mix is computed on without complaint."""
 
     @property
     def by_range(self) -> bool:
@@ -35,7 +43,7 @@ class MemoryKind(Enum):
 
 def kind_of(model: int, *, swa_full: bool) -> MemoryKind:
     """`model`: a `llama_model *`."""
-    if c.llama_model_is_hybrid(model):
+    if c.llama_model_is_hybrid(model) or _metadata(model, "general.architecture") in _COMPRESSED:
         return MemoryKind.HYBRID
     if c.llama_model_is_recurrent(model):
         return MemoryKind.RECURRENT
@@ -47,38 +55,79 @@ def kind_of(model: int, *, swa_full: bool) -> MemoryKind:
 class Memory:
     """The memory of the context at `context`; valid as long as that is."""
 
-    def __init__(self, context: int, kind: MemoryKind) -> None:
+    def __init__(self, context: int, kind: MemoryKind, *, cache_type_k: str = "f16") -> None:
         self.kind = kind
         self._context = context
         self._pointer = c.llama_get_memory(context)
         self._held = held()
+        model = c.llama_get_model(context)
+        self.window: int = c.llama_model_n_swa(model) if kind is not MemoryKind.ATTENTION else 0
+        """Tokens that a layer with a sliding window sees; 0: there is none, or its cells are all kept."""
+        self.can_shift: bool = (
+            kind is MemoryKind.ATTENTION
+            and cache_type_k != "bf16"
+            and _keys_turn_freely(model)
+            and bool(c.llama_memory_can_shift(self._pointer))
+        )
+        """Whether positions can be moved without harm to anybody (narrower than what llama.cpp says)."""
 
-    @property
-    def can_shift(self) -> bool:
-        return bool(c.llama_memory_can_shift(self._pointer))
+    def can_continue(self, sequence: int, num_tokens: int) -> bool:
+        """Whether the sequence holds all that computing the token at position `num_tokens` needs.
+
+        Ask after `share`, `cut`, `load` and `load_part`: llama.cpp computes on with what is there.
+        """
+        if num_tokens == 0:
+            return self.last_position(sequence) < 0
+        first = self.first_position(sequence)
+        if self.last_position(sequence) != num_tokens - 1 or first < 0:
+            return False
+        if self.kind is MemoryKind.WINDOW:
+            return first <= max(0, num_tokens - self.window + 1)
+        if self.kind is MemoryKind.ATTENTION:
+            return first == 0
+        return first == num_tokens - 1
 
     def remove(self, sequence: int) -> None:
         """Forget a sequence; cells that no other one holds are free."""
         self._held.memory_seq_rm(self._pointer, sequence, -1, -1)
 
     def cut(self, sequence: int, start: int, end: int) -> bool:
-        """Forget a range -> whether this memory can (never inside a recurrent state)."""
+        """Forget a range; `end` -1 is the end -> whether this memory can.
+
+        A recurrent state is cut nowhere but behind its end; cutting its beginning says True and does nothing, so ask
+        for the tail only. Of a sliding window the tail goes, but what the window needs then may be gone already.
+        """
         return bool(self._held.memory_seq_rm(self._pointer, sequence, start, end))
 
     def share(self, source: int, target: int, start: int, end: int) -> None:
-        """`target` holds the cells of `source`'s range too. Nothing is copied where one cache serves all."""
+        """`target` holds the cells of `source`'s range too. Nothing is copied where one cache serves all.
+
+        A recurrent state is shared as a whole, whatever the range; the two go apart with the next token.
+        """
         self._held.memory_seq_cp(self._pointer, source, target, start, end)
 
     def shift(self, sequence: int, start: int, end: int, by: int) -> None:
-        """Move a range's positions, for every sequence that holds the cells: see that nobody shares them."""
+        """Move a range's positions, for every sequence that holds the cells: see that nobody shares them.
+
+        Keys turn with the next `decode` of whatever: do not `save` the sequence before it. Raises ValueError where
+        `can_shift` is False: llama.cpp would end the process, or change other sequences' keys.
+        """
+        if not self.can_shift:
+            raise ValueError("positions of this model can't be moved; see Memory.can_shift")
         c.llama_memory_seq_add(self._pointer, sequence, start, end, by)
 
     def first_position(self, sequence: int) -> int:
-        """Lowest position that the sequence holds (above 0 only with sliding windows); -1 if it holds none."""
+        """Lowest position that the sequence holds; -1 if it holds none.
+
+        Above 0 with sliding windows; equal to the last one with recurrent states.
+        """
         return self._held.memory_seq_pos_min(self._pointer, sequence)
 
     def last_position(self, sequence: int) -> int:
-        """Highest position that the sequence holds; -1 if it holds none."""
+        """Highest position that the sequence holds; -1 if it holds none.
+
+        With a sliding window -1 may also mean that cells are held in some layers only: `remove` frees them.
+        """
         return self._held.memory_seq_pos_max(self._pointer, sequence)
 
     def state_size(self, sequence: int) -> int:
@@ -86,24 +135,69 @@ class Memory:
         return int(c.llama_state_seq_get_size(self._context, sequence))
 
     def save(self, sequence: int) -> bytes:
-        """Everything that the sequence holds. Raises StateUnusable."""
-        size = self.state_size(sequence)
-        state = ctypes.create_string_buffer(0) if not size else (ctypes.c_char * size)()
-        target = ctypes.cast(state, ctypes.POINTER(ctypes.c_uint8))
-        written = c.llama_state_seq_get_data(self._context, target, size, sequence)
-        if not written:
-            raise StateUnusable(f"llama.cpp saved nothing of sequence {sequence}: {native_log().reason()}")
-        return state.raw[:written]
+        """Everything that the sequence holds, its number included. Raises StateUnusable."""
+        return self._save(sequence, _WHOLE)
+
+    def save_part(self, sequence: int) -> bytes:
+        """What can't be cut or shared by range: the recurrent state, the cells in the window; everything for
+        `ATTENTION`. With the rest still in the cache it brings the sequence back to this length. Raises StateUnusable.
+        """
+        return self._save(sequence, _PART)
 
     def load(self, sequence: int, state: bytes) -> None:
         """Bring a saved state back into cells of the sequence's own; what it held before is forgotten.
 
-        Raises StateUnusable, with the sequence empty: no free cells, or a state of another model or setting.
+        Raises StateUnusable, with the sequence empty: no free cells, or a state of another model or setting. llama.cpp
+        checks counts and sizes, not positions or values: give it only what `save` returned, and ask `can_continue`.
         """
+        self._load(sequence, state, _WHOLE)
+
+    def load_part(self, sequence: int, state: bytes) -> None:
+        """Bring back what `save_part` returned, in place of the same part; the rest stays.
+
+        To continue `target` behind `num_tokens` of `source`: `share` that range, then this. To take a sequence back:
+        this, then `cut` from `num_tokens`. Raises StateUnusable, with the sequence empty.
+        """
+        self._load(sequence, state, _PART)
+
+    def _save(self, sequence: int, part: int) -> bytes:
+        native_log().clear()
+        size = int(c.llama_state_seq_get_size_ext(self._context, sequence, part))
+        state = (ctypes.c_uint8 * size)()
+        written = c.llama_state_seq_get_data_ext(self._context, state, size, sequence, part)
+        if not written:
+            raise StateUnusable(f"llama.cpp saved nothing of sequence {sequence}: {native_log().reason()}")
+        return bytes(memoryview(state)[:written])
+
+    def _load(self, sequence: int, state: bytes, part: int) -> None:
+        native_log().clear()
         source = ctypes.cast(ctypes.c_char_p(state), ctypes.POINTER(ctypes.c_uint8))
-        if not c.llama_state_seq_set_data(self._context, source, len(state), sequence):
+        num_read = c.llama_state_seq_set_data_ext(self._context, source, len(state), sequence, part)
+        if num_read != len(state):
             self.remove(sequence)
-            raise StateUnusable(f"llama.cpp could not restore a saved state: {native_log().reason()}")
+            reason = native_log().reason() or f"{num_read} of {len(state)} bytes were read"
+            raise StateUnusable(f"llama.cpp could not restore a saved state: {reason}")
 
     def clear(self) -> None:
         c.llama_memory_clear(self._pointer, True)
+
+
+def _keys_turn_freely(model: int) -> bool:
+    """Whether moving one sequence leaves all others' keys as they are.
+
+    llama.cpp turns the whole cache, by nothing where nothing moved. A rotary embedding that scales as well (YaRN, an
+    attention factor) then scales every key once more; without a rotary embedding there is nothing to turn and the
+    positions stay where they were learned; with one in several parts llama.cpp ends the process.
+    """
+    if c.llama_model_rope_type(model) not in _PLAIN_ROPE:
+        return False
+    prefix = f"{_metadata(model, 'general.architecture')}.rope.scaling"
+    factors = (_metadata(model, f"{prefix}.{name}") or "1" for name in ("attn_factor", "yarn_attn_factor"))
+    return _metadata(model, f"{prefix}.type") != "yarn" and all(float(factor) == 1 for factor in factors)
+
+
+def _metadata(model: int, key: str) -> str:
+    """Empty if the file does not say."""
+    value = ctypes.create_string_buffer(64)
+    length = c.llama_model_meta_val_str(model, key.encode(), value, len(value))
+    return value.value.decode("utf-8", "replace") if length >= 0 else ""
