@@ -5,7 +5,6 @@ Everything but construction belongs to one thread.
 
 from __future__ import annotations
 
-import os
 from types import TracebackType
 from typing import Self
 
@@ -16,20 +15,10 @@ from workers.llama.errors import DecodeFailed, ModelError, ModelTooLarge
 from workers.llama.memory import Memory, kind_of
 from workers.llama.model import Model
 from workers.llama.native import held, native_log
+from workers.llama.placement import CACHE_TYPES, FLASH_ATTN, fill_context
 from workers.protocol.catalog import LlamaSettings
 
-FLASH_ATTN = {"auto": -1, "off": 0, "on": 1}
-CACHE_TYPES = {
-    "f32": c.GGML_TYPE_F32,
-    "f16": c.GGML_TYPE_F16,
-    "bf16": 30,  # the bindings have no name for it
-    "q8_0": c.GGML_TYPE_Q8_0,
-    "q4_0": c.GGML_TYPE_Q4_0,
-    "q4_1": c.GGML_TYPE_Q4_1,
-    "q5_0": c.GGML_TYPE_Q5_0,
-    "q5_1": c.GGML_TYPE_Q5_1,
-    "iq4_nl": c.GGML_TYPE_IQ4_NL,
-}
+__all__ = ["CACHE_TYPES", "FLASH_ATTN", "MAX_SEQUENCES", "Context"]
 
 MAX_SEQUENCES = 256
 """llama.cpp's own bound."""
@@ -40,30 +29,20 @@ _REASONS = {1: "no free cells in the KV cache", 2: "aborted", -1: "invalid batch
 class Context:
     """`slots` sequences over `kv_tokens` shared cells. Close it before its model."""
 
-    def __init__(
-        self, model: Model, settings: LlamaSettings, *, slots: int, kv_tokens: int, num_sequences: int = 0
-    ) -> None:
-        """Allocates the KV cache and the compute buffers. Raises ModelError, ModelTooLarge.
-
-        `num_sequences`: sequence ids, for what is cached beside the slots; at most `MAX_SEQUENCES`.
-        """
+    def __init__(self, model: Model, settings: LlamaSettings, *, slots: int, kv_tokens: int) -> None:
+        """Allocates the KV cache and the compute buffers. Raises ModelError, ModelTooLarge."""
         log = native_log()
         log.clear()
-        threads = settings.n_threads or os.cpu_count() or 1
         params = c.llama_context_default_params()
+        fill_context(params, settings)
         params.n_ctx = kv_tokens
-        params.n_seq_max = max(slots, num_sequences)
+        kind = kind_of(model.pointer, swa_full=settings.swa_full)
+        params.n_seq_max = min(slots + max(slots, 8) + 1, MAX_SEQUENCES) if kind.by_range else slots
         params.kv_unified = True
         # A step never holds more rows than this; logits are asked for once per sequence.
         params.n_batch = max(settings.n_batch, settings.n_ubatch + slots)
-        params.n_ubatch = settings.n_ubatch
-        params.n_outputs_max = slots
-        params.n_threads = params.n_threads_batch = threads
-        params.flash_attn_type = FLASH_ATTN[settings.flash_attn]
-        params.type_k = CACHE_TYPES[settings.cache_type_k]
-        params.type_v = CACHE_TYPES[settings.cache_type_v]
-        params.swa_full = settings.swa_full
-        params.no_perf = True
+        # llama.cpp reserves room for one row of logits per sequence id, and aborts where this is less.
+        params.n_outputs_max = params.n_seq_max
         self.pointer: int = c.llama_init_from_model(model.pointer, params) or 0
         if not self.pointer:
             raise _refusal(model, kv_tokens, log.reason())
@@ -71,8 +50,9 @@ class Context:
             self.close()
             raise ModelError(f"{model.path}: this model does not generate text; give one that does")
         self.model = model
-        self.memory = Memory(self.pointer, kind_of(model.pointer, swa_full=params.swa_full))
+        self.memory = Memory(self.pointer, kind)
         self.slots = slots
+        # Beside the slots: what is cached and idle, and one to move cells through.
         self.num_sequences: int = c.llama_n_seq_max(self.pointer)
         self.kv_tokens: int = c.llama_n_ctx(self.pointer)
         self.n_batch: int = c.llama_n_batch(self.pointer)

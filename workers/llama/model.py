@@ -13,14 +13,15 @@ from llama_cpp import llama_cpp as c
 from workers.llama.errors import ModelError, ModelTooLarge
 from workers.llama.gguf import GgufHeader, read_header
 from workers.llama.native import native_log
+from workers.llama.placement import ModelParams
 from workers.llama.vocab import Vocab
 from workers.protocol.catalog import LlamaSettings
 from workers.protocol.heartbeat import ModelFacts
 
 __all__ = ["Model", "ModelError", "ModelTooLarge"]
 
-_LOAD_MODES = {(False, False): 0, (True, False): 1, (False, True): 2, (True, True): 3}
-"""(use_mmap, use_mlock) -> `llama_load_mode`."""
+_ENCODERS = ("gemma-embedding",)
+"""Architectures that attend both ways whatever their file says."""
 
 _NO_MEMORY = re.compile(r"alloc|out of memory", re.IGNORECASE)
 
@@ -34,6 +35,9 @@ class Model:
         self.path = header.path
         self.vocab = Vocab(c.llama_model_get_vocab(pointer))
         self.name = header.text("general.name") or header.path.stem
+        self.architecture = header.text("general.architecture") or ""
+        self.encoder_only = _is_encoder(pointer, header, self.architecture)
+        """Whether it reads text and writes none: a model for pooled work only."""
         template = c.llama_model_chat_template(pointer, None)
         self.chat_template: str | None = template.decode("utf-8", "replace") if template else None
         self.bos_text = self.vocab.text(self.vocab.bos)
@@ -51,16 +55,14 @@ class Model:
         header = read_header(path)
         log = native_log()
         log.clear()
-        params = c.llama_model_default_params()
-        params.n_gpu_layers = settings.n_gpu_layers
-        params.load_mode = _LOAD_MODES[settings.use_mmap, settings.use_mlock]
-        pointer = c.llama_model_load_from_file(os.fsencode(path), params)
+        params = ModelParams(settings)
+        pointer = c.llama_model_load_from_file(os.fsencode(path), params.native)
         if not pointer:
             raise _refusal(path, log.reason())
         has_vocab = c.llama_vocab_type(c.llama_model_get_vocab(pointer)) != 0
-        if not has_vocab or not c.llama_model_has_decoder(pointer) or c.llama_model_has_encoder(pointer):
+        if not has_vocab or (c.llama_model_has_decoder(pointer) and c.llama_model_has_encoder(pointer)):
             c.llama_model_free(pointer)
-            raise ModelError(f"{path}: not a model that continues text by itself; give a decoder-only one")
+            raise ModelError(f"{path}: not a model that works by itself; give a decoder-only or an encoder-only one")
         return cls(pointer, header)
 
     def tokenize(self, text: str, *, add_special: bool, parse_special: bool) -> list[int]:
@@ -85,6 +87,13 @@ class Model:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+
+def _is_encoder(pointer: int, header: GgufHeader, architecture: str) -> bool:
+    if c.llama_model_is_diffusion(pointer):
+        return False
+    both_ways = header.metadata.get(f"{architecture}.attention.causal") is False or architecture in _ENCODERS
+    return both_ways or not c.llama_model_has_decoder(pointer)
 
 
 def _refusal(path: Path, reason: str) -> ModelError:

@@ -5,6 +5,7 @@ A catalog is YAML or JSON. Its JSON Schema is published as `docs/catalog.schema.
 
 from __future__ import annotations
 
+import math
 from typing import Annotated, Any
 
 import msgspec
@@ -32,18 +33,71 @@ class LlamaSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     n_threads: Annotated[
         int, Meta(ge=0, description="CPU threads; 0: this machine's cores divided among its workers")
     ] = 0
+    n_threads_batch: Annotated[
+        int, Meta(ge=0, description="CPU threads for a step of more than one token; 0: as n_threads")
+    ] = 0
     n_gpu_layers: Annotated[int, Meta(ge=-1, description="layers on the GPU; -1: all")] = -1
+    split_mode: Annotated[
+        str, Meta(pattern="^(none|layer|row|tensor)$", description="how a model is spread over a worker's GPUs")
+    ] = "layer"
+    main_gpu: Annotated[
+        int, Meta(ge=0, description="which of a worker's GPUs, with a split_mode of none or row, counted from 0")
+    ] = 0
+    tensor_split: Annotated[
+        tuple[Annotated[float, Meta(ge=0, le=1e6)], ...],
+        Meta(max_length=16, description="share of each of a worker's GPUs; empty: by their free memory"),
+    ] = ()
+    offload_kqv: Annotated[bool, Meta(description="keep the KV cache on the GPU")] = True
+    op_offload: Annotated[
+        bool, Meta(description="compute large batches on the GPU also for layers that are not on it")
+    ] = True
+    cpu_moe: Annotated[bool, Meta(description="keep the experts' weights of every layer in main memory")] = False
+    n_cpu_moe: Annotated[
+        int,
+        Meta(ge=0, le=1024, description="keep the experts' weights of so many layers, from the first, in main memory"),
+    ] = 0
+    no_host: Annotated[bool, Meta(description="keep no weights in memory that is pinned for the GPU")] = False
+    use_extra_bufts: Annotated[bool, Meta(description="repack weights for this processor where that is faster")] = True
+    check_tensors: Annotated[bool, Meta(description="look for invalid values in the weights while loading")] = False
+    no_perf: Annotated[bool, Meta(description="llama.cpp does not time its own work")] = True
     flash_attn: Annotated[str, Meta(pattern="^(auto|on|off)$")] = "auto"
     cache_type_k: Annotated[str, Meta(pattern="^(f32|f16|bf16|q8_0|q4_0|q4_1|q5_0|q5_1|iq4_nl)$")] = "f16"
     cache_type_v: Annotated[str, Meta(pattern="^(f32|f16|bf16|q8_0|q4_0|q4_1|q5_0|q5_1|iq4_nl)$")] = "f16"
     swa_full: Annotated[
         bool,
         Meta(
-            description="keep cells behind a sliding window: more memory, but prompts of such models can be shared by parts"
+            description="keep cells behind a sliding window: more memory, but prompts of such models "
+            "can be shared by parts"
         ),
     ] = False
     use_mmap: bool = True
     use_mlock: bool = False
+    embeddings: (
+        Annotated[bool, Meta(description="serve embeddings instead of text; unset: if the model is made for it")] | None
+    ) = None
+    pooling: Annotated[
+        str,
+        Meta(
+            pattern="^(auto|none|mean|cls|last|rank)$",
+            description="how an input's tokens become one vector, or with rank a score; auto: what the model says. "
+            "Any but auto implies `embeddings`",
+        ),
+    ] = "auto"
+
+    def __post_init__(self) -> None:
+        if self.embeddings is False and self.pooling != "auto":
+            raise ValueError(f"`embeddings` is false but `pooling` is {self.pooling}; remove one of the two")
+        if self.split_mode in ("layer", "tensor") and self.main_gpu:
+            raise ValueError(
+                f"`main_gpu` chooses one GPU, but with a `split_mode` of {self.split_mode} all are used; "
+                "set `split_mode` to none, or remove `main_gpu`"
+            )
+        if self.cpu_moe and self.n_cpu_moe:
+            raise ValueError("`cpu_moe` is for every layer, `n_cpu_moe` for some; remove one of the two")
+        if self.tensor_split and self.split_mode == "none":
+            raise ValueError("`tensor_split` has no use with a `split_mode` of none; remove one of the two")
+        if self.tensor_split and not 0 < sum(self.tensor_split) < math.inf:
+            raise ValueError("`tensor_split`: at least one share must be above 0")
 
 
 class DefaultSampling(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
