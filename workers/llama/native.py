@@ -21,8 +21,11 @@ from llama_cpp import llama_cpp as c
 log = logging.getLogger("paddock.llama")
 
 _WARN, _ERROR, _CONTINUED = 3, 4, 5  # ggml_log_level in ggml.h; the bindings' own comment is out of date
-# With one cache for all slots llama.cpp compares the sum of their cells with what the model was trained for.
-_EXPECTED = "possible training context overflow"
+_EXPECTED = (
+    # With one cache for all slots llama.cpp compares the sum of their cells with what the model was trained for.
+    "possible training context overflow",
+    "model default pooling_type",  # another one was asked for
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +95,7 @@ class NativeLog:
             *lines, self._partial = self._partial.split("\n")
             self._lines.extend((self._level, line) for line in lines)
         for line in lines:
-            if self._level in (_WARN, _ERROR) and line.strip() and _EXPECTED not in line:
+            if self._level in (_WARN, _ERROR) and line.strip() and not any(text in line for text in _EXPECTED):
                 log.warning("llama.cpp: %s", line.strip())
 
 

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 import msgspec
+
+WorkerKind = Literal["generate", "embed", "rank"]
+"""What a worker does: continue text, or pooled work of one kind (`workers.protocol.pooled`)."""
 
 PROTOCOL_VERSION = 1
 """Raised when gateways and workers of different versions would misunderstand each other; only equal ones talk."""
@@ -44,6 +49,7 @@ class Heartbeat(msgspec.Struct, frozen=True, kw_only=True):
     draining: bool = False
     started_at: float = 0.0
     """Unix time, seconds."""
+    kind: WorkerKind = "generate"
 
 
 encode_heartbeat = msgspec.json.Encoder().encode

@@ -1,0 +1,92 @@
+"""What one micro-batch of pooled work holds: a pure decision from where the jobs are.
+
+The job that has had the fewest tokens is served first, input by input, and a new one counts as level with the least
+served: a short job beside a huge one is in the next micro-batch, and neither starves.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Generic, Protocol, TypeVar
+
+
+class Progress(Protocol):
+    """What the plan must know of a job."""
+
+    @property
+    def lengths(self) -> Sequence[int]:
+        """Tokens of each input."""
+
+    @property
+    def index(self) -> int:
+        """The input that is next."""
+
+    @property
+    def offset(self) -> int:
+        """Tokens of it that are computed; above 0 it holds a sequence and cells for its whole length."""
+
+    @property
+    def served(self) -> int:
+        """Tokens that the job has had, and where it came in."""
+
+
+J = TypeVar("J", bound=Progress)
+
+
+@dataclass(frozen=True, slots=True)
+class Part(Generic[J]):
+    """Tokens [start, end) of one input."""
+
+    job: J
+    index: int
+    start: int
+    end: int
+
+    @property
+    def is_last(self) -> bool:
+        return self.end == self.job.lengths[self.index]
+
+
+@dataclass(frozen=True, slots=True)
+class Room:
+    """What is free for one micro-batch."""
+
+    num_tokens: int
+    num_sequences: int
+    num_cells: float = math.inf
+    """Infinite for encoders, which remember nothing."""
+    can_split: bool = False
+    """Whether an input may be computed in parts."""
+
+
+def plan_batch(jobs: Iterable[J], room: Room) -> list[Part[J]]:
+    """`jobs` in order of arrival -> the parts of the next micro-batch, those of one input at most once.
+
+    When the job whose turn it is finds no cells or sequence for its next input, nobody behind it begins one: else short
+    inputs could keep a long one out for ever.
+    """
+    parts: list[Part[J]] = []
+    num_tokens, num_sequences, num_cells = room.num_tokens, room.num_sequences, room.num_cells
+    may_begin = True
+    queue = [(job.served, number, job, job.index, job.offset) for number, job in enumerate(jobs)]
+    heapq.heapify(queue)
+    while queue and num_tokens:
+        served, number, job, index, offset = heapq.heappop(queue)
+        length = job.lengths[index]
+        if not room.can_split and length > num_tokens:
+            continue  # it comes first in one of the next micro-batches
+        if not offset:
+            may_begin = may_begin and num_sequences > 0 and length <= num_cells
+            if not may_begin:
+                continue
+            num_sequences -= 1
+            num_cells -= length
+        end = min(length, offset + num_tokens)
+        parts.append(Part(job, index, offset, end))
+        num_tokens -= end - offset
+        if end == length and index + 1 < len(job.lengths):
+            heapq.heappush(queue, (served + end - offset, number, job, index + 1, 0))
+    return parts

@@ -1,0 +1,55 @@
+"""The tokens of what is embedded or ranked, as llama-server makes them.
+
+Source: `tokenize_input_prompts` and `format_prompt_rerank` in server-common.cpp of llama.cpp.
+"""
+
+from __future__ import annotations
+
+import re
+
+from llama_cpp import llama_cpp as c
+
+from workers.llama.errors import ModelError
+from workers.llama.model import Model
+from workers.llama.pooling import Pooling
+from workers.llama.vocab import NO_TOKEN
+
+_PLACEHOLDER = re.compile(r"\{(query|document)\}")
+
+
+class PooledInputs:
+    """Safe from any thread; lives as long as its model."""
+
+    def __init__(self, model: Model, pooling: Pooling) -> None:
+        """Raises ModelError for a ranking model that says nothing of how query and document are told apart."""
+        self._model = model
+        vocab = model.vocab.pointer
+        template = c.llama_model_chat_template(model.pointer, b"rerank")
+        self._template: str | None = template.decode("utf-8", "replace") if template else None
+        separator = c.llama_vocab_sep(vocab)
+        end = model.vocab.eos if model.vocab.eos != NO_TOKEN else separator
+        ends = [end] if c.llama_vocab_get_add_eos(vocab) else []
+        separators = [separator] if c.llama_vocab_get_add_sep(vocab) else []
+        self._before = [model.vocab.bos] if c.llama_vocab_get_add_bos(vocab) else []
+        self._between = ends + separators
+        self._after = ends
+        if pooling is Pooling.RANK and self._template is None and not self._between:
+            raise ModelError(
+                f"{model.path}: can't rank: its vocabulary adds no end or separator token and it has no `rerank` "
+                "template; give a reranker's file"
+            )
+
+    def of_text(self, text: str) -> list[int]:
+        """For embedding: with begin and end tokens as the model asks; control tokens in the text count as such."""
+        return self._model.tokenize(text, add_special=True, parse_special=True)
+
+    def of_pair(self, query: str, document: str) -> list[int]:
+        """For ranking: query and document in the model's form for pairs."""
+        if self._template is not None:
+            texts = {"query": query, "document": document}
+            text = _PLACEHOLDER.sub(lambda match: texts[match[1]], self._template)
+            return self._model.tokenize(text, add_special=False, parse_special=True)
+        return [*self._before, *self._plain(query), *self._between, *self._plain(document), *self._after]
+
+    def _plain(self, text: str) -> list[int]:
+        return self._model.tokenize(text, add_special=False, parse_special=False)

@@ -1,0 +1,219 @@
+"""A llama.cpp context that turns inputs into vectors or scores: owner of its `llama_context` pointer.
+
+One call of `compute` is one micro-batch: parts of many inputs, each under a sequence of its own. Encoders read a whole
+input at once and remember nothing; decoders may read one over several calls. Everything but construction belongs to
+one thread. Source: llama.h, llama-context.cpp and llama-graph.cpp (`build_pooling`) of llama.cpp.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+from enum import Enum
+from types import TracebackType
+from typing import Any, Self
+
+import numpy as np
+from llama_cpp import llama_cpp as c
+from numpy.typing import NDArray
+
+from workers.llama.batch import Batch, Tokens
+from workers.llama.context import CACHE_TYPES, FLASH_ATTN, MAX_SEQUENCES
+from workers.llama.errors import DecodeFailed, ModelError, ModelTooLarge
+from workers.llama.memory import Memory, kind_of
+from workers.llama.model import Model
+from workers.llama.native import native_log
+from workers.protocol.catalog import LlamaSettings
+
+Vectors = NDArray[np.float32]
+
+AUTO = "auto"
+
+_HEADS = ("cls.weight", "cls.output.weight")
+
+
+class Pooling(Enum):
+    """How the vectors of an input's tokens become one; the numbers are `llama_pooling_type`."""
+
+    NONE = 0
+    MEAN = 1
+    CLS = 2
+    LAST = 3
+    RANK = 4
+
+
+def is_pooled(model: Model, settings: LlamaSettings) -> bool:
+    """Whether a model is served for pooled work: as the settings say, else if it was made for that.
+
+    Raises ModelError where it can't do what the settings want.
+    """
+    if settings.embeddings is False and model.encoder_only:
+        raise ModelError(f"{model.path}: this model does not generate text; remove `embeddings: false`")
+    if settings.embeddings is not None:
+        return settings.embeddings
+    return settings.pooling != AUTO or model.encoder_only or bool(_declared(model))
+
+
+def pooling_of(model: Model, settings: LlamaSettings) -> Pooling:
+    """The settings' pooling, else the file's, else rank for a model with a ranking head, mean for other encoders, last
+    for decoders.
+
+    Raises ModelError for rank without a head.
+    """
+    has_head = any(name in model.header.tensors for name in _HEADS)
+    declared = _declared(model)
+    if settings.pooling != AUTO:
+        pooling = Pooling[settings.pooling.upper()]
+    elif declared is not None:
+        pooling = declared
+    elif has_head:
+        pooling = Pooling.RANK
+    else:
+        pooling = Pooling.MEAN if model.encoder_only else Pooling.LAST
+    if pooling is Pooling.RANK and not has_head:
+        raise ModelError(f"{model.path}: has no ranking head (no tensor {_HEADS[0]}); set another `pooling`")
+    return pooling
+
+
+def _declared(model: Model) -> Pooling | None:
+    number = model.header.number(f"{model.architecture}.pooling_type")
+    return Pooling(number) if number in range(1, 5) else None
+
+
+class PooledBatch(Batch):
+    """The rows of one micro-batch, every one of them an output."""
+
+    def add_input(self, tokens: Tokens, position: int, sequence: int) -> int:
+        """A run of an input that starts at `position` -> its first row."""
+        start = self.num_tokens
+        self.add_prompt(tokens, position, sequence, want_logits=True)
+        self._logits_view[start : self.num_tokens] = 1
+        return start
+
+
+class PooledContext:
+    """Close it before its model."""
+
+    def __init__(
+        self, model: Model, settings: LlamaSettings, *, pooling: Pooling, n_ctx: int, kv_tokens: int, num_sequences: int
+    ) -> None:
+        """Allocates the compute buffers, and for decoders the KV cache. Raises ModelError, ModelTooLarge.
+
+        `n_ctx`: longest input, tokens, where the micro-batch does not allow less. `kv_tokens`: cells that all inputs in
+        progress share; encoders need none. `num_sequences`: inputs at a time, where each costs memory.
+        """
+        log = native_log()
+        log.clear()
+        self.model = model
+        self.pooling = pooling
+        kind = kind_of(model.pointer, swa_full=settings.swa_full)
+        threads = settings.n_threads or os.cpu_count() or 1
+        params = c.llama_context_default_params()
+        params.n_ctx = max(kv_tokens, n_ctx, settings.n_ubatch if model.encoder_only else 0)
+        many = MAX_SEQUENCES if model.encoder_only or kind.by_range else num_sequences
+        # llama.cpp wants room for one output per sequence, and ends the process where there is none.
+        params.n_seq_max = min(many, settings.n_ubatch, params.n_ctx)
+        params.kv_unified = True
+        params.n_batch = params.n_ubatch = settings.n_ubatch
+        params.n_threads = params.n_threads_batch = threads
+        params.flash_attn_type = FLASH_ATTN[settings.flash_attn]
+        params.type_k = CACHE_TYPES[settings.cache_type_k]
+        params.type_v = CACHE_TYPES[settings.cache_type_v]
+        params.swa_full = settings.swa_full
+        params.embeddings = True
+        params.pooling_type = pooling.value
+        params.no_perf = True
+        self.pointer: int = c.llama_init_from_model(model.pointer, params) or 0
+        if not self.pointer:
+            raise _refusal(model, params.n_ctx, log.reason())
+        encodes = not c.llama_model_has_decoder(model.pointer) or not c.llama_get_memory(self.pointer)
+        self.memory = None if encodes else Memory(self.pointer, kind)
+        """None: nothing is remembered between two calls of `compute`."""
+        self.can_split = not encodes and bool(c.llama_get_causal_attn(self.pointer))
+        """Whether an input may be read over several calls."""
+        self.num_sequences: int = params.n_seq_max
+        self.n_ubatch: int = c.llama_n_ubatch(self.pointer)
+        self.n_ctx = n_ctx
+        self.kv_tokens: int = c.llama_n_ctx(self.pointer) if self.memory else 0
+        self.longest = n_ctx if self.can_split else min(n_ctx, self.n_ubatch)
+        """Tokens in one input."""
+        self.width: int = 1 if pooling is Pooling.RANK else c.llama_model_n_embd_out(model.pointer)
+        """Numbers in one vector; of several classes' scores only the first is a relevance."""
+        self._compute = c.llama_encode if encodes else c.llama_decode
+        self._held = _Bound()
+        self._queues = bool(c.llama_supports_gpu_offload())
+
+    def new_batch(self) -> PooledBatch:
+        return PooledBatch(self.n_ubatch, self.num_sequences, max(self.n_ctx, 1))
+
+    def compute(self, batch: PooledBatch) -> None:
+        """Read the batch; gives the interpreter lock away meanwhile. Raises DecodeFailed."""
+        batch.native.n_tokens = batch.num_tokens
+        status = self._compute(self.pointer, batch.native)
+        if status:
+            reason = native_log().reason() or "computation failed"
+            raise DecodeFailed(f"{self._compute.__name__} of {batch.num_tokens} tokens returned {status}: {reason}")
+        if self._queues:
+            c.llama_synchronize(self.pointer)
+
+    def vector(self, sequence: int) -> Vectors:
+        """What the last batch's part of a sequence was pooled to -> float32 [1, width], a copy."""
+        address = self._held.seq(self.pointer, sequence)
+        if not address:
+            raise DecodeFailed(f"llama.cpp has no pooled vector of sequence {sequence}")
+        return self._copy(address, 1)
+
+    def rows(self, start: int, end: int) -> Vectors:
+        """Vectors of the last batch's rows, with pooling none -> float32 [end - start, width], a copy."""
+        address = self._held.row(self.pointer, start)
+        if not address:
+            raise DecodeFailed(f"llama.cpp has no vector of row {start}")
+        return self._copy(address, end - start)
+
+    def warm_up(self) -> None:
+        """Compute one token, so that the first call does not pay for first use of weights and buffers."""
+        batch = PooledBatch(1, 1, 1)
+        batch.add_input(np.array([max(self.model.vocab.bos, 0)], dtype=np.int32), 0, 0)
+        c.llama_set_warmup(self.pointer, True)
+        self.compute(batch)
+        c.llama_set_warmup(self.pointer, False)
+        if self.memory is not None:
+            self.memory.clear()
+
+    def close(self) -> None:
+        """Free the buffers. Calling it again does nothing."""
+        if self.pointer:
+            c.llama_free(self.pointer)
+            self.pointer = 0
+
+    def _copy(self, address: int, num_rows: int) -> Vectors:
+        values = (ctypes.c_float * (num_rows * self.width)).from_address(address)
+        vectors: Vectors = np.frombuffer(memoryview(values), dtype=np.float32).reshape(num_rows, self.width).copy()
+        return vectors
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+class _Bound:
+    """Reading a result takes a microsecond: bound so that the interpreter lock is kept (see `native`)."""
+
+    def __init__(self) -> None:
+        library = ctypes.PyDLL(c._lib._name)
+        self.seq: Any = library.llama_get_embeddings_seq
+        self.row: Any = library.llama_get_embeddings_ith
+        for function in (self.seq, self.row):
+            function.argtypes, function.restype = [ctypes.c_void_p, ctypes.c_int32], ctypes.c_void_p
+
+
+def _refusal(model: Model, n_ctx: int, reason: str) -> ModelError:
+    if "alloc" in reason.lower() or "out of memory" in reason.lower():
+        return ModelTooLarge(f"{model.path}: no memory for inputs of {n_ctx:,} tokens ({reason}); lower --ctx")
+    return ModelError(
+        f"{model.path}: llama.cpp makes no context ({reason or 'no reason given'}); check the `llama` settings"
+    )
