@@ -1,6 +1,6 @@
 """The engine: one thread that owns a llama.cpp context and moves every conversation on it one step at a time.
 
-A step takes mail, schedules, runs, samples, emits. With nothing to do the thread sleeps on its mailbox.
+A step takes mail, schedules, runs, samples, tells. With nothing to do the thread sleeps on its mailbox.
 """
 
 from __future__ import annotations
@@ -13,11 +13,12 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from functools import partial
 
-from workers.engine.pace import PrefillPace
-from workers.engine.request import EngineLoad, EngineRequest
-from workers.engine.scheduler import Limits, Plan, plan_step
-from workers.engine.sequence import NO_SLOT, Sequence
-from workers.engine.slots import IntegrityError, SlotBook
+from workers.engine.cache import IntegrityError, PrefixCache
+from workers.engine.pace import MovePace, PrefillPace
+from workers.engine.request import EngineCounters, EngineLoad, EngineRequest
+from workers.engine.roster import MOVE_S, Roster
+from workers.engine.scheduler import Limits, Plan
+from workers.engine.sequence import Sequence
 from workers.llama.context import Context
 from workers.llama.model import Model
 from workers.llama.samplers import SamplerChain
@@ -30,8 +31,12 @@ log = logging.getLogger("paddock.engine")
 
 Emit = Callable[[int, list[CallEvent]], None]
 
+DEFAULT_RAM_BYTES = 256 << 20
 MIN_WAITING_ROOM = 4
 MIN_PREFILL = 32
+LOOK_INTERVAL_S = 0.1
+MIN_SHIFT = 4
+"""Tokens at the end of a full context that `n_keep` can't keep: something must go."""
 
 
 class Engine:
@@ -51,8 +56,12 @@ class Engine:
         n_ctx: int,
         emit: Emit,
         on_crash: Callable[[BaseException], None] | None = None,
+        ram_bytes: int = DEFAULT_RAM_BYTES,
     ) -> None:
-        """`n_ctx`: the longest single conversation, tokens. `on_crash` is called on the engine thread."""
+        """`n_ctx`: the longest single conversation, tokens. `on_crash` is called on the engine thread.
+
+        `ram_bytes`: most memory for prefixes that left the KV cache; 0: they are forgotten.
+        """
         if n_ctx > context.kv_tokens:
             raise ValueError(f"n_ctx {n_ctx} is more than the {context.kv_tokens} cells that all slots share")
         if slots > context.slots:
@@ -63,18 +72,26 @@ class Engine:
         """What ended the loop, if it did not end as asked."""
         self._model = model
         self._context = context
-        self._memory = context.memory
         self._emit = emit
         self._on_crash = on_crash
         self._capacity = slots + max(slots, MIN_WAITING_ROOM)
-        self._limits = Limits(n_batch=context.n_batch, n_ubatch=context.n_ubatch, min_prefill=MIN_PREFILL)
+        limits = Limits(n_batch=context.n_batch, n_ubatch=context.n_ubatch, min_prefill=MIN_PREFILL)
         self._pace = PrefillPace(MIN_PREFILL, context.n_ubatch)
+        self._cache = PrefixCache(
+            context.memory,
+            kv_tokens=context.kv_tokens,
+            num_sequences=context.num_sequences,
+            ram_bytes=ram_bytes,
+            pace=MovePace(self._pace),
+        )
+        self._roster = Roster(self._cache, slots, limits, self._pace)
         self._batch = context.new_batch()
-        self._book = SlotBook(slots, context.kv_tokens)
-        self._running: list[Sequence] = []
-        self._waiting: deque[Sequence] = deque()
         self._events: list[CallEvent] = []
         self._step_number = 0
+        self._num_decodes = 0
+        self._num_rows = 0
+        self._num_used = 0
+        self._look_again_at = 0.0
         self._stopping = False
         # The mailbox: acts to carry out on the engine thread.
         self._mail: deque[Callable[[], None]] = deque()
@@ -109,7 +126,7 @@ class Engine:
                 raise CallFailed(_busy(self.slots, self._capacity - self.slots))
             chain = SamplerChain(vocab, request.sampling, n_ctx=self.n_ctx, banned=banned)
             self._open.add(request.key)
-            self._mail.append(partial(self._waiting.append, Sequence(request, chain, vocab, self.n_ctx)))
+            self._mail.append(partial(self._roster.join, Sequence(request, chain, vocab, self.n_ctx)))
         self._wake.set()
 
     def cancel(self, key: int) -> None:
@@ -123,15 +140,27 @@ class Engine:
 
     def load(self) -> EngineLoad:
         """A snapshot; the step that runs meanwhile may change it."""
-        running = list(self._running)
+        num_busy = len(self._roster.running)
         with self._lock:
             num_open = len(self._open)
         return EngineLoad(
             slots=self.slots,
-            slots_busy=len(running),
-            waiting=max(0, num_open - len(running)),
+            slots_busy=num_busy,
+            waiting=max(0, num_open - num_busy),
             kv_tokens=self._context.kv_tokens,
-            kv_tokens_used=sum(sequence.num_cells for sequence in running),
+            kv_tokens_used=self._num_used,
+        )
+
+    @property
+    def counters(self) -> EngineCounters:
+        """A snapshot, as `load`."""
+        cache = self._cache
+        return EngineCounters(
+            num_decodes=self._num_decodes,
+            num_rows=self._num_rows,
+            num_preempted=self._roster.num_preempted,
+            num_restored=cache.num_restored,
+            ram_bytes=cache.ram.num_bytes,
         )
 
     def drain(self) -> None:
@@ -165,7 +194,7 @@ class Engine:
         try:
             while not self._stopping:
                 self._step()
-                if not self._running:
+                if not self._roster.running:
                     self._rest()
         except BaseException as error:
             # The loop's edge: the process must learn that its engine is dead.
@@ -181,6 +210,8 @@ class Engine:
 
     def _step(self) -> None:
         self._take_mail()
+        if time.monotonic() >= self._look_again_at:
+            self._look()
         plan = self._schedule()
         self._run(plan)
         self._sample(plan)
@@ -191,15 +222,14 @@ class Engine:
             self._mail.popleft()()
 
     def _schedule(self) -> Plan[Sequence]:
-        """Let in who fits, in order of arrival, then decide what this step computes."""
-        while self._waiting:
-            slot = self._book.enter(self._waiting[0].reservation)
-            if slot is None:
-                break
-            sequence = self._waiting.popleft()
-            self._events.append(sequence.start(slot, time.perf_counter()))
-            self._running.append(sequence)
-        return plan_step(self._running, self._limits, self._pace.budget)
+        """Let in who fits, then decide what this step computes."""
+        roster, cache = self._roster, self._cache
+        if roster.waiting or any(not sequence.decoding for sequence in roster.running):
+            roster.admit(self._events, _always)
+        self._shift_full()
+        plan = roster.plan(_all)
+        cache.tidy(self._num_decodes, MOVE_S)
+        return plan
 
     def _run(self, plan: Plan[Sequence]) -> None:
         if not plan.decode and not plan.prefill:
@@ -207,18 +237,29 @@ class Engine:
         batch = self._batch
         batch.clear()
         for sequence in plan.decode:
-            sequence.row = batch.add_token(sequence.token, sequence.num_cells, sequence.slot)
+            sequence.row = batch.add_token(sequence.token, sequence.num_cells, sequence.id)
             sequence.num_cells += 1
         for chunk in plan.prefill:
             sequence = chunk.sequence
             position = sequence.num_cells
             tokens = sequence.take_chunk(chunk.num_tokens)
             last = sequence.num_prompt_left == 0
-            sequence.row = batch.add_prompt(tokens, position, sequence.slot, want_logits=last)
+            sequence.row = batch.add_prompt(tokens, position, sequence.id, want_logits=last)
         start = time.perf_counter()
         self._context.decode(batch)
-        if plan.prefill:
-            self._pace.note(batch.num_tokens, time.perf_counter() - start)
+        self._pace.note(batch.num_tokens, time.perf_counter() - start)
+        self._num_decodes += 1
+        self._num_rows += len(plan.decode)
+
+    def _shift_full(self) -> None:
+        """Conversations that are as long as they may be go on without their older half, or end."""
+        for sequence in [one for one in self._roster.running if one.decoding and one.num_cells >= self.n_ctx]:
+            num_kept = sequence.num_prompt if sequence.request.n_keep < 0 else sequence.request.n_keep
+            num_kept = min(num_kept, self.n_ctx - MIN_SHIFT)
+            end = num_kept + (sequence.num_cells - num_kept) // 2
+            if not self._cache.shift(sequence, num_kept, end):
+                self._events.append(sequence.finished(FinishReason.LENGTH, time.perf_counter()))
+                self._forget(sequence)
 
     def _sample(self, plan: Plan[Sequence]) -> None:
         sample = self._context.sample
@@ -234,9 +275,12 @@ class Engine:
                 continue
             reason = FinishReason.LENGTH
             if sequence.limit:
-                sequence.chain.accept_prompt(sequence.request.tokens)
+                if not sequence.num_predicted:
+                    sequence.chain.accept_prompt(sequence.request.tokens)
                 reason = sequence.accept(sample(sequence.chain.pointer, sequence.row), events)
-            sequence.first_token_at = time.perf_counter()
+                sequence.decoding = True
+            if not sequence.first_token_at:
+                sequence.first_token_at = time.perf_counter()
             if reason is not None:
                 ended.append((sequence, reason))
         for sequence, reason in ended:
@@ -258,61 +302,62 @@ class Engine:
             self._cancelled &= self._open
         return [event for event in events if event.call not in cancelled]
 
+    def _look(self) -> None:
+        """What `load` tells of the cache: the cells that running calls need."""
+        self._num_used = self._cache.num_used - self._cache.num_idle
+        self._look_again_at = time.monotonic() + LOOK_INTERVAL_S
+
     def _rest(self) -> None:
         """Nothing runs: check the books, then sleep until there is mail."""
-        if not self._waiting and not self._mail:
-            self._check()
-        while not (self._mail or self._waiting or self._stopping):
+        self._look()
+        if not self._roster.waiting and not self._mail:
+            self._cache.check_cells()
+        while not (self._mail or self._roster.waiting or self._stopping):
             self._wake.wait()
             self._wake.clear()
 
-    def _forget(self, sequence: Sequence) -> None:
-        """Give back everything that the call holds."""
+    def _forget(self, sequence: Sequence, *, keep: bool = True) -> None:
+        """Give back everything that the call holds; with `keep` its prefix stays for those who come after."""
         sequence.chain.close()
-        if sequence.slot != NO_SLOT:
-            self._memory.remove(sequence.slot)
-            self._book.leave(sequence.slot)
-            self._running.remove(sequence)
+        self._roster.remove(sequence, keep=keep)
         with self._lock:
             self._open.discard(sequence.key)
 
     def _drop(self, key: int) -> None:
-        for sequence in (*self._running, *self._waiting):
-            if sequence.key == key:
-                if sequence.slot == NO_SLOT:
-                    self._waiting.remove(sequence)
-                self._forget(sequence)
-                return
+        sequence = self._roster.find(key)
+        if sequence is not None:
+            self._forget(sequence)
 
     def _halt(self) -> None:
         self._stopping = True
 
     def _check(self) -> None:
-        self._book.check()
-        held = {sequence.slot: sequence.num_cells for sequence in self._running}
-        if len(held) != self._book.num_busy:
-            raise IntegrityError(f"{self._book.num_busy} slots are booked, {len(held)} sequences run")
-        for slot in range(self.slots):
-            cells = held.get(slot, 0)
-            first, last = self._memory.first_position(slot), self._memory.last_position(slot)
-            if last != cells - 1 or (first >= 0) != (cells > 0):
-                raise IntegrityError(
-                    f"slot {slot}: {cells} cells by the book, positions {first} to {last} in the cache"
-                )
+        try:
+            self._roster.check()
+        except ValueError as error:
+            raise IntegrityError(str(error)) from error
+        self._cache.check()
 
     def _end_all(self) -> None:
         """The loop is over: end every call that is still in, and give back what they hold."""
         self._take_mail()
         failure = self._refusal or _CRASHED
-        for sequence in (*self._running, *self._waiting):
+        for sequence in (*self._roster.running, *self._roster.waiting):
             self._forget(sequence)
             self._events.append(Failed(sequence.key, failure))
-        self._waiting.clear()
         self._tell()
 
 
 _DRAINING = Failure(FailureCode.DRAINING, "this worker is stopping; ask again, another one will answer")
 _CRASHED = Failure(FailureCode.INTERNAL, "this worker's engine has crashed; ask again")
+
+
+def _all(ready: list[Sequence]) -> list[Sequence]:
+    return ready
+
+
+def _always(sequence: Sequence) -> bool:
+    return True
 
 
 def _answer(result: Future[None], act: Callable[[], None]) -> None:

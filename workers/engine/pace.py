@@ -1,32 +1,80 @@
-"""How much of a prompt may be computed in a step that running streams wait for."""
+"""What things cost on this machine, learned while it works: a token of a prompt, a step, moving a cached token."""
 
 from __future__ import annotations
 
-TARGET_S = 1.0
-"""How long a prompt may hold up running streams, per step. It binds where a whole micro-batch takes seconds, on a CPU.
+LONGEST_STEP_S = 1.0
+"""No step that running streams wait for is planned to be longer, where prompts can be cut finer."""
 
-Shorter steps smooth the running streams and cost everyone: a step has a fixed price (about 55 ms with a 0.5 B model on
-one core), and calls that start staggered end staggered, in steps that are not full. 16 calls of 54 prompt tokens at
-once took 17.2, 16.9, 15.7, 15.1 and 13.3 s of CPU at 0.2, 0.4, 0.7, 1.0 s and without a bound.
+FIXED_SHARE = 1 / 9
+"""A chunk is as long as it takes for a step's fixed price to be at most this share of the step.
+
+A longer one would make running streams wait longer and win little: on one core with a 0.5 B model a step has a fixed
+price of 55 ms and a token of a prompt takes 5.4 ms, so chunks of 64 tokens cost 6.0 ms a token, of 128 5.6, of 512 5.7.
 """
+
+_DECAY = 0.9
+"""What earlier steps weigh, for each newer one."""
 
 _WEIGHT = 0.3
 """Of the newest measurement, against all before it."""
 
 
 class PrefillPace:
-    """Learns what a token costs on this device. `budget` lies between `least` and `most` tokens."""
+    """Learns `seconds = fixed + tokens * each` of a step. `budget` lies between `least` and `most` tokens."""
 
     def __init__(self, least: int, most: int) -> None:
         self._least = least
         self._most = most
-        self._token_s: float | None = None
+        self._weight = self._x = self._y = self._xx = self._xy = 0.0
+        self.token_s = 0.0
+        """A token of a prompt, in a step that has others; 0: not known yet."""
         self.budget = most
+        """Prompt tokens beside running streams."""
 
     def note(self, num_tokens: int, seconds: float) -> None:
-        """A step that computed `num_tokens` took this long. Steps too small to tell are passed over."""
-        if num_tokens < self._least:
-            return
-        token_s = seconds / num_tokens
-        self._token_s = token_s if self._token_s is None else self._token_s + _WEIGHT * (token_s - self._token_s)
-        self.budget = max(self._least, min(self._most, int(TARGET_S / max(self._token_s, 1e-9))))
+        """A step that computed `num_tokens` took this long."""
+        x, y = float(num_tokens), seconds
+        self._weight = self._weight * _DECAY + 1
+        self._x, self._y = self._x * _DECAY + x, self._y * _DECAY + y
+        self._xx, self._xy = self._xx * _DECAY + x * x, self._xy * _DECAY + x * y
+        spread = self._weight * self._xx - self._x * self._x
+        mean_s = self._y / max(self._x, 1.0)
+        if spread > self._weight * self._xx * 0.01:
+            each = max((self._weight * self._xy - self._x * self._y) / spread, 1e-9)
+            fixed = max((self._y - each * self._x) / self._weight, 0.0)
+        else:  # all steps alike: nothing tells the fixed price from the rest
+            each, fixed = mean_s, 0.0
+        if num_tokens >= self._least:
+            self.token_s = mean_s if not self.token_s else self.token_s + _WEIGHT * (y / x - self.token_s)
+            worth = fixed / each * (1 / FIXED_SHARE - 1) if fixed else self._most
+            bearable = (LONGEST_STEP_S - fixed) / each
+            self.budget = max(self._least, min(self._most, int(min(worth, bearable))))
+
+
+class MovePace:
+    """Learns what moving a token between the cache and RAM costs, against computing it."""
+
+    def __init__(self, prefill: PrefillPace) -> None:
+        self._prefill = prefill
+        self.save_s = 0.0
+        self.restore_s = 0.0
+        """Per token; 0: not known yet."""
+
+    @property
+    def restore_pays(self) -> bool:
+        """Whether bringing a prefix back is quicker than computing it, as far as is known."""
+        return not (self.restore_s and self._prefill.token_s) or self.restore_s < self._prefill.token_s
+
+    def note_save(self, num_tokens: int, seconds: float) -> None:
+        self.save_s = _blend(self.save_s, seconds / num_tokens)
+
+    def note_restore(self, num_tokens: int, seconds: float) -> None:
+        self.restore_s = _blend(self.restore_s, seconds / num_tokens)
+
+    def rebuild_s(self, num_tokens: int, *, saved: bool) -> float:
+        """What it costs to have a prefix again that is let go."""
+        return num_tokens * ((self.restore_s if saved else self._prefill.token_s) or 1e-6)
+
+
+def _blend(known: float, new: float) -> float:
+    return new if not known else known + _WEIGHT * (new - known)

@@ -167,27 +167,46 @@ class PrefixIndex:
         leaf = self._leaf.get(sequence)
         return leaf is None or other in leaf.holders
 
-    def store(self, sequence: int, block: Block) -> None:
-        """Attach a block saved from the sequence's cells to the nodes that it covers a part of."""
+    def unsaved(self, sequence: int, size: int) -> list[tuple[int, int]]:
+        """Ranges to save before the sequence's cells may go: those that nobody else holds and no block covers.
+
+        Whole multiples of `size` tokens where the sequence is long enough, so that the next one along finds them.
+        """
+        pieces: set[tuple[int, int]] = set()
+        end = self.held_by(sequence)
+        for node in self.nodes_of(sequence):
+            if len(node.holders) > 1:
+                break
+            for start in range(node.start // size * size, node.end, size):
+                first, last = max(start, node.start), min(start + size, node.end)
+                if not any(block.start <= first and last <= block.end for block in node.blocks):
+                    pieces.add((start, min(start + size, end)))
+        return sorted(pieces)
+
+    def store(self, sequence: int, block: Block) -> list[Block]:
+        """Attach a block saved from the sequence's cells -> the older blocks that it makes needless, now dropped."""
         for node in self.nodes_of(sequence):
             if node.start < block.end and block.start < node.end:
-                node.blocks.add(block)
-                block.nodes.add(node)
+                self._attach(node, block)
+        return self._drop_needless(block)
 
-    def put(self, path: Path, block: Block) -> None:
-        """Attach a block that comes from elsewhere: [block.start, block.end) of `path`. Makes the nodes it needs."""
-        for node, end in self._make(path, block.end):
-            if block.start < end:
-                node.blocks.add(block)
-                block.nodes.add(node)
+    def put(self, path: Path, block: Block) -> list[Block]:
+        """Attach a block that comes from elsewhere: [block.start, block.end) of `path`; the rest as `store`."""
+        node = self.root
+        while node.end < block.end:
+            node = self._child(node, path, node.end, block.end) or self._branch(node, path, node.end, block.end)
+            if block.start < node.end:
+                self._attach(node, block)
+        return self._drop_needless(block)
 
     def drop(self, block: Block) -> None:
         """Forget a block."""
-        for node in block.nodes:
-            node.blocks.discard(block)
-        for node in sorted(block.nodes, key=lambda node: -node.start):
-            self.prune(node)
+        nodes = sorted(block.nodes, key=lambda node: -node.start)
         block.nodes.clear()
+        for node in nodes:
+            node.blocks.discard(block)
+        for node in nodes:
+            self.prune(node)
 
     def prune(self, node: Node) -> None:
         """Remove what stands for nothing any more, upwards from `node`."""
@@ -254,14 +273,16 @@ class PrefixIndex:
             node = self._leaf[sequence] = child
         return node.end
 
-    def _make(self, path: Path, end: int) -> Iterator[tuple[Node, int]]:
-        node = self.root
-        while node.end < end:
-            child = self._child(node, path, node.end, end)
-            if child is None:
-                child = self._branch(node, path, node.end, end)
-            yield child, child.end
-            node = child
+    def _attach(self, node: Node, block: Block) -> None:
+        node.blocks.add(block)
+        block.nodes.add(node)
+
+    def _drop_needless(self, new: Block) -> list[Block]:
+        known = {block for node in new.nodes for block in node.blocks if block is not new}
+        needless = [b for b in known if new.start <= b.start and b.end <= new.end and b.nodes <= new.nodes]
+        for block in needless:
+            self.drop(block)
+        return needless
 
     def _child(self, node: Node, path: Path, position: int, end: int) -> Node | None:
         """The node that goes on from `node` along the path, cut so that all of it agrees and none is past `end`."""
@@ -301,8 +322,7 @@ class PrefixIndex:
         upper.holders = set(node.holders)
         for block in list(node.blocks):
             if block.start < upper.end:
-                upper.blocks.add(block)
-                block.nodes.add(upper)
+                self._attach(upper, block)
             if block.end <= node.start:
                 node.blocks.discard(block)
                 block.nodes.discard(node)
@@ -345,3 +365,18 @@ def _reach(block: Block, steps: list[tuple[Node, int]], here: int) -> int:
         if end < node.end:
             break
     return reach
+
+
+def path_of(node: Node, end: int) -> Path:
+    """The tokens [0, end) that lead to and into a node."""
+    runs = [node.tokens[: end - node.start]]
+    realm = node.realm
+    num_public = 0
+    while (parent := node.parent) is not None and parent.parent is not None:
+        if parent.realm is not None and parent.realm.salt is None and not num_public:
+            num_public = parent.end
+        node = parent
+        runs.append(node.tokens)
+    if realm is None:
+        raise ValueError("the root stands for no tokens")
+    return Path(np.concatenate(runs[::-1]), realm, num_public)

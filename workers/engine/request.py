@@ -66,3 +66,19 @@ class EngineLoad:
     kv_tokens: int
     kv_tokens_used: int
     """Cells that hold a token now."""
+
+
+@dataclass(frozen=True, slots=True)
+class EngineCounters:
+    """What the engine has done since it was made."""
+
+    num_decodes: int
+    """Calls of `llama_decode`."""
+    num_rows: int
+    """Calls that got a token out of those, all together."""
+    num_preempted: int
+    """Calls that lost their cells for a while."""
+    num_restored: int
+    """Tokens that came back from RAM."""
+    ram_bytes: int
+    """Saved prefixes in RAM now."""

@@ -1,8 +1,8 @@
 """What one step computes: a pure decision from where the sequences are.
 
-Every decoding sequence gets its token in every step. Prompts share what is left of the step's bound, oldest first, so
-several short ones go together and a long one advances in chunks; beside running streams these are so small that nobody
-waits long for the next token (`pace`).
+Every decoding sequence gets its token in every step. Prompts share what is left of the step's bound: several short ones
+go together and a long one advances in chunks; beside running streams these are so small that nobody waits long for the
+next token (`pace`).
 """
 
 from __future__ import annotations
@@ -52,28 +52,46 @@ class Limits:
     """Prompts advance by at least this in every step, however many sequences decode."""
 
 
-def plan_step(sequences: Iterable[S], limits: Limits, prefill_beside: int) -> Plan[S]:
-    """`sequences` in order of arrival -> the next step. A sequence is in it at most once.
+def plan_step(sequences: Iterable[S], limits: Limits, prefill_beside: int, room: int) -> Plan[S]:
+    """`sequences` in the order in which they are served -> the next step. A sequence is in it at most once.
 
-    `prefill_beside`: most prompt tokens in a step that has decoding sequences. Where more calls wait for their first
-    token than decode, it is raised in that proportion: one caller's wait weighs as much as another's, and a burst is
-    read in few full steps instead of many small ones.
+    `prefill_beside`: most prompt tokens in a step that has decoding sequences. Calls that wait for their first token
+    raise it in their proportion to those that decode: one caller's wait weighs as much as another's, and a burst is
+    read in few full steps instead of many small ones. `room`: free KV cells; decoding sequences always fit (the engine
+    sees to it), prompts take what is left.
     """
     decode: list[S] = []
     waiting: list[S] = []
     for sequence in sequences:
         (waiting if sequence.num_prompt_left else decode).append(sequence)
-    prefill: list[Chunk[S]] = []
-    if waiting:
-        budget = limits.n_ubatch
-        if decode:
-            weighed = prefill_beside * max(len(waiting), len(decode)) // len(decode)
-            wanted = max(min(limits.n_ubatch - len(decode), weighed), limits.min_prefill)
-            budget = min(wanted, limits.n_batch - len(decode))
-        for sequence in waiting:
-            if budget <= 0:
-                break
-            num_tokens = min(sequence.num_prompt_left, budget)
-            prefill.append(Chunk(sequence, num_tokens))
-            budget -= num_tokens
-    return Plan(decode, prefill)
+    if not waiting:
+        return Plan(decode, [])
+    budget = limits.n_ubatch
+    if decode:
+        weighed = prefill_beside * (len(waiting) - 1 + len(decode)) // len(decode)
+        wanted = max(min(limits.n_ubatch - len(decode), weighed), limits.min_prefill)
+        budget = min(wanted, limits.n_batch - len(decode))
+    return Plan(decode, share_out(waiting, min(budget, room - len(decode))))
+
+
+def share_out(waiting: list[S], budget: int) -> list[Chunk[S]]:
+    """Half of the budget goes to the first in order, the other half to the shortest prompts, the rest to the first.
+
+    So a long prompt does not keep short ones behind it waiting, and is itself at most half as slow for them.
+    """
+    first, *others = waiting
+    reserved = min(first.num_prompt_left, (budget + 1) // 2 if others else budget)
+    left = budget - reserved
+    chunks: list[Chunk[S]] = []
+    for sequence in sorted(others, key=_length):
+        num_tokens = min(sequence.num_prompt_left, left)
+        if num_tokens <= 0:
+            break
+        chunks.append(Chunk(sequence, num_tokens))
+        left -= num_tokens
+    num_first = min(first.num_prompt_left, reserved + left)
+    return [Chunk(first, num_first), *chunks] if num_first > 0 else chunks
+
+
+def _length(sequence: Progress) -> int:
+    return sequence.num_prompt_left

@@ -1,86 +1,150 @@
-"""What one call is at: its prompt, its place in the KV cache, its answer so far."""
+"""What one call is at: its tokens, its place in the KV cache, its answer so far."""
 
 from __future__ import annotations
 
+from collections import deque
+
 import numpy as np
 
+from workers.engine.prefix import Path, Realm, Restore, Tokens
 from workers.engine.request import EngineRequest
 from workers.engine.text import AnswerText
-from workers.llama.batch import Tokens
 from workers.llama.samplers import SamplerChain
 from workers.llama.vocab import Vocab
 from workers.protocol.events import CallEvent, Finished, FinishReason, Started, Text, Timings, Usage
 
-NO_SLOT = -1
+NOWHERE = -1
+"""Id or slot of a sequence that holds none."""
+
+MAX_SHIFTED_CONTEXTS = 16
+"""Without `max_tokens`, an answer whose context is shifted ends when it is this many contexts long."""
 
 
 class Sequence:
     """Made by `submit` on any thread, from then on the engine thread's own. Times are `time.perf_counter` seconds."""
 
     __slots__ = (
+        "_base",
         "_eog",
         "_num_untold",
         "_piece",
+        "_since",
         "_text",
         "chain",
+        "decoding",
         "first_token_at",
+        "id",
         "key",
         "limit",
+        "num_cached",
         "num_cells",
         "num_predicted",
         "num_prompt",
-        "num_prompt_left",
-        "prompt",
+        "order",
+        "realm",
         "request",
+        "restores",
         "row",
+        "shifted",
         "slot",
         "started_at",
         "token",
+        "waits_for",
+        "waits_until",
     )
 
-    def __init__(self, request: EngineRequest, chain: SamplerChain, vocab: Vocab, n_ctx: int) -> None:
+    def __init__(
+        self, request: EngineRequest, chain: SamplerChain, vocab: Vocab, n_ctx: int, adapters: bytes = b""
+    ) -> None:
         self.request = request
         self.key = request.key
         self.chain = chain
-        self.prompt: Tokens = np.asarray(request.tokens, dtype=np.int32)
+        self.order = (-request.priority, request.deadline, request.key)
+        """Smaller goes first, and is the last to be thrown out."""
+        self.realm = Realm(request.salt, adapters)
         self.num_prompt = len(request.tokens)
-        self.num_prompt_left = self.num_prompt
         room = n_ctx - self.num_prompt
-        self.limit = room if request.max_tokens is None else min(request.max_tokens, room)
+        most = MAX_SHIFTED_CONTEXTS * n_ctx if request.context_shift else room
+        self.limit = most if request.max_tokens is None else min(request.max_tokens, most)
+        """Most tokens of the answer."""
+        self.id = NOWHERE
+        """Sequence id in the cache; none while it waits."""
+        self.slot = NOWHERE
         self.num_cells = 0
-        self.slot = NO_SLOT
+        """Tokens at the beginning that are in the cache."""
+        self.num_cached = 0
+        """Prompt tokens that were not computed for this call."""
+        self.restores: deque[Restore] = deque()
+        """Saved parts that come back before anything is computed."""
+        self.waits_for: Sequence | None = None
+        """Computes a prefix that this one will share, up to `waits_until` tokens."""
+        self.waits_until = 0
+        self.decoding = False
+        """All but the newest token is in the cache."""
+        self.shifted = False
+        """The cells are no longer what these tokens alone would give: nobody may share them."""
         self.row = 0
         self.token = 0
         self.num_predicted = 0
         self.started_at = 0.0
         self.first_token_at = 0.0
+        self._base: Tokens = np.asarray(request.tokens, dtype=np.int32)
+        self._since: list[int] = []
         self._eog = vocab.eog
         self._piece = vocab.piece
         self._text = AnswerText(request.stop)
         self._num_untold = 0
 
     @property
-    def reservation(self) -> int:
-        """KV cells that the call can need at most."""
-        return self.num_prompt + self.limit
+    def num_known(self) -> int:
+        """Tokens of the conversation so far, the answer's included."""
+        return len(self._base) + len(self._since)
+
+    @property
+    def num_prompt_left(self) -> int:
+        """Tokens to compute before the next one can be drawn; 0: it decodes."""
+        return 0 if self.decoding else self.num_known - self.num_cells
+
+    @property
+    def ready(self) -> bool:
+        """Whether a step can do something for it."""
+        return self.id != NOWHERE and not self.restores
+
+    def tokens(self) -> Tokens:
+        """The conversation so far. The array is not to be written to."""
+        if self._since:
+            self._base = np.concatenate((self._base, np.asarray(self._since, dtype=np.int32)))
+            self._since = []
+        return self._base
+
+    def path(self) -> Path:
+        return Path(self.tokens(), self.realm, self.request.num_public)
 
     def start(self, slot: int, now: float) -> Started:
+        """The call holds a slot for the first time, and its cached tokens."""
         self.slot = slot
         self.started_at = now
-        return Started(self.key, slot, self.num_prompt, 0)
+        return Started(self.key, slot, self.num_prompt, self.num_cached)
 
     def take_chunk(self, num_tokens: int) -> Tokens:
-        """The next tokens of the prompt; they count as cached from here on."""
-        chunk = self.prompt[self.num_cells : self.num_cells + num_tokens]
+        """The next tokens to compute; they count as cached from here on."""
+        chunk = self.tokens()[self.num_cells : self.num_cells + num_tokens]
         self.num_cells += num_tokens
-        self.num_prompt_left -= num_tokens
         return chunk
+
+    def forget(self, start: int, end: int) -> None:
+        """The conversation goes on without these tokens, and its cells are another's no more."""
+        tokens = self.tokens()
+        self._base = np.concatenate((tokens[:start], tokens[end:]))
+        self.num_cells -= end - start
+        self.shifted = True
 
     def accept(self, token: int, events: list[CallEvent]) -> FinishReason | None:
         """The model said `token`: add the text that may leave to `events` -> why this was the last token, if it was."""
         self.token = token
         self.num_predicted += 1
         self._num_untold += 1
+        self._since.append(token)
         reason: FinishReason | None = None
         if token in self._eog:
             text = self._text.finish()
@@ -101,11 +165,11 @@ class Sequence:
         """The last event of a call that ended."""
         first = self.first_token_at or now
         timings = Timings(
-            cache_n=0,
-            prompt_n=self.num_prompt,
+            cache_n=self.num_cached,
+            prompt_n=self.num_prompt - self.num_cached,
             prompt_ms=(first - self.started_at) * 1e3,
             predicted_n=self.num_predicted,
             predicted_ms=(now - first) * 1e3,
         )
-        usage = Usage(self.num_prompt, self.num_predicted, 0)
+        usage = Usage(self.num_prompt, self.num_predicted, self.num_cached)
         return Finished(self.key, reason, usage, timings, self._text.stop)

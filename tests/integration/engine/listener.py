@@ -102,12 +102,18 @@ class Bench:
 
 @contextmanager
 def running(
-    model: Model, *, slots: int = 4, n_ctx: int = 512, kv_tokens: int = 2048, llama: LlamaSettings = ONE_THREAD
+    model: Model,
+    *,
+    slots: int = 4,
+    n_ctx: int = 512,
+    kv_tokens: int = 2048,
+    llama: LlamaSettings = ONE_THREAD,
+    ram_bytes: int = 64 << 20,
 ) -> Iterator[Bench]:
     """An engine that is checked for lost slots and cells when the test is over."""
     heard = Heard()
     with Context(model, llama, slots=slots, kv_tokens=kv_tokens) as context:
-        engine = Engine(model, context, slots=slots, n_ctx=n_ctx, emit=heard.emit)
+        engine = Engine(model, context, slots=slots, n_ctx=n_ctx, emit=heard.emit, ram_bytes=ram_bytes)
         engine.start()
         try:
             yield Bench(model, engine, heard)

@@ -10,7 +10,7 @@ from jinja2 import Template
 
 from tests.integration.engine.listener import ONE_THREAD, Bench, Heard, running
 from workers.engine.engine import Engine, EngineRequest
-from workers.engine.slots import IntegrityError
+from workers.engine.cache import IntegrityError
 from workers.llama.context import Context
 from workers.llama.model import Model
 from workers.protocol.catalog import LlamaSettings
@@ -133,19 +133,13 @@ def test_first_come_first_served_and_busy_beyond(bench: Bench) -> None:
     assert (load.slots_busy, load.waiting, load.kv_tokens_used) == (0, 0, 0)
 
 
-def test_a_call_enters_only_when_all_its_cells_are_free(stories: Model) -> None:
-    """3 slots, but cells for two long answers only; the short call behind them does not overtake the third."""
-    with running(stories, slots=3, n_ctx=128, kv_tokens=256) as bench:
-        most = [0]
-
-        def watch(step: int, events: list[CallEvent]) -> None:
-            most[0] = max(most[0], bench.engine.load().slots_busy)
-
-        bench.heard.on_step = watch
-        keys = [bench.submit(bench.request("Once upon a time", None, ignore_eos=True)) for _ in range(3)]
+def test_nobody_overtakes_a_call_that_waits_for_cells(stories: Model) -> None:
+    """3 slots, but cells for two long prompts only; the short call behind them does not overtake the third."""
+    with running(stories, slots=3, n_ctx=256, kv_tokens=512) as bench:
+        prompts = [[start + 5, *bench.tokens("There was a big tree. " * 30)[:220]] for start in range(3)]
+        keys = [bench.submit(bench.request(prompt, 30, ignore_eos=True)) for prompt in prompts]
         keys.append(bench.submit(bench.request("The", 2)))
         bench.wait(*keys)
-        assert most[0] == 2
         starts = [
             next(step for step, events in bench.heard.steps if bench.heard.started(key) in events) for key in keys
         ]
@@ -293,7 +287,7 @@ def test_cells_that_nobody_booked_are_found(stories: Model) -> None:
         batch = context.new_batch()
         batch.add_token(1, 0, 1)
         context.decode(batch)
-        with pytest.raises(IntegrityError, match="slot 1: 0 cells by the book, positions 0 to 0"):
+        with pytest.raises(IntegrityError, match="sequence 1: 0 cells by the book, positions 0 to 0"):
             engine.check_integrity()
         engine.stop()
 

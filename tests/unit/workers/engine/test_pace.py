@@ -2,35 +2,62 @@ from __future__ import annotations
 
 import pytest
 
-from workers.engine.pace import TARGET_S, PrefillPace
+from workers.engine.pace import LONGEST_STEP_S, MovePace, PrefillPace
+
+
+def taught(fixed_ms: float, token_ms: float) -> PrefillPace:
+    pace = PrefillPace(32, 512)
+    assert pace.budget == 512
+    for num_tokens in (4, 100, 8, 200, 4, 60):
+        pace.note(num_tokens, (fixed_ms + num_tokens * token_ms) / 1e3)
+    return pace
 
 
 @pytest.mark.parametrize(
-    ("token_ms", "budget"),
+    ("fixed_ms", "token_ms", "budget"),
     [
-        pytest.param(6.0, int(TARGET_S / 0.006), id="a CPU"),
-        pytest.param(100.0, 32, id="never less than the least"),
-        pytest.param(0.05, 512, id="a GPU: never more than the most"),
+        pytest.param(55, 5.4, 81, id="a CPU: eight ninths of a step are spent on its tokens"),
+        pytest.param(0, 5.4, 32, id="no fixed price: short steps cost nothing more"),
+        pytest.param(300, 5.4, 129, id="a high one: as long as streams can bear"),
+        pytest.param(55, 100, 32, id="never less than the least"),
+        pytest.param(5, 0.05, 512, id="a GPU: never more than the most"),
     ],
 )
-def test_a_step_takes_as_long_as_streams_may_wait(token_ms: float, budget: int) -> None:
-    pace = PrefillPace(32, 512)
-    assert pace.budget == 512
-    for _ in range(3):
-        pace.note(200, 200 * token_ms / 1e3)
-    assert pace.budget == budget
+def test_a_chunk_is_no_longer_than_it_pays(fixed_ms: float, token_ms: float, budget: int) -> None:
+    assert taught(fixed_ms, token_ms).budget == pytest.approx(budget, abs=1)
 
 
 def test_it_follows_a_device_that_gets_slower() -> None:
+    pace = taught(50, 5)
+    before = pace.budget
+    for num_tokens in (4, 100, 8, 200, 4, 60) * 10:
+        pace.note(num_tokens, (50 + num_tokens * 10) / 1e3)
+    assert pace.budget == pytest.approx(before / 2, abs=2)
+    assert pace.token_s == pytest.approx(0.010, rel=0.1)
+
+
+def test_steps_that_are_all_alike_say_nothing_of_a_fixed_price() -> None:
     pace = PrefillPace(32, 512)
-    pace.note(100, TARGET_S / 4)
-    assert pace.budget == pytest.approx(400, abs=1)
-    for _ in range(30):
-        pace.note(100, TARGET_S / 2)
-    assert pace.budget == pytest.approx(200, abs=1)
+    for _ in range(5):
+        pace.note(100, 1.0)
+    assert pace.budget == pytest.approx(LONGEST_STEP_S / 0.01, abs=1)
 
 
 def test_steps_too_small_to_tell_are_passed_over() -> None:
     pace = PrefillPace(32, 512)
     pace.note(3, 10.0)
     assert pace.budget == 512
+
+
+def test_restoring_must_be_quicker_than_computing() -> None:
+    prefill = PrefillPace(32, 512)
+    move = MovePace(prefill)
+    assert move.restore_pays, "until it is known"
+    prefill.note(100, 0.1)
+    move.note_restore(64, 0.0064)
+    assert move.restore_pays
+    assert move.rebuild_s(100, saved=True) == pytest.approx(0.01)
+    assert move.rebuild_s(100, saved=False) == pytest.approx(0.1)
+    for _ in range(20):
+        move.note_restore(64, 6.4)
+    assert not move.restore_pays

@@ -28,29 +28,39 @@ LIMITS = Limits(n_batch=200, n_ubatch=100, min_prefill=10)
         pytest.param([0, 0, 150], 100, 2, [(2, 98)], id="beside running streams the micro-batch is filled up"),
         pytest.param([0, 0, 150], 40, 2, [(2, 40)], id="beside running streams a slow device takes less"),
         pytest.param([0, 0, 150], 1, 2, [(2, 10)], id="but never nothing"),
-        pytest.param([0, 50, 50, 50], 30, 1, [(1, 50), (2, 40)], id="where more wait than run, more is read at once"),
+        pytest.param([0, 50, 50, 50], 30, 1, [(1, 45), (2, 45)], id="where more wait than run, more is read at once"),
         pytest.param([150], 40, 0, [(0, 100)], id="with nobody waiting it takes all it can"),
         pytest.param(
-            [30, 40, 50, 60], 100, 0, [(0, 30), (1, 40), (2, 30)], id="short prompts share a step, oldest first"
+            [30, 40, 50, 60], 100, 0, [(0, 30), (1, 40), (2, 30)], id="short prompts share a step, shortest first"
         ),
-        pytest.param([100, 5], 100, 0, [(0, 100)], id="a prompt that fills the step leaves nothing"),
+        pytest.param([100, 5], 100, 0, [(0, 95), (1, 5)], id="a short prompt does not wait for a long one"),
+        pytest.param([200, 80, 90], 100, 0, [(0, 50), (1, 50)], id="half of a step is the oldest's"),
         pytest.param([0] * 95 + [50], 100, 95, [(95, 10)], id="many streams never stop a prompt"),
         pytest.param([0] * 195 + [50], 100, 195, [(195, 5)], id="the batch is the last bound"),
     ],
 )
 def test_plan(left: list[int], beside: int, decode: int, prefill: list[tuple[int, int]]) -> None:
-    plan = plan_step([View(*pair) for pair in enumerate(left)], LIMITS, beside)
+    plan = plan_step([View(*pair) for pair in enumerate(left)], LIMITS, beside, 1000)
     assert len(plan.decode) == decode
     assert [(chunk.sequence.name, chunk.num_tokens) for chunk in plan.prefill] == prefill
 
 
-@given(st.lists(st.integers(0, 400), max_size=150), st.integers(0, 200))
-def test_bounds_hold_and_the_oldest_always_advances(left: list[int], beside: int) -> None:
+def test_prompts_take_the_room_that_decoding_leaves() -> None:
+    views = [View(*pair) for pair in enumerate([0, 0, 50, 50])]
+    assert [chunk.num_tokens for chunk in plan_step(views, LIMITS, 100, 32).prefill] == [15, 15]
+    assert plan_step(views, LIMITS, 100, 2).prefill == []
+
+
+@given(st.lists(st.integers(0, 400), max_size=150), st.integers(0, 200), st.integers(150, 500))
+def test_bounds_hold_and_the_oldest_always_advances(left: list[int], beside: int, room: int) -> None:
     views = [View(*pair) for pair in enumerate(left)]
-    plan = plan_step(views, LIMITS, beside)
-    assert plan.num_tokens <= LIMITS.n_batch
+    plan = plan_step(views, LIMITS, beside, room)
+    assert plan.num_tokens <= min(LIMITS.n_batch, room)
     assert [view.name for view in plan.decode] == [view.name for view in views if not view.num_prompt_left]
     assert all(0 < chunk.num_tokens <= chunk.sequence.num_prompt_left for chunk in plan.prefill)
     waiting = [view for view in views if view.num_prompt_left]
-    assert [chunk.sequence for chunk in plan.prefill] == waiting[: len(plan.prefill)]
-    assert bool(waiting) == bool(plan.prefill)
+    if waiting and room > len(plan.decode):
+        assert plan.prefill[0].sequence == waiting[0]
+        assert len({chunk.sequence for chunk in plan.prefill}) == len(plan.prefill)
+    elif not waiting:
+        assert not plan.prefill

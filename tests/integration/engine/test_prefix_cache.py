@@ -1,0 +1,220 @@
+"""Prefixes that are shared, moved to RAM and brought back: how much is computed, and that the answer stays the same."""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import replace
+
+import pytest
+
+from tests.integration.engine.listener import Bench, running
+from workers.llama.model import Model
+
+STORY = "Once upon a time there was a little girl named Lily. She had a red ball and a big dog. " * 4
+ENDS = ["She went to the park", "The dog ran", "Tim said", "One day it rained", "A cat came", "They played", "He", "It"]
+
+
+def held(bench: Bench) -> threading.Event:
+    """Keeps the engine's thread busy until the event is set, so that what is submitted meanwhile arrives at once."""
+    gate = threading.Event()
+    busy = threading.Event()
+
+    def wait(step: int, events: object) -> None:
+        busy.set()
+        gate.wait(20)
+
+    bench.heard.on_step = wait
+    bench.submit(bench.request("Zzz", 1))
+    busy.wait(20)
+    bench.heard.on_step = None
+    return gate
+
+
+def cached(bench: Bench, key: int) -> int:
+    return bench.heard.finished(key).usage.cached_tokens
+
+
+def test_callers_with_one_system_prompt_compute_it_once(any_model: Model) -> None:
+    with running(any_model, slots=8, n_ctx=512, kv_tokens=2048) as bench:
+        alone = [bench.answer(replace(bench.request(STORY + end, 20), cache_prompt=False)) for end in ENDS]
+        num_shared = len(bench.tokens(STORY))
+        gate = held(bench)
+        keys = [bench.submit(bench.request(STORY + end, 20)) for end in ENDS]
+        gate.set()
+        bench.wait(*keys)
+        assert [bench.heard.text(key) for key in keys] == alone
+        assert [cached(bench, key) >= num_shared - 2 for key in keys] == [False] + [True] * 7
+        computed = sum(bench.heard.finished(key).timings.prompt_n for key in keys)
+        own = sum(len(bench.tokens(STORY + end)) - num_shared for end in ENDS)
+        assert computed <= num_shared + own + 2 * 8
+        assert [bench.heard.started(key).num_cached_tokens for key in keys] == [cached(bench, key) for key in keys]
+
+
+def test_shared_cells_are_stored_once(stories: Model) -> None:
+    """Eight conversations of 300 tokens in 700 cells: they fit only because they share."""
+    with running(stories, slots=8, n_ctx=512, kv_tokens=768) as bench:
+        prompt = bench.tokens(STORY)[:300]
+        gate = held(bench)
+        most = [0]
+        keys = [bench.submit(bench.request([*prompt, 300 + number], 30, ignore_eos=True)) for number in range(8)]
+        bench.heard.on_step = lambda step, events: most.append(bench.engine.load().slots_busy)
+        gate.set()
+        bench.wait(*keys)
+        assert max(most) == 8
+        assert bench.engine.counters.num_preempted == 0
+
+
+def test_the_same_prompt_many_times_is_computed_once(stories: Model) -> None:
+    """As `n` > 1 asks for it."""
+    with running(stories, slots=4, n_ctx=512, kv_tokens=2048) as bench:
+        gate = held(bench)
+        keys = [bench.submit(bench.request(STORY, 20)) for _ in range(4)]
+        gate.set()
+        bench.wait(*keys)
+        num_prompt = len(bench.tokens(STORY))
+        computed = [bench.heard.finished(key).timings.prompt_n for key in keys]
+        assert computed[0] >= num_prompt - 1
+        assert computed[1:] == [1, 1, 1]
+        assert len({bench.heard.text(key) for key in keys}) == 1
+
+
+def test_the_next_turn_takes_the_whole_last_one(any_model: Model) -> None:
+    with running(any_model) as bench:
+        first = bench.request(STORY, 20, ignore_eos=True)
+        answer = bench.answer(first)
+        prompt = [*first.tokens, *bench.tokens(answer)[1:], *bench.tokens(" What then?")[1:]]
+        fresh = bench.answer(replace(bench.request(prompt, 20), cache_prompt=False))
+        again = bench.request(prompt, 20)
+        assert bench.answer(again) == fresh
+        assert cached(bench, again.key) >= len(first.tokens)
+
+
+def test_nothing_of_another_salt_is_used(any_model: Model) -> None:
+    with running(any_model) as bench:
+        one = replace(bench.request(STORY, 10), salt="red")
+        bench.answer(one)
+        other = replace(bench.again(one), salt="blue")
+        bench.answer(other)
+        same = replace(bench.again(one))
+        bench.answer(same)
+        num_prompt = len(one.tokens)
+        assert [cached(bench, call.key) for call in (one, other, same)] == [0, 0, num_prompt - 1]
+
+
+def test_calls_of_other_salts_do_not_wait_for_each_other(stories: Model) -> None:
+    with running(stories, slots=4, n_ctx=512, kv_tokens=2048) as bench:
+        gate = held(bench)
+        keys = [bench.submit(replace(bench.request(STORY, 10), salt=str(number))) for number in range(4)]
+        gate.set()
+        bench.wait(*keys)
+        assert [cached(bench, key) for key in keys] == [0, 0, 0, 0]
+
+
+def test_a_shareable_prompt_is_everyones_and_what_follows_is_not(stories: Model) -> None:
+    with running(stories) as bench:
+        num_public = len(bench.tokens(STORY))
+        prompt = [*bench.tokens(STORY), *bench.tokens("My secret is")[1:]]
+        calls = [
+            replace(bench.request(prompt, 5), salt=salt, num_public=num_public) for salt in ("red", "blue", "blue")
+        ]
+        for call in calls:
+            bench.answer(call)
+        assert [cached(bench, call.key) for call in calls] == [0, num_public, len(prompt) - 1]
+        private = replace(bench.request(prompt, 5), salt="green")
+        bench.answer(private)
+        assert cached(bench, private.key) == 0, "a caller whose prompt is not marked takes no part in it"
+
+
+def test_who_asks_for_no_cache_neither_takes_nor_leaves(stories: Model) -> None:
+    with running(stories) as bench:
+        first = replace(bench.request(STORY, 5), cache_prompt=False)
+        bench.answer(first)
+        second = bench.request(STORY, 5)
+        bench.answer(second)
+        third = replace(bench.again(second), cache_prompt=False)
+        bench.answer(third)
+        assert [cached(bench, call.key) for call in (first, second, third)] == [0, 0, 0]
+
+
+@pytest.mark.parametrize("ram_bytes", [0, 64 << 20], ids=["no RAM", "RAM"])
+def test_idle_prefixes_leave_the_cache_for_others(any_model: Model, ram_bytes: int) -> None:
+    """Twelve conversations through cells for two: with RAM their next turns find all, without it nothing is wrong."""
+    with running(any_model, slots=2, n_ctx=256, kv_tokens=512, ram_bytes=ram_bytes) as bench:
+        prompts = [[*bench.tokens(ENDS[number % 8]), *bench.tokens(STORY)[1 + number : 181]] for number in range(12)]
+        alone = [bench.answer(replace(bench.request(prompt, 10), cache_prompt=False)) for prompt in prompts]
+        first = [bench.request(prompt, 10) for prompt in prompts]
+        assert [bench.answer(call) for call in first] == alone
+        second = [bench.request(prompt, 10) for prompt in prompts]
+        assert [bench.answer(call) for call in second] == alone
+        found = sum(cached(bench, call.key) for call in second)
+        total = sum(len(prompt) - 1 for prompt in prompts)
+        if ram_bytes:
+            assert found == total
+            assert bench.engine.counters.num_restored > 0
+        else:
+            assert found < total / 2
+            assert bench.engine.counters.num_restored == 0
+
+
+def test_old_prefixes_leave_ram_when_it_is_full(stories: Model) -> None:
+    with running(stories, slots=2, n_ctx=256, kv_tokens=512, ram_bytes=200 << 10) as bench:
+        calls = [
+            bench.request([*bench.tokens(ENDS[number % 8]), *bench.tokens(STORY)[1 + number : 200]], 5)
+            for number in range(12)
+        ]
+        for call in calls:
+            bench.answer(call)
+        assert 0 < bench.engine.counters.ram_bytes <= 200 << 10
+        last, first = bench.again(calls[-1]), bench.again(calls[0])
+        bench.answer(last)
+        bench.answer(first)
+        assert cached(bench, last.key) == len(last.tokens) - 1
+        assert cached(bench, first.key) < len(first.tokens) - 1
+
+
+def test_an_idle_prefix_goes_to_ram_early_and_comes_back(stories: Model) -> None:
+    """Long before its cells are needed: every step of the others scans it."""
+    with running(stories, slots=2, n_ctx=512, kv_tokens=4096) as bench:
+        call = bench.request(STORY, 5)
+        text = bench.answer(call)
+        bench.answer(bench.request("The dog", 200, ignore_eos=True))
+        assert bench.engine.counters.ram_bytes > 0
+        again = bench.again(call)
+        assert bench.answer(again) == text
+        assert cached(bench, again.key) == len(call.tokens) - 1
+        assert bench.engine.counters.num_restored >= len(call.tokens) - 2
+
+
+def test_when_cells_run_out_one_waits_and_loses_nothing(any_model: Model) -> None:
+    """Answers longer than anyone could know: all four enter, not all can go on at once."""
+    with running(any_model, slots=4, n_ctx=256, kv_tokens=512) as bench:
+        prompts = [[*bench.tokens(end), *bench.tokens(STORY)[1:40]] for end in ENDS[:4]]
+        alone = [
+            bench.answer(replace(bench.request(prompt, 200, ignore_eos=True), cache_prompt=False)) for prompt in prompts
+        ]
+        gate = held(bench)
+        keys = [bench.submit(bench.request(prompt, 200, ignore_eos=True)) for prompt in prompts]
+        gate.set()
+        bench.wait(*keys)
+        assert bench.engine.counters.num_preempted > 0
+        assert [bench.heard.text(key) for key in keys] == alone
+        usages = [bench.heard.finished(key).usage for key in keys]
+        assert [usage.completion_tokens for usage in usages] == [200] * 4
+        ends = [next(n for n, events in bench.heard.steps if bench.heard.finished(key) in events) for key in keys]
+        assert ends[0] == min(ends), "the first in order is never thrown out"
+
+
+def test_the_lowest_priority_is_thrown_out_and_the_highest_goes_first(stories: Model) -> None:
+    with running(stories, slots=2, n_ctx=256, kv_tokens=256) as bench:
+        gate = held(bench)
+        low = bench.submit(replace(bench.request("The dog", 150, ignore_eos=True), priority=-1))
+        high = bench.submit(replace(bench.request("Tim said", 150, ignore_eos=True), priority=1))
+        middle = bench.submit(bench.request("A cat", 20, ignore_eos=True))
+        gate.set()
+        bench.wait(low, high, middle)
+        ends = {
+            key: next(n for n, events in bench.heard.steps if bench.heard.finished(key) in events)
+            for key in (low, high, middle)
+        }
+        assert ends[high] < ends[low]
+        assert ends[middle] < ends[low]

@@ -1,0 +1,154 @@
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from workers.engine.turns import FEWEST_STEPS, MOST_STEPS, WAIT_S, Turns, chosen
+
+
+def steps(turns: Turns[str], sizes: dict[str, int], count: int, *, step_s: float = 0.01, switch_s: float = 0.0) -> str:
+    """The groups of the next `count` steps, with a clock of its own."""
+    taken = ""
+    now = 0.0
+    for _ in range(count):
+        before = turns._current
+        group = turns.choose(sizes, now)
+        switched = group != before
+        seconds = step_s + switch_s * switched
+        turns.note_step(seconds, switched=switched)
+        now += seconds
+        taken += group
+    return taken
+
+
+def test_a_group_alone_keeps_its_turn() -> None:
+    assert steps(Turns(), {"a": 3}, 50) == "a" * 50
+
+
+def test_equal_groups_take_equal_turns() -> None:
+    taken = steps(Turns(), {"a": 4, "b": 4}, 40)
+    assert taken == ("a" * FEWEST_STEPS + "b" * FEWEST_STEPS) * 10
+
+
+def test_asking_again_changes_nothing() -> None:
+    turns: Turns[str] = Turns()
+    sizes = {"a": 1, "b": 1}
+    for _ in range(20):
+        asked = [turns.choose(sizes, 0.0) for _ in range(3)]
+        assert len(set(asked)) == 1
+        turns.note_step(0.01, switched=False)
+
+
+def test_a_dear_switch_makes_turns_longer() -> None:
+    """A demo model's step and switch: the switch takes a tenth of the time instead of a half or more."""
+    turns: Turns[str] = Turns()
+    taken = steps(turns, {"a": 4, "b": 4}, 200, step_s=0.0008, switch_s=0.001)
+    assert abs(turns.switch_s - 0.001) < 1e-6
+    assert abs(turns.step_s - 0.0008) < 1e-6
+    assert turns.length("a", {"a": 4, "b": 4}) == 13
+    assert taken[-26:].count("ab") + taken[-26:].count("ba") <= 2
+
+
+def test_a_cheap_switch_leaves_them_short() -> None:
+    turns: Turns[str] = Turns()
+    steps(turns, {"a": 1, "b": 1}, 40, step_s=0.13, switch_s=0.005)
+    assert turns.length("a", {"a": 1, "b": 1}) == FEWEST_STEPS
+
+
+def test_a_loner_does_not_halve_the_pace_of_the_many() -> None:
+    taken = steps(Turns(), {"many": 15, "one": 1}, 360, step_s=0.001)
+    share = taken.count("many") / (taken.count("many") + taken.count("one"))
+    assert share > 0.85
+    assert taken.count("one") >= 360 // (MOST_STEPS + FEWEST_STEPS) // 2
+
+
+def test_slow_steps_end_a_turn_early() -> None:
+    """A prompt of a second per step: turns of one step, so that the others wait for no more than one each."""
+    turns: Turns[str] = Turns()
+    assert steps(turns, {"a": 9, "b": 1}, 6, step_s=1.0) == "ababab"
+
+
+def test_steps_with_prompts_do_not_count_as_the_price_of_a_switch() -> None:
+    turns: Turns[str] = Turns()
+    turns.choose({"a": 1}, 0.0)
+    turns.note_step(2.0, switched=True, comparable=False)
+    turns.note_step(0.01, switched=False)
+    assert turns.switch_s == 0.0
+    assert turns.step_s == 0.01
+
+
+def test_a_newcomer_gets_the_next_step_of_a_group_that_was_alone_for_long() -> None:
+    turns: Turns[str] = Turns()
+    steps(turns, {"a": 8}, 100)
+    assert turns.choose({"a": 8, "b": 1}, 1.0) == "b"
+
+
+def test_a_group_that_ends_gives_its_turn_away() -> None:
+    turns: Turns[str] = Turns()
+    assert turns.choose({"a": 1, "b": 1}, 0.0) == "a"
+    assert turns.choose({"b": 1}, 0.0) == "b"
+    assert turns.choose({"b": 1, "a": 1}, 0.0) == "b", "its turn has just begun"
+
+
+@given(
+    st.lists(
+        st.tuples(st.dictionaries(st.sampled_from("abcde"), st.integers(1, 20), min_size=1), st.floats(1e-4, 2.0)),
+        min_size=1,
+        max_size=200,
+    )
+)
+def test_nobody_waits_longer_than_the_bound(moments: list[tuple[dict[str, int], float]]) -> None:
+    """Groups come and go and steps take any time: the bound counts the groups that were there meanwhile."""
+    turns: Turns[str] = Turns()
+    waited: dict[str, int] = {}
+    rivals: dict[str, set[str]] = {}
+    now = 0.0
+    for sizes, seconds in moments:
+        before = turns._current
+        group = turns.choose(sizes, now)
+        assert group in sizes
+        waited = {one: waited.get(one, 0) + 1 for one in sizes if one != group}
+        rivals = {one: (rivals.get(one, set()) | set(sizes)) - {one} for one in waited}
+        for one, num_steps in waited.items():
+            # A rival that leaves and comes back queues up again behind those who wait.
+            assert num_steps <= MOST_STEPS * (len(rivals[one]) + 1), (one, num_steps)
+        turns.note_step(seconds, switched=group != before)
+        now += seconds
+
+
+@given(st.dictionaries(st.sampled_from("abcde"), st.integers(1, 20), min_size=2), st.floats(1e-4, 0.05))
+def test_nobody_waits_much_longer_than_the_bound_in_time(sizes: dict[str, int], step_s: float) -> None:
+    turns: Turns[str] = Turns()
+    served = dict.fromkeys(sizes, 0.0)
+    now = 0.0
+    for _ in range(300):
+        group = turns.choose(sizes, now)
+        served[group] = now
+        turns.note_step(step_s, switched=False)
+        now += step_s
+        longest = max(now - at for at in served.values())
+        assert longest <= WAIT_S + (len(sizes) + 1) * step_s
+
+
+@dataclass
+class Keyed:
+    key: bytes
+
+
+@dataclass
+class Caller:
+    adapters: Keyed
+
+
+def test_those_of_the_turn_are_chosen_in_their_order() -> None:
+    turns: Turns[bytes] = Turns()
+    none, pirate = Keyed(b""), Keyed(b"pirate")
+    ready = [Caller(none), Caller(pirate), Caller(none), Caller(pirate)]
+    assert chosen(turns, ready, 0.0) == [ready[0], ready[2]]
+    for _ in range(FEWEST_STEPS):
+        turns.note_step(0.01, switched=False)
+    assert chosen(turns, ready, 0.02) == [ready[1], ready[3]]
+    assert chosen(turns, [], 0.02) == []
+    assert chosen(turns, ready[1:2], 0.02) == ready[1:2]

@@ -1,0 +1,286 @@
+"""The KV cache as a store of prefixes: who holds which cells, what stays, what moves to RAM and back.
+
+A call takes the longest prefix that is known. What some sequence holds is shared without a copy; what lies in RAM
+follows block by block. When the call ends, its cells stay under its sequence id, idle, for the next one to share.
+Attention scans idle cells too, in every step, so they move to RAM after a while, a few blocks per step.
+For memory that knows ranges (`MemoryKind.by_range`); other kinds: `workers.engine.checkpoints`.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+from workers.engine.pace import MovePace
+from workers.engine.prefix import Block, Match, PrefixIndex
+from workers.engine.ram import RamStore
+from workers.engine.sequence import NOWHERE, Sequence
+from workers.llama.errors import StateUnusable
+from workers.llama.memory import Memory
+
+BLOCK_TOKENS = 64
+"""Tokens of one saved block."""
+
+IDLE_STEPS = 32
+"""Steps of others that an idle prefix stays in the cache for.
+
+Staying costs what attention takes to scan it (0.3 us per token and step with flash attention, 2.6 us without), leaving
+what saving and restoring take (a few us per token): after this many steps staying was the dearer choice.
+"""
+
+IDLE_STEPS_WITHOUT_RAM = 8192
+"""The same where leaving means computing it anew."""
+
+
+class IntegrityError(RuntimeError):
+    """The engine's book and llama.cpp's cache disagree."""
+
+
+@dataclass(slots=True)
+class Idle:
+    """A prefix that nobody computes on."""
+
+    since_step: int
+    last_used: float
+    """`time.monotonic` seconds."""
+
+
+class PrefixCache:
+    """Belongs to the engine's thread."""
+
+    def __init__(
+        self,
+        memory: Memory,
+        *,
+        kv_tokens: int,
+        num_sequences: int,
+        ram_bytes: int,
+        pace: MovePace,
+        on_evict: Callable[[Block], None] = lambda block: None,
+    ) -> None:
+        """`num_sequences`: more than the engine has slots by one at least, for what is moved."""
+        self.kv_tokens = kv_tokens
+        self.index = PrefixIndex()
+        self.ram = RamStore(self.index, ram_bytes, on_evict)
+        self.num_restored = 0
+        """Tokens brought back from RAM so far."""
+        self._memory = memory
+        self._pace = pace
+        self._scratch = num_sequences - 1
+        self._free_ids = list(range(num_sequences - 2, -1, -1))
+        self._live: dict[int, Sequence] = {}
+        self._idle: dict[int, Idle] = {}
+        self._step = 0
+
+    @property
+    def num_used(self) -> int:
+        """Cells that hold a token."""
+        index = self.index
+        return index.num_cells + sum(one.num_cells - index.held_by(id_) for id_, one in self._live.items())
+
+    @property
+    def num_free(self) -> int:
+        return self.kv_tokens - self.num_used
+
+    @property
+    def num_idle(self) -> int:
+        """Cells that `make_room` can free."""
+        live: set[int] = set(self._live)
+        nodes = {id(node): node for sequence in self._idle for node in self.index.nodes_of(sequence)}
+        return sum(len(node.tokens) for node in nodes.values() if not node.holders & live)
+
+    def lookup(self, sequence: Sequence) -> Match:
+        """What is known of the sequence's tokens; running calls' newest tokens included."""
+        self._enter_live(sequence)
+        return self._match(sequence)
+
+    def enter(self, sequence: Sequence) -> None:
+        """Give the sequence an id and the cells that are there for it; `restores` says what follows."""
+        match = self.lookup(sequence)
+        sequence.id = self._new_id(match.holder)
+        sequence.num_cells = 0
+        self._live[sequence.id] = sequence
+        if match.num_held:
+            self._memory.share(match.holder, sequence.id, 0, match.num_held)
+            self.index.share(sequence.id, sequence.path(), match.num_held)
+            sequence.num_cells = match.num_held
+        sequence.restores.extend(match.restores)
+        self._drop_covered(sequence.id)
+
+    def restore(self, sequence: Sequence) -> None:
+        """Bring back the next part of what the sequence waits for; where that fails, the rest is computed."""
+        part = sequence.restores.popleft()
+        block = part.block
+        if part.start != sequence.num_cells or not self.make_room(block.end - block.start):
+            sequence.restores.clear()
+            return
+        started = time.perf_counter()
+        try:
+            self._memory.load(self._scratch, block.state)
+        except StateUnusable:
+            self.ram.discard(block)
+            sequence.restores.clear()
+            return
+        self._memory.share(self._scratch, sequence.id, part.start, part.end)
+        self._memory.remove(self._scratch)
+        sequence.num_cells = part.end
+        self.index.extend(sequence.id, sequence.path(), part.end)
+        self.ram.touch(block)
+        self.num_restored += part.end - part.start
+        self._pace.note_restore(block.end - block.start, time.perf_counter() - started)
+
+    def leave(self, sequence: Sequence, *, keep: bool) -> None:
+        """The sequence stops computing. With `keep` its prefix stays, idle."""
+        id_, sequence.id = sequence.id, NOWHERE
+        del self._live[id_]
+        sequence.restores.clear()
+        kept = keep and sequence.request.cache_prompt and not sequence.shifted and sequence.num_cells > 0
+        if not kept:
+            self._free(id_)
+            return
+        self._settle(id_, sequence)
+        self._idle[id_] = Idle(self._step, time.monotonic())
+        self._drop_covered(id_)
+        leaf = next(self.index.nodes_of(id_))
+        if len(leaf.holders) > 1:
+            self._free(id_)
+
+    def shift(self, sequence: Sequence, start: int, end: int) -> bool:
+        """The conversation goes on without its tokens [start, end) -> whether there was room to do that.
+
+        The cells' positions move for every sequence that holds them, so this one gets cells of its own first.
+        """
+        num_cells = sequence.num_cells
+        if self.index.held_by(sequence.id):
+            if not self.make_room(num_cells):
+                return False
+            state = self._memory.save(sequence.id)
+            self.index.release(sequence.id)
+            self._memory.load(sequence.id, state)
+        self._memory.cut(sequence.id, start, end)
+        self._memory.shift(sequence.id, end, num_cells, start - end)
+        sequence.forget(start, end)
+        return True
+
+    def make_room(self, num_cells: int) -> bool:
+        """Free idle prefixes until so many cells are -> whether that was possible."""
+        while self.num_free < num_cells:
+            if not self._idle:
+                return False
+            self._evict(min(self._idle, key=self._worth))
+        return True
+
+    def tidy(self, step: int, seconds: float) -> None:
+        """Move what has been idle for long to RAM, for about this long. Called in every step."""
+        self._step = step
+        patience = IDLE_STEPS if self.ram.max_bytes else IDLE_STEPS_WITHOUT_RAM
+        until = time.perf_counter() + seconds
+        for id_ in [id_ for id_, idle in self._idle.items() if step - idle.since_step >= patience]:
+            for start, end in self._unsaved(id_):
+                if time.perf_counter() >= until:
+                    return
+                self._save(id_, start, end)
+            self._free(id_)
+
+    def save_idle(self) -> None:
+        """Copy every idle prefix to RAM; it stays in the cache."""
+        for id_ in self._idle:
+            for start, end in self._unsaved(id_):
+                self._save(id_, start, end)
+
+    def forget_idle(self) -> None:
+        """Free every idle prefix, saved ones too."""
+        for id_ in list(self._idle):
+            self._free(id_)
+        for block in self.ram.blocks:
+            self.ram.discard(block)
+
+    def check(self) -> None:
+        """Raises IntegrityError where the books contradict themselves, or llama.cpp's cache."""
+        try:
+            self.index.check()
+            self.ram.check()
+        except ValueError as error:
+            raise IntegrityError(str(error)) from error
+        self.check_cells()
+
+    def check_cells(self) -> None:
+        """The part of `check` that is quick. Raises IntegrityError."""
+        if sorted([*self._free_ids, *self._live, *self._idle]) != list(range(self._scratch)):
+            raise IntegrityError(
+                f"ids are lost or held twice: {self._free_ids}, {list(self._live)}, {list(self._idle)}"
+            )
+        held = {id_: one.num_cells for id_, one in self._live.items()}
+        held |= {id_: self.index.held_by(id_) for id_ in self._idle}
+        for id_ in range(self._scratch + 1):
+            cells = held.get(id_, 0)
+            first, last = self._memory.first_position(id_), self._memory.last_position(id_)
+            if last != cells - 1 or first != (0 if cells else -1):
+                raise IntegrityError(
+                    f"sequence {id_}: {cells} cells by the book, positions {first} to {last} in the cache"
+                )
+
+    def _enter_live(self, asking: Sequence) -> None:
+        """Running calls that the asking one could share with: bring what the index knows of them up to date."""
+        for id_, one in self._live.items():
+            same = one.realm == asking.realm or (one.request.num_public and one.realm.adapters == asking.realm.adapters)
+            if same and one.request.cache_prompt and not one.shifted and self.index.held_by(id_) < one.num_cells:
+                self.index.extend(id_, one.path(), one.num_cells)
+
+    def _match(self, sequence: Sequence) -> Match:
+        """At least one token is left to compute: its logits are wanted."""
+        if not sequence.request.cache_prompt or sequence.shifted:
+            return Match(0, NOWHERE, ())
+        match = self.index.match(sequence.path(), sequence.num_known - 1)
+        return match if self._pace.restore_pays else Match(match.num_held, match.holder, ())
+
+    def _new_id(self, needed: int) -> int:
+        """`needed`: a sequence that must stay."""
+        if not self._free_ids:
+            self._evict(min((id_ for id_ in self._idle if id_ != needed), key=self._worth))
+        return self._free_ids.pop()
+
+    def _settle(self, id_: int, sequence: Sequence) -> None:
+        """Enter all cells of a sequence that ended; those that others computed as well give way to theirs."""
+        path = sequence.path()
+        while (known := self.index.extend(id_, path, sequence.num_cells)) < sequence.num_cells:
+            other = self.index.match(path, sequence.num_cells)
+            self._memory.cut(id_, known, other.num_held)
+            self._memory.share(other.holder, id_, known, other.num_held)
+            self.index.share(id_, path, other.num_held)
+
+    def _drop_covered(self, by: int) -> None:
+        """Idle prefixes that the sequence `by` holds whole need no id of their own."""
+        for id_ in [id_ for id_ in self._idle if id_ != by and self.index.ends_above(id_, by)]:
+            self._free(id_)
+
+    def _worth(self, id_: int) -> float:
+        """Of an idle prefix: what losing it costs, less the longer nobody asked for it."""
+        age_s = time.monotonic() - self._idle[id_].last_used + 1e-3
+        return self._pace.rebuild_s(self.index.num_exclusive(id_), saved=not self._unsaved(id_)) / age_s
+
+    def _evict(self, id_: int) -> None:
+        for start, end in self._unsaved(id_):
+            self._save(id_, start, end)
+        self._free(id_)
+
+    def _unsaved(self, id_: int) -> Iterable[tuple[int, int]]:
+        return self.index.unsaved(id_, BLOCK_TOKENS) if self.ram.max_bytes else ()
+
+    def _save(self, id_: int, start: int, end: int) -> None:
+        started = time.perf_counter()
+        self._memory.share(id_, self._scratch, start, end)
+        try:
+            state = self._memory.save(self._scratch)
+        finally:
+            self._memory.remove(self._scratch)
+        block = Block(start, end, state)
+        self.ram.add(block, self.index.store(id_, block))
+        self._pace.note_save(end - start, time.perf_counter() - started)
+
+    def _free(self, id_: int) -> None:
+        self._idle.pop(id_, None)
+        self.index.release(id_)
+        self._memory.remove(id_)
+        self._free_ids.append(id_)

@@ -1,0 +1,203 @@
+"""Who runs and who waits: lets calls in, makes them wait for each other's prefixes, throws one out when cells run out.
+
+Order is priority, then deadline, then arrival. A call enters as soon as its cells and what answers usually need are
+free; should they run out after all, the last in order goes back to waiting, its cells to RAM, and comes back without
+loss. The first in order always runs, so everyone's turn comes.
+"""
+
+from __future__ import annotations
+
+import bisect
+import time
+from collections.abc import Callable, Iterator
+from typing import Protocol
+
+from workers.engine.pace import PrefillPace
+from workers.engine.prefix import Match, common
+from workers.engine.scheduler import Limits, Plan, plan_step
+from workers.engine.sequence import NOWHERE, Sequence
+from workers.protocol.events import CallEvent
+
+MIN_WAIT_TOKENS = 16
+"""A call waits for another one's prefix if that spares it so many tokens; computing fewer is quicker than waiting."""
+
+MOVE_S = 0.02
+"""Most time that a step with running streams spends on moving cached tokens, but for one block."""
+
+FIRST_GUESS_TOKENS = 64.0
+"""Length of an answer, before any was seen."""
+
+
+class Cache(Protocol):
+    """What the roster needs of the store of prefixes."""
+
+    @property
+    def num_free(self) -> int: ...
+
+    @property
+    def num_idle(self) -> int: ...
+
+    def lookup(self, sequence: Sequence) -> Match: ...
+
+    def enter(self, sequence: Sequence) -> None: ...
+
+    def restore(self, sequence: Sequence) -> None: ...
+
+    def leave(self, sequence: Sequence, *, keep: bool) -> None: ...
+
+    def make_room(self, num_cells: int) -> bool: ...
+
+
+class Roster:
+    """Belongs to the engine's thread, as does every sequence in it."""
+
+    def __init__(self, cache: Cache, slots: int, limits: Limits, pace: PrefillPace) -> None:
+        self.running: list[Sequence] = []
+        """Those that hold a slot, in order."""
+        self.waiting: list[Sequence] = []
+        self.num_preempted = 0
+        self._cache = cache
+        self._limits = limits
+        self._pace = pace
+        # Taken from the end: low numbers first, and the last one freed is the next one used.
+        self._free_slots = list(range(slots - 1, -1, -1))
+        self._answer_tokens = FIRST_GUESS_TOKENS
+
+    def join(self, sequence: Sequence) -> None:
+        bisect.insort(self.waiting, sequence, key=_order)
+
+    def find(self, key: int) -> Sequence | None:
+        return next((one for one in (*self.running, *self.waiting) if one.key == key), None)
+
+    def remove(self, sequence: Sequence, *, keep: bool) -> None:
+        """The call is over. With `keep` its prefix stays in the cache."""
+        if sequence.slot == NOWHERE:
+            self.waiting.remove(sequence)
+            return
+        if sequence.num_predicted:
+            self._answer_tokens += 0.1 * (sequence.num_predicted - self._answer_tokens)
+        self._step_down(sequence, keep=keep)
+
+    def admit(self, events: list[CallEvent], may_enter: Callable[[Sequence], bool]) -> None:
+        """Give free slots to those who wait and fit. `may_enter`: whether a call needs nothing else first."""
+        passed = 0
+        while self._free_slots and passed < len(self.waiting):
+            sequence = self.waiting[passed]
+            if not may_enter(sequence):
+                passed += 1
+                continue
+            if not self._fits(sequence):
+                break
+            del self.waiting[passed]
+            sequence.slot = self._free_slots.pop()
+            bisect.insort(self.running, sequence, key=_order)
+            self._enter(sequence)
+        self._enter_blocked()
+        self._restore()
+        for sequence in self.running:
+            if sequence.ready and not sequence.started_at:
+                sequence.num_cached = sequence.num_cells
+                events.append(sequence.start(sequence.slot, time.perf_counter()))
+
+    def plan(self, chosen: Callable[[list[Sequence]], list[Sequence]]) -> Plan[Sequence]:
+        """What the next step computes, with room for all of it. `chosen`: those of the ready that may share a batch."""
+        while True:
+            ready = chosen([sequence for sequence in self.running if sequence.ready])
+            num_decode = sum(sequence.decoding for sequence in ready)
+            if not self._cache.make_room(num_decode):
+                self._preempt()
+                continue
+            left = sum(sequence.num_prompt_left for sequence in ready)
+            if left:
+                self._cache.make_room(num_decode + min(left, self._limits.n_ubatch))
+            plan = plan_step(ready, self._limits, self._pace.budget, self._cache.num_free)
+            if plan.num_tokens or not ready:
+                return plan
+            self._preempt()
+
+    def check(self) -> None:
+        """Raises ValueError where the roster contradicts itself."""
+        slots = [sequence.slot for sequence in self.running]
+        if len(set(slots)) != len(slots) or set(slots) & set(self._free_slots):
+            raise ValueError(f"slots are held twice: {slots}, free {self._free_slots}")
+        if any(sequence.slot != NOWHERE or sequence.id != NOWHERE for sequence in self.waiting):
+            raise ValueError("a waiting call holds a slot or cells")
+
+    def _fits(self, sequence: Sequence) -> bool:
+        """Whether the call's cells are free, and what the answers of all usually take."""
+        if not self.running:
+            return True
+        match = self._cache.lookup(sequence)
+        shared = match.num_held if any(one.id == match.holder for one in self.running) else 0
+        demand = sequence.num_known - shared + self._growth(sequence)
+        for one in self.running:
+            demand += one.num_prompt_left - (one.waits_until if one.waits_for else 0) + self._growth(one)
+        return demand <= self._cache.num_free + self._cache.num_idle
+
+    def _growth(self, sequence: Sequence) -> int:
+        usual = max(1.0, self._answer_tokens - sequence.num_predicted)
+        return min(sequence.limit - sequence.num_predicted, int(usual))
+
+    def _enter(self, sequence: Sequence) -> None:
+        """Into the cache, or behind the call that is just computing a prefix of this one."""
+        sequence.waits_for = None
+        known = self._cache.lookup(sequence).num_known
+        for source, num_common in self._sources(sequence):
+            if num_common - known >= MIN_WAIT_TOKENS:
+                sequence.waits_for, sequence.waits_until, known = source, num_common, num_common
+        if sequence.waits_for is None:
+            self._cache.enter(sequence)
+
+    def _sources(self, sequence: Sequence) -> Iterator[tuple[Sequence, int]]:
+        """Those that compute a prefix just now -> and how much of it is a prefix of this one too."""
+        if not sequence.request.cache_prompt or sequence.shifted:
+            return
+        most = sequence.num_known - 1
+        for one in self.running:
+            if one is sequence or one.id == NOWHERE or one.decoding or one.shifted or not one.request.cache_prompt:
+                continue
+            if one.realm != sequence.realm:
+                if one.realm.adapters != sequence.realm.adapters:
+                    continue
+                most = min(most, one.request.num_public, sequence.request.num_public)
+            num_common = min(common(one.tokens(), sequence.tokens()), most)
+            if num_common > one.num_cells:
+                yield one, num_common
+
+    def _enter_blocked(self) -> None:
+        for sequence in self.running:
+            source = sequence.waits_for
+            if source is not None and (source.id == NOWHERE or source.num_cells >= sequence.waits_until):
+                self._enter(sequence)
+
+    def _restore(self) -> None:
+        """Bring back saved prefixes; beside running streams only as much as they don't notice."""
+        until = time.perf_counter() + MOVE_S if any(one.decoding for one in self.running) else float("inf")
+        for sequence in self.running:
+            while sequence.restores:
+                self._cache.restore(sequence)
+                if time.perf_counter() >= until:
+                    return
+
+    def _preempt(self) -> None:
+        """The last in order gives its cells up, and waits for its next turn."""
+        holders = [sequence for sequence in self.running if sequence.id != NOWHERE]
+        if len(holders) < 2:
+            raise RuntimeError("one conversation does not fit the KV cache alone; this must not be possible")
+        sequence = holders[-1]
+        self.num_preempted += 1
+        sequence.decoding = False
+        self._step_down(sequence, keep=True)
+        self.join(sequence)
+
+    def _step_down(self, sequence: Sequence, *, keep: bool) -> None:
+        self.running.remove(sequence)
+        self._free_slots.append(sequence.slot)
+        sequence.slot = NOWHERE
+        sequence.waits_for = None
+        if sequence.id != NOWHERE:
+            self._cache.leave(sequence, keep=keep)
+
+
+def _order(sequence: Sequence) -> tuple[float, float, int]:
+    return sequence.order
