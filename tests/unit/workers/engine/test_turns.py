@@ -139,7 +139,7 @@ class Keyed:
 
 @dataclass
 class Caller:
-    adapters: Keyed
+    adapter_set: Keyed
 
 
 def test_those_of_the_turn_are_chosen_in_their_order() -> None:
