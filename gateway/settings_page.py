@@ -56,7 +56,7 @@ It is made with mode 0700. A folder that is there already keeps its mode; a warn
 | `config.yaml` | your settings, if you write it |
 | `logs/` | one file per process, each bounded to 3 x 8 MiB |
 | `hub/` | models fetched with `--hf`, unless `HF_HOME` is set; `fetched.json`: served without asking the hub |
-| `run/` | lock, Redis socket and catalog of the running `paddock up` |
+| `run/` | lock, Redis socket and catalog of the running `paddock up`; `*.calls`: ids of requests that workers run |
 """
 
 

@@ -9,7 +9,7 @@ from workers.command import Command
 
 COMMANDS = {
     "worker": Command(
-        "workers.settings:WorkerSettings", "workers.worker:run", "one worker process against a given Redis", "worker"
+        "workers.settings:WorkerSettings", "workers.worker:main", "one worker process against a given Redis", "worker"
     ),
     "supervisor": Command(
         "workers.settings:SupervisorSettings",

@@ -98,6 +98,23 @@ class ModelSettings(PaddockSettings):
     ] = "{}"
 
 
+StepTimeout = Annotated[
+    float,
+    Field(
+        ge=0,
+        description="longest step of a worker's engine, seconds; one that takes longer counts as hung, and the worker "
+        "is ended and started again; 0: any length",
+    ),
+]
+STEP_TIMEOUT_S = 300.0
+"""A step computes up to 2,048 tokens of a prompt: 200 s of honest work on a CPU that reads 10 tokens per second. Ended
+too early, it would be tried and ended again for ever. With a GPU no step takes 30 s."""
+
+CoreDumps = Annotated[
+    bool, Field(description="let a worker that crashes leave a core file; it holds prompts, answers and secrets")
+]
+
+
 class WorkerSettings(ModelSettings):
     """One worker process."""
 
@@ -118,6 +135,15 @@ class WorkerSettings(ModelSettings):
     gateway_grace_s: Annotated[
         float, Field(ge=0, description="how long a worker keeps the calls of a gateway whose stream is gone")
     ] = 5.0
+    step_timeout_s: StepTimeout = STEP_TIMEOUT_S
+    core_dumps: CoreDumps = False
+    black_box: Annotated[
+        Path | None,
+        Field(
+            description="file in which a worker keeps the ids of its running requests, for whoever finds it dead: a "
+            "supervisor, which sets it, or the next worker; empty: none"
+        ),
+    ] = None
 
 
 class SupervisorSettings(ModelSettings):
@@ -128,7 +154,10 @@ class SupervisorSettings(ModelSettings):
     )
     hf: Annotated[str, Field(description="model to fetch from the Hugging Face hub, REPO[:QUANT]")] = ""
     workers: Annotated[int, Field(ge=1, le=256, description="worker processes for the model")] = 2
+    gpus: Annotated[int, Field(ge=1, le=16, description="GPUs that each worker gets, where `nvidia-smi` finds any")] = 1
     worker_host: Annotated[str, Field(description="address the workers listen on")] = "127.0.0.1"
     worker_drain_s: Annotated[
         float, Field(ge=0, description="how long a stopping worker lets running calls finish")
     ] = 20.0
+    step_timeout_s: StepTimeout = STEP_TIMEOUT_S
+    core_dumps: CoreDumps = False

@@ -219,7 +219,9 @@ def limit(field: FieldInfo) -> str:
     kinds = [kind for kind in (get_args(field.annotation) or (field.annotation,)) if kind is not type(None)]
     if get_origin(field.annotation) is Literal:
         return "one of " + ", ".join(str(value) for value in get_args(field.annotation))
-    noun = {int: "a whole number", float: "a number", Path: "a path", str: "text"}.get(kinds[0], "valid")
+    noun = {bool: "true or false", int: "a whole number", float: "a number", Path: "a path", str: "text"}.get(
+        kinds[0], "valid"
+    )
     least, above, most = (_bound(field, mark) for mark in ("ge", "gt", "le"))
     if least is not None and most is not None:
         return f"{noun} from {least} to {most}"

@@ -16,9 +16,12 @@ from typing import TypeVar
 import msgspec
 import uvloop
 
+from workers.black_box import BlackBox, describe, take
 from workers.chat.prompts import Prompts
 from workers.chat.template import ChatTemplate, TemplateUnusable
 from workers.engine.engine import Engine
+from workers.engine.watchdog import Watchdog
+from workers.isolation import isolate
 from workers.llama.context import Context
 from workers.llama.gguf import GgufHeader
 from workers.llama.model import Model, ModelError, ModelTooLarge
@@ -41,6 +44,12 @@ T = TypeVar("T")
 
 class SettingUnusable(ValueError):
     """A setting that only the worker can judge; the message names it and the remedy."""
+
+
+def main(settings: WorkerSettings) -> int:
+    """`run` for a process that does nothing else."""
+    isolate(core_dumps=settings.core_dumps)
+    return run(settings)
 
 
 def run(settings: WorkerSettings) -> int:
@@ -67,7 +76,7 @@ def _run(settings: WorkerSettings) -> int:
         template = ChatTemplate(model.chat_template, bos_text=model.bos_text, eos_text=model.eos_text)
         prompts = Prompts(template, model, bos_text=model.bos_text)
         context, n_ctx = make_context(model, settings, llama)
-        with context:
+        with context, _black_box(settings) as black_box, Watchdog(settings.step_timeout_s, black_box):
             context.warm_up()
 
             def build_engine(emit: Emit, on_crash: OnCrash) -> Engine:
@@ -159,6 +168,20 @@ def _checked(settings: WorkerSettings) -> Path:
             f"alias: {name!r} can't be a model's name: use at most 128 letters, digits and . _ : / @ + -, with --alias"
         )
     return settings.model.expanduser()
+
+
+def _black_box(settings: WorkerSettings) -> BlackBox:
+    """Where the engine keeps what it runs. Tells what a worker that died in this place left there."""
+    path = settings.black_box
+    try:
+        left = take(path) if path else None
+        if left:
+            logger.error("the worker that was here before died while running %s", describe(left))
+        return BlackBox(path)
+    except OSError as error:
+        raise SettingUnusable(
+            f"black_box: can't write {path}: {error.strerror}; name a file in a folder of your own, or leave it out"
+        ) from None
 
 
 def _place(settings: WorkerSettings, path: Path, model: Model) -> Place:

@@ -141,6 +141,7 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
             ge=0, le=MAX_KV_TOKENS, description="KV cells that all slots share; 0: slots x ctx, reduced to fit memory"
         ),
     ] = 0
+    gpus: Annotated[int, Meta(ge=1, le=16, description="GPUs that each worker gets, where `nvidia-smi` finds any")] = 1
     llama: LlamaSettings = LlamaSettings()
     sampling: DefaultSampling = DefaultSampling()
 
@@ -167,6 +168,10 @@ def check(catalog: Catalog, origin: str) -> Catalog:
         where = f"{origin}: models[{number}] ({model.name})"
         if (model.path is None) == (model.hf is None):
             raise CatalogError(f"{where}: give exactly one source: `path` (a GGUF file) or `hf` (REPO[:QUANT])")
+        if (wanted := max(len(model.llama.tensor_split), model.llama.main_gpu + 1)) > model.gpus:
+            raise CatalogError(
+                f"{where}: `llama` speaks of {wanted} GPUs and each worker gets {model.gpus}; raise `gpus`"
+            )
         if model.name in names:
             raise CatalogError(f"{where}: the name is used twice; rename one of the two models")
         names.add(model.name)

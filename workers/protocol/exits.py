@@ -7,6 +7,7 @@ code  name         meaning                                                restar
 2     USAGE        a flag, setting or catalog that can't be used          no
 65    BAD_MODEL    the model file is missing, truncated or not GGUF       no
 69    NO_REDIS     Redis did not answer in the time allowed               yes, with backoff
+70    HUNG         a step of the engine took longer than step_timeout_s       yes, with backoff
 71    NO_MEMORY    the model or its KV cache does not fit                 no
 75    DRAIN_CUT    stopped as asked, but calls were cut off at the bound  no
 98    PORT_TAKEN   the address to listen on is in use                     no
@@ -23,12 +24,13 @@ class Exit(IntEnum):
     USAGE = 2
     BAD_MODEL = 65
     NO_REDIS = 69
+    HUNG = 70
     NO_MEMORY = 71
     DRAIN_CUT = 75
     PORT_TAKEN = 98
 
 
-RESTARTED = frozenset({Exit.CRASHED, Exit.NO_REDIS})
+RESTARTED = frozenset({Exit.CRASHED, Exit.NO_REDIS, Exit.HUNG})
 """Any code not listed above, and death by a signal, is restarted as well."""
 
 FINAL = frozenset({Exit.OK, Exit.USAGE, Exit.BAD_MODEL, Exit.NO_MEMORY, Exit.DRAIN_CUT, Exit.PORT_TAKEN})

@@ -25,7 +25,7 @@ DEMO_ALIAS = "paddock-demo"
 DEMO_PACKAGED = Path(__file__).parent / "demo" / "paddock-demo.gguf"
 DEMO_CHECKOUT = Path(__file__).parents[2] / "deploy" / "demo" / "paddock-demo.gguf"
 
-PER_MODEL = ("alias", "slots", "ctx", "kv_tokens", "workers", "llama", "sampling")
+PER_MODEL = ("alias", "slots", "ctx", "kv_tokens", "workers", "gpus", "llama", "sampling")
 """Settings that a catalog file says for each model."""
 
 
@@ -62,6 +62,7 @@ def wanted(settings: SupervisorSettings) -> Wanted:
     document: dict[str, object] = {
         "name": settings.alias or _alias(settings),
         "workers": settings.workers,
+        "gpus": settings.gpus,
         "slots": settings.slots,
         "ctx": settings.ctx,
         "kv_tokens": settings.kv_tokens,

@@ -15,8 +15,8 @@ from pathlib import Path
 
 import msgspec
 
-from workers import sources
-from workers.protocol.catalog import Catalog, ModelSpec
+from workers import black_box, sources
+from workers.protocol.catalog import Catalog, CatalogError, ModelSpec
 from workers.protocol.exits import FINAL, Exit
 from workers.settings import SupervisorSettings, WorkerSettings
 from workers.supervisor import gpus
@@ -43,6 +43,7 @@ class Place:
     model: ModelSpec
     file: Path
     device: str | None
+    """Its GPUs, divided by commas; None: this machine has none."""
     threads: int
     neighbours: int
     """Workers of this machine, itself included: they share its memory."""
@@ -51,21 +52,41 @@ class Place:
 def plan(
     catalog: Catalog, files: Mapping[str, Path], cores: int, devices: Sequence[str], host: str
 ) -> tuple[Place, ...]:
-    """Each model's workers, in the catalog's order; devices go round, cores are divided evenly. Pure."""
+    """Each model's workers, in the catalog's order; devices go round, cores are divided evenly. Pure.
+
+    Raises CatalogError: a worker wants more devices than there are.
+    """
     models = [model for model in catalog.models for _ in range(model.workers)]
     threads = max(1, cores // max(1, len(models)))
+    dealt = _dealt(models, devices)
     return tuple(
         Place(
             name=f"worker-{number}",
             worker_id=f"{host}-{number}",
             model=model,
             file=files[model.name],
-            device=devices[number % len(devices)] if devices else None,
+            device=dealt[number],
             threads=model.llama.n_threads or threads,
             neighbours=len(models),
         )
         for number, model in enumerate(models)
     )
+
+
+def _dealt(models: Sequence[ModelSpec], devices: Sequence[str]) -> list[str | None]:
+    """Each worker's devices, as `CUDA_VISIBLE_DEVICES` writes them."""
+    dealt: list[str | None] = []
+    turn = 0
+    for model in models:
+        if devices and model.gpus > len(devices):
+            raise CatalogError(
+                f"models: each worker of {model.name} wants {model.gpus} GPUs and this machine has {len(devices)}; "
+                "lower `gpus`"
+            )
+        own = [devices[(turn + number) % len(devices)] for number in range(model.gpus)] if devices else []
+        turn += len(own)
+        dealt.append(",".join(own) or None)
+    return dealt
 
 
 def host_id(state_dir: Path) -> str:
@@ -100,7 +121,9 @@ class Supervisor:
     ) -> None:
         """`on_final(exit code, line for a person)` is told of each worker that ended unasked and stays away."""
         self._fleet = fleet
+        self._console = console
         self._on_final = on_final
+        self._black_boxes = {place.name: black_box_of(place, settings) for place in places}
         self._outputs = {place.name: Output(place.name, settings.state_dir / "logs", console) for place in places}
         self._children = {
             place.name: Child(
@@ -115,8 +138,11 @@ class Supervisor:
 
     async def keep(self) -> int:
         """OK, or the first code that kept a worker away."""
-        async with asyncio.TaskGroup() as tasks:
-            running = [tasks.create_task(child.keep()) for child in self._children.values()]
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                running = [tasks.create_task(child.keep()) for child in self._children.values()]
+        finally:
+            self._clear_away()
         codes = [task.result() for task in running]
         return next((code for code in codes if code in FINAL and code != Exit.OK), int(Exit.OK))
 
@@ -129,10 +155,25 @@ class Supervisor:
             child.hurry()
 
     async def _bury(self, place: Place, code: int) -> None:
+        running = black_box.take(self._black_boxes[place.name])
+        if running is not None:
+            told = black_box.describe(running)
+            self._outputs[place.name].note(f"paddock: {place.name} died ({describe(code)}) while running {told}")
         await self._fleet.forget(place.model.name, place.worker_id)
         if code in FINAL:
             complaint = self._outputs[place.name].complaint()
             self._on_final(code, f"{place.name} can't serve {place.model.name} ({describe(code)}): {complaint}")
+
+    def _clear_away(self) -> None:
+        """What is left of workers that had to be killed while they stopped."""
+        for name, path in self._black_boxes.items():
+            if running := black_box.take(path):
+                self._console.say(f"paddock: {name} was killed while running {black_box.describe(running)}")
+
+
+def black_box_of(place: Place, settings: SupervisorSettings) -> Path:
+    """Where a place's worker keeps the ids of its running requests; private, as the state folder is."""
+    return settings.state_dir / "run" / f"{place.name}.calls"
 
 
 def recipe(place: Place, settings: SupervisorSettings, environment: Mapping[str, str]) -> Recipe:
@@ -156,6 +197,9 @@ def recipe(place: Place, settings: SupervisorSettings, environment: Mapping[str,
         worker_address="",
         worker_drain_s=settings.worker_drain_s,
         workers_on_machine=place.neighbours,
+        step_timeout_s=settings.step_timeout_s,
+        core_dumps=settings.core_dumps,
+        black_box=black_box_of(place, settings),
         llama=msgspec.json.encode(msgspec.structs.replace(model.llama, n_threads=place.threads)).decode(),
         sampling=msgspec.json.encode(model.sampling).decode(),
     )

@@ -1,0 +1,141 @@
+"""Which requests a worker was running when it died: a small file that outlives the process.
+
+A C++ abort or the kernel's out-of-memory killer leaves a process no time to log. So the engine keeps the ids of its
+running requests in a mapped file, and whoever finds the process dead reads it: the supervisor at once, or the next
+worker that is given the same file. It holds ids and times, never text of a prompt.
+
+The file has two halves and a first byte that says which one counts. A half is written whole before the byte changes,
+so a death at any moment leaves a whole record. Standard library only: the supervisor reads it too.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import mmap
+import os
+import struct
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+MAX_LABEL = 100
+"""Characters of an id that are kept; a caller may send a longer one."""
+
+HALF = 1 << 16
+_OFFSETS = (16, 16 + HALF)
+_SIZE = 16 + 2 * HALF
+_MAGIC = b"pdkbox1"
+_LENGTH = struct.Struct("<I")
+_ROOM = HALF - _LENGTH.size
+
+
+class BlackBox:
+    """Written by the engine's thread alone, whenever the set of running requests changes."""
+
+    def __init__(self, path: Path | None) -> None:
+        """Without a path only this process can read it, for the log lines of its own end. Raises OSError."""
+        self._path = path
+        self._running: dict[int, tuple[str, float]] = {}
+        self._lines: dict[int, bytes] = {}
+        self._half = 0
+        self._map: mmap.mmap | None = None
+        if path is not None:
+            self._map = _mapped(path)
+
+    def began(self, key: int, label: str) -> None:
+        """The request `label` runs from now on. Blocks only for writing to memory."""
+        now = time.time()
+        label = _printable(label)
+        self._running[key] = (label, now)
+        self._lines[key] = f"{now:.3f} {label}\n".encode()
+        self._write()
+
+    def ended(self, key: int) -> None:
+        """It does not run any more; unknown keys are ignored."""
+        if self._lines.pop(key, None) is not None:
+            del self._running[key]
+            self._write()
+
+    def text(self) -> str:
+        """What runs now and for how long, for a log line. From any thread."""
+        return describe(list(self._running.values()))
+
+    def close(self) -> None:
+        """The process ends in order: nothing is left to read. Calling it again does nothing."""
+        if self._map is not None and self._path is not None:
+            self._map.close()
+            self._map = None
+            self._path.unlink(missing_ok=True)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _write(self) -> None:
+        if self._map is None:
+            return
+        data = b"".join(self._lines.values())[:_ROOM]
+        half = 1 - self._half
+        start = _OFFSETS[half]
+        self._map[start : start + _LENGTH.size + len(data)] = _LENGTH.pack(len(data)) + data
+        self._map[0] = self._half = half
+
+
+def find(path: Path) -> list[tuple[str, float]] | None:
+    """What a dead process was running: ids, and the Unix times at which they began. None: there is no record."""
+    try:
+        data = path.read_bytes()
+    except OSError:
+        return None
+    if len(data) != _SIZE or data[1 : 1 + len(_MAGIC)] != _MAGIC or data[0] > 1:
+        return None
+    start = _OFFSETS[data[0]]
+    (length,) = _LENGTH.unpack_from(data, start)
+    lines = data[start + _LENGTH.size : start + _LENGTH.size + min(length, _ROOM)].decode("utf-8", "replace")
+    found: list[tuple[str, float]] = []
+    for line in lines.splitlines():
+        began, _, label = line.partition(" ")
+        with contextlib.suppress(ValueError):  # the last line, where there was no room for all of it
+            found.append((label, float(began)))
+    return found
+
+
+def take(path: Path) -> list[tuple[str, float]] | None:
+    """As `find`, and removes the file, so that it is told once."""
+    found = find(path)
+    path.unlink(missing_ok=True)
+    return found
+
+
+def describe(running: Sequence[tuple[str, float]], now: float | None = None) -> str:
+    """`requests a (for 3.2 s), b (for 0.1 s)`, the longest first; `no request` where there is none."""
+    now = time.time() if now is None else now
+    if not running:
+        return "no request"
+    by_age = sorted(running, key=lambda item: item[1])
+    told = [f"{label} (for {max(0.0, now - began):.1f} s)" for label, began in by_age]
+    return f"request{'s' if len(told) > 1 else ''} {', '.join(told)}"
+
+
+def _printable(label: str) -> str:
+    """A caller may choose the id: it must not forge a line of the log."""
+    kept = "".join(character if character.isprintable() else "?" for character in label[:MAX_LABEL])
+    return kept.strip() or "without an id"
+
+
+def _mapped(path: Path) -> mmap.mmap:
+    """A fresh file of mode 0600; what a dead process left there is gone."""
+    path.unlink(missing_ok=True)
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
+    try:
+        os.ftruncate(descriptor, _SIZE)
+        os.pwrite(descriptor, _MAGIC, 1)
+        return mmap.mmap(descriptor, _SIZE)
+    finally:
+        os.close(descriptor)
