@@ -1,4 +1,5 @@
-"""The ASGI application of one worker: `/v1/submit`, `/v1/cancel`, `/v1/events`, `/health`, `/metrics`."""
+"""The ASGI application of one worker: `/v1/submit`, `/v1/cancel`, `/v1/events`, `/v1/pool`, `/health`,
+`/metrics`."""
 
 from __future__ import annotations
 
@@ -25,9 +26,11 @@ from workers.protocol.framing import (
     KEEP_ALIVE_INTERVAL_S,
     SUBMIT_PATH,
 )
+from workers.protocol.pooled import POOL_PATH, PoolRequest, PoolResult, decode_request
 from workers.protocol.requests import Accepted, Cancel, Submit
 from workers.service.desk import CallDesk
 from workers.service.metrics import WorkerMetrics
+from workers.service.pooled import PooledDesk, no_pooled_work
 from workers.service.stream import EventHub, Feed
 
 METRICS_PATH = "/metrics"
@@ -90,6 +93,45 @@ class CallRoutes:
         return Response(status_code=204)
 
 
+class PoolRoute:
+    """`POST /v1/pool`: answers when all is computed; a peer that goes away cancels it."""
+
+    def __init__(self, desk: PooledDesk | None) -> None:
+        self._desk = desk
+
+    async def pool(self, request: Request) -> Response:
+        try:
+            asked = _decode(decode_request, await _body(request))
+            if self._desk is None:
+                raise CallFailed(no_pooled_work())
+        except CallFailed as failed:
+            return _failure(failed.failure)
+        async with asyncio.TaskGroup() as group:
+            work = group.create_task(_outcome(self._desk, asked))
+            watcher = group.create_task(_cancel_when_gone(request.receive, work))
+            await asyncio.wait([work])
+            watcher.cancel()
+        if work.cancelled():
+            return Response(status_code=HTTP_STATUS[FailureCode.WORKER_LOST])  # nobody is there to read it
+        outcome = work.result()
+        if isinstance(outcome, Failure):
+            return _failure(outcome)
+        return Response(_encode(outcome), media_type="application/json")
+
+
+async def _outcome(desk: PooledDesk, asked: PoolRequest) -> PoolResult | Failure:
+    try:
+        return await desk.pool(asked)
+    except CallFailed as failed:
+        return failed.failure
+
+
+async def _cancel_when_gone(receive: Receive, work: asyncio.Task[PoolResult | Failure]) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+    work.cancel()
+
+
 class EventStream:
     """`GET /v1/events`: raw ASGI, because it writes several hundred times a second."""
 
@@ -148,8 +190,12 @@ def build_app(
     metrics: WorkerMetrics,
     secret: str,
     health: Callable[[], dict[str, Any]],
+    pool: PooledDesk | None = None,
 ) -> Starlette:
-    """The routes of one worker; `health` is asked at each `GET /health` and must not block."""
+    """The routes of one worker; `health` is asked at each `GET /health` and must not block.
+
+    `pool`: the desk of a worker that does pooled work.
+    """
     calls = CallRoutes(desk, hub.boot)
 
     async def show_health(request: Request) -> Response:
@@ -162,6 +208,7 @@ def build_app(
         Route(SUBMIT_PATH, calls.submit, methods=["POST"]),
         Route(CANCEL_PATH, calls.cancel, methods=["POST"]),
         Route(EVENTS_PATH, EventStream(hub), methods=["GET"]),
+        Route(POOL_PATH, PoolRoute(pool).pool, methods=["POST"]),
         Route(HEALTH_PATH, show_health),
         Route(METRICS_PATH, show_metrics),
     ]

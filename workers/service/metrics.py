@@ -79,6 +79,13 @@ class WorkerMetrics(Collector):
         self._request_generation_tokens.observe(event.usage.completion_tokens)
         self._success.labels(self._model, reason.value).inc()
 
+    def pooled(self, num_tokens: int, e2e_s: float) -> None:
+        """A call for vectors or scores was answered."""
+        self.prompt_tokens += num_tokens
+        self.computed_prompt_tokens += num_tokens
+        self._e2e.observe(e2e_s)
+        self._request_prompt_tokens.observe(num_tokens)
+
     def render(self) -> bytes:
         """Prometheus' text format."""
         return generate_latest(self._registry)

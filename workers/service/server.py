@@ -26,7 +26,7 @@ from workers.engine.request import EngineLoad
 from workers.protocol.events import CallEvent
 from workers.protocol.exits import Exit
 from workers.protocol.failures import Failure, FailureCode
-from workers.protocol.heartbeat import Heartbeat, ModelFacts
+from workers.protocol.heartbeat import Heartbeat, ModelFacts, WorkerKind
 from workers.protocol.requests import Sampling
 from workers.service.app import build_app
 from workers.service.desk import CallDesk
@@ -34,6 +34,7 @@ from workers.service.desk import Engine as DeskEngine
 from workers.service.heartbeat import Registration, connect
 from workers.service.mailbox import Mailbox
 from workers.service.metrics import WorkerMetrics
+from workers.service.pooled import PooledDesk
 from workers.service.stream import EventHub
 
 FLUSH_S = 2.0
@@ -60,6 +61,17 @@ class Engine(DeskEngine, Protocol):
     def start(self) -> None: ...
     def stop(self) -> None:
         """Ends the thread; no event comes after it."""
+
+
+class Desk(Protocol):
+    """Where the worker's calls are counted, whatever their kind."""
+
+    draining: bool
+    idle: asyncio.Event
+
+    @property
+    def num_calls(self) -> int: ...
+    def fail_all(self, failure: Failure) -> None: ...
 
 
 Emit = Callable[[int, list[CallEvent]], None]
@@ -130,7 +142,9 @@ class WorkerServer:
         defaults: Sampling,
         build_engine: BuildEngine,
         http: Any = "httptools",
+        pool: PooledDesk | None = None,
     ) -> None:
+        """`pool`: for a worker that does pooled work; `build_engine` connects it to its engine."""
         self._place = place
         self._sock = sock
         self.address = place.address or address_of(sock)
@@ -144,7 +158,18 @@ class WorkerServer:
         self._hub = EventHub(self._boot, grace_s=place.gateway_grace_s)
         self.desk = CallDesk(self._hub, self._engine, prompts, self._metrics, defaults)
         self._mailbox.connect(self._deliver)
-        app = build_app(desk=self.desk, hub=self._hub, metrics=self._metrics, secret=place.secret, health=self._health)
+        self._kind: WorkerKind = "generate" if pool is None else pool.kind
+        self._calls: Desk = self.desk if pool is None else pool
+        if pool is not None:
+            pool.follow(self._metrics.pooled)
+        app = build_app(
+            desk=self.desk,
+            hub=self._hub,
+            metrics=self._metrics,
+            secret=place.secret,
+            health=self._health,
+            pool=pool,
+        )
         config = uvicorn.Config(
             app,
             http=http,
@@ -195,22 +220,22 @@ class WorkerServer:
         await self._stop.wait()
         code = Exit.CRASHED if self._crash is not None else await self._drain()
         self._mailbox.flush()
-        if self.desk.num_calls:
-            self.desk.fail_all(self._last_words())
+        if self._calls.num_calls:
+            self._calls.fail_all(self._last_words())
         await self._flush()
         return code
 
     async def _drain(self) -> Exit:
-        self.desk.draining = True
+        self._calls.draining = True
         self._registration.hurry()
-        logger.info("draining %d calls, for at most %.0f s", self.desk.num_calls, self._place.drain_s)
+        logger.info("draining %d calls, for at most %.0f s", self._calls.num_calls, self._place.drain_s)
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(self._place.drain_s):
-                await _first(self.desk.idle, self._stop_now)
+                await _first(self._calls.idle, self._stop_now)
         if self._crash is not None:
             return Exit.CRASHED
-        if self.desk.num_calls:
-            logger.warning("cutting off %d calls that did not finish", self.desk.num_calls)
+        if self._calls.num_calls:
+            logger.warning("cutting off %d calls that did not finish", self._calls.num_calls)
             return Exit.DRAIN_CUT
         return Exit.OK
 
@@ -248,7 +273,7 @@ class WorkerServer:
     def _on_crash(self, error: BaseException) -> None:
         logger.critical("the engine failed, or a step of it could not be delivered: %s", error, exc_info=error)
         self._crash = error
-        self.desk.draining = True
+        self._calls.draining = True
         self._stop_now.set()
         self._stop.set()
 
@@ -265,14 +290,16 @@ class WorkerServer:
             kv_tokens=load.kv_tokens,
             kv_tokens_used=load.kv_tokens_used,
             facts=self._place.facts,
-            draining=self.desk.draining,
+            draining=self._calls.draining,
             started_at=self._started_at,
+            kind=self._kind,
         )
 
     def _health(self) -> dict[str, Any]:
         load = self._engine.load()
         return {
-            "status": "draining" if self.desk.draining else "ok",
+            "status": "draining" if self._calls.draining else "ok",
+            "kind": self._kind,
             "model": self._place.model,
             "worker": self._place.worker,
             "boot": self._boot,

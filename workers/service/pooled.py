@@ -1,0 +1,215 @@
+"""The desk for pooled work: makes tokens of what is asked, hands them to the engine, and waits for the whole answer.
+
+Runs on the event loop; `tell` is for the engine's thread.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import time
+from collections.abc import Callable, Sequence
+from typing import Protocol, assert_never
+
+from workers.engine.pooled import Outcome, PooledRequest
+from workers.engine.request import EngineLoad, EngineRequest
+from workers.llama.pooling import Pooling
+from workers.protocol.failures import CallFailed, Failure, FailureCode
+from workers.protocol.pooled import PoolKind, PoolRequest, PoolResult
+
+LONG_INPUT_CHARS = 4096
+"""Longer requests are tokenised off the loop; below it the hop costs more than the work."""
+
+
+class Inputs(Protocol):
+    """Text to tokens, from any thread."""
+
+    def of_text(self, text: str) -> list[int]: ...
+    def of_pair(self, query: str, document: str) -> list[int]: ...
+
+
+class Engine(Protocol):
+    """What the desk needs of an engine; what comes of a call goes to `PooledDesk.tell`."""
+
+    def submit(self, request: PooledRequest) -> None:
+        """Takes the call, without waiting. Raises CallFailed."""
+
+    def cancel(self, key: int) -> None:
+        """Ends the call before the next step; unknown keys are ignored."""
+
+
+class WholeEngine(Engine, Protocol):
+    """An engine for pooled work as its process sees it."""
+
+    @property
+    def n_ctx(self) -> int: ...
+    @property
+    def slots(self) -> int: ...
+    def load(self) -> EngineLoad: ...
+    def start(self) -> None: ...
+    def stop(self) -> None: ...
+
+
+class PooledDesk:
+    """Every call of a worker that does pooled work. Build it on the running loop, and connect its engine."""
+
+    def __init__(self, inputs: Inputs, *, pooling: Pooling, width: int) -> None:
+        self.kind: PoolKind = "rank" if pooling is Pooling.RANK else "embed"
+        self.draining = False
+        self.idle = asyncio.Event()
+        """Set while there is no call."""
+        self.idle.set()
+        self._inputs = inputs
+        self._pooling = pooling
+        self._width = width
+        self._loop = asyncio.get_running_loop()
+        self._engine: Engine | None = None
+        self._observe: Callable[[int, float], None] = _ignore
+        self._keys = itertools.count(1)
+        self._calls: dict[int, asyncio.Future[Outcome]] = {}
+
+    @property
+    def num_calls(self) -> int:
+        return len(self._calls)
+
+    def connect(self, engine: WholeEngine) -> TextRefused:
+        """-> the same engine, as the rest of the process sees it."""
+        self._engine = engine
+        return TextRefused(engine, self.kind)
+
+    def follow(self, observe: Callable[[int, float], None]) -> None:
+        """`observe(num_tokens, seconds)` hears of every call that was answered."""
+        self._observe = observe
+
+    async def pool(self, request: PoolRequest) -> PoolResult:
+        """The whole answer. Raises CallFailed. Cancelling ends the call before the engine's next step."""
+        if self.draining or self._engine is None:
+            raise CallFailed(Failure(FailureCode.DRAINING, "this worker is stopping and takes no new calls"))
+        self._check(request)
+        began = time.monotonic()
+        key = next(self._keys)
+        future = self._calls[key] = self._loop.create_future()
+        self.idle.clear()
+        told = False
+        try:
+            tokens = await self._tokens(request)
+            if not future.done():
+                self._engine.submit(PooledRequest(key, tokens, request.normalize))
+            outcome = await future
+            told = True
+        finally:
+            del self._calls[key]
+            if not self._calls:
+                self.idle.set()
+            if not told:
+                self._engine.cancel(key)
+        if isinstance(outcome, Failure):
+            raise CallFailed(outcome)
+        num_tokens = tuple(map(len, tokens))
+        self._observe(sum(num_tokens), time.monotonic() - began)
+        return PoolResult(
+            pooling=self._pooling.name.lower(),
+            width=self._width,
+            rows=tuple(map(len, outcome)),
+            num_tokens=num_tokens,
+            vectors=b"".join(vectors.astype("<f4", copy=False).tobytes() for vectors in outcome),
+        )
+
+    def tell(self, key: int, outcome: Outcome) -> None:
+        """What came of a call; for the engine's thread."""
+        with contextlib.suppress(RuntimeError):  # the loop has closed: nobody is left to tell
+            self._loop.call_soon_threadsafe(self._deliver, key, outcome)
+
+    def fail_all(self, failure: Failure) -> None:
+        """Ends every call: the engine is gone or the time to drain is up."""
+        for key in list(self._calls):
+            self._deliver(key, failure)
+            if self._engine is not None:
+                self._engine.cancel(key)
+
+    def _deliver(self, key: int, outcome: Outcome) -> None:
+        future = self._calls.get(key)
+        if future is not None and not future.done():
+            future.set_result(outcome)
+
+    def _check(self, request: PoolRequest) -> None:
+        if request.kind != self.kind:
+            raise CallFailed(_other_kind(self.kind))
+        if request.normalize < -1:
+            raise CallFailed(_invalid(f"`normalize` is {request.normalize}; use -1 or more", "normalize"))
+        if request.kind == "rank":
+            if request.query is None:
+                raise CallFailed(_invalid("`query` is missing; say what the documents are ranked against", "query"))
+            if not all(isinstance(document, str) for document in request.inputs):
+                raise CallFailed(_invalid("documents to rank must be texts, not token ids", "input"))
+
+    async def _tokens(self, request: PoolRequest) -> list[Sequence[int]]:
+        query = len(request.query or "")
+        size = sum(query + len(one) if isinstance(one, str) else 0 for one in request.inputs)
+        if size <= LONG_INPUT_CHARS:
+            return self._tokenized(request)
+        return await asyncio.to_thread(self._tokenized, request)
+
+    def _tokenized(self, request: PoolRequest) -> list[Sequence[int]]:
+        tokens: list[Sequence[int]] = []
+        for one in request.inputs:
+            if not isinstance(one, str):
+                tokens.append(one)
+            elif request.query is not None and request.kind == "rank":
+                tokens.append(self._inputs.of_pair(request.query, one))
+            else:
+                tokens.append(self._inputs.of_text(one))
+        return tokens
+
+
+class TextRefused:
+    """A pooled engine where one that continues text is expected: it takes no such call."""
+
+    def __init__(self, engine: WholeEngine, kind: PoolKind) -> None:
+        self._engine = engine
+        self._kind: PoolKind = kind
+        self.start, self.stop, self.load = engine.start, engine.stop, engine.load
+
+    @property
+    def n_ctx(self) -> int:
+        return self._engine.n_ctx
+
+    @property
+    def slots(self) -> int:
+        return self._engine.slots
+
+    def submit(self, request: EngineRequest) -> None:
+        """Raises CallFailed: UNSUPPORTED."""
+        raise CallFailed(_other_kind(self._kind))
+
+    def cancel(self, key: int) -> None:
+        """There is no such call."""
+
+
+def no_pooled_work() -> Failure:
+    """What a worker that continues text says."""
+    return Failure(
+        FailureCode.UNSUPPORTED,
+        "this model is served for generating text; for embeddings serve it with `embeddings: true` in its `llama` "
+        "settings, for ranking serve a reranker",
+    )
+
+
+def _other_kind(kind: PoolKind) -> Failure:
+    match kind:
+        case "embed":
+            message = "this model is served for embeddings only; ask another model, or serve it without `embeddings`"
+        case "rank":
+            message = "this model is served for ranking documents only; ask another model, or set another `pooling`"
+        case _:
+            assert_never(kind)
+    return Failure(FailureCode.UNSUPPORTED, message, "model")
+
+
+def _invalid(message: str, param: str) -> Failure:
+    return Failure(FailureCode.INVALID_REQUEST, message, param)
+
+
+def _ignore(num_tokens: int, seconds: float) -> None:
+    """Nobody follows the desk yet."""
