@@ -27,6 +27,10 @@ D_STATE, D_CONV, D_INNER, DT_RANK = 8, 4, 2 * N_EMBD, 4
 L_CACHE = 3
 
 
+WORDS = [int(token) for token in np.random.default_rng(5).integers(10, 760, 400)]
+"""A text for all of them: none of its tokens ends an answer."""
+
+
 class Draft:
     """One file being written: a seeded source of weights beside the writer."""
 
@@ -60,9 +64,12 @@ class Draft:
             writer.add_rope_freq_base(10_000.0)
 
     def ends(self, *, embedding: float = 1.0, output: float | None = 4.0, norm: str = "output_norm") -> None:
-        """Embeddings and what makes logits; `output` None: the embeddings are used for both."""
+        """Embeddings and what makes logits, of a deviation of about 4; `output` None: the embeddings do both.
+
+        In that case they are small, or what is read would be said again.
+        """
         self.add("token_embd.weight", embedding * self.rng.standard_normal((self.n_vocab, N_EMBD)))
-        self.vector(f"{norm}.weight", N_EMBD)
+        self.vector(f"{norm}.weight", N_EMBD, 1.0 if output is not None else 0.5 / embedding)
         if output is not None:
             self.matrix("output.weight", self.n_vocab, N_EMBD, output)
 
@@ -120,7 +127,7 @@ def _gemma2(draft: Draft) -> None:
     draft.writer.add_sliding_window(WINDOW)
     draft.writer.add_key_length(HEAD)
     draft.writer.add_value_length(HEAD)
-    draft.ends(embedding=0.3, output=None)
+    draft.ends(embedding=0.05, output=None)
     for layer in range(2):
         block = f"blk.{layer}"
         draft.attention(block)

@@ -173,7 +173,7 @@ class Memory:
         native_log().clear()
         source = ctypes.cast(ctypes.c_char_p(state), ctypes.POINTER(ctypes.c_uint8))
         num_read = c.llama_state_seq_set_data_ext(self._context, source, len(state), sequence, part)
-        if num_read != len(state):
+        if not num_read or num_read != len(state):
             self.remove(sequence)
             reason = native_log().reason() or f"{num_read} of {len(state)} bytes were read"
             raise StateUnusable(f"llama.cpp could not restore a saved state: {reason}")

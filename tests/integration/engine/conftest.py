@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from tests.integration.engine.listener import ONE_THREAD, Bench, running
+from tests.support.small_models import SMALL_MODELS, write_small_model
 from workers.llama.model import Model
 
 ROOT = Path(__file__).parents[3]
@@ -34,6 +35,13 @@ def demo() -> Iterator[Model]:
 def any_model(request: pytest.FixtureRequest) -> Iterator[Model]:
     path: Path = request.param
     yield from load(path)
+
+
+@pytest.fixture(scope="session")
+def small_models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """One tiny model for each kind of memory, by name."""
+    folder = tmp_path_factory.mktemp("small-models")
+    return {name: write_small_model(folder, name) for name in SMALL_MODELS}
 
 
 @pytest.fixture

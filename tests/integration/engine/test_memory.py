@@ -1,0 +1,387 @@
+"""What llama.cpp's memories do, kind by kind: the facts that sharing, moving and bringing back are built on.
+
+Where a test says what goes wrong, it is there to tell us when llama.cpp changes it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests.support.lone_context import Logits, LoneContext, cells_by_position, lone_context, same
+from tests.support.small_models import SMALL_MODELS, WINDOW, WORDS, write_small_model
+from workers.llama.errors import DecodeFailed, StateUnusable
+from workers.llama.memory import MemoryKind
+from workers.protocol.catalog import LlamaSettings
+
+TEXT, OTHER = WORDS, WORDS[::-1]
+BY_RANGE = [name for name, small in SMALL_MODELS.items() if small.kind.by_range]
+WHOLE = [name for name, small in SMALL_MODELS.items() if not small.kind.by_range]
+WITH_STATE = [name for name in WHOLE if name != "window"]
+FEW = LlamaSettings(n_threads=1, n_batch=64, n_ubatch=64)
+"""Small steps keep the cells of windows few, so that they are soon needed by others."""
+
+
+@pytest.fixture(params=list(SMALL_MODELS))
+def any_kind(request: pytest.FixtureRequest, small_models: dict[str, Path]) -> Iterator[LoneContext]:
+    with lone_context(small_models[request.param]) as one:
+        yield one
+
+
+@pytest.fixture(params=BY_RANGE)
+def by_range(request: pytest.FixtureRequest, small_models: dict[str, Path]) -> Iterator[LoneContext]:
+    with lone_context(small_models[request.param]) as one:
+        yield one
+
+
+@pytest.fixture(params=WITH_STATE)
+def with_state(request: pytest.FixtureRequest, small_models: dict[str, Path]) -> Iterator[LoneContext]:
+    with lone_context(small_models[request.param]) as one:
+        yield one
+
+
+@pytest.fixture
+def attention(small_models: dict[str, Path]) -> Iterator[LoneContext]:
+    with lone_context(small_models["attention"], kv_tokens=256) as one:
+        yield one
+
+
+@pytest.fixture
+def window(small_models: dict[str, Path]) -> Iterator[LoneContext]:
+    with lone_context(small_models["window"], kv_tokens=2048, llama=FEW) as one:
+        yield one
+
+
+def feed_long(lone: LoneContext, sequence: int, tokens: list[int]) -> Logits:
+    for start in range(0, len(tokens), 50):
+        logits = lone.feed(sequence, tokens[start : start + 50], start)
+    return logits
+
+
+# The models themselves.
+
+
+@pytest.mark.parametrize("name", SMALL_MODELS)
+def test_a_small_model_reads_what_it_says(name: str, small_models: dict[str, Path], tmp_path: Path) -> None:
+    """Greedy text wanders, an early token still matters at the end, and the file is the same each time."""
+    with lone_context(small_models[name]) as lone:
+        assert lone.memory.kind is SMALL_MODELS[name].kind
+        logits = lone.feed(0, TEXT[:20])
+        said = []
+        for position in range(20, 40):
+            said.append(int(logits.argmax()))
+            (logits,) = lone.step((0, said[-1], position))
+        assert len(set(said)) > 10
+        first = lone.feed(1, TEXT[:20])
+        assert not same(lone.feed(2, [TEXT[0], *OTHER[1:5], *TEXT[5:20]]), first)
+    assert small_models[name].stat().st_size < 2_000_000
+    assert write_small_model(tmp_path, name).read_bytes() == small_models[name].read_bytes()
+
+
+# A whole state.
+
+
+def test_a_whole_state_comes_back_bit_by_bit(any_kind: LoneContext) -> None:
+    """Into another sequence of an empty cache: the same cells, so the same logits.
+
+    The sequence's number is part of the bytes, so they are compared under the old one.
+    """
+    memory = any_kind.memory
+    any_kind.feed(0, TEXT[:40])
+    state = memory.save(0)
+    (expected,) = any_kind.step((0, 99, 40))
+    memory.clear()
+    memory.load(1, state)
+    assert memory.can_continue(1, 40)
+    assert not memory.can_continue(1, 39)
+    assert not memory.can_continue(1, 41)
+    memory.share(1, 0, 0, 40)
+    assert memory.save(0) == state
+    (logits,) = any_kind.step((1, 99, 40))
+    assert same(logits, expected)
+
+
+def test_a_whole_sequence_is_shared_and_goes_apart(any_kind: LoneContext) -> None:
+    memory = any_kind.memory
+    any_kind.feed(0, TEXT[:40])
+    memory.share(0, 2, 0, 40)
+    assert memory.can_continue(2, 40)
+    sharer = any_kind.step((2, 5, 40))[0]
+    source = any_kind.step((0, 7, 40))[0]
+    memory.clear()
+    any_kind.feed(0, TEXT[:40])
+    assert same(any_kind.step((0, 5, 40))[0], sharer)
+    memory.clear()
+    any_kind.feed(0, TEXT[:40])
+    assert np.allclose(any_kind.step((0, 7, 40))[0], source, atol=0.05), "its cell is not the same one"
+    assert not np.allclose(sharer, source, atol=0.5)
+
+
+def test_the_place_in_the_cache_changes_the_last_digits(attention: LoneContext) -> None:
+    """Attention sums in the order of cells: equal states at other places give close logits, not equal ones."""
+    attention.feed(0, TEXT[:40])
+    state = attention.memory.save(0)
+    (expected,) = attention.step((0, 99, 40))
+    attention.memory.load(1, state)
+    (logits,) = attention.step((1, 99, 40))
+    assert np.allclose(logits, expected, atol=0.05)
+    assert cells_by_position(attention.memory.save(1)).keys() == set(range(41))
+    assert {at: cell for at, cell in cells_by_position(attention.memory.save(1)).items() if at < 40} == (
+        cells_by_position(state)
+    )
+
+
+# Ranges, where each token has a cell.
+
+
+def test_a_shared_prefix_continues_as_if_computed(by_range: LoneContext) -> None:
+    memory = by_range.memory
+    by_range.feed(0, TEXT[:25])
+    memory.share(0, 2, 0, 25)
+    shared = by_range.feed(2, TEXT[25:40], 25)
+    memory.clear()
+    by_range.feed(2, TEXT[:25])
+    assert same(by_range.feed(2, TEXT[25:40], 25), shared), "the same cells and the same steps"
+    memory.clear()
+    assert np.allclose(by_range.feed(2, TEXT[:40]), shared, atol=0.05), "another layout of steps"
+
+
+def test_a_shared_prefix_is_not_the_whole(by_range: LoneContext) -> None:
+    memory = by_range.memory
+    by_range.feed(0, TEXT[:40])
+    memory.share(0, 2, 0, 25)
+    assert by_range.positions(2) == (0, 24)
+    assert memory.can_continue(2, 25)
+    assert memory.state_size(2) < memory.state_size(0)
+
+
+@pytest.mark.parametrize("name", ["attention", "attention-latent", "attention-alibi", "attention-learned"])
+def test_ranges_travel_through_a_scratch_sequence(name: str, small_models: dict[str, Path]) -> None:
+    """Saved in three parts and brought back with a live neighbour: the very bytes, and nobody's cells but its own."""
+    scratch = 5
+    parts = [(0, 20), (20, 33), (33, 60)]
+    with lone_context(small_models[name], kv_tokens=256) as lone:
+        memory = lone.memory
+        lone.feed(0, TEXT[:60])
+        lone.feed(1, OTHER[:50])
+        state, neighbour = memory.save(0), memory.save(1)
+        saved = []
+        for start, end in parts:
+            memory.share(0, scratch, start, end)
+            saved.append(memory.save(scratch))
+            memory.remove(scratch)
+        memory.remove(0)
+        # A shorter life in between leaves holes, so the parts come back in other cells.
+        lone.feed(3, OTHER[100:110])
+        for part, (start, end) in zip(saved, parts, strict=True):
+            memory.load(scratch, part)
+            memory.share(scratch, 0, start, end)
+            memory.remove(scratch)
+        assert memory.can_continue(0, 60)
+        assert cells_by_position(memory.save(0)) == cells_by_position(state)
+        assert memory.save(1) == neighbour
+        memory.remove(0)
+        memory.remove(3)
+        for part, (start, end) in zip(saved, parts, strict=True):
+            memory.load(scratch, part)
+            memory.share(scratch, 0, start, end)
+            memory.remove(scratch)
+        assert memory.save(0) == state, "in the cells where it was"
+
+
+def test_shared_cells_are_counted_once_and_freed_with_their_last_holder(attention: LoneContext) -> None:
+    """256 cells: 100 shared by three, 100 of another one, 56 free."""
+    memory = attention.memory
+    attention.feed(0, TEXT[:100])
+    attention.feed(1, OTHER[:100])
+    memory.share(0, 2, 0, 100)
+    memory.share(2, 3, 0, 100)
+    for position in range(100, 156):
+        attention.step((1, 50, position))
+    for holder in (0, 2):
+        with pytest.raises(DecodeFailed, match="returned 1"):
+            attention.step((1, 50, 156))
+        assert attention.positions(1) == (0, 155), "a refused step leaves nothing behind"
+        memory.remove(holder)
+    with pytest.raises(DecodeFailed, match="returned 1"):
+        attention.step((1, 50, 156))
+    memory.remove(3)
+    attention.step((1, 50, 156))
+
+
+@pytest.mark.parametrize("name", ["attention", "attention-latent", "window", "hybrid", "hybrid-convolution"])
+def test_a_state_that_does_not_fit_is_refused(name: str, small_models: dict[str, Path]) -> None:
+    with lone_context(small_models[name], kv_tokens=256) as lone:
+        memory = lone.memory
+        lone.feed(0, TEXT[:100])
+        lone.feed(1, OTHER[:100])
+        memory.share(0, 2, 0, 100)
+        states = [memory.save(sequence) for sequence in range(3)]
+        with pytest.raises(StateUnusable, match="available cells"):
+            memory.load(3, states[0])
+        assert lone.positions(3) == (-1, -1)
+        assert [memory.save(sequence) for sequence in range(3)] == states
+
+
+def test_any_range_can_be_cut(by_range: LoneContext) -> None:
+    memory = by_range.memory
+    expected = by_range.feed(0, TEXT[:30])
+    by_range.feed(0, OTHER[:10], 30)
+    assert memory.cut(0, 30, -1)
+    assert by_range.positions(0) == (0, 29)
+    assert memory.cut(0, 29, -1)
+    assert np.allclose(by_range.feed(0, TEXT[29:30], 29), expected, atol=0.05)
+    assert memory.cut(0, 0, 10)
+    assert by_range.positions(0) == (10, 29)
+    assert not memory.can_continue(0, 30)
+
+
+# Recurrent states.
+
+
+def test_a_recurrent_state_has_one_position_and_no_parts(with_state: LoneContext) -> None:
+    memory = with_state.memory
+    with_state.feed(0, TEXT[:40])
+    state = memory.save(0)
+    assert with_state.positions(0) == (39, 39)
+    assert not memory.cut(0, 30, -1)
+    assert not memory.cut(0, 39, -1)
+    assert memory.save(0) == state
+    assert memory.cut(0, 40, -1), "there is nothing behind the end"
+    assert memory.save(0) == state
+    assert memory.cut(0, 0, 10), "True, and the recurrent part is as before"
+    assert with_state.positions(0) == (39, 39)
+
+
+@pytest.mark.parametrize("name", [name for name in WITH_STATE if name != "recurrent"])
+def test_a_shared_range_of_a_hybrid_is_wrong_and_can_be_told(name: str, small_models: dict[str, Path]) -> None:
+    """Attention cells of the range, the recurrent state of everything; llama.cpp computes on with that."""
+    with lone_context(small_models[name]) as lone:
+        expected = lone.feed(1, TEXT[:40])
+        lone.feed(0, TEXT[:40])
+        lone.memory.share(0, 2, 0, 25)
+        assert lone.positions(2) == (39, 24)
+        assert not lone.memory.can_continue(2, 25)
+        assert not np.allclose(lone.feed(2, TEXT[25:40], 25), expected, atol=0.05)
+
+
+def test_a_shared_range_of_a_recurrent_state_is_all_of_it(small_models: dict[str, Path]) -> None:
+    with lone_context(small_models["recurrent"]) as lone:
+        lone.feed(0, TEXT[:40])
+        lone.memory.share(0, 2, 0, 25)
+        assert lone.positions(2) == (39, 39)
+        with pytest.raises(DecodeFailed, match="consecutive"):
+            lone.feed(2, TEXT[25:40], 25)
+
+
+def test_a_recurrent_cache_never_fills_up(small_models: dict[str, Path]) -> None:
+    with lone_context(small_models["recurrent"], kv_tokens=256) as lone:
+        for sequence in range(4):
+            feed_long(lone, sequence, TEXT[:250])
+        assert lone.positions(3) == (249, 249)
+
+
+# Parts that can't be cut, saved by themselves.
+
+
+@pytest.mark.parametrize("name", SMALL_MODELS)
+def test_with_its_part_a_shared_prefix_continues_exactly(name: str, small_models: dict[str, Path]) -> None:
+    """What makes prefixes shareable where ranges are not: a saved part at the length where they end."""
+    with lone_context(small_models[name], kv_tokens=2048, llama=FEW) as lone:
+        lone.feed(0, TEXT[:50])
+        expected = lone.feed(0, OTHER[:30], 50)
+    with lone_context(small_models[name], kv_tokens=2048, llama=FEW) as lone:
+        memory = lone.memory
+        lone.feed(0, TEXT[:50])
+        part, whole = memory.save_part(0), memory.save(0)
+        if SMALL_MODELS[name].kind in (MemoryKind.WINDOW, MemoryKind.HYBRID):
+            assert len(part) < len(whole)
+        for start in range(50, 250, 50):
+            lone.feed(0, TEXT[start : start + 50], start)
+        for sequence in (1, 2):
+            feed_long(lone, sequence, OTHER[:250])
+        memory.share(0, 3, 0, 50)
+        memory.load_part(3, part)
+        assert memory.can_continue(3, 50)
+        assert np.allclose(lone.feed(3, OTHER[:30], 50), expected, atol=0.05)
+        memory.load_part(0, part)
+        assert memory.cut(0, 50, -1)
+        assert memory.can_continue(0, 50)
+        assert np.allclose(lone.feed(0, OTHER[:30], 50), expected, atol=0.05)
+
+
+# Sliding windows.
+
+
+def test_cells_behind_the_window_go_when_others_need_room(window: LoneContext) -> None:
+    memory = window.memory
+    assert memory.window == WINDOW
+    feed_long(window, 0, TEXT[:300])
+    alone = window.positions(0)
+    for sequence in (1, 2):
+        feed_long(window, sequence, OTHER[:300])
+    first, last = window.positions(0)
+    assert alone[0] < first
+    assert (300 - WINDOW <= first <= 300 - WINDOW + 1, last) == (True, 299)
+    assert memory.can_continue(0, 300)
+
+
+def test_a_prefix_behind_the_window_is_wrong_and_can_be_told(window: LoneContext) -> None:
+    memory = window.memory
+    expected = feed_long(window, 0, TEXT[:150])
+    memory.clear()
+    for sequence in (0, 1, 2):
+        feed_long(window, sequence, TEXT[:300])
+    memory.share(0, 3, 0, 100)
+    assert window.positions(3) == (-1, -1)
+    assert memory.state_size(3) > 100 * 32, "the layers without a window share all the same"
+    assert not memory.can_continue(3, 100)
+    assert not np.allclose(window.feed(3, TEXT[100:150], 100), expected, atol=0.2)
+    memory.remove(3)
+    assert memory.state_size(3) < 100, "what it held is given back"
+
+
+def test_the_tail_of_a_window_is_cut_even_where_that_is_wrong(window: LoneContext) -> None:
+    memory = window.memory
+    expected = feed_long(window, 0, TEXT[:300])
+    memory.clear()
+    for sequence in (0, 1, 2):
+        feed_long(window, sequence, TEXT[:300])
+    assert memory.cut(0, 290, -1)
+    assert not memory.can_continue(0, 290)
+    assert not np.allclose(window.feed(0, TEXT[290:300], 290), expected, atol=0.2)
+
+
+def test_how_much_of_the_window_must_be_there(window: LoneContext) -> None:
+    """A saved window ends with WINDOW cells: one may be cut from it, since the next token sees one less of the old."""
+    logits = []
+    for num_cut in (0, 1, 2):
+        memory = window.memory
+        memory.clear()
+        window.feed(0, TEXT[: 50 + num_cut])
+        part = memory.save_part(0)
+        memory.share(0, 1, 0, 50 + num_cut)
+        memory.load_part(1, part)
+        memory.cut(1, 50, -1)
+        assert window.positions(1) == (50 + num_cut - WINDOW, 49)
+        assert memory.can_continue(1, 50) == (num_cut < 2)
+        logits.append(window.step((1, 9, 50))[0])
+    assert np.allclose(logits[0], logits[1], atol=0.05)
+    assert not np.allclose(logits[0], logits[2], atol=0.05)
+
+
+def test_a_whole_checkpoint_of_a_window_is_right(window: LoneContext) -> None:
+    memory = window.memory
+    feed_long(window, 0, TEXT[:100])
+    checkpoint = memory.save(0)
+    expected = window.feed(0, TEXT[100:120], 100)
+    memory.clear()
+    for sequence in (1, 2):
+        feed_long(window, sequence, OTHER[:300])
+    memory.load(3, checkpoint)
+    assert window.positions(3) == (100 - WINDOW, 99)
+    assert memory.can_continue(3, 100)
+    assert np.allclose(window.feed(3, TEXT[100:120], 100), expected, atol=0.05)
