@@ -16,6 +16,9 @@ from workers.protocol.requests import AdapterUse, Sampling
 class TokenMask(Protocol):
     """Which tokens may come next. Used by the engine's thread only, and quick: it is asked once per token."""
 
+    def permits(self, token: int) -> bool:
+        """Whether `token` may come next: asked of one that was drawn from all, before `allowed` is needed."""
+
     def allowed(self) -> NDArray[np.uint32] | None:
         """Bit t % 32 of word t // 32 tells whether token t may come; None: all may. Valid until `accept`."""
 
