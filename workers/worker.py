@@ -9,6 +9,7 @@ import os
 import re
 import socket
 import sys
+from collections.abc import Callable, Coroutine
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TypeVar
@@ -20,15 +21,20 @@ from workers.black_box import BlackBox, describe, take
 from workers.chat.prompts import Prompts
 from workers.chat.template import ChatTemplate, TemplateUnusable
 from workers.engine.engine import Engine
+from workers.engine.pooled import PooledEngine
 from workers.engine.watchdog import Watchdog
 from workers.isolation import isolate
 from workers.llama.context import Context
 from workers.llama.gguf import GgufHeader
+from workers.llama.inputs import PooledInputs
 from workers.llama.model import Model, ModelError, ModelTooLarge
+from workers.llama.pooling import PooledContext, Pooling, is_pooled, pooling_of
 from workers.protocol.catalog import NAME_PATTERN, DefaultSampling, LlamaSettings
 from workers.protocol.exits import Exit
+from workers.protocol.requests import Sampling
 from workers.service import logs
 from workers.service.memory import KvShape, free_bytes, plan_kv
+from workers.service.pooled import PooledDesk, TextRefused
 from workers.service.server import Emit, OnCrash, Place, PortTaken, WorkerServer, listen
 from workers.settings import WorkerSettings
 
@@ -73,6 +79,8 @@ def _run(settings: WorkerSettings) -> int:
     sampling = _parsed("sampling", settings.sampling, DefaultSampling).sampling()
     with _listen(settings) as sock, Model.load(path, llama) as model:
         place = _place(settings, path, model)
+        if is_pooled(model, llama):
+            return _run_pooled(place, sock, model, settings, llama)
         template = ChatTemplate(model.chat_template, bos_text=model.bos_text, eos_text=model.eos_text)
         prompts = Prompts(template, model, bos_text=model.bos_text)
         context, n_ctx = make_context(model, settings, llama)
@@ -85,10 +93,40 @@ def _run(settings: WorkerSettings) -> int:
             async def serve() -> Exit:
                 return await WorkerServer(place, sock, prompts, sampling, build_engine).run()
 
-            sys.setswitchinterval(SWITCH_INTERVAL_S)
-            gc.freeze()
-            with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-                return runner.run(serve())
+            return _on_loop(serve)
+
+
+def _run_pooled(
+    place: Place, sock: socket.socket, model: Model, settings: WorkerSettings, llama: LlamaSettings
+) -> Exit:
+    pooling = pooling_of(model, llama)
+    inputs = PooledInputs(model, pooling)
+    prompts = Prompts(ChatTemplate(None), model)
+    with (
+        make_pooled_context(model, settings, llama, pooling) as context,
+        _black_box(settings) as black_box,
+        Watchdog(settings.step_timeout_s, black_box) as watchdog,
+    ):
+        context.warm_up()
+
+        async def serve() -> Exit:
+            desk = PooledDesk(inputs, pooling=pooling, width=context.width)
+
+            def build_engine(emit: Emit, on_crash: OnCrash) -> TextRefused:
+                return desk.connect(
+                    PooledEngine(context, slots=settings.slots, tell=desk.tell, on_crash=on_crash, watchdog=watchdog)
+                )
+
+            return await WorkerServer(place, sock, prompts, Sampling(), build_engine, pool=desk).run()
+
+        return _on_loop(serve)
+
+
+def _on_loop(serve: Callable[[], Coroutine[None, None, Exit]]) -> Exit:
+    sys.setswitchinterval(SWITCH_INTERVAL_S)
+    gc.freeze()
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        return runner.run(serve())
 
 
 def make_context(model: Model, settings: WorkerSettings, llama: LlamaSettings) -> tuple[Context, int]:
@@ -101,9 +139,8 @@ def make_context(model: Model, settings: WorkerSettings, llama: LlamaSettings) -
     if asked > trained:
         logger.warning("ctx %d is more than the %d tokens that the model was trained for", asked, trained)
     shape = kv_shape(model.header)
-    on_gpu = llama.n_gpu_layers != 0 and any(os.path.exists(device) for device in GPU_DEVICES)
     token_bytes = shape.bytes_per_token(llama.cache_type_k, llama.cache_type_v) if shape else 0.0
-    free = None if on_gpu else free_bytes()
+    free = _free_for_cache(llama)
     if free is not None and settings.kv_tokens * token_bytes > free:
         raise ModelTooLarge(  # llama.cpp would find out slowly, and at the expense of everyone on this machine
             f"kv_tokens: {settings.kv_tokens:,} KV cells take {int(settings.kv_tokens * token_bytes) >> 20:,} MiB and "
@@ -133,6 +170,44 @@ def make_context(model: Model, settings: WorkerSettings, llama: LlamaSettings) -
             *(n_ctx, context.kv_tokens, asked, settings.kv_tokens or settings.slots * asked, reason),
         )
     return context, n_ctx
+
+
+def make_pooled_context(
+    model: Model, settings: WorkerSettings, llama: LlamaSettings, pooling: Pooling
+) -> PooledContext:
+    """Raises ModelError, ModelTooLarge. Encoders keep no cache; a decoder's holds two of the longest inputs, unless
+    `kv_tokens` says how much: one is read in parts while shorter ones pass it.
+    """
+    trained = model.facts.n_ctx_train
+    n_ctx = settings.ctx or trained
+    if n_ctx > trained:
+        logger.warning("ctx %d is more than the %d tokens that the model was trained for", n_ctx, trained)
+        n_ctx = trained if model.encoder_only else n_ctx
+    kv_tokens = 0
+    if not model.encoder_only:
+        shape = kv_shape(model.header)
+        plan = plan_kv(
+            slots=2,
+            n_ctx=n_ctx,
+            kv_tokens=settings.kv_tokens,
+            bytes_per_token=shape.bytes_per_token(llama.cache_type_k, llama.cache_type_v) if shape else 0.0,
+            free_bytes=_free_for_cache(llama),
+            workers=settings.workers_on_machine,
+        )
+        n_ctx, kv_tokens = plan.n_ctx, plan.kv_tokens
+        if plan.reason:
+            logger.warning("inputs of up to %d tokens over %d KV cells: %s", n_ctx, kv_tokens, plan.reason)
+    context = PooledContext(
+        model, llama, pooling=pooling, n_ctx=n_ctx, kv_tokens=kv_tokens, num_sequences=settings.slots
+    )
+    logger.info("pooling %s, inputs of up to %d tokens", pooling.name.lower(), context.longest)
+    return context
+
+
+def _free_for_cache(llama: LlamaSettings) -> int | None:
+    """Bytes; None where a GPU's memory holds the cache, whose driver says how much is free only by refusing."""
+    on_gpu = llama.n_gpu_layers != 0 and any(os.path.exists(device) for device in GPU_DEVICES)
+    return None if on_gpu else free_bytes()
 
 
 def kv_shape(header: GgufHeader) -> KvShape | None:

@@ -20,6 +20,7 @@ from workers.engine.cache import IntegrityError
 from workers.engine.pooled_plan import Part, Room, plan_batch
 from workers.engine.request import EngineLoad
 from workers.engine.vectors import Vectors, normalized
+from workers.engine.watchdog import Watchdog
 from workers.llama.batch import Tokens
 from workers.llama.pooling import PooledContext, Pooling
 from workers.protocol.failures import CallFailed, Failure, FailureCode
@@ -43,6 +44,8 @@ class PooledRequest:
     inputs: Sequence[Sequence[int]]
     normalize: int = 2
     """As `workers.engine.vectors.normalized`; not for scores and single tokens' vectors."""
+    label: str = ""
+    """For log lines."""
 
 
 Outcome = tuple[Vectors, ...] | Failure
@@ -54,10 +57,23 @@ Tell = Callable[[int, Outcome], None]
 class Job:
     """What one call is at. Made by `submit` on any thread, from then on the engine thread's own."""
 
-    __slots__ = ("_parts", "index", "inputs", "key", "lengths", "normalize", "offset", "results", "sequence", "served")
+    __slots__ = (
+        "_parts",
+        "index",
+        "inputs",
+        "key",
+        "label",
+        "lengths",
+        "normalize",
+        "offset",
+        "results",
+        "sequence",
+        "served",
+    )
 
     def __init__(self, request: PooledRequest) -> None:
         self.key = request.key
+        self.label = request.label
         self.inputs: list[Tokens] = [np.asarray(tokens, dtype=np.int32) for tokens in request.inputs]
         self.lengths = [len(tokens) for tokens in self.inputs]
         self.normalize = request.normalize
@@ -110,6 +126,7 @@ class PooledEngine:
         slots: int,
         tell: Tell,
         on_crash: Callable[[BaseException], None] | None = None,
+        watchdog: Watchdog | None = None,
     ) -> None:
         """`on_crash` is called on the engine thread."""
         self.slots = slots
@@ -120,6 +137,7 @@ class PooledEngine:
         self._context = context
         self._tell = tell
         self._on_crash = on_crash
+        self._watchdog = watchdog or Watchdog()
         self._capacity = slots + max(slots, MIN_WAITING_ROOM)
         self._batch = context.new_batch()
         # Taken from the end.
@@ -217,7 +235,9 @@ class PooledEngine:
         self._take_mail()
         parts = plan_batch(self._jobs, self._room())
         if parts:
+            self._watchdog.step_began()
             self._run(parts)
+            self._watchdog.step_ended()
             self._tell_ended()
 
     def _take_mail(self) -> None:
@@ -268,6 +288,7 @@ class PooledEngine:
     def _enter(self, job: Job) -> None:
         job.served = min((other.served for other in self._jobs), default=0)
         self._jobs.append(job)
+        self._watchdog.black_box.began(job.key, job.label)
 
     def _drop(self, key: int) -> None:
         for job in self._jobs:
@@ -281,6 +302,7 @@ class PooledEngine:
             self._release(job.sequence)
             job.sequence = NO_SEQUENCE
         self._jobs.remove(job)
+        self._watchdog.black_box.ended(job.key)
         with self._lock:
             self._open.discard(job.key)
 

@@ -95,7 +95,7 @@ class PooledDesk:
         try:
             tokens = await self._tokens(request)
             if not future.done():
-                self._engine.submit(PooledRequest(key, tokens, request.normalize))
+                self._engine.submit(PooledRequest(key, tokens, request.normalize, request.request_id))
             outcome = await future
             told = True
         finally:
