@@ -34,6 +34,7 @@ class Held:
 
     sampler_sample: Callable[[int, int, int], int]
     sampler_accept: Callable[[int, int], None]
+    sampler_apply: Callable[[int, Any], None]
     sampler_free: Callable[[int], None]
     memory_seq_rm: Callable[[int, int, int, int], bool]
     memory_seq_cp: Callable[[int, int, int, int, int], None]
@@ -41,6 +42,8 @@ class Held:
     memory_seq_pos_max: Callable[[int, int], int]
     is_eog: Callable[[int, int], bool]
     token_to_piece: Callable[[int, int, Any, int, int, bool], int]
+    logits_ith: Callable[[int, int], int | None]
+    """Address of a row's logits: n_vocab floats that are valid until the next decode."""
 
 
 @functools.cache
@@ -53,9 +56,12 @@ def held() -> Held:
         function.argtypes, function.restype = released.argtypes, released.restype
         return function
 
+    logits_ith = bind("llama_get_logits_ith")
+    logits_ith.restype = ctypes.c_void_p
     return Held(
         sampler_sample=bind("llama_sampler_sample"),
         sampler_accept=bind("llama_sampler_accept"),
+        sampler_apply=bind("llama_sampler_apply"),
         sampler_free=bind("llama_sampler_free"),
         memory_seq_rm=bind("llama_memory_seq_rm"),
         memory_seq_cp=bind("llama_memory_seq_cp"),
@@ -63,6 +69,7 @@ def held() -> Held:
         memory_seq_pos_max=bind("llama_memory_seq_pos_max"),
         is_eog=bind("llama_vocab_is_eog"),
         token_to_piece=bind("llama_token_to_piece"),
+        logits_ith=logits_ith,
     )
 
 

@@ -1,96 +1,189 @@
 """How the next token is drawn: a llama.cpp sampler chain in llama-server's order and with its defaults.
 
-Source of order and defaults: tools/server/README.md and common/common.h of llama.cpp. Stages that would change nothing
-are left out; ranges are checked at the gateway's door, not here.
+Source of what is built from which settings: common/sampling.cpp of llama.cpp. Stages that would change nothing are left
+out; ranges are checked at the gateway's door, except where a value would bring the process down.
 """
 
 from __future__ import annotations
 
 import secrets
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from typing import Any
 
+import numpy as np
 from llama_cpp import llama_cpp as c
+from numpy.typing import NDArray
 
+from workers.llama.candidates import Words, all_tokens
+from workers.llama.dry import DryStages, new_dry_stage
 from workers.llama.native import held
-from workers.llama.vocab import Vocab
-from workers.protocol.requests import Sampling
+from workers.llama.stages import COLDEST, PENALTIES, Settings, is_greedy, working_stages
+from workers.llama.vocab import NO_TOKEN, Vocab
+from workers.protocol.failures import CallFailed, Failure, FailureCode
+from workers.protocol.requests import SamplerName, Sampling
 
-DEFAULTS = Sampling(
-    temperature=0.8,
-    top_k=40,
-    top_p=0.95,
-    min_p=0.05,
-    repeat_penalty=1.0,
-    repeat_last_n=64,
-    presence_penalty=0.0,
-    frequency_penalty=0.0,
-)
+MAX_INFILL = 256
+"""The `infill` stage compares every candidate with every other one."""
+
+MIROSTAT_M = 100
+"""Tokens from which Mirostat 1 estimates the distribution's shape; llama-server's number."""
 
 _RANDOM_SEED = 0xFFFFFFFF
 """llama.cpp takes this seed as "choose one"; a caller who asks for it means it, and gets its neighbour."""
 
-
-def _or(value: float | None, default: float | None) -> float:
-    chosen = default if value is None else value
-    assert chosen is not None  # noqa: S101 - for the type checker: DEFAULTS has every field
-    return chosen
+Biases = tuple[NDArray[np.int32], NDArray[np.float32]]
+"""Tokens, and what is added to their logits."""
 
 
 class SamplerChain:
-    """One call's sampler; made and used by any one thread, closed once."""
+    """One call's sampler; made on any thread, then used and closed by one."""
 
-    __slots__ = ("_num_penalised", "pointer")
+    __slots__ = ("_num_remembered", "biases", "greedy", "permitted", "pointer")
 
-    def __init__(self, vocab: Vocab, sampling: Sampling, *, n_ctx: int, banned: Sequence[int] = ()) -> None:
-        """`banned` tokens are never drawn. `n_ctx` is what a `repeat_last_n` of -1 stands for."""
+    def __init__(
+        self,
+        vocab: Vocab,
+        sampling: Sampling,
+        *,
+        n_ctx: int,
+        banned: Sequence[int] = (),
+        masked: bool = False,
+        dry: DryStages | None = None,
+    ) -> None:
+        """Raises CallFailed (INVALID_REQUEST).
+
+        `banned` tokens are never drawn. `n_ctx` is what a "last n" of -1 stands for. `masked`: who draws sees to
+        `biases` and `permitted`, because the chain's own way of adding a bias is slow once candidates have lost their
+        places. `dry`: where DRY stages are kept; without it each is made anew.
+        """
+        settings = Settings.of(sampling, n_ctx)
+        stages = working_stages(settings)
+        _check_infill(vocab, settings, stages)
+        biases = _added(vocab, settings.logit_bias, banned)
+        self.greedy = is_greedy(settings, stages)
+        self.biases: Biases | None = None
+        """With `masked`: what to add to the logits beforehand."""
+        self.permitted: Words | None = None
+        """With `masked`: the tokens that may be drawn at all; None: all of them."""
+        self._num_remembered = 0
+        if masked:
+            self.biases, self.permitted = _split(vocab, biases)
         params = c.llama_sampler_chain_default_params()
         params.no_perf = True
         self.pointer: int = c.llama_sampler_chain_init(params)
-        self._num_penalised = 0
-        if banned:
-            biases = (c.llama_logit_bias * len(banned))(*((token, float("-inf")) for token in banned))
-            self._add(c.llama_sampler_init_logit_bias(vocab.num_tokens, len(banned), biases))
-        self._add_penalties(vocab, sampling, n_ctx)
-        temperature = _or(sampling.temperature, DEFAULTS.temperature)
-        if temperature <= 0:
-            self._add(c.llama_sampler_init_greedy())
-        else:
-            self._add_draw(sampling, temperature)
+        if biases and not masked:
+            pairs = (c.llama_logit_bias * len(biases))(*biases.items())
+            self._add(c.llama_sampler_init_logit_bias(vocab.num_tokens, len(biases), pairs))
+        self._build(vocab, settings, stages, dry)
 
-    def accept_prompt(self, tokens: Sequence[int]) -> None:
-        """Let the penalties see the end of the prompt, as llama-server does."""
-        accept = held().sampler_accept
-        for token in tokens[-self._num_penalised :] if self._num_penalised else ():
-            accept(self.pointer, token)
+    def accept_prompt(self, tokens: Sequence[int] | NDArray[np.int32]) -> None:
+        """Let the penalties and DRY see the prompt, as llama-server does; no more of it than they can remember."""
+        if not self._num_remembered:
+            return
+        accept, pointer = held().sampler_accept, self.pointer
+        for token in np.asarray(tokens[-self._num_remembered :]).tolist():
+            accept(pointer, token)
 
     def close(self) -> None:
         if self.pointer:
             held().sampler_free(self.pointer)
             self.pointer = 0
 
-    def _add(self, stage: int) -> None:
+    def _add(self, stage: Any) -> None:
         c.llama_sampler_chain_add(self.pointer, stage)
 
-    def _add_penalties(self, vocab: Vocab, sampling: Sampling, n_ctx: int) -> None:
-        last_n = int(_or(sampling.repeat_last_n, DEFAULTS.repeat_last_n))
-        repeat = _or(sampling.repeat_penalty, DEFAULTS.repeat_penalty)
-        frequency = _or(sampling.frequency_penalty, DEFAULTS.frequency_penalty)
-        presence = _or(sampling.presence_penalty, DEFAULTS.presence_penalty)
-        if last_n == 0 or (repeat == 1 and frequency == 0 and presence == 0):
-            return
-        self._num_penalised = n_ctx if last_n < 0 else min(last_n, n_ctx)
-        self._add(c.llama_sampler_init_penalties(vocab.num_tokens, self._num_penalised, repeat, frequency, presence))
+    def _build(self, vocab: Vocab, settings: Settings, stages: Sequence[SamplerName], dry: DryStages | None) -> None:
+        seed = secrets.randbits(32) if settings.seed is None else settings.seed
+        seed = min(seed, _RANDOM_SEED - 1)
+        for name in stages:
+            if name == "penalties":
+                self._num_remembered = max(self._num_remembered, settings.repeat_last_n)
+            elif name == "dry":
+                self._num_remembered = max(self._num_remembered, settings.dry_penalty_last_n)
+                self._add(dry.stage(settings) if dry is not None else new_dry_stage(vocab, settings))
+                continue
+            if name in PENALTIES or not self.greedy:
+                stage = _stage(name, vocab, settings, seed)
+                if stage:
+                    self._add(stage)
+        self._add(c.llama_sampler_init_greedy() if self.greedy else _drawing_stage(vocab, settings, stages, seed))
 
-    def _add_draw(self, sampling: Sampling, temperature: float) -> None:
-        top_k = int(_or(sampling.top_k, DEFAULTS.top_k))
-        top_p = _or(sampling.top_p, DEFAULTS.top_p)
-        min_p = _or(sampling.min_p, DEFAULTS.min_p)
-        if top_k > 0:
-            self._add(c.llama_sampler_init_top_k(top_k))
-        if top_p < 1:
-            self._add(c.llama_sampler_init_top_p(top_p, 0))
-        if min_p > 0:
-            self._add(c.llama_sampler_init_min_p(min_p, 0))
-        self._add(c.llama_sampler_init_temp(temperature))
-        seed = secrets.randbits(32) if sampling.seed is None else sampling.seed
-        self._add(c.llama_sampler_init_dist(seed if seed != _RANDOM_SEED else _RANDOM_SEED - 1))
+
+def _stage(name: SamplerName, vocab: Vocab, settings: Settings, seed: int) -> Any:
+    """One stage but DRY; None where it is not a stage of its own."""
+    s = settings
+    match name:
+        case "penalties":
+            penalties = (s.repeat_last_n, s.repeat_penalty, s.frequency_penalty, s.presence_penalty)
+            stage = c.llama_sampler_init_penalties(vocab.num_tokens, *penalties)
+        case "top_n_sigma":
+            stage = c.llama_sampler_init_top_n_sigma(s.top_n_sigma)
+        case "top_k":
+            stage = c.llama_sampler_init_top_k(s.top_k)
+        case "typ_p":
+            stage = c.llama_sampler_init_typical(s.typical_p, s.min_keep)
+        case "top_p":
+            stage = c.llama_sampler_init_top_p(s.top_p, s.min_keep)
+        case "min_p":
+            stage = c.llama_sampler_init_min_p(s.min_p, s.min_keep)
+        case "xtc":
+            stage = c.llama_sampler_init_xtc(s.xtc_probability, s.xtc_threshold, s.min_keep, seed)
+        case "temperature" if s.mirostat:
+            stage = c.llama_sampler_init_temp(s.temperature)
+        case "temperature":
+            temperature = 0.0 if s.temperature <= COLDEST else s.temperature
+            stage = c.llama_sampler_init_temp_ext(temperature, s.dynatemp_range, s.dynatemp_exponent)
+        case "infill":
+            stage = c.llama_sampler_init_infill(vocab.pointer)
+        case _:
+            stage = None
+    return stage
+
+
+def _drawing_stage(vocab: Vocab, settings: Settings, stages: Sequence[SamplerName], seed: int) -> Any:
+    if settings.mirostat == 1:
+        aim = (settings.mirostat_tau, settings.mirostat_eta, MIROSTAT_M)
+        return c.llama_sampler_init_mirostat(vocab.num_tokens, seed, *aim)
+    if settings.mirostat:
+        return c.llama_sampler_init_mirostat_v2(seed, settings.mirostat_tau, settings.mirostat_eta)
+    if "adaptive_p" in stages:
+        return c.llama_sampler_init_adaptive_p(settings.adaptive_target, settings.adaptive_decay, seed)
+    return c.llama_sampler_init_dist(seed)
+
+
+def _check_infill(vocab: Vocab, settings: Settings, stages: Sequence[SamplerName]) -> None:
+    """llama.cpp's stage aborts without an end token, and on a whole vocabulary it takes minutes per token."""
+    if "infill" not in stages:
+        return
+    if vocab.eos == NO_TOKEN:
+        message = "`samplers`: this model has no end token, which `infill` needs; leave `infill` out"
+        raise CallFailed(Failure(FailureCode.UNSUPPORTED, message, "samplers"))
+    before = stages[: stages.index("infill")]
+    if "top_k" not in before or settings.top_k > MAX_INFILL:
+        message = f"`samplers`: `infill` needs `top_k` before it, at most {MAX_INFILL}; top_k is {settings.top_k}"
+        raise CallFailed(Failure(FailureCode.INVALID_REQUEST, message, "samplers"))
+
+
+def _added(vocab: Vocab, asked: Iterable[tuple[int | str, float | None]], banned: Sequence[int]) -> dict[int, float]:
+    """What is added to which token's logit, in one number each. Raises CallFailed for a token that is none."""
+    added: dict[int, float] = {}
+    for what, bias in asked:
+        tokens = [what] if isinstance(what, int) else vocab.tokenize(what, add_special=False, parse_special=False)
+        for token in tokens:
+            if not 0 <= token < vocab.num_tokens:
+                message = f"`logit_bias`: there is no token {token}; this model's are 0 to {vocab.num_tokens - 1}"
+                raise CallFailed(Failure(FailureCode.INVALID_REQUEST, message, "logit_bias"))
+            added[token] = added.get(token, 0.0) + (float("-inf") if bias is None else bias)
+    return added | dict.fromkeys(banned, float("-inf"))
+
+
+def _split(vocab: Vocab, added: dict[int, float]) -> tuple[Biases | None, Words | None]:
+    tokens = [token for token, bias in added.items() if bias != float("-inf")]
+    values = [added[token] for token in tokens]
+    biases = (np.array(tokens, dtype=np.int32), np.array(values, dtype=np.float32)) if tokens else None
+    if len(tokens) == len(added):
+        return biases, None
+    permitted = all_tokens(vocab.num_tokens)
+    for token in added.keys() - set(tokens):
+        permitted[token // 32] &= ~np.uint32(1 << token % 32)
+    return biases, permitted

@@ -19,6 +19,7 @@ class Vocab:
         self.pointer = pointer
         self.num_tokens: int = c.llama_vocab_n_tokens(pointer)
         self._pieces: list[bytes | None] = [None] * self.num_tokens
+        self._special_pieces: dict[int, bytes] = {}
         is_eog = held().is_eog
         self.eog = frozenset(token for token in range(self.num_tokens) if is_eog(pointer, token))
         self.bos: int = c.llama_vocab_bos(pointer)
@@ -41,6 +42,16 @@ class Vocab:
         known = self._pieces[token]
         if known is None:
             known = self._pieces[token] = self._render(token, special=False)
+        return known
+
+    def special_piece(self, token: int) -> bytes:
+        """The same with control tokens written out, as in a template."""
+        piece = self.piece(token)
+        if piece:
+            return piece
+        known = self._special_pieces.get(token)
+        if known is None:
+            known = self._special_pieces[token] = self._render(token, special=True)
         return known
 
     def text(self, token: int) -> str:

@@ -9,6 +9,25 @@ import msgspec
 Role = Literal["system", "developer", "user", "assistant", "tool"]
 
 
+SamplerName = Literal[
+    "penalties",
+    "dry",
+    "top_n_sigma",
+    "top_k",
+    "typ_p",
+    "top_p",
+    "min_p",
+    "xtc",
+    "temperature",
+    "infill",
+    "adaptive_p",
+]
+"""llama.cpp's stages of drawing a token; the first nine stand in its default order."""
+
+Bias = tuple[int | str, float | None]
+"""A token, or a text whose tokens are meant, and what is added to its logit; None: it is never drawn."""
+
+
 class Sampling(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Sampling parameters by llama.cpp's names; `None` means the model's default, then llama-server's.
 
@@ -17,18 +36,55 @@ class Sampling(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     temperature: float | None = None
     """Softmax temperature; 0 is greedy. llama-server's default 0.8."""
+    dynatemp_range: float | None = None
+    """The temperature moves by up to this with the entropy; 0 is off. Default 0."""
+    dynatemp_exponent: float | None = None
+    """How entropy becomes temperature. Default 1."""
     top_k: int | None = None
     """Keep the k most likely tokens; 0 or below keeps all. Default 40."""
     top_p: float | None = None
     """Keep the smallest set whose probability reaches p; 1 keeps all. Default 0.95."""
     min_p: float | None = None
     """Drop tokens below this share of the most likely one's probability; 0 drops none. Default 0.05."""
+    typical_p: float | None = None
+    """Keep the tokens whose surprise is nearest to the entropy, up to this probability; 1 is off. Default 1."""
+    top_n_sigma: float | None = None
+    """Drop logits more than n standard deviations below the best; 0 or below is off. Default -1."""
+    xtc_probability: float | None = None
+    """How often the likeliest tokens are left out; 0 is off. Default 0."""
+    xtc_threshold: float | None = None
+    """The probability from which a token counts as one of these; above 0.5 is off. Default 0.1."""
     repeat_penalty: float | None = None
     """Divides the logits of recent tokens; 1 is off. Default 1."""
     repeat_last_n: int | None = None
     """How many recent tokens the penalties look at; 0 is off, -1 the whole context. Default 64."""
     presence_penalty: float | None = None
     frequency_penalty: float | None = None
+    dry_multiplier: float | None = None
+    """Strength of the penalty on repeating a run of tokens; 0 is off. Default 0."""
+    dry_base: float | None = None
+    """The penalty grows by this with each token of the run; below 1 stands for the default, 1.75."""
+    dry_allowed_length: int | None = None
+    """Runs up to this long are not penalised. Default 2."""
+    dry_penalty_last_n: int | None = None
+    """How many recent tokens are searched for runs; 0 is off, -1 the whole context. Default 64."""
+    dry_sequence_breakers: tuple[str, ...] | None = None
+    """Runs do not reach across these. Default: line end, colon, quotation mark, asterisk."""
+    mirostat: int | None = None
+    """1 or 2: that version of Mirostat in place of all other stages but the temperature; 0 is off. Default 0."""
+    mirostat_tau: float | None = None
+    """Surprise that Mirostat aims at, bits. Default 5."""
+    mirostat_eta: float | None = None
+    """How fast Mirostat follows. Default 0.1."""
+    adaptive_target: float | None = None
+    """With the stage `adaptive_p`: the probability that drawn tokens should have; below 0 is off. Default -1."""
+    adaptive_decay: float | None = None
+    """How long `adaptive_p` remembers, 0 to 0.99. Default 0.9."""
+    min_keep: int | None = None
+    """Filters leave at least so many tokens. Default 0."""
+    samplers: tuple[SamplerName, ...] | None = None
+    """The stages and their order."""
+    logit_bias: tuple[Bias, ...] | None = None
     seed: int | None = None
     """0 to 2^32 - 1; `None` draws one at random for each call."""
 
@@ -57,6 +113,8 @@ class Tool(msgspec.Struct, frozen=True, omit_defaults=True):
     name: str
     description: str | None = None
     parameters: dict[str, Any] | None = None
+    strict: bool = False
+    """Calls follow the schema to the letter, or the request is refused."""
 
 
 class AdapterUse(msgspec.Struct, frozen=True):
@@ -74,6 +132,8 @@ class Constraint(msgspec.Struct, frozen=True, omit_defaults=True):
     """The grammar; for `json_schema` the schema as JSON text."""
     triggers: tuple[str, ...] = ()
     """Strings that switch the constraint on, itself included in what is constrained; none: it is on from the start."""
+    param: str = "response_format"
+    """The caller's parameter that it comes from; for error messages."""
 
 
 class GenerateRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -92,6 +152,8 @@ class GenerateRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=T
     """Go on after the model's end token (llama-server's extension, for benchmarks)."""
     adapters: tuple[AdapterUse, ...] = ()
     constraint: Constraint | None = None
+    forced_tools: tuple[str, ...] = ()
+    """Names of tools of which the answer must call one; empty: the model decides."""
     n_probs: int = 0
     """Most likely tokens whose log probabilities are told with each token; -1: only the chosen token's; 0: none."""
     post_sampling_probs: bool = False

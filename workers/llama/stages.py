@@ -1,0 +1,121 @@
+"""Which stages a call's sampler has, in which order: pure decisions over its settings.
+
+Source of names, order and defaults: common/common.h and common/sampling.cpp of llama.cpp.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Self
+
+from msgspec.structs import asdict
+
+from workers.protocol.requests import SamplerName, Sampling
+
+ORDER: tuple[SamplerName, ...] = (
+    "penalties",
+    "dry",
+    "top_n_sigma",
+    "top_k",
+    "typ_p",
+    "top_p",
+    "min_p",
+    "xtc",
+    "temperature",
+)
+
+PENALTIES = frozenset({"penalties", "dry"})
+NARROWING = frozenset({"top_n_sigma", "top_k", "top_p", "min_p"})
+"""They drop tokens, never the likeliest one."""
+
+COLDEST = 1e-20
+"""Below this, logits divided by the temperature could overflow; the limit is greedy anyway."""
+
+DEFAULT_DRY_BASE = 1.75
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """A caller's `Sampling` with llama-server's defaults in place of what nobody set."""
+
+    temperature: float = 0.8
+    dynatemp_range: float = 0.0
+    dynatemp_exponent: float = 1.0
+    top_k: int = 40
+    top_p: float = 0.95
+    min_p: float = 0.05
+    typical_p: float = 1.0
+    top_n_sigma: float = -1.0
+    xtc_probability: float = 0.0
+    xtc_threshold: float = 0.1
+    repeat_penalty: float = 1.0
+    repeat_last_n: int = 64
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    dry_multiplier: float = 0.0
+    dry_base: float = DEFAULT_DRY_BASE
+    dry_allowed_length: int = 2
+    dry_penalty_last_n: int = 64
+    dry_sequence_breakers: tuple[str, ...] = ("\n", ":", '"', "*")
+    mirostat: int = 0
+    mirostat_tau: float = 5.0
+    mirostat_eta: float = 0.1
+    adaptive_target: float = -1.0
+    adaptive_decay: float = 0.9
+    min_keep: int = 0
+    samplers: tuple[SamplerName, ...] = ORDER
+    logit_bias: tuple[tuple[int | str, float | None], ...] = ()
+    seed: int | None = None
+
+    @classmethod
+    def of(cls, sampling: Sampling, n_ctx: int) -> Self:
+        """`n_ctx`: what -1 stands for where recent tokens are counted, and the most that makes sense."""
+        asked = {name: value for name, value in asdict(sampling).items() if value is not None}
+        for name in ("repeat_last_n", "dry_penalty_last_n"):
+            if name in asked:
+                asked[name] = n_ctx if asked[name] < 0 else min(asked[name], n_ctx)
+        if asked.get("dry_base", 1.0) < 1.0:
+            asked["dry_base"] = DEFAULT_DRY_BASE
+        return cls(**asked)
+
+    @property
+    def penalises(self) -> bool:
+        neutral = self.repeat_penalty == 1 and self.presence_penalty == 0 and self.frequency_penalty == 0
+        return self.repeat_last_n > 0 and not neutral
+
+    @property
+    def dries(self) -> bool:
+        return self.dry_multiplier != 0 and self.dry_penalty_last_n > 0
+
+
+def working_stages(settings: Settings) -> tuple[SamplerName, ...]:
+    """The stages that change something, in order, without what draws the token in the end."""
+    if settings.mirostat:
+        return ("temperature",)
+    at_work: dict[SamplerName, bool] = {
+        "penalties": settings.penalises,
+        "dry": settings.dries,
+        "top_n_sigma": settings.top_n_sigma > 0,
+        "top_k": settings.top_k > 0,
+        "typ_p": settings.typical_p < 1,
+        "top_p": settings.top_p < 1,
+        "min_p": settings.min_p > 0,
+        "xtc": settings.xtc_probability > 0 and settings.xtc_threshold <= 0.5,
+        "temperature": settings.temperature != 1 or settings.dynatemp_range > 0,
+        "infill": True,
+        "adaptive_p": True,
+    }
+    return tuple(name for name in settings.samplers if at_work[name])
+
+
+def is_greedy(settings: Settings, stages: Sequence[SamplerName]) -> bool:
+    """Whether the likeliest token after the penalties is what these stages can only end in."""
+    if settings.temperature > COLDEST or "temperature" not in stages:
+        return False
+    if settings.mirostat:
+        return True
+    if settings.dynatemp_range > 0 or set(stages) - PENALTIES - NARROWING - {"temperature"}:
+        return False
+    num_penalties = sum(name in PENALTIES for name in stages)
+    return all(name in PENALTIES for name in stages[:num_penalties])
