@@ -385,3 +385,23 @@ def test_a_whole_checkpoint_of_a_window_is_right(window: LoneContext) -> None:
     assert window.positions(3) == (100 - WINDOW, 99)
     assert memory.can_continue(3, 100)
     assert np.allclose(window.feed(3, TEXT[100:120], 100), expected, atol=0.05)
+
+
+def test_shared_cells_of_a_window_are_never_used_again(window: LoneContext) -> None:
+    """So sharing alone fills the small cache of the window's layers; with a part of its own each goes on for ever."""
+    memory = window.memory
+    for source in (0, 2):
+        feed_long(window, source, TEXT[:120])
+        memory.share(source, source + 1, 0, 120)
+
+    def speak(start: int, end: int) -> None:
+        for position in range(start, end):
+            window.step(*((sequence, 9 + sequence, position) for sequence in range(4)))
+
+    with pytest.raises(DecodeFailed, match="returned 1"):
+        speak(120, 160)
+    reached = memory.last_position(0) + 1
+    for sequence in range(4):
+        memory.load_part(sequence, memory.save_part(sequence))
+    speak(reached, reached + 100)
+    assert all(memory.can_continue(sequence, reached + 100) for sequence in range(4))
