@@ -15,17 +15,17 @@ import struct
 import threading
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future
-from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
 import numpy as np
 
+from workers.engine.adapter_set import NO_ADAPTERS, AdapterSet, Entry
 from workers.engine.cache import IntegrityError
 from workers.llama.adapters import Adapter, AdapterError, AdapterFile, AppliedAdapters, inspect
 from workers.llama.context import Context
 from workers.llama.model import Model
-from workers.protocol.adapters import AdapterInfo, AdapterState
+from workers.protocol.adapters import AdapterInfo
 from workers.protocol.failures import CallFailed, Failure, FailureCode
 from workers.protocol.requests import AdapterUse
 
@@ -41,45 +41,6 @@ MAX_SET = 8
 
 MAX_NAMES = 4096
 LOAD_S = 120.0
-
-
-@dataclass(slots=True, eq=False)
-class Entry:
-    """One file's weights under one name. Everything but `name` and `file`'s digest changes under the shelf's lock."""
-
-    name: str
-    file: AdapterFile
-    pinned: bool = False
-    adapter: Adapter | None = None
-    """Written on the engine's thread only."""
-    num_calls: int = 0
-    last_use: int = 0
-    leaving: bool = False
-
-    def info(self) -> AdapterInfo:
-        state = AdapterState.EVICTED if self.adapter is None else AdapterState.LOADED
-        return AdapterInfo(
-            name=self.name,
-            sha256=self.file.digest.hex(),
-            size=self.file.size,
-            rank=self.file.rank,
-            state=AdapterState.LEAVING if self.leaving else state,
-            pinned=self.pinned,
-            calls=self.num_calls,
-        )
-
-
-@dataclass(frozen=True, slots=True)
-class AdapterSet:
-    """What one call computes with. Two sets are equal when they compute the same."""
-
-    key: bytes
-    """Content hashes with scales, sorted; empty: no adapter. For the prefix index and for grouping."""
-    uses: tuple[tuple[Entry, float], ...] = field(compare=False, repr=False)
-    """In the order of the key; no scale is zero."""
-
-
-NO_ADAPTERS = AdapterSet(b"", ())
 
 
 class AdapterShelf:

@@ -13,12 +13,15 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from functools import partial
 
+from workers.engine.adapters import AdapterShelf
 from workers.engine.cache import IntegrityError, PrefixCache
+from workers.engine.checkpoints import CheckpointCache
 from workers.engine.pace import MovePace, PrefillPace
 from workers.engine.request import EngineCounters, EngineLoad, EngineRequest
 from workers.engine.roster import MOVE_S, Roster
 from workers.engine.scheduler import Limits, Plan
 from workers.engine.sequence import Sequence
+from workers.engine.turns import Turns, chosen
 from workers.llama.context import Context
 from workers.llama.model import Model
 from workers.llama.samplers import SamplerChain
@@ -57,10 +60,12 @@ class Engine:
         emit: Emit,
         on_crash: Callable[[BaseException], None] | None = None,
         ram_bytes: int = DEFAULT_RAM_BYTES,
+        adapters: AdapterShelf | None = None,
     ) -> None:
         """`n_ctx`: the longest single conversation, tokens. `on_crash` is called on the engine thread.
 
-        `ram_bytes`: most memory for prefixes that left the KV cache; 0: they are forgotten.
+        `ram_bytes`: most memory for prefixes that left the KV cache; 0: they are forgotten. `adapters`: LoRA adapters
+        that calls may name; whoever made the shelf closes it after `stop`.
         """
         if n_ctx > context.kv_tokens:
             raise ValueError(f"n_ctx {n_ctx} is more than the {context.kv_tokens} cells that all slots share")
@@ -77,7 +82,8 @@ class Engine:
         self._capacity = slots + max(slots, MIN_WAITING_ROOM)
         limits = Limits(n_batch=context.n_batch, n_ubatch=context.n_ubatch, min_prefill=MIN_PREFILL)
         self._pace = PrefillPace(MIN_PREFILL, context.n_ubatch)
-        self._cache = PrefixCache(
+        kind = PrefixCache if context.memory.kind.by_range else CheckpointCache
+        self._cache = kind(
             context.memory,
             kv_tokens=context.kv_tokens,
             num_sequences=context.num_sequences,
@@ -86,6 +92,9 @@ class Engine:
         )
         self._roster = Roster(self._cache, slots, limits, self._pace)
         self._batch = context.new_batch()
+        self._adapters = adapters or AdapterShelf(model, context)
+        self._adapters.follow(self.post)
+        self._turns: Turns[bytes] = Turns()
         self._events: list[CallEvent] = []
         self._step_number = 0
         self._num_decodes = 0
@@ -124,9 +133,14 @@ class Engine:
                 raise ValueError(f"call {request.key} is already in the engine")
             if len(self._open) >= self._capacity:
                 raise CallFailed(_busy(self.slots, self._capacity - self.slots))
-            chain = SamplerChain(vocab, request.sampling, n_ctx=self.n_ctx, banned=banned)
+            adapters = self._adapters.resolve(request.adapters)
+            try:
+                chain = SamplerChain(vocab, request.sampling, n_ctx=self.n_ctx, banned=banned)
+            except BaseException:
+                self._adapters.release(adapters)
+                raise
             self._open.add(request.key)
-            self._mail.append(partial(self._roster.join, Sequence(request, chain, vocab, self.n_ctx)))
+            self._mail.append(partial(self._join, Sequence(request, chain, vocab, self.n_ctx, adapters)))
         self._wake.set()
 
     def cancel(self, key: int) -> None:
@@ -136,6 +150,11 @@ class Engine:
                 return
             self._cancelled.add(key)
         self._mail.append(partial(self._drop, key))
+        self._wake.set()
+
+    def post(self, act: Callable[[], None]) -> None:
+        """Have `act` carried out on the engine thread between two steps. It must be quick and must not raise."""
+        self._mail.append(act)
         self._wake.set()
 
     def load(self) -> EngineLoad:
@@ -227,7 +246,7 @@ class Engine:
         if roster.waiting or any(not sequence.decoding for sequence in roster.running):
             roster.admit(self._events, _always)
         self._shift_full()
-        plan = roster.plan(_all)
+        plan = roster.plan(self._of_one_turn)
         cache.tidy(self._num_decodes, MOVE_S)
         return plan
 
@@ -245,11 +264,18 @@ class Engine:
             tokens = sequence.take_chunk(chunk.num_tokens)
             last = sequence.num_prompt_left == 0
             sequence.row = batch.add_prompt(tokens, position, sequence.id, want_logits=last)
+        one = plan.decode[0] if plan.decode else plan.prefill[0].sequence
+        switched = self._adapters.apply(one.adapter_set)
         start = time.perf_counter()
         self._context.decode(batch)
-        self._pace.note(batch.num_tokens, time.perf_counter() - start)
+        seconds = time.perf_counter() - start
+        self._pace.note(batch.num_tokens, seconds)
+        self._turns.note_step(seconds, switched=switched, comparable=not plan.prefill)
         self._num_decodes += 1
         self._num_rows += len(plan.decode)
+
+    def _of_one_turn(self, ready: list[Sequence]) -> list[Sequence]:
+        return chosen(self._turns, ready, time.perf_counter())
 
     def _shift_full(self) -> None:
         """Conversations that are as long as they may be go on without their older half, or end."""
@@ -271,6 +297,8 @@ class Engine:
                 ended.append((sequence, reason))
         for chunk in plan.prefill:
             sequence = chunk.sequence
+            if not sequence.num_prompt_left or sequence.num_cells in sequence.stops:
+                self._cache.reached(sequence)
             if sequence.num_prompt_left:
                 continue
             reason = FinishReason.LENGTH
@@ -319,9 +347,18 @@ class Engine:
     def _forget(self, sequence: Sequence, *, keep: bool = True) -> None:
         """Give back everything that the call holds; with `keep` its prefix stays for those who come after."""
         sequence.chain.close()
+        self._adapters.release(sequence.adapter_set)
         self._roster.remove(sequence, keep=keep)
         with self._lock:
             self._open.discard(sequence.key)
+
+    def _join(self, sequence: Sequence) -> None:
+        self._roster.join(sequence)
+        try:
+            self._adapters.bring(sequence.adapter_set)
+        except CallFailed as failed:
+            self._forget(sequence)
+            self._events.append(Failed(sequence.key, failed.failure))
 
     def _drop(self, key: int) -> None:
         sequence = self._roster.find(key)
@@ -337,6 +374,7 @@ class Engine:
         except ValueError as error:
             raise IntegrityError(str(error)) from error
         self._cache.check()
+        self._adapters.check(one.adapter_set for one in (*self._roster.running, *self._roster.waiting))
 
     def _end_all(self) -> None:
         """The loop is over: end every call that is still in, and give back what they hold."""
@@ -350,10 +388,6 @@ class Engine:
 
 _DRAINING = Failure(FailureCode.DRAINING, "this worker is stopping; ask again, another one will answer")
 _CRASHED = Failure(FailureCode.INTERNAL, "this worker's engine has crashed; ask again")
-
-
-def _all(ready: list[Sequence]) -> list[Sequence]:
-    return ready
 
 
 def _always(sequence: Sequence) -> bool:

@@ -6,6 +6,7 @@ from collections import deque
 
 import numpy as np
 
+from workers.engine.adapter_set import NO_ADAPTERS, AdapterSet
 from workers.engine.prefix import Path, Realm, Restore, Tokens
 from workers.engine.request import EngineRequest
 from workers.engine.text import AnswerText
@@ -30,6 +31,7 @@ class Sequence:
         "_piece",
         "_since",
         "_text",
+        "adapter_set",
         "chain",
         "decoding",
         "first_token_at",
@@ -48,20 +50,22 @@ class Sequence:
         "shifted",
         "slot",
         "started_at",
+        "stops",
         "token",
         "waits_for",
         "waits_until",
     )
 
     def __init__(
-        self, request: EngineRequest, chain: SamplerChain, vocab: Vocab, n_ctx: int, adapters: bytes = b""
+        self, request: EngineRequest, chain: SamplerChain, vocab: Vocab, n_ctx: int, adapters: AdapterSet = NO_ADAPTERS
     ) -> None:
         self.request = request
         self.key = request.key
         self.chain = chain
         self.order = (-request.priority, request.deadline, request.key)
         """Smaller goes first, and is the last to be thrown out."""
-        self.realm = Realm(request.salt, adapters)
+        self.adapter_set = adapters
+        self.realm = Realm(request.salt, adapters.key)
         self.num_prompt = len(request.tokens)
         room = n_ctx - self.num_prompt
         most = MAX_SHIFTED_CONTEXTS * n_ctx if request.context_shift else room
@@ -79,6 +83,8 @@ class Sequence:
         self.waits_for: Sequence | None = None
         """Computes a prefix that this one will share, up to `waits_until` tokens."""
         self.waits_until = 0
+        self.stops: set[int] = set()
+        """Lengths at which its state is to be saved: a chunk must not go past one."""
         self.decoding = False
         """All but the newest token is in the cache."""
         self.shifted = False
@@ -104,6 +110,12 @@ class Sequence:
     def num_prompt_left(self) -> int:
         """Tokens to compute before the next one can be drawn; 0: it decodes."""
         return 0 if self.decoding else self.num_known - self.num_cells
+
+    @property
+    def num_next(self) -> int:
+        """Most tokens of the next chunk."""
+        ahead = [stop for stop in self.stops if stop > self.num_cells] if self.stops else ()
+        return min(ahead) - self.num_cells if ahead else self.num_prompt_left
 
     @property
     def ready(self) -> bool:
