@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import struct
+
+import msgspec
+
 from workers.protocol.events import (
     Failed,
     Finished,
@@ -14,6 +18,7 @@ from workers.protocol.events import (
 )
 from workers.protocol.failures import Failure, FailureCode
 from workers.protocol.heartbeat import Heartbeat, ModelFacts
+from workers.protocol.pooled import PoolRequest, PoolResult
 from workers.protocol.requests import (
     Accepted,
     Cancel,
@@ -75,6 +80,19 @@ HEARTBEAT = Heartbeat(
     started_at=1700000000.5,
 )
 
+POOL_REQUEST = PoolRequest(
+    kind="rank",
+    query="what is a paddock?",
+    inputs=("a field", "Köln"),
+    normalize=-1,
+    tenant="team-a",
+    request_id="req-2",
+)
+SMALLEST_POOL_REQUEST = PoolRequest(inputs=("hi", (101, 7592, 102)))
+POOL_RESULT = PoolResult(
+    pooling="mean", width=2, rows=(1, 1), num_tokens=(4, 3), vectors=struct.pack("<4f", 0.6, -0.8, 1.0, 0.0)
+)
+
 MESSAGES = {
     "submit.json": SUBMIT,
     "submit_smallest.json": SMALLEST_SUBMIT,
@@ -89,4 +107,8 @@ MESSAGES = {
     "event_finished.json": FINISHED,
     "event_failed.json": FAILED,
     "heartbeat.json": HEARTBEAT,
+    "heartbeat_embed.json": msgspec.structs.replace(HEARTBEAT, kind="embed"),
+    "pool_request.json": POOL_REQUEST,
+    "pool_request_smallest.json": SMALLEST_POOL_REQUEST,
+    "pool_result.json": POOL_RESULT,
 }

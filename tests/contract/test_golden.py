@@ -58,3 +58,8 @@ def test_an_alive_frame() -> None:
 def test_a_heartbeat_of_a_later_version_with_more_fields_can_be_read() -> None:
     data = (GOLDEN / "heartbeat.json").read_bytes().replace(b'"worker":', b'"novelty":[1],"worker":', 1)
     assert decode_heartbeat(data) == messages.HEARTBEAT
+
+
+def test_a_heartbeat_of_an_earlier_version_is_that_of_a_worker_that_generates() -> None:
+    data = (GOLDEN / "heartbeat_embed.json").read_bytes().replace(b',"kind":"embed"', b"", 1)
+    assert decode_heartbeat(data) == messages.HEARTBEAT
