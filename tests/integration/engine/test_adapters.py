@@ -1,0 +1,308 @@
+"""LoRA adapters in the engine: calls with and without them, beside each other."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from tests.integration.engine.conftest import DEMO, STORIES
+from tests.integration.engine.listener import ONE_THREAD, Bench, Heard
+from tests.support import adapter_files
+from workers.engine.adapters import MAX_SCALE, AdapterShelf
+from workers.engine.engine import Engine, EngineRequest
+from workers.llama.adapters import AdapterError
+from workers.llama.context import Context
+from workers.llama.model import Model
+from workers.protocol.adapters import AdapterState
+from workers.protocol.events import Failed, Started
+from workers.protocol.failures import CallFailed, FailureCode
+from workers.protocol.requests import AdapterUse
+
+PIRATE = DEMO.parent / "paddock-demo-pirate-lora.gguf"
+SHAKESPEARE = STORIES.parent / "stories260K-shakespeare-lora.gguf"
+
+PROMPT = "<|user|>What is the capital of France?<|end|><|assistant|>"
+
+
+class Shop(Bench):
+    """A bench with a shelf."""
+
+    def __init__(self, model: Model, engine: Engine, heard: Heard, shelf: AdapterShelf) -> None:
+        super().__init__(model, engine, heard)
+        self.shelf = shelf
+
+    def with_(self, request: EngineRequest, *uses: tuple[str, float] | str) -> EngineRequest:
+        chosen = tuple(AdapterUse(use) if isinstance(use, str) else AdapterUse(*use) for use in uses)
+        return replace(self.again(request), adapters=chosen)
+
+    def states(self) -> dict[str, AdapterState]:
+        return {info.name: info.state for info in self.shelf.infos()}
+
+
+@contextmanager
+def shop(model: Model, *, slots: int = 4, max_adapters: int = 8, max_bytes: int = 0) -> Iterator[Shop]:
+    heard = Heard()
+    with Context(model, ONE_THREAD, slots=slots, kv_tokens=2048) as context:
+        shelf = AdapterShelf(model, context, max_adapters=max_adapters, max_bytes=max_bytes)
+        engine = Engine(model, context, slots=slots, n_ctx=512, emit=heard.emit, adapters=shelf)
+        engine.start()
+        try:
+            yield Shop(model, engine, heard, shelf)
+            engine.check_integrity()
+        finally:
+            engine.stop()
+            assert all(info.calls == 0 for info in shelf.infos())
+            shelf.close()
+        assert engine.crashed is None
+
+
+@pytest.fixture
+def demo_shop(demo: Model) -> Iterator[Shop]:
+    with shop(demo) as one:
+        one.shelf.load("pirate", PIRATE)
+        yield one
+
+
+@pytest.fixture
+def files(demo: Model, tmp_path: Path) -> list[Path]:
+    """Four adapters of equal size that change what the model says, each in its own way."""
+    return [adapter_files.sound(tmp_path / f"{number}.gguf", demo.header, seed=number) for number in range(4)]
+
+
+def test_what_the_models_readme_says(stories: Model) -> None:
+    if not SHAKESPEARE.exists():
+        pytest.skip(f"{SHAKESPEARE} is not there")
+    with shop(stories) as bench:
+        bench.shelf.load("shakespeare", SHAKESPEARE)
+        request = bench.request("Look in thy glass", 48)
+        plain, verse = bench.answer(request), bench.answer(bench.with_(request, "shakespeare"))
+    assert "toys" in plain
+    assert "play" in plain
+    assert "shall" in verse
+    assert "all the rest of our suit" in verse
+
+
+def test_scale_zero_is_no_adapter_and_shares_its_prefix(demo_shop: Shop) -> None:
+    request = demo_shop.request(PROMPT, 12)
+    plain = demo_shop.answer(request)
+    off = demo_shop.with_(request, ("pirate", 0.0))
+    assert demo_shop.answer(off) == plain
+    assert demo_shop.heard.started(off.key).num_cached_tokens > 0
+    assert demo_shop.answer(demo_shop.with_(request, "pirate")) != plain
+
+
+def test_no_prefix_is_shared_across_adapters_or_scales(demo_shop: Shop) -> None:
+    request = demo_shop.request(PROMPT * 4, 4)
+    calls = [request] + [demo_shop.with_(request, ("pirate", scale)) for scale in (1.0, 0.5)]
+    for call in calls:
+        demo_shop.answer(call)
+        assert demo_shop.heard.started(call.key).num_cached_tokens == 0
+    again = demo_shop.with_(request, ("pirate", 0.5))
+    demo_shop.answer(again)
+    assert demo_shop.heard.started(again.key).num_cached_tokens > 0
+
+
+@pytest.mark.parametrize("rounds", [1, 2])
+def test_calls_beside_each_other_say_what_each_says_alone(demo: Model, files: list[Path], rounds: int) -> None:
+    prompts = [PROMPT, "<|user|>Tell me a story.<|end|><|assistant|>", "<|user|>Hello!<|end|><|assistant|>"]
+    with shop(demo, slots=8) as bench:
+        bench.shelf.load("pirate", PIRATE)
+        bench.shelf.load("other", files[0])
+        uses: list[tuple[tuple[str, float], ...]] = [
+            (),
+            (("pirate", 1.0),),
+            (("other", 0.5),),
+            (("other", 0.5), ("pirate", 1.0)),
+        ]
+        wanted = [
+            replace(bench.request(prompt, 24), adapters=tuple(AdapterUse(*one) for one in use), cache_prompt=False)
+            for prompt in prompts
+            for use in uses
+        ]
+        alone = [bench.answer(request) for request in wanted]
+        assert len(set(alone)) > len(prompts)
+        for _ in range(rounds):
+            together = [bench.again(request) for request in wanted]
+            for request in together:
+                bench.submit(request)
+            bench.wait(*(request.key for request in together))
+            assert [bench.heard.text(request.key) for request in together] == alone
+
+
+def test_the_order_of_names_makes_no_difference(demo: Model, files: list[Path]) -> None:
+    with shop(demo) as bench:
+        bench.shelf.load("a", files[0])
+        bench.shelf.load("b", files[1])
+        request = bench.request(PROMPT * 4, 8)
+        one = bench.with_(request, ("a", 1.0), ("b", 0.5))
+        other = bench.with_(request, ("b", 0.5), ("a", 1.0))
+        assert bench.answer(one) == bench.answer(other)
+        assert bench.heard.started(other.key).num_cached_tokens > 0
+
+
+def test_an_adapter_that_is_in_use_leaves_when_its_last_call_ends(demo_shop: Shop) -> None:
+    request = replace(demo_shop.request(PROMPT, 300, ignore_eos=True), adapters=(AdapterUse("pirate"),))
+    alone = demo_shop.answer(demo_shop.again(request))
+    key = demo_shop.submit(request)
+    demo_shop.heard.until(lambda: len(demo_shop.heard.calls[key]) > 3)
+    gone = demo_shop.shelf.unload("pirate")
+    assert gone.state is AdapterState.LEAVING
+    assert gone.calls == 1
+    with pytest.raises(CallFailed, match="no adapter is named 'pirate'; none is loaded") as refusal:
+        demo_shop.submit(demo_shop.with_(request, "pirate"))
+    assert refusal.value.failure.code is FailureCode.INVALID_REQUEST
+    assert refusal.value.failure.param == "adapters"
+    assert demo_shop.states() == {"pirate": AdapterState.LEAVING}
+    demo_shop.wait(key)
+    assert demo_shop.heard.text(key) == alone
+    demo_shop.engine.check_integrity()
+    assert demo_shop.states() == {}
+    with pytest.raises(CallFailed, match="no adapter is named"):
+        demo_shop.shelf.unload("pirate")
+
+
+def test_a_name_with_new_contents_never_meets_the_old_ones_prefix(demo: Model, files: list[Path]) -> None:
+    with shop(demo) as bench:
+        old = bench.shelf.load("mine", files[0])
+        request = bench.request(PROMPT * 4, 200, ignore_eos=True)
+        before = bench.answer(bench.with_(request, "mine"))
+        running = bench.with_(request, "mine")
+        bench.submit(running)
+        bench.heard.until(lambda: len(bench.heard.calls[running.key]) > 3)
+        new = bench.shelf.load("mine", files[1])
+        assert new.sha256 != old.sha256
+        renewed = bench.with_(request, "mine")
+        after = bench.answer(renewed)
+        bench.wait(running.key)
+        assert bench.heard.text(running.key) == before, "a running call keeps the weights that it began with"
+        assert after != before
+        assert bench.heard.started(renewed.key).num_cached_tokens == 0
+        assert bench.shelf.load("mine", files[1]) == bench.shelf.infos()[0]
+
+
+def test_the_one_used_longest_ago_makes_room_and_comes_back(demo: Model, files: list[Path]) -> None:
+    with shop(demo, max_adapters=2) as bench:
+        bench.shelf.load("a", files[0])
+        bench.shelf.load("b", files[1])
+        request = bench.request(PROMPT, 12)
+        said = bench.answer(bench.with_(request, "a"))
+        bench.shelf.load("c", files[2])
+        assert bench.states() == {"a": AdapterState.LOADED, "b": AdapterState.EVICTED, "c": AdapterState.LOADED}
+        bench.answer(bench.with_(request, "b"))
+        assert bench.states()["a"] is AdapterState.EVICTED
+        assert bench.answer(bench.with_(request, "a")) == said
+
+
+def test_calls_for_more_adapters_than_there_is_room_for_are_refused_as_busy(demo: Model, files: list[Path]) -> None:
+    with shop(demo, max_adapters=2) as bench:
+        bench.shelf.load("a", files[0], pinned=True)
+        bench.shelf.load("b", files[1])
+        bench.shelf.load("c", files[2])
+        request = bench.request(PROMPT, 300, ignore_eos=True)
+        key = bench.submit(bench.with_(request, "b"))
+        with pytest.raises(CallFailed, match="2 adapters") as refusal:
+            bench.submit(bench.with_(request, "c"))
+        assert refusal.value.failure.code is FailureCode.BUSY
+        with pytest.raises(CallFailed, match="2 adapters"):
+            bench.shelf.load("d", files[3])
+        bench.wait(key)
+        bench.wait(bench.submit(bench.with_(request, "c")))
+        with pytest.raises(CallFailed):
+            bench.submit(bench.with_(request, "a", "b", "c"))
+        assert bench.states()["a"] is AdapterState.LOADED
+
+
+def test_bytes_bound_the_shelf_too(demo: Model, files: list[Path]) -> None:
+    size = files[0].stat().st_size
+    with shop(demo, max_bytes=2 * size) as bench:
+        for number, file in enumerate(files[:3]):
+            bench.shelf.load(str(number), file)
+        assert list(bench.states().values()) == [AdapterState.EVICTED, AdapterState.LOADED, AdapterState.LOADED]
+    with shop(demo, max_bytes=size - 1) as bench, pytest.raises(AdapterError, match="raise adapters_mib"):
+        bench.shelf.load("a", files[0])
+
+
+def test_an_evicted_adapter_whose_file_changed_fails_its_call_only(demo: Model, files: list[Path]) -> None:
+    with shop(demo, max_adapters=1) as bench:
+        bench.shelf.load("a", files[0])
+        bench.shelf.load("b", files[1])
+        files[0].write_bytes(files[2].read_bytes())
+        request = bench.request(PROMPT, 4)
+        key = bench.submit(bench.with_(request, "a"))
+        bench.wait(key)
+        last = bench.heard.calls[key][-1]
+        assert isinstance(last, Failed)
+        assert "changed since it was checked" in last.failure.message
+        assert not any(isinstance(event, Started) for event in bench.heard.calls[key])
+        bench.shelf.load("a", files[0])
+        bench.answer(bench.with_(request, "a"))
+
+
+@pytest.mark.parametrize(
+    ("uses", "says"),
+    [
+        ((AdapterUse("nobody"),), "no adapter is named 'nobody'; use one of: pirate"),
+        ((AdapterUse("pirate", MAX_SCALE * 2),), "the scale of adapter 'pirate'"),
+        ((AdapterUse("pirate", float("nan")),), "the scale of adapter 'pirate'"),
+        ((AdapterUse("pirate"), AdapterUse("pirate", 0.5)), "each once"),
+        (tuple(AdapterUse(str(number)) for number in range(9)), "at most 8"),
+    ],
+)
+def test_what_a_call_may_not_ask_for(demo_shop: Shop, uses: tuple[AdapterUse, ...], says: str) -> None:
+    with pytest.raises(CallFailed, match=says) as refusal:
+        demo_shop.submit(replace(demo_shop.request(PROMPT), adapters=uses))
+    assert refusal.value.failure.code is FailureCode.INVALID_REQUEST
+    assert [info.calls for info in demo_shop.shelf.infos()] == [0]
+
+
+def test_a_bad_file_is_refused_while_calls_run(demo_shop: Shop, tmp_path: Path) -> None:
+    key = demo_shop.submit(demo_shop.request(PROMPT, 100, ignore_eos=True))
+    cut = tmp_path / "cut.gguf"
+    cut.write_bytes(PIRATE.read_bytes()[:-1])
+    with pytest.raises(AdapterError, match="truncated"):
+        demo_shop.shelf.load("pirate", cut)
+    demo_shop.wait(key)
+    assert demo_shop.heard.finished(key).usage.completion_tokens == 100
+    assert demo_shop.states() == {"pirate": AdapterState.LOADED}
+
+
+def test_loading_and_unloading_from_many_threads_beside_calls(demo: Model, files: list[Path]) -> None:
+    """Every call says what it says alone, or was refused at the door."""
+    with shop(demo, max_adapters=3) as bench:
+        request = bench.request(PROMPT, 16)
+        said = {}
+        for number, file in enumerate(files):
+            bench.shelf.load(str(number), file)
+            said[number] = bench.answer(bench.with_(request, str(number)))
+
+        refused: list[FailureCode] = []
+
+        def churn(number: int) -> None:
+            for _ in range(6):
+                try:
+                    bench.shelf.unload(str(number))
+                    bench.shelf.load(str(number), files[number])
+                except CallFailed as failed:
+                    refused.append(failed.failure.code)
+
+        threads = [threading.Thread(target=churn, args=(number,)) for number in range(4)]
+        for thread in threads:
+            thread.start()
+        accepted: list[tuple[int, int]] = []
+        while any(thread.is_alive() for thread in threads):
+            for number in range(4):
+                try:
+                    accepted.append((bench.submit(bench.with_(request, str(number))), number))
+                except CallFailed as failed:
+                    refused.append(failed.failure.code)
+            bench.wait(*(key for key, _ in accepted))
+        for thread in threads:
+            thread.join()
+        assert set(refused) <= {FailureCode.BUSY, FailureCode.INVALID_REQUEST}
+        assert accepted
+        assert all(bench.heard.text(key) == said[number] for key, number in accepted)
