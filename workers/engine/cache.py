@@ -49,6 +49,9 @@ class Idle:
 class PrefixCache:
     """Belongs to the engine's thread."""
 
+    needs_stops = False
+    """Whether a prefix can be shared only at lengths where `reached` was called."""
+
     def __init__(
         self,
         memory: Memory,
@@ -67,8 +70,10 @@ class PrefixCache:
         """Tokens brought back from RAM so far."""
         self._memory = memory
         self._pace = pace
+        self._num_sequences = num_sequences
         self._scratch = num_sequences - 1
-        self._free_ids = list(range(num_sequences - 2, -1, -1))
+        self._ids = range(num_sequences if self.needs_stops else self._scratch)
+        self._free_ids = list(reversed(self._ids))
         self._live: dict[int, Sequence] = {}
         self._idle: dict[int, Idle] = {}
         self._step = 0
@@ -130,16 +135,18 @@ class PrefixCache:
         self.num_restored += part.end - part.start
         self._pace.note_restore(block.end - block.start, time.perf_counter() - started)
 
+    def reached(self, sequence: Sequence) -> None:
+        """A prompt has come to one of its stops, or to its end. Any prefix can be shared here: nothing to do."""
+
     def leave(self, sequence: Sequence, *, keep: bool) -> None:
         """The sequence stops computing. With `keep` its prefix stays, idle."""
         id_, sequence.id = sequence.id, NOWHERE
         del self._live[id_]
         sequence.restores.clear()
         kept = keep and sequence.request.cache_prompt and not sequence.shifted and sequence.num_cells > 0
-        if not kept:
+        if not kept or not self._settle(id_, sequence):
             self._free(id_)
             return
-        self._settle(id_, sequence)
         self._idle[id_] = Idle(self._step, time.monotonic())
         self._drop_covered(id_)
         leaf = next(self.index.nodes_of(id_))
@@ -207,19 +214,24 @@ class PrefixCache:
 
     def check_cells(self) -> None:
         """The part of `check` that is quick. Raises IntegrityError."""
-        if sorted([*self._free_ids, *self._live, *self._idle]) != list(range(self._scratch)):
+        self._check_ids()
+        held = {id_: one.num_cells for id_, one in self._live.items()}
+        held |= {id_: self.index.held_by(id_) for id_ in self._idle}
+        for id_ in range(self._num_sequences):
+            self._check_sequence(id_, held.get(id_, 0))
+
+    def _check_ids(self) -> None:
+        if sorted([*self._free_ids, *self._live, *self._idle]) != list(self._ids):
             raise IntegrityError(
                 f"ids are lost or held twice: {self._free_ids}, {list(self._live)}, {list(self._idle)}"
             )
-        held = {id_: one.num_cells for id_, one in self._live.items()}
-        held |= {id_: self.index.held_by(id_) for id_ in self._idle}
-        for id_ in range(self._scratch + 1):
-            cells = held.get(id_, 0)
+
+    def _check_sequence(self, id_: int, num_cells: int) -> None:
+        if not self._memory.can_continue(id_, num_cells):
             first, last = self._memory.first_position(id_), self._memory.last_position(id_)
-            if last != cells - 1 or first != (0 if cells else -1):
-                raise IntegrityError(
-                    f"sequence {id_}: {cells} cells by the book, positions {first} to {last} in the cache"
-                )
+            raise IntegrityError(
+                f"sequence {id_}: {num_cells} cells by the book, positions {first} to {last} in the cache"
+            )
 
     def _enter_live(self, asking: Sequence) -> None:
         """Running calls that the asking one could share with: bring what the index knows of them up to date."""
@@ -241,14 +253,18 @@ class PrefixCache:
             self._evict(min((id_ for id_ in self._idle if id_ != needed), key=self._worth))
         return self._free_ids.pop()
 
-    def _settle(self, id_: int, sequence: Sequence) -> None:
-        """Enter all cells of a sequence that ended; those that others computed as well give way to theirs."""
+    def _settle(self, id_: int, sequence: Sequence) -> bool:
+        """Enter all cells of a sequence that ended -> whether they can be kept.
+
+        Those that others computed as well give way to theirs.
+        """
         path = sequence.path()
         while (known := self.index.extend(id_, path, sequence.num_cells)) < sequence.num_cells:
             other = self.index.match(path, sequence.num_cells)
             self._memory.cut(id_, known, other.num_held)
             self._memory.share(other.holder, id_, known, other.num_held)
             self.index.share(id_, path, other.num_held)
+        return True
 
     def _drop_covered(self, by: int) -> None:
         """Idle prefixes that the sequence `by` holds whole need no id of their own."""
@@ -270,14 +286,17 @@ class PrefixCache:
 
     def _save(self, id_: int, start: int, end: int) -> None:
         started = time.perf_counter()
-        self._memory.share(id_, self._scratch, start, end)
-        try:
-            state = self._memory.save(self._scratch)
-        finally:
-            self._memory.remove(self._scratch)
-        block = Block(start, end, state)
+        block = Block(start, end, self._take(id_, start, end))
         self.ram.add(block, self.index.store(id_, block))
         self._pace.note_save(end - start, time.perf_counter() - started)
+
+    def _take(self, id_: int, start: int, end: int) -> bytes:
+        """The state of a range."""
+        self._memory.share(id_, self._scratch, start, end)
+        try:
+            return self._memory.save(self._scratch)
+        finally:
+            self._memory.remove(self._scratch)
 
     def _free(self, id_: int) -> None:
         self._idle.pop(id_, None)

@@ -45,7 +45,10 @@ class Path:
 
 @dataclass(eq=False, slots=True)
 class Block:
-    """The saved state of the cells [start, end) of some sequence; for tokens before them see the node's parents."""
+    """The saved state of the cells [start, end) of some sequence; for tokens before them see the node's parents.
+
+    Empty (`start` = `end`): a checkpoint, what of a memory of several kinds can't be shared by range, as it was there.
+    """
 
     start: int
     end: int
@@ -99,7 +102,15 @@ class Match:
         return self.restores[-1].end if self.restores else self.num_held
 
 
-NOTHING = Match(0, -1, ())
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """Where a path can be taken up."""
+
+    end: int
+    """Tokens at the beginning that need not be computed."""
+    holder: int
+    """A sequence that holds their cells; -1: `block` has all of them."""
+    block: Block | None
 
 
 class PrefixIndex:
@@ -121,10 +132,31 @@ class PrefixIndex:
             num_held, holder = end, next(iter(node.holders))
         return Match(num_held, holder, tuple(_restores(steps, num_held)))
 
+    def match_checkpoint(self, path: Path, limit: int) -> Checkpoint:
+        """The same for memory that can be taken up only where it was saved: the longest such beginning."""
+        best = Checkpoint(0, -1, None)
+        steps = list(self._walk(path, limit))
+        for number, (node, end) in enumerate(steps):
+            for block in node.blocks:
+                whole = block.start < block.end
+                reach = _reach(block, steps, number) if whole else end
+                if block.end != reach or block.end <= best.end or not (whole or node.holders):
+                    continue
+                best = Checkpoint(block.end, -1 if whole else next(iter(node.holders)), block)
+        return best
+
+    def num_common(self, path: Path, limit: int) -> int:
+        """How many of the path's tokens the index has seen, in the cache or not."""
+        return max((end for _, end in self._walk(path, limit)), default=0)
+
     def held_by(self, sequence: int) -> int:
         """How many tokens of the sequence are in the index."""
         leaf = self._leaf.get(sequence)
         return leaf.end if leaf is not None else 0
+
+    def held_in(self, sequence: int, path: Path) -> int:
+        """How many of the path's tokens, from its beginning, the sequence holds."""
+        return max((end for node, end in self._walk(path, len(path.tokens)) if sequence in node.holders), default=0)
 
     def nodes_of(self, sequence: int) -> Iterator[Node]:
         """From the deepest node that the sequence holds up to the first one."""
@@ -208,6 +240,14 @@ class PrefixIndex:
         for node in nodes:
             self.prune(node)
 
+    def mark(self, sequence: int, end: int, block: Block) -> list[Block]:
+        """Attach a checkpoint to the sequence's path at `end`, where a node comes to end -> as `store`."""
+        for node in self.nodes_of(sequence):
+            if node.start < end <= node.end:
+                self._attach(node if node.end == end else self._split(node, end - node.start), block)
+                return self._drop_needless(block)
+        return []
+
     def prune(self, node: Node) -> None:
         """Remove what stands for nothing any more, upwards from `node`."""
         while node.parent is not None and not (node.holders or node.blocks or node.children):
@@ -279,7 +319,7 @@ class PrefixIndex:
 
     def _drop_needless(self, new: Block) -> list[Block]:
         known = {block for node in new.nodes for block in node.blocks if block is not new}
-        needless = [b for b in known if new.start <= b.start and b.end <= new.end and b.nodes <= new.nodes]
+        needless = [b for b in known if _covers(new, b) and b.nodes <= new.nodes]
         for block in needless:
             self.drop(block)
         return needless
@@ -294,7 +334,8 @@ class PrefixIndex:
 
     def _append(self, node: Node, path: Path, position: int, end: int, sequence: int) -> Node:
         """A place for the path's next tokens: the node itself where only this sequence uses it, else a new one."""
-        alone = node.holders == {sequence} and not node.children
+        marked = any(block.start == block.end for block in node.blocks)
+        alone = node.holders == {sequence} and not node.children and not marked
         if node.parent is None or not alone or node.realm != path.realm_at(position):
             return self._branch(node, path, position, end)
         end = min(end, path.run_end(position))
@@ -327,6 +368,12 @@ class PrefixIndex:
                 node.blocks.discard(block)
                 block.nodes.discard(node)
         return upper
+
+
+def _covers(new: Block, old: Block) -> bool:
+    if old.start == old.end or new.start == new.end:
+        return (new.start, new.end) == (old.start, old.end)
+    return new.start <= old.start and old.end <= new.end
 
 
 def common(one: Tokens, other: Tokens) -> int:

@@ -31,6 +31,8 @@ FIRST_GUESS_TOKENS = 64.0
 class Cache(Protocol):
     """What the roster needs of the store of prefixes."""
 
+    needs_stops: bool
+
     @property
     def num_free(self) -> int: ...
 
@@ -147,6 +149,8 @@ class Roster:
                 sequence.waits_for, sequence.waits_until, known = source, num_common, num_common
         if sequence.waits_for is None:
             self._cache.enter(sequence)
+        elif self._cache.needs_stops:
+            sequence.waits_for.stops.add(sequence.waits_until)
 
     def _sources(self, sequence: Sequence) -> Iterator[tuple[Sequence, int]]:
         """Those that compute a prefix just now -> and how much of it is a prefix of this one too."""

@@ -19,6 +19,10 @@ class Progress(Protocol):
     def num_prompt_left(self) -> int:
         """Prompt tokens that are not in the KV cache yet; 0: the sequence is decoding."""
 
+    @property
+    def num_next(self) -> int:
+        """Most of them in one step; at least 1 where there are any."""
+
 
 S = TypeVar("S", bound=Progress)
 
@@ -80,16 +84,16 @@ def share_out(waiting: list[S], budget: int) -> list[Chunk[S]]:
     So a long prompt does not keep short ones behind it waiting, and is itself at most half as slow for them.
     """
     first, *others = waiting
-    reserved = min(first.num_prompt_left, (budget + 1) // 2 if others else budget)
+    reserved = min(first.num_next, (budget + 1) // 2 if others else budget)
     left = budget - reserved
     chunks: list[Chunk[S]] = []
     for sequence in sorted(others, key=_length):
-        num_tokens = min(sequence.num_prompt_left, left)
+        num_tokens = min(sequence.num_next, left)
         if num_tokens <= 0:
             break
         chunks.append(Chunk(sequence, num_tokens))
         left -= num_tokens
-    num_first = min(first.num_prompt_left, reserved + left)
+    num_first = min(first.num_next, reserved + left)
     return [Chunk(first, num_first), *chunks] if num_first > 0 else chunks
 
 

@@ -37,7 +37,7 @@ class Context:
         fill_context(params, settings)
         params.n_ctx = kv_tokens
         kind = kind_of(model.pointer, swa_full=settings.swa_full)
-        params.n_seq_max = min(slots + max(slots, 8) + 1, MAX_SEQUENCES) if kind.by_range else slots
+        params.n_seq_max = min(slots + (max(slots, 8) + 1 if kind.by_range else 1), MAX_SEQUENCES)
         params.kv_unified = True
         # A step never holds more rows than this; logits are asked for once per sequence.
         params.n_batch = max(settings.n_batch, settings.n_ubatch + slots)
@@ -50,7 +50,7 @@ class Context:
             self.close()
             raise ModelError(f"{model.path}: this model does not generate text; give one that does")
         self.model = model
-        self.memory = Memory(self.pointer, kind)
+        self.memory = Memory(self.pointer, kind, cache_type_k=settings.cache_type_k)
         self.slots = slots
         # Beside the slots: what is cached and idle, and one to move cells through.
         self.num_sequences: int = c.llama_n_seq_max(self.pointer)

@@ -14,6 +14,10 @@ class View:
     name: int
     num_prompt_left: int
 
+    @property
+    def num_next(self) -> int:
+        return self.num_prompt_left
+
 
 LIMITS = Limits(n_batch=200, n_ubatch=100, min_prefill=10)
 

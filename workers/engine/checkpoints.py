@@ -1,0 +1,138 @@
+"""The store of prefixes for memory that can't be cut at will: sliding windows, recurrent states, mixtures of these.
+
+What such a memory holds of a conversation can be taken up only at lengths where a checkpoint was saved: at the end of
+a prompt and of an answer, and where another prompt went its own way, or waits to. Attention cells among it are shared
+as everywhere, and the rest comes from the checkpoint. What leaves the cache is saved as one state of the whole.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable
+
+from workers.engine.cache import PrefixCache
+from workers.engine.prefix import Block, Checkpoint, Match, Restore
+from workers.engine.sequence import NOWHERE, Sequence
+from workers.llama.errors import StateUnusable
+
+MIN_STOP_TOKENS = 32
+"""Shorter common beginnings get no checkpoint: a prompt is cut there, and each is a copy of a state."""
+
+
+class CheckpointCache(PrefixCache):
+    """Belongs to the engine's thread. Stays right whatever comes: what can't be taken up is computed anew."""
+
+    needs_stops = True
+
+    def lookup(self, sequence: Sequence) -> Match:
+        found = self._find(sequence)
+        if found.block is None or found.holder != NOWHERE:
+            return Match(found.end, found.holder, ())
+        return Match(0, NOWHERE, (Restore(found.block, 0, found.end),))
+
+    def enter(self, sequence: Sequence) -> None:
+        found = self._find(sequence)
+        known = self.index.num_common(sequence.path(), sequence.num_known - 1)
+        if sequence.request.cache_prompt and known - found.end >= MIN_STOP_TOKENS:
+            sequence.stops.add(known)
+        self._give_way(sequence, found)
+        sequence.id = self._new_id(found.holder)
+        sequence.num_cells = 0
+        self._live[sequence.id] = sequence
+        if found.block is None:
+            return
+        if found.holder == NOWHERE:
+            sequence.restores.append(Restore(found.block, 0, found.end))
+        else:
+            self._take_up(sequence, found, found.block)
+
+    def restore(self, sequence: Sequence) -> None:
+        part = sequence.restores.popleft()
+        started = time.perf_counter()
+        try:
+            if not self.make_room(part.end):
+                return
+            self._memory.load(sequence.id, part.block.state)
+        except StateUnusable:
+            self.ram.discard(part.block)
+            return
+        if not self._arrive(sequence, part.end):
+            self.ram.discard(part.block)
+            return
+        self.ram.touch(part.block)
+        self.num_restored += part.end
+        self._pace.note_restore(part.end, time.perf_counter() - started)
+
+    def reached(self, sequence: Sequence) -> None:
+        """The sequence's prompt has come to a stop, or to its end: what is there now can be taken up later."""
+        sequence.stops.discard(sequence.num_cells)
+        if sequence.request.cache_prompt and not sequence.shifted:
+            self._mark(sequence.id, sequence)
+
+    def check_cells(self) -> None:
+        self._check_ids()
+        held = {id_: one.num_cells for id_, one in self._live.items()}
+        held |= {id_: self.index.held_by(id_) for id_ in self._idle}
+        for id_, num_cells in held.items():
+            self._check_sequence(id_, num_cells)
+
+    def _find(self, sequence: Sequence) -> Checkpoint:
+        self._enter_live(sequence)
+        if not sequence.request.cache_prompt or sequence.shifted or not self._pace.restore_pays:
+            return Checkpoint(0, NOWHERE, None)
+        return self.index.match_checkpoint(sequence.path(), sequence.num_known - 1)
+
+    def _give_way(self, sequence: Sequence, found: Checkpoint) -> None:
+        """Tokens that are computed anew stand in the index once: idle prefixes that have them move to RAM."""
+        path = sequence.path()
+        for id_ in [id_ for id_ in self._idle if id_ != found.holder]:
+            if self.index.held_in(id_, path) > found.end:
+                self._evict(id_)
+
+    def _take_up(self, sequence: Sequence, found: Checkpoint, block: Block) -> None:
+        self._memory.share(found.holder, sequence.id, 0, found.end)
+        try:
+            self._memory.load_part(sequence.id, block.state)
+        except StateUnusable:
+            self.ram.discard(block)
+            return
+        self.ram.touch(block)
+        if self._memory.can_continue(sequence.id, found.end):
+            self.index.share(sequence.id, sequence.path(), found.end)
+            sequence.num_cells = found.end
+            self._drop_covered(sequence.id)
+        else:
+            self._memory.remove(sequence.id)
+
+    def _arrive(self, sequence: Sequence, end: int) -> bool:
+        if not self._memory.can_continue(sequence.id, end):
+            self._memory.remove(sequence.id)
+            return False
+        sequence.num_cells = end
+        self.index.extend(sequence.id, sequence.path(), end)
+        return True
+
+    def _settle(self, id_: int, sequence: Sequence) -> bool:
+        """Cells that others computed as well can't give way to theirs here: such a sequence is not kept."""
+        if self.index.extend(id_, sequence.path(), sequence.num_cells) < sequence.num_cells:
+            return False
+        self._mark(id_, sequence)
+        return True
+
+    def _mark(self, id_: int, sequence: Sequence) -> None:
+        if not self.ram.max_bytes:
+            return
+        if self.index.extend(id_, sequence.path(), sequence.num_cells) == sequence.num_cells:
+            block = Block(sequence.num_cells, sequence.num_cells, self._memory.save_part(id_))
+            self.ram.add(block, self.index.mark(id_, sequence.num_cells, block))
+
+    def _unsaved(self, id_: int) -> Iterable[tuple[int, int]]:
+        if not self.ram.max_bytes:
+            return ()
+        end = self.index.held_by(id_)
+        leaf = next(self.index.nodes_of(id_), None)
+        saved = leaf is None or any(block.start == 0 and block.end == end for block in leaf.blocks)
+        return () if saved else ((0, end),)
+
+    def _take(self, id_: int, start: int, end: int) -> bytes:
+        return self._memory.save(id_)
