@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from workers.protocol.catalog import Catalog, LlamaSettings, ModelSpec
+import pytest
+
+from workers.protocol.catalog import Catalog, CatalogError, LlamaSettings, ModelSpec
 from workers.settings import SupervisorSettings
 from workers.supervisor import gpus
 from workers.supervisor.child import Backoff
@@ -31,6 +33,27 @@ def test_cores_are_divided_and_devices_go_round() -> None:
         ("worker-1", "h-1", "big", "5", 2),
         ("worker-2", "h-2", "small", "3", 2),
     ]
+
+
+def test_a_worker_may_get_several_devices() -> None:
+    wide = Catalog(
+        models=(
+            ModelSpec(name="big", path="big.gguf", workers=2, gpus=2),
+            ModelSpec(name="small", path="small.gguf", workers=2),
+        )
+    )
+    places = plan(wide, FILES, cores=8, devices=("0", "1", "2"), host="h")
+    assert [place.device for place in places] == ["0,1", "2,0", "1", "2"]
+    assert {place.device for place in plan(wide, FILES, cores=8, devices=(), host="h")} == {None}
+    with pytest.raises(CatalogError, match="each worker of big wants 2 GPUs and this machine has 1; lower `gpus`"):
+        plan(wide, FILES, cores=8, devices=("0",), host="h")
+
+
+def test_a_worker_is_told_how_to_end_and_where_to_leave_word() -> None:
+    settings = SupervisorSettings(step_timeout_s=7, core_dumps=True, state_dir=Path("/s"))
+    environment = recipe(plan(catalog(), FILES, 4, (), "h")[1], settings, {}).environment
+    told = ("PADDOCK_STEP_TIMEOUT_S", "PADDOCK_CORE_DUMPS", "PADDOCK_BLACK_BOX")
+    assert [environment[name] for name in told] == ["7.0", "True", "/s/run/worker-1.calls"]
 
 
 def test_every_worker_has_a_thread_and_the_catalog_has_the_last_word() -> None:

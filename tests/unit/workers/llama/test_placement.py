@@ -1,0 +1,126 @@
+"""Each setting by llama.cpp's name stands in the structure that llama.cpp is given."""
+
+from __future__ import annotations
+
+import ctypes
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from llama_cpp import llama_cpp as c
+
+from tests.support.small_models import DEMO
+from workers.llama.context import Context
+from workers.llama.errors import ModelError
+from workers.llama.model import Model
+from workers.llama.placement import EXPERTS, BufferOverride, ModelParams, fill_context
+from workers.protocol.catalog import LlamaSettings
+
+
+def model_params(**settings: Any) -> Any:
+    return ModelParams(LlamaSettings(**settings)).native
+
+
+def context_params(**settings: Any) -> Any:
+    params = c.llama_context_default_params()
+    fill_context(params, LlamaSettings(n_threads=2, **settings))
+    return params
+
+
+@pytest.mark.parametrize(
+    ("settings", "field", "value"),
+    [
+        ({"n_gpu_layers": 7}, "n_gpu_layers", 7),
+        ({"split_mode": "none"}, "split_mode", 0),
+        ({"split_mode": "layer"}, "split_mode", 1),
+        ({"split_mode": "row"}, "split_mode", 2),
+        ({"split_mode": "tensor"}, "split_mode", 3),
+        ({"split_mode": "row", "main_gpu": 2}, "main_gpu", 2),
+        ({"use_mmap": False}, "load_mode", 0),
+        ({"use_mmap": True, "use_mlock": True}, "load_mode", 3),
+        ({"no_host": True}, "no_host", True),
+        ({"use_extra_bufts": False}, "use_extra_bufts", False),
+        ({"check_tensors": True}, "check_tensors", True),
+    ],
+)
+def test_what_a_model_is_loaded_with(settings: dict[str, Any], field: str, value: object) -> None:
+    assert getattr(model_params(**settings), field) == value
+
+
+@pytest.mark.parametrize(
+    ("settings", "field", "value"),
+    [
+        ({"n_ubatch": 64}, "n_ubatch", 64),
+        ({}, "n_threads", 2),
+        ({}, "n_threads_batch", 2),
+        ({"n_threads_batch": 5}, "n_threads_batch", 5),
+        ({"flash_attn": "off"}, "flash_attn_type", 0),
+        ({"cache_type_k": "q8_0"}, "type_k", c.GGML_TYPE_Q8_0),
+        ({"cache_type_v": "bf16"}, "type_v", 30),
+        ({"swa_full": True}, "swa_full", True),
+        ({"offload_kqv": False}, "offload_kqv", False),
+        ({"op_offload": False}, "op_offload", False),
+        ({"no_perf": False}, "no_perf", False),
+    ],
+)
+def test_what_a_context_is_made_with(settings: dict[str, Any], field: str, value: object) -> None:
+    assert getattr(context_params(**settings), field) == value
+
+
+def test_shares_fill_llama_cpps_room_for_devices() -> None:
+    params = ModelParams(LlamaSettings(tensor_split=(3, 1)))
+    room = c.llama_max_devices()
+    assert params.native.tensor_split[:room] == [3.0, 1.0, *[0.0] * (room - 2)]
+    assert not model_params().tensor_split
+    with pytest.raises(ModelError, match=f"17 shares, but this llama.cpp uses at most {room} devices"):
+        ModelParams(LlamaSettings(tensor_split=(1.0,) * 17))
+
+
+def patterns(**settings: Any) -> list[str]:
+    params = ModelParams(LlamaSettings(**settings))
+    address = params.native.tensor_buft_overrides
+    found = []
+    while address:
+        entry = BufferOverride.from_address(address)
+        if not entry.pattern:
+            break
+        assert entry.buft
+        found.append(entry.pattern.decode())
+        address += ctypes.sizeof(BufferOverride)
+    return found
+
+
+def test_experts_stay_in_main_memory() -> None:
+    assert patterns() == []
+    assert patterns(n_cpu_moe=2) == [rf"blk\.0\.{EXPERTS}", rf"blk\.1\.{EXPERTS}"]
+    [every] = patterns(cpu_moe=True)
+    for name in ("blk.7.ffn_up_exps.weight", "blk.12.ffn_gate_up_exps.weight", "blk.0.ffn_down_chexps.weight"):
+        assert re.search(every, name)
+    assert not re.search(every, "blk.0.ffn_up.weight")
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        LlamaSettings(n_threads=1, split_mode="none", no_host=True, use_extra_bufts=False, check_tensors=True),
+        LlamaSettings(n_threads=1, split_mode="row", tensor_split=(1, 0), n_cpu_moe=1, use_mmap=False),
+        LlamaSettings(n_threads=1, n_threads_batch=2, offload_kqv=False, op_offload=False, no_perf=False),
+    ],
+)
+def test_llama_cpp_takes_them(settings: LlamaSettings) -> None:
+    with Model.load(DEMO, settings) as model, Context(model, settings, slots=1, kv_tokens=64) as context:
+        context.warm_up()
+        times = c.llama_perf_context(context.pointer)
+        assert (times.t_p_eval_ms + times.t_eval_ms > 0) is not settings.no_perf
+
+
+def test_check_tensors_finds_what_is_no_number(tmp_path: Path) -> None:
+    """The last tensor's data, which is of single floats, becomes NaN."""
+    broken = tmp_path / "broken.gguf"
+    data = DEMO.read_bytes()
+    broken.write_bytes(data[:-4096] + b"\xff" * 4096)
+    with Model.load(broken, LlamaSettings(n_threads=1)):
+        pass
+    with pytest.raises(ModelError, match="invalid data"):
+        Model.load(broken, LlamaSettings(n_threads=1, check_tensors=True))
