@@ -1,0 +1,94 @@
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import pytest
+
+from workers.engine.pooled_plan import Part, Room, plan_batch
+
+
+@dataclass(eq=False)
+class Job:
+    lengths: Sequence[int]
+    index: int = 0
+    offset: int = 0
+    served: int = 0
+
+
+def cut(parts: Sequence[Part[Job]]) -> list[tuple[int, int, int]]:
+    return [(part.index, part.start, part.end) for part in parts]
+
+
+def advance(parts: Sequence[Part[Job]]) -> None:
+    for part in parts:
+        job = part.job
+        assert (part.index, part.start) == (job.index, job.offset)
+        job.served += part.end - part.start
+        job.offset = part.end
+        if part.is_last:
+            job.index, job.offset = job.index + 1, 0
+
+
+def test_many_inputs_go_together_and_the_rest_waits() -> None:
+    job = Job([30, 40, 50])
+    assert cut(plan_batch([job], Room(100, 10))) == [(0, 0, 30), (1, 0, 40)]
+
+
+def test_an_input_that_may_not_be_cut_waits_for_an_empty_batch() -> None:
+    short, long = Job([10]), Job([100])
+    assert [part.job for part in plan_batch([short, long], Room(100, 10))] == [short]
+    assert [part.job for part in plan_batch([long], Room(100, 10))] == [long]
+
+
+def test_what_may_be_cut_fills_the_batch_to_the_brim_and_goes_on() -> None:
+    job = Job([70, 70, 70])
+    room = Room(100, 10, 1000, can_split=True)
+    first = plan_batch([job], room)
+    assert cut(first) == [(0, 0, 70), (1, 0, 30)]
+    advance(first)
+    assert cut(plan_batch([job], room)) == [(1, 30, 70), (2, 0, 60)]
+
+
+def test_a_short_job_beside_a_huge_one_is_in_the_next_batch() -> None:
+    huge, short = Job([50] * 1000, index=500, served=25_000), Job([20, 20], served=25_000)
+    parts = plan_batch([huge, short], Room(100, 10))
+    assert [(part.job, part.index) for part in parts] == [(huge, 500), (short, 0), (short, 1)]
+
+
+def test_sequences_are_bounded() -> None:
+    assert len(plan_batch([Job([1] * 50)], Room(100, 8))) == 8
+
+
+def test_nobody_begins_past_one_that_waits_for_cells() -> None:
+    long, short = Job([90]), Job([5] * 10, index=4, served=1)
+    running = Job([80], offset=40, served=2)
+    room = Room(64, 10, 20, can_split=True)
+    assert [part.job for part in plan_batch([long, short, running], room)] == [running]
+    assert [part.job for part in plan_batch([short, running], room)] == [short, running, short, short, short]
+
+
+@pytest.mark.parametrize("can_split", [False, True])
+def test_every_input_is_computed_once_and_nobody_starves(can_split: bool) -> None:
+    rng = random.Random(7)
+    jobs: list[Job] = []
+    waiting = [Job([rng.randint(1, 64) for _ in range(rng.choice([1, 3, 80]))]) for _ in range(30)]
+    total = sum(sum(job.lengths) for job in waiting)
+    finished: list[Job] = []
+    for step in range(1, 2 * total):
+        if waiting and step % 3 == 0:
+            waiting[-1].served = min((job.served for job in jobs), default=0)
+            jobs.append(waiting.pop())
+        promised = sum(job.lengths[job.index] for job in jobs if job.offset)
+        in_parts = sum(1 for job in jobs if job.offset)
+        parts = plan_batch(jobs, Room(64, 8 - in_parts, 128 - promised if can_split else 1e9, can_split))
+        assert sum(part.end - part.start for part in parts) <= 64
+        assert len({(part.job, part.index) for part in parts}) == len(parts)
+        assert bool(parts) == bool(jobs)
+        advance(parts)
+        finished += [job for job in jobs if job.index == len(job.lengths)]
+        jobs = [job for job in jobs if job.index < len(job.lengths)]
+        if not jobs and not waiting:
+            break
+    assert len(finished) == 30
