@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import gc
 import logging
 import os
@@ -20,12 +21,15 @@ import uvloop
 from workers.black_box import BlackBox, describe, take
 from workers.chat.prompts import Prompts
 from workers.chat.template import ChatTemplate, TemplateUnusable
+from workers.constraint.compiler import Compiler
+from workers.constraint.trial import Trial
 from workers.engine.engine import Engine
 from workers.engine.pooled import PooledEngine
 from workers.engine.watchdog import Watchdog
 from workers.isolation import isolate
 from workers.llama.context import Context
 from workers.llama.gguf import GgufHeader
+from workers.llama.grammar import GbnfGrammars
 from workers.llama.inputs import PooledInputs
 from workers.llama.model import Model, ModelError, ModelTooLarge
 from workers.llama.pooling import PooledContext, Pooling, is_pooled, pooling_of
@@ -84,14 +88,20 @@ def _run(settings: WorkerSettings) -> int:
         template = ChatTemplate(model.chat_template, bos_text=model.bos_text, eos_text=model.eos_text)
         prompts = Prompts(template, model, bos_text=model.bos_text)
         context, n_ctx = make_context(model, settings, llama)
-        with context, _black_box(settings) as black_box, Watchdog(settings.step_timeout_s, black_box):
+        with (
+            context,
+            contextlib.closing(Trial(path)) as trial,
+            _black_box(settings) as black_box,
+            Watchdog(settings.step_timeout_s, black_box),
+        ):
+            constraints = Compiler(model.vocab, GbnfGrammars(model.vocab), trial)
             context.warm_up()
 
             def build_engine(emit: Emit, on_crash: OnCrash) -> Engine:
                 return Engine(model, context, slots=settings.slots, n_ctx=n_ctx, emit=emit, on_crash=on_crash)
 
             async def serve() -> Exit:
-                return await WorkerServer(place, sock, prompts, sampling, build_engine).run()
+                return await WorkerServer(place, sock, prompts, sampling, build_engine, constraints=constraints).run()
 
             return _on_loop(serve)
 

@@ -17,7 +17,7 @@ from msgspec.structs import asdict
 from workers.chat.prompts import Prompts
 from workers.chat.tools import CallPiece, Parser, Piece
 from workers.chat.tools.hermes import HermesParser
-from workers.engine.request import EngineRequest
+from workers.engine.request import EngineRequest, TokenMask
 from workers.protocol.events import CallEvent, Failed, Finished, FinishReason, Started, Text, ToolCallDelta
 from workers.protocol.failures import CallFailed, Failure, FailureCode
 from workers.protocol.requests import Cancel, GenerateRequest, Sampling, Submit
@@ -40,6 +40,13 @@ class Engine(Protocol):
         """Ends the call within one step; unknown keys are ignored."""
 
 
+class Constraints(Protocol):
+    """Forms that answers can be kept to."""
+
+    def answer_mask(self, request: GenerateRequest) -> TokenMask | None:
+        """What keeps this answer to its form; None: it has none. May block for seconds. Raises CallFailed."""
+
+
 @dataclass(slots=True, eq=False)
 class LiveCall:
     """One call between its submit and its last event."""
@@ -59,8 +66,15 @@ class CallDesk:
     """Every call of this worker, by the engine's key."""
 
     def __init__(
-        self, hub: EventHub, engine: Engine, prompts: Prompts, metrics: WorkerMetrics, defaults: Sampling
+        self,
+        hub: EventHub,
+        engine: Engine,
+        prompts: Prompts,
+        metrics: WorkerMetrics,
+        defaults: Sampling,
+        constraints: Constraints | None = None,
     ) -> None:
+        """Without `constraints`, calls that ask for a form are refused."""
         self.draining = False
         self.idle = asyncio.Event()
         """Set while there is no call."""
@@ -69,6 +83,7 @@ class CallDesk:
         self._engine = engine
         self._prompts = prompts
         self._metrics = metrics
+        self._constraints = constraints
         self._defaults = {name: value for name, value in asdict(defaults).items() if value is not None}
         self._calls: dict[int, LiveCall] = {}
         self._keys = itertools.count(1)
@@ -153,6 +168,7 @@ class CallDesk:
         call = self._calls[key] = LiveCall(listing, HermesParser() if request.tools else None)
         outcome: int | Failure = Failure(FailureCode.INTERNAL, "the worker could not begin the call; its log says why")
         try:
+            mask = await self._mask(request)
             tokens = await self._prompt(request)
             if key not in self._calls:
                 raise CallFailed(_cancelled(submit.call))
@@ -165,6 +181,7 @@ class CallDesk:
                     self._sampling(request.sampling),
                     request.ignore_eos,
                     submit.request_id,
+                    mask=mask,
                 )
             )
             outcome = len(tokens)
@@ -175,6 +192,13 @@ class CallDesk:
             if isinstance(outcome, Failure) and self._forget(key):
                 self._hub.strike(listing)
         return outcome
+
+    async def _mask(self, request: GenerateRequest) -> TokenMask | None:
+        if not (request.constraint or request.forced_tools or any(tool.strict for tool in request.tools)):
+            return None
+        if self._constraints is None:
+            raise CallFailed(Failure(FailureCode.UNSUPPORTED, "this worker can't keep answers to a form"))
+        return await asyncio.to_thread(self._constraints.answer_mask, request)
 
     async def _prompt(self, request: GenerateRequest) -> Sequence[int]:
         if not request.messages:

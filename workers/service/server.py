@@ -29,7 +29,7 @@ from workers.protocol.failures import Failure, FailureCode
 from workers.protocol.heartbeat import Heartbeat, ModelFacts, WorkerKind
 from workers.protocol.requests import Sampling
 from workers.service.app import build_app
-from workers.service.desk import CallDesk
+from workers.service.desk import CallDesk, Constraints
 from workers.service.desk import Engine as DeskEngine
 from workers.service.heartbeat import Registration, connect
 from workers.service.mailbox import Mailbox
@@ -143,6 +143,7 @@ class WorkerServer:
         build_engine: BuildEngine,
         http: Any = "httptools",
         pool: PooledDesk | None = None,
+        constraints: Constraints | None = None,
     ) -> None:
         """`pool`: for a worker that does pooled work; `build_engine` connects it to its engine."""
         self._place = place
@@ -156,7 +157,7 @@ class WorkerServer:
         self._engine = build_engine(self._mailbox.put, self._crash_from_thread)
         self._metrics = WorkerMetrics(place.model, self._engine.load)
         self._hub = EventHub(self._boot, grace_s=place.gateway_grace_s)
-        self.desk = CallDesk(self._hub, self._engine, prompts, self._metrics, defaults)
+        self.desk = CallDesk(self._hub, self._engine, prompts, self._metrics, defaults, constraints)
         self._mailbox.connect(self._deliver)
         self._kind: WorkerKind = "generate" if pool is None else pool.kind
         self._calls: Desk = self.desk if pool is None else pool

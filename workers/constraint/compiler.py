@@ -1,0 +1,149 @@
+"""From a `Constraint` to the mask of one answer: checked, compiled once, kept for the next caller."""
+
+from __future__ import annotations
+
+import functools
+import threading
+from collections import OrderedDict
+from typing import Protocol
+
+from llguidance import LLTokenizer
+
+from workers.constraint.failures import Unusable, refused
+from workers.constraint.gbnf import check
+from workers.constraint.guidance import Grammar, regex_to_lark, schema_to_lark, tokenizer
+from workers.constraint.mask import Mask, Vocabulary
+from workers.constraint.schema import enforceable, parse
+from workers.constraint.tool_calls import constraint_of
+from workers.constraint.triggers import TriggeredMask, Triggers
+from workers.protocol.requests import Constraint, GenerateRequest
+
+MAX_GRAMMARS = 64
+MAX_TEXT_BYTES = 4 << 20
+"""Of all texts whose grammars are kept."""
+
+MAX_LARK_BYTES = 256 << 10
+MAX_REGEX_BYTES = 16 << 10
+MAX_TRIGGERS = 16
+MAX_TRIGGER_CHARS = 128
+
+
+class Compiled(Protocol):
+    """A grammar that makes masks. Immutable."""
+
+    def mask(self) -> Mask:
+        """For an answer from its first token."""
+
+    def mask_after(self, begun: bytes) -> Mask | None:
+        """For what follows `begun`; None if no answer begins so."""
+
+
+class GbnfCompiler(Protocol):
+    def compile(self, text: str) -> Compiled:
+        """Raises Unusable."""
+
+
+class GbnfTrial(Protocol):
+    def check(self, gbnf: str) -> None:
+        """Raises Unusable for what would harm this process."""
+
+
+class Compiler:
+    """One model's. `mask` blocks while it compiles, for milliseconds to seconds: call it on a thread that may wait."""
+
+    def __init__(self, vocab: Vocabulary, gbnf: GbnfCompiler, trial: GbnfTrial) -> None:
+        self._vocab = vocab
+        self._gbnf = gbnf
+        self._trial = trial
+        self._lock = threading.Lock()
+        self._kept: OrderedDict[tuple[str, str], Compiled | Unusable] = OrderedDict()
+        """Refusals too: finding out may have taken seconds."""
+        self._num_bytes = 0
+        self._making = threading.Lock()
+        self._last_triggers: Triggers | None = None
+        """In practice they are always those of the model's tool calls."""
+
+    @functools.cached_property
+    def _words(self) -> LLTokenizer:
+        return tokenizer(self._vocab)
+
+    def answer_mask(self, request: GenerateRequest) -> Mask | None:
+        """What keeps the answer to the form that the request asks for; None if it asks for none. Raises CallFailed."""
+        constraint = constraint_of(request)
+        return None if constraint is None else self.mask(constraint)
+
+    def mask(self, constraint: Constraint) -> Mask:
+        """Raises CallFailed (INVALID_REQUEST) for what can't be read, is too much, or can't be enforced."""
+        try:
+            grammar = self._grammar(constraint)
+            if not constraint.triggers:
+                return grammar.mask()
+            triggers = self._triggers(constraint.triggers)
+            for string in triggers.strings:
+                if grammar.mask_after(string) is None:
+                    raise Unusable(f"the grammar does not allow its own trigger {string.decode()!r}")
+        except Unusable as error:
+            raise refused(str(error), constraint.param) from None
+        return TriggeredMask(triggers, grammar.mask_after)
+
+    def _grammar(self, constraint: Constraint) -> Compiled:
+        """Raises Unusable, and CallFailed (BUSY) where it can't be found out now."""
+        key = (constraint.kind, constraint.text)
+        known = self._known(key)
+        if known is None:
+            try:
+                known = self._compile(*key)
+            except Unusable as error:
+                known = error
+            self._keep(key, known)
+        if isinstance(known, Unusable):
+            raise Unusable(str(known))
+        return known
+
+    def _known(self, key: tuple[str, str]) -> Compiled | Unusable | None:
+        with self._lock:
+            known = self._kept.get(key)
+            if known is not None:
+                self._kept.move_to_end(key)
+            return known
+
+    def _compile(self, kind: str, text: str) -> Compiled:
+        match kind:
+            case "gbnf":
+                check(text)
+                self._trial.check(text)
+                return self._gbnf.compile(text)
+            case "json_schema":
+                return self._lark(schema_to_lark(enforceable(parse(text))))
+            case "regex":
+                _bound("regular expression", text, MAX_REGEX_BYTES)
+                return self._lark(regex_to_lark(text))
+            case _:
+                _bound("grammar", text, MAX_LARK_BYTES)
+                return self._lark(text)
+
+    def _triggers(self, strings: tuple[str, ...]) -> Triggers:
+        if len(strings) > MAX_TRIGGERS or not all(0 < len(string) <= MAX_TRIGGER_CHARS for string in strings):
+            raise Unusable(f"at most {MAX_TRIGGERS} triggers of 1 to {MAX_TRIGGER_CHARS} characters are allowed")
+        with self._making:
+            if self._last_triggers is None or self._last_triggers.texts != strings:
+                self._last_triggers = Triggers(strings, self._vocab)  # reads the vocabulary: some tenths of a second
+            return self._last_triggers
+
+    def _lark(self, text: str) -> Grammar:
+        with self._making:  # one at a time: compiling must not take all cores from the engine
+            return Grammar(self._words, text)
+
+    def _keep(self, key: tuple[str, str], result: Compiled | Unusable) -> None:
+        with self._lock:
+            if key not in self._kept:
+                self._num_bytes += len(key[1])
+            self._kept[key] = result
+            while len(self._kept) > MAX_GRAMMARS or (self._num_bytes > MAX_TEXT_BYTES and len(self._kept) > 1):
+                (_, text), _ = self._kept.popitem(last=False)
+                self._num_bytes -= len(text)
+
+
+def _bound(what: str, text: str, most: int) -> None:
+    if len(text.encode()) > most:
+        raise Unusable(f"the {what} has more than {most >> 10} KiB; send a shorter one")

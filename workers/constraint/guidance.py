@@ -1,0 +1,133 @@
+"""Masks by llguidance: JSON Schema, regular expressions and Lark grammars become Lark, Lark becomes a matcher.
+
+`no_forcing` lets the model spell a text with any tokens that make it: which split of the text a tokeniser prefers is
+the model's business, and for vocabularies that put a space in front of a text it would be wrong. llguidance is written
+in Rust and bounded by its limits: a grammar that is too much is an error, not a crash.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+from llguidance import LLMatcher, LLParserLimits, LLTokenizer
+
+from workers.constraint.failures import Unusable, broken
+from workers.constraint.mask import Bits, Vocabulary, bits_for
+
+HEADER = "%llguidance"
+"""A Lark grammar may begin with this and an object of options (llama.cpp, docs/llguidance.md)."""
+
+WHITESPACE = r"( |\n{1,2}[ \t]{0,20})"
+"""Between the tokens of a JSON text: one space, or new lines and an indentation. Bounded, so that a model can't go on
+with it for ever."""
+
+MAX_STEP_ITEMS = 50_000
+REASON_CHARS = 300
+
+
+class _Words:
+    """A vocabulary as llguidance asks for it."""
+
+    is_tokenizer_wrapper = True
+
+    def __init__(self, vocab: Vocabulary) -> None:
+        self.eos_token_id = vocab.eos if vocab.eos >= 0 else min(vocab.eog, default=0)
+        self.bos_token_id = vocab.bos if vocab.bos >= 0 else None
+        pieces = [vocab.piece(token) for token in range(vocab.num_tokens)]
+        # A token without text would never end an answer and never further it.
+        self.special_token_ids = [t for t, piece in enumerate(pieces) if not piece or t in vocab.eog]
+        self.tokens: Sequence[bytes] = [piece or b"<|%d|>" % token for token, piece in enumerate(pieces)]
+
+    def __call__(self, text: str | bytes) -> list[int]:
+        raise NotImplementedError("with `no_forcing` llguidance does not tokenise")
+
+
+def tokenizer(vocab: Vocabulary) -> LLTokenizer:
+    """Takes about a second for a vocabulary of 150,000 tokens. Safe to use from several threads."""
+    words: Any = _Words(vocab)
+    return LLTokenizer(words, n_vocab=vocab.num_tokens, eos_token=sorted(vocab.eog) or [words.eos_token_id])
+
+
+def schema_to_lark(schema: object, rule: str = "start") -> str:
+    """`schema` is one that `workers.constraint.schema` has passed."""
+    if isinstance(schema, dict):
+        schema = {**schema, "x-guidance": {"whitespace_pattern": WHITESPACE}}
+    return f"{rule}: %json {json.dumps(schema)}\n"
+
+
+def regex_to_lark(regex: str) -> str:
+    grammar = json.loads(LLMatcher.grammar_from_regex(regex))
+    return str(grammar["grammars"][0]["lark_grammar"])
+
+
+class Grammar:
+    """A compiled grammar. Immutable: `mask` may be called from several threads."""
+
+    def __init__(self, words: LLTokenizer, lark: str) -> None:
+        """Raises Unusable."""
+        limits = LLParserLimits(step_max_items=MAX_STEP_ITEMS, verbose_errors=False)
+        self._num_tokens = words.vocab_size
+        self._matcher = LLMatcher(words, without_forcing(lark), log_level=0, limits=limits)
+        self._words = words
+        if self._matcher.is_error():
+            raise Unusable(_reason(self._matcher))
+
+    def mask(self) -> GuidanceMask:
+        return GuidanceMask(self._matcher.deep_copy(), self._num_tokens)
+
+    def mask_after(self, begun: bytes) -> GuidanceMask | None:
+        """A mask for what follows `begun`; None if no answer begins so."""
+        mask = self.mask()
+        return mask if mask.feed(self._words.greedy_tokenize(begun.decode())) else None
+
+
+class GuidanceMask:
+    __slots__ = ("_address", "_bits", "_matcher", "_size", "is_done")
+
+    def __init__(self, matcher: LLMatcher, num_tokens: int) -> None:
+        self._matcher = matcher
+        self._bits = bits_for(num_tokens)
+        self._address, self._size = self._bits.ctypes.data, self._bits.nbytes
+        self.is_done = matcher.is_stopped()
+
+    def permits(self, token: int) -> bool:
+        return self._matcher.validate_tokens([token]) == 1
+
+    def allowed(self) -> Bits | None:
+        self._matcher.unsafe_compute_mask_ptr(self._address, self._size)
+        if not self._bits.any() or self._matcher.is_error():
+            raise broken(_reason(self._matcher) or "no token of this model can follow")
+        return self._bits
+
+    def accept(self, token: int) -> None:
+        if not self._matcher.consume_token(token):
+            raise broken(_reason(self._matcher))
+        self.is_done = self._matcher.is_stopped()
+
+    def feed(self, tokens: list[int]) -> bool:
+        """Whether all of them may come, one after the other; afterwards they have."""
+        fits = self._matcher.try_consume_tokens(tokens) == len(tokens)
+        self.is_done = self._matcher.is_stopped()
+        return fits
+
+
+def without_forcing(lark: str) -> str:
+    """The grammar with `no_forcing` among its options. Raises Unusable for options that are none."""
+    first, _, rest = lark.lstrip().partition("\n")
+    if not first.startswith(HEADER):
+        return f'{HEADER} {{"no_forcing": true}}\n{lark}'
+    try:
+        options = json.loads(first.removeprefix(HEADER))
+        return f"{HEADER} {json.dumps({**options, 'no_forcing': True})}\n{rest}"
+    except (ValueError, TypeError, RecursionError):
+        raise Unusable(f"what follows {HEADER} on its line is no JSON object; write {HEADER} {{}}") from None
+
+
+def _reason(matcher: LLMatcher) -> str:
+    """Why, on one line, without the copy of the grammar that llguidance adds."""
+    lines = matcher.get_error().split("\n<non-verbose/>")[0].splitlines()
+    kept = [line.strip() for line in lines if not line.lstrip().split("|")[0].strip().isdigit()]
+    reason = " ".join(line for line in kept if line.strip("^ "))
+    return reason if len(reason) <= REASON_CHARS else reason[: REASON_CHARS - 3] + "..."

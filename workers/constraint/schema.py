@@ -1,0 +1,189 @@
+"""Which JSON Schemas can be kept to the letter, and the form in which llguidance takes them.
+
+Every keyword is one that llguidance enforces, or an annotation that says nothing about values, or it is refused by its
+name and place. Source: JSON Schema 2020-12 (core and validation), docs/json_schema.md of llguidance.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+from urllib.parse import unquote
+
+from workers.constraint.disjoint import Disjoint
+from workers.constraint.failures import Unusable
+
+MAX_BYTES = 256 << 10
+MAX_DEPTH = 100
+MAX_NODES = 20_000
+
+ONE = frozenset({"additionalProperties", "additionalItems"})
+"""Keywords whose value is a schema."""
+LISTS = frozenset({"anyOf", "oneOf", "allOf", "prefixItems"})
+MAPS = frozenset({"properties", "patternProperties", "$defs", "definitions"})
+PLAIN = frozenset(
+    {
+        *("type", "enum", "const", "required", "minProperties", "maxProperties", "minItems", "maxItems", "minLength"),
+        *("maxLength", "pattern", "minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf"),
+        *("$ref", "$schema", "$id", "id", "$anchor"),
+    }
+)
+ANNOTATIONS = frozenset(
+    {
+        *("title", "description", "default", "examples", "example", "$comment", "readOnly", "writeOnly", "deprecated"),
+        *("contentEncoding", "contentMediaType", "contentSchema", "$vocabulary"),
+        # OpenAPI and editors: they loosen or describe, and never forbid a value.
+        *("nullable", "discriminator", "xml", "externalDocs", "markdownDescription", "propertyOrdering"),
+    }
+)
+HARMLESS: Mapping[str, tuple[object, ...]] = {
+    "uniqueItems": (False,),
+    "unevaluatedProperties": (True,),
+    "unevaluatedItems": (True,),
+    "propertyNames": (True, {}),
+    "dependentRequired": ({},),
+    "dependentSchemas": ({},),
+    "dependencies": ({},),
+    "not": (False,),
+    "minContains": (0,),
+}
+"""Keywords that are refused, but for values that ask for nothing."""
+
+STRING_FORMATS = frozenset(
+    {"date-time", "time", "date", "duration", "email", "hostname", "ipv4", "ipv6", "uuid", "uri"}
+)
+NUMBER_FORMATS: Mapping[str, tuple[int, int] | None] = {
+    "int32": (-(2**31), 2**31 - 1),
+    "int64": (-(2**63), 2**63 - 1),
+    "float": None,
+    "double": None,
+}
+"""OpenAPI's formats of numbers, with the bounds that they set."""
+
+
+def parse(text: str) -> Any:
+    """Raises Unusable for what is too large, too deep or no JSON."""
+    if len(text.encode()) > MAX_BYTES:
+        raise Unusable(f"the schema has more than {MAX_BYTES >> 10} KiB; send a smaller one")
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise Unusable(f"the schema is no JSON that can be read: {error}") from None
+
+
+def enforceable(schema: Any) -> Any:
+    """The schema without annotations and in llguidance's words. Raises Unusable with the keyword that can't be kept."""
+    return _Reader(schema).read()
+
+
+class _Reader:
+    """One schema's walk. Definitions are read when something refers to them; others don't matter."""
+
+    def __init__(self, root: Any) -> None:
+        self._root = root
+        self._disjoint = Disjoint(root)
+        self._wanted: list[tuple[str, str]] = []
+        self._num_nodes = 0
+
+    def read(self) -> Any:
+        result = self._schema(self._root, "the schema", 0, is_root=True)
+        done: set[tuple[str, str]] = set()
+        while self._wanted:
+            place = self._wanted.pop()
+            shelf, name = place
+            definitions = self._root.get(shelf) if isinstance(self._root, dict) else None
+            if place in done or not isinstance(definitions, dict) or name not in definitions:
+                continue  # llguidance says so if nothing is there
+            done.add(place)
+            schema = self._schema(definitions[name], f"`{shelf}/{name}`", 2)
+            result.setdefault(shelf, {})[name] = schema
+        return result
+
+    def _schema(self, schema: Any, path: str, depth: int, *, is_root: bool = False) -> Any:
+        self._num_nodes += 1
+        if depth > MAX_DEPTH or self._num_nodes > MAX_NODES:
+            raise Unusable(f"the schema is nested more than {MAX_DEPTH} levels deep or has more than {MAX_NODES} parts")
+        if isinstance(schema, bool):
+            return schema
+        if not isinstance(schema, dict):
+            raise Unusable(f"{path} is neither an object nor true or false")
+        out: dict[str, Any] = {}
+        for key, value in schema.items():
+            if is_root and key in ("$defs", "definitions"):
+                continue
+            self._keyword(schema, key, value, out, path, depth)
+        return out
+
+    def _keyword(
+        self, schema: dict[str, Any], key: str, value: Any, out: dict[str, Any], path: str, depth: int
+    ) -> None:
+        if key in PLAIN:
+            out[key] = value
+            if key == "$ref":
+                self._refer(value)
+        elif key in ONE or key in ("items", "propertyNames"):
+            self._nested(schema, key, value, out, path, depth)
+        elif key in LISTS:
+            schemas = self._list(key, value, path, depth)
+            # One of several that exclude each other is any of them.
+            alike = key == "oneOf" and "anyOf" not in schema and self._disjoint.all(value)
+            out["anyOf" if alike else key] = schemas
+        elif key in MAPS:
+            if not isinstance(value, dict):
+                raise Unusable(f"{path}: `{key}` is no object")
+            out[key] = {name: self._schema(part, f"{path}, `{name}`", depth + 2) for name, part in value.items()}
+        elif key == "format":
+            _format(schema, value, out, path)
+        elif key in ANNOTATIONS or (key.startswith("x-") and key != "x-guidance"):
+            return
+        elif not any(value == harmless and type(value) is type(harmless) for harmless in HARMLESS.get(key, ())):
+            raise Unusable(
+                f"the keyword `{key}` ({path}) can't be enforced; leave it out and check the answer for it yourself"
+            )
+
+    def _nested(self, schema: dict[str, Any], key: str, value: Any, out: dict[str, Any], path: str, depth: int) -> None:
+        if key == "propertyNames":
+            self._property_names(schema, value, out, path)
+        elif isinstance(value, list):
+            out[key] = self._list(key, value, path, depth)
+        else:
+            out[key] = self._schema(value, f"{path}, `{key}`", depth + 1)
+
+    def _list(self, key: str, value: Any, path: str, depth: int) -> list[Any]:
+        if not isinstance(value, list):
+            raise Unusable(f"{path}: `{key}` is no array")
+        return [self._schema(part, f"{path}, `{key}` {n}", depth + 2) for n, part in enumerate(value)]
+
+    def _property_names(self, schema: dict[str, Any], value: Any, out: dict[str, Any], path: str) -> None:
+        """Names that match a pattern are properties by pattern, where no others are named."""
+        if value in (True, {}):
+            return
+        others = {"properties", "patternProperties"} & set(schema)
+        pattern = value.get("pattern") if isinstance(value, dict) and set(value) <= {"pattern", "type"} else None
+        if others or not isinstance(pattern, str) or value.get("type", "string") != "string" or "$ref" in schema:
+            raise Unusable(
+                f"the keyword `propertyNames` ({path}) can be enforced only as a `pattern` beside no `properties`"
+            )
+        rest = schema.get("additionalProperties", True)
+        out["patternProperties"] = {pattern: self._schema(rest, f"{path}, `additionalProperties`", MAX_DEPTH // 2)}
+        out["additionalProperties"] = False
+
+    def _refer(self, reference: Any) -> None:
+        parts = str(reference).split("/")
+        if len(parts) >= 3 and parts[0] == "#" and parts[1] in ("$defs", "definitions"):
+            self._wanted.append((parts[1], unquote(parts[2]).replace("~1", "/").replace("~0", "~")))
+
+
+def _format(schema: dict[str, Any], value: Any, out: dict[str, Any], path: str) -> None:
+    kind = schema.get("type")
+    if kind in ("integer", "number") and value in NUMBER_FORMATS:
+        bounds = NUMBER_FORMATS[value]
+        if bounds is not None and kind == "integer":
+            out["minimum"] = max(bounds[0], schema.get("minimum", bounds[0]))
+            out["maximum"] = min(bounds[1], schema.get("maximum", bounds[1]))
+    elif value in STRING_FORMATS:
+        out["format"] = value
+    else:
+        known = ", ".join(sorted(STRING_FORMATS))
+        raise Unusable(f"the keyword `format` ({path}) can't be enforced for {value!r:.40}; these can: {known}")

@@ -1,0 +1,47 @@
+"""The vocabulary of a GGUF file without its weights."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from llama_cpp import llama_cpp as c
+
+from workers.llama.errors import ModelError
+from workers.llama.native import native_log
+from workers.llama.vocab import Vocab
+
+
+class VocabFile:
+    """`vocab` lives until `close`."""
+
+    def __init__(self, pointer: int) -> None:
+        self._pointer = pointer
+        self.vocab = Vocab(c.llama_model_get_vocab(pointer))
+
+    @classmethod
+    def load(cls, path: Path) -> VocabFile:
+        """Takes some tenths of a second for 150,000 tokens. Raises ModelError."""
+        log = native_log()
+        params = c.llama_model_default_params()
+        params.vocab_only = True
+        params.n_gpu_layers = 0
+        pointer = c.llama_model_load_from_file(os.fsencode(path), params)
+        if not pointer:
+            raise ModelError(f"{path}: llama.cpp can't read its vocabulary ({log.reason() or 'no reason given'})")
+        return cls(pointer)
+
+    def close(self) -> None:
+        if self._pointer:
+            c.llama_model_free(self._pointer)
+            self._pointer = 0
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
