@@ -9,13 +9,17 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import hashlib
 import logging
+import os
 import threading
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
+from llama_cpp import __version__
 from llama_cpp import llama_cpp as c
 
 log = logging.getLogger("paddock.llama")
@@ -112,3 +116,21 @@ def native_log() -> NativeLog:
     one = NativeLog()
     c.llama_backend_init()
     return one
+
+
+@functools.cache
+def build_id() -> str:
+    """Names this llama.cpp: what its saved states may depend on beside the model and the settings.
+
+    The version of the bindings, the contents of the libraries that lay out states and tensor types, what the build and
+    this processor can do, and the one variable that changes what is in the KV cache (llama-kv-cache.cpp). Reads a few
+    megabytes.
+    """
+    library = Path(c._lib._name).resolve()
+    beside = {path.resolve() for path in library.parent.glob("*ggml-base.*")}
+    digest = hashlib.sha256()
+    for path in (library, *sorted(beside)):
+        digest.update(hashlib.sha256(path.read_bytes()).digest())
+    rotated = os.environ.get("LLAMA_ATTN_ROT_DISABLE", "")
+    system = (c.llama_print_system_info() or b"").decode("utf-8", "replace")
+    return f"{__version__} {digest.hexdigest()[:32]} {rotated!r} {system}"

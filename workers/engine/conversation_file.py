@@ -1,0 +1,153 @@
+"""A whole conversation in one file: its tokens and their saved KV, for `/slots/{id}?action=save|restore`.
+
+The file is sealed as the disk tier's are (`workers.engine.sealed`), and bound to the team, salt and adapters that it
+was saved for, so it can be restored by nobody else. Contents, little-endian: number of tokens 4, number of blocks 4;
+the tokens, 4 each; for each block start 4, end 4, length 8; the blocks' states.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import struct
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from workers.engine.disk_folder import CacheFolder
+from workers.engine.disk_names import CacheKeys, Scope
+from workers.engine.sealed import FileRefused, Kind, Label, SealedReader, discard, write_sealed
+
+NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,127}")
+MAX_TOKENS = 1 << 24
+
+_COUNTS = struct.Struct("<II")
+_BLOCK = struct.Struct("<IIQ")
+
+
+class ConversationUnusable(ValueError):
+    """A conversation can't be saved or restored; the message is for the caller."""
+
+
+@dataclass(frozen=True, slots=True)
+class SavedBlock:
+    """The saved state of tokens [start, end)."""
+
+    start: int
+    end: int
+    state: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class SavedConversation:
+    tokens: NDArray[np.int32]
+    blocks: tuple[SavedBlock, ...]
+    """In order, without gaps, from token 0."""
+
+
+class ConversationFiles:
+    """The configured folder: one folder per team in it, made when it is needed. Methods block for the file's length."""
+
+    def __init__(self, path: Path, keys: CacheKeys) -> None:
+        """Raises CacheFolderUnusable."""
+        self._folder = CacheFolder(path)
+        self._keys = keys
+
+    def close(self) -> None:
+        self._folder.close()
+
+    def write(self, name: str, scope: Scope, fingerprint: bytes, saved: SavedConversation) -> int:
+        """Replaces a file of that name -> bytes written. Raises ConversationUnusable."""
+        _check_name(name)
+        counts = _COUNTS.pack(len(saved.tokens), len(saved.blocks))
+        table = b"".join(_BLOCK.pack(block.start, block.end, len(block.state)) for block in saved.blocks)
+        tokens = np.ascontiguousarray(saved.tokens, dtype="<i4").tobytes()
+        parts = [counts + tokens + table, *(block.state for block in saved.blocks)]
+        label = _label(scope, fingerprint, len(saved.tokens))
+        try:
+            with self._folder.opened(self._team(scope), create=True) as folder:
+                written = write_sealed(folder, name, self._keys.seal, label, parts)
+                os.fsync(folder)
+        except OSError as error:
+            raise ConversationUnusable(f"{name}: can't be written: {error.strerror}") from None
+        return written
+
+    def read(
+        self, name: str, scope: Scope, fingerprint: bytes, *, max_bytes: int, max_tokens: int = MAX_TOKENS
+    ) -> SavedConversation:
+        """Raises ConversationUnusable, which names the file and the reason."""
+        _check_name(name)
+        try:
+            with (
+                self._folder.opened(self._team(scope)) as folder,
+                SealedReader(folder, name, self._keys.seal, max_bytes=max_bytes) as file,
+            ):
+                label, length = file.label()
+                saved = _contents(file, length, max_tokens)
+                file.verify()
+        except FileNotFoundError:
+            raise ConversationUnusable(f"{name}: there is no such file; save the slot under this name first") from None
+        except FileRefused as error:
+            raise ConversationUnusable(f"{name}: {error}; save the slot again") from None
+        except OSError as error:
+            raise ConversationUnusable(f"{name}: can't be read: {error.strerror}") from None
+        if label.fingerprint != fingerprint:
+            raise ConversationUnusable(
+                f"{name}: it was saved with another model, llama.cpp or KV setting; save the slot again"
+            )
+        if label != _label(scope, fingerprint, len(saved.tokens)):
+            raise ConversationUnusable(f"{name}: it was saved for another team, salt or adapter; save the slot again")
+        return saved
+
+    def erase(self, name: str, scope: Scope) -> bool:
+        """-> whether there was such a file. Raises ConversationUnusable."""
+        _check_name(name)
+        try:
+            with self._folder.opened(self._team(scope)) as folder:
+                return discard(folder, name)
+        except OSError:
+            return False
+
+    def _team(self, scope: Scope) -> str:
+        return self._keys.tenant_folder(scope.tenant)
+
+
+def _check_name(name: str) -> None:
+    if not NAME.fullmatch(name):
+        raise ConversationUnusable(
+            "filename: use at most 128 letters, digits and . _ -, not beginning with a dot; folders can't be given"
+        )
+
+
+def _label(scope: Scope, fingerprint: bytes, num_tokens: int) -> Label:
+    return Label(Kind.CONVERSATION, fingerprint, scope.seed, 0, num_tokens)
+
+
+def _contents(file: SealedReader, length: int, max_tokens: int) -> SavedConversation:
+    """Lengths are checked against the file's own before anything is read: they are not verified yet."""
+    num_tokens, num_blocks = _COUNTS.unpack(_bounded(file, _COUNTS.size, length))
+    left = length - _COUNTS.size
+    if num_tokens > max_tokens:
+        raise FileRefused(f"its {num_tokens:,} tokens are more than the {max_tokens:,} of a conversation here")
+    tokens = np.frombuffer(_bounded(file, num_tokens * 4, left), dtype="<i4").astype(np.int32)
+    left -= num_tokens * 4
+    table = [*_BLOCK.iter_unpack(_bounded(file, num_blocks * _BLOCK.size, left))]
+    left -= num_blocks * _BLOCK.size
+    if sum(size for _, _, size in table) != left:
+        raise FileRefused("it is damaged: its blocks do not add up to its length")
+    at = 0
+    blocks = []
+    for start, end, size in table:
+        if start != at or not start < end <= num_tokens:
+            raise FileRefused(f"it is damaged: a block of tokens {start} to {end} follows token {at}")
+        blocks.append(SavedBlock(start, end, file.take(size)))
+        at = end
+    return SavedConversation(tokens, tuple(blocks))
+
+
+def _bounded(file: SealedReader, size: int, left: int) -> bytes:
+    if size > left:
+        raise FileRefused("it is damaged: it ends inside its table")
+    return file.take(size)

@@ -1,0 +1,252 @@
+"""The folder of the disk tier: `<version>/<team>/<2 hex digits>/<name>`, opened level by level without following links.
+
+Names that are not of this form are nobody's business here: they are neither read nor removed. Several processes, on
+several machines, may use one folder at a time; whatever is missing was removed by another one.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import re
+import secrets
+import shutil
+import stat
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from workers.engine.disk_names import FOLDER_HEX, NAME_HEX
+from workers.engine.sealed import TEMPORARY, discard
+
+FOLDER_MODE = 0o700
+STALE_S = 3600.0
+"""Files that are older and still have their temporary name belong to a process that is gone."""
+
+ERASED = ".erased-"
+
+_FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+_FOLDER = re.compile(rf"[0-9a-f]{{{FOLDER_HEX}}}")
+_SHARD = re.compile(r"[0-9a-f]{2}")
+_NAME = re.compile(rf"[0-9a-f]{{{NAME_HEX}}}")
+
+
+class CacheFolderUnusable(ValueError):
+    """The configured folder can't hold a cache; the message says why and what to do."""
+
+
+@dataclass(frozen=True, slots=True)
+class Leaf:
+    """A folder that holds files."""
+
+    version: str
+    tenant: str
+    shard: str
+
+    @property
+    def parts(self) -> tuple[str, str, str]:
+        return self.version, self.tenant, self.shard
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where one file lies."""
+
+    version: str
+    tenant: str
+    name: str
+
+    @property
+    def leaf(self) -> Leaf:
+        return Leaf(self.version, self.tenant, self.name[:2])
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One file as a scan saw it."""
+
+    place: Place
+    size: int
+    used_at: float
+    """`time.time` seconds of the last use."""
+
+
+class CacheFolder:
+    """Holds the folder open, so that nobody can put another one in its place. Methods may raise OSError."""
+
+    def __init__(self, path: Path) -> None:
+        """Makes the folder where it is missing. Raises CacheFolderUnusable."""
+        self.path = path
+        self._root = open_private(path)
+
+    def close(self) -> None:
+        os.close(self._root)
+
+    @contextmanager
+    def opened(self, *names: str, create: bool = False) -> Iterator[int]:
+        """The descriptor of a folder within. Raises FileNotFoundError; OSError where a level is a link or a file."""
+        folder = os.dup(self._root)
+        try:
+            for name in names:
+                below = _enter(folder, name, create=create)
+                os.close(folder)
+                folder = below
+            yield folder
+        finally:
+            os.close(folder)
+
+    def sync(self, leaf: Leaf) -> None:
+        """Make the names in a leaf survive a power cut."""
+        try:
+            with self.opened(*leaf.parts) as folder:
+                os.fsync(folder)
+        except FileNotFoundError:
+            pass
+        except OSError as error:
+            if error.errno != errno.EINVAL:  # some network file systems can't
+                raise
+
+    def remove(self, place: Place) -> bool:
+        """-> whether this call removed it."""
+        try:
+            with self.opened(*place.leaf.parts) as folder:
+                return discard(folder, place.name)
+        except OSError:
+            return False
+
+    def leaves(self) -> Iterator[Leaf]:
+        """Each folder that may hold files; it may be gone by the time it is opened."""
+        for version in self.versions():
+            for tenant in self.tenants(version):
+                for shard in self._names(_SHARD, version, tenant):
+                    yield Leaf(version, tenant, shard)
+
+    def versions(self) -> list[str]:
+        return self._names(_FOLDER)
+
+    def tenants(self, version: str) -> list[str]:
+        return self._names(_FOLDER, version)
+
+    def entries(self, leaf: Leaf) -> list[Entry]:
+        """The files of a leaf. What a killed process left unfinished is removed on the way, and a leaf long empty."""
+        found, now = [], time.time()
+        try:
+            with self.opened(*leaf.parts) as folder:
+                seen = list(_stats(folder))
+                for name, status in seen:
+                    if name.endswith(TEMPORARY) and now - status.st_mtime > STALE_S:
+                        discard(folder, name)
+                    elif _NAME.fullmatch(name):
+                        entry = Entry(Place(leaf.version, leaf.tenant, name), status.st_size, status.st_mtime)
+                        found.append(entry)
+                age_s = now - os.fstat(folder).st_mtime
+            if not seen and age_s > STALE_S:
+                self._remove_empty(leaf)
+        except FileNotFoundError:
+            pass
+        return found
+
+    def erase(self, tenant: str) -> int:
+        """Remove a team's files of every version -> how many there were. `tenant`: `CacheKeys.tenant_folder`."""
+        return sum(self._erase(version, tenant) for version in self.versions())
+
+    def erase_all(self) -> int:
+        """Remove every team's files -> how many there were."""
+        return sum(self._erase(version, tenant) for version in self.versions() for tenant in self.tenants(version))
+
+    def _erase(self, version: str, tenant: str) -> int:
+        count = 0
+        with self.opened(version) as folder:
+            # Renamed first: from then on nobody finds any of it, and whoever writes to it writes to what goes away.
+            gone = f"{ERASED}{secrets.token_hex(8)}"
+            try:
+                os.rename(tenant, gone, src_dir_fd=folder, dst_dir_fd=folder)
+            except FileNotFoundError:
+                gone = ""
+            for name in [name for name in os.listdir(folder) if name == gone or name.startswith(ERASED)]:
+                count += self._count(version, name)
+                shutil.rmtree(name, ignore_errors=name != gone, dir_fd=folder)
+        return count
+
+    def _count(self, *names: str) -> int:
+        try:
+            with self.opened(*names) as folder:
+                shards = [name for name in os.listdir(folder) if _SHARD.fullmatch(name)]
+            return sum(len(self._names(_NAME, *names, shard, folders=False)) for shard in shards)
+        except OSError:
+            return 0
+
+    def _names(self, form: re.Pattern[str], *parents: str, folders: bool = True) -> list[str]:
+        try:
+            with self.opened(*parents) as folder, os.scandir(folder) as entries:
+                return [
+                    e.name for e in entries if form.fullmatch(e.name) and e.is_dir(follow_symlinks=False) is folders
+                ]
+        except (FileNotFoundError, NotADirectoryError):
+            return []
+
+    def _remove_empty(self, leaf: Leaf) -> None:
+        for depth in (3, 2, 1):
+            try:
+                with self.opened(*leaf.parts[: depth - 1]) as above:
+                    os.rmdir(leaf.parts[depth - 1], dir_fd=above)
+            except OSError:
+                return
+
+
+def open_private(path: Path) -> int:
+    """A descriptor of the folder, made if it is missing. Raises CacheFolderUnusable where others may write to it."""
+    try:
+        path.mkdir(mode=FOLDER_MODE, parents=True, exist_ok=True)
+        folder = os.open(path, _FLAGS)
+    except OSError as error:
+        is_link = error.errno in (errno.ELOOP, errno.ENOTDIR) and path.is_symlink()
+        what = "it is a symbolic link, which is not followed" if is_link else error.strerror
+        raise CacheFolderUnusable(f"{path}: {what}; name a folder of this user's own") from None
+    status = os.fstat(folder)
+    try:
+        if status.st_uid not in (os.geteuid(), 0):
+            raise CacheFolderUnusable(
+                f"{path}: it belongs to user {status.st_uid}, who could replace what is in it; "
+                "name a folder of this user's own"
+            )
+        if status.st_mode & 0o022:
+            raise CacheFolderUnusable(
+                f"{path}: other users may write to it (mode {stat.S_IMODE(status.st_mode):03o}); "
+                "run `chmod go-w` on it, or name a folder inside it that does not exist yet"
+            )
+        probe = f".{secrets.token_hex(8)}{TEMPORARY}"
+        os.close(os.open(probe, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600, dir_fd=folder))
+        os.unlink(probe, dir_fd=folder)
+    except CacheFolderUnusable:
+        os.close(folder)
+        raise
+    except OSError as error:
+        os.close(folder)
+        raise CacheFolderUnusable(f"{path}: can't be written to ({error.strerror}); change its owner or mode") from None
+    return folder
+
+
+def _enter(folder: int, name: str, *, create: bool) -> int:
+    try:
+        return os.open(name, _FLAGS, dir_fd=folder)
+    except FileNotFoundError:
+        if not create:
+            raise
+    try:
+        os.mkdir(name, FOLDER_MODE, dir_fd=folder)
+        os.fsync(folder)
+    except FileExistsError:
+        pass
+    return os.open(name, _FLAGS, dir_fd=folder)
+
+
+def _stats(folder: int) -> Iterator[tuple[str, os.stat_result]]:
+    with os.scandir(folder) as entries:
+        for entry in entries:
+            try:
+                yield entry.name, entry.stat(follow_symlinks=False)
+            except FileNotFoundError:
+                continue

@@ -1,0 +1,93 @@
+"""What a process knows of the disk tier's folder: names, sizes, last uses, from a scan now and then and its own work.
+
+Other processes write and remove too, so this is what was true lately. Opening a file decides; the sums decide when to
+look again. One thread changes it; `knows` may be asked from any.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+
+import numpy as np
+
+from workers.engine.disk_folder import CacheFolder, Entry, Place
+
+LOW_WATER = 0.9
+"""Over its cap the store goes down to this share at once, so that it rarely has to look for what is oldest."""
+
+REFRESH_S = 60.0
+REFRESH_SHARE = 0.01
+"""A scan comes no sooner than would make all scans take this share of the thread's time."""
+
+
+class DiskIndex:
+    def __init__(self, folder: CacheFolder, max_bytes: int) -> None:
+        self.max_bytes = max_bytes
+        self.num_bytes = 0
+        self.next_scan_at = 0.0
+        """`time.monotonic` seconds."""
+        self._folder = folder
+        self._entries: dict[Place, Entry] = {}
+        self._written_since: dict[Place, Entry] | None = None
+        """While a scan runs: what this process has written meanwhile."""
+
+    @property
+    def num_files(self) -> int:
+        return len(self._entries)
+
+    @property
+    def full(self) -> bool:
+        return self.num_bytes > self.max_bytes
+
+    def knows(self, place: Place) -> bool:
+        return place in self._entries
+
+    def add(self, place: Place, size: int) -> None:
+        """This process has written the file."""
+        entry = Entry(place, size, time.time())
+        self.forget(place)
+        self._entries[place] = entry
+        self.num_bytes += size
+        if self._written_since is not None:
+            self._written_since[place] = entry
+
+    def forget(self, place: Place) -> None:
+        """The file is gone."""
+        entry = self._entries.pop(place, None)
+        if entry is not None:
+            self.num_bytes -= entry.size
+        if self._written_since is not None:
+            self._written_since.pop(place, None)
+
+    def scan(self) -> Iterator[None]:
+        """Look at the folder anew; pauses after each leaf, so that other work can come between. May raise OSError."""
+        started = time.monotonic()
+        self._written_since = {}
+        try:
+            entries: dict[Place, Entry] = {}
+            for leaf in self._folder.leaves():
+                entries.update((entry.place, entry) for entry in self._folder.entries(leaf))
+                yield
+            entries |= self._written_since
+            self._entries = entries
+            self.num_bytes = sum(entry.size for entry in entries.values())
+        finally:
+            self._written_since = None
+            now = time.monotonic()
+            self.next_scan_at = now + max(REFRESH_S, (now - started) / REFRESH_SHARE)
+
+    def shrink(self) -> int:
+        """Remove the least recently used files down to the low water mark -> how many. Call it right after a scan."""
+        entries = list(self._entries.values())
+        # numpy's sort gives the interpreter lock away, list.sort does not.
+        order = np.argsort(np.fromiter((entry.used_at for entry in entries), np.float64, len(entries)), kind="stable")
+        removed = 0
+        for at in order:
+            if self.num_bytes <= self.max_bytes * LOW_WATER:
+                break
+            entry = entries[int(at)]
+            self._folder.remove(entry.place)  # where another process was quicker, it is gone all the same
+            self.forget(entry.place)
+            removed += 1
+        return removed

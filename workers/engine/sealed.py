@@ -1,0 +1,196 @@
+"""Files that only holders of one secret can have written: header, parts, and an HMAC-SHA256 over all of it.
+
+What lies in them is parsed in C++ by llama.cpp, so nothing of a file is handed on before its seal is checked. A file
+appears whole or not at all: it is written under another name, synced, and renamed. Layout, little-endian:
+
+    magic 8, format 2, kind 2, zero 4, fingerprint 32, digest 32, start 4, end 4, length 8; the parts; seal 32
+"""
+
+from __future__ import annotations
+
+import errno
+import hmac
+import os
+import secrets
+import stat
+import struct
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import IntEnum
+from types import TracebackType
+from typing import Self
+
+MAGIC = b"PADDOCK\x00"
+FORMAT = 1
+HEADER = struct.Struct("<8sHHI32s32sIIQ")
+SEAL_BYTES = 32
+ALGORITHM = "sha256"
+TEMPORARY = ".tmp"
+"""How the names of files end that are being written."""
+
+_FLAGS = os.O_CLOEXEC | os.O_NOFOLLOW
+_MOST_PER_READ = 1 << 30  # Linux reads at most 2 GiB at once
+_MOST_PARTS_PER_WRITE = 512  # IOV_MAX is 1,024 on Linux, 16 at least by POSIX; what is left is written next
+
+
+class FileRefused(ValueError):
+    """A file that can't be trusted or used; the message says why, for a log line."""
+
+
+class Kind(IntEnum):
+    BLOCK = 1
+    """The saved KV of one block of tokens."""
+    CONVERSATION = 2
+    """Tokens and blocks of a whole conversation."""
+
+
+@dataclass(frozen=True, slots=True)
+class Label:
+    """What a file must say of itself; all of it is under the seal."""
+
+    kind: Kind
+    fingerprint: bytes
+    """Of model, llama.cpp and settings, 32 bytes."""
+    digest: bytes
+    """What the contents are computed from, 32 bytes."""
+    start: int
+    end: int
+    """Tokens [start, end)."""
+
+    def header(self, length: int) -> bytes:
+        return HEADER.pack(MAGIC, FORMAT, self.kind, 0, self.fingerprint, self.digest, self.start, self.end, length)
+
+
+def write_sealed(folder: int, name: str, key: bytes, label: Label, parts: Sequence[bytes]) -> int:
+    """Write and sync the file, then give it its name, replacing what had it -> bytes written. Raises OSError.
+
+    `folder`: descriptor of an open folder, which the caller syncs.
+    """
+    header = label.header(sum(map(len, parts)))
+    seal = hmac.new(key, header, ALGORITHM)
+    for part in parts:
+        seal.update(part)
+    temporary = f".{secrets.token_hex(8)}{TEMPORARY}"
+    file = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | _FLAGS, 0o600, dir_fd=folder)
+    try:
+        try:
+            written = _write_all(file, [header, *parts, seal.digest()])
+            os.fsync(file)
+        finally:
+            os.close(file)
+        os.rename(temporary, name, src_dir_fd=folder, dst_dir_fd=folder)
+    except OSError:
+        discard(folder, temporary)
+        raise
+    return written
+
+
+def discard(folder: int, name: str) -> bool:
+    """Unlink a name; a link is removed, not followed -> whether this call removed it."""
+    try:
+        os.unlink(name, dir_fd=folder)
+    except OSError:
+        return False
+    return True
+
+
+class SealedReader:
+    """A file being read. Use `take` for all parts, then `verify`: only then may they be used."""
+
+    def __init__(self, folder: int, name: str, key: bytes, *, max_bytes: int) -> None:
+        """Raises FileNotFoundError; FileRefused; other OSErrors."""
+        self._seal = hmac.new(key, digestmod=ALGORITHM)
+        self._file = _open(folder, name)
+        try:
+            self.status = os.fstat(self._file)
+            if not stat.S_ISREG(self.status.st_mode):
+                raise FileRefused("it is not a plain file")
+            if self.status.st_size > max_bytes:
+                raise FileRefused(f"its {self.status.st_size:,} bytes are more than the {max_bytes:,} allowed")
+            if self.status.st_size < HEADER.size + SEAL_BYTES:
+                raise FileRefused(f"it is truncated: {self.status.st_size} bytes")
+        except (FileRefused, OSError):
+            os.close(self._file)
+            raise
+
+    @property
+    def size(self) -> int:
+        """Bytes of the whole file."""
+        return self.status.st_size
+
+    def label(self) -> tuple[Label, int]:
+        """What the file says of itself (not yet verified), and the bytes of its parts. Raises FileRefused."""
+        magic, form, kind, zero, fingerprint, digest, start, end, length = HEADER.unpack(self.take(HEADER.size))
+        if magic != MAGIC or zero:
+            raise FileRefused("it is not a file of Paddock")
+        if form != FORMAT or kind not in tuple(Kind):
+            raise FileRefused(f"format {form}, kind {kind} is not known to this version")
+        if HEADER.size + length + SEAL_BYTES != self.size:
+            raise FileRefused(f"it is truncated or damaged: {self.size:,} bytes for {length:,} of contents")
+        return Label(Kind(kind), fingerprint, digest, start, end), length
+
+    def take(self, length: int) -> bytes:
+        """The next bytes. Raises FileRefused where the file ends before."""
+        data = _read_all(self._file, length)
+        self._seal.update(data)
+        return data
+
+    def verify(self) -> None:
+        """Raises FileRefused unless all that was read, and nothing else, is under the seal."""
+        seal = _read_all(self._file, SEAL_BYTES)
+        if not hmac.compare_digest(seal, self._seal.digest()) or os.read(self._file, 1):
+            raise FileRefused("its seal does not fit: damaged, forged, or of another secret")
+
+    def touch(self) -> None:
+        """Set the time of last use."""
+        os.utime(self._file)
+
+    def close(self) -> None:
+        os.close(self._file)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def _open(folder: int, name: str) -> int:
+    try:
+        # Not waiting: opening a pipe that somebody put there would.
+        return os.open(name, os.O_RDONLY | os.O_NONBLOCK | _FLAGS, dir_fd=folder)
+    except OSError as error:
+        if error.errno in (errno.ELOOP, errno.EMLINK):
+            raise FileRefused("it is a link") from None
+        if error.errno == errno.ENXIO:
+            raise FileRefused("it is not a plain file") from None
+        raise
+
+
+def _read_all(file: int, length: int) -> bytes:
+    data = os.read(file, min(length, _MOST_PER_READ))
+    if len(data) == length:
+        return data
+    parts = [data]
+    left = length - len(data)
+    while left:
+        data = os.read(file, min(left, _MOST_PER_READ))
+        if not data:
+            raise FileRefused("it is truncated")
+        parts.append(data)
+        left -= len(data)
+    return b"".join(parts)
+
+
+def _write_all(file: int, parts: Sequence[bytes]) -> int:
+    left = [memoryview(part) for part in parts if part]
+    total = sum(map(len, left))
+    while left:
+        written = os.writev(file, left[:_MOST_PARTS_PER_WRITE])
+        while left and written >= len(left[0]):
+            written -= len(left.pop(0))
+        if written:
+            left[0] = left[0][written:]
+    return total
