@@ -5,8 +5,9 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Callable
+from functools import partial
 
-from benchmarks import admission, against_llama_server, gateway_cpu, many_streams, ttft_added
+from benchmarks import admission, against_llama_server, engine, gateway_cpu, many_streams, ttft_added
 from benchmarks.table import Row, print_rows
 
 CLAIMS: dict[str, tuple[str, Callable[[int], list[Row]], int]] = {
@@ -14,6 +15,7 @@ CLAIMS: dict[str, tuple[str, Callable[[int], list[Row]], int]] = {
     "ttft_added": ("time to first token added by the gateway", ttft_added.measure, 200),
     "against_llama_server": ("end to end against llama-server, one thread each", against_llama_server.measure, 2),
     "admission": ("what admission costs per call", admission.measure, 5),
+    "engine": ("the engine against llama-server, by workload", engine.measure, 0),
     "many_streams": ("200 concurrent streams through one gateway", many_streams.measure, 6),
 }
 
@@ -21,10 +23,14 @@ CLAIMS: dict[str, tuple[str, Callable[[int], list[Row]], int]] = {
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
     parser.add_argument("claims", nargs="*", choices=[*CLAIMS, []], help="which to measure; all of them by default")
-    names = parser.parse_args().claims or list(CLAIMS)
+    engine.add_arguments(parser)
+    arguments = parser.parse_args()
+    names = arguments.claims or list(CLAIMS)
     missed = 0
     for name in names:
         title, measure, size = CLAIMS[name]
+        if name == "engine":
+            measure = partial(engine.measure, wish=engine.wish(arguments))
         rows = measure(size)
         print_rows(title, rows)
         missed += sum(not row.reached for row in rows)

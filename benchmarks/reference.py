@@ -13,6 +13,7 @@ import subprocess
 import sys
 import tarfile
 import time
+import venv
 from pathlib import Path
 
 
@@ -64,6 +65,28 @@ def llama_server() -> Path:
     subprocess.run([_tool("cmake"), "--build", build, "--target", "llama-server"], check=True)
     print(f"built in {time.monotonic() - began:.0f} s", flush=True)
     return binary
+
+
+def python_server() -> Path:
+    """A Python that can run `-m llama_cpp.server`, made on first use.
+
+    An environment of the benchmark's own: the server's extras, and the llama-cpp-python wheel that the project's
+    environment was built with, where it is still in the cache of wheels (else pip compiles it again).
+    """
+    version = importlib.metadata.version("llama-cpp-python")
+    folder = bench_dir() / f"python-server-{version}"
+    python = folder / "bin" / "python"
+    if (folder / "ready").exists():
+        return python
+    print("installing llama_cpp.server and what it needs, once", flush=True)
+    venv.create(folder, with_pip=True, clear=True)
+    links = [
+        part for wheel in bench_dir().parent.glob("wheels/*/llama_cpp_python-*.whl") for part in ("-f", wheel.parent)
+    ]
+    wanted = f"llama-cpp-python[server]=={version}"
+    subprocess.run([python, "-m", "pip", "install", "-q", *links, wanted], check=True)
+    (folder / "ready").touch()
+    return python
 
 
 if __name__ == "__main__":

@@ -1,0 +1,92 @@
+"""Decoding alone: tokens per second of 1, 8 and 16 callers, and what a cache full of idle prefixes costs."""
+
+from __future__ import annotations
+
+from benchmarks.engine.bench import Bench, Model
+from benchmarks.engine.calls import Call, Samples, decode_rate, total_s
+from benchmarks.engine.prompts import tokens
+from benchmarks.engine.servers import Client, Shape, at_once, paddock, reference
+from benchmarks.table import Row
+
+BARS = {1: 1.0, 8: 0.95, 16: 0.95}
+SHAPE = Shape(slots=16, ctx=512)
+PROMPT = 32
+IDLE_BAR = 0.9
+IDLE_CALLERS = (1, 8)
+IDLE_PROMPT = 480
+SIDES = {"llama-server": reference(), "Paddock": paddock()}
+
+Figures = dict[tuple[str, int], Samples]
+
+
+async def measure(bench: Bench) -> list[Row]:
+    rows: list[Row] = []
+    for model, num_predict, rounds in (
+        (bench.big, 48 if bench.quick else 64, bench.rounds(3, 1)),
+        (bench.toy, 160, bench.rounds(3, 2)),
+    ):
+        rows += await compare(bench, model, num_predict, rounds)
+    for model, rounds in ((bench.toy, bench.rounds(3, 1)), *(() if bench.quick else ((bench.big, bench.rounds(2)),))):
+        rows += await idle(bench, model, rounds)
+    return rows
+
+
+async def rate(client: Client, label: str, callers: int, num_predict: int) -> tuple[float, float]:
+    """Tokens per second while all decode, and of the whole, prompts included."""
+    calls = [Call(tokens(f"{label}/{callers}/{number}", PROMPT), num_predict) for number in range(callers)]
+    answers = await at_once(client, calls)
+    return decode_rate(answers), sum(answer.num_tokens for answer in answers) / total_s(answers)
+
+
+async def compare(bench: Bench, model: Model, num_predict: int, rounds: int) -> list[Row]:
+    decoding: Figures = {}
+    whole: Figures = {}
+    for number in range(rounds):
+        for side, serve in SIDES.items():
+            async with serve(bench.stack, model.path, SHAPE) as client:
+                await rate(client, f"warm {number}", 2, 8)
+                for callers in BARS:
+                    # One answer alone is short: a longer one tells as much as the many do.
+                    length = num_predict * 2 if callers == 1 else num_predict
+                    while_all, in_all = await rate(client, f"decode {number}", callers, length)
+                    decoding.setdefault((side, callers), Samples()).add(while_all)
+                    whole.setdefault((side, callers), Samples()).add(in_all)
+                    bench.say(f"decode, {model.name}, {side}, {callers} callers: {while_all:.1f} tokens/s")
+    rows = []
+    for callers, bar in BARS.items():
+        what = f"decode, {model.name}, {callers} caller{'s' if callers > 1 else ''}"
+        rows.append(row(what, decoding, callers, bar))
+        rows.append(row(f"{what}, prompts included", whole, callers, None))
+    return rows
+
+
+def row(what: str, figures: Figures, callers: int, bar: float | None) -> Row:
+    ours, theirs = figures["Paddock", callers], figures["llama-server", callers]
+    ratio = ours.median / theirs.median
+    figure = f"{ours.text(1)} against {theirs.text(1)} tokens/s"
+    return Row(what, figure, f"{ratio:.2f} x", f">= {bar} x" if bar else "", bar is None or ratio >= bar)
+
+
+async def idle(bench: Bench, model: Model, rounds: int) -> list[Row]:
+    """The same worker before and after other callers' prompts have filled its cache."""
+    before: dict[int, Samples] = {callers: Samples() for callers in IDLE_CALLERS}
+    after: dict[int, Samples] = {callers: Samples() for callers in IDLE_CALLERS}
+    num_predict = 160 if model is bench.toy else 48
+    filling = [Call(tokens(f"idle {number}", IDLE_PROMPT), 1) for number in range(SHAPE.kv_tokens // IDLE_PROMPT + 2)]
+    for number in range(rounds):
+        async with paddock()(bench.stack, model.path, SHAPE) as client:
+            await rate(client, "warm", 2, 8)
+            for callers, samples in before.items():
+                samples.add((await rate(client, f"empty {number}", callers, num_predict))[0])
+            for start in range(0, len(filling), SHAPE.slots):
+                await at_once(client, filling[start : start + SHAPE.slots])
+            for callers, samples in after.items():
+                samples.add((await rate(client, f"full {number}", callers, num_predict))[0])
+                bench.say(f"idle prefixes, {model.name}, {callers} callers: {samples.values[-1]:.1f} tokens/s")
+    rows = []
+    for callers in IDLE_CALLERS:
+        ratio = after[callers].median / before[callers].median
+        what = f"decode with {SHAPE.kv_tokens:,} cells of idle prefixes, {model.name}, {callers} callers"
+        figure = f"{after[callers].text(1)} against {before[callers].text(1)} tokens/s with an empty cache"
+        rows.append(Row(what, figure, f"{ratio:.2f} x", f">= {IDLE_BAR} x", ratio >= IDLE_BAR))
+    return rows
