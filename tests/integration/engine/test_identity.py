@@ -1,0 +1,177 @@
+"""Whatever a call shares, waits for or is moved by: it says what it would say alone.
+
+Alone means one sequence on a context driven by hand, the prompt in one step, greedy. The engine's greedy text is the
+same except from a step on where the best two tokens were closer than the model's measured tolerance.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests.integration.engine.conftest import DEMO, STORIES
+from tests.integration.engine.listener import Bench, running
+from tests.support.lone_context import LoneContext, lone_context
+from tests.support.small_models import SMALL_MODELS, WORDS
+from tests.support.tolerance import Tolerance, measure_tolerance
+from workers.engine.text import AnswerText
+from workers.llama.model import Model
+from workers.protocol.catalog import LlamaSettings
+
+ANSWER_TOKENS = 24
+SYSTEM = WORDS[:70]
+PROMPTS = [
+    [*SYSTEM, *WORDS[100:110]],
+    [*SYSTEM, *WORDS[110:140]],
+    WORDS[200:203],
+    [*SYSTEM, *WORDS[140:141]],
+    WORDS[180:380],
+    [*SYSTEM, *WORDS[110:125], *WORDS[150:160]],
+    SYSTEM,
+    WORDS[300:340],
+]
+UNCERTAIN_STEPS = 4
+"""A character may be made of so many tokens: by the text alone a difference is known no nearer."""
+
+
+@dataclass(frozen=True, slots=True)
+class Spoken:
+    """What a model says alone, and by how much each token was ahead of the next best."""
+
+    tokens: list[int]
+    gaps: list[float]
+
+
+class Alone:
+    """The yardstick: one model, driven by hand."""
+
+    def __init__(self, lone: LoneContext, tolerance: Tolerance) -> None:
+        self.lone = lone
+        self.tolerance = tolerance
+        self._vocab = lone.model.vocab
+        self._banned = sorted({*self._vocab.suppressed, *self._vocab.eog})
+
+    def speak(self, prompt: Sequence[int]) -> Spoken:
+        spoken = Spoken([], [])
+        self.lone.memory.clear()
+        logits = self.lone.feed(0, prompt)
+        for position in range(len(prompt), len(prompt) + ANSWER_TOKENS):
+            logits[self._banned] = -np.inf
+            second, first = np.partition(logits, -2)[-2:]
+            spoken.tokens.append(int(logits.argmax()))
+            spoken.gaps.append(float(first - second))
+            (logits,) = self.lone.step((0, spoken.tokens[-1], position))
+        return spoken
+
+    def text(self, tokens: Sequence[int]) -> str:
+        answer = AnswerText()
+        return "".join(answer.push(self._vocab.piece(token)) for token in tokens) + answer.finish()
+
+    def differences(self, prompts: Sequence[Sequence[int]], texts: Sequence[str]) -> int:
+        """-> how many texts differ; asserts that each of them may."""
+        count = 0
+        for prompt, text in zip(prompts, texts, strict=True):
+            spoken = self.speak(prompt)
+            if text == self.text(spoken.tokens):
+                continue
+            count += 1
+            agreed = max(step for step in range(ANSWER_TOKENS) if text.startswith(self._settled(spoken.tokens[:step])))
+            closest = min(spoken.gaps[max(0, agreed - UNCERTAIN_STEPS) : agreed + 1])
+            assert closest < self.tolerance.gap, (
+                f"differs about token {agreed}, where the best two were {closest:.4f} apart"
+                f" (tolerance {self.tolerance.gap:.4f}): {text!r}, not {self.text(spoken.tokens)!r}"
+            )
+        return count
+
+    def _settled(self, tokens: Sequence[int]) -> str:
+        """Without a character that may still be going on."""
+        answer = AnswerText()
+        return "".join(answer.push(self._vocab.piece(token)) for token in tokens)
+
+
+def settings(flash_attn: str) -> LlamaSettings:
+    """Chunks are small, so that prompts are read in several steps beside running streams."""
+    return LlamaSettings(n_threads=1, n_batch=512, n_ubatch=32, flash_attn=flash_attn)
+
+
+def whole(flash_attn: str) -> LlamaSettings:
+    return LlamaSettings(n_threads=1, flash_attn=flash_attn)
+
+
+@pytest.fixture(
+    scope="module", params=[(name, flash) for name in SMALL_MODELS for flash in ("on", "off")], ids="-".join
+)
+def alone(request: pytest.FixtureRequest, small_models: dict[str, Path]) -> Iterator[tuple[Alone, str]]:
+    name, flash_attn = request.param
+    path = small_models[name]
+    tolerance = measure_tolerance(path, tokens=WORDS, llama=whole(flash_attn))
+    with Model.load(path, whole(flash_attn)) as model, lone_context(model, llama=whole(flash_attn)) as lone:
+        yield Alone(lone, tolerance), flash_attn
+
+
+def ask_all(bench: Bench, prompts: Sequence[Sequence[int]]) -> list[str]:
+    keys = [bench.submit(bench.request(list(prompt), ANSWER_TOKENS, ignore_eos=True)) for prompt in prompts]
+    bench.wait(*keys)
+    return [bench.heard.text(key) for key in keys]
+
+
+def test_tolerances_are_small(alone: tuple[Alone, str]) -> None:
+    """And something: a tolerance of nothing at all would mean that no layout was tried."""
+    one, flash_attn = alone
+    tolerance = one.tolerance
+    assert 0 < tolerance.gap < (0.05 if flash_attn == "on" else 0.005) * tolerance.deviation or (
+        "recurrent" in one.lone.model.name and tolerance.gap == 0
+    )
+
+
+def test_many_together_say_what_each_says_alone(alone: tuple[Alone, str]) -> None:
+    """Common beginnings, prompts in chunks, calls that wait; then the same once more, from what is cached by now."""
+    one, flash_attn = alone
+    with running(one.lone.model, slots=4, n_ctx=256, kv_tokens=2048, llama=settings(flash_attn)) as bench:
+        first = ask_all(bench, PROMPTS)
+        again = ask_all(bench, PROMPTS)
+    one.differences(PROMPTS, first)
+    one.differences(PROMPTS, again)
+    assert len(set(first)) == len(PROMPTS)
+
+
+def test_conversations_go_on_as_if_read_anew(alone: tuple[Alone, str]) -> None:
+    """Each turn's prompt is the last one, its answer and something new."""
+    one, flash_attn = alone
+    prompts = [list(prompt) for prompt in PROMPTS[:4]]
+    with running(one.lone.model, slots=2, n_ctx=256, kv_tokens=1024, llama=settings(flash_attn)) as bench:
+        for turn in range(3):
+            one.differences(prompts, ask_all(bench, prompts))
+            for prompt in prompts:
+                prompt += [*one.speak(prompt).tokens, *WORDS[turn * 7 : turn * 7 + 5]]
+
+
+def test_a_crowded_cache_changes_nothing(alone: tuple[Alone, str]) -> None:
+    """Room for one conversation and a little more: whoever must wait, leave or come back says the same."""
+    one, flash_attn = alone
+    with running(one.lone.model, slots=4, n_ctx=256, kv_tokens=256, llama=settings(flash_attn)) as bench:
+        for _ in range(2):
+            one.differences(PROMPTS, ask_all(bench, PROMPTS))
+
+
+@pytest.mark.parametrize(
+    "path", [STORIES, STORIES.with_name("stories260K-q8_0.gguf"), DEMO], ids=lambda path: path.stem
+)
+def test_models_that_mean_something_say_the_same_too(path: Path) -> None:
+    if not path.exists():
+        pytest.skip(f"{path} is not there")
+    with Model.load(path, whole("auto")) as model, lone_context(model, llama=whole("auto")) as lone:
+        begun = (
+            "Once upon a time there was a little horse. It lived in a paddock with its friends, the sheep and the hen."
+        )
+        ends = ["", " One day", " Lily said, ", " The sheep was very sad, because", " It was big.", " They", " But"]
+        prompts = [model.tokenize(begun + end, add_special=True, parse_special=False) for end in ends]
+        text = model.tokenize((begun + "".join(ends)) * 10, add_special=True, parse_special=False)
+        one = Alone(lone, measure_tolerance(model, tokens=text))
+        with running(model, slots=4, n_ctx=256, kv_tokens=1024, llama=settings("auto")) as bench:
+            for _ in range(2):
+                one.differences(prompts, ask_all(bench, prompts))
