@@ -36,6 +36,9 @@ __all__ = ["Adapter", "AdapterError", "AdapterFile", "AppliedAdapters", "inspect
 MAX_HEADER_BYTES = 16 << 20
 """Of metadata and tensor list; an adapter's are a few kilobytes."""
 
+MAX_ALPHA = 65536.0
+"""Either way; usual ones are 8 to 64. Weights are multiplied by it and divided by the rank."""
+
 _PIECE_BYTES = 4 << 20
 _GGUF_FLOAT32 = 6
 _NVFP4 = 40
@@ -191,7 +194,7 @@ def _header(path: Path, head: bytes, size: int, base: GgufHeader) -> GgufHeader:
     if not isinstance(own, str) or own != wanted:
         raise AdapterError(f"{path.name}: made for a model of architecture {own}, and this one is {wanted}")
     alpha = meta.get("adapter.lora.alpha", 0.0)
-    if header.types.get("adapter.lora.alpha", _GGUF_FLOAT32) != _GGUF_FLOAT32 or not _is_finite(alpha):
+    if header.types.get("adapter.lora.alpha", _GGUF_FLOAT32) != _GGUF_FLOAT32 or not _is_gain(alpha):
         raise AdapterError(f"{path.name}: damaged metadata (adapter.lora.alpha {alpha!r}); convert the adapter again")
     if "adapter.alora.invocation_tokens" in header.types:
         raise AdapterError(
@@ -201,8 +204,8 @@ def _header(path: Path, head: bytes, size: int, base: GgufHeader) -> GgufHeader:
     return header
 
 
-def _is_finite(value: object) -> bool:
-    return isinstance(value, float) and math.isfinite(value)
+def _is_gain(value: object) -> bool:
+    return isinstance(value, float) and abs(value) <= MAX_ALPHA
 
 
 def _check_tensors(path: Path, header: GgufHeader, base: GgufHeader) -> int:
@@ -238,6 +241,8 @@ def _check_pair(where: str, target: str, halves: dict[str, TensorInfo], base: Gg
         )
     if weight.kind == _NVFP4:
         raise AdapterError(f"{where}: llama.cpp can't adapt weights of type NVFP4; serve another quantisation")
+    if weight.shape[1] < 2:
+        raise AdapterError(f"{where}: the model's weight is no matrix, and a LoRA has no effect on it")
     rank = b.shape[0]
     columns, rows, *outer = weight.shape
     shape_a = (rank, rows, *outer) if is_embedding else (columns, rank, *outer)
