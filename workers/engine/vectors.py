@@ -16,10 +16,15 @@ LARGEST = 32760.0
 def normalized(vectors: Vectors, norm: int) -> Vectors:
     """float32 [rows, width] -> the same, each row divided by its norm. A row of zeros stays as it is.
 
-    `norm` above `EUCLIDEAN` is the p of a p-norm.
+    `norm` above `EUCLIDEAN` is the p of a p-norm. Of a row with values that are not numbers none is one afterwards.
     """
     if norm == NONE:
         return vectors
+    with np.errstate(invalid="ignore"):
+        return _scaled(vectors, norm)
+
+
+def _scaled(vectors: Vectors, norm: int) -> Vectors:
     if norm == EUCLIDEAN:
         lengths = np.sqrt(np.square(vectors).sum(axis=1, dtype=np.float64))
     else:

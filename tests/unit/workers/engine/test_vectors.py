@@ -40,3 +40,11 @@ def test_the_norm_of_what_comes_out_is_one(norm: int) -> None:
 def test_a_high_power_neither_overflows_nor_vanishes() -> None:
     for size in (1e-30, 1e30):
         assert normalized(array([size, size / 2]), 400)[0] == pytest.approx([1.0, 0.5], rel=1e-6)
+
+
+@pytest.mark.parametrize("norm", [MAX_ABSOLUTE, TAXICAB, EUCLIDEAN, 3])
+@pytest.mark.parametrize("bad", [float("inf"), float("nan")])
+def test_what_is_not_a_number_stays_one_that_can_be_told(norm: int, bad: float) -> None:
+    good, spoilt = normalized(array([1.0, 2.0], [bad, 2.0]), norm)
+    assert np.isfinite(good).all()
+    assert not np.isfinite(spoilt).all()

@@ -1,0 +1,132 @@
+"""The numbers are right: against llama-server's, against the same work done otherwise, in any order and any cut."""
+
+from __future__ import annotations
+
+import json
+import random
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.integration.pooled.bench import PooledBench, running, settings
+from workers.engine.pooled import PooledRequest
+from workers.engine.vectors import Vectors
+from workers.llama.model import Model
+from workers.protocol.failures import Failure
+
+RECORDED: dict[str, Any] = json.loads((Path(__file__).parent / "llama_server.json").read_text())
+TEXTS: list[str] = RECORDED["texts"]
+
+TOLERANCE = 2e-3
+"""Of the largest number in a vector: other micro-batches are other sums, of KV cells in half precision."""
+
+
+def close(a: Vectors, b: Vectors, tolerance: float = TOLERANCE) -> bool:
+    return a.shape == b.shape and bool(np.abs(a - b).max() <= tolerance * np.abs(a).max())
+
+
+@pytest.mark.parametrize("case", RECORDED["embeddings"])
+def test_vectors_are_llama_servers(case: str, request: pytest.FixtureRequest) -> None:
+    name, pooling, normalize = case.split()
+    model: Model = request.getfixturevalue(name)
+    with running(model, settings(pooling)) as bench:
+        answers = [bench.vectors([text], int(normalize))[0] for text in TEXTS]
+    for answer, recorded in zip(answers, RECORDED["embeddings"][case], strict=True):
+        assert len(answer) == recorded["rows"]
+        scale = recorded["norm"]
+        assert answer[-1, :8] == pytest.approx(recorded["first"], abs=2e-6 * scale, rel=2e-6)
+        assert float(np.linalg.norm(answer[-1].astype(np.float64))) == pytest.approx(scale, rel=1e-5, abs=1e-5)
+
+
+def test_scores_are_llama_servers(reranker: Model) -> None:
+    with running(reranker, settings()) as bench:
+        pairs = [bench.inputs.of_pair(RECORDED["query"], document) for document in RECORDED["documents"]]
+        scores = [float(vector[0, 0]) for vector in bench.vectors(pairs)]
+    assert sum(map(len, pairs)) == RECORDED["rank_tokens"]
+    assert scores == pytest.approx(RECORDED["scores"], abs=2e-6)
+
+
+def some_inputs(model: Model, num: int, longest: int) -> list[list[int]]:
+    rng = random.Random(num)
+    n_vocab = model.vocab.num_tokens
+    return [[rng.randrange(300 % n_vocab, n_vocab) for _ in range(rng.randint(1, longest))] for _ in range(num)]
+
+
+def test_many_at_once_are_as_one_at_a_time_and_in_order(bert: Model) -> None:
+    inputs = some_inputs(bert, 60, 100)
+    with running(bert, settings()) as bench:
+        together = bench.vectors(inputs)
+        alone = [bench.vectors([one])[0] for one in inputs]
+        reverse = bench.vectors(inputs[::-1])
+    for number, vector in enumerate(together):
+        assert close(vector, alone[number])
+        assert close(reverse[-1 - number], alone[number])
+    assert len({vector.tobytes() for vector in alone}) == 60
+
+
+@pytest.mark.parametrize("pooling", ["last", "mean", "cls", "none"])
+def test_a_decoder_reads_long_inputs_in_parts(demo: Model, pooling: str) -> None:
+    inputs = some_inputs(demo, 12, 300)
+    with running(demo, settings(pooling)) as bench:
+        whole = [bench.vectors([one])[0] for one in inputs]
+    with running(demo, settings(pooling, n_ubatch=64)) as bench:
+        assert bench.context.can_split
+        parts = bench.vectors(inputs)
+    for a, b, tokens in zip(whole, parts, inputs, strict=True):
+        assert len(a) == (len(tokens) if pooling == "none" else 1)
+        assert close(a, b, 2e-2)
+        cosine = np.sum(a * b, axis=1) / (np.linalg.norm(a, axis=1) * np.linalg.norm(b, axis=1))
+        assert cosine.min() > 0.9995
+
+
+def test_pooled_vectors_come_of_the_tokens_own(demo: Model) -> None:
+    [tokens] = some_inputs(demo, 1, 40)
+    rows: dict[str, Vectors] = {}
+    for pooling in ("none", "mean", "last", "cls"):
+        with running(demo, settings(pooling)) as bench:
+            rows[pooling] = bench.vectors([tokens], -1)[0]
+    assert close(rows["mean"], rows["none"].mean(axis=0, keepdims=True))
+    assert close(rows["last"], rows["none"][-1:])
+    assert close(rows["cls"], rows["none"][:1])
+
+
+def test_an_encoder_sees_what_follows_and_a_decoder_does_not(bert: Model, demo: Model) -> None:
+    for model, sees in ((bert, True), (demo, False)):
+        with running(model, settings("none")) as bench:
+            one, other = bench.vectors([[300, 301, 302], [300, 301, 303]])
+        assert close(one[:2], other[:2], 1e-6) is not sees
+
+
+def test_single_tokens_vectors_and_scores_are_not_normalised(demo: Model, reranker: Model) -> None:
+    for model, pooling in ((demo, "none"), (reranker, "rank")):
+        with running(model, settings(pooling)) as bench:
+            assert bench.vectors([[300, 301]], 2)[0].tolist() == bench.vectors([[300, 301]], -1)[0].tolist()
+
+
+def test_values_that_are_not_numbers_fail_their_call_only(demo: Model) -> None:
+    with running(demo, settings("mean"), start=False) as bench:
+        key = bench.submit([[300], [301]])
+        spoil(bench)
+        bench.engine.start()
+        outcome = bench.outcome(key)
+        assert isinstance(outcome, Failure)
+        assert "input 0" in outcome.message
+        assert np.isfinite(bench.vectors([[300]])[0]).all()
+
+
+def spoil(bench: PooledBench) -> None:
+    """The first vector that is read holds an infinity."""
+    read = bench.context.vector
+    reads: list[int] = []
+
+    def vector(sequence: int) -> Vectors:
+        reads.append(sequence)
+        return read(sequence) * np.float32(np.inf if len(reads) == 1 else 1)
+
+    bench.context.vector = vector  # type: ignore[method-assign]
+
+
+def test_the_request_carries_llama_servers_default() -> None:
+    assert PooledRequest(1, [[1]]).normalize == 2
