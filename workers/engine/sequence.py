@@ -7,12 +7,15 @@ from collections import deque
 import numpy as np
 
 from workers.engine.adapter_set import NO_ADAPTERS, AdapterSet
+from workers.engine.picker import Picker
 from workers.engine.prefix import Path, Realm, Restore, Tokens
 from workers.engine.request import EngineRequest
 from workers.engine.text import AnswerText
+from workers.llama.context import Context
 from workers.llama.samplers import SamplerChain
 from workers.llama.vocab import Vocab
 from workers.protocol.events import CallEvent, Finished, FinishReason, Started, Text, Timings, Usage
+from workers.protocol.failures import CallFailed, Failure
 
 NOWHERE = -1
 """Id or slot of a sequence that holds none."""
@@ -43,6 +46,7 @@ class Sequence:
         "num_predicted",
         "num_prompt",
         "order",
+        "picker",
         "realm",
         "request",
         "restores",
@@ -57,11 +61,19 @@ class Sequence:
     )
 
     def __init__(
-        self, request: EngineRequest, chain: SamplerChain, vocab: Vocab, n_ctx: int, adapters: AdapterSet = NO_ADAPTERS
+        self,
+        request: EngineRequest,
+        chain: SamplerChain,
+        vocab: Vocab,
+        n_ctx: int,
+        adapters: AdapterSet = NO_ADAPTERS,
+        picker: Picker | None = None,
     ) -> None:
         self.request = request
         self.key = request.key
         self.chain = chain
+        self.picker = picker
+        """Draws for calls with a mask or with probabilities; None: the chain alone does."""
         self.order = (-request.priority, request.deadline, request.key)
         """Smaller goes first, and is the last to be thrown out."""
         self.adapter_set = adapters
@@ -97,7 +109,7 @@ class Sequence:
         self._base: Tokens = np.asarray(request.tokens, dtype=np.int32)
         self._since: list[int] = []
         self._eog = vocab.eog
-        self._piece = vocab.piece
+        self._piece = vocab.special_piece if request.special else vocab.piece
         self._text = AnswerText(request.stop)
         self._num_untold = 0
 
@@ -150,6 +162,17 @@ class Sequence:
         self._base = np.concatenate((tokens[:start], tokens[end:]))
         self.num_cells -= end - start
         self.shifted = True
+
+    def pick(self, context: Context, events: list[CallEvent]) -> FinishReason | Failure | None:
+        """Draw the next token from the logits of its row -> why it was the last one, if it was."""
+        try:
+            if self.picker is None:
+                token = context.sample(self.chain.pointer, self.row)
+            else:
+                token = self.picker.pick(context, self.row, events)
+        except CallFailed as failed:
+            return failed.failure
+        return self.accept(token, events)
 
     def accept(self, token: int, events: list[CallEvent]) -> FinishReason | None:
         """The model said `token`: add the text that may leave to `events` -> why this was the last token, if it was."""

@@ -1,0 +1,238 @@
+"""The step: from the calls that are there to one `llama_decode`, and from its logits to what each call says next.
+
+Schedule, run, sample. Everything here belongs to the engine's thread.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from workers.black_box import BlackBox
+from workers.engine.adapters import AdapterShelf
+from workers.engine.cache import IntegrityError, PrefixCache
+from workers.engine.checkpoints import CheckpointCache
+from workers.engine.pace import MovePace, PrefillPace
+from workers.engine.request import EngineCounters
+from workers.engine.roster import MOVE_S, Roster
+from workers.engine.scheduler import Limits, Plan
+from workers.engine.sequence import Sequence
+from workers.engine.turns import Turns, chosen
+from workers.llama.context import Context
+from workers.protocol.events import CallEvent, Failed, FinishReason
+from workers.protocol.failures import CallFailed, Failure
+
+MIN_PREFILL = 32
+
+MIN_SHIFT = 4
+"""Tokens at the end of a full context that `n_keep` can't keep: something must go."""
+
+
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    """How much an engine does at once."""
+
+    slots: int
+    n_ctx: int
+    """Longest single conversation, tokens."""
+    ram_bytes: int
+    """Most memory for prefixes that left the KV cache; 0: they are forgotten."""
+
+
+class Stepper:
+    """Moves every call that joined it on by a step at a time, until it is over."""
+
+    def __init__(
+        self,
+        context: Context,
+        bounds: Bounds,
+        adapters: AdapterShelf,
+        black_box: BlackBox,
+        on_end: Callable[[int], None],
+    ) -> None:
+        """`on_end(key)`: the call is over and has given back all it held."""
+        self.events: list[CallEvent] = []
+        """What the last steps brought; the caller takes them away."""
+        self._context = context
+        self._n_ctx = bounds.n_ctx
+        self._adapters = adapters
+        self._black_box = black_box
+        self._on_end = on_end
+        limits = Limits(n_batch=context.n_batch, n_ubatch=context.n_ubatch, min_prefill=MIN_PREFILL)
+        self._pace = PrefillPace(MIN_PREFILL, context.n_ubatch)
+        kind = PrefixCache if context.memory.kind.by_range else CheckpointCache
+        self._cache = kind(
+            context.memory,
+            kv_tokens=context.kv_tokens,
+            num_sequences=context.num_sequences,
+            ram_bytes=bounds.ram_bytes,
+            pace=MovePace(self._pace),
+        )
+        self._roster = Roster(self._cache, bounds.slots, limits, self._pace)
+        self._batch = context.new_batch()
+        self._turns: Turns[bytes] = Turns()
+        self._num_decodes = 0
+        self._num_rows = 0
+
+    @property
+    def num_running(self) -> int:
+        """Calls that hold a slot."""
+        return len(self._roster.running)
+
+    @property
+    def has_work(self) -> bool:
+        return bool(self._roster.running or self._roster.waiting)
+
+    @property
+    def num_cells_needed(self) -> int:
+        """KV cells that running calls hold; idle prefixes give way."""
+        return self._cache.num_used - self._cache.num_idle
+
+    @property
+    def counters(self) -> EngineCounters:
+        cache = self._cache
+        return EngineCounters(
+            num_decodes=self._num_decodes,
+            num_rows=self._num_rows,
+            num_preempted=self._roster.num_preempted,
+            num_restored=cache.num_restored,
+            ram_bytes=cache.ram.num_bytes,
+        )
+
+    def join(self, sequence: Sequence) -> None:
+        """A new call."""
+        self._roster.join(sequence)
+        self._black_box.began(sequence.key, sequence.request.label)
+        try:
+            self._adapters.bring(sequence.adapter_set)
+        except CallFailed as failed:
+            self._fail(sequence, failed.failure)
+
+    def drop(self, key: int) -> None:
+        """Nobody wants the call any more; unknown keys are ignored."""
+        sequence = self._roster.find(key)
+        if sequence is not None:
+            self._forget(sequence)
+
+    def step(self) -> None:
+        plan = self._schedule()
+        if plan.num_tokens:
+            self._run(plan)
+            self._sample(plan)
+
+    def end_all(self, failure: Failure) -> None:
+        for sequence in (*self._roster.running, *self._roster.waiting):
+            self._fail(sequence, failure)
+
+    def check_cells(self) -> None:
+        """The part of `check` that is quick. Raises IntegrityError."""
+        self._cache.check_cells()
+
+    def check(self) -> None:
+        """Compare the books with llama.cpp's cache. Raises IntegrityError."""
+        try:
+            self._roster.check()
+        except ValueError as error:
+            raise IntegrityError(str(error)) from error
+        self._cache.check()
+        self._adapters.check(one.adapter_set for one in (*self._roster.running, *self._roster.waiting))
+
+    def _schedule(self) -> Plan[Sequence]:
+        """Let in who fits, then decide what this step computes."""
+        roster = self._roster
+        if roster.waiting or any(not sequence.decoding for sequence in roster.running):
+            roster.admit(self.events, _always)
+        self._shift_full()
+        plan = roster.plan(self._of_one_turn)
+        self._cache.tidy(self._num_decodes, MOVE_S)
+        return plan
+
+    def _run(self, plan: Plan[Sequence]) -> None:
+        batch = self._batch
+        batch.clear()
+        for sequence in plan.decode:
+            sequence.row = batch.add_token(sequence.token, sequence.num_cells, sequence.id)
+            sequence.num_cells += 1
+        for chunk in plan.prefill:
+            sequence = chunk.sequence
+            position = sequence.num_cells
+            tokens = sequence.take_chunk(chunk.num_tokens)
+            last = sequence.num_prompt_left == 0
+            sequence.row = batch.add_prompt(tokens, position, sequence.id, want_logits=last)
+        one = plan.decode[0] if plan.decode else plan.prefill[0].sequence
+        switched = self._adapters.apply(one.adapter_set)
+        start = time.perf_counter()
+        self._context.decode(batch)
+        seconds = time.perf_counter() - start
+        self._pace.note(batch.num_tokens, seconds)
+        self._turns.note_step(seconds, switched=switched, comparable=not plan.prefill)
+        self._num_decodes += 1
+        self._num_rows += len(plan.decode)
+
+    def _of_one_turn(self, ready: list[Sequence]) -> list[Sequence]:
+        return chosen(self._turns, ready, time.perf_counter())
+
+    def _shift_full(self) -> None:
+        """Conversations that are as long as they may be go on without their older half, or end."""
+        for sequence in [one for one in self._roster.running if one.decoding and one.num_cells >= self._n_ctx]:
+            num_kept = sequence.num_prompt if sequence.request.n_keep < 0 else sequence.request.n_keep
+            num_kept = min(num_kept, self._n_ctx - MIN_SHIFT)
+            end = num_kept + (sequence.num_cells - num_kept) // 2
+            if not self._cache.shift(sequence, num_kept, end):
+                self._finish(sequence, FinishReason.LENGTH)
+
+    def _sample(self, plan: Plan[Sequence]) -> None:
+        context, sample, events = self._context, self._context.sample, self.events
+        ended: list[tuple[Sequence, FinishReason | Failure]] = []
+        reason: FinishReason | Failure | None
+        for sequence in plan.decode:
+            if sequence.picker is None:
+                reason = sequence.accept(sample(sequence.chain.pointer, sequence.row), events)
+            else:
+                reason = sequence.pick(context, events)
+            if reason is not None:
+                ended.append((sequence, reason))
+        for chunk in plan.prefill:
+            sequence = chunk.sequence
+            if not sequence.num_prompt_left or sequence.num_cells in sequence.stops:
+                self._cache.reached(sequence)
+            if not sequence.num_prompt_left and (reason := self._first(sequence)) is not None:
+                ended.append((sequence, reason))
+        for sequence, outcome in ended:
+            if isinstance(outcome, Failure):
+                self._fail(sequence, outcome)
+            else:
+                self._finish(sequence, outcome)
+
+    def _first(self, sequence: Sequence) -> FinishReason | Failure | None:
+        """The prompt is computed, or a call that was thrown out is back: draw the next token."""
+        reason: FinishReason | Failure | None = FinishReason.LENGTH
+        if sequence.limit:
+            if not sequence.num_predicted:
+                sequence.chain.accept_prompt(sequence.request.tokens)
+            reason = sequence.pick(self._context, self.events)
+            sequence.decoding = True
+        if not sequence.first_token_at:
+            sequence.first_token_at = time.perf_counter()
+        return reason
+
+    def _finish(self, sequence: Sequence, reason: FinishReason) -> None:
+        self.events.append(sequence.finished(reason, time.perf_counter()))
+        self._forget(sequence)
+
+    def _fail(self, sequence: Sequence, failure: Failure) -> None:
+        self._forget(sequence)
+        self.events.append(Failed(sequence.key, failure))
+
+    def _forget(self, sequence: Sequence) -> None:
+        """Give back everything that the call holds; its prefix stays for those who come after."""
+        sequence.chain.close()
+        self._adapters.release(sequence.adapter_set)
+        self._roster.remove(sequence, keep=True)
+        self._black_box.ended(sequence.key)
+        self._on_end(sequence.key)
+
+
+def _always(sequence: Sequence) -> bool:
+    return True
