@@ -8,7 +8,6 @@ one thread. Source: llama.h, llama-context.cpp and llama-graph.cpp (`build_pooli
 from __future__ import annotations
 
 import ctypes
-import os
 from enum import Enum
 from types import TracebackType
 from typing import Any, Self
@@ -18,11 +17,12 @@ from llama_cpp import llama_cpp as c
 from numpy.typing import NDArray
 
 from workers.llama.batch import Batch, Tokens
-from workers.llama.context import CACHE_TYPES, FLASH_ATTN, MAX_SEQUENCES
+from workers.llama.context import MAX_SEQUENCES
 from workers.llama.errors import DecodeFailed, ModelError, ModelTooLarge
 from workers.llama.memory import Memory, kind_of
 from workers.llama.model import Model
 from workers.llama.native import native_log
+from workers.llama.placement import fill_context
 from workers.protocol.catalog import LlamaSettings
 
 Vectors = NDArray[np.float32]
@@ -107,22 +107,16 @@ class PooledContext:
         self.model = model
         self.pooling = pooling
         kind = kind_of(model.pointer, swa_full=settings.swa_full)
-        threads = settings.n_threads or os.cpu_count() or 1
         params = c.llama_context_default_params()
+        fill_context(params, settings)
         params.n_ctx = max(kv_tokens, n_ctx, settings.n_ubatch if model.encoder_only else 0)
         many = MAX_SEQUENCES if model.encoder_only or kind.by_range else num_sequences
         # llama.cpp wants room for one output per sequence, and ends the process where there is none.
         params.n_seq_max = min(many, settings.n_ubatch, params.n_ctx)
         params.kv_unified = True
         params.n_batch = params.n_ubatch = settings.n_ubatch
-        params.n_threads = params.n_threads_batch = threads
-        params.flash_attn_type = FLASH_ATTN[settings.flash_attn]
-        params.type_k = CACHE_TYPES[settings.cache_type_k]
-        params.type_v = CACHE_TYPES[settings.cache_type_v]
-        params.swa_full = settings.swa_full
         params.embeddings = True
         params.pooling_type = pooling.value
-        params.no_perf = True
         self.pointer: int = c.llama_init_from_model(model.pointer, params) or 0
         if not self.pointer:
             raise _refusal(model, params.n_ctx, log.reason())
