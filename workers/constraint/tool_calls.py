@@ -59,7 +59,8 @@ def _calls(tools: Sequence[Tool], rule: str) -> str:
 
 def _arguments(tool: Tool, number: int) -> Any:
     """The schema that the arguments are kept to. Raises CallFailed where a strict one can't be."""
-    schema = {**ANY_OBJECT, **(tool.parameters or {})}
+    # An object of the properties that are named: models that may add others do.
+    schema = {**ANY_OBJECT, "additionalProperties": False, **(tool.parameters or {})}
     try:
         if len(json.dumps(schema)) > MAX_BYTES:
             raise Unusable(f"the schema has more than {MAX_BYTES >> 10} KiB; send a smaller one")

@@ -86,7 +86,7 @@ class GbnfGrammar:
         self._vocab = vocab
         self._tables = tables
         self._names_tokens = names_tokens
-        weakref.finalize(self, held().sampler_free, pointer)
+        weakref.finalize(self, held().sampler_free, pointer).atexit = False
 
     def mask(self) -> GbnfMask:
         return GbnfMask(c.llama_sampler_clone(self._pointer), self._vocab, self._tables, self._names_tokens)
@@ -124,7 +124,7 @@ class GbnfMask:
         """A token that was asked about and may come."""
         self._one = _candidates([0])
         self._one_array = _array(self._one)
-        weakref.finalize(self, held().sampler_free, pointer)
+        weakref.finalize(self, held().sampler_free, pointer).atexit = False
 
     @property
     def is_done(self) -> bool:

@@ -83,8 +83,8 @@ async def test_the_content_type_does_not_matter(caller: Caller, content_type: st
         ({"n": 3}, 400, "n"),
         ({"logprobs": True}, 400, "logprobs"),
         ({"surprise": 1}, 400, "surprise"),
-        ({"response_format": {"type": "json_object"}}, 501, "response_format"),
-        ({"tool_choice": "required"}, 501, "tool_choice"),
+        ({"response_format": {"type": "xml"}}, 400, "response_format.type"),
+        ({"tool_choice": "required"}, 400, "tool_choice"),
     ],
 )
 @pytest.mark.parametrize("stream", [False, True])

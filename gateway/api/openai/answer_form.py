@@ -1,0 +1,101 @@
+"""The form that a caller asks for: OpenAI's `response_format`, llama-server's `grammar` and `json_schema`, vLLM's
+`guided_*` and `structured_outputs`, as one canonical constraint. The worker says what can't be enforced.
+
+Sources: OpenAI's API reference, "Create chat completion"; tools/server/README.md and docs/llguidance.md of llama.cpp;
+"Structured Outputs" of vLLM's documentation.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from gateway.api.openai.chat_body import ChatBody, ResponseFormat
+from gateway.api.openai.faults import shown
+from gateway.errors import InvalidRequest
+from workers.protocol.requests import Constraint
+
+MAX_SCHEMA_DEPTH = 100
+
+LARK_MARK = "%llguidance"
+"""A `grammar` that begins so is Lark and not GBNF, as in llama.cpp."""
+
+ANY_OBJECT: dict[str, Any] = {"type": "object"}
+
+
+def read_form(body: ChatBody) -> Constraint | None:
+    """Raises InvalidRequest."""
+    forms = [form for form in (_response_format(body.response_format), *_extensions(body)) if form is not None]
+    if len(forms) > 1:
+        first, second = forms[0].param, forms[1].param
+        message = f"`{first}` and `{second}` both set the answer's form. Send one of them."
+        raise InvalidRequest(message, param=second)
+    return forms[0] if forms else None
+
+
+def too_deep(schema: Any) -> bool:
+    """Whether a schema is nested beyond what workers take."""
+    level = [schema]
+    for _ in range(MAX_SCHEMA_DEPTH + 1):
+        nested = [
+            outer.values() if isinstance(outer, dict) else outer for outer in level if isinstance(outer, dict | list)
+        ]
+        level = [inner for values in nested for inner in values]
+    return bool(level)
+
+
+def _response_format(form: ResponseFormat | None) -> Constraint | None:
+    if form is None or form.type == "text":
+        return None
+    if form.type == "json_object":
+        return _schema(ANY_OBJECT if form.schema_ is None else form.schema_, "response_format")
+    if form.type != "json_schema":
+        message = f"`response_format.type` is {shown(form.type)}. Send `text`, `json_object` or `json_schema`."
+        raise InvalidRequest(message, param="response_format.type")
+    if form.json_schema is not None:
+        schema = form.json_schema.schema_
+        return _schema(ANY_OBJECT if schema is None else schema, "response_format.json_schema.schema")
+    if form.schema_ is None:
+        message = "`response_format.json_schema` is missing. Send an object with a `name` and a `schema`."
+        raise InvalidRequest(message, param="response_format.json_schema")
+    return _schema(form.schema_, "response_format.schema")
+
+
+def _extensions(body: ChatBody) -> list[Constraint | None]:
+    forms = [_grammar(body.grammar, "grammar")]
+    if body.json_schema is not None:
+        forms.append(_schema(body.json_schema, "json_schema"))
+    guided = (body.guided_json, body.guided_regex, body.guided_choice, body.guided_grammar)
+    forms += _vllm("guided_", *guided)
+    asked = body.structured_outputs
+    if asked is not None:
+        forms += _vllm("structured_outputs.", asked.json_, asked.regex, asked.choice, asked.grammar)
+    return forms
+
+
+def _vllm(
+    prefix: str, schema: dict[str, Any] | str | None, regex: str | None, choices: list[str] | None, grammar: str | None
+) -> list[Constraint | None]:
+    forms = [_grammar(grammar, f"{prefix}grammar")]
+    if isinstance(schema, str):
+        forms.append(Constraint("json_schema", schema, param=f"{prefix}json"))
+    elif schema is not None:
+        forms.append(_schema(schema, f"{prefix}json"))
+    if regex is not None:
+        forms.append(Constraint("regex", regex, param=f"{prefix}regex"))
+    if choices is not None:
+        forms.append(Constraint("lark", "start: " + " | ".join(map(json.dumps, choices)), param=f"{prefix}choice"))
+    return forms
+
+
+def _grammar(text: str | None, path: str) -> Constraint | None:
+    if not text:
+        return None
+    return Constraint("lark" if text.startswith(LARK_MARK) else "gbnf", text, param=path)
+
+
+def _schema(schema: Any, path: str) -> Constraint:
+    if too_deep(schema):
+        message = f"`{path}` is nested more than {MAX_SCHEMA_DEPTH} levels deep. Send a flatter schema."
+        raise InvalidRequest(message, param=path)
+    return Constraint("json_schema", json.dumps(schema, ensure_ascii=False), param=path)
