@@ -45,8 +45,9 @@ class ChatCompletions:
                 await self._whole(asked, call, trail, send)
 
     async def _whole(self, asked: ChatRequest, call: Call, trail: Trail, send: Send) -> None:
-        writer = WholeWriter(call.alias, trail)
-        async with self._pipeline.answer(call, asked.request, trail) as answer:
+        request = asked.request
+        writer = WholeWriter(call.alias, trail, n_probs=request.n_probs, post_sampling=request.post_sampling_probs)
+        async with self._pipeline.answer(call, request, trail) as answer:
             while not answer.ended:
                 writer.add(await answer.take())
         body = writer.body()
@@ -75,7 +76,8 @@ class ChatCompletions:
 
     async def _write(self, asked: ChatRequest, call: Call, trail: Trail, stream: EventStream) -> PaddockError | None:
         """Everything but the last word, which depends on what is returned: why the answer is not complete."""
-        writer = ChunkWriter(call.alias, asked.include_usage, trail)
+        post_sampling = asked.request.post_sampling_probs
+        writer = ChunkWriter(call.alias, asked.include_usage, trail, post_sampling=post_sampling)
         chunks, write = writer.chunks, stream.write
         try:
             async with self._pipeline.answer(call, asked.request, trail) as answer:

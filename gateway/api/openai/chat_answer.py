@@ -14,10 +14,11 @@ from typing import Any
 
 import msgspec
 
+from gateway.api.openai.logprobs import LogprobsCollector, logprobs_object
 from gateway.errors import PaddockError
 from gateway.relay.failures import answer_to
 from gateway.telemetry.trail import Trail
-from workers.protocol.events import CallEvent, Failed, Finished, Text, Timings, ToolCallDelta, Usage
+from workers.protocol.events import CallEvent, Failed, Finished, Logprobs, Text, Timings, ToolCallDelta, Usage
 
 _encode = msgspec.json.Encoder().encode
 
@@ -57,12 +58,13 @@ def _rates(name: str, count: int, total_ms: float) -> dict[str, float]:
 class ChunkWriter:
     """The chunks of one streamed answer. What is the same in all of them is encoded once."""
 
-    def __init__(self, model: str, include_usage: bool, trail: Trail) -> None:
+    def __init__(self, model: str, include_usage: bool, trail: Trail, *, post_sampling: bool = False) -> None:
         self.failure: PaddockError | None = None
         """Why the answer broke off, if it did."""
         self._trail = trail
         self._include_usage = include_usage
         self._waits_for_first = True
+        self._logprobs = LogprobsCollector(post_sampling)
         head = _encode(
             {
                 "id": completion_id(),
@@ -84,17 +86,16 @@ class ChunkWriter:
         if len(events) == 1:
             event = events[0]
             if type(event) is Text:
-                if self._waits_for_first:
-                    self._note_first()
-                return self._text_head + _encode(event.text) + self._text_tail
+                return self._text(event)
         return b"".join([self._one(event) for event in events])
 
     def _one(self, event: CallEvent) -> bytes:
         match event:
             case Text():
-                if self._waits_for_first:
-                    self._note_first()
-                return self._text_head + _encode(event.text) + self._text_tail
+                return self._text(event)
+            case Logprobs():
+                self._logprobs.add(event)
+                return b""
             case ToolCallDelta():
                 if self._waits_for_first:
                     self._note_first()
@@ -107,6 +108,13 @@ class ChunkWriter:
             case _:
                 return b""
 
+    def _text(self, event: Text) -> bytes:
+        if self._waits_for_first:
+            self._note_first()
+        if self._logprobs:
+            return self._chunk({"content": event.text}, None)
+        return self._text_head + _encode(event.text) + self._text_tail
+
     def _closing(self, event: Finished) -> bytes:
         self._trail.usage = event.usage
         timings = b',"timings":' + _encode(timings_object(event.timings))
@@ -116,7 +124,9 @@ class ChunkWriter:
         return self._chunk({}, event.reason.value) + self._head + usage + timings + b"}\n\n"
 
     def _chunk(self, delta: dict[str, Any], finish_reason: str | None, extra: bytes = b"") -> bytes:
-        choice = {"index": 0, "delta": delta, "logprobs": None, "finish_reason": finish_reason}
+        # What is left at the end became no text: the end token, a stop string.
+        logprobs = logprobs_object(self._logprobs.take()) if self._logprobs and finish_reason is None else None
+        choice = {"index": 0, "delta": delta, "logprobs": logprobs, "finish_reason": finish_reason}
         return self._head + b',"choices":[' + _encode(choice) + b"]" + extra + self._tail
 
     def _note_first(self) -> None:
@@ -134,8 +144,10 @@ class _Call:
 class WholeWriter:
     """One whole answer, collected from the events."""
 
-    def __init__(self, model: str, trail: Trail) -> None:
+    def __init__(self, model: str, trail: Trail, *, n_probs: int = 0, post_sampling: bool = False) -> None:
         self._model = model
+        self._logprobs = LogprobsCollector(post_sampling)
+        self._content: list[dict[str, Any]] | None = [] if n_probs else None
         self._trail = trail
         self._texts: list[str] = []
         self._calls: dict[int, _Call] = {}
@@ -150,13 +162,18 @@ class WholeWriter:
                 case ToolCallDelta():
                     call = self._calls.setdefault(event.index, _Call(event.id, event.name))
                     call.arguments.append(event.arguments)
+                case Logprobs():
+                    self._logprobs.add(event)
                 case Failed():
                     raise answer_to(event.failure)
                 case Finished():
                     self._end = event
                     self._trail.usage = event.usage
-            if self._trail.first_token_at is None and isinstance(event, Text | ToolCallDelta):
-                self._trail.first_token_at = monotonic()
+            if isinstance(event, Text | ToolCallDelta):
+                if self._trail.first_token_at is None:
+                    self._trail.first_token_at = monotonic()
+                if self._content is not None:
+                    self._content += self._logprobs.take()
 
     def body(self) -> bytes:
         """The `chat.completion` object; the call must have finished."""
@@ -174,7 +191,8 @@ class WholeWriter:
                 }
                 for _, call in sorted(self._calls.items())
             ]
-        choice = {"index": 0, "message": message, "logprobs": None, "finish_reason": end.reason.value}
+        logprobs = None if self._content is None else logprobs_object(self._content)
+        choice = {"index": 0, "message": message, "logprobs": logprobs, "finish_reason": end.reason.value}
         return _encode(
             {
                 "id": completion_id(),

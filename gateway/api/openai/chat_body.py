@@ -1,44 +1,31 @@
 """The body of `POST /v1/chat/completions` as pydantic models: types, limits and nothing else.
 
-Source of names and types: OpenAI's API reference, "Create chat completion"; the sampling parameters that it lacks are
-llama-server's (tools/server/README.md of llama.cpp).
+Source of names and types: OpenAI's API reference, "Create chat completion"; what it lacks is llama-server's
+(tools/server/README.md of llama.cpp) or our own: `cache_salt`, `priority`, `special`.
 """
 
 from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag
+from pydantic import Discriminator, Field, Tag
+
+from gateway.api.openai.body_base import Body, Loose, text_or_parts
+from gateway.api.openai.sampling_body import SamplingBody
 
 MAX_MESSAGES = 10_000
 MAX_PARTS = 10_000
 MAX_TOOLS = 128
 MAX_STOPS = 16
+MAX_CHOICES = 1024
 MAX_STOP_CHARS = 512
 MAX_TOKENS = 2**31 - 1
-
-TAG = "<"
-"""First character of a union's tags, which are no part of a parameter's path."""
-
-
-def _content_kind(value: Any) -> str:
-    return "<parts>" if isinstance(value, list) else "<text>"
+MAX_SALT_CHARS = 256
+MAX_PRIORITY = 100
 
 
 def _choice_kind(value: Any) -> str:
     return "<named>" if isinstance(value, dict) else "<word>"
-
-
-class Body(BaseModel):
-    """Values are taken as they are: "1" is no number, 1 is no boolean. Unknown names are errors."""
-
-    model_config = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False)
-
-
-class Loose(BaseModel):
-    """Unknown names are ignored: clients send back what other servers once added to a message."""
-
-    model_config = ConfigDict(strict=True, extra="ignore", allow_inf_nan=False)
 
 
 class Part(Loose):
@@ -48,7 +35,7 @@ class Part(Loose):
 
 Content = Annotated[
     Annotated[str, Tag("<text>")] | Annotated[list[Part], Field(max_length=MAX_PARTS), Tag("<parts>")],
-    Discriminator(_content_kind),
+    Discriminator(text_or_parts),
 ]
 
 
@@ -99,34 +86,61 @@ class StreamOptions(Body):
     include_obfuscation: bool | None = None
 
 
+Schema = dict[str, Any]
+
+
+class JsonSchemaBody(Loose):
+    name: str | None = None
+    schema_: Annotated[Schema | None, Field(alias="schema")] = None
+
+
 class ResponseFormat(Loose):
     type: str
+    json_schema: JsonSchemaBody | None = None
+    schema_: Annotated[Schema | None, Field(alias="schema")] = None
 
 
-class ChatBody(Body):
+def _schema_kind(value: Any) -> str:
+    return "<text>" if isinstance(value, str) else "<object>"
+
+
+SchemaOrText = Annotated[
+    Annotated[str, Tag("<text>")] | Annotated[Schema, Tag("<object>")],
+    Discriminator(_schema_kind),
+]
+Choices = Annotated[list[str], Field(min_length=1, max_length=MAX_CHOICES)]
+
+
+class StructuredOutputs(Body):
+    """vLLM's."""
+
+    json_: Annotated[SchemaOrText | None, Field(alias="json")] = None
+    regex: str | None = None
+    choice: Choices | None = None
+    grammar: str | None = None
+
+
+class ChatBody(SamplingBody):
     model: Annotated[str, Field(min_length=1)]
     messages: Annotated[list[MessageBody], Field(min_length=1, max_length=MAX_MESSAGES)]
     stream: bool = False
     stream_options: StreamOptions | None = None
     max_tokens: Annotated[int, Field(ge=1, le=MAX_TOKENS)] | None = None
     max_completion_tokens: Annotated[int, Field(ge=1, le=MAX_TOKENS)] | None = None
-    temperature: Annotated[float, Field(ge=0, le=2)] | None = None
-    top_p: Annotated[float, Field(ge=0, le=1)] | None = None
-    top_k: Annotated[int, Field(ge=-1, le=2**31 - 1)] | None = None
-    min_p: Annotated[float, Field(ge=0, le=1)] | None = None
-    repeat_penalty: Annotated[float, Field(gt=0, le=10)] | None = None
-    repeat_last_n: Annotated[int, Field(ge=-1, le=2**31 - 1)] | None = None
-    presence_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
-    frequency_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
-    seed: Annotated[int, Field(ge=-1, le=2**32 - 1)] | None = None
     stop: (
         Annotated[
             Annotated[str, Tag("<text>")] | Annotated[list[str], Field(max_length=MAX_STOPS), Tag("<parts>")],
-            Discriminator(_content_kind),
+            Discriminator(text_or_parts),
         ]
         | None
     ) = None
     ignore_eos: bool = False
+    special: bool = False
+    cache_prompt: bool = True
+    cache_salt: Annotated[str, Field(max_length=MAX_SALT_CHARS)] = ""
+    priority: Annotated[int, Field(ge=-MAX_PRIORITY, le=MAX_PRIORITY)] = 0
+    context_shift: bool = False
+    n_keep: Annotated[int, Field(ge=-1, le=MAX_TOKENS)] = 0
     tools: Annotated[list[ToolBody], Field(max_length=MAX_TOOLS)] | None = None
     tool_choice: (
         Annotated[
@@ -136,3 +150,10 @@ class ChatBody(Body):
         | None
     ) = None
     response_format: ResponseFormat | None = None
+    grammar: str | None = None
+    json_schema: Schema | None = None
+    guided_json: SchemaOrText | None = None
+    guided_regex: str | None = None
+    guided_choice: Choices | None = None
+    guided_grammar: str | None = None
+    structured_outputs: StructuredOutputs | None = None

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import secrets
 from dataclasses import dataclass
-from typing import Any
 
 from pydantic import ValidationError
 
 from gateway.api.body import read_object
+from gateway.api.openai.answer_form import MAX_SCHEMA_DEPTH, read_form, too_deep
 from gateway.api.openai.chat_body import (
     MAX_STOP_CHARS,
     ChatBody,
@@ -19,13 +18,9 @@ from gateway.api.openai.chat_body import (
 )
 from gateway.api.openai.faults import shown, translated
 from gateway.api.openai.refused import sift
-from gateway.errors import InvalidRequest, NotSupported, UnsupportedParameter
-from workers.protocol.requests import GenerateRequest, Message, Sampling, Tool, ToolCall
-
-MAX_SCHEMA_DEPTH = 100
-
-NUM_SEEDS = 2**32 - 1
-"""A seed is below this; llama.cpp takes the next number as "choose one"."""
+from gateway.api.openai.sampling import read_n_probs, read_sampling
+from gateway.errors import InvalidRequest, UnsupportedParameter
+from workers.protocol.requests import GenerateRequest, Message, Tool, ToolCall
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +34,7 @@ class ChatRequest:
 
 
 def read_chat(raw: bytes) -> ChatRequest:
-    """Raises InvalidRequest, UnsupportedParameter or NotSupported, each naming the parameter by its path."""
+    """Raises InvalidRequest or UnsupportedParameter, each naming the parameter by its path."""
     document = sift(read_object(raw))
     try:
         body = ChatBody.model_validate(document)
@@ -51,37 +46,27 @@ def read_chat(raw: bytes) -> ChatRequest:
     if options is not None and not body.stream:
         message = "`stream_options` needs `stream: true`. Leave it out, or stream."
         raise InvalidRequest(message, param="stream_options")
-    if body.response_format is not None and body.response_format.type != "text":
-        raise NotSupported(
-            f"`response_format` of type {shown(body.response_format.type)} is not there yet. "
-            'Use {"type": "text"} and ask for the form in the prompt.',
-            param="response_format",
-        )
+    tools = _tools(body)
     request = GenerateRequest(
         messages=tuple(_message(message, f"messages.{n}") for n, message in enumerate(body.messages)),
-        tools=_tools(body),
-        sampling=_sampling(body),
+        tools=tools,
+        forced_tools=_forced(body, tools),
+        constraint=read_form(body),
+        sampling=read_sampling(body),
         max_tokens=_max_tokens(body),
         stop=_stop(body.stop),
         ignore_eos=body.ignore_eos,
+        n_probs=read_n_probs(body),
+        post_sampling_probs=body.post_sampling_probs,
+        special=body.special,
+        cache_prompt=body.cache_prompt,
+        cache_salt=body.cache_salt,
+        priority=body.priority,
+        context_shift=body.context_shift,
+        n_keep=body.n_keep,
     )
     include_usage = options is not None and bool(options.include_usage)
     return ChatRequest(body.model, request, body.stream, include_usage)
-
-
-def _sampling(body: ChatBody) -> Sampling:
-    return Sampling(
-        temperature=body.temperature,
-        top_k=body.top_k,
-        top_p=body.top_p,
-        min_p=body.min_p,
-        repeat_penalty=body.repeat_penalty,
-        repeat_last_n=body.repeat_last_n,
-        presence_penalty=body.presence_penalty,
-        frequency_penalty=body.frequency_penalty,
-        # -1 asks for a random one even where the catalog has a default, which "not given" would bring back.
-        seed=secrets.randbelow(NUM_SEEDS) if body.seed == -1 else body.seed,
-    )
 
 
 def _max_tokens(body: ChatBody) -> int | None:
@@ -148,18 +133,28 @@ def _tool_call(call: ToolCallBody, path: str) -> ToolCall:
 
 def _tools(body: ChatBody) -> tuple[Tool, ...]:
     tools = tuple(_tool(tool, f"tools.{n}") for n, tool in enumerate(body.tools or ()))
-    choice = body.tool_choice
-    if choice is None or choice == "auto":
-        return tools
-    if choice == "none":
+    return () if body.tool_choice == "none" else tools
+
+
+def _forced(body: ChatBody, tools: tuple[Tool, ...]) -> tuple[str, ...]:
+    """Names of the tools of which the answer must call one."""
+    choice, names = body.tool_choice, tuple(tool.name for tool in tools)
+    if choice is None or choice in ("auto", "none"):
         return ()
-    if isinstance(choice, str) and choice != "required":
-        message = f"`tool_choice` is {shown(choice)}. Send `auto` or `none`."
+    if choice == "required":
+        if not tools:
+            raise InvalidRequest(
+                "`tool_choice` is `required` and there are no `tools`. Send some.", param="tool_choice"
+            )
+        return names
+    if isinstance(choice, str) or choice.type != "function" or choice.function is None:
+        given = shown(choice if isinstance(choice, str) else choice.type)
+        message = f"`tool_choice` is {given}. Send `auto`, `none`, `required` or a function of `tools`."
         raise InvalidRequest(message, param="tool_choice")
-    raise NotSupported(
-        "`tool_choice` cannot force a call yet. Send `auto` and say in the prompt which tool to use.",
-        param="tool_choice",
-    )
+    if choice.function.name not in names:
+        message = f"`tool_choice` names {shown(choice.function.name)}, which is none of `tools`. Send one of them."
+        raise InvalidRequest(message, param="tool_choice")
+    return (choice.function.name,)
 
 
 def _tool(tool: ToolBody, path: str) -> Tool:
@@ -167,25 +162,9 @@ def _tool(tool: ToolBody, path: str) -> Tool:
         message = f"`{path}` is of type {shown(tool.type)}. Send `type: function` with a `function`."
         raise UnsupportedParameter(message, param=path)
     function = tool.function
-    if function.strict:
-        raise NotSupported(
-            f"`{path}.function.strict` cannot be kept yet. Leave it out or send false; arguments follow the schema "
-            "as well as the model can.",
-            param=f"{path}.function.strict",
-        )
-    if _deeper_than(MAX_SCHEMA_DEPTH, function.parameters):
+    if too_deep(function.parameters):
         message = (
             f"`{path}.function.parameters` is nested more than {MAX_SCHEMA_DEPTH} levels deep. Send a flatter schema."
         )
         raise InvalidRequest(message, param=f"{path}.function.parameters")
-    return Tool(name=function.name, description=function.description, parameters=function.parameters)
-
-
-def _deeper_than(limit: int, value: Any) -> bool:
-    level = [value]
-    for _ in range(limit + 1):
-        nested = [
-            outer.values() if isinstance(outer, dict) else outer for outer in level if isinstance(outer, dict | list)
-        ]
-        level = [inner for values in nested for inner in values]
-    return bool(level)
+    return Tool(function.name, function.description, function.parameters, strict=bool(function.strict))

@@ -13,7 +13,6 @@ from gateway.errors import UnsupportedParameter
 
 IGNORED = frozenset(
     {
-        "cache_prompt",
         "metadata",
         "moderation",
         "prompt_cache_key",
@@ -36,10 +35,6 @@ REFUSED: dict[str, Refusal] = {
     "audio": Refusal("Paddock answers in text; leave it out."),
     "function_call": Refusal("It is the older form; use `tool_choice`.", ("auto", "none")),
     "functions": Refusal("It is the older form; use `tools`.", ([],)),
-    "grammar": Refusal("Constrained answers are not there yet; ask for the form in the prompt.", ("",)),
-    "json_schema": Refusal("Constrained answers are not there yet; ask for the form in the prompt."),
-    "logit_bias": Refusal("Leave it out.", ({},)),
-    "logprobs": Refusal("Token probabilities are not there yet; leave it out or send false.", (False,)),
     "modalities": Refusal('Paddock answers in text; leave it out or send ["text"].', (["text"],)),
     "n": Refusal("One answer per request: send 1, and the request again for each further answer.", (1,)),
     "parallel_tool_calls": Refusal("The model decides how many tools it calls; leave it out or send true.", (True,)),
@@ -47,7 +42,6 @@ REFUSED: dict[str, Refusal] = {
     "reasoning_effort": Refusal("Leave it out; the model's template decides.", ("none",)),
     "service_tier": Refusal("There is one tier; leave it out.", ("auto", "default")),
     "store": Refusal("Paddock keeps no answers; leave it out or send false.", (False,)),
-    "top_logprobs": Refusal("Token probabilities are not there yet; leave it out.", (0,)),
     "verbosity": Refusal("Say in the prompt how long the answer should be.", ("medium",)),
     "web_search_options": Refusal("Paddock does not search; leave it out."),
 }

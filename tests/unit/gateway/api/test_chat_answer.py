@@ -17,9 +17,11 @@ from workers.protocol.events import (
     Failed,
     Finished,
     FinishReason,
+    Logprobs,
     Started,
     Text,
     Timings,
+    TokenLogprob,
     ToolCallDelta,
     Usage,
 )
@@ -35,6 +37,22 @@ TOOLS: list[CallEvent] = [
     ToolCallDelta(1, 1, "call_b", "sub", "{}"),
     ToolCallDelta(1, 0, "", "", "1}"),
     Finished(1, FinishReason.TOOL_CALLS, Usage(7, 2, 3), TIMINGS),
+]
+
+
+def probs(piece: bytes, logprob: float) -> Logprobs:
+    one = TokenLogprob(len(piece), piece, logprob)
+    return Logprobs(1, one, (one, TokenLogprob(99, b"\xe2", -3.5)))
+
+
+PROBS: list[CallEvent] = [
+    probs(b"H\xc3", -0.5),
+    probs(b"\xa9", -0.25),
+    Text(1, "Hé", 2),
+    probs(b"!", -0.125),
+    Text(1, "!"),
+    probs(b"<end>", -1.0),
+    END,
 ]
 
 
@@ -169,3 +187,48 @@ def test_a_whole_answer_that_fails_is_an_error(trail: Trail) -> None:
     writer = WholeWriter("alias", trail)
     with pytest.raises(InternalError, match="broke"):
         writer.add([Text(1, "a"), Failed(1, Failure(FailureCode.INTERNAL, "broke"))])
+
+
+def test_log_probabilities_of_a_whole_answer(trail: Trail, spec: dict[str, Any]) -> None:
+    writer = WholeWriter("alias", trail, n_probs=2)
+    writer.add(PROBS[:2])
+    writer.add(PROBS[2:])
+    body = json.loads(writer.body())
+    content = body["choices"][0]["logprobs"]["content"]
+    assert [(one["id"], one["token"], one["bytes"], one["logprob"]) for one in content] == [
+        (2, "H\ufffd", [0x48, 0xC3], -0.5),
+        (1, "\ufffd", [0xA9], -0.25),
+        (1, "!", [0x21], -0.125),
+    ], "the end token became no text"
+    assert content[0]["top_logprobs"][1] == {"id": 99, "token": "\ufffd", "bytes": [0xE2], "logprob": -3.5}
+    check(spec, "CreateChatCompletionResponse", body)
+
+
+def test_log_probabilities_come_with_the_text_that_they_became(trail: Trail, spec: dict[str, Any]) -> None:
+    said = chunks(ChunkWriter("alias", False, trail), PROBS[:1], PROBS[1:3], *([event] for event in PROBS[3:]))
+    told = [chunk["choices"][0] for chunk in said]
+    assert [choice["delta"] for choice in told] == [
+        {"role": "assistant", "content": ""},
+        {"content": "Hé"},
+        {"content": "!"},
+        {},
+    ]
+    assert [[one["logprob"] for one in (choice["logprobs"] or {"content": []})["content"]] for choice in told] == [
+        *([], [-0.5, -0.25], [-0.125], []),
+    ]
+    for chunk in said:
+        check(spec, "CreateChatCompletionStreamResponse", chunk)
+
+
+def test_probabilities_after_sampling_have_llama_servers_names(trail: Trail) -> None:
+    writer = WholeWriter("alias", trail, n_probs=2, post_sampling=True)
+    writer.add(PROBS)
+    first = json.loads(writer.body())["choices"][0]["logprobs"]["content"][0]
+    assert set(first) == {"id", "token", "bytes", "prob", "top_probs"}
+    assert first["top_probs"][0]["prob"] == first["prob"]
+
+
+def test_an_answer_without_text_has_no_probabilities(trail: Trail) -> None:
+    writer = WholeWriter("alias", trail, n_probs=-1)
+    writer.add([probs(b"<end>", -1.0), END])
+    assert json.loads(writer.body())["choices"][0]["logprobs"] == {"content": [], "refusal": None}

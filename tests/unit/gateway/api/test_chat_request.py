@@ -12,7 +12,7 @@ import pytest
 from gateway.api.openai.chat_body import ChatBody
 from gateway.api.openai.chat_request import ChatRequest, read_chat
 from gateway.api.openai.refused import IGNORED, REFUSED
-from gateway.errors import InvalidRequest, NotSupported, PaddockError, UnsupportedParameter
+from gateway.errors import InvalidRequest, PaddockError, UnsupportedParameter
 from workers.protocol.requests import Message, Sampling, Tool, ToolCall
 
 SPEC = Path(__file__).resolve().parents[4].parent / "shared" / "specs" / "openai_openapi.json"
@@ -141,7 +141,7 @@ def test_what_asks_for_nothing_passes(parameters: dict[str, Any]) -> None:
         ({"max_tokens": 10**30}, "max_tokens", "Send at most 2147483647."),
         ({"max_tokens": 1.5}, "max_tokens", "integer"),
         ({"max_tokens": 3, "max_completion_tokens": 4}, "max_completion_tokens", "contradict"),
-        ({"repeat_penalty": 0}, "repeat_penalty", "is 0. Send more than 0."),
+        ({"repeat_penalty": 0}, "repeat_penalty", "is 0. Send at least 0.01."),
         ({"seed": 2**32}, "seed", "Send at most 4294967295."),
         ({"stop": ""}, "stop", "1 to 512"),
         ({"stop": ["a", "b" * 513]}, "stop.1", "513 characters"),
@@ -149,7 +149,7 @@ def test_what_asks_for_nothing_passes(parameters: dict[str, Any]) -> None:
         ({"stream": "yes"}, "stream", "is 'yes'. Send true or false."),
         ({"stream_options": {"include_usage": True}}, "stream_options", "stream: true"),
         ({"tools": [{"type": "function", "function": {"name": "a b"}}]}, "tools.0.function.name", "pattern"),
-        ({"tool_choice": "maybe"}, "tool_choice", "`auto` or `none`"),
+        ({"tool_choice": "maybe"}, "tool_choice", "`auto`, `none`"),
         ({"tool_choice": 4}, "tool_choice", "string"),
     ],
 )
@@ -166,9 +166,6 @@ def test_wrong_values_are_named_by_their_path(parameters: dict[str, Any], param:
     [
         ({"n": 2}, "n", "send 1"),
         ({"n": True}, "n", "send 1"),
-        ({"logprobs": True}, "logprobs", "send false"),
-        ({"top_logprobs": 3}, "top_logprobs", "leave it out"),
-        ({"logit_bias": {"1": 2}}, "logit_bias", "Leave it out"),
         ({"functions": [{"name": "f"}]}, "functions", "`tools`"),
         ({"audio": {"voice": "x"}}, "audio", "text"),
         ({"store": True}, "store", "keeps no answers"),
@@ -196,22 +193,6 @@ def test_what_is_not_supported_is_named_with_a_remedy(parameters: dict[str, Any]
     assert (error.status, error.code) == (400, "unsupported_parameter")
     assert error.param == param
     assert words in error.message
-
-
-@pytest.mark.parametrize(
-    ("parameters", "param"),
-    [
-        ({"response_format": {"type": "json_object"}}, "response_format"),
-        ({"response_format": {"type": "json_schema", "json_schema": {}}}, "response_format"),
-        ({"tool_choice": "required"}, "tool_choice"),
-        ({"tool_choice": {"type": "function", "function": {"name": "f"}}}, "tool_choice"),
-        ({"tools": [{"type": "function", "function": {"name": "f", "strict": True}}]}, "tools.0.function.strict"),
-    ],
-)
-def test_what_needs_grammars_is_not_there_yet(parameters: dict[str, Any], param: str) -> None:
-    error = refused(**parameters)
-    assert type(error) is NotSupported
-    assert (error.status, error.type, error.param) == (501, "not_supported_error", param)
 
 
 @pytest.mark.parametrize(

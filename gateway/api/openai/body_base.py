@@ -1,0 +1,30 @@
+"""What the bodies of the OpenAI dialect have in common: how strictly they are read, and how unions are told apart."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict
+
+TAG = "<"
+"""First character of a union's tags, which are no part of a parameter's path."""
+
+
+class Body(BaseModel):
+    """Values are taken as they are: "1" is no number, 1 is no boolean. Unknown names are errors."""
+
+    model_config = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False)
+
+
+class Loose(BaseModel):
+    """Unknown names are ignored: clients send back what other servers once added to a message."""
+
+    model_config = ConfigDict(strict=True, extra="ignore", allow_inf_nan=False)
+
+
+def text_or_parts(value: Any) -> str:
+    return "<parts>" if isinstance(value, list) else "<text>"
+
+
+def parts_or_object(value: Any) -> str:
+    return "<parts>" if isinstance(value, list) else "<object>"

@@ -1,0 +1,108 @@
+"""Reads sampling parameters into the canonical `Sampling`, and how many probabilities are wanted."""
+
+from __future__ import annotations
+
+import re
+import secrets
+from typing import Any, get_args
+
+from gateway.api.openai.faults import shown
+from gateway.api.openai.sampling_body import SamplingBody
+from gateway.errors import InvalidRequest
+from workers.protocol.requests import Bias, SamplerName, Sampling
+
+NUM_SEEDS = 2**32 - 1
+"""A seed is below this; llama.cpp takes the next number as "choose one"."""
+
+MAX_BIAS = 100
+MAX_BIAS_CHARS = 512
+
+INITIALS: dict[str, SamplerName] = {
+    "e": "penalties",
+    "d": "dry",
+    "s": "top_n_sigma",
+    "k": "top_k",
+    "y": "typ_p",
+    "p": "top_p",
+    "m": "min_p",
+    "x": "xtc",
+    "t": "temperature",
+    "i": "infill",
+    "a": "adaptive_p",
+}
+"""llama-server's letters, source: common_sampler_type_to_chr in common/sampling.cpp of llama.cpp."""
+
+NAMES: tuple[SamplerName, ...] = get_args(SamplerName)
+_ALIASES: dict[str, SamplerName] = {
+    **{name: name for name in NAMES},
+    **{name.replace("_", "-"): name for name in NAMES},
+    **{name.replace("_", ""): name for name in NAMES},
+    "nucleus": "top_p",
+    "temp": "temperature",
+    "typ": "typ_p",
+}
+_LISTS = frozenset({"dry_sequence_breakers", "samplers", "logit_bias", "seed"})
+_PLAIN = tuple(name for name in Sampling.__struct_fields__ if name not in _LISTS)
+
+
+def read_sampling(body: SamplingBody) -> Sampling:
+    """Raises InvalidRequest."""
+    breakers = body.dry_sequence_breakers
+    return Sampling(
+        **{name: getattr(body, name) for name in _PLAIN},
+        dry_sequence_breakers=None if breakers is None else tuple(breakers),
+        samplers=None if body.samplers is None else _stages(body.samplers),
+        logit_bias=_biases(body.logit_bias) if body.logit_bias else None,
+        # -1 asks for a random one even where the catalog has a default, which "not given" would bring back.
+        seed=secrets.randbelow(NUM_SEEDS) if body.seed == -1 else body.seed,
+    )
+
+
+def read_n_probs(body: SamplingBody) -> int:
+    """How many likely tokens are told with each one; -1: the chosen one's probability alone. Raises InvalidRequest."""
+    if body.top_logprobs and not body.logprobs:
+        message = f"`top_logprobs` is {body.top_logprobs}; it needs `logprobs: true`. Send both or neither."
+        raise InvalidRequest(message, param="top_logprobs")
+    if not body.logprobs:
+        return body.n_probs
+    wanted = body.n_probs if body.top_logprobs is None else body.top_logprobs
+    return wanted or -1
+
+
+def _stages(asked: str | list[str]) -> tuple[SamplerName, ...]:
+    known: dict[str, SamplerName] = INITIALS if isinstance(asked, str) else _ALIASES
+    stages: list[SamplerName] = []
+    for n, word in enumerate(asked):
+        stage = known.get(word if isinstance(asked, str) else word.lower())
+        if stage is None:
+            path, those = ("samplers", INITIALS) if isinstance(asked, str) else (f"samplers.{n}", NAMES)
+            message = f"`{path}` has {shown(word)}, which is no sampler. Send some of: {', '.join(those)}."
+            raise InvalidRequest(message, param=path)
+        stages.append(stage)
+    return tuple(stages)
+
+
+def _biases(asked: dict[str, Any] | list[Any]) -> tuple[Bias, ...]:
+    if isinstance(asked, dict):
+        pairs = [
+            (f"logit_bias.{key}", int(key) if re.fullmatch(r"\d{1,10}", key) else key, asked[key]) for key in asked
+        ]
+        return tuple(_bias(path[:100], what, value) for path, what, value in pairs)
+    for n, pair in enumerate(asked):
+        if not isinstance(pair, list) or len(pair) != 2:
+            message = f"`logit_bias.{n}` is {shown(pair)}. Send a pair: a token or a text, and a number or false."
+            raise InvalidRequest(message, param=f"logit_bias.{n}")
+    return tuple(_bias(f"logit_bias.{n}", what, value) for n, (what, value) in enumerate(asked))
+
+
+def _bias(path: str, what: Any, value: Any) -> Bias:
+    is_token = isinstance(what, int) and not isinstance(what, bool) and 0 <= what <= 2**31 - 1
+    if not is_token and not (isinstance(what, str) and 0 < len(what) <= MAX_BIAS_CHARS):
+        message = f"`{path}` is for {shown(what)}. Send a token's number or a text of 1 to {MAX_BIAS_CHARS} characters."
+        raise InvalidRequest(message, param=path)
+    if value is False:
+        return what, None
+    if isinstance(value, bool) or not isinstance(value, int | float) or not -MAX_BIAS <= value <= MAX_BIAS:
+        message = f"`{path}` is {shown(value)}. Send a number from -{MAX_BIAS} to {MAX_BIAS}, or false to rule it out."
+        raise InvalidRequest(message, param=path)
+    return what, float(value)
