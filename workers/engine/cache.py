@@ -236,7 +236,7 @@ class PrefixCache:
     def _enter_live(self, asking: Sequence) -> None:
         """Running calls that the asking one could share with: bring what the index knows of them up to date."""
         for id_, one in self._live.items():
-            same = one.realm == asking.realm or (one.request.num_public and one.realm.adapters == asking.realm.adapters)
+            same = one.scope == asking.scope or (one.request.num_public and one.scope.adapters == asking.scope.adapters)
             if same and one.request.cache_prompt and not one.shifted and self.index.held_by(id_) < one.num_cells:
                 self.index.extend(id_, one.path(), one.num_cells)
 

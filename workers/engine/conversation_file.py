@@ -17,7 +17,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from workers.engine.disk_folder import CacheFolder
-from workers.engine.disk_names import CacheKeys, Scope
+from workers.engine.disk_names import CacheKeys
+from workers.engine.scope import Scope
 from workers.engine.sealed import FileRefused, Kind, Label, SealedReader, discard, write_sealed
 
 NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,127}")

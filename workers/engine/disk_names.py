@@ -12,6 +12,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Protocol
 
+from workers.engine.scope import Scope
+
 BLOCK_TOKENS = 64
 DIGEST_BYTES = 32
 FOLDER_HEX = 16
@@ -23,32 +25,6 @@ class TokenArray(Protocol):
 
     def __len__(self) -> int: ...
     def tobytes(self) -> bytes: ...
-
-
-@dataclass(frozen=True, slots=True)
-class Scope:
-    """Within which saved KV may be used again."""
-
-    tenant: str | None
-    """Team; None: tokens of a prompt that the catalog marks shareable."""
-    salt: str = ""
-    """The caller's `cache_salt`."""
-    adapters: bytes = b""
-    """Contents and scales of the adapters that the KV was computed with."""
-
-    @property
-    def seed(self) -> bytes:
-        return _digest(
-            b"public" if self.tenant is None else b"tenant",
-            (self.tenant or "").encode("utf-8", "surrogatepass"),
-            self.salt.encode("utf-8", "surrogatepass"),
-            self.adapters,
-        )
-
-    @property
-    def public(self) -> Scope:
-        """Where the shareable tokens of the same conversation belong."""
-        return Scope(None, "", self.adapters)
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,15 +93,6 @@ def _links(seed: bytes, data: bytes, step: int, public_seed: bytes, num_open: in
             digest = hashlib.blake2b(digest, key=seed, digest_size=DIGEST_BYTES).digest()
         digest = hashlib.blake2b(view[at : at + step], key=digest, digest_size=DIGEST_BYTES).digest()
         yield digest
-
-
-def _digest(*parts: bytes) -> bytes:
-    """Of parts that can't run into each other."""
-    whole = hashlib.blake2b(digest_size=DIGEST_BYTES, person=b"paddock cache")
-    for part in parts:
-        whole.update(len(part).to_bytes(8, "little"))
-        whole.update(part)
-    return whole.digest()
 
 
 def _derived(master: bytes, label: bytes) -> bytes:

@@ -2,7 +2,7 @@
 
 A node stands for a run of tokens after those of its parent. Sequences that hold the run's cells are its `holders`;
 saved copies of parts of it are its `blocks`. A sequence that holds a node holds all nodes above it too, so what is in
-the cache is closed towards the root. Runs of different realms (salt and adapters) never meet: a realm is part of a
+the cache is closed towards the root. Runs of different scopes (tenant, salt, adapters) never meet: a scope is part of a
 child's key. Knows nothing of llama.cpp: sequence ids are numbers, and the caller moves the cells.
 """
 
@@ -14,16 +14,9 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
+from workers.engine.scope import Scope
+
 Tokens = NDArray[np.int32]
-
-
-@dataclass(frozen=True, slots=True)
-class Realm:
-    """Within which cached tokens may be shared."""
-
-    salt: str | None
-    """None: tokens of a prompt that the catalog marks shareable."""
-    adapters: bytes = b""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,15 +24,15 @@ class Path:
     """The tokens of one conversation, and whose they are."""
 
     tokens: Tokens
-    realm: Realm
+    scope: Scope
     num_public: int = 0
     """Tokens at the beginning that belong to everyone."""
 
-    def realm_at(self, position: int) -> Realm:
-        return Realm(None, self.realm.adapters) if position < self.num_public else self.realm
+    def scope_at(self, position: int) -> Scope:
+        return self.scope.public if position < self.num_public else self.scope
 
     def run_end(self, position: int) -> int:
-        """Where the realm of `position` ends."""
+        """Where the scope of `position` ends."""
         return min(self.num_public, len(self.tokens)) if position < self.num_public else len(self.tokens)
 
 
@@ -61,14 +54,14 @@ class Block:
 class Node:
     """Tokens [start, end) of every path through it."""
 
-    __slots__ = ("blocks", "children", "holders", "parent", "realm", "start", "tokens")
+    __slots__ = ("blocks", "children", "holders", "parent", "scope", "start", "tokens")
 
-    def __init__(self, tokens: Tokens, start: int, parent: Node | None, realm: Realm | None) -> None:
+    def __init__(self, tokens: Tokens, start: int, parent: Node | None, scope: Scope | None) -> None:
         self.tokens = tokens
         self.start = start
         self.parent = parent
-        self.realm = realm
-        self.children: dict[tuple[Realm, int], Node] = {}
+        self.scope = scope
+        self.children: dict[tuple[Scope, int], Node] = {}
         self.holders: set[int] = set()
         self.blocks: set[Block] = set()
 
@@ -252,8 +245,8 @@ class PrefixIndex:
         """Remove what stands for nothing any more, upwards from `node`."""
         while node.parent is not None and not (node.holders or node.blocks or node.children):
             parent = node.parent
-            if node.realm is not None:
-                parent.children.pop((node.realm, int(node.tokens[0])), None)
+            if node.scope is not None:
+                parent.children.pop((node.scope, int(node.tokens[0])), None)
             node = parent
 
     def check(self) -> None:
@@ -262,7 +255,7 @@ class PrefixIndex:
         seen: dict[int, int] = {}
         for node in self._all():
             for key, child in node.children.items():
-                if child.parent is not node or key != (child.realm, int(child.tokens[0])) or child.start != node.end:
+                if child.parent is not node or key != (child.scope, int(child.tokens[0])) or child.start != node.end:
                     raise ValueError(f"the node at {child.start} is not where its parent has it")
                 if node is not self.root and not child.holders <= node.holders:
                     raise ValueError(f"sequences {child.holders - node.holders} hold {child.start} without its prefix")
@@ -288,7 +281,7 @@ class PrefixIndex:
         node, position = self.root, 0
         limit = min(limit, len(path.tokens))
         while position < limit:
-            child = node.children.get((path.realm_at(position), int(path.tokens[position])))
+            child = node.children.get((path.scope_at(position), int(path.tokens[position])))
             if child is None:
                 return
             end = position + common(child.tokens, path.tokens[position : min(limit, path.run_end(position))])
@@ -326,7 +319,7 @@ class PrefixIndex:
 
     def _child(self, node: Node, path: Path, position: int, end: int) -> Node | None:
         """The node that goes on from `node` along the path, cut so that all of it agrees and none is past `end`."""
-        child = node.children.get((path.realm_at(position), int(path.tokens[position])))
+        child = node.children.get((path.scope_at(position), int(path.tokens[position])))
         if child is None:
             return None
         num_common = common(child.tokens, path.tokens[position : min(end, path.run_end(position))])
@@ -336,7 +329,7 @@ class PrefixIndex:
         """A place for the path's next tokens: the node itself where only this sequence uses it, else a new one."""
         marked = any(block.start == block.end for block in node.blocks)
         alone = node.holders == {sequence} and not node.children and not marked
-        if node.parent is None or not alone or node.realm != path.realm_at(position):
+        if node.parent is None or not alone or node.scope != path.scope_at(position):
             return self._branch(node, path, position, end)
         end = min(end, path.run_end(position))
         node.tokens = np.concatenate((node.tokens, path.tokens[position:end]))
@@ -344,22 +337,22 @@ class PrefixIndex:
         return node
 
     def _branch(self, node: Node, path: Path, position: int, end: int) -> Node:
-        realm = path.realm_at(position)
+        scope = path.scope_at(position)
         tokens = path.tokens[position : min(end, path.run_end(position))].copy()
-        child = node.children[realm, int(tokens[0])] = Node(tokens, position, node, realm)
+        child = node.children[scope, int(tokens[0])] = Node(tokens, position, node, scope)
         return child
 
     def _split(self, node: Node, length: int) -> Node:
         """Cut a node after `length` tokens -> the upper part, a new node; the lower one stays what it was."""
-        parent, realm = node.parent, node.realm
-        if parent is None or realm is None:
+        parent, scope = node.parent, node.scope
+        if parent is None or scope is None:
             raise ValueError("the root has nothing to split")
-        upper = Node(node.tokens[:length].copy(), node.start, parent, realm)
-        parent.children[realm, int(upper.tokens[0])] = upper
+        upper = Node(node.tokens[:length].copy(), node.start, parent, scope)
+        parent.children[scope, int(upper.tokens[0])] = upper
         node.tokens = node.tokens[length:].copy()
         node.start += length
         node.parent = upper
-        upper.children[realm, int(node.tokens[0])] = node
+        upper.children[scope, int(node.tokens[0])] = node
         upper.holders = set(node.holders)
         for block in list(node.blocks):
             if block.start < upper.end:
@@ -417,13 +410,13 @@ def _reach(block: Block, steps: list[tuple[Node, int]], here: int) -> int:
 def path_of(node: Node, end: int) -> Path:
     """The tokens [0, end) that lead to and into a node."""
     runs = [node.tokens[: end - node.start]]
-    realm = node.realm
+    scope = node.scope
     num_public = 0
     while (parent := node.parent) is not None and parent.parent is not None:
-        if parent.realm is not None and parent.realm.salt is None and not num_public:
+        if parent.scope is not None and parent.scope.tenant is None and not num_public:
             num_public = parent.end
         node = parent
         runs.append(node.tokens)
-    if realm is None:
+    if scope is None:
         raise ValueError("the root stands for no tokens")
-    return Path(np.concatenate(runs[::-1]), realm, num_public)
+    return Path(np.concatenate(runs[::-1]), scope, num_public)

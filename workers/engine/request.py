@@ -42,8 +42,10 @@ class EngineRequest:
     ignore_eos: bool = False
     label: str = ""
     """For log lines."""
+    tenant: str = ""
+    """Trust line of everything cached: only calls of one team share."""
     salt: str = ""
-    """Trust line of everything cached: only calls of the same salt share. Team and `cache_salt`."""
+    """The caller's `cache_salt`: of one team, only calls with the same one share."""
     num_public: int = 0
     """Tokens at the beginning that come from a prompt which the catalog marks shareable: they have no salt."""
     cache_prompt: bool = True

@@ -160,8 +160,8 @@ class Roster:
         for one in self.running:
             if one is sequence or one.id == NOWHERE or one.decoding or one.shifted or not one.request.cache_prompt:
                 continue
-            if one.realm != sequence.realm:
-                if one.realm.adapters != sequence.realm.adapters:
+            if one.scope != sequence.scope:
+                if one.scope.adapters != sequence.scope.adapters:
                     continue
                 most = min(most, one.request.num_public, sequence.request.num_public)
             num_common = min(common(one.tokens(), sequence.tokens()), most)

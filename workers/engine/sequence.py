@@ -8,8 +8,9 @@ import numpy as np
 
 from workers.engine.adapter_set import NO_ADAPTERS, AdapterSet
 from workers.engine.picker import Picker
-from workers.engine.prefix import Path, Realm, Restore, Tokens
+from workers.engine.prefix import Path, Restore, Tokens
 from workers.engine.request import EngineRequest
+from workers.engine.scope import Scope
 from workers.engine.text import AnswerText
 from workers.llama.context import Context
 from workers.llama.samplers import SamplerChain
@@ -47,10 +48,10 @@ class Sequence:
         "num_prompt",
         "order",
         "picker",
-        "realm",
         "request",
         "restores",
         "row",
+        "scope",
         "shifted",
         "slot",
         "started_at",
@@ -77,7 +78,7 @@ class Sequence:
         self.order = (-request.priority, request.deadline, request.key)
         """Smaller goes first, and is the last to be thrown out."""
         self.adapter_set = adapters
-        self.realm = Realm(request.salt, adapters.key)
+        self.scope = Scope(request.tenant, request.salt, adapters.key)
         self.num_prompt = len(request.tokens)
         room = n_ctx - self.num_prompt
         most = MAX_SHIFTED_CONTEXTS * n_ctx if request.context_shift else room
@@ -142,7 +143,7 @@ class Sequence:
         return self._base
 
     def path(self) -> Path:
-        return Path(self.tokens(), self.realm, self.request.num_public)
+        return Path(self.tokens(), self.scope, self.request.num_public)
 
     def start(self, slot: int, now: float) -> Started:
         """The call holds a slot for the first time, and its cached tokens."""

@@ -1,0 +1,170 @@
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from tests.unit.workers.engine.disk_support import FINGERPRINT, KEYS, TEAM
+from workers.engine.conversation_file import (
+    ConversationFiles,
+    ConversationUnusable,
+    SavedBlock,
+    SavedConversation,
+)
+from workers.engine.disk_names import CacheKeys, Scope
+
+MAX_BYTES = 1 << 24
+SAVED = SavedConversation(
+    np.arange(150, dtype=np.int32),
+    (SavedBlock(0, 64, b"a" * 1000), SavedBlock(64, 128, b"b" * 999), SavedBlock(128, 149, b"c")),
+)
+
+
+@pytest.fixture
+def kept(tmp_path: Path) -> Iterator[ConversationFiles]:
+    one = ConversationFiles(tmp_path / "slots", KEYS)
+    yield one
+    one.close()
+
+
+def same(one: SavedConversation, other: SavedConversation) -> bool:
+    return one.tokens.tolist() == other.tokens.tolist() and one.blocks == other.blocks
+
+
+def read(
+    kept: ConversationFiles, name: str = "chat", scope: Scope = TEAM, fingerprint: bytes = FINGERPRINT
+) -> SavedConversation:
+    return kept.read(name, scope, fingerprint, max_bytes=MAX_BYTES)
+
+
+def refusal(kept: ConversationFiles, name: str = "chat", scope: Scope = TEAM, fingerprint: bytes = FINGERPRINT) -> str:
+    with pytest.raises(ConversationUnusable) as caught:
+        read(kept, name, scope, fingerprint)
+    return str(caught.value)
+
+
+def path_of(tmp_path: Path, name: str = "chat") -> Path:
+    return tmp_path / "slots" / KEYS.tenant_folder("blue") / name
+
+
+def test_a_conversation_is_saved_restored_replaced_and_erased(kept: ConversationFiles, tmp_path: Path) -> None:
+    written = kept.write("chat", TEAM, FINGERPRINT, SAVED)
+    assert path_of(tmp_path).stat().st_size == written
+    assert path_of(tmp_path).stat().st_mode & 0o777 == 0o600
+    assert same(read(kept), SAVED)
+    empty = SavedConversation(np.empty(0, np.int32), ())
+    kept.write("chat", TEAM, FINGERPRINT, empty)
+    assert same(read(kept), empty)
+    assert kept.erase("chat", TEAM)
+    assert not kept.erase("chat", TEAM)
+    assert "save the slot under this name first" in refusal(kept)
+
+
+@pytest.mark.parametrize(
+    "name", ["", ".", "..", "../chat", "a/b", "/etc/passwd", ".hidden", "a\x00b", "a\nb", "x" * 129, "ü", "a\\b"]
+)
+def test_a_name_can_not_leave_the_folder(kept: ConversationFiles, name: str) -> None:
+    assert "filename" in refusal(kept, name)
+    with pytest.raises(ConversationUnusable):
+        kept.write(name, TEAM, FINGERPRINT, SAVED)
+    with pytest.raises(ConversationUnusable):
+        kept.erase(name, TEAM)
+
+
+def test_nobody_else_restores_it(kept: ConversationFiles, tmp_path: Path) -> None:
+    kept.write("chat", TEAM, FINGERPRINT, SAVED)
+    red = Scope("red")
+    assert "no such file" in refusal(kept, scope=red)
+    theirs = tmp_path / "slots" / KEYS.tenant_folder("red")
+    theirs.mkdir()
+    shutil.copy(path_of(tmp_path), theirs / "chat")
+    assert "another team" in refusal(kept, scope=red)
+    assert "another team, salt or adapter" in refusal(kept, scope=Scope("blue", "salt"))
+    assert "another team, salt or adapter" in refusal(kept, scope=Scope("blue", "", b"adapter"))
+    assert "another model" in refusal(kept, fingerprint=b"o" * 32)
+    other = ConversationFiles(tmp_path / "slots", CacheKeys("other"))
+    (tmp_path / "slots" / CacheKeys("other").tenant_folder("blue")).symlink_to(path_of(tmp_path).parent)
+    assert "can't be read" in refusal(other)
+    other.close()
+
+
+def test_links_are_not_followed(kept: ConversationFiles, tmp_path: Path) -> None:
+    kept.write("chat", TEAM, FINGERPRINT, SAVED)
+    path_of(tmp_path, "link").symlink_to("chat")
+    assert "it is a link" in refusal(kept, "link")
+    outside = tmp_path / "outside"
+    outside.write_text("precious")
+    path_of(tmp_path, "out").symlink_to(outside)
+    kept.write("out", TEAM, FINGERPRINT, SAVED)
+    assert outside.read_text() == "precious"
+    assert same(read(kept, "out"), SAVED)
+
+
+@given(st.data())
+@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_no_damage_goes_unnoticed(kept: ConversationFiles, tmp_path: Path, data: st.DataObject) -> None:
+    kept.write("chat", TEAM, FINGERPRINT, SAVED)
+    path = path_of(tmp_path)
+    whole = bytearray(path.read_bytes())
+    at = data.draw(st.integers(0, len(whole) - 1))
+    if data.draw(st.booleans()):
+        whole = whole[:at]
+    else:
+        whole[at] ^= data.draw(st.integers(1, 255))
+    path.write_bytes(whole)
+    assert "save the slot again" in refusal(kept)
+
+
+@pytest.mark.parametrize(
+    "blocks",
+    [
+        (SavedBlock(1, 64, b"a"),),
+        (SavedBlock(0, 64, b"a"), SavedBlock(65, 128, b"b")),
+        (SavedBlock(0, 0, b"a"),),
+        (SavedBlock(0, 151, b"a"),),
+    ],
+)
+def test_blocks_that_do_not_follow_each_other_are_refused(
+    kept: ConversationFiles, blocks: tuple[SavedBlock, ...]
+) -> None:
+    kept.write("chat", TEAM, FINGERPRINT, SavedConversation(SAVED.tokens, blocks))
+    assert "it is damaged: a block of tokens" in refusal(kept)
+
+
+def test_what_is_too_large_is_refused_before_it_is_read(kept: ConversationFiles) -> None:
+    kept.write("chat", TEAM, FINGERPRINT, SAVED)
+    with pytest.raises(ConversationUnusable, match="more than the 1,000 allowed"):
+        kept.read("chat", TEAM, FINGERPRINT, max_bytes=1000)
+    with pytest.raises(ConversationUnusable, match="150 tokens are more than the 149"):
+        kept.read("chat", TEAM, FINGERPRINT, max_bytes=MAX_BYTES, max_tokens=149)
+
+
+@given(
+    st.lists(st.integers(-(2**31), 2**31 - 1), max_size=50),
+    st.lists(st.tuples(st.integers(1, 20), st.binary(max_size=50)), max_size=5),
+)
+@settings(max_examples=50, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_any_conversation_comes_back(
+    kept: ConversationFiles, tokens: list[int], sizes: list[tuple[int, bytes]]
+) -> None:
+    blocks, at = [], 0
+    for length, state in sizes:
+        if at + length <= len(tokens):
+            blocks.append(SavedBlock(at, at + length, state))
+            at += length
+    saved = SavedConversation(np.array(tokens, dtype=np.int32), tuple(blocks))
+    kept.write("any", TEAM, FINGERPRINT, saved)
+    assert same(read(kept, "any"), saved)
+
+
+def test_a_block_of_the_disk_tier_is_no_conversation(kept: ConversationFiles, tmp_path: Path) -> None:
+    kept.write("chat", TEAM, FINGERPRINT, SAVED)
+    whole = path_of(tmp_path).read_bytes()
+    assert whole[10] == 2
+    path_of(tmp_path).write_bytes(whole[:10] + b"\x01" + whole[11:])
+    assert "save the slot again" in refusal(kept)
