@@ -20,7 +20,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-MAX_LABEL = 100
+MAX_LABEL = 128
 """Characters of an id that are kept; a caller may send a longer one."""
 
 HALF = 1 << 16

@@ -23,8 +23,8 @@ a program that `core_pattern` names. Source: fs/coredump.c of Linux; core(5)."""
 
 def isolate(*, core_dumps: bool) -> None:
     """Call once, before the model is loaded; `core_dumps` leaves core files to the system's own limits."""
-    # The stacks of all threads at SIGSEGV, SIGABRT and the like: functions and lines, no values.
-    faulthandler.enable(file=STDERR, all_threads=True)
+    # The stack of the thread that got a SIGSEGV, SIGABRT or the like: functions and lines, no values.
+    faulthandler.enable(file=STDERR, all_threads=False)
     # Else ggml forks this process and runs a debugger on it, whose output may hold a caller's text.
     os.environ.setdefault("GGML_NO_BACKTRACE", "1")
     if not core_dumps:

@@ -13,7 +13,8 @@ from typing import Any, TextIO
 
 LOG_BYTES = 8 << 20
 LOG_BACKUPS = 2
-RECENT_LINES = 12
+RECENT_LINES = 20
+"""Enough for the reason of an abort before the stack that follows it."""
 LEVELS = {"debug": 10, "info": 20, "warning": 30, "warn": 30, "error": 40, "critical": 50}
 OWN_PREFIX = "paddock: "
 """How every program of Paddock begins the line that says why it ends."""

@@ -111,6 +111,7 @@ def test_experts_stay_in_main_memory() -> None:
 def test_llama_cpp_takes_them(settings: LlamaSettings) -> None:
     with Model.load(DEMO, settings) as model, Context(model, settings, slots=1, kv_tokens=64) as context:
         context.warm_up()
+        c.llama_synchronize(context.pointer)
         times = c.llama_perf_context(context.pointer)
         assert (times.t_p_eval_ms + times.t_eval_ms > 0) is not settings.no_perf
 
