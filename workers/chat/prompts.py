@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from workers.chat.template import ChatTemplate
+from workers.protocol.failures import CallFailed, Failure, FailureCode
 from workers.protocol.requests import GenerateRequest
 
 
@@ -18,13 +19,30 @@ class Tokenizer(Protocol):
 class Prompts:
     """Renders and tokenises. Stateless: `tokens` may run on any thread, and holds no lock while it does."""
 
-    def __init__(self, template: ChatTemplate, tokenizer: Tokenizer, *, bos_text: str = "") -> None:
+    def __init__(
+        self, template: ChatTemplate, tokenizer: Tokenizer, *, bos_text: str = "", num_tokens: int = 0
+    ) -> None:
+        """`num_tokens`: size of the vocabulary, which prompts that are tokens already are checked against."""
         self._template = template
         self._tokenizer = tokenizer
         self._bos_text = bos_text
+        self._num_tokens = num_tokens
 
     def tokens(self, request: GenerateRequest) -> Sequence[int]:
-        """Raises CallFailed where the template refuses the messages."""
+        """Raises CallFailed where the template refuses the messages, or a token of the prompt is none."""
+        if isinstance(request.prompt, str):
+            return self._tokenizer.tokenize(request.prompt, add_special=True, parse_special=True)
+        if request.prompt is not None:
+            return self._checked(request.prompt)
         text = self._template.render(request.messages, request.tools)
         has_bos = bool(self._bos_text) and text.startswith(self._bos_text)
         return self._tokenizer.tokenize(text, add_special=not has_bos, parse_special=True)
+
+    def _checked(self, tokens: Sequence[int]) -> Sequence[int]:
+        for position, token in enumerate(tokens):
+            if not 0 <= token < self._num_tokens:
+                message = (
+                    f"`prompt` has token {token} at position {position}; this model's are 0 to {self._num_tokens - 1}"
+                )
+                raise CallFailed(Failure(FailureCode.INVALID_REQUEST, message, "prompt"))
+        return tokens

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import math
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -18,7 +19,7 @@ from workers.chat.prompts import Prompts
 from workers.chat.tools import CallPiece, Parser, Piece
 from workers.chat.tools.hermes import HermesParser
 from workers.engine.request import EngineRequest, TokenMask
-from workers.protocol.events import CallEvent, Failed, Finished, FinishReason, Started, Text, ToolCallDelta
+from workers.protocol.events import CallEvent, Failed, Finished, FinishReason, Logprobs, Started, Text, ToolCallDelta
 from workers.protocol.failures import CallFailed, Failure, FailureCode
 from workers.protocol.requests import Cancel, GenerateRequest, Sampling, Submit
 from workers.service.metrics import WorkerMetrics
@@ -146,6 +147,8 @@ class CallDesk:
                 else:
                     call.held_tokens += event.num_tokens
                     _append_pieces(frame, call, call.parser.feed(event.text))
+            elif isinstance(event, Logprobs):
+                frame.append(Logprobs(listing.number, event.chosen, event.top))
             else:
                 self._file(event, call, step, frame)
         self._metrics.predicted_tokens += num_tokens
@@ -172,18 +175,7 @@ class CallDesk:
             tokens = await self._prompt(request)
             if key not in self._calls:
                 raise CallFailed(_cancelled(submit.call))
-            self._engine.submit(
-                EngineRequest(
-                    key,
-                    tokens,
-                    request.max_tokens,
-                    request.stop,
-                    self._sampling(request.sampling),
-                    request.ignore_eos,
-                    submit.request_id,
-                    mask=mask,
-                )
-            )
+            await self._hand_over(self._engine_request(key, tokens, mask, submit), submit)
             outcome = len(tokens)
         except CallFailed as failed:
             outcome = failed.failure
@@ -193,6 +185,40 @@ class CallDesk:
                 self._hub.strike(listing)
         return outcome
 
+    def _engine_request(self, key: int, tokens: Sequence[int], mask: TokenMask | None, submit: Submit) -> EngineRequest:
+        request = submit.request
+        return EngineRequest(
+            key,
+            tokens,
+            request.max_tokens,
+            request.stop,
+            self._sampling(request.sampling),
+            request.ignore_eos,
+            submit.request_id,
+            salt=cache_salt(submit.tenant, request.cache_salt),
+            cache_prompt=request.cache_prompt,
+            adapters=request.adapters,
+            priority=request.priority,
+            deadline=time.monotonic() + submit.deadline - time.time() if submit.deadline else math.inf,
+            context_shift=request.context_shift,
+            n_keep=request.n_keep,
+            n_probs=request.n_probs,
+            post_sampling_probs=request.post_sampling_probs,
+            special=request.special,
+            mask=mask,
+        )
+
+    async def _hand_over(self, request: EngineRequest, submit: Submit) -> None:
+        """Raises CallFailed."""
+        if not request.sampling.dry_multiplier:
+            self._engine.submit(request)
+            return
+        # A DRY sampler may have to walk the whole vocabulary first.
+        await asyncio.to_thread(self._engine.submit, request)
+        if request.key not in self._calls:
+            self._engine.cancel(request.key)
+            raise CallFailed(_cancelled(submit.call))
+
     async def _mask(self, request: GenerateRequest) -> TokenMask | None:
         if not (request.constraint or request.forced_tools or any(tool.strict for tool in request.tools)):
             return None
@@ -201,11 +227,11 @@ class CallDesk:
         return await asyncio.to_thread(self._constraints.answer_mask, request)
 
     async def _prompt(self, request: GenerateRequest) -> Sequence[int]:
-        if not request.messages:
+        if request.prompt is None and not request.messages:
             message = "`messages` is empty; send at least one message"
             raise CallFailed(Failure(FailureCode.INVALID_REQUEST, message, "messages"))
         size = sum(len(message.content or "") + 200 * len(message.tool_calls) for message in request.messages)
-        if size + 500 * len(request.tools) <= LONG_PROMPT_CHARS:
+        if size + 500 * len(request.tools) + len(request.prompt or "") <= LONG_PROMPT_CHARS:
             return self._prompts.tokens(request)
         return await asyncio.to_thread(self._prompts.tokens, request)
 
@@ -263,6 +289,12 @@ class CallDesk:
         if not self._calls:
             self.idle.set()
         return known
+
+
+def cache_salt(tenant: str, asked: str) -> str:
+    """The trust line of what is cached. No two pairs of tenant and salt have the same one."""
+    escaped = tenant.replace("%", "%25").replace("/", "%2f")
+    return f"{escaped}/{asked}" if asked else escaped
 
 
 def _append_pieces(frame: list[CallEvent], call: LiveCall, pieces: list[Piece]) -> None:

@@ -1,6 +1,9 @@
 from __future__ import annotations
 
 import asyncio
+import math
+import threading
+import time
 from collections.abc import AsyncIterator, Callable, Sequence
 
 import pytest
@@ -13,9 +16,11 @@ from workers.protocol.events import (
     Failed,
     Finished,
     FinishReason,
+    Logprobs,
     Started,
     Text,
     Timings,
+    TokenLogprob,
     ToolCallDelta,
     Usage,
     decode_step,
@@ -23,7 +28,7 @@ from workers.protocol.events import (
 from workers.protocol.failures import CallFailed, Failure, FailureCode
 from workers.protocol.framing import FrameReader
 from workers.protocol.requests import Cancel, GenerateRequest, Message, Sampling, Submit, Tool
-from workers.service.desk import LONG_PROMPT_CHARS, CallDesk
+from workers.service.desk import LONG_PROMPT_CHARS, CallDesk, cache_salt
 from workers.service.metrics import WorkerMetrics
 from workers.service.stream import EventHub
 
@@ -38,8 +43,10 @@ class RecordingEngine:
         self.taken: list[EngineRequest] = []
         self.cancelled: list[int] = []
         self.refusal: Failure | None = None
+        self.before: Callable[[], None] = lambda: None
 
     def submit(self, request: EngineRequest) -> None:
+        self.before()
         if self.refusal is not None:
             raise CallFailed(self.refusal)
         self.taken.append(request)
@@ -65,7 +72,7 @@ class Bench:
         self.tokenizer = WordTokenizer()
         self.hub = EventHub("boot", grace_s=60)
         self.metrics = WorkerMetrics("m", lambda: EngineLoad(4, 1, 2, 100, 25))
-        prompts = Prompts(ChatTemplate("{{ messages[0].content }} {{ tools }}"), self.tokenizer)
+        prompts = Prompts(ChatTemplate("{{ messages[0].content }} {{ tools }}"), self.tokenizer, num_tokens=9)
         self.desk = CallDesk(self.hub, self.engine, prompts, self.metrics, defaults or Sampling())
         self.feeds = {name: self.hub.attach(name, None) for name in ("g", "h")}
 
@@ -275,3 +282,86 @@ async def test_metrics_count_what_happened(bench: Bench) -> None:
         'vllm:request_success_total{finished_reason="length",model_name="m"} 1.0',
     ):
         assert line in lines
+
+
+async def test_everything_that_a_call_asks_for_reaches_the_engine(bench: Bench) -> None:
+    asked = GenerateRequest(
+        messages=(Message("user", "hi"),),
+        cache_salt="mine",
+        cache_prompt=False,
+        priority=7,
+        context_shift=True,
+        n_keep=-1,
+        n_probs=5,
+        post_sampling_probs=True,
+        special=True,
+    )
+    await bench.desk.submit(Submit(gateway="g", call=1, request=asked, tenant="t", deadline=time.time() + 5))
+    [request] = bench.engine.taken
+    assert (request.salt, request.cache_prompt, request.priority) == ("t/mine", False, 7)
+    assert (request.context_shift, request.n_keep) == (True, -1)
+    assert (request.n_probs, request.post_sampling_probs, request.special) == (5, True, True)
+    assert request.deadline == pytest.approx(time.monotonic() + 5, abs=1)
+
+
+async def test_a_call_that_asks_for_nothing_special(bench: Bench) -> None:
+    await bench.desk.submit(submit())
+    [request] = bench.engine.taken
+    assert request == EngineRequest(request.key, request.tokens, None, (), Sampling(), label="req-1", salt="t")
+    assert request.deadline == math.inf
+
+
+def test_no_two_pairs_of_tenant_and_salt_share_a_cache() -> None:
+    pairs = [(tenant, salt) for tenant in ("a", "a/b", "a%2fb", "a%", "b") for salt in ("", "b", "b/c", "%2fb")]
+    assert len({cache_salt(tenant, salt) for tenant, salt in pairs}) == len(pairs)
+
+
+async def test_log_probabilities_carry_the_callers_number(bench: Bench) -> None:
+    await bench.desk.submit(submit(7))
+    key = bench.engine.taken[0].key
+    said = Logprobs(key, TokenLogprob(3, b"\xc3", -0.5), (TokenLogprob(3, b"\xc3", -0.5), TokenLogprob(4, b"x", -2.0)))
+    bench.desk.deliver(1, [Started(key, 2, 4, 1), said, Text(key, "Hel")])
+    assert bench.sent()[1:] == [Logprobs(7, said.chosen, said.top), Text(7, "Hel")]
+
+
+async def test_a_prompt_as_text_or_tokens_needs_no_messages(bench: Bench) -> None:
+    for prompt, tokens in (("one three", [3, 5]), ((1, 0, 8), [1, 0, 8])):
+        message = Submit(gateway="g", call=len(tokens), request=GenerateRequest(prompt=prompt), tenant="t")
+        assert await bench.desk.submit(message) == len(tokens)
+        assert list(bench.engine.taken[-1].tokens) == tokens
+
+
+@pytest.mark.parametrize("token", [-1, 9])
+async def test_tokens_that_the_model_lacks_are_refused(bench: Bench, token: int) -> None:
+    message = Submit(gateway="g", call=1, request=GenerateRequest(prompt=(1, token)), tenant="t")
+    failure = await refused(bench, message)
+    assert (failure.code, failure.param) == (FailureCode.INVALID_REQUEST, "prompt")
+    assert f"token {token} at position 1" in failure.message
+    assert "0 to 8" in failure.message
+
+
+async def test_a_dry_sampler_is_made_off_the_loop(bench: Bench) -> None:
+    threads: list[threading.Thread] = []
+    bench.engine.before = lambda: threads.append(threading.current_thread())
+    await bench.desk.submit(submit(1))
+    await bench.desk.submit(submit(2, sampling=Sampling(dry_multiplier=0.8)))
+    assert threads[0] is threading.main_thread()
+    assert threads[1] is not threading.main_thread()
+
+
+async def test_a_cancel_while_the_sampler_is_made_ends_the_call(bench: Bench) -> None:
+    begun, go_on = threading.Event(), threading.Event()
+
+    def wait() -> None:
+        begun.set()
+        go_on.wait(10)
+
+    bench.engine.before = wait
+    waiting = asyncio.create_task(bench.desk.submit(submit(1, sampling=Sampling(dry_multiplier=0.8))))
+    await asyncio.to_thread(begun.wait, 10)
+    bench.desk.cancel(Cancel("g", (1,)))
+    go_on.set()
+    with pytest.raises(CallFailed, match="cancelled"):
+        await waiting
+    assert bench.engine.cancelled[-1] == bench.engine.taken[0].key
+    assert bench.desk.num_calls == 0
