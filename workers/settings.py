@@ -96,7 +96,24 @@ class ModelSettings(PaddockSettings):
     sampling: Annotated[
         str, Field(description="JSON object of default sampling, fields as in the catalog's `sampling`")
     ] = "{}"
+    adapters: Annotated[
+        str, Field(description="JSON list of LoRA adapters to load at the start, fields as in the catalog's `adapters`")
+    ] = "[]"
 
+
+AdaptersDir = Annotated[
+    Path | None,
+    Field(description="folder that LoRA adapters may be loaded from while a worker runs; unset: none are"),
+]
+MaxAdapters = Annotated[
+    int,
+    Field(ge=1, le=256, description="LoRA adapters in a worker's memory; the one used longest ago makes room"),
+]
+MAX_ADAPTERS = 8
+AdaptersMib = Annotated[
+    int, Field(ge=1, le=2**20, description="MiB that the LoRA adapters in a worker's memory may take together")
+]
+ADAPTERS_MIB = 1024
 
 StepTimeout = Annotated[
     float,
@@ -137,6 +154,9 @@ class WorkerSettings(ModelSettings):
     ] = 5.0
     step_timeout_s: StepTimeout = STEP_TIMEOUT_S
     core_dumps: CoreDumps = False
+    adapters_dir: AdaptersDir = None
+    max_adapters: MaxAdapters = MAX_ADAPTERS
+    adapters_mib: AdaptersMib = ADAPTERS_MIB
     black_box: Annotated[
         Path | None,
         Field(
@@ -161,3 +181,6 @@ class SupervisorSettings(ModelSettings):
     ] = 20.0
     step_timeout_s: StepTimeout = STEP_TIMEOUT_S
     core_dumps: CoreDumps = False
+    adapters_dir: AdaptersDir = None
+    max_adapters: MaxAdapters = MAX_ADAPTERS
+    adapters_mib: AdaptersMib = ADAPTERS_MIB

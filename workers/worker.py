@@ -23,20 +23,24 @@ from workers.chat.prompts import Prompts
 from workers.chat.template import ChatTemplate, TemplateUnusable
 from workers.constraint.compiler import Compiler
 from workers.constraint.trial import Trial
+from workers.engine.adapters import AdapterShelf
 from workers.engine.engine import Engine
 from workers.engine.pooled import PooledEngine
 from workers.engine.watchdog import Watchdog
 from workers.isolation import isolate
 from workers.llama.context import Context
+from workers.llama.errors import AdapterError
 from workers.llama.gguf import GgufHeader
 from workers.llama.grammar import GbnfGrammars
 from workers.llama.inputs import PooledInputs
 from workers.llama.model import Model, ModelError, ModelTooLarge
 from workers.llama.pooling import PooledContext, Pooling, is_pooled, pooling_of
-from workers.protocol.catalog import NAME_PATTERN, DefaultSampling, LlamaSettings
+from workers.protocol.catalog import NAME_PATTERN, AdapterSpec, DefaultSampling, LlamaSettings
 from workers.protocol.exits import Exit
+from workers.protocol.failures import CallFailed
 from workers.protocol.requests import Sampling
 from workers.service import logs
+from workers.service.adapters import AdapterRoutes
 from workers.service.memory import KvShape, free_bytes, plan_kv
 from workers.service.pooled import PooledDesk, TextRefused
 from workers.service.server import Emit, OnCrash, Place, PortTaken, WorkerServer, listen
@@ -73,7 +77,7 @@ def run(settings: WorkerSettings) -> int:
         return _complain(error, Exit.PORT_TAKEN)
     except ModelTooLarge as error:
         return _complain(error, Exit.NO_MEMORY)
-    except (ModelError, TemplateUnusable) as error:
+    except (ModelError, AdapterError, TemplateUnusable) as error:
         return _complain(error, Exit.BAD_MODEL)
 
 
@@ -81,27 +85,35 @@ def _run(settings: WorkerSettings) -> int:
     path = _checked(settings)
     llama = _parsed("llama", settings.llama, LlamaSettings)
     sampling = _parsed("sampling", settings.sampling, DefaultSampling).sampling()
+    adapters = _parsed("adapters", settings.adapters, list[AdapterSpec])
     with _listen(settings) as sock, Model.load(path, llama) as model:
         place = _place(settings, path, model)
         if is_pooled(model, llama):
             return _run_pooled(place, sock, model, settings, llama)
         template = ChatTemplate(model.chat_template, bos_text=model.bos_text, eos_text=model.eos_text)
-        prompts = Prompts(template, model, bos_text=model.bos_text)
+        prompts = Prompts(template, model, bos_text=model.bos_text, num_tokens=model.facts.n_vocab)
         context, n_ctx = make_context(model, settings, llama)
         with (
             context,
+            contextlib.closing(_shelf(model, context, settings)) as shelf,
             contextlib.closing(Trial(path)) as trial,
             _black_box(settings) as black_box,
             Watchdog(settings.step_timeout_s, black_box),
         ):
             constraints = Compiler(model.vocab, GbnfGrammars(model.vocab), trial)
             context.warm_up()
+            _load_adapters(shelf, adapters)
 
             def build_engine(emit: Emit, on_crash: OnCrash) -> Engine:
-                return Engine(model, context, slots=settings.slots, n_ctx=n_ctx, emit=emit, on_crash=on_crash)
+                return Engine(
+                    model, context, slots=settings.slots, n_ctx=n_ctx, emit=emit, on_crash=on_crash, adapters=shelf
+                )
 
             async def serve() -> Exit:
-                return await WorkerServer(place, sock, prompts, sampling, build_engine, constraints=constraints).run()
+                routes = AdapterRoutes(shelf, settings.adapters_dir)
+                return await WorkerServer(
+                    place, sock, prompts, sampling, build_engine, constraints=constraints, adapters=routes
+                ).run()
 
             return _on_loop(serve)
 
@@ -130,6 +142,21 @@ def _run_pooled(
             return await WorkerServer(place, sock, prompts, Sampling(), build_engine, pool=desk).run()
 
         return _on_loop(serve)
+
+
+def _shelf(model: Model, context: Context, settings: WorkerSettings) -> AdapterShelf:
+    max_bytes = settings.adapters_mib << 20
+    return AdapterShelf(model, context, max_adapters=settings.max_adapters, max_bytes=max_bytes)
+
+
+def _load_adapters(shelf: AdapterShelf, adapters: list[AdapterSpec]) -> None:
+    """Raises AdapterError, SettingUnusable."""
+    for adapter in adapters:
+        try:
+            info = shelf.load(adapter.name, Path(adapter.path).expanduser(), pinned=adapter.pinned)
+        except CallFailed as failed:
+            raise SettingUnusable(f"adapters: {adapter.name}: {failed.failure.message}") from None
+        logger.info("adapter %s: rank %d, %d bytes", info.name, info.rank, info.size)
 
 
 def _on_loop(serve: Callable[[], Coroutine[None, None, Exit]]) -> Exit:

@@ -147,6 +147,14 @@ class DefaultSampling(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
         return Sampling(**values)
 
 
+class AdapterSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
+    """A LoRA adapter that a model's workers load when they start; calls name it."""
+
+    name: Name
+    path: Annotated[str, Meta(min_length=1, description="GGUF file, relative to the catalog file")]
+    pinned: Annotated[bool, Meta(description="stays in memory, however many others are loaded")] = False
+
+
 class ModelSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
     """One model: where it comes from, how much of it to run, how to sample when the caller does not say."""
 
@@ -170,6 +178,8 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     gpus: Annotated[int, Meta(ge=1, le=16, description="GPUs that each worker gets, where `nvidia-smi` finds any")] = 1
     llama: LlamaSettings = LlamaSettings()
     sampling: DefaultSampling = DefaultSampling()
+    adapters: Annotated[tuple[AdapterSpec, ...], Meta(max_length=4096)] = ()
+    """LoRA adapters, by names that are unique within the model."""
 
 
 class Catalog(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -201,6 +211,9 @@ def check(catalog: Catalog, origin: str) -> Catalog:
         if model.name in names:
             raise CatalogError(f"{where}: the name is used twice; rename one of the two models")
         names.add(model.name)
+        adapters = [adapter.name for adapter in model.adapters]
+        if twice := next((name for name in adapters if adapters.count(name) > 1), None):
+            raise CatalogError(f"{where}: adapters: {twice!r} is named twice; rename one of the two")
     for alias, target in catalog.aliases.items():
         if target not in names:
             known = ", ".join(sorted(names))

@@ -5,14 +5,14 @@ from __future__ import annotations
 
 import asyncio
 import hmac
-from collections.abc import Callable
-from typing import Any, TypeVar
+from collections.abc import Callable, Iterable
+from typing import Any
 
 import msgspec
 from starlette.applications import Starlette
 from starlette.datastructures import Headers
 from starlette.middleware import Middleware
-from starlette.requests import ClientDisconnect, Request
+from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
@@ -28,6 +28,7 @@ from workers.protocol.framing import (
 )
 from workers.protocol.pooled import POOL_PATH, PoolRequest, PoolResult, decode_request
 from workers.protocol.requests import Accepted, Cancel, Submit
+from workers.service.bodies import answer, decoded, read_body, refusal
 from workers.service.desk import CallDesk
 from workers.service.metrics import WorkerMetrics
 from workers.service.pooled import PooledDesk, no_pooled_work
@@ -46,9 +47,6 @@ MAX_GATEWAY_ID_CHARS = 128
 
 _decode_submit = msgspec.json.Decoder(Submit).decode
 _decode_cancel = msgspec.json.Decoder(Cancel).decode
-_encode = msgspec.json.Encoder().encode
-
-Message = TypeVar("Message")
 
 
 class SharedSecret:
@@ -65,7 +63,7 @@ class SharedSecret:
                 message = (
                     "the shared secret is missing or wrong; give gateways and workers the same PADDOCK_WORKER_SECRET"
                 )
-                await _failure(Failure(FailureCode.UNAUTHORIZED, message))(scope, receive, send)
+                await refusal(Failure(FailureCode.UNAUTHORIZED, message))(scope, receive, send)
                 return
         await self._app(scope, receive, send)
 
@@ -79,17 +77,17 @@ class CallRoutes:
 
     async def submit(self, request: Request) -> Response:
         try:
-            submit = _decode(_decode_submit, await _body(request))
+            submit = decoded(_decode_submit, await read_body(request, MAX_SUBMIT_BYTES))
             num_prompt_tokens = await self._desk.submit(submit)
         except CallFailed as failed:
-            return _failure(failed.failure)
-        return Response(_encode(Accepted(self._boot, num_prompt_tokens)), 202, media_type="application/json")
+            return refusal(failed.failure)
+        return answer(Accepted(self._boot, num_prompt_tokens), 202)
 
     async def cancel(self, request: Request) -> Response:
         try:
-            self._desk.cancel(_decode(_decode_cancel, await _body(request)))
+            self._desk.cancel(decoded(_decode_cancel, await read_body(request, MAX_SUBMIT_BYTES)))
         except CallFailed as failed:
-            return _failure(failed.failure)
+            return refusal(failed.failure)
         return Response(status_code=204)
 
 
@@ -101,11 +99,11 @@ class PoolRoute:
 
     async def pool(self, request: Request) -> Response:
         try:
-            asked = _decode(decode_request, await _body(request))
+            asked = decoded(decode_request, await read_body(request, MAX_SUBMIT_BYTES))
             if self._desk is None:
                 raise CallFailed(no_pooled_work())
         except CallFailed as failed:
-            return _failure(failed.failure)
+            return refusal(failed.failure)
         async with asyncio.TaskGroup() as group:
             work = group.create_task(_outcome(self._desk, asked))
             watcher = group.create_task(_cancel_when_gone(request.receive, work))
@@ -115,8 +113,8 @@ class PoolRoute:
             return Response(status_code=HTTP_STATUS[FailureCode.WORKER_LOST])  # nobody is there to read it
         outcome = work.result()
         if isinstance(outcome, Failure):
-            return _failure(outcome)
-        return Response(_encode(outcome), media_type="application/json")
+            return refusal(outcome)
+        return answer(outcome)
 
 
 async def _outcome(desk: PooledDesk, asked: PoolRequest) -> PoolResult | Failure:
@@ -142,7 +140,7 @@ class EventStream:
         gateway = Request(scope).query_params.get("gateway", "")
         if not 0 < len(gateway) <= MAX_GATEWAY_ID_CHARS:
             message = f"the query parameter `gateway` must be 1 to {MAX_GATEWAY_ID_CHARS} characters long"
-            await _failure(Failure(FailureCode.INVALID_REQUEST, message, "gateway"))(scope, receive, send)
+            await refusal(Failure(FailureCode.INVALID_REQUEST, message, "gateway"))(scope, receive, send)
             return
         feed = self._hub.attach(gateway, Headers(scope=scope).get("last-event-id"))
         try:
@@ -191,15 +189,16 @@ def build_app(
     secret: str,
     health: Callable[[], dict[str, Any]],
     pool: PooledDesk | None = None,
+    more: Iterable[Route] = (),
 ) -> Starlette:
     """The routes of one worker; `health` is asked at each `GET /health` and must not block.
 
-    `pool`: the desk of a worker that does pooled work.
+    `pool`: the desk of a worker that does pooled work. `more`: routes of what only some workers have.
     """
     calls = CallRoutes(desk, hub.boot)
 
     async def show_health(request: Request) -> Response:
-        return Response(_encode(health()), media_type="application/json")
+        return answer(health())
 
     async def show_metrics(request: Request) -> Response:
         return Response(metrics.render(), media_type="text/plain; version=0.0.4; charset=utf-8")
@@ -211,34 +210,6 @@ def build_app(
         Route(POOL_PATH, PoolRoute(pool).pool, methods=["POST"]),
         Route(HEALTH_PATH, show_health),
         Route(METRICS_PATH, show_metrics),
+        *more,
     ]
     return Starlette(routes=routes, middleware=[Middleware(SharedSecret, secret=secret)])
-
-
-async def _body(request: Request) -> bytes:
-    """The whole body. Raises CallFailed past the bound, or when the peer goes away in the middle."""
-    parts: list[bytes] = []
-    size = 0
-    try:
-        async for part in request.stream():
-            size += len(part)
-            if size > MAX_SUBMIT_BYTES:
-                message = f"the request body is longer than {MAX_SUBMIT_BYTES} bytes; send a shorter one"
-                raise CallFailed(Failure(FailureCode.INVALID_REQUEST, message))
-            parts.append(part)
-    except ClientDisconnect:
-        raise CallFailed(Failure(FailureCode.INVALID_REQUEST, "the body ended early; send it again")) from None
-    return b"".join(parts)
-
-
-def _decode(decode: Callable[[bytes], Message], body: bytes) -> Message:
-    """Raises CallFailed for a body that is not this message."""
-    try:
-        return decode(body)
-    except (msgspec.DecodeError, RecursionError) as error:
-        message = f"the body does not follow the worker protocol: {error}"
-        raise CallFailed(Failure(FailureCode.INVALID_REQUEST, message)) from None
-
-
-def _failure(failure: Failure) -> Response:
-    return Response(_encode(failure), HTTP_STATUS[failure.code], media_type="application/json")

@@ -28,6 +28,7 @@ from workers.protocol.exits import Exit
 from workers.protocol.failures import Failure, FailureCode
 from workers.protocol.heartbeat import Heartbeat, ModelFacts, WorkerKind
 from workers.protocol.requests import Sampling
+from workers.service.adapters import AdapterRoutes
 from workers.service.app import build_app
 from workers.service.desk import CallDesk, Constraints
 from workers.service.desk import Engine as DeskEngine
@@ -144,8 +145,12 @@ class WorkerServer:
         http: Any = "httptools",
         pool: PooledDesk | None = None,
         constraints: Constraints | None = None,
+        adapters: AdapterRoutes | None = None,
     ) -> None:
-        """`pool`: for a worker that does pooled work; `build_engine` connects it to its engine."""
+        """`pool`: for a worker that does pooled work; `build_engine` connects it to its engine.
+
+        `adapters`: for a worker whose calls may name LoRA adapters.
+        """
         self._place = place
         self._sock = sock
         self.address = place.address or address_of(sock)
@@ -170,6 +175,7 @@ class WorkerServer:
             secret=place.secret,
             health=self._health,
             pool=pool,
+            more=adapters.routes() if adapters is not None else (),
         )
         config = uvicorn.Config(
             app,

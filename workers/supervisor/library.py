@@ -11,6 +11,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from msgspec.structs import replace
+
 from workers import catalog_file, lifeline
 from workers.protocol import catalog
 from workers.protocol.catalog import Catalog, CatalogError, ModelSpec
@@ -25,7 +27,7 @@ DEMO_ALIAS = "paddock-demo"
 DEMO_PACKAGED = Path(__file__).parent / "demo" / "paddock-demo.gguf"
 DEMO_CHECKOUT = Path(__file__).parents[2] / "deploy" / "demo" / "paddock-demo.gguf"
 
-PER_MODEL = ("alias", "slots", "ctx", "kv_tokens", "workers", "gpus", "llama", "sampling")
+PER_MODEL = ("alias", "slots", "ctx", "kv_tokens", "workers", "gpus", "llama", "sampling", "adapters")
 """Settings that a catalog file says for each model."""
 
 
@@ -37,7 +39,7 @@ class ModelUnusable(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """A checked catalog, and the folder that its paths are relative to."""
+    """A checked catalog, and the folder that its models' paths are relative to; its adapters' are absolute."""
 
     catalog: Catalog
     folder: Path
@@ -56,9 +58,9 @@ def wanted(settings: SupervisorSettings) -> Wanted:
             raise CatalogError(
                 f"{names}: with a catalog, say this per model in {settings.catalog} and leave it out here"
             )
-        return Wanted(
-            _some_work(catalog_file.load(settings.catalog), settings.catalog), settings.catalog.resolve().parent
-        )
+        folder = settings.catalog.resolve().parent
+        found = _some_work(catalog_file.load(settings.catalog), settings.catalog)
+        return Wanted(_with_adapters_of(found, folder), folder)
     document: dict[str, object] = {
         "name": settings.alias or _alias(settings),
         "workers": settings.workers,
@@ -68,9 +70,10 @@ def wanted(settings: SupervisorSettings) -> Wanted:
         "kv_tokens": settings.kv_tokens,
         "llama": _object("llama", settings.llama),
         "sampling": _object("sampling", settings.sampling),
+        "adapters": _list("adapters", settings.adapters),
     }
     document |= {"hf": settings.hf} if settings.hf else {"path": str((settings.model or demo()).absolute())}
-    return Wanted(catalog.convert({"models": [document]}, "settings"), Path.cwd())
+    return Wanted(_with_adapters_of(catalog.convert({"models": [document]}, "settings"), Path.cwd()), Path.cwd())
 
 
 def demo() -> Path:
@@ -90,7 +93,11 @@ class Library:
 
         Raises ModelUnusable for the first that can't be served.
         """
-        return {model.name: self.locate(model, wish.folder) for model in wish.catalog.models if model.workers}
+        served = [model for model in wish.catalog.models if model.workers]
+        for model in served:
+            for adapter in model.adapters:
+                check_gguf(Path(adapter.path), f"{model.name}, adapter {adapter.name}")
+        return {model.name: self.locate(model, wish.folder) for model in served}
 
     def locate(self, model: ModelSpec, folder: Path) -> Path:
         """The local file of one model. Raises ModelUnusable."""
@@ -151,6 +158,20 @@ def _some_work(found: Catalog, file: Path) -> Catalog:
     return found
 
 
+def _with_adapters_of(found: Catalog, folder: Path) -> Catalog:
+    """Workers may run in another folder than the one that the catalog's paths begin in."""
+    models = tuple(
+        replace(
+            model,
+            adapters=tuple(
+                replace(adapter, path=str(folder / Path(adapter.path).expanduser())) for adapter in model.adapters
+            ),
+        )
+        for model in found.models
+    )
+    return replace(found, models=models)
+
+
 def _alias(settings: SupervisorSettings) -> str:
     if settings.hf:
         repository = settings.hf.partition(":")[0].rpartition("/")[2]
@@ -161,10 +182,21 @@ def _alias(settings: SupervisorSettings) -> str:
 
 
 def _object(name: str, text: str) -> dict[str, object]:
-    try:
-        value = json.loads(text)
-    except ValueError as error:
-        raise CatalogError(f"{name}: not valid JSON: {error}") from None
+    value = _parsed(name, text)
     if not isinstance(value, dict):
         raise CatalogError(f"{name}: must be a JSON object, such as {{}}")
     return value
+
+
+def _list(name: str, text: str) -> list[object]:
+    value = _parsed(name, text)
+    if not isinstance(value, list):
+        raise CatalogError(f"{name}: must be a JSON list, such as []")
+    return value
+
+
+def _parsed(name: str, text: str) -> object:
+    try:
+        return json.loads(text)
+    except ValueError as error:
+        raise CatalogError(f"{name}: not valid JSON: {error}") from None

@@ -202,6 +202,10 @@ def recipe(place: Place, settings: SupervisorSettings, environment: Mapping[str,
         black_box=black_box_of(place, settings),
         llama=msgspec.json.encode(msgspec.structs.replace(model.llama, n_threads=place.threads)).decode(),
         sampling=msgspec.json.encode(model.sampling).decode(),
+        adapters=msgspec.json.encode(model.adapters).decode(),
+        adapters_dir=settings.adapters_dir,
+        max_adapters=settings.max_adapters,
+        adapters_mib=settings.adapters_mib,
     )
     # Callers' keys are the gateways' business only.
     inherited = {name: value for name, value in environment.items() if name not in KEY_VARIABLES}

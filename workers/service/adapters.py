@@ -1,0 +1,99 @@
+"""The routes for a worker's LoRA adapters: load one by name, list them, take one away.
+
+Files come from one configured folder: whoever holds the shared secret names files, not the machine's paths.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Protocol
+
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from workers.llama.errors import AdapterError
+from workers.protocol.adapters import ADAPTERS_PATH, AdapterInfo, decode_load
+from workers.protocol.failures import CallFailed, Failure, FailureCode
+from workers.service.bodies import answer, decoded, read_body, refusal
+
+MAX_BODY_BYTES = 64 << 10
+
+logger = logging.getLogger(__name__)
+
+
+class Shelf(Protocol):
+    """What the routes need of `workers.engine.adapters.AdapterShelf`. Everything but `infos` may block."""
+
+    def load(self, name: str, path: Path, *, pinned: bool = False) -> AdapterInfo: ...
+    def unload(self, name: str) -> AdapterInfo: ...
+    def infos(self) -> list[AdapterInfo]: ...
+
+
+class AdapterRoutes:
+    """One file is read at a time. `folder` None: nothing is loaded at run time."""
+
+    def __init__(self, shelf: Shelf, folder: Path | None) -> None:
+        self._shelf = shelf
+        self._folder = folder
+        self._loading = asyncio.Lock()
+
+    def routes(self) -> list[Route]:
+        return [
+            Route(ADAPTERS_PATH, self.load, methods=["POST"]),
+            Route(ADAPTERS_PATH, self.show, methods=["GET"]),
+            Route(ADAPTERS_PATH + "/{name:path}", self.unload, methods=["DELETE"]),
+        ]
+
+    async def load(self, request: Request) -> Response:
+        try:
+            asked = decoded(decode_load, await read_body(request, MAX_BODY_BYTES))
+            path = self._located(asked.path)
+            async with self._loading:
+                return await _told(partial(self._shelf.load, asked.name, path, pinned=asked.pinned))
+        except CallFailed as failed:
+            return refusal(failed.failure)
+
+    async def show(self, request: Request) -> Response:
+        return answer(self._shelf.infos())
+
+    async def unload(self, request: Request) -> Response:
+        try:
+            return await _told(partial(self._shelf.unload, request.path_params["name"]))
+        except CallFailed as failed:
+            return refusal(failed.failure)
+
+    def _located(self, asked: str) -> Path:
+        """The file inside the folder, links followed. Raises CallFailed."""
+        if self._folder is None:
+            message = (
+                "this worker loads no adapters at run time; give it a folder to take them from with --adapters-dir"
+            )
+            raise CallFailed(Failure(FailureCode.UNSUPPORTED, message, "path"))
+        try:
+            folder = self._folder.resolve()
+            path = (folder / asked).resolve()
+        except (OSError, RuntimeError, ValueError):  # too long, links in a circle, a zero byte
+            raise CallFailed(_outside(asked)) from None
+        if not path.is_relative_to(folder):
+            raise CallFailed(_outside(asked))
+        return path
+
+
+async def _told(act: Callable[[], AdapterInfo]) -> Response:
+    """Off the loop: files are read, and the engine is waited for. Raises CallFailed."""
+    try:
+        info = await asyncio.to_thread(act)
+    except AdapterError as error:
+        raise CallFailed(Failure(FailureCode.INVALID_REQUEST, str(error), "path")) from None
+    logger.info("adapter %s (%s..., %d bytes) is %s", info.name, info.sha256[:12], info.size, info.state.value)
+    return answer(info)
+
+
+def _outside(asked: str) -> Failure:
+    message = f"path: {asked[:200]!r} does not lie in adapters_dir; give a path inside it"
+    return Failure(FailureCode.INVALID_REQUEST, message, "path")
