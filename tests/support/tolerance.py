@@ -18,8 +18,11 @@ from workers.protocol.catalog import LlamaSettings
 
 MARGIN = 2.0
 """A sample of layouts is not all of them."""
+ROUNDING = 2.0**-10
+"""Of the logits' deviation: keys and values are stored in 16 bits, and the last one may round either way."""
 
 PROMPT_TOKENS, ANSWER_TOKENS = 60, 12
+NEEDED_TOKENS = 4 * (PROMPT_TOKENS + ANSWER_TOKENS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,19 +43,20 @@ class Tolerance:
     @property
     def gap(self) -> float:
         """Two tokens closer than this may change places: each logit moves by as much as was seen, and some more."""
-        return 2 * MARGIN * max(self.chunked, self.elsewhere, self.beside, self.shared)
+        seen = max(self.chunked, self.elsewhere, self.beside, self.shared, ROUNDING * self.deviation)
+        return 2 * MARGIN * seen
 
 
 def measure_tolerance(
     model: Model | Path, *, tokens: Sequence[int] | None = None, llama: LlamaSettings | None = None
 ) -> Tolerance:
-    """`tokens`: what is read, at least 4 x 72 of them; random ones if left out. About 300 tokens are computed."""
+    """`tokens`: what is read, `NEEDED_TOKENS` of them; random ones if left out. Computes four times as many."""
     with lone_context(model, kv_tokens=1024, llama=llama) as lone:
-        needed = PROMPT_TOKENS + ANSWER_TOKENS
         if tokens is None:
             high = lone.model.vocab.num_tokens
-            tokens = [int(token) for token in np.random.default_rng(3).integers(high // 10, high, 4 * needed)]
-        texts = [list(tokens[start : start + needed]) for start in range(0, 4 * needed, needed)]
+            tokens = [int(token) for token in np.random.default_rng(3).integers(high // 10, high, NEEDED_TOKENS)]
+        length = NEEDED_TOKENS // 4
+        texts = [list(tokens[start : start + length]) for start in range(0, NEEDED_TOKENS, length)]
         alone = _alone(lone, texts[0])
         return Tolerance(
             chunked=max(_largest(alone, _alone(lone, texts[0], chunk)) for chunk in (7, 32)),
