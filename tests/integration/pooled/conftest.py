@@ -7,7 +7,10 @@ import pytest
 
 from tests.conftest import SHARED
 from tests.integration.pooled.bench import settings
+from tests.integration.service.conftest import folder, redis_server
 from workers.llama.model import Model
+
+__all__ = ["BERT", "DEMO", "RERANKER", "folder", "redis_server"]
 
 ROOT = Path(__file__).resolve().parents[3]
 DEMO = ROOT / "deploy" / "demo" / "paddock-demo.gguf"

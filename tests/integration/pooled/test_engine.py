@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 
+import msgspec
 import pytest
 
 from tests.integration.pooled.bench import PooledBench, running, settings
@@ -177,6 +178,12 @@ def test_what_a_model_is_served_for(demo: Model, bert: Model, reranker: Model) -
     assert not is_pooled(demo, LlamaSettings(embeddings=False))
     with pytest.raises(ModelError, match="embeddings: false"):
         is_pooled(bert, LlamaSettings(embeddings=False))
+
+
+def test_settings_that_contradict_each_other_are_refused() -> None:
+    for text, told in ((b'{"pooling":"average"}', "pooling"), (b'{"pooling":"mean","embeddings":false}', "remove one")):
+        with pytest.raises(msgspec.ValidationError, match=told):
+            msgspec.json.decode(text, type=LlamaSettings)
 
 
 def test_which_pooling_a_model_gets(demo: Model, bert: Model, reranker: Model) -> None:
