@@ -14,7 +14,7 @@ import shutil
 import stat
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -26,6 +26,8 @@ STALE_S = 3600.0
 """Files that are older and still have their temporary name belong to a process that is gone."""
 
 ERASED = ".erased-"
+ERASE_TRIES = 20
+ERASE_WAIT_S = 0.05
 
 _FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _FOLDER = re.compile(rf"[0-9a-f]{{{FOLDER_HEX}}}")
@@ -138,7 +140,7 @@ class CacheFolder:
                 for name, status in seen:
                     if name.endswith(TEMPORARY) and now - status.st_mtime > STALE_S:
                         discard(folder, name)
-                    elif _NAME.fullmatch(name):
+                    elif _NAME.fullmatch(name) and stat.S_ISREG(status.st_mode):
                         entry = Entry(Place(leaf.version, leaf.tenant, name), status.st_size, status.st_mtime)
                         found.append(entry)
                 age_s = now - os.fstat(folder).st_mtime
@@ -161,13 +163,11 @@ class CacheFolder:
         with self.opened(version) as folder:
             # Renamed first: from then on nobody finds any of it, and whoever writes to it writes to what goes away.
             gone = f"{ERASED}{secrets.token_hex(8)}"
-            try:
+            with suppress(FileNotFoundError):
                 os.rename(tenant, gone, src_dir_fd=folder, dst_dir_fd=folder)
-            except FileNotFoundError:
-                gone = ""
-            for name in [name for name in os.listdir(folder) if name == gone or name.startswith(ERASED)]:
+            for name in [name for name in os.listdir(folder) if name.startswith(ERASED)]:
                 count += self._count(version, name)
-                shutil.rmtree(name, ignore_errors=name != gone, dir_fd=folder)
+                _remove_tree(folder, name)
         return count
 
     def _count(self, *names: str) -> int:
@@ -250,3 +250,17 @@ def _stats(folder: int) -> Iterator[tuple[str, os.stat_result]]:
                 yield entry.name, entry.stat(follow_symlinks=False)
             except FileNotFoundError:
                 continue
+
+
+def _remove_tree(folder: int, name: str) -> None:
+    """Whoever opened a folder of it before may write to it a little longer, so it is tried again. Raises OSError."""
+    for left in reversed(range(ERASE_TRIES)):
+        shutil.rmtree(name, ignore_errors=True, dir_fd=folder)
+        discard(folder, name)  # where it is a link
+        try:
+            os.lstat(name, dir_fd=folder)
+        except FileNotFoundError:
+            return
+        if left:
+            time.sleep(ERASE_WAIT_S)
+    raise OSError(errno.ENOTEMPTY, "can't be removed; erase again", name)

@@ -118,7 +118,7 @@ class ModelHashes:
         known = self._remembered().get(f"{path}")
         if known is not None and known[0] == before.text():
             return known[1]
-        found = _sha256(path, stop)
+        found = _sha256(path, before.size, stop)
         if found is None:
             return None
         if FileState.of(path) != before:
@@ -147,13 +147,15 @@ class ModelHashes:
             temporary.replace(self._file)
 
 
-def _sha256(path: Path, stop: Callable[[], bool]) -> str | None:
-    digest = hashlib.sha256()
+def _sha256(path: Path, size: int, stop: Callable[[], bool]) -> str | None:
+    digest, left = hashlib.sha256(), size
     with path.open("rb", buffering=0) as file:
-        while chunk := file.read(CHUNK_BYTES):
+        # A file that grows is not followed for ever; that it has grown is found afterwards.
+        while left and (chunk := file.read(min(CHUNK_BYTES, left))):
             if stop():
                 return None
             digest.update(chunk)
+            left -= len(chunk)
     return digest.hexdigest()
 
 

@@ -16,7 +16,8 @@ from workers.engine.conversation_file import (
     SavedBlock,
     SavedConversation,
 )
-from workers.engine.disk_names import CacheKeys, Scope
+from workers.engine.disk_names import CacheKeys
+from workers.engine.scope import Scope
 
 MAX_BYTES = 1 << 24
 SAVED = SavedConversation(

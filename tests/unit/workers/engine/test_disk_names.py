@@ -23,7 +23,7 @@ def test_scopes_that_differ_have_other_seeds(one: Scope, other: Scope) -> None:
 
 @given(tokens, tokens, st.integers(1, 4))
 @settings(max_examples=300)
-def test_digests_are_equal_as_far_as_the_tokens_are(one: np.ndarray, other: np.ndarray, block: int) -> None:  # type: ignore[type-arg]
+def test_digests_are_equal_as_far_as_the_tokens_are(one: np.ndarray, other: np.ndarray, block: int) -> None:
     mine, theirs = chain(b"s" * 32, one, block), chain(b"s" * 32, other, block)
     assert (len(mine), len(theirs)) == (len(one) // block, len(other) // block)
     for number, (a, b) in enumerate(zip(mine, theirs, strict=False)):
@@ -70,7 +70,7 @@ def test_naming_a_prompt_of_16k_tokens_is_quick() -> None:
     assert best < 0.005, f"{best * 1e3:.2f} ms"
 
 
-def _seconds(line: np.ndarray) -> float:  # type: ignore[type-arg]
+def _seconds(line: np.ndarray) -> float:
     started = time.perf_counter()
     assert len(block_names(line, Scope("blue"))) == 256
     return time.perf_counter() - started
