@@ -12,15 +12,13 @@ import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
+from workers.engine.disk_names import BLOCK_TOKENS
 from workers.engine.pace import MovePace
-from workers.engine.prefix import Block, Match, PrefixIndex
+from workers.engine.prefix import Block, Match, Path, PrefixIndex
 from workers.engine.ram import RamStore
 from workers.engine.sequence import NOWHERE, Sequence
 from workers.llama.errors import StateUnusable
 from workers.llama.memory import Memory
-
-BLOCK_TOKENS = 64
-"""Tokens of one saved block."""
 
 IDLE_STEPS = 32
 """Steps of others that an idle prefix stays in the cache for.
@@ -189,6 +187,11 @@ class PrefixCache:
                     return
                 self._save(id_, start, end)
             self._free(id_)
+
+    def take_in(self, path: Path, block: Block) -> None:
+        """A block of the path that was saved earlier, by this process or another."""
+        if self.ram.max_bytes:
+            self.ram.add(block, self.index.put(path, block))
 
     def save_idle(self) -> None:
         """Copy every idle prefix to RAM; it stays in the cache."""

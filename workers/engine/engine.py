@@ -16,6 +16,8 @@ from functools import partial
 
 from workers.engine.adapters import AdapterShelf
 from workers.engine.cache import IntegrityError
+from workers.engine.disk import DiskTier
+from workers.engine.disk_link import DiskLink
 from workers.engine.picker import PickerTools
 from workers.engine.request import EngineCounters, EngineLoad, EngineRequest
 from workers.engine.sequence import Sequence
@@ -58,11 +60,14 @@ class Engine:
         ram_bytes: int = DEFAULT_RAM_BYTES,
         adapters: AdapterShelf | None = None,
         watchdog: Watchdog | None = None,
+        disk: DiskTier | None = None,
+        write_out_s: float = 5.0,
     ) -> None:
         """`n_ctx`: the longest single conversation, tokens. `on_crash` is called on the engine thread.
 
         `ram_bytes`: most memory for prefixes that left the KV cache; 0: they are forgotten. `adapters`: LoRA adapters
-        that calls may name; whoever made the shelf closes it after `stop`. `watchdog`: is told of each step.
+        that calls may name. `watchdog`: is told of each step. `disk`: the tier behind RAM; `stop` spends at most
+        `write_out_s` on writing everything there. Whoever made these closes them after `stop`.
         """
         if n_ctx > context.kv_tokens:
             raise ValueError(f"n_ctx {n_ctx} is more than the {context.kv_tokens} cells that all slots share")
@@ -82,7 +87,9 @@ class Engine:
         self._adapters.follow(self.post)
         self._tools = PickerTools(model.vocab)
         bounds = Bounds(slots, n_ctx, ram_bytes)
-        self._stepper = Stepper(context, bounds, self._adapters, self._watchdog.black_box, self._ended)
+        link = None if disk is None else partial(DiskLink, disk, post=self.post)
+        self._stepper = Stepper(context, bounds, self._adapters, self._watchdog.black_box, self._ended, link)
+        self._write_out_s = write_out_s
         self._step_number = 0
         self._num_used = 0
         self._look_again_at = 0.0
@@ -165,6 +172,8 @@ class Engine:
             self._thread.join()
         else:
             self._end_all()
+        if self.crashed is None:
+            self._stepper.write_out(self._write_out_s)
 
     def check_integrity(self) -> None:
         """Compare the book of slots and cells with llama.cpp's. Raises IntegrityError. Waits for the running step."""

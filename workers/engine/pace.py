@@ -65,6 +65,10 @@ class MovePace:
         """Whether bringing a prefix back is quicker than computing it, as far as is known."""
         return not (self.restore_s and self._prefill.token_s) or self.restore_s < self._prefill.token_s
 
+    def fetch_pays(self, read_s: float) -> bool:
+        """The same for a prefix that must be read first, at so many seconds per token."""
+        return not (self.restore_s and self._prefill.token_s) or read_s + self.restore_s < self._prefill.token_s
+
     def note_save(self, num_tokens: int, seconds: float) -> None:
         self.save_s = _blend(self.save_s, seconds / num_tokens)
 

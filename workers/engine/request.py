@@ -85,5 +85,7 @@ class EngineCounters:
     """Calls that lost their cells for a while."""
     num_restored: int
     """Tokens that came back from RAM."""
+    num_fetched: int
+    """Tokens that came from disk to RAM."""
     ram_bytes: int
     """Saved prefixes in RAM now."""

@@ -65,6 +65,11 @@ class Roster:
         self._free_slots = list(range(slots - 1, -1, -1))
         self._answer_tokens = FIRST_GUESS_TOKENS
 
+    @property
+    def has_work(self) -> bool:
+        """Whether a step could do something."""
+        return bool(self.running) or any(not sequence.fetching for sequence in self.waiting)
+
     def join(self, sequence: Sequence) -> None:
         bisect.insort(self.waiting, sequence, key=_order)
 

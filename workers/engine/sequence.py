@@ -38,6 +38,8 @@ class Sequence:
         "adapter_set",
         "chain",
         "decoding",
+        "fetched",
+        "fetching",
         "first_token_at",
         "id",
         "key",
@@ -96,6 +98,10 @@ class Sequence:
         self.waits_for: Sequence | None = None
         """Computes a prefix that this one will share, up to `waits_until` tokens."""
         self.waits_until = 0
+        self.fetching = False
+        """Waits for saved parts from disk."""
+        self.fetched = False
+        """The disk was asked."""
         self.stops: set[int] = set()
         """Lengths at which its state is to be saved: a chunk must not go past one."""
         self.decoding = False

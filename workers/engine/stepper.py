@@ -13,7 +13,9 @@ from workers.black_box import BlackBox
 from workers.engine.adapters import AdapterShelf
 from workers.engine.cache import IntegrityError, PrefixCache
 from workers.engine.checkpoints import CheckpointCache
+from workers.engine.disk_link import DiskLink
 from workers.engine.pace import MovePace, PrefillPace
+from workers.engine.prefix import Block
 from workers.engine.request import EngineCounters
 from workers.engine.roster import MOVE_S, Roster
 from workers.engine.scheduler import Limits, Plan
@@ -50,8 +52,9 @@ class Stepper:
         adapters: AdapterShelf,
         black_box: BlackBox,
         on_end: Callable[[int], None],
+        disk: Callable[[MovePace], DiskLink] | None = None,
     ) -> None:
-        """`on_end(key)`: the call is over and has given back all it held."""
+        """`on_end(key)`: the call is over and has given back all it held. `disk`: makes the link to the disk tier."""
         self.events: list[CallEvent] = []
         """What the last steps brought; the caller takes them away."""
         self._context = context
@@ -61,13 +64,18 @@ class Stepper:
         self._on_end = on_end
         limits = Limits(n_batch=context.n_batch, n_ubatch=context.n_ubatch, min_prefill=MIN_PREFILL)
         self._pace = PrefillPace(MIN_PREFILL, context.n_ubatch)
-        kind = PrefixCache if context.memory.kind.by_range else CheckpointCache
+        move = MovePace(self._pace)
+        by_range = context.memory.kind.by_range
+        kind = PrefixCache if by_range else CheckpointCache
+        # Whole states are named by no block: memory that can't be cut stays in RAM.
+        self._disk = disk(move) if disk is not None and by_range and bounds.ram_bytes else None
         self._cache = kind(
             context.memory,
             kv_tokens=context.kv_tokens,
             num_sequences=context.num_sequences,
             ram_bytes=bounds.ram_bytes,
-            pace=MovePace(self._pace),
+            pace=move,
+            on_evict=self._evicted,
         )
         self._roster = Roster(self._cache, bounds.slots, limits, self._pace)
         self._batch = context.new_batch()
@@ -82,7 +90,7 @@ class Stepper:
 
     @property
     def has_work(self) -> bool:
-        return bool(self._roster.running or self._roster.waiting)
+        return self._roster.has_work
 
     @property
     def num_cells_needed(self) -> int:
@@ -97,6 +105,7 @@ class Stepper:
             num_rows=self._num_rows,
             num_preempted=self._roster.num_preempted,
             num_restored=cache.num_restored,
+            num_fetched=self._disk.num_fetched if self._disk else 0,
             ram_bytes=cache.ram.num_bytes,
         )
 
@@ -125,6 +134,12 @@ class Stepper:
         for sequence in (*self._roster.running, *self._roster.waiting):
             self._fail(sequence, failure)
 
+    def write_out(self, deadline_s: float) -> None:
+        """Put every prefix on disk, if there is one, within the time. The last thing an engine does."""
+        if self._disk is not None:
+            self._cache.save_idle()
+            self._disk.write_out(list(self._cache.ram.blocks), deadline_s)
+
     def check_cells(self) -> None:
         """The part of `check` that is quick. Raises IntegrityError."""
         self._cache.check_cells()
@@ -142,7 +157,7 @@ class Stepper:
         """Let in who fits, then decide what this step computes."""
         roster = self._roster
         if roster.waiting or any(not sequence.decoding for sequence in roster.running):
-            roster.admit(self.events, _always)
+            roster.admit(self.events, self._may_enter)
         self._shift_full()
         plan = roster.plan(self._of_one_turn)
         self._cache.tidy(self._num_decodes, MOVE_S)
@@ -233,6 +248,9 @@ class Stepper:
         self._black_box.ended(sequence.key)
         self._on_end(sequence.key)
 
+    def _may_enter(self, sequence: Sequence) -> bool:
+        return self._disk is None or self._disk.may_enter(sequence, self._cache)
 
-def _always(sequence: Sequence) -> bool:
-    return True
+    def _evicted(self, block: Block) -> None:
+        if self._disk is not None:
+            self._disk.evicted(block)

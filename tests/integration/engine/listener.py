@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 
+from workers.engine.disk import DiskTier
 from workers.engine.engine import Engine, EngineRequest
 from workers.llama.context import Context
 from workers.llama.model import Model
@@ -109,11 +110,12 @@ def running(
     kv_tokens: int = 2048,
     llama: LlamaSettings = ONE_THREAD,
     ram_bytes: int = 64 << 20,
+    disk: DiskTier | None = None,
 ) -> Iterator[Bench]:
     """An engine that is checked for lost slots and cells when the test is over."""
     heard = Heard()
     with Context(model, llama, slots=slots, kv_tokens=kv_tokens) as context:
-        engine = Engine(model, context, slots=slots, n_ctx=n_ctx, emit=heard.emit, ram_bytes=ram_bytes)
+        engine = Engine(model, context, slots=slots, n_ctx=n_ctx, emit=heard.emit, ram_bytes=ram_bytes, disk=disk)
         engine.start()
         try:
             yield Bench(model, engine, heard)

@@ -1,0 +1,103 @@
+"""Prefixes on disk: they outlive the engine, serve another one, and never cross a trust line."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+from tests.integration.engine.listener import running
+from tests.integration.engine.test_prefix_cache import ENDS, STORY, cached
+from workers.engine.disk import DiskTier
+from workers.engine.disk_folder import CacheFolder
+from workers.engine.disk_names import BLOCK_TOKENS, CacheKeys
+from workers.llama.model import Model
+
+
+@contextmanager
+def tier(folder: Path, *, model: bytes = b"m" * 32, max_bytes: int = 64 << 20) -> Iterator[DiskTier]:
+    one = DiskTier(CacheFolder(folder), CacheKeys("a secret"), max_bytes=max_bytes, identify=lambda stop: model)
+    try:
+        yield one
+    finally:
+        one.close()
+
+
+def whole_blocks(num_tokens: int) -> int:
+    return num_tokens // BLOCK_TOKENS * BLOCK_TOKENS
+
+
+def test_a_conversation_goes_on_after_a_restart(any_model: Model, tmp_path: Path) -> None:
+    with tier(tmp_path / "cache") as disk, running(any_model, disk=disk) as bench:
+        first = replace(bench.request(STORY + ENDS[0], 20), tenant="red")
+        text = bench.answer(first)
+    with tier(tmp_path / "cache") as disk:
+        assert disk.flush(5) or disk.stats.num_files
+        with running(any_model, disk=disk) as bench:
+            calls = [replace(bench.again(first), tenant=tenant) for tenant in ("red", "blue")]
+            assert [bench.answer(call) for call in calls] == [text, text]
+            num_prompt = len(first.tokens)
+            assert [cached(bench, call.key) for call in calls] == [whole_blocks(num_prompt - 1), 0]
+            assert bench.engine.counters.num_fetched == whole_blocks(num_prompt - 1)
+
+
+def test_what_leaves_ram_is_found_on_disk(stories: Model, tmp_path: Path) -> None:
+    with (
+        tier(tmp_path / "cache") as disk,
+        running(stories, slots=2, n_ctx=256, kv_tokens=512, ram_bytes=200 << 10, disk=disk) as bench,
+    ):
+        prompts = [[*bench.tokens(ENDS[number % 8]), *bench.tokens(STORY)[1 + number : 200]] for number in range(12)]
+        texts = [bench.answer(bench.request(prompt, 5)) for prompt in prompts]
+        again = [bench.request(prompt, 5) for prompt in prompts]
+        assert [bench.answer(call) for call in again] == texts
+        assert all(cached(bench, call.key) >= whole_blocks(len(call.tokens) - 1) for call in again)
+        assert bench.engine.counters.num_fetched > 0
+
+
+def test_two_workers_share_a_folder(stories: Model, tmp_path: Path) -> None:
+    with tier(tmp_path / "cache") as disk, running(stories, disk=disk) as bench:
+        call = bench.request(STORY, 5)
+        bench.answer(call)
+    with (
+        tier(tmp_path / "cache") as one,
+        tier(tmp_path / "cache") as other,
+        running(stories, disk=one) as bench,
+        running(stories, disk=other) as second,
+    ):
+        for each in (bench, second):
+            again = each.again(call)
+            each.answer(again)
+            assert cached(each, again.key) == whole_blocks(len(call.tokens) - 1)
+
+
+def test_another_models_files_are_not_taken(stories: Model, tmp_path: Path) -> None:
+    with tier(tmp_path / "cache") as disk, running(stories, disk=disk) as bench:
+        call = bench.request(STORY, 5)
+        bench.answer(call)
+    with tier(tmp_path / "cache", model=b"n" * 32) as disk, running(stories, disk=disk) as bench:
+        again = bench.again(call)
+        bench.answer(again)
+        assert cached(bench, again.key) == 0
+
+
+def test_a_damaged_file_costs_only_the_time_to_compute_it(stories: Model, tmp_path: Path) -> None:
+    with tier(tmp_path / "cache") as disk, running(stories, disk=disk) as bench:
+        call = bench.request(STORY, 20)
+        text = bench.answer(call)
+    for file in (tmp_path / "cache").rglob("*"):
+        if file.is_file():
+            content = bytearray(file.read_bytes())
+            content[len(content) // 2] ^= 1
+            file.write_bytes(content)
+    with tier(tmp_path / "cache") as disk, running(stories, disk=disk) as bench:
+        again = bench.again(call)
+        assert bench.answer(again) == text
+        assert cached(bench, again.key) == 0
+        assert disk.stats.num_refused > 0
+
+
+def test_nothing_is_written_without_a_folder(stories: Model) -> None:
+    with running(stories) as bench:
+        bench.answer(bench.request(STORY, 5))
+        assert bench.engine.counters.num_fetched == 0
