@@ -16,6 +16,7 @@ import ctypes
 import hashlib
 import math
 import os
+import stat
 from collections.abc import Callable
 from dataclasses import dataclass
 from io import RawIOBase
@@ -80,6 +81,8 @@ def inspect(path: Path, base: GgufHeader, *, max_bytes: int = 0) -> AdapterFile:
     Safe on any thread; takes as long as reading the file. `max_bytes`: the largest file that is taken; 0: any.
     """
     try:
+        if not stat.S_ISREG(os.stat(path).st_mode):  # opening a pipe would wait for its other end
+            raise AdapterError(f"{path.name}: is no file; give the path of the .gguf file")
         with path.open("rb", buffering=0) as file:
             status = os.fstat(file.fileno())
             if max_bytes and status.st_size > max_bytes:
