@@ -419,4 +419,4 @@ def path_of(node: Node, end: int) -> Path:
         runs.append(node.tokens)
     if scope is None:
         raise ValueError("the root stands for no tokens")
-    return Path(np.concatenate(runs[::-1]), scope, num_public)
+    return Path(np.concatenate(runs[::-1]), scope, end if scope.tenant is None else num_public)
