@@ -6,6 +6,7 @@ import struct
 
 import msgspec
 
+from workers.protocol.adapters import AdapterInfo, AdapterState, LoadAdapter
 from workers.protocol.events import (
     Failed,
     Finished,
@@ -21,6 +22,7 @@ from workers.protocol.heartbeat import Heartbeat, ModelFacts
 from workers.protocol.pooled import PoolRequest, PoolResult
 from workers.protocol.requests import (
     Accepted,
+    AdapterUse,
     Cancel,
     GenerateRequest,
     Message,
@@ -64,6 +66,22 @@ SUBMIT = Submit(
     request_id="req-1",
 )
 SMALLEST_SUBMIT = Submit(gateway="gw-1", call=1, request=GenerateRequest(messages=(Message("user", "hi"),)), tenant="t")
+
+SUBMIT_ADAPTERS = msgspec.structs.replace(
+    SMALLEST_SUBMIT,
+    request=GenerateRequest(
+        messages=(Message("user", "hi"),), adapters=(AdapterUse("team/pirate"), AdapterUse("calm", -0.5))
+    ),
+)
+ADAPTER_INFO = AdapterInfo(
+    name="team/pirate",
+    sha256="ab" * 32,
+    size=151072,
+    rank=8,
+    state=AdapterState.EVICTED,
+    pinned=False,
+    calls=0,
+)
 
 HEARTBEAT = Heartbeat(
     worker="w-1",
@@ -111,4 +129,8 @@ MESSAGES = {
     "pool_request.json": POOL_REQUEST,
     "pool_request_smallest.json": SMALLEST_POOL_REQUEST,
     "pool_result.json": POOL_RESULT,
+    "submit_adapters.json": SUBMIT_ADAPTERS,
+    "load_adapter.json": LoadAdapter(name="team/pirate", path="pirate.gguf", pinned=True),
+    "load_adapter_smallest.json": LoadAdapter(name="pirate", path="pirate.gguf"),
+    "adapter_info.json": ADAPTER_INFO,
 }
