@@ -74,6 +74,32 @@ class PaddockSettings(BaseSettings):
         return value.expanduser() if isinstance(value, Path) else value
 
 
+class CacheSettings(PaddockSettings):
+    """Cached prompts on disk."""
+
+    cache_dir: Annotated[
+        Path | None,
+        Field(
+            description="folder where workers keep the KV of prompts beyond a restart, of this user's own; several "
+            "workers may share it, on one machine or on a volume; unset: none is kept on disk"
+        ),
+    ] = None
+    cache_disk_mib: Annotated[int, Field(ge=1, description="most MiB of files in cache_dir, all workers' together")] = (
+        10240
+    )
+    cache_secret: Annotated[
+        str,
+        Field(
+            description="secret that names and seals the files in cache_dir and slot_save_dir; empty: one is derived "
+            "from worker_secret. With another secret no file of before is found"
+        ),
+    ] = ""
+    slot_save_dir: Annotated[
+        Path | None,
+        Field(description="folder for slots that are saved by name (`/slots/{id}?action=save`); unset: none can be"),
+    ] = None
+
+
 class ModelSettings(PaddockSettings):
     """What says which model to serve and how large, when there is no catalog file."""
 
@@ -115,6 +141,17 @@ AdaptersMib = Annotated[
 ]
 ADAPTERS_MIB = 1024
 
+CacheRamMib = Annotated[
+    int,
+    Field(
+        ge=0,
+        le=2**24,
+        description="MiB of memory per worker for prompts that left the KV cache, taken as they come; 0: they are "
+        "computed anew",
+    ),
+]
+CACHE_RAM_MIB = 1024
+
 StepTimeout = Annotated[
     float,
     Field(
@@ -132,7 +169,7 @@ CoreDumps = Annotated[
 ]
 
 
-class WorkerSettings(ModelSettings):
+class WorkerSettings(ModelSettings, CacheSettings):
     """One worker process."""
 
     worker_id: Annotated[
@@ -152,6 +189,7 @@ class WorkerSettings(ModelSettings):
     gateway_grace_s: Annotated[
         float, Field(ge=0, description="how long a worker keeps the calls of a gateway whose stream is gone")
     ] = 5.0
+    cache_ram_mib: CacheRamMib = CACHE_RAM_MIB
     step_timeout_s: StepTimeout = STEP_TIMEOUT_S
     core_dumps: CoreDumps = False
     adapters_dir: AdaptersDir = None
@@ -166,7 +204,7 @@ class WorkerSettings(ModelSettings):
     ] = None
 
 
-class SupervisorSettings(ModelSettings):
+class SupervisorSettings(ModelSettings, CacheSettings):
     """The supervisor of one machine's workers."""
 
     catalog: Annotated[Path | None, Field(description="catalog file (YAML or JSON) that names the models to serve")] = (
@@ -179,6 +217,7 @@ class SupervisorSettings(ModelSettings):
     worker_drain_s: Annotated[
         float, Field(ge=0, description="how long a stopping worker lets running calls finish")
     ] = 20.0
+    cache_ram_mib: CacheRamMib = CACHE_RAM_MIB
     step_timeout_s: StepTimeout = STEP_TIMEOUT_S
     core_dumps: CoreDumps = False
     adapters_dir: AdaptersDir = None

@@ -98,7 +98,7 @@ def _run(settings: WorkerSettings) -> int:
             contextlib.closing(_shelf(model, context, settings)) as shelf,
             contextlib.closing(Trial(path)) as trial,
             _black_box(settings) as black_box,
-            Watchdog(settings.step_timeout_s, black_box),
+            Watchdog(settings.step_timeout_s, black_box) as watchdog,
         ):
             constraints = Compiler(model.vocab, GbnfGrammars(model.vocab), trial)
             context.warm_up()
@@ -106,7 +106,15 @@ def _run(settings: WorkerSettings) -> int:
 
             def build_engine(emit: Emit, on_crash: OnCrash) -> Engine:
                 return Engine(
-                    model, context, slots=settings.slots, n_ctx=n_ctx, emit=emit, on_crash=on_crash, adapters=shelf
+                    model,
+                    context,
+                    slots=settings.slots,
+                    n_ctx=n_ctx,
+                    emit=emit,
+                    on_crash=on_crash,
+                    ram_bytes=settings.cache_ram_mib << 20,
+                    adapters=shelf,
+                    watchdog=watchdog,
                 )
 
             async def serve() -> Exit:

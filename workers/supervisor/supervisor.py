@@ -197,6 +197,7 @@ def recipe(place: Place, settings: SupervisorSettings, environment: Mapping[str,
         worker_address="",
         worker_drain_s=settings.worker_drain_s,
         workers_on_machine=place.neighbours,
+        cache_ram_mib=settings.cache_ram_mib,
         step_timeout_s=settings.step_timeout_s,
         core_dumps=settings.core_dumps,
         black_box=black_box_of(place, settings),
@@ -206,6 +207,10 @@ def recipe(place: Place, settings: SupervisorSettings, environment: Mapping[str,
         adapters_dir=settings.adapters_dir,
         max_adapters=settings.max_adapters,
         adapters_mib=settings.adapters_mib,
+        cache_dir=settings.cache_dir,
+        cache_disk_mib=settings.cache_disk_mib,
+        cache_secret=settings.cache_secret,
+        slot_save_dir=settings.slot_save_dir,
     )
     # Callers' keys are the gateways' business only.
     inherited = {name: value for name, value in environment.items() if name not in KEY_VARIABLES}
