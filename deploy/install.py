@@ -3,6 +3,7 @@
     python3 deploy/install.py [--dev]
 
 Nothing is done when nothing has changed. Every download is checked against the hashes in `requirements/*.lock`.
+PADDOCK_VENV names another folder than `.venv`.
 llama-cpp-python is compiled from its source once and kept as a wheel, outside of the checkout, in PADDOCK_WHEEL_CACHE
 (default `$XDG_CACHE_HOME/paddock/wheels`), under a key of all that shapes the result: version and hash of the source,
 Python, processor, compiler and CMAKE_ARGS (such as -DGGML_CUDA=on). An environment that was made with CMAKE_ARGS keeps
@@ -26,7 +27,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-VENV = ROOT / ".venv"
+VENV = Path(os.environ.get("PADDOCK_VENV") or ROOT / ".venv")
 PYTHON = VENV / "bin" / "python"
 STAMP = VENV / "paddock-install.json"
 LOCKS = ROOT / "requirements"

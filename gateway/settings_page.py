@@ -9,11 +9,12 @@ from pydantic_settings import BaseSettings
 from gateway.settings import GatewaySettings
 from workers import flags, sources
 from workers.protocol import exits
-from workers.settings import ModelSettings, PaddockSettings, SupervisorSettings, WorkerSettings
+from workers.settings import CacheSettings, ModelSettings, PaddockSettings, SupervisorSettings, WorkerSettings
 
 SECTIONS: tuple[tuple[str, type[BaseSettings]], ...] = (
     ("Every process", PaddockSettings),
     ("Which model, and how large", ModelSettings),
+    ("Cached prompts on disk", CacheSettings),
     ("Supervisor: `paddock supervisor`, `paddock up`", SupervisorSettings),
     ("Gateway: `paddock gateway`, `paddock up`", GatewaySettings),
     ("Worker: `paddock worker`", WorkerSettings),
@@ -34,6 +35,8 @@ it. An unknown key or flag is an error, an unknown `PADDOCK_*` variable a warnin
 | `paddock gateway` | one gateway process against a given Redis |
 | `paddock worker` | one worker process against a given Redis |
 | `paddock supervisor` | this machine's workers against a given Redis |
+| `paddock cache show [--tenant TEAM] [--json]` | what is in `cache_dir` and `slot_save_dir`, by model version and team |
+| `paddock cache erase --tenant TEAM` (or `--all`) | removes a team's files from both; a worker that runs keeps what is in its memory |
 | `paddock config show [--json]` | each setting of `paddock up`, its value and origin; secrets are covered |
 | `paddock config schema` | JSON Schema of a catalog file ([catalog.schema.json](catalog.schema.json)) |
 | `paddock config docs` | this page |
@@ -41,8 +44,9 @@ it. An unknown key or flag is an error, an unknown `PADDOCK_*` variable a warnin
 What one model is made of can also be said per model in a [catalog file](catalog.md). On Kubernetes, set
 `enableServiceLinks: false` in pods beside a Service named `paddock`: it would set `PADDOCK_PORT`.
 
-Two more variables are read before the settings: `PADDOCK_WHEEL_CACHE`, where `make up` keeps the compiled llama.cpp,
-and `PADDOCK_DIE_WITH_PARENT`, which a supervisor sets so that its children end when it is killed.
+More variables are read beside the settings: `PADDOCK_WHEEL_CACHE`, where `make up` keeps the compiled llama.cpp;
+`PADDOCK_VENV`, where it makes its environment instead of `.venv`; `PADDOCK_BENCH_DIR`, where benchmarks keep what they
+build; and `PADDOCK_DIE_WITH_PARENT`, which a supervisor sets so that its children end when it is killed.
 """
 
 FOLDER = """## The state folder

@@ -24,10 +24,10 @@ from workers.flags import FlagParser, UnknownFlag, flag
 
 PREFIX = "PADDOCK_"
 
-OTHER_VARIABLES = frozenset({"PADDOCK_DIE_WITH_PARENT", "PADDOCK_WHEEL_CACHE"})
+OTHER_VARIABLES = frozenset({"PADDOCK_BENCH_DIR", "PADDOCK_DIE_WITH_PARENT", "PADDOCK_VENV", "PADDOCK_WHEEL_CACHE"})
 """Variables that are read before or beside the settings."""
 
-SECRETS = frozenset({"api_key", "api_keys", "worker_secret"})
+SECRETS = frozenset({"api_key", "api_keys", "cache_secret", "worker_secret"})
 
 S = TypeVar("S", bound=BaseSettings)
 
