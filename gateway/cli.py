@@ -44,15 +44,22 @@ def _main() -> int:
         return 0
     if name == "config":
         return int(import_module("gateway.config").main(args))
+    if name == "cache":
+        known = import_module("gateway.settings").known_settings()
+        return int(import_module(workers_cli.CACHE_MODULE).main(args, known))
     if name not in COMMANDS:
-        nearest = import_module("workers.sources").nearest(name, [*COMMANDS, "config"])
+        nearest = import_module("workers.sources").nearest(name, [*COMMANDS, "cache", "config"])
         return command.complain([f"{name}: no such command{nearest}; `paddock --help` lists them"])
     known = import_module("gateway.settings").known_settings()
     return command.run(name, COMMANDS[name], args, known)
 
 
 def overview() -> str:
-    rows = [*((name, entry.summary) for name, entry in COMMANDS.items()), ("config", CONFIG)]
+    rows = [
+        *((name, entry.summary) for name, entry in COMMANDS.items()),
+        ("cache", workers_cli.CACHE),
+        ("config", CONFIG),
+    ]
     table = [f"  {name.ljust(12)}{summary}" for name, summary in rows]
     return "\n".join(
         [

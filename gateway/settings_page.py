@@ -35,8 +35,8 @@ it. An unknown key or flag is an error, an unknown `PADDOCK_*` variable a warnin
 | `paddock gateway` | one gateway process against a given Redis |
 | `paddock worker` | one worker process against a given Redis |
 | `paddock supervisor` | this machine's workers against a given Redis |
-| `paddock cache show [--tenant TEAM] [--json]` | what is in `cache_dir` and `slot_save_dir`, by model version and team |
-| `paddock cache erase --tenant TEAM` (or `--all`) | removes a team's files from both; a worker that runs keeps what is in its memory |
+| `paddock cache show [--tenant TEAM] [--json]` | files in `cache_dir` and `slot_save_dir`, by version and team |
+| `paddock cache erase --tenant TEAM` (or `--all`) | removes a team's files from both, of all versions |
 | `paddock config show [--json]` | each setting of `paddock up`, its value and origin; secrets are covered |
 | `paddock config schema` | JSON Schema of a catalog file ([catalog.schema.json](catalog.schema.json)) |
 | `paddock config docs` | this page |

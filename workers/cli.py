@@ -1,8 +1,9 @@
-"""The workers' half of the `paddock` program: `python -m workers.cli worker|supervisor`."""
+"""The workers' half of the `paddock` program: `python -m workers.cli worker|supervisor|cache`."""
 
 from __future__ import annotations
 
 import sys
+from importlib import import_module
 
 from workers import command, lifeline
 from workers.command import Command
@@ -19,6 +20,9 @@ COMMANDS = {
     ),
 }
 
+CACHE_MODULE = "workers.cache_command"
+CACHE = "cached prompts on disk: cache show|erase"
+
 
 def main() -> int:
     return command.guarded(_main)
@@ -27,8 +31,11 @@ def main() -> int:
 def _main() -> int:
     lifeline.hold()
     name, *args = sys.argv[1:] or [""]
+    if name == "cache":
+        return int(import_module(CACHE_MODULE).main(args))
     if name not in COMMANDS:
-        return command.complain([f"{name or 'nothing'}: no such command; use one of: {', '.join(COMMANDS)}"])
+        known = ", ".join([*COMMANDS, "cache"])
+        return command.complain([f"{name or 'nothing'}: no such command; use one of: {known}"])
     return command.run(name, COMMANDS[name], args)
 
 

@@ -99,6 +99,6 @@ def _placeholder(name: str, field: FieldInfo) -> str:
         return "N"
     if float in kinds:
         return "SECONDS"
-    if name in ("state_dir",):
+    if name.endswith("_dir"):
         return "FOLDER"
     return "FILE" if "Path" in str(kinds) else "TEXT"

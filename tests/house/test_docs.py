@@ -47,7 +47,7 @@ def test_every_setting_is_documented_with_its_default(name: str) -> None:
 
 def test_every_command_is_documented() -> None:
     told = page("settings.md")
-    for name in (*cli.COMMANDS, "config show", "config schema", "config docs"):
+    for name in (*cli.COMMANDS, "cache show", "cache erase", "config show", "config schema", "config docs"):
         assert f"| `paddock {name}" in told, name
 
 

@@ -150,40 +150,41 @@ class CacheFolder:
             pass
         return found
 
+    def sizes(self, *names: str) -> list[int]:
+        """Bytes of each plain file directly in a folder."""
+        with suppress(FileNotFoundError), self.opened(*names) as folder:
+            return [status.st_size for _, status in _stats(folder) if stat.S_ISREG(status.st_mode)]
+        return []
+
     def erase(self, tenant: str) -> int:
         """Remove a team's files of every version -> how many there were. `tenant`: `CacheKeys.tenant_folder`."""
-        return sum(self._erase(version, tenant) for version in self.versions())
+        return sum(self.erase_folder(version, tenant) for version in self.versions())
 
     def erase_all(self) -> int:
         """Remove every team's files -> how many there were."""
-        return sum(self._erase(version, tenant) for version in self.versions() for tenant in self.tenants(version))
+        return sum(
+            self.erase_folder(version, tenant) for version in self.versions() for tenant in self.tenants(version)
+        )
 
-    def _erase(self, version: str, tenant: str) -> int:
+    def erase_folder(self, *names: str) -> int:
+        """Remove one folder with all that is in it -> how many files there were; none if there is no such folder.
+
+        Finishes what an erasure that was killed has left beside it, too.
+        """
         count = 0
-        with self.opened(version) as folder:
+        with suppress(FileNotFoundError), self.opened(*names[:-1]) as above:
             # Renamed first: from then on nobody finds any of it, and whoever writes to it writes to what goes away.
-            gone = f"{ERASED}{secrets.token_hex(8)}"
             with suppress(FileNotFoundError):
-                os.rename(tenant, gone, src_dir_fd=folder, dst_dir_fd=folder)
-            for name in [name for name in os.listdir(folder) if name.startswith(ERASED)]:
-                count += self._count(version, name)
-                _remove_tree(folder, name)
+                os.rename(names[-1], f"{ERASED}{secrets.token_hex(8)}", src_dir_fd=above, dst_dir_fd=above)
+            for gone in [name for name in os.listdir(above) if name.startswith(ERASED)]:
+                count += _count(above, gone)
+                _remove_tree(above, gone)
         return count
 
-    def _count(self, *names: str) -> int:
-        try:
-            with self.opened(*names) as folder:
-                shards = [name for name in os.listdir(folder) if _SHARD.fullmatch(name)]
-            return sum(len(self._names(_NAME, *names, shard, folders=False)) for shard in shards)
-        except OSError:
-            return 0
-
-    def _names(self, form: re.Pattern[str], *parents: str, folders: bool = True) -> list[str]:
+    def _names(self, form: re.Pattern[str], *parents: str) -> list[str]:
         try:
             with self.opened(*parents) as folder, os.scandir(folder) as entries:
-                return [
-                    e.name for e in entries if form.fullmatch(e.name) and e.is_dir(follow_symlinks=False) is folders
-                ]
+                return [e.name for e in entries if form.fullmatch(e.name) and e.is_dir(follow_symlinks=False)]
         except (FileNotFoundError, NotADirectoryError):
             return []
 
@@ -264,3 +265,7 @@ def _remove_tree(folder: int, name: str) -> None:
         if left:
             time.sleep(ERASE_WAIT_S)
     raise OSError(errno.ENOTEMPTY, "can't be removed; erase again", name)
+
+
+def _count(folder: int, name: str) -> int:
+    return sum(len(files) for _, _, files, _ in os.fwalk(name, dir_fd=folder, follow_symlinks=False))

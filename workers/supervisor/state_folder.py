@@ -10,6 +10,7 @@ from pathlib import Path
 from types import TracebackType
 
 SECRET_BYTES = 32
+SECRET_FILE = "worker-secret"  # noqa: S105 - where it is kept
 
 
 class FolderTaken(RuntimeError):
@@ -60,7 +61,7 @@ class StateFolder:
 
     def secret(self) -> str:
         """The secret of gateways and workers: made once, kept in a file of mode 0600."""
-        path = self.path / "worker-secret"
+        path = self.path / SECRET_FILE
         try:
             descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
         except FileExistsError:
