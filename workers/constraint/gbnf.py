@@ -32,6 +32,8 @@ def check(text: str) -> None:
     """Raises Unusable."""
     if len(text.encode()) > MAX_BYTES:
         raise Unusable(f"the grammar has more than {MAX_BYTES >> 10} KiB; send a smaller one")
+    if not text.strip():
+        raise Unusable("the grammar is empty; write at least a rule named root")
     if "\0" in text:
         raise Unusable("the grammar has a NUL character; leave it out")
     depth = deepest = total = 0

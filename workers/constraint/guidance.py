@@ -15,6 +15,7 @@ from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 
 from workers.constraint.failures import Unusable, broken
 from workers.constraint.mask import Bits, Vocabulary, bits_for
+from workers.protocol.failures import CallFailed
 
 HEADER = "%llguidance"
 """A Lark grammar may begin with this and an object of options (llama.cpp, docs/llguidance.md)."""
@@ -70,12 +71,17 @@ class Grammar:
         limits = LLParserLimits(step_max_items=MAX_STEP_ITEMS, verbose_errors=False)
         self._num_tokens = words.vocab_size
         self._matcher = LLMatcher(words, without_forcing(lark), log_level=0, limits=limits)
+        self._eog = frozenset(words.eos_tokens)
         self._words = words
         if self._matcher.is_error():
             raise Unusable(_reason(self._matcher))
+        try:
+            self.mask().allowed()  # some limits are met at the first token only
+        except CallFailed as failed:
+            raise Unusable(failed.failure.message) from None
 
     def mask(self) -> GuidanceMask:
-        return GuidanceMask(self._matcher.deep_copy(), self._num_tokens)
+        return GuidanceMask(self._matcher.deep_copy(), self._num_tokens, self._eog)
 
     def mask_after(self, begun: bytes) -> GuidanceMask | None:
         """A mask for what follows `begun`; None if no answer begins so."""
@@ -84,15 +90,18 @@ class Grammar:
 
 
 class GuidanceMask:
-    __slots__ = ("_address", "_bits", "_matcher", "_size", "is_done")
+    __slots__ = ("_address", "_bits", "_eog", "_matcher", "_size", "is_done")
 
-    def __init__(self, matcher: LLMatcher, num_tokens: int) -> None:
+    def __init__(self, matcher: LLMatcher, num_tokens: int, eog: frozenset[int]) -> None:
         self._matcher = matcher
+        self._eog = eog
         self._bits = bits_for(num_tokens)
         self._address, self._size = self._bits.ctypes.data, self._bits.nbytes
         self.is_done = matcher.is_stopped()
 
     def permits(self, token: int) -> bool:
+        if token in self._eog:
+            return self._matcher.is_accepting()
         return self._matcher.validate_tokens([token]) == 1
 
     def allowed(self) -> Bits | None:
@@ -102,6 +111,8 @@ class GuidanceMask:
         return self._bits
 
     def accept(self, token: int) -> None:
+        if token in self._eog and self._matcher.is_accepting():
+            return
         if not self._matcher.consume_token(token):
             raise broken(_reason(self._matcher))
         self.is_done = self._matcher.is_stopped()

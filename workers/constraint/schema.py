@@ -118,6 +118,8 @@ class _Reader:
     def _keyword(
         self, schema: dict[str, Any], key: str, value: Any, out: dict[str, Any], path: str, depth: int
     ) -> None:
+        if key in out:
+            return  # `propertyNames` has taken its place
         if key in PLAIN:
             out[key] = value
             if key == "$ref":

@@ -31,7 +31,7 @@ WALK_STEPS = 200
 STEP_S = 0.5
 """A step that takes longer here would hold up every call of the worker."""
 
-EXTRA_BYTES = 1 << 30
+EXTRA_BYTES = 256 << 20
 """Memory beyond what the vocabulary takes: a grammar that grows without end meets this."""
 
 PARSE_ERROR = re.compile(r"error parsing grammar: (.{1,120})")

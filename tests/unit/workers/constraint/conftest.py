@@ -1,0 +1,39 @@
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from workers.constraint.compiler import Compiler
+from workers.llama.grammar import GbnfGrammars
+from workers.llama.vocab import Vocab
+from workers.llama.vocab_file import VocabFile
+
+DEMO = Path(__file__).parents[4] / "deploy" / "demo" / "paddock-demo.gguf"
+
+
+class Trusting:
+    """In the place of a trial: these tests give it harmless grammars only."""
+
+    def __init__(self) -> None:
+        self.asked: list[str] = []
+
+    def check(self, gbnf: str) -> None:
+        self.asked.append(gbnf)
+
+
+@pytest.fixture(scope="package")
+def vocab() -> Iterator[Vocab]:
+    with VocabFile.load(DEMO) as file:
+        yield file.vocab
+
+
+@pytest.fixture
+def trial() -> Trusting:
+    return Trusting()
+
+
+@pytest.fixture
+def compiler(vocab: Vocab, trial: Trusting) -> Compiler:
+    return Compiler(vocab, GbnfGrammars(vocab), trial)

@@ -1,0 +1,40 @@
+from __future__ import annotations
+
+import pytest
+
+from workers.constraint.failures import Unusable
+from workers.constraint.gbnf import MAX_BYTES, check, names_tokens
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ('root ::= "a"{1,100000}', "above 1000"),
+        ('root ::= "a"{100000}', "above 1000"),
+        ('root ::= "a"{9' + "9" * 40 + ",}", "above 1000"),
+        ("root ::= " + " ".join(['"a"{0,1000}'] * 21), "add up to 21000"),
+        ("root ::= " + "(" * 51 + '"a"' + ")" * 51, "51 levels"),
+        ("root ::= \0", "NUL"),
+        ("#" * (MAX_BYTES + 1), "64 KiB"),
+    ],
+)
+def test_too_much_is_refused_before_llama_cpp_sees_it(text: str, words: str) -> None:
+    with pytest.raises(Unusable, match=words):
+        check(text)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        'root ::= "{1,100000}" [({9999999})] # {1,100000} ' + "(" * 60,
+        "root ::= " + "(" * 50 + '"a"' + ")" * 50,
+        'root ::= ("(" "\\"" "(")* "a"{,1000} [\\]{9999}]',
+    ],
+)
+def test_brackets_in_texts_and_comments_do_not_count(text: str) -> None:
+    check(text)
+
+
+def test_grammars_that_name_tokens() -> None:
+    assert names_tokens("root ::= <[12]> | <think>")
+    assert not names_tokens('root ::= "<a>" [<>] # <b>')

@@ -1,0 +1,142 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from workers.constraint.failures import Unusable
+from workers.constraint.schema import MAX_BYTES, enforceable, parse
+
+
+@pytest.mark.parametrize(
+    "keyword",
+    [
+        {"not": {"type": "string"}},
+        {"if": {"type": "string"}, "then": {"maxLength": 3}},
+        {"uniqueItems": True},
+        {"contains": {"const": 1}},
+        {"minContains": 2},
+        {"dependentRequired": {"a": ["b"]}},
+        {"dependentSchemas": {"a": {"required": ["b"]}}},
+        {"dependencies": {"a": ["b"]}},
+        {"unevaluatedProperties": False},
+        {"unevaluatedItems": False},
+        {"propertyNames": {"maxLength": 3}},
+        {"$dynamicRef": "#a"},
+        {"format": "credit-card"},
+        {"format": "regex", "type": "string"},
+        {"requierd": ["a"]},
+        {"x-guidance": {"lenient": True}},
+    ],
+)
+@pytest.mark.parametrize("around", ["{}", "property", "item", "anyOf", "definition"])
+def test_what_can_not_be_enforced_is_refused_by_name(keyword: dict[str, Any], around: str) -> None:
+    schema: dict[str, Any] = {
+        "{}": keyword,
+        "property": {"type": "object", "properties": {"p": keyword}},
+        "item": {"type": "array", "items": keyword},
+        "anyOf": {"anyOf": [{"type": "integer"}, keyword]},
+        "definition": {"$ref": "#/$defs/d", "$defs": {"d": keyword}},
+    }[around]
+    with pytest.raises(Unusable, match=f"`{next(iter(keyword)).replace('$', '.')}`"):
+        enforceable(schema)
+
+
+def test_what_says_nothing_about_values_is_left_out() -> None:
+    schema = {
+        "title": "t",
+        "description": "d",
+        "type": "object",
+        "default": {},
+        "x-order": 1,
+        "uniqueItems": False,
+        "properties": {"title": {"type": "string", "examples": ["a"]}, "not": {"const": 1}},
+        "$defs": {"unused": {"not": {}}},
+    }
+    expected = {"type": "object", "properties": {"title": {"type": "string"}, "not": {"const": 1}}}
+    assert enforceable(schema) == expected
+
+
+def test_definitions_are_followed_only_where_they_are_used() -> None:
+    schema = {
+        "$ref": "#/$defs/a~1b",
+        "$defs": {"a/b": {"type": "array", "items": {"$ref": "#/$defs/c"}}, "c": {"type": "null"}, "d": {"not": {}}},
+    }
+    assert set(enforceable(schema)["$defs"]) == {"a/b", "c"}
+
+
+def test_a_definition_that_refers_to_itself_ends() -> None:
+    node = {"type": "object", "properties": {"next": {"$ref": "#/$defs/node"}}}
+    assert enforceable({"$ref": "#/$defs/node", "$defs": {"node": node}})["$defs"] == {"node": node}
+
+
+@pytest.mark.parametrize(
+    ("parts", "alike"),
+    [
+        ([{"type": "integer"}, {"type": "string"}], True),
+        ([{"type": "integer"}, {"type": "number"}], False),
+        ([{"const": "a"}, {"enum": ["b", "c"]}], True),
+        ([{"const": 1}, {"const": 1.0}], False),
+        ([{"const": 1}, {"const": True}], True),
+        (
+            [
+                {"type": "object", "properties": {"kind": {"const": kind}}, "required": ["kind"]}
+                for kind in ("circle", "square", "line")
+            ],
+            True,
+        ),
+        ([{"type": "object", "properties": {"kind": {"const": kind}}} for kind in ("circle", "square")], False),
+        (
+            [
+                {"type": "object", "required": ["a"]},
+                {"type": "object", "properties": {"b": {}}, "additionalProperties": False},
+            ],
+            True,
+        ),
+        ([{"required": ["a"]}, {"required": ["b"]}], False),
+        ([{"$ref": "#/$defs/one"}, {"$ref": "#/$defs/two"}], True),
+        ([{"minimum": 3}, {"maximum": 2}], False),
+    ],
+)
+def test_one_of_parts_that_exclude_each_other_is_any_of_them(parts: list[Any], alike: bool) -> None:
+    schema = {"oneOf": parts, "$defs": {"one": {"type": "null"}, "two": {"type": "boolean"}}}
+    assert ("anyOf" in enforceable(schema)) is alike
+    assert ("oneOf" in enforceable(schema)) is not alike
+
+
+def test_formats_of_numbers_are_bounds() -> None:
+    assert enforceable({"type": "integer", "format": "int32", "minimum": 0}) == {
+        "type": "integer",
+        "minimum": 0,
+        "maximum": 2**31 - 1,
+    }
+    assert enforceable({"type": "number", "format": "double"}) == {"type": "number"}
+
+
+def test_property_names_by_a_pattern() -> None:
+    schema = {
+        "type": "object",
+        "propertyNames": {"pattern": "^[a-z]+$"},
+        "additionalProperties": {"type": "integer", "title": "t"},
+    }
+    assert enforceable(schema) == {
+        "type": "object",
+        "patternProperties": {"^[a-z]+$": {"type": "integer"}},
+        "additionalProperties": False,
+    }
+
+
+def test_bounds() -> None:
+    deep: Any = {"type": "integer"}
+    for _ in range(60):
+        deep = {"type": "object", "properties": {"a": deep}}
+    with pytest.raises(Unusable, match="levels deep"):
+        enforceable(deep)
+    with pytest.raises(Unusable, match="256 KiB"):
+        parse(" " * (MAX_BYTES + 1))
+    with pytest.raises(Unusable, match="no JSON"):
+        parse("{")
+    with pytest.raises(Unusable, match="no JSON"):
+        parse("[" * 100_000)
+    with pytest.raises(Unusable, match="neither an object"):
+        enforceable([1])
