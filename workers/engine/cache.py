@@ -157,12 +157,15 @@ class PrefixCache:
         The cells' positions move for every sequence that holds them, so this one gets cells of its own first.
         """
         num_cells = sequence.num_cells
-        if self.index.held_by(sequence.id):
-            if not self.make_room(num_cells):
+        num_shared = self.index.held_by(sequence.id) - self.index.num_exclusive(sequence.id)
+        if num_shared:
+            if not self.make_room(num_shared):
                 return False
             state = self._memory.save(sequence.id)
             self.index.release(sequence.id)
             self._memory.load(sequence.id, state)
+        else:
+            self.index.release(sequence.id)
         self._memory.cut(sequence.id, start, end)
         self._memory.shift(sequence.id, end, num_cells, start - end)
         sequence.forget(start, end)

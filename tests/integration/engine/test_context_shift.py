@@ -1,0 +1,93 @@
+"""Conversations that outgrow their context: ended, or moved on without harm to those who share cells with them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from tests.integration.engine.listener import ONE_THREAD, running
+from tests.integration.engine.test_prefix_cache import STORY, held
+from tests.support.small_models import SMALL_MODELS, WORDS
+from workers.llama.model import Model
+from workers.protocol.catalog import LlamaSettings
+from workers.protocol.events import FinishReason
+from workers.protocol.failures import CallFailed, FailureCode
+
+
+def test_an_answer_goes_on_past_the_context(stories: Model) -> None:
+    with running(stories, n_ctx=64, kv_tokens=256) as bench:
+        call = replace(bench.request("Once upon a time", 300, ignore_eos=True), context_shift=True)
+        text = bench.answer(call)
+        finished = bench.heard.finished(call.key)
+        assert (finished.reason, finished.usage.completion_tokens) == (FinishReason.LENGTH, 300)
+        plain = bench.answer(bench.request("Once upon a time", None, ignore_eos=True))
+        assert text.startswith(plain)
+        assert len(set(text[-200:])) > 8, "it still says something"
+
+
+def test_what_is_kept_decides_what_follows(stories: Model) -> None:
+    """The same conversation with other tokens kept goes on otherwise: the kept ones are still there."""
+    with running(stories, n_ctx=64, kv_tokens=256) as bench:
+        calls = [
+            replace(bench.request(STORY[:160], 60, ignore_eos=True), context_shift=True, n_keep=n_keep)
+            for n_keep in (0, -1, 10_000)
+        ]
+        texts = [bench.answer(call) for call in calls]
+        assert len(set(texts)) == 3
+        assert [bench.heard.finished(call.key).usage.completion_tokens for call in calls] == [60, 60, 60]
+
+
+def test_a_live_sharer_says_what_it_says_alone(any_model: Model) -> None:
+    """Both hold the cells of one prompt; one of them moves its half of the conversation several times."""
+    with running(any_model, n_ctx=128, kv_tokens=1024) as bench:
+        prompt = bench.tokens(STORY)[:100]
+        alone = bench.answer(replace(bench.request(prompt, 28, ignore_eos=True), cache_prompt=False))
+        gate = held(bench)
+        first = bench.submit(replace(bench.request(prompt, 200, ignore_eos=True), context_shift=True))
+        others = [bench.submit(bench.request(prompt, 28, ignore_eos=True)) for _ in range(2)]
+        gate.set()
+        bench.heard.until(lambda: len(bench.heard.calls[first]) > 60)
+        late = bench.submit(bench.request(prompt, 28, ignore_eos=True))
+        bench.wait(first, late, *others)
+        assert [bench.heard.text(key) for key in (*others, late)] == [alone] * 3
+        assert bench.heard.finished(late).usage.cached_tokens == 99
+        again = bench.request(prompt, 28, ignore_eos=True)
+        assert bench.answer(again) == alone, "nothing that was moved is ever shared"
+
+
+def test_a_shifted_conversation_that_is_thrown_out_comes_back(stories: Model) -> None:
+    with running(stories, slots=2, n_ctx=128, kv_tokens=160) as bench:
+        gate = held(bench)
+        keys = [
+            bench.submit(replace(bench.request(prompt, 300, ignore_eos=True), context_shift=True))
+            for prompt in ("The dog", "A cat")
+        ]
+        gate.set()
+        bench.wait(*keys)
+        assert [bench.heard.finished(key).usage.completion_tokens for key in keys] == [300, 300]
+        assert bench.engine.counters.num_preempted > 0
+
+
+def test_without_the_wish_the_context_is_the_end(stories: Model) -> None:
+    with running(stories, n_ctx=64, kv_tokens=256) as bench:
+        call = bench.request("Once upon a time", 300, ignore_eos=True)
+        bench.answer(call)
+        usage = bench.heard.finished(call.key).usage
+        assert usage.prompt_tokens + usage.completion_tokens == 64
+
+
+@pytest.mark.parametrize("name", [name for name in SMALL_MODELS if name not in ("attention", "attention-latent")])
+def test_models_whose_positions_are_fixed_refuse(name: str, small_models: dict[str, Path]) -> None:
+    with Model.load(small_models[name], ONE_THREAD) as model, running(model) as bench:
+        with pytest.raises(CallFailed) as caught:
+            bench.submit(replace(bench.request(WORDS[:5], 5), context_shift=True))
+        assert caught.value.failure.code is FailureCode.UNSUPPORTED
+        assert caught.value.failure.param == "context_shift"
+
+
+def test_a_kv_type_that_llama_cpp_cannot_turn_refuses(stories: Model) -> None:
+    bf16 = LlamaSettings(n_threads=1, cache_type_k="bf16")
+    with running(stories, llama=bf16) as bench, pytest.raises(CallFailed, match="context_shift"):
+        bench.submit(replace(bench.request("Once", 5), context_shift=True))
