@@ -10,6 +10,7 @@ here, their number does.
 from __future__ import annotations
 
 import argparse
+import itertools
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -51,6 +52,10 @@ class KvCost:
     """The same way back."""
     step_s: dict[int, float]
     """Idle cells -> one step of `STREAMS` decoding sequences."""
+    step_left_s: float
+    """The same when the idle cells are gone, and what the streams said meanwhile still lies above the hole."""
+    step_packed_s: float
+    """The same when the streams were saved and brought back, into the hole."""
 
     @property
     def idle_cell_s(self) -> float:
@@ -105,7 +110,12 @@ class Cache:
         self.memory.share(SCRATCH, SCRATCH + 1, 0, num_tokens)
         self.memory.remove(SCRATCH)
 
-    def step(self, position: int) -> float:
+    def steps(self, position: int) -> float:
+        """Seconds of one step, the best of `repeats` behind one more, which turns the keys that were moved."""
+        times = [self._step(position + number) for number in range(self.repeats + 1)]
+        return min(times[1:])
+
+    def _step(self, position: int) -> float:
         self._batch.clear()
         for stream in range(STREAMS):
             self._batch.add_token(int(self._tokens[stream]), position, stream)
@@ -138,15 +148,17 @@ def measure_model(path: Path, *, flash_attn: bool, repeats: int = 5) -> KvCost:
         for stream in range(STREAMS):
             memory.share(LONG, stream, 0, BLOCK)
         memory.remove(LONG)
-        position = BLOCK
+        positions = itertools.count(BLOCK, repeats + 1)
         step_s: dict[int, float] = {}
         for before, idle in zip((0, *IDLE), IDLE, strict=False):
             cache.lengthen(before, idle, block)
-            cache.step(position)  # turns the keys that were moved
-            steps = [cache.step(position + number) for number in range(1, repeats + 1)]
-            position += repeats + 1
-            step_s[idle] = min(steps)
+            step_s[idle] = cache.steps(next(positions))
         moves = {num_tokens: cache.move(num_tokens) for num_tokens in RANGES}
+        memory.remove(LONG)
+        step_left_s = cache.steps(next(positions))
+        for stream in range(STREAMS):
+            memory.load(stream, memory.save(stream))
+        step_packed_s = cache.steps(next(positions))
         return KvCost(
             model=path.stem,
             flash_attn=flash_attn,
@@ -155,6 +167,8 @@ def measure_model(path: Path, *, flash_attn: bool, repeats: int = 5) -> KvCost:
             save_s={num_tokens: save for num_tokens, (save, _) in moves.items()},
             restore_s={num_tokens: restore for num_tokens, (_, restore) in moves.items()},
             step_s=step_s,
+            step_left_s=step_left_s,
+            step_packed_s=step_packed_s,
         )
 
 
@@ -173,6 +187,8 @@ def rows(cost: KvCost) -> list[Row]:
     steps = " / ".join(f"{seconds * 1e3:.2f} ms" for seconds in cost.step_s.values())
     idle = " / ".join(f"{cells:,}" for cells in cost.step_s)
     found.append(Row(f"{name}: step of {STREAMS} streams, {idle} idle cells", steps, "", "", True))
+    left = f"{cost.step_left_s * 1e3:.2f} ms / {cost.step_packed_s * 1e3:.2f} ms"
+    found.append(Row(f"{name}: the same, idle cells gone / streams moved into the hole", left, "", "", True))
     worth = f"a cell pays for its way out and back after {back / max(cost.idle_cell_s, 1e-9):,.0f} steps"
     found.append(Row(f"{name}: per idle cell and step", _us(cost.idle_cell_s), worth, "", True))
     return found
