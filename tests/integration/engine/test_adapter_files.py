@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import random
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import gguf
@@ -192,6 +193,19 @@ def test_adapters_of_the_embedding(demo: Model, stories: Model, tmp_path: Path) 
         assert np.isfinite(one.feed(0, TOKENS)).all()
         applied.apply(())
     adapter.close()
+
+
+def test_weights_of_the_model_that_no_lora_can_adapt(demo: Model, tmp_path: Path) -> None:
+    """llama.cpp asserts that weights of type NVFP4 have no adapter, and looks for none beside a vector."""
+    target = "blk.0.attn_q.weight"
+    tensors = {**demo.header.tensors, target: replace(demo.header.tensors[target], kind=40)}
+    path = adapter_files.sound(tmp_path / "sound.gguf", demo.header)
+    with pytest.raises(AdapterError, match="NVFP4"):
+        inspect(path, replace(demo.header, tensors=tensors))
+    vector = {"output_norm.weight.lora_a": np.ones((4, 192)), "output_norm.weight.lora_b": np.ones((1, 4))}
+    flat = {name: values.astype(np.float32) for name, values in vector.items()}
+    with pytest.raises(AdapterError, match="is no matrix"):
+        inspect(adapter_files.write(tmp_path / "vector.gguf", flat), demo.header)
 
 
 @pytest.mark.parametrize(
