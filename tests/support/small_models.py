@@ -289,16 +289,21 @@ def write_small_model(folder: Path, name: str, *, seed: int = 1) -> Path:
     """Writes `folder`/`name`.gguf: the same bytes for the same seed."""
     small = SMALL_MODELS[name]
     path = folder / f"{name}.gguf"
-    draft = Draft(path, small.architecture, seed)
-    draft.writer.add_name(f"small {name}")
+    write_model(path, small.architecture, small.write, seed=seed)
+    return path
+
+
+def write_model(path: Path, architecture: str, fill: Callable[[Draft], None], *, seed: int = 1) -> None:
+    """A model of these tensors with the demo model's vocabulary."""
+    draft = Draft(path, architecture, seed)
+    draft.writer.add_name(f"small {path.stem}")
     for key, value, kind, sub in _vocabulary():
         draft.writer.add_key_value(key, value, kind, sub)
         if key == "tokenizer.ggml.tokens":
             draft.n_vocab = len(value)
     draft.writer.add_vocab_size(draft.n_vocab)
-    small.write(draft)
+    fill(draft)
     draft.writer.write_header_to_file()
     draft.writer.write_kv_data_to_file()
     draft.writer.write_tensors_to_file()
     draft.writer.close()
-    return path

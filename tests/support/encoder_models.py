@@ -1,0 +1,75 @@
+"""Tiny models with random weights that read text and write none, and one that does both in two halves.
+
+Which tensors an architecture wants: src/models/*.cpp of llama.cpp.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from tests.support.small_models import HEAD, N_CTX, N_EMBD, N_FF, N_HEAD, Draft, write_model
+
+N_BUCKETS = 8
+"""Distances that T5's attention tells apart."""
+
+
+def write_two_way_llama(path: Path) -> None:
+    """A decoder's tensors, and attention both ways: llama.cpp still keeps a cache for it."""
+    write_model(path, "llama", _two_way_llama)
+
+
+def write_t5_encoder(path: Path) -> None:
+    write_model(path, "t5encoder", _t5_encoder)
+
+
+def write_t5(path: Path) -> None:
+    """Encoder and decoder."""
+    write_model(path, "t5", _t5)
+
+
+def _two_way_llama(draft: Draft) -> None:
+    draft.shape(2)
+    draft.writer.add_causal_attention(False)
+    draft.ends()
+    for layer in range(2):
+        draft.attention(f"blk.{layer}")
+        draft.forward(f"blk.{layer}")
+
+
+def _t5_encoder(draft: Draft) -> None:
+    writer = draft.writer
+    writer.add_context_length(N_CTX)
+    writer.add_embedding_length(N_EMBD)
+    writer.add_block_count(2)
+    writer.add_feed_forward_length(N_FF)
+    writer.add_head_count(N_HEAD)
+    writer.add_key_length(HEAD)
+    writer.add_value_length(HEAD)
+    writer.add_layer_norm_rms_eps(1e-6)
+    writer.add_relative_attn_buckets_count(N_BUCKETS)
+    draft.add("token_embd.weight", draft.rng.standard_normal((draft.n_vocab, N_EMBD)))
+    draft.vector("enc.output_norm.weight", N_EMBD)
+    for layer in range(2):
+        _half(draft, f"enc.blk.{layer}")
+
+
+def _t5(draft: Draft) -> None:
+    _t5_encoder(draft)
+    draft.writer.add_decoder_start_token_id(0)
+    draft.vector("dec.output_norm.weight", N_EMBD)
+    for layer in range(2):
+        block = f"dec.blk.{layer}"
+        _half(draft, block)
+        draft.vector(f"{block}.cross_attn_norm.weight", N_EMBD)
+        for name in ("q", "k", "v", "o"):
+            draft.matrix(f"{block}.cross_attn_{name}.weight", N_EMBD, N_EMBD)
+
+
+def _half(draft: Draft, block: str) -> None:
+    draft.vector(f"{block}.attn_norm.weight", N_EMBD)
+    draft.matrix(f"{block}.attn_rel_b.weight", N_BUCKETS, N_HEAD)
+    for name in ("q", "k", "v", "o"):
+        draft.matrix(f"{block}.attn_{name}.weight", N_EMBD, N_EMBD)
+    draft.vector(f"{block}.ffn_norm.weight", N_EMBD)
+    draft.matrix(f"{block}.ffn_up.weight", N_FF, N_EMBD)
+    draft.matrix(f"{block}.ffn_down.weight", N_EMBD, N_FF)
