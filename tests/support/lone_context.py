@@ -34,6 +34,12 @@ class LoneContext:
         self.context.decode(self._batch)
         return self._logits(row)
 
+    def feed_long(self, sequence: int, tokens: Sequence[int], chunk: int = 50) -> Logits:
+        """A text in steps of `chunk` tokens -> the logits of the last."""
+        for position in range(0, len(tokens), chunk):
+            logits = self.feed(sequence, tokens[position : position + chunk], position)
+        return logits
+
     def step(self, *rows: tuple[int, int, int]) -> list[Logits]:
         """One token each of several sequences, as (sequence, token, position) -> their logits."""
         self._batch.clear()

@@ -8,6 +8,7 @@ test in tests/integration/engine/test_memory.py.
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Sequence
 from enum import Enum
 
 from llama_cpp import llama_cpp as c
@@ -159,6 +160,23 @@ class Memory:
         this, then `cut` from `num_tokens`. Raises StateUnusable, with the sequence empty.
         """
         self._load(sequence, state, _PART)
+
+    def relocate(self, holders: Sequence[int], scratch: int, start: int, end: int) -> None:
+        """Move the cells of a range to the lowest free ones, for all that hold them; `scratch` holds nothing.
+
+        Attention scans the cache up to its highest cell, holes and all: this is how steps become shorter after others
+        left. `ATTENTION` only, and every holder of the range must be among `holders`. Raises StateUnusable, with the
+        range gone from all of them, if another one held it after all and there is no room for a copy.
+        """
+        self.share(holders[0], scratch, start, end)
+        state = self.save(scratch)
+        self.remove(scratch)
+        for holder in holders:
+            self.cut(holder, start, end)
+        self.load(scratch, state)
+        for holder in holders:
+            self.share(scratch, holder, start, end)
+        self.remove(scratch)
 
     def _save(self, sequence: int, part: int) -> bytes:
         native_log().clear()

@@ -11,8 +11,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.support.lone_context import Logits, LoneContext, cells_by_position, lone_context, same
-from tests.support.small_models import SMALL_MODELS, WINDOW, WORDS, write_small_model
+from tests.support.lone_context import LoneContext, cells_by_position, lone_context, same
+from tests.support.small_models import SMALL_MODELS, WORDS, write_small_model
 from workers.llama.errors import DecodeFailed, StateUnusable
 from workers.llama.memory import MemoryKind
 from workers.protocol.catalog import LlamaSettings
@@ -47,18 +47,6 @@ def with_state(request: pytest.FixtureRequest, small_models: dict[str, Path]) ->
 def attention(small_models: dict[str, Path]) -> Iterator[LoneContext]:
     with lone_context(small_models["attention"], kv_tokens=256) as one:
         yield one
-
-
-@pytest.fixture
-def window(small_models: dict[str, Path]) -> Iterator[LoneContext]:
-    with lone_context(small_models["window"], kv_tokens=2048, llama=FEW) as one:
-        yield one
-
-
-def feed_long(lone: LoneContext, sequence: int, tokens: list[int]) -> Logits:
-    for start in range(0, len(tokens), 50):
-        logits = lone.feed(sequence, tokens[start : start + 50], start)
-    return logits
 
 
 # The models themselves.
@@ -212,6 +200,29 @@ def test_shared_cells_are_counted_once_and_freed_with_their_last_holder(attentio
     attention.step((1, 50, 156))
 
 
+def test_a_range_moves_down_for_all_who_hold_it(attention: LoneContext) -> None:
+    """Saved in the order of cells: what comes first in the bytes lies lowest."""
+    memory, scratch = attention.memory, 5
+    attention.feed(3, OTHER[:60])
+    attention.feed(0, TEXT[:100])
+    memory.share(0, 1, 0, 100)
+    before = memory.save(0)
+    (expected,) = attention.step((1, 9, 100))
+    memory.cut(1, 100, -1)
+    memory.remove(3)
+    memory.relocate((0, 1), scratch, 50, 100)
+    after = memory.save(0)
+    assert list(cells_by_position(before)) == list(range(100))
+    assert list(cells_by_position(after)) == [*range(50, 100), *range(50)]
+    assert cells_by_position(after) == cells_by_position(before)
+    assert np.allclose(attention.step((1, 9, 100))[0], expected, atol=0.05)
+    for position in range(101, 256):
+        attention.step((1, 50, position))
+    with pytest.raises(DecodeFailed, match="returned 1"):
+        attention.step((1, 50, 256))
+    assert memory.can_continue(0, 100)
+
+
 @pytest.mark.parametrize("name", ["attention", "attention-latent", "window", "hybrid", "hybrid-convolution"])
 def test_a_state_that_does_not_fit_is_refused(name: str, small_models: dict[str, Path]) -> None:
     with lone_context(small_models[name], kv_tokens=256) as lone:
@@ -280,7 +291,7 @@ def test_a_shared_range_of_a_recurrent_state_is_all_of_it(small_models: dict[str
 def test_a_recurrent_cache_never_fills_up(small_models: dict[str, Path]) -> None:
     with lone_context(small_models["recurrent"], kv_tokens=256) as lone:
         for sequence in range(4):
-            feed_long(lone, sequence, TEXT[:250])
+            lone.feed_long(sequence, TEXT[:250])
         assert lone.positions(3) == (249, 249)
 
 
@@ -302,7 +313,7 @@ def test_with_its_part_a_shared_prefix_continues_exactly(name: str, small_models
         for start in range(50, 250, 50):
             lone.feed(0, TEXT[start : start + 50], start)
         for sequence in (1, 2):
-            feed_long(lone, sequence, OTHER[:250])
+            lone.feed_long(sequence, OTHER[:250])
         memory.share(0, 3, 0, 50)
         memory.load_part(3, part)
         assert memory.can_continue(3, 50)
@@ -311,97 +322,3 @@ def test_with_its_part_a_shared_prefix_continues_exactly(name: str, small_models
         assert memory.cut(0, 50, -1)
         assert memory.can_continue(0, 50)
         assert np.allclose(lone.feed(0, OTHER[:30], 50), expected, atol=0.05)
-
-
-# Sliding windows.
-
-
-def test_cells_behind_the_window_go_when_others_need_room(window: LoneContext) -> None:
-    memory = window.memory
-    assert memory.window == WINDOW
-    feed_long(window, 0, TEXT[:300])
-    alone = window.positions(0)
-    for sequence in (1, 2):
-        feed_long(window, sequence, OTHER[:300])
-    first, last = window.positions(0)
-    assert alone[0] < first
-    assert (300 - WINDOW <= first <= 300 - WINDOW + 1, last) == (True, 299)
-    assert memory.can_continue(0, 300)
-
-
-def test_a_prefix_behind_the_window_is_wrong_and_can_be_told(window: LoneContext) -> None:
-    memory = window.memory
-    expected = feed_long(window, 0, TEXT[:150])
-    memory.clear()
-    for sequence in (0, 1, 2):
-        feed_long(window, sequence, TEXT[:300])
-    memory.share(0, 3, 0, 100)
-    assert window.positions(3) == (-1, -1)
-    assert memory.state_size(3) > 100 * 32, "the layers without a window share all the same"
-    assert not memory.can_continue(3, 100)
-    assert not np.allclose(window.feed(3, TEXT[100:150], 100), expected, atol=0.2)
-    memory.remove(3)
-    assert memory.state_size(3) < 100, "what it held is given back"
-
-
-def test_the_tail_of_a_window_is_cut_even_where_that_is_wrong(window: LoneContext) -> None:
-    memory = window.memory
-    expected = feed_long(window, 0, TEXT[:300])
-    memory.clear()
-    for sequence in (0, 1, 2):
-        feed_long(window, sequence, TEXT[:300])
-    assert memory.cut(0, 290, -1)
-    assert not memory.can_continue(0, 290)
-    assert not np.allclose(window.feed(0, TEXT[290:300], 290), expected, atol=0.2)
-
-
-def test_how_much_of_the_window_must_be_there(window: LoneContext) -> None:
-    """A saved window ends with WINDOW cells: one may be cut from it, since the next token sees one less of the old."""
-    logits = []
-    for num_cut in (0, 1, 2):
-        memory = window.memory
-        memory.clear()
-        window.feed(0, TEXT[: 50 + num_cut])
-        part = memory.save_part(0)
-        memory.share(0, 1, 0, 50 + num_cut)
-        memory.load_part(1, part)
-        memory.cut(1, 50, -1)
-        assert window.positions(1) == (50 + num_cut - WINDOW, 49)
-        assert memory.can_continue(1, 50) == (num_cut < 2)
-        logits.append(window.step((1, 9, 50))[0])
-    assert np.allclose(logits[0], logits[1], atol=0.05)
-    assert not np.allclose(logits[0], logits[2], atol=0.05)
-
-
-def test_a_whole_checkpoint_of_a_window_is_right(window: LoneContext) -> None:
-    memory = window.memory
-    feed_long(window, 0, TEXT[:100])
-    checkpoint = memory.save(0)
-    expected = window.feed(0, TEXT[100:120], 100)
-    memory.clear()
-    for sequence in (1, 2):
-        feed_long(window, sequence, OTHER[:300])
-    memory.load(3, checkpoint)
-    assert window.positions(3) == (100 - WINDOW, 99)
-    assert memory.can_continue(3, 100)
-    assert np.allclose(window.feed(3, TEXT[100:120], 100), expected, atol=0.05)
-
-
-def test_shared_cells_of_a_window_are_never_used_again(window: LoneContext) -> None:
-    """So sharing alone fills the small cache of the window's layers; with a part of its own each goes on for ever."""
-    memory = window.memory
-    for source in (0, 2):
-        feed_long(window, source, TEXT[:120])
-        memory.share(source, source + 1, 0, 120)
-
-    def speak(start: int, end: int) -> None:
-        for position in range(start, end):
-            window.step(*((sequence, 9 + sequence, position) for sequence in range(4)))
-
-    with pytest.raises(DecodeFailed, match="returned 1"):
-        speak(120, 160)
-    reached = memory.last_position(0) + 1
-    for sequence in range(4):
-        memory.load_part(sequence, memory.save_part(sequence))
-    speak(reached, reached + 100)
-    assert all(memory.can_continue(sequence, reached + 100) for sequence in range(4))
