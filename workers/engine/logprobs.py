@@ -35,10 +35,10 @@ class LogSoftmax:
         highest = float(tops.max())
         np.subtract(self._row, np.float32(highest), out=self._scratch)
         np.exp(self._scratch, out=self._scratch)
-        norm = highest + math.log(float(self._scratch.sum()))
-        best = self._likeliest(tops, min(count, self.num_tokens))
-        likeliest = [(int(token), _bounded(float(self._row[token]) - norm)) for token in best]
-        return _bounded(float(self._row[chosen]) - norm), likeliest
+        log_sum = math.log(float(self._scratch.sum()))
+        best = self._likeliest(tops, min(count, self.num_tokens)).tolist()
+        likeliest = [(token, _bounded(float(self._row[token]) - highest - log_sum)) for token in best]
+        return _bounded(float(self._row[chosen]) - highest - log_sum), likeliest
 
     def _likeliest(self, tops: NDArray[np.float32], count: int) -> NDArray[np.intp]:
         """Tokens by falling logit. The best `count` are all in the `count` blocks with the highest maxima."""
