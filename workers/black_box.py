@@ -23,7 +23,7 @@ from typing import Self
 MAX_LABEL = 128
 """Characters of an id that are kept; a caller may send a longer one."""
 
-HALF = 1 << 16
+HALF = 1 << 17
 _OFFSETS = (16, 16 + HALF)
 _SIZE = 16 + 2 * HALF
 _MAGIC = b"pdkbox1"
