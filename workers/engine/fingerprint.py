@@ -17,6 +17,7 @@ import json
 import os
 import re
 import secrets
+import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -25,6 +26,7 @@ from pathlib import Path
 import msgspec
 
 from workers.llama.gguf import GgufHeader
+from workers.llama.native import build_id
 from workers.protocol.catalog import LlamaSettings
 
 CHUNK_BYTES = 8 << 20
@@ -141,6 +143,7 @@ class ModelHashes:
         kept[f"{path}"] = (state.text(), digest)
         temporary = self._file.with_name(f".{self._file.name}-{secrets.token_hex(4)}")
         with contextlib.suppress(OSError):  # it is only remembered for speed
+            self._file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
             with os.fdopen(descriptor, "wb") as file:
                 file.write(msgspec.json.encode(kept))
@@ -166,3 +169,29 @@ def _long_rope(header: GgufHeader, n_ctx: int) -> bool:
     arch = header.text("general.architecture") or ""
     trained = header.number(f"{arch}.context_length") or 0
     return n_ctx > (header.number(f"{arch}.rope.scaling.original_context_length") or trained)
+
+
+class KvIdentity:
+    """The fingerprint of one context's KV, found once, by whoever asks first. May be asked from any thread."""
+
+    def __init__(
+        self, header: GgufHeader, settings: LlamaSettings, hashes: ModelHashes, *, n_ctx: int, loaded_at: float
+    ) -> None:
+        """`n_ctx`: of the llama.cpp context, its cells. `loaded_at`: `time.time` before the model was loaded."""
+        self._header = header
+        self._settings = settings
+        self._hashes = hashes
+        self._n_ctx = n_ctx
+        self._loaded_at = loaded_at
+        self._lock = threading.Lock()
+        self._found: bytes | None = None
+
+    def fingerprint(self, stop: Callable[[], bool] = lambda: False) -> bytes | None:
+        """32 bytes; None when told to stop. May block for reading the model. Raises ModelChanged, OSError."""
+        with self._lock:
+            if self._found is None:
+                model = self._hashes.digest(parts_of(self._header), loaded_at=self._loaded_at, stop=stop)
+                if model is not None:
+                    facts = context_facts(self._header, self._settings, build=build_id(), n_ctx=self._n_ctx)
+                    self._found = fingerprint(model, facts)
+            return self._found

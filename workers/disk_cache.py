@@ -1,0 +1,56 @@
+"""The disk tier and the folder of saved slots, as the settings of a worker say."""
+
+from __future__ import annotations
+
+import time
+
+from workers.engine.conversation_file import ConversationFiles
+from workers.engine.disk import DiskTier
+from workers.engine.disk_folder import CacheFolder, CacheFolderUnusable
+from workers.engine.disk_names import CacheKeys
+from workers.engine.fingerprint import KvIdentity, ModelHashes
+from workers.llama.gguf import GgufHeader
+from workers.protocol.catalog import LlamaSettings
+from workers.settings import WorkerSettings
+
+HASHES_FILE = "model-hashes.json"
+"""In the state folder: SHA-256 of model files, so that each is read once."""
+
+
+def kv_identity(
+    settings: WorkerSettings, header: GgufHeader, llama: LlamaSettings, *, n_ctx: int, loaded_at: float | None = None
+) -> KvIdentity:
+    """`n_ctx`: cells of the llama.cpp context. `loaded_at`: `time.time` before the model was loaded; None: now."""
+    hashes = ModelHashes(settings.state_dir / HASHES_FILE)
+    return KvIdentity(header, llama, hashes, n_ctx=n_ctx, loaded_at=time.time() if loaded_at is None else loaded_at)
+
+
+def open_tier(settings: WorkerSettings, identity: KvIdentity) -> DiskTier | None:
+    """The tier with its thread started, to be closed after the engine; None where no `cache_dir` is set.
+
+    Raises CacheFolderUnusable.
+    """
+    if settings.cache_dir is None:
+        return None
+    try:
+        folder = CacheFolder(settings.cache_dir)
+    except CacheFolderUnusable as error:
+        raise CacheFolderUnusable(f"cache_dir: {error}") from None
+    return DiskTier(
+        folder, cache_keys(settings), max_bytes=settings.cache_disk_mib << 20, identify=identity.fingerprint
+    )
+
+
+def open_slot_files(settings: WorkerSettings) -> ConversationFiles | None:
+    """None where no `slot_save_dir` is set. Raises CacheFolderUnusable."""
+    if settings.slot_save_dir is None:
+        return None
+    try:
+        return ConversationFiles(settings.slot_save_dir, cache_keys(settings))
+    except CacheFolderUnusable as error:
+        raise CacheFolderUnusable(f"slot_save_dir: {error}") from None
+
+
+def cache_keys(settings: WorkerSettings) -> CacheKeys:
+    """Raises ValueError where neither secret is set."""
+    return CacheKeys(settings.cache_secret or settings.worker_secret)
