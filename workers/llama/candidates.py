@@ -21,6 +21,9 @@ Words = NDArray[np.uint32]
 MAX_SPARSE_WORDS = 512
 """Up to so many words are opened one by one; beyond it, opening all of them is faster."""
 
+MOST = 0.75
+"""From this share on it is faster to take all tokens and put others in the places of those that are left out."""
+
 _TOKEN_DATA = np.dtype([("id", "<i4"), ("logit", "<f4"), ("p", "<f4")])  # llama_token_data
 _BIT = np.arange(32, dtype=np.uint32)
 
@@ -74,18 +77,15 @@ class Candidates:
             return self._fill_all(logits)
         words = self._both(allowed, permitted)
         size = int(np.bitwise_count(words).sum())
-        if self.num_tokens - size <= MAX_SPARSE_WORDS:
-            return self._fill_all_but(logits, words, size)
+        if size == self.num_tokens:
+            return self._fill_all(logits)
         open_words = np.flatnonzero(words)
         if len(open_words) <= MAX_SPARSE_WORDS:
-            tokens = _opened(words, open_words)
-        else:
-            bits = np.unpackbits(words.view(np.uint8), bitorder="little", count=self.num_tokens)
-            tokens = np.flatnonzero(bits.view(np.bool_))
-        self._id[:size] = tokens
-        self._logit[:size] = logits.take(tokens)
-        self.size = size
-        return size
+            return self._fill_with(logits, _opened(words, open_words))
+        bits = np.unpackbits(words.view(np.uint8), bitorder="little", count=self.num_tokens).view(np.bool_)
+        if size < self.num_tokens * MOST:
+            return self._fill_with(logits, np.flatnonzero(bits))
+        return self._fill_all_but(logits, bits, size)
 
     def choose(self, chain: int) -> int:
         """Apply the sampler chain at `chain` to what was filled in, at least one token. It has yet to accept it."""
@@ -130,13 +130,17 @@ class Candidates:
         self.size = self.num_tokens
         return self.size
 
-    def _fill_all_but(self, logits: Logits, words: Words, size: int) -> int:
-        """Few are left out: their places are taken by the last ones, so that no others lose theirs."""
+    def _fill_with(self, logits: Logits, tokens: NDArray[np.intp]) -> int:
+        self.size = len(tokens)
+        self._id[: self.size] = tokens
+        self._logit[: self.size] = logits.take(tokens)
+        return self.size
+
+    def _fill_all_but(self, logits: Logits, allowed: NDArray[np.bool_], size: int) -> int:
+        """The places of those that are left out are taken by the last ones, so that no others lose theirs."""
         self._fill_all(logits)
-        closed = self._every & ~words
-        out = _opened(closed, np.flatnonzero(closed))
-        holes = out[out < size]
-        last = np.setdiff1d(np.arange(size, self.num_tokens), out, assume_unique=True)
+        holes = np.flatnonzero(~allowed[:size])
+        last = np.flatnonzero(allowed[size:]) + size
         self._id[holes] = last
         self._logit[holes] = logits[last]
         self.size = size

@@ -13,7 +13,7 @@ import pytest
 from tests.support.lone_context import LoneContext, lone_context
 from workers.engine.picker import PickerTools
 from workers.engine.request import EngineRequest
-from workers.llama.candidates import MAX_SPARSE_WORDS, Candidates, Words, all_tokens
+from workers.llama.candidates import MAX_SPARSE_WORDS, MOST, Candidates, Words, all_tokens
 from workers.llama.dry import MAX_KEPT, DryStages
 from workers.llama.model import Model
 from workers.llama.samplers import SamplerChain
@@ -132,10 +132,9 @@ def test_exactly_the_allowed_tokens_are_filled_in(num_tokens: int, left_out: str
 
 
 def test_the_ways_to_fill_in_are_all_tested() -> None:
-    few, some, most = 7, 151_936 // 3, 151_936 - 151_936 // 30 - 1
-    assert few <= MAX_SPARSE_WORDS < some
-    assert 151_936 - most > MAX_SPARSE_WORDS
-    assert 20_000 // 32 > MAX_SPARSE_WORDS > 768 // 32
+    """Word by word, all bits at once, and all but a few."""
+    assert 768 // 32 < MAX_SPARSE_WORDS < 20_000 // 32
+    assert 1 - 1 / 3 < MOST < 1 - 7 / 20_000
 
 
 def test_a_set_of_another_length_is_of_the_tokens_that_are_there() -> None:
