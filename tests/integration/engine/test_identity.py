@@ -153,9 +153,8 @@ def test_conversations_go_on_as_if_read_anew(alone: tuple[Alone, str]) -> None:
             for prompt in prompts:
                 one.differences([prompt], ask_all(bench, [prompt]))
                 prompt += [*one.speak(prompt).tokens, *WORDS[turn * 7 : turn * 7 + 5]]
-        # How much of its last turn each takes up is a matter of measured costs, at least the common beginning is.
-        assert min(num_cached(bench)[4:]) >= len(SYSTEM)
-        assert max(num_cached(bench)) > len(SYSTEM)
+        # How much each takes up, from whom or from RAM, is decided by measured costs; damaged states in RAM show here.
+        assert max(num_cached(bench)) >= len(SYSTEM)
 
 
 def test_a_crowded_cache_changes_nothing(alone: tuple[Alone, str]) -> None:
