@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -19,7 +19,9 @@ from benchmarks.engine.servers import (
     Serve,
     Shape,
     at_once,
+    connections,
     paddock,
+    reached,
     reference,
     until_healthy,
 )
@@ -40,15 +42,22 @@ _SOME_TEXT = re.compile(rb'"text": ?"[^"]')
 class PythonServerClient:
     """`/v1/completions` takes no tokens, only text."""
 
-    def __init__(self, session: aiohttp.ClientSession, url: str) -> None:
+    def __init__(self, session: aiohttp.ClientSession, url: str, pid: int) -> None:
+        self.pid = pid
         self._session = session
         self._url = url
 
     async def ask(self, call: Call, answer: Answer) -> None:
         body = {"prompt": call.prompt, "max_tokens": call.num_predict, "temperature": 0, "stream": True}
-        reader = FrameReader()
         answer.sent = time.perf_counter()
         url = f"{self._url}/v1/completions"
+        with reached("llama_cpp.server"):
+            await self._read(url, body, answer)
+        if not answer.ended:
+            raise Unmeasured("llama_cpp.server ended an answer half-way")
+
+    async def _read(self, url: str, body: Mapping[str, object], answer: Answer) -> None:
+        reader = FrameReader()
         async with self._session.post(url, json=body, timeout=ENDLESS) as response:
             if response.status != 200:
                 raise Unmeasured(f"llama_cpp.server answered {response.status}: {(await response.text())[:300]}")
@@ -59,8 +68,6 @@ class PythonServerClient:
                         answer.note(now, 1)
                     if frame.data.strip() == b"[DONE]":
                         answer.ended = now
-        if not answer.ended:
-            raise Unmeasured("llama_cpp.server ended an answer half-way")
 
 
 @asynccontextmanager
@@ -70,9 +77,9 @@ async def serve_python(stack: Stack, model: Path, shape: Shape) -> AsyncIterator
     command = ["taskset", "-c", COMPUTE_CORE, str(python_server()), "-m", "llama_cpp.server", "--model", str(model)]
     command += ["--n_threads", "1", "--n_threads_batch", "1", "--n_ctx", str(shape.ctx), "--port", str(port)]
     process = stack.spawn(f"python-server-{port}", [*command, "--interrupt_requests", "false"])
-    async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as session:
+    async with aiohttp.ClientSession(connector=connections()) as session:
         await until_healthy(session, f"http://127.0.0.1:{port}/v1/models", process)
-        yield PythonServerClient(session, f"http://127.0.0.1:{port}")
+        yield PythonServerClient(session, f"http://127.0.0.1:{port}", process.pid)
     process.stop()
 
 

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from benchmarks.engine.bench import Bench, Model
 from benchmarks.engine.calls import Call, Samples, decode_rate, total_s
 from benchmarks.engine.prompts import tokens
 from benchmarks.engine.servers import Client, Shape, at_once, paddock, reference
+from benchmarks.load import cpu_seconds
 from benchmarks.table import Row
 
 BARS = {1: 1.0, 8: 0.95, 16: 0.95}
@@ -31,16 +34,31 @@ async def measure(bench: Bench) -> list[Row]:
     return rows
 
 
-async def rate(client: Client, label: str, callers: int, num_predict: int) -> tuple[float, float]:
-    """Tokens per second while all decode, and of the whole, prompts included."""
+@dataclass(frozen=True, slots=True)
+class Speed:
+    """Tokens per second."""
+
+    decoding: float
+    """While all callers decode."""
+    whole: float
+    """From the first call to the last answer's end, prompts included."""
+    per_cpu: float
+    """The same by the server's processor time: what other programs on the machine disturb less."""
+
+
+async def rate(client: Client, label: str, callers: int, num_predict: int) -> Speed:
     calls = [Call(tokens(f"{label}/{callers}/{number}", PROMPT), num_predict) for number in range(callers)]
+    cpu_before = cpu_seconds((client.pid,))
     answers = await at_once(client, calls)
-    return decode_rate(answers), sum(answer.num_tokens for answer in answers) / total_s(answers)
+    cpu_s = cpu_seconds((client.pid,)) - cpu_before
+    num_tokens = sum(answer.num_tokens for answer in answers)
+    return Speed(decode_rate(answers), num_tokens / total_s(answers), num_tokens / cpu_s)
 
 
 async def compare(bench: Bench, model: Model, num_predict: int, rounds: int) -> list[Row]:
     decoding: Figures = {}
     whole: Figures = {}
+    per_cpu: Figures = {}
     for number in range(rounds):
         for side, serve in SIDES.items():
             async with serve(bench.stack, model.path, SHAPE) as client:
@@ -48,15 +66,17 @@ async def compare(bench: Bench, model: Model, num_predict: int, rounds: int) -> 
                 for callers in BARS:
                     # One answer alone is short: a longer one tells as much as the many do.
                     length = num_predict * 2 if callers == 1 else num_predict
-                    while_all, in_all = await rate(client, f"decode {number}", callers, length)
-                    decoding.setdefault((side, callers), Samples()).add(while_all)
-                    whole.setdefault((side, callers), Samples()).add(in_all)
-                    bench.say(f"decode, {model.name}, {side}, {callers} callers: {while_all:.1f} tokens/s")
+                    speed = await rate(client, f"decode {number}", callers, length)
+                    decoding.setdefault((side, callers), Samples()).add(speed.decoding)
+                    whole.setdefault((side, callers), Samples()).add(speed.whole)
+                    per_cpu.setdefault((side, callers), Samples()).add(speed.per_cpu)
+                    bench.say(f"decode, {model.name}, {side}, {callers} callers: {speed}")
     rows = []
     for callers, bar in BARS.items():
         what = f"decode, {model.name}, {callers} caller{'s' if callers > 1 else ''}"
         rows.append(row(what, decoding, callers, bar))
         rows.append(row(f"{what}, prompts included", whole, callers, None))
+        rows.append(row(f"{what}, prompts included, by processor time", per_cpu, callers, None))
     return rows
 
 
@@ -77,11 +97,11 @@ async def idle(bench: Bench, model: Model, rounds: int) -> list[Row]:
         async with paddock()(bench.stack, model.path, SHAPE) as client:
             await rate(client, "warm", 2, 8)
             for callers, samples in before.items():
-                samples.add((await rate(client, f"empty {number}", callers, num_predict))[0])
+                samples.add((await rate(client, f"empty {number}", callers, num_predict)).decoding)
             for start in range(0, len(filling), SHAPE.slots):
                 await at_once(client, filling[start : start + SHAPE.slots])
             for callers, samples in after.items():
-                samples.add((await rate(client, f"full {number}", callers, num_predict))[0])
+                samples.add((await rate(client, f"full {number}", callers, num_predict)).decoding)
                 bench.say(f"idle prefixes, {model.name}, {callers} callers: {samples.values[-1]:.1f} tokens/s")
     rows = []
     for callers in IDLE_CALLERS:

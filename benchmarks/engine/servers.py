@@ -10,8 +10,8 @@ import asyncio
 import itertools
 import os
 import time
-from collections.abc import AsyncIterator, Callable
-from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -49,6 +49,10 @@ class Shape:
 class Client(Protocol):
     """A running server."""
 
+    @property
+    def pid(self) -> int:
+        """The one process that computes."""
+
     async def ask(self, call: Call, answer: Answer) -> None:
         """Fills the answer until it ends. Cancelled, it ends the call on the server too. Raises Unmeasured."""
 
@@ -57,10 +61,25 @@ Serve = Callable[[Stack, Path, Shape], AbstractAsyncContextManager[Client]]
 """Starts a server, stops it at the end."""
 
 
+@contextmanager
+def reached(name: str) -> Iterator[None]:
+    """A server that can't be spoken to is one without a figure. Raises Unmeasured."""
+    try:
+        yield
+    except (aiohttp.ClientError, OSError) as error:
+        raise Unmeasured(f"{name} broke a connection: {type(error).__name__}: {error}") from error
+
+
+def connections() -> aiohttp.TCPConnector:
+    """A connection for each call: servers differ in when they close one that is kept."""
+    return aiohttp.TCPConnector(limit=0, force_close=True)
+
+
 class PaddockClient:
     """One gateway's place towards one worker: a stream of events, calls by number."""
 
-    def __init__(self, session: aiohttp.ClientSession, url: str) -> None:
+    def __init__(self, session: aiohttp.ClientSession, url: str, pid: int) -> None:
+        self.pid = pid
         self._session = session
         self._url = url
         self._gateway = f"bench-{os.getpid()}"
@@ -118,10 +137,11 @@ class PaddockClient:
             del self._open[number]
 
     async def _post(self, path: str, message: Submit | Cancel, expected: int) -> None:
-        async with self._session.post(self._url + path, data=_encode(message)) as response:
-            body = await response.text()
-            if response.status != expected:
-                raise Unmeasured(f"Paddock answered {response.status}: {body[:300]}")
+        with reached("Paddock"):
+            async with self._session.post(self._url + path, data=_encode(message)) as response:
+                body = await response.text()
+                if response.status != expected:
+                    raise Unmeasured(f"Paddock answered {response.status}: {body[:300]}")
 
 
 class Timings(msgspec.Struct, frozen=True):
@@ -142,7 +162,8 @@ _decode_chunk = msgspec.json.Decoder(CompletionChunk).decode
 
 
 class LlamaServerClient:
-    def __init__(self, session: aiohttp.ClientSession, url: str) -> None:
+    def __init__(self, session: aiohttp.ClientSession, url: str, pid: int) -> None:
+        self.pid = pid
         self._session = session
         self._url = url
 
@@ -158,13 +179,15 @@ class LlamaServerClient:
         }
         reader = FrameReader()
         answer.sent = time.perf_counter()
-        async with self._session.post(f"{self._url}/completion", data=_encode(body), timeout=ENDLESS) as response:
-            if response.status != 200:
-                raise Unmeasured(f"llama-server answered {response.status}: {(await response.text())[:300]}")
-            async for data in response.content.iter_any():
-                now = time.perf_counter()
-                for frame in reader.feed(data):
-                    self._take(frame.data, answer, now)
+        url = f"{self._url}/completion"
+        with reached("llama-server"):
+            async with self._session.post(url, data=_encode(body), timeout=ENDLESS) as response:
+                if response.status != 200:
+                    raise Unmeasured(f"llama-server answered {response.status}: {(await response.text())[:300]}")
+                async for data in response.content.iter_any():
+                    now = time.perf_counter()
+                    for frame in reader.feed(data):
+                        self._take(frame.data, answer, now)
         if not answer.ended:
             raise Unmeasured("llama-server ended an answer half-way")
 
@@ -195,8 +218,8 @@ def paddock(**settings: Any) -> Serve:
             **settings,
         )
         headers = {"Authorization": f"Bearer {stack.secret}", "Content-Type": "application/json"}
-        async with aiohttp.ClientSession(headers=headers, connector=aiohttp.TCPConnector(limit=0)) as session:
-            client, opened = PaddockClient(session, process.url), asyncio.Event()
+        async with aiohttp.ClientSession(headers=headers, connector=connections()) as session:
+            client, opened = PaddockClient(session, process.url, process.pid), asyncio.Event()
             async with asyncio.TaskGroup() as group:
                 listener = group.create_task(client.listen(opened))
                 await opened.wait()
@@ -216,9 +239,9 @@ def reference(*flags: str) -> Serve:
         given = ["-m", str(model), "-t", "1", "-tb", "1", "-c", str(shape.kv_tokens), "-np", str(shape.slots), *flags]
         command = ["taskset", "-c", COMPUTE_CORE, str(llama_server()), *given, "--host", "127.0.0.1"]
         process = stack.spawn(f"llama-server-{port}", [*command, "--port", str(port)])
-        async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as session:
+        async with aiohttp.ClientSession(connector=connections()) as session:
             await until_healthy(session, f"http://127.0.0.1:{port}/health", process)
-            yield LlamaServerClient(session, f"http://127.0.0.1:{port}")
+            yield LlamaServerClient(session, f"http://127.0.0.1:{port}", process.pid)
         process.stop()
 
     return serve
