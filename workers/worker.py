@@ -41,7 +41,7 @@ from workers.protocol.failures import CallFailed
 from workers.protocol.requests import Sampling
 from workers.service import logs
 from workers.service.adapters import AdapterRoutes
-from workers.service.memory import KvShape, free_bytes, plan_kv
+from workers.service.memory import KvShape, free_bytes, outputs_too_large, plan_kv
 from workers.service.pooled import PooledDesk, TextRefused
 from workers.service.server import Emit, OnCrash, Place, PortTaken, WorkerServer, listen
 from workers.settings import WorkerSettings
@@ -228,6 +228,9 @@ def make_pooled_context(
     if n_ctx > trained:
         logger.warning("ctx %d is more than the %d tokens that the model was trained for", n_ctx, trained)
         n_ctx = trained if model.encoder_only else n_ctx
+    shortage = outputs_too_large(n_vocab=model.vocab.num_tokens, n_ubatch=llama.n_ubatch, free_bytes=free_bytes())
+    if shortage:
+        raise ModelTooLarge(shortage)
     kv_tokens = 0
     if not model.encoder_only:
         shape = kv_shape(model.header)

@@ -29,6 +29,9 @@ Vectors = NDArray[np.float32]
 
 AUTO = "auto"
 
+GRAIN = 32
+"""A micro-batch is a multiple of this, and of the number of sequences: llama.cpp ends the process where it is not."""
+
 _HEADS = ("cls.weight", "cls.output.weight")
 
 
@@ -75,6 +78,11 @@ def pooling_of(model: Model, settings: LlamaSettings) -> Pooling:
     return pooling
 
 
+def _divisor(number: int, most: int) -> int:
+    """The largest divisor up to `most`. Of a multiple of `GRAIN`: at least that, or over half of a smaller `most`."""
+    return next(divisor for divisor in range(min(number, most), 0, -1) if number % divisor == 0)
+
+
 def _declared(model: Model) -> Pooling | None:
     number = model.header.number(f"{model.architecture}.pooling_type")
     return Pooling(number) if number in range(1, 5) else None
@@ -109,12 +117,12 @@ class PooledContext:
         kind = kind_of(model.pointer, swa_full=settings.swa_full)
         params = c.llama_context_default_params()
         fill_context(params, settings)
-        params.n_ctx = max(kv_tokens, n_ctx, settings.n_ubatch if model.encoder_only else 0)
+        n_ubatch = settings.n_ubatch - settings.n_ubatch % GRAIN
+        params.n_ctx = max(kv_tokens, n_ctx, n_ubatch)
         many = MAX_SEQUENCES if model.encoder_only or kind.by_range else num_sequences
-        # llama.cpp wants room for one output per sequence, and ends the process where there is none.
-        params.n_seq_max = min(many, settings.n_ubatch, params.n_ctx)
+        params.n_seq_max = _divisor(n_ubatch, many)
         params.kv_unified = True
-        params.n_batch = params.n_ubatch = settings.n_ubatch
+        params.n_batch = params.n_ubatch = n_ubatch
         params.embeddings = True
         params.pooling_type = pooling.value
         self.pointer: int = c.llama_init_from_model(model.pointer, params) or 0

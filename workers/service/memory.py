@@ -70,6 +70,20 @@ def plan_kv(
     return KvPlan(min(n_ctx, wanted), wanted, reason)
 
 
+def outputs_too_large(*, n_vocab: int, n_ubatch: int, free_bytes: int | None) -> str:
+    """Why the outputs of a micro-batch whose every token is one do not fit main memory; empty if they do.
+
+    llama.cpp keeps room for their logits, needed or not (`output_reserve` in llama-context.cpp).
+    """
+    needed = n_vocab * n_ubatch * 4
+    if free_bytes is None or needed <= free_bytes:
+        return ""
+    return (
+        f"llama.n_ubatch: a micro-batch of {n_ubatch:,} tokens takes {needed >> 20:,} MiB with this model's vocabulary "
+        f"and {free_bytes >> 20:,} MiB of memory are free; lower n_ubatch"
+    )
+
+
 def free_bytes() -> int | None:
     """Memory that this process could still take: of the machine and of its control group. None where nobody says."""
     found = [value for value in (_machine_free(), _group_free()) if value is not None]

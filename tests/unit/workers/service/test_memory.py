@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from workers.protocol.catalog import MAX_KV_TOKENS
-from workers.service.memory import WORKER_SHARE, KvShape, free_bytes, plan_kv, share
+from workers.service.memory import WORKER_SHARE, KvShape, free_bytes, outputs_too_large, plan_kv, share
 
 
 def test_what_a_token_takes() -> None:
@@ -51,3 +51,12 @@ def test_cells_are_counted_in_32_bits() -> None:
 def test_this_machine_has_memory() -> None:
     free = free_bytes()
     assert free is None or 1 << 20 < free < 1 << 50
+
+
+def test_a_micro_batch_whose_outputs_do_not_fit_is_told_with_both_sizes() -> None:
+    gib = 1 << 30
+    assert outputs_too_large(n_vocab=250_000, n_ubatch=512, free_bytes=gib) == ""
+    assert outputs_too_large(n_vocab=250_000, n_ubatch=8192, free_bytes=None) == ""
+    told = outputs_too_large(n_vocab=250_000, n_ubatch=8192, free_bytes=4 * gib)
+    for part in ("n_ubatch", "8,192 tokens", "7,812 MiB", "4,096 MiB", "lower"):
+        assert part in told
