@@ -29,6 +29,8 @@ from workers.protocol.heartbeat import Heartbeat
 from workers.protocol.requests import GenerateRequest
 
 MAX_ATTEMPTS = 4
+MAX_LOST = 2
+"""Workers that may be lost under one call before it is given up: it may be what ends them."""
 REST_S = 0.1
 """How long a worker that refused a call, or lost it, is left alone by that call."""
 LOOK_AGAIN_S = 0.05
@@ -149,6 +151,7 @@ class Pipeline:
     ) -> AsyncIterator[Answer]:
         resting: dict[str, float] = {}
         """Boot id -> time.monotonic() until which this call leaves that worker process alone."""
+        num_lost = 0
         slow = ClientTooSlow("The client reads too slowly: its buffer of events is full, so the answer was cut off.")
         while True:
             async with self._admission.slot(call, await self._avoided(call, resting)) as lease:
@@ -170,7 +173,8 @@ class Pipeline:
                 except CallFailed as failed:
                     failure = failed.failure
             self._metrics.attempts.labels(call.model, failure.code.value).inc()
-            if failure.code not in RETRYABLE or trail.attempts >= MAX_ATTEMPTS:
+            num_lost += failure.code is FailureCode.WORKER_LOST
+            if failure.code not in RETRYABLE or trail.attempts >= MAX_ATTEMPTS or num_lost >= MAX_LOST:
                 raise answer_to(failure)
             now = time.monotonic()
             resting[place.boot] = float("inf") if failure.code is FailureCode.DRAINING else now + REST_S

@@ -35,6 +35,17 @@ async def test_a_call_that_has_not_started_finishes_on_the_other_worker(stack: S
     await until(lambda: stack.leases(MODEL) == 0, 5, "no slot stays leased")
 
 
+async def test_a_call_that_ends_its_workers_does_not_end_them_all(stack: Stack) -> None:
+    """They die in the first step, before the call has begun: it is tried once more, and then given up."""
+    names = ("first", "second", "third")
+    workers = [stack.fake_worker(MODEL, "--die-after", "1", worker_id=name, slots=2) for name in names]
+    gateway = stack.gateway()
+    async with calling(gateway.url, stack.key, MODEL) as caller:
+        status, body = await caller.whole()
+    assert (status, body["error"]["code"]) == (502, "worker_lost")
+    assert sorted(worker.popen.poll() is None for worker in workers) == [False, False, True]
+
+
 async def test_running_streams_end_with_an_error_and_others_are_untouched(stack: Stack) -> None:
     flags = ("--step-ms", "20", "--tokens", "400")
     doomed = stack.fake_worker(MODEL, *flags, worker_id="doomed", slots=2)
