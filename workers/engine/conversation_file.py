@@ -7,7 +7,6 @@ the tokens, 4 each; for each block start 4, end 4, length 8; the blocks' states.
 
 from __future__ import annotations
 
-import os
 import re
 import struct
 from dataclasses import dataclass
@@ -16,7 +15,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from workers.engine.disk_folder import CacheFolder
+from workers.engine.disk_folder import CacheFolder, sync_folder
 from workers.engine.disk_names import CacheKeys
 from workers.engine.scope import Scope
 from workers.engine.sealed import FileRefused, Kind, Label, SealedReader, discard, write_sealed
@@ -70,7 +69,7 @@ class ConversationFiles:
         try:
             with self._folder.opened(self._team(scope), create=True) as folder:
                 written = write_sealed(folder, name, self._keys.seal, label, parts)
-                os.fsync(folder)
+                sync_folder(folder)
         except OSError as error:
             raise ConversationUnusable(f"{name}: can't be written: {error.strerror}") from None
         return written

@@ -50,7 +50,7 @@ class DiskStats:
     num_written: int
     num_read: int
     num_dropped: int
-    """Blocks that were not written: the queue was full, or the tier was closed."""
+    """Times that a block was not taken or not written: the queue was full, or the tier was closed."""
     num_refused: int
     """Files that were removed because they could not be trusted."""
     num_failed: int
@@ -111,6 +111,11 @@ class DiskTier:
         return bool(self._fingerprint)
 
     @property
+    def closed(self) -> bool:
+        """Whether it has stopped: asked to, or because the model can't be told for sure (the log says why)."""
+        return self._ended
+
+    @property
     def stats(self) -> DiskStats:
         return DiskStats(
             self._index.num_bytes,
@@ -127,13 +132,16 @@ class DiskTier:
         )
 
     def put(self, name: BlockName, state: bytes) -> bool:
-        """Queue a block to be written -> False where it was dropped. Never waits."""
+        """Queue a block to be written. Never waits. -> False: dropped, since the queue is full; later it may not be.
+
+        A tier that is closed, or never found its fingerprint, takes blocks to nowhere.
+        """
         if self.has(name):
             return True
         with self._changed:
             if self._closing or self._pending_bytes + len(state) > self._queue_bytes:
                 self._dropped += 1
-                return False
+                return self._closing
             if name not in self._pending:
                 self._pending[name] = state
                 self._pending_bytes += len(state)

@@ -101,14 +101,8 @@ class CacheFolder:
 
     def sync(self, leaf: Leaf) -> None:
         """Make the names in a leaf survive a power cut."""
-        try:
-            with self.opened(*leaf.parts) as folder:
-                os.fsync(folder)
-        except FileNotFoundError:
-            pass
-        except OSError as error:
-            if error.errno != errno.EINVAL:  # some network file systems can't
-                raise
+        with suppress(FileNotFoundError), self.opened(*leaf.parts) as folder:
+            sync_folder(folder)
 
     def remove(self, place: Place) -> bool:
         """-> whether this call removed it."""
@@ -230,6 +224,15 @@ def open_private(path: Path) -> int:
     return folder
 
 
+def sync_folder(folder: int) -> None:
+    """Make the names in it survive a power cut. Raises OSError."""
+    try:
+        os.fsync(folder)
+    except OSError as error:
+        if error.errno not in (errno.EINVAL, errno.ENOTSUP):  # some network file systems can't
+            raise
+
+
 def _enter(folder: int, name: str, *, create: bool) -> int:
     try:
         return os.open(name, _FLAGS, dir_fd=folder)
@@ -238,7 +241,7 @@ def _enter(folder: int, name: str, *, create: bool) -> int:
             raise
     try:
         os.mkdir(name, FOLDER_MODE, dir_fd=folder)
-        os.fsync(folder)
+        sync_folder(folder)
     except FileExistsError:
         pass
     return os.open(name, _FLAGS, dir_fd=folder)

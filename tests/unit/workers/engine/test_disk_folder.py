@@ -36,11 +36,13 @@ FILE_BYTES = STATE_BYTES + HEADER.size + SEAL_BYTES
 ROOT = Path(__file__).resolve().parents[4]
 
 WRITER = """
-import os, sys
+import resource, sys
 from pathlib import Path
 from tests.unit.workers.engine.disk_support import names, tier
 
-seed, count, max_bytes, size = map(int, sys.argv[2:])
+seed, count, max_bytes, size, limit = map(int, sys.argv[2:])
+if limit:
+    resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
 with tier(Path(sys.argv[1]), max_bytes=max_bytes) as one:
     print("ready", flush=True)
     for name in names(count, seed=seed):
@@ -52,9 +54,10 @@ with tier(Path(sys.argv[1]), max_bytes=max_bytes) as one:
 
 
 def writer(
-    cache: Path, seed: int, count: int, *, max_bytes: int = 1 << 40, size: int = STATE_BYTES
+    cache: Path, seed: int, count: int, *, max_bytes: int = 1 << 40, size: int = STATE_BYTES, limit: int = 0
 ) -> subprocess.Popen[str]:
-    argv = [sys.executable, "-c", WRITER, str(cache), *map(str, (seed, count, max_bytes, size))]
+    """A process that writes blocks and tells of each; `limit`: bytes of a file that the system lets it write."""
+    argv = [sys.executable, "-c", WRITER, str(cache), *map(str, (seed, count, max_bytes, size, limit))]
     return subprocess.Popen(argv, cwd=ROOT, stdout=subprocess.PIPE, text=True)
 
 
@@ -132,6 +135,27 @@ def test_two_processes_share_a_folder_under_its_cap(tmp_path: Path) -> None:
             assert fetched(one, [name]) == [name.digest * (STATE_BYTES // 32)]
         store(one, names(1, seed=3), states(1))
         assert total(cache) <= cap
+
+
+def test_a_write_that_the_system_refuses_costs_the_block_only(tmp_path: Path) -> None:
+    process = writer(tmp_path / "cache", 1, 5, size=1 << 17, limit=1 << 16)
+    out, _ = process.communicate(timeout=60)
+    assert process.returncode == 0
+    assert out.splitlines()[-1] == "5 0"
+    assert files(tmp_path / "cache") == []
+
+
+def test_no_descriptor_is_left_open(tmp_path: Path) -> None:
+    if not Path("/proc/self/fd").is_dir():
+        pytest.skip("only Linux lists a process's descriptors")
+    before = os.listdir("/proc/self/fd")
+    with tier(tmp_path / "cache") as one:
+        store(one, names(5), states(5))
+        fetched(one, names(6))
+        one.discard(names(1)[0])
+    with tier(tmp_path / "cache"):
+        pass
+    assert len(os.listdir("/proc/self/fd")) == len(before)
 
 
 def test_what_another_process_wrote_is_found_at_once_and_known_after_a_scan(tmp_path: Path) -> None:
