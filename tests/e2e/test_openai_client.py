@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterator
+from typing import Any
 
 import openai
 import pytest
-from openai.types.chat import ChatCompletionToolParam
+from openai.types.chat import ChatCompletion, ChatCompletionTokenLogprob, ChatCompletionToolParam
 
 from tests.e2e.conftest import DEMO_ALIAS
 from tests.support.stack import Stack
@@ -20,6 +22,9 @@ WEATHER: ChatCompletionToolParam = {
         "parameters": {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]},
     },
 }
+
+
+QUESTION = "Who are you?"
 
 
 @pytest.fixture
@@ -53,7 +58,11 @@ def test_streamed_text_is_the_whole_text(client: openai.OpenAI) -> None:
     chunks = list(stream)
     assert chunks[0].choices[0].delta.role == "assistant"
     assert "".join(c.choices[0].delta.content or "" for c in chunks if c.choices) == whole.choices[0].message.content
-    assert chunks[-1].usage == whole.usage
+    # Which prompt tokens were cached may differ: the whole answer came first.
+    counts = {"completion_tokens", "prompt_tokens", "total_tokens"}
+    assert chunks[-1].usage is not None
+    assert whole.usage is not None
+    assert chunks[-1].usage.model_dump(include=counts) == whole.usage.model_dump(include=counts)
     assert [c.choices[0].finish_reason for c in chunks if c.choices][-1] == "stop"
     assert len(chunks) > 5
 
@@ -148,3 +157,95 @@ def test_errors_are_the_clients_own(demo_stack: Stack, client: openai.OpenAI) ->
     stranger = openai.OpenAI(base_url=f"{demo_stack.gateways[0].url}/v1", api_key="wrong", max_retries=0)
     with stranger, pytest.raises(openai.AuthenticationError):
         stranger.models.list()
+
+
+def ask(client: openai.OpenAI, extra: dict[str, Any] | None = None, **parameters: Any) -> ChatCompletion:
+    answer: ChatCompletion = client.chat.completions.create(
+        model=DEMO_ALIAS,
+        messages=[{"role": "user", "content": QUESTION}],
+        extra_body=extra,
+        **{"temperature": 0, **parameters},
+    )
+    return answer
+
+
+def entries(answer: ChatCompletion) -> list[ChatCompletionTokenLogprob]:
+    logprobs = answer.choices[0].logprobs
+    assert logprobs is not None
+    assert logprobs.content is not None
+    return logprobs.content
+
+
+def said(answer: ChatCompletion) -> str:
+    return answer.choices[0].message.content or ""
+
+
+def test_log_probabilities_of_a_whole_answer(client: openai.OpenAI) -> None:
+    answer = ask(client, logprobs=True, top_logprobs=3)
+    assert answer.usage is not None
+    told = entries(answer)
+    assert len(told) == answer.usage.completion_tokens - 1, "all but the end token"
+    assert b"".join(bytes(one.bytes or ()) for one in told).decode() == said(answer)
+    for one in told:
+        likeliest = [other.logprob for other in one.top_logprobs]
+        assert len(likeliest) == 3
+        assert likeliest == sorted(likeliest, reverse=True)
+        assert one.top_logprobs[0].token == one.token, "greedy"
+        assert one.logprob == likeliest[0] <= 0
+        assert sum(map(math.exp, likeliest)) <= 1.0001
+
+
+def test_log_probabilities_in_a_stream(client: openai.OpenAI) -> None:
+    whole = entries(ask(client, logprobs=True, top_logprobs=2))
+    chunks = client.chat.completions.create(
+        model=DEMO_ALIAS,
+        messages=[{"role": "user", "content": QUESTION}],
+        temperature=0,
+        logprobs=True,
+        top_logprobs=2,
+        stream=True,
+    )
+    told: list[ChatCompletionTokenLogprob] = []
+    for chunk in chunks:
+        [choice] = chunk.choices
+        content = choice.logprobs.content or [] if choice.logprobs else []
+        assert bool(content) == bool(choice.delta.content)
+        assert b"".join(bytes(one.bytes or ()) for one in content).decode() == (choice.delta.content or "")
+        told += content
+    assert [one.token for one in told] == [one.token for one in whole]
+    # A second reading of a cached prompt may round otherwise.
+    assert [one.logprob for one in told] == pytest.approx([one.logprob for one in whole], abs=0.02)
+
+
+def test_the_chosen_tokens_alone(client: openai.OpenAI) -> None:
+    told = entries(ask(client, logprobs=True))
+    assert told
+    assert all(one.top_logprobs == [] for one in told)
+    assert ask(client).choices[0].logprobs is None
+
+
+def test_a_bias_rules_a_token_out(client: openai.OpenAI) -> None:
+    first = entries(ask(client, {"n_probs": 1}))[0].model_dump()["id"]
+    plain = said(ask(client))
+    for bias in ({str(first): -100}, {str(first): False}):
+        assert said(ask(client, {"logit_bias": bias}))[:3] != plain[:3]
+    with pytest.raises(openai.BadRequestError, match="there is no token 768; this model's are 0 to 767") as caught:
+        ask(client, logit_bias={"768": 1})
+    assert caught.value.param == "logit_bias"
+
+
+def test_samplers_that_only_llama_server_has(client: openai.OpenAI) -> None:
+    plain = said(ask(client))
+    assert said(ask(client, {"samplers": ["top_k"], "top_k": 1}, temperature=2)) == plain
+    assert said(ask(client, {"xtc_probability": 1.0, "xtc_threshold": 0.001})) != plain
+    assert (
+        said(ask(client, {"dry_multiplier": 5.0, "dry_allowed_length": 0, "ignore_eos": True}, max_tokens=60)) != plain
+    )
+    alone = {"mirostat": 2, "mirostat_tau": 9.0, "cache_prompt": False}
+    mirostat = [said(ask(client, alone, temperature=2, seed=5)) for _ in range(2)]
+    assert mirostat[0] == mirostat[1] != plain
+
+
+def test_what_a_call_says_of_caches_and_order_is_taken(client: openai.OpenAI) -> None:
+    extra = {"cache_salt": "mine", "cache_prompt": False, "priority": 5, "n_keep": 1}
+    assert said(ask(client, extra)) == said(ask(client))
