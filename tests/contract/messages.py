@@ -11,9 +11,11 @@ from workers.protocol.events import (
     Failed,
     Finished,
     FinishReason,
+    Logprobs,
     Started,
     Text,
     Timings,
+    TokenLogprob,
     ToolCallDelta,
     Usage,
 )
@@ -35,6 +37,9 @@ from workers.protocol.requests import (
 FAILURE = Failure(FailureCode.CONTEXT_OVERFLOW, "the prompt has 600 tokens, the context 512", "messages")
 STARTED = Started(7, 3, 42, 16)
 TEXT = Text(7, 'Grüße, "Welt"\n', 2)
+LOGPROBS = Logprobs(
+    7, TokenLogprob(313, b"\xc3", -0.25), (TokenLogprob(313, b"\xc3", -0.25), TokenLogprob(2, b"<|im_end|>", -2.5))
+)
 TOOL_CALL_BEGUN = ToolCallDelta(8, 0, "call_1f", "get_weather", "", 9)
 TOOL_CALL_DELTA = ToolCallDelta(8, 0, "", "", '{"city":', 3)
 FINISHED = Finished(
@@ -64,6 +69,29 @@ SUBMIT = Submit(
     ),
     tenant="team-a",
     request_id="req-1",
+)
+SAMPLED_SUBMIT = Submit(
+    gateway="gw-1",
+    call=9,
+    request=GenerateRequest(
+        prompt=(1, 277, 15),
+        sampling=Sampling(
+            dynatemp_range=0.5,
+            dry_multiplier=0.8,
+            dry_sequence_breakers=("\n", "---"),
+            mirostat=2,
+            samplers=("top_k", "temperature"),
+            logit_bias=((15, -1.5), (" cat", None)),
+        ),
+        n_probs=-1,
+        cache_salt="mine",
+        cache_prompt=False,
+        priority=-3,
+        context_shift=True,
+        n_keep=-1,
+    ),
+    tenant="team-a",
+    deadline=1700000000.5,
 )
 SMALLEST_SUBMIT = Submit(gateway="gw-1", call=1, request=GenerateRequest(messages=(Message("user", "hi"),)), tenant="t")
 
@@ -114,12 +142,14 @@ POOL_RESULT = PoolResult(
 MESSAGES = {
     "submit.json": SUBMIT,
     "submit_smallest.json": SMALLEST_SUBMIT,
+    "submit_sampled.json": SAMPLED_SUBMIT,
     "accepted.json": Accepted("0badcafe", 42),
     "cancel.json": Cancel("gw-1", (7, 8)),
     "failure.json": FAILURE,
     "failure_smallest.json": Failure(FailureCode.BUSY, "all slots are taken"),
     "event_started.json": STARTED,
     "event_text.json": TEXT,
+    "event_logprobs.json": LOGPROBS,
     "event_tool_call_begun.json": TOOL_CALL_BEGUN,
     "event_tool_call_delta.json": TOOL_CALL_DELTA,
     "event_finished.json": FINISHED,
