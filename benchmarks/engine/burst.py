@@ -90,7 +90,7 @@ def calls(label: str) -> list[Call]:
 async def measure(bench: Bench) -> list[Row]:
     sides: dict[str, Serve] = {"Paddock": paddock(), "llama_cpp.server": serve_python, "llama-server": reference()}
     waits = {side: Samples() for side in sides}
-    for number in range(bench.rounds(3)):
+    for number in range(bench.rounds(2)):
         for side, serve in sides.items():
             async with serve(bench.stack, bench.big.path, SHAPE) as client:
                 await at_once(client, [Call("Hello there", 4)])

@@ -15,7 +15,7 @@ from workers.settings import WorkerSettings
 
 SHAPE = Shape(slots=8, ctx=1024)
 CONVERSATIONS, TURNS, CALLERS = 24, 4, 8
-FIRST, REPLY, QUESTION, NUM_PREDICT = 320, 16, 32, 16
+FIRST, REPLY, QUESTION, NUM_PREDICT = 256, 16, 32, 16
 BAR, RESTARTED_BAR = 1.0, 1 / 3
 SIDES = ("llama-server", "Paddock")
 
@@ -55,7 +55,7 @@ async def measure_restarted(bench: Bench) -> list[Row]:
                 waits[side].add(await restarted(bench, serve, model, f"restarted {number}", side))
             finally:
                 shutil.rmtree(folder, ignore_errors=True)
-    what = f"the same, restarted between the turns, {model.name}"
+    what = f"{CONVERSATIONS} conversations, {TURNS} turns, restarted between the turns, {model.name}"
     return [row(what, waits, RESTARTED_BAR)]
 
 

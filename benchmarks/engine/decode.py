@@ -25,12 +25,13 @@ Figures = dict[tuple[str, int], Samples]
 async def measure(bench: Bench) -> list[Row]:
     rows: list[Row] = []
     for model, num_predict, rounds in (
-        (bench.big, 48 if bench.quick else 64, bench.rounds(3, 1)),
-        (bench.toy, 160, bench.rounds(3, 2)),
+        (bench.big, 48, bench.rounds(3)),
+        (bench.toy, 160, bench.rounds(3)),
     ):
         rows += await compare(bench, model, num_predict, rounds)
-    for model, rounds in ((bench.toy, bench.rounds(3, 1)), *(() if bench.quick else ((bench.big, bench.rounds(2)),))):
-        rows += await idle(bench, model, rounds)
+    rows += await idle(bench, bench.toy, bench.rounds(3))
+    if not bench.quick:
+        rows += await idle(bench, bench.big, bench.rounds(1))
     return rows
 
 

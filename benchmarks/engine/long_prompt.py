@@ -53,7 +53,7 @@ class Figures:
 
 
 def cases(bench: Bench) -> list[Case]:
-    batches = (64, 256) if bench.quick else BATCHES
+    batches = (256,) if bench.quick else BATCHES
     models = (bench.toy, bench.big) if bench.patient else (bench.toy,)
     return [
         Case("3k prompt, 3 streams", bench.big, 3, 3000, 4096, batches, bench.rounds(2)),
