@@ -1,4 +1,4 @@
-"""Draws a token for a call that is constrained, or that wants to know probabilities.
+"""Draws a token for a call that is constrained, that wants to know probabilities, or whose sampler takes long.
 
 All other calls draw theirs with `Context.sample` alone and never come here.
 """
@@ -35,7 +35,7 @@ class PickerTools:
 
     def picker(self, request: EngineRequest, chain: SamplerChain) -> Picker | None:
         """None: the call is a plain one. `chain` was made with `masked` if the request has a mask."""
-        if request.mask is None and not request.n_probs:
+        if request.mask is None and not request.n_probs and not chain.slow:
             return None
         return Picker(request, chain, self)
 
@@ -59,7 +59,7 @@ class Picker:
 
         Adds a `Logprobs` event where the call wants one. Raises CallFailed where no token may come.
         """
-        if self._mask is None and not self._post:
+        if self._mask is None and not self._post and not self._chain.slow:
             token = context.sample(self._chain.pointer, row)
             logits = self._tools.candidates.logits(context.pointer, row)
         else:
@@ -85,7 +85,7 @@ class Picker:
     def _choose(self, logits: Logits, allowed: Words | None) -> int:
         if not self._tools.candidates.fill(logits, allowed, self._chain.permitted):
             raise CallFailed(_NOTHING_LEFT)
-        return self._tools.candidates.choose(self._chain.pointer)
+        return self._tools.candidates.choose(self._chain.pointer, slow=self._chain.slow)
 
     def _logprobs(self, token: int, logits: Logits) -> Logprobs:
         tools, piece = self._tools, self._tools.vocab.special_piece

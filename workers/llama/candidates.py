@@ -56,6 +56,7 @@ class Candidates:
         self._fields = np.frombuffer(memoryview(self._array).cast("B"), dtype=np.int64)
         self._first = self._chosen = 0
         self._address = int(self._data.ctypes.data)
+        self._apply_released = c.llama_sampler_apply
         self._apply, self._accept, self._logits_ith = held().sampler_apply, held().sampler_accept, held().logits_ith
 
     def logits(self, context: int, row: int) -> Logits:
@@ -87,11 +88,14 @@ class Candidates:
             return self._fill_with(logits, np.flatnonzero(bits))
         return self._fill_all_but(logits, bits, size)
 
-    def choose(self, chain: int) -> int:
-        """Apply the sampler chain at `chain` to what was filled in, at least one token. It has yet to accept it."""
+    def choose(self, chain: int, *, slow: bool = False) -> int:
+        """Apply the sampler chain at `chain` to what was filled in, at least one token. It has yet to accept it.
+
+        `slow`: give the interpreter lock away meanwhile.
+        """
         fields = self._fields
         fields[:] = (self._address, self.size, -1, 0)
-        self._apply(chain, self._reference)
+        (self._apply_released if slow else self._apply)(chain, self._reference)
         address, self.size, selected, _ = fields.tolist()
         self._first = (address - self._address) // _TOKEN_DATA.itemsize
         self._chosen = self._first + selected

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from workers.llama.candidates import Words, all_tokens
 from workers.llama.dry import DryStages, new_dry_stage
 from workers.llama.native import held
-from workers.llama.stages import COLDEST, PENALTIES, Settings, is_greedy, working_stages
+from workers.llama.stages import COLDEST, PENALTIES, Settings, is_greedy, sorts_all, working_stages
 from workers.llama.vocab import NO_TOKEN, Vocab
 from workers.protocol.failures import CallFailed, Failure, FailureCode
 from workers.protocol.requests import SamplerName, Sampling
@@ -38,7 +38,7 @@ Biases = tuple[NDArray[np.int32], NDArray[np.float32]]
 class SamplerChain:
     """One call's sampler; made on any thread, then used and closed by one."""
 
-    __slots__ = ("_num_remembered", "biases", "greedy", "permitted", "pointer")
+    __slots__ = ("_num_remembered", "biases", "greedy", "permitted", "pointer", "slow")
 
     def __init__(
         self,
@@ -61,6 +61,8 @@ class SamplerChain:
         _check_infill(vocab, settings, stages)
         biases = _added(vocab, settings.logit_bias, banned)
         self.greedy = is_greedy(settings, stages)
+        self.slow = not self.greedy and sorts_all(settings, stages)
+        """It takes so long that other threads should run meanwhile."""
         self.biases: Biases | None = None
         """With `masked`: what to add to the logits beforehand."""
         self.permitted: Words | None = None

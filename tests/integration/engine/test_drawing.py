@@ -243,6 +243,19 @@ def test_plain_calls_have_no_picker(row: Row) -> None:
     chain.close()
 
 
+def test_slow_samplers_have_a_picker_and_say_the_same(row: Row) -> None:
+    sampling = EVERY_KIND["typical"]
+    chain = row.chain(sampling)
+    picker = row.tools.picker(row.request(sampling), chain)
+    assert chain.slow
+    assert picker is not None
+    alone = row.chain(sampling)
+    drawn = [picker.pick(row.context, row.number, []) for _ in range(10)]
+    assert drawn == [row.context.sample(alone.pointer, row.number) for _ in range(10)]
+    chain.close()
+    alone.close()
+
+
 @pytest.mark.parametrize("sampling", [Sampling(seed=3), Sampling(temperature=0), Sampling(seed=3, mirostat=2)])
 def test_asking_for_probabilities_or_a_mask_that_allows_all_changes_no_token(row: Row, sampling: Sampling) -> None:
     answers = set()

@@ -6,7 +6,7 @@ import dataclasses
 
 import pytest
 
-from workers.llama.stages import ORDER, Settings, is_greedy, working_stages
+from workers.llama.stages import ORDER, Settings, is_greedy, sorts_all, working_stages
 from workers.protocol.requests import SamplerName, Sampling
 
 EVERYTHING = Sampling(
@@ -110,3 +110,21 @@ def test_temperature_0_is_greedy(sampling: Sampling) -> None:
 )
 def test_temperature_0_is_not_greedy_where_another_stage_has_a_say(sampling: Sampling) -> None:
     assert not greedy(sampling)
+
+
+@pytest.mark.parametrize(
+    ("sampling", "slow"),
+    [
+        (Sampling(), False),
+        (Sampling(top_k=0), False),
+        (Sampling(typical_p=0.5, xtc_probability=1.0, dynatemp_range=1.0), False),
+        (Sampling(top_k=0, typical_p=0.5), True),
+        (Sampling(top_k=100_000, xtc_probability=0.5), True),
+        (Sampling(top_k=0, dynatemp_range=0.5), True),
+        (Sampling(samplers=("typ_p", "top_k"), typical_p=0.5), True),
+        (Sampling(mirostat=1), True),
+    ],
+)
+def test_settings_that_sort_the_whole_vocabulary_are_known(sampling: Sampling, slow: bool) -> None:
+    settings = Settings.of(sampling, 100)
+    assert sorts_all(settings, working_stages(settings)) is slow
