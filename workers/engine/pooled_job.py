@@ -1,0 +1,85 @@
+"""What one call of pooled work asks, and what it is at."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from workers.engine.pooled_plan import Part
+from workers.engine.vectors import Vectors, normalized
+from workers.llama.batch import Tokens
+from workers.llama.pooling import Pooling
+
+NO_SEQUENCE = -1
+
+
+@dataclass(frozen=True, slots=True)
+class PooledRequest:
+    """One call, tokenised."""
+
+    key: int
+    """Number of the call in this engine, never used twice."""
+    inputs: Sequence[Sequence[int]]
+    normalize: int = 2
+    """As `workers.engine.vectors.normalized`; not for scores and single tokens' vectors."""
+    label: str = ""
+    """For log lines."""
+
+
+class Job:
+    """What one call is at. Made by `submit` on any thread, from then on the engine thread's own."""
+
+    __slots__ = (
+        "_parts",
+        "index",
+        "inputs",
+        "key",
+        "label",
+        "lengths",
+        "normalize",
+        "offset",
+        "results",
+        "sequence",
+        "served",
+    )
+
+    def __init__(self, request: PooledRequest) -> None:
+        self.key = request.key
+        self.label = request.label
+        self.inputs: list[Tokens] = [np.asarray(tokens, dtype=np.int32) for tokens in request.inputs]
+        self.lengths = [len(tokens) for tokens in self.inputs]
+        self.normalize = request.normalize
+        self.index = 0
+        self.offset = 0
+        self.served = 0
+        self.sequence = NO_SEQUENCE
+        """Of an input that is computed in parts; the others hold one for a step only."""
+        self.results: list[Vectors] = []
+        self._parts: list[Vectors] = []
+        """Vectors of the parts of input `index`, as far as its pooling needs them."""
+
+    @property
+    def num_cells(self) -> int:
+        """KV cells that are promised to the input in progress."""
+        return self.lengths[self.index] if self.offset else 0
+
+    def take(self, part: Part[Job], vectors: Vectors, pooling: Pooling) -> None:
+        """A part of the next input is computed, and pooled to `vectors`."""
+        num_tokens = part.end - part.start
+        self.served += num_tokens
+        if pooling is Pooling.NONE:
+            self._parts.append(vectors)
+        elif pooling is Pooling.MEAN:
+            if not (part.start == 0 and part.is_last):
+                vectors = vectors * np.float32(num_tokens / self.lengths[part.index])
+            self._parts = [self._parts[0] + vectors] if self._parts else [vectors]
+        elif pooling is not Pooling.CLS or part.start == 0:
+            self._parts = [vectors]
+        self.offset = part.end
+        if part.is_last:
+            whole = self._parts[0] if len(self._parts) == 1 else np.concatenate(self._parts)
+            plain = pooling in (Pooling.NONE, Pooling.RANK)
+            self.results.append(whole if plain else normalized(whole, self.normalize))
+            self._parts, self.offset, self.index = [], 0, self.index + 1
