@@ -11,9 +11,11 @@ import numpy as np
 import pytest
 
 from tests.integration.pooled.bench import PooledBench, running, settings
+from tests.support.pooled_models import RANK_TEMPLATE, write_rank_decoder
 from workers.engine.pooled import PooledRequest
 from workers.engine.vectors import Vectors
 from workers.llama.model import Model
+from workers.llama.pooling import Pooling
 from workers.protocol.failures import Failure
 
 RECORDED: dict[str, Any] = json.loads((Path(__file__).parent / "llama_server.json").read_text())
@@ -46,6 +48,21 @@ def test_scores_are_llama_servers(reranker: Model) -> None:
         scores = [float(vector[0, 0]) for vector in bench.vectors(pairs)]
     assert sum(map(len, pairs)) == RECORDED["rank_tokens"]
     assert scores == pytest.approx(RECORDED["scores"], abs=2e-6)
+
+
+@pytest.mark.parametrize("n_ubatch", [512, 64])
+def test_scores_of_a_decoder_are_llama_servers(n_ubatch: int, tmp_path: Path) -> None:
+    path = tmp_path / "rank-decoder.gguf"
+    write_rank_decoder(path)
+    with Model.load(path, settings()) as model, running(model, settings(n_ubatch=n_ubatch), n_ctx=1024) as bench:
+        assert bench.context.pooling is Pooling.RANK
+        pairs = [bench.inputs.of_pair(RECORDED["query"], document) for document in RECORDED["decoder_documents"]]
+        scores = [float(vector[0, 0]) for vector in bench.vectors(pairs)]
+        tricky = bench.inputs.of_pair("{document}", "{query}")
+        template = RANK_TEMPLATE.format(query="{document}", document="{query}")
+        assert tricky == model.tokenize(template, add_special=False, parse_special=True)
+    assert sum(map(len, pairs)) == RECORDED["decoder_rank_tokens"]
+    assert scores == pytest.approx(RECORDED["decoder_scores"], abs=1e-3)
 
 
 def some_inputs(model: Model, num: int, longest: int) -> list[list[int]]:

@@ -1,4 +1,4 @@
-"""Tiny models with random weights that read text and write none, and one that does both in two halves.
+"""Tiny models with random weights for pooled work, and one that reads and writes in two halves.
 
 Which tensors an architecture wants: src/models/*.cpp of llama.cpp.
 """
@@ -6,6 +6,8 @@ Which tensors an architecture wants: src/models/*.cpp of llama.cpp.
 from __future__ import annotations
 
 from pathlib import Path
+
+from gguf import PoolingType
 
 from tests.support.small_models import HEAD, N_CTX, N_EMBD, N_FF, N_HEAD, Draft, write_model
 
@@ -25,6 +27,29 @@ def write_t5_encoder(path: Path) -> None:
 def write_t5(path: Path) -> None:
     """Encoder and decoder."""
     write_model(path, "t5", _t5)
+
+
+RANK_TEMPLATE = "<|im_start|>user\n{query} ? {document}<|im_end|>\n<|im_start|>assistant\n"
+
+
+def write_rank_decoder(path: Path) -> None:
+    """A decoder that ranks: it reads query and document in a template, and says yes or no."""
+    write_model(path, "qwen3", _rank_decoder)
+
+
+def _rank_decoder(draft: Draft) -> None:
+    draft.shape(2)
+    draft.writer.add_pooling_type(PoolingType.RANK)
+    draft.writer.add_classifier_output_labels(["yes", "no"])
+    draft.writer.add_chat_template([{"name": "rerank", "template": RANK_TEMPLATE}])
+    draft.ends()
+    draft.matrix("cls.output.weight", 2, N_EMBD)
+    for layer in range(2):
+        block = f"blk.{layer}"
+        draft.attention(block)
+        draft.vector(f"{block}.attn_q_norm.weight", HEAD)
+        draft.vector(f"{block}.attn_k_norm.weight", HEAD)
+        draft.forward(block)
 
 
 def _two_way_llama(draft: Draft) -> None:
