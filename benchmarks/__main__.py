@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable
 from functools import partial
 
-from benchmarks import admission, against_llama_server, engine, gateway_cpu, many_streams, ttft_added
+from benchmarks import admission, against_llama_server, constrained, engine, gateway_cpu, many_streams, ttft_added
 from benchmarks.table import Row, print_rows
 
 CLAIMS: dict[str, tuple[str, Callable[[int], list[Row]], int]] = {
@@ -16,6 +16,7 @@ CLAIMS: dict[str, tuple[str, Callable[[int], list[Row]], int]] = {
     "against_llama_server": ("end to end against llama-server, one thread each", against_llama_server.measure, 2),
     "admission": ("what admission costs per call", admission.measure, 5),
     "engine": ("the engine against llama-server, by workload", engine.measure, 0),
+    "constrained": ("answers in a form: what they cost, and which schemas are kept", constrained.measure, 3),
     "many_streams": ("200 concurrent streams through one gateway", many_streams.measure, 6),
 }
 

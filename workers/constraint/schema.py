@@ -53,6 +53,14 @@ HARMLESS: Mapping[str, tuple[object, ...]] = {
 STRING_FORMATS = frozenset(
     {"date-time", "time", "date", "duration", "email", "hostname", "ipv4", "ipv6", "uuid", "uri"}
 )
+_YEAR = r"(000[1-9]|00[1-9][0-9]|0[1-9][0-9]{2}|[1-9][0-9]{3})"
+_LEAP_YEAR = r"([0-9]{2}(0[48]|[2468][048]|[13579][26])|(0[48]|[2468][048]|[13579][26])00)"
+_DAY = r"((0[13578]|1[02])-(0[1-9]|[12][0-9]|3[01])|(0[469]|11)-(0[1-9]|[12][0-9]|30)|02-(0[1-9]|1[0-9]|2[0-8]))"
+_DATE = rf"({_YEAR}-{_DAY}|{_LEAP_YEAR}-02-29)"
+_TIME = r"([01][0-9]|2[0-3]):[0-5][0-9]:[0-5][0-9](\.[0-9]{1,9})?(Z|[+-]([01][0-9]|2[0-3]):[0-5][0-9])"
+EXACT_FORMATS: Mapping[str, str] = {"date": f"^{_DATE}$", "date-time": f"^{_DATE}T{_TIME}$"}
+"""Days that exist: llguidance's own pattern has a 29th of February in every year. Source: RFC 3339."""
+
 NUMBER_FORMATS: Mapping[str, tuple[int, int] | None] = {
     "int32": (-(2**31), 2**31 - 1),
     "int64": (-(2**63), 2**63 - 1),
@@ -184,6 +192,8 @@ def _format(schema: dict[str, Any], value: Any, out: dict[str, Any], path: str) 
         if bounds is not None and kind == "integer":
             out["minimum"] = max(bounds[0], schema.get("minimum", bounds[0]))
             out["maximum"] = min(bounds[1], schema.get("maximum", bounds[1]))
+    elif value in EXACT_FORMATS and "pattern" not in schema:
+        out["pattern"] = EXACT_FORMATS[value]
     elif value in STRING_FORMATS:
         out["format"] = value
     else:

@@ -162,6 +162,26 @@ def test_masks_of_one_grammar_are_independent(vocab: Vocab, compiler: Compiler) 
         assert follows(vocab, other, "cd")
 
 
+@pytest.mark.parametrize(
+    ("format_", "text", "passes"),
+    [
+        ("date", "2024-02-29", True),
+        ("date", "2023-02-29", False),
+        ("date", "1900-02-29", False),
+        ("date", "2000-02-29", True),
+        ("date", "2026-04-31", False),
+        ("date", "2026-12-31", True),
+        ("date-time", "2026-12-31T23:59:59.5+02:00", True),
+        ("date-time", "2026-12-31T24:00:00Z", False),
+        ("date-time", "2026-12-31T23:59:59", False),
+        ("date-time", "2023-02-29T00:00:00Z", False),
+    ],
+)
+def test_dates_are_days_that_exist(vocab: Vocab, compiler: Compiler, format_: str, text: str, passes: bool) -> None:
+    mask = compiler.mask(Constraint("json_schema", json.dumps({"type": "string", "format": format_})))
+    assert follows(vocab, mask, json.dumps(text)) is passes
+
+
 CALL = '<tool_call>\n{"name": "look_up", "arguments": {"city": "Paris"}}\n</tool_call>'
 
 
