@@ -73,7 +73,8 @@ def beat_of(redis_server: RedisServer, process: Process, name: str) -> Heartbeat
 
 @pytest.fixture(scope="module")
 def embedder(start: Start, redis_server: RedisServer) -> Process:
-    process = start(DEMO, "embedder", {"embeddings": True, "n_ubatch": 64}, "--slots", "2", "--ctx", "512")
+    flags = ("--slots", "2", "--ctx", "512", "--worker-drain-s", "0.1")
+    process = start(DEMO, "embedder", {"embeddings": True, "n_ubatch": 64}, *flags)
     beat = beat_of(redis_server, process, "embedder")
     assert (beat.kind, beat.slots, beat.n_ctx, beat.kv_tokens) == ("embed", 2, 512, 1024)
     return process
@@ -204,7 +205,7 @@ async def test_a_draining_worker_finishes_what_is_in(
     process = start(DEMO, "drains", {"pooling": "mean"}, "--ctx", "512")
     beat_of(redis_server, process, "drains")
     gateway = Gateway(session, process.address, "g", SECRET)
-    asked = PoolRequest(inputs=(tuple([300] * 512),) * 20)
+    asked = PoolRequest(inputs=(tuple([300] * 512),) * 10)
     running = asyncio.create_task(pool(gateway, asked))
     await until_busy(gateway)
     process.signal(signal.SIGTERM)
@@ -212,23 +213,8 @@ async def test_a_draining_worker_finishes_what_is_in(
     while not isinstance(refused, Failure):
         refused = await pool(gateway, PoolRequest(inputs=("x",)))
     assert refused.code is FailureCode.DRAINING
-    assert len(matrix(await running)) == 20
+    assert len(matrix(await running)) == 10
     assert await asyncio.to_thread(process.wait) == Exit.OK
-
-
-async def test_a_call_that_takes_longer_than_the_drain_is_cut_with_a_word(
-    session: aiohttp.ClientSession, start: Start, redis_server: RedisServer
-) -> None:
-    process = start(DEMO, "cut", {"pooling": "mean"}, "--ctx", "512", "--worker-drain-s", "0.1")
-    beat_of(redis_server, process, "cut")
-    gateway = Gateway(session, process.address, "g", SECRET)
-    running = asyncio.create_task(pool(gateway, LONG))
-    await until_busy(gateway)
-    process.signal(signal.SIGTERM)
-    failure = await running
-    assert isinstance(failure, Failure)
-    assert failure.code is FailureCode.DRAINING
-    assert await asyncio.to_thread(process.wait) == Exit.DRAIN_CUT
 
 
 def with_token_types_in_f16(target: Path) -> None:
@@ -262,9 +248,15 @@ def test_a_model_that_makes_llama_cpp_abort_ends_its_worker_only(
     assert beat_of(redis_server, embedder, "embedder").kind == "embed"
 
 
-def test_a_model_that_can_only_embed_is_not_served_for_text(start: Start) -> None:
-    process = start(BERT, "never", {"embeddings": False})
-    assert process.wait(30) == Exit.BAD_MODEL
-    last = process.errors().strip().splitlines()[-1]
-    assert last.startswith("paddock: ")
-    assert "remove `embeddings: false`" in last
+async def test_a_call_that_takes_longer_than_the_drain_is_cut_with_a_word(
+    session: aiohttp.ClientSession, embedder: Process
+) -> None:
+    """The last test of this file: it ends the worker that the others share."""
+    gateway = Gateway(session, embedder.address, "g", SECRET)
+    running = asyncio.create_task(pool(gateway, LONG))
+    await until_busy(gateway)
+    embedder.signal(signal.SIGTERM)
+    failure = await running
+    assert isinstance(failure, Failure)
+    assert failure.code is FailureCode.DRAINING
+    assert await asyncio.to_thread(embedder.wait) == Exit.DRAIN_CUT
