@@ -101,6 +101,7 @@ def _run(settings: WorkerSettings) -> int:
             Watchdog(settings.step_timeout_s, black_box) as watchdog,
         ):
             constraints = Compiler(model.vocab, GbnfGrammars(model.vocab), trial)
+            constraints.warm_up()
             context.warm_up()
             _load_adapters(shelf, adapters)
 

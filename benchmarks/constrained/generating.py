@@ -15,7 +15,7 @@ from tests.support.stack import DEMO_MODEL
 from workers.constraint.mask import Bits, Mask
 from workers.llama.model import Model
 from workers.protocol.catalog import LlamaSettings
-from workers.protocol.events import FinishReason
+from workers.protocol.events import Failed, FinishReason
 from workers.protocol.failures import CallFailed
 from workers.protocol.requests import Sampling
 
@@ -53,6 +53,7 @@ class Tally:
     valid: int = 0
     cut: int = 0
     invalid: int = 0
+    failed: int = 0
     asked: int = 0
     refused: int = 0
 
@@ -69,9 +70,16 @@ def measure(cases: list[Case], seeds: int) -> list[Row]:
                     continue
                 _generate(case, masks, bench, tally)
     share = tally.refused / max(tally.asked, 1)
-    figure = f"{tally.valid} valid, {tally.invalid} invalid, {tally.cut} cut off at {MAX_TOKENS} tokens"
+    counts = f"{tally.valid} valid, {tally.invalid} invalid, {tally.failed} failed"
+    figure = f"{counts}, {tally.cut} cut off at {MAX_TOKENS} tokens"
     return [
-        Row("answers of the demo model under a schema, temperature 1", figure, "", "all valid", tally.invalid == 0),
+        Row(
+            "answers of the demo model under a schema, temperature 1",
+            figure,
+            "",
+            "all valid",
+            not (tally.invalid or tally.failed),
+        ),
         Row("of its tokens, drawn freely and refused", f"{share:.0%} of {tally.asked:,}", "", "", True),
     ]
 
@@ -85,7 +93,11 @@ def _generate(case: Case, masks: list[Counting], bench: Bench, tally: Tally) -> 
     for key, mask in zip(keys, masks, strict=True):
         tally.asked += mask.num_asked
         tally.refused += mask.num_refused
-        if bench.heard.finished(key).reason is FinishReason.LENGTH:
+        end = bench.heard.calls[key][-1]
+        if isinstance(end, Failed):
+            tally.failed += 1
+            print(f"failed under {case.name!r}: {end.failure.message}", flush=True)
+        elif bench.heard.finished(key).reason is FinishReason.LENGTH:
             tally.cut += 1
         elif _is_valid(bench.heard.text(key), case):
             tally.valid += 1

@@ -67,6 +67,10 @@ class Compiler:
     def _words(self) -> LLTokenizer:
         return tokenizer(self._vocab)
 
+    def warm_up(self) -> None:
+        """Read the vocabulary now: it takes a second at 150,000 tokens, half of it with every other thread at rest."""
+        _ = self._words
+
     def answer_mask(self, request: GenerateRequest) -> Mask | None:
         """What keeps the answer to the form that the request asks for; None if it asks for none. Raises CallFailed."""
         constraint = constraint_of(request)
