@@ -42,7 +42,7 @@ class _Words:
         self.tokens: Sequence[bytes] = [piece or b"<|%d|>" % token for token, piece in enumerate(pieces)]
 
     def __call__(self, text: str | bytes) -> list[int]:
-        raise NotImplementedError("with `no_forcing` llguidance does not tokenise")
+        raise TypeError("with `no_forcing` llguidance does not tokenise")
 
 
 def tokenizer(vocab: Vocabulary) -> LLTokenizer:

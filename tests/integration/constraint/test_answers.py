@@ -1,0 +1,99 @@
+"""Constrained answers out of the engine, beside each other and beside llama-server's."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import jsonschema
+import pytest
+
+from tests.integration.engine.listener import ONE_THREAD, Bench, running
+from workers.constraint.compiler import Compiler
+from workers.constraint.trial import Trial
+from workers.llama.grammar import GbnfGrammars
+from workers.llama.model import Model
+from workers.protocol.events import FinishReason
+from workers.protocol.requests import Constraint, Sampling
+
+DEMO = Path(__file__).parents[3] / "deploy" / "demo" / "paddock-demo.gguf"
+PROMPT = "<|im_start|>user\nGive me an example as JSON.<|im_end|>\n<|im_start|>assistant\n"
+
+PAIR = r"""root ::= "{\"" [a-z]+ "\": " ("\"" [^"\\]{0,40} "\"" | [0-9]{1,5}) "}"
+"""
+RECORDED = (
+    '{"name": "Paddock demo model"}',
+    '{"medi": "example"}',
+    '{"name": "Paddock demo model"}',
+    '{"name": "Paddock demo model"}',
+    '{"meraple": "example"}',
+    '{"name": "Paddock demo model"}',
+    '{"mean": "example"}',
+    '{"medi": "example"}',
+)
+"""What llama-server (llama-cpp-python 0.3.36) says to PROMPT with the grammar PAIR, temperature 1 and seeds 0 to 7."""
+
+PERSON = {
+    "type": "object",
+    "properties": {
+        "name": {"type": "string", "maxLength": 12},
+        "age": {"type": "integer", "maximum": 99, "minimum": 0},
+    },
+    "required": ["name", "age"],
+    "additionalProperties": False,
+}
+
+
+@pytest.fixture(scope="module")
+def bench() -> Iterator[Bench]:
+    with Model.load(DEMO, ONE_THREAD) as model, running(model, slots=4) as one:
+        yield one
+
+
+@pytest.fixture(scope="module")
+def compiler(bench: Bench) -> Iterator[Compiler]:
+    trial = Trial(DEMO)
+    yield Compiler(bench.model.vocab, GbnfGrammars(bench.model.vocab), trial)
+    trial.close()
+
+
+def submit(bench: Bench, compiler: Compiler, constraint: Constraint | None, *, seed: int, max_tokens: int = 100) -> int:
+    request = bench.request(PROMPT, max_tokens, sampling=Sampling(temperature=1, seed=seed))
+    mask = None if constraint is None else compiler.mask(constraint)
+    return bench.submit(replace(request, mask=mask))
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_a_grammar_gives_llama_servers_text(bench: Bench, compiler: Compiler, seed: int) -> None:
+    key = submit(bench, compiler, Constraint("gbnf", PAIR), seed=seed, max_tokens=60)
+    bench.wait(key)
+    assert bench.heard.text(key) == RECORDED[seed]
+
+
+def test_answers_of_every_kind_at_once(bench: Bench, compiler: Compiler) -> None:
+    schema = Constraint("json_schema", json.dumps(PERSON))
+    choice = Constraint("lark", 'start: "tea" | "coffee"')
+    keys = [submit(bench, compiler, schema, seed=seed) for seed in range(2)]
+    keys += [submit(bench, compiler, choice, seed=3), submit(bench, compiler, None, seed=4)]
+    bench.wait(*keys)
+    for key in keys[:2]:
+        jsonschema.validate(json.loads(bench.heard.text(key)), PERSON)
+        assert bench.heard.finished(key).reason is FinishReason.STOP
+    assert bench.heard.text(keys[2]) in ("tea", "coffee")
+    assert bench.heard.text(keys[3])
+
+
+def test_a_constraint_with_a_trigger_leaves_the_text_before_it_alone(bench: Bench, compiler: Compiler) -> None:
+    free = submit(bench, compiler, None, seed=5, max_tokens=30)
+    triggered = submit(bench, compiler, Constraint("regex", "~~~[0-9]", ("~~~",)), seed=5, max_tokens=30)
+    bench.wait(free, triggered)
+    assert bench.heard.text(free) == bench.heard.text(triggered)
+
+
+def test_a_cut_answer_is_a_beginning_of_a_right_one(bench: Bench, compiler: Compiler) -> None:
+    key = submit(bench, compiler, Constraint("regex", "[ab]{50}"), seed=1, max_tokens=5)
+    bench.wait(key)
+    assert bench.heard.finished(key).reason is FinishReason.LENGTH
+    assert set(bench.heard.text(key)) <= {"a", "b"}
