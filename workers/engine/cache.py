@@ -27,6 +27,9 @@ Staying costs what attention takes to scan it (0.3 us per token and step with fl
 what saving and restoring take (a few us per token): after this many steps staying was the dearer choice.
 """
 
+CHEAP_CELLS = 256
+"""Idle cells that cost next to nothing: llama.cpp rounds what it scans up to a multiple of this."""
+
 IDLE_STEPS_WITHOUT_RAM = 8192
 """The same where leaving means computing it anew."""
 
@@ -110,6 +113,7 @@ class PrefixCache:
             sequence.num_cells = match.num_held
         sequence.restores.extend(match.restores)
         self._drop_covered(sequence.id)
+        self._thin_out()
 
     def restore(self, sequence: Sequence) -> None:
         """Bring back the next part of what the sequence waits for; where that fails, the rest is computed."""
@@ -182,6 +186,8 @@ class PrefixCache:
     def tidy(self, step: int, seconds: float) -> None:
         """Move what has been idle for long to RAM, for about this long. Called in every step."""
         self._step = step
+        if not self._idle:
+            return
         patience = IDLE_STEPS if self.ram.max_bytes else IDLE_STEPS_WITHOUT_RAM
         until = time.perf_counter() + seconds
         for id_ in [id_ for id_, idle in self._idle.items() if step - idle.since_step >= patience]:
@@ -196,18 +202,27 @@ class PrefixCache:
         if self.ram.max_bytes:
             self.ram.add(block, self.index.put(path, block))
 
+    def save_some(self) -> bool:
+        """Copy a part of an idle prefix to RAM, ahead of need -> whether there may be more."""
+        for id_ in self._idle:
+            for start, end in self._unsaved(id_):
+                self._save(id_, start, end)
+                return True
+        return False
+
     def save_idle(self) -> None:
         """Copy every idle prefix to RAM; it stays in the cache."""
         for id_ in self._idle:
             for start, end in self._unsaved(id_):
                 self._save(id_, start, end)
 
-    def forget_idle(self) -> None:
-        """Free every idle prefix, saved ones too."""
+    def forget_all(self) -> None:
+        """Free every prefix, saved ones too, and overwrite every cell. Only while nothing runs."""
         for id_ in list(self._idle):
             self._free(id_)
         for block in self.ram.blocks:
             self.ram.discard(block)
+        self._memory.clear()
 
     def check(self) -> None:
         """Raises IntegrityError where the books contradict themselves, or llama.cpp's cache."""
@@ -258,6 +273,19 @@ class PrefixCache:
         if not self._free_ids:
             self._evict(min((id_ for id_ in self._idle if id_ != needed), key=self._worth))
         return self._free_ids.pop()
+
+    def _thin_out(self) -> None:
+        """A call begins: idle prefixes that are safe in RAM make room, so that its cells lie low.
+
+        Attention scans up to the highest cell in use, for as long as the call runs, whatever is free below.
+        """
+        num_idle = self.num_idle if self._idle else 0
+        for id_ in list(self._idle):
+            if num_idle <= CHEAP_CELLS:
+                return
+            if self.ram.max_bytes and not self._unsaved(id_):
+                num_idle -= self.index.num_exclusive(id_)
+                self._free(id_)
 
     def _settle(self, id_: int, sequence: Sequence) -> bool:
         """Enter all cells of a sequence that ended -> whether they can be kept.

@@ -270,6 +270,8 @@ class Engine:
         self._look()
         if not self._stepper.has_work and not self._mail:
             self._stepper.check_cells()
+        while not (self._mail or self._stepper.has_work or self._stopping) and self._stepper.save_some():
+            pass
         while not (self._mail or self._stepper.has_work or self._stopping):
             self._wake.wait()
             self._wake.clear()

@@ -24,6 +24,9 @@ MIN_WAIT_TOKENS = 16
 MOVE_S = 0.02
 """Most time that a step with running streams spends on moving cached tokens, but for one block."""
 
+CALM_STEPS = 64
+"""Most steps in a row without looking whether anything is to be decided."""
+
 FIRST_GUESS_TOKENS = 64.0
 """Length of an answer, before any was seen."""
 
@@ -64,13 +67,23 @@ class Roster:
         # Taken from the end: low numbers first, and the last one freed is the next one used.
         self._free_slots = list(range(slots - 1, -1, -1))
         self._answer_tokens = FIRST_GUESS_TOKENS
+        self._calm_steps = 0
 
     @property
     def has_work(self) -> bool:
         """Whether a step could do something."""
         return bool(self.running) or any(not sequence.fetching for sequence in self.waiting)
 
+    def calm_plan(self) -> Plan[Sequence] | None:
+        """The next step where nothing is to be decided: everyone decodes as before, and there is room for it."""
+        if self._calm_steps <= 0:
+            return None
+        self._calm_steps -= 1
+        return Plan(self.running.copy(), [])
+
     def join(self, sequence: Sequence) -> None:
+        if self._free_slots:
+            self._calm_steps = 0
         bisect.insort(self.waiting, sequence, key=_order)
 
     def find(self, key: int) -> Sequence | None:
@@ -117,8 +130,10 @@ class Roster:
             left = sum(sequence.num_prompt_left for sequence in ready)
             if left:
                 self._cache.make_room(num_decode + min(left, self._limits.n_ubatch))
-            plan = plan_step(ready, self._limits, self._pace.budget, self._cache.num_free)
+            room = self._cache.num_free
+            plan = plan_step(ready, self._limits, self._pace.budget, room)
             if plan.num_tokens or not ready:
+                self._calm_steps = self._num_calm(plan, room)
                 return plan
             self._preempt()
 
@@ -140,6 +155,16 @@ class Roster:
         for one in self.running:
             demand += one.num_prompt_left - (one.waits_until if one.waits_for else 0) + self._growth(one)
         return demand <= self._cache.num_free + self._cache.num_idle
+
+    def _num_calm(self, plan: Plan[Sequence], room: int) -> int:
+        """How many steps like this one may follow without another look."""
+        num_decode = len(plan.decode)
+        open_question = self.waiting and self._free_slots
+        if not num_decode or num_decode < len(self.running) or open_question:
+            return 0
+        if len({one.adapter_set.key for one in plan.decode}) > 1 or any(o.request.context_shift for o in plan.decode):
+            return 0
+        return min(CALM_STEPS, room // num_decode - 1)
 
     def _growth(self, sequence: Sequence) -> int:
         usual = max(1.0, self._answer_tokens - sequence.num_predicted)
@@ -200,6 +225,7 @@ class Roster:
         self.join(sequence)
 
     def _step_down(self, sequence: Sequence, *, keep: bool) -> None:
+        self._calm_steps = 0
         self.running.remove(sequence)
         self._free_slots.append(sequence.slot)
         sequence.slot = NOWHERE

@@ -16,13 +16,20 @@ from workers.llama.context import Context
 from workers.llama.samplers import SamplerChain
 from workers.llama.vocab import Vocab
 from workers.protocol.events import CallEvent, Finished, FinishReason, Started, Text, Timings, Usage
-from workers.protocol.failures import CallFailed, Failure
+from workers.protocol.failures import CallFailed, Failure, FailureCode
 
 NOWHERE = -1
 """Id or slot of a sequence that holds none."""
 
 MAX_SHIFTED_CONTEXTS = 16
 """Without `max_tokens`, an answer whose context is shifted ends when it is this many contexts long."""
+
+
+NOT_A_NUMBER = Failure(
+    FailureCode.INTERNAL,
+    "the model computed something that is not a number: its weights, an adapter's scale or the KV type do not bear "
+    "this conversation; ask again, or serve the model with another KV type",
+)
 
 
 class Sequence:
@@ -179,7 +186,7 @@ class Sequence:
                 token = self.picker.pick(context, self.row, events)
         except CallFailed as failed:
             return failed.failure
-        return self.accept(token, events)
+        return self.accept(token, events) if context.is_number(self.row, token) else NOT_A_NUMBER
 
     def accept(self, token: int, events: list[CallEvent]) -> FinishReason | None:
         """The model said `token`: add the text that may leave to `events` -> why this was the last token, if it was."""

@@ -5,6 +5,7 @@ Schedule, run, sample. Everything here belongs to the engine's thread.
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -19,11 +20,13 @@ from workers.engine.prefix import Block
 from workers.engine.request import EngineCounters
 from workers.engine.roster import MOVE_S, Roster
 from workers.engine.scheduler import Limits, Plan
-from workers.engine.sequence import Sequence
+from workers.engine.sequence import NOT_A_NUMBER, Sequence
 from workers.engine.turns import Turns, chosen
 from workers.llama.context import Context
 from workers.protocol.events import CallEvent, Failed, FinishReason
 from workers.protocol.failures import CallFailed, Failure
+
+log = logging.getLogger("paddock.engine")
 
 MIN_PREFILL = 32
 
@@ -82,6 +85,7 @@ class Stepper:
         self._turns: Turns[bytes] = Turns()
         self._num_decodes = 0
         self._num_rows = 0
+        self._spoiled = False
 
     @property
     def num_running(self) -> int:
@@ -134,6 +138,10 @@ class Stepper:
         for sequence in (*self._roster.running, *self._roster.waiting):
             self._fail(sequence, failure)
 
+    def save_some(self) -> bool:
+        """Nothing runs: copy a part of an idle prefix to RAM -> whether there is more to copy."""
+        return self._cache.save_some()
+
     def write_out(self, deadline_s: float) -> None:
         """Put every prefix on disk, if there is one, within the time. The last thing an engine does."""
         if self._disk is not None:
@@ -156,12 +164,21 @@ class Stepper:
     def _schedule(self) -> Plan[Sequence]:
         """Let in who fits, then decide what this step computes."""
         roster = self._roster
-        if roster.waiting or any(not sequence.decoding for sequence in roster.running):
+        if self._spoiled and not roster.running:
+            self._clean()
+        plan = roster.calm_plan()
+        if plan is None:
             roster.admit(self.events, self._may_enter)
-        self._shift_full()
-        plan = roster.plan(self._of_one_turn)
+            self._shift_full()
+            plan = roster.plan(self._of_one_turn)
         self._cache.tidy(self._num_decodes, MOVE_S)
         return plan
+
+    def _clean(self) -> None:
+        """Without flash attention a cell that is not a number spoils every sequence, even when it is free again."""
+        log.error("a call ended because its logits were not numbers; all cached prompts are forgotten")
+        self._cache.forget_all()
+        self._spoiled = False
 
     def _run(self, plan: Plan[Sequence]) -> None:
         batch = self._batch
@@ -198,16 +215,8 @@ class Stepper:
                 self._finish(sequence, FinishReason.LENGTH)
 
     def _sample(self, plan: Plan[Sequence]) -> None:
-        context, sample, events = self._context, self._context.sample, self.events
-        ended: list[tuple[Sequence, FinishReason | Failure]] = []
-        reason: FinishReason | Failure | None
-        for sequence in plan.decode:
-            if sequence.picker is None:
-                reason = sequence.accept(sample(sequence.chain.pointer, sequence.row), events)
-            else:
-                reason = sequence.pick(context, events)
-            if reason is not None:
-                ended.append((sequence, reason))
+        context, events = self._context, self.events
+        ended = [(one, reason) for one in plan.decode if (reason := one.pick(context, events)) is not None]
         for chunk in plan.prefill:
             sequence = chunk.sequence
             if not sequence.num_prompt_left or sequence.num_cells in sequence.stops:
@@ -237,14 +246,16 @@ class Stepper:
         self._forget(sequence)
 
     def _fail(self, sequence: Sequence, failure: Failure) -> None:
-        self._forget(sequence)
+        if failure is NOT_A_NUMBER:
+            self._spoiled = True
+        self._forget(sequence, keep=failure is not NOT_A_NUMBER)
         self.events.append(Failed(sequence.key, failure))
 
-    def _forget(self, sequence: Sequence) -> None:
-        """Give back everything that the call holds; its prefix stays for those who come after."""
+    def _forget(self, sequence: Sequence, *, keep: bool = True) -> None:
+        """Give back everything that the call holds; with `keep` its prefix stays for those who come after."""
         sequence.chain.close()
         self._adapters.release(sequence.adapter_set)
-        self._roster.remove(sequence, keep=True)
+        self._roster.remove(sequence, keep=keep)
         self._black_box.ended(sequence.key)
         self._on_end(sequence.key)
 

@@ -5,6 +5,8 @@ Everything but construction belongs to one thread.
 
 from __future__ import annotations
 
+import ctypes
+import math
 from types import TracebackType
 from typing import Self
 
@@ -61,6 +63,7 @@ class Context:
         # A GPU only queues the work; `sample`, which keeps the interpreter lock, would wait for it and stop the loop.
         self._queues = bool(c.llama_supports_gpu_offload())
         self._sample = held().sampler_sample
+        self._logits = held().logits_ith
 
     def new_batch(self) -> Batch:
         return Batch(self.n_batch, self.num_sequences, self.kv_tokens)
@@ -78,6 +81,11 @@ class Context:
     def sample(self, chain: int, row: int) -> int:
         """Draw a token from the logits of batch row `row` with the sampler chain at `chain`, which accepts it."""
         return self._sample(chain, self.pointer, row)
+
+    def is_number(self, row: int, token: int) -> bool:
+        """Whether the logit of `token` in batch row `row` is one: where a cell holds none, no logit of the row is."""
+        address = self._logits(self.pointer, row)
+        return address is not None and not math.isnan(ctypes.c_float.from_address(address + 4 * token).value)
 
     def warm_up(self) -> None:
         """Compute one token, so that the first call does not pay for first use of weights and buffers."""
