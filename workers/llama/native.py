@@ -62,6 +62,7 @@ def held() -> Held:
 
     logits_ith = bind("llama_get_logits_ith")
     logits_ith.restype = ctypes.c_void_p
+
     return Held(
         sampler_sample=bind("llama_sampler_sample"),
         sampler_accept=bind("llama_sampler_accept"),
