@@ -10,6 +10,7 @@ import os
 import re
 import socket
 import sys
+import time
 from collections.abc import Callable, Coroutine
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -23,7 +24,9 @@ from workers.chat.prompts import Prompts
 from workers.chat.template import ChatTemplate, TemplateUnusable
 from workers.constraint.compiler import Compiler
 from workers.constraint.trial import Trial
+from workers.disk_cache import kv_identity, open_tier
 from workers.engine.adapters import AdapterShelf
+from workers.engine.disk_folder import CacheFolderUnusable
 from workers.engine.engine import Engine
 from workers.engine.pooled import PooledEngine
 from workers.engine.watchdog import Watchdog
@@ -79,6 +82,8 @@ def run(settings: WorkerSettings) -> int:
         return _complain(error, Exit.NO_MEMORY)
     except (ModelError, AdapterError, TemplateUnusable) as error:
         return _complain(error, Exit.BAD_MODEL)
+    except CacheFolderUnusable as error:
+        return _complain(error, Exit.USAGE)
 
 
 def _run(settings: WorkerSettings) -> int:
@@ -86,6 +91,7 @@ def _run(settings: WorkerSettings) -> int:
     llama = _parsed("llama", settings.llama, LlamaSettings)
     sampling = _parsed("sampling", settings.sampling, DefaultSampling).sampling()
     adapters = _parsed("adapters", settings.adapters, list[AdapterSpec])
+    loaded_at = time.time()
     with _listen(settings) as sock, Model.load(path, llama) as model:
         place = _place(settings, path, model)
         if is_pooled(model, llama):
@@ -93,13 +99,18 @@ def _run(settings: WorkerSettings) -> int:
         template = ChatTemplate(model.chat_template, bos_text=model.bos_text, eos_text=model.eos_text)
         prompts = Prompts(template, model, bos_text=model.bos_text, num_tokens=model.facts.n_vocab)
         context, n_ctx = make_context(model, settings, llama)
+        identity = kv_identity(settings, model.header, llama, n_ctx=context.kv_tokens, loaded_at=loaded_at)
         with (
             context,
             contextlib.closing(_shelf(model, context, settings)) as shelf,
             contextlib.closing(Trial(path)) as trial,
             _black_box(settings) as black_box,
             Watchdog(settings.step_timeout_s, black_box) as watchdog,
+            contextlib.ExitStack() as closing,
         ):
+            disk = open_tier(settings, identity)
+            if disk is not None:
+                closing.callback(disk.close)
             constraints = Compiler(model.vocab, GbnfGrammars(model.vocab), trial)
             constraints.warm_up()
             context.warm_up()
@@ -116,6 +127,7 @@ def _run(settings: WorkerSettings) -> int:
                     ram_bytes=settings.cache_ram_mib << 20,
                     adapters=shelf,
                     watchdog=watchdog,
+                    disk=disk,
                 )
 
             async def serve() -> Exit:

@@ -24,6 +24,7 @@ from workers.engine.sequence import Sequence
 from workers.engine.stepper import Bounds, Stepper
 from workers.engine.watchdog import Watchdog
 from workers.llama.context import Context
+from workers.llama.dry import DryStages
 from workers.llama.model import Model
 from workers.llama.samplers import SamplerChain
 from workers.protocol.events import CallEvent
@@ -86,10 +87,12 @@ class Engine:
         self._adapters = adapters or AdapterShelf(model, context)
         self._adapters.follow(self.post)
         self._tools = PickerTools(model.vocab)
+        self._dry = DryStages(model.vocab)
         bounds = Bounds(slots, n_ctx, ram_bytes)
         link = None if disk is None else partial(DiskLink, disk, post=self.post)
         self._stepper = Stepper(context, bounds, self._adapters, self._watchdog.black_box, self._ended, link)
         self._write_out_s = write_out_s
+        self._written_out = False
         self._step_number = 0
         self._num_used = 0
         self._look_again_at = 0.0
@@ -172,7 +175,9 @@ class Engine:
             self._thread.join()
         else:
             self._end_all()
-        if self.crashed is None:
+        self._dry.close()
+        if self.crashed is None and not self._written_out:
+            self._written_out = True
             self._stepper.write_out(self._write_out_s)
 
     def check_integrity(self) -> None:
@@ -205,7 +210,7 @@ class Engine:
         adapters = self._adapters.resolve(request.adapters)
         try:
             masked = request.mask is not None
-            chain = SamplerChain(vocab, request.sampling, n_ctx=self.n_ctx, banned=banned, masked=masked)
+            chain = SamplerChain(vocab, request.sampling, n_ctx=self.n_ctx, banned=banned, masked=masked, dry=self._dry)
         except BaseException:
             self._adapters.release(adapters)
             raise
@@ -221,7 +226,7 @@ class Engine:
                     self._rest()
         except BaseException as error:
             # The loop's edge: the process must learn that its engine is dead.
-            log.exception("the engine's loop died")
+            log.exception("the engine's loop died while running %s", self._watchdog.black_box.text())
             self.crashed = error
             with self._lock:
                 self._refusal = _CRASHED

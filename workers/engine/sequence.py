@@ -196,7 +196,8 @@ class Sequence:
         self._since.append(token)
         reason: FinishReason | None = None
         if token in self._eog:
-            text = self._text.finish()
+            text = self._text.push(self._piece(token)) if self.request.special else ""
+            text += self._text.finish()
             reason = FinishReason.STOP
         else:
             text = self._text.push(self._piece(token))

@@ -1,8 +1,8 @@
 """What comes back from a worker, per call. These are also the canonical events inside the gateway.
 
 Each event travels as a JSON array whose first element is its tag (msgspec `array_like`): one engine step of many
-calls is one short line. A call's events are, in order: one `Started`, any number of `Text`, `Logprobs` and `ToolCallDelta`, then
-exactly one `Finished` or `Failed`. A call that is cancelled emits nothing more.
+calls is one short line. A call's events are, in order: one `Started`, any number of `Text`, `Logprobs` and
+`ToolCallDelta`, then exactly one `Finished` or `Failed`. A call that is cancelled emits nothing more.
 """
 
 from __future__ import annotations

@@ -195,7 +195,8 @@ class CallDesk:
             self._sampling(request.sampling),
             request.ignore_eos,
             submit.request_id,
-            salt=cache_salt(submit.tenant, request.cache_salt),
+            tenant=submit.tenant,
+            salt=request.cache_salt,
             cache_prompt=request.cache_prompt,
             adapters=request.adapters,
             priority=request.priority,
@@ -289,12 +290,6 @@ class CallDesk:
         if not self._calls:
             self.idle.set()
         return known
-
-
-def cache_salt(tenant: str, asked: str) -> str:
-    """The trust line of what is cached. No two pairs of tenant and salt have the same one."""
-    escaped = tenant.replace("%", "%25").replace("/", "%2f")
-    return f"{escaped}/{asked}" if asked else escaped
 
 
 def _append_pieces(frame: list[CallEvent], call: LiveCall, pieces: list[Piece]) -> None:

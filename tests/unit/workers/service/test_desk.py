@@ -28,7 +28,7 @@ from workers.protocol.events import (
 from workers.protocol.failures import CallFailed, Failure, FailureCode
 from workers.protocol.framing import FrameReader
 from workers.protocol.requests import Cancel, GenerateRequest, Message, Sampling, Submit, Tool
-from workers.service.desk import LONG_PROMPT_CHARS, CallDesk, cache_salt
+from workers.service.desk import LONG_PROMPT_CHARS, CallDesk
 from workers.service.metrics import WorkerMetrics
 from workers.service.stream import EventHub
 
@@ -298,7 +298,7 @@ async def test_everything_that_a_call_asks_for_reaches_the_engine(bench: Bench) 
     )
     await bench.desk.submit(Submit(gateway="g", call=1, request=asked, tenant="t", deadline=time.time() + 5))
     [request] = bench.engine.taken
-    assert (request.salt, request.cache_prompt, request.priority) == ("t/mine", False, 7)
+    assert (request.tenant, request.salt, request.cache_prompt, request.priority) == ("t", "mine", False, 7)
     assert (request.context_shift, request.n_keep) == (True, -1)
     assert (request.n_probs, request.post_sampling_probs, request.special) == (5, True, True)
     assert request.deadline == pytest.approx(time.monotonic() + 5, abs=1)
@@ -307,13 +307,8 @@ async def test_everything_that_a_call_asks_for_reaches_the_engine(bench: Bench) 
 async def test_a_call_that_asks_for_nothing_special(bench: Bench) -> None:
     await bench.desk.submit(submit())
     [request] = bench.engine.taken
-    assert request == EngineRequest(request.key, request.tokens, None, (), Sampling(), label="req-1", salt="t")
+    assert request == EngineRequest(request.key, request.tokens, None, (), Sampling(), label="req-1", tenant="t")
     assert request.deadline == math.inf
-
-
-def test_no_two_pairs_of_tenant_and_salt_share_a_cache() -> None:
-    pairs = [(tenant, salt) for tenant in ("a", "a/b", "a%2fb", "a%", "b") for salt in ("", "b", "b/c", "%2fb")]
-    assert len({cache_salt(tenant, salt) for tenant, salt in pairs}) == len(pairs)
 
 
 async def test_log_probabilities_carry_the_callers_number(bench: Bench) -> None:
