@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import threading
 from collections import OrderedDict
-from typing import Protocol
+from typing import Literal, Protocol
 
 from llguidance import LLTokenizer
 
@@ -24,6 +24,9 @@ MAX_TEXT_BYTES = 4 << 20
 
 MAX_LARK_BYTES = 256 << 10
 MAX_REGEX_BYTES = 16 << 10
+MAX_PATTERNS = 6
+"""More of them that may have to match one text are tried elsewhere first."""
+
 MAX_TRIGGERS = 16
 MAX_TRIGGER_CHARS = 128
 
@@ -43,15 +46,15 @@ class GbnfCompiler(Protocol):
         """Raises Unusable."""
 
 
-class GbnfTrial(Protocol):
-    def check(self, gbnf: str) -> None:
-        """Raises Unusable for what would harm this process."""
+class Trial(Protocol):
+    def check(self, kind: Literal["gbnf", "lark"], text: str) -> None:
+        """Raises Unusable for what would harm this process, CallFailed where that can't be found out."""
 
 
 class Compiler:
     """One model's. `mask` blocks while it compiles, for milliseconds to seconds: call it on a thread that may wait."""
 
-    def __init__(self, vocab: Vocabulary, gbnf: GbnfCompiler, trial: GbnfTrial) -> None:
+    def __init__(self, vocab: Vocabulary, gbnf: GbnfCompiler, trial: Trial) -> None:
         self._vocab = vocab
         self._gbnf = gbnf
         self._trial = trial
@@ -115,7 +118,7 @@ class Compiler:
         match kind:
             case "gbnf":
                 check(text)
-                self._trial.check(text)
+                self._trial.check("gbnf", text)
                 return self._gbnf.compile(text)
             case "json_schema":
                 return self._lark(schema_to_lark(enforceable(parse(text))))
@@ -135,6 +138,8 @@ class Compiler:
             return self._last_triggers
 
     def _lark(self, text: str) -> Grammar:
+        if is_heavy(text):
+            self._trial.check("lark", text)
         with self._making:  # one at a time: compiling must not take all cores from the engine
             return Grammar(self._words, text)
 
@@ -146,6 +151,13 @@ class Compiler:
             while len(self._kept) > MAX_GRAMMARS or (self._num_bytes > MAX_TEXT_BYTES and len(self._kept) > 1):
                 (_, text), _ = self._kept.popitem(last=False)
                 self._num_bytes -= len(text)
+
+
+def is_heavy(lark: str) -> bool:
+    """Whether compiling may take long: finding out if several patterns have a text in common doubles with each one."""
+    num_patterns = lark.count('"pattern') + lark.count('"format"')
+    merges = '"allOf"' in lark or '"$ref"' in lark
+    return (num_patterns > MAX_PATTERNS and merges) or lark.count("&") + lark.count("~") > MAX_PATTERNS
 
 
 def _bound(what: str, text: str, most: int) -> None:

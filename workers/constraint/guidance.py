@@ -25,6 +25,9 @@ WHITESPACE = r"( |\n{1,2}[ \t]{0,20})"
 with it for ever."""
 
 MAX_STEP_ITEMS = 50_000
+MAX_LEXER_STATES = 25_000
+"""Of one answer, each up to two kilobytes."""
+
 REASON_CHARS = 300
 
 
@@ -68,7 +71,7 @@ class Grammar:
 
     def __init__(self, words: LLTokenizer, lark: str) -> None:
         """Raises Unusable."""
-        limits = LLParserLimits(step_max_items=MAX_STEP_ITEMS, verbose_errors=False)
+        limits = LLParserLimits(step_max_items=MAX_STEP_ITEMS, max_lexer_states=MAX_LEXER_STATES, verbose_errors=False)
         self._num_tokens = words.vocab_size
         self._matcher = LLMatcher(words, without_forcing(lark), log_level=0, limits=limits)
         self._eog = frozenset(words.eos_tokens)

@@ -1,5 +1,5 @@
-"""Trying a caller's GBNF in a process of its own: llama.cpp's grammar code may throw or abort or never return, and in
-the worker's process any of these would end every call.
+"""Trying what a caller sent in a process of its own: llama.cpp's grammar code may throw or abort or never return,
+llguidance may take minutes over an intersection of patterns, and in the worker's process that would end every call.
 
 The process is started when it is first needed, lives on, is killed when it takes too long and started anew after its
 end. It holds the model's vocabulary only.
@@ -17,9 +17,12 @@ import sys
 import threading
 import time
 from pathlib import Path
+from typing import Literal
 
 from workers.constraint.failures import Unusable
 from workers.protocol.failures import CallFailed, Failure, FailureCode
+
+Kind = Literal["gbnf", "lark"]
 
 START_S = 60.0
 TRIAL_S = 3.0
@@ -56,8 +59,8 @@ class Trial:
     def pid(self) -> int | None:
         return self._process.pid if self._process is not None else None
 
-    def check(self, gbnf: str) -> None:
-        """Blocks until the grammar has been tried.
+    def check(self, kind: Kind, text: str) -> None:
+        """Blocks until the grammar has been tried: GBNF by walks through it, Lark by compiling it.
 
         Raises Unusable with the reason; CallFailed (BUSY) while others wait for theirs, or where it can't be tried.
         """
@@ -65,7 +68,7 @@ class Trial:
             raise CallFailed(Failure(FailureCode.BUSY, "other grammars are being tried on this worker; ask again"))
         try:
             with self._lock:
-                answer = self._ask(self._running(), gbnf)
+                answer = self._ask(self._running(), kind, text)
         finally:
             self._room.release()
         if answer:
@@ -101,11 +104,11 @@ class Trial:
             raise CallFailed(Failure(FailureCode.INTERNAL, message))
         return process
 
-    def _ask(self, process: subprocess.Popen[bytes], gbnf: str) -> str:
+    def _ask(self, process: subprocess.Popen[bytes], kind: Kind, text: str) -> str:
         """Why the grammar is refused; empty if it is not."""
         assert process.stdin is not None  # noqa: S101 - for the type checker: it is a pipe
         try:
-            process.stdin.write(json.dumps(gbnf).encode() + b"\n")
+            process.stdin.write(json.dumps([kind, text]).encode() + b"\n")
             line = self._line(process, self._trial_s)
         except BrokenPipeError:
             line = b""
@@ -113,10 +116,10 @@ class Trial:
             return str(json.loads(line))
         self._end(END_S if line is not None else 0.0)
         if line is None:
-            return f"llama.cpp took longer than {self._trial_s:g} s to try the grammar; make it simpler"
+            return f"trying it took longer than {self._trial_s:g} s; make it simpler"
         code = process.returncode
         cause = signal.Signals(-code).name if code < 0 else f"exit code {code}"
-        return f"llama.cpp's grammar code crashed on it ({cause}); make the grammar simpler"
+        return f"trying it crashed ({cause}); make it simpler"
 
     def _line(self, process: subprocess.Popen[bytes], timeout_s: float) -> bytes | None:
         """One line; empty if the process ended, None if it took too long."""

@@ -1,9 +1,9 @@
-"""The process in which a caller's GBNF may crash or hang (`workers.constraint.trial` starts it).
+"""The process in which a caller's grammar may crash or hang (`workers.constraint.trial` starts it).
 
     python -m workers.llama.grammar_trial MODEL.gguf
 
-Reads a grammar as a line of JSON, compiles it, lets it choose among the vocabulary's tokens for a while, and answers a
-line of JSON: why it is refused, or an empty string.
+Reads kind and text of a grammar as a line of JSON, compiles it, lets GBNF choose among the vocabulary's tokens for a
+while, and answers a line of JSON: why it is refused, or an empty string.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from typing import IO
 import numpy as np
 
 from workers.constraint.failures import Unusable
+from workers.constraint.guidance import Grammar, tokenizer
 from workers.llama.grammar import GbnfGrammars, GbnfMask
 from workers.llama.vocab_file import VocabFile
 from workers.protocol.failures import CallFailed
@@ -41,6 +42,15 @@ CPU_S = 10
 """For one grammar: the end of a trial that hangs when nobody is left to kill it."""
 
 
+class Bytes:
+    """A vocabulary of bytes and an end: whether Lark compiles does not depend on the model's."""
+
+    num_tokens, eos, bos, eog = 257, 256, -1, frozenset({256})
+
+    def piece(self, token: int) -> bytes:
+        return bytes([token]) if token < self.eos else b""
+
+
 def main(path: Path) -> None:
     answers = os.fdopen(os.dup(sys.stdout.fileno()), "w")
     with VocabFile.load(path) as file, TemporaryFile() as said:
@@ -55,17 +65,21 @@ def main(path: Path) -> None:
             resource.setrlimit(resource.RLIMIT_CPU, (used + CPU_S, resource.RLIM_INFINITY))
             said.seek(0)
             said.truncate()
-            print(json.dumps(_try(grammars, json.loads(line), said)), file=answers, flush=True)
+            kind, text = json.loads(line)
+            print(json.dumps(_try(grammars, kind, text, said)), file=answers, flush=True)
 
 
-def _try(grammars: GbnfGrammars, gbnf: str, said: IO[bytes]) -> str:
+def _try(grammars: GbnfGrammars, kind: str, text: str, said: IO[bytes]) -> str:
     try:
-        grammar = grammars.compile(gbnf)
+        if kind == "lark":
+            Grammar(tokenizer(Bytes()), text)
+            return ""
+        grammar = grammars.compile(text)
     except Unusable as error:
         return f"{error}{_told(said)}"
     try:
         # Which tokens are tried is of no importance; that they are the same ones each time is.
-        chance = random.Random(gbnf)  # noqa: S311
+        chance = random.Random(text)  # noqa: S311
         end = time.monotonic() + EXERCISE_S
         while time.monotonic() < end:
             _walk(grammar.mask(), chance, end)

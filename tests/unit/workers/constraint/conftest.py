@@ -2,6 +2,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Literal
 
 import pytest
 
@@ -19,8 +20,8 @@ class Trusting:
     def __init__(self) -> None:
         self.asked: list[str] = []
 
-    def check(self, gbnf: str) -> None:
-        self.asked.append(gbnf)
+    def check(self, kind: Literal["gbnf", "lark"], text: str) -> None:
+        self.asked.append(text)
 
 
 @pytest.fixture(scope="package")
