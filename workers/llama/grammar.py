@@ -130,6 +130,8 @@ class GbnfMask:
     def is_done(self) -> bool:
         if not self.eog or not self.permits(next(iter(self.eog))):
             return False
+        if not self._takes_all and self._open_bytes():
+            return False  # a token of one byte may come: no need to ask about all others
         return self._open().size == len(self.eog)
 
     def permits(self, token: int) -> bool:
@@ -165,12 +167,15 @@ class GbnfMask:
         tables = self._tables
         if self._takes_all:
             return self._passing(tables.every.copy())
-        probes = tables.probes.copy()
+        groups = [tables.by_byte[byte] for byte in (*self._open_bytes(), *tables.unprobed)]
+        return self._passing(np.concatenate([tables.ends, *groups]))
+
+    def _open_bytes(self) -> list[int]:
+        """Of the bytes that are tokens by themselves, those that may come next."""
+        probes = self._tables.probes.copy()
         self._apply(probes)
         passes = probes["logit"] == 0.0
-        bytes_ = [byte for byte, open_ in zip(tables.probe_bytes, passes, strict=True) if open_]
-        groups = [tables.by_byte[byte] for byte in (*bytes_, *tables.unprobed)]
-        return self._passing(np.concatenate([tables.ends, *groups]))
+        return [byte for byte, open_ in zip(self._tables.probe_bytes, passes, strict=True) if open_]
 
     def _passing(self, candidates: Candidates) -> NDArray[np.int32]:
         self._apply(candidates)

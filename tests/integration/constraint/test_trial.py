@@ -97,7 +97,7 @@ def test_the_process_knows_no_secrets(trial: Trial, monkeypatch: pytest.MonkeyPa
 
 
 def test_a_crowd_is_turned_away() -> None:
-    trial = Trial(DEMO, trial_s=0.6)
+    trial = Trial(DEMO, trial_s=0.4)
     outcomes: list[str] = []
 
     def ask() -> None:
