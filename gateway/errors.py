@@ -12,7 +12,6 @@ PaddockError                     status  type
 │   └── ModelNotFound            404       code model_not_found
 ├── MethodNotAllowed             405     invalid_request_error
 ├── QueueFull                    429     rate_limit_error
-├── NotSupported                 501     not_supported_error
 ├── Unavailable                  503     unavailable_error
 │   ├── QueueTimeout             503       code queue_timeout
 │   ├── StoreUnavailable         503       code store_unavailable
@@ -104,12 +103,6 @@ class QueueFull(PaddockError):
     status = 429
     type = "rate_limit_error"
     code = "queue_full"
-
-
-class NotSupported(PaddockError):
-    status = 501
-    type = "not_supported_error"
-    code = "not_supported"
 
 
 class Unavailable(PaddockError):

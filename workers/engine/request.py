@@ -25,6 +25,10 @@ class TokenMask(Protocol):
     def accept(self, token: int) -> None:
         """`token` came. Raises CallFailed where it could not."""
 
+    @property
+    def is_done(self) -> bool:
+        """Nothing but the end can follow."""
+
 
 @dataclass(frozen=True, slots=True)
 class EngineRequest:

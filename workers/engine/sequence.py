@@ -38,6 +38,7 @@ class Sequence:
     __slots__ = (
         "_base",
         "_eog",
+        "_mask",
         "_num_untold",
         "_piece",
         "_since",
@@ -123,6 +124,7 @@ class Sequence:
         self._base: Tokens = np.asarray(request.tokens, dtype=np.int32)
         self._since: list[int] = []
         self._eog = vocab.eog
+        self._mask = request.mask
         self._piece = vocab.special_piece if request.special else vocab.piece
         self._text = AnswerText(request.stop)
         self._num_untold = 0
@@ -204,7 +206,8 @@ class Sequence:
             if self.num_predicted >= self.limit:
                 text += self._text.finish()
                 reason = FinishReason.LENGTH
-            if self._text.stop is not None:
+            if self._text.stop is not None or (self._mask is not None and self._mask.is_done):
+                text += self._text.finish()
                 reason = FinishReason.STOP
         if text:
             events.append(Text(self.key, text, self._num_untold))

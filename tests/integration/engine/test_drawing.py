@@ -61,6 +61,8 @@ class Row:
 class Allowing:
     """A mask that always allows the same tokens."""
 
+    is_done = False
+
     def __init__(self, allowed: Words | None) -> None:
         self.bits = allowed
         self.accepted: list[int] = []
