@@ -125,6 +125,10 @@ class ModelSettings(PaddockSettings):
     adapters: Annotated[
         str, Field(description="JSON list of LoRA adapters to load at the start, fields as in the catalog's `adapters`")
     ] = "[]"
+    shared_prompts: Annotated[
+        str,
+        Field(description="JSON list of system prompts that teams share cached, as in the catalog's `shared_prompts`"),
+    ] = "[]"
 
 
 AdaptersDir = Annotated[

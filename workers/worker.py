@@ -91,13 +91,14 @@ def _run(settings: WorkerSettings) -> int:
     llama = _parsed("llama", settings.llama, LlamaSettings)
     sampling = _parsed("sampling", settings.sampling, DefaultSampling).sampling()
     adapters = _parsed("adapters", settings.adapters, list[AdapterSpec])
+    shared = _parsed("shared_prompts", settings.shared_prompts, list[str])
     loaded_at = time.time()
     with _listen(settings) as sock, Model.load(path, llama) as model:
         place = _place(settings, path, model)
         if is_pooled(model, llama):
             return _run_pooled(place, sock, model, settings, llama)
         template = ChatTemplate(model.chat_template, bos_text=model.bos_text, eos_text=model.eos_text)
-        prompts = Prompts(template, model, bos_text=model.bos_text, num_tokens=model.facts.n_vocab)
+        prompts = Prompts(template, model, bos_text=model.bos_text, num_tokens=model.facts.n_vocab, shared=shared)
         context, n_ctx = make_context(model, settings, llama)
         identity = kv_identity(settings, model.header, llama, n_ctx=context.kv_tokens, loaded_at=loaded_at)
         with (

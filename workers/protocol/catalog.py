@@ -22,6 +22,9 @@ Breaker = Annotated[str, Meta(min_length=1, max_length=40)]
 MAX_CTX = 2**24
 """Far beyond what models are trained for; a number above it is a slip."""
 
+MAX_SHARED_BYTES = 96 << 10
+"""Of a model's shared prompts, written as JSON: a worker gets them in one variable, and Linux allows 128 KiB for it."""
+
 MAX_KV_TOKENS = 2**31 - 1
 """llama.cpp counts cells in 32 bits."""
 
@@ -180,6 +183,10 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     sampling: DefaultSampling = DefaultSampling()
     adapters: Annotated[tuple[AdapterSpec, ...], Meta(max_length=4096)] = ()
     """LoRA adapters, by names that are unique within the model."""
+    shared_prompts: Annotated[
+        tuple[Annotated[str, Meta(min_length=1)], ...],
+        Meta(max_length=64, description="system prompts whose cached tokens all teams share, word for word"),
+    ] = ()
 
 
 class Catalog(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -207,6 +214,11 @@ def check(catalog: Catalog, origin: str) -> Catalog:
         if (wanted := max(len(model.llama.tensor_split), model.llama.main_gpu + 1)) > model.gpus:
             raise CatalogError(
                 f"{where}: `llama` speaks of {wanted} GPUs and each worker gets {model.gpus}; raise `gpus`"
+            )
+        if (size := len(msgspec.json.encode(model.shared_prompts))) > MAX_SHARED_BYTES:
+            raise CatalogError(
+                f"{where}: shared_prompts: the texts take {size:,} bytes as JSON and may take {MAX_SHARED_BYTES:,} "
+                "together; mark fewer or shorter ones"
             )
         if model.name in names:
             raise CatalogError(f"{where}: the name is used twice; rename one of the two models")

@@ -172,10 +172,10 @@ class CallDesk:
         outcome: int | Failure = Failure(FailureCode.INTERNAL, "the worker could not begin the call; its log says why")
         try:
             mask = await self._mask(request)
-            tokens = await self._prompt(request)
+            tokens, num_public = await self._prompt(request)
             if key not in self._calls:
                 raise CallFailed(_cancelled(submit.call))
-            await self._hand_over(self._engine_request(key, tokens, mask, submit), submit)
+            await self._hand_over(self._engine_request(key, tokens, num_public, mask, submit), submit)
             outcome = len(tokens)
         except CallFailed as failed:
             outcome = failed.failure
@@ -185,7 +185,9 @@ class CallDesk:
                 self._hub.strike(listing)
         return outcome
 
-    def _engine_request(self, key: int, tokens: Sequence[int], mask: TokenMask | None, submit: Submit) -> EngineRequest:
+    def _engine_request(
+        self, key: int, tokens: Sequence[int], num_public: int, mask: TokenMask | None, submit: Submit
+    ) -> EngineRequest:
         request = submit.request
         return EngineRequest(
             key,
@@ -197,6 +199,7 @@ class CallDesk:
             submit.request_id,
             tenant=submit.tenant,
             salt=request.cache_salt,
+            num_public=num_public,
             cache_prompt=request.cache_prompt,
             adapters=request.adapters,
             priority=request.priority,
@@ -227,14 +230,19 @@ class CallDesk:
             raise CallFailed(Failure(FailureCode.UNSUPPORTED, "this worker can't keep answers to a form"))
         return await asyncio.to_thread(self._constraints.answer_mask, request)
 
-    async def _prompt(self, request: GenerateRequest) -> Sequence[int]:
+    async def _prompt(self, request: GenerateRequest) -> tuple[Sequence[int], int]:
+        """The prompt's tokens, and how many of them are everybody's. Raises CallFailed."""
         if request.prompt is None and not request.messages:
             message = "`messages` is empty; send at least one message"
             raise CallFailed(Failure(FailureCode.INVALID_REQUEST, message, "messages"))
         size = sum(len(message.content or "") + 200 * len(message.tool_calls) for message in request.messages)
         if size + 500 * len(request.tools) + len(request.prompt or "") <= LONG_PROMPT_CHARS:
-            return self._prompts.tokens(request)
-        return await asyncio.to_thread(self._prompts.tokens, request)
+            return self._tokens(request)
+        return await asyncio.to_thread(self._tokens, request)
+
+    def _tokens(self, request: GenerateRequest) -> tuple[Sequence[int], int]:
+        tokens = self._prompts.tokens(request)
+        return tokens, self._prompts.num_public(request, tokens)
 
     def _sampling(self, asked: Sampling) -> Sampling:
         """The caller's parameters over the model's defaults; what neither sets is left to the engine."""

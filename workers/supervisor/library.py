@@ -27,7 +27,10 @@ DEMO_ALIAS = "paddock-demo"
 DEMO_PACKAGED = Path(__file__).parent / "demo" / "paddock-demo.gguf"
 DEMO_CHECKOUT = Path(__file__).parents[2] / "deploy" / "demo" / "paddock-demo.gguf"
 
-PER_MODEL = ("alias", "slots", "ctx", "kv_tokens", "workers", "gpus", "llama", "sampling", "adapters")
+PER_MODEL = (
+    *("alias", "slots", "ctx", "kv_tokens", "workers", "gpus"),
+    *("llama", "sampling", "adapters", "shared_prompts"),
+)
 """Settings that a catalog file says for each model."""
 
 
@@ -71,6 +74,7 @@ def wanted(settings: SupervisorSettings) -> Wanted:
         "llama": _object("llama", settings.llama),
         "sampling": _object("sampling", settings.sampling),
         "adapters": _list("adapters", settings.adapters),
+        "shared_prompts": _list("shared_prompts", settings.shared_prompts),
     }
     document |= {"hf": settings.hf} if settings.hf else {"path": str((settings.model or demo()).absolute())}
     return Wanted(_with_adapters_of(catalog.convert({"models": [document]}, "settings"), Path.cwd()), Path.cwd())
