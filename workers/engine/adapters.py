@@ -102,6 +102,12 @@ class AdapterShelf:
         with self._lock:
             return [entry.info() for entry in (*sorted(self._entries.values(), key=_name), *self._leaving)]
 
+    @property
+    def num_loaded(self) -> int:
+        """Adapters in memory."""
+        with self._lock:
+            return sum(entry.adapter is not None for entry in self._all())
+
     def resolve(self, uses: tuple[AdapterUse, ...]) -> AdapterSet:
         """Names -> weights that stay until `release`, due once. Raises CallFailed: INVALID_REQUEST, BUSY."""
         if not uses:

@@ -135,6 +135,7 @@ class PrefixCache:
         self.index.extend(sequence.id, sequence.path(), part.end)
         self.ram.touch(block)
         self.num_restored += part.end - part.start
+        sequence.num_restored += part.end - part.start
         self._pace.note_restore(block.end - block.start, time.perf_counter() - started)
 
     def reached(self, sequence: Sequence) -> None:

@@ -61,6 +61,7 @@ class CheckpointCache(PrefixCache):
             return
         self.ram.touch(part.block)
         self.num_restored += part.end
+        sequence.num_restored += part.end
         self._pace.note_restore(part.end, time.perf_counter() - started)
 
     def reached(self, sequence: Sequence) -> None:

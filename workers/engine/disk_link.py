@@ -78,6 +78,7 @@ class DiskLink:
         for name, state in zip(names, states, strict=False):
             cache.take_in(path, Block(name.start, name.end, state))
             self.num_fetched += name.end - name.start
+            sequence.num_fetched += name.end - name.start
 
     def _pays(self) -> bool:
         """Whether reading and restoring is quicker than computing, as far as is known."""

@@ -12,14 +12,16 @@ import time
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
+from dataclasses import replace
 from functools import partial
 
 from workers.engine.adapters import AdapterShelf
 from workers.engine.cache import IntegrityError
+from workers.engine.counters import EngineCounters
 from workers.engine.disk import DiskTier
 from workers.engine.disk_link import DiskLink
 from workers.engine.picker import PickerTools
-from workers.engine.request import EngineCounters, EngineLoad, EngineRequest
+from workers.engine.request import EngineLoad, EngineRequest
 from workers.engine.sequence import Sequence
 from workers.engine.stepper import Bounds, Stepper
 from workers.engine.watchdog import Watchdog
@@ -91,10 +93,12 @@ class Engine:
         bounds = Bounds(slots, n_ctx, ram_bytes)
         link = None if disk is None else partial(DiskLink, disk, post=self.post)
         self._stepper = Stepper(context, bounds, self._adapters, self._watchdog.black_box, self._ended, link)
+        self._disk = disk
         self._write_out_s = write_out_s
         self._written_out = False
         self._step_number = 0
-        self._num_used = 0
+        self._num_used = self._num_idle = 0
+        self._adapter_names: tuple[tuple[str, ...], tuple[str, ...]] = ((), ())
         self._look_again_at = 0.0
         self._stopping = False
         # The mailbox: acts to carry out on the engine thread.
@@ -158,8 +162,17 @@ class Engine:
 
     @property
     def counters(self) -> EngineCounters:
-        """A snapshot, as `load`."""
-        return self._stepper.counters
+        """A snapshot, as `load`; a few microseconds."""
+        running, waiting = self._adapter_names
+        return replace(
+            self._stepper.counters,
+            idle_cells=self._num_idle,
+            disk=None if self._disk is None else self._disk.stats,
+            adapters_loaded=self._adapters.num_loaded,
+            max_adapters=self._adapters.max_adapters,
+            adapters_running=running,
+            adapters_waiting=waiting,
+        )
 
     def drain(self) -> None:
         """Refuse new calls with DRAINING; those that are in go on."""
@@ -266,8 +279,9 @@ class Engine:
         return [event for event in events if event.call not in cancelled]
 
     def _look(self) -> None:
-        """What `load` tells of the cache."""
-        self._num_used = self._stepper.num_cells_needed
+        """What `load` and `counters` tell of things that only this thread may look through."""
+        self._num_used, self._num_idle = self._stepper.num_cells_needed, self._stepper.num_cells_idle
+        self._adapter_names = self._stepper.adapter_names
         self._look_again_at = time.monotonic() + LOOK_INTERVAL_S
 
     def _rest(self) -> None:

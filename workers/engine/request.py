@@ -74,22 +74,4 @@ class EngineLoad:
     """Calls that are accepted and hold no slot yet."""
     kv_tokens: int
     kv_tokens_used: int
-    """Cells that hold a token now."""
-
-
-@dataclass(frozen=True, slots=True)
-class EngineCounters:
-    """What the engine has done since it was made."""
-
-    num_decodes: int
-    """Calls of `llama_decode`."""
-    num_rows: int
-    """Calls that got a token out of those, all together."""
-    num_preempted: int
-    """Calls that lost their cells for a while."""
-    num_restored: int
-    """Tokens that came back from RAM."""
-    num_fetched: int
-    """Tokens that came from disk to RAM."""
-    ram_bytes: int
-    """Saved prefixes in RAM now."""
+    """Cells that calls with a slot hold; cells of idle prefixes give way to new calls and do not count."""

@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Protocol
 
+from workers.engine.counters import PromptTally
 from workers.engine.pace import PrefillPace
 from workers.engine.prefix import Match, common
 from workers.engine.scheduler import Limits, Plan, plan_step
@@ -23,6 +24,9 @@ MIN_WAIT_TOKENS = 16
 
 MOVE_S = 0.02
 """Most time that a step with running streams spends on moving cached tokens, but for one block."""
+
+SPARE_CELLS = 3
+"""For the empty rows of a padded step."""
 
 CALM_STEPS = 64
 """Most steps in a row without looking whether anything is to be decided."""
@@ -61,6 +65,9 @@ class Roster:
         """Those that hold a slot, in order."""
         self.waiting: list[Sequence] = []
         self.num_preempted = 0
+        self.has_spare_room = False
+        """Whether the planned step leaves `SPARE_CELLS`."""
+        self.prompts = PromptTally()
         self._cache = cache
         self._limits = limits
         self._pace = pace
@@ -117,6 +124,7 @@ class Roster:
         for sequence in self.running:
             if sequence.ready and not sequence.started_at:
                 sequence.num_cached = sequence.num_cells
+                self.prompts.note(sequence)
                 events.append(sequence.start(sequence.slot, time.perf_counter()))
 
     def plan(self, chosen: Callable[[list[Sequence]], list[Sequence]]) -> Plan[Sequence]:
@@ -124,7 +132,7 @@ class Roster:
         while True:
             ready = chosen([sequence for sequence in self.running if sequence.ready])
             num_decode = sum(sequence.decoding for sequence in ready)
-            if not self._cache.make_room(num_decode):
+            if not (self._cache.make_room(num_decode + SPARE_CELLS) or self._cache.make_room(num_decode)):
                 self._preempt()
                 continue
             left = sum(sequence.num_prompt_left for sequence in ready)
@@ -133,6 +141,7 @@ class Roster:
             room = self._cache.num_free
             plan = plan_step(ready, self._limits, self._pace.budget, room)
             if plan.num_tokens or not ready:
+                self.has_spare_room = room >= plan.num_tokens + SPARE_CELLS
                 self._calm_steps = self._num_calm(plan, room)
                 return plan
             self._preempt()
@@ -164,7 +173,7 @@ class Roster:
             return 0
         if len({one.adapter_set.key for one in plan.decode}) > 1 or any(o.request.context_shift for o in plan.decode):
             return 0
-        return min(CALM_STEPS, room // num_decode - 1)
+        return min(CALM_STEPS, (room - SPARE_CELLS) // num_decode - 1)
 
     def _growth(self, sequence: Sequence) -> int:
         usual = max(1.0, self._answer_tokens - sequence.num_predicted)

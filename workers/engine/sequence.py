@@ -54,8 +54,10 @@ class Sequence:
         "limit",
         "num_cached",
         "num_cells",
+        "num_fetched",
         "num_predicted",
         "num_prompt",
+        "num_restored",
         "order",
         "picker",
         "request",
@@ -67,6 +69,7 @@ class Sequence:
         "started_at",
         "stops",
         "token",
+        "token_at",
         "waits_for",
         "waits_until",
     )
@@ -101,6 +104,10 @@ class Sequence:
         """Tokens at the beginning that are in the cache."""
         self.num_cached = 0
         """Prompt tokens that were not computed for this call."""
+        self.num_restored = 0
+        """Tokens that came back for it from RAM so far."""
+        self.num_fetched = 0
+        """Tokens that came for it from disk."""
         self.restores: deque[Restore] = deque()
         """Saved parts that come back before anything is computed."""
         self.waits_for: Sequence | None = None
@@ -118,6 +125,8 @@ class Sequence:
         """The cells are no longer what these tokens alone would give: nobody may share them."""
         self.row = 0
         self.token = 0
+        self.token_at = 0.0
+        """When the step ended that made the newest token."""
         self.num_predicted = 0
         self.started_at = 0.0
         self.first_token_at = 0.0

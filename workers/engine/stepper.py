@@ -14,11 +14,12 @@ from workers.black_box import BlackBox
 from workers.engine.adapters import AdapterShelf
 from workers.engine.cache import IntegrityError, PrefixCache
 from workers.engine.checkpoints import CheckpointCache
+from workers.engine.counters import DECODE_BOUNDS_S, EngineCounters, Tally, TokenGaps
 from workers.engine.disk_link import DiskLink
 from workers.engine.pace import MovePace, PrefillPace
 from workers.engine.prefix import Block
-from workers.engine.request import EngineCounters
 from workers.engine.roster import MOVE_S, Roster
+from workers.engine.rows import Layout, RowLayouts, padding
 from workers.engine.scheduler import Limits, Plan
 from workers.engine.sequence import NOT_A_NUMBER, Sequence
 from workers.engine.turns import Turns, chosen
@@ -83,8 +84,14 @@ class Stepper:
         self._roster = Roster(self._cache, bounds.slots, limits, self._pace)
         self._batch = context.new_batch()
         self._turns: Turns[bytes] = Turns()
+        self._layouts = RowLayouts(fixed=context.on_gpu, can_pad=by_range)
+        self._scratch = context.num_sequences - 1
         self._num_decodes = 0
-        self._num_rows = 0
+        self._num_busy = 0
+        self._num_switches = 0
+        self._decode_s = Tally(DECODE_BOUNDS_S)
+        self._gaps = TokenGaps()
+        self._decoded_at = 0.0
         self._spoiled = False
 
     @property
@@ -102,15 +109,32 @@ class Stepper:
         return self._cache.num_used - self._cache.num_idle
 
     @property
+    def num_cells_idle(self) -> int:
+        """KV cells of prefixes that nobody computes on."""
+        return self._cache.num_idle
+
+    @property
+    def adapter_names(self) -> tuple[tuple[str, ...], tuple[str, ...]]:
+        """Adapters that running calls use, and waiting ones; on the engine's thread."""
+        return _names(self._roster.running), _names(self._roster.waiting)
+
+    @property
     def counters(self) -> EngineCounters:
-        cache = self._cache
+        """For any thread; the step that runs meanwhile may change it."""
+        cache, prompts = self._cache, self._roster.prompts
         return EngineCounters(
             num_decodes=self._num_decodes,
-            num_rows=self._num_rows,
+            num_busy=self._num_busy,
             num_preempted=self._roster.num_preempted,
             num_restored=cache.num_restored,
             num_fetched=self._disk.num_fetched if self._disk else 0,
+            num_queried=prompts.num_queried,
+            sources=prompts.sources,
+            decode_s=self._decode_s.distribution,
+            gap_s=self._gaps.tally.distribution,
             ram_bytes=cache.ram.num_bytes,
+            ram_blocks=cache.ram.num_blocks,
+            num_switches=self._num_switches,
         )
 
     def join(self, sequence: Sequence) -> None:
@@ -130,9 +154,11 @@ class Stepper:
 
     def step(self) -> None:
         plan = self._schedule()
-        if plan.num_tokens:
+        if plan.prefill:
             self._run(plan)
             self._sample(plan)
+        elif plan.decode:
+            self._decode(plan)
 
     def end_all(self, failure: Failure) -> None:
         for sequence in (*self._roster.running, *self._roster.waiting):
@@ -180,7 +206,24 @@ class Stepper:
         self._cache.forget_all()
         self._spoiled = False
 
-    def _run(self, plan: Plan[Sequence]) -> None:
+    def _decode(self, plan: Plan[Sequence]) -> None:
+        """A step without prompts, in the layout that is quickest for so many rows."""
+        num_rows = len(plan.decode)
+        layout = self._layouts.choose(num_rows)
+        start = time.perf_counter()
+        if layout is Layout.SINGLY:
+            for sequence in plan.decode:
+                alone = Plan([sequence], plan.prefill)
+                self._run(alone)
+                self._sample(alone)
+        else:
+            num_empty = padding(num_rows) if layout is Layout.PADDED and self._roster.has_spare_room else 0
+            self._run(plan, num_empty)
+            self._sample(plan)
+        self._layouts.note(num_rows, layout, time.perf_counter() - start)
+
+    def _run(self, plan: Plan[Sequence], num_empty: int = 0) -> None:
+        """`num_empty`: rows of nobody's, to make the batch a shape that is quicker."""
         batch = self._batch
         batch.clear()
         for sequence in plan.decode:
@@ -192,15 +235,23 @@ class Stepper:
             tokens = sequence.take_chunk(chunk.num_tokens)
             last = sequence.num_prompt_left == 0
             sequence.row = batch.add_prompt(tokens, position, sequence.id, want_logits=last)
+        for position in range(num_empty):
+            batch.add_token(batch.padding_token, position, self._scratch)
         one = plan.decode[0] if plan.decode else plan.prefill[0].sequence
         switched = self._adapters.apply(one.adapter_set)
         start = time.perf_counter()
         self._context.decode(batch)
-        seconds = time.perf_counter() - start
+        self._decoded_at = time.perf_counter()
+        seconds = self._decoded_at - start
+        if num_empty:
+            self._context.memory.remove(self._scratch)
         self._pace.note(batch.num_tokens, seconds)
         self._turns.note_step(seconds, switched=switched, comparable=not plan.prefill)
+        self._decode_s.add(seconds)
+        self._gaps.note(plan.decode, self._decoded_at)
         self._num_decodes += 1
-        self._num_rows += len(plan.decode)
+        self._num_busy += self.num_running
+        self._num_switches += switched
 
     def _of_one_turn(self, ready: list[Sequence]) -> list[Sequence]:
         return chosen(self._turns, ready, time.perf_counter())
@@ -235,6 +286,9 @@ class Stepper:
         if sequence.limit:
             if not sequence.num_predicted:
                 sequence.chain.accept_prompt(sequence.request.tokens)
+            if sequence.token_at:
+                self._gaps.note((sequence,), self._decoded_at)
+            sequence.token_at = self._decoded_at
             reason = sequence.pick(self._context, self.events)
             sequence.decoding = True
         if not sequence.first_token_at:
@@ -265,3 +319,7 @@ class Stepper:
     def _evicted(self, block: Block) -> None:
         if self._disk is not None:
             self._disk.evicted(block)
+
+
+def _names(sequences: list[Sequence]) -> tuple[str, ...]:
+    return tuple(sorted({entry.name for one in sequences for entry, _ in one.adapter_set.uses}))

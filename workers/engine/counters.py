@@ -1,0 +1,143 @@
+"""What an engine counts while it works: plain numbers that its thread adds to and any thread may read."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from workers.engine.disk import DiskStats
+from workers.engine.sequence import Sequence
+
+GAP_BOUNDS_S = (
+    *(0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75),
+    *(1, 2.5, 5, 7.5, 10, 20, 40, 80),
+)
+"""vLLM's, so that quantiles compare."""
+
+DECODE_BOUNDS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30)
+
+
+@dataclass(frozen=True, slots=True)
+class Distribution:
+    """How many values came to lie where."""
+
+    bounds: tuple[float, ...]
+    counts: tuple[int, ...]
+    """Values up to each bound and above the one before; one more than there are bounds, for what is above them all."""
+    total: float = 0.0
+    """Sum of the values."""
+
+
+class Tally:
+    """A distribution that grows. Adding takes some tenths of a microsecond."""
+
+    def __init__(self, bounds: tuple[float, ...]) -> None:
+        self._bounds = bounds
+        self._counts = [0] * (len(bounds) + 1)
+        self._total = 0.0
+
+    def add(self, value: float, times: int = 1) -> None:
+        self._counts[bisect_left(self._bounds, value)] += times
+        self._total += value * times
+
+    @property
+    def distribution(self) -> Distribution:
+        return Distribution(self._bounds, tuple(self._counts), self._total)
+
+
+class TokenGaps:
+    """Times between the tokens of each call, as the model made them: text that waits for a stop string counts too."""
+
+    def __init__(self) -> None:
+        self.tally = Tally(GAP_BOUNDS_S)
+
+    def note(self, sequences: Iterable[Sequence], now: float) -> None:
+        """A step that ended at `now` made one token for each of these, and none was the call's first.
+
+        Calls that run together had their last token at the same time too: they are counted at once.
+        """
+        last_at, count = now, 0
+        for sequence in sequences:
+            if sequence.token_at != last_at:
+                if count:
+                    self.tally.add(now - last_at, count)
+                last_at, count = sequence.token_at, 0
+            count += 1
+            sequence.token_at = now
+        if count:
+            self.tally.add(now - last_at, count)
+
+
+@dataclass(frozen=True, slots=True)
+class PromptSources:
+    """Where the prompt tokens of calls that began came from."""
+
+    computed: int = 0
+    kv: int = 0
+    """Shared with a sequence that was in the cache."""
+    ram: int = 0
+    disk: int = 0
+    """From disk through RAM."""
+
+
+class PromptTally:
+    """Counts each call once, when it begins."""
+
+    def __init__(self) -> None:
+        self.num_queried = 0
+        """Prompt tokens of calls that could have used the cache."""
+        self._computed = self._kv = self._ram = self._disk = 0
+
+    def note(self, sequence: Sequence) -> None:
+        """`num_cached` is known, and nothing was computed for the call yet."""
+        num_restored = min(sequence.num_restored, sequence.num_cached)
+        num_disk = min(sequence.num_fetched, num_restored)
+        self._computed += sequence.num_prompt - sequence.num_cached
+        self._kv += sequence.num_cached - num_restored
+        self._ram += num_restored - num_disk
+        self._disk += num_disk
+        if sequence.request.cache_prompt:
+            self.num_queried += sequence.num_prompt
+
+    @property
+    def sources(self) -> PromptSources:
+        return PromptSources(self._computed, self._kv, self._ram, self._disk)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineCounters:
+    """What the engine has done since it was made. All zero for an engine that counts nothing."""
+
+    num_decodes: int = 0
+    """Calls of `llama_decode`."""
+    num_busy: int = 0
+    """Calls that held a slot at each of those, all together."""
+    num_preempted: int = 0
+    """Times that a call lost its cells for a while."""
+    num_restored: int = 0
+    """Tokens that came back from RAM, for calls that begin and for those that go on."""
+    num_fetched: int = 0
+    """Tokens that came from disk to RAM."""
+    num_queried: int = 0
+    """Prompt tokens of calls that could have used the cache."""
+    sources: PromptSources = PromptSources()
+    decode_s: Distribution = Tally(DECODE_BOUNDS_S).distribution
+    """Of one `llama_decode`, seconds."""
+    gap_s: Distribution = Tally(GAP_BOUNDS_S).distribution
+    """Between two tokens of a call, seconds."""
+    idle_cells: int = 0
+    """KV cells of prefixes that nobody computes on."""
+    ram_bytes: int = 0
+    """Saved prefixes in RAM now."""
+    ram_blocks: int = 0
+    disk: DiskStats | None = None
+    """None: there is no disk tier."""
+    num_switches: int = 0
+    """Steps before which llama.cpp had to change adapters."""
+    adapters_loaded: int = 0
+    """Adapters in memory now."""
+    max_adapters: int = 0
+    adapters_running: tuple[str, ...] = ()
+    """Names that calls with a slot use, sorted."""
+    adapters_waiting: tuple[str, ...] = ()
