@@ -19,8 +19,10 @@ class Batch:
     faster one for its case.
     """
 
-    def __init__(self, capacity: int, num_sequences: int, n_positions: int) -> None:
+    def __init__(self, capacity: int, num_sequences: int, n_positions: int, *, padding_token: int = 0) -> None:
         self.capacity = capacity
+        self.padding_token = padding_token
+        """For rows whose result nobody looks at."""
         self.num_tokens = 0
         self._token = (ctypes.c_int32 * capacity)()
         self._pos = (ctypes.c_int32 * capacity)()

@@ -62,11 +62,12 @@ class Context:
         self._decode = c.llama_decode
         # A GPU only queues the work; `sample`, which keeps the interpreter lock, would wait for it and stop the loop.
         self._queues = bool(c.llama_supports_gpu_offload())
+        self.on_gpu = self._queues and settings.n_gpu_layers != 0
         self._sample = held().sampler_sample
         self._logits = held().logits_ith
 
     def new_batch(self) -> Batch:
-        return Batch(self.n_batch, self.num_sequences, self.kv_tokens)
+        return Batch(self.n_batch, self.num_sequences, self.kv_tokens, padding_token=max(self.model.vocab.bos, 0))
 
     def decode(self, batch: Batch) -> None:
         """Compute the batch to its end; gives the interpreter lock away meanwhile. Raises DecodeFailed."""
