@@ -72,9 +72,10 @@ class RowLayouts:
             return
         known.tries[layout] = known.tries.get(layout, 0) + 1
         before = known.seconds.get(layout)
-        # The first try may pay for buffers that are made then.
-        fresh = before is None or known.tries[layout] <= TRIES
-        known.seconds[layout] = seconds if fresh or before is None else before + _WEIGHT * (seconds - before)
+        # What is chosen all the time is known well; of the others only the last try counts, since all times change.
+        is_best = before is not None and before == min(known.seconds.values())
+        settled = is_best and known.tries[layout] > TRIES
+        known.seconds[layout] = before + _WEIGHT * (seconds - before) if settled and before is not None else seconds
 
 
 def ways_of(num_rows: int, *, can_pad: bool = True) -> list[Layout]:
