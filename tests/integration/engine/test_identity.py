@@ -7,18 +7,16 @@ same except from a step on where the best two tokens were closer than the model'
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from tests.integration.engine.conftest import DEMO, STORIES
 from tests.integration.engine.listener import Bench, running
-from tests.support.lone_context import LoneContext, lone_context
+from tests.support.alone import Alone
+from tests.support.lone_context import lone_context
 from tests.support.small_models import SMALL_MODELS, WORDS
-from tests.support.tolerance import Tolerance, measure_tolerance
-from workers.engine.text import AnswerText
+from tests.support.tolerance import measure_tolerance
 from workers.llama.model import Model
 from workers.protocol.catalog import LlamaSettings
 
@@ -34,63 +32,6 @@ PROMPTS = [
     SYSTEM,
     WORDS[300:340],
 ]
-UNCERTAIN_STEPS = 4
-"""A character may be made of so many tokens: by the text alone a difference is known no nearer."""
-
-
-@dataclass(frozen=True, slots=True)
-class Spoken:
-    """What a model says alone, and by how much each token was ahead of the next best."""
-
-    tokens: list[int]
-    gaps: list[float]
-
-
-class Alone:
-    """The yardstick: one model, driven by hand."""
-
-    def __init__(self, lone: LoneContext, tolerance: Tolerance) -> None:
-        self.lone = lone
-        self.tolerance = tolerance
-        self._vocab = lone.model.vocab
-        self._banned = sorted({*self._vocab.suppressed, *self._vocab.eog})
-
-    def speak(self, prompt: Sequence[int]) -> Spoken:
-        spoken = Spoken([], [])
-        self.lone.memory.clear()
-        logits = self.lone.feed(0, prompt)
-        for position in range(len(prompt), len(prompt) + ANSWER_TOKENS):
-            logits[self._banned] = -np.inf
-            second, first = np.partition(logits, -2)[-2:]
-            spoken.tokens.append(int(logits.argmax()))
-            spoken.gaps.append(float(first - second))
-            (logits,) = self.lone.step((0, spoken.tokens[-1], position))
-        return spoken
-
-    def text(self, tokens: Sequence[int]) -> str:
-        answer = AnswerText()
-        return "".join(answer.push(self._vocab.piece(token)) for token in tokens) + answer.finish()
-
-    def differences(self, prompts: Sequence[Sequence[int]], texts: Sequence[str]) -> int:
-        """-> how many texts differ; asserts that each of them may."""
-        count = 0
-        for prompt, text in zip(prompts, texts, strict=True):
-            spoken = self.speak(prompt)
-            if text == self.text(spoken.tokens):
-                continue
-            count += 1
-            agreed = max(step for step in range(ANSWER_TOKENS) if text.startswith(self._settled(spoken.tokens[:step])))
-            closest = min(spoken.gaps[max(0, agreed - UNCERTAIN_STEPS) : agreed + 1])
-            assert closest < self.tolerance.gap, (
-                f"differs about token {agreed}, where the best two were {closest:.4f} apart"
-                f" (tolerance {self.tolerance.gap:.4f}): {text!r}, not {self.text(spoken.tokens)!r}"
-            )
-        return count
-
-    def _settled(self, tokens: Sequence[int]) -> str:
-        """Without a character that may still be going on."""
-        answer = AnswerText()
-        return "".join(answer.push(self._vocab.piece(token)) for token in tokens)
 
 
 def settings(flash_attn: str) -> LlamaSettings:
@@ -139,8 +80,8 @@ def test_many_together_say_what_each_says_alone(alone: tuple[Alone, str]) -> Non
         first = ask_all(bench, PROMPTS)
         again = ask_all(bench, PROMPTS)
         assert sum(num_cached(bench)) >= 2 * len(SYSTEM), "or nothing is tested here"
-    one.differences(PROMPTS, first)
-    one.differences(PROMPTS, again)
+    one.differences(PROMPTS, first, ANSWER_TOKENS)
+    one.differences(PROMPTS, again, ANSWER_TOKENS)
     assert len(set(first)) == len(PROMPTS)
 
 
@@ -151,8 +92,8 @@ def test_conversations_go_on_as_if_read_anew(alone: tuple[Alone, str]) -> None:
     with running(one.lone.model, slots=2, n_ctx=256, kv_tokens=256, llama=settings(flash_attn)) as bench:
         for turn in range(3):
             for prompt in prompts:
-                one.differences([prompt], ask_all(bench, [prompt]))
-                prompt += [*one.speak(prompt).tokens, *WORDS[turn * 7 : turn * 7 + 5]]
+                one.differences([prompt], ask_all(bench, [prompt]), ANSWER_TOKENS)
+                prompt += [*one.speak(prompt, ANSWER_TOKENS).tokens, *WORDS[turn * 7 : turn * 7 + 5]]
         # How much each takes up, from whom or from RAM, is decided by measured costs; damaged states in RAM show here.
         assert max(num_cached(bench)) >= len(SYSTEM)
 
@@ -162,7 +103,7 @@ def test_a_crowded_cache_changes_nothing(alone: tuple[Alone, str]) -> None:
     one, flash_attn = alone
     with running(one.lone.model, slots=4, n_ctx=256, kv_tokens=256, llama=settings(flash_attn)) as bench:
         for _ in range(2):
-            one.differences(PROMPTS, ask_all(bench, PROMPTS))
+            one.differences(PROMPTS, ask_all(bench, PROMPTS), ANSWER_TOKENS)
 
 
 @pytest.mark.parametrize(
@@ -181,4 +122,4 @@ def test_models_that_mean_something_say_the_same_too(path: Path) -> None:
         one = Alone(lone, measure_tolerance(model, tokens=text))
         with running(model, slots=4, n_ctx=256, kv_tokens=1024, llama=settings("auto")) as bench:
             for _ in range(2):
-                one.differences(prompts, ask_all(bench, prompts))
+                one.differences(prompts, ask_all(bench, prompts), ANSWER_TOKENS)
