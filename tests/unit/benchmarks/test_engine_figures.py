@@ -135,7 +135,8 @@ def test_the_verdict_on_a_long_prompt_holds_gap_and_wait_against_their_bars() ->
     assert verdicts(1.0, 15.0) == [True, True, True]
     assert verdicts(1.1, 15.0) == [False, True, True]
     assert verdicts(1.0, 15.1) == [True, False, True]
-    assert verdicts(5.1, 10.0) == [False, True, False]
+    assert verdicts(5.2, 10.0) == [False, True, True]
+    assert verdicts(5.3, 10.0) == [False, True, False]
 
 
 def test_parts_are_chosen_by_name() -> None:
