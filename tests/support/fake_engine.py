@@ -10,6 +10,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from workers.engine.counters import EngineCounters
 from workers.engine.request import EngineLoad, EngineRequest
 from workers.protocol.events import (
     CallEvent,
@@ -100,6 +101,10 @@ class FakeEngine:
     @property
     def slots(self) -> int:
         return self._options.slots
+
+    @property
+    def counters(self) -> EngineCounters:
+        return EngineCounters()
 
     def load(self) -> EngineLoad:
         with self._lock:

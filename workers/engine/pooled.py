@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 import math
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
@@ -16,6 +17,7 @@ from functools import partial
 import numpy as np
 
 from workers.engine.cache import IntegrityError
+from workers.engine.counters import DECODE_BOUNDS_S, EngineCounters, Tally
 from workers.engine.pooled_job import NO_SEQUENCE, Job, PooledRequest
 from workers.engine.pooled_plan import Part, Room, plan_batch
 from workers.engine.request import EngineLoad
@@ -71,6 +73,9 @@ class PooledEngine:
         # Taken from the end.
         self._free = list(range(context.num_sequences - 1, -1, -1))
         self._jobs: list[Job] = []
+        self._num_computed = 0
+        self._num_busy = 0
+        self._compute_s = Tally(DECODE_BOUNDS_S)
         self._stopping = False
         # The mailbox: acts to carry out on the engine thread.
         self._mail: deque[Callable[[], None]] = deque()
@@ -113,6 +118,13 @@ class PooledEngine:
         used = sum(job.offset for job in jobs) if self._context.memory is not None else 0
         busy = min(num_open, self.slots)
         return EngineLoad(self.slots, busy, num_open - busy, self._context.kv_tokens, used)
+
+    @property
+    def counters(self) -> EngineCounters:
+        """A snapshot, as `load`."""
+        return EngineCounters(
+            num_decodes=self._num_computed, num_busy=self._num_busy, decode_s=self._compute_s.distribution
+        )
 
     def drain(self) -> None:
         """Refuse new calls with DRAINING; those that are in go on."""
@@ -188,7 +200,11 @@ class PooledEngine:
             sequence = job.sequence if part.start else self._free.pop()
             row = batch.add_input(job.inputs[part.index][part.start : part.end], part.start, sequence)
             placed.append((part, sequence, row))
+        start = time.perf_counter()
         context.compute(batch)
+        self._compute_s.add(time.perf_counter() - start)
+        self._num_computed += 1
+        self._num_busy += min(len(self._jobs), self.slots)
         for part, sequence, row in placed:
             if context.pooling is Pooling.NONE:
                 vectors = context.rows(row, row + part.end - part.start)

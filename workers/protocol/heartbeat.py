@@ -44,6 +44,7 @@ class Heartbeat(msgspec.Struct, frozen=True, kw_only=True):
     kv_tokens: int
     """KV cells that all slots share."""
     kv_tokens_used: int
+    """Those that calls with a slot hold; cached prefixes give way and do not count."""
     facts: ModelFacts
     protocol: int = PROTOCOL_VERSION
     draining: bool = False

@@ -1,19 +1,24 @@
 """What `GET /metrics` of a worker shows: llama-server's and vLLM's names, so that existing boards and scalers work.
 
+This is what is known of calls; of the engine: `workers.service.engine_metrics`.
+
 Counts per token are plain integers here and become samples when somebody scrapes. Sources: tools/server/README.md of
 llama.cpp; vLLM's metrics reference (the histograms keep its buckets, so that quantiles compare).
 """
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from workers.engine.counters import EngineCounters
 from workers.engine.request import EngineLoad
 from workers.protocol.events import Finished, FinishReason, Started
+from workers.service.engine_metrics import EngineMetrics
 
 TTFT_BUCKETS_S = (
     *(0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5),
@@ -25,17 +30,45 @@ E2E_BUCKETS_S = (
 )
 TOKEN_BUCKETS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10_000, 20_000, 50_000, 100_000)
 
+PACE_S = 30.0
+"""A finished call weighs half in the present pace after this long."""
+
+
+class Pace:
+    """Tokens per second of the calls that finished lately."""
+
+    def __init__(self) -> None:
+        self._tokens = self._seconds = 0.0
+        self._at = 0.0
+
+    def note(self, num_tokens: int, seconds: float, now: float) -> None:
+        weight = 0.5 ** ((now - self._at) / PACE_S)
+        self._tokens = self._tokens * weight + num_tokens
+        self._seconds = self._seconds * weight + seconds
+        self._at = now
+
+    @property
+    def per_second(self) -> float:
+        """0 before the first call."""
+        return self._tokens / self._seconds if self._seconds else 0.0
+
 
 class WorkerMetrics(Collector):
     """One worker's metrics in a registry of their own."""
 
-    def __init__(self, model: str, load: Callable[[], EngineLoad]) -> None:
+    def __init__(
+        self,
+        model: str,
+        load: Callable[[], EngineLoad],
+        counters: Callable[[], EngineCounters] = EngineCounters,
+    ) -> None:
         self.prompt_tokens = 0
         self.computed_prompt_tokens = 0
         self.predicted_tokens = 0
         self._prompt_ms = 0.0
         self._predicted_ms = 0.0
-        self._load = load
+        self._longest = 0
+        self._prompt_pace, self._predicted_pace = Pace(), Pace()
         self._model = model
         self._registry = CollectorRegistry()
         self.time_to_first_token = self._histogram(
@@ -62,6 +95,7 @@ class WorkerMetrics(Collector):
             registry=self._registry,
         )
         self._registry.register(self)
+        self._registry.register(EngineMetrics(model, load, counters))
 
     def started(self, event: Started, queue_s: float) -> None:
         self.prompt_tokens += event.num_prompt_tokens
@@ -72,6 +106,10 @@ class WorkerMetrics(Collector):
         timings = event.timings
         self._prompt_ms += timings.prompt_ms
         self._predicted_ms += timings.predicted_ms
+        now = time.monotonic()
+        self._prompt_pace.note(timings.prompt_n, timings.prompt_ms / 1000, now)
+        self._predicted_pace.note(timings.predicted_n, timings.predicted_ms / 1000, now)
+        self._longest = max(self._longest, event.usage.prompt_tokens + event.usage.completion_tokens)
         self._prefill_time.observe(timings.prompt_ms / 1000)
         self._decode_time.observe(timings.predicted_ms / 1000)
         self._e2e.observe(e2e_s)
@@ -96,17 +134,16 @@ class WorkerMetrics(Collector):
 
     def collect(self) -> Iterator[Metric]:
         """Called at each scrape, on the event loop."""
-        load = self._load()
-        ratio = load.kv_tokens_used / load.kv_tokens if load.kv_tokens else 0.0
         gauges = {
-            "llamacpp:requests_processing": ("Calls that hold a slot.", load.slots_busy),
-            "llamacpp:requests_deferred": ("Calls that wait for a slot.", load.waiting),
-            "llamacpp:kv_cache_usage_ratio": ("Share of KV cells in use.", ratio),
-            "llamacpp:kv_cache_tokens": ("KV cells in use.", load.kv_tokens_used),
-            "vllm:num_requests_running": ("Calls that hold a slot.", load.slots_busy),
-            "vllm:num_requests_waiting": ("Calls that wait for a slot.", load.waiting),
-            "vllm:kv_cache_usage_perc": ("Share of KV cells in use, 0 to 1.", ratio),
-            "vllm:gpu_cache_usage_perc": ("Share of KV cells in use, 0 to 1.", ratio),
+            "llamacpp:prompt_tokens_seconds": (
+                "Prompt tokens computed per second, in calls that finished lately.",
+                self._prompt_pace.per_second,
+            ),
+            "llamacpp:predicted_tokens_seconds": (
+                "Tokens generated per second and call, in calls that finished lately.",
+                self._predicted_pace.per_second,
+            ),
+            "llamacpp:n_tokens_max": ("Tokens of the longest conversation so far.", self._longest),
         }
         counters = {
             "llamacpp:prompt_tokens": ("Prompt tokens computed.", self.computed_prompt_tokens),
@@ -116,13 +153,6 @@ class WorkerMetrics(Collector):
             "vllm:prompt_tokens": ("Prompt tokens of started calls, cached ones included.", self.prompt_tokens),
             "vllm:generation_tokens": ("Tokens generated.", self.predicted_tokens),
         }
-        config = GaugeMetricFamily(
-            "vllm:cache_config_info",
-            "The KV cache: cells of one token.",
-            labels=("model_name", "block_size", "num_gpu_blocks"),
-        )
-        config.add_metric((self._model, "1", str(load.kv_tokens)), 1)
-        yield config
         for name, (help_, value) in gauges.items():
             gauge = GaugeMetricFamily(name, help_, labels=("model_name",))
             gauge.add_metric((self._model,), value)

@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Protocol, assert_never
 
+from workers.engine.counters import EngineCounters
 from workers.engine.pooled import Outcome, PooledRequest
 from workers.engine.request import EngineLoad, EngineRequest
 from workers.llama.pooling import Pooling
@@ -46,6 +47,8 @@ class WholeEngine(Engine, Protocol):
     def n_ctx(self) -> int: ...
     @property
     def slots(self) -> int: ...
+    @property
+    def counters(self) -> EngineCounters: ...
     def load(self) -> EngineLoad: ...
     def start(self) -> None: ...
     def stop(self) -> None: ...
@@ -178,6 +181,10 @@ class TextRefused:
     @property
     def slots(self) -> int:
         return self._engine.slots
+
+    @property
+    def counters(self) -> EngineCounters:
+        return self._engine.counters
 
     def submit(self, request: EngineRequest) -> None:
         """Raises CallFailed: UNSUPPORTED."""

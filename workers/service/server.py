@@ -22,6 +22,7 @@ from typing import Any, Protocol
 import uvicorn
 
 from workers.chat.prompts import Prompts
+from workers.engine.counters import EngineCounters
 from workers.engine.request import EngineLoad
 from workers.protocol.events import CallEvent
 from workers.protocol.exits import Exit
@@ -58,6 +59,8 @@ class Engine(DeskEngine, Protocol):
     def n_ctx(self) -> int: ...
     @property
     def slots(self) -> int: ...
+    @property
+    def counters(self) -> EngineCounters: ...
     def load(self) -> EngineLoad: ...
     def start(self) -> None: ...
     def stop(self) -> None:
@@ -160,7 +163,7 @@ class WorkerServer:
         self._loop = asyncio.get_running_loop()
         self._mailbox = Mailbox(self._loop)
         self._engine = build_engine(self._mailbox.put, self._crash_from_thread)
-        self._metrics = WorkerMetrics(place.model, self._engine.load)
+        self._metrics = WorkerMetrics(place.model, self._engine.load, lambda: self._engine.counters)
         self._hub = EventHub(self._boot, grace_s=place.gateway_grace_s)
         self.desk = CallDesk(self._hub, self._engine, prompts, self._metrics, defaults, constraints)
         self._mailbox.connect(self._deliver)

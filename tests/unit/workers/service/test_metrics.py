@@ -1,0 +1,122 @@
+"""What a worker's `/metrics` says of an engine that is made up here."""
+
+from __future__ import annotations
+
+from workers.engine.counters import Distribution, EngineCounters, PromptSources
+from workers.engine.disk import DiskStats
+from workers.engine.request import EngineLoad
+from workers.protocol.events import Finished, FinishReason, Timings, Usage
+from workers.service.metrics import PACE_S, Pace, WorkerMetrics
+
+LOAD = EngineLoad(slots=4, slots_busy=3, waiting=2, kv_tokens=1000, kv_tokens_used=250)
+DISK = DiskStats(5000, 7, 11, 12, 13, 14, 15, 16, 17, 1.0, 2.0)
+COUNTERS = EngineCounters(
+    num_decodes=10,
+    num_busy=25,
+    num_preempted=3,
+    num_restored=400,
+    num_fetched=128,
+    num_queried=900,
+    sources=PromptSources(computed=300, kv=350, ram=200, disk=100),
+    decode_s=Distribution((0.1, 1), (4, 5, 1), 6.5),
+    gap_s=Distribution((0.01, 0.5), (1, 2, 0), 0.75),
+    idle_cells=150,
+    ram_bytes=4096,
+    ram_blocks=6,
+    disk=DISK,
+    num_switches=21,
+    adapters_loaded=2,
+    max_adapters=8,
+    adapters_running=("a", "b"),
+    adapters_waiting=("c",),
+)
+
+
+def samples(metrics: WorkerMetrics) -> dict[str, float]:
+    """Series -> value, as they stand in the text."""
+    lines = [line for line in metrics.render().decode().splitlines() if not line.startswith("#")]
+    return {series: float(value) for series, value in (line.rsplit(" ", 1) for line in lines)}
+
+
+def labels(**more: str) -> str:
+    pairs = sorted({"model_name": "m", **more}.items())
+    return "{" + ",".join(f'{name}="{value}"' for name, value in pairs) + "}"
+
+
+def test_what_the_engine_counts_is_shown() -> None:
+    found = samples(WorkerMetrics("m", lambda: LOAD, lambda: COUNTERS))
+    expected = {
+        "llamacpp:requests_processing": 3,
+        "llamacpp:requests_deferred": 2,
+        "vllm:kv_cache_usage_perc": 0.25,
+        "llamacpp:kv_cache_tokens": 250,
+        "llamacpp:n_decode_total": 10,
+        "llamacpp:n_busy_slots_per_decode": 2.5,
+        "vllm:prefix_cache_queries_total": 900,
+        "vllm:prefix_cache_hits_total": 650,
+        "vllm:num_preemptions_total": 3,
+        "paddock_restored_tokens_total": 400,
+        "paddock_fetched_tokens_total": 128,
+        "paddock_cache_ram_bytes": 4096,
+        "paddock_cache_ram_blocks": 6,
+        "paddock_cache_disk_bytes": 5000,
+        "paddock_cache_disk_files": 7,
+        "paddock_cache_disk_queued_bytes": 17,
+        "paddock_adapters_loaded": 2,
+        "paddock_adapter_switches_total": 21,
+        "vllm:inter_token_latency_seconds_count": 3,
+        "vllm:inter_token_latency_seconds_sum": 0.75,
+        "paddock_decode_seconds_count": 10,
+        "paddock_decode_seconds_sum": 6.5,
+    }
+    assert {name: found[name + labels()] for name in expected} == expected
+
+
+def test_what_has_a_label_of_its_own() -> None:
+    found = samples(WorkerMetrics("m", lambda: LOAD, lambda: COUNTERS))
+    for name, label, values in (
+        ("paddock_kv_cells", "state", {"used": 250, "idle": 150, "free": 600}),
+        ("paddock_prompt_source_tokens_total", "source", {"computed": 300, "kv": 350, "ram": 200, "disk": 100}),
+        (
+            "paddock_cache_disk_blocks_total",
+            "outcome",
+            {"written": 11, "read": 12, "dropped": 13, "refused": 14, "failed": 15, "evicted": 16},
+        ),
+        ("paddock_decode_seconds_bucket", "le", {"0.1": 4, "1.0": 9, "+Inf": 10}),
+        ("vllm:inter_token_latency_seconds_bucket", "le", {"0.01": 1, "0.5": 3, "+Inf": 3}),
+    ):
+        shown = {key: value for key, value in found.items() if key.startswith(name + "{")}
+        assert shown == {name + labels(**{label: key}): value for key, value in values.items()}
+
+
+def test_adapters_in_use_are_named() -> None:
+    found = samples(WorkerMetrics("m", lambda: LOAD, lambda: COUNTERS))
+    series = "vllm:lora_requests_info" + labels(max_lora="8", running_lora_adapters="a,b", waiting_lora_adapters="c")
+    assert found[series] > 1.6e9
+
+
+def test_an_engine_that_counts_nothing_shows_the_same_metrics() -> None:
+    idle = WorkerMetrics("m", lambda: LOAD).render().decode().splitlines()
+    busy = WorkerMetrics("m", lambda: LOAD, lambda: COUNTERS).render().decode().splitlines()
+    assert [line for line in idle if line.startswith("# TYPE")] == [line for line in busy if line.startswith("# TYPE")]
+
+
+def test_the_pace_is_that_of_late() -> None:
+    pace = Pace()
+    assert pace.per_second == 0
+    pace.note(100, 1.0, now=1000.0)
+    assert pace.per_second == 100
+    pace.note(10, 1.0, now=1000.0 + PACE_S)
+    assert pace.per_second == (50 + 10) / (0.5 + 1)
+    pace.note(10, 1.0, now=1000.0 + 50 * PACE_S)
+    assert abs(pace.per_second - 10) < 1e-6
+
+
+def test_a_finished_call_shows_its_pace_and_its_length() -> None:
+    metrics = WorkerMetrics("m", lambda: LOAD)
+    usage, timings = Usage(40, 20, 10), Timings(10, 30, 500.0, 20, 2000.0)
+    metrics.finished(Finished(1, FinishReason.STOP, usage, timings), FinishReason.STOP, 2.5)
+    found = samples(metrics)
+    assert found["llamacpp:prompt_tokens_seconds" + labels()] == 60
+    assert found["llamacpp:predicted_tokens_seconds" + labels()] == 10
+    assert found["llamacpp:n_tokens_max" + labels()] == 60
