@@ -46,6 +46,9 @@ class Speed:
     per_cpu: float
     """The same by the server's processor time: what other programs on the machine disturb less."""
 
+    def __str__(self) -> str:
+        return f"{self.decoding:.1f} tokens/s, {self.whole:.1f} with prompts, {self.per_cpu:.1f} by processor time"
+
 
 async def rate(client: Client, label: str, callers: int, num_predict: int) -> Speed:
     calls = [Call(tokens(f"{label}/{callers}/{number}", PROMPT), num_predict) for number in range(callers)]
@@ -71,14 +74,18 @@ async def compare(bench: Bench, model: Model, num_predict: int, rounds: int) -> 
                     decoding.setdefault((side, callers), Samples()).add(speed.decoding)
                     whole.setdefault((side, callers), Samples()).add(speed.whole)
                     per_cpu.setdefault((side, callers), Samples()).add(speed.per_cpu)
-                    bench.say(f"decode, {model.name}, {side}, {callers} callers: {speed}")
+                    bench.say(f"decode, {model.name}, {side}, {counted(callers)}: {speed}")
     rows = []
     for callers, bar in BARS.items():
-        what = f"decode, {model.name}, {callers} caller{'s' if callers > 1 else ''}"
+        what = f"decode, {model.name}, {counted(callers)}"
         rows.append(row(what, decoding, callers, bar))
         rows.append(row(f"{what}, prompts included", whole, callers, None))
         rows.append(row(f"{what}, prompts included, by processor time", per_cpu, callers, None))
     return rows
+
+
+def counted(callers: int) -> str:
+    return f"{callers} caller{'s' if callers > 1 else ''}"
 
 
 def row(what: str, figures: Figures, callers: int, bar: float | None) -> Row:
@@ -103,11 +110,11 @@ async def idle(bench: Bench, model: Model, rounds: int) -> list[Row]:
                 await at_once(client, filling[start : start + SHAPE.slots])
             for callers, samples in after.items():
                 samples.add((await rate(client, f"full {number}", callers, num_predict)).decoding)
-                bench.say(f"idle prefixes, {model.name}, {callers} callers: {samples.values[-1]:.1f} tokens/s")
+                bench.say(f"idle prefixes, {model.name}, {counted(callers)}: {samples.values[-1]:.1f} tokens/s")
     rows = []
     for callers in IDLE_CALLERS:
         ratio = after[callers].median / before[callers].median
-        what = f"decode with {SHAPE.kv_tokens:,} cells of idle prefixes, {model.name}, {callers} callers"
+        what = f"decode with {SHAPE.kv_tokens:,} cells of idle prefixes, {model.name}, {counted(callers)}"
         figure = f"{after[callers].text(1)} against {before[callers].text(1)} tokens/s with an empty cache"
         rows.append(Row(what, figure, f"{ratio:.2f} x", f">= {IDLE_BAR} x", ratio >= IDLE_BAR))
     return rows
