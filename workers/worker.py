@@ -52,6 +52,8 @@ from workers.settings import WorkerSettings
 SWITCH_INTERVAL_S = 0.0005
 """How long the event loop may keep the interpreter lock from the engine's thread; figures: docs/performance.md."""
 
+LEARNED_POSITIONS = "position_embd.weight"
+
 GPU_DEVICES = ("/dev/nvidiactl", "/dev/kfd")
 
 logger = logging.getLogger(__name__)
@@ -197,6 +199,8 @@ def make_context(model: Model, settings: WorkerSettings, llama: LlamaSettings) -
     asked = settings.ctx or trained
     if asked > trained:
         logger.warning("ctx %d is more than the %d tokens that the model was trained for", asked, trained)
+    if LEARNED_POSITIONS in model.header.tensors:  # llama.cpp aborts at the first token beyond them
+        asked = min(asked, trained)
     shape = kv_shape(model.header)
     token_bytes = shape.bytes_per_token(llama.cache_type_k, llama.cache_type_v) if shape else 0.0
     free = _free_for_cache(llama)
