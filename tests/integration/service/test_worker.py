@@ -90,6 +90,37 @@ async def test_the_demo_model_answers_and_calls_tools(session: aiohttp.ClientSes
     assert json.loads("".join(event.arguments for event in deltas)) == {"city": "Paris"}
 
 
+async def test_metrics_show_what_a_second_call_shares(session: aiohttp.ClientSession, demo: Process) -> None:
+    gateway = Gateway(session, demo.address, "metrics", SECRET)
+
+    async def scraped() -> dict[str, float]:
+        _, body = await gateway.get("/metrics")
+        lines = [line for line in body.decode().splitlines() if not line.startswith("#")]
+        return {series: float(value) for series, value in (line.rsplit(" ", 1) for line in lines)}
+
+    before = await scraped()
+    question = "What should I know about a horse that lives in a paddock with sheep? " * 3
+    async with gateway.connected() as heard:
+        for call, last in ((1, "Tell me."), (2, "Please.")):
+            await gateway.submit(call, question + last, max_tokens=10, ignore_eos=True)
+            await heard.until_end(call)
+    after = await scraped()
+    grown = {series: value - before[series] for series, value in after.items() if series in before}
+    end = heard.end(2)
+    assert isinstance(end, Finished)
+    assert end.usage.cached_tokens > 10
+    labels = '{model_name="demo"}'
+    num_prompt = sum(one.usage.prompt_tokens for call in (1, 2) if isinstance(one := heard.end(call), Finished))
+    assert grown[f"vllm:prefix_cache_hits_total{labels}"] >= end.usage.cached_tokens
+    assert grown[f"vllm:prefix_cache_queries_total{labels}"] == num_prompt
+    assert grown['paddock_prompt_source_tokens_total{model_name="demo",source="kv"}'] >= end.usage.cached_tokens
+    assert grown[f"vllm:inter_token_latency_seconds_count{labels}"] == 2 * 9
+    assert grown[f"llamacpp:n_decode_total{labels}"] >= 2 * 10
+    assert 0 < after[f"llamacpp:n_busy_slots_per_decode{labels}"] <= 4
+    cells = [after[f'paddock_kv_cells{{model_name="demo",state="{state}"}}'] for state in ("used", "idle", "free")]
+    assert sum(cells) == 4 * 512
+
+
 async def test_a_prompt_longer_than_the_context_names_both_counts(
     session: aiohttp.ClientSession, demo: Process
 ) -> None:
