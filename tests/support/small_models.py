@@ -293,6 +293,14 @@ def write_small_model(folder: Path, name: str, *, seed: int = 1) -> Path:
     return path
 
 
+def spoil_token(path: Path, token: int) -> None:
+    """From here on, whatever the model computes of this token is not a number."""
+    reader = gguf.GGUFReader(path, "r+")
+    (embeddings,) = [tensor.data for tensor in reader.tensors if tensor.name == "token_embd.weight"]
+    embeddings[token] = np.nan
+    embeddings.flush()
+
+
 def write_model(path: Path, architecture: str, fill: Callable[[Draft], None], *, seed: int = 1) -> None:
     """A model of these tensors with the demo model's vocabulary."""
     draft = Draft(path, architecture, seed)
