@@ -26,8 +26,12 @@ class Progress(Protocol):
 
 S = TypeVar("S", bound=Progress)
 
-ROWS_MULTIPLE = 4
-"""A CPU's matrix kernels are a tenth slower with other numbers of rows (127 rows 803 ms, 128 rows 731)."""
+ROWS_MULTIPLES = (64, 4)
+"""A CPU's kernels like these numbers of rows: attention works in tiles of 64, matrices in fours.
+
+With a 0.5 B model at a depth of 2,000 tokens, 60 rows took 953 ms, 64 rows 739 and 65 rows 1,097; with little before
+them 127 rows 803 ms and 128 rows 731.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,10 +83,18 @@ def plan_step(sequences: Iterable[S], limits: Limits, prefill_beside: int, room:
         wanted = max(min(limits.n_ubatch - len(decode), weighed), limits.min_prefill)
         budget = min(wanted, limits.n_batch - len(decode))
     budget = min(budget, room - len(decode))
-    odd = (len(decode) + budget) % ROWS_MULTIPLE
-    if budget - odd >= limits.min_prefill and sum(sequence.num_prompt_left for sequence in waiting) > budget:
-        budget -= odd
+    if decode and sum(sequence.num_prompt_left for sequence in waiting) > budget:
+        budget = _even(budget, len(decode), limits)
     return Plan(decode, share_out(waiting, budget))
+
+
+def _even(budget: int, num_decode: int, limits: Limits) -> int:
+    """A little less, for a number of rows that the kernels like."""
+    for multiple in ROWS_MULTIPLES:
+        less = budget - (num_decode + budget) % multiple
+        if less >= max(limits.min_prefill, budget // 2):
+            return less
+    return budget
 
 
 def share_out(waiting: list[S], budget: int) -> list[Chunk[S]]:
