@@ -203,6 +203,26 @@ class PrefixCache:
         if self.ram.max_bytes:
             self.ram.add(block, self.index.put(path, block))
 
+    def copy_part(self, path: Path, start: int, end: int) -> Block | None:
+        """A copy of the path's cells from `start` on, of a bounded number; None: they are nowhere, or there is no room.
+
+        Raises StateUnusable.
+        """
+        match = self.index.match(path, end)
+        if start < match.num_held:
+            stop = min(match.num_held, start - start % BLOCK_TOKENS + BLOCK_TOKENS)
+            return Block(start, stop, self._take(match.holder, start, stop))
+        part = next((part for part in match.restores if part.start <= start < part.end), None)
+        return None if part is None else self._cut_out(part.block, start, part.end)
+
+    def erase(self, path: Path) -> None:
+        """Forget what this conversation alone has, in the cache and in RAM; what runs on it or shares it stays."""
+        own = [id_ for id_ in self._idle if self.index.held_in(id_, path) == self.index.held_by(id_) > path.num_public]
+        for id_ in own:
+            self._free(id_)
+        for block in self.index.own_blocks(path):
+            self.ram.discard(block)
+
     def save_some(self) -> bool:
         """Copy a part of an idle prefix to RAM, ahead of need -> whether there may be more."""
         for id_ in self._idle:
@@ -330,6 +350,19 @@ class PrefixCache:
         self._memory.share(id_, self._scratch, start, end)
         try:
             return self._memory.save(self._scratch)
+        finally:
+            self._memory.remove(self._scratch)
+
+    def _cut_out(self, block: Block, start: int, end: int) -> Block | None:
+        if (start, end) == (block.start, block.end):
+            return Block(start, end, block.state)
+        if not self.make_room(block.end - block.start):
+            return None
+        self._memory.load(self._scratch, block.state)
+        try:
+            self._memory.cut(self._scratch, block.start, start)
+            self._memory.cut(self._scratch, end, block.end)
+            return Block(start, end, self._memory.save(self._scratch))
         finally:
             self._memory.remove(self._scratch)
 

@@ -11,7 +11,7 @@ import time
 from collections.abc import Iterable
 
 from workers.engine.cache import PrefixCache
-from workers.engine.prefix import Block, Checkpoint, Match, Restore
+from workers.engine.prefix import Block, Checkpoint, Match, Path, Restore
 from workers.engine.sequence import NOWHERE, Sequence
 from workers.llama.errors import StateUnusable
 
@@ -69,6 +69,18 @@ class CheckpointCache(PrefixCache):
         sequence.stops.discard(sequence.num_cells)
         if sequence.request.cache_prompt and not sequence.shifted:
             self._mark(sequence.id, sequence)
+
+    def copy_part(self, path: Path, start: int, end: int) -> Block | None:
+        """All of it at once, from its beginning, up to the last token where it can be taken up."""
+        if start:
+            return None
+        for id_ in self._idle:
+            if self.index.held_by(id_) == self.index.held_in(id_, path) == end:
+                return Block(0, end, self._memory.save(id_))
+        found = self.index.match_checkpoint(path, end)
+        if found.block is None or found.holder != NOWHERE:
+            return None
+        return Block(0, found.end, found.block.state)
 
     def check_cells(self) -> None:
         self._check_ids()

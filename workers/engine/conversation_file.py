@@ -1,8 +1,8 @@
 """A whole conversation in one file: its tokens and their saved KV, for `/slots/{id}?action=save|restore`.
 
 The file is sealed as the disk tier's are (`workers.engine.sealed`), and bound to the team, salt and adapters that it
-was saved for, so it can be restored by nobody else. Contents, little-endian: number of tokens 4, number of blocks 4;
-the tokens, 4 each; for each block start 4, end 4, length 8; the blocks' states.
+was saved for, so it can be restored by nobody else. Contents, little-endian: number of tokens 4, of those that are
+everybody's 4, number of blocks 4; the tokens, 4 each; for each block start 4, end 4, length 8; the blocks' states.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from workers.engine.sealed import FileRefused, Kind, Label, SealedReader, discar
 NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,127}")
 MAX_TOKENS = 1 << 24
 
-_COUNTS = struct.Struct("<II")
+_COUNTS = struct.Struct("<III")
 _BLOCK = struct.Struct("<IIQ")
 
 
@@ -45,6 +45,8 @@ class SavedConversation:
     tokens: NDArray[np.int32]
     blocks: tuple[SavedBlock, ...]
     """In order, without gaps, from token 0."""
+    num_public: int = 0
+    """Tokens at the beginning that come from a shareable prompt."""
 
 
 class ConversationFiles:
@@ -61,7 +63,7 @@ class ConversationFiles:
     def write(self, name: str, scope: Scope, fingerprint: bytes, saved: SavedConversation) -> int:
         """Replaces a file of that name -> bytes written. Raises ConversationUnusable."""
         _check_name(name)
-        counts = _COUNTS.pack(len(saved.tokens), len(saved.blocks))
+        counts = _COUNTS.pack(len(saved.tokens), saved.num_public, len(saved.blocks))
         table = b"".join(_BLOCK.pack(block.start, block.end, len(block.state)) for block in saved.blocks)
         tokens = np.ascontiguousarray(saved.tokens, dtype="<i4").tobytes()
         parts = [counts + tokens + table, *(block.state for block in saved.blocks)]
@@ -127,7 +129,7 @@ def _label(scope: Scope, fingerprint: bytes, num_tokens: int) -> Label:
 
 def _contents(file: SealedReader, length: int, max_tokens: int) -> SavedConversation:
     """Lengths are checked against the file's own before anything is read: they are not verified yet."""
-    num_tokens, num_blocks = _COUNTS.unpack(_bounded(file, _COUNTS.size, length))
+    num_tokens, num_public, num_blocks = _COUNTS.unpack(_bounded(file, _COUNTS.size, length))
     left = length - _COUNTS.size
     if num_tokens > max_tokens:
         raise FileRefused(f"its {num_tokens:,} tokens are more than the {max_tokens:,} of a conversation here")
@@ -144,7 +146,7 @@ def _contents(file: SealedReader, length: int, max_tokens: int) -> SavedConversa
             raise FileRefused(f"it is damaged: a block of tokens {start} to {end} follows token {at}")
         blocks.append(SavedBlock(start, end, file.take(size)))
         at = end
-    return SavedConversation(tokens, tuple(blocks))
+    return SavedConversation(tokens, tuple(blocks), num_public)
 
 
 def _bounded(file: SealedReader, size: int, left: int) -> bytes:

@@ -23,6 +23,7 @@ from workers.engine.disk_link import DiskLink
 from workers.engine.picker import PickerTools
 from workers.engine.request import EngineLoad, EngineRequest
 from workers.engine.sequence import Sequence
+from workers.engine.slots import SlotDoor
 from workers.engine.stepper import Bounds, Stepper
 from workers.engine.watchdog import Watchdog
 from workers.llama.context import Context
@@ -109,6 +110,8 @@ class Engine:
         self._open: set[int] = set()
         self._refusal: Failure | None = None
         self._cancelled: set[int] = set()
+        self.at_rest = SlotDoor(self._stepper.slots, self.post)
+        """What the slots hold when no call runs in them."""
         self._thread = threading.Thread(target=self._main, name="engine", daemon=True)
 
     # From any thread.

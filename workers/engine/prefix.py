@@ -224,6 +224,18 @@ class PrefixIndex:
                 self._attach(node, block)
         return self._drop_needless(block)
 
+    def own_blocks(self, path: Path) -> list[Block]:
+        """Saved parts that only this path leads to and nobody holds; what is everybody's is not among them."""
+        found: dict[Block, None] = {}
+        below: Node | None = None
+        for node, end in reversed(list(self._walk(path, len(path.tokens)))):
+            others = any(child is not below for child in node.children.values())
+            if node.holders or others or end < node.end or end <= path.num_public:
+                break
+            found |= dict.fromkeys(node.blocks)
+            below = node
+        return list(found)
+
     def drop(self, block: Block) -> None:
         """Forget a block."""
         nodes = sorted(block.nodes, key=lambda node: -node.start)
@@ -360,6 +372,7 @@ class PrefixIndex:
             if block.end <= node.start:
                 node.blocks.discard(block)
                 block.nodes.discard(node)
+        self.prune(node)  # its holders may have gone without saving it: all blocks may be the upper part's
         return upper
 
 

@@ -22,6 +22,7 @@ from workers.engine.roster import MOVE_S, Roster
 from workers.engine.rows import Layout, RowLayouts, padding
 from workers.engine.scheduler import Limits, Plan
 from workers.engine.sequence import NOT_A_NUMBER, Sequence
+from workers.engine.slots import SlotBook
 from workers.engine.turns import Turns, chosen
 from workers.llama.context import Context
 from workers.protocol.events import CallEvent, Failed, FinishReason
@@ -82,6 +83,7 @@ class Stepper:
             on_evict=self._evicted,
         )
         self._roster = Roster(self._cache, bounds.slots, limits, self._pace)
+        self.slots = SlotBook(self._cache, self._roster, num_slots=bounds.slots, n_ctx=bounds.n_ctx)
         self._batch = context.new_batch()
         self._turns: Turns[bytes] = Turns()
         self._layouts = RowLayouts(fixed=context.on_gpu, can_pad=by_range)
@@ -101,7 +103,7 @@ class Stepper:
 
     @property
     def has_work(self) -> bool:
-        return self._roster.has_work
+        return self._roster.has_work or self.slots.has_work
 
     @property
     def num_cells_needed(self) -> int:
@@ -163,6 +165,7 @@ class Stepper:
     def end_all(self, failure: Failure) -> None:
         for sequence in (*self._roster.running, *self._roster.waiting):
             self._fail(sequence, failure)
+        self.slots.close(failure)
 
     def save_some(self) -> bool:
         """Nothing runs: copy a part of an idle prefix to RAM -> whether there is more to copy."""
@@ -198,6 +201,7 @@ class Stepper:
             self._shift_full()
             plan = roster.plan(self._of_one_turn)
         self._cache.tidy(self._num_decodes, MOVE_S)
+        self.slots.move(MOVE_S)
         return plan
 
     def _clean(self) -> None:
@@ -309,6 +313,7 @@ class Stepper:
         """Give back everything that the call holds; with `keep` its prefix stays for those who come after."""
         sequence.chain.close()
         self._adapters.release(sequence.adapter_set)
+        self.slots.ended(sequence, keep=keep)
         self._roster.remove(sequence, keep=keep)
         self._black_box.ended(sequence.key)
         self._on_end(sequence.key)

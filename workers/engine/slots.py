@@ -1,0 +1,248 @@
+"""What each slot holds: the conversation that last ended in it, which can be copied out, brought back and forgotten.
+
+The work is done on the engine's thread in pieces between two steps, so that running streams do not wait for it.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable, Generator
+from concurrent.futures import Future
+from dataclasses import dataclass
+from functools import partial
+from typing import Protocol, TypeVar
+
+from workers.engine.cache import PrefixCache
+from workers.engine.conversation_file import SavedBlock, SavedConversation
+from workers.engine.prefix import Block, Path
+from workers.engine.scope import Scope
+from workers.engine.sequence import NOWHERE, Sequence
+from workers.llama.errors import StateUnusable
+from workers.protocol.failures import CallFailed, Failure, FailureCode
+from workers.protocol.slots import SlotInfo
+
+T = TypeVar("T")
+
+Post = Callable[[Callable[[], None]], None]
+Work = Generator[None, None, T]
+
+
+class Running(Protocol):
+    """The calls that hold a slot."""
+
+    @property
+    def running(self) -> list[Sequence]: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """A conversation that ended."""
+
+    path: Path
+    num_prompt: int
+    num_decoded: int
+    label: str
+
+
+@dataclass(frozen=True, slots=True)
+class CopiedSlot:
+    scope: Scope
+    conversation: SavedConversation
+
+
+class SlotBook:
+    """Belongs to the engine's thread."""
+
+    def __init__(self, cache: PrefixCache, roster: Running, *, num_slots: int, n_ctx: int) -> None:
+        self.num_slots = num_slots
+        self._cache = cache
+        self._roster = roster
+        self._n_ctx = n_ctx
+        self._held: dict[int, Held] = {}
+        self._jobs: deque[Callable[[], bool]] = deque()
+        self.closed: Failure | None = None
+        """Why nothing is done any more."""
+
+    @property
+    def has_work(self) -> bool:
+        return bool(self._jobs)
+
+    def ended(self, sequence: Sequence, *, keep: bool) -> None:
+        """A call is about to leave its slot. With `keep` its cells may be used again."""
+        if sequence.slot == NOWHERE:
+            return
+        self._held.pop(sequence.slot, None)
+        request = sequence.request
+        if keep and request.cache_prompt and not sequence.shifted and sequence.num_cells:
+            path = sequence.path()
+            path = Path(path.tokens[: sequence.num_cells], path.scope, path.num_public)
+            held = Held(path, sequence.num_prompt, sequence.num_predicted, request.label)
+            self._held[sequence.slot] = held
+
+    def infos(self) -> list[SlotInfo]:
+        running = {one.slot: one for one in self._roster.running}
+        return [self._info(slot, running.get(slot)) for slot in range(self.num_slots)]
+
+    def begin(self, result: Future[T], work: Work[T]) -> None:
+        """Do the work bit by bit, unless nobody waits for the result any more."""
+        if not result.set_running_or_notify_cancel():
+            return
+        if self.closed is not None:
+            result.set_exception(CallFailed(self.closed))
+            return
+        self._jobs.append(partial(self._go_on, result, work))
+
+    def move(self, seconds: float) -> None:
+        """Work for about so long."""
+        until = time.perf_counter() + seconds
+        while self._jobs and time.perf_counter() < until:
+            if self._jobs[0]():
+                self._jobs.popleft()
+
+    def close(self, failure: Failure) -> None:
+        """The engine ends: so does all work."""
+        self.closed = failure
+        while self._jobs:
+            if self._jobs[0]():
+                self._jobs.popleft()
+
+    def copied(self, slot: int, tenant: str, salt: str) -> Work[CopiedSlot | None]:
+        """The conversation, as far as it is in the cache or in RAM; None: the slot is empty."""
+        held = self._of(slot, tenant, salt)
+        if held is None:
+            return None
+        blocks: list[SavedBlock] = []
+        end, position = len(held.path.tokens), 0
+        while position < end and (block := self._cache.copy_part(held.path, position, end)) is not None:
+            blocks.append(SavedBlock(block.start, block.end, block.state))
+            position = block.end
+            yield
+        if not position:
+            return None
+        num_public = min(held.path.num_public, position)
+        return CopiedSlot(held.path.scope, SavedConversation(held.path.tokens[:position], tuple(blocks), num_public))
+
+    def restored(self, slot: int, scope: Scope, saved: SavedConversation) -> Work[int]:
+        """The blocks lie in RAM from now on, as far as there is room -> tokens that the next call finds."""
+        self._refuse_busy(slot)
+        if not self._cache.ram.max_bytes:
+            message = "conversations are restored to memory that this worker does not have; raise cache_ram_mib"
+            raise CallFailed(Failure(FailureCode.UNSUPPORTED, message, "action"))
+        self._held.pop(slot, None)
+        end = saved.blocks[-1].end if saved.blocks else 0
+        path = Path(saved.tokens[:end], scope, saved.num_public)
+        for block in reversed(saved.blocks):
+            self._cache.take_in(path, Block(block.start, block.end, block.state))
+            yield
+        known = self._num_known(path)
+        if known:
+            path = Path(path.tokens[:known], scope, saved.num_public)
+            self._held[slot] = Held(path, known, 0, "")
+        return known
+
+    def erased(self, slot: int, tenant: str, salt: str) -> Work[int]:
+        """-> tokens that the slot held."""
+        held = self._of(slot, tenant, salt)
+        if held is None:
+            return 0
+        self._cache.erase(held.path)
+        self._held.pop(slot)
+        yield
+        return len(held.path.tokens)
+
+    def _go_on(self, result: Future[T], work: Work[T]) -> bool:
+        """-> whether it is over."""
+        try:
+            if self.closed is not None:
+                raise CallFailed(self.closed)
+            next(work)
+        except StopIteration as end:
+            result.set_result(end.value)
+        except CallFailed as failed:
+            result.set_exception(failed)
+        except StateUnusable as error:
+            result.set_exception(CallFailed(Failure(FailureCode.INTERNAL, f"the slot can't be copied: {error}")))
+        else:
+            return False
+        return True
+
+    def _of(self, slot: int, tenant: str, salt: str) -> Held | None:
+        """What the slot holds for this team. Raises CallFailed."""
+        self._refuse_busy(slot)
+        held = self._held.get(slot)
+        mine = held is not None and (held.path.scope.tenant, held.path.scope.salt) == (tenant, salt)
+        return held if mine else None
+
+    def _refuse_busy(self, slot: int) -> None:
+        if any(one.slot == slot for one in self._roster.running):
+            message = f"a call is running in slot {slot}; ask again when it has ended"
+            raise CallFailed(Failure(FailureCode.BUSY, message))
+
+    def _num_known(self, path: Path) -> int:
+        index, end = self._cache.index, len(path.tokens)
+        return index.match_checkpoint(path, end).end if self._cache.needs_stops else index.match(path, end).num_known
+
+    def _info(self, slot: int, one: Sequence | None) -> SlotInfo:
+        held = self._held.get(slot)
+        if one is not None:
+            what = (one.num_prompt, one.num_predicted, one.request.label, one.request.tenant)
+        elif held is not None:
+            what = (held.num_prompt, held.num_decoded, held.label, held.path.scope.tenant or "")
+        else:
+            what = (0, 0, "", "")
+        return SlotInfo(
+            id=slot,
+            n_ctx=self._n_ctx,
+            is_processing=one is not None,
+            n_prompt_tokens=what[0],
+            n_decoded=what[1],
+            request_id=what[2],
+            tenant=what[3],
+        )
+
+
+class SlotDoor:
+    """The slots, for any thread: what is asked is done on the engine's thread, which fulfils the futures.
+
+    A future ends with CallFailed: BUSY while a call runs in the slot, UNSUPPORTED, INTERNAL, or what the engine ends
+    with. Methods raise CallFailed: INVALID_REQUEST for a slot that there is not, or what the engine has ended with.
+    """
+
+    def __init__(self, book: SlotBook, post: Post) -> None:
+        self._book = book
+        self._post = post
+
+    def infos(self) -> Future[list[SlotInfo]]:
+        return self._begun(self._told())
+
+    def copy(self, slot: int, tenant: str, salt: str) -> Future[CopiedSlot | None]:
+        """The slot's conversation, in as many parts as it takes; None: it is empty for this team and salt."""
+        self._check(slot)
+        return self._begun(self._book.copied(slot, tenant, salt))
+
+    def restore(self, slot: int, scope: Scope, saved: SavedConversation) -> Future[int]:
+        """-> tokens that the next call with this beginning need not compute."""
+        self._check(slot)
+        return self._begun(self._book.restored(slot, scope, saved))
+
+    def erase(self, slot: int, tenant: str, salt: str) -> Future[int]:
+        """-> tokens that the slot held."""
+        self._check(slot)
+        return self._begun(self._book.erased(slot, tenant, salt))
+
+    def _begun(self, work: Work[T]) -> Future[T]:
+        if self._book.closed is not None:
+            raise CallFailed(self._book.closed)
+        result: Future[T] = Future()
+        self._post(partial(self._book.begin, result, work))
+        return result
+
+    def _told(self) -> Work[list[SlotInfo]]:
+        yield
+        return self._book.infos()
+
+    def _check(self, slot: int) -> None:
+        if not 0 <= slot < self._book.num_slots:
+            message = f"there is no slot {slot}; this worker's are 0 to {self._book.num_slots - 1}"
+            raise CallFailed(Failure(FailureCode.INVALID_REQUEST, message, "id"))
