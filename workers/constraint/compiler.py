@@ -62,6 +62,7 @@ class Compiler:
         self._kept: OrderedDict[tuple[str, str], Compiled | Unusable] = OrderedDict()
         """Refusals too: finding out may have taken seconds."""
         self._num_bytes = 0
+        self._counts = {"compiled": 0, "reused": 0, "refused": 0}
         self._making = threading.Lock()
         self._last_triggers: Triggers | None = None
         """In practice they are always those of the model's tool calls."""
@@ -69,6 +70,12 @@ class Compiler:
     @functools.cached_property
     def _words(self) -> LLTokenizer:
         return tokenizer(self._vocab)
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """What became of the forms that calls asked for, so far: `compiled`, `reused`, `refused`."""
+        with self._lock:
+            return dict(self._counts)
 
     def warm_up(self) -> None:
         """Read the vocabulary now: it takes a second at 150,000 tokens, half of it with every other thread at rest."""
@@ -97,12 +104,17 @@ class Compiler:
         """Raises Unusable, and CallFailed (BUSY) where it can't be found out now."""
         key = (constraint.kind, constraint.text)
         known = self._known(key)
+        outcome = "reused"
         if known is None:
+            outcome = "compiled"
             try:
                 known = self._compile(*key)
             except Unusable as error:
                 known = error
             self._keep(key, known)
+        refused = isinstance(known, Unusable)
+        with self._lock:
+            self._counts["refused" if refused else outcome] += 1
         if isinstance(known, Unusable):
             raise Unusable(str(known))
         return known

@@ -44,6 +44,10 @@ class Engine(Protocol):
 class Constraints(Protocol):
     """Forms that answers can be kept to."""
 
+    @property
+    def counts(self) -> dict[str, int]:
+        """What became of those that were asked for so far, by outcome (`workers.service.metrics.FORM_OUTCOMES`)."""
+
     def answer_mask(self, request: GenerateRequest) -> TokenMask | None:
         """What keeps this answer to its form; None: it has none. May block for seconds. Raises CallFailed."""
 

@@ -9,7 +9,7 @@ llama.cpp; vLLM's metrics reference (the histograms keep its buckets, so that qu
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
@@ -29,6 +29,8 @@ E2E_BUCKETS_S = (
     *(30, 40, 50, 60, 120, 240, 480, 960, 1920, 7680),
 )
 TOKEN_BUCKETS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10_000, 20_000, 50_000, 100_000)
+
+FORM_OUTCOMES = ("compiled", "reused", "refused")
 
 PACE_S = 30.0
 """A finished call weighs half in the present pace after this long."""
@@ -61,12 +63,15 @@ class WorkerMetrics(Collector):
         model: str,
         load: Callable[[], EngineLoad],
         counters: Callable[[], EngineCounters] = EngineCounters,
+        forms: Callable[[], Mapping[str, int]] = dict,
     ) -> None:
+        """`forms`: what became of the forms that answers were to be kept to, as `FORM_OUTCOMES`."""
         self.prompt_tokens = 0
         self.computed_prompt_tokens = 0
         self.predicted_tokens = 0
         self._prompt_ms = 0.0
         self._predicted_ms = 0.0
+        self._forms = forms
         self._longest = 0
         self._prompt_pace, self._predicted_pace = Pace(), Pace()
         self._model = model
@@ -153,6 +158,15 @@ class WorkerMetrics(Collector):
             "vllm:prompt_tokens": ("Prompt tokens of started calls, cached ones included.", self.prompt_tokens),
             "vllm:generation_tokens": ("Tokens generated.", self.predicted_tokens),
         }
+        forms = CounterMetricFamily(
+            "paddock_answer_forms",
+            "Schemas and grammars that answers were to be kept to.",
+            labels=("model_name", "outcome"),
+        )
+        told = self._forms()
+        for outcome in FORM_OUTCOMES:
+            forms.add_metric((self._model, outcome), told.get(outcome, 0))
+        yield forms
         for name, (help_, value) in gauges.items():
             gauge = GaugeMetricFamily(name, help_, labels=("model_name",))
             gauge.add_metric((self._model,), value)

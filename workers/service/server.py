@@ -37,6 +37,7 @@ from workers.service.heartbeat import Registration, connect
 from workers.service.mailbox import Mailbox
 from workers.service.metrics import WorkerMetrics
 from workers.service.pooled import PooledDesk
+from workers.service.slots import SlotRoutes
 from workers.service.stream import EventHub
 
 FLUSH_S = 2.0
@@ -149,10 +150,12 @@ class WorkerServer:
         pool: PooledDesk | None = None,
         constraints: Constraints | None = None,
         adapters: AdapterRoutes | None = None,
+        slots: SlotRoutes | None = None,
     ) -> None:
         """`pool`: for a worker that does pooled work; `build_engine` connects it to its engine.
 
-        `adapters`: for a worker whose calls may name LoRA adapters.
+        `adapters`: for a worker whose calls may name LoRA adapters. `slots`: connected to the engine by `build_engine`;
+        without it the worker says that it has none.
         """
         self._place = place
         self._sock = sock
@@ -163,7 +166,12 @@ class WorkerServer:
         self._loop = asyncio.get_running_loop()
         self._mailbox = Mailbox(self._loop)
         self._engine = build_engine(self._mailbox.put, self._crash_from_thread)
-        self._metrics = WorkerMetrics(place.model, self._engine.load, lambda: self._engine.counters)
+        self._metrics = WorkerMetrics(
+            place.model,
+            self._engine.load,
+            lambda: self._engine.counters,
+            lambda: {} if constraints is None else constraints.counts,
+        )
         self._hub = EventHub(self._boot, grace_s=place.gateway_grace_s)
         self.desk = CallDesk(self._hub, self._engine, prompts, self._metrics, defaults, constraints)
         self._mailbox.connect(self._deliver)
@@ -178,7 +186,7 @@ class WorkerServer:
             secret=place.secret,
             health=self._health,
             pool=pool,
-            more=adapters.routes() if adapters is not None else (),
+            more=[*(adapters.routes() if adapters is not None else ()), *(slots or SlotRoutes()).routes()],
         )
         config = uvicorn.Config(
             app,

@@ -22,7 +22,8 @@ from workers.protocol.events import Finished, FinishReason, ToolCallDelta
 from workers.protocol.exits import Exit
 from workers.protocol.failures import Failure, FailureCode
 from workers.protocol.heartbeat import decode_heartbeat
-from workers.protocol.requests import Accepted, Sampling, Tool
+from workers.protocol.requests import Accepted, Constraint, Sampling, Tool
+from workers.service.metrics import FORM_OUTCOMES
 from workers.service.server import listen
 from workers.settings import WorkerSettings
 from workers.worker import run
@@ -104,19 +105,24 @@ async def test_metrics_show_what_a_second_call_shares(session: aiohttp.ClientSes
         for call, last in ((1, "Tell me."), (2, "Please.")):
             await gateway.submit(call, question + last, max_tokens=10, ignore_eos=True)
             await heard.until_end(call)
+        for call in (3, 4):
+            await gateway.submit(call, "Tea?", max_tokens=5, constraint=Constraint("regex", "yes|no"))
+            await heard.until_end(call)
     after = await scraped()
     grown = {series: value - before[series] for series, value in after.items() if series in before}
     end = heard.end(2)
     assert isinstance(end, Finished)
     assert end.usage.cached_tokens > 10
     labels = '{model_name="demo"}'
-    num_prompt = sum(one.usage.prompt_tokens for call in (1, 2) if isinstance(one := heard.end(call), Finished))
+    num_prompt = sum(one.usage.prompt_tokens for call in (1, 2, 3, 4) if isinstance(one := heard.end(call), Finished))
     assert grown[f"vllm:prefix_cache_hits_total{labels}"] >= end.usage.cached_tokens
     assert grown[f"vllm:prefix_cache_queries_total{labels}"] == num_prompt
     assert grown['paddock_prompt_source_tokens_total{model_name="demo",source="kv"}'] >= end.usage.cached_tokens
-    assert grown[f"vllm:inter_token_latency_seconds_count{labels}"] == 2 * 9
+    assert grown[f"vllm:inter_token_latency_seconds_count{labels}"] >= 2 * 9
     assert grown[f"llamacpp:n_decode_total{labels}"] >= 2 * 10
     assert 0 < after[f"llamacpp:n_busy_slots_per_decode{labels}"] <= 4
+    forms = [grown[f'paddock_answer_forms_total{{model_name="demo",outcome="{name}"}}'] for name in FORM_OUTCOMES]
+    assert forms == [1, 1, 0]
     cells = [after[f'paddock_kv_cells{{model_name="demo",state="{state}"}}'] for state in ("used", "idle", "free")]
     assert sum(cells) == 4 * 512
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from typing import Any
 
@@ -153,6 +154,14 @@ def test_grammars_are_compiled_once_and_refused_once(compiler: Compiler, trial: 
         compiler.mask(Constraint("gbnf", f'root ::= "{number}"'))
     compiler.mask(Constraint("gbnf", 'root ::= "a"'))
     assert trial.asked.count('root ::= "a"') == 2
+
+
+def test_forms_are_counted_by_what_became_of_them(compiler: Compiler) -> None:
+    good, bad = Constraint("regex", "[a-z]+"), Constraint("regex", "[a-z")
+    for constraint in (good, good, bad, good, bad):
+        with contextlib.suppress(CallFailed):
+            compiler.mask(constraint)
+    assert compiler.counts == {"compiled": 1, "reused": 2, "refused": 2}
 
 
 def test_masks_of_one_grammar_are_independent(vocab: Vocab, compiler: Compiler) -> None:

@@ -101,6 +101,12 @@ def test_an_engine_that_counts_nothing_shows_the_same_metrics() -> None:
     assert [line for line in idle if line.startswith("# TYPE")] == [line for line in busy if line.startswith("# TYPE")]
 
 
+def test_forms_are_counted_by_outcome() -> None:
+    found = samples(WorkerMetrics("m", lambda: LOAD, forms=lambda: {"compiled": 2, "reused": 5}))
+    shown = [found["paddock_answer_forms_total" + labels(outcome=name)] for name in ("compiled", "reused", "refused")]
+    assert shown == [2, 5, 0]
+
+
 def test_the_pace_is_that_of_late() -> None:
     pace = Pace()
     assert pace.per_second == 0
