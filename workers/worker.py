@@ -24,7 +24,7 @@ from workers.chat.prompts import Prompts
 from workers.chat.template import ChatTemplate, TemplateUnusable
 from workers.constraint.compiler import Compiler
 from workers.constraint.trial import Trial
-from workers.disk_cache import kv_identity, open_tier
+from workers.disk_cache import kv_identity, open_slot_files, open_tier
 from workers.engine.adapters import AdapterShelf
 from workers.engine.disk_folder import CacheFolderUnusable
 from workers.engine.engine import Engine
@@ -47,6 +47,7 @@ from workers.service.adapters import AdapterRoutes
 from workers.service.memory import KvShape, free_bytes, outputs_too_large, plan_kv
 from workers.service.pooled import PooledDesk, TextRefused
 from workers.service.server import Emit, OnCrash, Place, PortTaken, WorkerServer, listen
+from workers.service.slots import SlotKeeper, SlotRoutes
 from workers.settings import WorkerSettings
 
 SWITCH_INTERVAL_S = 0.0005
@@ -114,13 +115,17 @@ def _run(settings: WorkerSettings) -> int:
             disk = open_tier(settings, identity)
             if disk is not None:
                 closing.callback(disk.close)
+            slot_files = open_slot_files(settings)
+            if slot_files is not None:
+                closing.callback(slot_files.close)
+            slots = SlotRoutes()
             constraints = Compiler(model.vocab, GbnfGrammars(model.vocab), trial)
             constraints.warm_up()
             context.warm_up()
             _load_adapters(shelf, adapters)
 
             def build_engine(emit: Emit, on_crash: OnCrash) -> Engine:
-                return Engine(
+                engine = Engine(
                     model,
                     context,
                     slots=settings.slots,
@@ -132,11 +137,22 @@ def _run(settings: WorkerSettings) -> int:
                     watchdog=watchdog,
                     disk=disk,
                 )
+                slots.connect(
+                    SlotKeeper(
+                        engine.at_rest,
+                        slot_files,
+                        shelf,
+                        identity.fingerprint,
+                        n_ctx=n_ctx,
+                        max_bytes=settings.cache_ram_mib << 20,
+                    )
+                )
+                return engine
 
             async def serve() -> Exit:
                 routes = AdapterRoutes(shelf, settings.adapters_dir)
                 return await WorkerServer(
-                    place, sock, prompts, sampling, build_engine, constraints=constraints, adapters=routes
+                    place, sock, prompts, sampling, build_engine, constraints=constraints, adapters=routes, slots=slots
                 ).run()
 
             return _on_loop(serve)

@@ -33,6 +33,15 @@ from workers.protocol.requests import (
     Tool,
     ToolCall,
 )
+from workers.protocol.slots import (
+    RestoreTimings,
+    SaveTimings,
+    SlotAction,
+    SlotErased,
+    SlotInfo,
+    SlotRestored,
+    SlotSaved,
+)
 
 FAILURE = Failure(FailureCode.CONTEXT_OVERFLOW, "the prompt has 600 tokens, the context 512", "messages")
 STARTED = Started(7, 3, 42, 16)
@@ -163,4 +172,24 @@ MESSAGES = {
     "load_adapter.json": LoadAdapter(name="team/pirate", path="pirate.gguf", pinned=True),
     "load_adapter_smallest.json": LoadAdapter(name="pirate", path="pirate.gguf"),
     "adapter_info.json": ADAPTER_INFO,
+    "slot_info.json": SlotInfo(
+        id=1,
+        n_ctx=512,
+        is_processing=True,
+        n_prompt_tokens=42,
+        n_decoded=7,
+        request_id="req-1",
+        tenant="team-a",
+    ),
+    "slot_action.json": SlotAction(
+        action="restore", tenant="team-a", filename="chat.bin", salt="mine", adapters=(AdapterUse("team/pirate", 0.5),)
+    ),
+    "slot_action_smallest.json": SlotAction(action="erase", tenant="team-a"),
+    "slot_saved.json": SlotSaved(
+        id_slot=1, filename="chat.bin", n_saved=1745, n_written=14309796, timings=SaveTimings(49.875)
+    ),
+    "slot_restored.json": SlotRestored(
+        id_slot=1, filename="chat.bin", n_restored=1745, n_read=14309796, timings=RestoreTimings(42.5)
+    ),
+    "slot_erased.json": SlotErased(id_slot=1, n_erased=1745),
 }

@@ -47,6 +47,8 @@ class SavedConversation:
     """In order, without gaps, from token 0."""
     num_public: int = 0
     """Tokens at the beginning that come from a shareable prompt."""
+    num_bytes: int = 0
+    """Of the file that it was read from."""
 
 
 class ConversationFiles:
@@ -62,7 +64,7 @@ class ConversationFiles:
 
     def write(self, name: str, scope: Scope, fingerprint: bytes, saved: SavedConversation) -> int:
         """Replaces a file of that name -> bytes written. Raises ConversationUnusable."""
-        _check_name(name)
+        check_name(name)
         counts = _COUNTS.pack(len(saved.tokens), saved.num_public, len(saved.blocks))
         table = b"".join(_BLOCK.pack(block.start, block.end, len(block.state)) for block in saved.blocks)
         tokens = np.ascontiguousarray(saved.tokens, dtype="<i4").tobytes()
@@ -80,7 +82,7 @@ class ConversationFiles:
         self, name: str, scope: Scope, fingerprint: bytes, *, max_bytes: int, max_tokens: int = MAX_TOKENS
     ) -> SavedConversation:
         """Raises ConversationUnusable, which names the file and the reason."""
-        _check_name(name)
+        check_name(name)
         try:
             with (
                 self._folder.opened(self._team(scope)) as folder,
@@ -105,7 +107,7 @@ class ConversationFiles:
 
     def erase(self, name: str, scope: Scope) -> bool:
         """-> whether there was such a file. Raises ConversationUnusable."""
-        _check_name(name)
+        check_name(name)
         try:
             with self._folder.opened(self._team(scope)) as folder:
                 return discard(folder, name)
@@ -116,7 +118,8 @@ class ConversationFiles:
         return self._keys.tenant_folder(scope.tenant)
 
 
-def _check_name(name: str) -> None:
+def check_name(name: str) -> None:
+    """Raises ConversationUnusable."""
     if not NAME.fullmatch(name):
         raise ConversationUnusable(
             "filename: use at most 128 letters, digits and . _ -, not beginning with a dot; folders can't be given"
@@ -146,7 +149,7 @@ def _contents(file: SealedReader, length: int, max_tokens: int) -> SavedConversa
             raise FileRefused(f"it is damaged: a block of tokens {start} to {end} follows token {at}")
         blocks.append(SavedBlock(start, end, file.take(size)))
         at = end
-    return SavedConversation(tokens, tuple(blocks), num_public)
+    return SavedConversation(tokens, tuple(blocks), num_public, file.size)
 
 
 def _bounded(file: SealedReader, size: int, left: int) -> bytes:

@@ -218,17 +218,17 @@ class SlotDoor:
 
     def copy(self, slot: int, tenant: str, salt: str) -> Future[CopiedSlot | None]:
         """The slot's conversation, in as many parts as it takes; None: it is empty for this team and salt."""
-        self._check(slot)
+        self.check(slot)
         return self._begun(self._book.copied(slot, tenant, salt))
 
     def restore(self, slot: int, scope: Scope, saved: SavedConversation) -> Future[int]:
         """-> tokens that the next call with this beginning need not compute."""
-        self._check(slot)
+        self.check(slot)
         return self._begun(self._book.restored(slot, scope, saved))
 
     def erase(self, slot: int, tenant: str, salt: str) -> Future[int]:
         """-> tokens that the slot held."""
-        self._check(slot)
+        self.check(slot)
         return self._begun(self._book.erased(slot, tenant, salt))
 
     def _begun(self, work: Work[T]) -> Future[T]:
@@ -242,7 +242,8 @@ class SlotDoor:
         yield
         return self._book.infos()
 
-    def _check(self, slot: int) -> None:
+    def check(self, slot: int) -> None:
+        """Raises CallFailed for a slot that there is not."""
         if not 0 <= slot < self._book.num_slots:
             message = f"there is no slot {slot}; this worker's are 0 to {self._book.num_slots - 1}"
             raise CallFailed(Failure(FailureCode.INVALID_REQUEST, message, "id"))

@@ -70,7 +70,7 @@ class SlotRestored(msgspec.Struct, frozen=True, kw_only=True):
     n_restored: int
     """Tokens."""
     n_read: int
-    """Bytes of saved state."""
+    """Bytes of the file."""
     timings: RestoreTimings
 
 

@@ -1,0 +1,196 @@
+"""The routes for what lies in a worker's slots: told, saved under a name, brought back, forgotten."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable
+from concurrent.futures import Future
+from typing import Protocol, TypeVar
+
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from workers.engine.adapter_set import AdapterSet
+from workers.engine.conversation_file import ConversationFiles, ConversationUnusable, check_name
+from workers.engine.fingerprint import ModelChanged
+from workers.engine.scope import Scope
+from workers.engine.slots import SlotDoor
+from workers.protocol.failures import CallFailed, Failure, FailureCode
+from workers.protocol.requests import AdapterUse
+from workers.protocol.slots import (
+    SLOTS_PATH,
+    RestoreTimings,
+    SaveTimings,
+    SlotAction,
+    SlotErased,
+    SlotInfo,
+    SlotRestored,
+    SlotSaved,
+    decode_action,
+)
+from workers.service.bodies import answer, decoded, read_body, refusal
+
+MAX_BODY_BYTES = 64 << 10
+
+ENGINE_S = 60.0
+"""Longest that the engine may take: it does such work between its steps."""
+
+FILE_OVERHEAD = 16 << 20
+"""Bytes of a file beside the states: tokens and names."""
+
+T = TypeVar("T")
+
+logger = logging.getLogger(__name__)
+
+
+class Shelf(Protocol):
+    """What is needed of `workers.engine.adapters.AdapterShelf`."""
+
+    def resolve(self, uses: tuple[AdapterUse, ...]) -> AdapterSet: ...
+    def release(self, adapters: AdapterSet) -> None: ...
+
+
+class SlotKeeper:
+    """Between the slots of an engine and a folder of files. Everything blocks, and raises CallFailed."""
+
+    def __init__(
+        self,
+        door: SlotDoor,
+        files: ConversationFiles | None,
+        shelf: Shelf,
+        fingerprint: Callable[[], bytes | None],
+        *,
+        n_ctx: int,
+        max_bytes: int,
+    ) -> None:
+        """`files` None: nothing is saved. `fingerprint`: of the context's KV. `max_bytes`: most of one conversation."""
+        self._door = door
+        self._files = files
+        self._shelf = shelf
+        self._fingerprint = fingerprint
+        self._n_ctx = n_ctx
+        self._max_bytes = max_bytes
+
+    def infos(self) -> list[SlotInfo]:
+        return _waited(self._door.infos())
+
+    def act(self, slot: int, asked: SlotAction) -> SlotSaved | SlotRestored | SlotErased:
+        if asked.action == "erase":
+            return SlotErased(id_slot=slot, n_erased=_waited(self._door.erase(slot, asked.tenant, asked.salt)))
+        if self._files is None:
+            message = "this worker saves no slots; give it a folder for them with --slot-save-dir"
+            raise CallFailed(Failure(FailureCode.UNSUPPORTED, message, "action"))
+        try:
+            check_name(asked.filename)
+            act = self._save if asked.action == "save" else self._restore
+            return act(self._files, slot, asked)
+        except ConversationUnusable as error:
+            raise CallFailed(Failure(FailureCode.INVALID_REQUEST, str(error), "filename")) from None
+
+    def _save(self, files: ConversationFiles, slot: int, asked: SlotAction) -> SlotSaved:
+        started = time.perf_counter()
+        identity = self._identity()
+        copied = _waited(self._door.copy(slot, asked.tenant, asked.salt))
+        num_saved = num_written = 0
+        if copied is not None:
+            num_saved = len(copied.conversation.tokens)
+            num_written = files.write(asked.filename, copied.scope, identity, copied.conversation)
+        return SlotSaved(
+            id_slot=slot,
+            filename=asked.filename,
+            n_saved=num_saved,
+            n_written=num_written,
+            timings=SaveTimings(_ms_since(started)),
+        )
+
+    def _restore(self, files: ConversationFiles, slot: int, asked: SlotAction) -> SlotRestored:
+        started = time.perf_counter()
+        self._door.check(slot)
+        saved = files.read(
+            asked.filename,
+            self._scope(asked),
+            self._identity(),
+            max_bytes=self._max_bytes + FILE_OVERHEAD,
+            max_tokens=self._n_ctx,
+        )
+        num_restored = _waited(self._door.restore(slot, self._scope(asked), saved))
+        return SlotRestored(
+            id_slot=slot,
+            filename=asked.filename,
+            n_restored=num_restored,
+            n_read=saved.num_bytes,
+            timings=RestoreTimings(_ms_since(started)),
+        )
+
+    def _scope(self, asked: SlotAction) -> Scope:
+        adapters = self._shelf.resolve(asked.adapters)
+        self._shelf.release(adapters)
+        return Scope(asked.tenant, asked.salt, adapters.key)
+
+    def _identity(self) -> bytes:
+        try:
+            found = self._fingerprint()
+        except (ModelChanged, OSError) as error:
+            logger.error("slots can't be saved or restored: %s", error)
+            found = None
+        if found is None:
+            message = (
+                "the model's file can't be told from others any more; the worker's log says why. Restart the worker"
+            )
+            raise CallFailed(Failure(FailureCode.INTERNAL, message))
+        return found
+
+
+class SlotRoutes:
+    """One action at a time. Until it is connected, the worker has no slots that could be saved."""
+
+    def __init__(self) -> None:
+        self._keeper: SlotKeeper | None = None
+        self._acting = asyncio.Lock()
+
+    def connect(self, keeper: SlotKeeper) -> None:
+        self._keeper = keeper
+
+    def routes(self) -> list[Route]:
+        return [
+            Route(SLOTS_PATH, self.show, methods=["GET"]),
+            Route(SLOTS_PATH + "/{id:int}", self.act, methods=["POST"]),
+        ]
+
+    async def show(self, request: Request) -> Response:
+        try:
+            return answer(await asyncio.to_thread(self._connected().infos))
+        except CallFailed as failed:
+            return refusal(failed.failure)
+
+    async def act(self, request: Request) -> Response:
+        try:
+            asked = decoded(decode_action, await read_body(request, MAX_BODY_BYTES))
+            keeper = self._connected()
+            async with self._acting:
+                return answer(await asyncio.to_thread(keeper.act, request.path_params["id"], asked))
+        except CallFailed as failed:
+            return refusal(failed.failure)
+
+    def _connected(self) -> SlotKeeper:
+        if self._keeper is None:
+            message = "this worker keeps no conversations in its slots; ask one that generates text"
+            raise CallFailed(Failure(FailureCode.UNSUPPORTED, message))
+        return self._keeper
+
+
+def _waited(future: Future[T]) -> T:
+    """Raises CallFailed."""
+    try:
+        return future.result(ENGINE_S)
+    except TimeoutError:
+        future.cancel()
+        message = f"the engine did not get to it within {ENGINE_S:g} s; ask again when less runs"
+        raise CallFailed(Failure(FailureCode.BUSY, message)) from None
+
+
+def _ms_since(started: float) -> float:
+    return round((time.perf_counter() - started) * 1e3, 3)
