@@ -41,6 +41,7 @@ class Sequence:
         "_mask",
         "_num_untold",
         "_piece",
+        "_ruled_out",
         "_since",
         "_text",
         "adapter_set",
@@ -132,6 +133,7 @@ class Sequence:
         self.first_token_at = 0.0
         self._base: Tokens = np.asarray(request.tokens, dtype=np.int32)
         self._since: list[int] = []
+        self._ruled_out = chain.ruled_out
         self._eog = vocab.eog
         self._mask = request.mask
         self._piece = vocab.special_piece if request.special else vocab.piece
@@ -191,10 +193,10 @@ class Sequence:
     def pick(self, context: Context, events: list[CallEvent]) -> FinishReason | Failure | None:
         """Draw the next token from the logits of its row -> why it was the last one, if it was."""
         try:
-            if self.picker is None:
-                token = context.sample(self.chain.pointer, self.row)
-            else:
+            if self.picker is not None:
                 token = self.picker.pick(context, self.row, events)
+            elif self._ruled_out is None or (token := context.likeliest(self.row)) in self._ruled_out:
+                token = context.sample(self.chain.pointer, self.row)
         except CallFailed as failed:
             return failed.failure
         return self.accept(token, events) if context.is_number(self.row, token) else NOT_A_NUMBER

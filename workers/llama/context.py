@@ -8,8 +8,9 @@ from __future__ import annotations
 import ctypes
 import math
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
+import numpy as np
 from llama_cpp import llama_cpp as c
 
 from workers.llama.batch import Batch
@@ -65,6 +66,7 @@ class Context:
         self.on_gpu = self._queues and settings.n_gpu_layers != 0
         self._sample = held().sampler_sample
         self._logits = held().logits_ith
+        self._num_logits = model.vocab.num_tokens
 
     def new_batch(self) -> Batch:
         return Batch(self.n_batch, self.num_sequences, self.kv_tokens, padding_token=max(self.model.vocab.bos, 0))
@@ -82,6 +84,14 @@ class Context:
     def sample(self, chain: int, row: int) -> int:
         """Draw a token from the logits of batch row `row` with the sampler chain at `chain`, which accepts it."""
         return self._sample(chain, self.pointer, row)
+
+    def likeliest(self, row: int) -> int:
+        """The token with the highest logit in batch row `row`: what a greedy chain draws, ten times as quickly."""
+        address = self._logits(self.pointer, row)
+        if address is None:
+            raise ValueError(f"batch row {row} has no logits")
+        logits: Any = (ctypes.c_float * self._num_logits).from_address(address)
+        return int(np.frombuffer(logits, np.float32).argmax())
 
     def is_number(self, row: int, token: int) -> bool:
         """Whether the logit of `token` in batch row `row` is one: where a cell holds none, no logit of the row is."""

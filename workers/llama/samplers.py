@@ -6,6 +6,7 @@ out; ranges are checked at the gateway's door, except where a value would bring 
 
 from __future__ import annotations
 
+import math
 import secrets
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -38,7 +39,7 @@ Biases = tuple[NDArray[np.int32], NDArray[np.float32]]
 class SamplerChain:
     """One call's sampler; made on any thread, then used and closed by one."""
 
-    __slots__ = ("_num_remembered", "biases", "greedy", "permitted", "pointer", "slow")
+    __slots__ = ("_num_remembered", "biases", "greedy", "permitted", "pointer", "ruled_out", "slow")
 
     def __init__(
         self,
@@ -63,6 +64,9 @@ class SamplerChain:
         self.greedy = is_greedy(settings, stages)
         self.slow = not self.greedy and sorts_all(settings, stages)
         """It takes so long that other threads should run meanwhile."""
+        simple = self.greedy and PENALTIES.isdisjoint(stages) and all(bias == -math.inf for bias in biases.values())
+        self.ruled_out: frozenset[int] | None = frozenset(biases) if simple else None
+        """The likeliest token is what it draws, unless that is one of these; None: the chain must be asked."""
         self.biases: Biases | None = None
         """With `masked`: what to add to the logits beforehand."""
         self.permitted: Words | None = None
