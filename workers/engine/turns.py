@@ -4,8 +4,8 @@ Groups take turns. A switch makes llama.cpp lay out its graphs anew, so a turn l
 against a step, and one caller with an adapter of their own does not halve the pace of fifteen others: a group's turn
 grows with its share of the callers. Both have a bound, in steps and in time.
 
-Measured on one core, rank 8 or 16 on seven matrices of each layer: a switch costs 0.8 to 1 ms with the demo model
-(steps of 0.25 ms for one caller), 4.2 ms with a 0.5 B model (steps of 22 ms for one caller, 130 ms for eight).
+One run each on one core, one caller, rank 8 or 16 on seven matrices of each layer: a switch adds 0.8 to 1.0 ms with the
+demo model (steps of 0.25 ms), 4.2 to 4.4 ms with a 0.5 B model (steps of 23 ms). With eight callers it is in the noise.
 """
 
 from __future__ import annotations
