@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import hmac
+import time
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -42,6 +43,9 @@ MAX_SUBMIT_BYTES = 64 << 20
 WRITE_BYTES = 128 << 10
 STALL_S = 30.0
 """A connection that takes no byte for this long is dead; its gateway's grace period begins."""
+
+LOOK_S = 0.25
+"""How often silence and stalls are looked for."""
 
 MAX_GATEWAY_ID_CHARS = 128
 
@@ -147,32 +151,62 @@ class EventStream:
             headers = [(b"content-type", b"text/event-stream"), (b"cache-control", b"no-store")]
             await send({"type": "http.response.start", "status": 200, "headers": headers})
             async with asyncio.TaskGroup() as group:
-                watcher = group.create_task(_close_when_gone(receive, feed))
-                await _pump(feed, send)
-                watcher.cancel()
+                pump = Pump(feed, send)
+                beside = (group.create_task(_close_when_gone(receive, feed)), group.create_task(pump.watch()))
+                await pump.run()
+                for task in beside:
+                    task.cancel()
+        except* Stalled:
+            pass  # the server closes the connection
         finally:
             self._hub.detach(feed)
 
 
-async def _pump(feed: Feed, send: Send) -> None:
-    """Writes until the feed is closed; what was published before `close` is still sent."""
-    data = KEEP_ALIVE  # at once, so that the gateway sees an open stream
-    try:
+class Stalled(Exception):
+    """The peer takes no bytes."""
+
+
+class Pump:
+    """Writes what a feed has, step by step. `watch` sees to silence and stalls: no timer is set up per step."""
+
+    def __init__(self, feed: Feed, send: Send) -> None:
+        self._feed = feed
+        self._send = send
+        self._sending = False
+        self._silent = True  # at once, so that the gateway sees an open stream
+        self._since = time.monotonic()
+        """When the running write began, or the last one ended."""
+
+    async def run(self) -> None:
+        """Until the feed is closed; what was published before `close` is still sent."""
+        feed = self._feed
         while True:
-            async with asyncio.timeout(STALL_S):
-                await send({"type": "http.response.body", "body": data, "more_body": True})
-            while not (data := feed.take(WRITE_BYTES)):
-                if feed.closed:
-                    await send({"type": "http.response.body", "body": b"", "more_body": False})
-                    return
-                try:
-                    async with asyncio.timeout(KEEP_ALIVE_INTERVAL_S):
-                        await feed.wait()
-                except TimeoutError:
-                    data = KEEP_ALIVE
-                    break
-    except TimeoutError:
-        return  # stalled; the server closes the connection
+            data = feed.take(WRITE_BYTES)
+            if not data and feed.closed:
+                await self._send({"type": "http.response.body", "body": b"", "more_body": False})
+                return
+            if data or self._silent:
+                self._silent = False
+                await self._write(data or KEEP_ALIVE)
+            else:
+                await feed.wait()
+
+    async def watch(self) -> None:
+        """Beside `run`. Raises Stalled."""
+        while True:
+            await asyncio.sleep(LOOK_S)
+            age_s = time.monotonic() - self._since
+            if self._sending:
+                if age_s > STALL_S:
+                    raise Stalled
+            elif age_s > KEEP_ALIVE_INTERVAL_S - LOOK_S:
+                self._silent = True
+                self._feed.wake()
+
+    async def _write(self, data: bytes) -> None:
+        self._sending, self._since = True, time.monotonic()
+        await self._send({"type": "http.response.body", "body": data, "more_body": True})
+        self._sending, self._since = False, time.monotonic()
 
 
 async def _close_when_gone(receive: Receive, feed: Feed) -> None:
