@@ -1,0 +1,302 @@
+"""Slots of a real worker process: saved into files, brought back after a restart, erased; and who may do that."""
+
+from __future__ import annotations
+
+import json
+import secrets
+import shutil
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import msgspec
+import pytest
+
+from tests.integration.service.conftest import ROOT, Process, RedisServer
+from tests.integration.service.wire import SECRET, Gateway
+from workers.protocol import keys
+from workers.protocol.events import Finished
+from workers.protocol.failures import Failure, FailureCode
+from workers.protocol.framing import SUBMIT_PATH
+from workers.protocol.heartbeat import decode_heartbeat
+from workers.protocol.requests import AdapterUse, GenerateRequest, Sampling, Submit
+from workers.protocol.slots import SLOTS_PATH, SlotInfo, SlotRestored, SlotSaved, decode_infos
+
+DEMO = ROOT / "deploy" / "demo" / "paddock-demo.gguf"
+PIRATE = ROOT / "deploy" / "demo" / "paddock-demo-pirate-lora.gguf"
+
+STORY = "Once upon a time there was a paddock with a gate, a horse and a small dog that never slept. " * 3
+NUM_TOKENS = 12
+
+
+@contextmanager
+def worker(redis: RedisServer, folder: Path, name: str, *flags: str, model: Path = DEMO) -> Iterator[str]:
+    argv = [sys.executable, "-m", "workers.cli", "worker", "--model", str(model), "--alias", name]
+    argv += ["--redis-url", redis.url, "--worker-id", name, "--slots", "2", "--kv-tokens", "1024", "--ctx", "512"]
+    argv += ["--llama", '{"n_threads": 1}', "--state-dir", str(folder / "state"), *flags]
+    process = Process(argv, folder, {"PADDOCK_WORKER_SECRET": SECRET})
+    try:
+        deadline = time.monotonic() + 30
+        while not (record := redis.client.get(keys.worker(name, name))):
+            assert time.monotonic() < deadline, process.errors()
+            time.sleep(0.02)
+        assert isinstance(record, bytes)
+        yield decode_heartbeat(record).address
+    finally:
+        process.kill()
+        redis.client.delete(keys.worker(name, name))
+
+
+class Client:
+    """One gateway that speaks for several teams."""
+
+    def __init__(self, session: aiohttp.ClientSession, address: str) -> None:
+        self.name = secrets.token_hex(4)
+        self.gateway = Gateway(session, address, self.name)
+        self.session = session
+        self.address = address
+        self.number = 0
+        """Of the last call."""
+
+    async def slot(self) -> int:
+        """Where the last call was."""
+        [slot] = [info.id for info in await self.slots() if info.request_id == self.request_id]
+        return slot
+
+    @property
+    def request_id(self) -> str:
+        return f"{self.name}-{self.number}"
+
+    async def say(
+        self, prompt: str, tenant: str = "red", salt: str = "", adapters: tuple[AdapterUse, ...] = ()
+    ) -> tuple[str, int]:
+        """-> the answer, greedy, and how many of its prompt's tokens were cached."""
+        self.number += 1
+        request = GenerateRequest(
+            prompt=prompt,
+            sampling=Sampling(temperature=0),
+            max_tokens=NUM_TOKENS,
+            ignore_eos=True,
+            cache_salt=salt,
+            adapters=adapters,
+        )
+        submit = Submit(gateway=self.name, call=self.number, request=request, tenant=tenant, request_id=self.request_id)
+        async with self.gateway.connected() as heard:
+            status, body = await self.gateway.post(SUBMIT_PATH, msgspec.json.encode(submit))
+            assert status == 202, body
+            await heard.until_end(self.number)
+            end = heard.end(self.number)
+            assert isinstance(end, Finished)
+            return heard.text(self.number), end.usage.cached_tokens
+
+    async def act(self, slot: int, action: str, tenant: str = "red", **fields: Any) -> dict[str, object]:
+        body = json.dumps({"action": action, "tenant": tenant, **fields}).encode()
+        status, answer = await self.gateway.post(f"{SLOTS_PATH}/{slot}", body)
+        value: dict[str, object] = json.loads(answer)
+        assert (status == 200) == ("code" not in value)
+        return value
+
+    async def save(self, slot: int, filename: str, tenant: str = "red", salt: str = "") -> SlotSaved:
+        return msgspec.convert(await self.act(slot, "save", tenant, filename=filename, salt=salt), SlotSaved)
+
+    async def restore(self, slot: int, filename: str, **fields: Any) -> SlotRestored:
+        return msgspec.convert(await self.act(slot, "restore", filename=filename, **fields), SlotRestored)
+
+    async def refused(self, slot: int, action: str, tenant: str = "red", **fields: Any) -> Failure:
+        return msgspec.convert(await self.act(slot, action, tenant, **fields), Failure)
+
+    async def slots(self) -> list[SlotInfo]:
+        async with self.session.get(
+            self.address + SLOTS_PATH, headers={"Authorization": f"Bearer {SECRET}"}
+        ) as response:
+            assert response.status == 200
+            return decode_infos(await response.read())
+
+
+@pytest.fixture(scope="module")
+def slot_folder(folder: Path) -> Path:
+    return folder / "slots"
+
+
+@pytest.fixture(scope="module")
+def address(redis_server: RedisServer, folder: Path, slot_folder: Path) -> Iterator[str]:
+    adapter = json.dumps([{"name": "pirate", "path": str(PIRATE)}])
+    with worker(redis_server, folder, "saves", "--slot-save-dir", str(slot_folder), "--adapters", adapter) as found:
+        yield found
+
+
+@pytest.fixture
+def client(session: aiohttp.ClientSession, address: str) -> Client:
+    return Client(session, address)
+
+
+def saved_file(folder: Path, name: str) -> Path:
+    [file] = folder.glob(f"*/{name}")
+    return file
+
+
+async def test_a_conversation_survives_the_worker(
+    redis_server: RedisServer, folder: Path, session: aiohttp.ClientSession, slot_folder: Path, client: Client
+) -> None:
+    text, cached = await client.say(STORY)
+    assert cached == 0
+    saved = await client.save(0, "chat.bin")
+    file = saved_file(slot_folder, "chat.bin")
+    assert (saved.id_slot, saved.filename, saved.n_written) == (0, "chat.bin", file.stat().st_size)
+    assert saved.timings.save_ms > 0
+    [info, empty] = await client.slots()
+    assert (info.is_processing, info.n_decoded, info.tenant) == (False, NUM_TOKENS, "red")
+    assert info.n_prompt_tokens + NUM_TOKENS - 1 == saved.n_saved
+    assert (empty.n_prompt_tokens, empty.tenant, empty.request_id) == (0, "", "")
+    expected, _ = await client.say(STORY + text + " And then?", "green")
+    with worker(redis_server, folder, "restores", "--slot-save-dir", str(slot_folder)) as found:
+        other = Client(session, found)
+        restored = await other.restore(1, "chat.bin")
+        assert (restored.id_slot, restored.n_restored) == (1, saved.n_saved)
+        assert restored.n_read == saved.n_written
+        assert restored.timings.restore_ms > 0
+        again, cached = await other.say(STORY + text + " And then?")
+        assert again == expected
+        assert cached >= info.n_prompt_tokens
+        _, cached = await other.say(STORY, "blue")
+        assert cached == 0
+
+
+async def test_only_its_own_team_saves_erases_and_restores_it(client: Client) -> None:
+    await client.say("A secret of mine. " + STORY, "red", "salt")
+    assert await client.slot() == 0
+    for tenant, salt in (("blue", "salt"), ("red", ""), ("red", "other")):
+        saved = await client.save(0, "stolen", tenant, salt)
+        assert (saved.n_saved, saved.n_written) == (0, 0)
+        assert await client.act(0, "erase", tenant, salt=salt) == {"id_slot": 0, "n_erased": 0}
+        empty = await client.save(1, "stolen", tenant, salt)
+        assert (empty.n_saved, empty.n_written) == (0, 0)
+    saved = await client.save(0, "mine", "red", "salt")
+    assert saved.n_saved > 50
+    for tenant, salt in (("blue", "salt"), ("blue", "")):
+        failure = await client.refused(1, "restore", tenant, filename="mine", salt=salt)
+        assert failure.message == "mine: there is no such file; save the slot under this name first"
+        assert (failure.code, failure.param) == (FailureCode.INVALID_REQUEST, "filename")
+    failure = await client.refused(1, "restore", "red", filename="mine", salt="")
+    assert "another team, salt or adapter" in failure.message
+    assert await client.act(0, "erase", "red", salt="salt") == {"id_slot": 0, "n_erased": saved.n_saved}
+    _, cached = await client.say("A secret of mine. " + STORY, "red", "salt")
+    assert cached == 0
+
+
+async def test_adapters_count(client: Client) -> None:
+    pirate = (AdapterUse("pirate", 0.5),)
+    text, _ = await client.say("Ahoy. " + STORY, adapters=pirate)
+    slot = await client.slot()
+    saved = await client.save(slot, "pirate")
+    await client.act(slot, "erase")
+    assert "adapter" in (await client.refused(slot, "restore", filename="pirate")).message
+    named = [{"name": "pirate", "scale": 0.5}]
+    assert (await client.restore(slot, "pirate", adapters=named)).n_restored == saved.n_saved
+    again, cached = await client.say("Ahoy. " + STORY, adapters=pirate)
+    assert again == text
+    assert cached > 0
+    assert (
+        "no adapter is named"
+        in (await client.refused(slot, "restore", filename="pirate", adapters=[{"name": "parrot"}])).message
+    )
+
+
+@pytest.mark.parametrize("action", ["save", "restore"])
+@pytest.mark.parametrize(
+    "filename", ["", "../chat", "/etc/passwd", ".hidden", "a/b", "zero\0byte", "x" * 200, "..", "ümlaut", "a\nb"]
+)
+async def test_names_that_are_no_names(client: Client, action: str, filename: str) -> None:
+    failure = await client.refused(1, action, filename=filename)
+    assert (failure.code, failure.param) == (FailureCode.INVALID_REQUEST, "filename")
+    assert "at most 128 letters" in failure.message
+
+
+async def test_damaged_and_foreign_files_are_refused(client: Client, slot_folder: Path) -> None:
+    await client.say("Damaged. " + STORY)
+    slot = await client.slot()
+    await client.save(slot, "whole")
+    whole = saved_file(slot_folder, "whole")
+    data = whole.read_bytes()
+    changed = bytearray(data)
+    changed[len(data) // 2] ^= 1
+    for name, contents in (("cut", data[:-100]), ("changed", bytes(changed)), ("none", b""), ("text", b"hello " * 99)):
+        whole.with_name(name).write_bytes(contents)
+        failure = await client.refused(slot, "restore", filename=name)
+        assert (failure.code, failure.param) == (FailureCode.INVALID_REQUEST, "filename")
+        assert failure.message.startswith(f"{name}: ")
+    whole.with_name("way-out").symlink_to("/etc/passwd")
+    assert "way-out: " in (await client.refused(slot, "restore", filename="way-out")).message
+    assert (await client.restore(slot, "whole")).n_restored > 0
+
+
+async def test_a_file_of_another_model_is_refused(
+    redis_server: RedisServer, folder: Path, session: aiohttp.ClientSession, slot_folder: Path, client: Client
+) -> None:
+    await client.say("Another. " + STORY)
+    slot = await client.slot()
+    await client.save(slot, "other-model")
+    copy = folder / "other.gguf"
+    shutil.copy(DEMO, copy)
+    with copy.open("r+b") as file:
+        file.seek(-4, 2)
+        file.write(b"\0\0\0\0")
+    with worker(redis_server, folder, "foreign", "--slot-save-dir", str(slot_folder), model=copy) as found:
+        other = Client(session, found)
+        failure = await other.refused(0, "restore", filename="other-model")
+    assert failure.message == (
+        "other-model: it was saved with another model, llama.cpp or KV setting; save the slot again"
+    )
+
+
+@pytest.mark.parametrize(
+    ("slot", "body", "status"),
+    [
+        (2, b'{"action": "save", "tenant": "t", "filename": "a"}', 400),
+        (2, b'{"action": "restore", "tenant": "t", "filename": "a"}', 400),
+        (0, b'{"action": "drop", "tenant": "t"}', 400),
+        (0, b'{"action": "erase"}', 400),
+        (0, b'{"action": "erase", "tenant": "t", "x": 1}', 400),
+        (0, b"[]", 400),
+        (0, b" " * (1 << 17), 400),
+        (-1, b"{}", 404),
+    ],
+)
+async def test_requests_that_are_none(client: Client, slot: int, body: bytes, status: int) -> None:
+    found, _ = await client.gateway.post(f"{SLOTS_PATH}/{slot}", body)
+    assert found == status
+
+
+async def test_the_routes_are_behind_the_secret(session: aiohttp.ClientSession, address: str) -> None:
+    for method, path in (("GET", SLOTS_PATH), ("POST", f"{SLOTS_PATH}/0")):
+        async with session.request(method, address + path) as response:
+            assert response.status == 401
+
+
+async def test_without_a_folder_nothing_is_saved_but_slots_are_told_and_erased(
+    redis_server: RedisServer, folder: Path, session: aiohttp.ClientSession
+) -> None:
+    with worker(redis_server, folder, "plain") as found:
+        client = Client(session, found)
+        await client.say(STORY)
+        for action in ("save", "restore"):
+            failure = await client.refused(0, action, filename="a")
+            assert failure.code is FailureCode.UNSUPPORTED
+            assert "--slot-save-dir" in failure.message
+        info = (await client.slots())[0]
+        assert await client.act(0, "erase") == {"id_slot": 0, "n_erased": info.n_prompt_tokens + NUM_TOKENS - 1}
+
+
+async def test_a_worker_of_another_kind_has_none(spawn_pooled: str, session: aiohttp.ClientSession) -> None:
+    client = Client(session, spawn_pooled)
+    assert (await client.refused(0, "erase")).code is FailureCode.UNSUPPORTED
+
+
+@pytest.fixture
+def spawn_pooled(redis_server: RedisServer, folder: Path) -> Iterator[str]:
+    with worker(redis_server, folder, "pooled", "--llama", '{"n_threads": 1, "embeddings": true}') as found:
+        yield found
