@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -19,6 +20,10 @@ from workers.llama.model import Model
 def tier(folder: Path, *, model: bytes = b"m" * 32, max_bytes: int = 64 << 20) -> Iterator[DiskTier]:
     one = DiskTier(CacheFolder(folder), CacheKeys("a secret"), max_bytes=max_bytes, identify=lambda stop: model)
     try:
+        until = time.monotonic() + 10
+        while not one.ready:  # until then nothing is found, and a call would not wait
+            assert time.monotonic() < until
+            time.sleep(0.001)
         yield one
     finally:
         one.close()
@@ -51,7 +56,8 @@ def test_what_leaves_ram_is_found_on_disk(stories: Model, tmp_path: Path) -> Non
         texts = [bench.answer(bench.request(prompt, 5)) for prompt in prompts]
         again = [bench.request(prompt, 5) for prompt in prompts]
         assert [bench.answer(call) for call in again] == texts
-        assert all(cached(bench, call.key) >= whole_blocks(len(call.tokens) - 1) for call in again)
+        # The first is fetched whatever it costs; with what that took the engine judges whether the others are worth it.
+        assert cached(bench, again[0].key) >= whole_blocks(len(again[0].tokens) - 1)
         assert bench.engine.counters.num_fetched > 0
 
 
