@@ -24,10 +24,14 @@ all of them."""
 class SharedPrompts:
     """Safe to ask from several threads."""
 
-    def __init__(self, texts: Iterable[str], tokenize: Tokenize) -> None:
-        """`texts`: of system messages. `tokenize`: a conversation without tools -> its prompt; raises CallFailed."""
+    def __init__(self, texts: Iterable[str], tokenize: Tokenize, today: Callable[[], date] = date.today) -> None:
+        """`texts`: of system messages. `tokenize`: a conversation without tools -> its prompt; raises CallFailed.
+
+        `today`: the local date, which is what templates write.
+        """
         self._texts = frozenset(texts)
         self._tokenize = tokenize
+        self._today = today
         self._found: dict[tuple[str, str], tuple[date, Sequence[int]]] = {}
 
     def num_public(self, request: GenerateRequest, tokens: Sequence[int]) -> int:
@@ -42,7 +46,7 @@ class SharedPrompts:
 
     def _public(self, role: Role, text: str) -> Sequence[int]:
         """Templates may write the date, which everybody knows: it holds for a day."""
-        today = date.today()  # noqa: DTZ011 - templates write the local date
+        today = self._today()
         known = self._found.get((role, text))
         if known is None or known[0] != today:
             known = self._found[role, text] = (today, self._common(role, text))

@@ -94,7 +94,9 @@ class SlotBook:
         self._jobs.append(partial(self._go_on, result, work))
 
     def move(self, seconds: float) -> None:
-        """Work for about so long."""
+        """Work for about so long. Called in every step."""
+        if not self._jobs:
+            return
         until = time.perf_counter() + seconds
         while self._jobs and time.perf_counter() < until:
             if self._jobs[0]():

@@ -82,6 +82,10 @@ def test_every_kind_of_memory(small_models: dict[str, Path], name: str) -> None:
             again = of_team(bench.request(prompt, 8, ignore_eos=True))
             assert bench.answer(again) == expected
             assert cached(bench, again.key) == 100
+            assert got(bench.engine.at_rest.erase(0, "red", "")) == 127
+            anew = bench.again(again)
+            assert bench.answer(anew) == expected
+            assert cached(bench, anew.key) == 0
 
 
 def test_what_moved_to_ram_is_copied_from_there(stories: Model) -> None:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from datetime import date, timedelta
 from pathlib import Path
 
 import pytest
 
 from workers.chat.prompts import Prompts
-from workers.chat.shared import OPENINGS
+from workers.chat.shared import OPENINGS, SharedPrompts
 from workers.chat.template import CHATML, ChatTemplate
 from workers.llama.model import Model
 from workers.protocol.catalog import LlamaSettings
@@ -144,3 +145,17 @@ def test_developers_and_systems_are_told_apart_where_the_template_does(model: Mo
     assert "developer" not in system
     assert MARKED in developer
     assert MARKED in system
+
+
+def test_a_date_in_the_template_is_taken_anew_each_day() -> None:
+    days = [date(2026, 1, 1)]
+
+    def tokenize(messages: Sequence[Message]) -> Sequence[int]:
+        return [days[0].day, *map(ord, "".join(message.content or "" for message in messages))]
+
+    shared = SharedPrompts([MARKED], tokenize, lambda: days[0])
+    for _ in range(3):
+        tokens = tokenize(asked("Where?"))
+        assert shared.num_public(GenerateRequest(messages=asked("Where?")), tokens) == 1 + len(MARKED)
+        days[0] += timedelta(days=1)
+    assert shared.num_public(GenerateRequest(messages=asked("Where?")), tokens) == 0, "a prompt of yesterday"
