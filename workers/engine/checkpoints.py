@@ -23,6 +23,7 @@ class CheckpointCache(PrefixCache):
     """Belongs to the engine's thread. Stays right whatever comes: what can't be taken up is computed anew."""
 
     needs_stops = True
+    can_pack = False
 
     def lookup(self, sequence: Sequence) -> Match:
         found = self._find(sequence)

@@ -115,6 +115,8 @@ class EngineCounters:
     """Calls that held a slot at each of those, all together."""
     num_preempted: int = 0
     """Times that a call lost its cells for a while."""
+    num_packed: int = 0
+    """Tokens that were moved within the cache to close holes."""
     num_restored: int = 0
     """Tokens that came back from RAM, for calls that begin and for those that go on."""
     num_fetched: int = 0

@@ -128,6 +128,7 @@ class Stepper:
             num_decodes=self._num_decodes,
             num_busy=self._num_busy,
             num_preempted=self._roster.num_preempted,
+            num_packed=cache.num_packed,
             num_restored=cache.num_restored,
             num_fetched=self._disk.num_fetched if self._disk else 0,
             num_queried=prompts.num_queried,

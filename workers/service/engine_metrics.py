@@ -100,6 +100,7 @@ class EngineMetrics(Collector):
         )
 
     def _of_caches(self, counters: EngineCounters, disk: DiskStats) -> Iterator[Metric]:
+        yield self._counter("paddock_packed_tokens", "Tokens moved within the KV cache.", counters.num_packed)
         yield self._counter("paddock_restored_tokens", "Tokens brought back from RAM.", counters.num_restored)
         yield self._counter("paddock_fetched_tokens", "Tokens read from disk into RAM.", counters.num_fetched)
         yield self._gauge("paddock_cache_ram_bytes", "Saved prefixes in RAM.", counters.ram_bytes)

@@ -218,3 +218,19 @@ def test_the_lowest_priority_is_thrown_out_and_the_highest_goes_first(stories: M
         }
         assert ends[high] < ends[low]
         assert ends[middle] < ends[low]
+
+
+def test_running_calls_move_down_when_others_leave(any_model: Model) -> None:
+    """Attention scans up to the highest cell: a call that began above idle prefixes does not stay there."""
+    with running(any_model, slots=4, n_ctx=512, kv_tokens=2048) as bench:
+        long = bench.request("The dog", 300, ignore_eos=True)
+        alone = bench.answer(replace(long, cache_prompt=False))
+        assert bench.engine.counters.num_packed == 0
+        prompts = [[*bench.tokens(ENDS[number]), *bench.tokens(STORY)[1 + number : 110]] * 4 for number in range(3)]
+        gate = held(bench)
+        short = [bench.submit(bench.request(prompt[:400], 2)) for prompt in prompts]
+        key = bench.submit(bench.again(long))
+        gate.set()
+        bench.wait(key, *short)
+        assert bench.engine.counters.num_packed > 0
+        assert bench.heard.text(key) == alone
