@@ -30,7 +30,7 @@ LIMITS = Limits(n_batch=200, n_ubatch=100, min_prefill=10)
         pytest.param([30], 100, 0, [(0, 30)], id="a short prompt goes whole"),
         pytest.param([150], 100, 0, [(0, 100)], id="a long prompt goes in micro-batches"),
         pytest.param([0, 0, 150], 100, 2, [(2, 62)], id="beside running streams as many tiles of 64 rows as fit"),
-        pytest.param([0, 0, 150], 40, 2, [(2, 38)], id="beside running streams a slow device takes less, in rows of a multiple of 4"),
+        pytest.param([0, 0, 150], 40, 2, [(2, 38)], id="a slow device takes less, in fours of rows"),
         pytest.param([0, 0, 150], 1, 2, [(2, 10)], id="but never nothing"),
         pytest.param([0, 50, 50, 50], 30, 1, [(1, 32), (2, 31)], id="where more wait than run, more is read at once"),
         pytest.param([150], 40, 0, [(0, 100)], id="with nobody waiting it takes all it can"),
