@@ -15,7 +15,7 @@ from pydantic import Field, field_validator
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
 
 from workers import sources
-from workers.protocol.catalog import MAX_CTX, MAX_KV_TOKENS
+from workers.protocol.catalog import MAX_CTX, MAX_KV_TOKENS, MAX_SLOTS
 
 
 class PaddockSettings(BaseSettings):
@@ -105,7 +105,7 @@ class ModelSettings(PaddockSettings):
 
     model: Annotated[Path | None, Field(description="GGUF file to serve")] = None
     alias: Annotated[str, Field(description="name the model is served under; empty: the file's name")] = ""
-    slots: Annotated[int, Field(ge=1, le=256, description="conversations at once, per worker")] = 8
+    slots: Annotated[int, Field(ge=1, le=MAX_SLOTS, description="conversations at once, per worker")] = 8
     ctx: Annotated[
         int,
         Field(ge=0, le=MAX_CTX, description="longest single conversation, tokens; 0: what the model was trained for"),

@@ -90,6 +90,8 @@ class PrefixCache:
         self._free_ids = list(reversed(self._ids))
         self._live: dict[int, Sequence] = {}
         self._idle: dict[int, Idle] = {}
+        self._token_bytes = 0.0
+        """Of a saved token, at most."""
         self._step = 0
         self._most_used = 0
         """Cells that were in use at once since the last packing: none in use lies much higher."""
@@ -237,6 +239,9 @@ class PrefixCache:
         """Copy a part of an idle prefix to RAM, ahead of need -> whether there may be more."""
         for id_ in self._idle:
             for start, end in self._unsaved(id_):
+                # Only into free room: what is dropped for it would be idle and unsaved in its turn.
+                if self.ram.num_free < (end - start) * self._token_bytes:
+                    return False
                 self._save(id_, start, end)
                 return True
         return False
@@ -394,6 +399,7 @@ class PrefixCache:
     def _save(self, id_: int, start: int, end: int) -> None:
         started = time.perf_counter()
         block = Block(start, end, self._take(id_, start, end))
+        self._token_bytes = max(self._token_bytes, len(block.state) / (end - start))
         self.ram.add(block, self.index.store(id_, block))
         self._pace.note_save(end - start, time.perf_counter() - started)
 

@@ -14,6 +14,7 @@ from workers.engine.cache import PrefixCache
 from workers.engine.prefix import Block, Checkpoint, Match, Path, Restore
 from workers.engine.sequence import NOWHERE, Sequence
 from workers.llama.errors import StateUnusable
+from workers.llama.memory import MemoryKind
 
 MIN_STOP_TOKENS = 32
 """Shorter common beginnings get no checkpoint: a prompt is cut there, and each is a copy of a state."""
@@ -92,9 +93,11 @@ class CheckpointCache(PrefixCache):
 
     def _find(self, sequence: Sequence) -> Checkpoint:
         self._enter_live(sequence)
-        if not sequence.request.cache_prompt or sequence.shifted or not self._pace.restore_pays:
-            return Checkpoint(0, NOWHERE, None)
-        return self.index.match_checkpoint(sequence.path(), sequence.num_known - 1)
+        nothing = Checkpoint(0, NOWHERE, None)
+        if not sequence.request.cache_prompt or sequence.shifted:
+            return nothing
+        found = self.index.match_checkpoint(sequence.path(), sequence.num_known - 1)
+        return found if found.holder != NOWHERE or self._pace.restore_pays else nothing
 
     def _give_way(self, sequence: Sequence, found: Checkpoint) -> None:
         """Tokens that are computed anew stand in the index once: idle prefixes that have them move to RAM."""
@@ -137,8 +140,15 @@ class CheckpointCache(PrefixCache):
         if not self.ram.max_bytes:
             return
         if self.index.extend(id_, sequence.path(), sequence.num_cells) == sequence.num_cells:
-            block = Block(sequence.num_cells, sequence.num_cells, self._memory.save_part(id_))
-            self.ram.add(block, self.index.mark(id_, sequence.num_cells, block))
+            self.ram.add(*self._checkpoint(id_, sequence.num_cells))
+
+    def _checkpoint(self, id_: int, end: int) -> tuple[Block, list[Block]]:
+        """Saved and entered in the index -> with the blocks that it makes needless."""
+        if self._memory.kind is MemoryKind.RECURRENT:  # the state is all there is: it needs no holder's cells
+            block = Block(0, end, self._memory.save(id_))
+            return block, self.index.keep(id_, block)
+        block = Block(end, end, self._memory.save_part(id_))
+        return block, self.index.mark(id_, end, block)
 
     def _unsaved(self, id_: int) -> Iterable[tuple[int, int]]:
         if not self.ram.max_bytes:

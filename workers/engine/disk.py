@@ -237,15 +237,17 @@ class DiskTier:
 
     def _serve(self) -> None:
         fetch = self._fetches.popleft()
-        blocks = []
-        for name in fetch.names:
-            state = self._pending.get(name)
-            if state is None and not self._closing:
-                state = self._load(name)
-            if state is None:
-                break
-            blocks.append(state)
-        fetch.on_done(blocks)
+        blocks: list[bytes] = []
+        try:
+            for name in fetch.names:
+                state = self._pending.get(name)
+                if state is None and not self._closing:
+                    state = self._load(name)
+                if state is None:
+                    break
+                blocks.append(state)
+        finally:
+            fetch.on_done(blocks)
 
     def _load(self, name: BlockName) -> bytes | None:
         place = self._place(name)

@@ -101,7 +101,7 @@ class Engine:
         self._num_used = self._num_idle = 0
         self._adapter_names: tuple[tuple[str, ...], tuple[str, ...]] = ((), ())
         self._look_again_at = 0.0
-        self._stopping = False
+        self._stopping = self._over = False
         # The mailbox: acts to carry out on the engine thread.
         self._mail: deque[Callable[[], None]] = deque()
         self._wake = threading.Event()
@@ -131,9 +131,23 @@ class Engine:
                 raise ValueError(f"call {request.key} is already in the engine")
             if len(self._open) >= self._capacity:
                 raise CallFailed(_busy(self.slots, self._capacity - self.slots))
-            sequence = self._sequence(request)
             self._open.add(request.key)
-            self._mail.append(partial(self._stepper.join, sequence))
+        try:
+            # Not under the lock, which the engine's thread needs: a DRY sampler takes a tenth of a second to make.
+            sequence = self._sequence(request)
+        except BaseException:
+            self._ended(request.key)
+            raise
+        with self._lock:
+            over, given_up = self._over, request.key in self._cancelled
+            if not (over or given_up):
+                self._mail.append(partial(self._stepper.join, sequence))
+        if over or given_up:
+            sequence.chain.close()
+            self._adapters.release(sequence.adapter_set)
+            self._ended(request.key)
+        if over:
+            raise CallFailed(self._refusal or _CRASHED)
         self._wake.set()
 
     def cancel(self, key: int) -> None:
@@ -142,7 +156,7 @@ class Engine:
             if key not in self._open:
                 return
             self._cancelled.add(key)
-        self._mail.append(partial(self._stepper.drop, key))
+            self._mail.append(partial(self._stepper.drop, key))
         self._wake.set()
 
     def post(self, act: Callable[[], None]) -> None:
@@ -307,6 +321,8 @@ class Engine:
 
     def _end_all(self) -> None:
         """The loop is over: end every call that is still in, and give back what they hold."""
+        with self._lock:
+            self._over = True
         self._take_mail()
         self._stepper.end_all(self._refusal or _CRASHED)
         self._tell()

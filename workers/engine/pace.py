@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import time
+from collections import deque
+from collections.abc import Callable
+
 LONGEST_STEP_S = 1.0
 """No step that running streams wait for is planned to be longer, where prompts can be cut finer."""
 
@@ -51,29 +55,46 @@ class PrefillPace:
             self.budget = max(self._least, min(self._most, int(min(worth, bearable))))
 
 
+RECENT_MOVES = 8
+"""A move may be interrupted: of so many the quickest tells what it costs."""
+
+TRY_AGAIN_S = 10.0
+"""After so long without a measurement it is tried again whether restoring pays."""
+
+
 class MovePace:
     """Learns what moving a token between the cache and RAM costs, against computing it."""
 
-    def __init__(self, prefill: PrefillPace) -> None:
+    def __init__(self, prefill: PrefillPace, clock: Callable[[], float] = time.monotonic) -> None:
         self._prefill = prefill
+        self._clock = clock
+        self._restores: deque[float] = deque(maxlen=RECENT_MOVES)
+        self._restored_at = 0.0
         self.save_s = 0.0
-        self.restore_s = 0.0
         """Per token; 0: not known yet."""
+
+    @property
+    def restore_s(self) -> float:
+        """Per token; 0: not known yet."""
+        return min(self._restores, default=0.0)
 
     @property
     def restore_pays(self) -> bool:
         """Whether bringing a prefix back is quicker than computing it, as far as is known."""
-        return not (self.restore_s and self._prefill.token_s) or self.restore_s < self._prefill.token_s
+        return self.fetch_pays(0.0)
 
     def fetch_pays(self, read_s: float) -> bool:
         """The same for a prefix that must be read first, at so many seconds per token."""
-        return not (self.restore_s and self._prefill.token_s) or read_s + self.restore_s < self._prefill.token_s
+        if not (self._restores and self._prefill.token_s) or read_s + self.restore_s < self._prefill.token_s:
+            return True
+        return self._clock() - self._restored_at > TRY_AGAIN_S
 
     def note_save(self, num_tokens: int, seconds: float) -> None:
         self.save_s = _blend(self.save_s, seconds / num_tokens)
 
     def note_restore(self, num_tokens: int, seconds: float) -> None:
-        self.restore_s = _blend(self.restore_s, seconds / num_tokens)
+        self._restores.append(seconds / num_tokens)
+        self._restored_at = self._clock()
 
     def rebuild_s(self, num_tokens: int, *, saved: bool) -> float:
         """What it costs to have a prefix again that is let go."""

@@ -215,6 +215,13 @@ class PrefixIndex:
                 self._attach(node, block)
         return self._drop_needless(block)
 
+    def keep(self, sequence: int, block: Block) -> list[Block]:
+        """As `store`, for a whole state that others' longer ones do not replace: it can be taken up at its end only."""
+        for node in self.nodes_of(sequence):
+            if node.start < block.end:
+                self._attach(node, block)
+        return []
+
     def put(self, path: Path, block: Block) -> list[Block]:
         """Attach a block that comes from elsewhere: [block.start, block.end) of `path`; the rest as `store`."""
         node = self.root

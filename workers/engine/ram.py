@@ -35,11 +35,19 @@ class RamStore:
         """A block that the index knows by now; `needless` are those that it replaced."""
         for old in needless:
             self._forget(old)
+        if len(block.state) > self.max_bytes:
+            self._index.drop(block)
+            return
         self._blocks.add(block)
         self.num_bytes += len(block.state)
         block.touched = time.monotonic()
         if self.num_bytes > self.max_bytes:
             self._shrink(int(self.max_bytes * LOW_WATER))
+
+    @property
+    def num_free(self) -> int:
+        """Bytes that fit without dropping anything."""
+        return self.max_bytes - self.num_bytes
 
     def discard(self, block: Block) -> None:
         """The block is of no use."""

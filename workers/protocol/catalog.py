@@ -25,6 +25,9 @@ MAX_CTX = 2**24
 MAX_SHARED_BYTES = 96 << 10
 """Of a model's shared prompts, written as JSON: a worker gets them in one variable, and Linux allows 128 KiB for it."""
 
+MAX_SLOTS = 254
+"""llama.cpp knows 256 sequences: one more is kept to move cells through, one for a prompt that nobody computes on."""
+
 MAX_KV_TOKENS = 2**31 - 1
 """llama.cpp counts cells in 32 bits."""
 
@@ -167,7 +170,7 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
         Annotated[str, Meta(pattern=r"^[^/\s:]+/[^/\s:]+(:[^/\s:]+)?$", description="Hugging Face REPO[:QUANT]")] | None
     ) = None
     workers: Annotated[int, Meta(ge=0, le=256, description="worker processes on this machine")] = 1
-    slots: Annotated[int, Meta(ge=1, le=256, description="conversations at once, per worker")] = 8
+    slots: Annotated[int, Meta(ge=1, le=MAX_SLOTS, description="conversations at once, per worker")] = 8
     ctx: Annotated[
         int,
         Meta(ge=0, le=MAX_CTX, description="longest single conversation, tokens; 0: what the model was trained for"),

@@ -9,8 +9,8 @@ import pytest
 from jinja2 import Template
 
 from tests.integration.engine.listener import ONE_THREAD, Bench, Heard, running
-from workers.engine.engine import Engine, EngineRequest
 from workers.engine.cache import IntegrityError
+from workers.engine.engine import Engine, EngineRequest
 from workers.llama.context import Context
 from workers.llama.model import Model
 from workers.protocol.catalog import LlamaSettings

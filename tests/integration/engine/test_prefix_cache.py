@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import threading
+import time
 from dataclasses import replace
 
+import psutil
 import pytest
 
 from tests.integration.engine.listener import Bench, running
 from workers.llama.model import Model
+from workers.protocol.catalog import MAX_SLOTS
+from workers.protocol.requests import Sampling
 
 STORY = "Once upon a time there was a little girl named Lily. She had a red ball and a big dog. " * 4
 ENDS = ["She went to the park", "The dog ran", "Tim said", "One day it rained", "A cat came", "They played", "He", "It"]
@@ -234,3 +238,42 @@ def test_running_calls_move_down_when_others_leave(any_model: Model) -> None:
         bench.wait(key, *short)
         assert bench.engine.counters.num_packed > 0
         assert bench.heard.text(key) == alone
+
+
+def test_an_engine_at_rest_sleeps_although_ram_is_smaller_than_what_is_idle(stories: Model) -> None:
+    with running(stories, slots=4, n_ctx=512, kv_tokens=2048, ram_bytes=64 << 10) as bench:
+        for number in range(2):
+            tokens = bench.tokens(STORY)[:300]
+            bench.answer(bench.request([tokens[0], 300 + number, *tokens[1:]], 5, ignore_eos=True))
+        time.sleep(0.3)
+        [thread] = [one for one in psutil.Process().threads() if one.id == engine_thread_id()]
+        time.sleep(0.5)
+        [later] = [one for one in psutil.Process().threads() if one.id == thread.id]
+        assert later.user_time + later.system_time - thread.user_time - thread.system_time < 0.1
+
+
+def engine_thread_id() -> int:
+    return next(one.native_id for one in threading.enumerate() if one.name == "engine" and one.native_id is not None)
+
+
+def test_as_many_slots_as_can_be(stories: Model) -> None:
+    with running(stories, slots=MAX_SLOTS, n_ctx=64, kv_tokens=16384) as bench:
+        keys = [bench.submit(bench.request([1, 260 + number % 200], 8, ignore_eos=True)) for number in range(MAX_SLOTS)]
+        bench.wait(*keys)
+        assert bench.engine.crashed is None
+
+
+def test_a_call_given_up_while_its_sampler_is_made_leaves_nothing(demo: Model) -> None:
+    """Making a DRY sampler takes a while, and the engine's lock is free meanwhile."""
+    dry = Sampling(dry_multiplier=1.0, dry_sequence_breakers=tuple("abcdefghij"))
+    with running(demo) as bench:
+        request = bench.request("What is 2 + 3?", 20, sampling=dry)
+        maker = threading.Thread(target=bench.submit, args=(request,))
+        maker.start()
+        while maker.is_alive():
+            bench.engine.cancel(request.key)
+        maker.join()
+        bench.engine.check_integrity()
+        bench.answer(bench.request("What is 2 + 4?", 3))
+        load = bench.engine.load()
+        assert (load.waiting, load.slots_busy) == (0, 0)

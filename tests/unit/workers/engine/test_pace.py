@@ -49,15 +49,23 @@ def test_steps_too_small_to_tell_are_passed_over() -> None:
     assert pace.budget == 512
 
 
+def pays(move: MovePace) -> bool:
+    return move.restore_pays
+
+
 def test_restoring_must_be_quicker_than_computing() -> None:
-    prefill = PrefillPace(32, 512)
-    move = MovePace(prefill)
-    assert move.restore_pays, "until it is known"
+    prefill, now = PrefillPace(32, 512), [100.0]
+    move = MovePace(prefill, lambda: now[0])
+    assert pays(move), "until it is known"
     prefill.note(100, 0.1)
     move.note_restore(64, 0.0064)
-    assert move.restore_pays
+    assert pays(move)
     assert move.rebuild_s(100, saved=True) == pytest.approx(0.01)
     assert move.rebuild_s(100, saved=False) == pytest.approx(0.1)
+    move.note_restore(64, 6.4)
+    assert pays(move), "one that was interrupted tells nothing"
     for _ in range(20):
         move.note_restore(64, 6.4)
-    assert not move.restore_pays
+    assert not pays(move)
+    now[0] += 11
+    assert pays(move), "it is tried again, or nobody would ever know"
