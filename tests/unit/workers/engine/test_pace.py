@@ -16,9 +16,9 @@ def taught(fixed_ms: float, token_ms: float) -> PrefillPace:
 @pytest.mark.parametrize(
     ("fixed_ms", "token_ms", "budget"),
     [
-        pytest.param(55, 5.4, 81, id="a CPU: eight ninths of a step are spent on its tokens"),
+        pytest.param(55, 5.4, 163, id="a CPU: all but a seventeenth of a step is spent on its tokens"),
         pytest.param(0, 5.4, 32, id="no fixed price: short steps cost nothing more"),
-        pytest.param(300, 5.4, 129, id="a high one: as long as streams can bear"),
+        pytest.param(300, 5.4, 222, id="a high one: as long as streams can bear"),
         pytest.param(55, 100, 32, id="never less than the least"),
         pytest.param(5, 0.05, 512, id="a GPU: never more than the most"),
     ],
