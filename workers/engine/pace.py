@@ -6,7 +6,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 
-LONGEST_STEP_S = 1.5
+LONGEST_STEP_S = 2.0
 """No step that running streams wait for is planned to be longer, where prompts can be cut finer."""
 
 FIXED_SHARE = 1 / 17
