@@ -19,7 +19,7 @@ from workers.engine.disk_link import DiskLink
 from workers.engine.pace import MovePace, PrefillPace
 from workers.engine.prefix import Block
 from workers.engine.roster import MOVE_S, Roster
-from workers.engine.rows import Layout, RowLayouts, padding
+from workers.engine.rows import MULTIPLE, Layout, RowLayouts, padding
 from workers.engine.scheduler import Limits, Plan
 from workers.engine.sequence import NOT_A_NUMBER, Sequence
 from workers.engine.slots import SlotBook
@@ -158,7 +158,7 @@ class Stepper:
     def step(self) -> None:
         plan = self._schedule()
         if plan.prefill:
-            self._run(plan)
+            self._run(plan, self._num_empty(plan))
             self._sample(plan)
         elif plan.decode:
             self._decode(plan)
@@ -210,6 +210,12 @@ class Stepper:
         log.error("a call ended because its logits were not numbers; all cached prompts are forgotten")
         self._cache.forget_all()
         self._spoiled = False
+
+    def _num_empty(self, plan: Plan[Sequence]) -> int:
+        """Of a step with prompts. A sequence alone is computed as llama-server computes it."""
+        alone = len(plan.decode) + len(plan.prefill) == 1
+        fits = self._roster.has_spare_room and plan.num_tokens + MULTIPLE <= self._batch.capacity
+        return 0 if alone or not fits else self._layouts.num_empty(plan.num_tokens)
 
     def _decode(self, plan: Plan[Sequence]) -> None:
         """A step without prompts, in the layout that is quickest for so many rows."""
