@@ -79,7 +79,7 @@ def test_bad_values_are_one_line_each(home: Path, monkeypatch: pytest.MonkeyPatc
         "drain_s: '-1' is not a number of at least 0 (from flag --drain-s); change the flag",
         "log_level: 'loud' is not one of debug, info, warning, error (from flag --log-level); change the flag",
         "port: '99999' is not a whole number from 0 to 65535 (from flag --port); change the flag",
-        "slots: 'many' is not a whole number from 1 to 256 (from env PADDOCK_SLOTS); change it there, or give --slots",
+        "slots: 'many' is not a whole number from 1 to 254 (from env PADDOCK_SLOTS); change it there, or give --slots",
         f"workers: 300 is not a whole number from 1 to 256 (from file {home / 'config.yaml'}); "
         "change it there, or give --workers",
     ]
