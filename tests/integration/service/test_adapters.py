@@ -130,7 +130,7 @@ async def test_loaded_named_and_taken_away_at_run_time(
     assert status == 200
     assert decode_info(body).state is AdapterState.LEAVING
     async with asyncio.timeout(10):  # the engine's thread frees it between two steps
-        while set(await listed(session, address)) != {"pirate"}:
+        while set(await listed(session, address)) != {"pirate"}:  # noqa: ASYNC110 - another process
             await asyncio.sleep(0.01)
     refused = await gateway.submit(9, "Hello!", adapters=(AdapterUse("team/one"),))
     assert isinstance(refused, Failure)
