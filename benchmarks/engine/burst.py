@@ -34,7 +34,8 @@ SHAPE = Shape(slots=8, ctx=512)
 CALLERS, NUM_PREDICT = 8, 96
 BAR = 1 / 20
 SUBJECTS = ("Rain", "Bread", "Maps", "Clocks", "Rivers", "Chess", "Salt", "Kites")
-"""Prompts differ from their first word on."""
+"""Prompts differ from their first word on, and are a few tokens long: what is compared is how long callers wait for
+each other. Every token more costs all servers alike, and on one core 100 of them are half a second."""
 
 _SOME_TEXT = re.compile(rb'"text": ?"[^"]')
 
@@ -84,7 +85,7 @@ async def serve_python(stack: Stack, model: Path, shape: Shape) -> AsyncIterator
 
 
 def calls(label: str) -> list[Call]:
-    return [Call(f"{subject} {label}: tell me more, please.", NUM_PREDICT) for subject in SUBJECTS[:CALLERS]]
+    return [Call(f"{subject} {label}?", NUM_PREDICT) for subject in SUBJECTS[:CALLERS]]
 
 
 async def measure(bench: Bench) -> list[Row]:

@@ -311,8 +311,6 @@ class Engine:
         while not (self._mail or self._stepper.has_work or self._stopping):
             self._wake.wait()
             self._wake.clear()
-        if self._mail:
-            time.sleep(self._stepper.linger_s)
 
     def _ended(self, key: int) -> None:
         with self._lock:

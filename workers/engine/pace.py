@@ -33,8 +33,6 @@ class PrefillPace:
         self._weight = self._x = self._y = self._xx = self._xy = 0.0
         self.token_s = 0.0
         """A token of a prompt, in a step that has others; 0: not known yet."""
-        self.fixed_s = 0.0
-        """A step, whatever is in it; 0: not known yet."""
         self.budget = most
         """Prompt tokens beside running streams."""
 
@@ -51,7 +49,6 @@ class PrefillPace:
             fixed = max((self._y - each * self._x) / self._weight, 0.0)
         else:  # all steps alike: nothing tells the fixed price from the rest
             each, fixed = mean_s, 0.0
-        self.fixed_s = fixed
         if num_tokens >= self._least:
             self.token_s = mean_s if not self.token_s else self.token_s + _WEIGHT * (y / x - self.token_s)
             worth = fixed / each * (1 / FIXED_SHARE - 1) if fixed else self._most

@@ -78,10 +78,6 @@ def plan_step(sequences: Iterable[S], limits: Limits, prefill_beside: int, room:
     if not waiting:
         return Plan(decode, [])
     budget = limits.n_ubatch
-    if not decode and len(waiting) > 1:
-        # Of a burst that finds the engine idle, half need not wait for the other half to be read.
-        total = sum(sequence.num_prompt_left for sequence in waiting)
-        budget = min(budget, max(ROWS_MULTIPLES[0], (total + 1) // 2))
     if decode:
         weighed = prefill_beside * (len(waiting) - 1 + len(decode)) // len(decode)
         wanted = max(min(limits.n_ubatch - len(decode), weighed), limits.min_prefill)

@@ -32,11 +32,6 @@ log = logging.getLogger("paddock.engine")
 
 MIN_PREFILL = 32
 
-LINGER_SHARE = 1 / 8
-"""Of a step's fixed price, which each of a burst's calls would pay alone if the first one did not wait for them."""
-
-LONGEST_LINGER_S = 0.008
-
 MIN_SHIFT = 4
 """Tokens at the end of a full context that `n_keep` can't keep: something must go."""
 
@@ -109,11 +104,6 @@ class Stepper:
     @property
     def has_work(self) -> bool:
         return self._roster.has_work or self.slots.has_work
-
-    @property
-    def linger_s(self) -> float:
-        """How long a call that finds the engine idle waits for others of the same moment, to be read with them."""
-        return min(LONGEST_LINGER_S, LINGER_SHARE * self._pace.fixed_s)
 
     @property
     def num_cells_needed(self) -> int:

@@ -35,9 +35,9 @@ LIMITS = Limits(n_batch=200, n_ubatch=100, min_prefill=10)
         pytest.param([0, 50, 50, 50], 30, 1, [(1, 32), (2, 31)], id="where more wait than run, more is read at once"),
         pytest.param([150], 40, 0, [(0, 100)], id="with nobody waiting it takes all it can"),
         pytest.param(
-            [30, 40, 50, 60], 100, 0, [(0, 30), (1, 40), (2, 20)], id="of a burst half is read first, the shortest"
+            [30, 40, 50, 60], 100, 0, [(0, 30), (1, 40), (2, 30)], id="short prompts share a step, shortest first"
         ),
-        pytest.param([100, 5], 100, 0, [(0, 59), (1, 5)], id="a short prompt does not wait for a long one"),
+        pytest.param([100, 5], 100, 0, [(0, 95), (1, 5)], id="a short prompt does not wait for a long one"),
         pytest.param([200, 80, 90], 100, 0, [(0, 50), (1, 50)], id="half of a step is the oldest's"),
         pytest.param([0] * 95 + [50], 100, 95, [(95, 10)], id="many streams never stop a prompt"),
         pytest.param([0] * 195 + [50], 100, 195, [(195, 5)], id="the batch is the last bound"),
