@@ -397,11 +397,9 @@ class PrefixCache:
         return self.index.unsaved(id_, BLOCK_TOKENS) if self.ram.max_bytes else ()
 
     def _save(self, id_: int, start: int, end: int) -> None:
-        started = time.perf_counter()
         block = Block(start, end, self._take(id_, start, end))
         self._token_bytes = max(self._token_bytes, len(block.state) / (end - start))
         self.ram.add(block, self.index.store(id_, block))
-        self._pace.note_save(end - start, time.perf_counter() - started)
 
     def _take(self, id_: int, start: int, end: int) -> bytes:
         """The state of a range."""

@@ -71,8 +71,6 @@ class MovePace:
         self._clock = clock
         self._restores: deque[float] = deque(maxlen=RECENT_MOVES)
         self._restored_at = 0.0
-        self.save_s = 0.0
-        """Per token; 0: not known yet."""
 
     @property
     def restore_s(self) -> float:
@@ -90,9 +88,6 @@ class MovePace:
             return True
         return self._clock() - self._restored_at > TRY_AGAIN_S
 
-    def note_save(self, num_tokens: int, seconds: float) -> None:
-        self.save_s = _blend(self.save_s, seconds / num_tokens)
-
     def note_restore(self, num_tokens: int, seconds: float) -> None:
         self._restores.append(seconds / num_tokens)
         self._restored_at = self._clock()
@@ -100,7 +95,3 @@ class MovePace:
     def rebuild_s(self, num_tokens: int, *, saved: bool) -> float:
         """What it costs to have a prefix again that is let go."""
         return num_tokens * ((self.restore_s if saved else self._prefill.token_s) or 1e-6)
-
-
-def _blend(known: float, new: float) -> float:
-    return new if not known else known + _WEIGHT * (new - known)
