@@ -1,8 +1,9 @@
 """What comes back from a worker, per call. These are also the canonical events inside the gateway.
 
 Each event travels as a JSON array whose first element is its tag (msgspec `array_like`): one engine step of many
-calls is one short line. A call's events are, in order: one `Started`, any number of `Text`, `Logprobs` and
-`ToolCallDelta`, then exactly one `Finished` or `Failed`. A call that is cancelled emits nothing more.
+calls is one short line. A call's events are, in order: one `Started`, any number of `Text`, `Reasoning`, `Logprobs` and
+`ToolCallDelta`, then exactly one `Finished` or `Failed`. A call that is cancelled emits nothing more. `Settings`,
+`Progress`, `Tokens` and `TimingsSoFar` come only for calls that ask for them (`GenerateRequest.tell`).
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from enum import StrEnum
 import msgspec
 
 from workers.protocol.failures import Failure
+from workers.protocol.requests import Sampling
 
 
 class FinishReason(StrEnum):
@@ -57,6 +59,14 @@ class Text(msgspec.Struct, frozen=True, array_like=True, tag="t"):
     num_tokens: int = 1
 
 
+class Reasoning(msgspec.Struct, frozen=True, array_like=True, tag="r"):
+    """More of what the model thinks before it answers, without its tags; otherwise as `Text`."""
+
+    call: int
+    text: str
+    num_tokens: int = 1
+
+
 class TokenLogprob(msgspec.Struct, frozen=True, array_like=True):
     token: int
     piece: bytes
@@ -85,6 +95,42 @@ class ToolCallDelta(msgspec.Struct, frozen=True, array_like=True, tag="c"):
     num_tokens: int = 1
 
 
+class Settings(msgspec.Struct, frozen=True, array_like=True, tag="e"):
+    """Follows `Started`: what the call runs with."""
+
+    call: int
+    prompt: str
+    """The prompt's text, as the model reads it."""
+    sampling: Sampling
+    """The model's defaults under the caller's values; what neither set is llama-server's default. With the seed used."""
+
+
+class Progress(msgspec.Struct, frozen=True, array_like=True, tag="g"):
+    """How far the prefill is; llama-server's `prompt_progress`."""
+
+    call: int
+    total: int
+    cache: int
+    """Of these, tokens that were in the cache."""
+    processed: int
+    """Tokens that are in the KV cache now, those of `cache` included."""
+    time_ms: int
+
+
+class Tokens(msgspec.Struct, frozen=True, array_like=True, tag="i"):
+    """Tokens of the answer; comes before the `Text` that they made, or before the end if no text came of them."""
+
+    call: int
+    tokens: tuple[int, ...]
+
+
+class TimingsSoFar(msgspec.Struct, frozen=True, array_like=True, tag="m"):
+    """Comes before the `Text` that it was measured at."""
+
+    call: int
+    timings: Timings
+
+
 class Finished(msgspec.Struct, frozen=True, array_like=True, tag="f"):
     call: int
     reason: FinishReason
@@ -92,6 +138,8 @@ class Finished(msgspec.Struct, frozen=True, array_like=True, tag="f"):
     timings: Timings
     stop: str | None = None
     """The stop string that ended the answer, if one did."""
+    truncated: bool = False
+    """The conversation outgrew the context and was shifted."""
 
 
 class Failed(msgspec.Struct, frozen=True, array_like=True, tag="x"):
@@ -99,7 +147,19 @@ class Failed(msgspec.Struct, frozen=True, array_like=True, tag="x"):
     failure: Failure
 
 
-CallEvent = Started | Text | Logprobs | ToolCallDelta | Finished | Failed
+CallEvent = (
+    Started
+    | Settings
+    | Progress
+    | Text
+    | Reasoning
+    | Logprobs
+    | Tokens
+    | TimingsSoFar
+    | ToolCallDelta
+    | Finished
+    | Failed
+)
 
 decode_step = msgspec.json.Decoder(list[CallEvent]).decode
 """Data of one SSE event of the default type -> the step's events."""

@@ -102,6 +102,8 @@ class Message(msgspec.Struct, frozen=True, omit_defaults=True):
 
     role: Role
     content: str | None = None
+    reasoning: str | None = None
+    """What an assistant thought in an earlier turn; the template decides whether the model sees it again."""
     name: str | None = None
     tool_calls: tuple[ToolCall, ...] = ()
     tool_call_id: str | None = None
@@ -136,16 +138,59 @@ class Constraint(msgspec.Struct, frozen=True, omit_defaults=True):
     """The caller's parameter that it comes from; for error messages."""
 
 
+class Thinking(msgspec.Struct, frozen=True, omit_defaults=True):
+    """How a model that can think before it answers does so. Others ignore it."""
+
+    enabled: bool | None = None
+    """None: as the template has it."""
+    effort: str | None = None
+    """What templates know as `reasoning_effort`: low, medium, high, ..."""
+    budget: int = -1
+    """Most tokens of thought, after which it is closed for the model; -1: no bound; 0: it begins with the answer."""
+    split: bool = True
+    """Thought comes as `Reasoning`; False: as text, with its tags, as the model writes it."""
+
+
+class InfillFile(msgspec.Struct, frozen=True):
+    """More of the project that the model is to know."""
+
+    name: str
+    text: str
+
+
+class Infill(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Code to be completed between `prefix` and `suffix`; for models with fill-in-the-middle tokens."""
+
+    prefix: str
+    suffix: str
+    prompt: str = ""
+    """Comes after the prefix: what is being typed."""
+    files: tuple[InfillFile, ...] = ()
+
+
+Notice = Literal["progress", "timings", "tokens", "settings"]
+"""Events that come only for calls that ask: `Progress`, `TimingsSoFar`, `Tokens`, `Settings`."""
+
+
 class GenerateRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """What is asked, in no client's dialect."""
 
     messages: tuple[Message, ...] = ()
-    prompt: str | tuple[int, ...] | None = None
-    """Text or tokens to continue as they are, in place of `messages`."""
+    prompt: str | tuple[int | str, ...] | None = None
+    """Text, tokens or both in turn, to continue as they are, in place of `messages`."""
+    infill: Infill | None = None
+    """In place of `messages` and `prompt`."""
     tools: tuple[Tool, ...] = ()
+    parallel_tool_calls: bool = True
+    """False: the answer ends after one tool call."""
+    thinking: Thinking = Thinking()
+    template_values: dict[str, Any] = {}
+    """More variables for the chat template (`documents`, what callers send as `chat_template_kwargs`)."""
     sampling: Sampling = Sampling()
     max_tokens: int | None = None
-    """Most tokens to generate; `None`: until the model ends or the conversation is `n_ctx` long."""
+    """Most tokens to generate; `None`: until the model ends or the conversation is `n_ctx` long; 0: only prefill."""
+    max_predict_ms: int = 0
+    """The answer ends at the first line end that comes so long after its first token; 0: no bound (llama-server's)."""
     stop: tuple[str, ...] = ()
     """Strings that end the answer; they are not part of it."""
     ignore_eos: bool = False
@@ -164,6 +209,9 @@ class GenerateRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=T
     """Narrows who may share cached prompts: only calls of the same team with the same salt."""
     cache_prompt: bool = True
     """Whether cached prompts may be used, and this one kept."""
+    slot: int = -1
+    """The slot that the caller would like; -1: any."""
+    tell: tuple[Notice, ...] = ()
     priority: int = 0
     """Higher goes first."""
     context_shift: bool = False

@@ -16,10 +16,20 @@ from typing import Protocol
 from msgspec.structs import asdict
 
 from workers.chat.prompts import Prompts
-from workers.chat.tools import CallPiece, Parser, Piece
+from workers.chat.tools import CallPiece, Parser, Piece, ReasoningPiece
 from workers.chat.tools.hermes import HermesParser
 from workers.engine.request import EngineRequest, TokenMask
-from workers.protocol.events import CallEvent, Failed, Finished, FinishReason, Logprobs, Started, Text, ToolCallDelta
+from workers.protocol.events import (
+    CallEvent,
+    Failed,
+    Finished,
+    FinishReason,
+    Logprobs,
+    Reasoning,
+    Started,
+    Text,
+    ToolCallDelta,
+)
 from workers.protocol.failures import CallFailed, Failure, FailureCode
 from workers.protocol.requests import Cancel, GenerateRequest, Sampling, Submit
 from workers.service.metrics import WorkerMetrics
@@ -311,6 +321,8 @@ def _append_pieces(frame: list[CallEvent], call: LiveCall, pieces: list[Piece]) 
         num_tokens, call.held_tokens = call.held_tokens, 0
         if isinstance(piece, CallPiece):
             frame.append(ToolCallDelta(number, piece.number, piece.id, piece.name, piece.arguments, num_tokens))
+        elif isinstance(piece, ReasoningPiece):
+            frame.append(Reasoning(number, piece.text, num_tokens))
         else:
             frame.append(Text(number, piece.text, num_tokens))
 

@@ -11,6 +11,12 @@ class ContentPiece(NamedTuple):
     text: str
 
 
+class ReasoningPiece(NamedTuple):
+    """More of what the model thinks before it answers, without its tags."""
+
+    text: str
+
+
 class CallPiece(NamedTuple):
     """More of tool call `number`, from 0; its first piece carries `id` and `name`, later ones empty text."""
 
@@ -20,7 +26,7 @@ class CallPiece(NamedTuple):
     arguments: str
 
 
-Piece = ContentPiece | CallPiece
+Piece = ContentPiece | ReasoningPiece | CallPiece
 
 
 class Parser(Protocol):
