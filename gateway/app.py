@@ -17,8 +17,9 @@ from gateway.access.keys import Keys
 from gateway.access.records import read_records
 from gateway.admission.admission import Admission
 from gateway.api.door import Door
+from gateway.api.generation import Generation
 from gateway.api.health import Health, MetricsPage, Ready
-from gateway.api.openai.chat import ChatCompletions
+from gateway.api.openai.chat import ChatDialect
 from gateway.api.openai.models import Models
 from gateway.api.routes import build_router
 from gateway.catalog.names import Names
@@ -98,7 +99,7 @@ async def build(settings: GatewaySettings, redis: redis.asyncio.Redis) -> App:
     models = Models(keys, names, fleet)
     router = build_router(
         {
-            "chat": ChatCompletions(keys, pipeline, settings.max_body_bytes, settings.ping_interval_s),
+            "chat": Generation(ChatDialect(), keys, pipeline, settings.max_body_bytes, settings.ping_interval_s),
             "models": models,
             "model": models,
             "health": Health(),

@@ -23,7 +23,7 @@ from gateway.relay.fanin import Place
 from gateway.relay.relay import Relay
 from gateway.telemetry.metrics import Metrics
 from gateway.telemetry.trail import Trail
-from workers.protocol.events import CallEvent, Failed, Started
+from workers.protocol.events import CallEvent, Failed, Finished, Started
 from workers.protocol.failures import RETRYABLE, CallFailed, Failure, FailureCode
 from workers.protocol.heartbeat import Heartbeat
 from workers.protocol.requests import GenerateRequest
@@ -77,6 +77,13 @@ class Answer(Protocol):
 
     @property
     def ended(self) -> bool: ...
+    @property
+    def choice(self) -> int: ...
+    @property
+    def end(self) -> Finished | Failed | None:
+        """The last event, when it has been taken."""
+        ...
+
     async def take(self) -> list[CallEvent]:
         """What has come since the last time; waits for it. The last list ends in `Finished` or `Failed`."""
         ...
@@ -115,10 +122,11 @@ class Pipeline:
             cutoff.cut(Stopping("This gateway stopped before the answer was complete. Send the request again."))
 
     def call(self, principal: Principal, alias: str, trail: Trail) -> Call:
-        """Raises Stopping, ModelNotFound, PermissionDenied."""
+        """With no `alias`: the only model there is. Raises Stopping, ModelNotFound, PermissionDenied."""
         if self._stopping:
             raise Stopping("This gateway is stopping. Send the request again.", retry_after_s=1.0)
         model = self._names.resolve(alias, principal, self._fleet.snapshot.models)
+        alias = alias or model
         trail.alias, trail.model = alias, model
         return Call(
             request_id=trail.request_id,

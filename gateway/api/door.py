@@ -8,7 +8,7 @@ import time
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from gateway.api.diagnostics import begin_trail
-from gateway.api.errors import send_error
+from gateway.api.errors import send_error, shape_of
 from gateway.api.presence import ClientGone
 from gateway.errors import InternalError, PaddockError
 from gateway.telemetry.logs import PROBED, log_request
@@ -34,19 +34,19 @@ class Door:
         try:
             await self._inside(scope, receive, send)
         except PaddockError as error:
-            await self._answer(receive, send, error, trail)
+            await self._answer(scope, receive, send, error, trail)
         except ClientGone:
             trail.status, trail.outcome = trail.status or CLIENT_GONE_STATUS, trail.outcome or "client_gone"
         except Exception:
             log.exception("request failed", extra={"fields": {"request_id": trail.request_id}})
             broken = InternalError(f"Something broke in the gateway; its log has request {trail.request_id}.")
-            await self._answer(receive, send, broken, trail)
+            await self._answer(scope, receive, send, broken, trail)
         finally:
             self._close(trail)
 
-    async def _answer(self, receive: Receive, send: Send, error: PaddockError, trail: Trail) -> None:
+    async def _answer(self, scope: Scope, receive: Receive, send: Send, error: PaddockError, trail: Trail) -> None:
         if trail.status == 0:
-            await send_error(receive, send, error, trail)
+            await send_error(receive, send, error, trail, shape_of(scope))
         else:
             trail.outcome = error.code or error.type
 

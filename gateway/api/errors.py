@@ -1,13 +1,14 @@
-"""How errors look to a client before anything else was sent, in OpenAI's shape."""
+"""Errors that are told before anything else was sent. How they look is the dialect's (`ErrorShape`)."""
 
 from __future__ import annotations
 
 import asyncio
 import math
 
-import msgspec
-from starlette.types import Message, Receive, Send
+from starlette.types import Message, Receive, Scope, Send
 
+from gateway.api.dialect import SHAPE, ErrorShape
+from gateway.api.openai.error_shape import OPENAI
 from gateway.errors import AuthenticationFailed, BodyTooLarge, BodyTooSlow, MethodNotAllowed, PaddockError, Stopping
 from gateway.telemetry.trail import Trail
 
@@ -15,13 +16,11 @@ LINGER_S = 5.0
 LINGER_BYTES = 64 << 20
 """How long and how much of a refused body is read and thrown away, so that its sender gets to see the refusal."""
 
-_encode = msgspec.json.Encoder().encode
 
-
-def error_body(error: PaddockError) -> bytes:
-    """`{"error": {...}}`."""
-    inner = {"message": error.message, "type": error.type, "param": error.param, "code": error.code}
-    return _encode({"error": inner})
+def shape_of(scope: Scope) -> ErrorShape:
+    """That of the route, or OpenAI's where no route was found."""
+    shape: ErrorShape = scope.get(SHAPE, OPENAI)
+    return shape
 
 
 def error_headers(error: PaddockError) -> list[tuple[bytes, bytes]]:
@@ -41,14 +40,14 @@ def note_error(trail: Trail, error: PaddockError) -> None:
     trail.outcome = error.code or error.type
 
 
-async def send_error(receive: Receive, send: Send, error: PaddockError, trail: Trail) -> None:
+async def send_error(receive: Receive, send: Send, error: PaddockError, trail: Trail, shape: ErrorShape) -> None:
     """Answers the request; nothing may have been sent before."""
-    trail.status = error.status
+    trail.status = shape.status(error)
     note_error(trail, error)
-    body = error_body(error)
+    body = shape.body(error, trail)
     headers = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(body))]
     headers += [(b"x-request-id", trail.request_id.encode()), *error_headers(error)]
-    await send({"type": "http.response.start", "status": error.status, "headers": headers})
+    await send({"type": "http.response.start", "status": trail.status, "headers": headers})
     if isinstance(error, BodyTooLarge | BodyTooSlow):
         await send({"type": "http.response.body", "body": body, "more_body": True})
         await _discard_rest(receive)

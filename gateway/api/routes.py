@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Mapping
 from typing import NamedTuple
 
 from starlette.routing import Route, Router
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from gateway.api.dialect import SHAPE, ErrorShape
+from gateway.api.openai.error_shape import OPENAI
 from gateway.errors import MethodNotAllowed, NotFound
 
 
@@ -15,7 +18,10 @@ class RouteRow(NamedTuple):
     method: str
     path: str
     name: str
+    """Of the app that answers; several routes may have one."""
     about: str
+    shape: ErrorShape = OPENAI
+    """How its errors look."""
 
 
 ROUTES = (
@@ -33,11 +39,27 @@ def build_router(apps: Mapping[str, ASGIApp]) -> Router:
 
     A bare router hands on `send` as it is; a whole Starlette application would add its wrappers to every token's cost.
     """
-    routes: list[Route] = []
+    by_path: dict[str, list[RouteRow]] = defaultdict(list)
     for row in ROUTES:
-        routes.append(Route(row.path, apps[row.name], methods=[row.method]))
-        routes.append(Route(row.path, _WrongMethod(row.method)))
+        by_path[row.path].append(row)
+    routes: list[Route] = []
+    for path, rows in by_path.items():
+        routes += [Route(path, _Shaped(apps[row.name], row.shape), methods=[row.method]) for row in rows]
+        allowed = ", ".join(row.method for row in rows)
+        routes.append(Route(path, _Shaped(_WrongMethod(allowed), rows[0].shape)))
     return Router(routes=routes, redirect_slashes=False, default=_unknown)
+
+
+class _Shaped:
+    """Whatever fails inside is told in the dialect of the route."""
+
+    def __init__(self, inside: ASGIApp, shape: ErrorShape) -> None:
+        self._inside = inside
+        self._shape = shape
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        scope[SHAPE] = self._shape
+        await self._inside(scope, receive, send)
 
 
 class _WrongMethod:

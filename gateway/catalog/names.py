@@ -33,6 +33,8 @@ class Names:
     def resolve(self, name: str, principal: Principal, fleet_models: Iterable[str]) -> str:
         """The model behind a name. Raises ModelNotFound or PermissionDenied, both telling the names that would do."""
         names = self.all(fleet_models)
+        if not name:
+            return self._only(names, principal)
         model = names.get(name)
         if model is not None and principal.may_use(name):
             return model
@@ -40,6 +42,14 @@ class Names:
         if model is None:
             raise ModelNotFound(f"The model {_shown(name)} does not exist. {_told(usable)}", param="model")
         raise PermissionDenied(f"This API key may not use the model {_shown(name)}. {_told(usable)}", param="model")
+
+    def _only(self, names: dict[str, str], principal: Principal) -> str:
+        """The model of a caller that named none: the one there is. Raises ModelNotFound."""
+        usable = [name for name in names if principal.may_use(name)]
+        models = {names[name] for name in usable}
+        if len(models) != 1:
+            raise ModelNotFound(f"`model` is missing. {_told(usable)}", param="model")
+        return models.pop()
 
 
 def _shown(name: str) -> str:

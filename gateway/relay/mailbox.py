@@ -7,8 +7,6 @@ from collections.abc import Callable
 
 from workers.protocol.events import CallEvent, Failed, Finished, Text
 
-_ENDS = (Finished, Failed)
-
 
 class Mailbox:
     """Events of one call, in order. One writer that never waits, one reader that takes all that is there.
@@ -17,11 +15,16 @@ class Mailbox:
     after is dropped: the call is over for the reader. `put` and `take` run once per token.
     """
 
-    __slots__ = ("_events", "_limit", "_loop", "_on_overflow", "_overflowed", "_reader", "ended")
+    __slots__ = ("_events", "_limit", "_loop", "_on_overflow", "_overflowed", "_reader", "end", "ended")
+
+    choice = 0
+    """One call is one answer."""
 
     def __init__(self, limit: int, on_overflow: Callable[[], None]) -> None:
         self.ended = False
         """The reader has taken the call's last event."""
+        self.end: Finished | Failed | None = None
+        """That event."""
         self._loop = asyncio.get_running_loop()
         self._events: list[CallEvent] = []
         self._reader: asyncio.Future[None] | None = None
@@ -49,8 +52,8 @@ class Mailbox:
         events = self._events
         self._events = []
         last = events[-1]
-        if type(last) is not Text and isinstance(last, _ENDS):
-            self.ended = True
+        if type(last) is not Text and isinstance(last, Finished | Failed):
+            self.ended, self.end = True, last
         return events
 
     async def peek(self) -> CallEvent:

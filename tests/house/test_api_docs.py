@@ -41,7 +41,7 @@ def test_every_parameter() -> None:
     told = {name for cells in rows("api.md", "Chat completions") for name in re.findall(r"`(\w+)`", cells[0])}
     assert told == set(ChatBody.model_fields)
     text = page("api.md")
-    assert all(f"`{name}`" in text for name in IGNORED | set(REFUSED))
+    assert all(f"`{name}`" in text for name in {*IGNORED, *REFUSED})
 
 
 def test_the_bounds_that_are_no_settings() -> None:

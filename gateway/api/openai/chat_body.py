@@ -10,18 +10,17 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Discriminator, Field, Tag
 
-from gateway.api.openai.body_base import Body, Loose, text_or_parts
-from gateway.api.openai.sampling_body import SamplingBody
+from gateway.api.parameters.base import Body, Loose, text_or_parts
+from gateway.api.parameters.form_body import FormBody
+from gateway.api.parameters.hints import MAX_TOKENS, HintsBody
+from gateway.api.parameters.probs import ProbsBody
+from gateway.api.parameters.repeats import MAX_ANSWERS
+from gateway.api.parameters.sampling_body import SamplingBody
+from gateway.api.parameters.stops import Stop
 
 MAX_MESSAGES = 10_000
 MAX_PARTS = 10_000
 MAX_TOOLS = 128
-MAX_STOPS = 16
-MAX_CHOICES = 1024
-MAX_STOP_CHARS = 512
-MAX_TOKENS = 2**31 - 1
-MAX_SALT_CHARS = 256
-MAX_PRIORITY = 100
 
 
 def _choice_kind(value: Any) -> str:
@@ -86,61 +85,15 @@ class StreamOptions(Body):
     include_obfuscation: bool | None = None
 
 
-Schema = dict[str, Any]
-
-
-class JsonSchemaBody(Loose):
-    name: str | None = None
-    schema_: Annotated[Schema | None, Field(alias="schema")] = None
-
-
-class ResponseFormat(Loose):
-    type: str
-    json_schema: JsonSchemaBody | None = None
-    schema_: Annotated[Schema | None, Field(alias="schema")] = None
-
-
-def _schema_kind(value: Any) -> str:
-    return "<text>" if isinstance(value, str) else "<object>"
-
-
-SchemaOrText = Annotated[
-    Annotated[str, Tag("<text>")] | Annotated[Schema, Tag("<object>")],
-    Discriminator(_schema_kind),
-]
-Choices = Annotated[list[str], Field(min_length=1, max_length=MAX_CHOICES)]
-
-
-class StructuredOutputs(Body):
-    """vLLM's."""
-
-    json_: Annotated[SchemaOrText | None, Field(alias="json")] = None
-    regex: str | None = None
-    choice: Choices | None = None
-    grammar: str | None = None
-
-
-class ChatBody(SamplingBody):
-    model: Annotated[str, Field(min_length=1)]
+class ChatBody(SamplingBody, ProbsBody, FormBody, HintsBody):
+    model: str = ""
     messages: Annotated[list[MessageBody], Field(min_length=1, max_length=MAX_MESSAGES)]
+    n: Annotated[int, Field(ge=1, le=MAX_ANSWERS)] = 1
     stream: bool = False
     stream_options: StreamOptions | None = None
     max_tokens: Annotated[int, Field(ge=1, le=MAX_TOKENS)] | None = None
     max_completion_tokens: Annotated[int, Field(ge=1, le=MAX_TOKENS)] | None = None
-    stop: (
-        Annotated[
-            Annotated[str, Tag("<text>")] | Annotated[list[str], Field(max_length=MAX_STOPS), Tag("<parts>")],
-            Discriminator(text_or_parts),
-        ]
-        | None
-    ) = None
-    ignore_eos: bool = False
-    special: bool = False
-    cache_prompt: bool = True
-    cache_salt: Annotated[str, Field(max_length=MAX_SALT_CHARS)] = ""
-    priority: Annotated[int, Field(ge=-MAX_PRIORITY, le=MAX_PRIORITY)] = 0
-    context_shift: bool = False
-    n_keep: Annotated[int, Field(ge=-1, le=MAX_TOKENS)] = 0
+    stop: Stop | None = None
     tools: Annotated[list[ToolBody], Field(max_length=MAX_TOOLS)] | None = None
     tool_choice: (
         Annotated[
@@ -149,11 +102,3 @@ class ChatBody(SamplingBody):
         ]
         | None
     ) = None
-    response_format: ResponseFormat | None = None
-    grammar: str | None = None
-    json_schema: Schema | None = None
-    guided_json: SchemaOrText | None = None
-    guided_regex: str | None = None
-    guided_choice: Choices | None = None
-    guided_grammar: str | None = None
-    structured_outputs: StructuredOutputs | None = None

@@ -7,35 +7,39 @@ from dataclasses import dataclass
 from pydantic import ValidationError
 
 from gateway.api.body import read_object
-from gateway.api.openai.answer_form import MAX_SCHEMA_DEPTH, read_form, too_deep
 from gateway.api.openai.chat_body import (
-    MAX_STOP_CHARS,
     ChatBody,
     Content,
     MessageBody,
     ToolBody,
     ToolCallBody,
 )
-from gateway.api.openai.faults import shown, translated
-from gateway.api.openai.refused import sift
-from gateway.api.openai.sampling import read_n_probs, read_sampling
+from gateway.api.openai.refused import IGNORED, REFUSED
+from gateway.api.parameters.faults import shown, translated
+from gateway.api.parameters.form import MAX_SCHEMA_DEPTH, read_form, too_deep
+from gateway.api.parameters.hints import with_hints
+from gateway.api.parameters.probs import read_n_probs
+from gateway.api.parameters.repeats import requests_of
+from gateway.api.parameters.sampling import read_sampling
+from gateway.api.parameters.stops import read_stop
+from gateway.api.parameters.unread import sift
 from gateway.errors import InvalidRequest, UnsupportedParameter
 from workers.protocol.requests import GenerateRequest, Message, Tool, ToolCall
 
 
 @dataclass(frozen=True, slots=True)
 class ChatRequest:
-    """What a chat request asks for, and how its answer is to be written."""
+    """What a chat request asks for, and how its answers are to be written."""
 
     model: str
-    request: GenerateRequest
+    requests: tuple[GenerateRequest, ...]
     stream: bool
     include_usage: bool
 
 
 def read_chat(raw: bytes) -> ChatRequest:
     """Raises InvalidRequest or UnsupportedParameter, each naming the parameter by its path."""
-    document = sift(read_object(raw))
+    document = sift(read_object(raw), IGNORED, REFUSED)
     try:
         body = ChatBody.model_validate(document)
     except ValidationError as error:
@@ -54,19 +58,12 @@ def read_chat(raw: bytes) -> ChatRequest:
         constraint=read_form(body),
         sampling=read_sampling(body),
         max_tokens=_max_tokens(body),
-        stop=_stop(body.stop),
-        ignore_eos=body.ignore_eos,
+        stop=read_stop(body.stop),
         n_probs=read_n_probs(body),
         post_sampling_probs=body.post_sampling_probs,
-        special=body.special,
-        cache_prompt=body.cache_prompt,
-        cache_salt=body.cache_salt,
-        priority=body.priority,
-        context_shift=body.context_shift,
-        n_keep=body.n_keep,
     )
     include_usage = options is not None and bool(options.include_usage)
-    return ChatRequest(body.model, request, body.stream, include_usage)
+    return ChatRequest(body.model, requests_of(with_hints(request, body), body.n), body.stream, include_usage)
 
 
 def _max_tokens(body: ChatBody) -> int | None:
@@ -77,16 +74,6 @@ def _max_tokens(body: ChatBody) -> int | None:
             param="max_completion_tokens",
         )
     return old if new is None else new
-
-
-def _stop(stop: str | list[str] | None) -> tuple[str, ...]:
-    stops = [stop] if isinstance(stop, str) else stop or []
-    for n, text in enumerate(stops):
-        if not 0 < len(text) <= MAX_STOP_CHARS:
-            path = "stop" if isinstance(stop, str) else f"stop.{n}"
-            message = f"`{path}` has {len(text)} characters. A stop string has 1 to {MAX_STOP_CHARS}."
-            raise InvalidRequest(message, param=path)
-    return tuple(stops)
 
 
 def _message(message: MessageBody, path: str) -> Message:

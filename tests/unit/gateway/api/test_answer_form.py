@@ -17,7 +17,7 @@ SUB = {"type": "function", "function": {"name": "sub", "parameters": None}}
 
 def read(**parameters: Any) -> GenerateRequest:
     body = {"model": "m", "messages": [{"role": "user", "content": "hi"}], **parameters}
-    return read_chat(json.dumps(body).encode()).request
+    return read_chat(json.dumps(body).encode()).requests[0]
 
 
 @pytest.mark.parametrize(

@@ -9,15 +9,17 @@ from typing import Any
 import jsonschema
 import pytest
 
-from gateway.api.openai.chat_answer import ChunkWriter, WholeWriter
-from gateway.errors import InternalError, WorkerLost
-from gateway.telemetry.trail import Trail
+from gateway.api.openai.chat_chunks import ChunkWriter
+from gateway.api.openai.chat_request import ChatRequest
+from gateway.api.openai.chat_whole import WholeWriter
+from gateway.call import Call, Principal
+from gateway.errors import WorkerLost
 from workers.protocol.events import (
     CallEvent,
-    Failed,
     Finished,
     FinishReason,
     Logprobs,
+    Reasoning,
     Started,
     Text,
     Timings,
@@ -25,7 +27,7 @@ from workers.protocol.events import (
     ToolCallDelta,
     Usage,
 )
-from workers.protocol.failures import Failure, FailureCode
+from workers.protocol.requests import GenerateRequest
 
 SPEC = Path(__file__).resolve().parents[4].parent / "shared" / "specs" / "openai_openapi.json"
 
@@ -56,9 +58,22 @@ PROBS: list[CallEvent] = [
 ]
 
 
-@pytest.fixture
-def trail() -> Trail:
-    return Trail("r", "POST", "/v1/chat/completions")
+CALL = Call("r", Principal("k", "team", None, admin=False), "alias", "model", 0.0, 1.0, 1.0)
+
+
+def asked(
+    *, include_usage: bool = False, n: int = 1, n_probs: int = 0, post_sampling: bool = False, stream: bool = True
+) -> ChatRequest:
+    request = GenerateRequest(n_probs=n_probs, post_sampling_probs=post_sampling)
+    return ChatRequest("alias", (request,) * n, stream, include_usage)
+
+
+def chunk_writer(*, include_usage: bool = False, n: int = 1) -> ChunkWriter:
+    return ChunkWriter(asked(include_usage=include_usage, n=n), CALL)
+
+
+def whole_writer(*, n: int = 1, n_probs: int = 0, post_sampling: bool = False) -> WholeWriter:
+    return WholeWriter(asked(n=n, n_probs=n_probs, post_sampling=post_sampling, stream=False), CALL)
 
 
 @pytest.fixture(scope="module")
@@ -85,15 +100,16 @@ def _nullable(schema: Any) -> Any:
 
 
 def chunks(writer: ChunkWriter, *steps: list[CallEvent]) -> list[dict[str, Any]]:
-    raw = writer.opening() + b"".join(writer.chunks(step) for step in steps)
+    raw = writer.opening() + b"".join(writer.chunks(step, 0) for step in steps) + writer.closing()
     blocks = raw.decode().split("\n\n")
-    assert blocks.pop() == ""
+    assert blocks[-2:] == ["data: [DONE]", ""]
+    del blocks[-2:]
     assert all(block.startswith("data: ") for block in blocks)
     return [json.loads(block[6:]) for block in blocks]
 
 
-def test_chunks_in_order(trail: Trail, spec: dict[str, Any]) -> None:
-    writer = ChunkWriter("alias", False, trail)
+def test_chunks_in_order(spec: dict[str, Any]) -> None:
+    writer = chunk_writer()
     said = chunks(writer, [Started(1, 0, 7, 3)], [Text(1, "Hé")], [Text(1, '"\n'), Text(1, "\u2028😀"), END])
     assert [chunk["choices"][0]["delta"] for chunk in said] == [
         {"role": "assistant", "content": ""},
@@ -117,14 +133,12 @@ def test_chunks_in_order(trail: Trail, spec: dict[str, Any]) -> None:
         "predicted_per_token_ms": 5.0,
         "predicted_per_second": 200.0,
     }
-    assert trail.usage == END.usage
-    assert trail.first_token_at is not None
     for chunk in said:
         check(spec, "CreateChatCompletionStreamResponse", chunk)
 
 
-def test_usage_comes_last_with_no_choices(trail: Trail, spec: dict[str, Any]) -> None:
-    said = chunks(ChunkWriter("alias", True, trail), [Text(1, "a")], [END])
+def test_usage_comes_last_with_no_choices(spec: dict[str, Any]) -> None:
+    said = chunks(chunk_writer(include_usage=True), [Text(1, "a")], [END])
     assert [chunk["usage"] for chunk in said[:-1]] == [None] * 3
     assert said[-1]["choices"] == []
     assert said[-1]["usage"] == {
@@ -139,8 +153,8 @@ def test_usage_comes_last_with_no_choices(trail: Trail, spec: dict[str, Any]) ->
         check(spec, "CreateChatCompletionStreamResponse", chunk)
 
 
-def test_tool_calls_in_a_stream(trail: Trail, spec: dict[str, Any]) -> None:
-    said = chunks(ChunkWriter("alias", False, trail), *([event] for event in TOOLS))
+def test_tool_calls_in_a_stream(spec: dict[str, Any]) -> None:
+    said = chunks(chunk_writer(), *([event] for event in TOOLS))
     deltas = [chunk["choices"][0]["delta"]["tool_calls"][0] for chunk in said[1:-1]]
     first = {"index": 0, "id": "call_a", "type": "function", "function": {"name": "add", "arguments": ""}}
     assert deltas[0] == first
@@ -151,18 +165,44 @@ def test_tool_calls_in_a_stream(trail: Trail, spec: dict[str, Any]) -> None:
         check(spec, "CreateChatCompletionStreamResponse", chunk)
 
 
-def test_a_failure_comes_after_what_was_said_before_it(trail: Trail) -> None:
-    writer = ChunkWriter("alias", False, trail)
-    failed = Failed(1, Failure(FailureCode.WORKER_LOST, "gone"))
-    said = chunks(writer, [Text(1, "a"), failed])
-    assert said[-1]["choices"][0]["delta"] == {"content": "a"}
-    assert isinstance(writer.failure, WorkerLost)
+def test_a_broken_answer_says_why_and_ends() -> None:
+    blocks = chunk_writer().broken(WorkerLost("gone")).decode().split("\n\n")
+    assert json.loads(blocks[0].removeprefix("data: "))["error"]["message"] == "gone"
+    assert blocks[1:] == ["data: [DONE]", ""]
 
 
-def test_a_whole_answer(trail: Trail, spec: dict[str, Any]) -> None:
-    writer = WholeWriter("alias", trail)
-    writer.add([Started(1, 0, 7, 3), Text(1, "a")])
-    writer.add([Text(1, "b"), END])
+def test_thought_is_told_apart(spec: dict[str, Any]) -> None:
+    said = chunks(chunk_writer(), [Reasoning(1, "hm")], [Text(1, "a"), END])
+    assert [chunk["choices"][0]["delta"] for chunk in said[1:3]] == [{"reasoning_content": "hm"}, {"content": "a"}]
+    writer = whole_writer()
+    writer.add([Reasoning(1, "h"), Reasoning(1, "m"), Text(1, "a"), END], 0)
+    message = json.loads(writer.body())["choices"][0]["message"]
+    assert (message["reasoning_content"], message["content"]) == ("hm", "a")
+    for chunk in said:
+        check(spec, "CreateChatCompletionStreamResponse", chunk)
+
+
+def test_several_answers_are_told_apart(spec: dict[str, Any]) -> None:
+    writer = chunk_writer(include_usage=True, n=2)
+    raw = writer.opening() + writer.chunks([Text(7, "b")], 1) + writer.chunks([Text(6, "a"), END], 0)
+    raw += writer.chunks([END], 1) + writer.closing()
+    said = [json.loads(block[6:]) for block in raw.decode().split("\n\n")[:-2]]
+    told = [(chunk["choices"][0]["index"], chunk["choices"][0]["delta"]) for chunk in said[2:-1]]
+    assert told == [(1, {"content": "b"}), (0, {"content": "a"}), (0, {}), (1, {})]
+    assert said[-1]["usage"]["prompt_tokens"] == 7, "the prompt counts once"
+    assert said[-1]["usage"]["completion_tokens"] == 4
+    whole = whole_writer(n=2)
+    whole.add([Text(6, "a"), END], 1)
+    whole.add([Text(7, "b"), END], 0)
+    body = json.loads(whole.body())
+    assert [(choice["index"], choice["message"]["content"]) for choice in body["choices"]] == [(0, "b"), (1, "a")]
+    check(spec, "CreateChatCompletionResponse", body)
+
+
+def test_a_whole_answer(spec: dict[str, Any]) -> None:
+    writer = whole_writer()
+    writer.add([Started(1, 0, 7, 3), Text(1, "a")], 0)
+    writer.add([Text(1, "b"), END], 0)
     body = json.loads(writer.body())
     assert body["choices"][0]["message"] == {"role": "assistant", "content": "ab", "refusal": None}
     assert body["choices"][0]["finish_reason"] == "stop"
@@ -171,9 +211,9 @@ def test_a_whole_answer(trail: Trail, spec: dict[str, Any]) -> None:
     check(spec, "CreateChatCompletionResponse", body)
 
 
-def test_a_whole_answer_with_tool_calls(trail: Trail, spec: dict[str, Any]) -> None:
-    writer = WholeWriter("alias", trail)
-    writer.add(TOOLS)
+def test_a_whole_answer_with_tool_calls(spec: dict[str, Any]) -> None:
+    writer = whole_writer()
+    writer.add(TOOLS, 0)
     message = json.loads(writer.body())["choices"][0]["message"]
     assert message["content"] is None
     assert message["tool_calls"] == [
@@ -183,16 +223,10 @@ def test_a_whole_answer_with_tool_calls(trail: Trail, spec: dict[str, Any]) -> N
     check(spec, "CreateChatCompletionResponse", json.loads(writer.body()))
 
 
-def test_a_whole_answer_that_fails_is_an_error(trail: Trail) -> None:
-    writer = WholeWriter("alias", trail)
-    with pytest.raises(InternalError, match="broke"):
-        writer.add([Text(1, "a"), Failed(1, Failure(FailureCode.INTERNAL, "broke"))])
-
-
-def test_log_probabilities_of_a_whole_answer(trail: Trail, spec: dict[str, Any]) -> None:
-    writer = WholeWriter("alias", trail, n_probs=2)
-    writer.add(PROBS[:2])
-    writer.add(PROBS[2:])
+def test_log_probabilities_of_a_whole_answer(spec: dict[str, Any]) -> None:
+    writer = whole_writer(n_probs=2)
+    writer.add(PROBS[:2], 0)
+    writer.add(PROBS[2:], 0)
     body = json.loads(writer.body())
     content = body["choices"][0]["logprobs"]["content"]
     assert [(one["id"], one["token"], one["bytes"], one["logprob"]) for one in content] == [
@@ -204,8 +238,8 @@ def test_log_probabilities_of_a_whole_answer(trail: Trail, spec: dict[str, Any])
     check(spec, "CreateChatCompletionResponse", body)
 
 
-def test_log_probabilities_come_with_the_text_that_they_became(trail: Trail, spec: dict[str, Any]) -> None:
-    said = chunks(ChunkWriter("alias", False, trail), PROBS[:1], PROBS[1:3], *([event] for event in PROBS[3:]))
+def test_log_probabilities_come_with_the_text_that_they_became(spec: dict[str, Any]) -> None:
+    said = chunks(chunk_writer(), PROBS[:1], PROBS[1:3], *([event] for event in PROBS[3:]))
     told = [chunk["choices"][0] for chunk in said]
     assert [choice["delta"] for choice in told] == [
         {"role": "assistant", "content": ""},
@@ -220,15 +254,15 @@ def test_log_probabilities_come_with_the_text_that_they_became(trail: Trail, spe
         check(spec, "CreateChatCompletionStreamResponse", chunk)
 
 
-def test_probabilities_after_sampling_have_llama_servers_names(trail: Trail) -> None:
-    writer = WholeWriter("alias", trail, n_probs=2, post_sampling=True)
-    writer.add(PROBS)
+def test_probabilities_after_sampling_have_llama_servers_names() -> None:
+    writer = whole_writer(n_probs=2, post_sampling=True)
+    writer.add(PROBS, 0)
     first = json.loads(writer.body())["choices"][0]["logprobs"]["content"][0]
     assert set(first) == {"id", "token", "bytes", "prob", "top_probs"}
     assert first["top_probs"][0]["prob"] == first["prob"]
 
 
-def test_an_answer_without_text_has_no_probabilities(trail: Trail) -> None:
-    writer = WholeWriter("alias", trail, n_probs=-1)
-    writer.add([probs(b"<end>", -1.0), END])
+def test_an_answer_without_text_has_no_probabilities() -> None:
+    writer = whole_writer(n_probs=-1)
+    writer.add([probs(b"<end>", -1.0), END], 0)
     assert json.loads(writer.body())["choices"][0]["logprobs"] == {"content": [], "refusal": None}

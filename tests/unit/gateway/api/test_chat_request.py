@@ -33,10 +33,10 @@ def refused(**parameters: Any) -> PaddockError:
 def test_the_smallest_request() -> None:
     asked = read()
     assert (asked.model, asked.stream, asked.include_usage) == ("m", False, False)
-    assert asked.request.messages == (Message(role="user", content="hi"),)
-    assert asked.request.sampling == Sampling()
-    assert asked.request.max_tokens is None
-    assert asked.request.stop == ()
+    assert asked.requests[0].messages == (Message(role="user", content="hi"),)
+    assert asked.requests[0].sampling == Sampling()
+    assert asked.requests[0].max_tokens is None
+    assert asked.requests[0].stop == ()
 
 
 def test_every_parameter_arrives() -> None:
@@ -61,16 +61,16 @@ def test_every_parameter_arrives() -> None:
     )
     assert asked.stream
     assert asked.include_usage
-    assert msgspec.to_builtins(asked.request.sampling) == sampling
-    assert asked.request.max_tokens == 5
-    assert asked.request.stop == ("a", "b")
-    assert asked.request.ignore_eos
+    assert msgspec.to_builtins(asked.requests[0].sampling) == sampling
+    assert asked.requests[0].max_tokens == 5
+    assert asked.requests[0].stop == ("a", "b")
+    assert asked.requests[0].ignore_eos
 
 
 def test_text_parts_are_joined() -> None:
     parts = [{"type": "text", "text": "one "}, {"type": "text", "text": "two"}]
     asked = read(messages=[{"role": "user", "content": parts}])
-    assert asked.request.messages[0].content == "one two"
+    assert asked.requests[0].messages[0].content == "one two"
 
 
 def test_a_conversation_with_tools() -> None:
@@ -85,21 +85,21 @@ def test_a_conversation_with_tools() -> None:
         tools=[{"type": "function", "function": {"name": "add", "description": "d", "parameters": {"type": "object"}}}],
         tool_choice="auto",
     )
-    assert asked.request.messages[2].tool_calls == (ToolCall("c1", "add", '{"a":1}'),)
-    assert asked.request.messages[3].tool_call_id == "c1"
-    assert asked.request.tools == (Tool("add", "d", {"type": "object"}),)
+    assert asked.requests[0].messages[2].tool_calls == (ToolCall("c1", "add", '{"a":1}'),)
+    assert asked.requests[0].messages[3].tool_call_id == "c1"
+    assert asked.requests[0].tools == (Tool("add", "d", {"type": "object"}),)
 
 
 def test_tool_choice_none_hides_the_tools() -> None:
     tools = [{"type": "function", "function": {"name": "add"}}]
-    assert read(tools=tools, tool_choice="none").request.tools == ()
+    assert read(tools=tools, tool_choice="none").requests[0].tools == ()
 
 
 def test_a_seed_of_minus_one_is_drawn_here_so_that_no_default_replaces_it() -> None:
-    drawn = [read(seed=-1).request.sampling.seed for _ in range(20)]
+    drawn = [read(seed=-1).requests[0].sampling.seed for _ in range(20)]
     assert all(seed is not None and 0 <= seed <= 2**32 - 2 for seed in drawn)
     assert len(set(drawn)) > 1
-    assert read().request.sampling.seed is None
+    assert read().requests[0].sampling.seed is None
 
 
 @pytest.mark.parametrize(
@@ -113,7 +113,7 @@ def test_a_seed_of_minus_one_is_drawn_here_so_that_no_default_replaces_it() -> N
     ],
 )
 def test_what_asks_for_nothing_passes(parameters: dict[str, Any]) -> None:
-    assert read(**parameters).request == read().request
+    assert read(**parameters).requests == read().requests
 
 
 @pytest.mark.parametrize(
@@ -129,7 +129,6 @@ def test_what_asks_for_nothing_passes(parameters: dict[str, Any]) -> None:
         ({"messages": [{"role": "user", "content": [{"type": "text"}]}]}, "messages.0.content.0.text", "missing"),
         ({"messages": [{"role": "user", "content": [{"text": "a"}]}]}, "messages.0.content.0.type", "missing"),
         ({"messages": [{"role": "tool", "content": "x"}]}, "messages.0.tool_call_id", "missing"),
-        ({"model": ""}, "model", "has 0 characters. Send at least 1."),
         ({"model": 3}, "model", "string"),
         ({"temperature": 2.1}, "temperature", "is 2.1. Send at most 2."),
         ({"temperature": -0.1}, "temperature", "Send at least 0."),
@@ -164,8 +163,6 @@ def test_wrong_values_are_named_by_their_path(parameters: dict[str, Any], param:
 @pytest.mark.parametrize(
     ("parameters", "param", "words"),
     [
-        ({"n": 2}, "n", "send 1"),
-        ({"n": True}, "n", "send 1"),
         ({"functions": [{"name": "f"}]}, "functions", "`tools`"),
         ({"audio": {"voice": "x"}}, "audio", "text"),
         ({"store": True}, "store", "keeps no answers"),
@@ -232,7 +229,7 @@ def nested(depth: int) -> bytes:
 
 @pytest.mark.parametrize("depth", [1, 50, 99])
 def test_deep_schemas_can_be_sent_on(depth: int) -> None:
-    assert msgspec.json.encode(read_chat(nested(depth)).request)
+    assert msgspec.json.encode(read_chat(nested(depth)).requests[0])
 
 
 @pytest.mark.parametrize("depth", [101, 900, 990, 2000, 100_000])
@@ -265,6 +262,6 @@ def test_every_parameter_of_openai_is_read_ignored_or_refused() -> None:
                 found |= properties(part["$ref"].rsplit("/", 1)[-1])
         return found
 
-    handled = set(ChatBody.model_fields) | IGNORED | set(REFUSED)
+    handled = set(ChatBody.model_fields) | {*IGNORED, *REFUSED}
     assert properties("CreateChatCompletionRequest") <= handled
-    assert not set(ChatBody.model_fields) & (IGNORED | set(REFUSED))
+    assert not set(ChatBody.model_fields) & ({*IGNORED, *REFUSED})

@@ -9,14 +9,14 @@ import msgspec
 import pytest
 
 from gateway.api.openai.chat_request import read_chat
-from gateway.api.openai.sampling import INITIALS, NAMES
+from gateway.api.parameters.sampling import INITIALS, NAMES
 from gateway.errors import InvalidRequest
 from workers.protocol.requests import GenerateRequest, Sampling
 
 
 def read(**parameters: Any) -> GenerateRequest:
     body = {"model": "m", "messages": [{"role": "user", "content": "hi"}], **parameters}
-    return read_chat(json.dumps(body).encode()).request
+    return read_chat(json.dumps(body).encode()).requests[0]
 
 
 EVERY = {
@@ -70,7 +70,8 @@ def test_the_request_as_a_worker_reads_it() -> None:
 def test_what_is_not_sampling_arrives_as_well() -> None:
     asked = read(special=True, cache_prompt=False, cache_salt="mine", priority=-5, context_shift=True, n_keep=9)
     assert (asked.special, asked.cache_prompt, asked.cache_salt) == (True, False, "mine")
-    assert (asked.priority, asked.context_shift, asked.n_keep) == (-5, True, 9)
+    assert (asked.priority, asked.context_shift, asked.n_keep) == (5, True, 9)
+    assert read(id_slot=2, t_max_predict_ms=70) == msgspec.structs.replace(read(), slot=2, max_predict_ms=70)
     assert read(cache_prompt=True) == read()
 
 

@@ -7,7 +7,7 @@ from typing import Any
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
-from gateway.api.openai.body_base import TAG
+from gateway.api.parameters.base import TAG
 from gateway.errors import InvalidRequest, UnsupportedParameter
 
 SHOWN_CHARS = 40

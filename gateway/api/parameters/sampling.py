@@ -1,4 +1,4 @@
-"""Reads sampling parameters into the canonical `Sampling`, and how many probabilities are wanted."""
+"""Reads sampling parameters into the canonical `Sampling`."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import re
 import secrets
 from typing import Any, get_args
 
-from gateway.api.openai.faults import shown
-from gateway.api.openai.sampling_body import SamplingBody
+from gateway.api.parameters.faults import shown
+from gateway.api.parameters.sampling_body import SamplingBody
 from gateway.errors import InvalidRequest
 from workers.protocol.requests import Bias, SamplerName, Sampling
 
@@ -56,17 +56,6 @@ def read_sampling(body: SamplingBody) -> Sampling:
         # -1 asks for a random one even where the catalog has a default, which "not given" would bring back.
         seed=secrets.randbelow(NUM_SEEDS) if body.seed == -1 else body.seed,
     )
-
-
-def read_n_probs(body: SamplingBody) -> int:
-    """How many likely tokens are told with each one; -1: the chosen one's probability alone. Raises InvalidRequest."""
-    if body.top_logprobs and not body.logprobs:
-        message = f"`top_logprobs` is {body.top_logprobs}; it needs `logprobs: true`. Send both or neither."
-        raise InvalidRequest(message, param="top_logprobs")
-    if not body.logprobs:
-        return body.n_probs
-    wanted = body.n_probs if body.top_logprobs is None else body.top_logprobs
-    return wanted or -1
 
 
 def _stages(asked: str | list[str]) -> tuple[SamplerName, ...]:

@@ -9,14 +9,12 @@ from typing import Annotated, Any
 
 from pydantic import Discriminator, Field, Tag
 
-from gateway.api.openai.body_base import Body, parts_or_object, text_or_parts
+from gateway.api.parameters.base import Body, parts_or_object, text_or_parts
 
 MAX_BIASES = 1024
 MAX_STAGES = 32
 MAX_BREAKERS = 16
 MAX_BREAKER_CHARS = 40
-MAX_N_PROBS = 100
-MAX_TOP_LOGPROBS = 20
 MAX_INT = 2**31 - 1
 
 Share = Annotated[float, Field(ge=0, le=1)]
@@ -67,7 +65,3 @@ class SamplingBody(Body):
         | None
     ) = None
     seed: Annotated[int, Field(ge=-1, le=2**32 - 1)] | None = None
-    logprobs: bool = False
-    top_logprobs: Annotated[int, Field(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
-    n_probs: Annotated[int, Field(ge=0, le=MAX_N_PROBS)] = 0
-    post_sampling_probs: bool = False

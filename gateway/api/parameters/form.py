@@ -10,8 +10,8 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from gateway.api.openai.chat_body import ChatBody, ResponseFormat
-from gateway.api.openai.faults import shown
+from gateway.api.parameters.faults import shown
+from gateway.api.parameters.form_body import FormBody, ResponseFormat
 from gateway.errors import InvalidRequest
 from workers.protocol.requests import Constraint
 
@@ -23,7 +23,7 @@ LARK_MARK = "%llguidance"
 ANY_OBJECT: dict[str, Any] = {"type": "object"}
 
 
-def read_form(body: ChatBody) -> Constraint | None:
+def read_form(body: FormBody) -> Constraint | None:
     """Raises InvalidRequest."""
     forms = [form for form in (_response_format(body.response_format), *_extensions(body)) if form is not None]
     if len(forms) > 1:
@@ -61,7 +61,7 @@ def _response_format(form: ResponseFormat | None) -> Constraint | None:
     return _schema(form.schema_, "response_format.schema")
 
 
-def _extensions(body: ChatBody) -> list[Constraint | None]:
+def _extensions(body: FormBody) -> list[Constraint | None]:
     forms = [_grammar(body.grammar, "grammar")]
     if body.json_schema is not None:
         forms.append(_schema(body.json_schema, "json_schema"))

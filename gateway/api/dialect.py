@@ -1,0 +1,96 @@
+"""What a dialect is: how its requests are read, how its answers and its errors are written.
+
+A dialect imports the canonical request and events and nothing of another dialect. `gateway.api.generation` drives it.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol, TypeVar
+
+from starlette.types import Scope
+
+from gateway.call import Call
+from gateway.errors import PaddockError
+from gateway.telemetry.trail import Trail
+from workers.protocol.events import CallEvent
+from workers.protocol.requests import GenerateRequest
+
+SHAPE = "paddock.shape"
+"""Where the ASGI scope has the `ErrorShape` of the route."""
+
+Headers = list[tuple[bytes, bytes]]
+
+
+class ErrorShape(Protocol):
+    """How a dialect tells what went wrong, before anything else was sent. Stateless."""
+
+    def status(self, error: PaddockError) -> int: ...
+
+    def body(self, error: PaddockError, trail: Trail) -> bytes:
+        """A JSON object."""
+        ...
+
+
+class Asked(Protocol):
+    """One request of a dialect, read: a frozen value that the dialect's writers get as well."""
+
+    @property
+    def model(self) -> str:
+        """The name that the caller gave; empty: none."""
+        ...
+
+    @property
+    def requests(self) -> tuple[GenerateRequest, ...]:
+        """One per answer: those that `n` and several prompts ask for are generated beside each other."""
+        ...
+
+    @property
+    def stream(self) -> bool: ...
+
+
+class StreamWriter(Protocol):
+    """Writes one streamed answer as whole server-sent events. May return nothing where the client is told nothing.
+
+    `chunks` runs once per token. It never sees `Failed`: that comes as `broken`.
+    """
+
+    def opening(self) -> bytes:
+        """Once, when the first answer has begun."""
+        ...
+
+    def chunks(self, events: list[CallEvent], choice: int) -> bytes:
+        """`choice`: which of the requests these events belong to."""
+        ...
+
+    def closing(self) -> bytes:
+        """The last word, after the end of every answer."""
+        ...
+
+    def broken(self, error: PaddockError) -> bytes:
+        """The last word in place of the rest, once `opening` was asked for."""
+        ...
+
+
+class WholeWriter(Protocol):
+    """Collects one answer that is sent whole."""
+
+    def add(self, events: list[CallEvent], choice: int) -> None: ...
+
+    def body(self) -> bytes:
+        """A JSON object, when every answer has ended."""
+        ...
+
+
+AskedT = TypeVar("AskedT", bound=Asked)
+
+
+class Dialect(Protocol[AskedT]):
+    """A way to ask for generated text. Stateless."""
+
+    def read(self, raw: bytes, scope: Scope) -> AskedT:
+        """Raises PaddockError for what is not valid or not supported, naming the parameter."""
+        ...
+
+    def stream_writer(self, asked: AskedT, call: Call, trail: Trail) -> StreamWriter: ...
+
+    def whole_writer(self, asked: AskedT, call: Call, trail: Trail) -> WholeWriter: ...

@@ -1,0 +1,47 @@
+"""How a caller wants its request to be treated, beside what is asked: caches, slots, urgency, the end of the context.
+
+Sources: tools/server/README.md of llama.cpp; `priority` is vLLM's, where the lower number is the more urgent one;
+`cache_salt` is vLLM's as well.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from msgspec.structs import replace
+from pydantic import Field
+
+from gateway.api.parameters.base import Body
+from workers.protocol.requests import GenerateRequest
+
+MAX_TOKENS = 2**31 - 1
+MAX_SALT_CHARS = 256
+MAX_PRIORITY = 100
+MAX_SLOT = 65_535
+
+
+class HintsBody(Body):
+    ignore_eos: bool = False
+    special: bool = False
+    cache_prompt: bool = True
+    cache_salt: Annotated[str, Field(max_length=MAX_SALT_CHARS)] = ""
+    id_slot: Annotated[int, Field(ge=-1, le=MAX_SLOT)] = -1
+    priority: Annotated[int, Field(ge=-MAX_PRIORITY, le=MAX_PRIORITY)] = 0
+    context_shift: bool = False
+    n_keep: Annotated[int, Field(ge=-1, le=MAX_TOKENS)] = 0
+    t_max_predict_ms: Annotated[int, Field(ge=-1, le=MAX_TOKENS)] = 0
+
+
+def with_hints(request: GenerateRequest, body: HintsBody) -> GenerateRequest:
+    return replace(
+        request,
+        ignore_eos=body.ignore_eos,
+        special=body.special,
+        cache_prompt=body.cache_prompt,
+        cache_salt=body.cache_salt,
+        slot=body.id_slot,
+        priority=-body.priority,
+        context_shift=body.context_shift,
+        n_keep=body.n_keep,
+        max_predict_ms=max(0, body.t_max_predict_ms),
+    )

@@ -1,0 +1,28 @@
+"""Strings that end an answer."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from pydantic import Discriminator, Field, Tag
+
+from gateway.api.parameters.base import text_or_parts
+from gateway.errors import InvalidRequest
+
+MAX_STOPS = 16
+MAX_STOP_CHARS = 512
+
+Stop = Annotated[
+    Annotated[str, Tag("<text>")] | Annotated[list[str], Field(max_length=MAX_STOPS), Tag("<parts>")],
+    Discriminator(text_or_parts),
+]
+
+
+def read_stop(stop: str | list[str] | None) -> tuple[str, ...]:
+    stops = [stop] if isinstance(stop, str) else stop or []
+    for n, text in enumerate(stops):
+        if not 0 < len(text) <= MAX_STOP_CHARS:
+            path = "stop" if isinstance(stop, str) else f"stop.{n}"
+            message = f"`{path}` has {len(text)} characters. A stop string has 1 to {MAX_STOP_CHARS}."
+            raise InvalidRequest(message, param=path)
+    return tuple(stops)

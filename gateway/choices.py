@@ -1,0 +1,142 @@
+"""Several answers to one request, generated beside each other: each takes the whole corridor by itself.
+
+Answers to one prompt share its prefill where they meet on a worker (docs/engine.md).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from typing import Protocol
+
+from gateway.call import Call
+from gateway.errors import PaddockError
+from gateway.pipeline import Answer, Pipeline
+from gateway.relay.failures import answer_to
+from gateway.telemetry.trail import Trail
+from workers.protocol.events import CallEvent, Failed, Finished, Usage
+from workers.protocol.requests import GenerateRequest
+
+
+class Choices(Protocol):
+    """The events of all answers to a request that has begun."""
+
+    @property
+    def ended(self) -> bool:
+        """All of them have."""
+        ...
+
+    @property
+    def choice(self) -> int:
+        """Number of the answer that the last `take` was about."""
+        ...
+
+    @property
+    def end(self) -> Finished | Failed | None:
+        """The last event that was taken, if it ended an answer."""
+        ...
+
+    async def take(self) -> list[CallEvent]:
+        """More events of one answer, at least one; waits for them."""
+        ...
+
+
+@asynccontextmanager
+async def choices(
+    pipeline: Pipeline, call: Call, requests: Sequence[GenerateRequest], trail: Trail
+) -> AsyncIterator[Choices]:
+    """Entered when the first of the answers has begun; leaving it cancels what is left.
+
+    Raises PaddockError, as `Pipeline.answer`; where one of several fails, none is complete.
+    """
+    if len(requests) == 1:
+        async with pipeline.answer(call, requests[0], trail) as answer:
+            yield answer
+        return
+    merged = Merged(len(requests))
+    try:
+        async with asyncio.TaskGroup() as tasks:
+            branches = [
+                tasks.create_task(merged.follow(number, pipeline, call, request, trail))
+                for number, request in enumerate(requests)
+            ]
+            await merged.begun.wait()
+            yield merged
+            for branch in branches:
+                branch.cancel()
+    except BaseExceptionGroup as group:
+        # All branches ask for the same; the first failure stands for those that it brought with it.
+        failures, others = group.split(PaddockError)
+        if failures is None or others is not None:
+            raise
+        raise first_of(failures) from None
+
+
+class Merged:
+    """What comes from several answers, in the order in which it comes. Slow readers hold the branches up."""
+
+    def __init__(self, number: int) -> None:
+        self.begun = asyncio.Event()
+        """One of them has."""
+        self.choice = 0
+        self.end: Finished | Failed | None = None
+        self._num_left = number
+        self._arrived: asyncio.Queue[tuple[int, list[CallEvent]]] = asyncio.Queue(maxsize=number)
+
+    @property
+    def ended(self) -> bool:
+        return self._num_left == 0
+
+    async def take(self) -> list[CallEvent]:
+        self.choice, events = await self._arrived.get()
+        last = events[-1]
+        self.end = last if isinstance(last, Finished) else None
+        self._num_left -= self.end is not None
+        return events
+
+    async def follow(self, number: int, pipeline: Pipeline, call: Call, request: GenerateRequest, trail: Trail) -> None:
+        """Hands on one answer's events. Raises PaddockError."""
+        own = replace(trail)
+        async with pipeline.answer(call, request, own) as answer:
+            if not self.begun.is_set():
+                _note_first(trail, own)
+                self.begun.set()
+            await self._hand_on(number, answer)
+
+    async def _hand_on(self, number: int, answer: Answer) -> None:
+        while not answer.ended:
+            events = await answer.take()
+            if isinstance(answer.end, Failed):
+                raise answer_to(answer.end.failure)
+            await self._arrived.put((number, events))
+
+
+def first_of(group: BaseExceptionGroup[PaddockError]) -> PaddockError:
+    error: BaseException = group
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    if not isinstance(error, PaddockError):
+        raise error
+    return error
+
+
+def usage_of(ends: Sequence[Finished], num_prompts: int) -> Usage:
+    """Of all answers together; `ends` in the order of the requests, as many of them to each of the prompts.
+
+    A prompt counts once, however many answers there are to it.
+    """
+    per_prompt = len(ends) // num_prompts
+    firsts = ends[::per_prompt]
+    return Usage(
+        sum(end.usage.prompt_tokens for end in firsts),
+        sum(end.usage.completion_tokens for end in ends),
+        sum(end.usage.cached_tokens for end in firsts),
+    )
+
+
+def _note_first(trail: Trail, own: Trail) -> None:
+    """The request is shown with the worker of its first answer."""
+    trail.worker, trail.slot, trail.attempts = own.worker, own.slot, own.attempts
+    trail.queue_ms, trail.submitted_at = own.queue_ms, own.submitted_at
