@@ -1,4 +1,4 @@
-"""Draws a token for a call that is constrained, that wants to know probabilities, or whose sampler takes long.
+"""Draws a token for a call that is constrained, that is told more than its text, or whose sampler takes long.
 
 All other calls draw theirs with `Context.sample` alone and never come here.
 """
@@ -35,7 +35,7 @@ class PickerTools:
 
     def picker(self, request: EngineRequest, chain: SamplerChain) -> Picker | None:
         """None: the call is a plain one. `chain` was made with `masked` if the request has a mask."""
-        if request.mask is None and not request.n_probs and not chain.slow:
+        if request.mask is None and not request.n_probs and not chain.slow and not request.is_watched:
             return None
         return Picker(request, chain, self)
 
@@ -61,6 +61,8 @@ class Picker:
         """
         if self._mask is None and not self._post and not self._chain.slow:
             token = context.sample(self._chain.pointer, row)
+            if not self._wants_probs:
+                return token
             logits = self._tools.candidates.logits(context.pointer, row)
         else:
             logits = self._tools.candidates.logits(context.pointer, row)

@@ -10,7 +10,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from workers.protocol.requests import AdapterUse, Sampling
+from workers.protocol.requests import AdapterUse, Notice, Sampling
 
 
 class TokenMask(Protocol):
@@ -64,6 +64,17 @@ class EngineRequest:
     special: bool = False
     mask: TokenMask | None = None
     """What the answer is constrained by; one call's own."""
+    max_predict_ms: int = 0
+    """The answer ends at the first line end that comes so long after its first token; 0: no bound."""
+    slot: int = -1
+    """Taken if it is free when the call enters; -1: any."""
+    tell: tuple[Notice, ...] = ()
+    """`settings` is not for engines: they emit the other three."""
+
+    @property
+    def is_watched(self) -> bool:
+        """Something is to be done after each of its tokens that is not done for others."""
+        return "tokens" in self.tell or "timings" in self.tell or self.max_predict_ms > 0
 
 
 @dataclass(frozen=True, slots=True)

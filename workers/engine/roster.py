@@ -116,7 +116,7 @@ class Roster:
             if not self._fits(sequence):
                 break
             del self.waiting[passed]
-            sequence.slot = self._free_slots.pop()
+            sequence.slot = self._free_slot(sequence.request.slot)
             bisect.insort(self.running, sequence, key=_order)
             self._enter(sequence)
         self._enter_blocked()
@@ -125,7 +125,7 @@ class Roster:
             if sequence.ready and not sequence.started_at:
                 sequence.num_cached = sequence.num_cells
                 self.prompts.note(sequence)
-                events.append(sequence.start(sequence.slot, time.perf_counter()))
+                sequence.start(sequence.slot, time.perf_counter(), events)
 
     def plan(self, chosen: Callable[[list[Sequence]], list[Sequence]]) -> Plan[Sequence]:
         """What the next step computes, with room for all of it. `chosen`: those of the ready that may share a batch."""
@@ -153,6 +153,13 @@ class Roster:
             raise ValueError(f"slots are held twice: {slots}, free {self._free_slots}")
         if any(sequence.slot != NOWHERE or sequence.id != NOWHERE for sequence in self.waiting):
             raise ValueError("a waiting call holds a slot or cells")
+
+    def _free_slot(self, wanted: int) -> int:
+        """Cached prompts are found from every slot, so nobody waits for a certain one."""
+        if wanted not in self._free_slots:
+            return self._free_slots.pop()
+        self._free_slots.remove(wanted)
+        return wanted
 
     def _fits(self, sequence: Sequence) -> bool:
         """Whether the call's cells are free, and what the answers of all usually take."""

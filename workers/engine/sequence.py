@@ -7,6 +7,7 @@ from collections import deque
 import numpy as np
 
 from workers.engine.adapter_set import NO_ADAPTERS, AdapterSet
+from workers.engine.notices import Watch
 from workers.engine.picker import Picker
 from workers.engine.prefix import Path, Restore, Tokens
 from workers.engine.request import EngineRequest
@@ -15,7 +16,7 @@ from workers.engine.text import AnswerText
 from workers.llama.context import Context
 from workers.llama.samplers import SamplerChain
 from workers.llama.vocab import Vocab
-from workers.protocol.events import CallEvent, Finished, FinishReason, Started, Text, Timings, Usage
+from workers.protocol.events import CallEvent, Finished, FinishReason, Progress, Started, Text, Timings, Usage
 from workers.protocol.failures import CallFailed, Failure, FailureCode
 
 NOWHERE = -1
@@ -39,11 +40,13 @@ class Sequence:
         "_base",
         "_eog",
         "_mask",
+        "_n_ctx",
         "_num_untold",
         "_piece",
         "_ruled_out",
         "_since",
         "_text",
+        "_watch",
         "adapter_set",
         "chain",
         "decoding",
@@ -88,7 +91,7 @@ class Sequence:
         self.key = request.key
         self.chain = chain
         self.picker = picker
-        """Draws for calls with a mask or with probabilities; None: the chain alone does."""
+        """Draws for calls that want more than the chain alone does; None: this is no such call."""
         self.order = (-request.priority, request.deadline, request.key)
         """Smaller goes first, and is the last to be thrown out."""
         self.adapter_set = adapters
@@ -138,6 +141,8 @@ class Sequence:
         self._mask = request.mask
         self._piece = vocab.special_piece if request.special else vocab.piece
         self._text = AnswerText(request.stop)
+        self._watch = Watch(request) if request.is_watched else None
+        self._n_ctx = n_ctx
         self._num_untold = 0
 
     @property
@@ -171,11 +176,18 @@ class Sequence:
     def path(self) -> Path:
         return Path(self.tokens(), self.scope, self.request.num_public)
 
-    def start(self, slot: int, now: float) -> Started:
+    def start(self, slot: int, now: float, events: list[CallEvent]) -> None:
         """The call holds a slot for the first time, and its cached tokens."""
         self.slot = slot
         self.started_at = now
-        return Started(self.key, slot, self.num_prompt, self.num_cached)
+        events.append(Started(self.key, slot, self.num_prompt, self.num_cached))
+        self.tell_progress(now, events)
+
+    def tell_progress(self, now: float, events: list[CallEvent]) -> None:
+        """More of the prompt is in the cache; one that was computed before, and is computed again, is not told of."""
+        if "progress" in self.request.tell and not self.num_predicted:
+            time_ms = int((now - self.started_at) * 1e3)
+            events.append(Progress(self.key, self.num_prompt, self.num_cached, self.num_cells, time_ms))
 
     def take_chunk(self, num_tokens: int) -> Tokens:
         """The next tokens to compute; they count as cached from here on."""
@@ -192,13 +204,10 @@ class Sequence:
 
     def pick(self, context: Context, events: list[CallEvent]) -> FinishReason | Failure | None:
         """Draw the next token from the logits of its row -> why it was the last one, if it was."""
-        try:
-            if self.picker is not None:
-                token = self.picker.pick(context, self.row, events)
-            elif self._ruled_out is None or (token := context.likeliest(self.row)) in self._ruled_out:
-                token = context.sample(self.chain.pointer, self.row)
-        except CallFailed as failed:
-            return failed.failure
+        if self.picker is not None:
+            return self._pick_with(self.picker, context, events)
+        if self._ruled_out is None or (token := context.likeliest(self.row)) in self._ruled_out:
+            token = context.sample(self.chain.pointer, self.row)
         return self.accept(token, events) if context.is_number(self.row, token) else NOT_A_NUMBER
 
     def accept(self, token: int, events: list[CallEvent]) -> FinishReason | None:
@@ -225,15 +234,33 @@ class Sequence:
             self._num_untold = 0
         return reason
 
-    def finished(self, reason: FinishReason, now: float) -> Finished:
-        """The last event of a call that ended."""
+    def cut(self, events: list[CallEvent]) -> None:
+        """No more tokens are wanted: add the text that was held back to `events`."""
+        text = self._text.finish()
+        if text:
+            events.append(Text(self.key, text, 0))
+
+    def timings(self, now: float) -> Timings:
         first = self.first_token_at or now
-        timings = Timings(
+        return Timings(
             cache_n=self.num_cached,
             prompt_n=self.num_prompt - self.num_cached,
             prompt_ms=(first - self.started_at) * 1e3,
             predicted_n=self.num_predicted,
             predicted_ms=(now - first) * 1e3,
         )
+
+    def finished(self, reason: FinishReason, now: float) -> Finished:
+        """The last event of a call that ended."""
         usage = Usage(self.num_prompt, self.num_predicted, self.num_cached)
-        return Finished(self.key, reason, usage, timings, self._text.stop)
+        is_full = reason is FinishReason.LENGTH and self.num_prompt + self.num_predicted >= self._n_ctx
+        return Finished(self.key, reason, usage, self.timings(now), self._text.stop, self.shifted or is_full)
+
+    def _pick_with(self, picker: Picker, context: Context, events: list[CallEvent]) -> FinishReason | Failure | None:
+        try:
+            token = picker.pick(context, self.row, events)
+        except CallFailed as failed:
+            return failed.failure
+        if not context.is_number(self.row, token):
+            return NOT_A_NUMBER
+        return self.accept(token, events) if self._watch is None else self._watch.accept(self, token, events)

@@ -281,6 +281,7 @@ class Stepper:
         ended = [(one, reason) for one in plan.decode if (reason := one.pick(context, events)) is not None]
         for chunk in plan.prefill:
             sequence = chunk.sequence
+            sequence.tell_progress(self._decoded_at, events)
             if not sequence.num_prompt_left or sequence.num_cells in sequence.stops:
                 self._cache.reached(sequence)
             if not sequence.num_prompt_left and (reason := self._first(sequence)) is not None:

@@ -14,7 +14,7 @@ from workers.engine.engine import Engine, EngineRequest
 from workers.llama.context import Context
 from workers.llama.model import Model
 from workers.protocol.catalog import LlamaSettings
-from workers.protocol.events import CallEvent, Failed, Finished, Logprobs, Started, Text
+from workers.protocol.events import CallEvent, Failed, Finished, Logprobs, Progress, Started, Text, TimingsSoFar, Tokens
 from workers.protocol.requests import Sampling
 
 GREEDY = Sampling(temperature=0)
@@ -126,4 +126,5 @@ def running(
         engine.check_integrity()
     assert [step for step, _ in heard.steps] == list(range(1, len(heard.steps) + 1))
     for events in heard.calls.values():
-        assert all(isinstance(event, Text | Logprobs) for event in events[1:-1]), events
+        between = Text | Logprobs | Progress | Tokens | TimingsSoFar
+        assert all(isinstance(event, between) for event in events[1:-1]), events

@@ -1,0 +1,59 @@
+"""What happens after a token of a call that asks for more than text: its tokens and times are told, its time runs out.
+
+All other calls never come here.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import Protocol
+
+from workers.engine.request import EngineRequest
+from workers.protocol.events import CallEvent, FinishReason, Text, Timings, TimingsSoFar, Tokens
+
+
+class Answer(Protocol):
+    """What a watch needs of a sequence."""
+
+    first_token_at: float
+
+    def accept(self, token: int, events: list[CallEvent]) -> FinishReason | None: ...
+
+    def timings(self, now: float) -> Timings: ...
+
+    def cut(self, events: list[CallEvent]) -> None:
+        """No more tokens are wanted: add the text that was held back."""
+
+
+class Watch:
+    """One call's. Belongs to the engine's thread."""
+
+    __slots__ = ("_key", "_max_predict_s", "_tells_timings", "_tells_tokens")
+
+    def __init__(self, request: EngineRequest) -> None:
+        self._key = request.key
+        self._tells_tokens = "tokens" in request.tell
+        self._tells_timings = "timings" in request.tell
+        self._max_predict_s = request.max_predict_ms / 1e3
+
+    def accept(self, answer: Answer, token: int, events: list[CallEvent]) -> FinishReason | None:
+        """As `Sequence.accept`, with what is to be told before the token's text."""
+        if self._tells_tokens:
+            events.append(Tokens(self._key, (token,)))
+        place = len(events)
+        reason = answer.accept(token, events)
+        if len(events) == place:
+            return reason
+        now = time.perf_counter()
+        if reason is None and self._is_late(answer, events[place], now):
+            answer.cut(events)
+            reason = FinishReason.LENGTH
+        if self._tells_timings:
+            events.insert(place, TimingsSoFar(self._key, answer.timings(now)))
+        return reason
+
+    def _is_late(self, answer: Answer, event: CallEvent, now: float) -> bool:
+        """As llama-server: the time is looked at where a line ends, and counts from the first token."""
+        if not self._max_predict_s or not answer.first_token_at or not isinstance(event, Text):
+            return False
+        return "\n" in event.text and now - answer.first_token_at > self._max_predict_s
