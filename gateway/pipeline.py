@@ -11,8 +11,10 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Protocol
+
+from msgspec.structs import replace as replace_struct
 
 from gateway.call import Call, Principal
 from gateway.catalog.names import Names
@@ -26,6 +28,7 @@ from gateway.telemetry.trail import Trail
 from workers.protocol.events import CallEvent, Failed, Finished, Started
 from workers.protocol.failures import RETRYABLE, CallFailed, Failure, FailureCode
 from workers.protocol.heartbeat import Heartbeat
+from workers.protocol.pooled import POOL_PATH, PoolRequest, PoolResult, decode_result
 from workers.protocol.requests import GenerateRequest
 
 MAX_ATTEMPTS = 4
@@ -89,6 +92,23 @@ class Answer(Protocol):
         ...
 
 
+@dataclass(slots=True)
+class Tries:
+    """What one call has been through."""
+
+    call: Call
+    queue_timeout_s: float
+    num_lost: int = 0
+    resting: dict[str, float] = field(default_factory=dict)
+    """Boot id -> time.monotonic() until which this call leaves that worker process alone."""
+
+    def rest(self, boot: str, failure: Failure) -> None:
+        now = time.monotonic()
+        self.resting[boot] = float("inf") if failure.code is FailureCode.DRAINING else now + REST_S
+        # Losing a worker is not the caller's fault: it may wait for a slot once more.
+        self.call = replace(self.call, queue_deadline=min(self.call.deadline, now + self.queue_timeout_s))
+
+
 class Pipeline:
     """Takes every call of this gateway process through the corridor."""
 
@@ -144,7 +164,7 @@ class Pipeline:
 
         Raises PaddockError: no slot in time, refused by the worker, failed, cut off.
         """
-        cutoff = Cutoff(call.deadline, f"the limit of {self._limits.request_timeout_s:g} s for one request")
+        cutoff = self._cutoff(call)
         with self._metrics.in_flight.labels(call.model).track_inprogress():
             self._under_way.add(cutoff)
             try:
@@ -153,16 +173,48 @@ class Pipeline:
             finally:
                 self._under_way.discard(cutoff)
 
+    async def pool(self, call: Call, request: PoolRequest, trail: Trail) -> PoolResult:
+        """Pooled work, which is one answer: placed like any call, and anew where its worker is lost.
+
+        Raises PaddockError.
+        """
+        request = replace_struct(request, tenant=call.principal.team, request_id=call.request_id)
+        cutoff = self._cutoff(call)
+        with self._metrics.in_flight.labels(call.model).track_inprogress():
+            self._under_way.add(cutoff)
+            try:
+                async with cutoff:
+                    return await self._pooled(call, request, trail)
+            finally:
+                self._under_way.discard(cutoff)
+
+    async def _pooled(self, call: Call, request: PoolRequest, trail: Trail) -> PoolResult:
+        tries = Tries(call, self._limits.queue_timeout_s)
+        while True:
+            async with self._admission.slot(tries.call, await self._avoided(tries)) as lease:
+                place = Place(lease.worker, lease.boot, lease.address.rstrip("/"))
+                _note_attempt(trail, lease)
+                try:
+                    timeout_s = call.deadline - time.monotonic()
+                    result = await self._relay.ask(place, "POST", POOL_PATH, request, decode_result, timeout_s)
+                except CallFailed as failed:
+                    failure = failed.failure
+                else:
+                    self._metrics.attempts.labels(call.model, "started").inc()
+                    return result
+            self._try_again(tries, place, failure, trail)
+
+    def _cutoff(self, call: Call) -> Cutoff:
+        return Cutoff(call.deadline, f"the limit of {self._limits.request_timeout_s:g} s for one request")
+
     @asynccontextmanager
     async def _placed(
         self, call: Call, request: GenerateRequest, trail: Trail, cutoff: Cutoff
     ) -> AsyncIterator[Answer]:
-        resting: dict[str, float] = {}
-        """Boot id -> time.monotonic() until which this call leaves that worker process alone."""
-        num_lost = 0
+        tries = Tries(call, self._limits.queue_timeout_s)
         slow = ClientTooSlow("The client reads too slowly: its buffer of events is full, so the answer was cut off.")
         while True:
-            async with self._admission.slot(call, await self._avoided(call, resting)) as lease:
+            async with self._admission.slot(tries.call, await self._avoided(tries)) as lease:
                 place = Place(lease.worker, lease.boot, lease.address.rstrip("/"))
                 _note_attempt(trail, lease)
                 failure: Failure
@@ -180,22 +232,26 @@ class Pipeline:
                         failure = first.failure
                 except CallFailed as failed:
                     failure = failed.failure
-            self._metrics.attempts.labels(call.model, failure.code.value).inc()
-            num_lost += failure.code is FailureCode.WORKER_LOST
-            if failure.code not in RETRYABLE or trail.attempts >= MAX_ATTEMPTS or num_lost >= MAX_LOST:
-                raise answer_to(failure)
-            now = time.monotonic()
-            resting[place.boot] = float("inf") if failure.code is FailureCode.DRAINING else now + REST_S
-            # Losing a worker is not the caller's fault: it may wait for a slot once more.
-            call = replace(call, queue_deadline=min(call.deadline, now + self._limits.queue_timeout_s))
+            self._try_again(tries, place, failure, trail)
 
-    async def _avoided(self, call: Call, resting: dict[str, float]) -> frozenset[str]:
+    def _try_again(self, tries: Tries, place: Place, failure: Failure, trail: Trail) -> None:
+        """Raises PaddockError where another worker would not help, or enough have been tried."""
+        self._metrics.attempts.labels(tries.call.model, failure.code.value).inc()
+        tries.num_lost += failure.code is FailureCode.WORKER_LOST
+        if failure.code not in RETRYABLE or trail.attempts >= MAX_ATTEMPTS or tries.num_lost >= MAX_LOST:
+            raise answer_to(failure)
+        tries.rest(place.boot, failure)
+
+    async def _avoided(self, tries: Tries) -> frozenset[str]:
         """Workers that would not do; while there are no others, waits for one to recover or to be replaced."""
+        call = tries.call
         while True:
             now = time.monotonic()
             beats = self._fleet.snapshot.workers.get(call.model, ())
             bad = frozenset(
-                beat.worker for beat in beats if resting.get(beat.boot, 0.0) > now or self._relay.is_lost(beat.boot)
+                beat.worker
+                for beat in beats
+                if tries.resting.get(beat.boot, 0.0) > now or self._relay.is_lost(beat.boot)
             )
             if len(bad) < len(beats):
                 return bad

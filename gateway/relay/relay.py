@@ -10,10 +10,12 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
 import aiohttp
+import msgspec
 
 from gateway.errors import Stopping
 from gateway.relay.fanin import CONNECT_TIMEOUT_S, Place, WorkerStream
 from gateway.relay.mailbox import Mailbox
+from gateway.relay.worker_asks import ReplyT, ask
 from gateway.relay.worker_client import Cancellations, WorkerClient
 from workers.protocol.events import Failed
 from workers.protocol.failures import CallFailed, Failure, FailureCode
@@ -24,6 +26,7 @@ log = logging.getLogger(__name__)
 
 SETTLE_TIMEOUT_S = 2 * CONNECT_TIMEOUT_S
 """How long a call waits for the event stream of a worker that was seen this moment."""
+ASK_TIMEOUT_S = 60.0
 
 
 @dataclass(slots=True)
@@ -113,6 +116,20 @@ class Relay:
             if not mailbox.ended:
                 line.cancellations.add([number])
 
+    async def ask(
+        self,
+        place: Place,
+        method: str,
+        path: str,
+        message: msgspec.Struct | None,
+        decode: Callable[[bytes], ReplyT],
+        timeout_s: float = ASK_TIMEOUT_S,
+    ) -> ReplyT:
+        """One question to one worker. Raises CallFailed, Stopping."""
+        if self._session is None:
+            raise _stopping()
+        return await ask(self._session, place, method, path, message, decode, timeout_s)
+
     def is_lost(self, boot: str) -> bool:
         """Whether the process is known to be gone though the fleet may still show it."""
         line = self._lines.get(boot)
@@ -123,7 +140,7 @@ class Relay:
         if line is not None:
             return line
         if self._group is None or self._session is None:
-            raise Stopping("This gateway is stopping. Send the request again.")
+            raise _stopping()
         client = WorkerClient(self._session, self._gateway_id)
         cancellations = Cancellations(client, place, self._group)
         stream = WorkerStream(place, self._gateway_id, self._headers, cancellations.add)
@@ -147,3 +164,7 @@ class Relay:
             stream.lose("broke its event stream")
         finally:
             self._lines.pop(stream.place.boot, None)
+
+
+def _stopping() -> Stopping:
+    return Stopping("This gateway is stopping. Send the request again.")

@@ -10,6 +10,7 @@ import aiohttp
 import msgspec
 
 from gateway.relay.fanin import CONNECT_TIMEOUT_S, Place
+from gateway.relay.worker_asks import JSON_HEADERS, failure_in
 from workers.protocol.failures import CallFailed, Failure, FailureCode
 from workers.protocol.framing import CANCEL_PATH, SUBMIT_PATH
 from workers.protocol.requests import Accepted, Cancel, Submit
@@ -19,10 +20,8 @@ log = logging.getLogger(__name__)
 SUBMIT_TIMEOUT_S = 60.0
 """A worker tokenises a prompt before it answers; its death is noticed by the event stream, not by this bound."""
 CANCEL_TIMEOUT_S = 5.0
-JSON_HEADERS = {"Content-Type": "application/json"}
 
 _encode = msgspec.json.Encoder().encode
-_decode_failure = msgspec.json.Decoder(Failure).decode
 _decode_accepted = msgspec.json.Decoder(Accepted).decode
 
 
@@ -49,7 +48,7 @@ class WorkerClient:
             )
             raise CallFailed(Failure(FailureCode.WORKER_LOST, message)) from error
         if response.status != 202:
-            raise CallFailed(_failure(place, response.status, body))
+            raise CallFailed(failure_in(place, response.status, body))
         accepted = _decode_accepted(body)
         if accepted.boot != place.boot:
             message = f"The worker {place.worker} restarted as the call was placed. Send the request again."
@@ -103,11 +102,3 @@ class Cancellations:
         if self.pending and not self.sending:
             self.sending = True
             self.group.create_task(self.send())
-
-
-def _failure(place: Place, status: int, body: bytes) -> Failure:
-    try:
-        return _decode_failure(body)
-    except msgspec.DecodeError:
-        message = f"The worker {place.worker} answered the call with HTTP {status} and no reason."
-        return Failure(FailureCode.INTERNAL, message)

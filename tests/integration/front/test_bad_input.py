@@ -80,7 +80,7 @@ async def test_the_content_type_does_not_matter(caller: Caller, content_type: st
         ({"max_tokens": -1}, 400, "max_tokens"),
         ({"max_tokens": 10**40}, 400, "max_tokens"),
         ({"top_k": 1.5}, 400, "top_k"),
-        ({"n": 3}, 400, "n"),
+        ({"n": 33}, 400, "n"),
         ({"logprobs": 5}, 400, "logprobs"),
         ({"top_logprobs": 5}, 400, "top_logprobs"),
         ({"samplers": ["best"]}, 400, "samplers.0"),

@@ -1,0 +1,87 @@
+"""Questions to workers that take no slot: texts and tokens, properties, what lies in slots, adapters.
+
+Any worker of a model answers what is true of the model; what is true of one worker is asked of each.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+import msgspec
+
+from gateway.errors import Unavailable
+from gateway.pipeline import Fleet
+from gateway.relay.failures import answer_to
+from gateway.relay.fanin import Place
+from gateway.relay.relay import Relay
+from gateway.relay.worker_asks import ReplyT
+from workers.protocol.failures import RETRYABLE, CallFailed, Failure
+from workers.protocol.heartbeat import Heartbeat
+
+MAX_TRIES = 3
+
+
+class Inquiries:
+    def __init__(self, fleet: Fleet, relay: Relay) -> None:
+        self._fleet = fleet
+        self._relay = relay
+
+    def workers(self, model: str) -> list[Heartbeat]:
+        """Those that can be asked, by id: the order in which slots are numbered over a model's workers."""
+        beats = self._fleet.snapshot.workers.get(model, ())
+        return sorted((beat for beat in beats if not self._relay.is_lost(beat.boot)), key=lambda beat: beat.worker)
+
+    async def of_model(
+        self,
+        model: str,
+        method: str,
+        path: str,
+        decode: Callable[[bytes], ReplyT],
+        message: msgspec.Struct | None = None,
+    ) -> ReplyT:
+        """Asks the least busy worker, and the next one where that is lost. Raises PaddockError."""
+        failure: Failure | None = None
+        for beat in sorted(self.workers(model), key=lambda beat: beat.slots_busy / max(1, beat.slots))[:MAX_TRIES]:
+            try:
+                return await self._relay.ask(_place(beat), method, path, message, decode)
+            except CallFailed as failed:
+                failure = failed.failure
+                if failure.code not in RETRYABLE:
+                    break
+        if failure is None:
+            raise Unavailable(f"No worker serves `{model}` at the moment. Start one, or send the request again later.")
+        raise answer_to(failure)
+
+    async def of_worker(
+        self,
+        beat: Heartbeat,
+        method: str,
+        path: str,
+        decode: Callable[[bytes], ReplyT],
+        message: msgspec.Struct | None = None,
+    ) -> ReplyT:
+        """Raises PaddockError."""
+        try:
+            return await self._relay.ask(_place(beat), method, path, message, decode)
+        except CallFailed as failed:
+            raise answer_to(failed.failure) from None
+
+    async def of_each(
+        self,
+        model: str,
+        method: str,
+        path: str,
+        decode: Callable[[bytes], ReplyT],
+        message: msgspec.Struct | None = None,
+    ) -> list[tuple[Heartbeat, ReplyT]]:
+        """Every worker's answer, in the order of `workers`. Raises PaddockError where one does not answer."""
+        beats = self.workers(model)
+        if not beats:
+            raise Unavailable(f"No worker serves `{model}` at the moment. Start one, or send the request again later.")
+        replies = await asyncio.gather(*(self.of_worker(beat, method, path, decode, message) for beat in beats))
+        return list(zip(beats, replies, strict=True))
+
+
+def _place(beat: Heartbeat) -> Place:
+    return Place(beat.worker, beat.boot, beat.address.rstrip("/"))

@@ -1,0 +1,55 @@
+"""Asks of a worker that are one answer each: texts, properties, slots, adapters, pooled work."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TypeVar
+
+import aiohttp
+import msgspec
+
+from gateway.relay.fanin import CONNECT_TIMEOUT_S, Place
+from workers.protocol.failures import CallFailed, Failure, FailureCode
+
+JSON_HEADERS = {"Content-Type": "application/json"}
+
+_encode = msgspec.json.Encoder().encode
+_decode_failure = msgspec.json.Decoder(Failure).decode
+
+ReplyT = TypeVar("ReplyT")
+
+
+async def ask(
+    session: aiohttp.ClientSession,
+    place: Place,
+    method: str,
+    path: str,
+    message: msgspec.Struct | None,
+    decode: Callable[[bytes], ReplyT],
+    timeout_s: float,
+) -> ReplyT:
+    """Raises CallFailed: the worker's own failure, or WORKER_LOST when it cannot be asked."""
+    try:
+        async with session.request(
+            method,
+            place.address + path,
+            data=None if message is None else _encode(message),
+            headers=JSON_HEADERS,
+            timeout=aiohttp.ClientTimeout(total=timeout_s, sock_connect=CONNECT_TIMEOUT_S),
+        ) as response:
+            body = await response.read()
+    except (aiohttp.ClientError, TimeoutError, OSError) as error:
+        message_ = f"The worker {place.worker} did not answer ({type(error).__name__}). Send the request again."
+        raise CallFailed(Failure(FailureCode.WORKER_LOST, message_)) from error
+    if response.status != 200:
+        raise CallFailed(failure_in(place, response.status, body))
+    return decode(body)
+
+
+def failure_in(place: Place, status: int, body: bytes) -> Failure:
+    """Why a worker refused, in its own words where it found any."""
+    try:
+        return _decode_failure(body)
+    except msgspec.DecodeError:
+        message = f"The worker {place.worker} answered the call with HTTP {status} and no reason."
+        return Failure(FailureCode.INTERNAL, message)
