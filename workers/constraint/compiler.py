@@ -12,8 +12,9 @@ from llguidance import LLTokenizer
 from workers.constraint.failures import Unusable, refused
 from workers.constraint.gbnf import check
 from workers.constraint.guidance import Grammar, regex_to_lark, schema_to_lark, tokenizer
-from workers.constraint.mask import Mask, Vocabulary
+from workers.constraint.mask import Mask
 from workers.constraint.schema import enforceable, parse
+from workers.constraint.thought import Thought, ThoughtMask, Words
 from workers.constraint.tool_calls import constraint_of
 from workers.constraint.triggers import TriggeredMask, Triggers
 from workers.protocol.requests import Constraint, GenerateRequest
@@ -54,7 +55,7 @@ class Trial(Protocol):
 class Compiler:
     """One model's. `mask` blocks while it compiles, for milliseconds to seconds: call it on a thread that may wait."""
 
-    def __init__(self, vocab: Vocabulary, gbnf: GbnfCompiler, trial: Trial) -> None:
+    def __init__(self, vocab: Words, gbnf: GbnfCompiler, trial: Trial) -> None:
         self._vocab = vocab
         self._gbnf = gbnf
         self._trial = trial
@@ -81,10 +82,14 @@ class Compiler:
         """Read the vocabulary now: it takes a second at 150,000 tokens, half of it with every other thread at rest."""
         _ = self._words
 
-    def answer_mask(self, request: GenerateRequest) -> Mask | None:
-        """What keeps the answer to the form that the request asks for; None if it asks for none. Raises CallFailed."""
+    def answer_mask(self, request: GenerateRequest, thought: Thought | None = None) -> Mask | None:
+        """What keeps the answer to the form that the request asks for; None if it asks for none. Raises CallFailed.
+
+        `thought`: what the model may think before, in no form, and how much of it.
+        """
         constraint = constraint_of(request)
-        return None if constraint is None else self.mask(constraint)
+        mask = None if constraint is None else self.mask(constraint)
+        return mask if thought is None else ThoughtMask(thought, self._vocab, mask)
 
     def mask(self, constraint: Constraint) -> Mask:
         """Raises CallFailed (INVALID_REQUEST) for what can't be read, is too much, or can't be enforced."""

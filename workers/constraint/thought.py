@@ -1,0 +1,205 @@
+"""A mask for models that think before they answer: the thought is free but bounded, what follows it is constrained.
+
+Source of how a budget works: common/reasoning-budget.cpp of llama.cpp. Here a closing tag that has begun when the
+budget ends is completed, and a model that would end its answer, or begin it, within the thought closes that first.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+from enum import Enum, auto
+from typing import Protocol
+
+import numpy as np
+
+from workers.constraint.mask import Bits, Mask, Vocabulary, bits_for
+
+UNBOUNDED = -1
+
+
+@dataclass(frozen=True, slots=True)
+class Thought:
+    """How a model shows its thought, and how much of it a call wants."""
+
+    open: str
+    close: str
+    is_open: bool = False
+    """The prompt ends within a thought."""
+    budget: int = UNBOUNDED
+    """Most tokens of it, before it is closed; -1: no bound."""
+
+
+class Words(Vocabulary, Protocol):
+    """A vocabulary that knows its control tokens by name."""
+
+    def special_piece(self, token: int) -> bytes: ...
+
+    def tokenize(self, text: str, *, add_special: bool, parse_special: bool) -> list[int]: ...
+
+
+class _Place(Enum):
+    BEFORE = auto()
+    """Nothing but what may become the opening tag."""
+    INSIDE = auto()
+    AFTER = auto()
+
+
+class ThoughtMask:
+    """`inner`: what the answer must follow from where the thought is over, or from its beginning if there is none.
+
+    Where the opening tag and the constraint both allow what is said first, it is a thought as soon as the tag is whole.
+    Without `inner`, each thought of an answer has the budget anew.
+    """
+
+    def __init__(self, thought: Thought, words: Words, inner: Mask | None) -> None:
+        self._words = words
+        self._inner = inner
+        self._budget = thought.budget
+        self._open, self._close = thought.open.encode(), thought.close.encode()
+        self._place = _Place.BEFORE
+        self._tail = b""
+        """What was said last, as far as it may belong to a tag."""
+        self._tag_only = False
+        """The constraint does not allow what was said so far: it must become the opening tag."""
+        self._left = 0
+        self._forced: deque[int] = deque()
+        if thought.is_open:
+            self._begin_thought(b"")
+
+    @property
+    def is_done(self) -> bool:
+        return self._inner is not None and self._place is _Place.AFTER and self._inner.is_done
+
+    def permits(self, token: int) -> bool:
+        """Within a thought, asking for a token that may not come there makes the closing tag begin."""
+        if self._forced:
+            return token == self._forced[0]
+        inner = self._inner
+        if inner is None:
+            return True
+        if self._place is _Place.INSIDE:
+            if self._leaves_thought(token):
+                self._close_thought()
+                return token == self._forced[0]
+            return True
+        if self._place is _Place.AFTER:
+            return inner.permits(token)
+        return self._furthers_tag(token) or (not self._tag_only and inner.permits(token))
+
+    def allowed(self) -> Bits | None:
+        if self._forced:
+            return self._only(self._forced[0])
+        if self._inner is None or self._place is _Place.INSIDE:
+            return None
+        if self._place is _Place.AFTER:
+            return self._inner.allowed()
+        tag = self._tokens(self._open[len(self._tail) :])[0]
+        if self._tag_only:
+            return self._only(tag)
+        bits = self._inner.allowed()
+        if bits is not None:
+            bits = bits.copy()
+            bits[tag >> 5] |= _bit(tag)
+        return bits
+
+    def accept(self, token: int) -> None:
+        piece = self._words.special_piece(token)
+        if self._forced:
+            self._forced.popleft()
+            if not self._forced:
+                self._end_thought()
+        elif self._place is _Place.INSIDE:
+            self._think(piece)
+        elif self._inner is None:
+            self._watch_for_thought(piece)
+        elif self._place is _Place.BEFORE:
+            self._begin(token, piece, self._inner)
+        else:
+            self._inner.accept(token)
+
+    def _think(self, piece: bytes) -> None:
+        self._tail += piece
+        if self._close in self._tail:
+            self._end_thought()
+            return
+        self._tail = self._tail[-max(len(self._close) - 1, 3) :]
+        self._left -= 1
+        if self._budget != UNBOUNDED and self._left <= 0 and _is_whole(self._tail):
+            self._close_thought()
+
+    def _watch_for_thought(self, piece: bytes) -> None:
+        """Nothing constrains this answer: a tag may come anywhere."""
+        tail = self._tail + piece
+        start = tail.find(self._open)
+        if start >= 0:
+            self._begin_thought(tail[start + len(self._open) :])
+        else:
+            self._tail = tail[len(tail) - len(self._open) + 1 :] if len(tail) >= len(self._open) else tail
+
+    def _begin(self, token: int, piece: bytes, inner: Mask) -> None:
+        is_answer = not self._tag_only and inner.permits(token)
+        tail = (self._tail + piece).lstrip()
+        if tail.startswith(self._open):
+            self._begin_thought(tail[len(self._open) :])
+            return
+        if is_answer:
+            inner.accept(token)
+        else:
+            self._tag_only = True
+        self._tail = tail
+        if not self._open.startswith(tail):
+            self._place = _Place.AFTER
+
+    def _begin_thought(self, text: bytes) -> None:
+        self._place, self._tail, self._left = _Place.INSIDE, text, self._budget
+        if self._budget == 0:
+            self._close_thought()
+
+    def _close_thought(self) -> None:
+        """From here on, what is left of the closing tag is all that may come."""
+        begun = next((n for n in range(len(self._close) - 1, 0, -1) if self._tail.endswith(self._close[:n])), 0)
+        rest = self._tokens(self._close[begun:])
+        if begun and b"".join(map(self._words.special_piece, rest)) != self._close[begun:]:
+            rest = self._tokens(self._close)
+        self._forced.extend(rest)
+
+    def _end_thought(self) -> None:
+        self._place, self._tail, self._tag_only = _Place.AFTER, b"", False
+
+    def _leaves_thought(self, token: int) -> bool:
+        """Whether it ends the answer, or goes on behind the closing tag, where the constraint would not see it."""
+        if token in self._words.eog:
+            return True
+        _, tag, rest = (self._tail + self._words.special_piece(token)).partition(self._close)
+        return bool(tag and rest.strip())
+
+    def _furthers_tag(self, token: int) -> bool:
+        piece = self._words.special_piece(token)
+        rest = self._open[len(self._tail) :]
+        return bool(piece) and (rest.startswith(piece) or (piece.startswith(rest) and not piece[len(rest) :].strip()))
+
+    def _tokens(self, tag: bytes) -> list[int]:
+        """Without the space that some vocabularies put in front of every text."""
+        tokens = self._words.tokenize(tag.decode("utf-8", "ignore"), add_special=False, parse_special=True)
+        return tokens[1:] if len(tokens) > 1 and self._words.special_piece(tokens[0]) == b" " else tokens
+
+    def _only(self, token: int) -> Bits:
+        bits = bits_for(self._words.num_tokens)
+        bits[token >> 5] = _bit(token)
+        return bits
+
+
+def _bit(token: int) -> np.uint32:
+    return np.uint32(1 << (token & 31))
+
+
+def _is_whole(text: bytes) -> bool:
+    """Whether no character is cut at the end."""
+    for length in range(1, min(4, len(text)) + 1):
+        byte = text[-length]
+        if byte < 0x80:
+            return True
+        if byte >= 0xC0:
+            return length >= (2 if byte < 0xE0 else 3 if byte < 0xF0 else 4)
+    return True
