@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from workers.llama.candidates import Words, all_tokens
 from workers.llama.dry import DryStages, new_dry_stage
 from workers.llama.native import held
-from workers.llama.stages import COLDEST, PENALTIES, Settings, is_greedy, sorts_all, working_stages
+from workers.llama.stages import COLDEST, MAX_SEED, PENALTIES, Settings, is_greedy, sorts_all, working_stages
 from workers.llama.vocab import NO_TOKEN, Vocab
 from workers.protocol.failures import CallFailed, Failure, FailureCode
 from workers.protocol.requests import SamplerName, Sampling
@@ -28,9 +28,6 @@ MAX_INFILL = 256
 
 MIROSTAT_M = 100
 """Tokens from which Mirostat 1 estimates the distribution's shape; llama-server's number."""
-
-_RANDOM_SEED = 0xFFFFFFFF
-"""llama.cpp takes this seed as "choose one"; a caller who asks for it means it, and gets its neighbour."""
 
 Biases = tuple[NDArray[np.int32], NDArray[np.float32]]
 """Tokens, and what is added to their logits."""
@@ -100,7 +97,7 @@ class SamplerChain:
 
     def _build(self, vocab: Vocab, settings: Settings, stages: Sequence[SamplerName], dry: DryStages | None) -> None:
         seed = secrets.randbits(32) if settings.seed is None else settings.seed
-        seed = min(seed, _RANDOM_SEED - 1)
+        seed = min(seed, MAX_SEED)
         for name in stages:
             if name == "penalties":
                 self._num_remembered = max(self._num_remembered, settings.repeat_last_n)

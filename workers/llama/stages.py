@@ -6,7 +6,7 @@ Source of names, order and defaults: common/common.h and common/sampling.cpp of 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Self
 
 from msgspec.structs import asdict
@@ -36,6 +36,9 @@ COLDEST = 1e-20
 """Below this, logits divided by the temperature could overflow; the limit is greedy anyway."""
 
 DEFAULT_DRY_BASE = 1.75
+
+MAX_SEED = 0xFFFFFFFE
+"""llama.cpp takes the next one as "choose one"; a caller who asks for that one means it, and gets its neighbour."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +93,15 @@ class Settings:
     @property
     def dries(self) -> bool:
         return self.dry_multiplier != 0 and self.dry_penalty_last_n > 0
+
+
+def settled(sampling: Sampling, n_ctx: int) -> Sampling:
+    """Every parameter as a call with these runs with it; `seed` stays None where none was asked for."""
+    settings = Settings.of(sampling, n_ctx)
+    every = {field.name: getattr(settings, field.name) for field in fields(settings)}
+    if settings.seed is not None:
+        every["seed"] = min(settings.seed, MAX_SEED)
+    return Sampling(**every)
 
 
 def working_stages(settings: Settings) -> tuple[SamplerName, ...]:

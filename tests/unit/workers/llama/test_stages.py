@@ -6,7 +6,7 @@ import dataclasses
 
 import pytest
 
-from workers.llama.stages import ORDER, Settings, is_greedy, sorts_all, working_stages
+from workers.llama.stages import ORDER, Settings, is_greedy, settled, sorts_all, working_stages
 from workers.protocol.requests import SamplerName, Sampling
 
 EVERYTHING = Sampling(
@@ -128,3 +128,16 @@ def test_temperature_0_is_not_greedy_where_another_stage_has_a_say(sampling: Sam
 def test_settings_that_sort_the_whole_vocabulary_are_known(sampling: Sampling, slow: bool) -> None:
     settings = Settings.of(sampling, 100)
     assert sorts_all(settings, working_stages(settings)) is slow
+
+
+def test_what_a_call_runs_with_names_every_parameter() -> None:
+    told = settled(Sampling(temperature=0.5, repeat_last_n=-1, dry_base=0.5, seed=7), 100)
+    assert None not in dataclasses.astuple(Settings.of(told, 100))
+    assert (told.temperature, told.repeat_last_n, told.dry_base, told.seed) == (0.5, 100, 1.75, 7)
+    assert (told.top_k, told.samplers) == (40, ORDER)
+    assert settled(told, 100) == told
+
+
+def test_the_seed_that_stands_for_any_is_told_as_the_one_in_its_place() -> None:
+    assert settled(Sampling(seed=0xFFFFFFFF), 100).seed == 0xFFFFFFFE
+    assert settled(Sampling(), 100).seed is None
