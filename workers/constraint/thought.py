@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass
 from enum import Enum, auto
+from operator import itemgetter
 from typing import Protocol
 
 import numpy as np
@@ -24,6 +25,8 @@ class Thought:
 
     open: str
     close: str
+    closing: str = ""
+    """What is said for the model to close it, ending in `close`; empty: `close`."""
     is_open: bool = False
     """The prompt ends within a thought."""
     budget: int = UNBOUNDED
@@ -57,6 +60,7 @@ class ThoughtMask:
         self._inner = inner
         self._budget = thought.budget
         self._open, self._close = thought.open.encode(), thought.close.encode()
+        self._closing = thought.closing.encode() or self._close
         self._place = _Place.BEFORE
         self._tail = b""
         """What was said last, as far as it may belong to a tag."""
@@ -123,7 +127,7 @@ class ThoughtMask:
         if self._close in self._tail:
             self._end_thought()
             return
-        self._tail = self._tail[-max(len(self._close) - 1, 3) :]
+        self._tail = self._tail[-max(len(self._close) - 1, len(self._closing) - 1, 3) :]
         self._left -= 1
         if self._budget != UNBOUNDED and self._left <= 0 and _is_whole(self._tail):
             self._close_thought()
@@ -158,10 +162,12 @@ class ThoughtMask:
 
     def _close_thought(self) -> None:
         """From here on, what is left of the closing tag is all that may come."""
-        begun = next((n for n in range(len(self._close) - 1, 0, -1) if self._tail.endswith(self._close[:n])), 0)
-        rest = self._tokens(self._close[begun:])
-        if begun and b"".join(map(self._words.special_piece, rest)) != self._close[begun:]:
-            rest = self._tokens(self._close)
+        begun, text = max(
+            ((_overlap(self._tail, text), text) for text in (self._closing, self._close)), key=itemgetter(0)
+        )
+        rest = self._tokens(text[begun:])
+        if begun and b"".join(map(self._words.special_piece, rest)) != text[begun:]:
+            rest = self._tokens(self._closing)
         self._forced.extend(rest)
 
     def _end_thought(self) -> None:
@@ -188,6 +194,11 @@ class ThoughtMask:
         bits = bits_for(self._words.num_tokens)
         bits[token >> 5] = _bit(token)
         return bits
+
+
+def _overlap(text: bytes, tag: bytes) -> int:
+    """How much of `tag`, and not all of it, the end of `text` is."""
+    return next((n for n in range(len(tag) - 1, 0, -1) if text.endswith(tag[:n])), 0)
 
 
 def _bit(token: int) -> np.uint32:

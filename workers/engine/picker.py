@@ -103,6 +103,6 @@ class Picker:
 
 _NOTHING_LEFT = Failure(
     FailureCode.INVALID_REQUEST,
-    "the answer's grammar or schema allows only tokens that `logit_bias`, `ignore_eos` or the model rule out; "
-    "leave one of them out",
+    "the answer's grammar, schema or thinking budget allows only tokens that `logit_bias`, `ignore_eos` or the model "
+    "rule out; leave one of them out",
 )

@@ -6,17 +6,22 @@ import json
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import jsonschema
 import pytest
 
 from tests.integration.engine.listener import ONE_THREAD, Bench, running
+from workers.chat.tools.hermes import HERMES
 from workers.constraint.compiler import Compiler
+from workers.constraint.thought import Thought
+from workers.constraint.tool_calls import CallForms
 from workers.constraint.trial import Trial
+from workers.engine.request import EngineRequest
 from workers.llama.grammar import GbnfGrammars
 from workers.llama.model import Model
-from workers.protocol.events import FinishReason
-from workers.protocol.requests import Constraint, Sampling
+from workers.protocol.events import Failed, FinishReason, Logprobs
+from workers.protocol.requests import Constraint, GenerateRequest, Message, Sampling
 
 DEMO = Path(__file__).parents[3] / "deploy" / "demo" / "paddock-demo.gguf"
 PROMPT = "<|im_start|>user\nGive me an example as JSON.<|im_end|>\n<|im_start|>assistant\n"
@@ -55,7 +60,7 @@ def bench() -> Iterator[Bench]:
 @pytest.fixture(scope="module")
 def compiler(bench: Bench) -> Iterator[Compiler]:
     trial = Trial(DEMO)
-    yield Compiler(bench.model.vocab, GbnfGrammars(bench.model.vocab), trial)
+    yield Compiler(bench.model.vocab, GbnfGrammars(bench.model.vocab), trial, CallForms(HERMES.syntax))
     trial.close()
 
 
@@ -97,3 +102,72 @@ def test_a_cut_answer_is_a_beginning_of_a_right_one(bench: Bench, compiler: Comp
     bench.wait(key)
     assert bench.heard.finished(key).reason is FinishReason.LENGTH
     assert set(bench.heard.text(key)) <= {"a", "b"}
+
+
+TAGS = {"long": ("<think>", "</think>"), "short": ("<tool_call>", "</tool_call>")}
+"""Of several tokens, and of one."""
+
+FORMS = {
+    "schema": Constraint("json_schema", json.dumps(PERSON)),
+    "gbnf": Constraint("gbnf", PAIR),
+    "none": None,
+}
+
+
+def thinking(
+    bench: Bench, compiler: Compiler, form: str, thought: Thought, prompt: str = PROMPT, **fields: Any
+) -> EngineRequest:
+    asked = GenerateRequest(messages=(Message("user", "hi"),), constraint=FORMS[form])
+    mask = compiler.answer_mask(asked, thought)
+    sampling = fields.pop("sampling", Sampling(temperature=1, seed=3))
+    return replace(bench.request(prompt, 120, sampling=sampling), mask=mask, **fields)
+
+
+@pytest.mark.parametrize("tags", TAGS)
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("budget", [0, 7])
+def test_a_thought_is_closed_and_then_the_form_is_kept(
+    bench: Bench, compiler: Compiler, tags: str, form: str, budget: int
+) -> None:
+    start, end = TAGS[tags]
+    thought = Thought(start, end, is_open=True, budget=budget)
+    request = thinking(bench, compiler, form, thought, PROMPT + start + "\n", n_probs=1)
+    key = bench.submit(request)
+    bench.wait(key)
+    said, answer = bench.heard.text(key).split(end, 1)
+    chosen = [event.chosen for event in bench.heard.calls[key] if isinstance(event, Logprobs)]
+    closing = bench.model.tokenize(end, add_special=False, parse_special=True)
+    assert [one.token for one in chosen[budget : budget + len(closing)]] == closing
+    assert "".join(one.piece.decode() for one in chosen[:budget]) == said
+    assert bench.heard.finished(key).usage.completion_tokens == len(chosen)
+    if form == "schema":
+        jsonschema.validate(json.loads(answer), PERSON)
+    elif form == "gbnf":
+        assert len(json.loads(answer)) == 1
+
+
+def test_a_model_that_does_not_think_answers_at_once(bench: Bench, compiler: Compiler) -> None:
+    thought = Thought(*TAGS["long"], budget=5)
+    key = bench.submit(thinking(bench, compiler, "schema", thought))
+    bench.wait(key)
+    jsonschema.validate(json.loads(bench.heard.text(key)), PERSON)
+
+
+def test_a_thought_within_its_budget_changes_nothing(bench: Bench, compiler: Compiler) -> None:
+    free = submit(bench, compiler, None, seed=3)
+    bench.wait(free)
+    key = bench.submit(replace(thinking(bench, compiler, "none", Thought(*TAGS["long"], budget=5)), max_tokens=100))
+    bench.wait(key)
+    assert bench.heard.text(key) == bench.heard.text(free)
+
+
+def test_a_tag_that_may_not_be_said_ends_the_call_with_the_reason(bench: Bench, compiler: Compiler) -> None:
+    start, end = TAGS["short"]
+    sampling = Sampling(temperature=0, logit_bias=((end, None),))
+    thought = Thought(start, end, is_open=True, budget=2)
+    key = bench.submit(thinking(bench, compiler, "none", thought, PROMPT + start, sampling=sampling))
+    bench.wait(key)
+    last = bench.heard.calls[key][-1]
+    assert isinstance(last, Failed)
+    assert "thinking budget" in last.failure.message
+    assert "`logit_bias`" in last.failure.message

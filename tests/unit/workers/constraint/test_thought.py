@@ -196,6 +196,18 @@ def test_a_closing_tag_that_has_begun_is_completed(vocab: Vocab, compiler: Compi
     assert model.say("345") == "345"
 
 
+def test_a_thought_may_be_closed_with_more_than_its_tag(vocab: Vocab, compiler: Compiler) -> None:
+    """As where thoughts and answers are messages of their own, in channels."""
+    thought = Thought("<a>", "<b>", "</a>\n<b>", is_open=True, budget=3)
+    model, _ = speaker(vocab, compiler, thought, NUMBER)
+    assert model.say("1 2 3") == "1 2</a>\n<b>"
+    assert model.say("345") == "345"
+    model, _ = speaker(vocab, compiler, thought, NUMBER)
+    assert model.say("1<b>345") == "1<b>345"
+    model, _ = speaker(vocab, compiler, thought, NUMBER)
+    assert model.say("</a>2") == "</a>\n<b>", "it had begun"
+
+
 def test_a_character_is_not_cut_by_a_budget(vocab: Vocab, compiler: Compiler) -> None:
     model, _ = speaker(vocab, compiler, Thought(*LONG_TAGS, is_open=True, budget=2))
     assert model.say("1üü") == "1ü</think>"
