@@ -186,7 +186,7 @@ MESSAGES = {
     ),
     "slot_action_smallest.json": SlotAction(action="erase", tenant="team-a"),
     "slot_saved.json": SlotSaved(
-        id_slot=1, filename="chat.bin", n_saved=1745, n_written=14309796, timings=SaveTimings(49.875)
+        id_slot=1, filename="chat.bin", n_saved=1745, n_written=14309796, n_left=3, timings=SaveTimings(49.875)
     ),
     "slot_restored.json": SlotRestored(
         id_slot=1, filename="chat.bin", n_restored=1745, n_read=14309796, timings=RestoreTimings(42.5)

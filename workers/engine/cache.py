@@ -224,8 +224,8 @@ class PrefixCache:
         if start < match.num_held:
             stop = min(match.num_held, start - start % BLOCK_TOKENS + BLOCK_TOKENS)
             return Block(start, stop, self._take(match.holder, start, stop))
-        part = next((part for part in match.restores if part.start <= start < part.end), None)
-        return None if part is None else self._cut_out(part.block, start, part.end)
+        part = self.index.saved(path, start, end)
+        return None if part is None else self.cut_out(part.block, start, part.end)
 
     def erase(self, path: Path) -> None:
         """Forget what this conversation alone has, in the cache and in RAM; what runs on it or shares it stays."""
@@ -246,11 +246,12 @@ class PrefixCache:
                 return True
         return False
 
-    def save_idle(self) -> None:
-        """Copy every idle prefix to RAM; it stays in the cache."""
-        for id_ in self._idle:
+    def save_idle(self, go_on: Callable[[Block], bool]) -> None:
+        """Copy idle prefixes to RAM, the latest used first; they stay in the cache. `go_on(block)`: whether to."""
+        for id_ in sorted(self._idle, key=lambda id_: -self._idle[id_].last_used):
             for start, end in self._unsaved(id_):
-                self._save(id_, start, end)
+                if not go_on(self._save(id_, start, end)):
+                    return
 
     def forget_all(self) -> None:
         """Free every prefix, saved ones too, and overwrite every cell. Only while nothing runs."""
@@ -396,10 +397,11 @@ class PrefixCache:
     def _unsaved(self, id_: int) -> Iterable[tuple[int, int]]:
         return self.index.unsaved(id_, BLOCK_TOKENS) if self.ram.max_bytes else ()
 
-    def _save(self, id_: int, start: int, end: int) -> None:
+    def _save(self, id_: int, start: int, end: int) -> Block:
         block = Block(start, end, self._take(id_, start, end))
         self._token_bytes = max(self._token_bytes, len(block.state) / (end - start))
         self.ram.add(block, self.index.store(id_, block))
+        return block
 
     def _take(self, id_: int, start: int, end: int) -> bytes:
         """The state of a range."""
@@ -409,7 +411,8 @@ class PrefixCache:
         finally:
             self._memory.remove(self._scratch)
 
-    def _cut_out(self, block: Block, start: int, end: int) -> Block | None:
+    def cut_out(self, block: Block, start: int, end: int) -> Block | None:
+        """A part of a saved block -> None: there is no room to cut it. Raises StateUnusable."""
         if (start, end) == (block.start, block.end):
             return Block(start, end, block.state)
         if not self.make_room(block.end - block.start):

@@ -72,6 +72,10 @@ class CheckpointCache(PrefixCache):
         if sequence.request.cache_prompt and not sequence.shifted:
             self._mark(sequence.id, sequence)
 
+    def take_in(self, path: Path, block: Block) -> None:
+        if self.ram.max_bytes:
+            self.ram.add(block, self.index.put(path, block, alone=self._memory.kind is MemoryKind.RECURRENT))
+
     def copy_part(self, path: Path, start: int, end: int) -> Block | None:
         """All of it at once, from its beginning, up to the last token where it can be taken up."""
         if start:

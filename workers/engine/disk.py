@@ -1,4 +1,4 @@
-"""The disk tier: blocks of saved KV in files, which outlive the worker and may be shared by several.
+"""The disk tier: blocks of saved KV, or whole states, in files which outlive the worker and may be shared by several.
 
 Its own thread does all the work on files. The engine hands blocks over with `put`, which never waits, and asks for
 blocks with `fetch`, which is answered on the tier's thread. Nothing that goes wrong with a file reaches the engine: a
@@ -7,6 +7,7 @@ file that can't be trusted is removed with one line in the log, and counts as mi
 
 from __future__ import annotations
 
+import errno
 import logging
 import threading
 import time
@@ -21,7 +22,10 @@ from workers.engine.sealed import HEADER, SEAL_BYTES, FileRefused, Kind, Label, 
 
 QUEUE_BYTES = 256 << 20
 MAX_BLOCK_BYTES = 512 << 20
-"""A file that is larger is refused before it is read."""
+"""More is not written, and a file that is larger is refused before it is read."""
+
+CLOSE_S = 5.0
+"""How long `close` waits for a file system that does not answer."""
 
 TOUCH_S = 60.0
 """How often reading a file renews its time of last use, at most."""
@@ -50,7 +54,7 @@ class DiskStats:
     num_written: int
     num_read: int
     num_dropped: int
-    """Times that a block was not taken or not written: the queue was full, or the tier was closed."""
+    """Times that a block was not taken or not written: the queue was full, it was too large, or the tier was closed."""
     num_refused: int
     """Files that were removed because they could not be trusted."""
     num_failed: int
@@ -69,7 +73,7 @@ class _Fetch:
 
 
 class DiskTier:
-    """`put`, `has`, `fetch`, `flush` and `close` may be called from any thread."""
+    """Everything public may be called from any thread."""
 
     def __init__(
         self,
@@ -90,6 +94,8 @@ class DiskTier:
         self._index = DiskIndex(folder, max_bytes)
         self._fingerprint = b""
         self._tenants: dict[str | None, str] = {}
+        self._stems: set[tuple[str, str]] = set()
+        """Of whole states: folder of the team and mark. Some may be gone."""
         self._changed = threading.Condition()
         self._puts: deque[BlockName] = deque()
         self._fetches: deque[_Fetch] = deque()
@@ -134,20 +140,35 @@ class DiskTier:
     def put(self, name: BlockName, state: bytes) -> bool:
         """Queue a block to be written. Never waits. -> False: dropped, since the queue is full; later it may not be.
 
-        A tier that is closed, or never found its fingerprint, takes blocks to nowhere.
+        What is dropped is counted, and logged once a minute. A tier that is closed, or never found its fingerprint,
+        takes blocks to nowhere; so are blocks that are larger than a file may be.
         """
         if self.has(name):
             return True
         with self._changed:
-            if self._closing or self._pending_bytes + len(state) > self._queue_bytes:
+            if self._closing:
                 self._dropped += 1
-                return self._closing
+                return True
+            if len(state) > self._max_block_bytes:
+                self._dropped += 1
+                self._complain("size", f"{len(state):,} bytes are more than a file may have; not kept on disk")
+                return True
+            if not self._fits(len(state)):
+                self._dropped += 1
+                waiting = f"{self._pending_bytes >> 20:,} MiB wait to be written"
+                self._complain("queue", f"{waiting}: what leaves RAM meanwhile is forgotten; the disk is too slow")
+                return False
             if name not in self._pending:
                 self._pending[name] = state
                 self._pending_bytes += len(state)
                 self._puts.append(name)
                 self._changed.notify_all()
         return True
+
+    def wait_room(self, num_bytes: int, deadline_s: float) -> bool:
+        """Wait, at most so long, until `put` would take so many bytes, if only to nowhere -> whether it would."""
+        with self._changed:
+            return self._changed.wait_for(lambda: self._closing or self._fits(num_bytes), deadline_s)
 
     def has(self, name: BlockName) -> bool:
         """Whether the block was there lately, without looking; takes microseconds."""
@@ -156,6 +177,17 @@ class DiskTier:
     def num_known(self, names: Sequence[BlockName]) -> int:
         """How many of these blocks, from the first one, `has` says are there."""
         return next((count for count, name in enumerate(names) if not self.has(name)), len(names))
+
+    def has_states(self, tenant: str | None, stem: bytes) -> bool:
+        """Whether some whole state with this stem may be there: `has` tells which. Takes microseconds."""
+        if any(name.stem == stem for name in list(self._pending)):
+            return True
+        return self.ready and (self._folder_of(tenant), self._keys.stem_mark(self._fingerprint, stem)) in self._stems
+
+    def read_s(self, names: Sequence[BlockName]) -> float:
+        """Seconds that reading them takes, as far as is known."""
+        rate = self._read_rate
+        return sum(self._index.size(self._place(name)) for name in names) / rate if rate else 0.0
 
     def fetch(self, names: Sequence[BlockName], on_done: Callable[[list[bytes]], None]) -> bool:
         """Read blocks up to the first one that is missing, then call `on_done` on the tier's thread, once.
@@ -185,20 +217,27 @@ class DiskTier:
             return not (self._ended or self._pending or self._unsynced)
 
     def close(self) -> None:
-        """Stop the thread after what it does now; fetches that wait are answered with nothing. Call `flush` before."""
+        """Stop the thread, in the middle of a file if need be; fetches that wait are answered with nothing.
+
+        Call `flush` before.
+        """
         with self._changed:
             if self._closing:
                 return
             self._closing = True
             self._changed.notify_all()
-        self._thread.join()
-        self._folder.close()
+        self._thread.join(CLOSE_S)
+        if self._thread.is_alive():
+            log.error("disk tier: %s does not answer; what was being written there is lost", self._folder.path)
+        else:
+            self._folder.close()
 
     def _run(self) -> None:
         try:
             fingerprint = self._identify(lambda: self._closing)
             if fingerprint is not None:
                 self._refresh()
+                self._note_states(fingerprint)
                 self._fingerprint = fingerprint
                 while not self._closing:
                     self._turn()
@@ -295,8 +334,11 @@ class DiskTier:
             started = time.perf_counter()
             try:
                 with self._folder.opened(*place.leaf.parts, create=True) as leaf:
-                    size = write_sealed(leaf, place.name, self._keys.seal, self._label(name), [state])
+                    label = self._label(name)
+                    size = write_sealed(leaf, place.name, self._keys.seal, label, [state], stop=lambda: self._closing)
             except OSError as error:
+                if error.errno == errno.ECANCELED:
+                    return
                 self._failed += 1
                 self._complain("write", f"a block of {len(state):,} bytes can't be written: {error.strerror}")
             else:
@@ -306,6 +348,8 @@ class DiskTier:
                 self._write_rate = _mean(self._write_rate, len(state), time.perf_counter() - started)
                 with self._changed:
                     self._index.add(place, size)
+                    if name.stem:
+                        self._stems.add((place.tenant, self._keys.mark_of(place.name)))
         with self._changed:
             self._puts.popleft()
             del self._pending[name]
@@ -341,15 +385,30 @@ class DiskTier:
                     return
         except OSError as error:
             self._complain("scan", f"{self._folder.path} can't be listed: {error.strerror}")
+        if self.ready:
+            self._note_states(self._fingerprint)
+
+    def _note_states(self, fingerprint: bytes) -> None:
+        places = self._index.states(version_folder(fingerprint))
+        self._stems = {(place.tenant, self._keys.mark_of(place.name)) for place in places}
+
+    def _fits(self, num_bytes: int) -> bool:
+        """One of any size does where nothing else waits."""
+        return not self._pending or self._pending_bytes + num_bytes <= self._queue_bytes
+
+    def _folder_of(self, tenant: str | None) -> str:
+        folder = self._tenants.get(tenant)
+        if folder is None:
+            folder = self._tenants[tenant] = self._keys.tenant_folder(tenant)
+        return folder
 
     def _place(self, name: BlockName) -> Place:
-        tenant = self._tenants.get(name.tenant)
-        if tenant is None:
-            tenant = self._tenants[name.tenant] = self._keys.tenant_folder(name.tenant)
-        return Place(version_folder(self._fingerprint), tenant, self._keys.file_name(self._fingerprint, name.digest))
+        file = self._keys.file_name(self._fingerprint, name.digest, name.stem)
+        return Place(version_folder(self._fingerprint), self._folder_of(name.tenant), file)
 
     def _label(self, name: BlockName) -> Label:
-        return Label(Kind.BLOCK, self._fingerprint, name.digest, name.start, name.end)
+        kind = Kind.STATE if name.stem else Kind.BLOCK
+        return Label(kind, self._fingerprint, name.digest, name.start, name.end)
 
     def _complain(self, kind: str, text: str) -> None:
         now = time.monotonic()

@@ -18,7 +18,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from workers.engine.disk_names import FOLDER_HEX, NAME_HEX
+from workers.engine.disk_names import FOLDER_HEX, NAME_HEX, STEM_HEX
 from workers.engine.sealed import TEMPORARY, discard
 
 FOLDER_MODE = 0o700
@@ -32,7 +32,7 @@ ERASE_WAIT_S = 0.05
 _FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _FOLDER = re.compile(rf"[0-9a-f]{{{FOLDER_HEX}}}")
 _SHARD = re.compile(r"[0-9a-f]{2}")
-_NAME = re.compile(rf"[0-9a-f]{{{NAME_HEX}}}")
+_NAME = re.compile(rf"[0-9a-f]{{{NAME_HEX}}}(?:[0-9a-f]{{{STEM_HEX}}})?")
 
 
 class CacheFolderUnusable(ValueError):

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from workers.engine.disk_folder import CacheFolder, Entry, Place
+from workers.engine.disk_names import NAME_HEX
 
 LOW_WATER = 0.9
 """Over its cap the store goes down to this share at once, so that it rarely has to look for what is oldest."""
@@ -42,6 +43,15 @@ class DiskIndex:
 
     def knows(self, place: Place) -> bool:
         return place in self._entries
+
+    def size(self, place: Place) -> int:
+        """Bytes of the file; 0 if it is not known."""
+        entry = self._entries.get(place)
+        return 0 if entry is None else entry.size
+
+    def states(self, version: str) -> list[Place]:
+        """Where whole states of a version lie."""
+        return [place for place in self._entries if len(place.name) > NAME_HEX and place.version == version]
 
     def add(self, place: Place, size: int) -> None:
         """This process has written the file."""

@@ -1,46 +1,47 @@
 """Between the store of prefixes and the disk tier: what leaves RAM goes to disk, what a call needs is fetched first.
 
 Only whole blocks of `BLOCK_TOKENS` go to disk, where any worker finds them by name; the last few tokens of a prefix are
-computed anew. A call whose next blocks lie on disk waits for them outside, while others pass.
+computed anew. Memory that can't be cut goes there as whole states, each of which is found by calls that go on from its
+end. A call whose next tokens lie on disk waits for them outside, while others pass.
 """
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable
 from functools import partial
 
 from workers.engine.cache import PrefixCache
 from workers.engine.disk import DiskTier
-from workers.engine.disk_names import BLOCK_TOKENS, BlockName, block_names
+from workers.engine.disk_names import BLOCK_TOKENS, BlockName, StateNames, block_names
 from workers.engine.pace import MovePace
-from workers.engine.prefix import Block, path_of
+from workers.engine.prefix import Block, Path, path_of
 from workers.engine.sequence import Sequence
 
-QUEUE_WAIT_S = 0.05
-"""While writing everything out: how long to wait for the tier's queue to have room again."""
+log = logging.getLogger(__name__)
 
 Post = Callable[[Callable[[], None]], None]
+OnBlocks = Callable[[list[Block]], None]
 
 
 class DiskLink:
     """Belongs to the engine's thread, but for what the tier's thread posts."""
 
-    def __init__(self, tier: DiskTier, pace: MovePace, post: Post) -> None:
+    def __init__(self, tier: DiskTier, pace: MovePace, by_range: bool, post: Post) -> None:
+        """`by_range`: what is saved are blocks of tokens, not whole states."""
         self.num_fetched = 0
         """Tokens that came back from disk."""
         self._tier = tier
         self._pace = pace
+        self._by_range = by_range
         self._post = post
-        self._token_bytes = 0.0
 
-    def evicted(self, block: Block) -> bool:
-        """A block leaves RAM -> False where the tier had no room for it."""
-        name = _name(block)
-        if name is None:
-            return True
-        self._token_bytes = len(block.state) / (block.end - block.start)
-        return self._tier.put(name, block.state)
+    def evicted(self, block: Block) -> None:
+        """A block leaves RAM. Where the tier has no room for it, the tier counts it and says so."""
+        name = self._name(block)
+        if name is not None:
+            self._tier.put(name, block.state)
 
     def may_enter(self, sequence: Sequence, cache: PrefixCache) -> bool:
         """Whether nothing on disk would help the call; if something does, it is fetched now."""
@@ -49,47 +50,99 @@ class DiskLink:
         if sequence.fetched or not sequence.request.cache_prompt or sequence.shifted:
             return True
         sequence.fetched = True
-        first = cache.lookup(sequence).num_known // BLOCK_TOKENS
-        last = (sequence.num_known - 1) // BLOCK_TOKENS
-        if last <= first or not self._pays():
-            return True
-        path = sequence.path()
-        names = block_names(path.tokens, path.scope, path.num_public)[first:last]
-        names = names[: self._tier.num_known(names)]
-        if names and self._tier.fetch(names, partial(self._arrived, sequence, cache, names)):
-            sequence.fetching = True
+        known = cache.lookup(sequence).num_known
+        names = self._missing(sequence.path(), known, sequence.num_known - 1)
+        if names and self._pays(names, known):
+            sequence.fetching = self._fetch(names, partial(self._take_in, sequence, cache))
         return not sequence.fetching
 
-    def write_out(self, blocks: list[Block], deadline_s: float) -> None:
-        """Put everything on disk within the time, the latest used first."""
-        until = time.monotonic() + deadline_s
-        for block in sorted(blocks, key=lambda block: (-block.touched, block.start)):
-            while not self.evicted(block) and time.monotonic() < until:
-                self._tier.flush(min(QUEUE_WAIT_S, max(0.0, until - time.monotonic())))
-        self._tier.flush(max(0.0, until - time.monotonic()))
+    def look_up(self, path: Path, known: int, limit: int, on_blocks: OnBlocks) -> bool:
+        """Fetch what the disk has of a path's first `limit` tokens beyond the first `known` -> whether it has anything.
 
-    def _arrived(self, sequence: Sequence, cache: PrefixCache, names: list[BlockName], states: list[bytes]) -> None:
+        If so, `on_blocks` is called later, once, on the engine's thread.
+        """
+        names = self._missing(path, known, limit)
+        return bool(names) and self._fetch(names, on_blocks)
+
+    def write(self, block: Block, until: float) -> bool:
+        """Queue a block, waiting for room until then (`time.monotonic` seconds) -> whether there is time for more."""
+        left_s = until - time.monotonic()
+        name = self._name(block)
+        if name is None or self._tier.has(name):
+            return left_s > 0
+        if left_s <= 0 or not self._tier.wait_room(len(block.state), left_s):
+            return False
+        self._tier.put(name, block.state)
+        return True
+
+    def write_out(self, blocks: list[Block], until: float) -> None:
+        """Put everything on disk until then, the latest used first."""
+        latest = sorted(blocks, key=lambda block: (-block.touched, block.start))
+        queued = all(self.write(block, until) for block in latest)
+        written = self._tier.flush(max(0.0, until - time.monotonic()))
+        if not (queued and written) and not self._tier.closed:
+            log.warning("the time to stop was too short to write all cached prompts to disk")
+
+    def _fetch(self, names: list[BlockName], on_blocks: OnBlocks) -> bool:
+        return self._tier.fetch(names, partial(self._arrived, names, on_blocks))
+
+    def _arrived(self, names: list[BlockName], on_blocks: OnBlocks, states: list[bytes]) -> None:
         """On the tier's thread."""
-        self._post(partial(self._take_in, sequence, cache, names, states))
+        blocks = [Block(name.start, name.end, state) for name, state in zip(names, states, strict=False)]
+        self._post(partial(on_blocks, blocks))
 
-    def _take_in(self, sequence: Sequence, cache: PrefixCache, names: list[BlockName], states: list[bytes]) -> None:
+    def _take_in(self, sequence: Sequence, cache: PrefixCache, blocks: list[Block]) -> None:
         sequence.fetching = False
         path = sequence.path()
-        for name, state in zip(names, states, strict=False):
-            cache.take_in(path, Block(name.start, name.end, state))
-            self.num_fetched += name.end - name.start
-            sequence.num_fetched += name.end - name.start
+        for block in blocks:
+            cache.take_in(path, block)
+            self.num_fetched += block.end - block.start
+            sequence.num_fetched += block.end - block.start
 
-    def _pays(self) -> bool:
-        """Whether reading and restoring is quicker than computing, as far as is known."""
-        rate = self._tier.stats.read_bytes_per_s
-        return self._pace.fetch_pays(self._token_bytes / rate if rate else 0.0)
+    def _pays(self, names: list[BlockName], known: int) -> bool:
+        """Whether reading and restoring is quicker than computing what comes after `known`, as far as is known."""
+        num_spared = names[-1].end - known
+        num_moved = names[-1].end - names[0].start
+        more_s = self._tier.read_s(names) + (num_moved - num_spared) * self._pace.restore_s
+        return self._pace.fetch_pays(more_s / num_spared)
+
+    def _missing(self, path: Path, known: int, limit: int) -> list[BlockName]:
+        if not self._by_range:
+            return self._longest_state(path, known, limit)
+        first, last = known // BLOCK_TOKENS, limit // BLOCK_TOKENS
+        if last <= first:
+            return []
+        names = block_names(path.tokens, path.scope, path.num_public)[first:last]
+        return names[: self._tier.num_known(names)]
+
+    def _longest_state(self, path: Path, known: int, limit: int) -> list[BlockName]:
+        """Looks once per block, and at each of a block's ends only where some state ends."""
+        names = StateNames(path.tokens[:limit], path.scope, path.num_public)
+        end = limit
+        while end > known:
+            # All that end in this block and are as public as this one.
+            last = max(known, end // BLOCK_TOKENS * BLOCK_TOKENS - 1)
+            if last < path.num_public < end:
+                last = path.num_public
+            if self._tier.has_states(*names.stem(end)):
+                for one in map(names.name, range(end, last, -1)):
+                    if self._tier.has(one):
+                        return [one]
+            end = last
+        return []
+
+    def _name(self, block: Block) -> BlockName | None:
+        """None for what nobody would find: a block that is not whole, a checkpoint without its cells, what nobody knows
+        any more.
+        """
+        if not block.nodes or (self._by_range and not _is_whole(block)) or block.start == block.end:
+            return None
+        node = max(block.nodes, key=lambda node: node.end)
+        path = path_of(node, block.end)
+        if self._by_range:
+            return block_names(path.tokens, path.scope, path.num_public)[-1]
+        return StateNames(path.tokens, path.scope, path.num_public).name(block.end)
 
 
-def _name(block: Block) -> BlockName | None:
-    """None for a block that is not whole: nobody would find it."""
-    if block.start % BLOCK_TOKENS or block.end - block.start != BLOCK_TOKENS:
-        return None
-    node = max(block.nodes, key=lambda node: node.end)
-    path = path_of(node, block.end)
-    return block_names(path.tokens, path.scope, path.num_public)[-1]
+def _is_whole(block: Block) -> bool:
+    return not block.start % BLOCK_TOKENS and block.end - block.start == BLOCK_TOKENS

@@ -2,6 +2,9 @@
 
 A block is named by what its KV was computed from: a chain of digests over the scope (team, salt, adapters) and all
 tokens up to its end. The name on disk is an HMAC of that, so a folder's listing tells nothing about prompts or teams.
+
+A whole state (of memory that can't be cut) may end at any token. Its file's name also carries, masked, what its whole
+blocks are called (the stem), so that one look per block of a prompt finds out where it is worth looking closer.
 """
 
 from __future__ import annotations
@@ -18,6 +21,8 @@ BLOCK_TOKENS = 64
 DIGEST_BYTES = 32
 FOLDER_HEX = 16
 NAME_HEX = 40
+STEM_HEX = 16
+"""What names of whole states have more."""
 
 
 class TokenArray(Protocol):
@@ -29,12 +34,14 @@ class TokenArray(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class BlockName:
-    """One block of one conversation."""
+    """One block of one conversation, or its whole state at `end`."""
 
     tenant: str | None
     digest: bytes
     start: int
     end: int
+    stem: bytes = b""
+    """Of a whole state: the digest of the blocks before its last, unfinished one. Empty: it is a block."""
 
 
 def chain(
@@ -44,7 +51,7 @@ def chain(
 
     Blocks wholly within the first `num_public` tokens belong to `public_seed`. 64 tokens take about 1 us.
     """
-    return list(_links(seed, tokens.tobytes(), block * 4, public_seed, num_public // block))
+    return list(_links(seed, memoryview(tokens.tobytes()), block * 4, public_seed, num_public // block))
 
 
 def block_names(tokens: TokenArray, scope: Scope, num_public: int = 0) -> list[BlockName]:
@@ -57,10 +64,41 @@ def block_names(tokens: TokenArray, scope: Scope, num_public: int = 0) -> list[B
     ]
 
 
+class StateNames:
+    """The names of a conversation's whole states, for any length."""
+
+    __slots__ = ("_data", "_digests", "_num_public", "_scope")
+
+    def __init__(self, tokens: TokenArray, scope: Scope, num_public: int = 0) -> None:
+        self._scope = scope
+        self._num_public = num_public
+        self._data = memoryview(tokens.tobytes())
+        self._digests = list(
+            _links(scope.seed, self._data, BLOCK_TOKENS * 4, scope.public.seed, num_public // BLOCK_TOKENS)
+        )
+
+    def stem(self, end: int) -> tuple[str | None, bytes]:
+        """Whose a state of this length is, and what it has in common with all that end in the same block."""
+        number = end // BLOCK_TOKENS
+        if end <= self._num_public:
+            return None, self._digests[number - 1] if number else self._scope.public.seed
+        num_open = self._num_public // BLOCK_TOKENS
+        if number > num_open or not number:
+            return self._scope.tenant, self._digests[number - 1] if number else self._scope.seed
+        return self._scope.tenant, _linked(self._digests[number - 1], self._scope.seed)
+
+    def name(self, end: int) -> BlockName:
+        """About 3 us."""
+        tenant, stem = self.stem(end)
+        tail = self._data[end // BLOCK_TOKENS * BLOCK_TOKENS * 4 : end * 4]
+        digest = hashlib.blake2b(tail, key=stem, digest_size=DIGEST_BYTES, person=b"whole state").digest()
+        return BlockName(tenant, digest, 0, end, stem)
+
+
 class CacheKeys:
     """What is derived from the secret. Every use has a key of its own."""
 
-    __slots__ = ("_folders", "_names", "seal")
+    __slots__ = ("_folders", "_masks", "_names", "_stems", "seal")
 
     def __init__(self, secret: str) -> None:
         """Raises ValueError for an empty secret."""
@@ -68,6 +106,8 @@ class CacheKeys:
             raise ValueError("the cache's secret is empty")
         master = secret.encode()
         self._names = _derived(master, b"names of blocks")
+        self._stems = _derived(master, b"stems of states")
+        self._masks = _derived(master, b"masks of stems")
         self._folders = _derived(master, b"folders of teams")
         self.seal = _derived(master, b"seals of files")
 
@@ -76,8 +116,22 @@ class CacheKeys:
         text = b"public" if tenant is None else b"team " + tenant.encode("utf-8", "surrogatepass")
         return hmac.digest(self._folders, text, "sha256").hex()[:FOLDER_HEX]
 
-    def file_name(self, fingerprint: bytes, digest: bytes) -> str:
-        return hmac.digest(self._names, fingerprint + digest, "sha256").hex()[:NAME_HEX]
+    def file_name(self, fingerprint: bytes, digest: bytes, stem: bytes = b"") -> str:
+        """`stem`: of a whole state."""
+        name = hmac.digest(self._names, fingerprint + digest, "sha256").hex()[:NAME_HEX]
+        return name + self._masked(name, self.stem_mark(fingerprint, stem)) if stem else name
+
+    def stem_mark(self, fingerprint: bytes, stem: bytes) -> str:
+        """What `mark_of` finds in the names of all states with this stem."""
+        return hmac.digest(self._stems, fingerprint + stem, "sha256").hex()[:STEM_HEX]
+
+    def mark_of(self, name: str) -> str:
+        """Of a whole state's file name. Without the key, names that have the same mark have nothing in common."""
+        return self._masked(name[:NAME_HEX], name[NAME_HEX:])
+
+    def _masked(self, name: str, mark: str) -> str:
+        mask = hmac.digest(self._masks, name.encode(), "sha256").hex()[:STEM_HEX]
+        return f"{int(mark, 16) ^ int(mask, 16):0{STEM_HEX}x}"
 
 
 def version_folder(fingerprint: bytes) -> str:
@@ -85,14 +139,17 @@ def version_folder(fingerprint: bytes) -> str:
     return fingerprint.hex()[:FOLDER_HEX]
 
 
-def _links(seed: bytes, data: bytes, step: int, public_seed: bytes, num_open: int) -> Iterator[bytes]:
-    view = memoryview(data)
+def _links(seed: bytes, data: memoryview, step: int, public_seed: bytes, num_open: int) -> Iterator[bytes]:
     digest = public_seed if num_open else seed
     for number, at in enumerate(range(0, len(data) - step + 1, step)):
         if num_open and number == num_open:
-            digest = hashlib.blake2b(digest, key=seed, digest_size=DIGEST_BYTES).digest()
-        digest = hashlib.blake2b(view[at : at + step], key=digest, digest_size=DIGEST_BYTES).digest()
+            digest = _linked(digest, seed)
+        digest = _linked(data[at : at + step], digest)
         yield digest
+
+
+def _linked(data: bytes | memoryview, key: bytes) -> bytes:
+    return hashlib.blake2b(data, key=key, digest_size=DIGEST_BYTES).digest()
 
 
 def _derived(master: bytes, label: bytes) -> bytes:

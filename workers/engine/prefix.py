@@ -125,6 +125,10 @@ class PrefixIndex:
             num_held, holder = end, next(iter(node.holders))
         return Match(num_held, holder, tuple(_restores(steps, num_held)))
 
+    def saved(self, path: Path, start: int, limit: int) -> Restore | None:
+        """The longest saved part that begins at `start`, whether what is before it is known or not."""
+        return next(_restores(list(self._walk(path, limit)), start), None)
+
     def match_checkpoint(self, path: Path, limit: int) -> Checkpoint:
         """The same for memory that can be taken up only where it was saved: the longest such beginning."""
         best = Checkpoint(0, -1, None)
@@ -220,16 +224,18 @@ class PrefixIndex:
         for node in self.nodes_of(sequence):
             if node.start < block.end:
                 self._attach(node, block)
-        return []
+        return self._drop_needless(block, alone=True)
 
-    def put(self, path: Path, block: Block) -> list[Block]:
-        """Attach a block that comes from elsewhere: [block.start, block.end) of `path`; the rest as `store`."""
+    def put(self, path: Path, block: Block, *, alone: bool = False) -> list[Block]:
+        """Attach a block that comes from elsewhere: [block.start, block.end) of `path`; the rest as `store`, or with
+        `alone` as `keep`.
+        """
         node = self.root
         while node.end < block.end:
             node = self._child(node, path, node.end, block.end) or self._branch(node, path, node.end, block.end)
             if block.start < node.end:
                 self._attach(node, block)
-        return self._drop_needless(block)
+        return self._drop_needless(block, alone=alone)
 
     def own_blocks(self, path: Path) -> list[Block]:
         """Saved parts that only this path leads to and nobody holds; what is everybody's is not among them."""
@@ -329,8 +335,11 @@ class PrefixIndex:
         node.blocks.add(block)
         block.nodes.add(node)
 
-    def _drop_needless(self, new: Block) -> list[Block]:
+    def _drop_needless(self, new: Block, *, alone: bool = False) -> list[Block]:
+        """`alone`: it replaces only what is just as long."""
         known = {block for node in new.nodes for block in node.blocks if block is not new}
+        if alone:
+            known = {block for block in known if (block.start, block.end) == (new.start, new.end)}
         needless = [b for b in known if _covers(new, b) and b.nodes <= new.nodes]
         for block in needless:
             self.drop(block)

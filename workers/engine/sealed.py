@@ -14,7 +14,7 @@ import os
 import secrets
 import stat
 import struct
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 from types import TracebackType
@@ -30,7 +30,8 @@ TEMPORARY = ".tmp"
 
 _FLAGS = os.O_CLOEXEC | os.O_NOFOLLOW
 _MOST_PER_READ = 1 << 30  # Linux reads at most 2 GiB at once
-_MOST_PARTS_PER_WRITE = 512  # IOV_MAX is 1,024 on Linux, 16 at least by POSIX; what is left is written next
+_PIECE_BYTES = 8 << 20
+_MOST_PARTS_PER_WRITE = 16  # IOV_MAX by POSIX, 1,024 on Linux; what is left is written next
 
 
 class FileRefused(ValueError):
@@ -42,6 +43,8 @@ class Kind(IntEnum):
     """The saved KV of one block of tokens."""
     CONVERSATION = 2
     """Tokens and blocks of a whole conversation."""
+    STATE = 3
+    """The saved state of a whole conversation, of memory that can't be cut."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,20 +64,30 @@ class Label:
         return HEADER.pack(MAGIC, FORMAT, self.kind, 0, self.fingerprint, self.digest, self.start, self.end, length)
 
 
-def write_sealed(folder: int, name: str, key: bytes, label: Label, parts: Sequence[bytes]) -> int:
-    """Write and sync the file, then give it its name, replacing what had it -> bytes written. Raises OSError.
+def write_sealed(
+    folder: int,
+    name: str,
+    key: bytes,
+    label: Label,
+    parts: Sequence[bytes],
+    *,
+    stop: Callable[[], bool] = lambda: False,
+) -> int:
+    """Write and sync the file, then give it its name, replacing what had it -> bytes written. Raises OSError:
+    ECANCELED where `stop`, asked every few MiB, says so.
 
     `folder`: descriptor of an open folder, which the caller syncs.
     """
     header = label.header(sum(map(len, parts)))
     seal = hmac.new(key, header, ALGORITHM)
-    for part in parts:
-        seal.update(part)
+    for piece in _pieces(parts):
+        _go_on_unless(stop)
+        seal.update(piece)
     temporary = f".{secrets.token_hex(8)}{TEMPORARY}"
     file = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | _FLAGS, 0o600, dir_fd=folder)
     try:
         try:
-            written = _write_all(file, [header, *parts, seal.digest()])
+            written = _write_all(file, [header, *parts, seal.digest()], stop)
             os.fsync(file)
         finally:
             os.close(file)
@@ -184,10 +197,23 @@ def _read_all(file: int, length: int) -> bytes:
     return b"".join(parts)
 
 
-def _write_all(file: int, parts: Sequence[bytes]) -> int:
-    left = [memoryview(part) for part in parts if part]
+def _pieces(parts: Sequence[bytes]) -> Iterator[memoryview]:
+    for part in parts:
+        view = memoryview(part)
+        for at in range(0, len(view), _PIECE_BYTES):
+            yield view[at : at + _PIECE_BYTES]
+
+
+def _go_on_unless(stop: Callable[[], bool]) -> None:
+    if stop():
+        raise OSError(errno.ECANCELED, os.strerror(errno.ECANCELED))
+
+
+def _write_all(file: int, parts: Sequence[bytes], stop: Callable[[], bool]) -> int:
+    left = list(_pieces(parts))
     total = sum(map(len, left))
     while left:
+        _go_on_unless(stop)
         written = os.writev(file, left[:_MOST_PARTS_PER_WRITE])
         while left and written >= len(left[0]):
             written -= len(left.pop(0))

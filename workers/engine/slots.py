@@ -35,6 +35,12 @@ class Running(Protocol):
     def running(self) -> list[Sequence]: ...
 
 
+class Archive(Protocol):
+    """What is needed of `workers.engine.disk_link.DiskLink`."""
+
+    def look_up(self, path: Path, known: int, limit: int, on_blocks: Callable[[list[Block]], None]) -> bool: ...
+
+
 @dataclass(frozen=True, slots=True)
 class Held:
     """A conversation that ended."""
@@ -49,24 +55,32 @@ class Held:
 class CopiedSlot:
     scope: Scope
     conversation: SavedConversation
+    """Without tokens where nothing of it is left."""
+    num_left: int = 0
+    """Tokens at the end that are nowhere any more."""
 
 
 class SlotBook:
     """Belongs to the engine's thread."""
 
-    def __init__(self, cache: PrefixCache, roster: Running, *, num_slots: int, n_ctx: int) -> None:
+    def __init__(
+        self, cache: PrefixCache, roster: Running, disk: Archive | None, *, num_slots: int, n_ctx: int
+    ) -> None:
         self.num_slots = num_slots
         self._cache = cache
         self._roster = roster
+        self._disk = disk
         self._n_ctx = n_ctx
         self._held: dict[int, Held] = {}
         self._jobs: deque[Callable[[], bool]] = deque()
+        self._reading = False
+        """The first job waits for the disk, and all others for it."""
         self.closed: Failure | None = None
         """Why nothing is done any more."""
 
     @property
     def has_work(self) -> bool:
-        return bool(self._jobs)
+        return bool(self._jobs) and not self._reading
 
     def ended(self, sequence: Sequence, *, keep: bool) -> None:
         """A call is about to leave its slot. With `keep` its cells may be used again."""
@@ -98,32 +112,32 @@ class SlotBook:
         if not self._jobs:
             return
         until = time.perf_counter() + seconds
-        while self._jobs and time.perf_counter() < until:
+        while self.has_work and time.perf_counter() < until:
             if self._jobs[0]():
                 self._jobs.popleft()
 
     def close(self, failure: Failure) -> None:
         """The engine ends: so does all work."""
+        self._reading = False
         self.closed = failure
         while self._jobs:
             if self._jobs[0]():
                 self._jobs.popleft()
 
     def copied(self, slot: int, tenant: str, salt: str) -> Work[CopiedSlot | None]:
-        """The conversation, as far as it is in the cache or in RAM; None: the slot is empty."""
+        """The conversation, as far as it is in the cache, in RAM or on disk; None: the slot is empty."""
         held = self._of(slot, tenant, salt)
         if held is None:
             return None
-        blocks: list[SavedBlock] = []
-        end, position = len(held.path.tokens), 0
-        while position < end and (block := self._cache.copy_part(held.path, position, end)) is not None:
-            blocks.append(SavedBlock(block.start, block.end, block.state))
-            position = block.end
-            yield
-        if not position:
-            return None
-        num_public = min(held.path.num_public, position)
-        return CopiedSlot(held.path.scope, SavedConversation(held.path.tokens[:position], tuple(blocks), num_public))
+        path, end = held.path, len(held.path.tokens)
+        if self._cache.needs_stops:
+            blocks = yield from self._copied_state(path, end)
+        else:
+            blocks = yield from self._copied_blocks(path, end)
+        position = blocks[-1].end if blocks else 0
+        saved = tuple(SavedBlock(block.start, block.end, block.state) for block in blocks)
+        conversation = SavedConversation(path.tokens[:position], saved, min(path.num_public, position))
+        return CopiedSlot(path.scope, conversation, end - position)
 
     def restored(self, slot: int, scope: Scope, saved: SavedConversation) -> Work[int]:
         """The blocks lie in RAM from now on, as far as there is room -> tokens that the next call finds."""
@@ -152,6 +166,42 @@ class SlotBook:
         self._held.pop(slot)
         yield
         return len(held.path.tokens)
+
+    def _copied_blocks(self, path: Path, end: int) -> Work[list[Block]]:
+        blocks: list[Block] = []
+        position = 0
+        while position < end:
+            block = self._cache.copy_part(path, position, end)
+            more = [block] if block is not None else (yield from self._read(path, position, end))
+            if not more:
+                break
+            for one in more:
+                part = self._cache.cut_out(one, position, one.end)
+                if part is None:
+                    return blocks
+                blocks.append(part)
+                position = part.end
+                yield
+        return blocks
+
+    def _copied_state(self, path: Path, end: int) -> Work[list[Block]]:
+        """The longest one that there is."""
+        block = self._cache.copy_part(path, 0, end)
+        known = 0 if block is None else block.end
+        longer = (yield from self._read(path, known, end)) if known < end else []
+        return longer or ([] if block is None else [block])
+
+    def _read(self, path: Path, known: int, end: int) -> Work[list[Block]]:
+        """What the disk has beyond the first `known` tokens; other jobs wait meanwhile."""
+        blocks: list[Block] = []
+        if self._disk is not None and self._disk.look_up(path, known, end, partial(self._have_read, blocks)):
+            self._reading = True
+            yield
+        return blocks
+
+    def _have_read(self, into: list[Block], blocks: list[Block]) -> None:
+        into.extend(blocks)
+        self._reading = False
 
     def _go_on(self, result: Future[T], work: Work[T]) -> bool:
         """-> whether it is over."""

@@ -9,6 +9,7 @@ import logging
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 from workers.black_box import BlackBox
 from workers.engine.adapters import AdapterShelf
@@ -31,6 +32,12 @@ from workers.protocol.failures import CallFailed, Failure
 log = logging.getLogger("paddock.engine")
 
 MIN_PREFILL = 32
+
+CLEAN_WAIT_S = 1.0
+"""How long nobody enters a spoiled cache.
+
+Where it spoils others they soon end too, and then it is clean; where it does not (flash attention), nobody need wait.
+"""
 
 MIN_SHIFT = 4
 """Tokens at the end of a full context that `n_keep` can't keep: something must go."""
@@ -57,9 +64,12 @@ class Stepper:
         adapters: AdapterShelf,
         black_box: BlackBox,
         on_end: Callable[[int], None],
-        disk: Callable[[MovePace], DiskLink] | None = None,
+        disk: Callable[[MovePace, bool], DiskLink] | None = None,
     ) -> None:
-        """`on_end(key)`: the call is over and has given back all it held. `disk`: makes the link to the disk tier."""
+        """`on_end(key)`: the call is over and has given back all it held.
+
+        `disk(pace, by_range)`: makes the link to the disk tier, for blocks of tokens or for whole states.
+        """
         self.events: list[CallEvent] = []
         """What the last steps brought; the caller takes them away."""
         self._context = context
@@ -72,8 +82,7 @@ class Stepper:
         move = MovePace(self._pace)
         by_range = context.memory.kind.by_range
         kind = PrefixCache if by_range else CheckpointCache
-        # Whole states are named by no block: memory that can't be cut stays in RAM.
-        self._disk = disk(move) if disk is not None and by_range and bounds.ram_bytes else None
+        self._disk = disk(move, by_range) if disk is not None and bounds.ram_bytes else None
         self._cache = kind(
             context.memory,
             kv_tokens=context.kv_tokens,
@@ -83,7 +92,7 @@ class Stepper:
             on_evict=self._evicted,
         )
         self._roster = Roster(self._cache, bounds.slots, limits, self._pace)
-        self.slots = SlotBook(self._cache, self._roster, num_slots=bounds.slots, n_ctx=bounds.n_ctx)
+        self.slots = SlotBook(self._cache, self._roster, self._disk, num_slots=bounds.slots, n_ctx=bounds.n_ctx)
         self._batch = context.new_batch()
         self._turns: Turns[bytes] = Turns()
         self._layouts = RowLayouts(fixed=context.on_gpu, can_pad=by_range)
@@ -95,6 +104,8 @@ class Stepper:
         self._gaps = TokenGaps()
         self._decoded_at = 0.0
         self._spoiled = False
+        self._spoiled_at = 0.0
+        """`time.monotonic` seconds."""
 
     @property
     def num_running(self) -> int:
@@ -175,8 +186,9 @@ class Stepper:
     def write_out(self, deadline_s: float) -> None:
         """Put every prefix on disk, if there is one, within the time. The last thing an engine does."""
         if self._disk is not None:
-            self._cache.save_idle()
-            self._disk.write_out(list(self._cache.ram.blocks), deadline_s)
+            until = time.monotonic() + deadline_s
+            self._cache.save_idle(partial(self._disk.write, until=until))
+            self._disk.write_out(list(self._cache.ram.blocks), until)
 
     def check_cells(self) -> None:
         """The part of `check` that is quick. Raises IntegrityError."""
@@ -312,8 +324,8 @@ class Stepper:
         self._forget(sequence)
 
     def _fail(self, sequence: Sequence, failure: Failure) -> None:
-        if failure is NOT_A_NUMBER:
-            self._spoiled = True
+        if failure is NOT_A_NUMBER and not self._spoiled:
+            self._spoiled, self._spoiled_at = True, time.monotonic()
         self._forget(sequence, keep=failure is not NOT_A_NUMBER)
         self.events.append(Failed(sequence.key, failure))
 
@@ -327,6 +339,8 @@ class Stepper:
         self._on_end(sequence.key)
 
     def _may_enter(self, sequence: Sequence) -> bool:
+        if self._spoiled and time.monotonic() - self._spoiled_at < CLEAN_WAIT_S:
+            return False
         return self._disk is None or self._disk.may_enter(sequence, self._cache)
 
     def _evicted(self, block: Block) -> None:

@@ -53,7 +53,7 @@ class RestoreTimings(msgspec.Struct, frozen=True):
 
 
 class SlotSaved(msgspec.Struct, frozen=True, kw_only=True):
-    """Nothing is written for an empty slot."""
+    """Nothing is written for an empty slot, nor where nothing of its conversation is left."""
 
     id_slot: int
     filename: str
@@ -61,6 +61,8 @@ class SlotSaved(msgspec.Struct, frozen=True, kw_only=True):
     """Tokens."""
     n_written: int
     """Bytes of the file."""
+    n_left: int = 0
+    """Tokens at the end of the conversation that are not in the file, since their KV is kept nowhere any more."""
     timings: SaveTimings
 
 

@@ -94,15 +94,17 @@ class SlotKeeper:
         started = time.perf_counter()
         identity = self._identity()
         copied = _waited(self._door.copy(slot, asked.tenant, asked.salt))
-        num_saved = num_written = 0
+        num_saved = num_written = num_left = 0
         if copied is not None:
-            num_saved = len(copied.conversation.tokens)
+            num_saved, num_left = len(copied.conversation.tokens), copied.num_left
+        if copied is not None and num_saved:
             num_written = files.write(asked.filename, copied.scope, identity, copied.conversation)
         return SlotSaved(
             id_slot=slot,
             filename=asked.filename,
             n_saved=num_saved,
             n_written=num_written,
+            n_left=num_left,
             timings=SaveTimings(_ms_since(started)),
         )
 

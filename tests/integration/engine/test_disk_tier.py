@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
-from tests.integration.engine.listener import running
+import pytest
+
+from tests.integration.engine.listener import ONE_THREAD, Bench, Heard, running
 from tests.integration.engine.test_prefix_cache import ENDS, STORY, cached
-from workers.engine.disk import DiskTier
+from tests.integration.engine.test_slots import copy_of
+from tests.support.small_models import WORDS
+from workers.engine.disk import DiskTier, Stop
 from workers.engine.disk_folder import CacheFolder
 from workers.engine.disk_names import BLOCK_TOKENS, CacheKeys
+from workers.engine.engine import Engine
+from workers.llama.context import Context
 from workers.llama.model import Model
 
 
@@ -101,6 +108,71 @@ def test_a_damaged_file_costs_only_the_time_to_compute_it(stories: Model, tmp_pa
         assert bench.answer(again) == text
         assert cached(bench, again.key) == 0
         assert disk.stats.num_refused > 0
+
+
+@pytest.mark.parametrize("kind", ["attention", "window", "recurrent", "hybrid"])
+def test_stopping_ends_in_time(small_models: dict[str, Path], tmp_path: Path, kind: str) -> None:
+    """The disk takes nothing; more lies in the cache than RAM has room for."""
+    go = threading.Event()
+
+    def identify(stop: Stop) -> bytes | None:
+        return None if go.wait(20) else b"m" * 32
+
+    disk = DiskTier(CacheFolder(tmp_path), CacheKeys("a secret"), max_bytes=1 << 30, identify=identify, queue_bytes=1)
+    try:
+        with (
+            Model.load(small_models[kind], ONE_THREAD) as model,
+            Context(model, ONE_THREAD, slots=4, kv_tokens=2048) as context,
+        ):
+            heard = Heard()
+            engine = Engine(
+                model,
+                context,
+                slots=4,
+                n_ctx=512,
+                emit=heard.emit,
+                ram_bytes=80_000,
+                disk=disk,
+                write_out_s=0.3,
+            )
+            engine.start()
+            bench = Bench(model, engine, heard)
+            bench.wait(*(bench.submit(bench.request(WORDS[n : n + 200], 2, ignore_eos=True)) for n in range(4)))
+            num_dropped = disk.stats.num_dropped
+            started = time.monotonic()
+            engine.stop()
+            assert 0.25 < time.monotonic() - started < 1
+            assert disk.stats.num_dropped - num_dropped <= 2, "what there is no time for is not even saved"
+    finally:
+        go.set()
+        disk.close()
+
+
+def test_a_slot_is_saved_from_disk(stories: Model, tmp_path: Path) -> None:
+    """From blocks in the cache, in RAM and on disk, and what is nowhere is told."""
+    with (
+        tier(tmp_path / "cache") as disk,
+        running(stories, slots=2, n_ctx=512, kv_tokens=512, ram_bytes=200 << 10, disk=disk) as bench,
+    ):
+        other = bench.submit(bench.request("Tim said", 250, ignore_eos=True))
+        bench.heard.until(lambda: bench.heard.calls[other])
+        first = replace(bench.request(STORY, 20, ignore_eos=True), tenant="red")
+        text = bench.answer(first)
+        whole = copy_of(bench, 1).conversation
+        bench.wait(other)
+        for end in ENDS:
+            bench.answer(bench.request([*bench.tokens(end), *bench.tokens(STORY)[:300]], 5))
+        assert disk.flush(10)
+        copied = copy_of(bench, 1)
+        num_whole = whole_blocks(len(whole.tokens))
+        assert copied.conversation.tokens.tolist() == whole.tokens[:num_whole].tolist()
+        assert copied.num_left == len(whole.tokens) - num_whole
+        assert disk.stats.num_read > 0
+    with running(stories, slots=2, n_ctx=512) as bench:
+        assert bench.engine.at_rest.restore(0, copied.scope, copied.conversation).result(20) == num_whole
+        again = replace(bench.again(first), tenant="red")
+        assert bench.answer(again) == text
+        assert cached(bench, again.key) == min(num_whole, len(first.tokens) - 1)
 
 
 def test_nothing_is_written_without_a_folder(stories: Model) -> None:

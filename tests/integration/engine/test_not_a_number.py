@@ -19,7 +19,7 @@ from tests.support.tolerance import measure_tolerance
 from workers.engine.sequence import NOT_A_NUMBER
 from workers.llama.model import Model
 from workers.protocol.catalog import LlamaSettings
-from workers.protocol.events import Failed
+from workers.protocol.events import CallEvent, Failed
 
 NAN = next(token for token in range(300, 760) if token not in WORDS)
 """The token whose embedding is not a number."""
@@ -104,3 +104,26 @@ def test_in_the_middle_of_other_answers(spoiled: tuple[Alone, str]) -> None:
             else:
                 assert flash_attn == "off"
         check_all_is_well(one, bench)
+
+
+def test_who_comes_next_waits_until_the_cache_is_clean(spoiled: tuple[Alone, str]) -> None:
+    """Where one cell spoils all, those who come while a long prompt is still read on it are not spoiled too."""
+    one, flash_attn = spoiled
+    llama = LlamaSettings(n_threads=1, flash_attn=flash_attn, n_batch=32, n_ubatch=32)
+    late: list[int] = []
+    with running(one.lone.model, slots=4, n_ctx=512, kv_tokens=1024, llama=llama) as bench:
+        gate = held(bench)
+        long = submitted(bench, WORDS[::-1], 1)
+        bad = submitted(bench, BAD[-12:])
+
+        def on_step(step: int, events: list[CallEvent]) -> None:
+            if not late and any(event.call == bad and isinstance(event, Failed) for event in events):
+                late.append(submitted(bench, PROMPTS[1]))
+
+        bench.heard.on_step = on_step
+        gate.set()
+        bench.wait(long, bad)
+        assert failed(bench, long) == (flash_attn == "off")
+        bench.heard.until(lambda: late)
+        bench.wait(*late)
+        one.differences([PROMPTS[1]], [bench.heard.text(late[0])], ANSWER_TOKENS)

@@ -8,6 +8,7 @@ import threading
 import time
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from tests.unit.workers.engine.disk_support import (
@@ -23,8 +24,8 @@ from tests.unit.workers.engine.disk_support import (
     tier,
     until,
 )
-from workers.engine.disk import Stop
-from workers.engine.disk_names import BlockName, version_folder
+from workers.engine.disk import DiskTier, Stop
+from workers.engine.disk_names import BlockName, StateNames, version_folder
 from workers.engine.scope import Scope
 from workers.engine.sealed import HEADER, SEAL_BYTES
 
@@ -300,3 +301,66 @@ def test_reading_renews_the_time_of_use_rarely(tmp_path: Path) -> None:
         os.utime(path, (recent - 100, recent - 100))
         fetched(one, wanted)
         assert path.stat().st_mtime == pytest.approx(time.time(), abs=5)
+
+
+def test_whole_states_survive_a_restart_and_are_found_by_their_stems(tmp_path: Path) -> None:
+    line = np.arange(200, dtype=np.int32)
+    mine, theirs = StateNames(line, TEAM), StateNames(line, Scope("red"))
+    wanted, contents = [mine.name(end) for end in (70, 100, 150)], states(3)
+
+    def found(one: DiskTier, names: StateNames) -> list[int]:
+        return [end for end in (1, 64, 127, 128, 200) if one.has_states(*names.stem(end))]
+
+    with tier(tmp_path / "cache") as one:
+        assert found(one, mine) == []
+        assert one.put(wanted[0], contents[0])
+        assert found(one, mine) == [64, 127], "queued or written"
+        store(one, wanted, contents)
+        assert found(one, mine) == [64, 127, 128]
+    with tier(tmp_path / "cache") as one:
+        assert found(one, mine) == [64, 127, 128]
+        assert found(one, theirs) == []
+        assert [one.has(mine.name(end)) for end in (70, 71, 100)] == [True, False, True]
+        assert [fetched(one, [name]) for name in wanted] == [[state] for state in contents]
+        assert one.read_s(wanted) > 0
+    with tier(tmp_path / "cache", secret="another") as one:
+        assert found(one, mine) == []
+    with tier(tmp_path / "cache", fingerprint=b"x" * 32) as one:
+        assert found(one, mine) == []
+
+
+def test_what_is_larger_than_a_file_may_be_is_counted(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with tier(tmp_path / "cache", max_block_bytes=STATE_BYTES, queue_bytes=10) as one:
+        assert one.put(names(1)[0], b"x" * (STATE_BYTES + 1)), "there will never be room for it"
+        assert one.stats.num_dropped == 1
+        assert "more than a file may have" in caplog.text
+        store(one, names(1), states(1))
+        assert one.stats.num_written == 1, "a queue with nothing in it takes one of any size"
+
+
+def test_room_in_the_queue_can_be_waited_for(tmp_path: Path) -> None:
+    go = threading.Event()
+
+    def identify(stop: Stop) -> bytes:
+        go.wait(10)
+        return FINGERPRINT
+
+    wanted, contents = names(2), states(2)
+    with tier(tmp_path / "cache", identify=identify, queue_bytes=STATE_BYTES) as one:
+        assert one.wait_room(10 * STATE_BYTES, 0)
+        assert one.put(wanted[0], contents[0])
+        assert not one.wait_room(STATE_BYTES, 0.01)
+        go.set()
+        assert one.wait_room(STATE_BYTES, 10)
+        assert one.put(wanted[1], contents[1])
+        assert one.stats.num_dropped == 0
+
+
+def test_closing_stops_in_the_middle_of_a_file(tmp_path: Path) -> None:
+    with tier(tmp_path / "cache") as one:
+        assert one.put(names(1)[0], bytes(256 << 20))
+        started = time.perf_counter()
+        one.close()
+        assert time.perf_counter() - started < 0.5
+        assert one.stats.num_dropped == 1
+    assert files(tmp_path / "cache") == []

@@ -8,7 +8,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from workers.engine.prefix import Block, Path, PrefixIndex, Tokens, common, path_of
+from workers.engine.prefix import Block, Path, PrefixIndex, Restore, Tokens, common, path_of
 from workers.engine.scope import Scope
 
 RED, BLUE = Scope("red"), Scope("blue")
@@ -103,6 +103,32 @@ def test_a_longer_block_makes_the_shorter_one_needless() -> None:
     filled(index, 1, path(0, 1, 2, 3))
     assert index.unsaved(1, BLOCK) == [(0, 4)]
     assert index.store(1, Block(0, 4, b"long")) == [short]
+
+
+def test_a_saved_part_is_found_behind_a_gap() -> None:
+    index = PrefixIndex()
+    line = path(*range(8))
+    first, last = Block(0, 2, b"a"), Block(4, 8, b"b")
+    for block in (first, last):
+        index.put(line, block)
+    assert index.match(line, 8).num_known == 2
+    assert index.saved(line, 2, 8) is None
+    assert [index.saved(line, start, 7) for start in (1, 4, 5)] == [
+        Restore(first, 1, 2),
+        Restore(last, 4, 7),
+        Restore(last, 5, 7),
+    ]
+
+
+def test_a_whole_state_replaces_only_one_that_is_as_long() -> None:
+    index = PrefixIndex()
+    line = path(*range(8))
+    short, long, again = Block(0, 4, b"a"), Block(0, 8, b"b"), Block(0, 4, b"c")
+    assert index.put(line, short, alone=True) == []
+    assert index.put(line, long, alone=True) == []
+    assert index.put(line, again, alone=True) == [short]
+    assert [index.match_checkpoint(line, limit).end for limit in (3, 4, 7, 8)] == [0, 4, 4, 8]
+    index.check()
 
 
 def test_checkpoints_are_taken_up_where_they_were_saved_and_nowhere_else() -> None:

@@ -50,6 +50,16 @@ def test_more_parts_than_one_call_of_the_system_takes(folder: int) -> None:
     assert read(folder)[1] == b"".join(parts)
 
 
+@pytest.mark.parametrize("after", range(5))
+def test_writing_can_be_stopped_anywhere(folder: int, tmp_path: Path, after: int) -> None:
+    write_sealed(folder, "file", KEY, LABEL, [b"old"])
+    asked = iter(range(100))
+    with pytest.raises(OSError, match="anceled"):
+        write_sealed(folder, "file", KEY, LABEL, [bytes(9 << 20)] * 2, stop=lambda: next(asked) >= after)
+    assert read(folder)[1] == b"old"
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]
+
+
 def test_a_file_is_replaced_whole(folder: int) -> None:
     write_sealed(folder, "file", KEY, LABEL, [b"long" * 1000])
     write_sealed(folder, "file", KEY, LABEL, [b"short"])
