@@ -125,6 +125,13 @@ class ModelSettings(PaddockSettings):
     adapters: Annotated[
         str, Field(description="JSON list of LoRA adapters to load at the start, fields as in the catalog's `adapters`")
     ] = "[]"
+    tool_family: Annotated[
+        str,
+        Field(
+            description="form of the model's tool calls and thoughts, a name of docs/tool-calls.md; empty: found by its "
+            "chat template"
+        ),
+    ] = ""
     shared_prompts: Annotated[
         str,
         Field(description="JSON list of system prompts that teams share cached, as in the catalog's `shared_prompts`"),

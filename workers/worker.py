@@ -20,9 +20,12 @@ import msgspec
 import uvloop
 
 from workers.black_box import BlackBox, describe, take
+from workers.chat.answers import Answers
+from workers.chat.families import FamilyUnknown, family_of
 from workers.chat.prompts import Prompts
 from workers.chat.template import ChatTemplate, TemplateUnusable
 from workers.constraint.compiler import Compiler
+from workers.constraint.tool_calls import CallForms
 from workers.constraint.trial import Trial
 from workers.disk_cache import kv_identity, open_slot_files, open_tier
 from workers.engine.adapters import AdapterShelf
@@ -77,7 +80,7 @@ def run(settings: WorkerSettings) -> int:
     logs.configure(settings.log_level, settings.log_format)
     try:
         return _run(settings)
-    except SettingUnusable as error:
+    except (SettingUnusable, FamilyUnknown) as error:
         return _complain(error, Exit.USAGE)
     except PortTaken as error:
         return _complain(error, Exit.PORT_TAKEN)
@@ -102,6 +105,7 @@ def _run(settings: WorkerSettings) -> int:
             return _run_pooled(place, sock, model, settings, llama)
         template = ChatTemplate(model.chat_template, bos_text=model.bos_text, eos_text=model.eos_text)
         prompts = Prompts(template, model, bos_text=model.bos_text, num_tokens=model.facts.n_vocab, shared=shared)
+        answers = Answers(family_of(model.chat_template or "", settings.tool_family), model.vocab)
         context, n_ctx = make_context(model, settings, llama)
         identity = kv_identity(settings, model.header, llama, n_ctx=context.kv_tokens, loaded_at=loaded_at)
         with (
@@ -119,7 +123,9 @@ def _run(settings: WorkerSettings) -> int:
             if slot_files is not None:
                 closing.callback(slot_files.close)
             slots = SlotRoutes()
-            constraints = Compiler(model.vocab, GbnfGrammars(model.vocab), trial)
+            constraints = Compiler(
+                model.vocab, GbnfGrammars(model.vocab), trial, CallForms(answers.family.syntax, answers.controls)
+            )
             constraints.warm_up()
             context.warm_up()
             _load_adapters(shelf, adapters)
@@ -152,7 +158,15 @@ def _run(settings: WorkerSettings) -> int:
             async def serve() -> Exit:
                 routes = AdapterRoutes(shelf, settings.adapters_dir)
                 return await WorkerServer(
-                    place, sock, prompts, sampling, build_engine, constraints=constraints, adapters=routes, slots=slots
+                    place,
+                    sock,
+                    prompts,
+                    sampling,
+                    build_engine,
+                    constraints=constraints,
+                    answers=answers,
+                    adapters=routes,
+                    slots=slots,
                 ).run()
 
             return _on_loop(serve)

@@ -15,7 +15,7 @@ from workers.constraint.guidance import Grammar, regex_to_lark, schema_to_lark, 
 from workers.constraint.mask import Mask
 from workers.constraint.schema import enforceable, parse
 from workers.constraint.thought import Thought, ThoughtMask, Words
-from workers.constraint.tool_calls import constraint_of
+from workers.constraint.tool_calls import CallForms
 from workers.constraint.triggers import TriggeredMask, Triggers
 from workers.protocol.requests import Constraint, GenerateRequest
 
@@ -55,8 +55,9 @@ class Trial(Protocol):
 class Compiler:
     """One model's. `mask` blocks while it compiles, for milliseconds to seconds: call it on a thread that may wait."""
 
-    def __init__(self, vocab: Words, gbnf: GbnfCompiler, trial: Trial) -> None:
+    def __init__(self, vocab: Words, gbnf: GbnfCompiler, trial: Trial, calls: CallForms) -> None:
         self._vocab = vocab
+        self._calls = calls
         self._gbnf = gbnf
         self._trial = trial
         self._lock = threading.Lock()
@@ -87,7 +88,7 @@ class Compiler:
 
         `thought`: what the model may think before, in no form, and how much of it.
         """
-        constraint = constraint_of(request)
+        constraint = self._calls.constraint_of(request)
         mask = None if constraint is None else self.mask(constraint)
         return mask if thought is None else ThoughtMask(thought, self._vocab, mask)
 
@@ -151,7 +152,8 @@ class Compiler:
             raise Unusable(f"at most {MAX_TRIGGERS} triggers of 1 to {MAX_TRIGGER_CHARS} characters are allowed")
         with self._making:
             if self._last_triggers is None or self._last_triggers.texts != strings:
-                self._last_triggers = Triggers(strings, self._vocab)  # reads the vocabulary: some tenths of a second
+                # Reads the vocabulary: some tenths of a second.
+                self._last_triggers = Triggers(strings, self._vocab, self._calls.controls)
             return self._last_triggers
 
     def _lark(self, text: str) -> Grammar:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 
 import numpy as np
 
 from workers.constraint.failures import broken
 from workers.constraint.mask import Bits, Mask, Vocabulary, bits_for
+
+NONE: Mapping[int, bytes] = MappingProxyType({})
 
 
 class Triggers:
@@ -18,7 +21,9 @@ class Triggers:
     those tokens are ruled out where they would. Most vocabularies have a token for each trigger, and there are none.
     """
 
-    def __init__(self, strings: Sequence[str], vocab: Vocabulary) -> None:
+    def __init__(self, strings: Sequence[str], vocab: Vocabulary, controls: Mapping[int, bytes] = NONE) -> None:
+        """`controls`: control tokens that triggers may be made of, with their texts."""
+        self._controls = controls
         self.texts = tuple(strings)
         self.strings = tuple(string.encode() for string in strings)
         self.vocab = vocab
@@ -27,7 +32,7 @@ class Triggers:
         ends = {string[start:] for string in self.strings for start in range(len(string))}
         first_bytes = {end[:1] for end in ends}
         for token in range(vocab.num_tokens):
-            piece = vocab.piece(token)
+            piece = self.piece(token)
             if piece[:1] in first_bytes:
                 for end in ends:
                     if len(piece) > len(end) and piece.startswith(end):
@@ -35,6 +40,9 @@ class Triggers:
             if any(string in piece[:-1] for string in self.strings):
                 inside.add(token)
         self._inside = frozenset(inside)
+
+    def piece(self, token: int) -> bytes:
+        return self._controls.get(token) or self.vocab.piece(token)
 
     def ruled_out(self, text: bytes) -> frozenset[int]:
         """Tokens that may not follow `text`."""
@@ -82,7 +90,7 @@ class TriggeredMask:
         if self._inner is not None:
             self._inner.accept(token)
             return
-        text = self._tail + self._triggers.vocab.piece(token)
+        text = self._tail + self._triggers.piece(token)
         trigger = self._triggers.found(text)
         if trigger is not None:
             self._inner = self._begin(trigger)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Protocol
 
 import numpy as np
@@ -62,6 +62,9 @@ class EngineRequest:
     n_probs: int = 0
     post_sampling_probs: bool = False
     special: bool = False
+    """Control tokens are written into the text."""
+    written: Mapping[int, bytes] = field(default_factory=dict)
+    """Those that are in any case, with their texts."""
     mask: TokenMask | None = None
     """What the answer is constrained by; one call's own."""
     max_predict_ms: int = 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
 
 import numpy as np
 
@@ -139,7 +140,7 @@ class Sequence:
         self._ruled_out = chain.ruled_out
         self._eog = vocab.eog
         self._mask = request.mask
-        self._piece = vocab.special_piece if request.special else vocab.piece
+        self._piece = _pieces(request, vocab)
         self._text = AnswerText(request.stop)
         self._watch = Watch(request) if request.is_watched else None
         self._n_ctx = n_ctx
@@ -264,3 +265,11 @@ class Sequence:
         if not context.is_number(self.row, token):
             return NOT_A_NUMBER
         return self.accept(token, events) if self._watch is None else self._watch.accept(self, token, events)
+
+
+def _pieces(request: EngineRequest, vocab: Vocab) -> Callable[[int], bytes]:
+    """What each token adds to the answer's text."""
+    written = request.written
+    if request.special:
+        return vocab.special_piece
+    return (lambda token: written.get(token) or vocab.piece(token)) if written else vocab.piece

@@ -186,6 +186,14 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     sampling: DefaultSampling = DefaultSampling()
     adapters: Annotated[tuple[AdapterSpec, ...], Meta(max_length=4096)] = ()
     """LoRA adapters, by names that are unique within the model."""
+    tool_family: Annotated[
+        str,
+        Meta(
+            pattern=r"^[a-z0-9.-]{0,40}$",
+            description="the form of the model's tool calls and thoughts (docs/tool-calls.md); empty: found by its chat "
+            "template",
+        ),
+    ] = ""
     shared_prompts: Annotated[
         tuple[Annotated[str, Meta(min_length=1)], ...],
         Meta(max_length=64, description="system prompts whose cached tokens all teams share, word for word"),

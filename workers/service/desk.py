@@ -15,9 +15,10 @@ from typing import Protocol
 
 from msgspec.structs import asdict
 
+from workers.chat.answers import Answers
 from workers.chat.prompts import Prompts
 from workers.chat.tools import CallPiece, Parser, Piece, ReasoningPiece
-from workers.chat.tools.hermes import HermesParser
+from workers.chat.tools.hermes import HERMES
 from workers.engine.request import EngineRequest, TokenMask
 from workers.protocol.events import (
     CallEvent,
@@ -28,7 +29,9 @@ from workers.protocol.events import (
     Reasoning,
     Started,
     Text,
+    Timings,
     ToolCallDelta,
+    Usage,
 )
 from workers.protocol.failures import CallFailed, Failure, FailureCode
 from workers.protocol.requests import Cancel, GenerateRequest, Sampling, Submit
@@ -67,12 +70,16 @@ class LiveCall:
     """One call between its submit and its last event."""
 
     listing: Listing
-    parser: Parser | None
+    parser: Parser | None = None
     submitted_at: float = field(default_factory=time.monotonic)
     started_at: float = 0.0
     first_token_at: float = 0.0
     held_tokens: int = 0
     """Tokens whose text the parser still holds back."""
+    num_read_tokens: int = 0
+    """Tokens whose text the parser has seen."""
+    num_prompt_tokens: int = 0
+    num_cached_tokens: int = 0
     outcome: asyncio.Future[int | Failure] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
     """What the submit came to: the number of prompt tokens, or why it was refused."""
 
@@ -88,8 +95,9 @@ class CallDesk:
         metrics: WorkerMetrics,
         defaults: Sampling,
         constraints: Constraints | None = None,
+        answers: Answers | None = None,
     ) -> None:
-        """Without `constraints`, calls that ask for a form are refused."""
+        """Without `constraints`, calls that ask for a form are refused; without `answers` they are read as Hermes'."""
         self.draining = False
         self.idle = asyncio.Event()
         """Set while there is no call."""
@@ -99,6 +107,7 @@ class CallDesk:
         self._prompts = prompts
         self._metrics = metrics
         self._constraints = constraints
+        self._answers = answers or Answers(HERMES)
         self._defaults = {name: value for name, value in asdict(defaults).items() if value is not None}
         self._calls: dict[int, LiveCall] = {}
         self._keys = itertools.count(1)
@@ -160,7 +169,10 @@ class CallDesk:
                     frame.append(Text(listing.number, event.text, event.num_tokens))
                 else:
                     call.held_tokens += event.num_tokens
+                    call.num_read_tokens += event.num_tokens
                     _append_pieces(frame, call, call.parser.feed(event.text))
+                    if call.parser.is_over:
+                        self._end_early(call, step, frame)
             elif isinstance(event, Logprobs):
                 frame.append(Logprobs(listing.number, event.chosen, event.top))
             else:
@@ -182,13 +194,14 @@ class CallDesk:
         key = next(self._keys)
         listing = self._hub.enter(submit.gateway, submit.call, key)
         self.idle.clear()
-        call = self._calls[key] = LiveCall(listing, HermesParser() if request.tools else None)
+        call = self._calls[key] = LiveCall(listing)
         outcome: int | Failure = Failure(FailureCode.INTERNAL, "the worker could not begin the call; its log says why")
         try:
             mask = await self._mask(request)
             tokens, num_public = await self._prompt(request)
             if key not in self._calls:
                 raise CallFailed(_cancelled(submit.call))
+            call.parser = self._answers.parser(request, tokens)
             await self._hand_over(self._engine_request(key, tokens, num_public, mask, submit), submit)
             outcome = len(tokens)
         except CallFailed as failed:
@@ -223,6 +236,7 @@ class CallDesk:
             n_probs=request.n_probs,
             post_sampling_probs=request.post_sampling_probs,
             special=request.special,
+            written=self._answers.written(request),
             mask=mask,
         )
 
@@ -276,12 +290,14 @@ class CallDesk:
             case Started():
                 call.started_at = time.monotonic()
                 listing.first_step = step
+                call.num_prompt_tokens, call.num_cached_tokens = event.num_prompt_tokens, event.num_cached_tokens
                 self._metrics.started(event, call.started_at - call.submitted_at)
                 frame.append(Started(listing.number, event.slot, event.num_prompt_tokens, event.num_cached_tokens))
             case Finished():
                 reason = event.reason
                 if call.parser is not None:
-                    _append_pieces(frame, call, call.parser.finish())
+                    pieces = call.parser.finish(cut_off=reason is FinishReason.LENGTH)
+                    _append_pieces(frame, call, pieces)
                     if call.parser.num_calls and reason is FinishReason.STOP:
                         reason = FinishReason.TOOL_CALLS
                 self._metrics.finished(event, reason, time.monotonic() - call.submitted_at)
@@ -289,11 +305,26 @@ class CallDesk:
                 self._end(call, step)
             case Failed():
                 if call.parser is not None:
-                    _append_pieces(frame, call, call.parser.finish())
+                    _append_pieces(frame, call, call.parser.finish(cut_off=True))
                 frame.append(Failed(listing.number, event.failure))
                 self._end(call, step)
             case _:
                 raise TypeError(f"an engine does not emit {type(event).__name__}")
+
+    def _end_early(self, call: LiveCall, step: int, frame: list[CallEvent]) -> None:
+        """The one tool call that was asked for is complete: whatever the model would say next, nobody wants."""
+        key = call.listing.key
+        num_computed = call.num_prompt_tokens - call.num_cached_tokens
+        timings = Timings(
+            cache_n=call.num_cached_tokens,
+            prompt_n=num_computed,
+            prompt_ms=(call.first_token_at - call.started_at) * 1e3,
+            predicted_n=call.num_read_tokens,
+            predicted_ms=(time.monotonic() - call.first_token_at) * 1e3,
+        )
+        usage = Usage(call.num_prompt_tokens, call.num_read_tokens, call.num_cached_tokens)
+        self._file(Finished(key, FinishReason.STOP, usage, timings), call, step, frame)
+        self._engine.cancel(key)
 
     def _end(self, call: LiveCall, step: int) -> None:
         if not call.listing.first_step:

@@ -21,6 +21,7 @@ from typing import Any, Protocol
 
 import uvicorn
 
+from workers.chat.answers import Answers
 from workers.chat.prompts import Prompts
 from workers.engine.counters import EngineCounters
 from workers.engine.request import EngineLoad
@@ -149,6 +150,7 @@ class WorkerServer:
         http: Any = "httptools",
         pool: PooledDesk | None = None,
         constraints: Constraints | None = None,
+        answers: Answers | None = None,
         adapters: AdapterRoutes | None = None,
         slots: SlotRoutes | None = None,
     ) -> None:
@@ -173,7 +175,7 @@ class WorkerServer:
             lambda: {} if constraints is None else constraints.counts,
         )
         self._hub = EventHub(self._boot, grace_s=place.gateway_grace_s)
-        self.desk = CallDesk(self._hub, self._engine, prompts, self._metrics, defaults, constraints)
+        self.desk = CallDesk(self._hub, self._engine, prompts, self._metrics, defaults, constraints, answers)
         self._mailbox.connect(self._deliver)
         self._kind: WorkerKind = "generate" if pool is None else pool.kind
         self._calls: Desk = self.desk if pool is None else pool

@@ -29,7 +29,7 @@ DEMO_CHECKOUT = Path(__file__).parents[2] / "deploy" / "demo" / "paddock-demo.gg
 
 PER_MODEL = (
     *("alias", "slots", "ctx", "kv_tokens", "workers", "gpus"),
-    *("llama", "sampling", "adapters", "shared_prompts"),
+    *("llama", "sampling", "adapters", "tool_family", "shared_prompts"),
 )
 """Settings that a catalog file says for each model."""
 
@@ -74,6 +74,7 @@ def wanted(settings: SupervisorSettings) -> Wanted:
         "llama": _object("llama", settings.llama),
         "sampling": _object("sampling", settings.sampling),
         "adapters": _list("adapters", settings.adapters),
+        "tool_family": settings.tool_family,
         "shared_prompts": _list("shared_prompts", settings.shared_prompts),
     }
     document |= {"hf": settings.hf} if settings.hf else {"path": str((settings.model or demo()).absolute())}

@@ -13,8 +13,10 @@ from pathlib import Path
 import psutil
 import pytest
 
+from workers.chat.tools.hermes import HERMES
 from workers.constraint.compiler import Compiler
 from workers.constraint.failures import Unusable
+from workers.constraint.tool_calls import CallForms
 from workers.constraint.trial import Trial
 from workers.llama.grammar import GbnfGrammars
 from workers.llama.vocab_file import VocabFile
@@ -125,7 +127,7 @@ def test_patterns_without_a_known_end_are_ended_in_time() -> None:
     parts = [{"pattern": f"a.{{{n}}}b"} for n in range(40)]
     trial = Trial(DEMO, trial_s=1.0)
     with VocabFile.load(DEMO) as file:
-        compiler = Compiler(file.vocab, GbnfGrammars(file.vocab), trial)
+        compiler = Compiler(file.vocab, GbnfGrammars(file.vocab), trial, CallForms(HERMES.syntax))
         try:
             with pytest.raises(CallFailed, match="make it simpler"):
                 compiler.mask(Constraint("json_schema", json.dumps({"type": "string", "allOf": parts})))

@@ -1,4 +1,4 @@
-"""Finding tool calls in a model's text. One file per family of models; each is a `Parser`."""
+"""Finding tool calls and thoughts in a model's text. One file per family of models; each gives a `Parser`."""
 
 from __future__ import annotations
 
@@ -34,9 +34,11 @@ class Parser(Protocol):
 
     num_calls: int
     """Tool calls begun so far."""
+    is_over: bool
+    """The one call that was asked for is complete: nothing more comes out, and the answer may be ended."""
 
     def feed(self, text: str) -> list[Piece]: ...
 
-    def finish(self) -> list[Piece]:
-        """What was held back, when the answer has ended."""
+    def finish(self, *, cut_off: bool = False) -> list[Piece]:
+        """What was held back, when the answer has ended. Arguments are made whole, unless the answer was cut off."""
         ...

@@ -9,40 +9,31 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from workers.chat.tools import CallPiece
-from workers.chat.tools.hermes import HermesParser
+from tests.unit.workers.chat.reading import parser_of, read, tool
+from workers.chat.tools import CallPiece, Parser
+from workers.chat.tools.family import Ask
+from workers.chat.tools.hermes import HERMES
 
 Outcome = tuple[str, list[tuple[str, str]]]
 """The answer's text, and each call's name and arguments."""
 
+ASK = Ask(tools=(tool("get_weather"),))
 
-def parse(portions: Iterable[str]) -> Outcome:
-    parser = HermesParser()
-    content = ""
-    calls: list[tuple[str, str]] = []
-    ids: list[str] = []
-    pieces = [piece for portion in portions for piece in parser.feed(portion)] + parser.finish()
-    for piece in pieces:
-        if not isinstance(piece, CallPiece):
-            assert piece.text
-            content += piece.text
-        elif piece.number == len(calls):
-            assert piece.id.startswith("call_")
-            ids.append(piece.id)
-            calls.append((piece.name, piece.arguments))
-        else:
-            assert piece.number == len(calls) - 1
-            assert (piece.id, piece.name) == ("", "")
-            name, arguments = calls[-1]
-            calls[-1] = (name, arguments + piece.arguments)
-    assert parser.num_calls == len(calls) == len(set(ids))
-    return content, calls
+
+def new_parser() -> Parser:
+    return parser_of(HERMES, ASK)
+
+
+def parse(portions: Iterable[str], *, cut_off: bool = False) -> Outcome:
+    outcome = read(new_parser(), portions, cut_off=cut_off)
+    return outcome.content, list(outcome.calls)
 
 
 def tag(inner: str) -> str:
     return f"<tool_call>{inner}</tool_call>"
 
 
+START = '<tool_call>{"name": "f", "arguments": {"a": '
 ONE = '{"name": "get_weather", "arguments": {"city": "Paris", "days": [1, 2]}}'
 
 
@@ -62,10 +53,10 @@ ONE = '{"name": "get_weather", "arguments": {"city": "Paris", "days": [1, 2]}}'
         (tag('{"arguments": {"x": {"y": 1}}, "name": "late"}'), ("", [("late", '{"x": {"y": 1}}')])),
         (tag('{"name": "now"}'), ("", [("now", "{}")])),
         (tag('{"name": "q\\"u\\u00e4", "arguments": {"s": "a\\\\"}}'), ("", [('q"uä', '{"s": "a\\\\"}')])),
-        # Cut off by the token limit: before the arguments it is text, after it a call with what there is.
+        # Ended within a call: before the arguments it is text, after it a call, which is made whole.
         ('<tool_call>{"name": "get', ('<tool_call>{"name": "get', [])),
-        ('<tool_call>{"name": "f", "arguments": {"a": "b', ("", [("f", '{"a": "b')])),
-        ('<tool_call>{"name": "f", "arguments": {"a": "b\\', ("", [("f", '{"a": "b\\')])),
+        ('<tool_call>{"name": "f", "arguments": {"a": "b', ("", [("f", '{"a": "b"}')])),
+        ('<tool_call>{"name": "f", "arguments": {"a": "b\\', ("", [("f", '{"a": "b\\\\"}')])),
         ('<tool_call>{"name": "f", "arguments": {}}', ("", [("f", "{}")])),
         ('<tool_call>{"name": "f", "arguments": {}}</tool', ("</tool", [("f", "{}")])),
         # Not calls at all.
@@ -76,9 +67,9 @@ ONE = '{"name": "get_weather", "arguments": {"city": "Paris", "days": [1, 2]}}'
         (tag('{"name": ""}'), (tag('{"name": ""}'), [])),
         (tag('{"name": "\\ud800"}'), (tag('{"name": "\\ud800"}'), [])),
         ("<tool_call>" + tag(ONE), ("<tool_call>", [("get_weather", '{"city": "Paris", "days": [1, 2]}')])),
-        # A call goes wrong after it has begun: what was read stays a call, the rest is text.
-        (tag('{"name": "f", "arguments": {"a": '), ("", [("f", '{"a": ')])),
-        (tag('{"name": "f", "arguments": {}, "id": 1}'), (', "id": 1}</tool_call>', [("f", "{}")])),
+        # A call goes wrong after it has begun: what was read stays a call, and is made whole.
+        (tag('{"name": "f", "arguments": {"a": '), ("", [("f", '{"a":null}')])),
+        (tag('{"name": "f", "arguments": {}, "id": 1}'), ("", [("f", "{}")])),
     ],
 )
 def test_what_becomes_of_a_text(text: str, expected: Outcome) -> None:
@@ -86,8 +77,15 @@ def test_what_becomes_of_a_text(text: str, expected: Outcome) -> None:
     assert parse(text) == expected, "one character at a time"
 
 
+@pytest.mark.parametrize("rest", ['"b', '"b\\', "[1, 2", "tr", "1.", '"b",'])
+def test_what_the_token_limit_cuts_off_stays_cut_off(rest: str) -> None:
+    for portions in ([START + rest], START + rest):
+        content, [(_, arguments)] = parse(portions, cut_off=True)
+        assert (content, arguments.replace(" ", "")) == ("", ('{"a":' + rest).replace(" ", ""))
+
+
 def test_arguments_leave_as_they_grow() -> None:
-    parser = HermesParser()
+    parser = new_parser()
     assert parser.feed('<tool_call>{"name": "f", "argu') == []
     [begun] = parser.feed('ments": {"a": "b')
     assert isinstance(begun, CallPiece)
@@ -96,14 +94,14 @@ def test_arguments_leave_as_they_grow() -> None:
 
 
 def test_text_leaves_at_once_except_what_may_begin_a_tag() -> None:
-    parser = HermesParser()
+    parser = new_parser()
     assert parser.feed("a < b")[0] == ("a < b",)
     assert parser.feed(" <tool") == [(" ",)]
     assert parser.feed("box>") == [("<toolbox>",)]
 
 
 def test_a_name_without_end_is_text_and_held_back_only_so_long() -> None:
-    parser = HermesParser()
+    parser = new_parser()
     text = '<tool_call>{"name": "' + "x" * 600
     assert "".join(piece.text for piece in parser.feed(text) if not isinstance(piece, CallPiece)) == text
 

@@ -6,7 +6,9 @@ from typing import Literal
 
 import pytest
 
+from workers.chat.tools.hermes import HERMES
 from workers.constraint.compiler import Compiler
+from workers.constraint.tool_calls import CallForms
 from workers.llama.grammar import GbnfGrammars
 from workers.llama.vocab import Vocab
 from workers.llama.vocab_file import VocabFile
@@ -37,4 +39,4 @@ def trial() -> Trusting:
 
 @pytest.fixture
 def compiler(vocab: Vocab, trial: Trusting) -> Compiler:
-    return Compiler(vocab, GbnfGrammars(vocab), trial)
+    return Compiler(vocab, GbnfGrammars(vocab), trial, CallForms(HERMES.syntax))

@@ -1,0 +1,75 @@
+"""How the answers of one model are read: its family, on its vocabulary."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
+from typing import Protocol
+
+from workers.chat.tools import Parser
+from workers.chat.tools.family import Ask, Family
+from workers.protocol.requests import GenerateRequest
+
+MAX_MARK_TOKENS = 16
+"""So many tokens at the end of a prompt are looked at for the beginning of a thought."""
+
+
+NONE: Mapping[int, bytes] = MappingProxyType({})
+
+
+class Vocabulary(Protocol):
+    def tokenize(self, text: str, *, add_special: bool, parse_special: bool) -> Sequence[int]: ...
+
+    def piece(self, token: int) -> bytes:
+        """Empty for control tokens."""
+
+    def special_piece(self, token: int) -> bytes: ...
+
+
+class Answers:
+    """Immutable."""
+
+    def __init__(self, family: Family, vocab: Vocabulary | None = None) -> None:
+        """Without `vocab` no token is a control token, and no prompt ends inside of a thought."""
+        self.family = family
+        self.controls: Mapping[int, bytes] = MappingProxyType(_controls(family, vocab) if vocab is not None else {})
+        """The family's marks that are control tokens, with their texts."""
+        self._vocab = vocab
+
+    def parser(self, request: GenerateRequest, prompt: Sequence[int]) -> Parser | None:
+        """For the answer to one prompt; None: its text needs no reading."""
+        if not _is_chat(request):
+            return None
+        return self.family.parser(
+            Ask(
+                tools=request.tools,
+                split=request.thinking.split,
+                opened=self.opens_thought(prompt),
+                one_call=not request.parallel_tool_calls,
+            )
+        )
+
+    def written(self, request: GenerateRequest) -> Mapping[int, bytes]:
+        """Control tokens that the engine must write into the answer's text, for its parser or for the caller."""
+        reads = bool(request.tools) or self.family.thought is not None or self.family.always
+        return self.controls if reads and _is_chat(request) else NONE
+
+    def opens_thought(self, prompt: Sequence[int]) -> bool:
+        """Whether the prompt leaves the model in the middle of a thought."""
+        if self._vocab is None or self.family.thought is None:
+            return False
+        end = b"".join(map(self._vocab.special_piece, prompt[-MAX_MARK_TOKENS:]))
+        return self.family.opens_thought(end.decode("utf-8", "replace"))
+
+
+def _is_chat(request: GenerateRequest) -> bool:
+    return request.prompt is None and request.infill is None
+
+
+def _controls(family: Family, vocab: Vocabulary) -> dict[int, bytes]:
+    found = {}
+    for mark in family.written:
+        tokens = vocab.tokenize(mark, add_special=False, parse_special=True)
+        if len(tokens) == 1 and not vocab.piece(tokens[0]):
+            found[tokens[0]] = mark.encode()
+    return found

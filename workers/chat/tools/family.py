@@ -1,0 +1,94 @@
+"""What sets one family of models apart: how its answers are read, how its calls are written, where its thoughts end."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from workers.chat.tools import Parser
+from workers.protocol.requests import Tool
+
+
+@dataclass(frozen=True, slots=True)
+class ThoughtMarks:
+    """Marks around what a model thinks."""
+
+    open: str
+    close: str
+    anywhere: bool = False
+    """A thought may begin in the middle of an answer, and not only before it or after a call."""
+    until_call: bool = False
+    """A call ends it too: its marks are ones that no thought speaks of."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """What one call wants of its answer's parser."""
+
+    tools: tuple[Tool, ...] = ()
+    """None: marks of calls are text."""
+    split: bool = True
+    """Thoughts come as pieces of their own; False: as text, with their marks."""
+    opened: bool = False
+    """The prompt ends inside of a thought."""
+    one_call: bool = False
+    """The answer ends after its first call."""
+
+
+@dataclass(frozen=True, slots=True)
+class CallSyntax:
+    """How calls are written, for grammars. In each text a space stands for whitespace that may be left out."""
+
+    before: str
+    """Of a call: what precedes its name."""
+    middle: str
+    """What stands between name and arguments."""
+    after: str
+    open: str = ""
+    """What precedes the first call."""
+    between: str = " "
+    close: str = ""
+    """What follows the last call."""
+    triggers: tuple[str, ...] = ()
+    """Texts with which the first call begins; none: a grammar can't begin in the middle of an answer."""
+    parameter: tuple[str, str, str] | None = None
+    """Where arguments are not JSON: what precedes a parameter's name, stands between name and value, follows it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Family:
+    """A family of models, by the form of their answers. `name` is what a catalog may call it."""
+
+    name: str
+    parse: Callable[[Family, Ask], Parser]
+    syntax: CallSyntax
+    marks: tuple[tuple[str, ...], ...] = ()
+    """A chat template is this family's if it has all texts of one of these."""
+    controls: tuple[str, ...] = ()
+    """Marks that the parser must see. Where they are control tokens, the engine writes them into the text."""
+    thought: ThoughtMarks | None = None
+    always: bool = False
+    """Its answers are never plain text: a parser is needed even without tools and thoughts."""
+
+    def parser(self, ask: Ask) -> Parser | None:
+        """None: the text needs no reading."""
+        thinks = self.thought is not None and ask.split
+        return self.parse(self, ask) if ask.tools or thinks or self.always else None
+
+    def fits(self, template: str) -> bool:
+        return any(all(text in template for text in texts) for texts in self.marks)
+
+    def opens_thought(self, prompt: str) -> bool:
+        """Whether a prompt that ends like this leaves the model in the middle of a thought."""
+        return self.thought is not None and prompt.rstrip().endswith(self.thought.open.rstrip())
+
+    @property
+    def written(self) -> tuple[str, ...]:
+        """All marks that a parser looks for."""
+        thought = (self.thought.open, self.thought.close) if self.thought else ()
+        return (*self.controls, *(mark.strip() for mark in thought))
+
+    @property
+    def thought_close(self) -> str:
+        """What ends a thought for the model; empty if it does not think."""
+        return self.thought.close if self.thought else ""

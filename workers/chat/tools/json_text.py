@@ -1,0 +1,227 @@
+"""JSON that a model writes, passed on while it comes, and mended where it is not JSON.
+
+What has come out so far is always the beginning of a JSON value, and `close` says what would make it whole. Valid JSON
+comes out as it is, but for whitespace and a trailing comma before its end. Mended are single quotes, names and words
+without quotes, line ends inside of strings, escapes that JSON does not have, Python's True, False, None and tuples,
+missing and trailing commas. With `keywords`, the value is the arguments of a Python call: `(city="Rome", days=3)`.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+
+GEMMA_QUOTE = '<|"|>'
+MAX_DEPTH = 200
+MAX_WORD_CHARS = 4096
+"""Of a number or a word without quotes."""
+
+_MARKS = {
+    '"': re.compile(r'["\\\x00-\x1f]'),
+    "'": re.compile(r"""['"\\\x00-\x1f]"""),
+    GEMMA_QUOTE: re.compile(r'<\|"\|>|["\\\x00-\x1f]|<(?:\|(?:"\|?)?)?\Z'),
+}
+"""What ends a run of plain text, by the quote that the string began with."""
+
+_SPACE = re.compile(r"[ \t\r\n]+")
+_WORD = re.compile(r"""[^\s,:{}\[\]()"'=<>]+""")
+_SCALAR = re.compile(r"(?:true|false|null|-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?)\Z")
+_HEX = re.compile(r"[0-9a-fA-F]*")
+_PYTHON = {"True": "true", "False": "false", "None": "null"}
+
+VALUE, FIRST_VALUE, NEXT_VALUE, FIRST_KEY, NEXT_KEY, COLON, COMMA = range(7)
+"""What comes next. FIRST and NEXT: after an opening bracket or a comma, where the end may come too."""
+_KEYS = (FIRST_KEY, NEXT_KEY)
+_ENDS = (COMMA, FIRST_VALUE, NEXT_VALUE, FIRST_KEY, NEXT_KEY)
+
+
+class JsonText:
+    """One value. Feed it until `is_done` or `is_broken`; what it does not take is not its own."""
+
+    __slots__ = ("_in_key", "_keywords", "_quote", "_stack", "_want", "held", "is_broken", "is_done")
+
+    def __init__(self, *, keywords: bool = False) -> None:
+        self.is_done = False
+        self.is_broken = False
+        """The next character can't be part of it; `close` makes it whole."""
+        self._keywords = keywords
+        self._want = VALUE
+        self._stack: list[str] = []
+        self._quote = ""
+        """Of the string that it is in."""
+        self._in_key = False
+        self.held = ""
+        """Whitespace, and a comma that may be one too many."""
+
+    def feed(self, text: str, start: int, *, ended: bool) -> tuple[str, int]:
+        """Reads `text` from `start` -> what may leave, and how far it got. `ended`: nothing follows `text`."""
+        out: list[str] = []
+        while start < len(text) and not (self.is_done or self.is_broken):
+            reached = self._string(text, start, ended, out) if self._quote else self._part(text, start, ended, out)
+            if reached == start and not self.is_broken:
+                break  # more must come before it can tell
+            start = reached
+        return "".join(out), start
+
+    def close(self) -> str:
+        """What makes it whole."""
+        out = []
+        if self._quote:
+            out.append('"')
+            self._want, self._quote = (COLON if self._in_key else COMMA), ""
+        if self._want == COLON:
+            out.append(":")
+            self._want = VALUE
+        if self._want == VALUE and not self.is_done:
+            out.append("null")
+        out.extend(reversed(self._stack))
+        self._stack.clear()
+        self.is_done = True
+        return "".join(out)
+
+    def _part(self, text: str, start: int, ended: bool, out: list[str]) -> int:
+        """One part that is not inside of a string."""
+        if space := _SPACE.match(text, start):
+            self.held += space.group()
+            return space.end()
+        mark = text[start]
+        if mark in ":=" and self._want == COLON and (mark == ":" or self._at_keywords):
+            out.append(self.held + (":" if mark == ":" else ": "))
+            self.held, self._want = "", VALUE
+            return start + 1
+        if mark in "}])" and self._stack and self._want in _ENDS and self._closes(mark):
+            out.append(self.held.replace(",", "") + self._stack.pop())
+            self.held = ""
+            self._after_value()
+            return start + 1
+        if mark == "," and self._want == COMMA:
+            self.held += ","
+            self._want = NEXT_KEY if self._stack[-1] == "}" else NEXT_VALUE
+            return start + 1
+        return self._begin(mark, text, start, ended, out)
+
+    @property
+    def _at_keywords(self) -> bool:
+        return self._keywords and len(self._stack) == 1
+
+    def _closes(self, mark: str) -> bool:
+        if mark == ")":
+            return self._at_keywords or (self._keywords and self._stack[-1] == "]")
+        return mark == self._stack[-1] and not (self._at_keywords and mark == "}")
+
+    def _begin(self, mark: str, text: str, start: int, ended: bool, out: list[str]) -> int:
+        """A string, a word, or a bracket that opens."""
+        if self._want == COLON:
+            return self._break(start)
+        quote = GEMMA_QUOTE if mark == "<" else mark
+        if quote in _MARKS:
+            return self._open_string(quote, text, start, ended, out)
+        if mark in "{[(":
+            return self._open(mark, start, out)
+        word = _WORD.match(text, start)
+        if word is None:
+            return self._break(start)
+        if word.end() == len(text) and not ended and word.end() - start <= MAX_WORD_CHARS:
+            return start
+        if word.end() - start > MAX_WORD_CHARS:
+            return self._break(start)
+        self._lead(out)
+        is_key = self._want in _KEYS
+        out.append(json.dumps(word.group(), ensure_ascii=False) if is_key else _scalar(word.group()))
+        if is_key:
+            self._want = COLON
+        else:
+            self._after_value()
+        return word.end()
+
+    def _open_string(self, quote: str, text: str, start: int, ended: bool, out: list[str]) -> int:
+        if not text.startswith(quote, start):
+            return start if quote.startswith(text[start:]) and not ended else self._break(start)
+        self._lead(out)
+        self._in_key = self._want in _KEYS
+        self._quote = quote
+        out.append('"')
+        return start + len(quote)
+
+    def _open(self, mark: str, start: int, out: list[str]) -> int:
+        is_call = mark == "(" and self._keywords and not self._stack
+        in_object = bool(self._stack) and self._stack[-1] == "}" and self._want != VALUE
+        if in_object or len(self._stack) >= MAX_DEPTH or (mark == "(" and not self._keywords):
+            return self._break(start)
+        self._lead(out)
+        is_object = mark == "{" or is_call
+        out.append("{" if is_object else "[")
+        self._stack.append("}" if is_object else "]")
+        self._want = FIRST_KEY if is_object else FIRST_VALUE
+        return start + 1
+
+    def _lead(self, out: list[str]) -> None:
+        """What was held back leaves before something begins; a comma that was left out is put in."""
+        if self._want == COMMA:
+            self.held = "," + self.held
+            self._want = NEXT_KEY if self._stack[-1] == "}" else NEXT_VALUE
+        out.append(self.held)
+        self.held = ""
+
+    def _after_value(self) -> None:
+        self._want = COMMA
+        self.is_done = not self._stack
+
+    def _break(self, start: int) -> int:
+        self.is_broken = True
+        return start
+
+    def _string(self, text: str, start: int, ended: bool, out: list[str]) -> int:
+        """Inside of a string: a run of text, and the mark that ends it."""
+        found = _MARKS[self._quote].search(text, start)
+        if found is None:
+            out.append(text[start:])
+            return len(text)
+        out.append(text[start : found.start()])
+        mark, start = found.group(), found.start()
+        if mark == self._quote:
+            self._quote = ""
+            out.append('"')
+            if self._in_key:
+                self._want = COLON
+            else:
+                self._after_value()
+            return found.end()
+        if mark == "\\" and self._quote != GEMMA_QUOTE:
+            return _escape(text, start, ended, out)
+        if mark[0] == "<":  # the closing quote may have begun
+            if ended:
+                out.append(json.dumps(mark)[1:-1])
+            return found.end() if ended else start
+        out.append(json.dumps(mark)[1:-1])
+        return found.end()
+
+
+def _scalar(word: str) -> str:
+    word = _PYTHON.get(word, word)
+    return word if _SCALAR.match(word) else json.dumps(word, ensure_ascii=False)
+
+
+def _escape(text: str, start: int, ended: bool, out: list[str]) -> int:
+    """What begins with the backslash at `start`; the same position where more must come first."""
+    kind = text[start + 1 : start + 2]
+    if not kind and not ended:
+        return start
+    if kind and kind in '"\\/bfnrt':
+        out.append("\\" + kind)
+        return start + 2
+    if kind == "'":
+        out.append("'")
+        return start + 2
+    if kind in ("u", "x"):
+        length = 4 if kind == "u" else 2
+        digits = text[start + 2 : start + 2 + length]
+        found = _HEX.match(digits)
+        if found is not None and found.end() == len(digits):
+            if len(digits) == length:
+                out.append(f"\\u{digits:0>4}")
+                return start + 2 + length
+            if not ended:
+                return start
+    out.append("\\\\")  # an escape that JSON does not have stands for itself
+    return start + 1

@@ -1,0 +1,423 @@
+"""The mechanics that families share: reading an answer that comes in portions, piece by piece.
+
+A reader is one generator that pauses where more text must come first. Text that may be the beginning of a call is its
+head: `_begin` makes a call of it, and if it turns out to be none, it leaves as text. So every character ends up in
+text, in a thought, in a name, in arguments, or was syntax: marks, the members of a call other than these, whitespace
+around calls and thoughts.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import secrets
+from collections.abc import Generator
+from enum import Enum
+from typing import Any, TypeVar
+
+from workers.chat.tools import CallPiece, ContentPiece, Piece, ReasoningPiece
+from workers.chat.tools.family import Ask, Family
+from workers.chat.tools.json_text import JsonText
+from workers.chat.tools.tags import Tags
+
+T = TypeVar("T")
+Steps = Generator[None, None, T]
+
+MAX_HEAD_CHARS = 512
+"""Of a name, or of another text that must be whole before it means something."""
+
+SPACE = " \t\r\n"
+_NOT_SPACE = re.compile(r"[^ \t\r\n]")
+_STRING_END = re.compile(r'["\\]')
+_NAME_KEYS = ("name", "tool_name")
+_ARGUMENT_KEYS = ("arguments", "parameters")
+_OTHER_KEYS = ("type", "id", "tool_call_id")
+
+
+class Gap(Enum):
+    """What whitespace is where the answer stands."""
+
+    NONE = 0
+    """Text."""
+    START = 1
+    """Text, unless a call or a thought follows."""
+    CALL = 2
+    """Text, if text follows."""
+    THOUGHT = 3
+    """Nothing."""
+
+
+class Reader:
+    """One answer's parser: `_call` is what a family adds. Its `openers` may stand anywhere, `bare` before any text."""
+
+    openers: tuple[str, ...] = ()
+    bare: tuple[str, ...] = ()
+    silent: tuple[str, ...] = ()
+    """Marks that mean nothing to the caller, wherever they stand."""
+
+    def __init__(self, family: Family, ask: Ask) -> None:
+        self.num_calls = 0
+        self.is_over = False
+        self._ask = ask
+        self._thought = family.thought
+        openers, bare = (self.openers, self.bare) if ask.tools else ((), ())
+        thought = () if self._thought is None else (self._thought.open,)
+        anywhere = (*openers, *self.silent, *(thought if self._thought and self._thought.anywhere else ()))
+        self._anywhere = Tags(anywhere)
+        self._at_gap = Tags((*anywhere, *bare, *thought))
+        ends = openers if self._thought and self._thought.until_call else ()
+        self._thought_ends = Tags(() if self._thought is None else (self._thought.close, *ends))
+        self._gap = Gap.START
+        self._text = ""
+        """Read but not yet understood; up to `_at` it is the head of a call."""
+        self._at = 0
+        self._ended = False
+        self._cut_off = False
+        self._pieces: list[Piece] = []
+        self._reasons: str | None = None
+        """Whitespace that a thought may end with; None before its first word."""
+        self._steps = self._answer()
+
+    def feed(self, text: str) -> list[Piece]:
+        self._text += text
+        next(self._steps, None)
+        pieces, self._pieces = self._pieces, []
+        return pieces
+
+    def finish(self, *, cut_off: bool = False) -> list[Piece]:
+        """What was held back. A call that is cut off before its arguments began is text; later it stays a call."""
+        self._ended, self._cut_off = True, cut_off
+        next(self._steps, None)
+        pieces, self._pieces = self._pieces, []
+        return pieces
+
+    # What the answer is made of
+
+    def _answer(self) -> Steps[None]:
+        mark = (yield from self._think("")) if self._ask.opened and self._thought is not None else None
+        while True:
+            mark = mark or (yield from self._until(self._anywhere))
+            if mark is None:
+                return
+            if self._thought is not None and mark == self._thought.open:
+                mark = yield from self._think(mark)
+                continue
+            if mark in self.silent:
+                self._drop()
+            elif (yield from self._call(mark)):
+                self._drop()
+                self._gap = Gap.CALL
+                self.is_over = self._ask.one_call
+            else:
+                self._reject()
+            mark = None
+
+    def _call(self, mark: str) -> Steps[bool]:
+        """Reads the calls that `mark` opens, which is the head now. False: these are none."""
+        yield from ()
+        return False
+
+    def _think(self, mark: str) -> Steps[str | None]:
+        """-> the mark of a call that ended the thought."""
+        if self._ask.split:
+            self._drop()
+            self._reasons = None
+        else:
+            self._at = 0
+            self._say(mark)
+            self._text = self._text[len(mark) :]
+        self._gap = Gap.NONE
+        end = yield from self._until(self._thought_ends, thinking=self._ask.split)
+        if end is None:
+            return None
+        if self._thought is not None and end != self._thought.close:
+            self._gap = Gap.THOUGHT
+            return end
+        if self._ask.split:
+            self._drop()
+        else:
+            self._reject()
+        self._gap = Gap.THOUGHT if self._ask.split else Gap.START
+        return None
+
+    def _until(self, tags: Tags, *, thinking: bool = False) -> Steps[str | None]:
+        """Says what precedes the next mark -> the mark, which is the head then; None at the end of the answer."""
+        say = self._reason if thinking else self._say
+        while True:
+            if self._in_gap:
+                mark = yield from self._over_gap()
+                if mark is not None or self._in_gap:
+                    return mark
+            text = self._text
+            found = tags.find(text, 0)
+            if found is not None:
+                say(text[: found.start()])
+                self._text, self._at = text[found.start() :], len(found.group())
+                return found.group()
+            end = len(text) if self._ended else tags.first_open(text, 0)
+            say(text[:end])
+            self._text = text[end:]
+            if self._ended:
+                return None
+            yield
+
+    def _over_gap(self) -> Steps[str | None]:
+        """Past whitespace -> the mark behind it; None: text follows, or nothing."""
+        while True:
+            found = _NOT_SPACE.search(self._text)
+            if found is not None:
+                start = found.start()
+                mark = self._at_gap.at(self._text, start)
+                if mark is not None:
+                    self._text, self._at = self._text[start:], len(mark)
+                    return mark
+                if self._ended or not self._at_gap.may_begin(self._text, start):
+                    self._text = self._text[start if self._gap is Gap.THOUGHT else 0 :]
+                    self._gap = Gap.NONE
+                    return None
+            elif self._ended:
+                if self._gap is Gap.START:
+                    self._say(self._text)
+                self._text = ""
+                return None
+            yield
+
+    @property
+    def _in_gap(self) -> bool:
+        return self._gap is not Gap.NONE
+
+    # What comes out
+
+    def _put(self, piece: Piece) -> None:
+        if self.is_over:
+            return
+        last = self._pieces[-1] if self._pieces else None
+        if isinstance(piece, CallPiece):
+            if isinstance(last, CallPiece) and last.number == piece.number:
+                self._pieces[-1] = last._replace(arguments=last.arguments + piece.arguments)
+                return
+        elif type(last) is type(piece):
+            self._pieces[-1] = type(piece)(last.text + piece.text)
+            return
+        self._pieces.append(piece)
+
+    def _say(self, text: str) -> None:
+        if text:
+            self._gap = Gap.NONE
+            self._put(ContentPiece(text))
+
+    def _reason(self, text: str) -> None:
+        """More of a thought, without the whitespace around it."""
+        text = text.lstrip(SPACE) if self._reasons is None else self._reasons + text
+        if text:
+            whole = text.rstrip(SPACE)
+            self._reasons = text[len(whole) :]
+            if whole:
+                self._put(ReasoningPiece(whole))
+
+    def _begin(self, name: str, id: str = "") -> None:
+        """From here on it is a call, whatever follows."""
+        if self.num_calls and self._ask.one_call:
+            self.is_over = True
+        if not self.is_over:
+            self._put(CallPiece(self.num_calls, id or self._new_id(), name, ""))
+            self.num_calls += 1
+
+    def _add(self, arguments: str) -> None:
+        if arguments and not self.is_over:
+            self._put(CallPiece(self.num_calls - 1, "", "", arguments))
+
+    def _new_id(self) -> str:
+        return f"call_{secrets.token_hex(12)}"
+
+    def _drop(self) -> None:
+        """The head was syntax."""
+        self._text, self._at = self._text[self._at :], 0
+
+    def _reject(self) -> None:
+        """The head is text; what follows it is looked at afresh."""
+        head, self._at = self._at, 0
+        self._say(self._text[:head])
+        self._text = self._text[head:]
+
+    # What calls are made of: each reads from `_at` on, and moves it if it finds what it looks for
+
+    def _skip_space(self) -> Steps[bool]:
+        """-> whether there is something else."""
+        while True:
+            found = _NOT_SPACE.search(self._text, self._at)
+            self._at = len(self._text) if found is None else found.start()
+            if found is not None or self._ended:
+                return found is not None
+            yield
+
+    def _sees(self, mark: str) -> Steps[bool]:
+        """Whether `mark` comes next, whitespace aside."""
+        if not (yield from self._skip_space()):
+            return False
+        while True:
+            if self._text.startswith(mark, self._at):
+                return True
+            if self._ended or not mark.startswith(self._text[self._at :]):
+                return False
+            yield
+
+    def _mark(self, mark: str) -> Steps[bool]:
+        """The same, and past it."""
+        sees = yield from self._sees(mark)
+        if sees:
+            self._at += len(mark)
+        return sees
+
+    def _any_mark(self, tags: Tags) -> Steps[str | None]:
+        """The mark that comes next, whitespace aside, and past it."""
+        if not (yield from self._skip_space()):
+            return None
+        while True:
+            mark = tags.at(self._text, self._at)
+            if mark is not None:
+                self._at += len(mark)
+                return mark
+            if self._ended or not tags.may_begin(self._text, self._at):
+                return None
+            yield
+
+    def _up_to(self, tags: Tags, most: int = MAX_HEAD_CHARS) -> Steps[tuple[str, str] | None]:
+        """The text up to a mark, and the mark, and past it; None if it is longer than `most`, or there is none."""
+        while True:
+            found = tags.find(self._text, self._at)
+            if found is not None and found.start() - self._at <= most:
+                text = self._text[self._at : found.start()]
+                self._at = found.end()
+                return text, found.group()
+            if found is not None or self._ended or len(self._text) - self._at > most + len(max(tags.marks, key=len)):
+                return None
+            yield
+
+    def _string(self) -> Steps[str | None]:
+        """A whole JSON string."""
+        if not (yield from self._sees('"')):
+            return None
+        position = self._at + 1
+        while True:
+            found = _STRING_END.search(self._text, position)
+            if found is not None and found.group() == '"':
+                break
+            if found is not None and found.end() < len(self._text):
+                position = found.end() + 1
+            elif self._ended or len(self._text) - self._at > MAX_HEAD_CHARS:
+                return None
+            else:
+                position = len(self._text) if found is None else found.start()
+                yield
+        try:
+            value = json.loads(self._text[self._at : found.end()])
+        except ValueError:
+            return None
+        if found.end() - self._at > MAX_HEAD_CHARS or not isinstance(value, str):
+            return None
+        self._at = found.end()
+        return value
+
+    def _arguments(self, value: JsonText) -> Steps[None]:
+        """The begun call's arguments, as they grow."""
+        while True:
+            out, reached = value.feed(self._text, self._at, ended=self._ended and not self._cut_off)
+            self._add(out)
+            self._text, self._at = self._text[reached:], 0
+            if value.is_done:
+                return
+            if value.is_broken or self._ended:
+                break
+            yield
+        if value.is_broken or not self._cut_off:
+            self._add(value.close())
+        else:
+            self._add(value.held + self._text)
+            self._text = ""
+
+    def _value(self) -> Steps[str]:
+        """A whole JSON value of any length; what does not belong to it stays."""
+        value, parts = JsonText(), []
+        while True:
+            out, self._at = value.feed(self._text, self._at, ended=self._ended)
+            parts.append(out)
+            if value.is_done or value.is_broken or self._ended:
+                return "".join((*parts, value.close()))
+            yield
+
+    def _is_name(self, name: str | None, *, known: bool = False) -> bool:
+        """`known`: only the name of a tool will do."""
+        if not name or any("\ud800" <= character <= "\udfff" for character in name):
+            return False  # half a surrogate pair is JSON but can't be sent as UTF-8
+        return not known or any(tool.name == name for tool in self._ask.tools)
+
+    def _json_call(self, *, known: bool = False) -> Steps[bool]:
+        """An object with a name and arguments, in any order; what else it has is syntax. False: it is no call.
+
+        `known`: it must name a tool, and soon, as nothing else tells it from other JSON.
+        """
+        if not (yield from self._mark("{")):
+            return False
+        name: str | None = None
+        early: str | None = None
+        begun = False
+        while True:
+            key = yield from self._string()
+            if key is None or not (yield from self._mark(":")):
+                return begun
+            if key in _NAME_KEYS and name is None:
+                name = yield from self._string()
+                if not self._is_name(name, known=known):
+                    return False
+                if early is not None:
+                    self._begin(name or "")
+                    self._add(early)
+                    begun = True
+            elif key in _ARGUMENT_KEYS and early is None and not begun:
+                if not (yield from self._sees("{")):
+                    return False
+                if name is None:
+                    early = yield from self._value()
+                else:
+                    begun = True
+                    self._begin(name)
+                    yield from self._arguments_of_head()
+            elif known and key not in _OTHER_KEYS:
+                return begun
+            else:
+                yield from self._value()
+            if not (yield from self._mark(",")):
+                break
+        return (yield from self._end_of_json_call(name, begun))
+
+    def _json_calls(self, *, known: bool = False) -> Steps[bool]:
+        """One such object, or a list of them."""
+        if not (yield from self._mark("[")):
+            return (yield from self._json_call(known=known))
+        if not (yield from self._json_call(known=known)):
+            return False
+        while (yield from self._mark(",")):
+            self._drop()
+            if not (yield from self._json_call(known=known)):
+                return True
+        yield from self._mark("]")
+        return True
+
+    def _arguments_of_head(self) -> Steps[None]:
+        self._drop()
+        yield from self._arguments(JsonText())
+
+    def _end_of_json_call(self, name: str | None, begun: bool) -> Steps[bool]:
+        closed = yield from self._mark("}")
+        if begun or name is None or not closed:
+            return begun
+        self._begin(name)
+        self._add("{}")
+        return True
+
+
+def properties_of(tool: Any) -> dict[str, Any]:
+    parameters = tool.parameters if tool is not None else None
+    properties = parameters.get("properties") if isinstance(parameters, dict) else None
+    return properties if isinstance(properties, dict) else {}

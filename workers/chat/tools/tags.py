@@ -1,0 +1,47 @@
+"""Several marks that are looked for at once in a text that comes in portions."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+
+
+class Tags:
+    """Immutable. None of the marks is the beginning of another one."""
+
+    __slots__ = ("_firsts", "_pattern", "_reach", "marks")
+
+    def __init__(self, marks: Iterable[str]) -> None:
+        self.marks = tuple(dict.fromkeys(mark for mark in marks if mark))
+        self._pattern = re.compile("|".join(map(re.escape, self.marks)) or r"(?!)")
+        self._firsts = tuple({mark[0] for mark in self.marks})
+        self._reach = max(map(len, self.marks), default=1) - 1
+        """A mark that is not whole yet has at most so many characters."""
+
+    def find(self, text: str, start: int) -> re.Match[str] | None:
+        """The first mark from `start` on."""
+        return self._pattern.search(text, start)
+
+    def at(self, text: str, start: int) -> str | None:
+        """The mark that stands at `start`."""
+        found = self._pattern.match(text, start)
+        return found and found.group()
+
+    def may_begin(self, text: str, start: int) -> bool:
+        """Whether what follows `start` may become a mark."""
+        rest = text[start:]
+        return any(mark.startswith(rest) for mark in self.marks)
+
+    def first_open(self, text: str, start: int) -> int:
+        """Where the mark begins that the end of `text` may become; its length if there is none."""
+        end = len(text)
+        start = max(start, end - self._reach)
+        for first in self._firsts:
+            if text.find(first, start) >= 0:
+                break
+        else:
+            return end
+        for position in range(start, end):
+            if text[position] in self._firsts and self.may_begin(text, position):
+                return position
+        return end
