@@ -80,6 +80,11 @@ def read_completion(body: bytes) -> CompletionResponse:
     return _completion(_document(body))
 
 
+def read_completion_text(body: bytes) -> str:
+    """Raises msgspec.MsgspecError."""
+    return read_completion(body).content
+
+
 def read_completions(body: bytes) -> tuple[CompletionResponse, ...]:
     """Raises msgspec.MsgspecError."""
     found = _documents(body)

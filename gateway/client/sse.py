@@ -7,12 +7,12 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-MAX_EVENT_BYTES = 64 << 20
+MAX_EVENT_BYTES = 16 << 20
 
 
 class SseEvent(NamedTuple):
     id: str
-    """The id of this event or the last one that had any; empty while none had."""
+    """Empty where this event has none of its own."""
     data: bytes
 
 
@@ -39,7 +39,7 @@ class SseReader:
                 continue
             if self._data:
                 events.append(SseEvent(self._id, b"\n".join(self._data)))
-            self._data, self._size = [], 0
+            self._id, self._data, self._size = "", [], 0
         if self._size + len(self._rest) > self._max_event_bytes:
             raise EventTooLong(f"a server-sent event grew past {self._max_event_bytes} bytes")
         return events

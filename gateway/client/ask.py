@@ -1,0 +1,83 @@
+"""One call as a value: what is sent, and how the answer is read. Nothing here touches a network."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Generic, TypeVar
+
+import msgspec
+
+from gateway.client.errors import UnexpectedAnswer, refusal
+
+T = TypeVar("T")
+
+MIN_GRACE_S = 1
+MAX_GRACE_S = 60
+
+
+@dataclass(frozen=True, slots=True)
+class Ask(Generic[T]):
+    """A call that is answered whole."""
+
+    method: str
+    path: str
+    read: Callable[[bytes], T]
+    """Raises msgspec.MsgspecError for a body of another shape."""
+    query: Mapping[str, str] = field(default_factory=dict)
+    body: bytes | None = None
+    read_at: frozenset[int] = frozenset()
+    """Statuses, beside the successful ones, whose body is the answer."""
+    patience_s: float | None = None
+    """Longest silence, where it is shorter than the client's."""
+
+
+@dataclass(frozen=True, slots=True)
+class StreamAsk(Generic[T]):
+    """A POST that is answered by a stream of events."""
+
+    path: str
+    body: bytes
+    read: Callable[[bytes], T]
+    last: Callable[[T], bool]
+    """Whether a stream may end after this item; one that says `[DONE]` is complete anyhow."""
+    resume_grace: int | None = None
+    """Seconds that the server keeps a stream whose connection broke."""
+
+    def __post_init__(self) -> None:
+        grace = self.resume_grace
+        if grace is not None and not MIN_GRACE_S <= grace <= MAX_GRACE_S:
+            raise ValueError(f"resume_grace is {grace}; it takes {MIN_GRACE_S} to {MAX_GRACE_S} seconds, or None")
+
+
+@dataclass(frozen=True, slots=True)
+class Pause:
+    """A step of a script that only waits."""
+
+    seconds: float
+
+
+Script = Generator[Ask[Any] | Pause, Any, T]
+"""Several calls that belong together: yields each step, is sent its answer or thrown its ClientError, returns."""
+
+
+def encoded(values: Mapping[str, Any]) -> bytes:
+    """A JSON body without what is None. Raises TypeError for what JSON has no form for."""
+    return msgspec.json.encode({name: value for name, value in values.items() if value is not None})
+
+
+def answer(ask: Ask[T], status: int, headers: Mapping[str, str], body: bytes) -> T:
+    """Raises AnswerError, UnexpectedAnswer."""
+    if not 200 <= status < 300 and status not in ask.read_at:
+        raise refusal(status, headers, body)
+    try:
+        return ask.read(body)
+    except msgspec.MsgspecError as error:
+        raise unexpected(f"{ask.method} {ask.path}", body, error) from None
+
+
+def unexpected(what: str, body: bytes, why: Exception) -> UnexpectedAnswer:
+    begin = body[:80].decode("utf-8", "replace")
+    return UnexpectedAnswer(
+        f"the answer to {what} can't be read ({why}); it begins with {begin!r}. Check the base URL."
+    )

@@ -1,0 +1,205 @@
+"""The calls that are answered whole, each as a value. Their keywords are the clients' methods' keywords.
+
+Where a server has several models, `model` names one; a server that has one needs no name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+from urllib.parse import quote
+
+import msgspec
+
+from gateway.client import pooled_answers, server_answers
+from gateway.client.ask import Ask, encoded
+from gateway.client.parameters import EncodingFormat, Lora, Messages
+from gateway.client.pooled_answers import EmbeddingsResponse, RerankResponse, TextEmbedding, TokenizeResponse
+from gateway.client.server_answers import (
+    HealthStatus,
+    LoraAdapter,
+    Model,
+    Props,
+    SlotErased,
+    SlotInfo,
+    SlotRestored,
+    SlotSaved,
+)
+
+PROBE_S = 5.0
+"""A server that is well answers a probe at once."""
+
+
+def health() -> Ask[HealthStatus]:
+    """Whether the server is up; a 503 is an answer too."""
+    return Ask("GET", "/health", server_answers.read_health, read_at=frozenset({503}), patience_s=PROBE_S)
+
+
+def readiness() -> Ask[None]:
+    """Paddock's `/ready`: refused with 503 while calls would not be answered."""
+    return Ask("GET", "/ready", server_answers.read_nothing, patience_s=PROBE_S)
+
+
+def metrics(*, model: str | None = None) -> Ask[str]:
+    """Prometheus text."""
+    return Ask("GET", "/metrics", server_answers.read_text, _picked(model))
+
+
+def props(*, model: str | None = None) -> Ask[Props]:
+    """Properties of the server, or of a model."""
+    return Ask("GET", "/props", server_answers.read_props, _picked(model))
+
+
+def set_props(properties: Mapping[str, Any] | None = None, *, model: str | None = None) -> Ask[None]:
+    """Changes properties, where the server lets them be changed."""
+    return _post("/props", server_answers.read_nothing, {**(properties or {}), "model": model})
+
+
+def list_models() -> Ask[tuple[Model, ...]]:
+    """The models that the key may use."""
+    return Ask("GET", "/v1/models", server_answers.read_models)
+
+
+def retrieve_model(model: str) -> Ask[Model]:
+    """One of them. Paddock only."""
+    return Ask("GET", f"/v1/models/{quote(model)}", server_answers.read_model)
+
+
+def load_model(model: str) -> Ask[None]:
+    """Has a model's workers started."""
+    return _post("/models/load", server_answers.read_nothing, {"model": model})
+
+
+def unload_model(model: str) -> Ask[None]:
+    """Has a model's workers drained."""
+    return _post("/models/unload", server_answers.read_nothing, {"model": model})
+
+
+def list_slots(*, model: str | None = None, fail_on_no_slot: bool = False) -> Ask[tuple[SlotInfo, ...]]:
+    """The slots; with `fail_on_no_slot` Unavailable is raised when none is free."""
+    query = _picked(model) | ({"fail_on_no_slot": "1"} if fail_on_no_slot else {})
+    return Ask("GET", "/slots", server_answers.read_slots, query)
+
+
+def save_slot(id_slot: int, filename: str, *, model: str | None = None) -> Ask[SlotSaved]:
+    """Writes the conversation in a slot to a file of the server."""
+    return _slot(id_slot, "save", server_answers.read_slot_saved, filename, model)
+
+
+def restore_slot(id_slot: int, filename: str, *, model: str | None = None) -> Ask[SlotRestored]:
+    """Reads it back."""
+    return _slot(id_slot, "restore", server_answers.read_slot_restored, filename, model)
+
+
+def erase_slot(id_slot: int, *, model: str | None = None) -> Ask[SlotErased]:
+    """Drops the conversation in a slot."""
+    return _slot(id_slot, "erase", server_answers.read_slot_erased, None, model)
+
+
+def list_adapters(*, model: str | None = None) -> Ask[tuple[LoraAdapter, ...]]:
+    """The LoRA adapters that are loaded, with their scales."""
+    return Ask("GET", "/lora-adapters", server_answers.read_adapters, _picked(model))
+
+
+def set_scales(scales: Lora, *, model: str | None = None) -> Ask[None]:
+    """Scales for calls that name none themselves; an adapter that is left out gets 0."""
+    body = msgspec.json.encode(list(scales))
+    return Ask("POST", "/lora-adapters", server_answers.read_nothing, _picked(model), body)
+
+
+def load_adapter(name: str, path: str, *, model: str | None = None) -> Ask[None]:
+    """Loads an adapter; its name can be called as `model` from then on. Paddock and vLLM."""
+    values = {"lora_name": name, "lora_path": path, "model": model}
+    return _post("/v1/load_lora_adapter", server_answers.read_nothing, values)
+
+
+def unload_adapter(name: str, *, model: str | None = None) -> Ask[None]:
+    """Paddock and vLLM."""
+    return _post("/v1/unload_lora_adapter", server_answers.read_nothing, {"lora_name": name, "model": model})
+
+
+def create_embeddings(
+    input: str | Sequence[str] | Sequence[int] | Sequence[Sequence[int]],
+    *,
+    model: str | None = None,
+    encoding_format: EncodingFormat | None = None,
+    dimensions: int | None = None,
+    embd_normalize: int | None = None,
+    extra_body: Mapping[str, Any] | None = None,
+) -> Ask[EmbeddingsResponse]:
+    """Vectors of texts or token ids, in OpenAI's form."""
+    values = {"input": input, "model": model, "encoding_format": encoding_format, "dimensions": dimensions}
+    values |= {"embd_normalize": embd_normalize, **(extra_body or {})}
+    return _post("/v1/embeddings", pooled_answers.read_embeddings, values)
+
+
+def embed(
+    content: str | Sequence[str] | Sequence[int] | Sequence[Sequence[int]],
+    *,
+    model: str | None = None,
+    embd_normalize: int | None = None,
+) -> Ask[tuple[TextEmbedding, ...]]:
+    """Vectors in llama-server's form. `embd_normalize`: -1 none, 0 by the largest, 1 taxicab, 2 Euclidean (default)."""
+    values = {"content": content, "model": model, "embd_normalize": embd_normalize}
+    return _post("/embedding", pooled_answers.read_text_embeddings, values)
+
+
+def rerank(
+    query: str,
+    documents: Sequence[str],
+    *,
+    model: str | None = None,
+    top_n: int | None = None,
+    extra_body: Mapping[str, Any] | None = None,
+) -> Ask[RerankResponse]:
+    """How well each document fits the query, best first."""
+    values = {"query": query, "documents": documents, "model": model, "top_n": top_n, **(extra_body or {})}
+    return _post("/v1/rerank", pooled_answers.read_ranks, values)
+
+
+def tokenize(
+    content: str,
+    *,
+    model: str | None = None,
+    add_special: bool = False,
+    parse_special: bool = True,
+    with_pieces: bool = False,
+) -> Ask[TokenizeResponse]:
+    """Text -> token ids, with what each stands for if asked."""
+    values = {"content": content, "model": model, "add_special": add_special, "parse_special": parse_special}
+    return _post("/tokenize", pooled_answers.read_tokens, values | {"with_pieces": with_pieces})
+
+
+def detokenize(tokens: Sequence[int], *, model: str | None = None) -> Ask[str]:
+    """Token ids -> text."""
+    return _post("/detokenize", pooled_answers.read_content, {"tokens": tokens, "model": model})
+
+
+def apply_template(
+    messages: Messages,
+    *,
+    model: str | None = None,
+    tools: Sequence[Mapping[str, Any]] | None = None,
+    add_generation_prompt: bool | None = None,
+    chat_template_kwargs: Mapping[str, Any] | None = None,
+    reasoning_effort: str | None = None,
+    extra_body: Mapping[str, Any] | None = None,
+) -> Ask[str]:
+    """The prompt that a conversation becomes for the model."""
+    values: dict[str, Any] = {"messages": messages, "model": model, "tools": tools}
+    values |= {"add_generation_prompt": add_generation_prompt, "chat_template_kwargs": chat_template_kwargs}
+    values |= {"reasoning_effort": reasoning_effort, **(extra_body or {})}
+    return _post("/apply-template", pooled_answers.read_prompt, values)
+
+
+def _post(path: str, read: Any, values: Mapping[str, Any]) -> Ask[Any]:
+    return Ask("POST", path, read, body=encoded(values))
+
+
+def _picked(model: str | None) -> dict[str, str]:
+    return {} if model is None else {"model": model}
+
+
+def _slot(id_slot: int, action: str, read: Any, filename: str | None, model: str | None) -> Ask[Any]:
+    body = encoded({"filename": filename, "model": model})
+    return Ask("POST", f"/slots/{id_slot}", read, {"action": action, **_picked(model)}, body)

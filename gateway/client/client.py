@@ -1,0 +1,147 @@
+"""The client for threads. What each call sends and reads: `calls`, `generation`."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from types import TracebackType
+from typing import Any, TypeVar
+
+import httpx2
+
+from gateway.client import calls, readiness
+from gateway.client.ask import Ask, Pause, Script, StreamAsk, answer
+from gateway.client.chat_answers import ChatChunk, ChatCompletion
+from gateway.client.completion_answers import CompletionChunk, CompletionResponse
+from gateway.client.errors import ClientError
+from gateway.client.generation import Chat, Completions
+from gateway.client.server import DEFAULT_TIMEOUT_S, DEFAULT_URL, Server, VerifySsl
+from gateway.client.reception import Reception
+from gateway.client.sender import Sender, sent
+from gateway.client.stream import Stream
+
+T = TypeVar("T")
+
+
+class Connection:
+    """Sends calls to one server. May be shared by threads."""
+
+    def __init__(self, server: Server) -> None:
+        self._server = server
+        self._http = httpx2.Client(base_url=server.root, **server.options())
+
+    def send(self, ask: Ask[T]) -> T:
+        """Raises ClientError."""
+        with self._server.translating(ask):
+            response = self._http.request(ask.method, ask.path, **self._server.options_of(ask))
+        return answer(ask, response.status_code, response.headers, response.content)
+
+    def open(self, ask: StreamAsk[T]) -> Stream[T]:
+        """Raises ClientError."""
+        return Stream(self._http, self._server, Reception(ask))
+
+    def run(self, script: Script[T]) -> T:
+        """Takes the steps of a script. Raises ClientError."""
+        reply: Any = None
+        failure: ClientError | None = None
+        while True:
+            try:
+                step = script.send(reply) if failure is None else script.throw(failure)
+            except StopIteration as end:
+                result: T = end.value
+                return result
+            reply = failure = None
+            try:
+                if isinstance(step, Pause):
+                    time.sleep(step.seconds)
+                else:
+                    reply = self.send(step)
+            except ClientError as error:
+                failure = error
+
+    def close(self) -> None:
+        self._http.close()
+
+
+class Embeddings(Sender):
+    create = sent(calls.create_embeddings)
+
+
+class Models(Sender):
+    list = sent(calls.list_models)
+    retrieve = sent(calls.retrieve_model)
+    load = sent(calls.load_model)
+    unload = sent(calls.unload_model)
+
+
+class Slots(Sender):
+    list = sent(calls.list_slots)
+    save = sent(calls.save_slot)
+    restore = sent(calls.restore_slot)
+    erase = sent(calls.erase_slot)
+
+
+class Lora(Sender):
+    list = sent(calls.list_adapters)
+    set_scales = sent(calls.set_scales)
+    load = sent(calls.load_adapter)
+    unload = sent(calls.unload_adapter)
+
+
+class Client(
+    Completions[
+        CompletionResponse,
+        tuple[CompletionResponse, ...],
+        str,
+        Stream[CompletionChunk],
+    ],
+):
+    """A Paddock gateway or a llama-server. Every call raises ClientError; none is repeated by itself."""
+
+    def __init__(
+        self,
+        base_url: str = DEFAULT_URL,
+        api_key: str = "",
+        timeout: float | None = DEFAULT_TIMEOUT_S,
+        verify_ssl: VerifySsl = True,
+        *,
+        headers: Mapping[str, str] | None = None,
+    ) -> None:
+        """`base_url` with or without `/v1`; `timeout` is the server's longest silence in seconds, None: forever."""
+        connection = Connection(Server(base_url, api_key, timeout, verify_ssl, headers or {}))
+        super().__init__(connection.send, connection.open)
+        self._connection = connection
+        self.chat = Chat[ChatCompletion, Stream[ChatChunk]](connection.send, connection.open)
+        self.embeddings = Embeddings(connection.send)
+        self.models = Models(connection.send)
+        self.slots = Slots(connection.send)
+        self.lora = Lora(connection.send)
+
+    def __enter__(self) -> Client:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        self._connection.close()
+
+    health = sent(calls.health)
+    props = sent(calls.props)
+    set_props = sent(calls.set_props)
+    metrics = sent(calls.metrics)
+    embed = sent(calls.embed)
+    rerank = sent(calls.rerank)
+    tokenize = sent(calls.tokenize)
+    detokenize = sent(calls.detokenize)
+    apply_template = sent(calls.apply_template)
+
+    def is_ready(self) -> bool:
+        """Whether calls would be answered now."""
+        return self._connection.run(readiness.is_ready())
+
+    def wait_until_ready(self, timeout: float = 60.0, poll_interval: float = 0.25) -> None:
+        """Seconds both. Raises NotReady."""
+        self._connection.run(readiness.wait_until_ready(timeout, poll_interval))

@@ -1,0 +1,99 @@
+"""A streamed answer without its connection: cuts the bytes into typed items, and knows whether it is complete.
+
+After a break it decides whether and when to ask again: only with a grace that the caller asked for, only once an event
+with an id has come, and for no longer than the server keeps the stream.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping
+from typing import Generic, TypeVar
+
+import msgspec
+
+from gateway.client.ask import StreamAsk, unexpected
+from gateway.client.errors import ClientError, StreamBroken, UnexpectedAnswer, stream_error
+from gateway.client.sse import EventTooLong, SseReader
+
+T = TypeVar("T")
+
+FIRST_PAUSE_S = 0.1
+LONGEST_PAUSE_S = 2.0
+DONE = b"[DONE]"
+
+
+class Reception(Generic[T]):
+    """What has been received of one streamed answer."""
+
+    def __init__(self, ask: StreamAsk[T], clock: Callable[[], float] = time.monotonic) -> None:
+        self.ask = ask
+        self.complete = False
+        self.headers: Mapping[str, str] = {}
+        """Of the connection that is open or was last."""
+        self._clock = clock
+        self._reader = SseReader()
+        self._last_id = ""
+        self._may_end = False
+        self._broke_at: float | None = None
+        self._pause_s = FIRST_PAUSE_S
+
+    def request_headers(self) -> dict[str, str]:
+        headers = {"accept": "text/event-stream", "content-type": "application/json"}
+        if self.ask.resume_grace is not None:
+            headers["x-resume-grace"] = str(self.ask.resume_grace)
+        if self._last_id:
+            headers["last-event-id"] = self._last_id
+        return headers
+
+    def opened(self, headers: Mapping[str, str]) -> None:
+        """A connection stands. Half an event of the one before is forgotten: it comes again."""
+        self.headers = headers
+        self._reader = SseReader()
+
+    def feed(self, chunk: bytes) -> Iterator[T]:
+        """The items that this chunk completes. Raises AnswerError for an error in the stream, UnexpectedAnswer."""
+        try:
+            events = self._reader.feed(chunk)
+        except EventTooLong as error:
+            raise UnexpectedAnswer(f"the stream of {self.ask.path} can't be read: {error}") from None
+        for event in events:
+            if self.complete:
+                return
+            self._last_id = event.id or self._last_id
+            self._broke_at = None
+            if event.data == DONE:
+                self.complete = True
+            else:
+                yield self._item(event.data)
+
+    def ended(self) -> None:
+        """The connection ended in good order. Raises StreamBroken if the answer did not."""
+        if not self.complete and not self._may_end:
+            raise StreamBroken("the stream ended before the answer was complete")
+        self.complete = True
+
+    def pause_s(self, error: ClientError) -> float:
+        """How long to wait before asking again after this break. Raises StreamBroken where that is of no use."""
+        now = self._clock()
+        if self._broke_at is None:
+            self._broke_at, self._pause_s = now, FIRST_PAUSE_S
+        grace = self.ask.resume_grace
+        if grace is None:
+            raise StreamBroken(f"{error}; resume_grace lets a stream go on after a broken connection") from error
+        if not self._last_id:
+            raise StreamBroken(f"{error}; no event with an id had come, so there is nothing to go on from") from error
+        if now + self._pause_s - self._broke_at > grace:
+            raise StreamBroken(f"{error}; could not go on within {grace} s (resume_grace)") from error
+        pause_s, self._pause_s = self._pause_s, min(self._pause_s * 2, LONGEST_PAUSE_S)
+        return pause_s
+
+    def _item(self, data: bytes) -> T:
+        if (error := stream_error(data, self.headers)) is not None:
+            raise error
+        try:
+            item = self.ask.read(data)
+        except msgspec.MsgspecError as why:
+            raise unexpected(f"POST {self.ask.path}", data, why) from None
+        self._may_end = self.ask.last(item)
+        return item

@@ -1,0 +1,206 @@
+"""Streamed answers as iterators, for threads and for tasks. What is received and what a break means: `reception`.
+
+Closing one, leaving its `with` block or leaving a loop over it closes the connection, which ends the call there.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncGenerator, AsyncIterator, Generator, Iterator
+from types import TracebackType
+from typing import Generic, TypeVar
+
+import httpx2
+
+from gateway.client.errors import (
+    ClientError,
+    ConnectionFailed,
+    StreamBroken,
+    Timeout,
+    Unavailable,
+    UnexpectedAnswer,
+    refusal,
+)
+from gateway.client.server import Server
+from gateway.client.reception import Reception
+
+T = TypeVar("T")
+
+BREAKS = (ConnectionFailed, StreamBroken, Timeout)
+"""What a stream may survive."""
+
+NOT_NOW = (ConnectionFailed, Timeout, Unavailable)
+"""What a reconnect may meet and try again."""
+
+
+class Stream(Generic[T]):
+    """Items as they come, each once. Iterating raises ClientError."""
+
+    def __init__(self, http: httpx2.Client, server: Server, reception: Reception[T]) -> None:
+        """Connects, and waits for the server to begin. Raises ClientError."""
+        self._http = http
+        self._server = server
+        self._reception = reception
+        self._response = self._connected()
+        self._items = self._received()
+
+    @property
+    def request_id(self) -> str | None:
+        return self._reception.headers.get("x-request-id")
+
+    def __iter__(self) -> Iterator[T]:
+        with self:
+            yield from self._items
+
+    def __next__(self) -> T:
+        return next(self._items)
+
+    def __enter__(self) -> Stream[T]:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Ends the call on the server, if it still runs."""
+        self._items.close()
+        self._response.close()
+
+    def _received(self) -> Generator[T]:
+        reception = self._reception
+        while not reception.complete:
+            try:
+                with self._server.translating(reception.ask):
+                    for chunk in self._response.iter_bytes():
+                        yield from reception.feed(chunk)
+                reception.ended()
+            except BREAKS as error:
+                if not reception.complete:
+                    self._reconnect(error)
+
+    def _reconnect(self, error: ClientError) -> None:
+        self._response.close()
+        while True:
+            time.sleep(self._reception.pause_s(error))
+            try:
+                self._response = self._connected()
+            except NOT_NOW as again:
+                error = again
+            else:
+                return
+
+    def _connected(self) -> httpx2.Response:
+        request = _request(self._http, self._reception)
+        with self._server.translating(self._reception.ask):
+            response = self._http.send(request, stream=True)
+            if _begins(response):
+                self._reception.opened(response.headers)
+                return response
+            try:
+                body = response.read()
+            finally:
+                response.close()
+        raise _refused(response, body)
+
+
+class AsyncStream(Generic[T]):
+    """The same for tasks."""
+
+    def __init__(
+        self, http: httpx2.AsyncClient, server: Server, reception: Reception[T], response: httpx2.Response
+    ) -> None:
+        """Made by `open`."""
+        self._http = http
+        self._server = server
+        self._reception = reception
+        self._response = response
+        self._items = self._received()
+
+    @classmethod
+    async def open(cls, http: httpx2.AsyncClient, server: Server, reception: Reception[T]) -> AsyncStream[T]:
+        """Connects, and waits for the server to begin. Raises ClientError."""
+        return cls(http, server, reception, await _connected(http, server, reception))
+
+    @property
+    def request_id(self) -> str | None:
+        return self._reception.headers.get("x-request-id")
+
+    async def __aiter__(self) -> AsyncIterator[T]:
+        async with self:
+            async for item in self._items:
+                yield item
+
+    async def __anext__(self) -> T:
+        return await anext(self._items)
+
+    async def __aenter__(self) -> AsyncStream[T]:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        """Ends the call on the server, if it still runs."""
+        await self._items.aclose()
+        await self._response.aclose()
+
+    async def _received(self) -> AsyncGenerator[T]:
+        reception = self._reception
+        while not reception.complete:
+            try:
+                with self._server.translating(reception.ask):
+                    async for chunk in self._response.aiter_bytes():
+                        for item in reception.feed(chunk):
+                            yield item
+                reception.ended()
+            except BREAKS as error:
+                if not reception.complete:
+                    await self._reconnect(error)
+
+    async def _reconnect(self, error: ClientError) -> None:
+        await self._response.aclose()
+        while True:
+            await asyncio.sleep(self._reception.pause_s(error))
+            try:
+                self._response = await _connected(self._http, self._server, self._reception)
+            except NOT_NOW as again:
+                error = again
+            else:
+                return
+
+
+async def _connected(http: httpx2.AsyncClient, server: Server, reception: Reception[T]) -> httpx2.Response:
+    request = _request(http, reception)
+    with server.translating(reception.ask):
+        response = await http.send(request, stream=True)
+        if _begins(response):
+            reception.opened(response.headers)
+            return response
+        try:
+            body = await response.aread()
+        finally:
+            await response.aclose()
+    raise _refused(response, body)
+
+
+def _request(http: httpx2.Client | httpx2.AsyncClient, reception: Reception[T]) -> httpx2.Request:
+    return http.build_request(
+        "POST", reception.ask.path, content=reception.ask.body, headers=reception.request_headers()
+    )
+
+
+def _begins(response: httpx2.Response) -> bool:
+    kind: str = response.headers.get("content-type", "")
+    return response.status_code == 200 and kind.startswith("text/event-stream")
+
+
+def _refused(response: httpx2.Response, body: bytes) -> ClientError:
+    if response.status_code != 200:
+        return refusal(response.status_code, response.headers, body)
+    kind = response.headers.get("content-type", "of no type")
+    return UnexpectedAnswer(f"{response.url} answered with {kind} instead of a stream; check the base URL")
