@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import secrets
 import shutil
+import signal
 import sys
 import time
 from collections.abc import Iterator
@@ -34,7 +35,10 @@ NUM_TOKENS = 12
 
 
 @contextmanager
-def worker(redis: RedisServer, folder: Path, name: str, *flags: str, model: Path = DEMO) -> Iterator[str]:
+def worker(
+    redis: RedisServer, folder: Path, name: str, *flags: str, model: Path = DEMO, drained: bool = False
+) -> Iterator[str]:
+    """`drained`: it is told to stop at the end, and must, instead of being killed."""
     argv = [sys.executable, "-m", "workers.cli", "worker", "--model", str(model), "--alias", name]
     argv += ["--redis-url", redis.url, "--worker-id", name, "--slots", "2", "--kv-tokens", "1024", "--ctx", "512"]
     argv += ["--llama", '{"n_threads": 1}', "--state-dir", str(folder / "state"), *flags]
@@ -46,6 +50,9 @@ def worker(redis: RedisServer, folder: Path, name: str, *flags: str, model: Path
             time.sleep(0.02)
         assert isinstance(record, bytes)
         yield decode_heartbeat(record).address
+        if drained:
+            process.signal(signal.SIGTERM)
+            assert process.wait() == 0, process.errors()
     finally:
         process.kill()
         redis.client.delete(keys.worker(name, name))
@@ -72,14 +79,19 @@ class Client:
         return f"{self.name}-{self.number}"
 
     async def say(
-        self, prompt: str, tenant: str = "red", salt: str = "", adapters: tuple[AdapterUse, ...] = ()
+        self,
+        prompt: str,
+        tenant: str = "red",
+        salt: str = "",
+        adapters: tuple[AdapterUse, ...] = (),
+        max_tokens: int = NUM_TOKENS,
     ) -> tuple[str, int]:
         """-> the answer, greedy, and how many of its prompt's tokens were cached."""
         self.number += 1
         request = GenerateRequest(
             prompt=prompt,
             sampling=Sampling(temperature=0),
-            max_tokens=NUM_TOKENS,
+            max_tokens=max_tokens,
             ignore_eos=True,
             cache_salt=salt,
             adapters=adapters,
