@@ -54,6 +54,11 @@ class Answers:
         reads = bool(request.tools) or self.family.thought is not None or self.family.always
         return self.controls if reads and _is_chat(request) else NONE
 
+    def text(self, prompt: Sequence[int]) -> str:
+        """A prompt as the model reads it, control tokens written out; empty without a vocabulary."""
+        pieces = map(self._vocab.special_piece, prompt) if self._vocab is not None else ()
+        return b"".join(pieces).decode("utf-8", "replace")
+
     def opens_thought(self, prompt: Sequence[int]) -> bool:
         """Whether the prompt leaves the model in the middle of a thought."""
         if self._vocab is None or self.family.thought is None:

@@ -27,6 +27,8 @@ class Thought:
     close: str
     closing: str = ""
     """What is said for the model to close it, ending in `close`; empty: `close`."""
+    ends: tuple[str, ...] = ()
+    """Other marks that end it: those of calls, for models that call without closing their thought."""
     is_open: bool = False
     """The prompt ends within a thought."""
     budget: int = UNBOUNDED
@@ -61,6 +63,9 @@ class ThoughtMask:
         self._budget = thought.budget
         self._open, self._close = thought.open.encode(), thought.close.encode()
         self._closing = thought.closing.encode() or self._close
+        self._ends = tuple(mark.encode() for mark in thought.ends)
+        self._reach = max(map(len, (self._close, self._closing, b"1234", *self._ends))) - 1
+        """So much of what was said last may belong to a mark, or to a character."""
         self._place = _Place.BEFORE
         self._tail = b""
         """What was said last, as far as it may belong to a tag."""
@@ -124,10 +129,10 @@ class ThoughtMask:
 
     def _think(self, piece: bytes) -> None:
         self._tail += piece
-        if self._close in self._tail:
+        if any(mark in self._tail for mark in (self._close, *self._ends)):
             self._end_thought()
             return
-        self._tail = self._tail[-max(len(self._close) - 1, len(self._closing) - 1, 3) :]
+        self._tail = self._tail[-self._reach :]
         self._left -= 1
         if self._budget != UNBOUNDED and self._left <= 0 and _is_whole(self._tail):
             self._close_thought()
@@ -174,10 +179,11 @@ class ThoughtMask:
         self._place, self._tail, self._tag_only = _Place.AFTER, b"", False
 
     def _leaves_thought(self, token: int) -> bool:
-        """Whether it ends the answer, or goes on behind the closing tag, where the constraint would not see it."""
-        if token in self._words.eog:
+        """Whether it ends the answer, or begins what the constraint would not see: a call, or more than the tag."""
+        text = self._tail + self._words.special_piece(token)
+        if token in self._words.eog or any(mark in text for mark in self._ends):
             return True
-        _, tag, rest = (self._tail + self._words.special_piece(token)).partition(self._close)
+        _, tag, rest = text.partition(self._close)
         return bool(tag and rest.strip())
 
     def _furthers_tag(self, token: int) -> bool:

@@ -8,33 +8,40 @@ from __future__ import annotations
 import asyncio
 import itertools
 import math
+import secrets
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from msgspec.structs import asdict
+from msgspec.structs import asdict, replace
 
 from workers.chat.answers import Answers
 from workers.chat.prompts import Prompts
 from workers.chat.tools import CallPiece, Parser, Piece, ReasoningPiece
 from workers.chat.tools.hermes import HERMES
+from workers.constraint.thought import UNBOUNDED, Thought
 from workers.engine.request import EngineRequest, TokenMask
+from workers.llama.stages import MAX_SEED, settled
 from workers.protocol.events import (
     CallEvent,
     Failed,
     Finished,
     FinishReason,
     Logprobs,
+    Progress,
     Reasoning,
+    Settings,
     Started,
     Text,
     Timings,
+    TimingsSoFar,
+    Tokens,
     ToolCallDelta,
     Usage,
 )
 from workers.protocol.failures import CallFailed, Failure, FailureCode
-from workers.protocol.requests import Cancel, GenerateRequest, Sampling, Submit
+from workers.protocol.requests import Cancel, GenerateRequest, Sampling, Submit, Thinking
 from workers.service.metrics import WorkerMetrics
 from workers.service.stream import EventHub, GatewayBook, Listing
 
@@ -43,9 +50,16 @@ LONG_PROMPT_CHARS = 4096
 
 MAX_EARLY_CANCELS = 1024
 
+PASSED_ON = (Logprobs, Tokens, TimingsSoFar, Progress)
+"""Events that leave as they are."""
+
 
 class Engine(Protocol):
     """What the desk needs of an engine. Its events come to `CallDesk.deliver`, with `call` = the key given here."""
+
+    @property
+    def n_ctx(self) -> int:
+        """Longest single conversation, tokens."""
 
     def submit(self, request: EngineRequest) -> None:
         """Takes the call, without waiting for a slot. Raises CallFailed."""
@@ -61,8 +75,11 @@ class Constraints(Protocol):
     def counts(self) -> dict[str, int]:
         """What became of those that were asked for so far, by outcome (`workers.service.metrics.FORM_OUTCOMES`)."""
 
-    def answer_mask(self, request: GenerateRequest) -> TokenMask | None:
-        """What keeps this answer to its form; None: it has none. May block for seconds. Raises CallFailed."""
+    def answer_mask(self, request: GenerateRequest, thought: Thought | None = None) -> TokenMask | None:
+        """What keeps this answer to its form, and what precedes it to the bound of `thought`; None: nothing has to.
+
+        May block for seconds. Raises CallFailed.
+        """
 
 
 @dataclass(slots=True, eq=False)
@@ -80,6 +97,8 @@ class LiveCall:
     """Tokens whose text the parser has seen."""
     num_prompt_tokens: int = 0
     num_cached_tokens: int = 0
+    settings: Settings | None = None
+    """To be told when it starts."""
     outcome: asyncio.Future[int | Failure] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
     """What the submit came to: the number of prompt tokens, or why it was refused."""
 
@@ -173,8 +192,8 @@ class CallDesk:
                     _append_pieces(frame, call, call.parser.feed(event.text))
                     if call.parser.is_over:
                         self._end_early(call, step, frame)
-            elif isinstance(event, Logprobs):
-                frame.append(Logprobs(listing.number, event.chosen, event.top))
+            elif isinstance(event, PASSED_ON):
+                frame.append(replace(event, call=listing.number))
             else:
                 self._file(event, call, step, frame)
         self._metrics.predicted_tokens += num_tokens
@@ -197,12 +216,16 @@ class CallDesk:
         call = self._calls[key] = LiveCall(listing)
         outcome: int | Failure = Failure(FailureCode.INTERNAL, "the worker could not begin the call; its log says why")
         try:
-            mask = await self._mask(request)
             tokens, num_public = await self._prompt(request)
+            mask = await self._mask(request, tokens)
+            sampling = self._sampling(request.sampling)
+            if "settings" in request.tell:
+                sampling = _with_seed(sampling)
+                call.settings = await asyncio.to_thread(self._settings, listing.number, tokens, sampling)
             if key not in self._calls:
                 raise CallFailed(_cancelled(submit.call))
             call.parser = self._answers.parser(request, tokens)
-            await self._hand_over(self._engine_request(key, tokens, num_public, mask, submit), submit)
+            await self._hand_over(self._engine_request(key, tokens, num_public, mask, sampling, submit), submit)
             outcome = len(tokens)
         except CallFailed as failed:
             outcome = failed.failure
@@ -213,7 +236,13 @@ class CallDesk:
         return outcome
 
     def _engine_request(
-        self, key: int, tokens: Sequence[int], num_public: int, mask: TokenMask | None, submit: Submit
+        self,
+        key: int,
+        tokens: Sequence[int],
+        num_public: int,
+        mask: TokenMask | None,
+        sampling: Sampling,
+        submit: Submit,
     ) -> EngineRequest:
         request = submit.request
         return EngineRequest(
@@ -221,7 +250,7 @@ class CallDesk:
             tokens,
             request.max_tokens,
             request.stop,
-            self._sampling(request.sampling),
+            sampling,
             request.ignore_eos,
             submit.request_id,
             tenant=submit.tenant,
@@ -238,6 +267,9 @@ class CallDesk:
             special=request.special,
             written=self._answers.written(request),
             mask=mask,
+            max_predict_ms=request.max_predict_ms,
+            slot=request.slot,
+            tell=request.tell,
         )
 
     async def _hand_over(self, request: EngineRequest, submit: Submit) -> None:
@@ -251,12 +283,31 @@ class CallDesk:
             self._engine.cancel(request.key)
             raise CallFailed(_cancelled(submit.call))
 
-    async def _mask(self, request: GenerateRequest) -> TokenMask | None:
-        if not (request.constraint or request.forced_tools or any(tool.strict for tool in request.tools)):
+    async def _mask(self, request: GenerateRequest, prompt: Sequence[int]) -> TokenMask | None:
+        thought = self._thought(request, prompt)
+        is_bounded = thought is not None and thought.budget != UNBOUNDED
+        has_form = request.constraint or request.forced_tools or any(tool.strict for tool in request.tools)
+        if not (has_form or is_bounded):
             return None
         if self._constraints is None:
             raise CallFailed(Failure(FailureCode.UNSUPPORTED, "this worker can't keep answers to a form"))
-        return await asyncio.to_thread(self._constraints.answer_mask, request)
+        return await asyncio.to_thread(self._constraints.answer_mask, request, thought)
+
+    def _thought(self, request: GenerateRequest, prompt: Sequence[int]) -> Thought | None:
+        """What the model may think before its answer; None: nothing, or it is not known where that would end."""
+        family, thinking = self._answers.family, request.thinking
+        marks = family.thought
+        is_chat = request.prompt is None and request.infill is None
+        if marks is None or not (is_chat or thinking.budget != UNBOUNDED):
+            return None
+        is_open = self._answers.opens_thought(prompt)
+        if not is_open and _is_off(thinking):
+            return None
+        ends = family.syntax.triggers if marks.until_call and request.tools else ()
+        return Thought(marks.open.strip(), marks.close.strip(), marks.close, ends, is_open, thinking.budget)
+
+    def _settings(self, number: int, prompt: Sequence[int], sampling: Sampling) -> Settings:
+        return Settings(number, self._answers.text(prompt), settled(sampling, self._engine.n_ctx))
 
     async def _prompt(self, request: GenerateRequest) -> tuple[Sequence[int], int]:
         """The prompt's tokens, and how many of them are everybody's. Raises CallFailed."""
@@ -293,6 +344,8 @@ class CallDesk:
                 call.num_prompt_tokens, call.num_cached_tokens = event.num_prompt_tokens, event.num_cached_tokens
                 self._metrics.started(event, call.started_at - call.submitted_at)
                 frame.append(Started(listing.number, event.slot, event.num_prompt_tokens, event.num_cached_tokens))
+                if call.settings is not None:
+                    frame.append(call.settings)
             case Finished():
                 reason = event.reason
                 if call.parser is not None:
@@ -301,7 +354,7 @@ class CallDesk:
                     if call.parser.num_calls and reason is FinishReason.STOP:
                         reason = FinishReason.TOOL_CALLS
                 self._metrics.finished(event, reason, time.monotonic() - call.submitted_at)
-                frame.append(Finished(listing.number, reason, event.usage, event.timings, event.stop))
+                frame.append(replace(event, call=listing.number, reason=reason))
                 self._end(call, step)
             case Failed():
                 if call.parser is not None:
@@ -356,6 +409,15 @@ def _append_pieces(frame: list[CallEvent], call: LiveCall, pieces: list[Piece]) 
             frame.append(Reasoning(number, piece.text, num_tokens))
         else:
             frame.append(Text(number, piece.text, num_tokens))
+
+
+def _with_seed(sampling: Sampling) -> Sampling:
+    """The caller is to be told the seed, so it is drawn here and not by the engine."""
+    return sampling if sampling.seed is not None else replace(sampling, seed=secrets.randbelow(MAX_SEED + 1))
+
+
+def _is_off(thinking: Thinking) -> bool:
+    return thinking.enabled is False or thinking.effort == "none"
 
 
 def _cancelled(call: int) -> Failure:

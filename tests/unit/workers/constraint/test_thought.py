@@ -208,6 +208,18 @@ def test_a_thought_may_be_closed_with_more_than_its_tag(vocab: Vocab, compiler: 
     assert model.say("</a>2") == "</a>\n<b>", "it had begun"
 
 
+@pytest.mark.parametrize("mark", ["<tool_call>", "<call>"], ids=["short", "long"])
+def test_a_call_may_end_a_thought(vocab: Vocab, compiler: Compiler, mark: str) -> None:
+    thought = Thought(*LONG_TAGS, ends=(mark,), is_open=True, budget=12)
+    model, _ = speaker(vocab, compiler, thought)
+    said = f"1 {mark}" + '{"name": "f", "arguments": {"a": 1, "b": 2, "c": 3}} and so on, with no bound'
+    assert model.say(said) == said
+    constrained, mask = speaker(vocab, compiler, thought, NUMBER)
+    assert constrained.say(f"1 {mark}") == f"1 {mark[: 0 if mark == '<tool_call>' else -1]}</think>"
+    assert constrained.say("345") == "345"
+    assert mask.is_done
+
+
 def test_a_character_is_not_cut_by_a_budget(vocab: Vocab, compiler: Compiler) -> None:
     model, _ = speaker(vocab, compiler, Thought(*LONG_TAGS, is_open=True, budget=2))
     assert model.say("1üü") == "1ü</think>"

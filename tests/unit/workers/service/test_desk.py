@@ -39,6 +39,8 @@ TIMINGS = Timings(cache_n=1, prompt_n=3, prompt_ms=2.0, predicted_n=3, predicted
 class RecordingEngine:
     """Takes everything, says nothing by itself."""
 
+    n_ctx = 512
+
     def __init__(self) -> None:
         self.taken: list[EngineRequest] = []
         self.cancelled: list[int] = []
@@ -72,8 +74,8 @@ class Bench:
         self.tokenizer = WordTokenizer()
         self.hub = EventHub("boot", grace_s=60)
         self.metrics = WorkerMetrics("m", lambda: EngineLoad(4, 1, 2, 100, 25))
-        prompts = Prompts(ChatTemplate("{{ messages[0].content }} {{ tools }}"), self.tokenizer, num_tokens=9)
-        self.desk = CallDesk(self.hub, self.engine, prompts, self.metrics, defaults or Sampling())
+        self.prompts = Prompts(ChatTemplate("{{ messages[0].content }} {{ tools }}"), self.tokenizer, num_tokens=9)
+        self.desk = CallDesk(self.hub, self.engine, self.prompts, self.metrics, defaults or Sampling())
         self.feeds = {name: self.hub.attach(name, None) for name in ("g", "h")}
 
     def sent(self, gateway: str = "g") -> list[CallEvent]:
