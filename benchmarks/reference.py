@@ -8,6 +8,7 @@ minutes on two cores and happens once per version.
 from __future__ import annotations
 
 import importlib.metadata
+import json
 import os
 import subprocess
 import sys
@@ -15,6 +16,8 @@ import tarfile
 import time
 import venv
 from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
 
 
 def bench_dir() -> Path:
@@ -53,7 +56,9 @@ def sdist_source() -> Path:
 def llama_server() -> Path:
     """The llama-server binary, built on first use with the options the worker's library is built with."""
     source = sdist_source() / "vendor" / "llama.cpp"
-    build = bench_dir() / f"build-{importlib.metadata.version('llama-cpp-python')}"
+    flags = _build_flags()
+    kind = "-no-tiles" if flags else ""
+    build = bench_dir() / f"build-{importlib.metadata.version('llama-cpp-python')}{kind}"
     binary = build / "bin" / "llama-server"
     if binary.exists():
         return binary
@@ -61,10 +66,19 @@ def llama_server() -> Path:
     began = time.monotonic()
     options = ["-DCMAKE_BUILD_TYPE=Release", "-DLLAMA_CURL=OFF", "-DLLAMA_OPENSSL=OFF", "-DLLAMA_BUILD_TESTS=OFF"]
     ninja = f"-DCMAKE_MAKE_PROGRAM={_tool('ninja')}"
-    subprocess.run([_tool("cmake"), "-S", source, "-B", build, "-G", "Ninja", ninja, *options], check=True)
+    subprocess.run(
+        [_tool("cmake"), "-S", source, "-B", build, "-G", "Ninja", ninja, *options], check=True, env=os.environ | flags
+    )
     subprocess.run([_tool("cmake"), "--build", build, "--target", "llama-server"], check=True)
     print(f"built in {time.monotonic() - began:.0f} s", flush=True)
     return binary
+
+
+def _build_flags() -> dict[str, str]:
+    """Variables that the worker's library was built with on this machine (deploy/tiles.py)."""
+    told = subprocess.run([sys.executable, ROOT / "deploy" / "tiles.py"], check=True, capture_output=True)
+    flags: dict[str, str] = json.loads(told.stdout)
+    return flags
 
 
 def python_server() -> Path:

@@ -26,6 +26,8 @@ from collections import deque
 from collections.abc import Iterator
 from pathlib import Path
 
+import tiles
+
 ROOT = Path(__file__).resolve().parents[1]
 VENV = Path(os.environ.get("PADDOCK_VENV") or ROOT / ".venv")
 PYTHON = VENV / "bin" / "python"
@@ -61,6 +63,7 @@ def main() -> int:
         if satisfied(wish):
             return 0
         say(f"installing into {VENV.name} (locked versions, checked by hash)")
+        leave_broken_tiles_out()
         make_venv()
         # Not whole, so the next run installs again; but it knows for which processor or GPU.
         STAMP.write_text(json.dumps({"cmake_args": wish["cmake_args"]}))
@@ -102,6 +105,7 @@ def fingerprint(dev: bool) -> dict[str, str | None]:
         "project": digest((ROOT / "pyproject.toml").read_bytes(), str(ROOT).encode()),
         "python": sys.version,
         "cmake_args": os.environ.get("CMAKE_ARGS", ""),
+        "recipe": digest(Path(tiles.__file__).read_bytes()),
     }
 
 
@@ -113,6 +117,13 @@ def keep_cmake_args() -> None:
     if kept:
         say(f"CMAKE_ARGS is unset; keeping the build made with {kept!r} (for another one: make CMAKE_ARGS=... TARGET)")
         os.environ["CMAKE_ARGS"] = kept
+
+
+def leave_broken_tiles_out() -> None:
+    flags = tiles.build_environment()
+    if flags:
+        say("this compiler, or this machine, gets the processor's AMX tiles wrong: llama.cpp is built without them")
+        os.environ.update(flags)
 
 
 def stamp() -> dict[str, str | None]:

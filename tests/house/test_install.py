@@ -23,6 +23,7 @@ def install() -> ModuleType:
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
+    sys.path.insert(0, str(ROOT / "deploy"))  # where it runs as a script, its folder is searched
     spec.loader.exec_module(module)
     return module
 
