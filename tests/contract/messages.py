@@ -12,10 +12,15 @@ from workers.protocol.events import (
     Finished,
     FinishReason,
     Logprobs,
+    Progress,
+    Reasoning,
+    Settings,
     Started,
     Text,
     Timings,
+    TimingsSoFar,
     TokenLogprob,
+    Tokens,
     ToolCallDelta,
     Usage,
 )
@@ -30,6 +35,7 @@ from workers.protocol.requests import (
     Message,
     Sampling,
     Submit,
+    Thinking,
     Tool,
     ToolCall,
 )
@@ -49,6 +55,11 @@ TEXT = Text(7, 'Grüße, "Welt"\n', 2)
 LOGPROBS = Logprobs(
     7, TokenLogprob(313, b"\xc3", -0.25), (TokenLogprob(313, b"\xc3", -0.25), TokenLogprob(2, b"<|im_end|>", -2.5))
 )
+REASONING = Reasoning(7, "Let me see.\n", 4)
+SETTINGS = Settings(7, "<s>Grüße", Sampling(temperature=0.5, samplers=("top_k", "temperature"), seed=4294967294))
+PROGRESS = Progress(7, 42, 16, 32, 250)
+TOKENS = Tokens(7, (313, 2))
+TIMINGS_SO_FAR = TimingsSoFar(7, Timings(cache_n=16, prompt_n=26, prompt_ms=3.5, predicted_n=1, predicted_ms=0.0))
 TOOL_CALL_BEGUN = ToolCallDelta(8, 0, "call_1f", "get_weather", "", 9)
 TOOL_CALL_DELTA = ToolCallDelta(8, 0, "", "", '{"city":', 3)
 FINISHED = Finished(
@@ -98,6 +109,10 @@ SAMPLED_SUBMIT = Submit(
         priority=-3,
         context_shift=True,
         n_keep=-1,
+        thinking=Thinking(enabled=True, effort="low", budget=256, split=False),
+        max_predict_ms=2500,
+        slot=3,
+        tell=("progress", "timings", "tokens", "settings"),
     ),
     tenant="team-a",
     deadline=1700000000.5,
@@ -159,9 +174,15 @@ MESSAGES = {
     "event_started.json": STARTED,
     "event_text.json": TEXT,
     "event_logprobs.json": LOGPROBS,
+    "event_reasoning.json": REASONING,
+    "event_settings.json": SETTINGS,
+    "event_progress.json": PROGRESS,
+    "event_tokens.json": TOKENS,
+    "event_timings_so_far.json": TIMINGS_SO_FAR,
     "event_tool_call_begun.json": TOOL_CALL_BEGUN,
     "event_tool_call_delta.json": TOOL_CALL_DELTA,
     "event_finished.json": FINISHED,
+    "event_finished_truncated.json": msgspec.structs.replace(FINISHED, stop=None, truncated=True),
     "event_failed.json": FAILED,
     "heartbeat.json": HEARTBEAT,
     "heartbeat_embed.json": msgspec.structs.replace(HEARTBEAT, kind="embed"),

@@ -102,7 +102,7 @@ class Settings(msgspec.Struct, frozen=True, array_like=True, tag="e"):
     prompt: str
     """The prompt's text, as the model reads it."""
     sampling: Sampling
-    """The model's defaults under the caller's values; what neither set is llama-server's default. With the seed used."""
+    """The model's defaults under the caller's values; what neither set is llama-server's default. With the seed."""
 
 
 class Progress(msgspec.Struct, frozen=True, array_like=True, tag="g"):
@@ -139,7 +139,7 @@ class Finished(msgspec.Struct, frozen=True, array_like=True, tag="f"):
     stop: str | None = None
     """The stop string that ended the answer, if one did."""
     truncated: bool = False
-    """The conversation outgrew the context and was shifted."""
+    """The conversation outgrew the context: it was shifted, or ended there."""
 
 
 class Failed(msgspec.Struct, frozen=True, array_like=True, tag="x"):
