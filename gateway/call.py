@@ -34,3 +34,7 @@ class Call:
     """time.monotonic() after which nobody waits for the answer any more."""
     queue_deadline: float
     """time.monotonic() after which the call stops waiting for a slot."""
+    begin_by: float = 0.0
+    """Unix time by which the caller would like the answer to have begun; 0: it did not say."""
+    adapter: str = ""
+    """The LoRA adapter that was called by its name."""

@@ -9,8 +9,11 @@ PaddockError                     status  type
 ├── AuthenticationFailed         401     authentication_error
 ├── PermissionDenied             403     permission_error
 ├── NotFound                     404     not_found_error
-│   └── ModelNotFound            404       code model_not_found
+│   ├── ModelNotFound            404       code model_not_found
+│   ├── ResponseNotFound         404       code response_not_found
+│   └── StreamGone               404       code stream_gone
 ├── MethodNotAllowed             405     invalid_request_error
+├── NotSupported                 501     not_supported_error
 ├── QueueFull                    429     rate_limit_error
 ├── Unavailable                  503     unavailable_error
 │   ├── QueueTimeout             503       code queue_timeout
@@ -88,6 +91,14 @@ class ModelNotFound(NotFound):
     code = "model_not_found"
 
 
+class ResponseNotFound(NotFound):
+    code = "response_not_found"
+
+
+class StreamGone(NotFound):
+    code = "stream_gone"
+
+
 class MethodNotAllowed(PaddockError):
     status = 405
     type = "invalid_request_error"
@@ -97,6 +108,14 @@ class MethodNotAllowed(PaddockError):
         super().__init__(message)
         self.allow = allow
         """The method that the route takes, for the header of that name."""
+
+
+class NotSupported(PaddockError):
+    """What is asked can be had elsewhere: no model here, or not the one that is named, does it."""
+
+    status = 501
+    type = "not_supported_error"
+    code = "not_supported"
 
 
 class QueueFull(PaddockError):

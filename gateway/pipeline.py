@@ -17,6 +17,7 @@ from typing import Protocol
 from msgspec.structs import replace as replace_struct
 
 from gateway.call import Call, Principal
+from gateway.catalog.kinds import check_kind
 from gateway.catalog.names import Names
 from gateway.errors import ClientTooSlow, Stopping
 from gateway.relay.cutoff import Cutoff
@@ -27,7 +28,7 @@ from gateway.telemetry.metrics import Metrics
 from gateway.telemetry.trail import Trail
 from workers.protocol.events import CallEvent, Failed, Finished, Started
 from workers.protocol.failures import RETRYABLE, CallFailed, Failure, FailureCode
-from workers.protocol.heartbeat import Heartbeat
+from workers.protocol.heartbeat import Heartbeat, WorkerKind
 from workers.protocol.pooled import POOL_PATH, PoolRequest, PoolResult, decode_result
 from workers.protocol.requests import GenerateRequest
 
@@ -141,13 +142,20 @@ class Pipeline:
         for cutoff in self._under_way:
             cutoff.cut(Stopping("This gateway stopped before the answer was complete. Send the request again."))
 
-    def call(self, principal: Principal, alias: str, trail: Trail) -> Call:
-        """With no `alias`: the only model there is. Raises Stopping, ModelNotFound, PermissionDenied."""
+    def call(
+        self, principal: Principal, alias: str, trail: Trail, kind: WorkerKind | None = None, begin_by: float = 0.0
+    ) -> Call:
+        """With no `alias`: the only model there is. `kind`: what the model is to do; None: what any model can.
+
+        `begin_by` as in `Call`. Raises Stopping, ModelNotFound, PermissionDenied, NotSupported where the model does something else.
+        """
         if self._stopping:
             raise Stopping("This gateway is stopping. Send the request again.", retry_after_s=1.0)
         model = self._names.resolve(alias, principal, self._fleet.snapshot.models)
         alias = alias or model
         trail.alias, trail.model = alias, model
+        if kind is not None:
+            check_kind(alias, kind, self._fleet.snapshot.workers.get(model, ()))
         return Call(
             request_id=trail.request_id,
             principal=principal,
@@ -156,6 +164,7 @@ class Pipeline:
             received_at=trail.received_at,
             deadline=trail.received_at + self._limits.request_timeout_s,
             queue_deadline=trail.received_at + self._limits.queue_timeout_s,
+            begin_by=begin_by,
         )
 
     @asynccontextmanager
@@ -220,7 +229,7 @@ class Pipeline:
                 failure: Failure
                 try:
                     async with self._relay.passage(
-                        place, request, call.principal.team, call.request_id, lambda: cutoff.cut(slow)
+                        place, request, call.principal.team, call.request_id, lambda: cutoff.cut(slow), call.begin_by
                     ) as mailbox:
                         first = await mailbox.peek()
                         if not isinstance(first, Failed):

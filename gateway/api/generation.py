@@ -16,6 +16,7 @@ from gateway.api.diagnostics import answer_headers, trail_of
 from gateway.api.dialect import AskedT, Dialect, StreamWriter
 from gateway.api.errors import note_error, send_error, shape_of
 from gateway.api.presence import while_present
+from gateway.api.slo import read_begin_by
 from gateway.api.streaming import EventStream
 from gateway.call import Call
 from gateway.choices import Choices, choices
@@ -58,7 +59,7 @@ class Generation(Generic[AskedT]):
         principal = self._keys.authenticate(scope["headers"])
         trail.team, trail.key_id = principal.team, principal.key_id
         asked = self._dialect.read(await read_body(scope, receive, self._max_body_bytes), scope)
-        call = self._pipeline.call(principal, asked.model, trail)
+        call = self._pipeline.call(principal, asked.model, trail, "generate", read_begin_by(scope))
         async with while_present(receive):
             if asked.stream:
                 await self._stream(asked, call, trail, scope, receive, send)

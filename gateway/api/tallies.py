@@ -4,17 +4,20 @@ from __future__ import annotations
 
 from typing import Any
 
-from workers.protocol.events import Timings, Usage
+from workers.protocol.events import Progress, Timings, Usage
 
 
-def usage_object(usage: Usage) -> dict[str, Any]:
-    """OpenAI's API reference, `usage` of a completion."""
-    return {
+def usage_object(usage: Usage, num_thought: int = 0) -> dict[str, Any]:
+    """OpenAI's API reference, `usage` of a completion; `num_thought` of its tokens were thought, not said."""
+    document: dict[str, Any] = {
         "prompt_tokens": usage.prompt_tokens,
         "completion_tokens": usage.completion_tokens,
         "total_tokens": usage.prompt_tokens + usage.completion_tokens,
         "prompt_tokens_details": {"cached_tokens": usage.cached_tokens},
     }
+    if num_thought:
+        document["completion_tokens_details"] = {"reasoning_tokens": num_thought}
+    return document
 
 
 def timings_object(timings: Timings) -> dict[str, Any]:
@@ -27,6 +30,16 @@ def timings_object(timings: Timings) -> dict[str, Any]:
         "predicted_n": timings.predicted_n,
         "predicted_ms": timings.predicted_ms,
         **_rates("predicted", timings.predicted_n, timings.predicted_ms),
+    }
+
+
+def progress_object(progress: Progress) -> dict[str, int]:
+    """tools/server/README.md of llama.cpp, `prompt_progress`."""
+    return {
+        "total": progress.total,
+        "cache": progress.cache,
+        "processed": progress.processed,
+        "time_ms": progress.time_ms,
     }
 
 

@@ -92,7 +92,13 @@ class Relay:
 
     @asynccontextmanager
     async def passage(
-        self, place: Place, request: GenerateRequest, tenant: str, request_id: str, on_overflow: Callable[[], None]
+        self,
+        place: Place,
+        request: GenerateRequest,
+        tenant: str,
+        request_id: str,
+        on_overflow: Callable[[], None],
+        begin_by: float = 0.0,
     ) -> AsyncIterator[Mailbox]:
         """Submit a call; leaving the block before its end cancels it on the worker, without waiting.
 
@@ -104,7 +110,14 @@ class Relay:
             raise CallFailed(Failure(FailureCode.WORKER_LOST, message))
         number = next(self._numbers)
         mailbox = Mailbox(self._buffer_events, on_overflow)
-        submit = Submit(gateway=self._gateway_id, call=number, request=request, tenant=tenant, request_id=request_id)
+        submit = Submit(
+            gateway=self._gateway_id,
+            call=number,
+            request=request,
+            tenant=tenant,
+            request_id=request_id,
+            deadline=begin_by,
+        )
         line.stream.attach(number, mailbox)
         # The answer may overtake the 202, and the worker may die before it: one mailbox takes whatever comes first.
         submitting = line.group.create_task(self._submit(line, submit, mailbox))

@@ -1,26 +1,38 @@
 """Writes OpenAI's chat dialect as the chunks of a stream.
 
-Source of the shapes: OpenAI's API reference, "chat completion chunk object"; `reasoning_content` and `timings` are
-llama-server's (tools/server/README.md of llama.cpp).
+Source of the shapes: OpenAI's API reference, "chat completion chunk object"; `reasoning_content`, `timings`,
+`prompt_progress` and `tokens` are llama-server's (tools/server/README.md of llama.cpp).
 """
 
 from __future__ import annotations
 
-import time
 from typing import Any
 
 import msgspec
 
 from gateway.api.openai.chat_request import ChatRequest
 from gateway.api.openai.error_shape import error_body
-from gateway.api.openai.ids import completion_id
+from gateway.api.openai.ids import chat_id
 from gateway.api.openai.logprobs import LogprobsCollector, logprobs_object
+from gateway.api.openai.stream_head import StreamHead
+from gateway.api.openai.stream_usage import StreamUsage
 from gateway.api.streaming import DONE, data
-from gateway.api.tallies import timings_object, usage_object
+from gateway.api.tallies import progress_object, timings_object
 from gateway.call import Call
-from gateway.choices import usage_of
 from gateway.errors import PaddockError
-from workers.protocol.events import CallEvent, Finished, Logprobs, Reasoning, Text, Timings, ToolCallDelta
+from workers.protocol.events import (
+    CallEvent,
+    Finished,
+    FinishReason,
+    Logprobs,
+    Progress,
+    Reasoning,
+    Started,
+    Text,
+    TimingsSoFar,
+    Tokens,
+    ToolCallDelta,
+)
 
 _encode = msgspec.json.Encoder().encode
 
@@ -29,23 +41,16 @@ class ChunkWriter:
     """The chunks of one streamed answer. What is the same in all of them is encoded once."""
 
     def __init__(self, asked: ChatRequest, call: Call) -> None:
-        self._asked = asked
-        head = _encode(
-            {
-                "id": completion_id(),
-                "object": "chat.completion.chunk",
-                "created": int(time.time()),
-                "model": call.alias,
-            }
-        )
-        self._head = b"data: " + head[:-1]
-        self._tail = b',"usage":null}\n\n' if asked.include_usage else b"}\n\n"
-        self._choices = [_Choice(self, number) for number in range(len(asked.requests))]
-        self._ends: list[Finished | None] = [None] * len(asked.requests)
-        self._timings: Timings | None = None
+        self.as_function = asked.as_function
+        self.usage = StreamUsage(asked.usage, len(asked.requests), num_prompts=1)
+        self.head = StreamHead(chat_id(), "chat.completion.chunk", call.alias, self.usage)
+        self._choices = [
+            _Choice(self, number, LogprobsCollector(one.post_sampling_probs))
+            for number, one in enumerate(asked.requests)
+        ]
 
     def opening(self) -> bytes:
-        return b"".join([choice.chunk({"role": "assistant", "content": ""}, None) for choice in self._choices])
+        return b"".join([choice.chunk({"role": "assistant", "content": ""}) for choice in self._choices])
 
     def chunks(self, events: list[CallEvent], choice: int) -> bytes:
         """The chunks for these events in one piece; empty when they say nothing to the client."""
@@ -57,68 +62,102 @@ class ChunkWriter:
         return b"".join([writer.one(event) for event in events])
 
     def closing(self) -> bytes:
-        if not self._asked.include_usage:
-            return DONE
-        ends = [end for end in self._ends if end is not None]
-        usage = _encode(usage_object(usage_of(ends, 1)))
-        timings = b',"timings":' + _encode(timings_object(ends[-1].timings))
-        return self._head + b',"choices":[],"usage":' + usage + timings + b"}\n\n" + DONE
+        return self.head.last() + DONE
 
     def broken(self, error: PaddockError) -> bytes:
         return data(error_body(error)) + DONE
-
-    def wrapped(self, choice: dict[str, Any], extra: bytes = b"") -> bytes:
-        return self._head + b',"choices":[' + _encode(choice) + b"]" + extra + self._tail
-
-    def framed(self, number: int) -> tuple[bytes, bytes]:
-        """What stands before and after the text of a plain chunk."""
-        head = self._head + b',"choices":[{"index":%d,"delta":{"content":' % number
-        return head, b'},"logprobs":null,"finish_reason":null}]' + self._tail
-
-    def end(self, number: int, event: Finished) -> bytes:
-        """Remembers it for the last chunk; returns what belongs into the present one."""
-        self._ends[number] = event
-        return b"" if self._asked.include_usage else b',"timings":' + _encode(timings_object(event.timings))
-
-    def new_collector(self) -> LogprobsCollector:
-        return LogprobsCollector(self._asked.requests[0].post_sampling_probs)
 
 
 class _Choice:
     """The chunks of one of the answers."""
 
-    def __init__(self, stream: ChunkWriter, number: int) -> None:
+    def __init__(self, stream: ChunkWriter, number: int, logprobs: LogprobsCollector) -> None:
         self._stream = stream
         self._number = number
-        self._logprobs = stream.new_collector()
-        self._text_head, self._text_tail = stream.framed(number)
+        self._logprobs = logprobs
+        self._tokens: list[int] = []
+        self._timings: TimingsSoFar | None = None
+        self._counts = stream.usage.always
+        self._plain = not self._counts
+        """Nothing but the text is to be told in the next chunk."""
+        self._text_head, self._text_tail = stream.head.framed(
+            b'{"index":%d,"delta":{"content":' % number, b'},"logprobs":null,"finish_reason":null}'
+        )
 
     def one(self, event: CallEvent) -> bytes:
         match event:
             case Text():
                 return self.text(event)
             case Reasoning():
-                return self.chunk({"reasoning_content": event.text}, None)
-            case Logprobs():
-                self._logprobs.add(event)
-                return b""
+                self._stream.usage.thought(self._number, event.num_tokens)
+                return self.chunk({"reasoning_content": event.text}, event.num_tokens)
             case ToolCallDelta():
-                return self.chunk({"tool_calls": [_tool_call_delta(event)]}, None)
+                return self._tool_call(event)
+            case Logprobs() | Tokens() | TimingsSoFar():
+                self._keep(event)
+                return b""
+            case Progress():
+                return self.chunk({}, extra=b',"prompt_progress":' + _encode(progress_object(event)))
+            case Started():
+                self._stream.usage.started(self._number, event)
+                return b""
             case Finished():
-                return self.chunk({}, event.reason.value, self._stream.end(self._number, event))
+                return self._end(event)
             case _:
                 return b""
 
     def text(self, event: Text) -> bytes:
-        if self._logprobs:
-            return self.chunk({"content": event.text}, None)
-        return self._text_head + _encode(event.text) + self._text_tail
+        if self._plain:
+            return self._text_head + _encode(event.text) + self._text_tail
+        return self.chunk({"content": event.text}, event.num_tokens)
 
-    def chunk(self, delta: dict[str, Any], finish_reason: str | None, extra: bytes = b"") -> bytes:
+    def chunk(
+        self, delta: dict[str, Any], num_tokens: int = 0, finish_reason: str | None = None, extra: bytes = b""
+    ) -> bytes:
+        """`num_tokens` made it."""
+        if self._counts:
+            self._stream.usage.generated(self._number, num_tokens)
+        choice: dict[str, Any] = {"index": self._number, "delta": delta}
         # What is left at the end became no text: the end token, a stop string.
-        logprobs = logprobs_object(self._logprobs.take()) if self._logprobs and finish_reason is None else None
-        choice = {"index": self._number, "delta": delta, "logprobs": logprobs, "finish_reason": finish_reason}
-        return self._stream.wrapped(choice, extra)
+        said = finish_reason is None
+        choice["logprobs"] = logprobs_object(self._logprobs.take()) if self._logprobs and said else None
+        choice["finish_reason"] = finish_reason
+        if self._tokens:
+            choice["tokens"], self._tokens = self._tokens, []
+        if self._timings is not None and said:
+            extra += b',"timings":' + _encode(timings_object(self._timings.timings))
+            self._timings = None
+        self._plain = not self._counts
+        return self._stream.head.chunk(choice, extra)
+
+    def _keep(self, event: Logprobs | Tokens | TimingsSoFar) -> None:
+        """For the chunk of the text that it comes before."""
+        self._plain = False
+        match event:
+            case Logprobs():
+                self._logprobs.add(event)
+            case Tokens():
+                self._tokens += event.tokens
+            case TimingsSoFar():
+                self._timings = event
+
+    def _tool_call(self, event: ToolCallDelta) -> bytes:
+        if not self._stream.as_function:
+            return self.chunk({"tool_calls": [_tool_call_delta(event)]}, event.num_tokens)
+        if event.index:
+            return b""  # the older form has room for one
+        name = {"name": event.name} if event.name else {}
+        return self.chunk({"function_call": {**name, "arguments": event.arguments}}, event.num_tokens)
+
+    def _end(self, event: Finished) -> bytes:
+        extra = self._stream.head.end(self._number, event)
+        return self.chunk({}, finish_reason=finish_reason(event, as_function=self._stream.as_function), extra=extra)
+
+
+def finish_reason(end: Finished, *, as_function: bool) -> str:
+    if as_function and end.reason is FinishReason.TOOL_CALLS:
+        return "function_call"
+    return end.reason.value
 
 
 def _tool_call_delta(event: ToolCallDelta) -> dict[str, Any]:

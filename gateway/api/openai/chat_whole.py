@@ -1,6 +1,6 @@
 """Writes OpenAI's chat dialect as one whole object.
 
-Source of the shape: OpenAI's API reference, "chat completion object"; `reasoning_content` and `timings` are
+Source of the shape: OpenAI's API reference, "chat completion object"; `reasoning_content`, `timings` and `tokens` are
 llama-server's (tools/server/README.md of llama.cpp).
 """
 
@@ -12,13 +12,15 @@ from typing import Any
 
 import msgspec
 
+from gateway.api.openai.chat_chunks import finish_reason
 from gateway.api.openai.chat_request import ChatRequest
-from gateway.api.openai.ids import completion_id
+from gateway.api.openai.ids import chat_id
 from gateway.api.openai.logprobs import LogprobsCollector, logprobs_object
 from gateway.api.tallies import timings_object, usage_object
 from gateway.call import Call
 from gateway.choices import usage_of
-from workers.protocol.events import CallEvent, Finished, Logprobs, Reasoning, Text, ToolCallDelta
+from workers.protocol.events import CallEvent, Finished, Logprobs, Reasoning, Text, Tokens, ToolCallDelta
+from workers.protocol.requests import GenerateRequest
 
 _encode = msgspec.json.Encoder().encode
 
@@ -28,7 +30,7 @@ class WholeWriter:
 
     def __init__(self, asked: ChatRequest, call: Call) -> None:
         self._model = call.alias
-        self._choices = [_Choice(bool(one.n_probs), one.post_sampling_probs) for one in asked.requests]
+        self._choices = [_Choice(one, as_function=asked.as_function) for one in asked.requests]
 
     def add(self, events: list[CallEvent], choice: int) -> None:
         collected = self._choices[choice]
@@ -38,15 +40,19 @@ class WholeWriter:
     def body(self) -> bytes:
         """The `chat.completion` object."""
         ends = [choice.ended for choice in self._choices]
+        choices = [choice.object(number) for number, choice in enumerate(self._choices)]
+        if len(ends) > 1:
+            for choice, end in zip(choices, ends, strict=True):
+                choice["timings"] = timings_object(end.timings)
         return _encode(
             {
-                "id": completion_id(),
+                "id": chat_id(),
                 "object": "chat.completion",
                 "created": int(time.time()),
                 "model": self._model,
-                "choices": [choice.object(number) for number, choice in enumerate(self._choices)],
-                "usage": usage_object(usage_of(ends, 1)),
-                "timings": timings_object(ends[-1].timings),
+                "choices": choices,
+                "usage": usage_object(usage_of(ends, 1), sum(choice.num_thought for choice in self._choices)),
+                "timings": timings_object(ends[0].timings),
             }
         )
 
@@ -57,17 +63,22 @@ class _ToolCall:
     name: str
     arguments: list[str] = field(default_factory=list)
 
+    def function(self) -> dict[str, Any]:
+        return {"name": self.name, "arguments": "".join(self.arguments)}
+
     def object(self) -> dict[str, Any]:
-        function = {"name": self.name, "arguments": "".join(self.arguments)}
-        return {"id": self.id, "type": "function", "function": function}
+        return {"id": self.id, "type": "function", "function": self.function()}
 
 
 class _Choice:
     """One of the answers."""
 
-    def __init__(self, with_logprobs: bool, post_sampling: bool) -> None:
-        self._logprobs = LogprobsCollector(post_sampling)
-        self._content: list[dict[str, Any]] | None = [] if with_logprobs else None
+    def __init__(self, request: GenerateRequest, *, as_function: bool) -> None:
+        self.num_thought = 0
+        self._as_function = as_function
+        self._logprobs = LogprobsCollector(request.post_sampling_probs)
+        self._content: list[dict[str, Any]] | None = [] if request.n_probs else None
+        self._tokens: list[int] | None = [] if "tokens" in request.tell else None
         self._texts: list[str] = []
         self._thoughts: list[str] = []
         self._calls: dict[int, _ToolCall] = {}
@@ -85,22 +96,36 @@ class _Choice:
                 self._texts.append(event.text)
             case Reasoning():
                 self._thoughts.append(event.text)
+                self.num_thought += event.num_tokens
             case ToolCallDelta():
                 call = self._calls.setdefault(event.index, _ToolCall(event.id, event.name))
                 call.arguments.append(event.arguments)
             case Logprobs():
                 self._logprobs.add(event)
+            case Tokens() if self._tokens is not None:
+                self._tokens += event.tokens
             case Finished():
                 self._end = event
         if self._content is not None and isinstance(event, Text | Reasoning | ToolCallDelta):
             self._content += self._logprobs.take()
 
     def object(self, number: int) -> dict[str, Any]:
+        logprobs = None if self._content is None else logprobs_object(self._content)
+        reason = finish_reason(self.ended, as_function=self._as_function)
+        choice = {"index": number, "message": self._message(), "logprobs": logprobs, "finish_reason": reason}
+        if self._tokens is not None:
+            choice["tokens"] = self._tokens
+        return choice
+
+    def _message(self) -> dict[str, Any]:
         message: dict[str, Any] = {"role": "assistant", "content": "".join(self._texts), "refusal": None}
         if self._thoughts:
             message["reasoning_content"] = "".join(self._thoughts)
         if self._calls:
+            calls = [call for _, call in sorted(self._calls.items())]
             message["content"] = message["content"] or None
-            message["tool_calls"] = [call.object() for _, call in sorted(self._calls.items())]
-        logprobs = None if self._content is None else logprobs_object(self._content)
-        return {"index": number, "message": message, "logprobs": logprobs, "finish_reason": self.ended.reason.value}
+            if self._as_function:
+                message["function_call"] = calls[0].function()
+            else:
+                message["tool_calls"] = [call.object() for call in calls]
+        return message

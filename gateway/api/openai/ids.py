@@ -5,5 +5,9 @@ from __future__ import annotations
 import os
 
 
-def completion_id() -> str:
+def chat_id() -> str:
     return "chatcmpl-" + os.urandom(12).hex()
+
+
+def completion_id() -> str:
+    return "cmpl-" + os.urandom(12).hex()

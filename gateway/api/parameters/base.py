@@ -1,4 +1,4 @@
-"""What the bodies of the OpenAI dialect have in common: how strictly they are read, and how unions are told apart."""
+"""What the bodies of all dialects have in common: how strictly they are read, and how unions are told apart."""
 
 from __future__ import annotations
 

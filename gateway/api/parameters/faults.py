@@ -1,4 +1,4 @@
-"""What is wrong with a value of a chat body, in words: the parameter by its path, what was sent, what to send."""
+"""What is wrong with a value of a body, in words: the parameter by its path, what was sent, what to send."""
 
 from __future__ import annotations
 
@@ -51,6 +51,11 @@ def translated(error: ValidationError) -> InvalidRequest:
     if first["type"] == "missing":
         return InvalidRequest(f"`{path}` is missing. Send it.{more}", param=path)
     return InvalidRequest(f"`{path}` {_problem(first)}{more}", param=path)
+
+
+def too_nested() -> InvalidRequest:
+    """For a RecursionError while a body is checked."""
+    return InvalidRequest("The body is nested too deeply. Send a flatter JSON object.")
 
 
 def shown(value: Any) -> str:

@@ -13,11 +13,16 @@ MAX_N_PROBS = 100
 MAX_TOP_LOGPROBS = 20
 
 
-class ProbsBody(Body):
-    logprobs: bool = False
-    top_logprobs: Annotated[int, Field(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
+class TokenProbsBody(Body):
+    """llama-server's."""
+
     n_probs: Annotated[int, Field(ge=0, le=MAX_N_PROBS)] = 0
     post_sampling_probs: bool = False
+
+
+class ProbsBody(TokenProbsBody):
+    logprobs: bool = False
+    top_logprobs: Annotated[int, Field(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
 
 
 def read_n_probs(body: ProbsBody) -> int:

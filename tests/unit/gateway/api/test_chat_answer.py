@@ -12,6 +12,7 @@ import pytest
 from gateway.api.openai.chat_chunks import ChunkWriter
 from gateway.api.openai.chat_request import ChatRequest
 from gateway.api.openai.chat_whole import WholeWriter
+from gateway.api.openai.stream_options import UsageWish
 from gateway.call import Call, Principal
 from gateway.errors import WorkerLost
 from workers.protocol.events import (
@@ -65,7 +66,7 @@ def asked(
     *, include_usage: bool = False, n: int = 1, n_probs: int = 0, post_sampling: bool = False, stream: bool = True
 ) -> ChatRequest:
     request = GenerateRequest(n_probs=n_probs, post_sampling_probs=post_sampling)
-    return ChatRequest("alias", (request,) * n, stream, include_usage)
+    return ChatRequest("alias", (request,) * n, stream, UsageWish(at_end=include_usage))
 
 
 def chunk_writer(*, include_usage: bool = False, n: int = 1) -> ChunkWriter:

@@ -12,8 +12,9 @@ import pytest
 from gateway.api.openai.chat_body import ChatBody
 from gateway.api.openai.chat_request import ChatRequest, read_chat
 from gateway.api.openai.refused import IGNORED, REFUSED
-from gateway.errors import InvalidRequest, PaddockError, UnsupportedParameter
-from workers.protocol.requests import Message, Sampling, Tool, ToolCall
+from gateway.api.openai.stream_options import UsageWish
+from gateway.errors import InvalidRequest, NotSupported, PaddockError, UnsupportedParameter
+from workers.protocol.requests import AdapterUse, Message, Sampling, Thinking, Tool, ToolCall
 
 SPEC = Path(__file__).resolve().parents[4].parent / "shared" / "specs" / "openai_openapi.json"
 
@@ -32,7 +33,7 @@ def refused(**parameters: Any) -> PaddockError:
 
 def test_the_smallest_request() -> None:
     asked = read()
-    assert (asked.model, asked.stream, asked.include_usage) == ("m", False, False)
+    assert (asked.model, asked.stream, asked.usage, asked.as_function) == ("m", False, UsageWish(), False)
     assert asked.requests[0].messages == (Message(role="user", content="hi"),)
     assert asked.requests[0].sampling == Sampling()
     assert asked.requests[0].max_tokens is None
@@ -60,7 +61,7 @@ def test_every_parameter_arrives() -> None:
         ignore_eos=True,
     )
     assert asked.stream
-    assert asked.include_usage
+    assert asked.usage == UsageWish(at_end=True)
     assert msgspec.to_builtins(asked.requests[0].sampling) == sampling
     assert asked.requests[0].max_tokens == 5
     assert asked.requests[0].stop == ("a", "b")
@@ -163,24 +164,13 @@ def test_wrong_values_are_named_by_their_path(parameters: dict[str, Any], param:
 @pytest.mark.parametrize(
     ("parameters", "param", "words"),
     [
-        ({"functions": [{"name": "f"}]}, "functions", "`tools`"),
         ({"audio": {"voice": "x"}}, "audio", "text"),
         ({"store": True}, "store", "keeps no answers"),
-        ({"parallel_tool_calls": False}, "parallel_tool_calls", "send true"),
-        ({"reasoning_effort": "high"}, "reasoning_effort", "Leave it out"),
+        ({"reasoning_control": True}, "reasoning_control", "set a budget"),
+        ({"prediction": {"type": "content", "content": "x"}}, "prediction", "leave it out"),
         ({"best_of": 3}, "best_of", "Leave it out"),
         ({"stream": True, "stream_options": {"chunk": 1}}, "stream_options.chunk", "Leave it out"),
-        (
-            {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]},
-            "messages.0.content.0",
-            "image_url",
-        ),
-        (
-            {"messages": [{"role": "user", "content": [{"type": "input_audio", "input_audio": {}}]}]},
-            "messages.0.content.0",
-            "input_audio",
-        ),
-        ({"messages": [{"role": "assistant", "function_call": {"name": "f"}}]}, "messages.0.function_call", "Leave"),
+        ({"messages": [{"role": "user", "content": [{"type": "poem"}]}]}, "messages.0.content.0", "text parts"),
         ({"tools": [{"type": "custom", "custom": {"name": "x"}}]}, "tools.0", "custom"),
     ],
 )
@@ -190,6 +180,131 @@ def test_what_is_not_supported_is_named_with_a_remedy(parameters: dict[str, Any]
     assert (error.status, error.code) == (400, "unsupported_parameter")
     assert error.param == param
     assert words in error.message
+
+
+@pytest.mark.parametrize("kind", ["image_url", "input_audio", "file"])
+def test_pictures_and_sounds_are_for_other_models(kind: str) -> None:
+    error = refused(messages=[{"role": "user", "content": [{"type": "text", "text": "x"}, {"type": kind, kind: {}}]}])
+    assert type(error) is NotSupported
+    assert (error.status, error.param) == (501, "messages.0.content.1")
+    assert kind in error.message
+
+
+@pytest.mark.parametrize(
+    ("parameters", "thinking"),
+    [
+        ({}, Thinking()),
+        ({"reasoning_effort": "high"}, Thinking(effort="high")),
+        ({"reasoning_effort": "none"}, Thinking(enabled=False)),
+        ({"chat_template_kwargs": {"enable_thinking": False}}, Thinking(enabled=False)),
+        ({"chat_template_kwargs": {"enable_thinking": True}, "reasoning_effort": "none"}, Thinking(enabled=False)),
+        ({"chat_template_kwargs": {"reasoning_effort": "low"}}, Thinking(effort="low")),
+        ({"chat_template_kwargs": {"reasoning_effort": "low"}, "reasoning_effort": "max"}, Thinking(effort="max")),
+        ({"reasoning_format": "none"}, Thinking(split=False)),
+        ({"reasoning_format": "deepseek"}, Thinking()),
+        ({"reasoning_budget_tokens": 5, "thinking_budget_tokens": 7}, Thinking(budget=5)),
+        ({"thinking_budget_tokens": 0}, Thinking(budget=0)),
+    ],
+)
+def test_how_a_model_is_to_think(parameters: dict[str, Any], thinking: Thinking) -> None:
+    request = read(**parameters).requests[0]
+    assert request.thinking == thinking
+    assert request.template_values == {}
+
+
+def test_what_a_template_gets() -> None:
+    documents = [{"title": "a", "text": "b"}, "c"]
+    kwargs = {"tone": {"warm": True}, "enable_thinking": True, "reasoning_effort": 3}
+    request = read(documents=documents, chat_template_kwargs=kwargs, continue_final_message=False).requests[0]
+    assert request.template_values == {
+        "tone": {"warm": True},
+        "reasoning_effort": 3,
+        "documents": documents,
+        "continue_final_message": False,
+    }
+
+
+@pytest.mark.parametrize(
+    ("parameters", "param"),
+    [
+        ({"chat_template_kwargs": {"enable_thinking": "no"}}, "chat_template_kwargs.enable_thinking"),
+        ({"reasoning_format": "deepseek-legacy"}, "reasoning_format"),
+        ({"reasoning_budget_tokens": -2}, "reasoning_budget_tokens"),
+        ({"n_predict": 5, "max_tokens": 6}, "n_predict"),
+        ({"lora": [{"id": "a"}, {"id": "a", "scale": 0}]}, "lora.1.id"),
+        ({"lora": [{"id": 0}]}, "lora.0.id"),
+        ({"tools": [{"type": "function", "function": {"name": "f"}}], "functions": [{"name": "f"}]}, "functions"),
+        ({"functions": [{"name": "f"}], "function_call": {"name": "g"}}, "function_call"),
+        ({"function_call": "required"}, "function_call"),
+        ({"messages": [{"role": "function", "content": "2"}]}, "messages.0.name"),
+    ],
+)
+def test_extensions_with_wrong_values(parameters: dict[str, Any], param: str) -> None:
+    error = refused(**parameters)
+    assert (type(error), error.param) == (InvalidRequest, param)
+    assert f"`{param}`" in error.message
+
+
+def test_a_reasonable_past_is_read() -> None:
+    [_, thought, other, refusal] = (
+        read(
+            messages=[
+                USER,
+                {"role": "assistant", "content": "2", "reasoning_content": "one and one"},
+                {"role": "assistant", "content": None, "reasoning": "hm"},
+                {"role": "assistant", "content": [{"type": "refusal", "refusal": "no"}]},
+            ]
+        )
+        .requests[0]
+        .messages
+    )
+    assert (thought.content, thought.reasoning) == ("2", "one and one")
+    assert (other.content, other.reasoning) == (None, "hm")
+    assert refusal.content == "no"
+
+
+def test_functions_are_the_older_form_of_tools() -> None:
+    asked = read(
+        messages=[
+            USER,
+            {"role": "assistant", "content": None, "function_call": {"name": "add", "arguments": "{}"}},
+            {"role": "function", "name": "add", "content": "2"},
+        ],
+        functions=[{"name": "add", "description": "d", "parameters": {"type": "object"}}],
+        function_call={"name": "add"},
+    )
+    request = asked.requests[0]
+    assert asked.as_function
+    assert request.tools == (Tool("add", "d", {"type": "object"}),)
+    assert (request.forced_tools, request.parallel_tool_calls) == (("add",), False)
+    call, result = request.messages[1:]
+    assert call.tool_calls == (ToolCall("call_1", "add", "{}"),)
+    assert (result.role, result.content, result.name, result.tool_call_id) == ("tool", "2", "add", "call_1")
+    assert read(functions=[{"name": "f"}], function_call="none").requests[0].tools == ()
+    assert not read(functions=[], function_call="none").as_function
+
+
+def test_tool_results_may_come_in_parts() -> None:
+    parts = [{"type": "text", "text": "sunny, "}, {"type": "text", "text": "21"}]
+    asked = read(messages=[USER, {"role": "tool", "tool_call_id": "c", "content": parts}])
+    assert asked.requests[0].messages[1].content == "sunny, 21"
+
+
+def test_what_a_caller_wants_to_be_told() -> None:
+    wishes = {"return_progress": True, "timings_per_token": True, "return_tokens": True}
+    assert read(**wishes, stream=True).requests[0].tell == ("progress", "timings", "tokens")
+    assert read(**wishes).requests[0].tell == ("tokens",), "a whole answer comes when the rest is over"
+    usage = {"include_usage": True, "continuous_usage_stats": True}
+    assert read(stream=True, stream_options=usage).usage == UsageWish(at_end=True, always=True)
+
+
+def test_adapters_and_lengths() -> None:
+    asked = read(lora=[{"id": "pirate", "scale": 0.5}, {"id": "poet"}], n_predict=-1, parallel_tool_calls=False)
+    request = asked.requests[0]
+    assert request.adapters == (AdapterUse("pirate", 0.5), AdapterUse("poet"))
+    assert request.max_tokens is None
+    assert not request.parallel_tool_calls
+    assert read(n_predict=0).requests[0].max_tokens == 0, "the prompt is only read"
 
 
 @pytest.mark.parametrize(

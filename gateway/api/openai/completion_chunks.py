@@ -1,0 +1,139 @@
+"""Writes OpenAI's completions as the chunks of a stream, which are completion objects themselves.
+
+Source of the shapes: OpenAI's API reference, "The completion object"; `timings`, `prompt_progress` and `tokens` are
+llama-server's (tools/server/README.md of llama.cpp).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from gateway.api.openai.completion_request import CompletionRequest
+from gateway.api.openai.completion_text import Echo, Probabilities
+from gateway.api.openai.error_shape import error_body
+from gateway.api.openai.ids import completion_id
+from gateway.api.openai.stream_head import StreamHead
+from gateway.api.openai.stream_usage import StreamUsage
+from gateway.api.streaming import DONE, data
+from gateway.api.tallies import progress_object, timings_object
+from gateway.call import Call
+from gateway.errors import PaddockError
+from workers.protocol.events import (
+    CallEvent,
+    Finished,
+    Logprobs,
+    Progress,
+    Reasoning,
+    Settings,
+    Started,
+    Text,
+    TimingsSoFar,
+    Tokens,
+)
+
+_encode = msgspec.json.Encoder().encode
+
+
+class CompletionChunks:
+    """The chunks of one streamed request, over all prompts and answers."""
+
+    def __init__(self, asked: CompletionRequest, call: Call) -> None:
+        self.usage = StreamUsage(asked.usage, len(asked.requests), len(asked.prompts))
+        self.head = StreamHead(completion_id(), "text_completion", call.alias, self.usage)
+        self._choices = [
+            _Choice(self, number, Echo(asked, number), Probabilities(asked, one))
+            for number, one in enumerate(asked.requests)
+        ]
+
+    def opening(self) -> bytes:
+        return b""
+
+    def chunks(self, events: list[CallEvent], choice: int) -> bytes:
+        writer = self._choices[choice]
+        if len(events) == 1:
+            event = events[0]
+            if type(event) is Text:
+                return writer.text(event)
+        return b"".join([writer.one(event) for event in events])
+
+    def closing(self) -> bytes:
+        return self.head.last() + DONE
+
+    def broken(self, error: PaddockError) -> bytes:
+        return data(error_body(error)) + DONE
+
+
+class _Choice:
+    """The chunks of one of the answers."""
+
+    def __init__(self, stream: CompletionChunks, number: int, echo: Echo, probs: Probabilities) -> None:
+        self._stream = stream
+        self._number = number
+        self._echo = echo
+        self._probs = probs
+        self._tokens: list[int] = []
+        self._timings: TimingsSoFar | None = None
+        self._counts = stream.usage.always
+        self._plain = not self._counts
+        """Nothing but the text is to be told in the next chunk."""
+        self._text_head, self._text_tail = stream.head.framed(
+            b'{"index":%d,"text":' % number, b',"logprobs":null,"finish_reason":null}'
+        )
+
+    def one(self, event: CallEvent) -> bytes:
+        match event:
+            case Text():
+                return self.text(event)
+            case Reasoning():
+                return self._chunk(event.text, event.num_tokens)
+            case Logprobs() | Tokens() | TimingsSoFar():
+                self._keep(event)
+                return b""
+            case Progress():
+                return self._chunk("", extra=b',"prompt_progress":' + _encode(progress_object(event)))
+            case Started():
+                self._stream.usage.started(self._number, event)
+                return self._echoed(self._echo.at_start())
+            case Settings():
+                return self._echoed(self._echo.in_settings(event))
+            case Finished():
+                extra = self._stream.head.end(self._number, event)
+                return self._chunk("", finish_reason=event.reason.value, extra=extra)
+            case _:
+                return b""
+
+    def text(self, event: Text) -> bytes:
+        if self._plain:
+            return self._text_head + _encode(event.text) + self._text_tail
+        return self._chunk(event.text, event.num_tokens)
+
+    def _echoed(self, prompt: str) -> bytes:
+        return self._chunk(prompt) if prompt else b""
+
+    def _chunk(self, text: str, num_tokens: int = 0, finish_reason: str | None = None, extra: bytes = b"") -> bytes:
+        if self._counts:
+            self._stream.usage.generated(self._number, num_tokens)
+        said = finish_reason is None
+        choice: dict[str, Any] = {"index": self._number, "text": text}
+        choice["logprobs"] = self._probs.take() if self._probs.waiting and said else None
+        choice["finish_reason"] = finish_reason
+        if self._tokens:
+            choice["tokens"], self._tokens = self._tokens, []
+        if self._timings is not None and said:
+            extra += b',"timings":' + _encode(timings_object(self._timings.timings))
+            self._timings = None
+        self._plain = not self._counts
+        return self._stream.head.chunk(choice, extra)
+
+    def _keep(self, event: Logprobs | Tokens | TimingsSoFar) -> None:
+        """For the chunk of the text that it comes before."""
+        self._plain = False
+        match event:
+            case Logprobs():
+                self._probs.add(event)
+            case Tokens():
+                self._tokens += event.tokens
+            case TimingsSoFar():
+                self._timings = event

@@ -1,0 +1,116 @@
+"""Reads OpenAI's completions into canonical requests: one per prompt and answer."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from msgspec.structs import replace
+from pydantic import ValidationError
+
+from gateway.api.body import read_object
+from gateway.api.openai.completion_body import DEFAULT_MAX_TOKENS, CompletionBody
+from gateway.api.openai.lengths import read_max_tokens
+from gateway.api.openai.refused import COMPLETION_IGNORED, COMPLETION_REFUSED
+from gateway.api.openai.stream_options import NOT_TOLD, UsageWish, read_stream_options
+from gateway.api.parameters.faults import too_nested, translated
+from gateway.api.parameters.form import read_form
+from gateway.api.parameters.hints import with_hints
+from gateway.api.parameters.lora import read_lora
+from gateway.api.parameters.notices import read_notices
+from gateway.api.parameters.prompts import Prompt, read_prompts
+from gateway.api.parameters.repeats import requests_of
+from gateway.api.parameters.sampling import read_sampling
+from gateway.api.parameters.stops import read_stop
+from gateway.api.parameters.unread import sift
+from gateway.errors import InvalidRequest, UnsupportedParameter
+from workers.protocol.requests import GenerateRequest, Infill, Thinking
+
+MAX_CHOICES = 128
+"""Answers to all prompts of a request together."""
+
+
+@dataclass(frozen=True, slots=True)
+class CompletionRequest:
+    """What is asked for, and how the answers are to be written. Answer `i` is to prompt `i // n`."""
+
+    model: str
+    requests: tuple[GenerateRequest, ...]
+    stream: bool
+    prompts: tuple[Prompt, ...]
+    usage: UsageWish = NOT_TOLD
+    echo: bool = False
+    """Each answer begins with its prompt."""
+    legacy_logprobs: bool = False
+    """Probabilities in OpenAI's older shape; else in that of chat, as llama-server has it."""
+
+
+def read_completion(raw: bytes) -> CompletionRequest:
+    """Raises InvalidRequest or UnsupportedParameter, each naming the parameter by its path."""
+    document = sift(read_object(raw), COMPLETION_IGNORED, COMPLETION_REFUSED)
+    try:
+        body = CompletionBody.model_validate(document)
+    except ValidationError as error:
+        raise translated(error) from None
+    except RecursionError:
+        raise too_nested() from None
+    usage = read_stream_options(body.stream_options, stream=body.stream)
+    prompts = read_prompts(body.prompt)
+    _check(body, prompts)
+    shared = with_hints(_request(body), body)
+    requests = [one for prompt in prompts for one in requests_of(_asking(shared, prompt, body), body.n)]
+    legacy = body.logprobs is not None
+    return CompletionRequest(body.model, tuple(requests), body.stream, prompts, usage, body.echo, legacy)
+
+
+def _check(body: CompletionBody, prompts: tuple[Prompt, ...]) -> None:
+    """What no single parameter shows. Raises InvalidRequest or UnsupportedParameter."""
+    if body.best_of and body.best_of != body.n:
+        message = (
+            f"`best_of` is {body.best_of} and `n` {body.n}; all answers are told. Send equal numbers, or `n` alone."
+        )
+        raise UnsupportedParameter(message, param="best_of")
+    if body.echo and (body.logprobs is not None or body.n_probs):
+        message = (
+            "`echo` can't be had with probabilities: those of a prompt's tokens are not computed. Send one of them."
+        )
+        raise UnsupportedParameter(message, param="echo")
+    if body.logprobs is not None and body.n_probs:
+        message = "`logprobs` and `n_probs` ask for probabilities in different shapes. Send one of them."
+        raise InvalidRequest(message, param="n_probs")
+    if len(prompts) * body.n > MAX_CHOICES:
+        count = len(prompts) * body.n
+        message = f"`n` times the prompts are {count} answers; one request takes {MAX_CHOICES}. Send several requests."
+        raise InvalidRequest(message, param="n")
+    if body.suffix and not all(isinstance(prompt, str) for prompt in prompts):
+        message = "`suffix` needs a `prompt` that is a text: what stands before the gap. Send strings."
+        raise InvalidRequest(message, param="suffix")
+
+
+def _request(body: CompletionBody) -> GenerateRequest:
+    """What the answers have in common."""
+    asked = (body.max_tokens, body.n_predict)
+    lengths = {"max_tokens": body.max_tokens, "n_predict": body.n_predict}
+    # The chosen token alone is -1 on the wire.
+    n_probs = body.n_probs if body.logprobs is None else body.logprobs or -1
+    notices = read_notices(body, stream=body.stream)
+    return GenerateRequest(
+        # A raw prompt's answer is raw text: nothing in it is taken for thought.
+        thinking=Thinking(split=False),
+        constraint=read_form(body),
+        sampling=read_sampling(body),
+        max_tokens=DEFAULT_MAX_TOKENS if asked == (None, None) else read_max_tokens(lengths),
+        stop=read_stop(body.stop),
+        adapters=read_lora(body),
+        n_probs=n_probs,
+        post_sampling_probs=body.post_sampling_probs,
+        tell=notices,
+    )
+
+
+def _asking(shared: GenerateRequest, prompt: Prompt, body: CompletionBody) -> GenerateRequest:
+    if body.suffix and isinstance(prompt, str):
+        return replace(shared, infill=Infill(prefix=prompt, suffix=body.suffix))
+    if body.echo and not isinstance(prompt, str):
+        # The prompt's text comes with the settings.
+        return replace(shared, prompt=prompt, tell=(*shared.tell, "settings"))
+    return replace(shared, prompt=prompt)

@@ -1,0 +1,56 @@
+"""Prompts that are continued as they are: a text, tokens, both in turn, or several of these.
+
+Source: OpenAI's API reference, `prompt` of "Create completion"; tools/server/README.md of llama.cpp for mixed ones.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from gateway.api.parameters.faults import shown
+from gateway.errors import InvalidRequest
+
+MAX_PROMPTS = 128
+MAX_TOKEN = 2**31 - 1
+
+Prompt = str | tuple[int | str, ...]
+
+FORMS = "a string, an array of tokens, or an array of such prompts"
+
+
+def read_prompts(value: Any, path: str = "prompt") -> tuple[Prompt, ...]:
+    """One or several. An array with a token in it is one prompt; one of strings only is several. Raises InvalidRequest.
+
+    Mixed ones go by llama-server's rule: tokens are taken as they are, texts between them are tokenised.
+    """
+    if isinstance(value, str):
+        return (value,)
+    if not isinstance(value, list):
+        raise InvalidRequest(f"`{path}` is {shown(value)}. Send {FORMS}.", param=path)
+    if not value:
+        raise InvalidRequest(f"`{path}` is empty. Send {FORMS}.", param=path)
+    if any(type(item) is int for item in value):
+        return (_tokens(value, path),)
+    if len(value) > MAX_PROMPTS:
+        message = f"`{path}` has {len(value)} prompts; one request takes {MAX_PROMPTS}. Send several requests."
+        raise InvalidRequest(message, param=path)
+    return tuple(_one(item, f"{path}.{n}") for n, item in enumerate(value))
+
+
+def _one(value: Any, path: str) -> Prompt:
+    if isinstance(value, str):
+        return value
+    if not isinstance(value, list) or not value:
+        given = "an empty array" if value == [] else shown(value)
+        raise InvalidRequest(f"`{path}` is {given}. Send a string or an array of tokens.", param=path)
+    return _tokens(value, path)
+
+
+def _tokens(items: list[Any], path: str) -> tuple[int | str, ...]:
+    for n, item in enumerate(items):
+        if type(item) is int and 0 <= item <= MAX_TOKEN:
+            continue
+        if not isinstance(item, str):
+            message = f"`{path}.{n}` is {shown(item)}. Send a token's number (0 to {MAX_TOKEN}) or a text."
+            raise InvalidRequest(message, param=f"{path}.{n}")
+    return tuple(items)

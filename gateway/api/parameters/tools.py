@@ -1,0 +1,87 @@
+"""Reads tools in OpenAI's shape, and which of them an answer must call; the older `functions` as well."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from gateway.api.parameters.conversation_body import ConversationBody, FunctionBody, NamedFunction, ToolBody
+from gateway.api.parameters.faults import shown
+from gateway.api.parameters.form import MAX_SCHEMA_DEPTH, too_deep
+from gateway.errors import InvalidRequest, UnsupportedParameter
+from workers.protocol.requests import Tool
+
+
+@dataclass(frozen=True, slots=True)
+class Toolbox:
+    """What an answer may call."""
+
+    tools: tuple[Tool, ...]
+    forced: tuple[str, ...]
+    """Names of the tools of which it must call one; empty: the model decides."""
+    parallel: bool
+    """It may call several."""
+    as_function: bool
+    """The caller speaks the older form: one call, told as `function_call`."""
+
+
+def read_tools(body: ConversationBody) -> Toolbox:
+    """Raises InvalidRequest or UnsupportedParameter."""
+    old = bool(body.functions) or body.function_call not in (None, *_OLD_WORDS)
+    if old and body.tools:
+        message = "`functions` and `function_call` are the older form of `tools`. Send `tools` and `tool_choice` alone."
+        raise InvalidRequest(message, param="functions" if body.functions else "function_call")
+    if old:
+        tools = tuple(_function(function, f"functions.{n}") for n, function in enumerate(body.functions or ()))
+        choice, name = body.function_call, "function_call"
+    else:
+        tools = tuple(_tool(tool, f"tools.{n}") for n, tool in enumerate(body.tools or ()))
+        choice, name = _tool_choice(body), "tool_choice"
+    forced = _forced(choice, tools, name)
+    return Toolbox(() if choice == "none" else tools, forced, body.parallel_tool_calls and not old, old)
+
+
+def _tool_choice(body: ConversationBody) -> str | NamedFunction | None:
+    choice = body.tool_choice
+    if choice is None or isinstance(choice, str):
+        return choice
+    if choice.type != "function" or choice.function is None:
+        message = f"`tool_choice` is {shown(choice.type)}. Send `auto`, `none`, `required` or a function of `tools`."
+        raise InvalidRequest(message, param="tool_choice")
+    return choice.function
+
+
+def _forced(choice: str | NamedFunction | None, tools: tuple[Tool, ...], param: str) -> tuple[str, ...]:
+    """Names of the tools of which the answer must call one."""
+    names = tuple(tool.name for tool in tools)
+    source, words = ("tools", ("auto", "none", "required")) if param == "tool_choice" else ("functions", _OLD_WORDS)
+    if choice is None or choice in ("auto", "none"):
+        return ()
+    if choice == "required" and "required" in words:
+        if not tools:
+            raise InvalidRequest(f"`{param}` is `required` and there are no `{source}`. Send some.", param=param)
+        return names
+    if isinstance(choice, str):
+        told = ", ".join(f"`{word}`" for word in words)
+        message = f"`{param}` is {shown(choice)}. Send {told} or a function of `{source}`."
+        raise InvalidRequest(message, param=param)
+    if choice.name not in names:
+        message = f"`{param}` names {shown(choice.name)}, which is none of `{source}`. Send one of them."
+        raise InvalidRequest(message, param=param)
+    return (choice.name,)
+
+
+_OLD_WORDS = ("auto", "none")
+
+
+def _tool(tool: ToolBody, path: str) -> Tool:
+    if tool.type != "function" or tool.function is None:
+        message = f"`{path}` is of type {shown(tool.type)}. Send `type: function` with a `function`."
+        raise UnsupportedParameter(message, param=path)
+    return _function(tool.function, f"{path}.function")
+
+
+def _function(function: FunctionBody, path: str) -> Tool:
+    if too_deep(function.parameters):
+        message = f"`{path}.parameters` is nested more than {MAX_SCHEMA_DEPTH} levels deep. Send a flatter schema."
+        raise InvalidRequest(message, param=f"{path}.parameters")
+    return Tool(function.name, function.description, function.parameters, strict=bool(function.strict))

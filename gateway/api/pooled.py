@@ -1,0 +1,66 @@
+"""Pooled work over HTTP, in any dialect: one question, one whole answer."""
+
+from __future__ import annotations
+
+from typing import Generic, Protocol, TypeVar
+
+from starlette.types import Receive, Scope, Send
+
+from gateway.access.keys import Keys
+from gateway.api.answers import JSON, send_bytes
+from gateway.api.body import read_body
+from gateway.api.diagnostics import trail_of
+from gateway.api.presence import while_present
+from gateway.api.slo import read_begin_by
+from gateway.call import Call
+from gateway.pipeline import Pipeline
+from workers.protocol.events import Usage
+from workers.protocol.pooled import PoolRequest, PoolResult
+
+
+class PoolAsked(Protocol):
+    """One request of a dialect, read."""
+
+    @property
+    def model(self) -> str:
+        """The name that the caller gave; empty: none."""
+        ...
+
+    @property
+    def request(self) -> PoolRequest: ...
+
+
+PoolAskedT = TypeVar("PoolAskedT", bound=PoolAsked)
+
+
+class PoolDialect(Protocol[PoolAskedT]):
+    """A way to ask for pooled work. Stateless."""
+
+    def read(self, raw: bytes, scope: Scope) -> PoolAskedT:
+        """Raises PaddockError for what is not valid or not supported, naming the parameter."""
+        ...
+
+    async def body(self, asked: PoolAskedT, call: Call, result: PoolResult) -> bytes:
+        """The answer as JSON. Large ones give way to other calls while they are written. Raises PaddockError."""
+        ...
+
+
+class Pooled(Generic[PoolAskedT]):
+    """The ASGI app of a route for pooled work."""
+
+    def __init__(self, dialect: PoolDialect[PoolAskedT], keys: Keys, pipeline: Pipeline, max_body_bytes: int) -> None:
+        self._dialect = dialect
+        self._keys = keys
+        self._pipeline = pipeline
+        self._max_body_bytes = max_body_bytes
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        trail = trail_of(scope)
+        principal = self._keys.authenticate(scope["headers"])
+        trail.team, trail.key_id = principal.team, principal.key_id
+        asked = self._dialect.read(await read_body(scope, receive, self._max_body_bytes), scope)
+        call = self._pipeline.call(principal, asked.model, trail, asked.request.kind, read_begin_by(scope))
+        async with while_present(receive):
+            result = await self._pipeline.pool(call, asked.request, trail)
+            trail.usage = Usage(sum(result.num_tokens), 0, 0)
+            await send_bytes(send, await self._dialect.body(asked, call, result), JSON, trail)

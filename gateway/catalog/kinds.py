@@ -1,0 +1,36 @@
+"""What models do: continue text, make vectors of texts, rank documents. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from gateway.errors import NotSupported
+from workers.protocol.heartbeat import Heartbeat, WorkerKind
+
+DOES: dict[WorkerKind, str] = {"generate": "generates text", "embed": "makes embeddings", "rank": "ranks documents"}
+CANNOT: dict[WorkerKind, str] = {"generate": "generate text", "embed": "make embeddings", "rank": "rank documents"}
+WHERE: dict[WorkerKind, str] = {
+    "generate": "POST /v1/chat/completions",
+    "embed": "POST /v1/embeddings",
+    "rank": "POST /v1/rerank",
+}
+REMEDY: dict[WorkerKind, str] = {
+    "generate": "",
+    "embed": " An operator can serve it for that beside, with `embeddings: true` in its `llama` settings.",
+    "rank": "",
+}
+
+
+def check_kind(alias: str, wanted: WorkerKind, beats: Iterable[Heartbeat]) -> None:
+    """Raises NotSupported where a model's workers are all of another kind. A model without any may be of any kind."""
+    kinds = {beat.kind for beat in beats}
+    if not kinds or wanted in kinds:
+        return
+    kind = min(kinds)
+    # A ranking model makes scores only; whatever generates text can make vectors as well.
+    remedy = REMEDY[wanted] if kind == "generate" else ""
+    raise NotSupported(
+        f"The model `{alias}` {DOES[kind]} and can't {CANNOT[wanted]}. Ask it through {WHERE[kind]}, "
+        f"or name a model that does (see GET /v1/models).{remedy}",
+        param="model",
+    )
