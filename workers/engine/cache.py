@@ -213,7 +213,7 @@ class PrefixCache:
     def take_in(self, path: Path, block: Block) -> None:
         """A block of the path that was saved earlier, by this process or another."""
         if self.ram.max_bytes:
-            self.ram.add(block, self.index.put(path, block))
+            self.ram.add(block, self.index.put(path, block, self._spared))
 
     def copy_part(self, path: Path, start: int, end: int) -> Block | None:
         """A copy of the path's cells from `start` on, of a bounded number; None: they are nowhere, or there is no room.
@@ -400,8 +400,12 @@ class PrefixCache:
     def _save(self, id_: int, start: int, end: int) -> Block:
         block = Block(start, end, self._take(id_, start, end))
         self._token_bytes = max(self._token_bytes, len(block.state) / (end - start))
-        self.ram.add(block, self.index.store(id_, block))
+        self.ram.add(block, self.index.store(id_, block, self._spared))
         return block
+
+    def _spared(self, block: Block) -> bool:
+        """Whether a longer saved part leaves a shorter one its worth."""
+        return False
 
     def _take(self, id_: int, start: int, end: int) -> bytes:
         """The state of a range."""

@@ -11,13 +11,16 @@ import time
 from collections.abc import Iterable
 
 from workers.engine.cache import PrefixCache
-from workers.engine.prefix import Block, Checkpoint, Match, Path, Restore
+from workers.engine.prefix import Block, Checkpoint, Match, Path, Restore, is_fork
 from workers.engine.sequence import NOWHERE, Sequence
 from workers.llama.errors import StateUnusable
 from workers.llama.memory import MemoryKind
 
 MIN_STOP_TOKENS = 32
 """Shorter common beginnings get no checkpoint: a prompt is cut there, and each is a copy of a state."""
+
+FORK_SHARE = 1 / 16
+"""Of RAM: what many prompts begin with is saved as a whole while it is read, unless it is larger than this."""
 
 
 class CheckpointCache(PrefixCache):
@@ -68,13 +71,10 @@ class CheckpointCache(PrefixCache):
 
     def reached(self, sequence: Sequence) -> None:
         """The sequence's prompt has come to a stop, or to its end: what is there now can be taken up later."""
+        is_stop = sequence.num_cells in sequence.stops
         sequence.stops.discard(sequence.num_cells)
-        if sequence.request.cache_prompt and not sequence.shifted:
-            self._mark(sequence.id, sequence)
-
-    def take_in(self, path: Path, block: Block) -> None:
-        if self.ram.max_bytes:
-            self.ram.add(block, self.index.put(path, block, alone=self._memory.kind is MemoryKind.RECURRENT))
+        if sequence.request.cache_prompt and not sequence.shifted and self._mark(sequence.id, sequence) and is_stop:
+            self._save_fork(sequence.id, sequence.num_cells)
 
     def copy_part(self, path: Path, start: int, end: int) -> Block | None:
         """All of it at once, from its beginning, up to the last token where it can be taken up."""
@@ -140,19 +140,29 @@ class CheckpointCache(PrefixCache):
         self._mark(id_, sequence)
         return True
 
-    def _mark(self, id_: int, sequence: Sequence) -> None:
-        if not self.ram.max_bytes:
-            return
-        if self.index.extend(id_, sequence.path(), sequence.num_cells) == sequence.num_cells:
-            self.ram.add(*self._checkpoint(id_, sequence.num_cells))
+    def _mark(self, id_: int, sequence: Sequence) -> bool:
+        """-> whether what is there now can be taken up."""
+        if not self.ram.max_bytes or self.index.extend(id_, sequence.path(), sequence.num_cells) < sequence.num_cells:
+            return False
+        self.ram.add(*self._checkpoint(id_, sequence.num_cells))
+        return True
 
     def _checkpoint(self, id_: int, end: int) -> tuple[Block, list[Block]]:
         """Saved and entered in the index -> with the blocks that it makes needless."""
         if self._memory.kind is MemoryKind.RECURRENT:  # the state is all there is: it needs no holder's cells
             block = Block(0, end, self._memory.save(id_))
-            return block, self.index.keep(id_, block)
+            return block, self.index.store(id_, block, self._spared)
         block = Block(end, end, self._memory.save_part(id_))
         return block, self.index.mark(id_, end, block)
+
+    def _save_fork(self, id_: int, end: int) -> None:
+        """Several prompts begin like this: the whole of it outlives the cells, for those who come later."""
+        if self._memory.kind is MemoryKind.RECURRENT or self._memory.state_size(id_) > self.ram.max_bytes * FORK_SHARE:
+            return
+        self._save(id_, 0, end)
+
+    def _spared(self, block: Block) -> bool:
+        return self._memory.kind is MemoryKind.RECURRENT or is_fork(block)
 
     def _unsaved(self, id_: int) -> Iterable[tuple[int, int]]:
         if not self.ram.max_bytes:

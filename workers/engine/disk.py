@@ -7,7 +7,6 @@ file that can't be trusted is removed with one line in the log, and counts as mi
 
 from __future__ import annotations
 
-import errno
 import logging
 import threading
 import time
@@ -337,7 +336,7 @@ class DiskTier:
                     label = self._label(name)
                     size = write_sealed(leaf, place.name, self._keys.seal, label, [state], stop=lambda: self._closing)
             except OSError as error:
-                if error.errno == errno.ECANCELED:
+                if self._closing:
                     return
                 self._failed += 1
                 self._complain("write", f"a block of {len(state):,} bytes can't be written: {error.strerror}")

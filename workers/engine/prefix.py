@@ -8,7 +8,7 @@ child's key. Knows nothing of llama.cpp: sequence ids are numbers, and the calle
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -104,6 +104,15 @@ class Checkpoint:
     holder: int
     """A sequence that holds their cells; -1: `block` has all of them."""
     block: Block | None
+
+
+Spared = Callable[[Block], bool]
+"""Which shorter blocks a longer one does not replace, since what they hold can be taken up at their end only."""
+
+
+def nothing(block: Block) -> bool:
+    """A range can be cut out of a longer one."""
+    return False
 
 
 class PrefixIndex:
@@ -212,30 +221,21 @@ class PrefixIndex:
                     pieces.add((start, min(start + size, end)))
         return sorted(pieces)
 
-    def store(self, sequence: int, block: Block) -> list[Block]:
+    def store(self, sequence: int, block: Block, spared: Spared = nothing) -> list[Block]:
         """Attach a block saved from the sequence's cells -> the older blocks that it makes needless, now dropped."""
         for node in self.nodes_of(sequence):
             if node.start < block.end and block.start < node.end:
                 self._attach(node, block)
-        return self._drop_needless(block)
+        return self._drop_needless(block, spared)
 
-    def keep(self, sequence: int, block: Block) -> list[Block]:
-        """As `store`, for a whole state that others' longer ones do not replace: it can be taken up at its end only."""
-        for node in self.nodes_of(sequence):
-            if node.start < block.end:
-                self._attach(node, block)
-        return self._drop_needless(block, alone=True)
-
-    def put(self, path: Path, block: Block, *, alone: bool = False) -> list[Block]:
-        """Attach a block that comes from elsewhere: [block.start, block.end) of `path`; the rest as `store`, or with
-        `alone` as `keep`.
-        """
+    def put(self, path: Path, block: Block, spared: Spared = nothing) -> list[Block]:
+        """Attach a block that comes from elsewhere: [block.start, block.end) of `path`; the rest as `store`."""
         node = self.root
         while node.end < block.end:
             node = self._child(node, path, node.end, block.end) or self._branch(node, path, node.end, block.end)
             if block.start < node.end:
                 self._attach(node, block)
-        return self._drop_needless(block, alone=alone)
+        return self._drop_needless(block, spared)
 
     def own_blocks(self, path: Path) -> list[Block]:
         """Saved parts that only this path leads to and nobody holds; what is everybody's is not among them."""
@@ -335,12 +335,11 @@ class PrefixIndex:
         node.blocks.add(block)
         block.nodes.add(node)
 
-    def _drop_needless(self, new: Block, *, alone: bool = False) -> list[Block]:
-        """`alone`: it replaces only what is just as long."""
+    def _drop_needless(self, new: Block, spared: Spared = nothing) -> list[Block]:
         known = {block for node in new.nodes for block in node.blocks if block is not new}
-        if alone:
-            known = {block for block in known if (block.start, block.end) == (new.start, new.end)}
-        needless = [b for b in known if _covers(new, b) and b.nodes <= new.nodes]
+        needless = [
+            b for b in known if _covers(new, b) and b.nodes <= new.nodes and not (b.end < new.end and spared(b))
+        ]
         for block in needless:
             self.drop(block)
         return needless
@@ -396,6 +395,12 @@ def _covers(new: Block, old: Block) -> bool:
     if old.start == old.end or new.start == new.end:
         return (new.start, new.end) == (old.start, old.end)
     return new.start <= old.start and old.end <= new.end
+
+
+def is_fork(block: Block) -> bool:
+    """Whether paths part where the block ends."""
+    last = max(block.nodes, key=lambda node: node.end)
+    return last.end == block.end and len(last.children) > 1
 
 
 def common(one: Tokens, other: Tokens) -> int:

@@ -104,6 +104,20 @@ def test_the_longest_state_that_fits_is_taken(uncut: Model, tmp_path: Path) -> N
             assert cached(bench, call.key) == expected, limit
 
 
+def test_what_prompts_have_in_common_is_found_after_a_restart(uncut: Model, tmp_path: Path) -> None:
+    """The first goes its way; the second stops where it parts from it; who comes later finds that place."""
+    prompts = [[*WORDS[:100], *WORDS[own : own + 9]] for own in (200, 220, 240)]
+    with tier(tmp_path / "cache") as disk, running(uncut, disk=disk) as bench:
+        for prompt in prompts[:2]:
+            bench.answer(ask(bench, prompt))
+        text = bench.answer(replace(ask(bench, prompts[2]), cache_prompt=False))
+    for tenant, expected in (("blue", 0), ("red", 100)):
+        with tier(tmp_path / "cache") as disk, running(uncut, disk=disk) as bench:
+            call = ask(bench, prompts[2], tenant=tenant)
+            assert bench.answer(call) == text
+            assert cached(bench, call.key) == expected
+
+
 def test_what_leaves_ram_comes_back_from_disk(uncut: Model, tmp_path: Path) -> None:
     prompts = [[WORDS[number], *WORDS[2 * number : 2 * number + 120]] for number in range(8)]
     with running(uncut, slots=1, n_ctx=256, kv_tokens=256) as bench:

@@ -8,7 +8,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from workers.engine.prefix import Block, Path, PrefixIndex, Restore, Tokens, common, path_of
+from workers.engine.prefix import Block, Path, PrefixIndex, Restore, Tokens, common, is_fork, path_of
 from workers.engine.scope import Scope
 
 RED, BLUE = Scope("red"), Scope("blue")
@@ -120,14 +120,22 @@ def test_a_saved_part_is_found_behind_a_gap() -> None:
     ]
 
 
-def test_a_whole_state_replaces_only_one_that_is_as_long() -> None:
+def test_a_longer_state_leaves_those_that_are_spared() -> None:
     index = PrefixIndex()
     line = path(*range(8))
     short, long, again = Block(0, 4, b"a"), Block(0, 8, b"b"), Block(0, 4, b"c")
-    assert index.put(line, short, alone=True) == []
-    assert index.put(line, long, alone=True) == []
-    assert index.put(line, again, alone=True) == [short]
+    assert index.put(line, short) == []
+    assert index.put(line, long, lambda block: block is short) == []
+    assert index.put(line, again, lambda block: True) == [short], "one that is as long replaces it all the same"
     assert [index.match_checkpoint(line, limit).end for limit in (3, 4, 7, 8)] == [0, 4, 4, 8]
+    assert not is_fork(again)
+    index.put(path(0, 1, 2, 3, 9), Block(0, 5, b"d"), is_fork)
+    assert is_fork(again)
+    last = Block(0, 8, b"e")
+    assert index.put(line, last, is_fork) == [long]
+    assert index.match_checkpoint(line, 7).block is again
+    assert index.put(line, Block(0, 8, b"f")) != [], "else the longer one replaces all that it has"
+    assert index.match_checkpoint(line, 7).block is None
     index.check()
 
 
