@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from types import MappingProxyType
 
 from gateway.call import Principal
 from gateway.errors import ModelNotFound, PermissionDenied
@@ -10,11 +11,14 @@ from workers.protocol.catalog import Catalog
 
 MAX_NAMES_TOLD = 20
 
+NO_ADAPTERS: Mapping[str, str] = MappingProxyType({})
+
 
 class Names:
     """Every name and its model. A model's own name is an alias of itself.
 
     Models that workers serve without being in the catalog count as well, so that a worker started alone is reachable.
+    So do LoRA adapters (name -> model) whose names nothing else has; whoever may use the model may use them.
     """
 
     def __init__(self, catalog: Catalog | None) -> None:
@@ -23,25 +27,39 @@ class Names:
             self._fixed = dict(catalog.aliases)
             self._fixed.update({model.name: model.name for model in catalog.models})
 
-    def all(self, fleet_models: Iterable[str]) -> dict[str, str]:
-        """Name -> model, sorted by name; the catalog's word beats the fleet's."""
-        return dict(sorted(({model: model for model in fleet_models} | self._fixed).items()))
+    def all(self, fleet_models: Iterable[str], adapters: Mapping[str, str] = NO_ADAPTERS) -> dict[str, str]:
+        """Name -> model, sorted by name; the catalog's word beats the fleet's, and a model's name an adapter's."""
+        names = {**adapters, **{model: model for model in fleet_models}, **self._fixed}
+        return dict(sorted(names.items()))
 
-    def permitted(self, principal: Principal, fleet_models: Iterable[str]) -> dict[str, str]:
-        return {name: model for name, model in self.all(fleet_models).items() if principal.may_use(name)}
+    def permitted(
+        self, principal: Principal, fleet_models: Iterable[str], adapters: Mapping[str, str] = NO_ADAPTERS
+    ) -> dict[str, str]:
+        names = self.all(fleet_models, adapters)
+        return {name: model for name, model in names.items() if _may(principal, name, model, adapters)}
 
-    def resolve(self, name: str, principal: Principal, fleet_models: Iterable[str]) -> str:
+    def resolve(
+        self,
+        name: str,
+        principal: Principal,
+        fleet_models: Iterable[str],
+        adapters: Mapping[str, str] = NO_ADAPTERS,
+    ) -> str:
         """The model behind a name. Raises ModelNotFound or PermissionDenied, both telling the names that would do."""
-        names = self.all(fleet_models)
+        names = self.all(fleet_models, adapters)
         if not name:
             return self._only(names, principal)
         model = names.get(name)
-        if model is not None and principal.may_use(name):
+        if model is not None and _may(principal, name, model, adapters):
             return model
-        usable = [other for other in names if principal.may_use(other)]
+        usable = [other for other in names if _may(principal, other, names[other], adapters)]
         if model is None:
             raise ModelNotFound(f"The model {_shown(name)} does not exist. {_told(usable)}", param="model")
         raise PermissionDenied(f"This API key may not use the model {_shown(name)}. {_told(usable)}", param="model")
+
+    def is_adapter(self, name: str, fleet_models: Iterable[str], adapters: Mapping[str, str]) -> bool:
+        """Whether a name that resolves is an adapter's."""
+        return name in adapters and name not in self._fixed and name not in fleet_models
 
     def _only(self, names: dict[str, str], principal: Principal) -> str:
         """The model of a caller that named none: the one there is. Raises ModelNotFound."""
@@ -50,6 +68,10 @@ class Names:
         if len(models) != 1:
             raise ModelNotFound(f"`model` is missing. {_told(usable)}", param="model")
         return models.pop()
+
+
+def _may(principal: Principal, name: str, model: str, adapters: Mapping[str, str]) -> bool:
+    return principal.may_use(name) or (name in adapters and principal.may_use(model))
 
 
 def _shown(name: str) -> str:

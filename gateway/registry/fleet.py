@@ -13,6 +13,7 @@ import msgspec
 import redis.asyncio
 from redis.exceptions import RedisError
 
+from gateway.registry.adapter_names import callable_adapters
 from gateway.store.cancellation import raise_if_cancelled
 from gateway.store.channel import follow
 from workers.protocol import keys
@@ -29,6 +30,8 @@ class FleetSnapshot:
     """Model -> its live workers by id, draining ones included; models without any are not in it."""
     models: frozenset[str] = frozenset()
     """Every model that has ever had a worker on this Redis."""
+    adapters: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
+    """Adapter -> its model, for those that can be called as `model`."""
 
     def of(self, model: str) -> tuple[Heartbeat, ...]:
         return self.workers.get(model, ())
@@ -75,7 +78,8 @@ class Fleet:
         models = sorted(_text(name) for name in await self._redis.smembers(keys.MODELS))
         found = {model: self._readable(records) for model, records in (await self._records(models)).items()}
         there = {model: workers for model, workers in found.items() if workers}
-        snapshot = FleetSnapshot(MappingProxyType(there), frozenset(models))
+        adapters = MappingProxyType(callable_adapters(there))
+        snapshot = FleetSnapshot(MappingProxyType(there), frozenset(models), adapters)
         changed = snapshot.membership() != self.snapshot.membership()
         self.snapshot = snapshot
         if changed:

@@ -51,6 +51,8 @@ class Heartbeat(msgspec.Struct, frozen=True, kw_only=True):
     started_at: float = 0.0
     """Unix time, seconds."""
     kind: WorkerKind = "generate"
+    adapters: tuple[str, ...] = ()
+    """Names of the LoRA adapters that calls may use."""
 
 
 encode_heartbeat = msgspec.json.Encoder().encode

@@ -17,7 +17,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from workers.llama.errors import AdapterError
-from workers.protocol.adapters import ADAPTERS_PATH, AdapterInfo, decode_load
+from workers.protocol.adapters import ADAPTERS_PATH, AdapterInfo, AdapterState, decode_load
 from workers.protocol.failures import CallFailed, Failure, FailureCode
 from workers.service.bodies import answer, decoded, read_body, refusal
 
@@ -57,6 +57,10 @@ class AdapterRoutes:
                 return await _told(partial(self._shelf.load, asked.name, path, pinned=asked.pinned))
         except CallFailed as failed:
             return refusal(failed.failure)
+
+    def names(self) -> tuple[str, ...]:
+        """Of the adapters that calls may use."""
+        return tuple(info.name for info in self._shelf.infos() if info.state is not AdapterState.LEAVING)
 
     async def show(self, request: Request) -> Response:
         return answer(self._shelf.infos())

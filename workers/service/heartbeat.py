@@ -41,8 +41,8 @@ class Registration:
         self._redis = redis
         self._read = read
         self._hurry = asyncio.Event()
-        self._announced: bool | None = None
-        """What the fleet was last told: nothing, or whether the worker drains."""
+        self._announced: tuple[bool, tuple[str, ...]] | None = None
+        """What the fleet was last told: nothing, or whether the worker drains and which adapters it has."""
         self.registered = asyncio.Event()
         """Set once the first beat has got through."""
 
@@ -86,12 +86,12 @@ class Registration:
     async def _beat(self) -> None:
         heartbeat = self._read()
         name = keys.worker(heartbeat.model, heartbeat.worker)
-        news = heartbeat.draining
+        news = heartbeat.draining, heartbeat.adapters
         async with self._redis.pipeline(transaction=False) as pipe:
             pipe.set(name, encode_heartbeat(heartbeat), px=int(keys.HEARTBEAT_TTL_S * 1000))
             pipe.sadd(keys.workers(heartbeat.model), heartbeat.worker)
             pipe.sadd(keys.MODELS, heartbeat.model)
-            if news is not self._announced:
+            if news != self._announced:
                 pipe.publish(keys.FLEET_CHANNEL, name)
             await pipe.execute()
         if self._announced is None:

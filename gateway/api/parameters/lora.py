@@ -1,14 +1,14 @@
 """LoRA adapters of one request: llama-server's `lora`, where an adapter that is not listed is off.
 
-llama-server's numbers are places in one server's list; the workers of a fleet may have loaded their adapters in
-different orders, so here an adapter goes by its name.
+An adapter goes by its name or, as in llama-server, by its number in the list of its model's adapters (`GET
+/lora-adapters`): `gateway.catalog.adapters` finds what a number stands for.
 """
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Any
 
-from pydantic import Field
+from pydantic import Discriminator, Field, Tag
 
 from gateway.api.parameters.base import Body
 from gateway.errors import InvalidRequest
@@ -16,11 +16,20 @@ from workers.protocol.requests import AdapterUse
 
 MAX_ADAPTERS = 64
 MAX_NAME_CHARS = 128
+MAX_NUMBER = 65_535
 MAX_SCALE = 100
 
 
+def _id_kind(value: Any) -> str:
+    return "<name>" if isinstance(value, str) else "<number>"
+
+
 class LoraUse(Body):
-    id: Annotated[str, Field(min_length=1, max_length=MAX_NAME_CHARS)]
+    id: Annotated[
+        Annotated[str, Field(min_length=1, max_length=MAX_NAME_CHARS), Tag("<name>")]
+        | Annotated[int, Field(ge=0, le=MAX_NUMBER), Tag("<number>")],
+        Discriminator(_id_kind),
+    ]
     scale: Annotated[float, Field(ge=-MAX_SCALE, le=MAX_SCALE)] = 1.0
 
 
@@ -30,7 +39,7 @@ class LoraBody(Body):
 
 def read_lora(body: LoraBody) -> tuple[AdapterUse, ...]:
     """Raises InvalidRequest for an adapter that is named twice."""
-    uses = tuple(AdapterUse(use.id, use.scale) for use in body.lora or ())
+    uses = tuple(AdapterUse(str(use.id), use.scale) for use in body.lora or ())
     names = [use.name for use in uses]
     for n, name in enumerate(names):
         if name in names[:n]:

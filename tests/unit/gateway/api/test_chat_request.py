@@ -232,7 +232,7 @@ def test_what_a_template_gets() -> None:
         ({"reasoning_budget_tokens": -2}, "reasoning_budget_tokens"),
         ({"n_predict": 5, "max_tokens": 6}, "n_predict"),
         ({"lora": [{"id": "a"}, {"id": "a", "scale": 0}]}, "lora.1.id"),
-        ({"lora": [{"id": 0}]}, "lora.0.id"),
+        ({"lora": [{"id": -1}]}, "lora.0.id"),
         ({"tools": [{"type": "function", "function": {"name": "f"}}], "functions": [{"name": "f"}]}, "functions"),
         ({"functions": [{"name": "f"}], "function_call": {"name": "g"}}, "function_call"),
         ({"function_call": "required"}, "function_call"),

@@ -1,0 +1,98 @@
+"""One answer as it is told at its end, streamed or whole.
+
+Source: `server_task_result_cmpl_final` in tools/server/server-task.cpp of llama.cpp.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from gateway.api.native.completion_request import CompletionRequest
+from gateway.api.native.generation_settings import settings_object
+from gateway.api.tallies import timings_object
+from gateway.call import Call
+from gateway.telemetry.trail import Trail
+from workers.protocol.events import Finished, FinishReason, Settings, Started
+from workers.protocol.requests import GenerateRequest
+
+NumberSlot = Callable[[str, str, int], int]
+"""Model, worker, slot of the worker -> the slot's number over all workers of the model; -1: not known."""
+
+
+class Answer:
+    """What is known of one of a request's answers beside its text."""
+
+    def __init__(
+        self, number: int, asked: CompletionRequest, call: Call, trail: Trail, number_slot: NumberSlot
+    ) -> None:
+        self.number = number
+        self.request: GenerateRequest = asked.requests[number]
+        self.slot = -1
+        self.num_prompt_tokens = 0
+        self.has_new_line = False
+        self._asked = asked
+        self._call = call
+        self._trail = trail
+        self._number_slot = number_slot
+        self._settings: Settings | None = None
+
+    def note(self, event: Started | Settings) -> None:
+        if isinstance(event, Settings):
+            self._settings = event
+            return
+        self.num_prompt_tokens = event.num_prompt_tokens
+        if len(self._asked.requests) == 1:
+            # Of several answers, which may be on several workers, the trail knows the first one's worker only.
+            self.slot = self._number_slot(self._call.model, self._trail.worker, event.slot)
+
+    def final(
+        self, end: Finished, content: str, tokens: Sequence[int], probabilities: list[dict[str, Any]] | None
+    ) -> dict[str, Any]:
+        """Of the fields that the caller wants."""
+        usage, ran_with = end.usage, self._settings
+        sampling = self.request.sampling if ran_with is None else ran_with.sampling
+        document = {
+            "index": self.number,
+            "content": content,
+            "tokens": tokens,
+            "id_slot": self.slot,
+            "stop": True,
+            "model": self._call.alias,
+            "tokens_predicted": usage.completion_tokens,
+            "tokens_evaluated": usage.prompt_tokens,
+            "generation_settings": settings_object(self.request, sampling, stream=self._asked.stream),
+            "prompt": "" if ran_with is None else ran_with.prompt,
+            "has_new_line": self.has_new_line,
+            "truncated": end.truncated,
+            "stop_type": stop_type(end),
+            "stopping_word": end.stop or "",
+            # The last token was drawn and never computed.
+            "tokens_cached": usage.prompt_tokens + max(0, usage.completion_tokens - 1),
+            "timings": timings_object(end.timings),
+        }
+        if probabilities is not None:
+            document["completion_probabilities"] = probabilities
+        wanted = self._asked.response_fields
+        return _picked(document, wanted) if wanted else document
+
+
+def stop_type(end: Finished) -> str:
+    if end.reason is FinishReason.LENGTH:
+        return "limit"
+    return "eos" if end.stop is None else "word"
+
+
+def _picked(document: dict[str, Any], wanted: Sequence[str]) -> dict[str, Any]:
+    """Fields by their paths; those that are not there are left out."""
+    found: dict[str, Any] = {}
+    for path in wanted:
+        value: Any = document
+        for name in path.split("/"):
+            value = value.get(name, _MISSING) if isinstance(value, dict) else _MISSING
+        if value is not _MISSING:
+            found[path] = value
+    return found
+
+
+_MISSING = object()

@@ -1,0 +1,83 @@
+"""The bodies of `POST /completion` and `POST /infill` as pydantic models: types, limits and nothing else.
+
+Source of names, types and aliases: tools/server/README.md and server-schema.cpp of llama.cpp; `cache_salt`, `priority`,
+`context_shift` and `special` are our own, the other forms of an answer are those of `/v1/chat/completions`.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from pydantic import BeforeValidator, Discriminator, Field, Tag
+
+from gateway.api.parameters.base import Loose, text_or_parts
+from gateway.api.parameters.form_body import FormBody, Schema
+from gateway.api.parameters.hints import MAX_TOKENS, HintsBody
+from gateway.api.parameters.lora import LoraBody
+from gateway.api.parameters.notices import NoticesBody
+from gateway.api.parameters.probs import TokenProbsBody
+from gateway.api.parameters.repeats import MAX_ANSWERS
+from gateway.api.parameters.sampling_body import SamplingBody
+from gateway.api.parameters.stops import MAX_STOPS
+
+MAX_FIELDS = 64
+MAX_FIELD_CHARS = 128
+MAX_TRIGGERS = 32
+MAX_TRIGGER_CHARS = 512
+MAX_FILES = 1024
+
+ALIASES = {
+    "n_predict": ("max_completion_tokens", "max_tokens"),
+    "n_cmpl": ("n",),
+    "n_probs": ("logprobs",),
+}
+"""Parameter -> other names, the first that is there counts."""
+
+
+def _any_object(schema: Any) -> Any:
+    """llama-server reads an empty schema as any object."""
+    return {"type": "object"} if schema == {} else schema
+
+
+class Trigger(Loose):
+    type: int
+    value: Annotated[str, Field(min_length=1, max_length=MAX_TRIGGER_CHARS)]
+
+
+class GenerationBody(SamplingBody, TokenProbsBody, FormBody, HintsBody, NoticesBody, LoraBody):
+    """What both take."""
+
+    model: str = ""
+    stream: bool = False
+    n_predict: Annotated[int, Field(ge=-1, le=MAX_TOKENS)] = -1
+    n_cmpl: Annotated[int, Field(ge=1, le=MAX_ANSWERS)] = 1
+    stop: (
+        Annotated[
+            Annotated[str, Tag("<text>")] | Annotated[list[str], Field(max_length=MAX_STOPS), Tag("<parts>")],
+            Discriminator(text_or_parts),
+        ]
+        | None
+    ) = None
+    json_schema: Annotated[Schema | None, BeforeValidator(_any_object)] = None
+    grammar_lazy: bool = False
+    grammar_triggers: Annotated[list[Trigger], Field(max_length=MAX_TRIGGERS)] | None = None
+    response_fields: (
+        Annotated[list[Annotated[str, Field(max_length=MAX_FIELD_CHARS)]], Field(max_length=MAX_FIELDS)] | None
+    ) = None
+
+
+class CompletionBody(GenerationBody):
+    prompt: Any
+    """Its forms: `gateway.api.native.prompts`."""
+
+
+class ExtraFile(Loose):
+    filename: str = ""
+    text: str
+
+
+class InfillBody(GenerationBody):
+    input_prefix: str
+    input_suffix: str
+    input_extra: Annotated[list[ExtraFile], Field(max_length=MAX_FILES)] | None = None
+    prompt: str = ""

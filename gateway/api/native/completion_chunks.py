@@ -1,0 +1,120 @@
+"""Writes llama-server's completions as the events of a stream.
+
+Source of the shapes: `server_task_result_cmpl_partial` in tools/server/server-task.cpp of llama.cpp.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from gateway.api.native.answer import Answer, NumberSlot
+from gateway.api.native.completion_request import CompletionRequest
+from gateway.api.native.error_shape import error_object
+from gateway.api.native.probabilities import entry
+from gateway.api.streaming import data
+from gateway.api.tallies import progress_object, timings_object
+from gateway.call import Call
+from gateway.errors import PaddockError
+from gateway.telemetry.trail import Trail
+from workers.protocol.events import (
+    CallEvent,
+    Finished,
+    Logprobs,
+    Progress,
+    Settings,
+    Started,
+    Text,
+    TimingsSoFar,
+    Tokens,
+)
+
+_encode = msgspec.json.Encoder().encode
+
+
+class ChunkWriter:
+    """The events of one streamed answer, or of several by turns. There is no word after the last."""
+
+    def __init__(self, asked: CompletionRequest, call: Call, trail: Trail, number_slot: NumberSlot) -> None:
+        self._answers = [
+            _Stream(Answer(number, asked, call, trail, number_slot)) for number in range(len(asked.requests))
+        ]
+
+    def opening(self) -> bytes:
+        return b""
+
+    def chunks(self, events: list[CallEvent], choice: int) -> bytes:
+        one = self._answers[choice].one
+        if len(events) == 1:
+            return one(events[0])
+        return b"".join([one(event) for event in events])
+
+    def closing(self) -> bytes:
+        return b""
+
+    def broken(self, error: PaddockError) -> bytes:
+        return data(_encode({"error": error_object(error)}))
+
+
+class _Stream:
+    """The events of one of the answers."""
+
+    def __init__(self, answer: Answer) -> None:
+        self._answer = answer
+        self._head = b'data: {"index":%d,"content":' % answer.number
+        self._tail = b""
+        self._num_tokens = 0
+        self._tokens: list[int] = []
+        self._extra: dict[str, Any] = {}
+        """What belongs into the next event beside its text."""
+
+    def one(self, event: CallEvent) -> bytes:
+        match event:
+            case Text():
+                return self._text(event)
+            case Tokens():
+                self._tokens += event.tokens
+            case Logprobs():
+                told = entry(event, post_sampling=self._answer.request.post_sampling_probs)
+                self._extra.setdefault("completion_probabilities", []).append(told)
+            case TimingsSoFar():
+                self._extra["timings"] = timings_object(event.timings)
+            case Progress():
+                return self._progress(event)
+            case Started() | Settings():
+                self._answer.note(event)
+                self._tail = b',"tokens_evaluated":%d' % self._answer.num_prompt_tokens
+                self._tail += b',"stop":false,"id_slot":%d' % self._answer.slot
+            case Finished():
+                return data(_encode(self._answer.final(event, "", (), None)))
+            case _:
+                pass
+        return b""
+
+    def _text(self, event: Text) -> bytes:
+        self._num_tokens += event.num_tokens
+        text = event.text
+        if "\n" in text:
+            self._answer.has_new_line = True
+        return self._chunk(text)
+
+    def _progress(self, event: Progress) -> bytes:
+        self._extra["prompt_progress"] = progress_object(event)
+        return self._chunk("")
+
+    def _chunk(self, text: str) -> bytes:
+        tokens, self._tokens = self._tokens, []
+        extra = b""
+        if self._extra:
+            extra = b"," + _encode(self._extra)[1:-1]
+            self._extra = {}
+        # Integers look in JSON as Python writes them.
+        return b'%b%b,"tokens":%b,"tokens_predicted":%d%b%b}\n\n' % (
+            self._head,
+            _encode(text),
+            _encode(tokens),
+            self._num_tokens,
+            self._tail,
+            extra,
+        )

@@ -1,0 +1,124 @@
+"""Reads llama-server's generating bodies into canonical requests."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TypeVar
+
+from msgspec.structs import replace
+from starlette.types import Scope
+
+from gateway.api.body import read_object
+from gateway.api.native.completion_body import ALIASES, CompletionBody, GenerationBody, InfillBody, Trigger
+from gateway.api.native.prompts import read_native_prompts
+from gateway.api.native.query import named_model
+from gateway.api.native.reception import validated
+from gateway.api.native.refused import IGNORED, REFUSED
+from gateway.api.parameters.form import read_form
+from gateway.api.parameters.hints import with_hints
+from gateway.api.parameters.lora import read_lora
+from gateway.api.parameters.notices import read_notices
+from gateway.api.parameters.repeats import requests_of
+from gateway.api.parameters.sampling import read_sampling
+from gateway.api.parameters.stops import read_stop
+from gateway.api.parameters.unread import sift
+from gateway.errors import InvalidRequest, UnsupportedParameter
+from workers.protocol.requests import Constraint, GenerateRequest, Infill, InfillFile, Notice
+
+MAX_ANSWERS = 128
+"""Of one request: its prompts times `n_cmpl`."""
+
+WORD_TRIGGERS = (0, 1)
+"""A token or a word; the other types are patterns. Source: `common_grammar_trigger_type` in common/common.h."""
+
+BodyT = TypeVar("BodyT", bound=GenerationBody)
+
+
+@dataclass(frozen=True, slots=True)
+class CompletionRequest:
+    """What a request asks for, and how its answers are to be written."""
+
+    model: str
+    requests: tuple[GenerateRequest, ...]
+    """Those of one prompt beside each other."""
+    stream: bool
+    response_fields: tuple[str, ...] = ()
+    """Empty: all."""
+
+
+def read_completion(raw: bytes, scope: Scope) -> CompletionRequest:
+    """Raises InvalidRequest or UnsupportedParameter, each naming the parameter by its path."""
+    body = _validated(CompletionBody, raw, scope)
+    prompts = read_native_prompts(body.prompt)
+    if len(prompts) * body.n_cmpl > MAX_ANSWERS:
+        message = f"{len(prompts)} prompts times `n_cmpl` are more than {MAX_ANSWERS} answers. Ask for fewer at once."
+        raise InvalidRequest(message, param="n_cmpl")
+    request = _request(body)
+    requests = tuple(one for prompt in prompts for one in requests_of(replace(request, prompt=prompt), body.n_cmpl))
+    return _asked(body, requests)
+
+
+def read_infill(raw: bytes, scope: Scope) -> CompletionRequest:
+    """Raises InvalidRequest or UnsupportedParameter, each naming the parameter by its path."""
+    body = _validated(InfillBody, raw, scope)
+    files = tuple(InfillFile(one.filename, one.text) for one in body.input_extra or ())
+    infill = Infill(body.input_prefix, body.input_suffix, body.prompt, files)
+    return _asked(body, requests_of(replace(_request(body), infill=infill), body.n_cmpl))
+
+
+def _validated(kind: type[BodyT], raw: bytes, scope: Scope) -> BodyT:
+    document = sift(read_object(raw), IGNORED, REFUSED)
+    for name, others in ALIASES.items():
+        given = next((document[one] for one in (name, *others) if one in document), None)
+        if given is not None:
+            document[name] = given
+    return validated(kind, document | {"model": named_model(document, scope)})
+
+
+def _asked(body: GenerationBody, requests: tuple[GenerateRequest, ...]) -> CompletionRequest:
+    return CompletionRequest(body.model, requests, body.stream, tuple(body.response_fields or ()))
+
+
+def _request(body: GenerationBody) -> GenerateRequest:
+    """Without what is to be continued."""
+    stops = [body.stop] if isinstance(body.stop, str) else body.stop or []
+    request = GenerateRequest(
+        constraint=_constraint(body),
+        sampling=read_sampling(body),
+        max_tokens=None if body.n_predict < 0 else body.n_predict,
+        stop=read_stop([text for text in stops if text]),
+        n_probs=body.n_probs,
+        post_sampling_probs=body.post_sampling_probs,
+        adapters=read_lora(body),
+        tell=_notices(body),
+    )
+    return with_hints(request, body)
+
+
+def _constraint(body: GenerationBody) -> Constraint | None:
+    constraint = read_form(body)
+    if constraint is None or not body.grammar_lazy:
+        return constraint
+    if not body.grammar_triggers:
+        message = "`grammar_lazy` needs `grammar_triggers`. Send the words that switch the grammar on."
+        raise InvalidRequest(message, param="grammar_triggers")
+    return replace(constraint, triggers=tuple(map(_word, range(len(body.grammar_triggers)), body.grammar_triggers)))
+
+
+def _word(number: int, trigger: Trigger) -> str:
+    if trigger.type not in WORD_TRIGGERS:
+        path = f"grammar_triggers.{number}.type"
+        message = f"`{path}` is {trigger.type}: patterns are not supported. Send words, of type 1."
+        raise UnsupportedParameter(message, param=path)
+    return trigger.value
+
+
+def _notices(body: GenerationBody) -> tuple[Notice, ...]:
+    """llama-server tells the tokens of a stream in any case, and at the end what the call ran with."""
+    notices = read_notices(body, stream=body.stream)
+    if body.stream and "tokens" not in notices:
+        notices = (*notices, "tokens")
+    wanted = body.response_fields
+    if wanted and not any(name.startswith(("generation_settings", "prompt")) for name in wanted):
+        return notices
+    return (*notices, "settings")

@@ -1,0 +1,103 @@
+"""`POST /embedding` and `POST /embeddings`: vectors in llama-server's form, where a model pools nothing one per token.
+
+Source: `handle_embeddings_impl` in tools/server/server-context.cpp of llama.cpp.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from array import array
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+import msgspec
+from pydantic import Field
+from starlette.types import Scope
+
+from gateway.api.body import read_object
+from gateway.api.native.prompts import read_native_prompts
+from gateway.api.native.query import named_model
+from gateway.api.native.reception import validated
+from gateway.api.parameters.base import Body
+from gateway.call import Call
+from gateway.errors import InvalidRequest
+from workers.protocol.pooled import PoolInput, PoolRequest, PoolResult
+
+FLOAT_BYTES = 4
+MAX_NORM = 1024
+BREATH_BYTES = 256 << 10
+"""After so many bytes of vectors other calls get their turn."""
+
+_encode = msgspec.json.Encoder().encode
+
+
+class EmbeddingBody(Body):
+    model: str = ""
+    content: Any = None
+    input: Any = None
+    embd_normalize: Annotated[int, Field(ge=-1, le=MAX_NORM)] = 2
+    encoding_format: str = "float"
+
+
+@dataclass(frozen=True, slots=True)
+class EmbeddingRequest:
+    model: str
+    request: PoolRequest
+
+
+class EmbeddingDialect:
+    """llama-server's own embeddings."""
+
+    def read(self, raw: bytes, scope: Scope) -> EmbeddingRequest:
+        """Raises InvalidRequest, NotSupported."""
+        document = read_object(raw)
+        body = validated(EmbeddingBody, document)
+        request = PoolRequest(inputs=read_inputs(body), normalize=body.embd_normalize)
+        return EmbeddingRequest(named_model(document, scope), request)
+
+    async def body(self, asked: EmbeddingRequest, call: Call, result: PoolResult) -> bytes:
+        """An array of one object per input, each with a list of vectors."""
+        parts = []
+        size, start, written = result.width * FLOAT_BYTES, 0, 0
+        for index, num_rows in enumerate(result.rows):
+            rows = []
+            for _ in range(num_rows):
+                rows.append(_encode(floats(result.vectors[start : start + size])))
+                start += size
+                written += size
+                if written >= BREATH_BYTES:
+                    written = 0
+                    await asyncio.sleep(0)
+            parts.append(b'{"index":%d,"embedding":[%b]}' % (index, b",".join(rows)))
+        return b"[" + b",".join(parts) + b"]"
+
+
+def read_inputs(body: EmbeddingBody) -> tuple[PoolInput, ...]:
+    """Raises InvalidRequest, NotSupported."""
+    if body.encoding_format != "float":
+        message = "`encoding_format` is not `float`; this route answers in numbers. Ask `/v1/embeddings` for others."
+        raise InvalidRequest(message, param="encoding_format")
+    name = "content" if body.input is None else "input"
+    given = body.content if body.input is None else body.input
+    if given is None:
+        raise InvalidRequest("`content` is missing. Send a string, tokens, or an array of these.", param="content")
+    inputs: list[PoolInput] = []
+    for prompt in read_native_prompts(given, name):
+        if isinstance(prompt, str):
+            inputs.append(prompt)
+            continue
+        tokens = tuple(part for part in prompt if isinstance(part, int))
+        if len(tokens) < len(prompt):
+            message = f"`{name}` mixes tokens and strings. Send each input as a string or as tokens."
+            raise InvalidRequest(message, param=name)
+        inputs.append(tokens)
+    return tuple(inputs)
+
+
+def floats(raw: bytes) -> list[float]:
+    """32-bit numbers, little-endian."""
+    numbers = array("f", raw)
+    if sys.byteorder == "big":
+        numbers.byteswap()
+    return numbers.tolist()

@@ -1,0 +1,45 @@
+"""How llama-server tells an error.
+
+Source: `format_error_response` in tools/server/server-common.cpp of llama.cpp. What it has no type for keeps ours.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from gateway.api.dialect import ErrorShape
+from gateway.errors import ContextOverflow, InternalError, PaddockError, UnsupportedParameter
+from gateway.telemetry.trail import Trail
+
+_encode = msgspec.json.Encoder().encode
+
+NOT_SUPPORTED = (501, "not_supported_error")
+
+
+class NativeErrors:
+    def status(self, error: PaddockError) -> int:
+        return _told(error)[0]
+
+    def body(self, error: PaddockError, trail: Trail) -> bytes:
+        return _encode({"error": error_object(error)})
+
+
+NATIVE: ErrorShape = NativeErrors()
+
+
+def error_object(error: PaddockError) -> dict[str, Any]:
+    """`code` is the HTTP status."""
+    status, kind = _told(error)
+    return {"code": status, "message": error.message, "type": kind}
+
+
+def _told(error: PaddockError) -> tuple[int, str]:
+    if isinstance(error, UnsupportedParameter):
+        return NOT_SUPPORTED
+    if isinstance(error, ContextOverflow):
+        return error.status, "exceed_context_size_error"
+    if isinstance(error, InternalError):
+        return error.status, "server_error"
+    return error.status, error.type

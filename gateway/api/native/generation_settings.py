@@ -1,0 +1,76 @@
+"""What a call ran with, as llama-server tells it.
+
+Source of the names: `task_params::to_json` in tools/server/server-task.cpp of llama.cpp. Adapters go by name.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from msgspec.structs import asdict
+
+from workers.protocol.requests import GenerateRequest, Sampling
+
+_LISTS = frozenset({"dry_sequence_breakers", "samplers", "logit_bias"})
+
+LAST_SEED = 2**32 - 1
+"""llama.cpp's seed for "draw one"."""
+
+FIXED: dict[str, Any] = {
+    "n_discard": 0,
+    "chat_format": "Content-only",
+    "reasoning_format": "none",
+    "reasoning_in_content": False,
+    "generation_prompt": "",
+    "speculative.types": "none",
+    "backend_sampling": False,
+}
+"""What can't be set here."""
+
+
+def default_settings(sampling: Sampling) -> dict[str, Any]:
+    """Of a caller who says nothing; without what can be long."""
+    return _numbers(sampling) | _limits(GenerateRequest(), stream=True) | _samplers(sampling) | FIXED | {"lora": []}
+
+
+def settings_object(request: GenerateRequest, sampling: Sampling, *, stream: bool) -> dict[str, Any]:
+    """`sampling` as the worker used it."""
+    constraint = request.constraint
+    triggers = constraint.triggers if constraint else ()
+    return {
+        **_numbers(sampling),
+        "dry_sequence_breakers": sampling.dry_sequence_breakers or (),
+        **_limits(request, stream=stream),
+        "stop": request.stop,
+        "logit_bias": [{"token": token, "bias": bias} for token, bias in sampling.logit_bias or ()],
+        "grammar": constraint.text if constraint else "",
+        "grammar_lazy": bool(triggers),
+        "grammar_triggers": [{"type": 1, "value": word} for word in triggers],
+        "preserved_tokens": [],
+        **_samplers(sampling),
+        **FIXED,
+        "lora": [{"id": use.name, "scale": use.scale} for use in request.adapters],
+    }
+
+
+def _numbers(sampling: Sampling) -> dict[str, Any]:
+    numbers = {name: value for name, value in asdict(sampling).items() if name not in _LISTS}
+    return numbers | {"seed": LAST_SEED if sampling.seed is None else sampling.seed}
+
+
+def _limits(request: GenerateRequest, *, stream: bool) -> dict[str, Any]:
+    n_predict = -1 if request.max_tokens is None else request.max_tokens
+    return {
+        "max_tokens": n_predict,
+        "n_predict": n_predict,
+        "n_keep": request.n_keep,
+        "ignore_eos": request.ignore_eos,
+        "stream": stream,
+        "n_probs": request.n_probs,
+        "timings_per_token": "timings" in request.tell,
+        "post_sampling_probs": request.post_sampling_probs,
+    }
+
+
+def _samplers(sampling: Sampling) -> dict[str, Any]:
+    return {"samplers": sampling.samplers or ()}

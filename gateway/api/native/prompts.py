@@ -1,0 +1,39 @@
+"""llama-server's form of a prompt that is an object, in place of which its text is read.
+
+Source of the forms: "POST /completion" in tools/server/README.md of llama.cpp.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from gateway.api.parameters.faults import shown
+from gateway.api.parameters.prompts import Prompt, read_prompts
+from gateway.errors import InvalidRequest, NotSupported
+
+
+def read_native_prompts(given: Any, path: str = "prompt") -> tuple[Prompt, ...]:
+    """One or several. Raises InvalidRequest, NotSupported for what is more than text."""
+    if isinstance(given, list):
+        return read_prompts([_text_of(one, f"{path}.{n}") for n, one in enumerate(given)], path)
+    return read_prompts(_text_of(given, path), path)
+
+
+def read_native_prompt(given: Any, path: str) -> Prompt:
+    """One, of which an array is always the parts. Raises InvalidRequest, NotSupported."""
+    (prompt,) = read_prompts([_text_of(given, path)], path)
+    return prompt
+
+
+def _text_of(given: Any, path: str) -> Any:
+    """The text of an object, everything else as it is."""
+    if not isinstance(given, dict):
+        return given
+    if given.get("multimodal_data"):
+        message = f"`{path}.multimodal_data` is not supported: the models here read text. Leave it out."
+        raise NotSupported(message, param=f"{path}.multimodal_data")
+    text = given.get("prompt_string")
+    if not isinstance(text, str):
+        message = f"`{path}.prompt_string` is {shown(text)}. Send a string."
+        raise InvalidRequest(message, param=f"{path}.prompt_string")
+    return text

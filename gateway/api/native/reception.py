@@ -1,0 +1,82 @@
+"""What a route that is answered at once begins with: who asks, for what, of which model."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from pydantic import BaseModel, ValidationError
+from starlette.types import Receive, Scope
+
+from gateway.access.keys import Keys
+from gateway.api.body import read_body, read_object
+from gateway.api.diagnostics import trail_of
+from gateway.api.native.query import named_model
+from gateway.api.parameters.faults import too_nested, translated
+from gateway.call import Call, Principal
+from gateway.errors import InvalidRequest, PermissionDenied
+from gateway.pipeline import Fleet, Pipeline
+from gateway.telemetry.trail import Trail
+
+BodyT = TypeVar("BodyT", bound=BaseModel)
+
+
+@dataclass(frozen=True, slots=True)
+class Caller:
+    principal: Principal
+    trail: Trail
+
+
+class Reception:
+    """Lets callers in and reads what they bring."""
+
+    def __init__(self, keys: Keys, pipeline: Pipeline, fleet: Fleet, max_body_bytes: int) -> None:
+        self._keys = keys
+        self._pipeline = pipeline
+        self._fleet = fleet
+        self._max_body_bytes = max_body_bytes
+
+    def caller(self, scope: Scope) -> Caller:
+        """Raises AuthenticationFailed."""
+        trail = trail_of(scope)
+        principal = self._keys.authenticate(scope["headers"])
+        trail.team, trail.key_id = principal.team, principal.key_id
+        return Caller(principal, trail)
+
+    def admin(self, scope: Scope, what: str) -> Caller:
+        """Raises AuthenticationFailed, PermissionDenied."""
+        caller = self.caller(scope)
+        if not caller.principal.admin:
+            raise PermissionDenied(f"Only an admin's API key may {what}. Ask the operator.")
+        return caller
+
+    async def raw(self, scope: Scope, receive: Receive) -> bytes:
+        return await read_body(scope, receive, self._max_body_bytes)
+
+    async def document(self, scope: Scope, receive: Receive) -> dict[str, Any]:
+        """The body as an object, an empty one where nothing is sent. Raises InvalidRequest."""
+        raw = await self.raw(scope, receive)
+        return read_object(raw) if raw.strip() else {}
+
+    def adapter_model(self, adapter: str) -> str:
+        """The model of an adapter; empty where it is not known, or several models have one of the name."""
+        return self._fleet.snapshot.adapters.get(adapter, "")
+
+    def call(self, caller: Caller, document: dict[str, Any], scope: Scope) -> Call:
+        """For the model that is named in the body or the address. Raises ModelNotFound, PermissionDenied, Stopping."""
+        return self._pipeline.call(caller.principal, named_model(document, scope), caller.trail)
+
+
+def validated(kind: type[BodyT], document: dict[str, Any]) -> BodyT:
+    """Names that are not the model's are left alone, as llama-server does; null is "not given".
+
+    Raises InvalidRequest.
+    """
+    known = {name: document[name] for name in kind.model_fields if document.get(name) is not None}
+    try:
+        return kind.model_validate(known)
+    except ValidationError as error:
+        fault = translated(error)
+        raise InvalidRequest(fault.message, param=fault.param) from None
+    except RecursionError:
+        raise too_nested() from None

@@ -1,0 +1,148 @@
+"""`GET /slots` and `POST /slots/{id_slot}?action=save|restore|erase`: slots numbered over all workers of a model.
+
+The workers go by their ids, and each has as many numbers as it has slots. What a slot holds is its team's: others see
+how long it is and nothing else. Files are each worker's own, so restore where you saved, or give the workers one folder.
+
+Source of the names: tools/server/README.md of llama.cpp.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+import msgspec
+from msgspec.structs import replace
+from pydantic import Field
+from starlette.types import Receive, Scope, Send
+
+from gateway.api.answers import send_json
+from gateway.api.native.query import query_of
+from gateway.api.native.reception import Reception, validated
+from gateway.api.parameters.faults import shown
+from gateway.api.parameters.hints import MAX_SALT_CHARS
+from gateway.api.parameters.lora import LoraBody, read_lora
+from gateway.call import Principal
+from gateway.errors import InvalidRequest, Unavailable
+from gateway.inquiries import Inquiries
+from gateway.routing.slot_numbers import firsts, located, number_of
+from workers.protocol.heartbeat import Heartbeat
+from workers.protocol.slots import (
+    SLOTS_PATH,
+    SlotAction,
+    SlotErased,
+    SlotInfo,
+    SlotRestored,
+    SlotSaved,
+    decode_infos,
+)
+
+MAX_FILENAME_CHARS = 1024
+
+_ANSWERS = {
+    "save": msgspec.json.Decoder(SlotSaved).decode,
+    "restore": msgspec.json.Decoder(SlotRestored).decode,
+    "erase": msgspec.json.Decoder(SlotErased).decode,
+}
+
+
+class ActionBody(LoraBody):
+    model: str = ""
+    filename: Annotated[str, Field(max_length=MAX_FILENAME_CHARS)] = ""
+    cache_salt: Annotated[str, Field(max_length=MAX_SALT_CHARS)] = ""
+
+
+class SlotsRoute:
+    """The list."""
+
+    def __init__(self, reception: Reception, inquiries: Inquiries) -> None:
+        self._reception = reception
+        self._inquiries = inquiries
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        caller = self._reception.caller(scope)
+        call = self._reception.call(caller, {}, scope)
+        found = await self._inquiries.of_each(call.model, "GET", SLOTS_PATH, decode_infos)
+        if query_of(scope).get("fail_on_no_slot") and all(info.is_processing for _, infos in found for info in infos):
+            raise Unavailable(f"No slot of `{call.alias}` is free. Send the request again later.")
+        first = dict(zip((beat.boot for beat, _ in found), firsts([beat for beat, _ in found]), strict=True))
+        slots = [slot_object(first[beat.boot], beat, info, caller.principal) for beat, infos in found for info in infos]
+        await send_json(send, slots, caller.trail)
+
+
+class SlotRoute:
+    """An action on one slot."""
+
+    def __init__(self, reception: Reception, inquiries: Inquiries) -> None:
+        self._reception = reception
+        self._inquiries = inquiries
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        caller = self._reception.caller(scope)
+        document = await self._reception.document(scope, receive)
+        call = self._reception.call(caller, document, scope)
+        action = _action(query_of(scope).get("action", ""))
+        body = validated(ActionBody, document)
+        if action != "erase" and not body.filename:
+            raise InvalidRequest("`filename` is missing. Send a name for the file.", param="filename")
+        number = _number(scope["path_params"]["id_slot"])
+        beat, slot = _located(number, self._inquiries.workers(call.model), call.alias)
+        asked = SlotAction(
+            action=action,
+            tenant=caller.principal.team,
+            filename="" if action == "erase" else body.filename,
+            salt=body.cache_salt,
+            adapters=read_lora(body),
+        )
+        found = await self._inquiries.of_worker(beat, "POST", f"{SLOTS_PATH}/{slot}", _ANSWERS[action], asked)
+        await send_json(send, replace(found, id_slot=number), caller.trail)
+
+
+class SlotNumbers:
+    """Where a worker's own slots lie among those of its model."""
+
+    def __init__(self, inquiries: Inquiries) -> None:
+        self._inquiries = inquiries
+
+    def number(self, model: str, worker: str, slot: int) -> int:
+        """-1 where the worker is not there any more."""
+        return number_of(worker, slot, self._inquiries.workers(model))
+
+
+def _located(number: int, beats: list[Heartbeat], model: str) -> tuple[Heartbeat, int]:
+    """Raises InvalidRequest, Unavailable."""
+    if not beats:
+        raise Unavailable(f"No worker serves `{model}` at the moment. Start one, or send the request again later.")
+    place = located(number, beats)
+    if place is None:
+        num_slots = sum(beat.slots for beat in beats)
+        raise InvalidRequest(f"There is no slot {number} of `{model}`. Send 0 to {num_slots - 1}.", param="id_slot")
+    return place
+
+
+def slot_object(first: int, beat: Heartbeat, info: SlotInfo, principal: Principal) -> dict[str, Any]:
+    document: dict[str, Any] = {
+        "id": first + info.id,
+        "n_ctx": info.n_ctx,
+        "speculative": False,
+        "is_processing": info.is_processing,
+        "n_prompt_tokens": info.n_prompt_tokens,
+        "next_token": [{"has_next_token": info.is_processing, "n_decoded": info.n_decoded}],
+        "model": beat.model,
+        "worker": beat.worker,
+    }
+    if info.request_id and (principal.admin or info.tenant == principal.team):
+        document["id_task"] = info.request_id
+    return document
+
+
+def _action(name: str) -> Literal["save", "restore", "erase"]:
+    match name:
+        case "save" | "restore" | "erase":
+            return name
+    raise InvalidRequest(f"`action` is {shown(name)}. Send `save`, `restore` or `erase`.", param="action")
+
+
+def _number(text: str) -> int:
+    if not text.isascii() or not text.isdigit() or len(text) > 9:
+        raise InvalidRequest(f"{shown(text)} is no slot. Send its number, as `GET /slots` tells it.", param="id_slot")
+    return int(text)

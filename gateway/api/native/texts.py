@@ -1,0 +1,130 @@
+"""`POST /tokenize`, `/detokenize` and `/apply-template`: a model's text without its engine.
+
+Source of bodies and answers: tools/server/README.md of llama.cpp.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Protocol
+
+from pydantic import Field
+from starlette.types import Receive, Scope, Send
+
+from gateway.api.answers import send_json
+from gateway.api.native.prompts import read_native_prompt
+from gateway.api.native.query import named_model
+from gateway.api.native.reception import Reception, validated
+from gateway.api.parameters.base import Body
+from gateway.inquiries import Inquiries
+from workers.protocol.requests import GenerateRequest
+from workers.protocol.text import (
+    DETOKENIZE_PATH,
+    RENDER_PATH,
+    TOKENIZE_PATH,
+    Detokenize,
+    Render,
+    Tokenize,
+    Tokenized,
+    decode_detokenized,
+    decode_rendered,
+    decode_tokenized,
+)
+
+MAX_TOKEN = 2**31 - 1
+
+
+class TokenizeBody(Body):
+    model: str = ""
+    content: Any = None
+    add_special: bool = False
+    parse_special: bool = True
+    with_pieces: bool = False
+
+
+class DetokenizeBody(Body):
+    model: str = ""
+    tokens: list[Annotated[int, Field(ge=0, le=MAX_TOKEN)]] = []
+
+
+class TokenizeRoute:
+    def __init__(self, reception: Reception, inquiries: Inquiries) -> None:
+        self._reception = reception
+        self._inquiries = inquiries
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        caller = self._reception.caller(scope)
+        document = await self._reception.document(scope, receive)
+        call = self._reception.call(caller, document, scope)
+        body = validated(TokenizeBody, document)
+        if body.content is None or body.content == []:
+            await send_json(send, {"tokens": []}, caller.trail)
+            return
+        asked = Tokenize(
+            content=read_native_prompt(body.content, "content"),
+            add_special=body.add_special,
+            parse_special=body.parse_special,
+            with_pieces=body.with_pieces,
+        )
+        found = await self._inquiries.of_model(call.model, "POST", TOKENIZE_PATH, decode_tokenized, asked)
+        await send_json(send, {"tokens": told_tokens(found)}, caller.trail)
+
+
+class DetokenizeRoute:
+    def __init__(self, reception: Reception, inquiries: Inquiries) -> None:
+        self._reception = reception
+        self._inquiries = inquiries
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        caller = self._reception.caller(scope)
+        document = await self._reception.document(scope, receive)
+        call = self._reception.call(caller, document, scope)
+        asked = Detokenize(tokens=tuple(validated(DetokenizeBody, document).tokens))
+        found = await self._inquiries.of_model(call.model, "POST", DETOKENIZE_PATH, decode_detokenized, asked)
+        await send_json(send, {"content": found.content}, caller.trail)
+
+
+class Conversation(Protocol):
+    """A chat request, as far as its prompt goes."""
+
+    @property
+    def model(self) -> str: ...
+    @property
+    def requests(self) -> tuple[GenerateRequest, ...]: ...
+
+
+class ChatReader(Protocol):
+    """Reads the body of `POST /v1/chat/completions`."""
+
+    def read(self, raw: bytes, scope: Scope) -> Conversation: ...
+
+
+class ApplyTemplateRoute:
+    """Takes what the chat route takes, whose reader it is given."""
+
+    def __init__(self, reception: Reception, inquiries: Inquiries, chat: ChatReader) -> None:
+        self._reception = reception
+        self._inquiries = inquiries
+        self._chat = chat
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        caller = self._reception.caller(scope)
+        asked = self._chat.read(await self._reception.raw(scope, receive), scope)
+        call = self._reception.call(caller, {"model": asked.model or named_model({}, scope)}, scope)
+        render = Render(request=asked.requests[0], count=False)
+        found = await self._inquiries.of_model(call.model, "POST", RENDER_PATH, decode_rendered, render)
+        await send_json(send, {"prompt": found.prompt or ""}, caller.trail)
+
+
+def told_tokens(found: Tokenized) -> list[Any]:
+    """Numbers, or objects of a number and a piece; a piece that is no text by itself is told as its bytes."""
+    if found.pieces is None:
+        return list(found.tokens)
+    pairs = zip(found.tokens, found.pieces, strict=True)
+    return [{"id": token, "piece": _piece(piece)} for token, piece in pairs]
+
+
+def _piece(piece: bytes) -> str | list[int]:
+    try:
+        return piece.decode()
+    except UnicodeDecodeError:
+        return list(piece)

@@ -1,0 +1,34 @@
+"""Slots numbered over all workers of a model: the workers by their ids, each with as many numbers as it has slots. Pure.
+
+With one worker these are its own numbers. They move when workers come and go.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import accumulate
+
+from workers.protocol.heartbeat import Heartbeat
+
+ANY = -1
+
+
+def firsts(workers: Sequence[Heartbeat]) -> list[int]:
+    """The number of each worker's first slot. `workers` by id."""
+    return list(accumulate((worker.slots for worker in workers), initial=0))[:-1]
+
+
+def located(number: int, workers: Sequence[Heartbeat]) -> tuple[Heartbeat, int] | None:
+    """Whose slot it is, and which of that worker's."""
+    for first, worker in zip(firsts(workers), workers, strict=True):
+        if first <= number < first + worker.slots:
+            return worker, number - first
+    return None
+
+
+def number_of(worker_id: str, slot: int, workers: Sequence[Heartbeat]) -> int:
+    """ANY where the worker is none of these."""
+    for first, worker in zip(firsts(workers), workers, strict=True):
+        if worker.worker == worker_id:
+            return first + slot
+    return ANY
