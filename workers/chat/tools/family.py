@@ -17,8 +17,8 @@ class ThoughtMarks:
     close: str
     anywhere: bool = False
     """A thought may begin in the middle of an answer, and not only before it or after a call."""
-    until_call: bool = False
-    """A call ends it too: its marks are ones that no thought speaks of."""
+    closing: str = ""
+    """What is said for the model to close it, where more than `close` must follow."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +44,10 @@ class CallSyntax:
     middle: str
     """What stands between name and arguments."""
     after: str
+    lead: str = ""
+    """What may come before all else, and may be left out."""
+    answer: str = ""
+    """What precedes an answer that is no call."""
     open: str = ""
     """What precedes the first call."""
     between: str = " "
@@ -51,8 +55,9 @@ class CallSyntax:
     """What follows the last call."""
     triggers: tuple[str, ...] = ()
     """Texts with which the first call begins; none: a grammar can't begin in the middle of an answer."""
-    parameter: tuple[str, str, str] | None = None
-    """Where arguments are not JSON: what precedes a parameter's name, stands between name and value, follows it."""
+    parameter: tuple[str, tuple[str, ...], str] | None = None
+    """Where arguments are not JSON: what precedes a parameter's name, stands between name and value (of text, and of
+    JSON where that differs), and follows the value."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,11 +67,14 @@ class Family:
     name: str
     parse: Callable[[Family, Ask], Parser]
     syntax: CallSyntax
+    """Where a grammar can't keep to the family's own form, another one that its parser reads."""
     marks: tuple[tuple[str, ...], ...] = ()
     """A chat template is this family's if it has all texts of one of these."""
     controls: tuple[str, ...] = ()
     """Marks that the parser must see. Where they are control tokens, the engine writes them into the text."""
     thought: ThoughtMarks | None = None
+    calls_end_thoughts: bool = False
+    """A call in the middle of a thought ends it: its marks are ones that no thought speaks of."""
     always: bool = False
     """Its answers are never plain text: a parser is needed even without tools and thoughts."""
 
@@ -91,4 +99,4 @@ class Family:
     @property
     def thought_close(self) -> str:
         """What ends a thought for the model; empty if it does not think."""
-        return self.thought.close if self.thought else ""
+        return self.thought.closing or self.thought.close if self.thought else ""

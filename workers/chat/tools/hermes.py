@@ -2,26 +2,23 @@
 
     <tool_call>{"name": "get_weather", "arguments": {"city": "Paris"}}</tool_call>
 
-Source of the format: NousResearch/Hermes-Function-Calling.
+Source of the format: NousResearch/Hermes-Function-Calling. Apriel's are a list between <tool_calls> and </tool_calls>.
 """
 
 from __future__ import annotations
 
 from workers.chat.tools.family import CallSyntax, Family
-from workers.chat.tools.reader import Reader, Steps
+from workers.chat.tools.marked_json import MarkedJsonReader
 
 OPEN = "<tool_call>"
 CLOSE = "</tool_call>"
+LIST_OPEN = "<tool_calls>"
+LIST_CLOSE = "</tool_calls>"
 
 
-class HermesReader(Reader):
-    openers = (OPEN,)
-
-    def _call(self, mark: str) -> Steps[bool]:
-        if not (yield from self._json_calls()):
-            return False
-        yield from self._mark(CLOSE)
-        return True
+class HermesReader(MarkedJsonReader):
+    openers: tuple[str, ...] = (OPEN, LIST_OPEN)
+    closers: tuple[str, ...] = (CLOSE, LIST_CLOSE)
 
 
 HERMES = Family(
@@ -30,6 +27,6 @@ HERMES = Family(
     syntax=CallSyntax(
         before=f'{OPEN} {{ "name": "', middle='" , "arguments": ', after=f" }} {CLOSE}", triggers=(OPEN,)
     ),
-    marks=((OPEN,),),
-    controls=(OPEN, CLOSE),
+    marks=((OPEN,), (LIST_OPEN,)),
+    controls=(OPEN, CLOSE, LIST_OPEN, LIST_CLOSE),
 )

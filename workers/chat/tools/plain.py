@@ -9,17 +9,17 @@ Calls in the form of Hermes are read too: templates without a place for tools ar
 from __future__ import annotations
 
 from workers.chat.tools.family import CallSyntax, Family
-from workers.chat.tools.hermes import OPEN, HermesReader
+from workers.chat.tools.hermes import HermesReader
 from workers.chat.tools.reader import Steps
 
 FENCE = "```json"
 
 
 class PlainReader(HermesReader):
-    bare = ("{", "[", FENCE)
+    bare: tuple[str, ...] = ("{", "[", FENCE)
 
     def _call(self, mark: str) -> Steps[bool]:
-        if mark == OPEN:
+        if mark in HermesReader.openers:
             return (yield from super()._call(mark))
         fenced = mark == FENCE
         if not fenced:

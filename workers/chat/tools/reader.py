@@ -13,7 +13,7 @@ import re
 import secrets
 from collections.abc import Generator
 from enum import Enum
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from workers.chat.tools import CallPiece, ContentPiece, Piece, ReasoningPiece
 from workers.chat.tools.family import Ask, Family
@@ -65,12 +65,14 @@ class Reader:
         anywhere = (*openers, *self.silent, *(thought if self._thought and self._thought.anywhere else ()))
         self._anywhere = Tags(anywhere)
         self._at_gap = Tags((*anywhere, *bare, *thought))
-        ends = openers if self._thought and self._thought.until_call else ()
+        ends = openers if family.calls_end_thoughts else ()
         self._thought_ends = Tags(() if self._thought is None else (self._thought.close, *ends))
         self._gap = Gap.START
         self._text = ""
         """Read but not yet understood; up to `_at` it is the head of a call."""
         self._at = 0
+        self._space = ""
+        """What stood before a mark, and is text if the mark is."""
         self._ended = False
         self._cut_off = False
         self._pieces: list[Piece] = []
@@ -123,9 +125,7 @@ class Reader:
             self._drop()
             self._reasons = None
         else:
-            self._at = 0
-            self._say(mark)
-            self._text = self._text[len(mark) :]
+            self._reject()
         self._gap = Gap.NONE
         end = yield from self._until(self._thought_ends, thinking=self._ask.split)
         if end is None:
@@ -169,6 +169,7 @@ class Reader:
                 start = found.start()
                 mark = self._at_gap.at(self._text, start)
                 if mark is not None:
+                    self._space = "" if self._gap is Gap.THOUGHT else self._text[:start]
                     self._text, self._at = self._text[start:], len(mark)
                     return mark
                 if self._ended or not self._at_gap.may_begin(self._text, start):
@@ -232,13 +233,14 @@ class Reader:
 
     def _drop(self) -> None:
         """The head was syntax."""
+        self._space = ""
         self._text, self._at = self._text[self._at :], 0
 
     def _reject(self) -> None:
         """The head is text; what follows it is looked at afresh."""
         head, self._at = self._at, 0
-        self._say(self._text[:head])
-        self._text = self._text[head:]
+        self._say(self._space + self._text[:head])
+        self._text, self._space = self._text[head:], ""
 
     # What calls are made of: each reads from `_at` on, and moves it if it finds what it looks for
 
@@ -415,9 +417,3 @@ class Reader:
         self._begin(name)
         self._add("{}")
         return True
-
-
-def properties_of(tool: Any) -> dict[str, Any]:
-    parameters = tool.parameters if tool is not None else None
-    properties = parameters.get("properties") if isinstance(parameters, dict) else None
-    return properties if isinstance(properties, dict) else {}

@@ -1,0 +1,143 @@
+"""Tool calls with a mark for the function and one for each parameter: Qwen3-Coder's and its followers', Seed-OSS',
+MiniMax M2's, those of DeepSeek V3.2 and V4.
+
+    <tool_call>
+    <function=get_weather>
+    <parameter=city>
+    Paris
+    </parameter>
+    </function>
+    </tool_call>
+
+They differ in the marks. Sources: the chat templates of Qwen/Qwen3-Coder-30B-A3B-Instruct, ByteDance-Seed/Seed-OSS-36B,
+MiniMaxAI/MiniMax-M2 and deepseek-ai/DeepSeek-V3.2.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from workers.chat.tools.family import CallSyntax, Family
+from workers.chat.tools.parameters import ParameterReader
+from workers.chat.tools.reader import Steps
+from workers.chat.tools.tags import Tags
+
+
+@dataclass(frozen=True, slots=True)
+class Marks:
+    """In the order in which they come."""
+
+    open: str
+    function: str
+    """Before the name."""
+    function_named: str
+    """After it."""
+    parameter: str
+    parameter_named: tuple[str, ...]
+    """Where there are two: of a parameter that is text, and of one that is JSON."""
+    parameter_end: str
+    function_end: str
+    close: str
+
+    def syntax(self) -> CallSyntax:
+        return CallSyntax(
+            open=self.open + " ",
+            before=self.function,
+            middle=self.function_named + " ",
+            after=" " + self.function_end,
+            close=" " + self.close,
+            triggers=(self.open,),
+            parameter=(self.parameter, self.parameter_named, self.parameter_end),
+        )
+
+
+class FunctionReader(ParameterReader):
+    """A family names its marks."""
+
+    own: Marks
+
+    def _call(self, mark: str) -> Steps[bool]:
+        own = self.own
+        if mark == own.open and not (yield from self._mark(own.function)):
+            return (yield from self._json_calls()) and ((yield from self._mark(own.close)) or True)
+        if not (yield from self._function()):
+            return False
+        while (yield from self._mark(own.function)):
+            if not (yield from self._function()):
+                return True
+        yield from self._mark(own.close)
+        return True
+
+    def _function(self) -> Steps[bool]:
+        own = self.own
+        found = yield from self._up_to(Tags((own.function_named,)))
+        name = found[0].strip() if found is not None else None
+        if not name or not self._is_name(name):
+            return False
+        self._begin_object(name)
+        ends = Tags((own.parameter, own.function_end))
+        while (mark := (yield from self._any_mark(ends))) == own.parameter:
+            key = yield from self._up_to(Tags(own.parameter_named))
+            if key is None:
+                break
+            is_text = key[1] == own.parameter_named[0] if len(own.parameter_named) > 1 else None
+            if not (yield from self._parameter(key[0].strip(), Tags((own.parameter_end,)), is_text=is_text)):
+                break
+        self._end_object(found=mark == own.function_end)
+        return True
+
+
+QWEN = Marks(
+    *("<tool_call>", "<function=", ">", "<parameter=", (">",), "</parameter>", "</function>", "</tool_call>"),
+)
+SEED = Marks(
+    *("<seed:tool_call>", "<function=", ">", "<parameter=", (">",), "</parameter>", "</function>", "</seed:tool_call>"),
+)
+MINIMAX_MARKS = Marks(
+    *("<minimax:tool_call>", '<invoke name="', '">', '<parameter name="', ('">',), "</parameter>", "</invoke>"),
+    "</minimax:tool_call>",
+)
+DSML = Marks(
+    *("<｜DSML｜function_calls>", '<｜DSML｜invoke name="', '">', '<｜DSML｜parameter name="'),
+    ('" string="true">', '" string="false">'),
+    *("</｜DSML｜parameter>", "</｜DSML｜invoke>", "</｜DSML｜function_calls>"),
+)
+
+
+class QwenReader(FunctionReader):
+    own = QWEN
+    openers: tuple[str, ...] = (QWEN.open, QWEN.function)
+    trims_lines = True
+
+
+class SeedReader(FunctionReader):
+    own = SEED
+    openers: tuple[str, ...] = (SEED.open, SEED.function)
+
+
+class MiniMaxReader(FunctionReader):
+    own = MINIMAX_MARKS
+    openers: tuple[str, ...] = (MINIMAX_MARKS.open,)
+
+
+class DsmlReader(FunctionReader):
+    own = DSML
+    openers: tuple[str, ...] = (DSML.open,)
+
+
+def _family(name: str, reader: type[FunctionReader], *marks: str, ends_thoughts: bool = True) -> Family:
+    own = reader.own
+    return Family(
+        name=name,
+        parse=reader,
+        syntax=own.syntax(),
+        marks=(marks,),
+        controls=(own.open, own.close),
+        calls_end_thoughts=ends_thoughts,
+    )
+
+
+QWEN3_CODER = _family("qwen3-coder", QwenReader, "<tool_call>", "<function=", "<parameter=", ends_thoughts=False)
+SEED_OSS = _family("seed-oss", SeedReader, "<seed:tool_call>")
+MINIMAX = _family("minimax-m2", MiniMaxReader, "<minimax:tool_call>")
+DEEPSEEK_V32 = _family("deepseek-v3.2", DsmlReader, "｜DSML｜", "function_calls")

@@ -1,0 +1,112 @@
+"""Answers of gpt-oss, in messages to channels and recipients:
+
+    <|channel|>analysis<|message|>The user wants the weather.<|end|>
+    <|start|>assistant<|channel|>commentary to=functions.get_time <|constrain|>json<|message|>{"city": "Paris"}<|call|>
+    <|channel|>final<|message|>It is sunny.<|return|>
+
+The prompt ends with `<|start|>assistant`. Analysis is thought; what is for a function is a call; the rest is text. Text
+that is in no message is text too. Source: OpenAI's harmony format, and the chat template of openai/gpt-oss-120b.
+"""
+
+from __future__ import annotations
+
+import re
+
+from workers.chat.tools.family import Ask, CallSyntax, Family, ThoughtMarks
+from workers.chat.tools.json_text import JsonText
+from workers.chat.tools.reader import Gap, Reader, Steps
+from workers.chat.tools.tags import Tags
+
+START, CHANNEL, CONSTRAIN, MESSAGE = "<|start|>", "<|channel|>", "<|constrain|>", "<|message|>"
+END, CALL, RETURN = "<|end|>", "<|call|>", "<|return|>"
+ANALYSIS = "analysis"
+FINAL_HEADER = f"{START}assistant{CHANNEL}final{MESSAGE}"
+
+_HEADERS = Tags((START, CHANNEL, " to="))
+_LATER_HEADERS = Tags((START, CHANNEL))
+_MESSAGE = Tags((MESSAGE,))
+_ENDS = Tags((END, CALL, RETURN, START, CHANNEL))
+_RECIPIENT = re.compile(r"\bto=(?:functions\.)?([^\s<]+)")
+_CHANNEL = re.compile(re.escape(CHANNEL) + r"\s*(\w+)")
+
+
+class HarmonyReader(Reader):
+    def __init__(self, family: Family, ask: Ask) -> None:
+        super().__init__(family, ask)
+        self._gap = Gap.NONE
+
+    def _answer(self) -> Steps[None]:
+        if self._ask.opened:
+            yield from self._body(ANALYSIS, "")
+        headers = _HEADERS
+        while (mark := (yield from self._until(headers))) is not None:
+            headers = _LATER_HEADERS
+            header = yield from self._header(mark)
+            if header is None:
+                self._reject()
+            else:
+                yield from self._read(header)
+            if self.is_over:
+                return
+
+    def _header(self, mark: str) -> Steps[str | None]:
+        """The text up to the message, which becomes the head; None: it is none."""
+        found = yield from self._up_to(_MESSAGE)
+        return None if found is None else mark + found[0]
+
+    def _read(self, header: str) -> Steps[None]:
+        """One message, whose header is the head now."""
+        channel = _CHANNEL.search(header)
+        recipient = _RECIPIENT.search(header)
+        if recipient is not None and self._is_name(recipient.group(1), known=True):
+            self._begin(recipient.group(1))
+            self._drop()
+            yield from self._function_call()
+            self.is_over = self._ask.one_call
+        else:
+            yield from self._body(channel.group(1) if channel is not None else "", self._text[: self._at])
+
+    def _body(self, channel: str, header: str) -> Steps[None]:
+        thinking = channel == ANALYSIS
+        if thinking and not self._ask.split:
+            self._reject()
+        else:
+            self._drop()
+        self._reasons = None
+        end = yield from self._until(_ENDS, thinking=thinking and self._ask.split)
+        if end in (START, CHANNEL):
+            self._at = 0  # a message that was not ended: the next one's header begins here
+        elif thinking and not self._ask.split:
+            self._reject()
+        else:
+            self._drop()
+
+    def _function_call(self) -> Steps[None]:
+        if not (yield from self._sees("{")):
+            self._add("{}")
+        else:
+            self._drop()
+            yield from self._arguments(JsonText())
+        end = yield from self._any_mark(_ENDS)
+        if end in (START, CHANNEL):
+            self._at -= len(end or "")
+        self._drop()
+
+
+HARMONY = Family(
+    name="harmony",
+    parse=HarmonyReader,
+    syntax=CallSyntax(
+        lead=f"{START}assistant",
+        before=f"{CHANNEL}commentary to=functions.",
+        middle=f" {CONSTRAIN}json{MESSAGE}",
+        after="",
+        between=CALL,
+        triggers=(f"{CHANNEL}commentary to=functions.",),
+        answer=f"{CHANNEL}final{MESSAGE}",
+    ),
+    marks=(("<|channel|>", "<|message|>", "analysis"),),
+    controls=(START, CHANNEL, CONSTRAIN, MESSAGE, END, CALL, RETURN),
+    thought=ThoughtMarks(f"{CHANNEL}{ANALYSIS}{MESSAGE}", END, anywhere=True, closing=f"{END}{FINAL_HEADER}"),
+    always=True,
+)

@@ -1,0 +1,79 @@
+"""Tool calls of Kimi K2:
+
+    <|tool_calls_section_begin|><|tool_call_begin|>functions.get_weather:0<|tool_call_argument_begin|>{"city": "Paris"}
+    <|tool_call_end|><|tool_calls_section_end|>
+
+What stands before the arguments is the call's id; the model counts its calls in it, so callers get it as it is. Source:
+the chat template of moonshotai/Kimi-K2-Instruct.
+"""
+
+from __future__ import annotations
+
+from workers.chat.tools.family import Ask, CallSyntax, Family
+from workers.chat.tools.json_text import JsonText
+from workers.chat.tools.reader import Reader, Steps
+from workers.chat.tools.tags import Tags
+
+OPEN, CLOSE = "<|tool_calls_section_begin|>", "<|tool_calls_section_end|>"
+CALL, ARGUMENTS, CALL_END = "<|tool_call_begin|>", "<|tool_call_argument_begin|>", "<|tool_call_end|>"
+
+_ARGUMENTS = Tags((ARGUMENTS,))
+
+
+class KimiReader(Reader):
+    openers: tuple[str, ...] = (OPEN, CALL)
+
+    def __init__(self, family: Family, ask: Ask) -> None:
+        super().__init__(family, ask)
+        self._ids: set[str] = set()
+
+    def _call(self, mark: str) -> Steps[bool]:
+        if mark == OPEN and not (yield from self._mark(CALL)):
+            return False
+        if not (yield from self._one()):
+            return False
+        while (yield from self._mark(CALL)):
+            self._drop()
+            if not (yield from self._one()):
+                return True
+        yield from self._mark(CLOSE)
+        return True
+
+    def _one(self) -> Steps[bool]:
+        found = yield from self._up_to(_ARGUMENTS)
+        if found is None:
+            return False
+        id = found[0].strip()
+        name = id.removeprefix("functions.").rpartition(":")[0] or id
+        if not self._is_name(name) or not (yield from self._sees("{")):
+            return False
+        self._begin(name, self._own(id))
+        self._drop()
+        yield from self._arguments(JsonText())
+        yield from self._mark(CALL_END)
+        return True
+
+    def _own(self, id: str) -> str:
+        """The id, unless an earlier call of this answer has it."""
+        if id in self._ids:
+            return ""
+        self._ids.add(id)
+        return id
+
+
+KIMI = Family(
+    name="kimi-k2",
+    parse=KimiReader,
+    syntax=CallSyntax(
+        open=OPEN,
+        before=f"{CALL}functions.",
+        middle=f":0{ARGUMENTS}",
+        after=CALL_END,
+        between="",
+        close=CLOSE,
+        triggers=(OPEN,),
+    ),
+    marks=((OPEN,),),
+    controls=(OPEN, CLOSE, CALL, ARGUMENTS, CALL_END),
+    calls_end_thoughts=True,
+)

@@ -1,0 +1,81 @@
+"""Tool calls whose arguments stand between marks of their own, one after the other, and are not JSON.
+
+    <function=get_weather><parameter=city>Paris</parameter><parameter=days>3</parameter></function>
+
+Text leaves as it comes; a value of another type leaves when it is whole, as the tool's schema says what it is.
+"""
+
+from __future__ import annotations
+
+import json
+
+from workers.chat.tools.reader import Reader, Steps
+from workers.chat.tools.tags import Tags
+from workers.chat.tools.typed_text import json_of, kinds_of, property_schema
+
+TEXT = frozenset({"string"})
+
+
+class ParameterReader(Reader):
+    trims_lines = False
+    """A value stands on lines of its own."""
+
+    def _begin_object(self, name: str) -> None:
+        self._begin(name)
+        self._drop()
+        self._name = name
+        self._num_parameters = 0
+        self._add("{")
+
+    def _end_object(self, *, found: bool) -> None:
+        """`found`: the mark of its end was there."""
+        if found or not self._cut_off:
+            self._add("}")
+
+    def _parameter(self, key: str, end: Tags, *, is_text: bool | None = None) -> Steps[bool]:
+        """A value, up to `end` and past it. `is_text`: the model says so. False: the answer has ended before."""
+        kinds = kinds_of(property_schema(self._ask.tools, self._name, key)) if is_text is None else frozenset()
+        is_text = kinds == TEXT if is_text is None else is_text
+        self._add(("" if self._num_parameters == 0 else ", ") + json.dumps(key, ensure_ascii=False) + ": ")
+        self._num_parameters += 1
+        self._drop()
+        if is_text:
+            self._add('"')
+        value = _Lines(self.trims_lines)
+        parts: list[str] = []
+        while True:
+            found = end.find(self._text, 0)
+            cut = len(self._text) if self._ended else end.first_open(self._text, 0)
+            part = value.take(self._text[: found.start() if found is not None else cut])
+            self._text = self._text[found.end() if found is not None else cut :]
+            if is_text:
+                self._add(json.dumps(part, ensure_ascii=False)[1:-1])
+            else:
+                parts.append(part)
+            if found is not None or self._ended:
+                break
+            yield
+        if found is not None or not self._cut_off:
+            self._add('"' if is_text else json_of("".join(parts), kinds))
+        else:
+            self._add("".join(parts))
+        return found is not None
+
+
+class _Lines:
+    """A text without the line end that it begins and the one that it ends with."""
+
+    def __init__(self, trims: bool) -> None:
+        self._trims = trims
+        self._at_start = True
+        self._held = ""
+
+    def take(self, part: str) -> str:
+        if not self._trims:
+            return part
+        part = self._held + part
+        if self._at_start and part:
+            part = part.removeprefix("\n")
+            self._at_start = False
+        self._held = "\n" if part.endswith("\n") else ""
+        return part.removesuffix("\n")

@@ -1,0 +1,133 @@
+"""Tool calls in the form of Python, and models that write them.
+
+    [get_weather(city="Paris", days=3), get_time()]
+
+LFM2 puts <|tool_call_start|> and <|tool_call_end|> around the list, Llama 4 has <|python_start|> and <|python_end|>.
+Gemma 2 and 3, which have no form of their own, put it into a Markdown fence of `tool_code`. Without marks an answer must
+begin so and name a tool. Source: the chat template of LiquidAI/LFM2-8B-A1B, Meta's prompt formats of Llama 3.2 and 4,
+Google's "Function calling with Gemma".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+
+from workers.chat.tools.family import CallSyntax, Family
+from workers.chat.tools.json_text import JsonText
+from workers.chat.tools.plain import FENCE, PLAIN_SYNTAX, PlainReader
+from workers.chat.tools.reader import Reader, Steps
+from workers.chat.tools.tags import Tags
+
+OPEN, CLOSE = "<|tool_call_start|>", "<|tool_call_end|>"
+START, END = "<|python_start|>", "<|python_end|>"
+TOOL_CODE = "```tool_code"
+
+_PARENTHESIS = Tags(("(",))
+
+
+class PythonReader(Reader):
+    """Adds reading Python's calls to reading JSON's."""
+
+    def _python_calls(self, *, known: bool) -> Steps[bool]:
+        """One call, or a list of them."""
+        listed = yield from self._mark("[")
+        if not (yield from self._python_call(known=known)):
+            return False
+        while listed and (yield from self._mark(",")):
+            self._drop()
+            if not (yield from self._python_call(known=known)):
+                return True
+        if listed:
+            yield from self._mark("]")
+        return True
+
+    def _python_call(self, *, known: bool) -> Steps[bool]:
+        yield from self._skip_space()
+        found = yield from self._identifier()
+        name = (found or "").strip().removesuffix(".call")
+        if not self._is_name(name, known=known):
+            return False
+        self._begin(name)
+        self._drop()
+        yield from self._arguments(JsonText(keywords=True))
+        return True
+
+    def _identifier(self) -> Generator[None, None, str | None]:
+        """Up to the parenthesis, which stays; None as soon as it can't be a name."""
+        start = self._at
+        while True:
+            rest = self._text[start:]
+            name, parenthesis, _ = rest.partition("(")
+            if name and not _is_dotted(name):
+                return None
+            if parenthesis:
+                self._at = start + len(name)
+                return name
+            if self._ended:
+                return None
+            yield
+
+
+def _is_dotted(name: str) -> bool:
+    """Whether it may still become a name such as `get_weather` or `files.read`; hyphens are in names of tools too."""
+    return len(name) <= 256 and all(character.isalnum() or character in "_.-" for character in name)
+
+
+class MarkedPythonReader(PythonReader):
+    openers: tuple[str, ...] = (OPEN, START)
+    bare: tuple[str, ...] = ("[",)
+    _closers = Tags((CLOSE, END))
+
+    def _call(self, mark: str) -> Steps[bool]:
+        known = mark == "["
+        if known:
+            self._at = 0
+        begun = self._at
+        if not (yield from self._python_calls(known=known)):
+            self._at = begun
+            if not (yield from self._json_calls(known=known)):
+                return False
+        yield from self._any_mark(self._closers)
+        return True
+
+
+class GemmaReader(PlainReader, PythonReader):
+    bare: tuple[str, ...] = ("{", "[", FENCE, TOOL_CODE)
+
+    def _call(self, mark: str) -> Steps[bool]:
+        if mark in (TOOL_CODE, "["):
+            begun = 0 if mark == "[" else self._at
+            self._at = begun
+            if (yield from self._python_calls(known=True)):
+                if mark == TOOL_CODE:
+                    yield from self._mark("```")
+                return True
+            self._at = begun
+        return (yield from super()._call(mark)) if mark != TOOL_CODE else False
+
+
+LFM2 = Family(
+    name="lfm2",
+    parse=MarkedPythonReader,
+    syntax=CallSyntax(
+        open=f"{OPEN} [ ",
+        before='{ "name": "',
+        middle='" , "arguments": ',
+        after=" }",
+        between=" , ",
+        close=f" ] {CLOSE}",
+        triggers=(OPEN,),
+    ),
+    marks=((OPEN,), ("<|tool_list_start|>",), ("List of tools: [",)),
+    controls=(OPEN, CLOSE),
+)
+
+PYTHONIC = Family(
+    name="pythonic",
+    parse=MarkedPythonReader,
+    syntax=PLAIN_SYNTAX,
+    marks=((START,),),
+    controls=(START, END),
+)
+
+GEMMA = Family(name="gemma", parse=GemmaReader, syntax=PLAIN_SYNTAX, marks=(("<start_of_turn>",),))
