@@ -1,0 +1,95 @@
+"""The bodies of Anthropic's messages as pydantic models: types, limits and nothing else.
+
+Source of names and types: Anthropic's API reference, "Create a Message"; what it lacks is llama-server's
+(tools/server/README.md of llama.cpp) or our own.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import Discriminator, Field, Tag
+
+from gateway.api.parameters.base import Body, Loose, text_or_parts
+from gateway.api.parameters.hints import MAX_TOKENS, HintsBody
+from gateway.api.parameters.lora import LoraBody
+from gateway.api.parameters.sampling_body import SamplingBody
+from gateway.api.parameters.stops import MAX_STOPS
+
+MAX_MESSAGES = 10_000
+MAX_BLOCKS = 10_000
+MAX_TOOLS = 128
+MAX_NAME_CHARS = 128
+
+
+class Block(Loose):
+    """One of any kind: which fields count depends on `type`."""
+
+    type: str
+    text: str | None = None
+    thinking: str | None = None
+    id: str | None = None
+    name: str | None = None
+    input: dict[str, Any] | None = None
+    tool_use_id: str | None = None
+    content: Any = None
+    is_error: bool | None = None
+
+
+Content = Annotated[
+    Annotated[str, Tag("<text>")] | Annotated[list[Block], Field(max_length=MAX_BLOCKS), Tag("<parts>")],
+    Discriminator(text_or_parts),
+]
+
+
+class MessageBody(Loose):
+    role: Literal["user", "assistant", "system"]
+    content: Content
+
+
+class ToolBody(Loose):
+    type: str | None = None
+    name: Annotated[str, Field(min_length=1, max_length=MAX_NAME_CHARS)]
+    description: str | None = None
+    input_schema: dict[str, Any] | None = None
+    strict: bool | None = None
+
+
+class ToolChoiceBody(Loose):
+    type: str
+    name: str | None = None
+    disable_parallel_tool_use: bool | None = None
+
+
+class ThinkingBody(Loose):
+    type: Literal["enabled", "disabled", "adaptive"]
+    budget_tokens: Annotated[int, Field(ge=0, le=MAX_TOKENS)] | None = None
+
+
+class FormatBody(Loose):
+    type: str
+    schema_: Annotated[dict[str, Any] | None, Field(alias="schema")] = None
+
+
+class OutputConfigBody(Loose):
+    effort: str | None = None
+    format: FormatBody | None = None
+
+
+class PromptBody(Body):
+    """What a prompt is made of: the body of `count_tokens`."""
+
+    model: str = ""
+    messages: Annotated[list[MessageBody], Field(min_length=1, max_length=MAX_MESSAGES)]
+    system: Content | None = None
+    tools: Annotated[list[ToolBody], Field(max_length=MAX_TOOLS)] | None = None
+    tool_choice: ToolChoiceBody | None = None
+    thinking: ThinkingBody | None = None
+    output_config: OutputConfigBody | None = None
+    output_format: FormatBody | None = None
+
+
+class MessagesBody(PromptBody, SamplingBody, HintsBody, LoraBody):
+    max_tokens: Annotated[int, Field(ge=0, le=MAX_TOKENS)]
+    stream: bool = False
+    stop_sequences: Annotated[list[str], Field(max_length=MAX_STOPS)] | None = None

@@ -1,0 +1,53 @@
+"""How Anthropic's dialect tells an error.
+
+Source: Anthropic's API reference, "Errors".
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from gateway.api.dialect import ErrorShape
+from gateway.errors import PaddockError
+from gateway.telemetry.trail import Trail
+
+_encode = msgspec.json.Encoder().encode
+
+OVERLOADED = 529
+
+TYPES = {
+    400: "invalid_request_error",
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    405: "invalid_request_error",
+    408: "invalid_request_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    500: "api_error",
+    501: "not_supported_error",
+    502: "overloaded_error",
+    503: "overloaded_error",
+}
+"""Status of the error tree -> type. A worker that was lost, and one that is not there, mend by asking again."""
+
+
+class AnthropicErrors:
+    def status(self, error: PaddockError) -> int:
+        return OVERLOADED if _type(error) == "overloaded_error" else error.status
+
+    def body(self, error: PaddockError, trail: Trail) -> bytes:
+        return error_body(error, trail)
+
+
+ANTHROPIC: ErrorShape = AnthropicErrors()
+
+
+def error_body(error: PaddockError, trail: Trail) -> bytes:
+    """`{"type": "error", "error": {...}, "request_id": ...}`."""
+    inner = {"type": _type(error), "message": error.message}
+    return _encode({"type": "error", "error": inner, "request_id": trail.request_id})
+
+
+def _type(error: PaddockError) -> str:
+    return TYPES.get(error.status, "api_error")

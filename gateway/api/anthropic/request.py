@@ -1,0 +1,157 @@
+"""Reads Anthropic's messages into the canonical request."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from pydantic import ValidationError
+
+from gateway.api.anthropic.body import FormatBody, MessagesBody, PromptBody, ToolBody
+from gateway.api.anthropic.conversation import read_conversation
+from gateway.api.anthropic.unread import IGNORED, REFUSED
+from gateway.api.body import read_object
+from gateway.api.parameters.faults import shown, too_nested, translated
+from gateway.api.parameters.form import MAX_SCHEMA_DEPTH, too_deep
+from gateway.api.parameters.hints import with_hints
+from gateway.api.parameters.lora import read_lora
+from gateway.api.parameters.sampling import read_sampling
+from gateway.api.parameters.stops import MAX_STOP_CHARS
+from gateway.api.parameters.unread import sift
+from gateway.errors import InvalidRequest, UnsupportedParameter
+from workers.protocol.requests import Constraint, GenerateRequest, Thinking, Tool
+
+BodyT = TypeVar("BodyT", bound=PromptBody)
+
+
+@dataclass(frozen=True, slots=True)
+class MessagesRequest:
+    """What a request for a message asks for."""
+
+    model: str
+    requests: tuple[GenerateRequest, ...]
+    stream: bool
+
+
+def read_messages_request(raw: bytes) -> MessagesRequest:
+    """Raises InvalidRequest, UnsupportedParameter or NotSupported, each naming the parameter by its path."""
+    body = _validated(MessagesBody, sift(read_object(raw), IGNORED, REFUSED))
+    request = GenerateRequest(
+        **_prompt(body),
+        constraint=_form(body),
+        sampling=read_sampling(body),
+        max_tokens=body.max_tokens,
+        stop=_stops(body.stop_sequences),
+        adapters=read_lora(body),
+    )
+    return MessagesRequest(body.model, (with_hints(request, body),), body.stream)
+
+
+def read_prompt(raw: bytes) -> tuple[str, GenerateRequest]:
+    """The model's name, and as much of a request as its prompt depends on. What else is sent is not looked at."""
+    known = {name: value for name, value in read_object(raw).items() if name in PromptBody.model_fields}
+    body = _validated(PromptBody, sift(known, IGNORED, REFUSED))
+    return body.model, GenerateRequest(**_prompt(body))
+
+
+def _validated(kind: type[BodyT], document: dict[str, Any]) -> BodyT:
+    try:
+        return kind.model_validate(document)
+    except ValidationError as error:
+        raise translated(error) from None
+    except RecursionError:
+        raise too_nested() from None
+
+
+def _prompt(body: PromptBody) -> dict[str, Any]:
+    choice = body.tool_choice
+    tools = tuple(_tool(tool, f"tools.{n}") for n, tool in enumerate(body.tools or ()))
+    return {
+        "messages": read_conversation(body.system, body.messages),
+        "tools": () if choice is not None and choice.type == "none" else tools,
+        "forced_tools": _forced(body, tools),
+        "parallel_tool_calls": not (choice is not None and choice.disable_parallel_tool_use),
+        "thinking": _thinking(body),
+        "template_values": {"continue_final_message": True} if _is_begun(body) else {},
+    }
+
+
+def _is_begun(body: PromptBody) -> bool:
+    """The conversation ends in what the assistant is to go on from."""
+    last = body.messages[-1]
+    if last.role != "assistant":
+        return False
+    return isinstance(last.content, str) or all(block.type == "text" for block in last.content)
+
+
+def _tool(tool: ToolBody, path: str) -> Tool:
+    if tool.type not in (None, "custom"):
+        message = f"`{path}.type` is {shown(tool.type)}; Paddock has no tools of its own. Send tools of type `custom`."
+        raise UnsupportedParameter(message, param=f"{path}.type")
+    if tool.input_schema is None:
+        raise InvalidRequest(f"`{path}.input_schema` is missing. Send a JSON Schema.", param=f"{path}.input_schema")
+    if too_deep(tool.input_schema):
+        raise _nested(f"{path}.input_schema")
+    return Tool(tool.name, tool.description, tool.input_schema, strict=bool(tool.strict))
+
+
+def _forced(body: PromptBody, tools: tuple[Tool, ...]) -> tuple[str, ...]:
+    choice = body.tool_choice
+    if choice is None or choice.type in ("auto", "none"):
+        return ()
+    names = tuple(tool.name for tool in tools)
+    if choice.type == "any":
+        if not names:
+            raise InvalidRequest("`tool_choice` is `any` and there are no `tools`. Send some.", param="tool_choice")
+        return names
+    if choice.type != "tool":
+        message = f"`tool_choice.type` is {shown(choice.type)}. Send `auto`, `any`, `tool` or `none`."
+        raise InvalidRequest(message, param="tool_choice.type")
+    if choice.name not in names:
+        message = f"`tool_choice.name` is {shown(choice.name)}, which is none of `tools`. Send one of them."
+        raise InvalidRequest(message, param="tool_choice.name")
+    return (choice.name,)
+
+
+def _thinking(body: PromptBody) -> Thinking:
+    effort = body.output_config.effort if body.output_config is not None else None
+    asked = body.thinking
+    if asked is None:
+        return Thinking(effort=effort)
+    if asked.type == "disabled":
+        return Thinking(enabled=False)
+    budget = -1 if asked.budget_tokens is None else asked.budget_tokens
+    return Thinking(enabled=True, effort=effort, budget=budget)
+
+
+def _form(body: PromptBody) -> Constraint | None:
+    config = body.output_config
+    forms: list[tuple[str, FormatBody]] = []
+    if config is not None and config.format is not None:
+        forms.append(("output_config.format", config.format))
+    if body.output_format is not None:
+        forms.append(("output_format", body.output_format))
+    if not forms:
+        return None
+    path, form = forms[0]
+    if form.type != "json_schema" or form.schema_ is None:
+        raise InvalidRequest(f"`{path}` is not a JSON schema. Send `type: json_schema` and a `schema`.", param=path)
+    if too_deep(form.schema_):
+        raise _nested(f"{path}.schema")
+    return Constraint("json_schema", json.dumps(form.schema_, ensure_ascii=False), param=f"{path}.schema")
+
+
+def _stops(stops: list[str] | None) -> tuple[str, ...]:
+    for n, text in enumerate(stops or ()):
+        if not 0 < len(text) <= MAX_STOP_CHARS:
+            path = f"stop_sequences.{n}"
+            message = f"`{path}` has {len(text)} characters. A stop sequence has 1 to {MAX_STOP_CHARS}."
+            raise InvalidRequest(message, param=path)
+    return tuple(stops or ())
+
+
+def _nested(path: str) -> InvalidRequest:
+    return InvalidRequest(
+        f"`{path}` is nested more than {MAX_SCHEMA_DEPTH} levels deep. Send a flatter schema.", param=path
+    )

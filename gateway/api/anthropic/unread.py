@@ -1,0 +1,23 @@
+"""Parameters of Anthropic's messages that are not read (`gateway.api.parameters.unread`)."""
+
+from __future__ import annotations
+
+from gateway.api.parameters.unread import Refusal
+
+_LABEL = "a label for the provider's own bookkeeping"
+_CACHE = "the prompt cache finds what it knows by itself"
+
+IGNORED = {
+    "cache_control": _CACHE,
+    "inference_geo": "the models run where the workers are",
+    "metadata": _LABEL,
+}
+"""Accepted and without effect on the answer, and why."""
+
+REFUSED = {
+    "container": Refusal("Paddock runs no code; leave it out."),
+    "context_management": Refusal("The client shortens its conversations; leave it out."),
+    "mcp_servers": Refusal("Paddock calls no servers for the model; offer their tools in `tools`.", ([],)),
+    "service_tier": Refusal("There is one tier; leave it out.", ("auto", "standard_only")),
+    "speed": Refusal("There is one speed; leave it out.", ("standard",)),
+}

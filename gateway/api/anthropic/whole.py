@@ -1,0 +1,84 @@
+"""Writes a message of Anthropic's dialect as one whole object."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import msgspec
+
+from gateway.api.anthropic.shapes import message_id, stop_reason, usage_object
+from gateway.call import Call
+from workers.protocol.events import CallEvent, Finished, Reasoning, Text, ToolCallDelta
+
+_encode = msgspec.json.Encoder().encode
+
+
+class WholeWriter:
+    """One whole message, collected from the events: its blocks in the order in which they began."""
+
+    def __init__(self, call: Call) -> None:
+        self._model = call.alias
+        self._blocks: list[dict[str, Any]] = []
+        self._calls: dict[int, tuple[dict[str, Any], list[str]]] = {}
+        self._end: Finished | None = None
+
+    def add(self, events: list[CallEvent], choice: int) -> None:
+        for event in events:
+            match event:
+                case Text():
+                    self._block("text", "text")["text"] += event.text
+                case Reasoning():
+                    self._block("thinking", "thinking")["thinking"] += event.text
+                case ToolCallDelta():
+                    self._call(event)[1].append(event.arguments)
+                case Finished():
+                    self._end = event
+
+    def body(self) -> bytes:
+        """The message; the call must have finished."""
+        end = self._end
+        if end is None:
+            raise ValueError("the answer has no end")
+        for block, arguments in self._calls.values():
+            block["input"] = _object("".join(arguments))
+        usage = end.usage
+        return _encode(
+            {
+                "id": message_id(),
+                "type": "message",
+                "role": "assistant",
+                "model": self._model,
+                "content": self._blocks,
+                "stop_reason": stop_reason(end),
+                "stop_sequence": end.stop,
+                "usage": usage_object(usage.prompt_tokens, usage.cached_tokens, usage.completion_tokens),
+            }
+        )
+
+    def _block(self, kind: str, field: str) -> dict[str, Any]:
+        last = self._blocks[-1] if self._blocks else None
+        if last is not None and last["type"] == kind:
+            return last
+        block: dict[str, Any] = {"type": kind, field: ""}
+        if kind == "thinking":
+            block["signature"] = ""
+        self._blocks.append(block)
+        return block
+
+    def _call(self, event: ToolCallDelta) -> tuple[dict[str, Any], list[str]]:
+        known = self._calls.get(event.index)
+        if known is None:
+            block: dict[str, Any] = {"type": "tool_use", "id": event.id, "name": event.name, "input": {}}
+            self._blocks.append(block)
+            known = self._calls[event.index] = (block, [])
+        return known
+
+
+def _object(arguments: str) -> dict[str, Any]:
+    """An answer that was cut off may end inside its arguments; they are not an object then."""
+    try:
+        value = json.loads(arguments)
+    except (ValueError, RecursionError):
+        return {}
+    return value if isinstance(value, dict) else {}
