@@ -1,4 +1,4 @@
-"""Sees to it that every worker of a model has the adapters that were loaded at run time: also those that start later."""
+"""Sees to it that every worker of a model has the adapters that were loaded at run time, those that start later too."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Slots numbered over all workers of a model: the workers by their ids, each with as many numbers as it has slots. Pure.
+"""Slots numbered over all workers of a model: workers go by their ids, each has as many numbers as slots. Pure.
 
 With one worker these are its own numbers. They move when workers come and go.
 """

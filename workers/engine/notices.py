@@ -1,4 +1,5 @@
-"""What happens after a token of a call that asks for more than text: its tokens and times are told, its time runs out.
+"""What happens after a token of a call that asks for more than text: its tokens and times are told, its time runs out,
+a line is not indented enough.
 
 All other calls never come here.
 """
@@ -8,6 +9,7 @@ from __future__ import annotations
 import time
 from typing import Protocol
 
+from workers.engine.indent import Indent
 from workers.engine.request import EngineRequest
 from workers.protocol.events import CallEvent, FinishReason, Text, Timings, TimingsSoFar, Tokens
 
@@ -28,13 +30,14 @@ class Answer(Protocol):
 class Watch:
     """One call's. Belongs to the engine's thread."""
 
-    __slots__ = ("_key", "_max_predict_s", "_tells_timings", "_tells_tokens")
+    __slots__ = ("_indent", "_key", "_max_predict_s", "_tells_timings", "_tells_tokens")
 
     def __init__(self, request: EngineRequest) -> None:
         self._key = request.key
         self._tells_tokens = "tokens" in request.tell
         self._tells_timings = "timings" in request.tell
         self._max_predict_s = request.max_predict_ms / 1e3
+        self._indent = Indent(request.n_indent) if request.n_indent else None
 
     def accept(self, answer: Answer, token: int, events: list[CallEvent]) -> FinishReason | None:
         """As `Sequence.accept`, with what is to be told before the token's text."""
@@ -44,6 +47,8 @@ class Watch:
         reason = answer.accept(token, events)
         if len(events) == place:
             return reason
+        if self._indent is not None and self._is_cut(self._indent, events, place):
+            return FinishReason.LENGTH
         now = time.perf_counter()
         if reason is None and self._is_late(answer, events[place], now):
             answer.cut(events)
@@ -51,6 +56,15 @@ class Watch:
         if self._tells_timings:
             events.insert(place, TimingsSoFar(self._key, answer.timings(now)))
         return reason
+
+    def _is_cut(self, indent: Indent, events: list[CallEvent], place: int) -> bool:
+        """Whether the answer ends in its new text; what comes behind that is taken away."""
+        event = events[place]
+        end = indent.end_in(event.text) if isinstance(event, Text) else None
+        if end is None or not isinstance(event, Text):
+            return False
+        events[place:] = [Text(event.call, event.text[:end], event.num_tokens)] if end else []
+        return True
 
     def _is_late(self, answer: Answer, event: CallEvent, now: float) -> bool:
         """As llama-server: the time is looked at where a line ends, and counts from the first token."""

@@ -69,6 +69,8 @@ class EngineRequest:
     """What the answer is constrained by; one call's own."""
     max_predict_ms: int = 0
     """The answer ends at the first line end that comes so long after its first token; 0: no bound."""
+    n_indent: int = 0
+    """The answer ends before the first line after its first that begins with fewer blanks; 0: no bound."""
     slot: int = -1
     """Taken if it is free when the call enters; -1: any."""
     tell: tuple[Notice, ...] = ()
@@ -77,7 +79,7 @@ class EngineRequest:
     @property
     def is_watched(self) -> bool:
         """Something is to be done after each of its tokens that is not done for others."""
-        return "tokens" in self.tell or "timings" in self.tell or self.max_predict_ms > 0
+        return "tokens" in self.tell or "timings" in self.tell or self.max_predict_ms > 0 or self.n_indent > 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -191,6 +191,8 @@ class GenerateRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=T
     """Most tokens to generate; `None`: until the model ends or the conversation is `n_ctx` long; 0: only prefill."""
     max_predict_ms: int = 0
     """The answer ends at the first line end that comes so long after its first token; 0: no bound (llama-server's)."""
+    n_indent: int = 0
+    """It ends before the first line after its first that begins with fewer blanks; 0: no bound (llama-server's)."""
     stop: tuple[str, ...] = ()
     """Strings that end the answer; they are not part of it."""
     ignore_eos: bool = False

@@ -103,6 +103,10 @@ class Child:
             self._output.close()
             self._idle.set()
 
+    def leave(self) -> None:
+        """Begins to stop, as `stop` does, and does not wait."""
+        self._stopping.set()
+
     async def stop(self) -> None:
         """SIGTERM, the grace, SIGKILL; returns when nothing of it runs any more. Idempotent."""
         self._stopping.set()

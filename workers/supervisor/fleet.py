@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Protocol
 
 import redis.asyncio
@@ -84,6 +84,24 @@ class Fleet:
             ]
         except (RedisError, OSError):
             return []
+
+    async def unloaded(self, models: Sequence[str], *, forget: bool) -> frozenset[str] | None:
+        """Says that this machine keeps workers of `models` -> those that nobody wants now; None: Redis does not answer.
+
+        `forget`: whatever was wished before, all of them are wanted.
+        """
+        names = [keys.unloaded(model) for model in models]
+        try:
+            async with asyncio.timeout(2 * TIMEOUT_S), self._client.pipeline(transaction=False) as pipeline:
+                for model in models:
+                    pipeline.set(keys.supervised(model), 1, px=int(keys.SUPERVISED_TTL_S * 1000))
+                for name in names:
+                    pipeline.delete(name) if forget else pipeline.exists(name)
+                answers = await pipeline.execute()
+        except (RedisError, OSError, TimeoutError):
+            return None
+        found = zip(models, answers[len(models) :], strict=True)
+        return frozenset() if forget else frozenset(model for model, is_there in found if is_there)
 
     async def aclose(self) -> None:
         await self._client.aclose()

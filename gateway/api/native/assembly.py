@@ -10,6 +10,7 @@ from gateway.api.dialect import Dialect
 from gateway.api.native.completion import CompletionDialect
 from gateway.api.native.completion_request import CompletionRequest
 from gateway.api.native.embedding import EmbeddingDialect
+from gateway.api.native.loading import LoadingRoute
 from gateway.api.native.lora import AdaptersRoute, LoadAdapterRoute, UnloadAdapterRoute
 from gateway.api.native.props import PropsRoute
 from gateway.api.native.reception import Reception
@@ -17,17 +18,19 @@ from gateway.api.native.slots import SlotNumbers, SlotRoute, SlotsRoute
 from gateway.api.native.texts import ApplyTemplateRoute, ChatReader, DetokenizeRoute, TokenizeRoute
 from gateway.inquiries import Inquiries
 from gateway.registry.adapter_wishes import AdapterWishes
+from gateway.registry.model_wishes import ModelWishes
 
 
 def native_apps(
     reception: Reception,
     inquiries: Inquiries,
     wishes: AdapterWishes,
+    model_wishes: ModelWishes,
     generation: Callable[[Dialect[CompletionRequest]], ASGIApp],
     pooled: Callable[[EmbeddingDialect], ASGIApp],
     chat: ChatReader,
 ) -> Mapping[str, ASGIApp]:
-    """By the names in `gateway.api.routes`. `generation` and `pooled` make apps of dialects; `chat` reads chat bodies."""
+    """Named as in `gateway.api.routes`. `generation` and `pooled` make apps of dialects, `chat` reads chat bodies."""
     numbers = SlotNumbers(inquiries)
     return {
         "native_completion": generation(CompletionDialect(numbers.number)),
@@ -40,6 +43,8 @@ def native_apps(
         "slots": SlotsRoute(reception, inquiries),
         "slot": SlotRoute(reception, inquiries),
         "adapters": AdaptersRoute(reception, inquiries, wishes),
+        "load_model": LoadingRoute(reception, inquiries, model_wishes, load=True),
+        "unload_model": LoadingRoute(reception, inquiries, model_wishes, load=False),
         "load_adapter": LoadAdapterRoute(reception, inquiries, wishes),
         "unload_adapter": UnloadAdapterRoute(reception, inquiries, wishes),
     }

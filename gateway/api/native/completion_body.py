@@ -20,6 +20,7 @@ from gateway.api.parameters.repeats import MAX_ANSWERS
 from gateway.api.parameters.sampling_body import SamplingBody
 from gateway.api.parameters.stops import MAX_STOPS
 
+MAX_INDENT = 1024
 MAX_FIELDS = 64
 MAX_FIELD_CHARS = 128
 MAX_TRIGGERS = 32
@@ -50,6 +51,7 @@ class GenerationBody(SamplingBody, TokenProbsBody, FormBody, HintsBody, NoticesB
     model: str = ""
     stream: bool = False
     n_predict: Annotated[int, Field(ge=-1, le=MAX_TOKENS)] = -1
+    n_indent: Annotated[int, Field(ge=0, le=MAX_INDENT)] = 0
     n_cmpl: Annotated[int, Field(ge=1, le=MAX_ANSWERS)] = 1
     stop: (
         Annotated[

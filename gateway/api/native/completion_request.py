@@ -86,6 +86,7 @@ def _request(body: GenerationBody) -> GenerateRequest:
         constraint=_constraint(body),
         sampling=read_sampling(body),
         max_tokens=None if body.n_predict < 0 else body.n_predict,
+        n_indent=body.n_indent,
         stop=read_stop([text for text in stops if text]),
         n_probs=body.n_probs,
         post_sampling_probs=body.post_sampling_probs,

@@ -1,7 +1,7 @@
 """LoRA adapters of a model: llama-server's list and default scales, vLLM's loading and unloading by name.
 
-Sources: "GET /lora-adapters" and "POST /lora-adapters" in tools/server/README.md of llama.cpp; "Dynamically serving LoRA
-Adapters" in vLLM's documentation.
+Sources: "GET /lora-adapters" and "POST /lora-adapters" in tools/server/README.md of llama.cpp; "Dynamically serving
+LoRA Adapters" in vLLM's documentation.
 """
 
 from __future__ import annotations
@@ -139,9 +139,7 @@ class UnloadAdapterRoute:
 
     async def _unload(self, beat: Heartbeat, name: str) -> AdapterInfo | None:
         try:
-            return await self._inquiries.of_worker(
-                beat, "DELETE", f"{ADAPTERS_PATH}/{quote(name)}", decode_info
-            )
+            return await self._inquiries.of_worker(beat, "DELETE", f"{ADAPTERS_PATH}/{quote(name)}", decode_info)
         except InvalidRequest:
             return None  # it has gone meanwhile
 
@@ -162,7 +160,7 @@ def _now(inquiries: Inquiries, model: str, before: list[Heartbeat]) -> list[Hear
 async def _settled(is_told: Callable[[], bool]) -> None:
     """Returns when the fleet shows it; a fleet that is slow to tell is not waited for."""
     deadline = time.monotonic() + SETTLE_S
-    while not is_told() and time.monotonic() < deadline:
+    while not is_told() and time.monotonic() < deadline:  # noqa: ASYNC110 - other processes write what is waited for
         await asyncio.sleep(LOOK_S)
 
 

@@ -45,8 +45,8 @@ class PropsRoute:
         names = sorted(name for name in document if name != "model")
         if names:
             raise NotSupported(
-                f"`{names[0][:100]}` can't be changed while a model runs. Set `sampling` and the model's other settings "
-                "in the catalog and restart its workers."
+                f"`{names[0][:100]}` can't be changed while a model runs. Set `sampling` and what else there is in the "
+                "catalog, and restart the model's workers."
             )
         await send_json(send, {"success": True}, caller.trail)
 

@@ -1,13 +1,14 @@
 """`GET /slots` and `POST /slots/{id_slot}?action=save|restore|erase`: slots numbered over all workers of a model.
 
 The workers go by their ids, and each has as many numbers as it has slots. What a slot holds is its team's: others see
-how long it is and nothing else. Files are each worker's own, so restore where you saved, or give the workers one folder.
+how long it is and nothing else. Files are each worker's own: restore where you saved, or give the workers one folder.
 
 Source of the names: tools/server/README.md of llama.cpp.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Annotated, Any, Literal
 
 import msgspec
@@ -38,7 +39,7 @@ from workers.protocol.slots import (
 
 MAX_FILENAME_CHARS = 1024
 
-_ANSWERS = {
+_ANSWERS: dict[str, Callable[[bytes], SlotSaved | SlotRestored | SlotErased]] = {
     "save": msgspec.json.Decoder(SlotSaved).decode,
     "restore": msgspec.json.Decoder(SlotRestored).decode,
     "erase": msgspec.json.Decoder(SlotErased).decode,

@@ -43,7 +43,7 @@ class TokenizeBody(Body):
 
 class DetokenizeBody(Body):
     model: str = ""
-    tokens: list[Annotated[int, Field(ge=0, le=MAX_TOKEN)]] = []
+    tokens: tuple[Annotated[int, Field(ge=0, le=MAX_TOKEN)], ...] = ()
 
 
 class TokenizeRoute:

@@ -1,0 +1,38 @@
+"""Which models an operator wants to have workers: said in Redis, heard by the supervisors of every machine."""
+
+from __future__ import annotations
+
+import redis.asyncio
+from redis.exceptions import RedisError
+
+from gateway.errors import StoreUnavailable
+from workers.protocol import keys
+
+
+class ModelWishes:
+    """Nothing is kept in memory: this is asked for by people."""
+
+    def __init__(self, redis: redis.asyncio.Redis) -> None:
+        self._redis = redis
+
+    async def is_supervised(self, model: str) -> bool:
+        """Whether a supervisor is there that starts and stops workers of the model. Raises StoreUnavailable."""
+        try:
+            return bool(await self._redis.exists(keys.supervised(model)))
+        except (RedisError, OSError) as error:
+            raise _unavailable(error) from error
+
+    async def want(self, model: str, wanted: bool) -> None:
+        """Raises StoreUnavailable."""
+        try:
+            if wanted:
+                await self._redis.delete(keys.unloaded(model))
+            else:
+                await self._redis.set(keys.unloaded(model), 1)
+        except (RedisError, OSError) as error:
+            raise _unavailable(error) from error
+
+
+def _unavailable(error: Exception) -> StoreUnavailable:
+    message = f"Redis does not answer ({type(error).__name__}). Send the request again."
+    return StoreUnavailable(message, retry_after_s=1.0)

@@ -1,0 +1,236 @@
+"""llama-server's own routes and vLLM's for adapters, on two true workers: slots, adapters, texts, embeddings."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.support.stack import DEMO_MODEL, Process, Stack
+from workers.protocol import keys
+
+ADAPTER = DEMO_MODEL.with_name("paddock-demo-pirate-lora.gguf")
+MODEL = "paddock-demo"
+PROMPT = "Tom and the cat went to the"
+
+
+@pytest.fixture(scope="module")
+def folder() -> Iterator[Path]:
+    path = Path(tempfile.mkdtemp(prefix="pd-native-"))
+    shutil.copy(ADAPTER, path / "pirate.gguf")
+    yield path
+    shutil.rmtree(path, ignore_errors=True)
+
+
+def start_worker(stack: Stack, folder: Path, name: str, *, wait: bool = True) -> Process:
+    return stack.worker(
+        DEMO_MODEL,
+        MODEL,
+        worker_id=name,
+        wait=wait,
+        slots=2,
+        ctx=256,
+        adapters_dir=folder,
+        slot_save_dir=folder / "slots",
+    )
+
+
+@pytest.fixture(scope="module")
+def stack(folder: Path) -> Iterator[Stack]:
+    with Stack() as running:
+        for name in ("a", "b"):
+            start_worker(running, folder, name, wait=False)
+        running.gateway(wait=False)
+        running.gateway(wait=False)
+        for name, process in zip(("a", "b"), running.workers, strict=True):
+            running.wait_for_worker(MODEL, name, process)
+        for gateway in running.gateways:
+            running.wait_until_ready(gateway)
+        yield running
+
+
+class Server:
+    """One gateway, asked with an admin's key."""
+
+    def __init__(self, url: str, key: str) -> None:
+        self._http = httpx.Client(base_url=url, headers={"Authorization": f"Bearer {key}"}, timeout=60)
+
+    def get(self, path: str) -> Any:
+        return self._http.get(path).raise_for_status().json()
+
+    def post(self, path: str, body: Any) -> Any:
+        return self._http.post(path, json=body).raise_for_status().json()
+
+    def refused(self, path: str, body: Any) -> tuple[int, str]:
+        answer = self._http.post(path, json=body)
+        return answer.status_code, answer.json()["error"]["message"]
+
+    def text(self, path: str, body: Any) -> str:
+        return self._http.post(path, json=body).raise_for_status().text
+
+    def complete(self, prompt: str = PROMPT, **more: Any) -> Any:
+        return self.post("/completion", {"prompt": prompt, "n_predict": 12, "temperature": 0, **more})
+
+
+@pytest.fixture(scope="module")
+def server(stack: Stack) -> Server:
+    return Server(stack.gateways[0].url, stack.key)
+
+
+@pytest.fixture(scope="module")
+def other(stack: Stack) -> Server:
+    return Server(stack.gateways[1].url, stack.key)
+
+
+def until(happened: Callable[[], bool], timeout_s: float = 10.0) -> None:
+    deadline = time.monotonic() + timeout_s
+    while not happened():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+def test_what_a_completion_tells(server: Server) -> None:
+    answer = server.complete(seed=5, n_probs=2, return_tokens=True)
+    tokens = server.post("/tokenize", {"content": PROMPT, "add_special": True})["tokens"]
+    assert answer["tokens_evaluated"] == len(tokens)
+    assert len(answer["tokens"]) == answer["tokens_predicted"] == answer["timings"]["predicted_n"]
+    assert server.post("/detokenize", {"tokens": answer["tokens"]})["content"] == answer["content"]
+    assert answer["prompt"].endswith(PROMPT)
+    assert answer["generation_settings"]["seed"] == 5
+    assert answer["generation_settings"]["repeat_last_n"] == 64
+    assert len(answer["completion_probabilities"]) == len(answer["tokens"])
+    first = answer["completion_probabilities"][0]
+    assert first["id"] == first["top_logprobs"][0]["id"] == answer["tokens"][0]
+
+
+def test_minus_one_means_the_context(server: Server) -> None:
+    settings = server.complete(repeat_last_n=-1, dry_penalty_last_n=-1, dry_multiplier=0.5)["generation_settings"]
+    assert (settings["repeat_last_n"], settings["dry_penalty_last_n"]) == (256, 256)
+
+
+def test_warming_the_cache(server: Server) -> None:
+    prompt = "A long warm prompt about a boat and its crew, " * 3
+    cold = server.complete(prompt, n_predict=0, id_slot=0)
+    assert (cold["content"], cold["tokens_predicted"]) == ("", 0)
+    warm = server.complete(prompt, n_predict=1, id_slot=0)
+    assert warm["timings"]["cache_n"] >= warm["tokens_evaluated"] - 1
+
+
+def test_indented_lines_only(server: Server) -> None:
+    grammar = 'root ::= "a\\n    b\\nc"'
+    answer = server.complete(grammar=grammar, n_indent=4)
+    assert (answer["content"], answer["stop_type"], answer["has_new_line"]) == ("a\n    b\n", "limit", True)
+
+
+@pytest.mark.parametrize("number", range(4))
+def test_a_wished_slot_is_numbered_over_the_workers(server: Server, number: int) -> None:
+    answer = server.complete(id_slot=number)
+    assert answer["id_slot"] == number
+
+
+def test_slots_of_both_workers(server: Server) -> None:
+    server.complete(id_slot=3)
+    slots = server.get("/slots")
+    assert [(slot["id"], slot["worker"], slot["n_ctx"]) for slot in slots] == [
+        (0, "a", 256),
+        (1, "a", 256),
+        (2, "b", 256),
+        (3, "b", 256),
+    ]
+    assert slots[3]["n_prompt_tokens"] > 0
+    assert not any("prompt" in slot or "generated" in slot for slot in slots)
+    assert server.get("/slots?fail_on_no_slot=1")
+
+
+def test_a_slot_is_saved_erased_and_brought_back(server: Server) -> None:
+    prompt = "The story of a slot that was saved and came back to its worker. " * 2
+    first = server.complete(prompt, id_slot=2)
+    saved = server.post("/slots/2?action=save", {"filename": "story.bin"})
+    assert (saved["id_slot"], saved["filename"]) == (2, "story.bin")
+    assert saved["n_saved"] >= first["tokens_evaluated"]
+    erased = server.post("/slots/2?action=erase", {})
+    assert erased["id_slot"] == 2
+    assert erased["n_erased"] > 0
+    restored = server.post("/slots/2?action=restore", {"filename": "story.bin"})
+    assert restored["n_restored"] == saved["n_saved"]
+    assert server.complete(prompt, id_slot=2)["content"] == first["content"]
+    assert server.refused("/slots/2?action=restore", {"filename": "nothing.bin"})[0] == 400
+
+
+def test_properties(server: Server) -> None:
+    props = server.get("/props")
+    assert (props["total_slots"], props["model_alias"], props["model_path"]) == (4, MODEL, DEMO_MODEL.name)
+    assert "user" in server.post("/apply-template", {"messages": [{"role": "user", "content": "hi"}]})["prompt"]
+
+
+class TestAdapters:
+    def test_load_call_scale_and_unload(self, server: Server, other: Server, stack: Stack, folder: Path) -> None:
+        plain = server.complete()["content"]
+        assert server.get("/lora-adapters") == []
+        loaded = server.text("/v1/load_lora_adapter", {"lora_name": "pirate", "lora_path": "pirate.gguf"})
+        assert loaded == "Success: LoRA adapter 'pirate' added successfully."
+        assert [(one["id"], one["name"], one["scale"]) for one in server.get("/lora-adapters")] == [(0, "pirate", 0)]
+
+        by_name = server.complete(lora=[{"id": "pirate", "scale": 1.0}])
+        assert by_name["content"] != plain
+        assert by_name["generation_settings"]["lora"] == [{"id": "pirate", "scale": 1.0}]
+        assert server.complete(lora=[{"id": 0, "scale": 1.0}])["content"] == by_name["content"]
+        for number in range(4):
+            called = server.complete(model="pirate", id_slot=number)
+            assert (called["content"], called["model"]) == (by_name["content"], "pirate")
+        assert server.complete()["content"] == plain
+
+        cards = {card["id"]: card for card in server.get("/v1/models")["data"]}
+        assert (cards["pirate"]["parent"], cards["pirate"]["root"]) == (MODEL, MODEL)
+        until(lambda: "pirate" in {card["id"] for card in other.get("/v1/models")["data"]})
+        assert other.complete(model="pirate")["content"] == by_name["content"]
+        chat = {"model": "pirate", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 1}
+        assert server.post("/v1/chat/completions", chat)["model"] == "pirate"
+
+        assert server.post("/lora-adapters", [{"id": 0, "scale": 1.0}]) == {"success": True}
+        assert server.complete()["content"] == by_name["content"]
+        until(lambda: other.complete()["content"] == by_name["content"])
+        assert server.complete(lora=[{"id": "pirate", "scale": 0.0}])["content"] == plain
+        assert server.post("/lora-adapters", []) == {"success": True}
+        assert server.complete()["content"] == plain
+
+        self._a_worker_that_starts_later_has_it(server, stack, folder, by_name["content"])
+        server.text("/v1/unload_lora_adapter", {"lora_name": "pirate"})
+        assert server.refused("/completion", {"prompt": "a", "model": "pirate"})[0] == 404
+        assert server.refused("/completion", {"prompt": "a", "lora": [{"id": "pirate"}]})[0] == 400
+        assert server.get("/lora-adapters") == []
+        assert server.refused("/v1/unload_lora_adapter", {"lora_name": "pirate"})[0] == 404
+
+    def _a_worker_that_starts_later_has_it(self, server: Server, stack: Stack, folder: Path, said: str) -> None:
+        start_worker(stack, folder, "c")
+
+        def told() -> bool:
+            beat = stack.heartbeat(MODEL, "c")
+            return beat is not None and beat.adapters == ("pirate",)
+
+        until(told, keys.HEARTBEAT_TTL_S + 10)
+        until(lambda: len(server.get("/slots")) == 6)
+        assert server.complete(model="pirate", id_slot=5)["content"] == said
+        stack.workers.pop().stop()
+        until(lambda: len(server.get("/slots")) == 4)
+
+    def test_what_can_not_be_loaded(self, server: Server) -> None:
+        status, message = server.refused("/v1/load_lora_adapter", {"lora_name": "p", "lora_path": "../x.gguf"})
+        assert status == 400
+        assert "adapters_dir" in message
+        assert server.refused("/v1/load_lora_adapter", {"lora_name": "p"})[0] == 400
+        assert server.get("/lora-adapters") == []
+
+
+def test_nobody_supervises_these_workers(server: Server) -> None:
+    status, message = server.refused("/models/unload", {"model": MODEL})
+    assert status == 501
+    assert "No supervisor keeps workers" in message
+    assert server.refused("/models/load", {"model": MODEL})[0] == 400
+    assert server.refused("/models/load", {"model": "nobody"})[0] == 404

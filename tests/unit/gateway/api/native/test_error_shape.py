@@ -1,0 +1,42 @@
+"""llama-server's errors."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from gateway.api.native.error_shape import NATIVE
+from gateway.errors import (
+    AuthenticationFailed,
+    ContextOverflow,
+    InternalError,
+    InvalidRequest,
+    ModelNotFound,
+    NotSupported,
+    PaddockError,
+    PermissionDenied,
+    QueueTimeout,
+    UnsupportedParameter,
+)
+from gateway.telemetry.trail import Trail
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "kind"),
+    [
+        (InvalidRequest("m"), 400, "invalid_request_error"),
+        (ContextOverflow("m"), 400, "exceed_context_size_error"),
+        (UnsupportedParameter("m"), 501, "not_supported_error"),
+        (NotSupported("m"), 501, "not_supported_error"),
+        (AuthenticationFailed("m"), 401, "authentication_error"),
+        (PermissionDenied("m"), 403, "permission_error"),
+        (ModelNotFound("m"), 404, "not_found_error"),
+        (QueueTimeout("m"), 503, "unavailable_error"),
+        (InternalError("m"), 500, "server_error"),
+    ],
+)
+def test_status_and_type(error: PaddockError, code: int, kind: str) -> None:
+    trail = Trail("r", "POST", "/completion")
+    assert NATIVE.status(error) == code
+    assert json.loads(NATIVE.body(error, trail)) == {"error": {"code": code, "message": "m", "type": kind}}
