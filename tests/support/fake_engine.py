@@ -17,13 +17,17 @@ from workers.protocol.events import (
     Failed,
     Finished,
     FinishReason,
+    Progress,
     Started,
     Text,
     Timings,
+    TimingsSoFar,
+    Tokens,
     ToolCallDelta,
     Usage,
 )
 from workers.protocol.failures import CallFailed, Failure, FailureCode
+from workers.protocol.requests import Notice
 
 CHARS_PER_TOKEN = 4
 MIN_WAITING_ROOM = 4
@@ -57,6 +61,7 @@ class _Answer:
     """Text of each token; None: `t<n> `."""
     num_tokens: int
     reason: FinishReason
+    tell: tuple[Notice, ...] = ()
     slot: int = -1
     started_at: float = 0.0
     first_at: float = 0.0
@@ -143,7 +148,7 @@ class FakeEngine:
             if len(self._running) + len(self._waiting) >= options.slots + room:
                 message = f"all {options.slots} slots and {room} waiting places are taken; try again later"
                 raise CallFailed(Failure(FailureCode.BUSY, message))
-            self._waiting.append(_Answer(request.key, num_prompt_tokens, pieces, num_tokens, reason))
+            self._waiting.append(_Answer(request.key, num_prompt_tokens, pieces, num_tokens, reason, request.tell))
             self._work.notify()
 
     def cancel(self, key: int) -> None:
@@ -191,6 +196,8 @@ class FakeEngine:
                 answer.slot, answer.started_at = self._free.pop(), now
                 self._running[answer.key] = answer
                 events.append(Started(answer.key, answer.slot, answer.num_prompt_tokens, 0))
+                if "progress" in answer.tell:
+                    events.append(Progress(answer.key, answer.num_prompt_tokens, 0, 0, 0))
             ended = []
             for key, answer in self._running.items():
                 if now - answer.started_at < options.prefill_ms / 1000:
@@ -201,8 +208,7 @@ class FakeEngine:
                     ended.append(answer)
                     continue
                 if answer.sent < answer.num_tokens:
-                    answer.first_at = answer.first_at or now
-                    events.append(Text(key, answer.piece()))
+                    events += _said(answer, now)
                     answer.sent += 1
                     self._num_tokens += 1
                 if answer.sent >= answer.num_tokens:
@@ -224,13 +230,32 @@ class FakeEngine:
             raise RuntimeError(f"this fake worker's engine crashes after {options.crash_after} tokens (--crash-after)")
 
 
-def _finished(answer: _Answer, now: float) -> Finished:
+def _said(answer: _Answer, now: float) -> list[CallEvent]:
+    """One more token, whose number is its place in the answer."""
+    events: list[CallEvent] = []
+    if "progress" in answer.tell and not answer.first_at:
+        time_ms = int((now - answer.started_at) * 1000)
+        events.append(Progress(answer.key, answer.num_prompt_tokens, 0, answer.num_prompt_tokens, time_ms))
+    answer.first_at = answer.first_at or now
+    if "tokens" in answer.tell:
+        events.append(Tokens(answer.key, (answer.sent,)))
+    if "timings" in answer.tell:
+        events.append(TimingsSoFar(answer.key, _timings(answer, answer.sent + 1, now)))
+    events.append(Text(answer.key, answer.piece()))
+    return events
+
+
+def _timings(answer: _Answer, num_predicted: int, now: float) -> Timings:
     first_at = answer.first_at or now
-    timings = Timings(
+    return Timings(
         cache_n=0,
         prompt_n=answer.num_prompt_tokens,
         prompt_ms=(first_at - answer.started_at) * 1000,
-        predicted_n=answer.sent,
+        predicted_n=num_predicted,
         predicted_ms=(now - first_at) * 1000,
     )
-    return Finished(answer.key, answer.reason, Usage(answer.num_prompt_tokens, answer.sent, 0), timings)
+
+
+def _finished(answer: _Answer, now: float) -> Finished:
+    usage = Usage(answer.num_prompt_tokens, answer.sent, 0)
+    return Finished(answer.key, answer.reason, usage, _timings(answer, answer.sent, now))

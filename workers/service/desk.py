@@ -303,8 +303,9 @@ class CallDesk:
         is_open = self._answers.opens_thought(prompt)
         if not is_open and _is_off(thinking):
             return None
-        ends = family.syntax.triggers if marks.until_call and request.tools else ()
-        return Thought(marks.open.strip(), marks.close.strip(), marks.close, ends, is_open, thinking.budget)
+        ends = family.syntax.triggers if family.calls_end_thoughts and request.tools else ()
+        closing = marks.close if request.tools or request.constraint else family.thought_close
+        return Thought(marks.open.strip(), marks.close.strip(), closing, ends, is_open, thinking.budget)
 
     def _settings(self, number: int, prompt: Sequence[int], sampling: Sampling) -> Settings:
         return Settings(number, self._answers.text(prompt), settled(sampling, self._engine.n_ctx))

@@ -1,0 +1,225 @@
+"""The desk over a real engine: what a model thinks before its answer, and what calls are told that ask."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import jsonschema
+import pytest
+
+from tests.integration.engine.listener import ONE_THREAD
+from workers.chat.answers import Answers
+from workers.chat.prompts import Prompts
+from workers.chat.reasoning import THINK
+from workers.chat.tools.hermes import HERMES
+from workers.constraint.compiler import Compiler
+from workers.constraint.tool_calls import CallForms
+from workers.constraint.trial import Trial
+from workers.engine.engine import Engine
+from workers.llama.context import Context
+from workers.llama.grammar import GbnfGrammars
+from workers.llama.model import Model
+from workers.protocol.events import (
+    CallEvent,
+    Finished,
+    FinishReason,
+    Progress,
+    Reasoning,
+    Settings,
+    Started,
+    Text,
+    TimingsSoFar,
+    Tokens,
+    ToolCallDelta,
+    decode_step,
+)
+from workers.protocol.framing import FrameReader
+from workers.protocol.requests import Constraint, GenerateRequest, Message, Sampling, Submit, Thinking, Tool
+from workers.service.desk import CallDesk
+from workers.service.mailbox import Mailbox
+from workers.service.metrics import WorkerMetrics
+from workers.service.stream import EventHub
+
+DEMO = Path(__file__).parents[3] / "deploy" / "demo" / "paddock-demo.gguf"
+N_CTX = 512
+
+PERSON = {
+    "type": "object",
+    "properties": {"name": {"type": "string", "maxLength": 12}, "age": {"type": "integer", "maximum": 99}},
+    "required": ["name", "age"],
+    "additionalProperties": False,
+}
+FORM = Constraint("json_schema", json.dumps(PERSON))
+
+
+class OpenThought(Prompts):
+    """Every prompt ends in an open thought, as many models' templates have it."""
+
+    def __init__(self, model: Model) -> None:
+        self._model = model
+
+    def tokens(self, request: GenerateRequest) -> Sequence[int]:
+        content = request.messages[-1].content
+        text = f"<|im_start|>user\n{content}<|im_end|>\n<|im_start|>assistant\n<think>\n"
+        return self._model.tokenize(text, add_special=False, parse_special=True)
+
+    def num_public(self, request: GenerateRequest, tokens: Sequence[int]) -> int:
+        return 0
+
+
+@dataclass
+class Said:
+    """What one call came to."""
+
+    events: list[CallEvent]
+
+    @property
+    def thought(self) -> str:
+        return "".join(event.text for event in self.events if isinstance(event, Reasoning))
+
+    @property
+    def text(self) -> str:
+        return "".join(event.text for event in self.events if isinstance(event, Text))
+
+    @property
+    def finished(self) -> Finished:
+        last = self.events[-1]
+        assert isinstance(last, Finished), last
+        return last
+
+
+class Bench:
+    """A worker without HTTP."""
+
+    def __init__(self, model: Model, context: Context, compiler: Compiler) -> None:
+        self.model = model
+        mailbox = Mailbox(asyncio.get_running_loop())
+        self.engine = Engine(model, context, slots=2, n_ctx=N_CTX, emit=mailbox.put)
+        hub = EventHub("boot", grace_s=60)
+        self.desk = CallDesk(
+            hub,
+            self.engine,
+            OpenThought(model),
+            WorkerMetrics("m", self.engine.load),
+            Sampling(),
+            compiler,
+            Answers(replace(HERMES, thought=THINK), model.vocab),
+        )
+        mailbox.connect(self.desk.deliver)
+        self._feed = hub.attach("g", None)
+        self._calls = 0
+
+    async def say(self, **fields: object) -> Said:
+        self._calls += 1
+        messages = (Message("user", "Give me an example as JSON."),)
+        request = GenerateRequest(**{"messages": messages, **fields})  # type: ignore[arg-type]
+        await self.desk.submit(Submit(gateway="g", call=self._calls, request=request, tenant="t"))
+        async with asyncio.timeout(20):
+            await self.desk.idle.wait()
+        frames = FrameReader().feed(self._feed.take(1 << 20))
+        return Said([event for frame in frames for event in decode_step(frame.data)])
+
+
+@pytest.fixture(scope="module")
+def model() -> Iterator[Model]:
+    with Model.load(DEMO, ONE_THREAD) as one:
+        yield one
+
+
+@pytest.fixture(scope="module")
+def compiler(model: Model) -> Iterator[Compiler]:
+    trial = Trial(DEMO)
+    yield Compiler(model.vocab, GbnfGrammars(model.vocab), trial, CallForms(HERMES.syntax))
+    trial.close()
+
+
+@pytest.fixture
+async def bench(model: Model, compiler: Compiler) -> AsyncIterator[Bench]:
+    with Context(model, ONE_THREAD, slots=2, kv_tokens=1024) as context:
+        bench = Bench(model, context, compiler)
+        bench.engine.start()
+        yield bench
+        bench.engine.check_integrity()
+        await asyncio.to_thread(bench.engine.stop)
+
+
+@pytest.mark.parametrize("budget", [0, 12])
+async def test_a_model_thinks_within_its_budget_and_answers_in_the_form(bench: Bench, budget: int) -> None:
+    said = await bench.say(
+        constraint=FORM, thinking=Thinking(budget=budget), sampling=Sampling(seed=4), max_tokens=120, tell=("tokens",)
+    )
+    jsonschema.validate(json.loads(said.text), PERSON)
+    tokens = [token for event in said.events if isinstance(event, Tokens) for token in event.tokens]
+    closing = bench.model.tokenize("</think>", add_special=False, parse_special=True)
+    begun = b"".join(map(bench.model.vocab.special_piece, tokens[: budget + len(closing)])).decode()
+    assert begun.split("</think>")[0].strip() == said.thought.strip()
+    assert "</think>" in begun
+    assert bool(said.thought) is bool(budget)
+    assert "think>" not in said.thought + said.text
+    assert said.finished.reason is FinishReason.STOP
+    assert said.finished.usage.completion_tokens == len(tokens)
+
+
+async def test_a_forced_call_comes_after_the_thought(bench: Bench) -> None:
+    tool = Tool("f", None, {"type": "object", "properties": {"n": {"type": "integer", "maximum": 9}}})
+    said = await bench.say(
+        tools=(tool,),
+        forced_tools=("f",),
+        parallel_tool_calls=False,
+        thinking=Thinking(budget=6),
+        sampling=Sampling(seed=4),
+        max_tokens=120,
+    )
+    calls = [event for event in said.events if isinstance(event, ToolCallDelta)]
+    assert said.thought
+    assert calls[0].name == "f"
+    json.loads("".join(call.arguments for call in calls))
+    assert said.finished.reason is FinishReason.TOOL_CALLS
+
+
+async def test_a_call_is_told_all_that_it_asks_for_in_order(bench: Bench) -> None:
+    said = await bench.say(
+        tell=("progress", "timings", "tokens", "settings"), thinking=Thinking(budget=8), max_tokens=30
+    )
+    kinds = [type(event) for event in said.events]
+    assert kinds[:4] == [Started, Settings, Progress, Progress]
+    assert kinds.count(Tokens) == said.finished.usage.completion_tokens
+    assert TimingsSoFar in kinds
+    settings = said.events[1]
+    assert isinstance(settings, Settings)
+    assert settings.prompt.endswith("<|im_start|>assistant\n<think>\n")
+    assert None not in [getattr(settings.sampling, name) for name in Sampling.__struct_fields__]
+
+
+async def test_the_seed_that_is_told_says_the_same_again(bench: Bench) -> None:
+    """The cache is left out, so that every time the same cells are computed."""
+    hot = Sampling(temperature=1.5, top_k=0)
+    first = await bench.say(tell=("settings",), sampling=hot, max_tokens=30, cache_prompt=False)
+    settings = first.events[1]
+    assert isinstance(settings, Settings)
+    again = await bench.say(sampling=settings.sampling, max_tokens=30, cache_prompt=False)
+    other = await bench.say(sampling=hot, max_tokens=30, cache_prompt=False)
+    assert (again.thought, again.text) == (first.thought, first.text)
+    assert (other.thought, other.text) != (first.thought, first.text)
+
+
+async def test_a_warm_up_says_nothing_and_warms(bench: Bench) -> None:
+    warm = await bench.say(max_tokens=0)
+    assert [type(event) for event in warm.events] == [Started, Finished]
+    assert (warm.finished.reason, warm.finished.usage.completion_tokens) == (FinishReason.LENGTH, 0)
+    said = await bench.say(max_tokens=3)
+    assert said.finished.usage.cached_tokens == said.finished.usage.prompt_tokens - 1
+
+
+async def test_stop_strings_are_looked_for_in_thoughts_too(bench: Bench) -> None:
+    """As llama-server does: in the text as the model writes it."""
+    greedy = Sampling(temperature=0)
+    whole = await bench.say(sampling=greedy, max_tokens=20)
+    stop = whole.thought.strip()[4:8]
+    said = await bench.say(sampling=greedy, max_tokens=20, stop=(stop,))
+    assert said.thought.strip() == whole.thought.strip()[: whole.thought.strip().index(stop)].strip()
+    assert (said.finished.reason, said.finished.stop) == (FinishReason.STOP, stop)

@@ -1,0 +1,217 @@
+"""What the desk makes of calls that ask for more than text, and of models that think."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import replace
+
+import msgspec
+import pytest
+
+from tests.unit.workers.service.test_desk import TIMINGS, USAGE, Bench, RecordingEngine, submit
+from workers.chat.answers import Answers
+from workers.chat.prompts import Prompts
+from workers.chat.reasoning import THINK
+from workers.chat.template import ChatTemplate
+from workers.chat.tools.hermes import HERMES
+from workers.constraint.thought import Thought
+from workers.engine.request import TokenMask
+from workers.llama.stages import settled
+from workers.protocol.events import (
+    CallEvent,
+    Finished,
+    FinishReason,
+    Logprobs,
+    Progress,
+    Reasoning,
+    Settings,
+    Started,
+    Text,
+    TimingsSoFar,
+    TokenLogprob,
+    Tokens,
+    ToolCallDelta,
+)
+from workers.protocol.requests import Constraint, GenerateRequest, Sampling, Thinking, Tool
+from workers.service.desk import CallDesk
+
+
+class Words:
+    """Tokens are the lengths of words; seven letters are `<think>`."""
+
+    def tokenize(self, text: str, *, add_special: bool, parse_special: bool) -> Sequence[int]:
+        return [len(text), 0]
+
+    def piece(self, token: int) -> bytes:
+        return b""
+
+    def special_piece(self, token: int) -> bytes:
+        return b"<think>" if token == 7 else b"w" * token + b" "
+
+
+class RecordingConstraints:
+    counts: dict[str, int] = {}  # noqa: RUF012 - never written to
+
+    def __init__(self) -> None:
+        self.asked: list[Thought | None] = []
+
+    def answer_mask(self, request: GenerateRequest, thought: Thought | None = None) -> TokenMask | None:
+        self.asked.append(thought)
+        return None
+
+
+class ThinkingBench(Bench):
+    """A model that thinks."""
+
+    def __init__(self, defaults: Sampling | None = None) -> None:
+        super().__init__(defaults)
+        self.constraints = RecordingConstraints()
+        self.desk = CallDesk(
+            self.hub,
+            self.engine,
+            Prompts(ChatTemplate("{{ messages[0].content }}"), self.tokenizer, num_tokens=9),
+            self.metrics,
+            defaults or Sampling(),
+            self.constraints,
+            Answers(replace(HERMES, thought=THINK), Words()),
+        )
+
+
+@pytest.fixture
+async def bench() -> AsyncIterator[ThinkingBench]:
+    bench = ThinkingBench(Sampling(top_k=5))
+    yield bench
+    bench.hub.check_integrity()
+
+
+async def test_what_a_call_is_to_be_told_reaches_the_engine(bench: ThinkingBench) -> None:
+    await bench.desk.submit(submit(1, tell=("tokens", "progress"), max_predict_ms=250, slot=3, max_tokens=0))
+    [request] = bench.engine.taken
+    assert (request.tell, request.max_predict_ms, request.slot) == (("tokens", "progress"), 250, 3)
+    assert request.max_tokens == 0
+
+
+async def test_settings_follow_the_start_and_are_those_of_the_engine(bench: ThinkingBench) -> None:
+    await bench.desk.submit(submit(3, content="one two", tell=("settings",), sampling=Sampling(temperature=0.2)))
+    await bench.desk.submit(submit(4, tell=("settings",), sampling=Sampling(seed=0xFFFFFFFF, repeat_last_n=-1)))
+    first, second = bench.engine.taken
+    bench.desk.deliver(1, [Started(first.key, 0, 3, 0), Text(first.key, "Hi"), Started(second.key, 1, 4, 0)])
+    started, settings, _, _, other = bench.sent()
+    assert isinstance(started, Started)
+    assert isinstance(settings, Settings)
+    assert isinstance(other, Settings)
+    assert (settings.call, settings.prompt) == (3, "www www ")
+    assert first.sampling.seed is not None
+    assert settings.sampling == settled(
+        Sampling(temperature=0.2, top_k=5, seed=first.sampling.seed), RecordingEngine.n_ctx
+    )
+    assert (other.sampling.seed, other.sampling.repeat_last_n, other.sampling.min_p) == (
+        0xFFFFFFFE,
+        RecordingEngine.n_ctx,
+        0.05,
+    )
+
+
+async def test_nobody_draws_a_seed_for_a_call_that_does_not_ask(bench: ThinkingBench) -> None:
+    await bench.desk.submit(submit(1))
+    assert bench.engine.taken[0].sampling.seed is None
+    assert bench.constraints.asked == []
+
+
+async def test_notices_carry_the_callers_number_and_keep_their_place(bench: ThinkingBench) -> None:
+    """The parser holds text back; what is told of its tokens does not wait for it, and so comes before it."""
+    await bench.desk.submit(submit(9, tools=(Tool("f"),), n_probs=1))
+    key = bench.engine.taken[0].key
+    chosen = TokenLogprob(3, b"a", -0.5)
+    events: list[CallEvent] = [Started(key, 0, 4, 0), Progress(key, 4, 0, 4, 12)]
+    pieces = ["Hm", "</think>", "a <tool", "_call>", '{"name": "f", "arguments": {', "}}", "</tool_call>"]
+    for number, piece in enumerate(pieces):
+        events += [
+            Logprobs(key, chosen, ()),
+            Tokens(key, (number,)),
+            TimingsSoFar(key, TIMINGS),
+            Text(key, piece),
+        ]
+    for step, event in enumerate(events, 1):
+        bench.desk.deliver(step, [event])
+    bench.desk.deliver(100, [Finished(key, FinishReason.STOP, USAGE, TIMINGS, truncated=True)])
+    sent = bench.sent()
+    assert {event.call for event in sent} == {9}
+    assert sent[1] == Progress(9, 4, 0, 4, 12)
+    assert [event.tokens for event in sent if isinstance(event, Tokens)] == [(n,) for n in range(len(pieces))]
+    assert sum(isinstance(event, Logprobs) for event in sent) == len(pieces)
+    assert TimingsSoFar(9, TIMINGS) in sent
+    told = 0
+    credited = 0
+    for event in sent:
+        told += isinstance(event, Logprobs)
+        match event:
+            case Text() | Reasoning() | ToolCallDelta():
+                credited += event.num_tokens
+                assert credited <= told, "no text before what is told of its tokens"
+    assert isinstance(sent[-1], Finished)
+    assert (sent[-1].reason, sent[-1].truncated) == (FinishReason.TOOL_CALLS, True)
+
+
+async def test_thought_counts_as_text_does(bench: ThinkingBench) -> None:
+    """And the first token is the first of either."""
+    await bench.desk.submit(submit(1, content="a <think>"))
+    key = bench.engine.taken[0].key
+    bench.desk.deliver(1, [Started(key, 0, 4, 0), Text(key, "Let", 2)])
+    rendered = bench.metrics.render().decode()
+    assert 'vllm:time_to_first_token_seconds_count{model_name="m"} 1.0' in rendered
+    bench.desk.deliver(2, [Text(key, " me see</think>", 3), Text(key, "Yes", 1)])
+    bench.desk.deliver(3, [Finished(key, FinishReason.STOP, USAGE, TIMINGS)])
+    sent = bench.sent()
+    thought = [event for event in sent if isinstance(event, Reasoning)]
+    said = [event for event in sent if isinstance(event, Text)]
+    assert "".join(event.text for event in thought) == "Let me see"
+    assert "".join(event.text for event in said) == "Yes"
+    assert sum(event.num_tokens for event in (*thought, *said)) == 6
+    rendered = bench.metrics.render().decode()
+    assert 'vllm:time_to_first_token_seconds_count{model_name="m"} 1.0' in rendered
+    assert 'llamacpp:tokens_predicted_total{model_name="m"} 6.0' in rendered
+
+
+FORM = Constraint("regex", "[0-9]+")
+OPEN = "a <think>"
+CLOSED = "a question"
+
+
+@pytest.mark.parametrize(
+    ("content", "fields", "expected"),
+    [
+        (OPEN, {"constraint": FORM}, Thought("<think>", "</think>", "</think>", is_open=True)),
+        (CLOSED, {"constraint": FORM}, Thought("<think>", "</think>", "</think>")),
+        (CLOSED, {"tools": (Tool("f", strict=True),)}, Thought("<think>", "</think>", "</think>")),
+        (OPEN, {"thinking": Thinking(budget=0)}, Thought("<think>", "</think>", "</think>", is_open=True, budget=0)),
+        (CLOSED, {"thinking": Thinking(budget=9)}, Thought("<think>", "</think>", "</think>", budget=9)),
+        (CLOSED, {"thinking": Thinking(enabled=False), "constraint": FORM}, None),
+        (CLOSED, {"thinking": Thinking(effort="none"), "constraint": FORM}, None),
+        (
+            OPEN,
+            {"thinking": Thinking(enabled=False), "constraint": FORM},
+            Thought("<think>", "</think>", "</think>", is_open=True),
+        ),
+        ("", {"prompt": "a <think>", "constraint": FORM}, None),
+        (
+            "",
+            {"prompt": "a <think>", "thinking": Thinking(budget=5)},
+            Thought("<think>", "</think>", "</think>", is_open=True, budget=5),
+        ),
+    ],
+)
+async def test_what_may_be_thought_before_the_form_begins(
+    bench: ThinkingBench, content: str, fields: dict[str, object], expected: Thought | None
+) -> None:
+    message = submit(1, content=content)
+    await bench.desk.submit(
+        msgspec.structs.replace(message, request=msgspec.structs.replace(message.request, **fields))
+    )
+    assert bench.constraints.asked == [expected]
+
+
+async def test_without_form_and_budget_nothing_is_masked(bench: ThinkingBench) -> None:
+    await bench.desk.submit(submit(1, content=OPEN))
+    await bench.desk.submit(submit(2, thinking=Thinking(enabled=False, budget=5)))
+    assert bench.constraints.asked == []
