@@ -59,3 +59,9 @@ COMPLETION_REFUSED: dict[str, Refusal] = {
 }
 
 POOLED_IGNORED = {**LABELS}
+
+RERANK_REFUSED: dict[str, Refusal] = {
+    "max_chunks_per_doc": Refusal("Documents are ranked whole; leave it out."),
+    "raw_scores": Refusal("Scores are told as the model gives them; leave it out or send true.", (True,)),
+    "truncate": Refusal("A document that is too long is refused; shorten it.", (False,)),
+}

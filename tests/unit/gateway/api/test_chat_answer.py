@@ -3,11 +3,7 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 from typing import Any
-
-import jsonschema
-import pytest
 
 from gateway.api.openai.chat_chunks import ChunkWriter
 from gateway.api.openai.chat_request import ChatRequest
@@ -15,22 +11,24 @@ from gateway.api.openai.chat_whole import WholeWriter
 from gateway.api.openai.stream_options import UsageWish
 from gateway.call import Call, Principal
 from gateway.errors import WorkerLost
+from tests.support.openai_schema import check
 from workers.protocol.events import (
     CallEvent,
     Finished,
     FinishReason,
     Logprobs,
+    Progress,
     Reasoning,
     Started,
     Text,
     Timings,
+    TimingsSoFar,
     TokenLogprob,
+    Tokens,
     ToolCallDelta,
     Usage,
 )
 from workers.protocol.requests import GenerateRequest
-
-SPEC = Path(__file__).resolve().parents[4].parent / "shared" / "specs" / "openai_openapi.json"
 
 TIMINGS = Timings(cache_n=3, prompt_n=4, prompt_ms=8.0, predicted_n=2, predicted_ms=10.0)
 END = Finished(1, FinishReason.STOP, Usage(7, 2, 3), TIMINGS)
@@ -63,10 +61,16 @@ CALL = Call("r", Principal("k", "team", None, admin=False), "alias", "model", 0.
 
 
 def asked(
-    *, include_usage: bool = False, n: int = 1, n_probs: int = 0, post_sampling: bool = False, stream: bool = True
+    *,
+    include_usage: bool = False,
+    n: int = 1,
+    n_probs: int = 0,
+    post_sampling: bool = False,
+    stream: bool = True,
+    as_function: bool = False,
 ) -> ChatRequest:
     request = GenerateRequest(n_probs=n_probs, post_sampling_probs=post_sampling)
-    return ChatRequest("alias", (request,) * n, stream, UsageWish(at_end=include_usage))
+    return ChatRequest("alias", (request,) * n, stream, UsageWish(at_end=include_usage), as_function)
 
 
 def chunk_writer(*, include_usage: bool = False, n: int = 1) -> ChunkWriter:
@@ -75,29 +79,6 @@ def chunk_writer(*, include_usage: bool = False, n: int = 1) -> ChunkWriter:
 
 def whole_writer(*, n: int = 1, n_probs: int = 0, post_sampling: bool = False) -> WholeWriter:
     return WholeWriter(asked(n=n, n_probs=n_probs, post_sampling=post_sampling, stream=False), CALL)
-
-
-@pytest.fixture(scope="module")
-def spec() -> dict[str, Any]:
-    if not SPEC.is_file():
-        pytest.skip("shared/specs is not there")
-    document: dict[str, Any] = json.loads(SPEC.read_text())
-    return document
-
-
-def check(spec: dict[str, Any], schema: str, document: dict[str, Any]) -> None:
-    wanted = {"$ref": f"#/components/schemas/{schema}", "components": spec["components"]}
-    jsonschema.Draft202012Validator(_nullable(wanted)).validate(document)
-
-
-def _nullable(schema: Any) -> Any:
-    """OpenAPI 3.0's `nullable`, which the file still uses in places, in JSON Schema's words."""
-    if isinstance(schema, list):
-        return [_nullable(item) for item in schema]
-    if not isinstance(schema, dict):
-        return schema
-    inner = {name: _nullable(value) for name, value in schema.items()}
-    return {"anyOf": [inner, {"type": "null"}]} if inner.pop("nullable", False) is True else inner
 
 
 def chunks(writer: ChunkWriter, *steps: list[CallEvent]) -> list[dict[str, Any]]:
@@ -109,7 +90,7 @@ def chunks(writer: ChunkWriter, *steps: list[CallEvent]) -> list[dict[str, Any]]
     return [json.loads(block[6:]) for block in blocks]
 
 
-def test_chunks_in_order(spec: dict[str, Any]) -> None:
+def test_chunks_in_order() -> None:
     writer = chunk_writer()
     said = chunks(writer, [Started(1, 0, 7, 3)], [Text(1, "Hé")], [Text(1, '"\n'), Text(1, "\u2028😀"), END])
     assert [chunk["choices"][0]["delta"] for chunk in said] == [
@@ -135,10 +116,10 @@ def test_chunks_in_order(spec: dict[str, Any]) -> None:
         "predicted_per_second": 200.0,
     }
     for chunk in said:
-        check(spec, "CreateChatCompletionStreamResponse", chunk)
+        check("CreateChatCompletionStreamResponse", chunk)
 
 
-def test_usage_comes_last_with_no_choices(spec: dict[str, Any]) -> None:
+def test_usage_comes_last_with_no_choices() -> None:
     said = chunks(chunk_writer(include_usage=True), [Text(1, "a")], [END])
     assert [chunk["usage"] for chunk in said[:-1]] == [None] * 3
     assert said[-1]["choices"] == []
@@ -151,10 +132,10 @@ def test_usage_comes_last_with_no_choices(spec: dict[str, Any]) -> None:
     assert "timings" in said[-1]
     assert "timings" not in said[-2]
     for chunk in said:
-        check(spec, "CreateChatCompletionStreamResponse", chunk)
+        check("CreateChatCompletionStreamResponse", chunk)
 
 
-def test_tool_calls_in_a_stream(spec: dict[str, Any]) -> None:
+def test_tool_calls_in_a_stream() -> None:
     said = chunks(chunk_writer(), *([event] for event in TOOLS))
     deltas = [chunk["choices"][0]["delta"]["tool_calls"][0] for chunk in said[1:-1]]
     first = {"index": 0, "id": "call_a", "type": "function", "function": {"name": "add", "arguments": ""}}
@@ -163,7 +144,7 @@ def test_tool_calls_in_a_stream(spec: dict[str, Any]) -> None:
     assert [delta["index"] for delta in deltas] == [0, 0, 1, 0]
     assert said[-1]["choices"][0]["finish_reason"] == "tool_calls"
     for chunk in said:
-        check(spec, "CreateChatCompletionStreamResponse", chunk)
+        check("CreateChatCompletionStreamResponse", chunk)
 
 
 def test_a_broken_answer_says_why_and_ends() -> None:
@@ -172,7 +153,7 @@ def test_a_broken_answer_says_why_and_ends() -> None:
     assert blocks[1:] == ["data: [DONE]", ""]
 
 
-def test_thought_is_told_apart(spec: dict[str, Any]) -> None:
+def test_thought_is_told_apart() -> None:
     said = chunks(chunk_writer(), [Reasoning(1, "hm")], [Text(1, "a"), END])
     assert [chunk["choices"][0]["delta"] for chunk in said[1:3]] == [{"reasoning_content": "hm"}, {"content": "a"}]
     writer = whole_writer()
@@ -180,10 +161,10 @@ def test_thought_is_told_apart(spec: dict[str, Any]) -> None:
     message = json.loads(writer.body())["choices"][0]["message"]
     assert (message["reasoning_content"], message["content"]) == ("hm", "a")
     for chunk in said:
-        check(spec, "CreateChatCompletionStreamResponse", chunk)
+        check("CreateChatCompletionStreamResponse", chunk)
 
 
-def test_several_answers_are_told_apart(spec: dict[str, Any]) -> None:
+def test_several_answers_are_told_apart() -> None:
     writer = chunk_writer(include_usage=True, n=2)
     raw = writer.opening() + writer.chunks([Text(7, "b")], 1) + writer.chunks([Text(6, "a"), END], 0)
     raw += writer.chunks([END], 1) + writer.closing()
@@ -197,10 +178,11 @@ def test_several_answers_are_told_apart(spec: dict[str, Any]) -> None:
     whole.add([Text(7, "b"), END], 0)
     body = json.loads(whole.body())
     assert [(choice["index"], choice["message"]["content"]) for choice in body["choices"]] == [(0, "b"), (1, "a")]
-    check(spec, "CreateChatCompletionResponse", body)
+    assert all("timings" in choice for choice in body["choices"]), "each has its own"
+    check("CreateChatCompletionResponse", body)
 
 
-def test_a_whole_answer(spec: dict[str, Any]) -> None:
+def test_a_whole_answer() -> None:
     writer = whole_writer()
     writer.add([Started(1, 0, 7, 3), Text(1, "a")], 0)
     writer.add([Text(1, "b"), END], 0)
@@ -209,10 +191,10 @@ def test_a_whole_answer(spec: dict[str, Any]) -> None:
     assert body["choices"][0]["finish_reason"] == "stop"
     assert body["usage"]["total_tokens"] == 9
     assert body["timings"]["predicted_per_second"] == 200.0
-    check(spec, "CreateChatCompletionResponse", body)
+    check("CreateChatCompletionResponse", body)
 
 
-def test_a_whole_answer_with_tool_calls(spec: dict[str, Any]) -> None:
+def test_a_whole_answer_with_tool_calls() -> None:
     writer = whole_writer()
     writer.add(TOOLS, 0)
     message = json.loads(writer.body())["choices"][0]["message"]
@@ -221,10 +203,10 @@ def test_a_whole_answer_with_tool_calls(spec: dict[str, Any]) -> None:
         {"id": "call_a", "type": "function", "function": {"name": "add", "arguments": '{"a":1}'}},
         {"id": "call_b", "type": "function", "function": {"name": "sub", "arguments": "{}"}},
     ]
-    check(spec, "CreateChatCompletionResponse", json.loads(writer.body()))
+    check("CreateChatCompletionResponse", json.loads(writer.body()))
 
 
-def test_log_probabilities_of_a_whole_answer(spec: dict[str, Any]) -> None:
+def test_log_probabilities_of_a_whole_answer() -> None:
     writer = whole_writer(n_probs=2)
     writer.add(PROBS[:2], 0)
     writer.add(PROBS[2:], 0)
@@ -236,10 +218,10 @@ def test_log_probabilities_of_a_whole_answer(spec: dict[str, Any]) -> None:
         (1, "!", [0x21], -0.125),
     ], "the end token became no text"
     assert content[0]["top_logprobs"][1] == {"id": 99, "token": "\ufffd", "bytes": [0xE2], "logprob": -3.5}
-    check(spec, "CreateChatCompletionResponse", body)
+    check("CreateChatCompletionResponse", body)
 
 
-def test_log_probabilities_come_with_the_text_that_they_became(spec: dict[str, Any]) -> None:
+def test_log_probabilities_come_with_the_text_that_they_became() -> None:
     said = chunks(chunk_writer(), PROBS[:1], PROBS[1:3], *([event] for event in PROBS[3:]))
     told = [chunk["choices"][0] for chunk in said]
     assert [choice["delta"] for choice in told] == [
@@ -252,7 +234,7 @@ def test_log_probabilities_come_with_the_text_that_they_became(spec: dict[str, A
         *([], [-0.5, -0.25], [-0.125], []),
     ]
     for chunk in said:
-        check(spec, "CreateChatCompletionStreamResponse", chunk)
+        check("CreateChatCompletionStreamResponse", chunk)
 
 
 def test_probabilities_after_sampling_have_llama_servers_names() -> None:
@@ -267,3 +249,59 @@ def test_an_answer_without_text_has_no_probabilities() -> None:
     writer = whole_writer(n_probs=-1)
     writer.add([probs(b"<end>", -1.0), END], 0)
     assert json.loads(writer.body())["choices"][0]["logprobs"] == {"content": [], "refusal": None}
+
+
+def test_the_older_form_of_a_call() -> None:
+    whole = WholeWriter(asked(as_function=True, stream=False), CALL)
+    whole.add([TOOLS[0], TOOLS[1], TOOLS[3], TOOLS[4]], 0)
+    body = json.loads(whole.body())
+    [choice] = body["choices"]
+    assert choice["message"]["function_call"] == {"name": "add", "arguments": '{"a":1}'}
+    assert (choice["message"]["content"], choice["finish_reason"]) == (None, "function_call")
+    assert "tool_calls" not in choice["message"]
+    check("CreateChatCompletionResponse", body)
+    said = chunks(ChunkWriter(asked(as_function=True), CALL), *([event] for event in TOOLS))
+    assert [chunk["choices"][0]["delta"] for chunk in said[1:]] == [
+        {"function_call": {"name": "add", "arguments": ""}},
+        {"function_call": {"arguments": '{"a":'}},
+        {"function_call": {"arguments": "1}"}},
+        {},
+    ], "there is room for one call"
+    assert said[-1]["choices"][0]["finish_reason"] == "function_call"
+    for chunk in said:
+        check("CreateChatCompletionStreamResponse", chunk)
+
+
+def test_what_was_asked_to_be_told_comes_with_the_text() -> None:
+    so_far = TimingsSoFar(1, TIMINGS)
+    told: list[CallEvent] = [Progress(1, 7, 3, 5, 12), Tokens(1, (5, 6)), so_far, Text(1, "ab", 2), Text(1, "c"), END]
+    said = chunks(chunk_writer(), *([event] for event in told))
+    assert said[1]["prompt_progress"] == {"total": 7, "cache": 3, "processed": 5, "time_ms": 12}
+    assert said[1]["choices"][0]["delta"] == {}
+    assert said[2]["choices"][0]["tokens"] == [5, 6]
+    assert said[2]["timings"]["predicted_n"] == 2
+    assert said[2]["choices"][0]["delta"] == {"content": "ab"}
+    assert "timings" not in said[3]
+    assert "tokens" not in said[3]["choices"][0]
+    for chunk in said:
+        check("CreateChatCompletionStreamResponse", chunk)
+    request = GenerateRequest(tell=("tokens",))
+    whole = WholeWriter(ChatRequest("alias", (request,), stream=False), CALL)
+    whole.add(told, 0)
+    body = json.loads(whole.body())
+    assert body["choices"][0]["tokens"] == [5, 6]
+    check("CreateChatCompletionResponse", body)
+
+
+def test_usage_so_far_in_every_chunk() -> None:
+    writer = ChunkWriter(ChatRequest("alias", (GenerateRequest(),) * 2, stream=True, usage=UsageWish(True, True)), CALL)
+    raw = writer.chunks([Started(1, 0, 7, 3), Reasoning(1, "hm", 2), Text(1, "a")], 0)
+    raw += writer.chunks([Started(1, 0, 7, 3), Text(1, "b")], 1)
+    raw += writer.chunks([END], 0) + writer.chunks([END], 1) + writer.closing()
+    said = [json.loads(block[6:]) for block in raw.decode().split("\n\n")[:-2]]
+    counts = [(chunk["usage"]["prompt_tokens"], chunk["usage"]["completion_tokens"]) for chunk in said]
+    assert counts == [(7, 2), (7, 3), (7, 4), (7, 3), (7, 4), (7, 4)], "the ends tell exact counts"
+    assert said[-1]["choices"] == []
+    assert said[-1]["usage"]["completion_tokens_details"] == {"reasoning_tokens": 2}
+    for chunk in said:
+        check("CreateChatCompletionStreamResponse", chunk)

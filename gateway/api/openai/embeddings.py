@@ -1,0 +1,133 @@
+"""`POST /v1/embeddings`.
+
+Source: OpenAI's API reference, "Create embeddings"; `embd_normalize` is llama-server's (tools/server/README.md of
+llama.cpp).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal
+
+import msgspec
+from pydantic import Field, ValidationError
+from starlette.types import Scope
+
+from gateway.api.body import read_object
+from gateway.api.openai.refused import POOLED_IGNORED
+from gateway.api.parameters.base import Body
+from gateway.api.parameters.faults import shown, too_nested, translated
+from gateway.api.parameters.unread import sift
+from gateway.api.vectors import base64_of, rows_of, shortened
+from gateway.call import Call
+from gateway.errors import InvalidRequest, NotSupported
+from workers.protocol.pooled import PoolInput, PoolRequest, PoolResult
+
+MAX_INPUTS = 2048
+MAX_TOKEN = 2**31 - 1
+MAX_NORM = 1024
+FORMS = "a string, an array of tokens, or an array of such inputs"
+
+_encode = msgspec.json.Encoder().encode
+
+
+class EmbeddingsBody(Body):
+    model: str = ""
+    input: Annotated[Any, Field(description=f"{FORMS}, up to {MAX_INPUTS}")]
+    encoding_format: Literal["float", "base64"] = "float"
+    dimensions: Annotated[int, Field(ge=1, le=MAX_TOKEN)] | None = None
+    embd_normalize: Annotated[int, Field(ge=-1, le=MAX_NORM)] = 2
+
+
+@dataclass(frozen=True, slots=True)
+class EmbeddingsRequest:
+    model: str
+    request: PoolRequest
+    as_base64: bool
+    width: int | None
+    """Numbers wanted of each vector; None: all."""
+
+
+class EmbeddingsDialect:
+    """OpenAI's embeddings."""
+
+    def read(self, raw: bytes, scope: Scope) -> EmbeddingsRequest:
+        document = sift(read_object(raw), POOLED_IGNORED, {})
+        try:
+            body = EmbeddingsBody.model_validate(document)
+        except ValidationError as error:
+            raise translated(error) from None
+        except RecursionError:
+            raise too_nested() from None
+        if body.dimensions is not None and body.embd_normalize != 2:
+            message = (
+                "`dimensions` gives shortened vectors length 1 again; `embd_normalize` asks for another. Send one."
+            )
+            raise InvalidRequest(message, param="dimensions")
+        request = PoolRequest(inputs=read_inputs(body.input), kind="embed", normalize=body.embd_normalize)
+        return EmbeddingsRequest(body.model, request, body.encoding_format == "base64", body.dimensions)
+
+    async def body(self, asked: EmbeddingsRequest, call: Call, result: PoolResult) -> bytes:
+        if result.pooling == "none":
+            message = (
+                f"The model `{call.alias}` makes a vector of each token (pooling none), which this answer has no place "
+                "for. Ask it through POST /embeddings."
+            )
+            raise NotSupported(message, param="model")
+        if asked.width is not None and asked.width > result.width:
+            message = f"`dimensions` is {asked.width}; the model's vectors have {result.width}. Send at most that."
+            raise InvalidRequest(message, param="dimensions")
+        entries = [self._entry(asked, row, index) async for index, row in _numbered(result)]
+        num_tokens = sum(result.num_tokens)
+        usage = _encode({"prompt_tokens": num_tokens, "total_tokens": num_tokens})
+        head = b'{"object":"list","model":' + _encode(call.alias) + b',"data":['
+        return head + b",".join(entries) + b'],"usage":' + usage + b"}"
+
+    def _entry(self, asked: EmbeddingsRequest, row: Any, index: int) -> bytes:
+        if asked.width is not None:
+            row = shortened(row, asked.width)
+        vector = base64_of(row) if asked.as_base64 else row.tolist()
+        return _encode({"object": "embedding", "index": index, "embedding": vector})
+
+
+async def _numbered(result: PoolResult) -> Any:
+    index = 0
+    async for row in rows_of(result):
+        yield index, row
+        index += 1
+
+
+def read_inputs(value: Any) -> tuple[PoolInput, ...]:
+    """Raises InvalidRequest."""
+    if isinstance(value, str):
+        return (_text(value, "input"),)
+    if not isinstance(value, list):
+        raise InvalidRequest(f"`input` is {shown(value)}. Send {FORMS}.", param="input")
+    if not value:
+        raise InvalidRequest(f"`input` is empty. Send {FORMS}.", param="input")
+    if type(value[0]) is int:
+        return (_tokens(value, "input"),)
+    if len(value) > MAX_INPUTS:
+        message = f"`input` has {len(value)} items; one request takes {MAX_INPUTS}. Send several requests."
+        raise InvalidRequest(message, param="input")
+    return tuple(
+        _text(item, f"input.{n}") if isinstance(item, str) else _tokens(item, f"input.{n}")
+        for n, item in enumerate(value)
+    )
+
+
+def _text(value: str, path: str) -> str:
+    if not value:
+        raise InvalidRequest(f"`{path}` is an empty string. Send a text.", param=path)
+    return value
+
+
+def _tokens(value: Any, path: str) -> tuple[int, ...]:
+    if not isinstance(value, list) or not value:
+        given = "an empty array" if value == [] else shown(value)
+        raise InvalidRequest(f"`{path}` is {given}. Send a string or an array of tokens.", param=path)
+    for n, item in enumerate(value):
+        if type(item) is not int or not 0 <= item <= MAX_TOKEN:
+            message = f"`{path}.{n}` is {shown(item)}. Send a token's number, 0 to {MAX_TOKEN}."
+            raise InvalidRequest(message, param=f"{path}.{n}")
+    return tuple(value)

@@ -1,0 +1,135 @@
+"""Reading OpenAI's completions: one canonical request per prompt and answer."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from gateway.api.openai.completion_body import CompletionBody
+from gateway.api.openai.completion_request import CompletionRequest, read_completion
+from gateway.api.openai.refused import COMPLETION_IGNORED, COMPLETION_REFUSED
+from gateway.api.openai.stream_options import UsageWish
+from gateway.errors import InvalidRequest, PaddockError, UnsupportedParameter
+from tests.support.openai_schema import properties
+from workers.protocol.requests import Constraint, Infill, Thinking
+
+
+def read(**parameters: Any) -> CompletionRequest:
+    return read_completion(json.dumps({"model": "m", "prompt": "once", **parameters}).encode())
+
+
+def test_the_smallest_request() -> None:
+    asked = read()
+    [request] = asked.requests
+    assert (asked.model, asked.stream, asked.echo, asked.prompts) == ("m", False, False, ("once",))
+    assert (request.prompt, request.messages, request.max_tokens) == ("once", (), 16)
+    assert request.thinking == Thinking(split=False), "nothing of a raw answer is taken away"
+
+
+@pytest.mark.parametrize(
+    ("prompt", "prompts"),
+    [
+        ("", ("",)),
+        ([1, 2], ((1, 2),)),
+        (["a", "b"], ("a", "b")),
+        ([[1], [2, 3]], ((1,), (2, 3))),
+        (["a", [1, 2]], ("a", (1, 2))),
+        ([1, "a", 2], ((1, "a", 2),)),
+        ([["a", 1], ["b"]], (("a", 1), ("b",))),
+    ],
+)
+def test_forms_of_a_prompt(prompt: Any, prompts: tuple[Any, ...]) -> None:
+    asked = read(prompt=prompt, n=2)
+    assert asked.prompts == prompts
+    assert tuple(request.prompt for request in asked.requests) == tuple(one for one in prompts for _ in range(2))
+
+
+def test_seeds_follow_each_other_within_a_prompt() -> None:
+    seeds = [request.sampling.seed for request in read(prompt=["a", "b"], n=2, seed=7).requests]
+    assert seeds == [7, 8, 7, 8]
+
+
+@pytest.mark.parametrize(
+    ("parameters", "max_tokens"),
+    [({}, 16), ({"max_tokens": 0}, 0), ({"n_predict": -1}, None), ({"n_predict": 99}, 99), ({"max_tokens": 5}, 5)],
+)
+def test_lengths(parameters: dict[str, Any], max_tokens: int | None) -> None:
+    assert read(**parameters).requests[0].max_tokens == max_tokens
+
+
+@pytest.mark.parametrize(
+    ("parameters", "n_probs", "legacy"),
+    [({}, 0, False), ({"logprobs": 0}, -1, True), ({"logprobs": 5}, 5, True), ({"n_probs": 5}, 5, False)],
+)
+def test_probabilities(parameters: dict[str, Any], n_probs: int, legacy: bool) -> None:
+    asked = read(**parameters)
+    assert (asked.requests[0].n_probs, asked.legacy_logprobs) == (n_probs, legacy)
+
+
+def test_a_suffix_asks_for_what_is_between() -> None:
+    asked = read(prompt=["a", "b"], suffix="z")
+    assert [request.infill for request in asked.requests] == [Infill("a", "z"), Infill("b", "z")]
+    assert all(request.prompt is None for request in asked.requests)
+    assert read(suffix="").requests[0].infill is None
+
+
+def test_the_text_of_echoed_tokens_comes_from_the_worker() -> None:
+    asked = read(prompt=["a", [1]], echo=True, return_tokens=True)
+    assert [request.tell for request in asked.requests] == [("tokens",), ("tokens", "settings")]
+
+
+def test_what_it_shares_with_chat() -> None:
+    asked = read(
+        stream=True,
+        stream_options={"include_usage": True},
+        grammar='root ::= "a"',
+        lora=[{"id": "poet"}],
+        priority=3,
+        top_k=1,
+        stop="x",
+    )
+    [request] = asked.requests
+    assert asked.usage == UsageWish(at_end=True)
+    assert request.constraint == Constraint("gbnf", 'root ::= "a"', param="grammar")
+    assert (request.adapters[0].name, request.priority, request.sampling.top_k, request.stop) == ("poet", -3, 1, ("x",))
+
+
+@pytest.mark.parametrize(
+    ("parameters", "kind", "param"),
+    [
+        ({"prompt": None}, InvalidRequest, "prompt"),
+        ({"prompt": []}, InvalidRequest, "prompt"),
+        ({"prompt": {}}, InvalidRequest, "prompt"),
+        ({"prompt": [1, -1]}, InvalidRequest, "prompt.1"),
+        ({"prompt": [1, True]}, InvalidRequest, "prompt.1"),
+        ({"prompt": [[]]}, InvalidRequest, "prompt.0"),
+        ({"prompt": ["a", 1.5]}, InvalidRequest, "prompt.1"),
+        ({"prompt": [["a", None]]}, InvalidRequest, "prompt.0.1"),
+        ({"prompt": ["a"] * 129}, InvalidRequest, "prompt"),
+        ({"prompt": ["a"] * 65, "n": 2}, InvalidRequest, "n"),
+        ({"n": 33}, InvalidRequest, "n"),
+        ({"best_of": 2}, UnsupportedParameter, "best_of"),
+        ({"echo": True, "logprobs": 1}, UnsupportedParameter, "echo"),
+        ({"logprobs": 1, "n_probs": 1}, InvalidRequest, "n_probs"),
+        ({"suffix": "z", "prompt": [1]}, InvalidRequest, "suffix"),
+        ({"logprobs": True}, InvalidRequest, "logprobs"),
+        ({"max_tokens": 1, "n_predict": 2}, InvalidRequest, "n_predict"),
+        ({"messages": []}, UnsupportedParameter, "messages"),
+        ({"store": True}, UnsupportedParameter, "store"),
+        ({"stream_options": {}}, InvalidRequest, "stream_options"),
+    ],
+)
+def test_what_is_wrong_is_named(parameters: dict[str, Any], kind: type[PaddockError], param: str) -> None:
+    with pytest.raises(PaddockError) as caught:
+        read(**parameters)
+    error = caught.value
+    assert (type(error), error.param) == (kind, param)
+    assert f"`{param}`" in error.message
+
+
+def test_every_parameter_of_openai_is_read_ignored_or_refused() -> None:
+    read_names = set(CompletionBody.model_fields)
+    assert properties("CreateCompletionRequest") <= read_names | {*COMPLETION_IGNORED, *COMPLETION_REFUSED}
+    assert not read_names & {*COMPLETION_IGNORED, *COMPLETION_REFUSED}

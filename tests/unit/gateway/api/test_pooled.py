@@ -1,0 +1,163 @@
+"""OpenAI's embeddings, and documents by how well they fit a query: what is read and what is written."""
+
+from __future__ import annotations
+
+import base64
+import json
+import struct
+from typing import Any
+
+import pytest
+
+from gateway.api.openai.embeddings import EmbeddingsBody, EmbeddingsDialect
+from gateway.api.openai.refused import POOLED_IGNORED
+from gateway.api.openai.rerank import RerankDialect
+from gateway.api.vectors import TURN_NUMBERS
+from gateway.call import Call, Principal
+from gateway.errors import InvalidRequest, NotSupported, PaddockError
+from tests.support.openai_schema import check, properties
+from workers.protocol.pooled import PoolRequest, PoolResult
+
+CALL = Call("r", Principal("k", "team", None, admin=False), "alias", "model", 0.0, 1.0, 1.0)
+
+
+def matrix(*rows: tuple[float, ...], pooling: str = "mean") -> PoolResult:
+    packed = b"".join(struct.pack(f"<{len(row)}f", *row) for row in rows)
+    return PoolResult(
+        pooling=pooling, width=len(rows[0]), rows=(1,) * len(rows), num_tokens=(3,) * len(rows), vectors=packed
+    )
+
+
+def asked(**parameters: Any) -> PoolRequest:
+    return EmbeddingsDialect().read(json.dumps({"model": "m", **parameters}).encode(), {}).request
+
+
+async def embedded(result: PoolResult, **parameters: Any) -> dict[str, Any]:
+    dialect = EmbeddingsDialect()
+    request = dialect.read(json.dumps({"model": "m", "input": "x", **parameters}).encode(), {})
+    body: dict[str, Any] = json.loads(await dialect.body(request, CALL, result))
+    return body
+
+
+async def ranked(result: PoolResult, **parameters: Any) -> Any:
+    dialect = RerankDialect()
+    request = dialect.read(json.dumps({"model": "m", "query": "q", **parameters}).encode(), {})
+    return json.loads(await dialect.body(request, CALL, result))
+
+
+@pytest.mark.parametrize(
+    ("given", "inputs"),
+    [
+        ("a", ("a",)),
+        (["a", "b"], ("a", "b")),
+        ([1, 2], ((1, 2),)),
+        ([[1], [2, 3]], ((1,), (2, 3))),
+        (["a", [1]], ("a", (1,))),
+    ],
+)
+def test_forms_of_an_input(given: Any, inputs: tuple[Any, ...]) -> None:
+    assert asked(input=given) == PoolRequest(inputs=inputs)
+
+
+@pytest.mark.parametrize(
+    ("parameters", "param"),
+    [
+        ({}, "input"),
+        ({"input": ""}, "input"),
+        ({"input": []}, "input"),
+        ({"input": {}}, "input"),
+        ({"input": ["a", ""]}, "input.1"),
+        ({"input": ["a", 1]}, "input.1"),
+        ({"input": [1, "a"]}, "input.1"),
+        ({"input": [[]]}, "input.0"),
+        ({"input": [[1, -1]]}, "input.0.1"),
+        ({"input": ["a"] * 2049}, "input"),
+        ({"input": "a", "encoding_format": "hex"}, "encoding_format"),
+        ({"input": "a", "dimensions": 0}, "dimensions"),
+        ({"input": "a", "dimensions": 2, "embd_normalize": 1}, "dimensions"),
+        ({"input": "a", "embd_normalize": -2}, "embd_normalize"),
+        ({"input": "a", "surprise": 1}, "surprise"),
+    ],
+)
+def test_a_wrong_input_is_named(parameters: dict[str, Any], param: str) -> None:
+    with pytest.raises(InvalidRequest) as caught:
+        asked(**parameters)
+    assert caught.value.param == param
+    assert f"`{param}`" in caught.value.message
+
+
+async def test_embeddings_as_numbers_and_as_base64() -> None:
+    result = matrix((0.5, -0.25), (1.0, 0.0))
+    body = await embedded(result)
+    assert [(one["index"], one["embedding"]) for one in body["data"]] == [(0, [0.5, -0.25]), (1, [1.0, 0.0])]
+    assert (body["model"], body["usage"]) == ("alias", {"prompt_tokens": 6, "total_tokens": 6})
+    check("CreateEmbeddingResponse", body)
+    body = await embedded(result, encoding_format="base64")
+    raw = base64.b64decode(body["data"][0]["embedding"])
+    assert struct.unpack("<2f", raw) == (0.5, -0.25)
+
+
+async def test_shortened_vectors_have_length_1_again() -> None:
+    body = await embedded(matrix((3.0, 4.0, 12.0), (0.0, 0.0, 1.0)), dimensions=2)
+    assert body["data"][0]["embedding"] == pytest.approx([0.6, 0.8])
+    assert body["data"][1]["embedding"] == [0.0, 0.0], "nothing can be made of nothing"
+    with pytest.raises(InvalidRequest, match="vectors have 3"):
+        await embedded(matrix((3.0, 4.0, 12.0)), dimensions=4)
+
+
+async def test_a_vector_per_token_has_no_place() -> None:
+    with pytest.raises(NotSupported, match="POST /embeddings"):
+        await embedded(matrix((1.0,), (2.0,), pooling="none"))
+
+
+async def test_many_rows_stay_in_order() -> None:
+    rows = [(float(number),) * 64 for number in range(3 * TURN_NUMBERS // 64)]
+    body = await embedded(matrix(*rows))
+    assert [one["embedding"][0] for one in body["data"]] == [row[0] for row in rows]
+
+
+async def test_documents_come_best_first() -> None:
+    result = matrix((-1.5,), (2.0,), (2.0,), (0.5,), pooling="rank")
+    documents = ["a", {"text": "b", "title": "t"}, "c", "d"]
+    body = await ranked(result, documents=documents)
+    assert [(one["index"], one["relevance_score"]) for one in body["results"]] == [
+        (1, 2.0),
+        (2, 2.0),
+        (3, 0.5),
+        (0, -1.5),
+    ]
+    assert "document" not in body["results"][0]
+    assert (body["object"], body["usage"]["total_tokens"]) == ("list", 12)
+    body = await ranked(result, documents=documents, top_n=2, return_documents=True)
+    assert [one["document"] for one in body["results"]] == [{"text": "b"}, {"text": "c"}]
+
+
+async def test_the_bare_form() -> None:
+    result = matrix((-1.5,), (2.0,), pooling="rank")
+    assert await ranked(result, texts=["a", "b"], return_text=True, raw_scores=True) == [
+        {"index": 1, "score": 2.0, "text": "b"},
+        {"index": 0, "score": -1.5, "text": "a"},
+    ]
+
+
+@pytest.mark.parametrize(
+    ("parameters", "param"),
+    [
+        ({}, "documents"),
+        ({"documents": []}, "documents"),
+        ({"documents": ["a"], "texts": ["a"]}, "documents"),
+        ({"documents": [1]}, "documents.0"),
+        ({"documents": [{}]}, "documents.0.text"),
+        ({"documents": ["a"], "top_n": 0}, "top_n"),
+        ({"documents": ["a"], "query": None}, "query"),
+        ({"documents": ["a"], "raw_scores": False}, "raw_scores"),
+    ],
+)
+def test_a_wrong_request_to_rank_is_named(parameters: dict[str, Any], param: str) -> None:
+    with pytest.raises(PaddockError) as caught:
+        RerankDialect().read(json.dumps({"query": "q", **parameters}).encode(), {})
+    assert caught.value.param == param
+
+
+def test_every_parameter_of_openai_is_read_or_ignored() -> None:
+    assert properties("CreateEmbeddingRequest") <= set(EmbeddingsBody.model_fields) | {*POOLED_IGNORED}
