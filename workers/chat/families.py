@@ -9,8 +9,9 @@ from workers.chat.tools.command_r import COMMAND_R, COMMAND_R7B
 from workers.chat.tools.deepseek import DEEPSEEK, DEEPSEEK_V31
 from workers.chat.tools.family import Family
 from workers.chat.tools.functionary import FUNCTIONARY_V31, FUNCTIONARY_V32
-from workers.chat.tools.functions import DEEPSEEK_V32, MINIMAX, QWEN3_CODER, SEED_OSS
+from workers.chat.tools.functions import DEEPSEEK_V4, DEEPSEEK_V32, MINIMAX, QWEN3_CODER, SEED_OSS
 from workers.chat.tools.gemma4 import GEMMA4
+from workers.chat.tools.gigachat import GIGACHAT, GIGACHAT_30
 from workers.chat.tools.glm import GLM
 from workers.chat.tools.harmony import HARMONY
 from workers.chat.tools.hermes import HERMES
@@ -22,7 +23,8 @@ from workers.chat.tools.python_calls import GEMMA, LFM2, PYTHONIC
 from workers.chat.tools.tool_call_list import FUNCTOOLS_FAMILY, GRANITE, NEMOTRON, PHI4
 
 FAMILIES = (
-    *(HARMONY, GEMMA4, KIMI, COMMAND_R7B, COMMAND_R, MISTRAL, MISTRAL_LIST, DEEPSEEK_V32, DEEPSEEK, DEEPSEEK_V31),
+    *(HARMONY, GEMMA4, KIMI, COMMAND_R7B, COMMAND_R, MISTRAL, MISTRAL_LIST, DEEPSEEK_V32),
+    *(DEEPSEEK_V4, DEEPSEEK, DEEPSEEK_V31, GIGACHAT, GIGACHAT_30),
     *(SEED_OSS, MINIMAX, QWEN3_CODER, GLM, FUNCTIONARY_V31, FUNCTIONARY_V32, GRANITE, PHI4, LFM2, PYTHONIC),
     *(NEMOTRON, FUNCTOOLS_FAMILY, HERMES, LLAMA, GEMMA, PLAIN),
 )

@@ -10,10 +10,12 @@ from typing import Any
 from workers.chat.tools.family import CallSyntax
 from workers.constraint.failures import Unusable, refused
 from workers.constraint.guidance import schema_to_lark
+from workers.constraint.parameters import parameters_of
 from workers.constraint.schema import MAX_BYTES, enforceable
 from workers.protocol.requests import Constraint, GenerateRequest, Tool
 
 ANY_OBJECT: dict[str, Any] = {"type": "object"}
+SPACE = "SPACE: /[ \\n]{1,2}/\n"
 
 
 class CallForms:
@@ -39,22 +41,32 @@ class CallForms:
                 raise refused("an answer can't follow it and be a forced tool call too; leave one out", asked.param)
             chosen = [tool for tool in tools if tool.name in request.forced_tools]
             return Constraint("lark", self._calls(chosen, "start", single), param="tools")
-        if asked is None:
-            if not any(tool.strict for tool in tools):
-                return None
-            if not self._syntax.triggers:
-                raise refused("this model's calls can't be kept to a schema unless one is required", "tools")
-            return Constraint("lark", self._calls(tools, "start", single), self._syntax.triggers, param="tools")
-        if not tools:
-            return asked
+        if asked is not None:
+            return self._answer(asked, tools, single)
+        if not any(tool.strict for tool in tools):
+            return None
+        if not self._syntax.triggers:
+            message = "this model's calls can't be kept to `strict`; leave it out, or set `tool_choice` to required"
+            raise refused(message, "tools")
+        return Constraint("lark", self._calls(tools, "start", single), self._syntax.triggers, param="tools")
+
+    def _answer(self, asked: Constraint, tools: Sequence[Tool], single: bool) -> Constraint:
         if asked.kind != "json_schema":
-            raise refused("a grammar can't be combined with `tools`; leave one out", asked.param)
+            if tools:
+                raise refused("a grammar can't be combined with `tools`; leave one out", asked.param)
+            return asked
+        if not tools and not self._syntax.answer:
+            return asked
         try:
             answer = schema_to_lark(enforceable(json.loads(asked.text)), "answer")
         except (Unusable, ValueError, RecursionError) as error:
             raise refused(str(error), asked.param) from None
-        calls = self._calls(tools, "calls", single)
-        return Constraint("lark", f"start: answer | calls\n{answer}{calls}", param=asked.param)
+        start = f"start: {self._lead()} {self._text(self._syntax.answer)} answer"
+        calls = self._calls(tools, "calls", single) if tools else SPACE
+        return Constraint("lark", f"{start}{' | calls' if tools else ''}\n{answer}{calls}", param=asked.param)
+
+    def _lead(self) -> str:
+        return f"({self._text(self._syntax.lead)})?" if self._syntax.lead else ""
 
     def _calls(self, tools: Sequence[Tool], rule: str, single: bool) -> str:
         """One call after the other; each names one of the tools and has arguments that follow its schema."""
@@ -65,18 +77,45 @@ class CallForms:
             for number, tool in enumerate(tools)
         )
         return (
-            f"{rule}: {self._text(syntax.open)} call{more} {self._text(syntax.close)}\n"
+            f"{rule}: {self._lead()} {self._text(syntax.open)} call{more} {self._text(syntax.close)}\n"
             f"call: heads {self._text(syntax.after)}\n"
-            f"heads: {alternatives}\n"
-            "SPACE: /[ \\n]{1,2}/\n"
-            + "".join(schema_to_lark(_arguments(tool, n), f"{rule}_{n}") for n, tool in enumerate(tools))
+            f"heads: {alternatives}\n{SPACE}"
+            + "".join(self._arguments(tool, number, f"{rule}_{number}") for number, tool in enumerate(tools))
         )
 
+    def _arguments(self, tool: Tool, number: int, rule: str) -> str:
+        """The rule of one tool's arguments. Raises CallFailed where a strict tool's can't be kept."""
+        try:
+            if self._syntax.parameter is None:
+                return schema_to_lark(_object_of(tool), rule)
+            return self._parameters(tool, rule, self._syntax.parameter)
+        except Unusable as error:
+            raise refused(str(error), f"tools.{number}.function.parameters") from None
+
+    def _parameters(self, tool: Tool, rule: str, marks: tuple[str, tuple[str, ...], str]) -> str:
+        """One after the other, in the schema's order."""
+        before, named, end = marks
+        parts, rules = [], []
+        for number, one in enumerate(parameters_of(tool)):
+            name = f"{rule}_{number}"
+            parts.append(f"({name} SPACE?)" if one.required else f"({name} SPACE?)?")
+            head = f"{self._text(before)} {_literal(one.name)} {self._text(named[0 if one.is_text else -1])}"
+            if one.values:
+                rules.append(f"{name}: {head} ({' | '.join(map(_literal, one.values))}) {_literal(end)}\n")
+            elif one.is_text:
+                rules.append(f"{name}: {head} {name}_value\n{name}_value[suffix={_literal(end)}]: /(?s:.*)/\n")
+            else:
+                rules.append(f"{name}: {head} {name}_value {_literal(end)}\n")
+                rules.append(schema_to_lark(one.schema, f"{name}_value"))
+        return f"{rule}: {' '.join(parts) or chr(34) * 2}\n{''.join(rules)}"
+
     def _text(self, text: str) -> str:
-        """As Lark: a space is whitespace that may be left out, a control token may be one or be spelled."""
+        """As Lark. A control token may be one or be spelled."""
         parts = []
-        for number, word in enumerate(text.split(" ")):
-            parts += ["SPACE?"] if number else []
+        for word in re.split("( {1,2})", text):
+            if word in (" ", "  "):
+                parts.append("SPACE?" if word == " " else _literal(" "))
+                continue
             position = 0
             for found in self._marks.finditer(word):
                 parts.append(_literal(word[position : found.start()]))
@@ -91,17 +130,17 @@ def _name(tool: Tool, syntax: CallSyntax) -> str:
     return json.dumps(tool.name)[1:-1] if syntax.before.endswith('"') else tool.name
 
 
-def _arguments(tool: Tool, number: int) -> Any:
-    """The schema that the arguments are kept to. Raises CallFailed where a strict one can't be."""
+def _object_of(tool: Tool) -> Any:
+    """The schema that the arguments are kept to. Raises Unusable where a strict one can't be."""
     # An object of the properties that are named: models that may add others do.
     schema = {**ANY_OBJECT, "additionalProperties": False, **(tool.parameters or {})}
     try:
         if len(json.dumps(schema)) > MAX_BYTES:
             raise Unusable(f"the schema has more than {MAX_BYTES >> 10} KiB; send a smaller one")
         return enforceable(schema)
-    except Unusable as error:
+    except Unusable:
         if tool.strict:
-            raise refused(str(error), f"tools.{number}.function.parameters") from None
+            raise
         return ANY_OBJECT
 
 

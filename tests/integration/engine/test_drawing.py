@@ -6,6 +6,7 @@ import itertools
 import random
 from collections.abc import Iterator
 from contextlib import suppress
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -13,12 +14,13 @@ import pytest
 from tests.support.lone_context import LoneContext, lone_context
 from workers.engine.picker import PickerTools
 from workers.engine.request import EngineRequest
+from workers.engine.sequence import Sequence
 from workers.llama.candidates import MAX_SPARSE_WORDS, MOST, Candidates, Words, all_tokens
 from workers.llama.dry import MAX_KEPT, DryStages
 from workers.llama.model import Model
 from workers.llama.samplers import SamplerChain
 from workers.llama.stages import ORDER
-from workers.protocol.events import CallEvent, Logprobs
+from workers.protocol.events import CallEvent, Logprobs, Text
 from workers.protocol.failures import CallFailed, FailureCode
 from workers.protocol.requests import SamplerName, Sampling
 
@@ -340,3 +342,15 @@ def test_special_pieces_are_what_a_template_writes(demo: Model) -> None:
     for token in range(vocab.num_tokens):
         assert vocab.special_piece(token).decode("utf-8", "replace") == vocab.text(token)
     assert vocab.piece(vocab.eos) == b""
+
+
+def test_control_tokens_are_written_where_the_call_says_so(row: Row) -> None:
+    silent = [
+        token for token in range(row.vocab.num_tokens) if not row.vocab.piece(token) and token not in row.vocab.eog
+    ]
+    request = replace(row.request(Sampling()), written={silent[0]: b"[MARK]"})
+    sequence = Sequence(request, row.chain(Sampling()), row.vocab, N_CTX)
+    events: list[CallEvent] = []
+    for token in silent[:2]:
+        sequence.accept(token, events)
+    assert [event.text for event in events if isinstance(event, Text)] == ["[MARK]"]

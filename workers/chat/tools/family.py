@@ -35,9 +35,14 @@ class Ask:
     """The answer ends after its first call."""
 
 
+def exact(text: str) -> str:
+    """The text for a `CallSyntax`, with each space as it is."""
+    return text.replace(" ", "  ")
+
+
 @dataclass(frozen=True, slots=True)
 class CallSyntax:
-    """How calls are written, for grammars. In each text a space stands for whitespace that may be left out."""
+    """How calls are written, for grammars. One space stands for whitespace that may be left out, two for one space."""
 
     before: str
     """Of a call: what precedes its name."""

@@ -15,9 +15,9 @@ MiniMaxAI/MiniMax-M2 and deepseek-ai/DeepSeek-V3.2.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from workers.chat.tools.family import CallSyntax, Family
+from workers.chat.tools.family import CallSyntax, Family, exact
 from workers.chat.tools.parameters import ParameterReader
 from workers.chat.tools.reader import Steps
 from workers.chat.tools.tags import Tags
@@ -38,16 +38,26 @@ class Marks:
     parameter_end: str
     function_end: str
     close: str
+    one_each: bool = False
+    """`open` and `close` stand around each call, and not around all of them."""
+    lines: bool = False
+    """A value stands on lines of its own."""
 
     def syntax(self) -> CallSyntax:
+        opened, closed = f"{self.open} ", f" {self.close}"
+        line = "\n" if self.lines else ""
         return CallSyntax(
-            open=self.open + " ",
-            before=self.function,
+            open="" if self.one_each else opened,
+            before=(opened if self.one_each else "") + exact(self.function),
             middle=self.function_named + " ",
-            after=" " + self.function_end,
-            close=" " + self.close,
+            after=" " + self.function_end + (closed if self.one_each else ""),
+            close="" if self.one_each else closed,
             triggers=(self.open,),
-            parameter=(self.parameter, self.parameter_named, self.parameter_end),
+            parameter=(
+                exact(self.parameter),
+                tuple(exact(named) + line for named in self.parameter_named),
+                line + self.parameter_end,
+            ),
         )
 
 
@@ -89,9 +99,12 @@ class FunctionReader(ParameterReader):
 
 QWEN = Marks(
     *("<tool_call>", "<function=", ">", "<parameter=", (">",), "</parameter>", "</function>", "</tool_call>"),
+    one_each=True,
+    lines=True,
 )
 SEED = Marks(
     *("<seed:tool_call>", "<function=", ">", "<parameter=", (">",), "</parameter>", "</function>", "</seed:tool_call>"),
+    one_each=True,
 )
 MINIMAX_MARKS = Marks(
     *("<minimax:tool_call>", '<invoke name="', '">', '<parameter name="', ('">',), "</parameter>", "</invoke>"),
@@ -102,12 +115,13 @@ DSML = Marks(
     ('" string="true">', '" string="false">'),
     *("</｜DSML｜parameter>", "</｜DSML｜invoke>", "</｜DSML｜function_calls>"),
 )
+DSML_V4 = replace(DSML, open="<｜DSML｜tool_calls>", close="</｜DSML｜tool_calls>")
 
 
 class QwenReader(FunctionReader):
     own = QWEN
     openers: tuple[str, ...] = (QWEN.open, QWEN.function)
-    trims_lines = True
+    trims_lines = QWEN.lines
 
 
 class SeedReader(FunctionReader):
@@ -123,6 +137,11 @@ class MiniMaxReader(FunctionReader):
 class DsmlReader(FunctionReader):
     own = DSML
     openers: tuple[str, ...] = (DSML.open,)
+
+
+class DsmlV4Reader(FunctionReader):
+    own = DSML_V4
+    openers: tuple[str, ...] = (DSML_V4.open,)
 
 
 def _family(name: str, reader: type[FunctionReader], *marks: str, ends_thoughts: bool = True) -> Family:
@@ -141,3 +160,4 @@ QWEN3_CODER = _family("qwen3-coder", QwenReader, "<tool_call>", "<function=", "<
 SEED_OSS = _family("seed-oss", SeedReader, "<seed:tool_call>")
 MINIMAX = _family("minimax-m2", MiniMaxReader, "<minimax:tool_call>")
 DEEPSEEK_V32 = _family("deepseek-v3.2", DsmlReader, "｜DSML｜", "function_calls")
+DEEPSEEK_V4 = _family("deepseek-v4", DsmlV4Reader, "｜DSML｜", "tool_calls>")

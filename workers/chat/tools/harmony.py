@@ -98,7 +98,7 @@ HARMONY = Family(
     parse=HarmonyReader,
     syntax=CallSyntax(
         lead=f"{START}assistant",
-        before=f"{CHANNEL}commentary to=functions.",
+        before=f"{CHANNEL}commentary  to=functions.",
         middle=f" {CONSTRAIN}json{MESSAGE}",
         after="",
         between=CALL,

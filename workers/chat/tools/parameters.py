@@ -8,6 +8,7 @@ Text leaves as it comes; a value of another type leaves when it is whole, as the
 from __future__ import annotations
 
 import json
+from json.encoder import encode_basestring
 
 from workers.chat.tools.reader import Reader, Steps
 from workers.chat.tools.tags import Tags
@@ -44,12 +45,13 @@ class ParameterReader(Reader):
         value = _Lines(self.trims_lines)
         parts: list[str] = []
         while True:
-            found = end.find(self._text, 0)
-            cut = len(self._text) if self._ended else end.first_open(self._text, 0)
-            part = value.take(self._text[: found.start() if found is not None else cut])
-            self._text = self._text[found.end() if found is not None else cut :]
+            text = self._text
+            found = None if end.absent(text) else end.find(text, 0)
+            cut = len(text) if self._ended else end.first_open(text)
+            part = value.take(text[: found.start() if found is not None else cut])
+            self._text = text[found.end() if found is not None else cut :]
             if is_text:
-                self._add(json.dumps(part, ensure_ascii=False)[1:-1])
+                self._add(encode_basestring(part)[1:-1])
             else:
                 parts.append(part)
             if found is not None or self._ended:
@@ -72,6 +74,8 @@ class _Lines:
 
     def take(self, part: str) -> str:
         if not self._trims:
+            return part
+        if not (self._at_start or self._held or part.endswith("\n")):
             return part
         part = self._held + part
         if self._at_start and part:

@@ -8,8 +8,8 @@ Calls in the form of Hermes are read too: templates without a place for tools ar
 
 from __future__ import annotations
 
-from workers.chat.tools.family import CallSyntax, Family
-from workers.chat.tools.hermes import HermesReader
+from workers.chat.tools.family import Family
+from workers.chat.tools.hermes import HERMES, HermesReader
 from workers.chat.tools.reader import Steps
 
 FENCE = "```json"
@@ -33,7 +33,4 @@ class PlainReader(HermesReader):
         return True
 
 
-PLAIN_SYNTAX = CallSyntax(before='{ "name": "', middle='" , "arguments": ', after=" }", between=" ; ")
-"""Of forced calls, where a family has no form of its own that a grammar could keep."""
-
-PLAIN = Family(name="json", parse=PlainReader, syntax=PLAIN_SYNTAX)
+PLAIN = Family(name="json", parse=PlainReader, syntax=HERMES.syntax)

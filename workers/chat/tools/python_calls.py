@@ -3,9 +3,9 @@
     [get_weather(city="Paris", days=3), get_time()]
 
 LFM2 puts <|tool_call_start|> and <|tool_call_end|> around the list, Llama 4 has <|python_start|> and <|python_end|>.
-Gemma 2 and 3, which have no form of their own, put it into a Markdown fence of `tool_code`. Without marks an answer must
-begin so and name a tool. Source: the chat template of LiquidAI/LFM2-8B-A1B, Meta's prompt formats of Llama 3.2 and 4,
-Google's "Function calling with Gemma".
+Gemma 2 and 3, which have no form of their own, put it into a Markdown fence of `tool_code`. Without marks an answer
+must begin so and name a tool. Source: the chat template of LiquidAI/LFM2-8B-A1B, Meta's prompt formats of Llama 3.2 and
+4, Google's "Function calling with Gemma".
 """
 
 from __future__ import annotations
@@ -13,8 +13,9 @@ from __future__ import annotations
 from collections.abc import Generator
 
 from workers.chat.tools.family import CallSyntax, Family
+from workers.chat.tools.hermes import HERMES, HermesReader
 from workers.chat.tools.json_text import JsonText
-from workers.chat.tools.plain import FENCE, PLAIN_SYNTAX, PlainReader
+from workers.chat.tools.plain import FENCE, PlainReader
 from workers.chat.tools.reader import Reader, Steps
 from workers.chat.tools.tags import Tags
 
@@ -73,12 +74,14 @@ def _is_dotted(name: str) -> bool:
     return len(name) <= 256 and all(character.isalnum() or character in "_.-" for character in name)
 
 
-class MarkedPythonReader(PythonReader):
-    openers: tuple[str, ...] = (OPEN, START)
+class MarkedPythonReader(HermesReader, PythonReader):
+    openers: tuple[str, ...] = (*HermesReader.openers, OPEN, START)
     bare: tuple[str, ...] = ("[",)
     _closers = Tags((CLOSE, END))
 
     def _call(self, mark: str) -> Steps[bool]:
+        if mark in HermesReader.openers:
+            return (yield from super()._call(mark))
         known = mark == "["
         if known:
             self._at = 0
@@ -125,9 +128,9 @@ LFM2 = Family(
 PYTHONIC = Family(
     name="pythonic",
     parse=MarkedPythonReader,
-    syntax=PLAIN_SYNTAX,
+    syntax=HERMES.syntax,
     marks=((START,),),
     controls=(START, END),
 )
 
-GEMMA = Family(name="gemma", parse=GemmaReader, syntax=PLAIN_SYNTAX, marks=(("<start_of_turn>",),))
+GEMMA = Family(name="gemma", parse=GemmaReader, syntax=HERMES.syntax, marks=(("<start_of_turn>",),))

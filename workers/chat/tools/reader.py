@@ -148,13 +148,14 @@ class Reader:
                 mark = yield from self._over_gap()
                 if mark is not None or self._in_gap:
                     return mark
-            text = self._text
-            found = tags.find(text, 0)
-            if found is not None:
-                say(text[: found.start()])
-                self._text, self._at = text[found.start() :], len(found.group())
-                return found.group()
-            end = len(text) if self._ended else tags.first_open(text, 0)
+            text, end = self._text, len(self._text)
+            if not tags.absent(text):
+                found = tags.find(text, 0)
+                if found is not None:
+                    say(text[: found.start()])
+                    self._text, self._at = text[found.start() :], len(found.group())
+                    return found.group()
+                end = end if self._ended else tags.first_open(text)
             say(text[:end])
             self._text = text[end:]
             if self._ended:
@@ -192,7 +193,10 @@ class Reader:
     def _put(self, piece: Piece) -> None:
         if self.is_over:
             return
-        last = self._pieces[-1] if self._pieces else None
+        if not self._pieces:
+            self._pieces.append(piece)
+            return
+        last = self._pieces[-1]
         if isinstance(piece, CallPiece):
             if isinstance(last, CallPiece) and last.number == piece.number:
                 self._pieces[-1] = last._replace(arguments=last.arguments + piece.arguments)

@@ -9,14 +9,19 @@ from collections.abc import Iterable
 class Tags:
     """Immutable. None of the marks is the beginning of another one."""
 
-    __slots__ = ("_firsts", "_pattern", "_reach", "marks")
+    __slots__ = ("_first", "_pattern", "_reach", "marks")
 
     def __init__(self, marks: Iterable[str]) -> None:
         self.marks = tuple(dict.fromkeys(mark for mark in marks if mark))
         self._pattern = re.compile("|".join(map(re.escape, self.marks)) or r"(?!)")
-        self._firsts = tuple({mark[0] for mark in self.marks})
+        firsts = "".join(re.escape(mark[0]) for mark in self.marks)
+        self._first = re.compile(f"[{firsts}]" if firsts else r"(?!)")
         self._reach = max(map(len, self.marks), default=1) - 1
         """A mark that is not whole yet has at most so many characters."""
+
+    def absent(self, text: str) -> bool:
+        """Whether no mark is in the text, or begins in it: quick, and so for most texts."""
+        return self._first.search(text) is None
 
     def find(self, text: str, start: int) -> re.Match[str] | None:
         """The first mark from `start` on."""
@@ -32,16 +37,11 @@ class Tags:
         rest = text[start:]
         return any(mark.startswith(rest) for mark in self.marks)
 
-    def first_open(self, text: str, start: int) -> int:
+    def first_open(self, text: str) -> int:
         """Where the mark begins that the end of `text` may become; its length if there is none."""
-        end = len(text)
-        start = max(start, end - self._reach)
-        for first in self._firsts:
-            if text.find(first, start) >= 0:
-                break
-        else:
-            return end
-        for position in range(start, end):
-            if text[position] in self._firsts and self.may_begin(text, position):
-                return position
-        return end
+        found = self._first.search(text, max(0, len(text) - self._reach))
+        while found is not None:
+            if self.may_begin(text, found.start()):
+                return found.start()
+            found = self._first.search(text, found.end())
+        return len(text)

@@ -46,7 +46,7 @@ def json_of(text: str, kinds: frozenset[str]) -> str:
     mended, reached = value.feed(stripped, 0, ended=True)
     if not value.is_done or reached < len(stripped):
         return json.dumps(text, ensure_ascii=False)
-    if "string" in kinds and not _fits(mended, kinds - {"string"}):
+    if "string" in kinds and stripped[:1] != '"' and not _fits(mended, kinds - {"string"}):
         return json.dumps(text, ensure_ascii=False)
     return mended
 

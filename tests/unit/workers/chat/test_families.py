@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
@@ -180,3 +181,9 @@ def test_any_text_is_read_without_loss(name: str, text: str, seed: int, split: b
 def test_text_without_marks_is_what_it_is(name: str, text: str) -> None:
     parser = parser_of(family(name), Ask(TOOLS))
     assert read(parser, text) == Outcome(text)
+
+
+def test_every_family_is_documented() -> None:
+    page = (Path(__file__).parents[4] / "docs" / "tool-calls.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| `([a-z0-9.-]+)` \|", page, re.MULTILINE)
+    assert sorted(rows) == NAMES

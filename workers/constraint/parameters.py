@@ -1,0 +1,63 @@
+"""A tool's parameters one by one, for families that write each as plain text between marks of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from workers.chat.tools.typed_text import kinds_of
+from workers.constraint.failures import Unusable
+from workers.constraint.schema import ANNOTATIONS, enforceable
+from workers.protocol.requests import Tool
+
+PLAIN_OBJECT = frozenset({"type", "properties", "required", "additionalProperties", "$defs", "definitions", "$schema"})
+"""Keywords of a tool's schema that parameters one by one can be kept to."""
+PLAIN_TEXT = frozenset({"type", "enum", "const"})
+"""The same, of a parameter that is text."""
+
+
+@dataclass(frozen=True, slots=True)
+class Parameter:
+    name: str
+    required: bool
+    is_text: bool
+    """Written as it is, and not as JSON."""
+    values: tuple[str, ...]
+    """Those that are allowed; empty: any text."""
+    schema: Any
+    """Of the value, where it is JSON."""
+
+
+def parameters_of(tool: Tool) -> Iterator[Parameter]:
+    """In the schema's order. Raises Unusable where a strict tool's can't be kept."""
+    root = tool.parameters or {}
+    properties, required = root.get("properties"), root.get("required")
+    if tool.strict:
+        _check(root, PLAIN_OBJECT)
+    definitions = {key: root[key] for key in ("$defs", "definitions") if key in root}
+    for name, schema in (properties if isinstance(properties, dict) else {}).items():
+        yield _parameter(name, schema, definitions, tool, isinstance(required, list) and name in required)
+
+
+def _parameter(name: str, schema: Any, definitions: dict[str, Any], tool: Tool, required: bool) -> Parameter:
+    if kinds_of(schema) == {"string"}:
+        values = [schema["const"]] if "const" in schema else schema.get("enum", ())
+        if tool.strict:
+            _check(schema, PLAIN_TEXT)
+        told = tuple(value for value in values if isinstance(value, str)) if isinstance(values, list | tuple) else ()
+        return Parameter(name, required, True, told, None)
+    try:
+        whole = {**schema, **definitions} if isinstance(schema, dict) else schema
+        return Parameter(name, required, False, (), enforceable(whole))
+    except Unusable:
+        if tool.strict:
+            raise
+        return Parameter(name, required, False, (), True)
+
+
+def _check(schema: dict[str, Any], kept: frozenset[str]) -> None:
+    """Raises Unusable for keywords that can't be kept in a text that is not JSON."""
+    for key in schema:
+        if key not in kept and key not in ANNOTATIONS:
+            raise Unusable(f"the keyword `{key}` can't be enforced in this model's form of calls; leave it out")
