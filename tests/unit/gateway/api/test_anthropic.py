@@ -1,0 +1,269 @@
+"""Anthropic's dialect: what is read, what is refused, and the order of what is written."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from gateway.api.anthropic.error_shape import ANTHROPIC
+from gateway.api.anthropic.messages import MessagesDialect
+from gateway.api.anthropic.request import MessagesRequest, read_messages_request, read_prompt
+from gateway.call import Call, Principal
+from gateway.errors import (
+    InvalidRequest,
+    ModelNotFound,
+    NotSupported,
+    PaddockError,
+    QueueFull,
+    Unavailable,
+    UnsupportedParameter,
+)
+from gateway.telemetry.trail import Trail
+from workers.protocol.events import (
+    CallEvent,
+    Finished,
+    FinishReason,
+    Reasoning,
+    Started,
+    Text,
+    Timings,
+    ToolCallDelta,
+    Usage,
+)
+from workers.protocol.requests import Message, Thinking, Tool, ToolCall
+
+USER = {"role": "user", "content": "hi"}
+TOOL = {"name": "add", "description": "d", "input_schema": {"type": "object"}}
+CALL = Call("r", Principal("k", "team", None, admin=False), "alias", "model", 0.0, 1.0, 1.0)
+TIMINGS = Timings(cache_n=3, prompt_n=4, prompt_ms=8.0, predicted_n=2, predicted_ms=10.0)
+
+
+def end(reason: FinishReason = FinishReason.STOP, stop: str | None = None) -> Finished:
+    return Finished(1, reason, Usage(7, 2, 3), TIMINGS, stop)
+
+
+EVENTS: list[CallEvent] = [
+    Started(1, 0, 7, 3),
+    Reasoning(1, "h"),
+    Reasoning(1, "m"),
+    Text(1, "Hé"),
+    Text(1, "!"),
+    ToolCallDelta(1, 0, "call_a", "add", ""),
+    ToolCallDelta(1, 0, "", "", '{"a":1}'),
+    ToolCallDelta(1, 1, "call_b", "sub", "{}"),
+    end(FinishReason.TOOL_CALLS),
+]
+
+
+def read(**parameters: Any) -> MessagesRequest:
+    body = {"model": "m", "max_tokens": 5, "messages": [USER], **parameters}
+    return read_messages_request(json.dumps(body).encode())
+
+
+def refusal(**parameters: Any) -> PaddockError:
+    with pytest.raises(PaddockError) as caught:
+        read(**parameters)
+    return caught.value
+
+
+def streamed(events: list[CallEvent]) -> list[dict[str, Any]]:
+    writer = MessagesDialect().stream_writer(read(), CALL, Trail("r", "POST", "/v1/messages"))
+    raw = writer.opening() + b"".join(writer.chunks([event], 0) for event in events) + writer.closing()
+    told = []
+    for block in raw.decode().split("\n\n")[:-1]:
+        name, data = block.split("\n")
+        document = json.loads(data.removeprefix("data: "))
+        assert name == f"event: {document['type']}"
+        told.append(document)
+    return told
+
+
+def test_a_conversation_with_everything_in_it() -> None:
+    asked = read(
+        system=[
+            {"type": "text", "text": "be "},
+            {"type": "text", "text": "kind", "cache_control": {"type": "ephemeral"}},
+        ],
+        messages=[
+            USER,
+            {
+                "role": "assistant",
+                "content": [
+                    {"type": "thinking", "thinking": "hm", "signature": "x"},
+                    {"type": "text", "text": "well"},
+                    {"type": "tool_use", "id": "t1", "name": "add", "input": {"a": 1}},
+                ],
+            },
+            {
+                "role": "user",
+                "content": [
+                    {"type": "tool_result", "tool_use_id": "t1", "content": [{"type": "text", "text": "2"}]},
+                    {"type": "tool_result", "tool_use_id": "t2", "content": "no", "is_error": True},
+                    {"type": "text", "text": "and now?"},
+                ],
+            },
+        ],
+        tools=[TOOL],
+    )
+    assert asked.requests[0].messages == (
+        Message("system", "be kind"),
+        Message("user", "hi"),
+        Message("assistant", "well", reasoning="hm", tool_calls=(ToolCall("t1", "add", '{"a": 1}'),)),
+        Message("tool", "2", tool_call_id="t1"),
+        Message("tool", "Error: no", tool_call_id="t2"),
+        Message("user", "and now?"),
+    )
+    assert asked.requests[0].tools == (Tool("add", "d", {"type": "object"}),)
+    assert asked.requests[0].max_tokens == 5
+
+
+def test_how_tools_are_chosen() -> None:
+    def chosen(choice: dict[str, Any]) -> tuple[tuple[str, ...], bool, int]:
+        request = read(tools=[TOOL], tool_choice=choice).requests[0]
+        return request.forced_tools, request.parallel_tool_calls, len(request.tools)
+
+    assert chosen({"type": "auto"}) == ((), True, 1)
+    assert chosen({"type": "any"}) == (("add",), True, 1)
+    assert chosen({"type": "tool", "name": "add", "disable_parallel_tool_use": True}) == (("add",), False, 1)
+    assert chosen({"type": "none"}) == ((), True, 0)
+
+
+def test_thinking_and_forms() -> None:
+    assert read(thinking={"type": "enabled", "budget_tokens": 40}).requests[0].thinking == Thinking(True, None, 40)
+    assert read(thinking={"type": "disabled"}).requests[0].thinking == Thinking(enabled=False)
+    config = {"effort": "low", "format": {"type": "json_schema", "schema": {"type": "integer"}}}
+    request = read(output_config=config).requests[0]
+    assert request.thinking.effort == "low"
+    assert request.constraint is not None
+    assert (request.constraint.kind, request.constraint.text) == ("json_schema", '{"type": "integer"}')
+
+
+def test_an_assistant_that_has_begun_goes_on() -> None:
+    begun = [USER, {"role": "assistant", "content": "The answer is"}]
+    assert read(messages=begun).requests[0].template_values == {"continue_final_message": True}
+    assert read().requests[0].template_values == {}
+
+
+def test_llama_cpps_parameters_and_hints_are_read_as_well() -> None:
+    request = read(top_k=3, min_p=0.25, mirostat=2, cache_salt="mine", priority=4, lora=[{"id": "x"}]).requests[0]
+    assert (request.sampling.top_k, request.sampling.min_p, request.sampling.mirostat) == (3, 0.25, 2)
+    assert (request.cache_salt, request.priority, request.adapters[0].name) == ("mine", -4, "x")
+
+
+@pytest.mark.parametrize(
+    ("parameters", "param", "said"),
+    [
+        ({"max_tokens": None}, "max_tokens", "missing"),
+        ({"messages": []}, "messages", "at least 1"),
+        ({"messages": [{"role": "user", "content": [{"type": "text"}]}]}, "messages.0.content.0.text", "missing"),
+        (
+            {"messages": [{"role": "user", "content": [{"type": "tool_result"}]}]},
+            "messages.0.content.0.tool_use_id",
+            "id",
+        ),
+        ({"tools": [{"name": "a"}]}, "tools.0.input_schema", "missing"),
+        ({"tool_choice": {"type": "any"}}, "tool_choice", "no `tools`"),
+        ({"tools": [TOOL], "tool_choice": {"type": "tool", "name": "b"}}, "tool_choice.name", "none of"),
+        ({"stop_sequences": [""]}, "stop_sequences.0", "1 to"),
+        ({"output_config": {"format": {"type": "json"}}}, "output_config.format", "schema"),
+    ],
+)
+def test_what_is_wrong_is_named(parameters: dict[str, Any], param: str, said: str) -> None:
+    error = refusal(**parameters)
+    assert isinstance(error, InvalidRequest)
+    assert error.param == param
+    assert said in error.message
+
+
+def test_what_no_model_reads_is_not_supported() -> None:
+    image = {"type": "image", "source": {"type": "url", "url": "http://example.org/x.png"}}
+    error = refusal(messages=[{"role": "user", "content": [image]}])
+    assert isinstance(error, NotSupported)
+    assert ANTHROPIC.status(error) == 501
+    assert error.param == "messages.0.content.0"
+
+
+def test_tools_and_servers_of_the_provider_are_refused() -> None:
+    error = refusal(tools=[{"type": "web_search_20250305", "name": "web_search"}])
+    assert isinstance(error, UnsupportedParameter)
+    assert isinstance(refusal(mcp_servers=[{"url": "x"}]), UnsupportedParameter)
+    assert isinstance(refusal(whatever=1), UnsupportedParameter)
+
+
+def test_counting_looks_at_the_prompt_only() -> None:
+    model, request = read_prompt(json.dumps({"model": "m", "messages": [USER], "betas": ["x"]}).encode())
+    assert (model, request.messages) == ("m", (Message("user", "hi"),))
+
+
+def test_a_stream_is_blocks_one_after_the_other() -> None:
+    told = streamed(EVENTS)
+    assert [document["type"] for document in told] == [
+        "message_start",
+        *("content_block_start", "content_block_delta", "content_block_delta", "content_block_stop"),
+        *("content_block_start", "content_block_delta", "content_block_delta", "content_block_stop"),
+        *("content_block_start", "content_block_delta", "content_block_stop"),
+        *("content_block_start", "content_block_delta", "content_block_stop"),
+        "message_delta",
+        "message_stop",
+    ]
+    message = told[0]["message"]
+    assert (message["role"], message["content"], message["model"]) == ("assistant", [], "alias")
+    assert message["usage"]["input_tokens"] == 4
+    assert message["usage"]["cache_read_input_tokens"] == 3
+    starts = [document for document in told if document["type"] == "content_block_start"]
+    assert [(start["index"], start["content_block"]["type"]) for start in starts] == [
+        (0, "thinking"),
+        (1, "text"),
+        (2, "tool_use"),
+        (3, "tool_use"),
+    ]
+    deltas = [document["delta"] for document in told if document["type"] == "content_block_delta"]
+    assert deltas[0] == {"type": "thinking_delta", "thinking": "h"}
+    assert deltas[3] == {"type": "text_delta", "text": "!"}
+    assert deltas[4] == {"type": "input_json_delta", "partial_json": '{"a":1}'}
+    assert told[-2]["delta"] == {"stop_reason": "tool_use", "stop_sequence": None}
+    assert told[-2]["usage"]["output_tokens"] == 2
+
+
+def test_a_whole_message() -> None:
+    writer = MessagesDialect().whole_writer(read(), CALL, Trail("r", "POST", "/v1/messages"))
+    writer.add(EVENTS[:4], 0)
+    writer.add(EVENTS[4:], 0)
+    body = json.loads(writer.body())
+    assert body["content"] == [
+        {"type": "thinking", "thinking": "hm", "signature": ""},
+        {"type": "text", "text": "Hé!"},
+        {"type": "tool_use", "id": "call_a", "name": "add", "input": {"a": 1}},
+        {"type": "tool_use", "id": "call_b", "name": "sub", "input": {}},
+    ]
+    assert (body["stop_reason"], body["type"], body["role"]) == ("tool_use", "message", "assistant")
+
+
+@pytest.mark.parametrize(
+    ("last", "reason", "sequence"),
+    [
+        (end(), "end_turn", None),
+        (end(FinishReason.LENGTH), "max_tokens", None),
+        (end(stop="###"), "stop_sequence", "###"),
+    ],
+)
+def test_why_an_answer_ends(last: Finished, reason: str, sequence: str | None) -> None:
+    told = streamed([Started(1, 0, 7, 3), Text(1, "a"), last])
+    assert told[-2]["delta"] == {"stop_reason": reason, "stop_sequence": sequence}
+
+
+@pytest.mark.parametrize(
+    ("error", "status", "kind"),
+    [
+        (InvalidRequest("x"), 400, "invalid_request_error"),
+        (ModelNotFound("x"), 404, "not_found_error"),
+        (QueueFull("x"), 429, "rate_limit_error"),
+        (Unavailable("x"), 529, "overloaded_error"),
+    ],
+)
+def test_errors(error: PaddockError, status: int, kind: str) -> None:
+    assert ANTHROPIC.status(error) == status
+    body = json.loads(ANTHROPIC.body(error, Trail("r", "POST", "/v1/messages")))
+    assert body == {"type": "error", "error": {"type": kind, "message": "x"}, "request_id": "r"}
