@@ -25,6 +25,7 @@ COMMANDS = {
     ),
     **workers_cli.COMMANDS,
 }
+CHAT = "talk to a model in this terminal, or answer what comes in on a pipe"
 CONFIG = "what the settings are and where they come from: config show|schema|docs"
 
 
@@ -47,8 +48,11 @@ def _main() -> int:
     if name == "cache":
         known = import_module("gateway.settings").known_settings()
         return int(import_module(workers_cli.CACHE_MODULE).main(args, known))
+    if name == "chat":
+        known = import_module("gateway.settings").known_settings()
+        return int(import_module("gateway.chat_command").main(args, known))
     if name not in COMMANDS:
-        nearest = import_module("workers.sources").nearest(name, [*COMMANDS, "cache", "config"])
+        nearest = import_module("workers.sources").nearest(name, [*COMMANDS, "cache", "chat", "config"])
         return command.complain([f"{name}: no such command{nearest}; `paddock --help` lists them"])
     known = import_module("gateway.settings").known_settings()
     return command.run(name, COMMANDS[name], args, known)
@@ -58,6 +62,7 @@ def overview() -> str:
     rows = [
         *((name, entry.summary) for name, entry in COMMANDS.items()),
         ("cache", workers_cli.CACHE),
+        ("chat", CHAT),
         ("config", CONFIG),
     ]
     table = [f"  {name.ljust(12)}{summary}" for name, summary in rows]

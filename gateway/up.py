@@ -16,7 +16,7 @@ import msgspec
 
 from gateway.access.records import KeysInvalid, read_records
 from gateway.settings import GatewaySettings, UpSettings
-from gateway.welcome import welcome
+from gateway.welcome import address_file, welcome
 from workers import sources
 from workers.protocol.catalog import CatalogError
 from workers.protocol.exits import FINAL, Exit
@@ -267,6 +267,7 @@ class Machine:
             key = ""  # the file's; this Redis had another first key already
         kept_in = key_file if key and key == filed else None
         models = tuple(model.name for model in self._wish.catalog.models if model.workers)
+        address_file(self._folder.path).write_text(address + "\n", encoding="utf-8")
         print(welcome(address, key, kept_in, models, self._folder.logs), flush=True)
 
     def _say(self, text: str) -> None:
@@ -289,6 +290,7 @@ class Machine:
     async def _stop(self) -> None:
         """The gateway first, so that its streams drain while workers still answer; Redis last."""
         self._console.held = False
+        address_file(self._folder.path).unlink(missing_ok=True)
         for part in reversed(self._stack):
             await part.stop()
             if isinstance(part, Child) and part.last_code == Exit.DRAIN_CUT:

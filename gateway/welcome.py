@@ -17,6 +17,11 @@ NO_KEY = "<key>"
 """Stands in the snippets where the key is not known here."""
 
 
+def address_file(state_dir: Path) -> Path:
+    """Where `paddock up` writes its address, without `/v1`, while it runs: `paddock chat` finds it there."""
+    return state_dir / "run" / "address"
+
+
 def welcome(address: str, key: str, kept_in: Path | None, models: tuple[str, ...], logs: Path) -> str:
     """`address` without `/v1`. The snippets begin at the margin, so that they can be pasted as they are.
 

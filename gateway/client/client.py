@@ -15,9 +15,9 @@ from gateway.client.chat_answers import ChatChunk, ChatCompletion
 from gateway.client.completion_answers import CompletionChunk, CompletionResponse
 from gateway.client.errors import ClientError
 from gateway.client.generation import Chat, Completions
-from gateway.client.server import DEFAULT_TIMEOUT_S, DEFAULT_URL, Server, VerifySsl
 from gateway.client.reception import Reception
 from gateway.client.sender import Sender, sent
+from gateway.client.server import DEFAULT_TIMEOUT_S, DEFAULT_URL, Server, VerifySsl
 from gateway.client.stream import Stream
 
 T = TypeVar("T")

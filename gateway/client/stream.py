@@ -22,8 +22,8 @@ from gateway.client.errors import (
     UnexpectedAnswer,
     refusal,
 )
-from gateway.client.server import Server
 from gateway.client.reception import Reception
+from gateway.client.server import Server
 
 T = TypeVar("T")
 

@@ -1,0 +1,214 @@
+"""A conversation with one model, and the terminal it is held in."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Generator, Iterator, Mapping
+from contextlib import closing, suppress
+from dataclasses import dataclass
+from importlib import import_module
+from typing import Any
+
+from gateway.client import Client, ClientError, Message, Model, Timings
+
+DIM, BOLD, RED, PLAIN = "\x1b[2m", "\x1b[1m", "\x1b[31m", "\x1b[0m"
+
+CONTROLS = {code: None for code in (*range(32), *range(127, 160)) if chr(code) not in "\n\t"}
+"""What a model says must not steer the terminal that it is shown on."""
+
+HELP = """/help            this
+/clear           forget the conversation
+/system [TEXT]   show the instructions, or set them
+/model [NAME]    list the models, or change to one
+/quit            leave, as Ctrl-D does
+Ctrl-C stops an answer. A line that begins with a space is sent as it is."""
+
+
+class ChatUnusable(ValueError):
+    """What was asked for can't be done; the message is for a person."""
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """Of an answer, as it comes."""
+
+    text: str
+    is_thought: bool
+
+
+class Conversation:
+    """Turns with one model. `parameters` are of `chat.completions.create`."""
+
+    def __init__(self, client: Client, model: str | None, system: str | None, parameters: Mapping[str, Any]) -> None:
+        """Asks which models there are. Raises ClientError, ChatUnusable."""
+        self.system = system
+        self.timings: Timings | None = None
+        """Of the last answer that ended."""
+        self._client = client
+        self._parameters = parameters
+        self._turns: list[Message] = []
+        self.model = self._chosen(model)
+
+    def models(self) -> tuple[Model, ...]:
+        """Those that are served. Raises ClientError."""
+        return self._client.models.list()
+
+    def use(self, model: str) -> None:
+        """Raises ClientError, ChatUnusable."""
+        self.model = self._chosen(model)
+
+    def clear(self) -> None:
+        self._turns.clear()
+
+    def say(self, text: str) -> Generator[Piece]:
+        """The answer in pieces. Both turns are kept when it ends or is left; neither when it fails with ClientError."""
+        self.timings = None
+        said: list[str] = []
+        turns = [*self._turns, Message("user", text)]
+        system = [Message("system", self.system)] if self.system else []
+        stream = self._client.chat.completions.create(
+            [*system, *turns], model=self.model, stream=True, **self._parameters
+        )
+        try:
+            for chunk in stream:
+                self.timings = chunk.timings or self.timings
+                if chunk.reasoning:
+                    yield Piece(chunk.reasoning, is_thought=True)
+                if chunk.text:
+                    said.append(chunk.text)
+                    yield Piece(chunk.text, is_thought=False)
+        except (GeneratorExit, KeyboardInterrupt):
+            self._turns = [*turns, Message("assistant", "".join(said))]
+            raise
+        finally:
+            stream.close()
+        self._turns = [*turns, Message("assistant", "".join(said))]
+
+    def _chosen(self, name: str | None) -> str:
+        served = [model.id for model in self.models()]
+        if not served:
+            raise ChatUnusable("no model is served there, or none that the key may use")
+        if name is not None and name not in served:
+            raise ChatUnusable(f"no model is called {name}; there are: {', '.join(served)}")
+        return name or served[0]
+
+
+class Terminal:
+    """Reads lines from standard input, writes to standard output; colours only where that is a terminal."""
+
+    def __init__(self) -> None:
+        self._is_tty = sys.stdout.isatty()
+        self._has_colours = self._is_tty and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
+
+    def answer_once(self, conversation: Conversation, prompt: str) -> None:
+        """Prints the answer to one prompt, and nothing else. Raises ClientError, ChatUnusable."""
+        if not prompt.strip():
+            raise ChatUnusable("nothing came in on standard input; send a prompt, or run it in a terminal")
+        with closing(conversation.say(prompt.strip())) as pieces:
+            self._show(pieces)
+
+    def talk(self, conversation: Conversation, address: str) -> None:
+        """Until the person leaves."""
+        with suppress(ImportError):
+            import_module("readline")  # gives `input` a history and a line to edit
+        self._note(f"{conversation.model} at {address}. /help lists what can be typed, Ctrl-D leaves.")
+        while (line := self._line()) is not None:
+            if line.startswith("/"):
+                if not self._command(conversation, line):
+                    return
+            elif line.strip():
+                self._turn(conversation, line.strip())
+
+    def _line(self) -> str | None:
+        """None when the person leaves."""
+        while True:
+            try:
+                return input("> ")
+            except KeyboardInterrupt:
+                print()
+            except EOFError:
+                print()
+                return None
+
+    def _turn(self, conversation: Conversation, text: str) -> None:
+        try:
+            with closing(conversation.say(text)) as pieces:
+                self._show(pieces)
+        except KeyboardInterrupt:
+            self._note("\nstopped")
+            return
+        except ClientError as error:
+            self._complain(error)
+            return
+        timings = conversation.timings
+        if timings and timings.predicted_per_second:
+            self._note(f"{timings.predicted_n} tokens, {timings.predicted_per_second:.1f} tokens/s")
+
+    def _show(self, pieces: Iterator[Piece]) -> None:
+        """Thoughts are shown on a terminal only, dimmed; the answer begins on a line of its own."""
+        thinking = said = False
+        try:
+            for piece in pieces:
+                if piece.is_thought and not self._is_tty:
+                    continue
+                if piece.is_thought != thinking:
+                    thinking = piece.is_thought
+                    self._write(self._colour(DIM) if thinking else f"{self._colour(PLAIN)}\n\n")
+                said = True
+                self._write(piece.text.translate(CONTROLS) if self._is_tty else piece.text)
+        finally:
+            if thinking:
+                self._write(self._colour(PLAIN))
+        if said:
+            self._write("\n")
+
+    def _command(self, conversation: Conversation, line: str) -> bool:
+        """False to leave."""
+        name, _, rest = line.partition(" ")
+        actions: dict[str, Callable[[Conversation, str], None]] = {
+            "/help": lambda _, __: self._note(HELP),
+            "/clear": self._clear,
+            "/system": self._system,
+            "/model": self._model,
+        }
+        if name in ("/quit", "/exit"):
+            return False
+        if name not in actions:
+            self._complain(f"{name}: no such command; /help lists them, a space before it sends it to the model")
+            return True
+        try:
+            actions[name](conversation, rest.strip())
+        except (ClientError, ChatUnusable) as error:
+            self._complain(error)
+        return True
+
+    def _clear(self, conversation: Conversation, _: str) -> None:
+        conversation.clear()
+        self._note("forgotten")
+
+    def _system(self, conversation: Conversation, text: str) -> None:
+        if text:
+            conversation.system = text
+        self._note(conversation.system or "no instructions; /system TEXT sets them")
+
+    def _model(self, conversation: Conversation, name: str) -> None:
+        if name:
+            conversation.use(name)
+            self._note(conversation.model)
+            return
+        for model in conversation.models():
+            self._note(f"{'*' if model.id == conversation.model else ' '} {model.id}")
+
+    def _note(self, text: str) -> None:
+        self._write(f"{self._colour(DIM)}{text}{self._colour(PLAIN)}\n")
+
+    def _complain(self, error: ClientError | ChatUnusable | str) -> None:
+        self._write(f"{self._colour(RED)}{error}{self._colour(PLAIN)}\n")
+
+    def _colour(self, code: str) -> str:
+        return code if self._has_colours else ""
+
+    def _write(self, text: str) -> None:
+        sys.stdout.write(text)
+        sys.stdout.flush()
