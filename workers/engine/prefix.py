@@ -139,14 +139,19 @@ class PrefixIndex:
         return next(_restores(list(self._walk(path, limit)), start), None)
 
     def match_checkpoint(self, path: Path, limit: int) -> Checkpoint:
-        """The same for memory that can be taken up only where it was saved: the longest such beginning."""
+        """The same for memory that can be taken up only where it was saved: the longest such beginning.
+
+        Of two that are as long, the one whose cells are there: it takes no more of them.
+        """
         best = Checkpoint(0, -1, None)
         steps = list(self._walk(path, limit))
         for number, (node, end) in enumerate(steps):
             for block in node.blocks:
                 whole = block.start < block.end
                 reach = _reach(block, steps, number) if whole else end
-                if block.end != reach or block.end <= best.end or not (whole or node.holders):
+                if block.end != reach or not (whole or node.holders):
+                    continue
+                if (block.end, not whole) <= (best.end, best.holder != -1):
                     continue
                 best = Checkpoint(block.end, -1 if whole else next(iter(node.holders)), block)
         return best

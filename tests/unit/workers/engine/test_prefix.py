@@ -8,7 +8,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from workers.engine.prefix import Block, Path, PrefixIndex, Restore, Tokens, common, is_fork, path_of
+from workers.engine.prefix import Block, Checkpoint, Path, PrefixIndex, Restore, Tokens, common, is_fork, path_of
 from workers.engine.scope import Scope
 
 RED, BLUE = Scope("red"), Scope("blue")
@@ -137,6 +137,19 @@ def test_a_longer_state_leaves_those_that_are_spared() -> None:
     assert index.put(line, Block(0, 8, b"f")) != [], "else the longer one replaces all that it has"
     assert index.match_checkpoint(line, 7).block is None
     index.check()
+
+
+def test_of_two_checkpoints_as_long_the_one_with_cells_is_taken() -> None:
+    for _ in range(20):  # a set's order is anything
+        index = PrefixIndex()
+        line = path(*range(8))
+        filled(index, 1, line)
+        mark, whole = Block(8, 8, b"part"), Block(0, 8, b"whole")
+        index.mark(1, 8, mark)
+        index.store(1, whole)
+        assert index.match_checkpoint(line, 8) == Checkpoint(8, 1, mark)
+        index.release(1)
+        assert index.match_checkpoint(line, 8) == Checkpoint(8, -1, whole)
 
 
 def test_checkpoints_are_taken_up_where_they_were_saved_and_nowhere_else() -> None:
