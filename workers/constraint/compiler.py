@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import threading
 from collections import OrderedDict
+from collections.abc import Callable
 from typing import Literal, Protocol
 
 from llguidance import LLTokenizer
@@ -89,22 +90,28 @@ class Compiler:
         `thought`: what the model may think before, in no form, and how much of it.
         """
         constraint = self._calls.constraint_of(request)
-        mask = None if constraint is None else self.mask(constraint)
-        return mask if thought is None else ThoughtMask(thought, self._vocab, mask)
+        begin = None if constraint is None else self._beginning(constraint)
+        if thought is not None:
+            return ThoughtMask(thought, self._vocab, begin)
+        return None if begin is None else begin()
 
     def mask(self, constraint: Constraint) -> Mask:
         """Raises CallFailed (INVALID_REQUEST) for what can't be read, is too much, or can't be enforced."""
+        return self._beginning(constraint)()
+
+    def _beginning(self, constraint: Constraint) -> Callable[[], Mask]:
+        """What makes masks for an answer from its beginning. Raises CallFailed."""
         try:
             grammar = self._grammar(constraint)
             if not constraint.triggers:
-                return grammar.mask()
+                return grammar.mask
             triggers = self._triggers(constraint.triggers)
             for string in triggers.strings:
                 if grammar.mask_after(string) is None:
                     raise Unusable(f"the grammar does not allow its own trigger {string.decode()!r}")
         except Unusable as error:
             raise refused(str(error), constraint.param) from None
-        return TriggeredMask(triggers, grammar.mask_after)
+        return functools.partial(TriggeredMask, triggers, grammar.mask_after)
 
     def _grammar(self, constraint: Constraint) -> Compiled:
         """Raises Unusable, and CallFailed (BUSY) where it can't be found out now."""

@@ -7,6 +7,7 @@ budget ends is completed, and a model that would end its answer, or begin it, wi
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum, auto
 from operator import itemgetter
@@ -51,15 +52,17 @@ class _Place(Enum):
 
 
 class ThoughtMask:
-    """`inner`: what the answer must follow from where the thought is over, or from its beginning if there is none.
+    """`begin`: makes what the answer must follow where the thought is over, or from its first token if there is none.
 
     Where the opening tag and the constraint both allow what is said first, it is a thought as soon as the tag is whole.
-    Without `inner`, each thought of an answer has the budget anew.
+    Without `begin`, each thought of an answer has the budget anew.
     """
 
-    def __init__(self, thought: Thought, words: Words, inner: Mask | None) -> None:
+    def __init__(self, thought: Thought, words: Words, begin: Callable[[], Mask] | None) -> None:
         self._words = words
-        self._inner = inner
+        self._inner = begin() if begin is not None else None
+        self._later = begin() if begin is not None else None
+        """The same for the answer after a thought: nothing that became one has been said to it."""
         self._budget = thought.budget
         self._open, self._close = thought.open.encode(), thought.close.encode()
         self._closing = thought.closing.encode() or self._close
@@ -150,6 +153,7 @@ class ThoughtMask:
         is_answer = not self._tag_only and inner.permits(token)
         tail = (self._tail + piece).lstrip()
         if tail.startswith(self._open):
+            self._inner = self._later
             self._begin_thought(tail[len(self._open) :])
             return
         if is_answer:

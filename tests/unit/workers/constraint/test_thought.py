@@ -116,9 +116,13 @@ def test_what_both_allow_is_a_thought_once_the_tag_is_whole(vocab: Vocab, compil
     model, _ = speaker(vocab, compiler, Thought(*LONG_TAGS), Constraint("regex", "<[a-z]+>[0-9]"))
     assert model.say("<this>") == "<this>"
     assert not model.may_say("a")
-    model, _ = speaker(vocab, compiler, Thought(*LONG_TAGS), Constraint("regex", "<[a-z]+>[0-9]"))
+    model, mask = speaker(vocab, compiler, Thought(*LONG_TAGS), Constraint("regex", "<[a-z]+>[0-9]"))
     assert model.say("<think>") == "<think>"
     assert model.may_say_anything
+    assert model.say("hm</think>") == "hm</think>"
+    assert model.say("5") == "<", "what became the tag was not said to the answer's form"
+    assert model.say("b>5") == "b>5"
+    assert mask.is_done
 
 
 @TAGS
@@ -147,7 +151,7 @@ def test_an_answer_that_would_escape_behind_the_tag_does_not(vocab: Vocab) -> No
             seen.append(token)
 
     seen: list[int] = []
-    mask = ThoughtMask(Thought("<t>", "</th", is_open=True), vocab, Always())
+    mask = ThoughtMask(Thought("<t>", "</th", is_open=True), vocab, Always)
     model = Speaker(vocab, mask)
     (th,), (slash, *_) = model.tokens("th"), model.tokens("</")
     (the,) = model.tokens("the")
@@ -194,6 +198,23 @@ def test_a_closing_tag_that_has_begun_is_completed(vocab: Vocab, compiler: Compi
     model, _ = speaker(vocab, compiler, Thought(*LONG_TAGS, is_open=True, budget=3), NUMBER)
     assert model.say("1 </the") == "1 </think>"
     assert model.say("345") == "345"
+
+
+def test_thoughts_and_answers_in_channels(vocab: Vocab, compiler: Compiler) -> None:
+    """The answer's form begins as the tag does, so the form must not take the tag for its own beginning."""
+    form = Constraint("lark", 'start: "<s>me"? "<c>say<m>" /[0-9]{2}/')
+    thought = Thought("<c>think<m>", "<e>", budget=6)
+    model, mask = speaker(vocab, compiler, thought, form)
+    said = "<c>think<m>ab<e><s>me<c>say<m>12"
+    assert model.say(said) == said
+    assert mask.is_done
+    model, mask = speaker(vocab, compiler, thought, form)
+    assert model.say("<c>say<m>12") == "<c>say<m>12"
+    assert mask.is_done
+    model, mask = speaker(vocab, compiler, thought, form)
+    assert model.say("<c>think<m>", end=True) == "<c>think<m><e><", "and both ways to go on begin so"
+    assert model.say("s>me<c>say<m>12") == "s>me<c>say<m>12"
+    assert mask.is_done
 
 
 def test_a_thought_may_be_closed_with_more_than_its_tag(vocab: Vocab, compiler: Compiler) -> None:
