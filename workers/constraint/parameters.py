@@ -35,7 +35,7 @@ def parameters_of(tool: Tool) -> Iterator[Parameter]:
     properties, required = root.get("properties"), root.get("required")
     if tool.strict:
         _check(root, PLAIN_OBJECT)
-    definitions = {key: root[key] for key in ("$defs", "definitions") if key in root}
+    definitions: dict[str, Any] = {key: root[key] for key in ("$defs", "definitions") if key in root}
     for name, schema in (properties if isinstance(properties, dict) else {}).items():
         yield _parameter(name, schema, definitions, tool, isinstance(required, list) and name in required)
 

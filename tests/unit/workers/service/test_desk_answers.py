@@ -1,0 +1,112 @@
+"""How the desk tells what a parser finds: thoughts, calls, the end after the one call that is wanted."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Sequence
+
+import pytest
+
+from tests.unit.workers.service.test_desk import TIMINGS, USAGE, Bench, submit
+from workers.chat.answers import Answers
+from workers.chat.families import family_of
+from workers.protocol.events import Finished, FinishReason, Reasoning, Started, Text, ToolCallDelta, Usage
+from workers.protocol.requests import Sampling, Thinking, Tool
+from workers.service.desk import CallDesk
+
+CALL = '<tool_call>{"name": "f", "arguments": {"a": 1}}</tool_call>'
+
+
+class MarkVocab:
+    """Two control tokens: one opens a thought, one closes it. No other token has a text."""
+
+    def __init__(self, opening: int, closing: int) -> None:
+        self.marks = {opening: b"[THINK]", closing: b"[/THINK]"}
+
+    def tokenize(self, text: str, *, add_special: bool, parse_special: bool) -> Sequence[int]:
+        return [token for token, mark in self.marks.items() if mark == text.encode()] or [1, 1]
+
+    def piece(self, token: int) -> bytes:
+        return b""
+
+    def special_piece(self, token: int) -> bytes:
+        return self.marks.get(token, b"")
+
+
+VOCAB = MarkVocab(7, 8)
+LAST_TOKEN = 4
+"""Of the prompts here, which end with `None`: they have no tools."""
+
+
+def desk_of(bench: Bench, template: str, vocab: MarkVocab = VOCAB) -> CallDesk:
+    answers = Answers(family_of(template), vocab)
+    bench.desk = CallDesk(bench.hub, bench.engine, bench.prompts, bench.metrics, Sampling(), answers=answers)
+    return bench.desk
+
+
+@pytest.fixture
+async def bench() -> AsyncIterator[Bench]:
+    bench = Bench()
+    yield bench
+    bench.hub.check_integrity()
+
+
+async def test_the_answer_ends_after_the_one_call_that_is_wanted(bench: Bench) -> None:
+    desk = desk_of(bench, "<tool_call>")
+    await desk.submit(submit(1, tools=(Tool("f"),), parallel_tool_calls=False))
+    key = bench.engine.taken[0].key
+    desk.deliver(1, [Started(key, 0, 9, 4)])
+    desk.deliver(2, [Text(key, CALL, 7), Text(key, CALL, 7)])
+    desk.deliver(3, [Text(key, " and more"), Finished(key, FinishReason.STOP, USAGE, TIMINGS)])
+    started, call, end = bench.sent()
+    assert isinstance(started, Started)
+    assert isinstance(call, ToolCallDelta)
+    assert (call.name, call.arguments, call.num_tokens) == ("f", '{"a": 1}', 7)
+    assert isinstance(end, Finished)
+    assert (end.reason, end.usage) == (FinishReason.TOOL_CALLS, Usage(9, 7, 4))
+    assert (end.timings.cache_n, end.timings.prompt_n, end.timings.predicted_n) == (4, 5, 7)
+    assert bench.engine.cancelled == [key]
+    assert desk.num_calls == 0
+
+
+async def test_a_call_that_the_token_limit_cuts_off_is_not_made_whole(bench: Bench) -> None:
+    desk = desk_of(bench, "<tool_call>")
+    for number, reason in ((1, FinishReason.LENGTH), (2, FinishReason.STOP)):
+        await desk.submit(submit(number, tools=(Tool("f"),)))
+        key = bench.engine.taken[-1].key
+        desk.deliver(number, [Text(key, CALL.partition("}")[0]), Finished(key, reason, USAGE, TIMINGS)])
+    deltas = [event for event in bench.sent() if isinstance(event, ToolCallDelta)]
+    assert "".join(one.arguments for one in deltas if one.call == 1) + "}" == "".join(
+        one.arguments for one in deltas if one.call == 2
+    )
+
+
+async def test_thoughts_are_told_apart_unless_the_caller_wants_them_as_they_are(bench: Bench) -> None:
+    desk = desk_of(bench, "</think>")
+    text = "<think>\nHm.\n</think>\n\nYes."
+    await desk.submit(submit(1))
+    await desk.submit(submit(2, thinking=Thinking(split=False)))
+    one, other = (request.key for request in bench.engine.taken)
+    desk.deliver(1, [Text(one, text, 8), Text(other, text, 8)])
+    assert bench.sent() == [Reasoning(1, "Hm.", 8), Text(1, "Yes.", 0), Text(2, text, 8)]
+
+
+@pytest.mark.parametrize("opened", [True, False])
+async def test_a_prompt_may_end_inside_of_a_thought(bench: Bench, opened: bool) -> None:
+    desk = desk_of(bench, "[/THINK]", MarkVocab(LAST_TOKEN, 8) if opened else MarkVocab(8, LAST_TOKEN))
+    await desk.submit(submit(1))
+    key = bench.engine.taken[0].key
+    desk.deliver(1, [Text(key, "Hm.[/THINK]Yes."), Finished(key, FinishReason.STOP, USAGE, TIMINGS)])
+    told = bench.sent()[:-1]
+    assert told == ([Reasoning(1, "Hm.", 1), Text(1, "Yes.", 0)] if opened else [Text(1, "Hm.[/THINK]Yes.")])
+
+
+async def test_marks_that_are_control_tokens_are_written_for_those_who_read_them(bench: Bench) -> None:
+    desk = desk_of(bench, "[/THINK]")
+    await desk.submit(submit(1))
+    await desk.submit(submit(2, prompt="a b"))
+    chat, raw = bench.engine.taken
+    assert dict(chat.written) == VOCAB.marks
+    assert not raw.written
+    desk = desk_of(bench, "[TOOL_CALLS]")
+    await desk.submit(submit(3))
+    assert not bench.engine.taken[-1].written
