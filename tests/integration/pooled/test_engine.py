@@ -82,7 +82,7 @@ def test_an_encoder_needs_no_cells(bert: Model) -> None:
         bench.submit([[300]])
         failure = refusal(bench, [300])
         assert failure.code is FailureCode.BUSY
-        assert "6" in failure.message
+        assert "waiting room for 4" in failure.message
         bench.engine.start()
         bench.outcome(6)
         assert bench.ended == [1, 2, 3, 4, 5, 6]

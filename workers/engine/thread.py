@@ -1,0 +1,137 @@
+"""The one thread that owns a llama.cpp context: its mailbox, its loop and its end. What a step does is the engine's."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import Future
+from dataclasses import dataclass
+
+from workers.engine.cache import IntegrityError
+from workers.engine.door import Door
+from workers.engine.watchdog import Watchdog
+
+log = logging.getLogger("paddock.engine")
+
+CHECK_TIMEOUT_S = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """What the thread does; all of it is called on it, or where it does not run any more."""
+
+    step: Callable[[], bool]
+    """Takes one step; whether there is more to do at once."""
+    rest: Callable[[], None]
+    """There is nothing to do: what can be done while that lasts."""
+    end_all: Callable[[], None]
+    """Ends every call that is still in, and gives back what they hold."""
+    check: Callable[[], None]
+    """Raises IntegrityError."""
+
+
+class EngineThread:
+    """Runs `work` until stopped. With nothing to do it sleeps on its mailbox."""
+
+    def __init__(
+        self, work: Work, door: Door, watchdog: Watchdog, on_crash: Callable[[BaseException], None] | None
+    ) -> None:
+        """`on_crash` is called on the thread."""
+        self.crashed: BaseException | None = None
+        """What ended the loop, if it did not end as asked."""
+        self._work = work
+        self._door = door
+        self._watchdog = watchdog
+        self._on_crash = on_crash
+        self._mail: deque[Callable[[], None]] = deque()
+        self._wake = threading.Event()
+        self._stopping = False
+        self._thread = threading.Thread(target=self._main, name="engine", daemon=True)
+
+    # From any thread.
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def post(self, act: Callable[[], None]) -> None:
+        """Have `act` carried out between two steps. It must be quick and must not raise."""
+        self._mail.append(act)
+        self._wake.set()
+
+    def stop(self) -> None:
+        """End the loop after the running step and join the thread."""
+        self._door.drain()
+        self.post(self._halt)
+        if self._thread.is_alive():
+            self._thread.join()
+        else:
+            self._end_all()
+
+    def check(self) -> None:
+        """Raises IntegrityError. Waits for the running step."""
+        if not self._thread.is_alive():
+            self._work.check()
+            return
+        result: Future[None] = Future()
+        self.post(lambda: _answer(result, self._work.check))
+        result.result(timeout=CHECK_TIMEOUT_S)
+
+    # On the thread.
+
+    @property
+    def is_wanted(self) -> bool:
+        """There is mail, or an end to come."""
+        return bool(self._mail) or self._stopping
+
+    def _main(self) -> None:
+        try:
+            while not self._stopping:
+                if not self._step():
+                    self._rest()
+        except BaseException as error:
+            # The loop's edge: the process must learn that its engine is dead.
+            log.exception("the engine's loop died while running %s", self._watchdog.black_box.text())
+            self.crashed = error
+            self._door.crash()
+        try:
+            self._end_all()
+        finally:
+            self._watchdog.step_ended()
+            if self.crashed is not None and self._on_crash is not None:
+                self._on_crash(self.crashed)
+
+    def _step(self) -> bool:
+        self._watchdog.step_began()
+        self._take_mail()
+        more = self._work.step()
+        self._watchdog.step_ended()
+        return more
+
+    def _rest(self) -> None:
+        self._work.rest()
+        while not self.is_wanted:
+            self._wake.wait()
+            self._wake.clear()
+
+    def _take_mail(self) -> None:
+        while self._mail:
+            self._mail.popleft()()
+
+    def _halt(self) -> None:
+        self._stopping = True
+
+    def _end_all(self) -> None:
+        self._door.end()
+        self._take_mail()
+        self._work.end_all()
+
+
+def _answer(result: Future[None], act: Callable[[], None]) -> None:
+    try:
+        act()
+    except IntegrityError as error:
+        result.set_exception(error)
+    else:
+        result.set_result(None)
