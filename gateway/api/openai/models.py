@@ -13,9 +13,11 @@ from gateway.api.diagnostics import trail_of
 from gateway.call import Principal
 from gateway.catalog.names import Names
 from gateway.pipeline import Fleet
-from workers.protocol.heartbeat import Heartbeat
+from workers.protocol.heartbeat import Heartbeat, WorkerKind
 
 OWNER = "paddock"
+
+OUTPUT: dict[WorkerKind, str] = {"generate": "text", "embed": "embeddings", "rank": "scores"}
 
 
 class Models:
@@ -35,18 +37,25 @@ class Models:
             await send_json(send, {"object": "list", "data": self._list(principal)}, trail)
             return
         snapshot = self._fleet.snapshot
-        model = self._names.resolve(name, principal, snapshot.models)
-        await send_json(send, card(name, model, snapshot.workers.get(model, ())), trail)
+        model = self._names.resolve(name, principal, snapshot.models, snapshot.adapters)
+        await send_json(send, self._card(name, model), trail)
 
     def _list(self, principal: Principal) -> list[dict[str, Any]]:
         snapshot = self._fleet.snapshot
         served = [model for model, beats in snapshot.workers.items() if beats]
-        permitted = self._names.permitted(principal, served)
-        return [card(name, model, snapshot.workers.get(model, ())) for name, model in permitted.items()]
+        permitted = self._names.permitted(principal, served, snapshot.adapters)
+        return [self._card(name, model) for name, model in permitted.items()]
+
+    def _card(self, name: str, model: str) -> dict[str, Any]:
+        snapshot = self._fleet.snapshot
+        document = card(name, model, snapshot.workers.get(model, ()))
+        if self._names.is_adapter(name, snapshot.models, snapshot.adapters):
+            document["parent"] = model
+        return document
 
 
 def card(name: str, model: str, beats: tuple[Heartbeat, ...]) -> dict[str, Any]:
-    """One entry of the list; `root` is the model behind an alias."""
+    """One entry of the list; `root` is the model behind an alias or an adapter."""
     first = min(beats, key=lambda beat: beat.started_at, default=None)
     document: dict[str, Any] = {
         "id": name,
@@ -54,7 +63,10 @@ def card(name: str, model: str, beats: tuple[Heartbeat, ...]) -> dict[str, Any]:
         "created": int(first.started_at) if first else 0,
         "owned_by": OWNER,
         "root": model,
-        "architecture": {"input_modalities": ["text"], "output_modalities": ["text"]},
+        "architecture": {
+            "input_modalities": ["text"],
+            "output_modalities": [OUTPUT[first.kind if first else "generate"]],
+        },
         "status": {"value": "loaded" if first else "unloaded"},
     }
     if first is not None:

@@ -30,7 +30,6 @@ IGNORED = {
 LLAMA_SERVER: dict[str, Refusal] = {
     "n_cache_reuse": Refusal("Cached prompts are used from their beginning; leave it out.", (0,)),
     "n_discard": Refusal("A context shift drops the older half; leave it out.", (0,)),
-    "n_indent": Refusal("Leave it out; a `grammar` can ask for indentation.", (0,)),
     "response_fields": Refusal("Fields can be chosen at POST /completion; leave it out.", ([],)),
     "t_max_prompt_ms": Refusal("Leave it out; the header `x-slo-ttft-ms` says how urgent the first token is.", (-1, 0)),
 }

@@ -18,6 +18,7 @@ MAX_TOKENS = 2**31 - 1
 MAX_SALT_CHARS = 256
 MAX_PRIORITY = 100
 MAX_SLOT = 65_535
+MAX_INDENT = 1024
 
 
 class HintsBody(Body):
@@ -29,6 +30,7 @@ class HintsBody(Body):
     priority: Annotated[int, Field(ge=-MAX_PRIORITY, le=MAX_PRIORITY)] = 0
     context_shift: bool = False
     n_keep: Annotated[int, Field(ge=-1, le=MAX_TOKENS)] = 0
+    n_indent: Annotated[int, Field(ge=0, le=MAX_INDENT)] = 0
     t_max_predict_ms: Annotated[int, Field(ge=-1, le=MAX_TOKENS)] = 0
 
 
@@ -43,5 +45,6 @@ def with_hints(request: GenerateRequest, body: HintsBody) -> GenerateRequest:
         priority=-body.priority,
         context_shift=body.context_shift,
         n_keep=body.n_keep,
+        n_indent=body.n_indent,
         max_predict_ms=max(0, body.t_max_predict_ms),
     )
