@@ -41,9 +41,10 @@ from workers.protocol.events import (
     Usage,
 )
 from workers.protocol.failures import CallFailed, Failure, FailureCode
-from workers.protocol.requests import Cancel, GenerateRequest, Sampling, Submit, Thinking
+from workers.protocol.requests import Cancel, GenerateRequest, Sampling, Submit
 from workers.service.metrics import WorkerMetrics
 from workers.service.stream import EventHub, GatewayBook, Listing
+from workers.service.thinking import thought_before
 
 LONG_PROMPT_CHARS = 4096
 """Longer prompts are rendered and tokenised off the loop; below it the hop costs more than the work."""
@@ -268,6 +269,7 @@ class CallDesk:
             written=self._answers.written(request),
             mask=mask,
             max_predict_ms=request.max_predict_ms,
+            n_indent=request.n_indent,
             slot=request.slot,
             tell=request.tell,
         )
@@ -284,7 +286,7 @@ class CallDesk:
             raise CallFailed(_cancelled(submit.call))
 
     async def _mask(self, request: GenerateRequest, prompt: Sequence[int]) -> TokenMask | None:
-        thought = self._thought(request, prompt)
+        thought = thought_before(request, prompt, self._answers)
         is_bounded = thought is not None and thought.budget != UNBOUNDED
         has_form = request.constraint or request.forced_tools or any(tool.strict for tool in request.tools)
         if not (has_form or is_bounded):
@@ -292,20 +294,6 @@ class CallDesk:
         if self._constraints is None:
             raise CallFailed(Failure(FailureCode.UNSUPPORTED, "this worker can't keep answers to a form"))
         return await asyncio.to_thread(self._constraints.answer_mask, request, thought)
-
-    def _thought(self, request: GenerateRequest, prompt: Sequence[int]) -> Thought | None:
-        """What the model may think before its answer; None: nothing, or it is not known where that would end."""
-        family, thinking = self._answers.family, request.thinking
-        marks = family.thought
-        is_chat = request.prompt is None and request.infill is None
-        if marks is None or not (is_chat or thinking.budget != UNBOUNDED):
-            return None
-        is_open = self._answers.opens_thought(prompt)
-        if not is_open and _is_off(thinking):
-            return None
-        ends = family.syntax.triggers if family.calls_end_thoughts and request.tools else ()
-        closing = marks.close if request.tools or request.constraint else family.thought_close
-        return Thought(marks.open.strip(), marks.close.strip(), closing, ends, is_open, thinking.budget)
 
     def _settings(self, number: int, prompt: Sequence[int], sampling: Sampling) -> Settings:
         return Settings(number, self._answers.text(prompt), settled(sampling, self._engine.n_ctx))
@@ -415,10 +403,6 @@ def _append_pieces(frame: list[CallEvent], call: LiveCall, pieces: list[Piece]) 
 def _with_seed(sampling: Sampling) -> Sampling:
     """The caller is to be told the seed, so it is drawn here and not by the engine."""
     return sampling if sampling.seed is not None else replace(sampling, seed=secrets.randbelow(MAX_SEED + 1))
-
-
-def _is_off(thinking: Thinking) -> bool:
-    return thinking.enabled is False or thinking.effort == "none"
 
 
 def _cancelled(call: int) -> Failure:

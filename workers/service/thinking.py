@@ -1,0 +1,29 @@
+"""What a model may think before its answer, how that ends, and how much of it a call wants."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from workers.chat.answers import Answers
+from workers.constraint.thought import UNBOUNDED, Thought
+from workers.protocol.requests import GenerateRequest, Thinking
+
+
+def thought_before(request: GenerateRequest, prompt: Sequence[int], answers: Answers) -> Thought | None:
+    """None: the model thinks nothing, or it is not known where that would end."""
+    family, thinking = answers.family, request.thinking
+    marks = family.thought
+    is_chat = request.prompt is None and request.infill is None
+    if marks is None or not (is_chat or thinking.budget != UNBOUNDED):
+        return None
+    is_open = answers.opens_thought(prompt)
+    if not is_open and _is_off(thinking):
+        return None
+    # Where a form or calls are possible, they say what follows the thought.
+    closing = marks.close if request.tools or request.constraint else family.thought_close
+    ends = family.syntax.triggers if family.calls_end_thoughts and request.tools else ()
+    return Thought(marks.open.strip(), marks.close.strip(), closing, ends, is_open, thinking.budget)
+
+
+def _is_off(thinking: Thinking) -> bool:
+    return thinking.enabled is False or thinking.effort == "none"
