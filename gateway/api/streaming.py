@@ -10,6 +10,9 @@ from collections.abc import Awaitable, Callable
 
 from starlette.types import Send
 
+END = b"\n\n"
+"""Of an event. Each is one chunk of the response: there are clients that take a chunk for an event."""
+
 PING = b": ping\n\n"
 DONE = b"data: [DONE]\n\n"
 
@@ -44,10 +47,20 @@ class EventStream:
     def write(self, body: bytes) -> Awaitable[None]:
         """Sends whole events. Waits while the client's buffers are full."""
         self._quiet = False
+        if body.count(END) > 1:
+            return self._write_each(body)
         return self._send({"type": "http.response.body", "body": body, "more_body": True})
 
     async def end(self, body: bytes) -> None:
-        await self._send({"type": "http.response.body", "body": body, "more_body": False})
+        """Sends the last events, and closes the stream."""
+        *events, last = split(body)
+        for event in events:
+            await self._send({"type": "http.response.body", "body": event, "more_body": True})
+        await self._send({"type": "http.response.body", "body": last, "more_body": False})
+
+    async def _write_each(self, body: bytes) -> None:
+        for event in split(body):
+            await self._send({"type": "http.response.body", "body": event, "more_body": True})
 
     async def ping_every(self, interval_s: float) -> None:
         """Sends a comment whenever nothing else was sent for `interval_s`, until cancelled."""
@@ -57,6 +70,13 @@ class EventStream:
             if self._quiet:
                 await self.start()
                 await self._send({"type": "http.response.body", "body": PING, "more_body": True})
+
+
+def split(body: bytes) -> list[bytes]:
+    """Its events, at least one piece: an empty body has an empty one. JSON has no line ends of its own."""
+    *events, rest = body.split(END)
+    pieces = [event + END for event in events]
+    return pieces if pieces and not rest else [*pieces, rest]
 
 
 def data(json: bytes) -> bytes:

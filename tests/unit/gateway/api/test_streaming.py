@@ -1,0 +1,59 @@
+"""A stream of events as ASGI messages: one event is one chunk of the response."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from gateway.api.streaming import PING, EventStream, split
+
+
+@pytest.mark.parametrize(
+    ("body", "pieces"),
+    [
+        (b"", [b""]),
+        (b"data: 1\n\n", [b"data: 1\n\n"]),
+        (b"event: a\ndata: 1\n\ndata: 2\n\n", [b"event: a\ndata: 1\n\n", b"data: 2\n\n"]),
+        (b"data: 1\n\nhalf", [b"data: 1\n\n", b"half"]),
+    ],
+)
+def test_a_body_is_cut_between_events(body: bytes, pieces: list[bytes]) -> None:
+    assert split(body) == pieces
+    assert b"".join(split(body)) == body
+
+
+async def test_each_event_is_a_message_of_its_own() -> None:
+    sent: list[Any] = []
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    stream = EventStream(send, lambda: [(b"x", b"y")])
+    await stream.start()
+    await stream.start()
+    await stream.write(b"data: 1\n\n")
+    await stream.write(b"data: 2\n\ndata: 3\n\n")
+    await stream.end(b"data: 4\n\ndata: [DONE]\n\n")
+    assert [message["type"] for message in sent] == ["http.response.start"] + ["http.response.body"] * 5
+    bodies = [message["body"] for message in sent[1:]]
+    assert bodies == [b"data: %d\n\n" % number for number in (1, 2, 3, 4)] + [b"data: [DONE]\n\n"]
+    assert [message["more_body"] for message in sent[1:]] == [True] * 4 + [False]
+
+
+async def test_a_comment_comes_only_where_nothing_else_does() -> None:
+    sent: list[bytes] = []
+
+    async def send(message: Any) -> None:
+        sent.append(message.get("body", b""))
+
+    stream = EventStream(send, list)
+    pings = asyncio.create_task(stream.ping_every(0.02))
+    await asyncio.sleep(0.03)
+    assert sent == [b"", PING], "the headers go out with it"
+    for _ in range(3):
+        await stream.write(b"data: 1\n\ndata: 2\n\n")
+        await asyncio.sleep(0.01)
+    pings.cancel()
+    assert sent.count(PING) == 1
