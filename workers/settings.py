@@ -132,6 +132,10 @@ class ModelSettings(PaddockSettings):
             "chat template"
         ),
     ] = ""
+    chat_template: Annotated[
+        str,
+        Field(description="Jinja file, or the template itself, in place of the model's own; empty: the model's own"),
+    ] = ""
     shared_prompts: Annotated[
         str,
         Field(description="JSON list of system prompts that teams share cached, as in the catalog's `shared_prompts`"),

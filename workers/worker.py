@@ -23,7 +23,7 @@ from workers.black_box import BlackBox, describe, take
 from workers.chat.answers import Answers
 from workers.chat.families import FamilyUnknown, family_of
 from workers.chat.prompts import Prompts
-from workers.chat.template import ChatTemplate, TemplateUnusable
+from workers.chat.template import DEFAULT, TemplateUnusable
 from workers.constraint.compiler import Compiler
 from workers.constraint.tool_calls import CallForms
 from workers.constraint.trial import Trial
@@ -45,6 +45,7 @@ from workers.protocol.catalog import NAME_PATTERN, AdapterSpec, DefaultSampling,
 from workers.protocol.exits import Exit
 from workers.protocol.failures import CallFailed
 from workers.protocol.requests import Sampling
+from workers.served_text import TemplateFileUnusable, infill_prompts, open_renderer, text_routes
 from workers.service import logs
 from workers.service.adapters import AdapterRoutes
 from workers.service.memory import KvShape, free_bytes, outputs_too_large, plan_kv
@@ -80,7 +81,7 @@ def run(settings: WorkerSettings) -> int:
     logs.configure(settings.log_level, settings.log_format)
     try:
         return _run(settings)
-    except (SettingUnusable, FamilyUnknown) as error:
+    except (SettingUnusable, FamilyUnknown, TemplateFileUnusable) as error:
         return _complain(error, Exit.USAGE)
     except PortTaken as error:
         return _complain(error, Exit.PORT_TAKEN)
@@ -99,14 +100,21 @@ def _run(settings: WorkerSettings) -> int:
     adapters = _parsed("adapters", settings.adapters, list[AdapterSpec])
     shared = _parsed("shared_prompts", settings.shared_prompts, list[str])
     loaded_at = time.time()
-    with _listen(settings) as sock, Model.load(path, llama) as model:
+    with _listen(settings) as sock, Model.load(path, llama) as model, contextlib.ExitStack() as opened:
         place = _place(settings, path, model)
         if is_pooled(model, llama):
             return _run_pooled(place, sock, model, settings, llama)
-        template = ChatTemplate(model.chat_template, bos_text=model.bos_text, eos_text=model.eos_text)
-        prompts = Prompts(template, model, bos_text=model.bos_text, num_tokens=model.facts.n_vocab, shared=shared)
-        answers = Answers(family_of(model.chat_template or "", settings.tool_family), model.vocab)
+        renderer = opened.enter_context(open_renderer(model, settings.chat_template))
+        answers = Answers(family_of(renderer.sources[DEFAULT], settings.tool_family), model.vocab)
         context, n_ctx = make_context(model, settings, llama)
+        prompts = Prompts(
+            renderer,
+            model,
+            bos_text=model.bos_text,
+            num_tokens=model.facts.n_vocab,
+            shared=shared,
+            infill=infill_prompts(model.vocab, llama, n_ctx=n_ctx),
+        )
         identity = kv_identity(settings, model.header, llama, n_ctx=context.kv_tokens, loaded_at=loaded_at)
         with (
             context,
@@ -157,6 +165,9 @@ def _run(settings: WorkerSettings) -> int:
 
             async def serve() -> Exit:
                 routes = AdapterRoutes(shelf, settings.adapters_dir)
+                texts = text_routes(
+                    model, prompts, renderer, sampling, name=place.model, slots=settings.slots, n_ctx=n_ctx
+                )
                 return await WorkerServer(
                     place,
                     sock,
@@ -167,6 +178,7 @@ def _run(settings: WorkerSettings) -> int:
                     answers=answers,
                     adapters=routes,
                     slots=slots,
+                    texts=texts,
                 ).run()
 
             return _on_loop(serve)
@@ -177,7 +189,7 @@ def _run_pooled(
 ) -> Exit:
     pooling = pooling_of(model, llama)
     inputs = PooledInputs(model, pooling)
-    prompts = Prompts(ChatTemplate(None), model)
+    prompts = Prompts(None, model, num_tokens=model.facts.n_vocab)
     with (
         make_pooled_context(model, settings, llama, pooling) as context,
         _black_box(settings) as black_box,
@@ -193,7 +205,17 @@ def _run_pooled(
                     PooledEngine(context, slots=settings.slots, tell=desk.tell, on_crash=on_crash, watchdog=watchdog)
                 )
 
-            return await WorkerServer(place, sock, prompts, Sampling(), build_engine, pool=desk).run()
+            texts = text_routes(
+                model,
+                prompts,
+                None,
+                Sampling(),
+                name=place.model,
+                kind=desk.kind,
+                slots=settings.slots,
+                n_ctx=context.longest,
+            )
+            return await WorkerServer(place, sock, prompts, Sampling(), build_engine, pool=desk, texts=texts).run()
 
         return _on_loop(serve)
 

@@ -48,6 +48,15 @@ from workers.protocol.slots import (
     SlotRestored,
     SlotSaved,
 )
+from workers.protocol.text import (
+    Detokenize,
+    Detokenized,
+    Props,
+    Render,
+    Rendered,
+    Tokenize,
+    Tokenized,
+)
 
 FAILURE = Failure(FailureCode.CONTEXT_OVERFLOW, "the prompt has 600 tokens, the context 512", "messages")
 STARTED = Started(7, 3, 42, 16)
@@ -213,4 +222,33 @@ MESSAGES = {
         id_slot=1, filename="chat.bin", n_restored=1745, n_read=14309796, timings=RestoreTimings(42.5)
     ),
     "slot_erased.json": SlotErased(id_slot=1, n_erased=1745),
+    "tokenize.json": Tokenize(content=("Köln", 15), add_special=True, parse_special=False, with_pieces=True),
+    "tokenize_smallest.json": Tokenize(content="hi"),
+    "tokenized.json": Tokenized(tokens=(1, 313), pieces=(b"<s>", b"\xc3")),
+    "tokenized_bare.json": Tokenized(tokens=(1, 313)),
+    "detokenize.json": Detokenize(tokens=(1, 313)),
+    "detokenized.json": Detokenized(content="Köln"),
+    "render.json": Render(request=SMALLEST_SUBMIT.request, text=False),
+    "render_smallest.json": Render(request=SMALLEST_SUBMIT.request),
+    "rendered.json": Rendered(prompt="<|user|>hi", num_tokens=4),
+    "props.json": Props(
+        kind="generate",
+        model="demo",
+        slots=8,
+        n_ctx=512,
+        facts=HEARTBEAT.facts,
+        model_file="demo.gguf",
+        architecture="llama",
+        ftype="Q8_0",
+        n_embd=128,
+        vocab_type=2,
+        bos_token="<s>",
+        eos_token="</s>",
+        chat_templates={"default": "{{ messages }}"},
+        chat_template_caps={"supports_tools": True},
+        has_infill=False,
+        input_modalities=("text",),
+        build_info="llama-cpp-python 0.3.36",
+        sampling=Sampling(temperature=0.8, samplers=("top_k", "temperature")),
+    ),
 }

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
+from workers.chat.conversation import Conversation, conversation_of
+from workers.chat.infill import InfillPrompts
 from workers.chat.shared import SharedPrompts
-from workers.chat.template import ChatTemplate
 from workers.protocol.failures import CallFailed, Failure, FailureCode
-from workers.protocol.requests import GenerateRequest, Message, Tool
+from workers.protocol.requests import GenerateRequest, Message
+
+SHORT_CHARS = 4096
+"""Up to this long, texts are tokenised in less time than a hop to another thread takes."""
 
 
 class Tokenizer(Protocol):
@@ -17,50 +22,112 @@ class Tokenizer(Protocol):
     def tokenize(self, text: str, *, add_special: bool, parse_special: bool) -> Sequence[int]: ...
 
 
+class Templates(Protocol):
+    """The model's chat templates; safe to call from several threads."""
+
+    def render(self, conversation: Conversation) -> str:
+        """The prompt's text. May block. Raises CallFailed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    tokens: Sequence[int]
+    text: str | None
+    """What a template made, up to where the assistant speaks; None where no template was needed."""
+
+
 class Prompts:
-    """Renders and tokenises. Safe to share: `tokens` may run on any thread, and holds no lock while it does."""
+    """Renders and tokenises. Safe to share: it may run on any thread, and holds no lock while it does."""
 
     def __init__(
         self,
-        template: ChatTemplate,
+        templates: Templates | None,
         tokenizer: Tokenizer,
         *,
         bos_text: str = "",
         num_tokens: int = 0,
         shared: Sequence[str] = (),
+        infill: InfillPrompts | None = None,
     ) -> None:
-        """`num_tokens`: size of the vocabulary, which prompts that are tokens already are checked against.
-
-        `shared`: system prompts that are everybody's.
+        """`templates` None: for a model that does not chat. `num_tokens`: size of the vocabulary, which prompts that
+        are tokens already are checked against. `shared`: system prompts that are everybody's. `infill` None: no request
+        of that kind gets here.
         """
-        self._template = template
+        self._templates = templates
         self._tokenizer = tokenizer
         self._bos_text = bos_text
         self._num_tokens = num_tokens
-        self._shared = SharedPrompts(shared, self._rendered)
+        self._infill = infill
+        self._shared = SharedPrompts(shared, self._tokens_of)
 
     def tokens(self, request: GenerateRequest) -> Sequence[int]:
+        """As `prompt`."""
+        return self.prompt(request).tokens
+
+    def prompt(self, request: GenerateRequest) -> Prompt:
         """Raises CallFailed where the template refuses the messages, or a token of the prompt is none."""
-        if isinstance(request.prompt, str):
-            return self._tokenizer.tokenize(request.prompt, add_special=True, parse_special=True)
+        if request.infill is not None:
+            return Prompt(self._filled(request), None)
         if request.prompt is not None:
-            return self._checked(request.prompt)
-        return self._rendered(request.messages, request.tools)
+            return Prompt(self.mixed(request.prompt, add_special=True, parse_special=True), None)
+        if not request.messages:
+            message = "`messages` is empty; send at least one message"
+            raise CallFailed(Failure(FailureCode.INVALID_REQUEST, message, "messages"))
+        text = self.text(conversation_of(request))
+        return Prompt(self._tokens_of_text(text), text)
+
+    def text(self, conversation: Conversation) -> str:
+        """What the template makes of it. Raises CallFailed."""
+        if self._templates is None:
+            message = "this model is served for embeddings or ranking and has no chat; ask another one"
+            raise CallFailed(Failure(FailureCode.UNSUPPORTED, message, "messages"))
+        return self._templates.render(conversation)
+
+    def mixed(self, prompt: str | Sequence[int | str], *, add_special: bool, parse_special: bool) -> Sequence[int]:
+        """Text, tokens, or both in turn. `add_special` is for a text at the beginning. Raises CallFailed."""
+        if isinstance(prompt, str):
+            return self._tokenizer.tokenize(prompt, add_special=add_special, parse_special=parse_special)
+        tokens: list[int] = []
+        for position, part in enumerate(prompt):
+            if isinstance(part, str):
+                add = add_special and position == 0
+                tokens += self._tokenizer.tokenize(part, add_special=add, parse_special=parse_special)
+            else:
+                tokens.append(self._checked(part, position))
+        return tokens
 
     def num_public(self, request: GenerateRequest, tokens: Sequence[int]) -> int:
         """How many of the request's `tokens`, from the first, belong to everybody. As `tokens`, on any thread."""
         return self._shared.num_public(request, tokens)
 
-    def _rendered(self, messages: Sequence[Message], tools: Sequence[Tool] = ()) -> Sequence[int]:
-        text = self._template.render(messages, tools)
+    def _tokens_of(self, messages: Sequence[Message]) -> Sequence[int]:
+        return self._tokens_of_text(self.text(Conversation(messages=tuple(messages))))
+
+    def _tokens_of_text(self, text: str) -> Sequence[int]:
         has_bos = bool(self._bos_text) and text.startswith(self._bos_text)
         return self._tokenizer.tokenize(text, add_special=not has_bos, parse_special=True)
 
-    def _checked(self, tokens: Sequence[int]) -> Sequence[int]:
-        for position, token in enumerate(tokens):
-            if not 0 <= token < self._num_tokens:
-                message = (
-                    f"`prompt` has token {token} at position {position}; this model's are 0 to {self._num_tokens - 1}"
-                )
-                raise CallFailed(Failure(FailureCode.INVALID_REQUEST, message, "prompt"))
-        return tokens
+    def _filled(self, request: GenerateRequest) -> Sequence[int]:
+        if self._infill is None or request.infill is None:
+            message = "this worker fills no gaps in code; ask a model that generates text"
+            raise CallFailed(Failure(FailureCode.UNSUPPORTED, message, "input_prefix"))
+
+        def tokenize(text: str, *, parse_special: bool = False) -> list[int]:
+            return list(self._tokenizer.tokenize(text, add_special=False, parse_special=parse_special))
+
+        return self._infill.tokens(request.infill, tokenize, lambda text: tokenize(text, parse_special=True))
+
+    def _checked(self, token: int, position: int) -> int:
+        """Raises CallFailed."""
+        if not 0 <= token < self._num_tokens:
+            message = f"`prompt` has token {token} at position {position}; this model's are 0 to {self._num_tokens - 1}"
+            raise CallFailed(Failure(FailureCode.INVALID_REQUEST, message, "prompt"))
+        return token
+
+
+def is_quick(request: GenerateRequest) -> bool:
+    """Whether its prompt takes less time than a hop to another thread; nothing that is rendered does."""
+    prompt = request.prompt
+    if request.infill is not None or prompt is None or len(prompt) > SHORT_CHARS:
+        return False
+    return isinstance(prompt, str) or sum(len(part) for part in prompt if isinstance(part, str)) <= SHORT_CHARS

@@ -1,24 +1,27 @@
-"""The model's own chat template: messages and tools in, the prompt's text out.
+"""Chat templates: a conversation in, the prompt's text out.
 
-Templates come from model files, so they run in Jinja's immutable sandbox. What they may rely on (`trim_blocks`,
-`raise_exception`, `strftime_now`, `tojson`, the names of the variables) follows "Writing a chat template" of the
-Hugging Face transformers documentation, which is what authors test against.
+A template is a program of someone else's. What is here runs it in Jinja's sandbox and in the present process; workers
+do so in one that can be stopped (`workers.chat.renderer`).
 """
 
 from __future__ import annotations
 
-import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
-from typing import Any, NoReturn
+from typing import Any
 
-from jinja2 import Template, TemplateError
-from jinja2.sandbox import ImmutableSandboxedEnvironment
+from jinja2 import Template, TemplateError, meta
 
+from workers.chat.abilities import PRESERVED, Abilities, Form, find_abilities
+from workers.chat.conversation import Conversation
+from workers.chat.environment import new_environment, to_json
+from workers.chat.fitting import fitted, forms, mended, tool_form
 from workers.protocol.failures import CallFailed, Failure, FailureCode
 from workers.protocol.requests import Message, Tool
 
 MAX_RENDERED_CHARS = 32 << 20
+
+DEFAULT = "default"
 
 CHATML = (
     "{% for message in messages %}"
@@ -28,112 +31,187 @@ CHATML = (
 )
 """What a model without a template of its own gets."""
 
+_CUT = "\ue0f1paddock\ue0f2"
+"""Marks where an answer goes on: rendered behind the last words, what follows it is dropped."""
+
 _RENDER_ERRORS = (
-    *(TemplateError, TypeError, ValueError, LookupError, AttributeError, ArithmeticError, RecursionError),
+    *(TemplateError, TypeError, ValueError, LookupError, AttributeError, ArithmeticError, RuntimeError),
     MemoryError,
 )
-"""Whatever an expression in a template can raise: a template is a program of someone else's."""
+"""Whatever an expression in a template can raise."""
 
 
 class TemplateUnusable(ValueError):
-    """The template in the model file is not one that Jinja can compile."""
+    """The template is not one that Jinja can compile, or it does not end."""
+
+
+class _Refused(Exception):
+    """The template did not render; the message is its reason."""
 
 
 class ChatTemplate:
-    """One model's template, compiled once. Stateless and safe to render from several threads."""
+    """One template, compiled once. Safe to render from several threads."""
 
-    def __init__(self, source: str | None, *, bos_text: str = "", eos_text: str = "") -> None:
-        """`source` is None or empty when the model has no template. Raises TemplateUnusable."""
-        self._source = source or CHATML
-        self._takes_tools = "tools" in self._source
-        self._takes_developers = "developer" in self._source
+    def __init__(
+        self, source: str | None, *, bos_text: str = "", eos_text: str = "", abilities: Abilities | None = None
+    ) -> None:
+        """`source` is None or empty when the model has no template. `abilities`: if they were found before.
+
+        Raises TemplateUnusable.
+        """
+        self.source = source or CHATML
+        environment = new_environment()
         try:
-            self._template = _compile(self._source)
-        except TemplateError as error:
-            raise TemplateUnusable(f"the model's chat template does not compile: {error}") from error
-        self._fixed = {"add_generation_prompt": True, "bos_token": bos_text, "eos_token": eos_text}
+            tree = environment.parse(self.source)
+            self._reads = meta.find_undeclared_variables(tree)
+            code = environment.compile(tree)
+        except _RENDER_ERRORS as error:  # constants are computed while compiling
+            raise TemplateUnusable(f"the chat template does not compile: {_reason(error)}") from error
+        self._template: Template = Template.from_code(environment, code, environment.make_globals(None))
+        self._tokens = {"bos_token": bos_text, "eos_token": eos_text}
+        self.abilities = abilities or find_abilities(self._tried)
 
-    def render(self, messages: Sequence[Message], tools: Sequence[Tool] = ()) -> str:
-        """The prompt's text, up to where the assistant begins to speak. Raises CallFailed."""
-        if tools and not self._takes_tools:
-            message = "this model's chat template has no place for `tools`; leave them out or use another model"
-            raise CallFailed(Failure(FailureCode.UNSUPPORTED, message, "tools"))
-        values = {
-            "messages": [self._message(message) for message in messages],
-            "tools": [_tool(tool) for tool in tools] or None,
-            **self._fixed,
+    def render(self, conversation: Conversation) -> str:
+        """The prompt's text, up to where the assistant begins or goes on to speak. Raises CallFailed."""
+        messages = conversation.messages
+        if conversation.continued:
+            messages = (*messages[:-1], _with_cut(messages[-1]))
+        values = _with_companions(conversation.values)
+        if conversation.continued:
+            values |= {"add_generation_prompt": False, "continue_final_message": True}
+        try:
+            text = self._fitted(messages, conversation.tools, values)
+        except _Refused as refused:
+            message = f"the model's chat template cannot render these messages: {refused}"
+            raise CallFailed(Failure(FailureCode.INVALID_REQUEST, message, "messages")) from None
+        return _cut(text) if conversation.continued else text
+
+    def _fitted(self, messages: Sequence[Message], tools: Sequence[Tool], values: Mapping[str, Any]) -> str:
+        """Raises _Refused with the reason that the messages were refused for as they came."""
+        fit = fitted(messages, tools, self.abilities, self.source)
+        try:
+            return self._rendered(fit, tools, values)
+        except _Refused as refused:
+            again = mended(fit)
+            if again == fit:
+                raise
+            try:
+                return self._rendered(again, tools, values)
+            except _Refused:
+                raise refused from None
+
+    def _rendered(self, messages: Sequence[Message], tools: Sequence[Tool], values: Mapping[str, Any]) -> str:
+        shown = [tool_form(tool) for tool in tools] if self.abilities.tools else []
+        none: list[Form] | None = [] if self.abilities.tool_list else None
+        return self._run(forms(messages, self.abilities, self.source), shown or none, values)
+
+    def _run(self, messages: Sequence[Form], tools: Sequence[Form] | None, values: Mapping[str, Any]) -> str:
+        """Raises _Refused."""
+        variables = {
+            "documents": None,
+            "add_generation_prompt": True,
+            **self._tokens,
+            **self._extras(tools),
+            **values,
+            "messages": messages,
+            "tools": tools,
         }
         parts: list[str] = []
         size = 0
         try:
-            for part in self._template.generate(values):
+            for part in self._template.generate(variables):
                 size += len(part)
                 if size > MAX_RENDERED_CHARS:
-                    raise TemplateError(f"the prompt grew past {MAX_RENDERED_CHARS} characters; send a shorter one")
+                    raise _Refused(f"the prompt grew past {MAX_RENDERED_CHARS} characters; send a shorter one")
                 parts.append(part)
         except _RENDER_ERRORS as error:
-            reason = str(error) or type(error).__name__
-            message = f"the model's chat template cannot render these messages: {reason}"
-            raise CallFailed(Failure(FailureCode.INVALID_REQUEST, message, "messages")) from error
+            raise _Refused(_reason(error)) from None
         return "".join(parts)
 
-    def _message(self, message: Message) -> dict[str, Any]:
-        """OpenAI's form. `content` is always text, because many templates add it to other text unasked."""
-        role = "system" if message.role == "developer" and not self._takes_developers else message.role
-        form: dict[str, Any] = {"role": role, "content": message.content or ""}
-        if message.name is not None:
-            form["name"] = message.name
-        if message.tool_call_id is not None:
-            form["tool_call_id"] = message.tool_call_id
-        if message.tool_calls:
-            form["tool_calls"] = [
-                {
-                    "id": call.id,
-                    "type": "function",
-                    "function": {"name": call.name, "arguments": _arguments(call.arguments)},
-                }
-                for call in message.tool_calls
-            ]
-        return form
+    def _extras(self, tools: Sequence[Form] | None) -> dict[str, Any]:
+        """Variables of single families, as llama.cpp sets them; only those that this template reads."""
+        extras: dict[str, Any] = {}
+        if "functions" in self._reads:
+            extras["functions"] = to_json(tools, indent=4) if tools else ""
+        if self._reads & {"date_string", "datetime"}:
+            now = datetime.now().astimezone()
+            extras |= {"date_string": now.strftime("%d %b %Y"), "datetime": now.strftime("%b %d %Y")}
+        return extras
+
+    def _tried(self, messages: Sequence[Form], tools: Sequence[Form] | None, values: Mapping[str, Any]) -> str | None:
+        try:
+            return self._run(messages, tools, values)
+        except _Refused:
+            return None
 
 
-def _compile(source: str) -> Template:
-    environment = ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"]
-    )
-    environment.filters["tojson"] = _to_json
-    environment.globals["raise_exception"] = _raise_exception
-    environment.globals["strftime_now"] = _strftime_now
-    return environment.from_string(source)
+class TemplateSet:
+    """A model's templates, by name."""
+
+    def __init__(
+        self,
+        sources: Mapping[str, str],
+        *,
+        bos_text: str = "",
+        eos_text: str = "",
+        abilities: Mapping[str, Abilities] | None = None,
+    ) -> None:
+        """Raises TemplateUnusable for the first that does not compile."""
+        known = abilities or {}
+        self._templates = {
+            name: ChatTemplate(source, bos_text=bos_text, eos_text=eos_text, abilities=known.get(name))
+            for name, source in sources.items()
+        }
+
+    @property
+    def abilities(self) -> dict[str, Abilities]:
+        return {name: template.abilities for name, template in self._templates.items()}
+
+    def render(self, conversation: Conversation) -> str:
+        """Raises CallFailed."""
+        return self._templates[chosen(self._templates, conversation)].render(conversation)
 
 
-def _tool(tool: Tool) -> dict[str, Any]:
-    function: dict[str, Any] = {"name": tool.name}
-    if tool.description is not None:
-        function["description"] = tool.description
-    function["parameters"] = tool.parameters if tool.parameters is not None else {"type": "object", "properties": {}}
-    return {"type": "function", "function": function}
+def chosen(names: Iterable[str], conversation: Conversation) -> str:
+    """Which of a model's templates a conversation gets: the one it names, else `tool_use` with tools and `rag` with
+    documents where there are such, else the default. The names are those of Hugging Face transformers.
+
+    Raises CallFailed: INVALID_REQUEST.
+    """
+    known = set(names)
+    if conversation.template:
+        if conversation.template not in known:
+            message = f"this model has no chat template named {conversation.template[:100]!r}; use one of: "
+            message += ", ".join(sorted(known))
+            raise CallFailed(Failure(FailureCode.INVALID_REQUEST, message, "chat_template_kwargs"))
+        return conversation.template
+    if conversation.tools and "tool_use" in known:
+        return "tool_use"
+    return "rag" if conversation.values.get("documents") and "rag" in known else DEFAULT
 
 
-def _arguments(text: str) -> Any:
-    """Templates expect an object; text that is none is passed on as the model once wrote it."""
-    if not text.strip():
-        return {}
-    try:
-        value = json.loads(text)
-    except (ValueError, RecursionError):
-        return text
-    return value if isinstance(value, dict) else text
+def _with_companions(values: Mapping[str, Any]) -> dict[str, Any]:
+    """llama-server's `preserve_reasoning`, by the names that templates know it under."""
+    preserve = values.get("preserve_reasoning")
+    if not isinstance(preserve, bool):
+        return dict(values)
+    return {name: value if preserve else not value for name, value in PRESERVED.items()} | dict(values)
 
 
-def _to_json(value: Any, ensure_ascii: bool = False, indent: int | None = None, sort_keys: bool = False) -> str:
-    """Plain JSON: Jinja's own filter escapes for HTML, which the model was not trained on."""
-    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, sort_keys=sort_keys)
+def _with_cut(message: Message) -> Message:
+    if message.reasoning and not message.content:
+        return Message(message.role, reasoning=message.reasoning + _CUT, name=message.name)
+    return Message(message.role, (message.content or "") + _CUT, message.reasoning, message.name)
 
 
-def _raise_exception(message: str) -> NoReturn:
-    raise TemplateError(message)
+def _cut(text: str) -> str:
+    """Raises CallFailed where the template left out what the assistant is to go on from."""
+    end = text.rfind(_CUT)
+    if end < 0:
+        message = "this model's chat template shows no place to go on from; leave out the last, the assistant's message"
+        raise CallFailed(Failure(FailureCode.UNSUPPORTED, message, "messages"))
+    return text[:end]
 
 
-def _strftime_now(format: str) -> str:
-    return datetime.now().astimezone().strftime(format)
+def _reason(error: Exception) -> str:
+    return str(error) or type(error).__name__

@@ -41,7 +41,7 @@ HARMLESS = frozenset(
     {
         *("n_batch", "n_ubatch", "n_threads", "n_threads_batch", "main_gpu", "tensor_split"),
         *("use_mmap", "use_mlock", "check_tensors", "no_perf", "no_host"),
-        *("embeddings", "pooling"),
+        *("embeddings", "pooling", "spm_infill"),
     }
 )
 """Settings that change neither how KV is laid out nor, beyond rounding, its numbers. All others count."""

@@ -12,7 +12,6 @@ import json
 import os
 import random
 import re
-import resource
 import sys
 import time
 from pathlib import Path
@@ -21,6 +20,7 @@ from typing import IO
 
 import numpy as np
 
+from workers.bounds import bound_cpu, bound_memory
 from workers.constraint.failures import Unusable
 from workers.constraint.guidance import Grammar, tokenizer
 from workers.llama.grammar import GbnfGrammars, GbnfMask
@@ -58,11 +58,10 @@ def main(path: Path) -> None:
         os.dup2(said.fileno(), sys.stdout.fileno())
         os.dup2(said.fileno(), sys.stderr.fileno())
         grammars = GbnfGrammars(file.vocab)
-        _bound_memory()
+        bound_memory(EXTRA_BYTES)
         print(json.dumps("ready"), file=answers, flush=True)
         for line in sys.stdin.buffer:
-            used = int(time.process_time())
-            resource.setrlimit(resource.RLIMIT_CPU, (used + CPU_S, resource.RLIM_INFINITY))
+            bound_cpu(CPU_S)
             said.seek(0)
             said.truncate()
             kind, text = json.loads(line)
@@ -105,13 +104,6 @@ def _walk(mask: GbnfMask, chance: random.Random, end: float) -> None:
             raise Unusable(f"one token took {now - start:.1f} s; make the grammar less ambiguous")
         if now > end:
             return
-
-
-def _bound_memory() -> None:
-    pages = int(Path("/proc/self/statm").read_text().split()[0]) if sys.platform == "linux" else 0
-    if pages:
-        limit = pages * resource.getpagesize() + EXTRA_BYTES
-        resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
 
 
 def _told(said: IO[bytes]) -> str:

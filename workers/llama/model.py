@@ -20,6 +20,9 @@ from workers.protocol.heartbeat import ModelFacts
 
 __all__ = ["Model", "ModelError", "ModelTooLarge"]
 
+RERANK = "rerank"
+"""This template is no Jinja: `workers.llama.inputs` reads it."""
+
 _ENCODERS = ("gemma-embedding",)
 """Architectures that attend both ways whatever their file says."""
 
@@ -42,6 +45,9 @@ class Model:
         self.chat_template: str | None = template.decode("utf-8", "replace") if template else None
         self.bos_text = self.vocab.text(self.vocab.bos)
         self.eos_text = self.vocab.text(self.vocab.eos)
+        self.ftype: str = (c.llama_ftype_name(c.llama_model_ftype(pointer)) or b"").decode()
+        """How the weights are quantised, in llama.cpp's words."""
+        self.n_embd: int = c.llama_model_n_embd(pointer)
         self.facts = ModelFacts(
             n_ctx_train=c.llama_model_n_ctx_train(pointer),
             n_params=c.llama_model_n_params(pointer),
@@ -67,6 +73,18 @@ class Model:
 
     def tokenize(self, text: str, *, add_special: bool, parse_special: bool) -> list[int]:
         return self.vocab.tokenize(text, add_special=add_special, parse_special=parse_special)
+
+    @property
+    def chat_templates(self) -> dict[str, str]:
+        """Jinja sources by name; the one without a name is `default`."""
+        prefix = "tokenizer.chat_template"
+        named = {
+            key.removeprefix(f"{prefix}."): self.header.text(key)
+            for key in self.header.metadata
+            if key.startswith(f"{prefix}.")
+        }
+        named["default"] = self.chat_template or named.get("default")
+        return {name: source for name, source in named.items() if source and name != RERANK}
 
     def piece(self, token: int) -> bytes:
         return self.vocab.piece(token)

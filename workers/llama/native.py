@@ -119,6 +119,11 @@ def native_log() -> NativeLog:
     return one
 
 
+def version() -> str:
+    """Which llama.cpp this is, for callers."""
+    return f"llama-cpp-python {__version__}"
+
+
 @functools.cache
 def build_id() -> str:
     """Names this llama.cpp: what its saved states may depend on beside the model and the settings.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from llama_cpp import llama_cpp as c
 
@@ -24,6 +24,9 @@ class Vocab:
         self.eog = frozenset(token for token in range(self.num_tokens) if is_eog(pointer, token))
         self.bos: int = c.llama_vocab_bos(pointer)
         self.eos: int = c.llama_vocab_eos(pointer)
+        self.adds_bos: bool = c.llama_vocab_get_add_bos(pointer)
+        self.kind: int = c.llama_vocab_type(pointer)
+        """`llama_vocab_type`: 1 sentencepiece, 2 byte pairs, ..."""
         self.suppressed = self._read_suppressed()
 
     def tokenize(self, text: str, *, add_special: bool, parse_special: bool) -> list[int]:
@@ -57,6 +60,22 @@ class Vocab:
     def text(self, token: int) -> str:
         """The token as it is written in a template, control tokens included; empty for `NO_TOKEN`."""
         return "" if token == NO_TOKEN else self._render(token, special=True).decode("utf-8", "replace")
+
+    def join(self, tokens: Iterable[int]) -> bytes:
+        """The text of tokens, control tokens written out; as llama-server's `/detokenize`."""
+        return b"".join(map(self.special_piece, tokens))
+
+    def infill_tokens(self) -> dict[str, int]:
+        """Fill-in-the-middle tokens by the names pre, suf, mid, rep, sep; those that the model has."""
+        pointer = self.pointer
+        tokens = {
+            "pre": c.llama_vocab_fim_pre(pointer),
+            "suf": c.llama_vocab_fim_suf(pointer),
+            "mid": c.llama_vocab_fim_mid(pointer),
+            "rep": c.llama_vocab_fim_rep(pointer),
+            "sep": c.llama_vocab_fim_sep(pointer),
+        }
+        return {name: token for name, token in tokens.items() if token != NO_TOKEN}
 
     def _render(self, token: int, *, special: bool) -> bytes:
         room = 64

@@ -77,6 +77,9 @@ class LlamaSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
             "can be shared by parts"
         ),
     ] = False
+    spm_infill: Annotated[
+        bool, Meta(description="for infill, suffix before prefix, as some models have learned it")
+    ] = False
     use_mmap: bool = True
     use_mlock: bool = False
     embeddings: (
@@ -194,6 +197,14 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
             "template",
         ),
     ] = ""
+    chat_template: Annotated[
+        str,
+        Meta(
+            max_length=32768,
+            description="Jinja file, relative to the catalog file, or the template itself, in place of the model's; "
+            "empty: the model's own",
+        ),
+    ] = ""
     shared_prompts: Annotated[
         tuple[Annotated[str, Meta(min_length=1)], ...],
         Meta(max_length=64, description="system prompts whose cached tokens all teams share, word for word"),
@@ -206,6 +217,11 @@ class Catalog(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     models: Annotated[tuple[ModelSpec, ...], Meta(min_length=1)]
     aliases: dict[Name, Name] = {}
     """alias -> name of a model; each model's own name is an alias of it already."""
+
+
+def is_template(text: str) -> bool:
+    """Whether a `chat_template` is Jinja itself; else it is a file's path."""
+    return "{{" in text or "{%" in text
 
 
 class CatalogError(ValueError):

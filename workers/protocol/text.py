@@ -21,7 +21,7 @@ DETOKENIZE_PATH = "/v1/detokenize"
 RENDER_PATH = "/v1/render"
 PROPS_PATH = "/v1/props"
 
-MAX_TEXT_BYTES = 16 << 20
+MAX_TEXT_BYTES = 8 << 20
 """Longest body of a `Tokenize` or `Detokenize`."""
 
 

@@ -17,7 +17,7 @@ from typing import Protocol
 from msgspec.structs import asdict, replace
 
 from workers.chat.answers import Answers
-from workers.chat.prompts import Prompts
+from workers.chat.prompts import Prompts, is_quick
 from workers.chat.tools import CallPiece, Parser, Piece, ReasoningPiece
 from workers.chat.tools.hermes import HERMES
 from workers.constraint.thought import UNBOUNDED, Thought
@@ -45,9 +45,6 @@ from workers.protocol.requests import Cancel, GenerateRequest, Sampling, Submit
 from workers.service.metrics import WorkerMetrics
 from workers.service.stream import EventHub, GatewayBook, Listing
 from workers.service.thinking import thought_before
-
-LONG_PROMPT_CHARS = 4096
-"""Longer prompts are rendered and tokenised off the loop; below it the hop costs more than the work."""
 
 MAX_EARLY_CANCELS = 1024
 
@@ -300,11 +297,7 @@ class CallDesk:
 
     async def _prompt(self, request: GenerateRequest) -> tuple[Sequence[int], int]:
         """The prompt's tokens, and how many of them are everybody's. Raises CallFailed."""
-        if request.prompt is None and not request.messages:
-            message = "`messages` is empty; send at least one message"
-            raise CallFailed(Failure(FailureCode.INVALID_REQUEST, message, "messages"))
-        size = sum(len(message.content or "") + 200 * len(message.tool_calls) for message in request.messages)
-        if size + 500 * len(request.tools) + len(request.prompt or "") <= LONG_PROMPT_CHARS:
+        if is_quick(request):
             return self._tokens(request)
         return await asyncio.to_thread(self._tokens, request)
 

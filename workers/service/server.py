@@ -40,6 +40,7 @@ from workers.service.metrics import WorkerMetrics
 from workers.service.pooled import PooledDesk
 from workers.service.slots import SlotRoutes
 from workers.service.stream import EventHub
+from workers.service.text import TextRoutes
 
 FLUSH_S = 2.0
 """How long the last events may take to leave."""
@@ -153,6 +154,7 @@ class WorkerServer:
         answers: Answers | None = None,
         adapters: AdapterRoutes | None = None,
         slots: SlotRoutes | None = None,
+        texts: TextRoutes | None = None,
     ) -> None:
         """`pool`: for a worker that does pooled work; `build_engine` connects it to its engine.
 
@@ -188,7 +190,11 @@ class WorkerServer:
             secret=place.secret,
             health=self._health,
             pool=pool,
-            more=[*(adapters.routes() if adapters is not None else ()), *(slots or SlotRoutes()).routes()],
+            more=[
+                *(adapters.routes() if adapters is not None else ()),
+                *(slots or SlotRoutes()).routes(),
+                *(texts.routes() if texts is not None else ()),
+            ],
         )
         config = uvicorn.Config(
             app,

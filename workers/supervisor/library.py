@@ -29,7 +29,7 @@ DEMO_CHECKOUT = Path(__file__).parents[2] / "deploy" / "demo" / "paddock-demo.gg
 
 PER_MODEL = (
     *("alias", "slots", "ctx", "kv_tokens", "workers", "gpus"),
-    *("llama", "sampling", "adapters", "tool_family", "shared_prompts"),
+    *("llama", "sampling", "adapters", "tool_family", "chat_template", "shared_prompts"),
 )
 """Settings that a catalog file says for each model."""
 
@@ -42,7 +42,7 @@ class ModelUnusable(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """A checked catalog, and the folder that its models' paths are relative to; its adapters' are absolute."""
+    """A checked catalog, and the folder that its models' paths are relative to; other paths are absolute."""
 
     catalog: Catalog
     folder: Path
@@ -63,7 +63,7 @@ def wanted(settings: SupervisorSettings) -> Wanted:
             )
         folder = settings.catalog.resolve().parent
         found = _some_work(catalog_file.load(settings.catalog), settings.catalog)
-        return Wanted(_with_adapters_of(found, folder), folder)
+        return Wanted(_with_files_of(found, folder), folder)
     document: dict[str, object] = {
         "name": settings.alias or _alias(settings),
         "workers": settings.workers,
@@ -75,10 +75,11 @@ def wanted(settings: SupervisorSettings) -> Wanted:
         "sampling": _object("sampling", settings.sampling),
         "adapters": _list("adapters", settings.adapters),
         "tool_family": settings.tool_family,
+        "chat_template": settings.chat_template,
         "shared_prompts": _list("shared_prompts", settings.shared_prompts),
     }
     document |= {"hf": settings.hf} if settings.hf else {"path": str((settings.model or demo()).absolute())}
-    return Wanted(_with_adapters_of(catalog.convert({"models": [document]}, "settings"), Path.cwd()), Path.cwd())
+    return Wanted(_with_files_of(catalog.convert({"models": [document]}, "settings"), Path.cwd()), Path.cwd())
 
 
 def demo() -> Path:
@@ -163,11 +164,12 @@ def _some_work(found: Catalog, file: Path) -> Catalog:
     return found
 
 
-def _with_adapters_of(found: Catalog, folder: Path) -> Catalog:
+def _with_files_of(found: Catalog, folder: Path) -> Catalog:
     """Workers may run in another folder than the one that the catalog's paths begin in."""
     models = tuple(
         replace(
             model,
+            chat_template=_located(model.chat_template, folder),
             adapters=tuple(
                 replace(adapter, path=str(folder / Path(adapter.path).expanduser())) for adapter in model.adapters
             ),
@@ -175,6 +177,10 @@ def _with_adapters_of(found: Catalog, folder: Path) -> Catalog:
         for model in found.models
     )
     return replace(found, models=models)
+
+
+def _located(template: str, folder: Path) -> str:
+    return template if not template or catalog.is_template(template) else str(folder / Path(template).expanduser())
 
 
 def _alias(settings: SupervisorSettings) -> str:

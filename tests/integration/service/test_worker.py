@@ -198,12 +198,17 @@ class TestComplaints:
             ({"model": "x.gguf", "sampling": '{"seed": 4294967296}'}, "seed"),
             ({"model": "x.gguf", "llama": "[]"}, "llama"),
             ({"model": "x.gguf", "worker_host": "192.0.2.1"}, "worker_host"),
+            ({"model": str(DEMO), "chat_template": "gone.jinja"}, "chat_template: can't read gone.jinja"),
         ],
     )
     def test_settings_that_cannot_be_used(
         self, capsys: pytest.CaptureFixture[str], values: dict[str, str], says: str
     ) -> None:
         assert says in self.complaint(capsys, Exit.USAGE, **values)
+
+    def test_a_chat_template_that_does_not_compile(self, capsys: pytest.CaptureFixture[str]) -> None:
+        line = self.complaint(capsys, Exit.BAD_MODEL, model=DEMO, chat_template="{% for %}")
+        assert "the chat template does not compile" in line
 
     def test_a_taken_port(self, capsys: pytest.CaptureFixture[str]) -> None:
         with listen("127.0.0.1", 0) as sock:

@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Callable, Sequence
 
 import pytest
 
-from workers.chat.prompts import Prompts
+from workers.chat.prompts import SHORT_CHARS, Prompts
 from workers.chat.template import ChatTemplate
 from workers.engine.request import EngineLoad, EngineRequest
 from workers.protocol.events import (
@@ -28,7 +28,7 @@ from workers.protocol.events import (
 from workers.protocol.failures import CallFailed, Failure, FailureCode
 from workers.protocol.framing import FrameReader
 from workers.protocol.requests import Cancel, GenerateRequest, Message, Sampling, Submit, Tool
-from workers.service.desk import LONG_PROMPT_CHARS, CallDesk
+from workers.service.desk import CallDesk
 from workers.service.metrics import WorkerMetrics
 from workers.service.stream import EventHub
 
@@ -135,9 +135,9 @@ async def test_repeating_a_submit_changes_nothing_while_the_call_lives(bench: Be
 
 
 async def test_repeating_a_submit_that_is_being_prepared_waits_for_it(bench: Bench) -> None:
-    long = "word " * LONG_PROMPT_CHARS
+    long = "word " * SHORT_CHARS
     counts = await asyncio.gather(*(bench.desk.submit(submit(1, content=long)) for _ in range(3)))
-    assert counts == [LONG_PROMPT_CHARS + 1] * 3
+    assert counts == [SHORT_CHARS + 1] * 3
     assert len(bench.engine.taken) == 1
 
 
@@ -197,7 +197,7 @@ async def test_a_cancel_while_the_prompt_is_prepared(bench: Bench) -> None:
     async def cancel() -> None:
         bench.desk.cancel(Cancel("g", (1,)))
 
-    failure = await refused(bench, submit(1, content="word " * LONG_PROMPT_CHARS))
+    failure = await refused(bench, submit(1, content="word " * SHORT_CHARS))
     assert "cancelled" in failure.message
     assert (bench.engine.taken, bench.desk.idle.is_set()) == ([], True)
 

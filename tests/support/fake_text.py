@@ -1,0 +1,67 @@
+"""The text routes of the fake worker: a vocabulary of four bytes to a token, which needs no model and loses nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from workers.chat.infill import InfillPrompts, InfillRoom, InfillTokens
+from workers.chat.prompts import Prompts
+from workers.chat.template import ChatTemplate
+from workers.protocol.heartbeat import ModelFacts
+from workers.protocol.requests import Sampling
+from workers.protocol.text import Props
+from workers.service.text import TextRoutes, Texts
+
+BYTES_PER_TOKEN = 4
+
+TEMPLATE = "{{ messages | tojson }}{{ tools | tojson }}"
+
+PROPS_SAMPLING = Sampling(temperature=0.8, top_k=40, top_p=0.95, min_p=0.05)
+
+
+class FakeVocab:
+    """A token is its bytes as a number, the first one lowest; 0 is the begin token and has no text."""
+
+    num_tokens = 2**32
+
+    def tokenize(self, text: str, *, add_special: bool, parse_special: bool) -> Sequence[int]:
+        data = text.encode("utf-8", "replace")
+        data += bytes(-len(data) % BYTES_PER_TOKEN)
+        return [0] * add_special + memoryview(data).cast("I").tolist()
+
+    def special_piece(self, token: int) -> bytes:
+        return token.to_bytes(BYTES_PER_TOKEN, "little").rstrip(b"\0")
+
+    def join(self, tokens: Sequence[int]) -> bytes:
+        return b"".join(map(self.special_piece, tokens))
+
+
+def fake_prompts(n_ctx: int) -> Prompts:
+    vocab = FakeVocab()
+    tokens = InfillTokens(prefix=1, suffix=2, middle=3)
+    infill = InfillPrompts(tokens, InfillRoom(n_ctx=n_ctx, n_batch=2048))
+    return Prompts(ChatTemplate(TEMPLATE), vocab, num_tokens=vocab.num_tokens, infill=infill)
+
+
+def fake_routes(prompts: Prompts, facts: ModelFacts, *, model: str, slots: int, n_ctx: int) -> TextRoutes:
+    props = Props(
+        kind="generate",
+        model=model,
+        slots=slots,
+        n_ctx=n_ctx,
+        facts=facts,
+        model_file="fake.gguf",
+        architecture="fake",
+        ftype="all F32",
+        n_embd=64,
+        vocab_type=2,
+        bos_token="",
+        eos_token="",
+        chat_templates={"default": TEMPLATE},
+        chat_template_caps=ChatTemplate(TEMPLATE).abilities.caps(),
+        has_infill=True,
+        input_modalities=("text",),
+        build_info="fake",
+        sampling=PROPS_SAMPLING,
+    )
+    return TextRoutes(Texts(FakeVocab(), prompts), props)

@@ -1,0 +1,202 @@
+"""From requests to tokens, with a tokenizer that gives a character its code."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from workers.chat.conversation import conversation_of
+from workers.chat.infill import InfillPrompts, InfillRoom, InfillTokens
+from workers.chat.prompts import SHORT_CHARS, Prompts, is_quick
+from workers.chat.template import ChatTemplate
+from workers.protocol.failures import CallFailed, Failure, FailureCode
+from workers.protocol.requests import GenerateRequest, Infill, InfillFile, Message, Thinking
+
+HELLO = (Message("user", "Hi"),)
+BEGIN = 1
+TOKENS = InfillTokens(prefix=2, suffix=3, middle=4, repository=5, file=6, begin=BEGIN)
+ROOM = InfillRoom(n_ctx=4096, n_batch=2048)
+
+
+class Recorder:
+    """A tokenizer that remembers what it was asked."""
+
+    def __init__(self) -> None:
+        self.asked: list[tuple[str, bool, bool]] = []
+
+    def tokenize(self, text: str, *, add_special: bool, parse_special: bool) -> Sequence[int]:
+        self.asked.append((text, add_special, parse_special))
+        return [BEGIN] * add_special + list(map(ord, text))
+
+
+def prompts(template: str | None = None, infill: InfillPrompts | None = None) -> Prompts:
+    return Prompts(ChatTemplate(template), Recorder(), num_tokens=0x110000, infill=infill)
+
+
+def refused(one: Prompts, **fields: Any) -> Failure:
+    with pytest.raises(CallFailed) as caught:
+        one.prompt(GenerateRequest(**fields))
+    return caught.value.failure
+
+
+def codes(text: str) -> list[int]:
+    return list(map(ord, text))
+
+
+@pytest.mark.parametrize(
+    ("source", "bos", "adds"), [("{{ bos_token }}x", "<s>", False), ("x", "<s>", True), ("x", "", True)]
+)
+def test_the_begin_token_is_there_once(source: str, bos: str, adds: bool) -> None:
+    tokenizer = Recorder()
+    one = Prompts(ChatTemplate(source, bos_text=bos), tokenizer, bos_text=bos)
+    prompt = one.prompt(GenerateRequest(messages=HELLO))
+    assert prompt.text == (bos if not adds else "") + "x"
+    assert tokenizer.asked == [(prompt.text, adds, True)]
+
+
+def test_text_tokens_and_both_in_turn() -> None:
+    one = prompts()
+    assert one.tokens(GenerateRequest(prompt="ab")) == [BEGIN, *codes("ab")]
+    assert one.tokens(GenerateRequest(prompt=(7, 8))) == [7, 8]
+    assert one.tokens(GenerateRequest(prompt=("a", 7, "b", "c"))) == [BEGIN, *codes("a"), 7, *codes("bc")]
+    assert one.tokens(GenerateRequest(prompt=(7, "b"))) == [7, *codes("b")]
+    failure = refused(one, prompt=("a", 0x110000))
+    assert (failure.code, failure.param) == (FailureCode.INVALID_REQUEST, "prompt")
+    assert "token 1114112 at position 1" in failure.message
+    assert refused(one, prompt=(-1,)).param == "prompt"
+
+
+def test_a_request_without_a_prompt() -> None:
+    assert "send at least one message" in refused(prompts()).message
+
+
+def test_a_model_that_does_not_chat() -> None:
+    one = Prompts(None, Recorder())
+    assert refused(one, messages=HELLO).code is FailureCode.UNSUPPORTED
+    assert one.tokens(GenerateRequest(prompt="a")) == [BEGIN, *codes("a")]
+
+
+@pytest.mark.parametrize(
+    ("thinking", "expected"),
+    [
+        (Thinking(), {}),
+        (Thinking(enabled=True), {"enable_thinking": True, "thinking": True}),
+        (Thinking(budget=0), {"enable_thinking": False, "thinking": False}),
+        (Thinking(budget=0, enabled=True), {"enable_thinking": True, "thinking": True}),
+        (Thinking(effort="none"), {"enable_thinking": False, "thinking": False}),
+        (Thinking(effort="low"), dict.fromkeys(("reasoning_effort", "reasoning_strength", "thinking_effort"), "low")),
+    ],
+)
+def test_how_much_a_model_thinks_by_every_name(thinking: Thinking, expected: dict[str, Any]) -> None:
+    assert conversation_of(GenerateRequest(messages=HELLO, thinking=thinking)).values == expected
+
+
+def test_what_a_caller_sets_comes_before_what_is_derived() -> None:
+    request = GenerateRequest(
+        messages=HELLO, thinking=Thinking(enabled=True), template_values={"enable_thinking": False, "colour": "red"}
+    )
+    assert conversation_of(request).values == {"enable_thinking": False, "thinking": True, "colour": "red"}
+
+
+@pytest.mark.parametrize("name", ["messages", "tools", "raise_exception"])
+def test_variables_that_are_not_a_callers(name: str) -> None:
+    assert name in refused(prompts(), messages=HELLO, template_values={name: []}).message
+
+
+def test_the_name_of_a_template() -> None:
+    assert conversation_of(GenerateRequest(messages=HELLO, template_values={"chat_template": "rag"})).template == "rag"
+    assert "name" in refused(prompts(), messages=HELLO, template_values={"chat_template": 1}).message
+
+
+@pytest.mark.parametrize(
+    ("values", "continued"),
+    [
+        ({}, True),
+        ({"add_generation_prompt": True}, False),
+        ({"add_generation_prompt": False}, True),
+        ({"continue_final_message": True}, True),
+        ({"continue_final_message": False}, False),
+    ],
+)
+def test_a_last_message_of_the_assistants_is_continued(values: dict[str, Any], continued: bool) -> None:
+    request = GenerateRequest(messages=(*HELLO, Message("assistant", "Well,")), template_values=values)
+    assert conversation_of(request).continued is continued
+    text = prompts().prompt(request).text
+    assert text is not None
+    assert text.endswith("<|im_start|>assistant\nWell,") is continued
+
+
+@pytest.mark.parametrize(
+    ("messages", "values"),
+    [
+        (HELLO, {"continue_final_message": True}),
+        ((*HELLO, Message("assistant", "x")), {"continue_final_message": True, "add_generation_prompt": True}),
+    ],
+)
+def test_nothing_to_go_on_from(messages: tuple[Message, ...], values: dict[str, Any]) -> None:
+    assert "continue_final_message" in refused(prompts(), messages=messages, template_values=values).message
+
+
+def filled(infill: Infill, tokens: InfillTokens | None = TOKENS, room: InfillRoom = ROOM) -> Sequence[int]:
+    return prompts(infill=InfillPrompts(tokens, room)).tokens(GenerateRequest(infill=infill))
+
+
+FILES = (InfillFile("a.py", "A"), InfillFile("b.py", "B"))
+
+
+def test_a_gap_in_code() -> None:
+    expected = [5, *codes("myproject\n"), 6, *codes("filename\n"), BEGIN, 2, *codes("bef"), 3, *codes("aft"), 4]
+    assert filled(Infill("bef", "aft")) == expected
+
+
+def test_what_is_being_typed_follows_the_prefix() -> None:
+    tokens = InfillTokens(prefix=2, suffix=3, middle=4)
+    assert filled(Infill("bef", "aft", prompt="ty"), tokens) == [2, *codes("befty"), 3, *codes("aft"), 4]
+
+
+def test_other_files_come_first() -> None:
+    expected = [5, *codes("myproject\n"), 6, *codes("a.py\nA"), 6, *codes("b.py\nB"), 6, *codes("filename\n")]
+    assert filled(Infill("x", "y", files=FILES))[: len(expected)] == expected
+    bare = InfillTokens(prefix=2, suffix=3, middle=4)
+    snippets = codes("\n\n--- snippet ---\n\nA\n\n--- snippet ---\n\nB")
+    assert filled(Infill("x", "y", files=FILES), bare) == [*snippets, 2, *codes("x"), 3, *codes("y"), 4]
+
+
+def test_the_suffix_first_where_the_model_wants_it() -> None:
+    room = InfillRoom(n_ctx=4096, n_batch=2048, suffix_first=True)
+    tokens = InfillTokens(prefix=2, suffix=3, middle=4, begin=BEGIN)
+    assert filled(Infill("bef", "aft", prompt="ty"), tokens, room) == [BEGIN, 3, *codes("aft"), 2, *codes("befty"), 4]
+
+
+def test_what_is_kept_of_long_code() -> None:
+    tokens = InfillTokens(prefix=2, suffix=3, middle=4, repository=5, file=6, begin=BEGIN)
+    room = InfillRoom(n_ctx=200, n_batch=40)
+    made = filled(Infill("p" * 99 + "P" * 30, "S" * 5 + "s" * 99, prompt="ty", files=FILES * 99), tokens, room)
+    start = made.index(BEGIN)
+    assert start == 200 - 40 + 2
+    assert made[start:] == [BEGIN, 2, *codes("P" * 30 + "ty"), 3, *codes("S" * 5 + "s"), 4]
+    assert made[:start][-len("filename\n") :] == codes("filename\n")
+
+
+def test_a_short_context_leaves_room_for_the_answer() -> None:
+    made = filled(Infill("p" * 9999, "s" * 9999), TOKENS, InfillRoom(n_ctx=128, n_batch=2048))
+    assert len(made) < 128
+    assert made.count(ord("p")) == 72
+    assert made.count(ord("s")) == 22
+
+
+def test_a_model_without_such_tokens() -> None:
+    failure = refused(prompts(infill=InfillPrompts(None, ROOM)), infill=Infill("a", "b"))
+    assert (failure.code, failure.param) == (FailureCode.UNSUPPORTED, "input_prefix")
+    assert refused(prompts(), infill=Infill("a", "b")).code is FailureCode.UNSUPPORTED
+
+
+def test_what_takes_no_time() -> None:
+    assert is_quick(GenerateRequest(prompt="short"))
+    assert is_quick(GenerateRequest(prompt=(1, "short", 2)))
+    assert not is_quick(GenerateRequest(prompt="x" * (SHORT_CHARS + 1)))
+    assert not is_quick(GenerateRequest(prompt=(1, "x" * SHORT_CHARS, "x")))
+    assert not is_quick(GenerateRequest(messages=HELLO))
+    assert not is_quick(GenerateRequest(infill=Infill("a", "b")))

@@ -1,0 +1,67 @@
+"""A catalog's chat template on its way to a worker: a file, or the template itself."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from workers.protocol.catalog import CatalogError
+from workers.served_text import MAX_TEMPLATE_BYTES, TemplateFileUnusable, template_of
+from workers.settings import SupervisorSettings, WorkerSettings
+from workers.supervisor.library import wanted
+from workers.supervisor.supervisor import plan, recipe
+
+INLINE = "{% for message in messages %}\n{{ message.content }} 'Grüße'\n{% endfor %}"
+
+
+def worker_of(settings: SupervisorSettings, monkeypatch: pytest.MonkeyPatch) -> WorkerSettings:
+    found = wanted(settings).catalog
+    [place] = plan(found, {found.models[0].name: Path("model.gguf")}, 4, (), "h")[:1]
+    for name, value in recipe(place, settings, {}).environment.items():
+        monkeypatch.setenv(name, value)
+    return WorkerSettings()
+
+
+def catalog(tmp_path: Path, template: str) -> SupervisorSettings:
+    file = tmp_path / "catalog.yaml"
+    lines = "\n".join(f"      {line}" for line in template.splitlines())
+    file.write_text(f"models:\n  - name: m\n    path: model.gguf\n    chat_template: |-\n{lines}\n")
+    return SupervisorSettings(catalog=file)
+
+
+def test_a_file_is_relative_to_the_catalog(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "chat.jinja").write_text(INLINE)
+    worker = worker_of(catalog(tmp_path, "chat.jinja"), monkeypatch)
+    assert worker.chat_template == str(tmp_path / "chat.jinja")
+    assert template_of(worker.chat_template) == INLINE
+
+
+def test_a_template_in_the_catalog(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert template_of(worker_of(catalog(tmp_path, INLINE), monkeypatch).chat_template) == INLINE
+
+
+def test_a_template_of_the_settings(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert worker_of(SupervisorSettings(chat_template=INLINE), monkeypatch).chat_template == INLINE
+
+
+def test_one_that_is_too_long_for_the_catalog(tmp_path: Path) -> None:
+    with pytest.raises(CatalogError, match="length <= 32768"):
+        wanted(catalog(tmp_path, "{{ x }}" + "x" * 32768))
+
+
+def test_with_a_catalog_it_is_said_there(tmp_path: Path) -> None:
+    settings = SupervisorSettings(catalog=catalog(tmp_path, INLINE).catalog, chat_template="x.jinja")
+    with pytest.raises(CatalogError, match="say this per model"):
+        wanted(settings)
+
+
+def test_files_that_can_not_be_read(tmp_path: Path) -> None:
+    with pytest.raises(TemplateFileUnusable, match=r"can't read .*gone\.jinja: No such file"):
+        template_of(str(tmp_path / "gone.jinja"))
+    (tmp_path / "latin.jinja").write_bytes(b"\xfc")
+    with pytest.raises(TemplateFileUnusable, match="not UTF-8"):
+        template_of(str(tmp_path / "latin.jinja"))
+    (tmp_path / "long.jinja").write_bytes(b" " * (MAX_TEMPLATE_BYTES + 1))
+    with pytest.raises(TemplateFileUnusable, match=str(MAX_TEMPLATE_BYTES)):
+        template_of(str(tmp_path / "long.jinja"))

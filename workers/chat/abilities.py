@@ -1,0 +1,218 @@
+"""What a chat template has a place for, found out by rendering small conversations with it.
+
+Marked words go in, and it is looked for where they come out. llama.cpp asks the same questions of a template by
+watching its own interpreter (common/jinja/caps.cpp); what is told to callers has its names.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import msgspec
+
+Form = dict[str, Any]
+"""A message, a tool or a call as templates are given it."""
+
+Render = Callable[[Sequence[Form], Sequence[Form] | None, Mapping[str, Any]], str | None]
+"""Messages, tools and more values -> the prompt; None where the template refuses them."""
+
+USER, SYSTEM, RESULT, THOUGHT = "Uq7x", "Sq7x", "Rq7x", "Tq7x"
+TOOL, OTHER_TOOL, ARGUMENT, VALUE = "tool_q7a", "tool_q7b", "argq7x", "valq7x"
+SHORT_ID, OTHER_SHORT_ID = "q7a123456", "q7b123456"
+LONG_ID = "call_q7a12345678"
+
+QUESTION: Form = {"role": "user", "content": USER}
+ANSWER: Form = {"role": "assistant", "content": "ok"}
+SIGNATURES: tuple[Form, ...] = tuple(
+    {
+        "type": "function",
+        "function": {
+            "name": name,
+            "description": "Does something.",
+            "parameters": {
+                "type": "object",
+                "properties": {"other": {"type": "string", "description": "What to do."}},
+                "required": ["other"],
+            },
+        },
+    }
+    for name in (TOOL, OTHER_TOOL)
+)
+
+
+class Abilities(msgspec.Struct, frozen=True, kw_only=True):
+    """The first nine are llama-server's `chat_template_caps`."""
+
+    string_content: bool = True
+    typed_content: bool = False
+    tools: bool = True
+    tool_calls: bool = True
+    parallel_tool_calls: bool = True
+    system_role: bool = True
+    preserve_reasoning: bool = False
+    reasoning_effort: bool = False
+    object_arguments: bool = True
+    """Arguments of calls are wanted as an object, not as text."""
+    tool_results: bool = True
+    null_content: bool = False
+    """Calls are seen only in messages whose content is null."""
+    words_apart: bool = False
+    """Calls are not seen in messages that have text too."""
+    later_system: bool = True
+    """System messages may come in the middle."""
+    short_ids: bool = False
+    """Ids of calls must be nine letters or digits."""
+    tool_list: bool = False
+    """Without tools an empty list is wanted, not null."""
+
+    def caps(self) -> dict[str, bool]:
+        names = self.__struct_fields__[:9]
+        return {f"supports_{name}": getattr(self, name) for name in names}
+
+
+def find_abilities(render: Render) -> Abilities:
+    """Renders some 25 times."""
+    return _Probe(render).abilities()
+
+
+class _Probe:
+    """Questions build on what was found before: a template that wants typed content is asked everything with it."""
+
+    def __init__(self, render: Render) -> None:
+        self._render = render
+        self._typed = False
+        self._no_tools: Sequence[Form] | None = None
+
+    def abilities(self) -> Abilities:
+        string, typed = self._content()
+        system = self._shows_system([{"role": "system", "content": SYSTEM}, QUESTION])
+        null_content, object_arguments, calls = self._calls()
+        results = calls and RESULT in (self._called([SHORT_ID], null=null_content, as_text=not object_arguments) or "")
+        return Abilities(
+            string_content=string,
+            typed_content=typed,
+            tools=self._tools(),
+            tool_calls=calls,
+            parallel_tool_calls=calls
+            and self._both(self._called([SHORT_ID, OTHER_SHORT_ID], null=null_content, as_text=not object_arguments)),
+            system_role=system,
+            later_system=system
+            and self._shows_system([QUESTION, ANSWER, {"role": "system", "content": SYSTEM}, QUESTION]),
+            preserve_reasoning=self._preserves_reasoning(),
+            reasoning_effort=self._knows_effort(),
+            object_arguments=calls and object_arguments,
+            tool_results=results,
+            null_content=null_content,
+            words_apart=calls
+            and TOOL not in (self._called([SHORT_ID], null=False, as_text=not object_arguments, words="ok") or TOOL),
+            short_ids=calls and self._called([LONG_ID], null=null_content, as_text=not object_arguments) is None,
+            tool_list=self._no_tools is not None,
+        )
+
+    def _content(self) -> tuple[bool, bool]:
+        parts = [{"type": "text", "text": USER}]
+        for no_tools in (None, ()):
+            self._no_tools = no_tools
+            text = self._plain([QUESTION])
+            listed = self._plain([{"role": "user", "content": parts}])
+            if text is not None or listed is not None:
+                break
+        else:
+            self._no_tools = None
+        string = USER in (text or "")
+        typed = USER in (listed or "") and not any(quoted in (listed or "") for quoted in ("'type'", '"type"'))
+        self._typed = typed and not string
+        return string or not typed, typed
+
+    def _tools(self) -> bool:
+        """Some write them beside a system message only."""
+        bare = self._asked([QUESTION], SIGNATURES)
+        beside = self._asked([{"role": "system", "content": SYSTEM}, QUESTION], SIGNATURES)
+        return TOOL in (bare or "") or TOOL in (beside or "")
+
+    def _calls(self) -> tuple[bool, bool, bool]:
+        """Whether content must be null, whether arguments are objects, whether calls are written at all."""
+        for null in (False, True):
+            for as_text in (False, True):
+                text = self._called([SHORT_ID], null=null, as_text=as_text)
+                if text is not None and _called_well(text):
+                    return null, not as_text, True
+        return False, True, False
+
+    def _called(self, ids: Sequence[str], *, null: bool, as_text: bool, words: str = "") -> str | None:
+        """A conversation in which tools were called, without the signatures: whatever is in it comes from the calls."""
+        arguments: Any = f'{{"{ARGUMENT}": "{VALUE}"}}' if as_text else {ARGUMENT: VALUE}
+        calls = [
+            {"id": id, "type": "function", "function": {"name": name, "arguments": arguments}}
+            for id, name in zip(ids, (TOOL, OTHER_TOOL), strict=False)
+        ]
+        content = None if null else words
+        messages: list[Form] = [QUESTION, {"role": "assistant", "content": content, "tool_calls": calls}]
+        messages += [
+            {"role": "tool", "content": RESULT, "tool_call_id": call["id"], "name": call["function"]["name"]}
+            for call in calls
+        ]
+        bare = self._asked(messages, self._no_tools)
+        return bare if bare is not None else self._asked(messages, [_renamed(one) for one in SIGNATURES])
+
+    def _both(self, text: str | None) -> bool:
+        return text is not None and TOOL in text and OTHER_TOOL in text
+
+    def _preserves_reasoning(self) -> bool:
+        thought = {**ANSWER, "reasoning_content": THOUGHT, "thinking": THOUGHT}
+        messages = [QUESTION, thought, QUESTION, ANSWER, QUESTION]
+        return THOUGHT in (self._asked(messages, self._no_tools, {**PRESERVED, "enable_thinking": True}) or "")
+
+    def _knows_effort(self) -> bool:
+        low, high = (
+            self._asked([QUESTION], self._no_tools, {"enable_thinking": True, **dict.fromkeys(EFFORT_NAMES, effort)})
+            for effort in ("low", "high")
+        )
+        return low != high
+
+    def _shows_system(self, messages: Sequence[Form]) -> bool:
+        return SYSTEM in (self._asked(messages, self._no_tools) or "")
+
+    def _plain(self, messages: Sequence[Form]) -> str | None:
+        return self._render(messages, self._no_tools, {})
+
+    def _asked(
+        self, messages: Sequence[Form], tools: Sequence[Form] | None, values: Mapping[str, Any] | None = None
+    ) -> str | None:
+        if self._typed:
+            messages = [typed(message) for message in messages]
+        return self._render(messages, tools, values or {})
+
+
+EFFORT_NAMES = ("reasoning_effort", "reasoning_strength", "thinking_effort")
+
+PRESERVED: Mapping[str, bool] = {
+    "preserve_thinking": True,
+    "clear_thinking": False,
+    "truncate_history_thinking": False,
+    "drop_thinking": False,
+}
+"""By which names templates are told to show what was thought in earlier turns; llama.cpp's list."""
+
+
+def typed(message: Form) -> Form:
+    """The message with its text as a list of parts."""
+    content = message.get("content")
+    if not isinstance(content, str):
+        return message
+    return {**message, "content": [{"type": "text", "text": content}] if content else []}
+
+
+def _called_well(text: str) -> bool:
+    """Name and arguments are there, as JSON or in a form of the template's own: not Python's, not JSON in a string."""
+    return (
+        all(word in text for word in (TOOL, ARGUMENT, VALUE))
+        and f"'{ARGUMENT}'" not in text
+        and f'\\"{ARGUMENT}' not in text
+    )
+
+
+def _renamed(signature: Form) -> Form:
+    """A signature for a conversation in which marked names come from calls only."""
+    return {**signature, "function": {**signature["function"], "name": "unrelated"}}

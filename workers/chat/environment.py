@@ -1,0 +1,77 @@
+"""Jinja as authors of chat templates know it.
+
+Source of what a template may rely on (`trim_blocks`, loop controls, `raise_exception`, `strftime_now`, `tojson`,
+`{% generation %}`): "Chat templates" in the documentation of Hugging Face transformers. Two things are as llama.cpp's
+interpreter has them, because templates count on them: lists may be changed (`append`), and there is `from_json`.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from datetime import datetime
+from types import GeneratorType
+from typing import Any, NoReturn
+
+from jinja2 import TemplateError, Undefined, nodes
+from jinja2.ext import Extension
+from jinja2.parser import Parser
+from jinja2.sandbox import SandboxedEnvironment
+
+
+class GenerationTag(Extension):
+    """`{% generation %}...{% endgeneration %}` marks what an assistant said, for training: here it is just said."""
+
+    tags = {"generation"}  # noqa: RUF012 - Jinja's own declaration
+
+    def parse(self, parser: Parser) -> nodes.Node:
+        line = next(parser.stream).lineno
+        return nodes.Scope(parser.parse_statements(("name:endgeneration",), drop_needle=True)).set_lineno(line)
+
+
+def new_environment() -> SandboxedEnvironment:
+    """A sandbox without files, modules or attributes that begin with an underscore. It bounds neither time nor memory:
+    whoever renders what he did not write does so in a process that can be stopped (`workers.chat.render_process`)."""
+    environment = SandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols", GenerationTag]
+    )
+    environment.filters["tojson"] = to_json
+    environment.filters["from_json"] = json.loads
+    environment.globals["raise_exception"] = _raise_exception
+    environment.globals["strftime_now"] = _strftime_now
+    return environment
+
+
+def to_json(
+    value: Any,
+    ensure_ascii: bool = False,
+    indent: int | str | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
+    """Plain JSON: Jinja's own filter escapes for HTML, which no model was trained on."""
+    return json.dumps(
+        value,
+        ensure_ascii=ensure_ascii,
+        indent=indent,
+        separators=separators,
+        sort_keys=sort_keys,
+        default=_plain,
+    )
+
+
+def _plain(value: Any) -> Any:
+    """What filters like `map` make, and what was left out, as JSON has it."""
+    if isinstance(value, Undefined):
+        return None
+    if isinstance(value, GeneratorType | Iterator):
+        return list(value)
+    raise TypeError(f"{type(value).__name__} has no form in JSON")
+
+
+def _raise_exception(message: str) -> NoReturn:
+    raise TemplateError(message)
+
+
+def _strftime_now(format: str) -> str:
+    return datetime.now().astimezone().strftime(format)

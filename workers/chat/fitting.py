@@ -1,0 +1,220 @@
+"""Conversations made to fit a template that has no place for something in them, and messages as templates get them.
+
+What a template can't show in a way of its own is put into words where it can: system messages into the user's, tool
+calls and results into text. Nothing is left out. llama.cpp does part of this (`workaround` in common/chat.cpp); where
+both do it, it is done alike, so that prompts are the same.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable, Sequence
+from itertools import groupby
+from typing import Any
+
+from msgspec.structs import replace
+
+from workers.chat import spoken
+from workers.chat.abilities import Abilities, Form, typed
+from workers.protocol.requests import Message, Tool, ToolCall
+
+SHORT_ID_CHARS = 9
+
+
+def fitted(messages: Sequence[Message], tools: Sequence[Tool], abilities: Abilities, source: str) -> list[Message]:
+    """`source`: of the template, which tells how the model writes calls."""
+    fit = _with_names(messages)
+    if "developer" not in source:
+        fit = [replace(one, role="system") if one.role == "developer" else one for one in fit]
+    if not abilities.tool_calls:
+        fit = [_call_in_words(one, source) for one in fit]
+    elif abilities.null_content or abilities.words_apart:
+        fit = [part for one in fit for part in _words_apart(one)]
+    if not abilities.tool_results:
+        fit = [_result_in_words(one) for one in fit]
+    if abilities.tool_calls and not abilities.parallel_tool_calls:
+        fit = _one_call_at_a_time(fit)
+    if abilities.short_ids:
+        fit = [_with_short_ids(one) for one in fit]
+    if tools and not abilities.tools:
+        fit = _with_opening(fit, spoken.signatures(tools, source))
+    if abilities.system_role and not abilities.later_system:
+        return [*fit[:1], *_system_in_users(fit[1:])]
+    return fit if abilities.system_role else _system_in_users(fit)
+
+
+def mended(messages: Sequence[Message]) -> list[Message]:
+    """For a template that refuses the order of the roles: one system message at most, at the beginning; then the user
+    and the assistant in turn, as far as joining neighbours brings that about."""
+    opening, rest = list(messages[:1]), messages[1:]
+    if opening and opening[0].role != "system":
+        opening, rest = [], messages
+    rest = [_as_user(one) if one.role in ("system", "developer") else one for one in rest]
+    if opening and all(one.role != "user" for one in rest):
+        opening, rest = [], [_as_user(opening[0]), *rest]
+    return [*opening, *_joined(rest)]
+
+
+def forms(messages: Iterable[Message], abilities: Abilities, source: str) -> list[Form]:
+    """OpenAI's form, with text as `content` unless the template wants parts: many add it to other text unasked."""
+    thinking = "reasoning_content" not in source and any(one in source for one in (".thinking", "['thinking']"))
+    made = [_form(message, abilities, thinking=thinking) for message in messages]
+    return [typed(one) for one in made] if abilities.typed_content and not abilities.string_content else made
+
+
+def tool_form(tool: Tool) -> Form:
+    """A description is always there, and parameters are, as llama-server has it."""
+    parameters = tool.parameters if tool.parameters is not None else {"type": "object", "properties": {}}
+    function = {"name": tool.name, "description": tool.description or "", "parameters": parameters}
+    return {"type": "function", "function": function}
+
+
+def _form(message: Message, abilities: Abilities, *, thinking: bool) -> Form:
+    form: Form = {"role": message.role, "content": message.content or ""}
+    if message.reasoning is not None:
+        form["reasoning_content"] = message.reasoning
+        if thinking:
+            form["thinking"] = message.reasoning
+            if message.tool_calls:  # such templates take one of the two beside a call
+                form["content"] = ""
+    if message.name is not None:
+        form["name"] = message.name
+    if message.tool_call_id is not None:
+        form["tool_call_id"] = message.tool_call_id
+    if message.tool_calls:
+        form["tool_calls"] = [_call_form(call, as_object=abilities.object_arguments) for call in message.tool_calls]
+        if abilities.null_content and not message.content:
+            form["content"] = None
+    return form
+
+
+def _call_form(call: ToolCall, *, as_object: bool) -> Form:
+    arguments = arguments_of(call) if as_object else call.arguments or "{}"
+    return {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": arguments}}
+
+
+def arguments_of(call: ToolCall) -> Any:
+    """An object; text that is none is passed on as the model once wrote it."""
+    if not call.arguments.strip():
+        return {}
+    try:
+        value = json.loads(call.arguments)
+    except (ValueError, RecursionError):
+        return call.arguments
+    return value if isinstance(value, dict) else call.arguments
+
+
+def _with_names(messages: Sequence[Message]) -> list[Message]:
+    """Results with the name of the tool, which many templates write and few callers send."""
+    names: dict[str, str] = {}
+    named = []
+    for message in messages:
+        names |= {call.id: call.name for call in message.tool_calls}
+        unnamed = message.role == "tool" and message.name is None
+        named.append(replace(message, name=names.get(message.tool_call_id or "")) if unnamed else message)
+    return named
+
+
+def _call_in_words(message: Message, source: str) -> Message:
+    if not message.tool_calls:
+        return message
+    calls = spoken.calls([(call.name, arguments_of(call)) for call in message.tool_calls], source)
+    return replace(message, content=_paragraphs(message.content, calls), tool_calls=())
+
+
+def _result_in_words(message: Message) -> Message:
+    if message.role != "tool":
+        return message
+    return Message("user", spoken.result(message.content or ""))
+
+
+def _words_apart(message: Message) -> list[Message]:
+    """Text first, then the calls."""
+    if not message.tool_calls or not message.content:
+        return [message]
+    return [replace(message, tool_calls=()), replace(message, content=None, reasoning=None)]
+
+
+def _one_call_at_a_time(messages: Sequence[Message]) -> list[Message]:
+    """Each call followed by its result, where that is known."""
+    results = {one.tool_call_id: one for one in messages if one.role == "tool"}
+    taken: set[str | None] = set()
+    single: list[Message] = []
+    for message in messages:
+        if len(message.tool_calls) < 2:
+            single += [] if message.role == "tool" and message.tool_call_id in taken else [message]
+            continue
+        for number, call in enumerate(message.tool_calls):
+            first = number == 0
+            content, reasoning = (message.content, message.reasoning) if first else (None, None)
+            single.append(replace(message, content=content, reasoning=reasoning, tool_calls=(call,)))
+            if call.id in results:
+                single.append(results[call.id])
+                taken.add(call.id)
+    return single
+
+
+def _with_short_ids(message: Message) -> Message:
+    if message.tool_call_id is not None:
+        message = replace(message, tool_call_id=_short(message.tool_call_id))
+    if message.tool_calls:
+        message = replace(message, tool_calls=tuple(replace(one, id=_short(one.id)) for one in message.tool_calls))
+    return message
+
+
+def _short(id: str) -> str:
+    if len(id) == SHORT_ID_CHARS and id.isascii() and id.isalnum():
+        return id
+    return hashlib.sha256(id.encode("utf-8", "replace")).hexdigest()[:SHORT_ID_CHARS]
+
+
+def _with_opening(messages: Sequence[Message], text: str) -> list[Message]:
+    """`text` at the end of the system message, or as one."""
+    if messages and messages[0].role in ("system", "developer"):
+        return [replace(messages[0], content=_paragraphs(messages[0].content, text)), *messages[1:]]
+    return [Message("system", text), *messages]
+
+
+def _system_in_users(messages: Sequence[Message]) -> list[Message]:
+    """Each at the beginning of the user's next message, a line of its own, as llama-server has it."""
+    held: list[str] = []
+    merged: list[Message] = []
+    for message in messages:
+        if message.role in ("system", "developer"):
+            held.append(message.content or "")
+        elif held and message.role == "user":
+            merged.append(replace(message, content="\n".join([*held, message.content or ""])))
+            held = []
+        else:
+            merged.append(message)
+    return [*merged, Message("user", "\n".join(held))] if held else merged
+
+
+def _joined(messages: Sequence[Message]) -> list[Message]:
+    """Neighbours of one role as one message; results of tools stay apart."""
+    joined: list[Message] = []
+    for role, group in groupby(messages, key=lambda one: one.role):
+        alike = list(group)
+        joined += alike if role == "tool" else [_together(alike)]
+    return joined
+
+
+def _together(messages: Sequence[Message]) -> Message:
+    first = messages[0]
+    if len(messages) == 1:
+        return first
+    return replace(
+        first,
+        content=_paragraphs(*(one.content for one in messages)),
+        reasoning=_paragraphs(*(one.reasoning for one in messages)) or None,
+        tool_calls=tuple(call for one in messages for call in one.tool_calls),
+    )
+
+
+def _as_user(message: Message) -> Message:
+    return replace(message, role="user")
+
+
+def _paragraphs(*texts: str | None) -> str:
+    return "\n\n".join(text for text in texts if text)

@@ -1,0 +1,98 @@
+"""The process in which chat templates run (`workers.chat.renderer` starts it).
+
+    python -m workers.chat.render_process
+
+Reads a `Setup` and then `Conversation`s as lines of JSON. Answers the first with the templates' abilities, or why one
+is unusable, and each other one with the prompt or a `Failure`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import time
+
+import msgspec
+
+from workers.bounds import bound_cpu, bound_memory, shut_off
+from workers.chat.abilities import Abilities
+from workers.chat.conversation import Conversation
+from workers.chat.template import ChatTemplate, TemplateSet, TemplateUnusable
+from workers.protocol.failures import CallFailed, Failure, FailureCode
+from workers.protocol.requests import Message
+
+EXTRA_BYTES = 768 << 20
+"""Memory beyond what the process takes itself: several times the longest prompt, in text and in JSON."""
+
+CPU_S = 30
+"""For one conversation."""
+
+
+class Setup(msgspec.Struct, frozen=True, kw_only=True):
+    sources: dict[str, str]
+    bos_text: str
+    eos_text: str
+    abilities: dict[str, Abilities] | None = None
+    """If another process has found them already."""
+
+
+class Ready(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    abilities: dict[str, Abilities]
+
+
+class Unusable(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    reason: str
+
+
+Answer = str | Failure
+
+decode_setup = msgspec.json.Decoder(Setup).decode
+decode_conversation = msgspec.json.Decoder(Conversation).decode
+encode = msgspec.json.Encoder().encode
+
+
+def main() -> None:
+    setup = decode_setup(sys.stdin.buffer.readline())
+    _warm_up()
+    bound_memory(EXTRA_BYTES)
+    shut_off()
+    bound_cpu(CPU_S)
+    try:
+        templates = TemplateSet(
+            setup.sources, bos_text=setup.bos_text, eos_text=setup.eos_text, abilities=setup.abilities
+        )
+    except TemplateUnusable as error:
+        _tell(Unusable(reason=str(error)))
+        return
+    _tell(Ready(abilities=templates.abilities))
+    for line in sys.stdin.buffer:
+        bound_cpu(CPU_S)
+        _tell(_answer(templates, line))
+
+
+def _answer(templates: TemplateSet, line: bytes) -> Answer:
+    try:
+        return templates.render(decode_conversation(line))
+    except CallFailed as failed:
+        return failed.failure
+    except MemoryError:
+        message = "these messages take more memory than one request may; send shorter ones"
+        return Failure(FailureCode.INVALID_REQUEST, message, "messages")
+
+
+def _warm_up() -> None:
+    """Loads what Python and libc load when it is first needed: a refusal's traceback, the time zone."""
+    time.localtime()
+    template = ChatTemplate("{{ strftime_now('%d %b %Y') }}{{ messages[0].content | tojson(indent=1) }}")
+    template.render(Conversation(messages=(Message("user", "hello"),)))
+    with contextlib.suppress(CallFailed):
+        ChatTemplate("{{ raise_exception('warm') }}").render(Conversation(messages=(Message("user", "hello"),)))
+
+
+def _tell(answer: object) -> None:
+    sys.stdout.buffer.write(encode(answer) + b"\n")
+    sys.stdout.buffer.flush()
+
+
+if __name__ == "__main__":
+    main()

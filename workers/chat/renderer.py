@@ -1,0 +1,98 @@
+"""Renders chat templates in a process that can be stopped.
+
+A template comes with a model file, and Jinja's sandbox keeps it from files and from Python; nothing in it keeps a loop
+from going on for ever, or an expression from asking for all memory. In the process that serves, either would be the end
+of every call. So templates run in a process of their own, which is killed at a deadline and replaced, has a bound on
+its memory, can open nothing and knows no secret. All templates do, those that are trusted too: what it costs is lost
+beside the rest of a request (docs/chat-templates.md).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from types import TracebackType
+from typing import Self
+
+import msgspec
+
+from workers.chat.abilities import Abilities
+from workers.chat.conversation import Conversation
+from workers.chat.render_process import Answer, Ready, Setup, Unusable
+from workers.chat.template import CHATML, DEFAULT, TemplateUnusable
+from workers.protocol.failures import CallFailed, Failure, FailureCode
+from workers.stoppable import NotStarted, ProcessEnded, StoppableProcess, TookTooLong
+
+START_S = 30.0
+RENDER_S = 5.0
+"""From the question to the answer. A hundred tools and two hundred messages take some hundredths of it."""
+
+_encode = msgspec.json.Encoder().encode
+_decode_start: Callable[[bytes], Ready | Unusable] = msgspec.json.Decoder(Ready | Unusable).decode
+_decode_answer: Callable[[bytes], Answer] = msgspec.json.Decoder(Answer).decode
+
+
+class Renderer:
+    """A model's templates; may be used from several threads, one conversation at a time."""
+
+    def __init__(
+        self,
+        sources: Mapping[str, str],
+        *,
+        bos_text: str = "",
+        eos_text: str = "",
+        render_s: float = RENDER_S,
+        start_s: float = START_S,
+    ) -> None:
+        """`sources`: Jinja by name, `default` among them; where that is missing, it is ChatML.
+
+        Starts the process and lets it try the templates: takes some tenths of a second. Raises TemplateUnusable.
+        """
+        self.sources = {DEFAULT: CHATML, **sources}
+        self._render_s = render_s
+        self._process = StoppableProcess("workers.chat.render_process", start_s=start_s)
+        self._setup = Setup(sources=self.sources, bos_text=bos_text, eos_text=eos_text)
+        self.abilities: Mapping[str, Abilities] = self._started().abilities
+        self._process.tell_successors(_encode(msgspec.structs.replace(self._setup, abilities=dict(self.abilities))))
+
+    @property
+    def pid(self) -> int | None:
+        return self._process.pid
+
+    def render(self, conversation: Conversation) -> str:
+        """The prompt's text. Blocks, for `render_s` at most once it is this conversation's turn. Raises CallFailed."""
+        try:
+            answer = _decode_answer(self._process.ask(_encode(conversation), self._render_s))
+        except TookTooLong:
+            message = f"the model's chat template took longer than {self._render_s:g} s; send fewer or shorter messages"
+            raise CallFailed(Failure(FailureCode.INVALID_REQUEST, message, "messages")) from None
+        except NotStarted as error:
+            message = f"chat templates can't be rendered on this worker: the process for it did not start ({error})"
+            raise CallFailed(Failure(FailureCode.INTERNAL, message)) from None
+        except ProcessEnded as ended:
+            message = f"the model's chat template broke down over these messages ({ended}); send fewer or shorter ones"
+            raise CallFailed(Failure(FailureCode.INVALID_REQUEST, message, "messages")) from None
+        if isinstance(answer, Failure):
+            raise CallFailed(answer)
+        return answer
+
+    def close(self) -> None:
+        self._process.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _started(self) -> Ready:
+        """Raises TemplateUnusable."""
+        try:
+            ready = _decode_start(self._process.start(_encode(self._setup)))
+        except NotStarted as error:
+            raise TemplateUnusable(f"the chat template can't render the shortest conversations ({error})") from None
+        if isinstance(ready, Unusable):
+            self.close()
+            raise TemplateUnusable(ready.reason)
+        return ready

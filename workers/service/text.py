@@ -1,0 +1,141 @@
+"""The routes for text without the engine: tokens of a text, text of tokens, a request as its prompt, what is served.
+
+What takes longer than an instant runs on other threads, a few at a time: results of the largest texts are large.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from workers.chat.conversation import conversation_of
+from workers.chat.prompts import SHORT_CHARS, Prompts
+from workers.protocol.failures import CallFailed, Failure, FailureCode
+from workers.protocol.text import (
+    DETOKENIZE_PATH,
+    MAX_TEXT_BYTES,
+    PROPS_PATH,
+    RENDER_PATH,
+    TOKENIZE_PATH,
+    Detokenize,
+    Detokenized,
+    Props,
+    Render,
+    Rendered,
+    Tokenize,
+    Tokenized,
+    decode_detokenize,
+    decode_render,
+    decode_tokenize,
+)
+from workers.service.bodies import answer, decoded, encode, read_body, refusal
+
+MAX_RENDER_BYTES = 64 << 20
+"""As of a request to be answered."""
+
+SHORT_BYTES = SHORT_CHARS
+"""Bodies up to this long are dealt with at once."""
+
+AT_ONCE = 2
+
+
+class Vocabulary(Protocol):
+    """Safe to use from several threads."""
+
+    num_tokens: int
+
+    def special_piece(self, token: int) -> bytes: ...
+    def join(self, tokens: Sequence[int]) -> bytes: ...
+
+
+class Texts:
+    """What the routes tell. Everything may block, and raises CallFailed."""
+
+    def __init__(self, vocab: Vocabulary, prompts: Prompts, *, bos_text: str = "") -> None:
+        """`bos_text`: what the model begins every text with by itself; prompts are shown without it."""
+        self._vocab = vocab
+        self._prompts = prompts
+        self._bos_text = bos_text
+
+    def tokenize(self, asked: Tokenize) -> Tokenized:
+        tokens = self._prompts.mixed(asked.content, add_special=asked.add_special, parse_special=asked.parse_special)
+        pieces = tuple(map(self._vocab.special_piece, tokens)) if asked.with_pieces else None
+        return Tokenized(tokens=tuple(tokens), pieces=pieces)
+
+    def detokenize(self, asked: Detokenize) -> Detokenized:
+        for position, token in enumerate(asked.tokens):
+            if not 0 <= token < self._vocab.num_tokens:
+                message = f"`tokens` has {token} at position {position}; this model's are 0 to "
+                message += f"{self._vocab.num_tokens - 1}"
+                raise CallFailed(Failure(FailureCode.INVALID_REQUEST, message, "tokens"))
+        return Detokenized(content=self._text(asked.tokens))
+
+    def render(self, asked: Render) -> Rendered:
+        request = asked.request
+        if not asked.count and request.infill is None and request.prompt is None and request.messages:
+            return Rendered(prompt=self._shown(self._prompts.text(conversation_of(request))))
+        prompt = self._prompts.prompt(request)
+        text = None
+        if asked.text:
+            text = request.prompt if isinstance(request.prompt, str) else self._shown(prompt.text)
+            text = self._text(prompt.tokens) if text is None else text
+        return Rendered(prompt=text, num_tokens=len(prompt.tokens) if asked.count else None)
+
+    def _shown(self, text: str | None) -> str | None:
+        return text.removeprefix(self._bos_text) if text is not None else None
+
+    def _text(self, tokens: Sequence[int]) -> str:
+        return self._vocab.join(tokens).decode("utf-8", "replace")
+
+
+class TextRoutes:
+    def __init__(self, texts: Texts, props: Props) -> None:
+        self._texts = texts
+        self._props = encode(props)
+        self._turn = asyncio.Semaphore(AT_ONCE)
+
+    def routes(self) -> list[Route]:
+        return [
+            Route(TOKENIZE_PATH, self.tokenize, methods=["POST"]),
+            Route(DETOKENIZE_PATH, self.detokenize, methods=["POST"]),
+            Route(RENDER_PATH, self.render, methods=["POST"]),
+            Route(PROPS_PATH, self.props, methods=["GET"]),
+        ]
+
+    async def tokenize(self, request: Request) -> Response:
+        return await self._told(request, MAX_TEXT_BYTES, decode_tokenize, self._texts.tokenize)
+
+    async def detokenize(self, request: Request) -> Response:
+        return await self._told(request, MAX_TEXT_BYTES, decode_detokenize, self._texts.detokenize)
+
+    async def render(self, request: Request) -> Response:
+        return await self._told(request, MAX_RENDER_BYTES, decode_render, self._texts.render, renders=True)
+
+    async def props(self, request: Request) -> Response:
+        return Response(self._props, media_type="application/json")
+
+    async def _told(
+        self,
+        request: Request,
+        max_bytes: int,
+        decode: Callable[[bytes], Any],
+        tell: Callable[[Any], Any],
+        *,
+        renders: bool = False,
+    ) -> Response:
+        def told(body: bytes) -> Response:
+            return answer(tell(decoded(decode, body)))
+
+        try:
+            body = await read_body(request, max_bytes)
+            if len(body) <= SHORT_BYTES and not renders:
+                return told(body)
+            async with self._turn:
+                return await asyncio.to_thread(told, body)
+        except CallFailed as failed:
+            return refusal(failed.failure)
