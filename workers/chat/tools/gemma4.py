@@ -42,6 +42,6 @@ GEMMA4 = Family(
     parse=Gemma4Reader,
     syntax=CallSyntax(before=f"{OPEN}{CALL}", middle="", after=CLOSE, between="", triggers=(OPEN,)),
     marks=((OPEN, CALL),),
-    controls=(OPEN, CLOSE, RESPONSE, GEMMA_QUOTE),
+    controls=(OPEN, CLOSE, RESPONSE, GEMMA_QUOTE, "<|channel>"),
     calls_end_thoughts=True,
 )

@@ -27,6 +27,9 @@ _SPACE = re.compile(r"[ \t\r\n]+")
 _WORD = re.compile(r"""[^\s,:{}\[\]()"'=<>]+""")
 _SCALAR = re.compile(r"(?:true|false|null|-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?)\Z")
 _HEX = re.compile(r"[0-9a-fA-F]*")
+_DIGITS = {"u": 4, "x": 2, "U": 8}
+"""Of a character's number, by the letter of the escape; the last two are Python's."""
+MAX_CODE = 0x10FFFF
 _PYTHON = {"True": "true", "False": "false", "None": "null"}
 
 VALUE, FIRST_VALUE, NEXT_VALUE, FIRST_KEY, NEXT_KEY, COLON, COMMA = range(7)
@@ -213,15 +216,14 @@ def _escape(text: str, start: int, ended: bool, out: list[str]) -> int:
     if kind == "'":
         out.append("'")
         return start + 2
-    if kind in ("u", "x"):
-        length = 4 if kind == "u" else 2
+    if kind in _DIGITS:
+        length = _DIGITS[kind]
         digits = text[start + 2 : start + 2 + length]
-        found = _HEX.match(digits)
-        if found is not None and found.end() == len(digits):
-            if len(digits) == length:
-                out.append(f"\\u{digits:0>4}")
-                return start + 2 + length
-            if not ended:
+        if _HEX.fullmatch(digits):
+            if len(digits) < length and not ended:
                 return start
+            if len(digits) == length and (kind != "U" or int(digits, 16) <= MAX_CODE):
+                out.append(f"\\u{digits:0>4}" if kind != "U" else json.dumps(chr(int(digits, 16)))[1:-1])
+                return start + 2 + length
     out.append("\\\\")  # an escape that JSON does not have stands for itself
     return start + 1
