@@ -18,7 +18,6 @@ import uvloop
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from tests.support.fake_engine import FakeEngine, FakeOptions
-from tests.support.fake_pooled import fake_pool
 from tests.support.fake_text import fake_prompts, fake_routes
 from workers.protocol.exits import Exit
 from workers.protocol.framing import EVENTS_PATH
@@ -65,7 +64,6 @@ def parser() -> argparse.ArgumentParser:
     )
     flags.add_argument("--redis-url", required=True, help="Redis to register in")
     flags.add_argument("--model", default="fake", help="name of the pool it serves (default: fake)")
-    flags.add_argument("--kind", choices=("generate", "embed", "rank"), default="generate", help="what it does")
     flags.add_argument("--worker-id", default="", help="id in the fleet (default: fake-<process id>)")
     flags.add_argument("--host", default="127.0.0.1", help="address to listen on")
     flags.add_argument("--port", type=int, default=0, help="port to listen on (default: any free one)")
@@ -130,15 +128,13 @@ async def serve(args: argparse.Namespace) -> Exit:
     http: Any = "httptools"
     if args.drop_stream_every:
         http = type("Cutting", (CuttingProtocol,), {"writes_left": args.drop_stream_every})
-    desk, pooled = fake_pool(args.kind, args.slots, args.ctx) if args.kind != "generate" else (None, None)
     server = WorkerServer(
         place,
         listen(args.host, args.port),
         prompts,
         Sampling(),
-        lambda emit, on_crash: pooled or FakeEngine(options, emit, on_crash),
+        lambda emit, on_crash: FakeEngine(options, emit, on_crash),
         http=http,
-        pool=desk,
         texts=fake_routes(prompts, FACTS, model=args.model, slots=args.slots, n_ctx=args.ctx),
     )
     print(server.address, flush=True)
