@@ -23,7 +23,7 @@ from workers.black_box import BlackBox, describe, take
 from workers.chat.answers import Answers
 from workers.chat.families import FamilyUnknown, family_of
 from workers.chat.prompts import Prompts
-from workers.chat.template import DEFAULT, TemplateUnusable
+from workers.chat.template import TemplateUnusable
 from workers.constraint.compiler import Compiler
 from workers.constraint.tool_calls import CallForms
 from workers.constraint.trial import Trial
@@ -105,7 +105,8 @@ def _run(settings: WorkerSettings) -> int:
         if is_pooled(model, llama):
             return _run_pooled(place, sock, model, settings, llama)
         renderer = opened.enter_context(open_renderer(model, settings.chat_template))
-        answers = Answers(family_of(renderer.sources[DEFAULT], settings.tool_family), model.vocab)
+        answers = Answers(family_of("\n".join(renderer.sources.values()), settings.tool_family), model.vocab)
+        logger.info("answers are read as those of the family %s", answers.family.name)
         context, n_ctx = make_context(model, settings, llama)
         prompts = Prompts(
             renderer,

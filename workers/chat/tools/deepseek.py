@@ -6,14 +6,16 @@
     ```<｜tool▁call▁end｜><｜tool▁calls▁end｜>
 
 V3.1 writes the name before the separator and the arguments after it, without a fence. Both are read whatever the
-template shows. Source: the chat templates of deepseek-ai/DeepSeek-R1 and deepseek-ai/DeepSeek-V3.1.
+template shows, and Hermes' form too: these templates have no place for tools, and models are told to answer so. Source:
+the chat templates of deepseek-ai/DeepSeek-R1 and deepseek-ai/DeepSeek-V3.1.
 """
 
 from __future__ import annotations
 
 from workers.chat.tools.family import CallSyntax, Family
+from workers.chat.tools.hermes import HermesReader
 from workers.chat.tools.json_text import JsonText
-from workers.chat.tools.reader import Reader, Steps
+from workers.chat.tools.reader import Steps
 from workers.chat.tools.tags import Tags
 
 OPEN, CLOSE = "<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"
@@ -24,10 +26,13 @@ _SEPARATOR = Tags((SEPARATOR,))
 _AFTER_NAME = Tags((FENCE, "{"))
 
 
-class DeepSeekReader(Reader):
-    openers: tuple[str, ...] = (OPEN, CALL)
+class DeepSeekReader(HermesReader):
+    openers: tuple[str, ...] = (OPEN, CALL, *HermesReader.openers)
+    thought_ends = (OPEN, CALL)
 
     def _call(self, mark: str) -> Steps[bool]:
+        if mark in HermesReader.openers:
+            return (yield from super()._call(mark))
         if mark == OPEN and not (yield from self._mark(CALL)):
             return False
         if not (yield from self._one()):

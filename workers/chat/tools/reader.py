@@ -52,6 +52,8 @@ class Reader:
 
     openers: tuple[str, ...] = ()
     bare: tuple[str, ...] = ()
+    thought_ends: tuple[str, ...] | None = None
+    """Those openers that end a thought, where the family's calls do; None: all."""
     silent: tuple[str, ...] = ()
     """Marks that mean nothing to the caller, wherever they stand."""
 
@@ -65,7 +67,7 @@ class Reader:
         anywhere = (*openers, *self.silent, *(thought if self._thought and self._thought.anywhere else ()))
         self._anywhere = Tags(anywhere)
         self._at_gap = Tags((*anywhere, *bare, *thought))
-        ends = openers if family.calls_end_thoughts else ()
+        ends = (self.thought_ends or openers) if family.calls_end_thoughts and ask.tools else ()
         self._thought_ends = Tags(() if self._thought is None else (self._thought.close, *ends))
         self._gap = Gap.START
         self._text = ""
@@ -97,12 +99,14 @@ class Reader:
 
     def _answer(self) -> Steps[None]:
         mark = (yield from self._think("")) if self._ask.opened and self._thought is not None else None
+        thinking = mark is not None
         while True:
             mark = mark or (yield from self._until(self._anywhere))
             if mark is None:
                 return
             if self._thought is not None and mark == self._thought.open:
                 mark = yield from self._think(mark)
+                thinking = mark is not None
                 continue
             if mark in self.silent:
                 self._drop()
@@ -110,9 +114,14 @@ class Reader:
                 self._drop()
                 self._gap = Gap.CALL
                 self.is_over = self._ask.one_call
+            elif thinking:  # it was only spoken of
+                self._reject(thought=self._ask.split)
+                mark = yield from self._think_on()
+                thinking = mark is not None
+                continue
             else:
                 self._reject()
-            mark = None
+            mark, thinking = None, False
 
     def _call(self, mark: str) -> Steps[bool]:
         """Reads the calls that `mark` opens, which is the head now. False: these are none."""
@@ -126,12 +135,12 @@ class Reader:
             self._reasons = None
         else:
             self._reject()
+        return (yield from self._think_on())
+
+    def _think_on(self) -> Steps[str | None]:
         self._gap = Gap.NONE
         end = yield from self._until(self._thought_ends, thinking=self._ask.split)
-        if end is None:
-            return None
-        if self._thought is not None and end != self._thought.close:
-            self._gap = Gap.THOUGHT
+        if end is None or (self._thought is not None and end != self._thought.close):
             return end
         if self._ask.split:
             self._drop()
@@ -240,10 +249,10 @@ class Reader:
         self._space = ""
         self._text, self._at = self._text[self._at :], 0
 
-    def _reject(self) -> None:
-        """The head is text; what follows it is looked at afresh."""
+    def _reject(self, *, thought: bool = False) -> None:
+        """The head is text, or thought; what follows it is looked at afresh."""
         head, self._at = self._at, 0
-        self._say(self._space + self._text[:head])
+        (self._reason if thought else self._say)(self._space + self._text[:head])
         self._text, self._space = self._text[head:], ""
 
     # What calls are made of: each reads from `_at` on, and moves it if it finds what it looks for
