@@ -36,6 +36,18 @@ class GatewaySettings(PaddockSettings):
         int, Field(ge=16, description="events a slow client may fall behind before its stream is cut off")
     ] = 2048
     drain_s: Annotated[float, Field(ge=0, description="how long a stopping gateway lets running streams finish")] = 15.0
+    resume_ttl_s: Annotated[
+        float, Field(gt=0, le=86_400, description="how long a stream that may be resumed can be read after its end")
+    ] = 300.0
+    resume_buffer_bytes: Annotated[
+        int, Field(ge=4096, description="how far back one such stream can be read again, in this process and in Redis")
+    ] = 4 << 20
+    response_ttl_s: Annotated[
+        float, Field(ge=1, description="how long a stored response stays in Redis; continuing from it begins anew")
+    ] = 86_400.0
+    responses_bytes_per_team: Annotated[
+        int, Field(ge=0, description="most bytes of stored responses per team; the oldest make room, 0 keeps none")
+    ] = 64 << 20
     redis_wait_s: Annotated[float, Field(ge=0, description="how long a starting gateway waits for Redis to answer")] = (
         10.0
     )

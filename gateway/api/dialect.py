@@ -1,6 +1,6 @@
 """What a dialect is: how its requests are read, how its answers and its errors are written.
 
-A dialect imports the canonical request and events and nothing of another dialect. `gateway.api.generation` drives it.
+A dialect imports the canonical request and events and nothing of another dialect. `gateway.api.answering` drives it.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from workers.protocol.events import CallEvent
 from workers.protocol.requests import GenerateRequest
 
 SHAPE = "paddock.shape"
-"""Where the ASGI scope has the `ErrorShape` of the route."""
+"""Where the ASGI scope has the `ErrorShape` of the route; OpenAI's until one is found."""
 
 Headers = list[tuple[bytes, bytes]]
 
@@ -82,15 +82,20 @@ class WholeWriter(Protocol):
 
 
 AskedT = TypeVar("AskedT", bound=Asked)
+AskedIn = TypeVar("AskedIn", bound=Asked, contravariant=True)
 
 
-class Dialect(Protocol[AskedT]):
+class Writers(Protocol[AskedIn]):
+    """How answers are written. Stateless."""
+
+    def stream_writer(self, asked: AskedIn, call: Call, trail: Trail) -> StreamWriter: ...
+
+    def whole_writer(self, asked: AskedIn, call: Call, trail: Trail) -> WholeWriter: ...
+
+
+class Dialect(Writers[AskedT], Protocol[AskedT]):
     """A way to ask for generated text. Stateless."""
 
     def read(self, raw: bytes, scope: Scope) -> AskedT:
         """Raises PaddockError for what is not valid or not supported, naming the parameter."""
         ...
-
-    def stream_writer(self, asked: AskedT, call: Call, trail: Trail) -> StreamWriter: ...
-
-    def whole_writer(self, asked: AskedT, call: Call, trail: Trail) -> WholeWriter: ...

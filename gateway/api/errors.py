@@ -7,8 +7,8 @@ import math
 
 from starlette.types import Message, Receive, Scope, Send
 
+from gateway.api.cors import origin_headers
 from gateway.api.dialect import SHAPE, ErrorShape
-from gateway.api.openai.error_shape import OPENAI
 from gateway.errors import AuthenticationFailed, BodyTooLarge, BodyTooSlow, MethodNotAllowed, PaddockError, Stopping
 from gateway.telemetry.trail import Trail
 
@@ -18,8 +18,8 @@ LINGER_BYTES = 64 << 20
 
 
 def shape_of(scope: Scope) -> ErrorShape:
-    """That of the route, or OpenAI's where no route was found."""
-    shape: ErrorShape = scope.get(SHAPE, OPENAI)
+    """That of the route; where none was found, the door's."""
+    shape: ErrorShape = scope[SHAPE]
     return shape
 
 
@@ -46,7 +46,7 @@ async def send_error(receive: Receive, send: Send, error: PaddockError, trail: T
     note_error(trail, error)
     body = shape.body(error, trail)
     headers = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(body))]
-    headers += [(b"x-request-id", trail.request_id.encode()), *error_headers(error)]
+    headers += [(b"x-request-id", trail.request_id.encode()), *origin_headers(trail.origin), *error_headers(error)]
     await send({"type": "http.response.start", "status": trail.status, "headers": headers})
     if isinstance(error, BodyTooLarge | BodyTooSlow):
         await send({"type": "http.response.body", "body": body, "more_body": True})

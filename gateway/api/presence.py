@@ -8,6 +8,9 @@ from contextlib import asynccontextmanager
 
 from starlette.types import Receive
 
+CLIENT_GONE_STATUS = 499
+"""In the log only: nobody is there to read it. nginx's convention."""
+
 
 class ClientGone(Exception):  # the end of a request that nobody waits for, not a fault
     """The client closed the connection."""

@@ -1,4 +1,4 @@
-"""The admission scripts: read from `lua/`, key names put in front, identified by their SHA-1 as EVALSHA wants it."""
+"""The Lua scripts: read from `lua/`, key names put in front, identified by their SHA-1 as EVALSHA wants it."""
 
 from __future__ import annotations
 
@@ -45,7 +45,22 @@ def key_names() -> str:
 
 def load_script(name: str) -> Script:
     """`lua/<name>.lua` below the key names and `lua/shared.lua`."""
-    parts = (key_names(), (FOLDER / "shared.lua").read_text("utf-8"), (FOLDER / f"{name}.lua").read_text("utf-8"))
-    source = "\n".join(parts)
+    return _script(name, key_names() + "\n" + (FOLDER / "shared.lua").read_text("utf-8"))
+
+
+def load_response_script(name: str) -> Script:
+    """`lua/<name>.lua` below the names of one team's stored responses."""
+    prefix = keys.responses("")
+    after = keys.response("", "").removeprefix(prefix)
+    names = (
+        "local responses_key = KEYS[1]",
+        f'local response_sizes_key = KEYS[1] .. "{keys.response_sizes("").removeprefix(prefix)}"',
+        f'local function response_key(id) return KEYS[1] .. "{after}" .. id end',
+    )
+    return _script(name, "\n".join(names))
+
+
+def _script(name: str, head: str) -> Script:
+    source = head + "\n" + (FOLDER / f"{name}.lua").read_text("utf-8")
     # SHA-1 is the name of a script in Redis, not a safeguard.
     return Script(name, source, hashlib.sha1(source.encode(), usedforsecurity=False).hexdigest())

@@ -16,6 +16,8 @@ class Trail:
     method: str
     path: str
     received_at: float = field(default_factory=time.monotonic)
+    origin: bytes = b""
+    """The web page that asks, as its browser says; empty: none."""
     team: str = ""
     key_id: str = ""
     alias: str = ""
@@ -33,6 +35,8 @@ class Trail:
     status: int = 0
     outcome: str = ""
     """`ok`, `client_gone`, or the code of the error."""
+    handed_over: bool = False
+    """The answer goes on without its connection; whoever makes it ends the trail."""
 
     @property
     def overhead_ms(self) -> float:

@@ -12,6 +12,8 @@ from gateway.access.records import AccessRecord
 from gateway.api.body import BODY_TIMEOUT_S
 from gateway.api.openai.chat_body import ChatBody
 from gateway.api.openai.refused import IGNORED, REFUSED
+from gateway.api.responses import body as responses_body
+from gateway.api.responses import refused as responses_refused
 from gateway.api.routes import ROUTES
 from gateway.pipeline import MAX_ATTEMPTS
 from gateway.telemetry.metrics import Metrics
@@ -33,7 +35,7 @@ def rows(name: str, heading: str = "") -> list[list[str]]:
 
 
 def test_every_route() -> None:
-    told = {cells[0] for cells in rows("api.md") if cells[0].startswith(("`GET", "`POST"))}
+    told = {cells[0] for cells in rows("api.md") if cells[0].startswith(("`GET", "`POST", "`DELETE"))}
     assert told == {f"`{row.method} {row.path.replace(':path', '')}`" for row in ROUTES}
 
 
@@ -42,6 +44,16 @@ def test_every_parameter() -> None:
     assert told == set(ChatBody.model_fields)
     text = page("api.md")
     assert all(f"`{name}`" in text for name in {*IGNORED, *REFUSED})
+
+
+def test_every_parameter_of_the_responses_api() -> None:
+    text = page("responses.md")
+    assert {name for name in responses_body.ResponsesBody.model_fields if f"`{name}`" not in text} == set()
+    assert {
+        name for name in {*responses_refused.IGNORED, *responses_refused.REFUSED} if f"`{name}`" not in text
+    } == set()
+    listed = {name for cells in rows("responses.md", "Parameters") for name in re.findall(r"`(\w+)`", cells[0])}
+    assert listed <= set(responses_body.ResponsesBody.model_fields)
 
 
 def test_the_bounds_that_are_no_settings() -> None:

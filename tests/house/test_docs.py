@@ -47,7 +47,8 @@ def test_every_setting_is_documented_with_its_default(name: str) -> None:
 
 def test_every_command_is_documented() -> None:
     told = page("settings.md")
-    for name in (*cli.COMMANDS, "cache show", "cache erase", "config show", "config schema", "config docs"):
+    parts = ("cache show", "cache erase", "config show", "config schema", "config docs", "config compatibility")
+    for name in (*cli.COMMANDS, *parts):
         assert f"| `paddock {name}" in told, name
 
 
@@ -87,6 +88,9 @@ def test_every_redis_key_is_documented() -> None:
         *(keys.MODELS, keys.ACCESS_KEYS, keys.FLEET_CHANNEL, keys.gateway("<id>"), keys.grants_channel("<gateway>")),
         *(keys.workers("model"), keys.worker("model", "<id>"), keys.worker_leases("model", "<id>")),
         *(keys.lease("model", "<id>"), keys.queue("model"), keys.ticket("model", "<id>")),
+        *(keys.adapters("model"), keys.adapter_scales("model"), keys.supervised("model"), keys.unloaded("model")),
+        *(keys.stream("<id>"), keys.stream_log("<id>"), keys.stream_readers("<id>")),
+        *(keys.responses("<team>"), keys.response_sizes("<team>"), keys.response("<team>", "<id>")),
     }
     assert made <= set(declared)
     for name in declared:

@@ -8,6 +8,12 @@ heartbeat and nothing else; the rest belongs to the gateways' admission scripts 
     pd:models                         set     worker       names of models that have had a worker
     pd:keys                           hash    gateway      key id -> access record (JSON, the key's SHA-256 only)
     pd:gateway:<id>                   string  gateway      heartbeat of a gateway process: unix time, seconds
+    pd:stream:{<id>}                  hash    gateway      a stream that may be resumed: team, request, gateway, end
+    pd:stream:{<id>}:log              stream  gateway      its events in batches; an entry's id is its last event's number
+    pd:stream:{<id>}:readers          string  gateway      a count that grows while another gateway reads the stream
+    pd:responses:{<team>}             zset    gateway      id of a stored response -> expiry, unix ms
+    pd:responses:{<team>}:sizes       hash    gateway      id of a stored response -> bytes; `all`: of all together
+    pd:responses:{<team>}:of:<id>     string  gateway      a stored response with its input (JSON)
     pd:{model}:workers                set     worker       ids of workers; the sweep removes those without a record
     pd:{model}:worker:<id>            string  worker       `Heartbeat` (JSON); gone when the worker is
     pd:{model}:worker:<id>:leases     zset    gateway      lease id -> expiry, unix ms: the slots in use
@@ -18,6 +24,10 @@ heartbeat and nothing else; the rest belongs to the gateways' admission scripts 
     pd:{model}:tickets                zset    gateway      ticket id -> expiry, unix ms: every ticket, granted or not
     pd:{model}:ticket:<id>            hash    gateway      gateway, channel, arrival, avoid
     pd:{model}:arrivals               string  gateway      last arrival number
+    pd:{model}:adapters               hash    gateway      adapter -> `LoadAdapter` (JSON): loaded while workers ran
+    pd:{model}:adapter-scales         hash    gateway      adapter -> scale, for calls that name no adapters
+    pd:{model}:supervised             string  supervisor   there while a supervisor keeps workers of the model
+    pd:{model}:unloaded               string  gateway      there while an admin wants no workers of the model
     pd:{model}:settling               string  gateway      there while nothing is granted: Redis lost its data
     pd:fleet                          channel worker       a worker registered, drains or is gone
     pd:grants:<gateway>               channel gateway      id of a ticket of that gateway that was granted
@@ -45,6 +55,15 @@ GRANT_TTL_S = 2.0
 SWEEP_INTERVAL_S = 1.0
 """How often each gateway re-reads its open tickets and sweeps for the dead."""
 
+SUPERVISED_INTERVAL_S = 0.5
+SUPERVISED_TTL_S = 5.0
+"""A model whose supervisors have missed this can't be loaded or unloaded by a gateway."""
+
+STREAM_TTL_S = 10.0
+"""A stream whose gateway has not renewed it for this long is lost; once it has ended, a setting says how long it stays."""
+STREAM_RENEW_S = 1.0
+STREAM_READERS_TTL_S = 10.0
+
 MODELS = "pd:models"
 ACCESS_KEYS = "pd:keys"
 FLEET_CHANNEL = "pd:fleet"
@@ -56,6 +75,30 @@ def gateway(gateway_id: str) -> str:
 
 def grants_channel(gateway_id: str) -> str:
     return f"pd:grants:{gateway_id}"
+
+
+def stream(stream_id: str) -> str:
+    return f"pd:stream:{{{stream_id}}}"
+
+
+def stream_log(stream_id: str) -> str:
+    return stream(stream_id) + ":log"
+
+
+def stream_readers(stream_id: str) -> str:
+    return stream(stream_id) + ":readers"
+
+
+def responses(team: str) -> str:
+    return f"pd:responses:{{{team}}}"
+
+
+def response_sizes(team: str) -> str:
+    return responses(team) + ":sizes"
+
+
+def response(team: str, response_id: str) -> str:
+    return responses(team) + f":of:{response_id}"
 
 
 def model_prefix(model: str) -> str:
@@ -105,3 +148,19 @@ def arrivals(model: str) -> str:
 
 def settling(model: str) -> str:
     return model_prefix(model) + "settling"
+
+
+def supervised(model: str) -> str:
+    return model_prefix(model) + "supervised"
+
+
+def unloaded(model: str) -> str:
+    return model_prefix(model) + "unloaded"
+
+
+def adapters(model: str) -> str:
+    return model_prefix(model) + "adapters"
+
+
+def adapter_scales(model: str) -> str:
+    return model_prefix(model) + "adapter-scales"

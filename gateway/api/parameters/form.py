@@ -11,7 +11,7 @@ import json
 from typing import Any
 
 from gateway.api.parameters.faults import shown
-from gateway.api.parameters.form_body import FormBody, ResponseFormat
+from gateway.api.parameters.form_body import FormBody, GrammarBody, ResponseFormat
 from gateway.errors import InvalidRequest
 from workers.protocol.requests import Constraint
 
@@ -25,7 +25,12 @@ ANY_OBJECT: dict[str, Any] = {"type": "object"}
 
 def read_form(body: FormBody) -> Constraint | None:
     """Raises InvalidRequest."""
-    forms = [form for form in (_response_format(body.response_format), *_extensions(body)) if form is not None]
+    return only_form(_response_format(body.response_format), body)
+
+
+def only_form(own: Constraint | None, body: GrammarBody) -> Constraint | None:
+    """The form that a dialect's own parameter asks for, or one of the others. Raises InvalidRequest for two."""
+    forms = [form for form in (own, *_extensions(body)) if form is not None]
     if len(forms) > 1:
         first, second = forms[0].param, forms[1].param
         message = f"`{first}` and `{second}` both set the answer's form. Send one of them."
@@ -48,23 +53,23 @@ def _response_format(form: ResponseFormat | None) -> Constraint | None:
     if form is None or form.type == "text":
         return None
     if form.type == "json_object":
-        return _schema(ANY_OBJECT if form.schema_ is None else form.schema_, "response_format")
+        return schema_form(ANY_OBJECT if form.schema_ is None else form.schema_, "response_format")
     if form.type != "json_schema":
         message = f"`response_format.type` is {shown(form.type)}. Send `text`, `json_object` or `json_schema`."
         raise InvalidRequest(message, param="response_format.type")
     if form.json_schema is not None:
         schema = form.json_schema.schema_
-        return _schema(ANY_OBJECT if schema is None else schema, "response_format.json_schema.schema")
+        return schema_form(ANY_OBJECT if schema is None else schema, "response_format.json_schema.schema")
     if form.schema_ is None:
         message = "`response_format.json_schema` is missing. Send an object with a `name` and a `schema`."
         raise InvalidRequest(message, param="response_format.json_schema")
-    return _schema(form.schema_, "response_format.schema")
+    return schema_form(form.schema_, "response_format.schema")
 
 
-def _extensions(body: FormBody) -> list[Constraint | None]:
+def _extensions(body: GrammarBody) -> list[Constraint | None]:
     forms = [_grammar(body.grammar, "grammar")]
     if body.json_schema is not None:
-        forms.append(_schema(body.json_schema, "json_schema"))
+        forms.append(schema_form(body.json_schema, "json_schema"))
     guided = (body.guided_json, body.guided_regex, body.guided_choice, body.guided_grammar)
     forms += _vllm("guided_", *guided)
     asked = body.structured_outputs
@@ -80,7 +85,7 @@ def _vllm(
     if isinstance(schema, str):
         forms.append(Constraint("json_schema", schema, param=f"{prefix}json"))
     elif schema is not None:
-        forms.append(_schema(schema, f"{prefix}json"))
+        forms.append(schema_form(schema, f"{prefix}json"))
     if regex is not None:
         forms.append(Constraint("regex", regex, param=f"{prefix}regex"))
     if choices is not None:
@@ -94,7 +99,8 @@ def _grammar(text: str | None, path: str) -> Constraint | None:
     return Constraint("lark" if text.startswith(LARK_MARK) else "gbnf", text, param=path)
 
 
-def _schema(schema: Any, path: str) -> Constraint:
+def schema_form(schema: Any, path: str) -> Constraint:
+    """Raises InvalidRequest."""
     if too_deep(schema):
         message = f"`{path}` is nested more than {MAX_SCHEMA_DEPTH} levels deep. Send a flatter schema."
         raise InvalidRequest(message, param=path)

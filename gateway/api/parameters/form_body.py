@@ -44,8 +44,9 @@ class StructuredOutputs(Body):
     grammar: str | None = None
 
 
-class FormBody(Body):
-    response_format: ResponseFormat | None = None
+class GrammarBody(Body):
+    """llama-server's and vLLM's."""
+
     grammar: str | None = None
     json_schema: Schema | None = None
     guided_json: SchemaOrText | None = None
@@ -53,3 +54,7 @@ class FormBody(Body):
     guided_choice: Choices | None = None
     guided_grammar: str | None = None
     structured_outputs: StructuredOutputs | None = None
+
+
+class FormBody(GrammarBody):
+    response_format: ResponseFormat | None = None

@@ -1,0 +1,196 @@
+"""Answers to requests that have been read: through the corridor, and written in the dialect of the request."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from functools import partial
+from time import monotonic
+from typing import Generic, Protocol
+
+from starlette.types import Receive, Scope, Send
+
+from gateway.api.answers import JSON, send_bytes
+from gateway.api.diagnostics import answer_headers, trail_of
+from gateway.api.dialect import AskedIn, StreamWriter, WholeWriter, Writers
+from gateway.api.errors import note_error, send_error, shape_of
+from gateway.api.presence import while_present
+from gateway.api.resumable import Resumable
+from gateway.api.streaming import EventStream
+from gateway.api.wish import Wish
+from gateway.call import Call
+from gateway.choices import Choices, choices
+from gateway.errors import PaddockError
+from gateway.pipeline import Pipeline
+from gateway.relay.failures import answer_to
+from gateway.resume.recording import Recording
+from gateway.telemetry.trail import Trail
+from workers.protocol.events import CallEvent, Failed, Finished, Reasoning, Text, ToolCallDelta, Usage
+
+LAST_WORD_S = 2.0
+"""How long a client that is cut off gets to take in why."""
+
+OUTPUT = (Text, Reasoning, ToolCallDelta)
+
+Conclude = Callable[[StreamWriter | WholeWriter, PaddockError | None], Awaitable[None]]
+
+
+class Sink(Protocol):
+    """Where a streamed answer goes."""
+
+    async def start(self) -> None: ...
+
+    def write(self, body: bytes) -> Awaitable[None]:
+        """Whole events. Waits while there is no room."""
+        ...
+
+
+class Answering(Generic[AskedIn]):
+    """Answers requests of one dialect."""
+
+    def __init__(
+        self,
+        writers: Writers[AskedIn],
+        pipeline: Pipeline,
+        ping_interval_s: float,
+        resumable: Resumable,
+        conclude: Conclude | None = None,
+    ) -> None:
+        """`conclude` is awaited when an answer is complete, before its client is told so; with the error where a stream
+        that may be read again has failed.
+        """
+        self._writers = writers
+        self._pipeline = pipeline
+        self._ping_interval_s = ping_interval_s
+        self._resumable = resumable
+        self._conclude = conclude
+
+    async def answer(
+        self, asked: AskedIn, call: Call, wish: Wish | None, scope: Scope, receive: Receive, send: Send
+    ) -> None:
+        trail = trail_of(scope)
+        if asked.stream and wish is not None:
+            writer = self._writers.stream_writer(asked, call, trail)
+            await self._resumable.first(wish, partial(self.record, asked, call, trail, writer), scope, receive, send)
+            return
+        async with while_present(receive):
+            if asked.stream:
+                await self._stream(asked, call, trail, scope, receive, send)
+            else:
+                await self._whole(asked, call, trail, send)
+
+    async def record(
+        self, asked: AskedIn, call: Call, trail: Trail, writer: StreamWriter, recording: Recording
+    ) -> None:
+        """Writes a stream that may be read again, whoever reads it now."""
+        failure = await self._write(asked, call, trail, writer, recording)
+        if failure is None:
+            trail.status, trail.outcome = 200, "ok"
+            await self._concluded(writer, None)
+            await recording.write(writer.closing())
+            return
+        note_error(trail, failure)
+        await self._concluded(writer, failure)
+        if recording.started:
+            trail.status = 200
+            await recording.write(writer.broken(failure))
+        else:
+            await recording.refuse(failure, writer.broken(failure))
+
+    async def _whole(self, asked: AskedIn, call: Call, trail: Trail, send: Send) -> None:
+        writer = self._writers.whole_writer(asked, call, trail)
+        async with choices(self._pipeline, call, asked.requests, trail) as answer:
+            while not answer.ended:
+                events = await answer.take()
+                if trail.first_token_at is None:
+                    note_first(trail, events)
+                writer.add(events, answer.choice)
+                if answer.end is not None:
+                    note_end(trail, answer.end)
+        await self._concluded(writer, None)
+        await send_bytes(send, writer.body(), JSON, trail)
+
+    async def _stream(
+        self, asked: AskedIn, call: Call, trail: Trail, scope: Scope, receive: Receive, send: Send
+    ) -> None:
+        stream = EventStream(send, lambda: answer_headers(trail))
+        writer = self._writers.stream_writer(asked, call, trail)
+        async with asyncio.TaskGroup() as tasks:
+            pings = tasks.create_task(stream.ping_every(self._ping_interval_s))
+            # In a task of its own, a token's wake-up does not climb through every frame of the way in.
+            failure = await tasks.create_task(self._write(asked, call, trail, writer, stream))
+            pings.cancel()
+        # Whatever is sent below is the last: the server then tells the watcher that the client is gone.
+        if failure is None:
+            trail.status, trail.outcome = 200, "ok"
+            await self._concluded(writer, None)
+            await stream.end(writer.closing())
+        elif stream.started:
+            trail.status = 200
+            note_error(trail, failure)
+            await _last_word(stream, writer.broken(failure))
+        else:
+            await send_error(receive, send, failure, trail, shape_of(scope))
+
+    async def _write(
+        self, asked: AskedIn, call: Call, trail: Trail, writer: StreamWriter, sink: Sink
+    ) -> PaddockError | None:
+        """Everything but the last word, which depends on what is returned: why the answer is not complete."""
+        try:
+            async with choices(self._pipeline, call, asked.requests, trail) as answer:
+                await sink.start()
+                opening = writer.opening()
+                if opening:
+                    await sink.write(opening)
+                await relay(answer, writer, trail, sink)
+        except PaddockError as error:
+            return error
+        return None
+
+    async def _concluded(self, writer: StreamWriter | WholeWriter, failure: PaddockError | None) -> None:
+        if self._conclude is not None:
+            await self._conclude(writer, failure)
+
+
+async def relay(answer: Choices, writer: StreamWriter, trail: Trail, sink: Sink) -> None:
+    """Every event of the answer to where it goes; the body of the loop runs once per token. Raises PaddockError."""
+    take, chunks, write = answer.take, writer.chunks, sink.write
+    waits = True
+    while not answer.ended:
+        events = await take()
+        if waits:
+            waits = not note_first(trail, events)
+        body = chunks(events, answer.choice)
+        if body:
+            await write(body)
+        if answer.end is not None:
+            note_end(trail, answer.end)
+
+
+def note_first(trail: Trail, events: list[CallEvent]) -> bool:
+    """Whether there is output among the events."""
+    if not any(isinstance(event, OUTPUT) for event in events):
+        return False
+    trail.first_token_at = monotonic()
+    return True
+
+
+def note_end(trail: Trail, end: Finished | Failed) -> None:
+    """Raises PaddockError where the answer failed."""
+    if isinstance(end, Failed):
+        raise answer_to(end.failure)
+    before, usage = trail.usage or Usage(0, 0, 0), end.usage
+    trail.usage = Usage(
+        before.prompt_tokens + usage.prompt_tokens,
+        before.completion_tokens + usage.completion_tokens,
+        before.cached_tokens + usage.cached_tokens,
+    )
+
+
+async def _last_word(stream: EventStream, body: bytes) -> None:
+    try:
+        async with asyncio.timeout(LAST_WORD_S):
+            await stream.end(body)
+    except TimeoutError:
+        # The client does not read: leaving the response unfinished makes the server close the connection.
+        return

@@ -1,0 +1,40 @@
+"""The apps of the Responses routes, by the names of their rows."""
+
+from __future__ import annotations
+
+from starlette.types import ASGIApp
+
+from gateway.access.keys import Keys
+from gateway.api.answering import Answering
+from gateway.api.responses.background import Background
+from gateway.api.responses.create import CreateResponse
+from gateway.api.responses.request import ResponseRequest
+from gateway.api.responses.shelf import ResponseWriters, Shelf, Store
+from gateway.api.responses.stored import Endpoint, StoredResponses
+from gateway.api.resumable import Resumable
+from gateway.pipeline import Pipeline
+from gateway.resume.recordings import Recordings
+
+
+def responses_apps(
+    keys: Keys,
+    pipeline: Pipeline,
+    max_body_bytes: int,
+    ping_interval_s: float,
+    resumable: Resumable,
+    recordings: Recordings,
+    store: Store,
+) -> dict[str, ASGIApp]:
+    shelf = Shelf(store)
+    answering: Answering[ResponseRequest] = Answering(
+        ResponseWriters(), pipeline, ping_interval_s, resumable, shelf.conclude
+    )
+    background = Background(answering, recordings, resumable, shelf)
+    stored = StoredResponses(keys, shelf, background, recordings, resumable)
+    return {
+        "responses": CreateResponse(keys, pipeline, max_body_bytes, resumable, shelf, answering, background),
+        "response": Endpoint(stored.retrieve),
+        "delete_response": Endpoint(stored.delete),
+        "cancel_response": Endpoint(stored.cancel),
+        "response_input": Endpoint(stored.input_items),
+    }

@@ -1,0 +1,116 @@
+"""Responses that nobody waits for: begun, told to be queued, finished whether or not somebody reads along."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import Any
+
+from starlette.types import Receive, Scope, Send
+
+from gateway.api.answering import Answering
+from gateway.api.answers import send_json
+from gateway.api.diagnostics import trail_of
+from gateway.api.responses.events import EventWriter
+from gateway.api.responses.ids import stream_of
+from gateway.api.responses.request import ResponseRequest
+from gateway.api.responses.shelf import Shelf
+from gateway.api.resumable import Resumable
+from gateway.api.wish import Wish
+from gateway.call import Call
+from gateway.errors import StoreUnavailable, Unavailable
+from gateway.resume.recording import Recording
+from gateway.resume.recordings import Owner, Recordings
+from gateway.telemetry.trail import Trail
+
+log = logging.getLogger(__name__)
+
+RUNNING = ("queued", "in_progress")
+LOOK_EVERY_S = 0.05
+CANCEL_S = 4.0
+"""How long a caller that cancels waits for another gateway to do so."""
+
+
+class Background:
+    def __init__(
+        self, answering: Answering[ResponseRequest], recordings: Recordings, resumable: Resumable, shelf: Shelf
+    ) -> None:
+        self._answering = answering
+        self._recordings = recordings
+        self._resumable = resumable
+        self._shelf = shelf
+
+    async def begin(
+        self, asked: ResponseRequest, call: Call, wish: Wish | None, scope: Scope, receive: Receive, send: Send
+    ) -> None:
+        """Answers at once, or with the events as they come. Raises StoreUnavailable, Unavailable."""
+        trail, team = trail_of(scope), call.principal.team
+        writer = EventWriter(asked, call)
+        queued = writer.snapshot.object("queued")
+        if not await self._shelf.keep(team, writer.record(queued)):
+            message = "The request does not fit into what a team may store. Send less, or send it without `background`."
+            raise Unavailable(message)
+
+        async def produce(recording: Recording) -> None:
+            await self._produce(asked, call, trail, writer, recording)
+
+        owner = Owner(team, "") if wish is None else wish.owner
+        reading = await self._resumable.begin(stream_of(asked.id), owner, None, produce, trail)
+        if asked.stream:
+            await self._resumable.follow(reading, scope, receive, send)
+        else:
+            trail.handed_over = True
+            reading.close()
+            await send_json(send, queued, trail)
+
+    async def cancel(self, team: str, id_: str) -> dict[str, Any]:
+        """The response, cancelled, or as it was if it had ended. Raises ResponseNotFound, Unavailable."""
+        response = await self.current(team, id_)
+        if response["status"] not in RUNNING:
+            return response
+        await self._recordings.stop(stream_of(id_))
+        try:
+            async with asyncio.timeout(CANCEL_S):
+                while (response := await self.current(team, id_))["status"] in RUNNING:  # noqa: ASYNC110 - it is in Redis
+                    await asyncio.sleep(LOOK_EVERY_S)
+        except TimeoutError:
+            raise Unavailable("The response is not cancelled yet. Ask again.", retry_after_s=1.0) from None
+        return response
+
+    async def drop(self, team: str, id_: str) -> None:
+        """Forgets a response, and ends it where it still runs. Raises ResponseNotFound."""
+        record = await self._shelf.get(team, id_)
+        await self._shelf.drop(team, id_)
+        if record.response["status"] in RUNNING:
+            await self._recordings.stop(stream_of(id_))
+
+    async def current(self, team: str, id_: str) -> dict[str, Any]:
+        """A kept response as it is now. One whose gateway is gone has failed. Raises ResponseNotFound."""
+        record = await self._shelf.get(team, id_)
+        if record.response["status"] in RUNNING and not await self._recordings.alive(stream_of(id_)):
+            # It may have ended between the two questions.
+            record = await self._shelf.get(team, id_)
+            if record.response["status"] in RUNNING:
+                lost = {"code": "server_error", "message": "The gateway that made this response is gone. Ask anew."}
+                return {**record.response, "status": "failed", "error": lost}
+        return record.response
+
+    async def _produce(
+        self, asked: ResponseRequest, call: Call, trail: Trail, writer: EventWriter, recording: Recording
+    ) -> None:
+        team = call.principal.team
+
+        async def note_begun() -> None:
+            try:
+                await self._shelf.keep(team, writer.record(writer.snapshot.object("in_progress")), again=True)
+            except StoreUnavailable as error:
+                log.warning("response %s is shown as queued while it runs: %s", asked.id, error)
+
+        recording.on_start = note_begun
+        await recording.write(writer.queued())
+        try:
+            await self._answering.record(asked, call, trail, writer, recording)
+        except asyncio.CancelledError:
+            trail.status, trail.outcome = 200, "cancelled"
+            await self._shelf.keep(team, writer.record(writer.stopped()), again=True)
+            raise

@@ -1,0 +1,153 @@
+"""The body of `POST /v1/responses` as pydantic models: types, limits and nothing else.
+
+Source of names and types: OpenAI's API reference, "Create a model response"; sampling, forms and hints beyond those are
+llama-server's, vLLM's and our own, as in chat completions.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import Discriminator, Field, Tag
+
+from gateway.api.parameters.base import Body, Loose, text_or_parts
+from gateway.api.parameters.form_body import GrammarBody
+from gateway.api.parameters.hints import MAX_TOKENS, HintsBody
+from gateway.api.parameters.lora import LoraBody
+from gateway.api.parameters.probs import MAX_TOP_LOGPROBS
+from gateway.api.parameters.sampling_body import SamplingBody
+from gateway.api.parameters.stops import Stop
+from gateway.api.parameters.thinking import ThinkingBody
+
+MAX_ITEMS = 10_000
+MAX_PARTS = 10_000
+MAX_TOOLS = 128
+MAX_METADATA = 16
+MAX_METADATA_KEY_CHARS = 64
+MAX_METADATA_CHARS = 512
+MAX_ID_CHARS = 128
+
+Id = Annotated[str, Field(min_length=1, max_length=MAX_ID_CHARS)]
+
+
+class Part(Loose):
+    type: str
+    text: str | None = None
+    refusal: str | None = None
+
+
+Content = Annotated[
+    Annotated[str, Tag("<text>")] | Annotated[list[Part], Field(max_length=MAX_PARTS), Tag("<parts>")],
+    Discriminator(text_or_parts),
+]
+
+
+class ItemBody(Loose):
+    """An input item of any type; `gateway.api.responses.items` looks at what the type needs."""
+
+    type: str | None = None
+    id: Id | None = None
+    role: Literal["system", "developer", "user", "assistant"] | None = None
+    content: Content | None = None
+    summary: Annotated[list[Part], Field(max_length=MAX_PARTS)] | None = None
+    call_id: Id | None = None
+    name: str | None = None
+    arguments: str | None = None
+    output: Content | None = None
+
+
+Input = Annotated[
+    Annotated[str, Tag("<text>")] | Annotated[list[ItemBody], Field(max_length=MAX_ITEMS), Tag("<parts>")],
+    Discriminator(text_or_parts),
+]
+
+
+class ToolBody(Loose):
+    type: str
+    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9_-]{1,64}$")] | None = None
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None
+
+
+class NamedTool(Loose):
+    type: str
+    name: str | None = None
+
+
+class ChoiceBody(NamedTool):
+    mode: Literal["auto", "required"] = "auto"
+    tools: Annotated[list[NamedTool], Field(max_length=MAX_TOOLS)] | None = None
+
+
+def _choice_kind(value: Any) -> str:
+    return "<object>" if isinstance(value, dict) else "<word>"
+
+
+ToolChoice = Annotated[
+    Annotated[Literal["none", "auto", "required"], Tag("<word>")] | Annotated[ChoiceBody, Tag("<object>")],
+    Discriminator(_choice_kind),
+]
+
+
+class FormatBody(Loose):
+    type: str
+    name: str | None = None
+    description: str | None = None
+    schema_: Annotated[dict[str, Any] | None, Field(alias="schema")] = None
+    strict: bool | None = None
+
+
+class TextBody(Body):
+    format: FormatBody | None = None
+    verbosity: Literal["low", "medium", "high"] | None = None
+
+
+class ReasoningBody(Loose):
+    effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = None
+    summary: Literal["auto", "concise", "detailed"] | None = None
+
+
+class StreamOptions(Loose):
+    include_obfuscation: bool | None = None
+
+
+Include = Literal[
+    "file_search_call.results",
+    "web_search_call.results",
+    "web_search_call.action.sources",
+    "message.input_image.image_url",
+    "computer_call_output.output.image_url",
+    "code_interpreter_call.outputs",
+    "reasoning.encrypted_content",
+    "message.output_text.logprobs",
+]
+
+Metadata = dict[
+    Annotated[str, Field(max_length=MAX_METADATA_KEY_CHARS)], Annotated[str, Field(max_length=MAX_METADATA_CHARS)]
+]
+
+
+class ResponsesBody(SamplingBody, GrammarBody, ThinkingBody, LoraBody, HintsBody):
+    model: str = ""
+    input: Input | None = None
+    instructions: str | None = None
+    previous_response_id: Id | None = None
+    tools: Annotated[list[ToolBody], Field(max_length=MAX_TOOLS)] | None = None
+    tool_choice: ToolChoice = "auto"
+    parallel_tool_calls: bool = True
+    text: TextBody = TextBody()
+    reasoning: ReasoningBody = ReasoningBody()
+    max_output_tokens: Annotated[int, Field(ge=1, le=MAX_TOKENS)] | None = None
+    top_logprobs: Annotated[int, Field(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
+    include: Annotated[list[Include], Field(max_length=16)] | None = None
+    stop: Stop | None = None
+    truncation: Literal["auto", "disabled"] = "disabled"
+    metadata: Annotated[Metadata, Field(max_length=MAX_METADATA)] | None = None
+    store: bool = True
+    background: bool = False
+    stream: bool = False
+    stream_options: StreamOptions | None = None
+    user: str | None = None
+    safety_identifier: str | None = None
+    prompt_cache_key: str | None = None

@@ -1,0 +1,156 @@
+"""Input items: from a request's body into the shape in which they are kept and listed, and from there into messages.
+
+Source of the shapes: OpenAI's API reference, "Responses", input items.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from gateway.api.parameters.faults import shown
+from gateway.api.responses.body import Content, ItemBody, Part
+from gateway.api.responses.ids import input_id
+from gateway.errors import InvalidRequest, NotSupported, UnsupportedParameter
+from workers.protocol.requests import Message, ToolCall
+
+Item = dict[str, Any]
+
+TYPES = ("message", "function_call", "function_call_output", "reasoning", "item_reference")
+MEDIA = frozenset({"input_image", "input_file", "input_audio", "image", "file"})
+TEXTS = frozenset({"input_text", "output_text", "text", "reasoning_text", "summary_text"})
+
+
+def read_input(given: str | list[ItemBody] | None, response_id: str) -> tuple[Item, ...]:
+    """Raises InvalidRequest, UnsupportedParameter or NotSupported, each naming the item by its path."""
+    if given is None:
+        return ()
+    if isinstance(given, str):
+        return (_message(input_id(response_id, "message", 0), "user", [{"type": "input_text", "text": given}]),)
+    return tuple(_item(item, f"input.{n}", response_id, n) for n, item in enumerate(given))
+
+
+def reference_of(item: Item) -> str | None:
+    """Id of the item that this one stands for."""
+    return str(item["id"]) if item["type"] == "item_reference" else None
+
+
+def _item(item: ItemBody, path: str, response_id: str, number: int) -> Item:
+    kind = item.type or ("message" if item.role is not None else "item_reference")
+    if kind == "item_reference":
+        return {"type": kind, "id": _needed(item.id, f"{path}.id")}
+    if kind not in TYPES:
+        message = f"`{path}` is of type {shown(kind)}. Send items of the types {', '.join(TYPES)}."
+        raise UnsupportedParameter(message, param=path)
+    own_id = item.id or input_id(response_id, kind, number)
+    if kind == "message":
+        return _message(own_id, _needed(item.role, f"{path}.role"), _parts(item, path))
+    if kind == "reasoning":
+        parts = [{"type": "reasoning_text", "text": text} for text in _texts(item.content, f"{path}.content")]
+        summary = [{"type": "summary_text", "text": text} for text in _texts(item.summary, f"{path}.summary")]
+        return {"id": own_id, "type": kind, "summary": summary, "content": parts, "status": "completed"}
+    call_id = _needed(item.call_id, f"{path}.call_id")
+    if kind == "function_call_output":
+        texts = _texts(_needed(item.output, f"{path}.output"), f"{path}.output")
+        return {"id": own_id, "type": kind, "call_id": call_id, "output": "".join(texts), "status": "completed"}
+    name, arguments = _needed(item.name, f"{path}.name"), _needed(item.arguments, f"{path}.arguments")
+    said = {"call_id": call_id, "name": name, "arguments": arguments, "status": "completed"}
+    return {"id": own_id, "type": kind, **said}
+
+
+def _message(id_: str, role: str, content: list[Item]) -> Item:
+    return {"id": id_, "type": "message", "role": role, "status": "completed", "content": content}
+
+
+def _parts(item: ItemBody, path: str) -> list[Item]:
+    texts = _texts(_needed(item.content, f"{path}.content"), f"{path}.content")
+    if item.role == "assistant":
+        return [{"type": "output_text", "text": text, "annotations": [], "logprobs": []} for text in texts]
+    return [{"type": "input_text", "text": text} for text in texts]
+
+
+def _texts(content: Content | list[Part] | None, path: str) -> list[str]:
+    if content is None:
+        return []
+    if isinstance(content, str):
+        return [content]
+    return [_text(part, f"{path}.{n}") for n, part in enumerate(content)]
+
+
+def _text(part: Part, path: str) -> str:
+    if part.type in MEDIA:
+        message = f"`{path}` is of type {shown(part.type)}; the models here read text only. Send text parts."
+        raise NotSupported(message, param=path)
+    if part.type == "refusal":
+        return _needed(part.refusal, f"{path}.refusal")
+    if part.type not in TEXTS:
+        raise UnsupportedParameter(f"`{path}` is of type {shown(part.type)}. Send text parts.", param=path)
+    return _needed(part.text, f"{path}.text")
+
+
+def _needed(value: Any, path: str) -> Any:
+    if value is None:
+        raise InvalidRequest(f"`{path}` is missing. Send it.", param=path)
+    return value
+
+
+def messages_of(items: Iterable[Item]) -> tuple[Message, ...]:
+    """What an assistant thought, said and called in one turn becomes one message."""
+    turns = _Turns()
+    names: dict[str, str] = {}
+    for item in items:
+        match item["type"]:
+            case "reasoning":
+                turns.thought("".join(part["text"] for part in item["content"] or item["summary"]))
+            case "function_call":
+                names[item["call_id"]] = item["name"]
+                turns.called(ToolCall(item["call_id"], item["name"], item["arguments"]))
+            case "function_call_output":
+                call_id = item["call_id"]
+                turns.other(Message(role="tool", content=item["output"], name=names.get(call_id), tool_call_id=call_id))
+            case _:
+                text = "".join(part["text"] for part in item["content"])
+                if item["role"] == "assistant":
+                    turns.said(text)
+                else:
+                    turns.other(Message(role=item["role"], content=text))
+    return turns.messages()
+
+
+class _Turns:
+    """Messages so far, and the assistant's turn that is not over yet."""
+
+    def __init__(self) -> None:
+        self._done: list[Message] = []
+        self._reasoning: str | None = None
+        self._content: str | None = None
+        self._calls: list[ToolCall] = []
+
+    def thought(self, text: str) -> None:
+        if self._content is not None or self._calls:
+            self._end()
+        if text:
+            self._reasoning = (self._reasoning or "") + text
+
+    def said(self, text: str) -> None:
+        if self._content is not None or self._calls:
+            self._end()
+        self._content = text
+
+    def called(self, call: ToolCall) -> None:
+        self._calls.append(call)
+
+    def other(self, message: Message) -> None:
+        self._end()
+        self._done.append(message)
+
+    def messages(self) -> tuple[Message, ...]:
+        self._end()
+        return tuple(self._done)
+
+    def _end(self) -> None:
+        if self._reasoning is not None or self._content is not None or self._calls:
+            calls = tuple(self._calls)
+            turn = Message(role="assistant", content=self._content, reasoning=self._reasoning, tool_calls=calls)
+            self._done.append(turn)
+            self._reasoning, self._content, self._calls = None, None, []

@@ -1,0 +1,180 @@
+"""The items of an answer as they grow: what the model thinks, says and calls, in the order in which it does.
+
+Source of the shapes: OpenAI's API reference, "The response object", `output`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from gateway.api.responses.ids import output_id
+from workers.protocol.events import CallEvent, Finished, Logprobs, Reasoning, Text, TokenLogprob, ToolCallDelta
+
+
+@dataclass(slots=True)
+class Message:
+    id: str
+    index: int
+    texts: list[str] = field(default_factory=list)
+    logprobs: list[dict[str, Any]] = field(default_factory=list)
+
+    @property
+    def text(self) -> str:
+        return "".join(self.texts)
+
+    def part(self) -> dict[str, Any]:
+        return {"type": "output_text", "text": self.text, "annotations": [], "logprobs": self.logprobs}
+
+    def object(self, status: str) -> dict[str, Any]:
+        content = [] if status == "in_progress" else [self.part()]
+        return {"id": self.id, "type": "message", "role": "assistant", "status": status, "content": content}
+
+
+@dataclass(slots=True)
+class Thought:
+    id: str
+    index: int
+    texts: list[str] = field(default_factory=list)
+
+    @property
+    def text(self) -> str:
+        return "".join(self.texts)
+
+    def part(self) -> dict[str, Any]:
+        return {"type": "reasoning_text", "text": self.text}
+
+    def object(self, status: str) -> dict[str, Any]:
+        content = [] if status == "in_progress" else [self.part()]
+        return {"id": self.id, "type": "reasoning", "summary": [], "content": content, "status": status}
+
+
+@dataclass(slots=True)
+class FunctionCall:
+    id: str
+    index: int
+    call_id: str
+    name: str
+    texts: list[str] = field(default_factory=list)
+
+    @property
+    def text(self) -> str:
+        """The arguments."""
+        return "".join(self.texts)
+
+    def object(self, status: str) -> dict[str, Any]:
+        said = {"call_id": self.call_id, "name": self.name, "arguments": self.text, "status": status}
+        return {"id": self.id, "type": "function_call", **said}
+
+
+OutputItem = Message | Thought | FunctionCall
+
+
+class Listener(Protocol):
+    """Is told of what happens to the items. `grew` comes once per token."""
+
+    def opened(self, item: OutputItem) -> None: ...
+
+    def grew(self, item: OutputItem, text: str, logprobs: list[dict[str, Any]]) -> None: ...
+
+    def closed(self, item: OutputItem, status: str) -> None: ...
+
+
+class Output:
+    """A thought or a message ends where something else begins; calls end with the answer, since they may alternate."""
+
+    def __init__(self, response_id: str, listener: Listener | None) -> None:
+        self.items: list[OutputItem] = []
+        self.end: Finished | None = None
+        self.num_reasoning_tokens = 0
+        self.speaking: Message | Thought | None = None
+        """The item that grows now, unless it is a call."""
+        self._response_id = response_id
+        self._listener = listener
+        self._calls: dict[int, FunctionCall] = {}
+        self._waiting: list[Logprobs] = []
+        self._statuses: dict[str, str] = {}
+
+    def add(self, event: CallEvent) -> None:
+        match event:
+            case Text():
+                message = self.speaking if isinstance(self.speaking, Message) else self._speak("message")
+                self._grow(message, event.text)
+            case Reasoning():
+                self.num_reasoning_tokens += event.num_tokens
+                thought = self.speaking if isinstance(self.speaking, Thought) else self._speak("reasoning")
+                self._grow(thought, event.text)
+            case ToolCallDelta():
+                self._call(event)
+            case Logprobs():
+                self._waiting.append(event)
+            case Finished():
+                self._finish(event)
+
+    def objects(self) -> list[dict[str, Any]]:
+        return [item.object(self._statuses.get(item.id, "incomplete")) for item in self.items]
+
+    @property
+    def has_waiting(self) -> bool:
+        """Probabilities of tokens that have become no text yet."""
+        return bool(self._waiting)
+
+    def _speak(self, kind: str) -> Message | Thought:
+        self._fall_silent("completed")
+        index = len(self.items)
+        id_ = output_id(self._response_id, kind, index)
+        self.speaking = Message(id_, index) if kind == "message" else Thought(id_, index)
+        self._open(self.speaking)
+        return self.speaking
+
+    def _call(self, event: ToolCallDelta) -> None:
+        call = self._calls.get(event.index)
+        if call is None:
+            self._fall_silent("completed")
+            index = len(self.items)
+            id_ = output_id(self._response_id, "function_call", index)
+            call = self._calls[event.index] = FunctionCall(id_, index, event.id, event.name)
+            self._open(call)
+        if event.arguments:
+            self._grow(call, event.arguments)
+
+    def _finish(self, event: Finished) -> None:
+        self.end = event
+        status = "incomplete" if event.reason.value == "length" else "completed"
+        if not self.items:
+            self._speak("message")
+        self._fall_silent(status)
+        for call in self._calls.values():
+            self._close(call, status)
+
+    def _open(self, item: OutputItem) -> None:
+        self.items.append(item)
+        if self._listener is not None:
+            self._listener.opened(item)
+
+    def _grow(self, item: OutputItem, text: str) -> None:
+        item.texts.append(text)
+        waiting, self._waiting = self._waiting, []
+        logprobs = [_logprob(one) for one in waiting] if isinstance(item, Message) else []
+        if isinstance(item, Message):
+            item.logprobs += logprobs
+        if self._listener is not None:
+            self._listener.grew(item, text, logprobs)
+
+    def _fall_silent(self, status: str) -> None:
+        if self.speaking is not None:
+            self._close(self.speaking, status)
+            self.speaking = None
+
+    def _close(self, item: OutputItem, status: str) -> None:
+        self._statuses[item.id] = status
+        if self._listener is not None:
+            self._listener.closed(item, status)
+
+
+def _logprob(event: Logprobs) -> dict[str, Any]:
+    return {**_token(event.chosen), "top_logprobs": [_token(token) for token in event.top]}
+
+
+def _token(token: TokenLogprob) -> dict[str, Any]:
+    return {"token": token.piece.decode("utf-8", "replace"), "bytes": list(token.piece), "logprob": token.logprob}

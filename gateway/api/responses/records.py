@@ -1,0 +1,28 @@
+"""What is kept of a response: itself, what was asked, and the responses before it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from gateway.api.responses.items import Item
+
+
+class Record(msgspec.Struct, frozen=True, kw_only=True):
+    response: dict[str, Any]
+    """As its caller got it, or would get it now."""
+    input: tuple[Item, ...]
+    """Its own input, references replaced by what they stand for."""
+    chain: tuple[str, ...] = ()
+    """Ids of the responses before it, the first one first."""
+    is_background: bool = False
+
+    @property
+    def items(self) -> tuple[Item, ...]:
+        """Its part of the conversation."""
+        return (*self.input, *self.response["output"])
+
+
+encode_record = msgspec.json.Encoder().encode
+decode_record = msgspec.json.Decoder(Record).decode

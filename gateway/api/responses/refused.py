@@ -1,0 +1,20 @@
+"""Parameters of the Responses API that are not read (`gateway.api.parameters.unread`)."""
+
+from __future__ import annotations
+
+from gateway.api.parameters.unread import Refusal
+
+IGNORED = {
+    "max_tool_calls": "it bounds calls of the provider's own tools, of which there are none",
+    "moderation": "there is no moderation to choose",
+    "prompt_cache_options": "the prompt cache finds what it knows by itself",
+    "prompt_cache_retention": "the prompt cache keeps what pays",
+}
+"""Accepted and without effect on the answer, and why."""
+
+REFUSED: dict[str, Refusal] = {
+    "context_management": Refusal("Leave it out, and send the items that the model is to see."),
+    "conversation": Refusal("Use `previous_response_id`, or send the whole conversation as `input`."),
+    "prompt": Refusal("Paddock keeps no prompt templates; send the text as `input` and `instructions`."),
+    "service_tier": Refusal("There is one tier; leave it out.", ("auto", "default")),
+}

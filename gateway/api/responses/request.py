@@ -1,0 +1,241 @@
+"""Reads the Responses dialect into the canonical request: first what was sent, then with what was kept before."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from msgspec.structs import replace
+from pydantic import ValidationError
+
+from gateway.api.body import read_object
+from gateway.api.parameters.faults import shown, too_nested, translated
+from gateway.api.parameters.form import ANY_OBJECT, only_form, schema_form
+from gateway.api.parameters.hints import with_hints
+from gateway.api.parameters.lora import read_lora
+from gateway.api.parameters.sampling import read_sampling
+from gateway.api.parameters.stops import read_stop
+from gateway.api.parameters.thinking import read_template_values, read_thinking
+from gateway.api.parameters.unread import sift
+from gateway.api.responses.body import ResponsesBody
+from gateway.api.responses.ids import is_response_id, new_response_id, response_of
+from gateway.api.responses.items import Item, messages_of, read_input, reference_of
+from gateway.api.responses.records import Record
+from gateway.api.responses.refused import IGNORED, REFUSED
+from gateway.api.responses.tools import read_tools, tools_object
+from gateway.errors import InvalidRequest, ResponseNotFound, UnsupportedParameter
+from workers.protocol.requests import Constraint, GenerateRequest, Message, Thinking
+
+LOGPROBS = "message.output_text.logprobs"
+
+
+@dataclass(frozen=True, slots=True)
+class ResponseRequest:
+    """What is asked for, and how the answer is to be written and kept."""
+
+    id: str
+    model: str
+    requests: tuple[GenerateRequest, ...]
+    stream: bool
+    store: bool
+    background: bool
+    created_at: int
+    echo: dict[str, Any]
+    """What the response repeats of the request."""
+    input: tuple[Item, ...]
+    """Without that of the responses before."""
+    chain: tuple[str, ...]
+    """Ids of the responses before, the first one first."""
+
+
+@dataclass(frozen=True, slots=True)
+class Draft:
+    """A request as it was sent."""
+
+    body: ResponsesBody
+    id: str
+    input: tuple[Item, ...]
+    request: GenerateRequest
+    """Without its messages."""
+
+    @property
+    def needs(self) -> tuple[str, ...]:
+        """Ids of the responses that must be looked up: the previous one, and those whose items are referred to."""
+        previous = self.body.previous_response_id
+        referred = (response_of(reference) for item in self.input if (reference := reference_of(item)))
+        return tuple(dict.fromkeys(id_ for id_ in (previous, *referred) if id_ is not None))
+
+    def complete(self, found: Mapping[str, Record]) -> ResponseRequest:
+        """With what was kept: the records of `needs`, and of the chain of the previous one. Raises ResponseNotFound."""
+        body = self.body
+        chain = _chain(body.previous_response_id, found)
+        before = [item for id_ in chain for item in _present(found, id_, "previous_response_id").items]
+        own = tuple(_resolved(item, found) for item in self.input)
+        messages = messages_of([*before, *own])
+        if not messages:
+            raise InvalidRequest("`input` is missing. Send a text or items.", param="input")
+        if body.instructions is not None:
+            messages = (Message(role="system", content=body.instructions), *messages)
+        return ResponseRequest(
+            id=self.id,
+            model=body.model,
+            requests=(replace(self.request, messages=messages),),
+            stream=body.stream,
+            store=body.store,
+            background=body.background,
+            created_at=int(time.time()),
+            echo=_echo(body),
+            input=own,
+            chain=chain,
+        )
+
+
+def read_draft(raw: bytes) -> Draft:
+    """Raises InvalidRequest, UnsupportedParameter or NotSupported, each naming the parameter by its path."""
+    document = sift(read_object(raw), IGNORED, REFUSED)
+    try:
+        body = ResponsesBody.model_validate(document)
+    except ValidationError as error:
+        raise translated(error) from None
+    except RecursionError:
+        raise too_nested() from None
+    _check(body)
+    response_id = new_response_id()
+    return Draft(body, response_id, read_input(body.input, response_id), _request(body))
+
+
+def _check(body: ResponsesBody) -> None:
+    if body.background and not body.store:
+        message = "`background` needs `store: true`: its answer is fetched later. Leave `store` out."
+        raise InvalidRequest(message, param="background")
+    if body.stream_options is not None and not body.stream:
+        message = "`stream_options` needs `stream: true`. Leave it out, or stream."
+        raise InvalidRequest(message, param="stream_options")
+    if body.text.verbosity not in (None, "medium"):
+        message = "`text.verbosity` is not supported with this value. Say in the prompt how long the answer should be."
+        raise UnsupportedParameter(message, param="text.verbosity")
+    if body.truncation == "auto":
+        message = "`truncation` is not supported with this value. Send fewer items, or `context_shift: true`."
+        raise UnsupportedParameter(message, param="truncation")
+
+
+def _request(body: ResponsesBody) -> GenerateRequest:
+    tools, forced = read_tools(body)
+    request = GenerateRequest(
+        tools=tools,
+        forced_tools=forced,
+        parallel_tool_calls=body.parallel_tool_calls,
+        thinking=_thinking(body),
+        template_values=read_template_values(body),
+        constraint=only_form(_format(body), body),
+        sampling=read_sampling(body),
+        max_tokens=body.max_output_tokens,
+        stop=read_stop(body.stop),
+        adapters=read_lora(body),
+        n_probs=_n_probs(body),
+    )
+    return with_hints(request, body)
+
+
+def _n_probs(body: ResponsesBody) -> int:
+    if LOGPROBS not in (body.include or ()) and not body.top_logprobs:
+        return 0
+    return body.top_logprobs or -1
+
+
+def _thinking(body: ResponsesBody) -> Thinking:
+    effort = body.reasoning.effort
+    if effort is None:
+        return read_thinking(body)
+    if body.reasoning_effort not in (None, effort):
+        message = "`reasoning.effort` and `reasoning_effort` contradict each other. Send one of them."
+        raise InvalidRequest(message, param="reasoning_effort")
+    return read_thinking(body.model_copy(update={"reasoning_effort": effort}))
+
+
+def _format(body: ResponsesBody) -> Constraint | None:
+    form = body.text.format
+    if form is None or form.type == "text":
+        return None
+    if form.type == "json_object":
+        return schema_form(ANY_OBJECT, "text.format")
+    if form.type != "json_schema":
+        message = f"`text.format.type` is {shown(form.type)}. Send `text`, `json_object` or `json_schema`."
+        raise InvalidRequest(message, param="text.format.type")
+    for name, given in (("name", form.name), ("schema", form.schema_)):
+        if given is None:
+            raise InvalidRequest(f"`text.format.{name}` is missing. Send it.", param=f"text.format.{name}")
+    return schema_form(form.schema_, "text.format.schema")
+
+
+def _chain(previous: str | None, found: Mapping[str, Record]) -> tuple[str, ...]:
+    if previous is None:
+        return ()
+    return (*_present(found, previous, "previous_response_id").chain, previous)
+
+
+def _resolved(item: Item, found: Mapping[str, Record]) -> Item:
+    reference = reference_of(item)
+    if reference is None:
+        return item
+    record = found.get(response_of(reference) or "")
+    for known in record.items if record is not None else ():
+        if known["id"] == reference:
+            return known
+    raise ResponseNotFound(
+        f"There is no item {shown(reference)}: it was never kept, or is not kept any more. Send the item itself.",
+        param="input",
+    )
+
+
+def _present(found: Mapping[str, Record], id_: str, param: str) -> Record:
+    record = found.get(id_)
+    if record is None:
+        raise not_found(id_, param)
+    if record.response["status"] in ("queued", "in_progress"):
+        message = f"Response {shown(id_)} is not complete yet. Wait for it, then go on from it."
+        raise InvalidRequest(message, param=param)
+    return record
+
+
+def not_found(id_: str, param: str | None = None) -> ResponseNotFound:
+    never = "" if is_response_id(id_) else " This is no id that Paddock makes."
+    return ResponseNotFound(
+        f"There is no response {shown(id_)}: it was not stored, was deleted, or its time is over.{never}", param=param
+    )
+
+
+def _echo(body: ResponsesBody) -> dict[str, Any]:
+    form = body.text.format
+    choice = body.tool_choice
+    return {
+        "background": body.background,
+        "instructions": body.instructions,
+        "max_output_tokens": body.max_output_tokens,
+        "metadata": body.metadata or {},
+        "parallel_tool_calls": body.parallel_tool_calls,
+        "previous_response_id": body.previous_response_id,
+        "prompt_cache_key": body.prompt_cache_key,
+        "reasoning": {"effort": body.reasoning.effort, "summary": body.reasoning.summary},
+        "safety_identifier": body.safety_identifier,
+        "service_tier": "default",
+        "store": body.store,
+        "temperature": body.temperature,
+        "text": {"format": _format_object(body) if form is not None else {"type": "text"}, "verbosity": "medium"},
+        "tool_choice": choice if isinstance(choice, str) else choice.model_dump(exclude_unset=True),
+        "tools": tools_object(body.tools),
+        "top_logprobs": body.top_logprobs or 0,
+        "top_p": body.top_p,
+        "truncation": body.truncation,
+        **({"user": body.user} if body.user is not None else {}),
+    }
+
+
+def _format_object(body: ResponsesBody) -> dict[str, Any]:
+    form = body.text.format
+    if form is None or form.type != "json_schema":
+        return {"type": "text" if form is None else form.type}
+    told = {"type": form.type, "name": form.name, "schema": form.schema_, "strict": bool(form.strict)}
+    return told if form.description is None else {**told, "description": form.description}

@@ -1,0 +1,79 @@
+"""The response object at a moment of its life.
+
+Source of the shape: OpenAI's API reference, "The response object"; `timings` is llama-server's.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from gateway.api.responses.request import ResponseRequest
+from gateway.api.tallies import timings_object
+from gateway.call import Call
+from gateway.errors import InvalidRequest, PaddockError, QueueFull
+from workers.protocol.events import Finished, FinishReason
+
+
+@dataclass(slots=True)
+class Snapshot:
+    """What does not change while the response grows."""
+
+    asked: ResponseRequest
+    call: Call
+    is_kept: bool = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.is_kept = self.asked.store
+
+    def object(self, status: str, output: Sequence[dict[str, Any]] = (), **more: Any) -> dict[str, Any]:
+        return {
+            "id": self.asked.id,
+            "object": "response",
+            "created_at": self.asked.created_at,
+            "status": status,
+            "error": None,
+            "incomplete_details": None,
+            "model": self.call.alias,
+            "output": list(output),
+            **self.asked.echo,
+            "store": self.is_kept,
+            **more,
+        }
+
+    def ended(self, output: Sequence[dict[str, Any]], end: Finished, num_reasoning_tokens: int) -> dict[str, Any]:
+        cut = end.reason is FinishReason.LENGTH
+        return self.object(
+            "incomplete" if cut else "completed",
+            output,
+            completed_at=None if cut else int(time.time()),
+            incomplete_details={"reason": "max_output_tokens"} if cut else None,
+            usage=_usage(end, num_reasoning_tokens),
+            timings=timings_object(end.timings),
+        )
+
+    def failed(self, output: Sequence[dict[str, Any]], error: PaddockError) -> dict[str, Any]:
+        return self.object("failed", output, error=error_object(error))
+
+
+def error_object(error: PaddockError) -> dict[str, str]:
+    """With one of the few codes that a response's error may have."""
+    code = "server_error"
+    if isinstance(error, InvalidRequest):
+        code = "invalid_prompt"
+    elif isinstance(error, QueueFull):
+        code = "rate_limit_exceeded"
+    return {"code": code, "message": error.message}
+
+
+def _usage(end: Finished, num_reasoning_tokens: int) -> dict[str, Any]:
+    usage = end.usage
+    return {
+        "input_tokens": usage.prompt_tokens,
+        "input_tokens_details": {"cached_tokens": usage.cached_tokens, "cache_write_tokens": 0},
+        "output_tokens": usage.completion_tokens,
+        "output_tokens_details": {"reasoning_tokens": num_reasoning_tokens},
+        "total_tokens": usage.prompt_tokens + usage.completion_tokens,
+    }

@@ -1,0 +1,135 @@
+"""Stored responses: `GET` and `DELETE /v1/responses/{id}`, its `input_items`, and `cancel`."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import Any
+from urllib.parse import parse_qsl
+
+from starlette.types import Receive, Scope, Send
+
+from gateway.access.keys import Keys
+from gateway.api.answers import send_json
+from gateway.api.diagnostics import trail_of
+from gateway.api.parameters.faults import shown
+from gateway.api.responses.background import Background
+from gateway.api.responses.ids import stream_of
+from gateway.api.responses.items import Item
+from gateway.api.responses.shelf import Shelf
+from gateway.api.resumable import Resumable
+from gateway.errors import InvalidRequest, NotFound, StreamGone
+from gateway.resume.recordings import Owner, Recordings
+from gateway.telemetry.trail import Trail
+
+PAGE = 20
+LONGEST_PAGE = 100
+MAX_QUERY_FIELDS = 64
+
+Query = dict[str, str]
+
+
+class StoredResponses:
+    """The routes below one response's id."""
+
+    def __init__(
+        self, keys: Keys, shelf: Shelf, background: Background, recordings: Recordings, resumable: Resumable
+    ) -> None:
+        self._keys = keys
+        self._shelf = shelf
+        self._background = background
+        self._recordings = recordings
+        self._resumable = resumable
+
+    async def retrieve(self, scope: Scope, receive: Receive, send: Send) -> None:
+        trail, team, id_ = self._who(scope)
+        query = _query(scope)
+        response = await self._background.current(team, id_)
+        if query.get("stream", "false").lower() not in ("true", "1"):
+            await send_json(send, response, trail)
+            return
+        if not response["background"]:
+            message = f"Response {shown(id_)} was not made in the background: it has no stream. Leave `stream` out."
+            raise InvalidRequest(message, param="stream")
+        # Events are numbered from 0 in the dialect, from 1 in the stream.
+        after = _number(query, "starting_after", -1, -1, 10**12) + 1
+        try:
+            reading = await self._recordings.open(stream_of(id_), after, Owner(team, ""))
+        except StreamGone:
+            message = f"The events of response {shown(id_)} are not kept any more. Retrieve it without `stream`."
+            raise StreamGone(message, param="stream") from None
+        await self._resumable.send(reading, scope, receive, send)
+
+    async def delete(self, scope: Scope, receive: Receive, send: Send) -> None:
+        trail, team, id_ = self._who(scope)
+        await self._background.drop(team, id_)
+        await send_json(send, {"id": id_, "object": "response", "deleted": True}, trail)
+
+    async def cancel(self, scope: Scope, receive: Receive, send: Send) -> None:
+        trail, team, id_ = self._who(scope)
+        if not (await self._shelf.get(team, id_)).is_background:
+            message = f"Response {shown(id_)} was not made in the background. To end others, close their connection."
+            raise InvalidRequest(message, param="response_id")
+        await send_json(send, await self._background.cancel(team, id_), trail)
+
+    async def input_items(self, scope: Scope, receive: Receive, send: Send) -> None:
+        trail, team, id_ = self._who(scope)
+        query = _query(scope)
+        items = list((await self._shelf.get(team, id_)).input)
+        order = query.get("order", "desc")
+        if order not in ("asc", "desc"):
+            raise InvalidRequest(f"`order` is {shown(order)}. Send `asc` or `desc`.", param="order")
+        if order == "desc":
+            items.reverse()
+        limit = _number(query, "limit", PAGE, 1, LONGEST_PAGE)
+        await send_json(send, _page(items, query.get("after"), limit), trail)
+
+    def _who(self, scope: Scope) -> tuple[Trail, str, str]:
+        """Trail, team and the id in the path. Raises AuthenticationFailed."""
+        trail = trail_of(scope)
+        principal = self._keys.authenticate(scope["headers"])
+        trail.team, trail.key_id = principal.team, principal.key_id
+        return trail, principal.team, str(scope["path_params"]["response_id"])
+
+
+class Endpoint:
+    """One of the routes, as an ASGI app."""
+
+    def __init__(self, answer: Callable[[Scope, Receive, Send], Awaitable[None]]) -> None:
+        self._answer = answer
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await self._answer(scope, receive, send)
+
+
+def _page(items: list[Item], after: str | None, limit: int) -> dict[str, Any]:
+    if after is not None:
+        places = [n for n, item in enumerate(items) if item["id"] == after]
+        if not places:
+            raise NotFound(f"`after` names {shown(after)}, which is no item of this response.", param="after")
+        items = items[places[0] + 1 :]
+    page = items[:limit]
+    return {
+        "object": "list",
+        "data": page,
+        "first_id": page[0]["id"] if page else "",
+        "last_id": page[-1]["id"] if page else "",
+        "has_more": len(items) > limit,
+    }
+
+
+def _query(scope: Scope) -> Query:
+    """Raises InvalidRequest."""
+    text = scope.get("query_string", b"").decode("latin-1")
+    try:
+        return dict(parse_qsl(text, max_num_fields=MAX_QUERY_FIELDS))
+    except ValueError:
+        raise InvalidRequest(f"The query has more than {MAX_QUERY_FIELDS} fields. Send fewer.") from None
+
+
+def _number(query: Query, name: str, default: int, least: int, most: int) -> int:
+    text = query.get(name)
+    if text is None:
+        return default
+    if not text.lstrip("-").isdigit() or len(text) > 15 or not least <= int(text) <= most:
+        raise InvalidRequest(f"`{name}` is {shown(text)}. Send a whole number from {least} to {most}.", param=name)
+    return int(text)

@@ -1,0 +1,39 @@
+"""Writes a response as one whole object."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from gateway.api.responses.output import Output
+from gateway.api.responses.records import Record
+from gateway.api.responses.request import ResponseRequest
+from gateway.api.responses.snapshot import Snapshot
+from gateway.call import Call
+from workers.protocol.events import CallEvent
+
+_encode = msgspec.json.Encoder().encode
+
+
+class WholeWriter:
+    def __init__(self, asked: ResponseRequest, call: Call) -> None:
+        self.snapshot = Snapshot(asked, call)
+        self._output = Output(asked.id, None)
+
+    def add(self, events: list[CallEvent], choice: int) -> None:
+        for event in events:
+            self._output.add(event)
+
+    def body(self) -> bytes:
+        return _encode(self.response())
+
+    def response(self) -> dict[str, Any]:
+        output = self._output
+        if output.end is None:
+            raise ValueError("the answer has no end")
+        return self.snapshot.ended(output.objects(), output.end, output.num_reasoning_tokens)
+
+    def record(self, response: dict[str, Any]) -> Record:
+        asked = self.snapshot.asked
+        return Record(response=response, input=asked.input, chain=asked.chain)

@@ -1,0 +1,107 @@
+"""Streamed answers that go on without their connection, and clients that come back for the rest."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+
+from starlette.types import Receive, Scope, Send
+
+from gateway.api.diagnostics import answer_headers, trail_of
+from gateway.api.errors import note_error, send_error, shape_of
+from gateway.api.presence import CLIENT_GONE_STATUS, ClientGone, while_present
+from gateway.api.streaming import EventStream
+from gateway.api.wish import Wish
+from gateway.errors import PaddockError
+from gateway.resume.reading import LocalReading, Reading
+from gateway.resume.recording import Recording
+from gateway.resume.recordings import Owner, Produce, Recordings
+from gateway.telemetry.accounts import close_trail
+from gateway.telemetry.metrics import Metrics
+from gateway.telemetry.trail import Trail
+
+
+class Resumable:
+    def __init__(self, recordings: Recordings, metrics: Metrics, ping_interval_s: float) -> None:
+        self._recordings = recordings
+        self._metrics = metrics
+        self._ping_interval_s = ping_interval_s
+
+    async def first(self, wish: Wish, produce: Produce, scope: Scope, receive: Receive, send: Send) -> None:
+        """Begins a stream that bears a broken connection, and sends it."""
+        reading = await self.begin(new_stream(), wish.owner, wish.grace_s, produce, trail_of(scope))
+        await self.follow(reading, scope, receive, send)
+
+    async def begin(
+        self, stream: str, owner: Owner, grace_s: float | None, produce: Produce, trail: Trail
+    ) -> LocalReading:
+        """`produce` fills in the trail, and ends it if that has been handed over by then."""
+
+        async def write(recording: Recording) -> None:
+            try:
+                await produce(recording)
+            finally:
+                if trail.handed_over:
+                    trail.status = trail.status or (200 if recording.started else CLIENT_GONE_STATUS)
+                    trail.outcome = trail.outcome or "client_gone"
+                    close_trail(trail, self._metrics)
+
+        return await self._recordings.begin(stream, owner, write, grace_s)
+
+    async def follow(self, reading: LocalReading, scope: Scope, receive: Receive, send: Send) -> None:
+        """Sends a stream that has just begun. Where the client leaves before its end, the trail is handed over."""
+        try:
+            await self.send(reading, scope, receive, send)
+        except ClientGone:
+            trail_of(scope).handed_over = not reading.recording.ended
+            raise
+
+    async def again(self, wish: Wish, scope: Scope, receive: Receive, send: Send) -> None:
+        """Goes on with a stream. Raises StreamGone, InvalidRequest, StoreUnavailable."""
+        await self.send(await self._recordings.open(wish.stream, wish.after, wish.owner), scope, receive, send)
+
+    async def send(self, reading: Reading, scope: Scope, receive: Receive, send: Send) -> None:
+        """The whole response, with pings while there is nothing else to say. Closes the reading."""
+        trail = trail_of(scope)
+        stream = EventStream(send, lambda: answer_headers(trail))
+        try:
+            async with while_present(receive):
+                async with asyncio.TaskGroup() as tasks:
+                    pings = tasks.create_task(stream.ping_every(self._ping_interval_s))
+                    failure = await tasks.create_task(_copy(reading, stream))
+                    pings.cancel()
+                if failure is None:
+                    _note_told(trail)
+                    await stream.start()
+                    await stream.end(b"")
+                elif not stream.started:
+                    await send_error(receive, send, failure, trail, shape_of(scope))
+                else:
+                    # Left unfinished, the response makes the server close the connection: the client asks again.
+                    trail.status = 200
+                    note_error(trail, failure)
+        finally:
+            reading.close()
+
+
+def new_stream() -> str:
+    """An id that nobody guesses."""
+    return secrets.token_hex(16)
+
+
+async def _copy(reading: Reading, stream: EventStream) -> PaddockError | None:
+    """Every event to the client; why that did not work."""
+    try:
+        while events := await reading.take():
+            if reading.refusal is not None and not stream.started:
+                return reading.refusal
+            await stream.start()
+            await stream.write(events)
+    except PaddockError as error:
+        return error
+    return None if stream.started else reading.refusal
+
+
+def _note_told(trail: Trail) -> None:
+    """Unless whoever wrote the stream has said more."""
+    trail.status, trail.outcome = trail.status or 200, trail.outcome or "ok"

@@ -1,0 +1,69 @@
+"""What a caller wants to happen when its connection breaks: the headers `x-resume-grace` and `Last-Event-ID`.
+
+Source of the latter: WHATWG HTML, "Server-sent events". Ids of events are `<stream>:<number>`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from dataclasses import dataclass
+
+from starlette.types import Scope
+
+from gateway.errors import InvalidRequest, StreamGone
+from gateway.resume.recordings import Owner
+
+LONGEST_GRACE_S = 60
+
+_EVENT_ID = re.compile(rb"([0-9a-f]{1,64}):([0-9]{1,15})")
+
+
+@dataclass(frozen=True, slots=True)
+class Wish:
+    owner: Owner
+    """Who may read the stream again: this team, with this request."""
+    grace_s: float
+    """How long the answer goes on without its client."""
+    stream: str
+    """What is read again; empty: nothing, this is the first time."""
+    after: int
+    """Number of the last event that the client has."""
+
+
+def read_wish(scope: Scope, raw: bytes, team: str) -> Wish | None:
+    """None without either header. Raises InvalidRequest, and StreamGone for an id that never was one of ours."""
+    grace: bytes | None = None
+    last: bytes | None = None
+    for name, value in scope["headers"]:
+        if name == b"x-resume-grace":
+            grace = value
+        elif name == b"last-event-id" and value:
+            last = value
+    if grace is None and last is None:
+        return None
+    stream, after = ("", 0) if last is None else _event(last)
+    return Wish(Owner(team, _digest(scope, raw)), 0.0 if grace is None else _grace_s(grace), stream, after)
+
+
+def _grace_s(value: bytes) -> float:
+    text = value.strip()
+    if not re.fullmatch(rb"[0-9]{1,2}(\.[0-9]{1,3})?", text) or not 1 <= float(text) <= LONGEST_GRACE_S:
+        shown = value[:40].decode("ascii", "replace")
+        message = f"The header `x-resume-grace` is {shown!r}. Send seconds, from 1 to {LONGEST_GRACE_S}."
+        raise InvalidRequest(message, param="x-resume-grace")
+    return float(text)
+
+
+def _event(value: bytes) -> tuple[str, int]:
+    found = _EVENT_ID.fullmatch(value.strip())
+    if found is None:
+        shown = value[:40].decode("ascii", "replace")
+        raise StreamGone(f"`Last-Event-ID` {shown!r} is no event of a stream here. Send the request without it.")
+    return found[1].decode(), int(found[2])
+
+
+def _digest(scope: Scope, raw: bytes) -> str:
+    """The same for the same method, path, query and body."""
+    head = f"{scope['method']} {scope['path']}?".encode() + scope.get("query_string", b"") + b"\n"
+    return hashlib.sha256(head + raw).hexdigest()

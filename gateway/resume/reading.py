@@ -1,0 +1,103 @@
+"""Reading a stream again from any event on: out of this process while it is written here, else out of Redis."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import Protocol
+
+from gateway.errors import PaddockError, StreamGone
+from gateway.resume.recording import GONE, Recording, split_events
+from gateway.store.stream_log import StreamLog
+
+SIGN_EVERY_S = 0.3
+"""How often a reader at another gateway tells the writer's that it is there."""
+LOOK_EVERY_S = 0.03
+"""How often such a reader looks for more; events lie in Redis about as long after they were made."""
+
+
+class Reading(Protocol):
+    """One reader of one stream. Close it when the client is served or gone."""
+
+    @property
+    def refusal(self) -> PaddockError | None:
+        """Why there will be no answer."""
+        ...
+
+    async def take(self) -> bytes:
+        """More whole events; waits for them. Empty: there will be no more. Raises StreamGone, StoreUnavailable."""
+        ...
+
+    def close(self) -> None: ...
+
+
+class LocalReading:
+    """Of a stream that this process writes."""
+
+    def __init__(self, recording: Recording, after: int) -> None:
+        self.recording = recording
+        self._after = after
+        self._open = True
+        recording.num_readers += 1
+
+    @property
+    def refusal(self) -> PaddockError | None:
+        return self.recording.refusal
+
+    async def take(self) -> bytes:
+        recording = self.recording
+        while True:
+            changed = recording.changed
+            events = recording.after(self._after)
+            if events:
+                self._after = recording.last
+                return events
+            if recording.ended:
+                return b""
+            await changed.wait()
+
+    def close(self) -> None:
+        if self._open:
+            self._open = False
+            self.recording.num_readers -= 1
+            self.recording.left_at = time.monotonic()
+
+
+class RemoteReading:
+    """Of a stream that another gateway writes, or that has ended."""
+
+    refusal: PaddockError | None = None
+
+    def __init__(self, log: StreamLog, stream: str, after: int) -> None:
+        self._log = log
+        self._stream = stream
+        self._after = after
+        self._ended = False
+        self._signed_at = float("-inf")
+
+    async def take(self) -> bytes:
+        while not self._ended:
+            page = await self._log.read(self._stream, self._after)
+            events = b""
+            for batch in page.batches:
+                if batch.first > self._after + 1:
+                    raise StreamGone(GONE)
+                events += split_events(batch, self._after)
+                self._after = max(self._after, batch.last)
+            self._ended = page.ended
+            if events:
+                return events
+            if not self._ended:
+                await self._wait()
+        return b""
+
+    def close(self) -> None:
+        """Nothing to do: the writer's gateway sees that no more signs come."""
+
+    async def _wait(self) -> None:
+        if time.monotonic() - self._signed_at >= SIGN_EVERY_S:
+            await self._log.sign(self._stream)
+            self._signed_at = time.monotonic()
+            if await self._log.head(self._stream) is None:
+                raise StreamGone(GONE)
+        await asyncio.sleep(LOOK_EVERY_S)

@@ -1,0 +1,123 @@
+"""One stream that may be resumed: its events, numbered, as far back as its bound of bytes reaches."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable
+
+from gateway.errors import PaddockError, StreamGone
+from gateway.store.stream_log import Batch, StreamHead, Write
+
+GONE = (
+    "This stream is not here any more: it ended too long ago, was given up, or its gateway is gone. Send the request "
+    "without `Last-Event-ID`."
+)
+
+
+class Recording:
+    """Written by one task, read by any number on this event loop; what is kept in Redis is taken from it by `news`.
+
+    It is where a streamed answer goes (`gateway.api.answering.Sink`), and never makes its writer wait.
+    """
+
+    def __init__(self, stream: str, head: StreamHead, max_bytes: int) -> None:
+        self.stream = stream
+        self.head = head
+        self.started = False
+        """The answer has begun."""
+        self.ended = False
+        """Nothing follows any more."""
+        self.refusal: PaddockError | None = None
+        """Why the answer never began."""
+        self.dropped = False
+        """Nobody may have it any more."""
+        self.on_start: Callable[[], Awaitable[None]] | None = None
+        self.num_readers = 0
+        self.left_at = time.monotonic()
+        """When the last of them left."""
+        self.ended_at = 0.0
+        self.settled = False
+        """Redis has all that there will be."""
+        self.changed = asyncio.Event()
+        """Set at the next change, and replaced by a new one."""
+        self._max_bytes = max_bytes
+        self._events: list[bytes] = []
+        self._num_bytes = 0
+        self._first = 1
+        self._flushed = 0
+
+    @property
+    def last(self) -> int:
+        """Number of the newest event; 0: there is none yet."""
+        return self._first + len(self._events) - 1
+
+    async def start(self) -> None:
+        self.started = True
+        if self.on_start is not None:
+            await self.on_start()
+
+    async def write(self, body: bytes) -> None:
+        """Whole events; each gets its number."""
+        number = self.last
+        for event in body.split(b"\n\n")[:-1]:
+            number += 1
+            self._events.append(b"id: %b:%d\n%b\n\n" % (self.stream.encode(), number, event))
+            self._num_bytes += len(self._events[-1])
+        self._trim()
+        self._note()
+
+    async def refuse(self, error: PaddockError, body: bytes) -> None:
+        """In place of an answer; `body` is for clients whose stream has begun."""
+        self.refusal = error
+        await self.write(body)
+
+    def end(self) -> None:
+        if not self.ended:
+            self.ended = True
+            self.ended_at = time.monotonic()
+            self._note()
+
+    def after(self, number: int) -> bytes:
+        """All events that follow that one; empty: none yet. Raises StreamGone where some of them are not kept."""
+        if self.dropped or number + 1 < self._first:
+            raise StreamGone(GONE)
+        return self._joined(number + 1)
+
+    def news(self, *, renew: bool) -> Write | None:
+        """What Redis has not got yet; `noted` when it has. None: nothing new, and nothing to renew."""
+        batch: Batch | None = None
+        if self._flushed < self.last:
+            first = max(self._flushed + 1, self._first)
+            batch = Batch(first, self.last, self._joined(first))
+        if self.dropped or self.settled or (batch is None and not renew and not self.ended):
+            return None
+        return Write(self.stream, self.head, batch, self._first, self.ended, self.last)
+
+    def noted(self, write: Write) -> None:
+        self._flushed = max(self._flushed, write.last)
+        self.settled = self.settled or write.ended
+
+    def _joined(self, first: int) -> bytes:
+        return b"".join(self._events[first - self._first :]) if first <= self.last else b""
+
+    def _trim(self) -> None:
+        count = 0
+        while self._num_bytes > self._max_bytes and count < len(self._events) - 1:
+            self._num_bytes -= len(self._events[count])
+            count += 1
+        if count:
+            del self._events[:count]
+            self._first += count
+
+    def _note(self) -> None:
+        changed, self.changed = self.changed, asyncio.Event()
+        changed.set()
+
+
+def split_events(batch: Batch, after: int) -> bytes:
+    """Of a batch, the events that follow that one."""
+    if batch.first > after:
+        return batch.body
+    parts = batch.body.split(b"\n\n")
+    return b"\n\n".join(parts[after + 1 - batch.first :])

@@ -1,0 +1,183 @@
+"""Every stream that this gateway process writes and that may be read again: begun, kept in Redis, given up, ended.
+
+A stream is written by a task of its own, so it goes on when its client's connection ends: for `grace_s` while nobody
+reads it, here or at another gateway, or to its end where there is no such bound. What one flush of Redis takes along
+is what all streams have said meanwhile.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+
+from gateway.errors import InternalError, InvalidRequest, StoreUnavailable, StreamGone
+from gateway.resume.grace import unread
+from gateway.resume.reading import LocalReading, Reading, RemoteReading
+from gateway.resume.recording import GONE, Recording
+from gateway.store.cancellation import raise_if_cancelled
+from gateway.store.stream_log import StreamHead, StreamLog
+from workers.protocol import keys
+
+log = logging.getLogger(__name__)
+
+FLUSH_EVERY_S = 0.025
+RETRY_S = 0.5
+UNFLUSHED_S = 60.0
+"""How long a stream that has ended waits for a Redis that is away."""
+CLOSE_S = 2.0
+"""How long an ending process waits for the streams' last words, and again for Redis to take them."""
+
+Produce = Callable[[Recording], Awaitable[None]]
+"""Writes a whole stream, its last word included. Cancelled where it is given up."""
+
+
+@dataclass(frozen=True, slots=True)
+class Owner:
+    """Who may read a stream again."""
+
+    team: str
+    request: str
+    """Digest of the request; empty: any request of the team's may."""
+
+
+class Recordings:
+    def __init__(self, stream_log: StreamLog, gateway: str, max_bytes: int) -> None:
+        """`gateway`: id of this process; `max_bytes`: how far back one stream can be read again."""
+        self._log = stream_log
+        self._gateway = gateway
+        self._max_bytes = max_bytes
+        self._running: dict[str, Recording] = {}
+        """Those of which Redis has not got everything."""
+        self._writers: dict[str, asyncio.Task[None]] = {}
+        self._tasks: asyncio.TaskGroup | None = None
+        self._some = asyncio.Event()
+        self._away = False
+
+    async def run(self) -> None:
+        """The parent of all writing tasks; flushes until cancelled."""
+        renewed_at = float("-inf")
+        async with asyncio.TaskGroup() as tasks:
+            self._tasks = tasks
+            while True:
+                raise_if_cancelled()
+                if not self._running:
+                    self._some.clear()
+                    await self._some.wait()
+                renew = time.monotonic() - renewed_at >= keys.STREAM_RENEW_S
+                if await self._flushed(renew=renew):
+                    renewed_at = time.monotonic() if renew else renewed_at
+                    await asyncio.sleep(FLUSH_EVERY_S)
+                else:
+                    await asyncio.sleep(RETRY_S)
+
+    async def close(self) -> None:
+        """Waits a moment for the streams that are being written, then puts what is left into Redis."""
+        if self._writers:
+            await asyncio.wait(self._writers.values(), timeout=CLOSE_S)
+        for writer in self._writers.values():
+            writer.cancel()
+        if self._writers:
+            await asyncio.wait(self._writers.values(), timeout=CLOSE_S)
+        await self._flushed(renew=False)
+
+    async def begin(self, stream: str, owner: Owner, produce: Produce, grace_s: float | None) -> LocalReading:
+        """Starts a stream and reads it from its beginning. `grace_s` None: it goes on without readers.
+
+        Other gateways know of it once this returns, unless Redis is away: then this one alone can go on with it.
+        """
+        if self._tasks is None:
+            raise RuntimeError("streams are begun while `run` runs")
+        recording = Recording(stream, StreamHead(owner.team, owner.request, self._gateway), self._max_bytes)
+        reading = LocalReading(recording, 0)
+        try:
+            await self._write([recording], renew=True)
+        except StoreUnavailable:
+            log.warning("a stream began that only this gateway can go on with: Redis does not answer")
+        self._running[stream] = recording
+        self._some.set()
+        self._writers[stream] = self._tasks.create_task(self._carry(recording, produce))
+        if grace_s is not None:
+            self._tasks.create_task(self._watch(recording, grace_s))
+        return reading
+
+    async def open(self, stream: str, after: int, owner: Owner) -> Reading:
+        """Goes on after an event. Raises StreamGone, InvalidRequest (it is of another request), StoreUnavailable."""
+        recording = self._running.get(stream)
+        head = recording.head if recording is not None else await self._log.head(stream)
+        if head is None or head.team != owner.team:
+            raise StreamGone(GONE)
+        if owner.request and head.request != owner.request:
+            raise InvalidRequest(
+                "`Last-Event-ID` is of another request. Send the same method, path and body as the first time."
+            )
+        if recording is None:
+            return RemoteReading(self._log, stream, after)
+        recording.after(after)
+        return LocalReading(recording, after)
+
+    async def alive(self, stream: str) -> bool:
+        """Whether it is being written, or was until a moment ago."""
+        return stream in self._running or await self._log.head(stream) is not None
+
+    async def stop(self, stream: str) -> None:
+        """Ends a stream, here or at the gateway that writes it, which takes up to `keys.STREAM_RENEW_S`."""
+        if not self._cancel(stream):
+            await self._log.ask_to_end(stream)
+
+    async def _carry(self, recording: Recording, produce: Produce) -> None:
+        try:
+            await produce(recording)
+        except Exception:  # the task's edge: a stream that breaks ends no other
+            log.exception("a stream broke")
+            recording.refusal = InternalError("Something broke in the gateway; its log has more.")
+        finally:
+            recording.end()
+            self._writers.pop(recording.stream, None)
+
+    async def _watch(self, recording: Recording, grace_s: float) -> None:
+        if await unread(recording, self._log, grace_s):
+            recording.dropped = True
+            self._cancel(recording.stream)
+
+    async def _flushed(self, *, renew: bool) -> bool:
+        """Whether Redis has taken what there was."""
+        try:
+            await self._write(list(self._running.values()), renew=renew)
+        except StoreUnavailable as error:
+            if not self._away:
+                log.warning("streams can be resumed at their own gateway only: %s", error.__cause__)
+            self._away = True
+        else:
+            self._away = False
+        for recording in [one for one in self._running.values() if _done(one)]:
+            del self._running[recording.stream]
+        return not self._away
+
+    async def _write(self, recordings: Sequence[Recording], *, renew: bool) -> None:
+        for recording in recordings:
+            if recording.dropped and recording.ended:
+                await self._log.forget(recording.stream)
+                recording.settled = True
+        news = [(one, write) for one in recordings if (write := one.news(renew=renew)) is not None]
+        if not news:
+            return
+        asked = await self._log.write([write for _, write in news])
+        for recording, write in news:
+            recording.noted(write)
+            if recording.stream in asked:
+                self._cancel(recording.stream)
+
+    def _cancel(self, stream: str) -> bool:
+        """Whether it is written here."""
+        writer = self._writers.get(stream)
+        if writer is not None:
+            writer.cancel()
+        return writer is not None
+
+
+def _done(recording: Recording) -> bool:
+    """Redis has it all, or has been away for too long."""
+    return recording.settled or (recording.ended and time.monotonic() - recording.ended_at > UNFLUSHED_S)

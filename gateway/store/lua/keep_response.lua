@@ -1,0 +1,48 @@
+-- Stores a response of a team, and drops the team's oldest ones where it would hold too much.
+--
+--   KEYS[1]  prefix of the team's responses
+--   ARGV[1]  id
+--   ARGV[2]  the response
+--   ARGV[3]  lifetime, ms
+--   ARGV[4]  most bytes that the team may have
+--   ARGV[5]  "1": only if the response is there already
+--   ARGV[6+] ids of the responses that it follows: they live as long
+-- Result: 1, or 0 when nothing was stored: it is larger than all that the team may have, or not there any more
+--
+-- Keeps: the sizes are those of what is there, and their sum is at most ARGV[4].
+local id, body, ttl, bound = ARGV[1], ARGV[2], tonumber(ARGV[3]), tonumber(ARGV[4])
+local clock = redis.call("TIME")
+local now = clock[1] * 1000 + math.floor(clock[2] / 1000)
+
+local function drop(old)
+  local bytes = redis.call("HGET", response_sizes_key, old)
+  if bytes then redis.call("HINCRBY", response_sizes_key, "all", -bytes) end
+  redis.call("HDEL", response_sizes_key, old)
+  redis.call("ZREM", responses_key, old)
+  redis.call("DEL", response_key(old))
+end
+
+for _, old in ipairs(redis.call("ZRANGEBYSCORE", responses_key, "-inf", now)) do drop(old) end
+if ARGV[5] == "1" and not redis.call("ZSCORE", responses_key, id) then return 0 end
+drop(id)
+if #body > bound then return 0 end
+for i = 6, #ARGV do
+  if redis.call("PEXPIRE", response_key(ARGV[i]), ttl) == 1 then
+    redis.call("ZADD", responses_key, "XX", now + ttl, ARGV[i])
+  end
+end
+while (tonumber(redis.call("HGET", response_sizes_key, "all")) or 0) + #body > bound do
+  local oldest = redis.call("ZRANGE", responses_key, 0, 0)[1]
+  if not oldest then
+    redis.call("DEL", response_sizes_key)
+    break
+  end
+  drop(oldest)
+end
+redis.call("SET", response_key(id), body, "PX", ttl)
+redis.call("ZADD", responses_key, now + ttl, id)
+redis.call("HSET", response_sizes_key, id, #body)
+redis.call("HINCRBY", response_sizes_key, "all", #body)
+redis.call("PEXPIRE", responses_key, ttl)
+redis.call("PEXPIRE", response_sizes_key, ttl)
+return 1

@@ -1,0 +1,49 @@
+"""Responses that are kept for later: per team, for a time, up to a number of bytes. Methods raise StoreUnavailable."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import redis.asyncio
+from redis.exceptions import RedisError
+
+from gateway.store.client import ANSWER_TIMEOUT_S
+from gateway.store.pipe import Pipe, unavailable
+from gateway.store.scripts import load_response_script
+from workers.protocol import keys
+
+
+class ResponseStore:
+    def __init__(self, redis: redis.asyncio.Redis, ttl_s: float, bytes_per_team: int) -> None:
+        self._redis = redis
+        self._ttl_ms = round(ttl_s * 1000)
+        self._bytes_per_team = bytes_per_team
+        self._keep = load_response_script("keep_response")
+        self._drop = load_response_script("drop_response")
+        self._pipe = Pipe(redis, (self._keep, self._drop), ANSWER_TIMEOUT_S)
+
+    async def keep(self, team: str, id: str, record: bytes, before: Sequence[str] = (), *, again: bool = False) -> bool:
+        """Stores a record, and the responses before it for as long; the team's oldest ones make room.
+
+        `again`: in place of one that is there. False: it was dropped meanwhile, or is larger than all that a team has.
+        """
+        rest = (id, record.decode(), self._ttl_ms, self._bytes_per_team, "1" if again else "", *before)
+        return bool(await self._pipe.send(self._keep, keys.responses(team), *rest))
+
+    async def find(self, team: str, ids: Sequence[str]) -> list[bytes | None]:
+        """Records in the order of the ids; None where there is none, or none of this team."""
+        if not ids:
+            return []
+        try:
+            found: list[bytes | None] = await self._redis.mget([keys.response(team, id_) for id_ in ids])
+        except (RedisError, OSError) as error:
+            raise unavailable(error) from None
+        return found
+
+    async def drop(self, team: str, id: str) -> bool:
+        """Whether it was there."""
+        return bool(await self._pipe.send(self._drop, keys.responses(team), id))
+
+    async def close(self) -> None:
+        """Waits for what is on its way."""
+        await self._pipe.close()

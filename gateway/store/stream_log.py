@@ -1,0 +1,153 @@
+"""Resumable streams in Redis: what was sent, who may have it again, whether it still grows and who reads it.
+
+Events are numbered from 1. One gateway writes a stream, any gateway reads it. Methods raise StoreUnavailable.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import redis.asyncio
+from redis.exceptions import RedisError
+
+from gateway.store.pipe import AWAY, unavailable
+from workers.protocol import keys
+
+PAGE = 64
+"""Batches that one read returns at most."""
+
+
+@dataclass(frozen=True, slots=True)
+class StreamHead:
+    """Whose stream it is, and of which request."""
+
+    team: str
+    request: str
+    """What the request said, as a digest."""
+    gateway: str
+    """Who writes it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """Events `first` to `last`, as clients get them."""
+
+    first: int
+    last: int
+    body: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Write:
+    """What is new of one stream."""
+
+    stream: str
+    head: StreamHead
+    batch: Batch | None
+    keep_from: int
+    """Number of the oldest event that is still kept."""
+    ended: bool
+    last: int
+    """Number of the newest event."""
+
+
+@dataclass(frozen=True, slots=True)
+class Page:
+    batches: tuple[Batch, ...]
+    ended: bool
+    """Nothing follows these."""
+
+
+class StreamLog:
+    def __init__(self, redis: redis.asyncio.Redis, kept_s: float, running_s: float = keys.STREAM_TTL_S) -> None:
+        """`kept_s`: how long a stream stays after its end; `running_s`: how long without a sign of its gateway."""
+        self._redis = redis
+        self._kept_ms = round(kept_s * 1000)
+        self._running_ms = round(running_s * 1000)
+
+    async def write(self, writes: Sequence[Write]) -> frozenset[str]:
+        """Adds what is new, and renews. Writing the same again changes nothing. Ids of streams that are to end."""
+        async with self._redis.pipeline(transaction=False) as pipeline:
+            asked = [
+                (_add(pipeline, write, self._kept_ms if write.ended else self._running_ms), write.stream)
+                for write in writes
+            ]
+            answers = await self._answers(pipeline.execute(raise_on_error=False))
+        for answer in answers:
+            # What was added before a connection broke is refused the second time; anything else has no such excuse.
+            if isinstance(answer, AWAY):
+                raise unavailable(answer)
+        return frozenset(stream for position, stream in asked if answers[position] == b"1")
+
+    async def head(self, stream: str) -> StreamHead | None:
+        """None: there is no such stream, or no more."""
+        fields = await self._answers(self._redis.hmget(keys.stream(stream), ["team", "request", "gateway"]))
+        if None in fields:
+            return None
+        team, request, gateway = (field.decode() for field in fields)
+        return StreamHead(team, request, gateway)
+
+    async def read(self, stream: str, after: int) -> Page:
+        """What follows an event; the first batch may begin before that."""
+        log = keys.stream_log(stream)
+        entries = await self._answers(self._redis.xrange(log, min=f"({after}-0", count=PAGE))
+        batches = tuple(_batch(id_, fields) for id_, fields in entries if b"end" not in fields)
+        return Page(batches, len(batches) < len(entries))
+
+    async def sign(self, stream: str) -> None:
+        """Tells the stream's gateway that somebody reads."""
+        name = keys.stream_readers(stream)
+        async with self._redis.pipeline(transaction=False) as pipeline:
+            pipeline.incr(name)
+            pipeline.pexpire(name, round(keys.STREAM_READERS_TTL_S * 1000))
+            await self._answers(pipeline.execute())
+
+    async def signs(self, stream: str) -> bytes | None:
+        """Another value than before: somebody reads elsewhere."""
+        found: bytes | None = await self._answers(self._redis.get(keys.stream_readers(stream)))
+        return found
+
+    async def ask_to_end(self, stream: str) -> None:
+        """Its gateway ends it at the next renewal."""
+        async with self._redis.pipeline(transaction=False) as pipeline:
+            pipeline.hset(keys.stream(stream), "end", "1")
+            # Where it has just expired, nothing may stay.
+            pipeline.pexpire(keys.stream(stream), self._running_ms)
+            await self._answers(pipeline.execute())
+
+    async def forget(self, stream: str) -> None:
+        names = (keys.stream(stream), keys.stream_log(stream), keys.stream_readers(stream))
+        async with self._redis.pipeline(transaction=False) as pipeline:
+            for name in names:
+                pipeline.delete(name)
+            await self._answers(pipeline.execute())
+
+    async def _answers(self, asking: Any) -> Any:
+        try:
+            return await asking
+        except (RedisError, OSError) as error:
+            raise unavailable(error) from None
+
+
+def _add(pipeline: Any, write: Write, ttl_ms: int) -> int:
+    """Where in the pipeline's answers it stands whether the stream is to end."""
+    head, log = keys.stream(write.stream), keys.stream_log(write.stream)
+    batch = write.batch
+    if batch is not None:
+        pipeline.xadd(log, {"first": batch.first, "body": batch.body}, id=f"{batch.last}-0")
+    if write.ended:
+        pipeline.xadd(log, {"end": "1"}, id=f"{write.last}-1")
+    if write.keep_from > 1:
+        pipeline.xtrim(log, minid=f"{write.keep_from}-0", approximate=False)
+    told = write.head
+    pipeline.hset(head, mapping={"team": told.team, "request": told.request, "gateway": told.gateway})
+    pipeline.pexpire(head, ttl_ms)
+    pipeline.pexpire(log, ttl_ms)
+    pipeline.hget(head, "end")
+    return len(pipeline) - 1
+
+
+def _batch(id_: bytes, fields: dict[bytes, bytes]) -> Batch:
+    return Batch(int(fields[b"first"]), int(id_.partition(b"-")[0]), fields[b"body"])

@@ -1,0 +1,19 @@
+"""The end of a request in the books: its place in the metrics and its log line."""
+
+from __future__ import annotations
+
+import time
+
+from gateway.telemetry.logs import PROBED, log_request
+from gateway.telemetry.metrics import Metrics
+from gateway.telemetry.trail import Trail
+
+
+def close_trail(trail: Trail, metrics: Metrics) -> None:
+    """Once per request."""
+    trail.outcome = trail.outcome or ("ok" if 0 < trail.status < 400 else "cancelled")
+    if trail.model:
+        metrics.ended(trail, time.monotonic() - trail.received_at)
+    elif trail.outcome != "ok" and trail.path not in PROBED:
+        metrics.turned_away(trail)
+    log_request(trail)

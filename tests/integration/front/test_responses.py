@@ -1,0 +1,282 @@
+"""The Responses API through real gateways: stored, continued, deleted, in the background; at any gateway, by one team."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+from openai import AsyncOpenAI, NotFoundError
+
+from tests.integration.front.conftest import NARROW_KEY
+from tests.support.openai_schema import check
+from tests.support.stack import Process, Stack
+from tests.support.waiting import until
+
+EIGHT = "t0 t1 t2 t3 t4 t5 t6 t7 "
+
+
+def story(tokens: int) -> str:
+    return "".join(f"t{n} " for n in range(tokens))
+
+
+def client_of(gateway: Process, key: str) -> AsyncOpenAI:
+    return AsyncOpenAI(base_url=f"{gateway.url}/v1", api_key=key, max_retries=0)
+
+
+@pytest.fixture
+async def client(stack: Stack) -> AsyncIterator[AsyncOpenAI]:
+    """Asks the first gateway."""
+    async with client_of(stack.gateways[0], stack.key) as asking:
+        yield asking
+
+
+@pytest.fixture
+async def other(stack: Stack) -> AsyncIterator[AsyncOpenAI]:
+    """Asks the second gateway."""
+    async with client_of(stack.gateways[1], stack.key) as asking:
+        yield asking
+
+
+@pytest.fixture
+async def stranger(stack: Stack) -> AsyncIterator[AsyncOpenAI]:
+    """Of another team."""
+    async with client_of(stack.gateways[0], NARROW_KEY) as asking:
+        yield asking
+
+
+async def test_whole(client: AsyncOpenAI) -> None:
+    response = await client.responses.create(model="quick", input="hi")
+    check("Response", response.model_dump(exclude_unset=True))
+    assert (response.output_text, response.status) == (EIGHT, "completed")
+    assert response.usage is not None
+    assert (response.usage.output_tokens, response.usage.output_tokens_details.reasoning_tokens) == (8, 0)
+
+
+async def test_cut(client: AsyncOpenAI) -> None:
+    response = await client.responses.create(model="quick", input="hi", max_output_tokens=3)
+    assert (response.output_text, response.status) == ("t0 t1 t2 ", "incomplete")
+    assert response.incomplete_details is not None
+    assert response.incomplete_details.reason == "max_output_tokens"
+
+
+async def test_streamed(client: AsyncOpenAI) -> None:
+    text, kinds = "", []
+    async for event in await client.responses.create(model="quick", input="hi", stream=True):
+        check("ResponseStreamEvent", event.model_dump(exclude_unset=True))
+        kinds.append(event.type)
+        assert event.sequence_number == len(kinds) - 1
+        if event.type == "response.output_text.delta":
+            text += event.delta
+    assert text == EIGHT
+    assert kinds[:4] == [
+        "response.created",
+        "response.in_progress",
+        "response.output_item.added",
+        "response.content_part.added",
+    ]
+    assert kinds[-1] == "response.completed"
+
+
+async def test_a_stored_response_is_found_at_every_gateway(client: AsyncOpenAI, other: AsyncOpenAI) -> None:
+    response = await client.responses.create(model="quick", input="hi", metadata={"a": "b"})
+    found = await other.responses.retrieve(response.id)
+    assert found.model_dump() == response.model_dump()
+    await client.responses.delete(response.id)
+    for asking in (client, other):
+        with pytest.raises(NotFoundError, match="no response"):
+            await asking.responses.retrieve(response.id)
+    with pytest.raises(NotFoundError):
+        await client.responses.delete(response.id)
+
+
+async def test_nothing_is_kept_where_nothing_is_to_be_kept(client: AsyncOpenAI) -> None:
+    response = await client.responses.create(model="quick", input="hi", store=False)
+    assert response.model_dump()["store"] is False
+    with pytest.raises(NotFoundError):
+        await client.responses.retrieve(response.id)
+
+
+async def test_another_team_knows_nothing_of_it(client: AsyncOpenAI, stranger: AsyncOpenAI) -> None:
+    response = await client.responses.create(model="quick", input="hi")
+    asking = stranger.responses
+    for call in (
+        asking.retrieve(response.id),
+        asking.delete(response.id),
+        asking.cancel(response.id),
+        asking.create(model="quick", input="x", previous_response_id=response.id),
+        asking.create(model="quick", input=[{"type": "item_reference", "id": response.output[0].id or ""}]),
+    ):
+        with pytest.raises(NotFoundError):
+            await call
+    with pytest.raises(NotFoundError):
+        await asking.input_items.list(response.id)
+    assert (await client.responses.retrieve(response.id)).id == response.id
+
+
+async def test_a_conversation_goes_on_from_a_response(client: AsyncOpenAI, other: AsyncOpenAI) -> None:
+    first = await client.responses.create(model="quick", input="hi")
+    stream = await other.responses.create(model="quick", input="and", previous_response_id=first.id, stream=True)
+    *_, last = [event async for event in stream]
+    assert last.type == "response.completed"
+    second = last.response
+    assert first.usage is not None
+    assert second.usage is not None
+    assert second.usage.input_tokens > first.usage.input_tokens + 8
+    third = await client.responses.create(model="quick", input="more", previous_response_id=second.id)
+    assert third.usage is not None
+    assert third.usage.input_tokens > second.usage.input_tokens + 8
+    assert third.previous_response_id == second.id
+    await client.responses.delete(first.id)
+    with pytest.raises(NotFoundError) as caught:
+        await client.responses.create(model="quick", input="x", previous_response_id=third.id)
+    assert caught.value.param == "previous_response_id"
+
+
+async def test_input_items(client: AsyncOpenAI) -> None:
+    items: list[Any] = [{"role": "user", "content": f"message {n}"} for n in range(5)]
+    items.append({"type": "function_call", "call_id": "c", "name": "f", "arguments": "{}"})
+    items.append({"type": "function_call_output", "call_id": "c", "output": "done"})
+    response = await client.responses.create(model="slow", input=items, max_output_tokens=1)
+    listed = [item async for item in client.responses.input_items.list(response.id, limit=3, order="asc")]
+    assert [item.type for item in listed] == ["message"] * 5 + ["function_call", "function_call_output"]
+    page = await client.responses.input_items.list(response.id)
+    check("ResponseItemList", page.model_dump(exclude_unset=True))
+    assert [item.id for item in page.data] == [item.id for item in reversed(listed)]
+    assert not page.has_more
+
+
+async def test_in_the_background(client: AsyncOpenAI, other: AsyncOpenAI, stack: Stack) -> None:
+    response = await client.responses.create(model="slow", input="hi", background=True, max_output_tokens=40)
+    check("Response", response.model_dump(exclude_unset=True))
+    assert response.status == "queued"
+    seen = [response.status]
+    while seen[-1] in ("queued", "in_progress"):
+        await asyncio.sleep(0.1)
+        response = await other.responses.retrieve(response.id)
+        seen.append(response.status)
+    assert "in_progress" in seen
+    assert (response.status, response.output_text) == ("incomplete", story(40))
+    await until(lambda: stack.leases("slow") == 0, 1.0, "the slot is free")
+
+
+async def test_a_background_stream_is_taken_up_anywhere(client: AsyncOpenAI, other: AsyncOpenAI, stack: Stack) -> None:
+    stream = await client.responses.create(model="slow", input="hi", background=True, stream=True, max_output_tokens=40)
+    events: list[Any] = []
+    async for event in stream:
+        events.append(event)
+        if event.sequence_number == 10:
+            break
+    await stream.close()
+    assert [event.type for event in events[:3]] == ["response.created", "response.queued", "response.in_progress"]
+    id_ = events[0].response.id
+    for asking, count in ((other, 12), (client, None)):
+        after = events[-1].sequence_number
+        again = await asking.responses.retrieve(id_, stream=True, starting_after=after)
+        async for event in again:
+            events.append(event)
+            if count is not None and len(events) > count + after:
+                break
+        await again.close()
+    assert [event.sequence_number for event in events] == list(range(len(events)))
+    assert "".join(event.delta for event in events if event.type == "response.output_text.delta") == story(40)
+    assert events[-1].type == "response.incomplete"
+    whole = [event async for event in await other.responses.retrieve(id_, stream=True)]
+    assert [event.model_dump() for event in whole] == [event.model_dump() for event in events]
+    await until(lambda: stack.leases("slow") == 0, 1.0, "the slot is free")
+
+
+@pytest.mark.parametrize("elsewhere", [False, True])
+async def test_cancelled(client: AsyncOpenAI, other: AsyncOpenAI, stack: Stack, elsewhere: bool) -> None:
+    response = await client.responses.create(model="slow", input="hi", background=True)
+    await until(lambda: stack.leases("slow") == 1, 2.0, "it runs")
+    await asyncio.sleep(0.2)
+    cancelled = await (other if elsewhere else client).responses.cancel(response.id)
+    assert cancelled.status == "cancelled"
+    await until(lambda: stack.leases("slow") == 0, 0.5, "the slot is free")
+    found = await client.responses.retrieve(response.id)
+    assert found.status == "cancelled"
+    assert found.output_text.startswith("t0 t1 ")
+    assert (await client.responses.cancel(response.id)).status == "cancelled"
+
+
+async def test_deleted_while_it_runs(client: AsyncOpenAI, stack: Stack) -> None:
+    response = await client.responses.create(model="slow", input="hi", background=True)
+    await until(lambda: stack.leases("slow") == 1, 2.0, "it runs")
+    await client.responses.delete(response.id)
+    await until(lambda: stack.leases("slow") == 0, 1.0, "the slot is free")
+    await asyncio.sleep(0.1)
+    with pytest.raises(NotFoundError):
+        await client.responses.retrieve(response.id)
+
+
+async def test_a_failure_in_the_background_is_kept(client: AsyncOpenAI) -> None:
+    response = await client.responses.create(model="failing", input="hi", background=True)
+    async with asyncio.timeout(3):
+        while response.status in ("queued", "in_progress"):
+            await asyncio.sleep(0.05)
+            response = await client.responses.retrieve(response.id)
+    assert response.status == "failed"
+    assert response.error is not None
+    assert "--fail-after" in response.error.message
+    check("Response", response.model_dump(exclude_unset=True))
+
+
+async def test_a_gateway_that_dies_takes_its_responses_with_it(client: AsyncOpenAI, stack: Stack) -> None:
+    doomed = stack.gateway()
+    async with client_of(doomed, stack.key) as asking:
+        response = await asking.responses.create(model="slow", input="hi", background=True)
+        await until(lambda: stack.leases("slow") == 1, 2.0, "it runs")
+    doomed.kill()
+    stack.gateways.remove(doomed)
+    async with asyncio.timeout(15):
+        while response.status in ("queued", "in_progress"):
+            await asyncio.sleep(0.2)
+            response = await client.responses.retrieve(response.id)
+    assert response.status == "failed"
+    assert response.error is not None
+    assert "gateway" in response.error.message
+    await until(lambda: stack.leases("slow") == 0, 10.0, "the slot is free")
+
+
+async def test_a_foreground_stream_with_grace_is_resumed(client: AsyncOpenAI, stack: Stack) -> None:
+    body = json.dumps({"model": "slow", "input": "hi", "stream": True, "max_output_tokens": 30})
+    headers = {"authorization": f"Bearer {stack.key}", "content-type": "application/json", "x-resume-grace": "3"}
+    raw = b""
+    async with client._client.stream(
+        "POST", f"{stack.gateways[0].url}/v1/responses", content=body, headers=headers
+    ) as response:
+        async for chunk in response.aiter_raw():
+            raw += chunk
+            if len(raw) > 4000:
+                break
+    raw = raw[: raw.rindex(b"\n\n") + 2]
+    last_id = raw[raw.rindex(b"id: ") + 4 :].split(b"\n")[0].decode()
+    again = await client._client.post(
+        f"{stack.gateways[1].url}/v1/responses", content=body, headers={**headers, "last-event-id": last_id}
+    )
+    events = [json.loads(line[6:]) for line in (raw + again.content).split(b"\n") if line.startswith(b"data: ")]
+    assert [event["sequence_number"] for event in events] == list(range(len(events)))
+    assert "".join(event["delta"] for event in events if event["type"].endswith("text.delta")) == story(30)
+    assert events[-1]["type"] == "response.incomplete"
+    assert (await client.responses.retrieve(events[0]["response"]["id"])).output_text == story(30)
+
+
+async def test_what_was_not_made_in_the_background_has_no_stream_to_take_up(client: AsyncOpenAI) -> None:
+    response = await client.responses.create(model="quick", input="hi")
+    with pytest.raises(Exception, match="background"):
+        await client.responses.retrieve(response.id, stream=True)
+    with pytest.raises(Exception, match="background"):
+        await client.responses.cancel(response.id)
+
+
+async def test_an_error_has_its_status(client: AsyncOpenAI) -> None:
+    with pytest.raises(NotFoundError, match="nobody"):
+        await client.responses.create(model="nobody", input="hi")
+    with pytest.raises(NotFoundError, match="nobody"):
+        await client.responses.create(model="nobody", input="hi", stream=True)
+    with pytest.raises(Exception, match="tokens") as caught:
+        await client.responses.create(model="quick", input="x" * 4000)
+    assert getattr(caught.value, "code", None) == "context_length_exceeded"

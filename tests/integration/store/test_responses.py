@@ -1,0 +1,164 @@
+"""Stored responses and stream logs against a real Redis: bounds, lifetimes, and what is written twice."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+
+import pytest
+import redis.asyncio
+
+from gateway.errors import StoreUnavailable
+from gateway.store.client import connect
+from gateway.store.responses import ResponseStore
+from gateway.store.stream_log import Batch, StreamHead, StreamLog, Write
+from workers.protocol import keys
+
+HEAD = StreamHead("blue", "digest", "gw")
+
+
+@pytest.fixture
+async def store(client: redis.asyncio.Redis) -> AsyncIterator[ResponseStore]:
+    made = ResponseStore(client, 60.0, 100)
+    yield made
+    await made.close()
+
+
+@pytest.fixture
+def log(client: redis.asyncio.Redis) -> StreamLog:
+    return StreamLog(client, kept_s=60.0)
+
+
+async def held(client: redis.asyncio.Redis, team: str) -> int:
+    """Bytes of a team's responses, as they are counted; checks that the count is true."""
+    ids = [id_.decode() for id_ in await client.zrange(keys.responses(team), 0, -1)]
+    sizes = {name.decode(): int(size) for name, size in (await client.hgetall(keys.response_sizes(team))).items()}
+    total = sizes.pop("all", 0)
+    lengths = {id_: await client.strlen(keys.response(team, id_)) for id_ in ids}
+    assert sizes == lengths
+    assert total == sum(lengths.values())
+    return total
+
+
+async def test_kept_found_and_dropped(client: redis.asyncio.Redis, store: ResponseStore) -> None:
+    assert await store.keep("blue", "a", b"one")
+    assert await store.keep("blue", "b", b"two")
+    assert await store.find("blue", ["b", "x", "a"]) == [b"two", None, b"one"]
+    assert await store.find("green", ["a"]) == [None]
+    assert await store.find("blue", []) == []
+    assert not await store.drop("green", "a")
+    assert await store.drop("blue", "a")
+    assert not await store.drop("blue", "a")
+    assert await store.find("blue", ["a", "b"]) == [None, b"two"]
+    assert await held(client, "blue") == 3
+
+
+async def test_the_oldest_make_room(client: redis.asyncio.Redis, store: ResponseStore) -> None:
+    for name in "abcd":
+        assert await store.keep("blue", name, name.encode() * 30)
+        await asyncio.sleep(0.002)
+    assert await store.find("blue", ["a", "b"]) == [None, b"b" * 30]
+    assert await held(client, "blue") == 90
+    assert await store.keep("blue", "b", b"B" * 40)
+    assert await held(client, "blue") == 100
+    assert not await store.keep("blue", "e", b"e" * 101)
+    assert await held(client, "blue") == 100
+    assert await store.keep("green", "a", b"x" * 100)
+
+
+async def test_those_that_a_response_follows_live_as_long(client: redis.asyncio.Redis, store: ResponseStore) -> None:
+    await store.keep("blue", "a", b"a" * 30)
+    await asyncio.sleep(0.002)
+    await store.keep("blue", "b", b"b" * 30)
+    await asyncio.sleep(0.002)
+    await client.pexpire(keys.response("blue", "a"), 1000)
+    await store.keep("blue", "c", b"c" * 30, ["a"])
+    assert await client.pttl(keys.response("blue", "a")) > 50_000
+    await asyncio.sleep(0.002)
+    await store.keep("blue", "d", b"d" * 30, ["c", "a"])
+    assert await store.find("blue", ["a", "b"]) == [b"a" * 30, None]
+    assert await held(client, "blue") == 90
+
+
+async def test_what_is_over_is_counted_no_more(client: redis.asyncio.Redis) -> None:
+    store = ResponseStore(client, 0.03, 100)
+    await store.keep("blue", "a", b"a" * 60)
+    await asyncio.sleep(0.05)
+    assert await store.find("blue", ["a"]) == [None]
+    await store.keep("blue", "b", b"b" * 60)
+    assert await held(client, "blue") == 60
+    await asyncio.sleep(0.05)
+    assert not await client.keys("pd:*")
+    await store.close()
+
+
+async def test_in_place_of_one_that_is_there(client: redis.asyncio.Redis, store: ResponseStore) -> None:
+    assert not await store.keep("blue", "a", b"new", again=True)
+    await store.keep("blue", "a", b"old")
+    assert await store.keep("blue", "a", b"newer", again=True)
+    assert await store.find("blue", ["a"]) == [b"newer"]
+    assert await held(client, "blue") == 5
+
+
+async def test_a_redis_that_is_away() -> None:
+    async with connect("unix:///nowhere.sock") as nowhere:
+        store, log = ResponseStore(nowhere, 60.0, 100), StreamLog(nowhere, 60.0)
+        for asking in (store.keep("t", "a", b""), store.find("t", ["a"]), log.head("s"), log.read("s", 0)):
+            with pytest.raises(StoreUnavailable):
+                await asking
+        await store.close()
+
+
+def write(first: int, last: int, keep_from: int = 1, ended: bool = False) -> Write:
+    events = b"".join(b"data: %d\n\n" % n for n in range(first, last + 1))
+    return Write("s", HEAD, Batch(first, last, events), keep_from, ended, last)
+
+
+async def test_a_log_is_read_from_anywhere(log: StreamLog) -> None:
+    assert await log.head("s") is None
+    assert await log.write([write(1, 3), write(4, 4), write(5, 9)]) == frozenset()
+    assert await log.head("s") == HEAD
+    assert [(batch.first, batch.last) for batch in (await log.read("s", 0)).batches] == [(1, 3), (4, 4), (5, 9)]
+    assert [batch.first for batch in (await log.read("s", 2)).batches] == [1, 4, 5]
+    assert [batch.first for batch in (await log.read("s", 3)).batches] == [4, 5]
+    page = await log.read("s", 9)
+    assert (page.batches, page.ended) == ((), False)
+    await log.write([Write("s", HEAD, None, 1, True, 9)])
+    assert (await log.read("s", 9)).ended
+    assert (await log.read("s", 6)).ended
+
+
+async def test_writing_twice_changes_nothing(log: StreamLog) -> None:
+    for _ in range(2):
+        await log.write([write(1, 3, ended=True)])
+    page = await log.read("s", 0)
+    assert ([batch.body.count(b"data") for batch in page.batches], page.ended) == ([3], True)
+
+
+async def test_what_is_too_old_is_cut_off(log: StreamLog) -> None:
+    await log.write([write(1, 3), write(4, 6), write(7, 9, keep_from=5)])
+    assert [batch.first for batch in (await log.read("s", 0)).batches] == [4, 7]
+
+
+async def test_a_stream_lives_as_long_as_its_gateway(client: redis.asyncio.Redis) -> None:
+    log = StreamLog(client, kept_s=60.0, running_s=0.05)
+    await log.write([write(1, 3)])
+    await asyncio.sleep(0.08)
+    assert await log.head("s") is None
+    await log.write([write(1, 3, ended=True)])
+    await asyncio.sleep(0.08)
+    assert await log.head("s") == HEAD
+
+
+async def test_readers_and_the_end_are_told(client: redis.asyncio.Redis, log: StreamLog) -> None:
+    await log.write([write(1, 1)])
+    before = await log.signs("s")
+    await log.sign("s")
+    assert await log.signs("s") != before
+    assert await log.write([write(2, 2)]) == frozenset()
+    await log.ask_to_end("s")
+    assert await log.write([Write("s", HEAD, None, 1, False, 2)]) == {"s"}
+    await log.forget("s")
+    assert not await client.keys("pd:stream:*")
+    await log.ask_to_end("s")
+    assert await client.pttl(keys.stream("s")) > 0

@@ -1,0 +1,192 @@
+"""Writing the Responses dialect: every event and object against OpenAI's specification, in every combination."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from functools import cache
+from typing import Any
+
+import pytest
+
+from gateway.api.responses.events import EventWriter
+from gateway.api.responses.request import ResponseRequest, read_draft
+from gateway.api.responses.whole import WholeWriter
+from gateway.call import Call, Principal
+from gateway.errors import InvalidRequest, QueueFull, WorkerLost
+from tests.support.openai_schema import check, specification
+from workers.protocol.events import (
+    CallEvent,
+    Finished,
+    FinishReason,
+    Logprobs,
+    Reasoning,
+    Started,
+    Text,
+    Timings,
+    TokenLogprob,
+    ToolCallDelta,
+    Usage,
+)
+
+CALL = Call("req-1", Principal("key", "team", None, False), "m", "m", 0.0, 0.0, 0.0)
+TIMINGS = Timings(cache_n=3, prompt_n=4, prompt_ms=8.0, predicted_n=2, predicted_ms=10.0)
+
+
+def end(reason: FinishReason = FinishReason.STOP) -> Finished:
+    return Finished(1, reason, Usage(7, 5, 3), TIMINGS)
+
+
+def probs(piece: bytes) -> Logprobs:
+    one = TokenLogprob(len(piece), piece, -0.5)
+    return Logprobs(1, one, (one, TokenLogprob(99, b"\xe2", -3.5)))
+
+
+START: list[CallEvent] = [Started(1, 0, 7, 3)]
+THOUGHT: list[CallEvent] = [Reasoning(1, "Hm", 2), Reasoning(1, "m.")]
+SPEECH: list[CallEvent] = [probs(b"H\xc3"), probs(b"\xa9"), Text(1, "Hé", 2), Text(1, "llo"), probs(b"!"), Text(1, "!")]
+CALLS: list[CallEvent] = [
+    ToolCallDelta(1, 0, "call_a", "add", ""),
+    ToolCallDelta(1, 0, "", "", '{"a":'),
+    ToolCallDelta(1, 1, "call_b", "sub", "{}"),
+    ToolCallDelta(1, 0, "", "", "1}"),
+]
+PARTS = {"thought": THOUGHT, "speech": SPEECH, "calls": CALLS}
+ORDERS = [order for n in range(4) for order in itertools.permutations(PARTS, n)]
+
+BODIES: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "everything": {
+        "instructions": "Be brief.",
+        "tools": [{"type": "function", "name": "add", "parameters": {"type": "object"}, "strict": True}],
+        "tool_choice": {"type": "function", "name": "add"},
+        "text": {"format": {"type": "json_schema", "name": "x", "schema": {"type": "object"}}},
+        "reasoning": {"effort": "high", "summary": "auto"},
+        "metadata": {"a": "b"},
+        "temperature": 0.5,
+        "top_p": 0.5,
+        "max_output_tokens": 20,
+        "include": ["message.output_text.logprobs"],
+        "top_logprobs": 2,
+        "user": "u",
+        "safety_identifier": "s",
+        "prompt_cache_key": "k",
+        "background": True,
+        "parallel_tool_calls": False,
+    },
+    "words": {"tool_choice": "none", "text": {"format": {"type": "json_object"}}, "store": False},
+}
+
+
+def asked(**body: Any) -> ResponseRequest:
+    return read_draft(json.dumps({"model": "m", "input": "hi", **body}).encode()).complete({})
+
+
+def events_in(stream: bytes) -> list[dict[str, Any]]:
+    found = []
+    for block in stream.decode().split("\n\n")[:-1]:
+        name, data = block.split("\n")
+        document = json.loads(data.removeprefix("data: "))
+        assert name == f"event: {document['type']}"
+        found.append(document)
+    assert [event["sequence_number"] for event in found] == list(range(len(found)))
+    return found
+
+
+def streamed(events: list[CallEvent], size: int = 1, **body: Any) -> list[dict[str, Any]]:
+    writer = EventWriter(asked(**body), CALL)
+    stream = (writer.queued() if body.get("background") else b"") + writer.opening()
+    for n in range(0, len(events), size):
+        stream += writer.chunks(events[n : n + size], 0)
+    return events_in(stream + writer.closing())
+
+
+def whole(events: list[CallEvent], **body: Any) -> dict[str, Any]:
+    writer = WholeWriter(asked(**body), CALL)
+    writer.add(events, 0)
+    document: dict[str, Any] = json.loads(writer.body())
+    return document
+
+
+def alike(response: dict[str, Any]) -> dict[str, Any]:
+    """Without what differs between two answers to one question."""
+    text = json.dumps({name: value for name, value in response.items() if name not in ("created_at", "completed_at")})
+    document: dict[str, Any] = json.loads(text.replace(response["id"].removeprefix("resp_"), "*"))
+    return document
+
+
+@cache
+def schemas() -> dict[str, str]:
+    """Type of an event -> name of its schema: a choice of 58 would be tried one by one."""
+    components = specification()["components"]["schemas"]
+    names = [choice["$ref"].rsplit("/", 1)[-1] for choice in components["ResponseStreamEvent"]["anyOf"]]
+    return {components[name]["properties"]["type"]["enum"][0]: name for name in names}
+
+
+@pytest.mark.parametrize("body", BODIES)
+@pytest.mark.parametrize("order", ORDERS, ids="+".join)
+def test_every_event_and_object_is_as_the_specification_says(order: tuple[str, ...], body: str) -> None:
+    for reason in (FinishReason.STOP, FinishReason.LENGTH):
+        events = [*START, *(event for part in order for event in PARTS[part]), end(reason)]
+        stream = streamed(events, **BODIES[body])
+        last = stream[-1]["response"]
+        assert stream[-1]["type"] == f"response.{'incomplete' if reason is FinishReason.LENGTH else 'completed'}"
+        assert alike(last) == alike(whole(events, **BODIES[body]))
+        assert alike(streamed(events, size=3, **BODIES[body])[-1]["response"]) == alike(last)
+        for event in stream:
+            check(schemas()[event["type"]], event)
+
+
+def test_deltas_add_up() -> None:
+    stream = streamed([*START, *THOUGHT, *SPEECH, *CALLS, end(FinishReason.TOOL_CALLS)])
+    response = stream[-1]["response"]
+    assert [item["type"] for item in response["output"]] == ["reasoning", "message", "function_call", "function_call"]
+    for index, item in enumerate(response["output"]):
+        own = [event for event in stream if event.get("output_index") == index]
+        added, done = own[0], own[-1]
+        assert (added["type"], done["type"]) == ("response.output_item.added", "response.output_item.done")
+        assert (added["item"]["id"], done["item"]) == (item["id"], item)
+        said = "".join(event["delta"] for event in own if event["type"].endswith(".delta"))
+        text = item["arguments"] if item["type"] == "function_call" else item["content"][0]["text"]
+        assert said == text
+    assert response["output"][2]["arguments"] == '{"a":1}'
+    assert response["usage"]["output_tokens_details"] == {"reasoning_tokens": 3}
+    assert response["usage"]["input_tokens_details"]["cached_tokens"] == 3
+
+
+def test_log_probabilities_come_with_the_text_that_they_made() -> None:
+    stream = streamed([*START, *SPEECH, end()], include=["message.output_text.logprobs"])
+    deltas = [event for event in stream if event["type"] == "response.output_text.delta"]
+    assert [len(delta["logprobs"]) for delta in deltas] == [2, 0, 1]
+    told = stream[-1]["response"]["output"][0]["content"][0]["logprobs"]
+    assert told == [one for delta in deltas for one in delta["logprobs"]]
+    assert bytes(told[0]["bytes"] + told[1]["bytes"]).decode() == "Hé"
+
+
+def test_an_answer_that_says_nothing_is_an_empty_message() -> None:
+    [item] = whole([*START, end()])["output"]
+    assert item["content"][0]["text"] == ""
+
+
+def test_an_answer_that_was_cut_is_incomplete() -> None:
+    response = whole([*START, *THOUGHT, *SPEECH, end(FinishReason.LENGTH)])
+    assert (response["status"], response["incomplete_details"]) == ("incomplete", {"reason": "max_output_tokens"})
+    assert [item["status"] for item in response["output"]] == ["completed", "incomplete"]
+
+
+def test_trouble_after_the_beginning_is_a_failed_response() -> None:
+    codes = {WorkerLost: "server_error", QueueFull: "rate_limit_exceeded", InvalidRequest: "invalid_prompt"}
+    for kind, code in codes.items():
+        writer = EventWriter(asked(), CALL)
+        events = events_in(writer.opening() + writer.chunks([Text(1, "Hel")], 0) + writer.broken(kind("It broke.")))
+        for event in events:
+            check(schemas()[event["type"]], event)
+        assert events[-1]["type"] == "response.failed"
+        assert events[-1]["response"]["error"] == {"code": code, "message": "It broke."}
+        assert events[-1]["response"]["output"][0]["content"][0]["text"] == "Hel"
+
+
+def test_trouble_before_the_beginning_is_an_error() -> None:
+    [event] = events_in(EventWriter(asked(), CALL).broken(QueueFull("Too many wait.")))
+    check("ResponseStreamEvent", event)
+    assert (event["type"], event["code"], event["message"]) == ("error", "queue_full", "Too many wait.")

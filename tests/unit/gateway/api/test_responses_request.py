@@ -1,0 +1,257 @@
+"""Reading the Responses dialect: items into messages, parameters into the canonical request, refusals by name."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from gateway.api.responses.body import ResponsesBody
+from gateway.api.responses.ids import input_id, new_response_id, output_id
+from gateway.api.responses.records import Record, decode_record, encode_record
+from gateway.api.responses.refused import IGNORED, REFUSED
+from gateway.api.responses.request import Draft, ResponseRequest, read_draft
+from gateway.errors import InvalidRequest, NotSupported, ResponseNotFound, UnsupportedParameter
+from tests.support.openai_schema import properties
+from workers.protocol.requests import Message, Thinking, Tool, ToolCall
+
+ADD: dict[str, Any] = {
+    "type": "function",
+    "name": "add",
+    "description": "adds",
+    "parameters": {"type": "object", "properties": {"a": {"type": "integer"}}},
+    "strict": True,
+}
+SUB = {**ADD, "name": "sub", "strict": None}
+OURS = {
+    *("stop", "reasoning_effort", "reasoning_format", "reasoning_budget_tokens", "thinking_budget_tokens"),
+    *("chat_template_kwargs", "documents", "add_generation_prompt", "continue_final_message", "lora"),
+}
+
+
+def draft(**body: Any) -> Draft:
+    return read_draft(json.dumps({"model": "m", "input": "hi", **body}).encode())
+
+
+def read(**body: Any) -> ResponseRequest:
+    return draft(**body).complete({})
+
+
+def user(text: str) -> Message:
+    return Message(role="user", content=text)
+
+
+def test_a_text_is_one_message_below_the_instructions() -> None:
+    asked = read(instructions="Be brief.")
+    assert asked.requests[0].messages == (Message(role="system", content="Be brief."), user("hi"))
+    assert asked.model == "m"
+    assert (asked.stream, asked.store, asked.background) == (False, True, False)
+    assert [(item["type"], item["role"], item["content"]) for item in asked.input] == [
+        ("message", "user", [{"type": "input_text", "text": "hi"}])
+    ]
+
+
+def test_an_assistants_turn_is_one_message() -> None:
+    items: list[dict[str, Any]] = [
+        {"role": "developer", "content": "rules"},
+        {
+            "type": "message",
+            "role": "user",
+            "content": [{"type": "input_text", "text": "a"}, {"type": "input_text", "text": "b"}],
+        },
+        {"type": "reasoning", "id": "rs_1", "summary": [], "content": [{"type": "reasoning_text", "text": "hm"}]},
+        {
+            "type": "message",
+            "role": "assistant",
+            "id": "msg_1",
+            "content": [{"type": "output_text", "text": "Let me see."}],
+        },
+        {"type": "function_call", "call_id": "c1", "name": "add", "arguments": '{"a":1}'},
+        {"type": "function_call", "call_id": "c2", "name": "sub", "arguments": "{}"},
+        {"type": "function_call_output", "call_id": "c1", "output": "2"},
+        {"type": "function_call_output", "call_id": "c2", "output": [{"type": "input_text", "text": "3"}]},
+        {"role": "assistant", "content": "Two and three."},
+        {"role": "assistant", "content": [{"type": "refusal", "refusal": "No more."}]},
+        {"role": "user", "content": "thanks"},
+    ]
+    calls = (ToolCall("c1", "add", '{"a":1}'), ToolCall("c2", "sub", "{}"))
+    assert read(input=items).requests[0].messages == (
+        Message(role="developer", content="rules"),
+        user("ab"),
+        Message(role="assistant", content="Let me see.", reasoning="hm", tool_calls=calls),
+        Message(role="tool", content="2", name="add", tool_call_id="c1"),
+        Message(role="tool", content="3", name="sub", tool_call_id="c2"),
+        Message(role="assistant", content="Two and three."),
+        Message(role="assistant", content="No more."),
+        user("thanks"),
+    )
+
+
+def test_reasoning_that_only_has_a_summary_or_nothing() -> None:
+    items = [
+        {"type": "reasoning", "summary": [{"type": "summary_text", "text": "short"}], "encrypted_content": "x"},
+        {"role": "assistant", "content": "a"},
+        {"type": "reasoning", "summary": [], "encrypted_content": "x"},
+        {"role": "assistant", "content": "b"},
+    ]
+    first, second = read(input=items).requests[0].messages
+    assert (first.reasoning, second.reasoning) == ("short", None)
+
+
+def test_tools_and_choices() -> None:
+    tools = (Tool("add", "adds", ADD["parameters"], strict=True), Tool("sub", "adds", ADD["parameters"]))
+
+    def chosen(choice: Any) -> tuple[tuple[Tool, ...], tuple[str, ...]]:
+        request = read(tools=[ADD, SUB], tool_choice=choice).requests[0]
+        return request.tools, request.forced_tools
+
+    assert chosen("auto") == (tools, ())
+    assert chosen("none") == ((), ())
+    assert chosen("required") == (tools, ("add", "sub"))
+    assert chosen({"type": "function", "name": "sub"}) == (tools, ("sub",))
+    some = {"type": "allowed_tools", "tools": [{"type": "function", "name": "sub"}]}
+    assert chosen({**some, "mode": "auto"}) == (tools[1:], ())
+    assert chosen({**some, "mode": "required"}) == (tools[1:], ("sub",))
+    assert not read(tools=[ADD], parallel_tool_calls=False).requests[0].parallel_tool_calls
+
+
+def test_forms() -> None:
+    schema = {"type": "object", "properties": {"a": {"type": "integer"}}}
+    asked = read(text={"format": {"type": "json_schema", "name": "x", "schema": schema, "strict": True}})
+    constraint = asked.requests[0].constraint
+    assert constraint is not None
+    assert (constraint.kind, json.loads(constraint.text), constraint.param) == (
+        "json_schema",
+        schema,
+        "text.format.schema",
+    )
+    assert asked.echo["text"]["format"] == {"type": "json_schema", "name": "x", "schema": schema, "strict": True}
+    plain = read(text={"format": {"type": "json_object"}}).requests[0].constraint
+    assert plain is not None
+    assert json.loads(plain.text) == {"type": "object"}
+    assert read(text={"format": {"type": "text"}}).requests[0].constraint is None
+    grammar = read(grammar='root ::= "a"').requests[0].constraint
+    assert grammar is not None
+    assert grammar.kind == "gbnf"
+
+
+def test_the_rest_of_the_parameters() -> None:
+    request = read(
+        reasoning={"effort": "low", "summary": "auto"},
+        max_output_tokens=5,
+        temperature=0.5,
+        top_p=0.9,
+        min_p=0.1,
+        seed=3,
+        stop=["x"],
+        cache_salt="s",
+        priority=-2,
+        include=["message.output_text.logprobs", "reasoning.encrypted_content"],
+        top_logprobs=4,
+    ).requests[0]
+    assert request.thinking == Thinking(effort="low")
+    assert (request.max_tokens, request.stop, request.cache_salt, request.priority) == (5, ("x",), "s", 2)
+    assert (request.sampling.temperature, request.sampling.top_p, request.sampling.min_p) == (0.5, 0.9, 0.1)
+    assert (request.sampling.seed, request.n_probs) == (3, 4)
+    assert read(reasoning={"effort": "none"}).requests[0].thinking.enabled is False
+    assert read(include=["message.output_text.logprobs"]).requests[0].n_probs == -1
+    assert read(include=["reasoning.encrypted_content"]).requests[0].n_probs == 0
+
+
+@pytest.mark.parametrize(
+    ("body", "kind", "param"),
+    [
+        ({"input": None}, InvalidRequest, "input"),
+        ({"input": []}, InvalidRequest, "input"),
+        ({"input": [{"type": "message", "role": "user"}]}, InvalidRequest, "input.0.content"),
+        ({"input": [{"type": "message", "content": "x"}]}, InvalidRequest, "input.0.role"),
+        ({"input": [{"type": "function_call", "call_id": "c", "name": "f"}]}, InvalidRequest, "input.0.arguments"),
+        ({"input": [{"type": "function_call_output", "output": "x"}]}, InvalidRequest, "input.0.call_id"),
+        ({"input": [{"type": "web_search_call", "id": "x"}]}, UnsupportedParameter, "input.0"),
+        ({"input": [{"role": "user", "content": [{"type": "input_image"}]}]}, NotSupported, "input.0.content.0"),
+        ({"input": [{"role": "user", "content": [{"type": "hologram"}]}]}, UnsupportedParameter, "input.0.content.0"),
+        ({"tools": [{"type": "web_search"}]}, UnsupportedParameter, "tools.0"),
+        ({"tools": [{"type": "function"}]}, InvalidRequest, "tools.0.name"),
+        ({"tool_choice": "required"}, InvalidRequest, "tool_choice"),
+        ({"tools": [ADD], "tool_choice": {"type": "function", "name": "sub"}}, InvalidRequest, "tool_choice"),
+        ({"tools": [ADD], "tool_choice": {"type": "mcp"}}, UnsupportedParameter, "tool_choice"),
+        ({"tools": [ADD], "tool_choice": {"type": "allowed_tools"}}, InvalidRequest, "tool_choice.tools"),
+        ({"text": {"format": {"type": "json_schema", "name": "x"}}}, InvalidRequest, "text.format.schema"),
+        ({"text": {"format": {"type": "yaml"}}}, InvalidRequest, "text.format.type"),
+        ({"text": {"verbosity": "low"}}, UnsupportedParameter, "text.verbosity"),
+        ({"truncation": "auto"}, UnsupportedParameter, "truncation"),
+        ({"background": True, "store": False}, InvalidRequest, "background"),
+        ({"stream_options": {}}, InvalidRequest, "stream_options"),
+        ({"include": ["everything"]}, InvalidRequest, "include.0"),
+        ({"metadata": {"a": 1}}, InvalidRequest, "metadata.a"),
+        ({"conversation": "conv_1"}, UnsupportedParameter, "conversation"),
+        ({"prompt": {"id": "p"}}, UnsupportedParameter, "prompt"),
+        ({"max_tokens": 3}, UnsupportedParameter, "max_tokens"),
+        ({"reasoning": {"effort": "some"}}, InvalidRequest, "reasoning.effort"),
+        ({"reasoning": {"effort": "low"}, "reasoning_effort": "high"}, InvalidRequest, "reasoning_effort"),
+    ],
+)
+def test_what_can_not_be_had_is_named(body: dict[str, Any], kind: type[Exception], param: str) -> None:
+    with pytest.raises(kind) as caught:
+        read(**body)
+    assert type(caught.value) is kind
+    assert getattr(caught.value, "param", None) == param
+
+
+def test_every_parameter_of_the_specification_is_read_ignored_or_refused() -> None:
+    assert properties("CreateResponse") <= {*ResponsesBody.model_fields, *IGNORED, *REFUSED}
+    assert set(ResponsesBody.model_fields) >= OURS
+
+
+def kept(id_: str, said: str, answer: str, chain: tuple[str, ...] = (), status: str = "completed") -> Record:
+    message = {"id": output_id(id_, "message", 0), "type": "message", "role": "assistant", "status": "completed"}
+    part = {"type": "output_text", "text": answer, "annotations": [], "logprobs": []}
+    own = {"id": input_id(id_, "message", 0), "type": "message", "role": "user", "status": "completed"}
+    record = Record(
+        response={"id": id_, "status": status, "output": [{**message, "content": [part]}]},
+        input=({**own, "content": [{"type": "input_text", "text": said}]},),
+        chain=chain,
+    )
+    return decode_record(encode_record(record))
+
+
+def test_a_previous_response_brings_its_whole_chain() -> None:
+    one, two = new_response_id(), new_response_id()
+    found = {one: kept(one, "first", "1"), two: kept(two, "second", "2", (one,))}
+    sent = draft(previous_response_id=two, input="third", instructions="new ones")
+    assert sent.needs == (two,)
+    asked = sent.complete(found)
+    assert [message.content for message in asked.requests[0].messages] == [
+        "new ones",
+        "first",
+        "1",
+        "second",
+        "2",
+        "third",
+    ]
+    assert asked.chain == (one, two)
+    assert len(asked.input) == 1
+    with pytest.raises(ResponseNotFound):
+        sent.complete({two: found[two]})
+    with pytest.raises(InvalidRequest, match="not complete"):
+        sent.complete({**found, two: kept(two, "x", "", (one,), "in_progress")})
+
+
+def test_items_are_found_by_their_ids() -> None:
+    one = new_response_id()
+    record = kept(one, "first", "1")
+    sent = draft(
+        input=[
+            {"type": "item_reference", "id": input_id(one, "message", 0)},
+            {"id": output_id(one, "message", 0)},
+            {"role": "user", "content": "more"},
+        ]
+    )
+    assert sent.needs == (one,)
+    asked = sent.complete({one: record})
+    assert [message.content for message in asked.requests[0].messages] == ["first", "1", "more"]
+    assert asked.input[:2] == record.items
+    for unknown in (output_id(one, "message", 7), "msg_of_another_server"):
+        with pytest.raises(ResponseNotFound):
+            draft(input=[{"type": "item_reference", "id": unknown}]).complete({one: record})
