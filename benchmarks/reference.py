@@ -74,6 +74,15 @@ def llama_server() -> Path:
     return binary
 
 
+def _engine_wheel() -> Path | None:
+    """What `deploy/install.py` installed into this environment."""
+    try:
+        wheel = Path(json.loads(Path(sys.prefix, "paddock-install.json").read_text())["engine"])
+    except (OSError, ValueError, KeyError):
+        return None
+    return wheel if wheel.is_file() else None
+
+
 def _build_flags() -> dict[str, str]:
     """Variables that the worker's library was built with on this machine (deploy/tiles.py)."""
     told = subprocess.run([sys.executable, ROOT / "deploy" / "tiles.py"], check=True, capture_output=True)
@@ -85,7 +94,7 @@ def python_server() -> Path:
     """A Python that can run `-m llama_cpp.server`, made on first use.
 
     An environment of the benchmark's own: the server's extras, and the llama-cpp-python wheel that the project's
-    environment was built with, where it is still in the cache of wheels (else pip compiles it again).
+    environment was made with, where it is still there (else pip compiles it again).
     """
     version = importlib.metadata.version("llama-cpp-python")
     folder = bench_dir() / f"python-server-{version}"
@@ -94,11 +103,9 @@ def python_server() -> Path:
         return python
     print("installing llama_cpp.server and what it needs, once", flush=True)
     venv.create(folder, with_pip=True, clear=True)
-    links = [
-        part for wheel in bench_dir().parent.glob("wheels/*/llama_cpp_python-*.whl") for part in ("-f", wheel.parent)
-    ]
-    wanted = f"llama-cpp-python[server]=={version}"
-    subprocess.run([python, "-m", "pip", "install", "-q", *links, wanted], check=True)
+    wheel = _engine_wheel()
+    wanted = f"llama-cpp-python[server] @ {wheel.as_uri()}" if wheel else f"llama-cpp-python[server]=={version}"
+    subprocess.run([python, "-m", "pip", "install", "-q", wanted], check=True, env=os.environ | _build_flags())
     (folder / "ready").touch()
     return python
 

