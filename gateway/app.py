@@ -15,19 +15,36 @@ from gateway.access import first_key
 from gateway.access.key_store import KeyStore
 from gateway.access.keys import Keys
 from gateway.access.records import read_records
+from gateway.adapter_keeper import AdapterKeeper
 from gateway.admission.admission import Admission
+from gateway.api.anthropic.count_tokens import CountTokens
+from gateway.api.anthropic.messages import MessagesDialect
 from gateway.api.door import Door
 from gateway.api.generation import Generation
 from gateway.api.health import Health, MetricsPage, Ready
+from gateway.api.native.assembly import native_apps
+from gateway.api.native.reception import Reception
 from gateway.api.openai.chat import ChatDialect
+from gateway.api.openai.completion import CompletionDialect
+from gateway.api.openai.embeddings import EmbeddingsDialect
 from gateway.api.openai.models import Models
+from gateway.api.openai.rerank import RerankDialect
+from gateway.api.pooled import Pooled
+from gateway.api.responses.assembly import responses_apps
+from gateway.api.resumable import Resumable
 from gateway.api.routes import build_router
 from gateway.catalog.names import Names
+from gateway.inquiries import Inquiries
 from gateway.pipeline import Limits, Pipeline
+from gateway.registry.adapter_wishes import AdapterWishes
 from gateway.registry.fleet import Fleet, FleetSnapshot
+from gateway.registry.model_wishes import ModelWishes
 from gateway.relay.relay import Relay
+from gateway.resume.recordings import Recordings
 from gateway.settings import GatewaySettings
 from gateway.store.client import Store
+from gateway.store.responses import ResponseStore
+from gateway.store.stream_log import StreamLog
 from gateway.telemetry.metrics import Metrics
 from workers import catalog_file
 from workers.protocol.heartbeat import Heartbeat
@@ -42,6 +59,9 @@ class App:
     fleet: Fleet
     admission: Admission
     relay: Relay
+    recordings: Recordings
+    wishes: AdapterWishes
+    keeper: AdapterKeeper
     keys: Keys
     key_store: KeyStore
     redis: redis.asyncio.Redis
@@ -52,11 +72,20 @@ class App:
         await self.fleet.refresh()
         await self.key_store.refresh()
         async with asyncio.TaskGroup() as tasks:
-            parts = (self.relay, self.fleet, self.admission, self.key_store)
+            parts = (
+                self.relay,
+                self.fleet,
+                self.admission,
+                self.key_store,
+                self.recordings,
+                self.wishes,
+                self.keeper,
+            )
             background = [tasks.create_task(part.run()) for part in parts]
             try:
                 yield
             finally:
+                await self.recordings.close()
                 await self.admission.close()
                 for task in background:
                     task.cancel()
@@ -95,23 +124,58 @@ async def build(settings: GatewaySettings, redis: redis.asyncio.Redis) -> App:
     admission = Admission(Store(redis), fleet, gateway_id, max_queue=settings.max_queue)
     names, metrics, keys = Names(catalog), Metrics(), Keys()
     limits = Limits(settings.queue_timeout_s, settings.request_timeout_s)
-    pipeline = Pipeline(names, fleet, admission, relay, metrics, limits)
+    wishes = AdapterWishes(redis, lambda: fleet.snapshot.workers)
+    pipeline = Pipeline(names, fleet, admission, relay, metrics, limits, wishes)
+    inquiries = Inquiries(fleet, relay)
     models = Models(keys, names, fleet)
+    recordings = Recordings(StreamLog(redis, settings.resume_ttl_s), gateway_id, settings.resume_buffer_bytes)
+    resumable = Resumable(recordings, metrics, settings.ping_interval_s)
+    answers = (keys, pipeline, settings.max_body_bytes, settings.ping_interval_s, resumable)
+    kept = (settings.response_ttl_s, settings.responses_bytes_per_team)
     router = build_router(
         {
-            "chat": Generation(ChatDialect(), keys, pipeline, settings.max_body_bytes, settings.ping_interval_s),
+            "chat": Generation(ChatDialect(), *answers),
+            "completion": Generation(CompletionDialect(), *answers),
+            "embeddings": Pooled(EmbeddingsDialect(), keys, pipeline, settings.max_body_bytes),
+            "rerank": Pooled(RerankDialect(), keys, pipeline, settings.max_body_bytes),
+            **responses_apps(*answers, recordings, ResponseStore(redis, *kept)),
+            "messages": Generation(MessagesDialect(), *answers),
+            "count_tokens": CountTokens(keys, pipeline, inquiries, settings.max_body_bytes),
             "models": models,
             "model": models,
             "health": Health(),
             "ready": Ready(redis, fleet, lambda: pipeline.stopping),
             "metrics": MetricsPage(metrics, fleet, admission.waiting),
+            **native_apps(
+                Reception(keys, pipeline, fleet, settings.max_body_bytes),
+                pipeline,
+                inquiries,
+                wishes,
+                ModelWishes(redis),
+                lambda dialect: Generation(dialect, *answers),
+                lambda dialect: Pooled(dialect, keys, pipeline, settings.max_body_bytes),
+                ChatDialect(),
+            ),
         }
     )
     fixed = read_records(settings.api_keys)
     first = await first_key.settle(redis, settings.api_key, settings.state_dir)
     # A preset key cannot be overruled by what stands in Redis.
     key_store = KeyStore(redis, keys, (*fixed, first) if settings.api_key else fixed, first)
-    return App(Door(router, metrics), pipeline, fleet, admission, relay, keys, key_store, redis)
+    keeper = AdapterKeeper(fleet, inquiries, wishes)
+    return App(
+        Door(router, metrics),
+        pipeline,
+        fleet,
+        admission,
+        relay,
+        recordings,
+        wishes,
+        keeper,
+        keys,
+        key_store,
+        redis,
+    )
 
 
 def _beats(snapshot: FleetSnapshot) -> list[Heartbeat]:

@@ -26,7 +26,7 @@ COMMANDS = {
     **workers_cli.COMMANDS,
 }
 CHAT = "talk to a model in this terminal, or answer what comes in on a pipe"
-CONFIG = "what the settings are and where they come from: config show|schema|docs"
+CONFIG = "what the settings are and where they come from: config show|schema|docs|compatibility"
 
 
 def main() -> int:

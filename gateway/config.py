@@ -3,6 +3,7 @@
 show [--json] [flags of up]   each setting of `paddock up`, its value, where it came from; secrets are covered
 schema                        JSON Schema of a catalog file (published as docs/catalog.schema.json)
 docs                          docs/settings.md
+compatibility                 docs/compatibility.md: what each endpoint does with each parameter
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import inspect
 import json
 import sys
 from collections.abc import Sequence
+from importlib import import_module
 from typing import Any
 
 from gateway.settings import UpSettings, known_settings
@@ -29,11 +31,18 @@ def main(args: Sequence[str]) -> int:
     if name == "docs" and not rest:
         print(settings_page(), end="")
         return 0
+    if name == "compatibility" and not rest:
+        # What it is made from needs the whole gateway, which is not installed with a worker alone.
+        print(import_module("gateway.api.endpoints").compatibility_page(), end="")
+        return 0
     if name in ("-h", "--help"):
         print((__doc__ or "").strip())
         return 0
     return command.complain(
-        [f"config {' '.join(args)}: no such command; use `config show [--json]`, `config schema` or `config docs`"]
+        [
+            f"config {' '.join(args)}: no such command; use `config show [--json]`, `config schema`, `config docs` or "
+            "`config compatibility`"
+        ]
     )
 
 

@@ -9,7 +9,9 @@ from typing import NamedTuple
 from starlette.routing import Route, Router
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from gateway.api.anthropic.error_shape import ANTHROPIC
 from gateway.api.dialect import SHAPE, ErrorShape
+from gateway.api.native.error_shape import NATIVE
 from gateway.api.openai.error_shape import OPENAI
 from gateway.errors import MethodNotAllowed, NotFound
 
@@ -26,8 +28,41 @@ class RouteRow(NamedTuple):
 
 ROUTES = (
     RouteRow("POST", "/v1/chat/completions", "chat", "an answer to a conversation, streamed or whole"),
+    RouteRow("POST", "/v1/completions", "completion", "prompts that are continued as they are, streamed or whole"),
+    RouteRow("POST", "/v1/embeddings", "embeddings", "vectors of texts"),
+    RouteRow("POST", "/v1/rerank", "rerank", "documents by how well they fit a query"),
+    RouteRow("POST", "/v1/reranking", "rerank", "the same"),
+    RouteRow("POST", "/rerank", "rerank", "the same"),
+    RouteRow("POST", "/reranking", "rerank", "the same"),
+    RouteRow("POST", "/v1/responses", "responses", "an answer in typed items, whole, streamed or in the background"),
+    RouteRow("GET", "/v1/responses/{response_id}", "response", "a stored response, or the events of one that is made"),
+    RouteRow("DELETE", "/v1/responses/{response_id}", "delete_response", "forgets it"),
+    RouteRow("POST", "/v1/responses/{response_id}/cancel", "cancel_response", "ends a response in the background"),
+    RouteRow("GET", "/v1/responses/{response_id}/input_items", "response_input", "what it was asked"),
+    RouteRow("POST", "/v1/messages", "messages", "an answer in Anthropic's form, streamed or whole", ANTHROPIC),
+    RouteRow("POST", "/v1/messages/count_tokens", "count_tokens", "how many tokens a conversation has", ANTHROPIC),
     RouteRow("GET", "/v1/models", "models", "the models that the key may use"),
     RouteRow("GET", "/v1/models/{model:path}", "model", "one of them"),
+    RouteRow("POST", "/completion", "native_completion", "prompts that are continued, in llama-server's form", NATIVE),
+    RouteRow("POST", "/completions", "native_completion", "the same", NATIVE),
+    RouteRow("POST", "/infill", "infill", "code between a prefix and a suffix", NATIVE),
+    RouteRow("POST", "/tokenize", "tokenize", "the tokens of a text", NATIVE),
+    RouteRow("POST", "/detokenize", "detokenize", "the text of tokens", NATIVE),
+    RouteRow("POST", "/apply-template", "apply_template", "the prompt that a conversation becomes", NATIVE),
+    RouteRow("POST", "/embedding", "native_embedding", "vectors of texts, in llama-server's form", NATIVE),
+    RouteRow("POST", "/embeddings", "native_embedding", "the same", NATIVE),
+    RouteRow("GET", "/props", "props", "what a model is and how it is served", NATIVE),
+    RouteRow("POST", "/props", "props", "changes properties; there is none yet that can be changed", NATIVE),
+    RouteRow("GET", "/slots", "slots", "the slots of a model", NATIVE),
+    RouteRow("POST", "/slots/{id_slot}", "slot", "saves, restores or erases what lies in a slot", NATIVE),
+    RouteRow("GET", "/lora-adapters", "adapters", "the LoRA adapters of a model", NATIVE),
+    RouteRow("POST", "/lora-adapters", "adapters", "the scales that they have for everybody; for admins", NATIVE),
+    RouteRow("GET", "/models", "models", "as `GET /v1/models`", NATIVE),
+    RouteRow("POST", "/models/load", "load_model", "has a model's workers started; for admins", NATIVE),
+    RouteRow("POST", "/models/unload", "unload_model", "has them drained and stopped; for admins", NATIVE),
+    RouteRow("POST", "/v1/load_lora_adapter", "load_adapter", "loads an adapter on all workers; for admins"),
+    RouteRow("POST", "/v1/unload_lora_adapter", "unload_adapter", "takes it away; for admins"),
+    RouteRow("GET", "/v1/health", "health", "as `GET /health`; no key needed", NATIVE),
     RouteRow("GET", "/health", "health", "the process is up; no key needed"),
     RouteRow("GET", "/ready", "ready", "calls would be answered; no key needed"),
     RouteRow("GET", "/metrics", "metrics", "Prometheus text; no key needed"),

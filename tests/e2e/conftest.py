@@ -1,14 +1,16 @@
-"""One running Paddock for the end-to-end tests of a module: Redis, two true workers (demo model), one gateway."""
+"""Running Paddocks for the end-to-end tests: one per module of two true workers (demo model), and one for all kinds."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 
 import pytest
 
-from tests.support.stack import DEMO_MODEL, Stack
+from tests.support.stack import DEMO_MODEL, SHARED_MODELS, Stack
 
 DEMO_ALIAS = "paddock-demo"
+EMBEDDER, RERANKER, INFILLER = "embedder", "reranker", "infiller"
 
 
 @pytest.fixture(scope="module")
@@ -16,5 +18,22 @@ def demo_stack() -> Iterator[Stack]:
     with Stack() as stack:
         for _ in range(2):
             stack.worker(DEMO_MODEL, DEMO_ALIAS, slots=8)
+        stack.gateway()
+        yield stack
+
+
+@pytest.fixture(scope="session")
+def kinds_stack() -> Iterator[Stack]:
+    """One worker of each kind of work; those whose models lie beside the checkout only where they do."""
+    with Stack() as stack:
+        alone = {"wait": False, "ctx": 512}
+        stack.worker(DEMO_MODEL, DEMO_ALIAS, slots=8, wait=False)
+        stack.worker(DEMO_MODEL, EMBEDDER, slots=2, llama=json.dumps({"n_threads": 1, "embeddings": True}), **alone)
+        if SHARED_MODELS.exists():
+            stack.worker(SHARED_MODELS / "jina-reranker-random.gguf", RERANKER, slots=2, **alone)
+            stack.worker(SHARED_MODELS / "stories260K-infill.gguf", INFILLER, slots=2, **alone)
+        names = (DEMO_ALIAS, EMBEDDER, RERANKER, INFILLER)
+        for number, (name, process) in enumerate(zip(names, stack.workers, strict=False)):
+            stack.wait_for_worker(name, f"worker-{number}", process)
         stack.gateway()
         yield stack

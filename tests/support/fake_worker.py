@@ -12,13 +12,18 @@ import asyncio
 import os
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any, cast
 
 import uvloop
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from tests.support.fake_engine import FakeEngine, FakeOptions
+from tests.support.fake_pooled import fake_pool
 from tests.support.fake_text import fake_prompts, fake_routes
+from workers.chat.answers import Answers
+from workers.chat.reasoning import THINK
+from workers.chat.tools.hermes import HERMES
 from workers.protocol.exits import Exit
 from workers.protocol.framing import EVENTS_PATH
 from workers.protocol.heartbeat import ModelFacts
@@ -64,6 +69,7 @@ def parser() -> argparse.ArgumentParser:
     )
     flags.add_argument("--redis-url", required=True, help="Redis to register in")
     flags.add_argument("--model", default="fake", help="name of the pool it serves (default: fake)")
+    flags.add_argument("--kind", choices=("generate", "embed", "rank"), default="generate", help="what it does")
     flags.add_argument("--worker-id", default="", help="id in the fleet (default: fake-<process id>)")
     flags.add_argument("--host", default="127.0.0.1", help="address to listen on")
     flags.add_argument("--port", type=int, default=0, help="port to listen on (default: any free one)")
@@ -77,6 +83,7 @@ def parser() -> argparse.ArgumentParser:
     flags.add_argument("--prefill-ms", type=float, default=0.0, help="time from a slot to the first token")
     flags.add_argument("--tokens", type=int, default=64, help="tokens per answer (max_tokens cuts it)")
     flags.add_argument("--answer", default="", help="what each answer says (default: t0 t1 t2 ...)")
+    flags.add_argument("--thinks", action="store_true", help="what stands in an answer's <think></think> is thought")
     flags.add_argument("--drain-s", type=float, default=20.0, help="how long running calls may finish after SIGTERM")
     flags.add_argument("--grace-s", type=float, default=5.0, help="how long calls of a gateway that is gone are kept")
     flags.add_argument("--redis-wait-s", type=float, default=15.0, help="how long a start waits for Redis")
@@ -128,13 +135,16 @@ async def serve(args: argparse.Namespace) -> Exit:
     http: Any = "httptools"
     if args.drop_stream_every:
         http = type("Cutting", (CuttingProtocol,), {"writes_left": args.drop_stream_every})
+    desk, pooled = fake_pool(args.kind, args.slots, args.ctx) if args.kind != "generate" else (None, None)
     server = WorkerServer(
         place,
         listen(args.host, args.port),
         prompts,
         Sampling(),
-        lambda emit, on_crash: FakeEngine(options, emit, on_crash),
+        lambda emit, on_crash: pooled or FakeEngine(options, emit, on_crash),
         http=http,
+        pool=desk,
+        answers=Answers(replace(HERMES, thought=THINK if args.thinks else None)),
         texts=fake_routes(prompts, FACTS, model=args.model, slots=args.slots, n_ctx=args.ctx),
     )
     print(server.address, flush=True)

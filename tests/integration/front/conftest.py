@@ -40,6 +40,8 @@ def stack() -> Iterator[Stack]:
             "failing": ("--step-ms", "2", "--tokens", "20", "--fail-after", "3"),
             "dropping": ("--step-ms", "2", "--tokens", "100", "--drop-stream-every", "9"),
             "flood": ("--step-ms", "0.2", "--tokens", "1000000"),
+            "vectors": ("--kind", "embed", "--ctx", "64"),
+            "ranks": ("--kind", "rank", "--ctx", "64"),
         }
         slots = {"slow": 2, "flood": 1}
         for alias, flags in pools.items():
