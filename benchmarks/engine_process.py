@@ -98,7 +98,8 @@ class EngineHost:
 class PipedEngine:
     """The desk's view of an engine behind a pipe."""
 
-    def __init__(self, stdin: IO[bytes]) -> None:
+    def __init__(self, stdin: IO[bytes], n_ctx: int) -> None:
+        self.n_ctx = n_ctx
         self._stdin = stdin
 
     def submit(self, request: EngineRequest) -> None:
@@ -161,7 +162,7 @@ async def serve(options: argparse.Namespace) -> None:
         argv = [sys.executable, "-m", "benchmarks.engine_process", str(options.model), "--role", "engine", *flags]
         child = subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
         assert child.stdin is not None
-        engine = PipedEngine(child.stdin)
+        engine = PipedEngine(child.stdin, options.tokens + 256)
         model = Model.load(options.model, LlamaSettings())
     else:
         host = EngineHost(options, mailbox.put)

@@ -34,6 +34,8 @@ class Thought:
     """The prompt ends within a thought."""
     budget: int = UNBOUNDED
     """Most tokens of it, before it is closed; -1: no bound."""
+    again: bool = False
+    """More thoughts may come in the middle of an answer that has no form; each has the budget anew."""
 
 
 class Words(Vocabulary, Protocol):
@@ -55,15 +57,14 @@ class ThoughtMask:
     """`begin`: makes what the answer must follow where the thought is over, or from its first token if there is none.
 
     Where the opening tag and the constraint both allow what is said first, it is a thought as soon as the tag is whole.
-    Without `begin`, each thought of an answer has the budget anew.
     """
 
     def __init__(self, thought: Thought, words: Words, begin: Callable[[], Mask] | None) -> None:
         self._words = words
         self._inner = begin() if begin is not None else None
-        self._later = begin() if begin is not None else None
+        self._later = begin() if begin is not None and not thought.is_open else None
         """The same for the answer after a thought: nothing that became one has been said to it."""
-        self._budget = thought.budget
+        self._budget, self._again = thought.budget, thought.again
         self._open, self._close = thought.open.encode(), thought.close.encode()
         self._closing = thought.closing.encode() or self._close
         self._ends = tuple(mark.encode() for mark in thought.ends)
@@ -123,12 +124,12 @@ class ThoughtMask:
                 self._end_thought()
         elif self._place is _Place.INSIDE:
             self._think(piece)
-        elif self._inner is None:
-            self._watch_for_thought(piece)
         elif self._place is _Place.BEFORE:
-            self._begin(token, piece, self._inner)
-        else:
+            self._begin(token, piece)
+        elif self._inner is not None:
             self._inner.accept(token)
+        elif self._again:
+            self._watch_for_thought(piece)
 
     def _think(self, piece: bytes) -> None:
         self._tail += piece
@@ -141,25 +142,25 @@ class ThoughtMask:
             self._close_thought()
 
     def _watch_for_thought(self, piece: bytes) -> None:
-        """Nothing constrains this answer: a tag may come anywhere."""
         tail = self._tail + piece
         start = tail.find(self._open)
         if start >= 0:
             self._begin_thought(tail[start + len(self._open) :])
         else:
-            self._tail = tail[len(tail) - len(self._open) + 1 :] if len(tail) >= len(self._open) else tail
+            self._tail = tail[max(0, len(tail) - len(self._open) + 1) :]
 
-    def _begin(self, token: int, piece: bytes, inner: Mask) -> None:
-        is_answer = not self._tag_only and inner.permits(token)
+    def _begin(self, token: int, piece: bytes) -> None:
+        inner = self._inner
+        is_answer = inner is None or (not self._tag_only and inner.permits(token))
         tail = (self._tail + piece).lstrip()
         if tail.startswith(self._open):
             self._inner = self._later
             self._begin_thought(tail[len(self._open) :])
             return
-        if is_answer:
-            inner.accept(token)
-        else:
+        if not is_answer:
             self._tag_only = True
+        elif inner is not None:
+            inner.accept(token)
         self._tail = tail
         if not self._open.startswith(tail):
             self._place = _Place.AFTER
@@ -171,9 +172,8 @@ class ThoughtMask:
 
     def _close_thought(self) -> None:
         """From here on, what is left of the closing tag is all that may come."""
-        begun, text = max(
-            ((_overlap(self._tail, text), text) for text in (self._closing, self._close)), key=itemgetter(0)
-        )
+        ways = (self._closing, self._close)
+        begun, text = max(((_overlap(self._tail, way), way) for way in ways), key=itemgetter(0))
         rest = self._tokens(text[begun:])
         if begun and b"".join(map(self._words.special_piece, rest)) != text[begun:]:
             rest = self._tokens(self._closing)

@@ -98,13 +98,10 @@ class Sequence:
         self.adapter_set = adapters
         self.scope = Scope(request.tenant, request.salt, adapters.key)
         self.num_prompt = len(request.tokens)
-        room = n_ctx - self.num_prompt
-        most = MAX_SHIFTED_CONTEXTS * n_ctx if request.context_shift else room
-        self.limit = most if request.max_tokens is None else min(request.max_tokens, most)
+        self.limit = _limit(request, n_ctx)
         """Most tokens of the answer."""
-        self.id = NOWHERE
+        self.id = self.slot = NOWHERE
         """Sequence id in the cache; none while it waits."""
-        self.slot = NOWHERE
         self.num_cells = 0
         """Tokens at the beginning that are in the cache."""
         self.num_cached = 0
@@ -128,13 +125,11 @@ class Sequence:
         """All but the newest token is in the cache."""
         self.shifted = False
         """The cells are no longer what these tokens alone would give: nobody may share them."""
-        self.row = 0
-        self.token = 0
+        self.row = self.token = 0
         self.token_at = 0.0
         """When the step ended that made the newest token."""
-        self.num_predicted = 0
-        self.started_at = 0.0
-        self.first_token_at = 0.0
+        self.num_predicted = self._num_untold = 0
+        self.started_at = self.first_token_at = 0.0
         self._base: Tokens = np.asarray(request.tokens, dtype=np.int32)
         self._since: list[int] = []
         self._ruled_out = chain.ruled_out
@@ -144,7 +139,6 @@ class Sequence:
         self._text = AnswerText(request.stop)
         self._watch = Watch(request) if request.is_watched else None
         self._n_ctx = n_ctx
-        self._num_untold = 0
 
     @property
     def num_known(self) -> int:
@@ -265,6 +259,11 @@ class Sequence:
         if not context.is_number(self.row, token):
             return NOT_A_NUMBER
         return self.accept(token, events) if self._watch is None else self._watch.accept(self, token, events)
+
+
+def _limit(request: EngineRequest, n_ctx: int) -> int:
+    most = MAX_SHIFTED_CONTEXTS * n_ctx if request.context_shift else n_ctx - len(request.tokens)
+    return most if request.max_tokens is None else min(request.max_tokens, most)
 
 
 def _pieces(request: EngineRequest, vocab: Vocab) -> Callable[[int], bytes]:

@@ -22,7 +22,15 @@ def thought_before(request: GenerateRequest, prompt: Sequence[int], answers: Ans
     # Where a form or calls are possible, they say what follows the thought.
     closing = marks.close if request.tools or request.constraint else family.thought_close
     ends = family.syntax.triggers if family.calls_end_thoughts and request.tools else ()
-    return Thought(marks.open.strip(), marks.close.strip(), closing, ends, is_open, thinking.budget)
+    return Thought(
+        open=marks.open.strip(),
+        close=marks.close.strip(),
+        closing=closing,
+        ends=ends,
+        is_open=is_open,
+        budget=thinking.budget,
+        again=marks.anywhere,
+    )
 
 
 def _is_off(thinking: Thinking) -> bool:

@@ -186,12 +186,24 @@ def test_a_thought_within_its_budget_is_left_alone(vocab: Vocab, compiler: Compi
 
 @TAGS
 def test_each_thought_has_its_budget(vocab: Vocab, compiler: Compiler, tags: tuple[str, str]) -> None:
-    model, _ = speaker(vocab, compiler, Thought(*tags, budget=2))
+    model, _ = speaker(vocab, compiler, Thought(*tags, budget=2, again=True))
     start, end = tags
     assert model.say(f"Hello. {start}1{end} So. {start}1 2 3") == f"Hello. {start}1{end} So. {start}1 {end}"
     assert model.say("free " * 20) == "free " * 20
-    none, _ = speaker(vocab, compiler, Thought(*tags, budget=0))
+    none, _ = speaker(vocab, compiler, Thought(*tags, budget=0, again=True))
     assert none.say(f"Hi {start}1") == f"Hi {start}{end}"
+
+
+@TAGS
+def test_an_answer_that_speaks_of_the_tag_does_not_think(
+    vocab: Vocab, compiler: Compiler, tags: tuple[str, str]
+) -> None:
+    start, end = tags
+    for said in (f"Write {start} and then what you think", f"{start}1{end} Write {start} and then what you think"):
+        model, _ = speaker(vocab, compiler, Thought(*tags, budget=2))
+        assert model.say(said) == said
+    model, _ = speaker(vocab, compiler, Thought(*tags, budget=2))
+    assert model.say(f"\n {start}1 2 3") == f"\n {start}1 {end}"
 
 
 def test_a_closing_tag_that_has_begun_is_completed(vocab: Vocab, compiler: Compiler) -> None:
