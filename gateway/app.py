@@ -23,7 +23,6 @@ from gateway.api.door import Door
 from gateway.api.generation import Generation
 from gateway.api.health import Health, MetricsPage, Ready
 from gateway.api.native.assembly import native_apps
-from gateway.api.native.reception import Reception
 from gateway.api.openai.chat import ChatDialect
 from gateway.api.openai.completion import CompletionDialect
 from gateway.api.openai.embeddings import EmbeddingsDialect
@@ -146,16 +145,7 @@ async def build(settings: GatewaySettings, redis: redis.asyncio.Redis) -> App:
             "health": Health(),
             "ready": Ready(redis, fleet, lambda: pipeline.stopping),
             "metrics": MetricsPage(metrics, fleet, admission.waiting),
-            **native_apps(
-                Reception(keys, pipeline, fleet, settings.max_body_bytes),
-                pipeline,
-                inquiries,
-                wishes,
-                ModelWishes(redis),
-                lambda dialect: Generation(dialect, *answers),
-                lambda dialect: Pooled(dialect, keys, pipeline, settings.max_body_bytes),
-                ChatDialect(),
-            ),
+            **native_apps(answers, fleet, inquiries, wishes, ModelWishes(redis), ChatDialect()),
         }
     )
     fixed = read_records(settings.api_keys)

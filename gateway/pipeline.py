@@ -17,20 +17,24 @@ from typing import Protocol
 from msgspec.structs import replace as replace_struct
 
 from gateway.call import Call, Principal
+from gateway.catalog.adapters import uses_of
 from gateway.catalog.kinds import check_kind
 from gateway.catalog.names import Names
 from gateway.errors import ClientTooSlow, Stopping
+from gateway.registry.adapter_names import known_adapters
 from gateway.relay.cutoff import Cutoff
 from gateway.relay.failures import answer_to
 from gateway.relay.fanin import Place
 from gateway.relay.relay import Relay
+from gateway.routing.fit import unfit
+from gateway.routing.slot_numbers import ANY, located
 from gateway.telemetry.metrics import Metrics
 from gateway.telemetry.trail import Trail
 from workers.protocol.events import CallEvent, Failed, Finished, Started
 from workers.protocol.failures import RETRYABLE, CallFailed, Failure, FailureCode
 from workers.protocol.heartbeat import Heartbeat, WorkerKind
 from workers.protocol.pooled import POOL_PATH, PoolRequest, PoolResult, decode_result
-from workers.protocol.requests import GenerateRequest
+from workers.protocol.requests import AdapterUse, GenerateRequest
 
 MAX_ATTEMPTS = 4
 MAX_LOST = 2
@@ -63,6 +67,17 @@ class Snapshot(Protocol):
 
     @property
     def workers(self) -> Mapping[str, tuple[Heartbeat, ...]]: ...
+
+    @property
+    def adapters(self) -> Mapping[str, str]:
+        """Adapter -> model, for those that can be called by name."""
+        ...
+
+
+class AdapterScales(Protocol):
+    def scales(self, model: str) -> Mapping[str, float]:
+        """Of the adapters that calls use which name none."""
+        ...
 
 
 class Fleet(Protocol):
@@ -102,6 +117,10 @@ class Tries:
     num_lost: int = 0
     resting: dict[str, float] = field(default_factory=dict)
     """Boot id -> time.monotonic() until which this call leaves that worker process alone."""
+    adapters: frozenset[str] = frozenset()
+    """Those that it needs."""
+    slot: int = ANY
+    """The one that it would like, numbered over the model's workers."""
 
     def rest(self, boot: str, failure: Failure) -> None:
         now = time.monotonic()
@@ -114,10 +133,18 @@ class Pipeline:
     """Takes every call of this gateway process through the corridor."""
 
     def __init__(
-        self, names: Names, fleet: Fleet, admission: Admission, relay: Relay, metrics: Metrics, limits: Limits
+        self,
+        names: Names,
+        fleet: Fleet,
+        admission: Admission,
+        relay: Relay,
+        metrics: Metrics,
+        limits: Limits,
+        adapters: AdapterScales,
     ) -> None:
         self._names = names
         self._fleet = fleet
+        self._adapters = adapters
         self._admission = admission
         self._relay = relay
         self._metrics = metrics
@@ -147,15 +174,17 @@ class Pipeline:
     ) -> Call:
         """With no `alias`: the only model there is. `kind`: what the model is to do; None: what any model can.
 
-        `begin_by` as in `Call`. Raises Stopping, ModelNotFound, PermissionDenied, NotSupported where the model does something else.
+        `begin_by` as in `Call`. Raises Stopping, ModelNotFound, PermissionDenied, NotSupported where the model does
+        something else.
         """
         if self._stopping:
             raise Stopping("This gateway is stopping. Send the request again.", retry_after_s=1.0)
-        model = self._names.resolve(alias, principal, self._fleet.snapshot.models)
+        fleet = self._fleet.snapshot
+        model = self._names.resolve(alias, principal, fleet.models, fleet.adapters, fleet.workers)
         alias = alias or model
         trail.alias, trail.model = alias, model
         if kind is not None:
-            check_kind(alias, kind, self._fleet.snapshot.workers.get(model, ()))
+            check_kind(alias, kind, fleet.workers.get(model, ()))
         return Call(
             request_id=trail.request_id,
             principal=principal,
@@ -165,7 +194,16 @@ class Pipeline:
             deadline=trail.received_at + self._limits.request_timeout_s,
             queue_deadline=trail.received_at + self._limits.queue_timeout_s,
             begin_by=begin_by,
+            adapter=alias if self._names.is_adapter(alias, fleet.models, fleet.adapters) else "",
         )
+
+    def adapters(self, call: Call, asked: tuple[AdapterUse, ...]) -> tuple[AdapterUse, ...]:
+        """What a call computes with that asks for these, by name. Raises InvalidRequest for one that is not known."""
+        scales = self._adapters.scales(call.model)
+        if not (asked or call.adapter or scales):
+            return ()
+        known = known_adapters(self._fleet.snapshot.workers.get(call.model, ()))
+        return uses_of(asked, call.adapter, scales, known)
 
     @asynccontextmanager
     async def answer(self, call: Call, request: GenerateRequest, trail: Trail) -> AsyncIterator[Answer]:
@@ -173,6 +211,7 @@ class Pipeline:
 
         Raises PaddockError: no slot in time, refused by the worker, failed, cut off.
         """
+        request = self._adapted(call, request)
         cutoff = self._cutoff(call)
         with self._metrics.in_flight.labels(call.model).track_inprogress():
             self._under_way.add(cutoff)
@@ -213,6 +252,18 @@ class Pipeline:
                     return result
             self._try_again(tries, place, failure, trail)
 
+    def _adapted(self, call: Call, request: GenerateRequest) -> GenerateRequest:
+        uses = self.adapters(call, request.adapters)
+        return request if uses == request.adapters else replace_struct(request, adapters=uses)
+
+    def _in_slot(self, request: GenerateRequest, model: str, worker: str) -> GenerateRequest:
+        """The wished slot by the worker's own number; any where it is another worker's."""
+        if request.slot == ANY:
+            return request
+        place = located(request.slot, self._reachable(model))
+        own = place[1] if place is not None and place[0].worker == worker else ANY
+        return replace_struct(request, slot=own)
+
     def _cutoff(self, call: Call) -> Cutoff:
         return Cutoff(call.deadline, f"the limit of {self._limits.request_timeout_s:g} s for one request")
 
@@ -221,6 +272,7 @@ class Pipeline:
         self, call: Call, request: GenerateRequest, trail: Trail, cutoff: Cutoff
     ) -> AsyncIterator[Answer]:
         tries = Tries(call, self._limits.queue_timeout_s)
+        tries.adapters, tries.slot = frozenset(use.name for use in request.adapters), request.slot
         slow = ClientTooSlow("The client reads too slowly: its buffer of events is full, so the answer was cut off.")
         while True:
             async with self._admission.slot(tries.call, await self._avoided(tries)) as lease:
@@ -228,8 +280,9 @@ class Pipeline:
                 _note_attempt(trail, lease)
                 failure: Failure
                 try:
+                    asked = self._in_slot(request, call.model, lease.worker)
                     async with self._relay.passage(
-                        place, request, call.principal.team, call.request_id, lambda: cutoff.cut(slow), call.begin_by
+                        place, asked, call.principal.team, call.request_id, lambda: cutoff.cut(slow), call.begin_by
                     ) as mailbox:
                         first = await mailbox.peek()
                         if not isinstance(first, Failed):
@@ -251,6 +304,11 @@ class Pipeline:
             raise answer_to(failure)
         tries.rest(place.boot, failure)
 
+    def _reachable(self, model: str) -> list[Heartbeat]:
+        """By id: the order in which slots are numbered over a model's workers."""
+        beats = self._fleet.snapshot.workers.get(model, ())
+        return [beat for beat in beats if not self._relay.is_lost(beat.boot)]
+
     async def _avoided(self, tries: Tries) -> frozenset[str]:
         """Workers that would not do; while there are no others, waits for one to recover or to be replaced."""
         call = tries.call
@@ -263,6 +321,8 @@ class Pipeline:
                 if tries.resting.get(beat.boot, 0.0) > now or self._relay.is_lost(beat.boot)
             )
             if len(bad) < len(beats):
+                if tries.adapters or tries.slot != ANY:
+                    bad |= unfit(self._reachable(call.model), bad, tries.adapters, tries.slot)
                 return bad
             if not beats or now >= call.queue_deadline:
                 return frozenset()

@@ -7,6 +7,7 @@ from collections.abc import Iterable
 
 from starlette.types import Scope
 
+from gateway.api.cors import origin_headers, origin_of
 from gateway.telemetry.trail import Trail
 
 MAX_REQUEST_ID_CHARS = 128
@@ -23,7 +24,7 @@ def request_id(headers: Iterable[tuple[bytes, bytes]]) -> str:
 
 
 def begin_trail(scope: Scope) -> Trail:
-    trail = Trail(request_id(scope["headers"]), scope["method"], scope["path"])
+    trail = Trail(request_id(scope["headers"]), scope["method"], scope["path"], origin=origin_of(scope))
     scope[_TRAIL] = trail
     return trail
 
@@ -37,7 +38,7 @@ def trail_of(scope: Scope) -> Trail:
 
 def answer_headers(trail: Trail) -> list[tuple[bytes, bytes]]:
     """What is known when the headers go out; a caller that still waits for a slot has no worker yet."""
-    headers = [(b"x-request-id", trail.request_id.encode())]
+    headers = [(b"x-request-id", trail.request_id.encode()), *origin_headers(trail.origin)]
     if trail.worker:
         headers += [
             (b"x-paddock-worker", trail.worker.encode("ascii", "replace")),

@@ -44,11 +44,15 @@ class Names:
         principal: Principal,
         fleet_models: Iterable[str],
         adapters: Mapping[str, str] = NO_ADAPTERS,
+        served: Iterable[str] = (),
     ) -> str:
-        """The model behind a name. Raises ModelNotFound or PermissionDenied, both telling the names that would do."""
+        """The model behind a name; behind none, the only one there is, or of several the only one in `served`.
+
+        Raises ModelNotFound or PermissionDenied, both telling the names that would do.
+        """
         names = self.all(fleet_models, adapters)
         if not name:
-            return self._only(names, principal)
+            return self._only(names, principal, frozenset(served))
         model = names.get(name)
         if model is not None and _may(principal, name, model, adapters):
             return model
@@ -61,10 +65,12 @@ class Names:
         """Whether a name that resolves is an adapter's."""
         return name in adapters and name not in self._fixed and name not in fleet_models
 
-    def _only(self, names: dict[str, str], principal: Principal) -> str:
-        """The model of a caller that named none: the one there is. Raises ModelNotFound."""
+    def _only(self, names: dict[str, str], principal: Principal, served: frozenset[str]) -> str:
+        """The model of a caller that named none. Raises ModelNotFound."""
         usable = [name for name in names if principal.may_use(name)]
         models = {names[name] for name in usable}
+        if len(models) > 1:
+            models &= served
         if len(models) != 1:
             raise ModelNotFound(f"`model` is missing. {_told(usable)}", param="model")
         return models.pop()

@@ -65,7 +65,7 @@ class AdapterWishes:
         async with self._redis.pipeline(transaction=True) as pipeline:
             pipeline.delete(keys.adapter_scales(model))
             if wanted:
-                pipeline.hset(keys.adapter_scales(model), mapping=wanted)
+                pipeline.hset(keys.adapter_scales(model), mapping={name: str(wanted[name]) for name in wanted})
             await self._written(pipeline.execute())
         self._scales[model] = wanted
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 import tempfile
 import time
@@ -9,7 +10,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import httpx
+import httpx2
 import pytest
 
 from tests.support.stack import DEMO_MODEL, Process, Stack
@@ -58,8 +59,8 @@ def stack(folder: Path) -> Iterator[Stack]:
 class Server:
     """One gateway, asked with an admin's key."""
 
-    def __init__(self, url: str, key: str) -> None:
-        self._http = httpx.Client(base_url=url, headers={"Authorization": f"Bearer {key}"}, timeout=60)
+    def __init__(self, http: httpx2.Client) -> None:
+        self._http = http
 
     def get(self, path: str) -> Any:
         return self._http.get(path).raise_for_status().json()
@@ -78,14 +79,20 @@ class Server:
         return self.post("/completion", {"prompt": prompt, "n_predict": 12, "temperature": 0, **more})
 
 
-@pytest.fixture(scope="module")
-def server(stack: Stack) -> Server:
-    return Server(stack.gateways[0].url, stack.key)
+def asking(stack: Stack, number: int) -> Iterator[Server]:
+    headers = {"Authorization": f"Bearer {stack.key}"}
+    with httpx2.Client(base_url=stack.gateways[number].url, headers=headers, timeout=60) as http:
+        yield Server(http)
 
 
 @pytest.fixture(scope="module")
-def other(stack: Stack) -> Server:
-    return Server(stack.gateways[1].url, stack.key)
+def server(stack: Stack) -> Iterator[Server]:
+    yield from asking(stack, 0)
+
+
+@pytest.fixture(scope="module")
+def other(stack: Stack) -> Iterator[Server]:
+    yield from asking(stack, 1)
 
 
 def until(happened: Callable[[], bool], timeout_s: float = 10.0) -> None:
@@ -234,3 +241,24 @@ def test_nobody_supervises_these_workers(server: Server) -> None:
     assert "No supervisor keeps workers" in message
     assert server.refused("/models/load", {"model": MODEL})[0] == 400
     assert server.refused("/models/load", {"model": "nobody"})[0] == 404
+
+
+def test_vectors_of_every_token_and_of_texts(server: Server, stack: Stack) -> None:
+    pools = {"tokens": "none", "texts": "mean"}
+    for name, pooling in pools.items():
+        llama = json.dumps({"n_threads": 1, "pooling": pooling})
+        stack.worker(DEMO_MODEL, name, worker_id=name, wait=False, slots=1, ctx=64, llama=llama)
+    for name, process in zip(pools, stack.workers[-2:], strict=True):
+        stack.wait_for_worker(name, name, process)
+    until(lambda: {"tokens", "texts"} <= {card["id"] for card in server.get("/models")["data"]})
+
+    text = "The cat ran"
+    tokens = server.post("/tokenize", {"content": text, "add_special": True, "model": "tokens"})["tokens"]
+    (one,) = server.post("/embedding", {"content": text, "model": "tokens"})
+    assert (one["index"], len(one["embedding"])) == (0, len(tokens))
+    pair = server.post("/embeddings?model=texts", {"input": [text, "A boat"], "embd_normalize": 2})
+    assert [(found["index"], len(found["embedding"])) for found in pair] == [(0, 1), (1, 1)]
+    assert sum(number**2 for number in pair[0]["embedding"][0]) == pytest.approx(1.0, abs=1e-3)
+    largest = server.post("/embedding?model=texts", {"content": text, "embd_normalize": 0})[0]["embedding"][0]
+    assert max(map(abs, largest)) == pytest.approx(32760, rel=1e-3)
+    assert server.refused("/completion", {"prompt": "a", "model": "texts"})[0] == 501

@@ -179,6 +179,7 @@ class WorkerServer:
         self._hub = EventHub(self._boot, grace_s=place.gateway_grace_s)
         self.desk = CallDesk(self._hub, self._engine, prompts, self._metrics, defaults, constraints, answers)
         self._mailbox.connect(self._deliver)
+        self._adapters: Callable[[], tuple[str, ...]] = tuple if adapters is None else adapters.names
         self._kind: WorkerKind = "generate" if pool is None else pool.kind
         self._calls: Desk = self.desk if pool is None else pool
         if pool is not None:
@@ -319,6 +320,7 @@ class WorkerServer:
             draining=self._calls.draining,
             started_at=self._started_at,
             kind=self._kind,
+            adapters=self._adapters(),
         )
 
     def _health(self) -> dict[str, Any]:

@@ -16,6 +16,7 @@ from pathlib import Path
 import msgspec
 
 from workers import black_box, sources
+from workers.protocol import keys
 from workers.protocol.catalog import Catalog, CatalogError, ModelSpec
 from workers.protocol.exits import FINAL, Exit
 from workers.settings import SupervisorSettings, WorkerSettings
@@ -23,6 +24,7 @@ from workers.supervisor import gpus
 from workers.supervisor.child import Child, Recipe, describe
 from workers.supervisor.fleet import Fleet
 from workers.supervisor.output import Console, Output
+from workers.supervisor.seat import Seat
 
 KILL_MARGIN_S = 5.0
 """What a worker gets beyond its own drain time before it is killed."""
@@ -124,23 +126,25 @@ class Supervisor:
         self._console = console
         self._on_final = on_final
         self._black_boxes = {place.name: black_box_of(place, settings) for place in places}
-        self._outputs = {place.name: Output(place.name, settings.state_dir / "logs", console) for place in places}
-        self._children = {
-            place.name: Child(
-                recipe(place, settings, environment), self._outputs[place.name], on_death=partial(self._bury, place)
-            )
-            for place in places
+        self._logs = settings.state_dir / "logs"
+        self._outputs: dict[str, Output] = {}
+        self._models = {place.name: place.model.name for place in places}
+        self._seats = {
+            place.name: Seat(partial(self._child, place, recipe(place, settings, environment))) for place in places
         }
 
     @property
     def pids(self) -> dict[str, int | None]:
-        return {name: child.pid for name, child in self._children.items()}
+        return {name: seat.pid for name, seat in self._seats.items()}
 
     async def keep(self) -> int:
         """OK, or the first code that kept a worker away."""
         try:
             async with asyncio.TaskGroup() as tasks:
-                running = [tasks.create_task(child.keep()) for child in self._children.values()]
+                listener = tasks.create_task(self._listen())
+                running = [tasks.create_task(seat.keep()) for seat in self._seats.values()]
+                await asyncio.wait(running)
+                listener.cancel()
         finally:
             self._clear_away()
         codes = [task.result() for task in running]
@@ -148,11 +152,29 @@ class Supervisor:
 
     async def stop(self) -> None:
         """All at once; each drains within its bound. Returns when none runs."""
-        await asyncio.gather(*(child.stop() for child in self._children.values()))
+        await asyncio.gather(*(seat.stop() for seat in self._seats.values()))
 
     def hurry(self) -> None:
-        for child in self._children.values():
-            child.hurry()
+        for seat in self._seats.values():
+            seat.hurry()
+
+    def _child(self, place: Place, recipe: Recipe) -> Child:
+        output = self._outputs[place.name] = Output(place.name, self._logs, self._console)
+        return Child(recipe, output, on_death=partial(self._bury, place))
+
+    async def _listen(self) -> None:
+        """Workers go while their model is not wanted, and come back with it. A new supervisor begins with all."""
+        this = asyncio.current_task()
+        models = sorted(set(self._models.values()))
+        begun = False
+        # Asked each round: redis-py can swallow a cancellation before Python 3.12 (python/cpython#86296).
+        while this is None or not this.cancelling():
+            unloaded = await self._fleet.unloaded(models, forget=not begun)
+            if unloaded is not None:
+                begun = True
+                for name, seat in self._seats.items():
+                    seat.want(self._models[name] not in unloaded)
+            await asyncio.sleep(keys.SUPERVISED_INTERVAL_S)
 
     async def _bury(self, place: Place, code: int) -> None:
         running = black_box.take(self._black_boxes[place.name])

@@ -5,8 +5,8 @@ Source: `server_task_result_cmpl_final` in tools/server/server-task.cpp of llama
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, Protocol
 
 from gateway.api.native.completion_request import CompletionRequest
 from gateway.api.native.generation_settings import settings_object
@@ -14,18 +14,25 @@ from gateway.api.tallies import timings_object
 from gateway.call import Call
 from gateway.telemetry.trail import Trail
 from workers.protocol.events import Finished, FinishReason, Settings, Started
-from workers.protocol.requests import GenerateRequest
+from workers.protocol.requests import AdapterUse, GenerateRequest
 
-NumberSlot = Callable[[str, str, int], int]
-"""Model, worker, slot of the worker -> the slot's number over all workers of the model; -1: not known."""
+
+class Place(Protocol):
+    """What only the fleet knows of a call."""
+
+    def number_slot(self, model: str, worker: str, slot: int) -> int:
+        """A worker's slot -> its number over all workers of the model; -1: not known."""
+        ...
+
+    def adapters(self, call: Call, asked: tuple[AdapterUse, ...]) -> tuple[AdapterUse, ...]:
+        """What the call computes with, by name. Raises InvalidRequest."""
+        ...
 
 
 class Answer:
     """What is known of one of a request's answers beside its text."""
 
-    def __init__(
-        self, number: int, asked: CompletionRequest, call: Call, trail: Trail, number_slot: NumberSlot
-    ) -> None:
+    def __init__(self, number: int, asked: CompletionRequest, call: Call, trail: Trail, place: Place) -> None:
         self.number = number
         self.request: GenerateRequest = asked.requests[number]
         self.slot = -1
@@ -34,7 +41,8 @@ class Answer:
         self._asked = asked
         self._call = call
         self._trail = trail
-        self._number_slot = number_slot
+        self._place = place
+        self._adapters = place.adapters(call, self.request.adapters)
         self._settings: Settings | None = None
 
     def note(self, event: Started | Settings) -> None:
@@ -44,7 +52,7 @@ class Answer:
         self.num_prompt_tokens = event.num_prompt_tokens
         if len(self._asked.requests) == 1:
             # Of several answers, which may be on several workers, the trail knows the first one's worker only.
-            self.slot = self._number_slot(self._call.model, self._trail.worker, event.slot)
+            self.slot = self._place.number_slot(self._call.model, self._trail.worker, event.slot)
 
     def final(
         self, end: Finished, content: str, tokens: Sequence[int], probabilities: list[dict[str, Any]] | None
@@ -61,7 +69,7 @@ class Answer:
             "model": self._call.alias,
             "tokens_predicted": usage.completion_tokens,
             "tokens_evaluated": usage.prompt_tokens,
-            "generation_settings": settings_object(self.request, sampling, stream=self._asked.stream),
+            "generation_settings": settings_object(self.request, sampling, self._adapters, stream=self._asked.stream),
             "prompt": "" if ran_with is None else ran_with.prompt,
             "has_new_line": self.has_new_line,
             "truncated": end.truncated,

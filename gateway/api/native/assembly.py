@@ -2,46 +2,54 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 
 from starlette.types import ASGIApp
 
-from gateway.api.dialect import Dialect
+from gateway.access.keys import Keys
+from gateway.api.generation import Generation
 from gateway.api.native.completion import CompletionDialect
-from gateway.api.native.completion_request import CompletionRequest
 from gateway.api.native.embedding import EmbeddingDialect
+from gateway.api.native.fleet_place import FleetPlace
 from gateway.api.native.loading import LoadingRoute
 from gateway.api.native.lora import AdaptersRoute, LoadAdapterRoute, UnloadAdapterRoute
 from gateway.api.native.props import PropsRoute
 from gateway.api.native.reception import Reception
-from gateway.api.native.slots import SlotNumbers, SlotRoute, SlotsRoute
+from gateway.api.native.slots import SlotRoute, SlotsRoute
 from gateway.api.native.texts import ApplyTemplateRoute, ChatReader, DetokenizeRoute, TokenizeRoute
+from gateway.api.pooled import Pooled
+from gateway.api.resumable import Resumable
 from gateway.inquiries import Inquiries
+from gateway.pipeline import Fleet, Pipeline
 from gateway.registry.adapter_wishes import AdapterWishes
 from gateway.registry.model_wishes import ModelWishes
 
+Answers = tuple[Keys, Pipeline, int, float, Resumable]
+"""What `Generation` takes beside its dialect."""
+
 
 def native_apps(
-    reception: Reception,
+    answers: Answers,
+    fleet: Fleet,
     inquiries: Inquiries,
     wishes: AdapterWishes,
     model_wishes: ModelWishes,
-    generation: Callable[[Dialect[CompletionRequest]], ASGIApp],
-    pooled: Callable[[EmbeddingDialect], ASGIApp],
     chat: ChatReader,
 ) -> Mapping[str, ASGIApp]:
-    """Named as in `gateway.api.routes`. `generation` and `pooled` make apps of dialects, `chat` reads chat bodies."""
-    numbers = SlotNumbers(inquiries)
+    """Named as in `gateway.api.routes`. `chat` reads chat bodies."""
+    keys, pipeline, max_body_bytes, *_ = answers
+    reception = Reception(keys, pipeline, fleet, max_body_bytes)
+    place = FleetPlace(inquiries, pipeline)
     return {
-        "native_completion": generation(CompletionDialect(numbers.number)),
-        "infill": generation(CompletionDialect(numbers.number, infill=True)),
+        "native_completion": Generation(CompletionDialect(place), *answers),
+        "infill": Generation(CompletionDialect(place, infill=True), *answers),
         "tokenize": TokenizeRoute(reception, inquiries),
         "detokenize": DetokenizeRoute(reception, inquiries),
         "apply_template": ApplyTemplateRoute(reception, inquiries, chat),
-        "native_embedding": pooled(EmbeddingDialect()),
+        "native_embedding": Pooled(EmbeddingDialect(), keys, pipeline, max_body_bytes),
         "props": PropsRoute(reception, inquiries),
         "slots": SlotsRoute(reception, inquiries),
-        "slot": SlotRoute(reception, inquiries),
+        "slot": SlotRoute(reception, inquiries, pipeline),
         "adapters": AdaptersRoute(reception, inquiries, wishes),
         "load_model": LoadingRoute(reception, inquiries, model_wishes, load=True),
         "unload_model": LoadingRoute(reception, inquiries, model_wishes, load=False),

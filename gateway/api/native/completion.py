@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from starlette.types import Scope
 
-from gateway.api.native.answer import NumberSlot
+from gateway.api.native.answer import Place
 from gateway.api.native.completion_chunks import ChunkWriter
 from gateway.api.native.completion_request import CompletionRequest, read_completion, read_infill
 from gateway.api.native.completion_whole import WholeWriter
@@ -17,15 +17,15 @@ from gateway.telemetry.trail import Trail
 class CompletionDialect:
     """llama-server's completions, where `infill` is set those of code."""
 
-    def __init__(self, number_slot: NumberSlot, *, infill: bool = False) -> None:
-        self._number_slot = number_slot
+    def __init__(self, place: Place, *, infill: bool = False) -> None:
+        self._place = place
         self._read: Callable[[bytes, Scope], CompletionRequest] = read_infill if infill else read_completion
 
     def read(self, raw: bytes, scope: Scope) -> CompletionRequest:
         return self._read(raw, scope)
 
     def stream_writer(self, asked: CompletionRequest, call: Call, trail: Trail) -> ChunkWriter:
-        return ChunkWriter(asked, call, trail, self._number_slot)
+        return ChunkWriter(asked, call, trail, self._place)
 
     def whole_writer(self, asked: CompletionRequest, call: Call, trail: Trail) -> WholeWriter:
-        return WholeWriter(asked, call, trail, self._number_slot)
+        return WholeWriter(asked, call, trail, self._place)

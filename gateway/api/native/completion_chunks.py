@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 
-from gateway.api.native.answer import Answer, NumberSlot
+from gateway.api.native.answer import Answer, Place
 from gateway.api.native.completion_request import CompletionRequest
 from gateway.api.native.error_shape import error_object
 from gateway.api.native.probabilities import entry
@@ -36,10 +36,8 @@ _encode = msgspec.json.Encoder().encode
 class ChunkWriter:
     """The events of one streamed answer, or of several by turns. There is no word after the last."""
 
-    def __init__(self, asked: CompletionRequest, call: Call, trail: Trail, number_slot: NumberSlot) -> None:
-        self._answers = [
-            _Stream(Answer(number, asked, call, trail, number_slot)) for number in range(len(asked.requests))
-        ]
+    def __init__(self, asked: CompletionRequest, call: Call, trail: Trail, place: Place) -> None:
+        self._answers = [_Stream(Answer(number, asked, call, trail, place)) for number in range(len(asked.requests))]
 
     def opening(self) -> bytes:
         return b""

@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 
-from gateway.api.native.answer import Answer, NumberSlot, stop_type
+from gateway.api.native.answer import Answer, Place, stop_type
 from gateway.api.native.completion_request import CompletionRequest
 from gateway.api.native.probabilities import entry
 from gateway.call import Call
@@ -17,10 +17,8 @@ _encode = msgspec.json.Encoder().encode
 
 
 class WholeWriter:
-    def __init__(self, asked: CompletionRequest, call: Call, trail: Trail, number_slot: NumberSlot) -> None:
-        self._answers = [
-            _Whole(Answer(number, asked, call, trail, number_slot)) for number in range(len(asked.requests))
-        ]
+    def __init__(self, asked: CompletionRequest, call: Call, trail: Trail, place: Place) -> None:
+        self._answers = [_Whole(Answer(number, asked, call, trail, place)) for number in range(len(asked.requests))]
 
     def add(self, events: list[CallEvent], choice: int) -> None:
         answer = self._answers[choice]

@@ -5,11 +5,12 @@ Source of the names: `task_params::to_json` in tools/server/server-task.cpp of l
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from msgspec.structs import asdict
 
-from workers.protocol.requests import GenerateRequest, Sampling
+from workers.protocol.requests import AdapterUse, GenerateRequest, Sampling
 
 _LISTS = frozenset({"dry_sequence_breakers", "samplers", "logit_bias"})
 
@@ -30,11 +31,13 @@ FIXED: dict[str, Any] = {
 
 def default_settings(sampling: Sampling) -> dict[str, Any]:
     """Of a caller who says nothing; without what can be long."""
-    return _numbers(sampling) | _limits(GenerateRequest(), stream=True) | _samplers(sampling) | FIXED | {"lora": []}
+    return _numbers(sampling) | _limits(GenerateRequest(), stream=False) | _samplers(sampling) | FIXED | {"lora": []}
 
 
-def settings_object(request: GenerateRequest, sampling: Sampling, *, stream: bool) -> dict[str, Any]:
-    """`sampling` as the worker used it."""
+def settings_object(
+    request: GenerateRequest, sampling: Sampling, adapters: Sequence[AdapterUse], *, stream: bool
+) -> dict[str, Any]:
+    """`sampling` and `adapters` as the worker used them."""
     constraint = request.constraint
     triggers = constraint.triggers if constraint else ()
     return {
@@ -49,7 +52,7 @@ def settings_object(request: GenerateRequest, sampling: Sampling, *, stream: boo
         "preserved_tokens": [],
         **_samplers(sampling),
         **FIXED,
-        "lora": [{"id": use.name, "scale": use.scale} for use in request.adapters],
+        "lora": [{"id": use.name, "scale": use.scale} for use in adapters],
     }
 
 

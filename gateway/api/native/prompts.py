@@ -21,8 +21,7 @@ def read_native_prompts(given: Any, path: str = "prompt") -> tuple[Prompt, ...]:
 
 def read_native_prompt(given: Any, path: str) -> Prompt:
     """One, of which an array is always the parts. Raises InvalidRequest, NotSupported."""
-    (prompt,) = read_prompts([_text_of(given, path)], path)
-    return prompt
+    return read_prompts([given] if isinstance(given, list) else _text_of(given, path), path)[0]
 
 
 def _text_of(given: Any, path: str) -> Any:

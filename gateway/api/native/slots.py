@@ -25,7 +25,8 @@ from gateway.api.parameters.lora import LoraBody, read_lora
 from gateway.call import Principal
 from gateway.errors import InvalidRequest, Unavailable
 from gateway.inquiries import Inquiries
-from gateway.routing.slot_numbers import firsts, located, number_of
+from gateway.pipeline import Pipeline
+from gateway.routing.slot_numbers import firsts, located
 from workers.protocol.heartbeat import Heartbeat
 from workers.protocol.slots import (
     SLOTS_PATH,
@@ -73,7 +74,8 @@ class SlotsRoute:
 class SlotRoute:
     """An action on one slot."""
 
-    def __init__(self, reception: Reception, inquiries: Inquiries) -> None:
+    def __init__(self, reception: Reception, inquiries: Inquiries, pipeline: Pipeline) -> None:
+        self._pipeline = pipeline
         self._reception = reception
         self._inquiries = inquiries
 
@@ -92,21 +94,10 @@ class SlotRoute:
             tenant=caller.principal.team,
             filename="" if action == "erase" else body.filename,
             salt=body.cache_salt,
-            adapters=read_lora(body),
+            adapters=self._pipeline.adapters(call, read_lora(body)),
         )
         found = await self._inquiries.of_worker(beat, "POST", f"{SLOTS_PATH}/{slot}", _ANSWERS[action], asked)
         await send_json(send, replace(found, id_slot=number), caller.trail)
-
-
-class SlotNumbers:
-    """Where a worker's own slots lie among those of its model."""
-
-    def __init__(self, inquiries: Inquiries) -> None:
-        self._inquiries = inquiries
-
-    def number(self, model: str, worker: str, slot: int) -> int:
-        """-1 where the worker is not there any more."""
-        return number_of(worker, slot, self._inquiries.workers(model))
 
 
 def _located(number: int, beats: list[Heartbeat], model: str) -> tuple[Heartbeat, int]:

@@ -43,7 +43,7 @@ class TokenizeBody(Body):
 
 class DetokenizeBody(Body):
     model: str = ""
-    tokens: tuple[Annotated[int, Field(ge=0, le=MAX_TOKEN)], ...] = ()
+    tokens: list[Annotated[int, Field(ge=0, le=MAX_TOKEN)]] = Field(default_factory=list)
 
 
 class TokenizeRoute:

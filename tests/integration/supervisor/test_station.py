@@ -66,6 +66,36 @@ def test_a_catalog_of_two_models_and_a_worker_that_is_killed(
     assert list((station.state / "run").iterdir()) == []
 
 
+def test_workers_of_a_model_that_is_not_wanted_go_and_come_back(
+    programs: Programs, model: Path, server: RedisServer
+) -> None:
+    catalog = programs.folder / "catalog.yaml"
+    entry = f"path: '{model}', slots: 1, ctx: 64, llama: {{n_threads: 1}}"
+    catalog.write_text(f"models: [{{name: one, {entry}}}, {{name: two, {entry}}}]\n")
+    with redis.Redis(unix_socket_path=str(server.socket)) as client:
+        client.set(keys.unloaded("two"), 1)  # of another life: a supervisor begins with all of its models
+        station = programs.start(
+            "supervisor", "--catalog", str(catalog), PADDOCK_REDIS_URL=server.url, PADDOCK_WORKER_SECRET="shared"
+        )
+        wait_until(lambda: bool(beats(server, "one") and beats(server, "two")), station.text)
+        assert client.exists(keys.supervised("one"), keys.supervised("two")) == 2
+        (before,) = beats(server, "one").values()
+        client.set(keys.unloaded("one"), 1)
+        wait_until(lambda: not beats(server, "one"), lambda: "the worker is still registered")
+        wait_until(lambda: not station.worker_pid("worker-0"), lambda: "the worker still runs")
+        assert beats(server, "two")
+        assert "died" not in station.text()
+
+        client.delete(keys.unloaded("one"))
+        wait_until(lambda: bool(beats(server, "one")), station.text)
+        (back,) = beats(server, "one").values()
+        assert (back.worker, back.boot != before.boot) == (before.worker, True)
+        client.set(keys.unloaded("two"), 1)
+        wait_until(lambda: not beats(server, "two"), lambda: "the worker is still registered")
+    assert station.stop(signal.SIGTERM) == 0, station.text()
+    wait_until(lambda: not station.survivors(), lambda: str(station.survivors()))
+
+
 def test_what_it_needs_is_said(programs: Programs, model: Path) -> None:
     station = programs.start("supervisor", "--model", str(model))
     assert station.wait() == Exit.USAGE

@@ -54,3 +54,11 @@ def test_the_list_in_a_message_is_bounded() -> None:
 def test_nothing_to_use_says_what_to_do() -> None:
     with pytest.raises(ModelNotFound, match="start a worker"):
         Names(None).resolve("m", EVERYONE, ())
+
+
+def test_without_a_name_it_is_the_only_model_or_the_only_one_that_is_served() -> None:
+    assert Names(None).resolve("", EVERYONE, ("m",)) == "m"
+    assert Names(CATALOG).resolve("", EVERYONE, ("guest",), served=("guest",)) == "guest"
+    for served in ((), ("guest", "llama")):
+        with pytest.raises(ModelNotFound, match="`model` is missing. Use one of: chat, guest, llama"):
+            Names(CATALOG).resolve("", EVERYONE, ("guest",), served=served)

@@ -41,9 +41,15 @@ def asked(*, n: int = 1, stream: bool = True, fields: tuple[str, ...] = (), **re
     return CompletionRequest("alias", (one,) * n, stream, fields)
 
 
-def number_slot(model: str, worker: str, slot: int) -> int:
-    assert (model, worker) == ("model", "w-b")
-    return 10 + slot
+class Place:
+    """Ten slots lie before those of the worker."""
+
+    def number_slot(self, model: str, worker: str, slot: int) -> int:
+        assert (model, worker) == ("model", "w-b")
+        return 10 + slot
+
+    def adapters(self, call: Call, asked: tuple[AdapterUse, ...]) -> tuple[AdapterUse, ...]:
+        return tuple(AdapterUse(f"the {use.name}", use.scale) for use in asked)
 
 
 def trail() -> Trail:
@@ -61,13 +67,13 @@ def events_of(raw: bytes) -> list[dict[str, Any]]:
 
 
 def stream(asked: CompletionRequest, *steps: list[CallEvent]) -> list[dict[str, Any]]:
-    writer = ChunkWriter(asked, CALL, trail(), number_slot)
+    writer = ChunkWriter(asked, CALL, trail(), Place())
     raw = writer.opening() + b"".join(writer.chunks(step, 0) for step in steps) + writer.closing()
     return events_of(raw)
 
 
 def whole(asked: CompletionRequest, *events: CallEvent) -> dict[str, Any]:
-    writer = WholeWriter(asked, CALL, trail(), number_slot)
+    writer = WholeWriter(asked, CALL, trail(), Place())
     writer.add(list(events), 0)
     document: dict[str, Any] = json.loads(writer.body())
     return document
@@ -189,7 +195,7 @@ def test_wanted_fields_only_by_their_paths() -> None:
 
 
 def test_several_answers_are_an_array_in_order() -> None:
-    writer = WholeWriter(asked(n=2), CALL, trail(), number_slot)
+    writer = WholeWriter(asked(n=2), CALL, trail(), Place())
     writer.add([STARTED, Text(1, "b"), end()], 1)
     writer.add([STARTED, Text(1, "a"), end()], 0)
     documents = json.loads(writer.body())
@@ -197,14 +203,14 @@ def test_several_answers_are_an_array_in_order() -> None:
 
 
 def test_events_of_several_answers_say_whose_they_are() -> None:
-    writer = ChunkWriter(asked(n=2), CALL, trail(), number_slot)
+    writer = ChunkWriter(asked(n=2), CALL, trail(), Place())
     raw = writer.chunks([STARTED, Text(1, "b")], 1) + writer.chunks([STARTED, Text(1, "a")], 0)
     raw += writer.chunks([end()], 1) + writer.chunks([end()], 0)
     assert [(one["index"], one["stop"]) for one in events_of(raw)] == [(1, False), (0, False), (1, True), (0, True)]
 
 
 def test_a_broken_stream_ends_in_an_error() -> None:
-    writer = ChunkWriter(asked(), CALL, trail(), number_slot)
+    writer = ChunkWriter(asked(), CALL, trail(), Place())
     (event,) = events_of(writer.broken(WorkerLost("gone")))
     assert event == {"error": {"code": 502, "message": "gone", "type": "unavailable_error"}}
 
@@ -213,6 +219,6 @@ def test_what_an_answer_ran_with() -> None:
     request = asked(adapters=(AdapterUse("pirate", 0.5),), stop=("x",), ignore_eos=True)
     biased = Settings(1, "", Sampling(logit_bias=((5, -1.0), ("word", None))))
     settings = whole(request, STARTED, biased, end())["generation_settings"]
-    assert settings["lora"] == [{"id": "pirate", "scale": 0.5}]
+    assert settings["lora"] == [{"id": "the pirate", "scale": 0.5}]
     assert settings["logit_bias"] == [{"token": 5, "bias": -1.0}, {"token": "word", "bias": None}]
     assert (settings["stop"], settings["ignore_eos"], settings["seed"]) == (["x"], True, 2**32 - 1)

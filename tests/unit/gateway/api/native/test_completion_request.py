@@ -18,7 +18,7 @@ SCOPE: Scope = {"type": "http", "query_string": b""}
 
 
 def read(query: bytes = b"", **parameters: Any) -> CompletionRequest:
-    return read_completion(json.dumps({"prompt": "hi", **parameters}).encode(), SCOPE | {"query_string": query})
+    return read_completion(json.dumps({"prompt": "hi", **parameters}).encode(), {**SCOPE, "query_string": query})
 
 
 def refused(**parameters: Any) -> PaddockError:
@@ -120,7 +120,8 @@ def test_unknown_names_and_null_are_left_alone() -> None:
 
 @pytest.mark.parametrize("name", IGNORED)
 def test_ignored(name: str) -> None:
-    assert read(**{name: "anything"}).requests == read().requests
+    ignored: dict[str, Any] = {name: "anything"}
+    assert read(**ignored).requests == read().requests
 
 
 def test_no_parameter_is_read_and_refused() -> None:
