@@ -15,6 +15,7 @@ import psutil
 import pytest
 import redis
 
+from gateway.client import BadRequest, Client, ModelStatus
 from tests.integration.supervisor.conftest import Program, Programs, wait_until
 from tests.support.hub_server import Hub
 from tests.support.redis_server import RedisServer
@@ -70,6 +71,28 @@ def test_the_life_of_up(programs: Programs, model: Path) -> None:
     assert up.text().rstrip().endswith("paddock: stopped")
     assert_nothing_left(up)
     assert (up.state / "logs" / "worker-0.log").stat().st_size > 0
+
+
+def test_a_model_is_unloaded_and_loaded(programs: Programs, model: Path) -> None:
+    up = programs.start("up", "--port", "0", "--model", str(model), "--alias", "tale", *SMALL)
+    up.until("Ctrl-C stops everything")
+    address = f"http://127.0.0.1:{port_of(up)}"
+    first = up.worker_pid("worker-0")
+    with Client(address, (up.state / "first-key").read_text().strip()) as client:
+        with pytest.raises(BadRequest, match="`tale` is loaded already"):
+            client.models.load("tale")
+        client.models.unload("tale")
+        wait_until(lambda: not up.worker_pid("worker-0"), up.text)
+        wait_until(lambda: client.models.retrieve("tale").status == ModelStatus("unloaded"), lambda: "still loaded")
+        with pytest.raises(BadRequest, match="`tale` is not loaded"):
+            client.models.unload("tale")
+        client.models.load("tale")
+        wait_until(lambda: up.worker_pid("worker-0") not in (0, first), up.text)
+        wait_until(lambda: client.models.retrieve("tale").status == ModelStatus("loaded"), lambda: "not loaded")
+        assert client.complete("Once upon", n_predict=2).tokens_predicted == 2
+    assert "died" not in up.text()
+    assert up.stop(signal.SIGINT) == 0, up.text()
+    assert_nothing_left(up)
 
 
 def test_a_taken_port_is_said_before_anything_starts(programs: Programs, model: Path) -> None:
