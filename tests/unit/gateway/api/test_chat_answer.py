@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import math
 from typing import Any
+
+import pytest
 
 from gateway.api.openai.chat_chunks import ChunkWriter
 from gateway.api.openai.chat_request import ChatRequest
@@ -237,12 +240,16 @@ def test_log_probabilities_come_with_the_text_that_they_became() -> None:
         check("CreateChatCompletionStreamResponse", chunk)
 
 
-def test_probabilities_after_sampling_have_llama_servers_names() -> None:
+def test_probabilities_after_sampling_have_llama_servers_names_too() -> None:
     writer = whole_writer(n_probs=2, post_sampling=True)
-    writer.add(PROBS, 0)
-    first = json.loads(writer.body())["choices"][0]["logprobs"]["content"][0]
-    assert set(first) == {"id", "token", "bytes", "prob", "top_probs"}
-    assert first["top_probs"][0]["prob"] == first["prob"]
+    one, none = TokenLogprob(1, b"H", 0.25), TokenLogprob(2, b"I", 0.0)
+    writer.add([Logprobs(1, one, (one, none)), Text(1, "H"), END], 0)
+    body = json.loads(writer.body())
+    [entry] = body["choices"][0]["logprobs"]["content"]
+    assert (entry["prob"], entry["logprob"]) == (0.25, pytest.approx(math.log(0.25)))
+    assert [token["prob"] for token in entry["top_probs"]] == [0.25, 0.0]
+    assert entry["top_logprobs"][1]["logprob"] < -80
+    check("CreateChatCompletionResponse", body)
 
 
 def test_an_answer_without_text_has_no_probabilities() -> None:
