@@ -14,6 +14,7 @@ from gateway.client.ask import Ask, Pause, Script, StreamAsk, answer
 from gateway.client.chat_answers import ChatChunk, ChatCompletion
 from gateway.client.completion_answers import CompletionChunk, CompletionResponse
 from gateway.client.errors import ClientError
+from gateway.client.exchange import exchange
 from gateway.client.generation import Chat, Completions
 from gateway.client.reception import Reception
 from gateway.client.sender import Sender, sent
@@ -33,8 +34,13 @@ class Connection:
     def send(self, ask: Ask[T]) -> T:
         """Raises ClientError."""
         with self._server.translating(ask):
-            response = self._http.request(ask.method, ask.path, **self._server.options_of(ask))
-        return answer(ask, response.status_code, response.headers, response.content)
+            request = self._http.build_request(ask.method, ask.path, **self._server.options_of(ask))
+            response = exchange(self._http, request)
+            try:
+                body = response.read()
+            finally:
+                response.close()
+        return answer(ask, response.status_code, response.headers, body)
 
     def open(self, ask: StreamAsk[T]) -> Stream[T]:
         """Raises ClientError."""

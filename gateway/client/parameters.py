@@ -65,6 +65,8 @@ class GenerationParameters(SamplingParameters, total=False):
 
     model: str | None
     stop: Sequence[str] | str | None
+    n_predict: int | None
+    """-1: until the model ends; 0: the prompt is only read into the cache."""
     ignore_eos: bool | None
     special: bool | None
     grammar: str | None
@@ -72,6 +74,12 @@ class GenerationParameters(SamplingParameters, total=False):
     grammar_triggers: Sequence[Mapping[str, Any]] | None
     preserved_tokens: Sequence[str] | None
     json_schema: Mapping[str, Any] | None
+    response_format: Mapping[str, Any] | None
+    guided_json: Mapping[str, Any] | str | None
+    guided_regex: str | None
+    guided_choice: Sequence[str] | None
+    guided_grammar: str | None
+    structured_outputs: Mapping[str, Any] | None
     cache_prompt: bool | None
     cache_salt: str | None
     id_slot: int | None
@@ -101,8 +109,6 @@ class GenerationParameters(SamplingParameters, total=False):
 class CompletionParameters(GenerationParameters, total=False):
     """Of `complete` and `infill`."""
 
-    n_predict: int | None
-    """-1: until the model ends; 0: the prompt is only read into the cache."""
     n_cmpl: int | None
     response_fields: Sequence[str] | None
     """Fields of the answer that are wanted; `a/b` is lifted out of `a` and lands in `extra`."""
@@ -117,7 +123,6 @@ class ChatParameters(GenerationParameters, total=False):
     stream_options: Mapping[str, bool] | None
     logprobs: bool | None
     top_logprobs: int | None
-    response_format: Mapping[str, Any] | None
     tools: Sequence[Mapping[str, Any]] | None
     tool_choice: str | Mapping[str, Any] | None
     parallel_tool_calls: bool | None
@@ -125,17 +130,13 @@ class ChatParameters(GenerationParameters, total=False):
     functions: Sequence[Mapping[str, Any]] | None
     function_call: str | Mapping[str, Any] | None
     reasoning_effort: str | None
+    thinking_budget_tokens: int | None
     reasoning_format: str | None
     generation_prompt: str | None
     continue_final_message: bool | str | None
     add_generation_prompt: bool | None
     chat_template_kwargs: Mapping[str, Any] | None
     documents: Sequence[Mapping[str, Any]] | None
-    guided_json: Mapping[str, Any] | str | None
-    guided_regex: str | None
-    guided_choice: Sequence[str] | None
-    guided_grammar: str | None
-    structured_outputs: Mapping[str, Any] | None
     user: str | None
     metadata: Mapping[str, str] | None
     store: bool | None

@@ -13,7 +13,7 @@ from typing import Generic, TypeVar
 import msgspec
 
 from gateway.client.ask import StreamAsk, unexpected
-from gateway.client.errors import ClientError, StreamBroken, UnexpectedAnswer, stream_error
+from gateway.client.errors import ClientError, NotFound, StreamBroken, StreamGone, UnexpectedAnswer, stream_error
 from gateway.client.sse import EventTooLong, SseReader
 
 T = TypeVar("T")
@@ -66,6 +66,12 @@ class Reception(Generic[T]):
                 self.complete = True
             else:
                 yield self._item(event.data)
+
+    def refused(self, error: ClientError) -> ClientError:
+        """What it means that the server refused. One that knows nothing of the stream may say no more than 404."""
+        if self._last_id and isinstance(error, NotFound) and not isinstance(error, StreamGone):
+            return StreamGone(error.message, status=error.status, detail=error.detail, headers=self.headers)
+        return error
 
     def ended(self) -> None:
         """The connection ended in good order. Raises StreamBroken if the answer did not."""

@@ -22,6 +22,7 @@ from gateway.client.errors import (
     UnexpectedAnswer,
     refusal,
 )
+from gateway.client.exchange import exchange, exchange_async
 from gateway.client.reception import Reception
 from gateway.client.server import Server
 
@@ -95,7 +96,7 @@ class Stream(Generic[T]):
     def _connected(self) -> httpx2.Response:
         request = _request(self._http, self._reception)
         with self._server.translating(self._reception.ask):
-            response = self._http.send(request, stream=True)
+            response = exchange(self._http, request)
             if _begins(response):
                 self._reception.opened(response.headers)
                 return response
@@ -103,7 +104,7 @@ class Stream(Generic[T]):
                 body = response.read()
             finally:
                 response.close()
-        raise _refused(response, body)
+        raise self._reception.refused(_refused(response, body))
 
 
 class AsyncStream(Generic[T]):
@@ -177,7 +178,7 @@ class AsyncStream(Generic[T]):
 async def _connected(http: httpx2.AsyncClient, server: Server, reception: Reception[T]) -> httpx2.Response:
     request = _request(http, reception)
     with server.translating(reception.ask):
-        response = await http.send(request, stream=True)
+        response = await exchange_async(http, request)
         if _begins(response):
             reception.opened(response.headers)
             return response
@@ -185,7 +186,7 @@ async def _connected(http: httpx2.AsyncClient, server: Server, reception: Recept
             body = await response.aread()
         finally:
             await response.aclose()
-    raise _refused(response, body)
+    raise reception.refused(_refused(response, body))
 
 
 def _request(http: httpx2.Client | httpx2.AsyncClient, reception: Reception[T]) -> httpx2.Request:

@@ -36,6 +36,8 @@ class Reply:
     body: bytes = b""
     status: int = 200
     headers: dict[str, str] = field(default_factory=dict)
+    hangs_up: bool = False
+    """No answer: the connection is closed."""
     pieces: tuple[bytes, ...] | None = None
     ending: Literal["whole", "cut", "open"] = "whole"
     """whole: in good order; cut: the connection is dropped; open: silence until the client leaves."""
@@ -103,6 +105,9 @@ class _Handler(BaseHTTPRequestHandler):
         body = self.rfile.read(int(headers.get("content-length", 0)))
         script.asked.append(Asked(self.command, url.path, dict(parse_qsl(url.query)), headers, body))
         reply = script.next()
+        if reply.hangs_up:
+            self.close_connection = True
+            return
         self.send_response(reply.status)
         for name, value in reply.headers.items():
             self.send_header(name, value)

@@ -109,6 +109,28 @@ async def test_nobody_there() -> None:
         assert not await client_of_tasks.is_ready()
 
 
+async def test_a_kept_connection_that_the_server_has_closed_is_replaced(
+    server: ScriptedServer, client: Client, async_client: AsyncClient
+) -> None:
+    answer, hang_up = Reply(b'{"tokens": [1]}'), Reply(hangs_up=True)
+    server.replies = [answer, hang_up, answer, answer, hang_up, answer]
+    assert [client.tokenize("x").tokens for _ in range(2)] == [(1,), (1,)]
+    assert len(server.asked) == 3
+    assert [(await async_client.tokenize("x")).tokens for _ in range(2)] == [(1,), (1,)]
+    assert len(server.asked) == 6
+
+
+async def test_a_call_over_a_new_connection_is_not_sent_twice(
+    server: ScriptedServer, client: Client, async_client: AsyncClient
+) -> None:
+    server.replies = [Reply(hangs_up=True)]
+    with pytest.raises(ConnectionFailed, match="the connection broke"):
+        client.tokenize("x")
+    with pytest.raises(ConnectionFailed, match="the connection broke"):
+        await async_client.complete("x", stream=True)
+    assert len(server.asked) == 2
+
+
 def test_silence() -> None:
     with socket.create_server(("127.0.0.1", 0)) as deaf:
         url = f"http://127.0.0.1:{deaf.getsockname()[1]}"

@@ -195,8 +195,9 @@ async def test_going_on_loses_and_doubles_nothing(
     assert len({(asked.path, asked.body) for asked in server.asked}) == 1
 
 
-def test_a_stream_that_the_server_has_given_up(server: ScriptedServer, client: Client) -> None:
-    gone = {"error": {"message": "gone", "type": "not_found_error", "code": "stream_gone"}}
+@pytest.mark.parametrize("code", ["stream_gone", 404])
+def test_a_stream_that_the_server_has_given_up(server: ScriptedServer, client: Client, code: str | int) -> None:
+    gone = {"error": {"message": "gone", "type": "not_found_error", "code": code}}
     server.replies = [stream(chunk("a", 1), ending="cut"), Reply(json.dumps(gone).encode(), 404)]
     texts: list[str] = []
     with pytest.raises(StreamGone, match="gone") as caught:
