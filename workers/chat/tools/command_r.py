@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from workers.chat.tools.family import CallSyntax, Family
 from workers.chat.tools.marked_json import MarkedJsonReader
-from workers.chat.tools.reader import Steps
+from workers.chat.tools.scanner import Steps
 
 OPEN, CLOSE = "<|START_ACTION|>", "<|END_ACTION|>"
 SILENT = ("<|START_RESPONSE|>", "<|END_RESPONSE|>", "<|START_TEXT|>", "<|END_TEXT|>")

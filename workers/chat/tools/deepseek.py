@@ -15,7 +15,7 @@ from __future__ import annotations
 from workers.chat.tools.family import CallSyntax, Family
 from workers.chat.tools.hermes import HermesReader
 from workers.chat.tools.json_text import JsonText
-from workers.chat.tools.reader import Steps
+from workers.chat.tools.scanner import Steps
 from workers.chat.tools.tags import Tags
 
 OPEN, CLOSE = "<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"

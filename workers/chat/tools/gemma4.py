@@ -9,7 +9,8 @@ from __future__ import annotations
 
 from workers.chat.tools.family import CallSyntax, Family
 from workers.chat.tools.json_text import GEMMA_QUOTE, JsonText
-from workers.chat.tools.reader import Reader, Steps
+from workers.chat.tools.reader import Reader
+from workers.chat.tools.scanner import Steps
 from workers.chat.tools.tags import Tags
 
 OPEN, CALL, CLOSE = "<|tool_call>", "call:", "<tool_call|>"

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from workers.chat.tools.family import CallSyntax, Family
 from workers.chat.tools.parameters import ParameterReader
-from workers.chat.tools.reader import Steps
+from workers.chat.tools.scanner import Steps
 from workers.chat.tools.tags import Tags
 
 OPEN, CLOSE = "<tool_call>", "</tool_call>"

@@ -14,7 +14,8 @@ import re
 
 from workers.chat.tools.family import Ask, CallSyntax, Family, ThoughtMarks
 from workers.chat.tools.json_text import JsonText
-from workers.chat.tools.reader import Gap, Reader, Steps
+from workers.chat.tools.reader import Gap, Reader
+from workers.chat.tools.scanner import Steps
 from workers.chat.tools.tags import Tags
 
 START, CHANNEL, CONSTRAIN, MESSAGE = "<|start|>", "<|channel|>", "<|constrain|>", "<|message|>"

@@ -3,13 +3,14 @@
 What has come out so far is always the beginning of a JSON value, and `close` says what would make it whole. Valid JSON
 comes out as it is, but for whitespace and a trailing comma before its end. Mended are single quotes, names and words
 without quotes, line ends inside of strings, escapes that JSON does not have, Python's True, False, None and tuples,
-missing and trailing commas. With `keywords`, the value is the arguments of a Python call: `(city="Rome", days=3)`.
+missing and trailing commas. With `parameters`, the value is the arguments of a Python call: `("Rome", days=3)`.
 """
 
 from __future__ import annotations
 
 import json
 import re
+from collections.abc import Sequence
 
 GEMMA_QUOTE = '<|"|>'
 MAX_DEPTH = 200
@@ -35,19 +36,23 @@ _PYTHON = {"True": "true", "False": "false", "None": "null"}
 VALUE, FIRST_VALUE, NEXT_VALUE, FIRST_KEY, NEXT_KEY, COLON, COMMA = range(7)
 """What comes next. FIRST and NEXT: after an opening bracket or a comma, where the end may come too."""
 _KEYS = (FIRST_KEY, NEXT_KEY)
+_UNNAMED = frozenset("\"'[{(-0123456789")
+"""With what an argument of a call begins that has no name."""
 _ENDS = (COMMA, FIRST_VALUE, NEXT_VALUE, FIRST_KEY, NEXT_KEY)
 
 
 class JsonText:
     """One value. Feed it until `is_done` or `is_broken`; what it does not take is not its own."""
 
-    __slots__ = ("_in_key", "_keywords", "_quote", "_stack", "_want", "held", "is_broken", "is_done")
+    __slots__ = ("_in_key", "_is_call", "_names", "_quote", "_stack", "_want", "held", "is_broken", "is_done")
 
-    def __init__(self, *, keywords: bool = False) -> None:
+    def __init__(self, *, parameters: Sequence[str] | None = None) -> None:
+        """`parameters`: names for those arguments of a Python call that have none."""
         self.is_done = False
         self.is_broken = False
         """The next character can't be part of it; `close` makes it whole."""
-        self._keywords = keywords
+        self._is_call = parameters is not None
+        self._names = list(parameters or ())
         self._want = VALUE
         self._stack: list[str] = []
         self._quote = ""
@@ -88,7 +93,7 @@ class JsonText:
             self.held += space.group()
             return space.end()
         mark = text[start]
-        if mark in ":=" and self._want == COLON and (mark == ":" or self._at_keywords):
+        if mark in ":=" and self._want == COLON and (mark == ":" or self._in_call):
             out.append(self.held + (":" if mark == ":" else ": "))
             self.held, self._want = "", VALUE
             return start + 1
@@ -101,16 +106,22 @@ class JsonText:
             self.held += ","
             self._want = NEXT_KEY if self._stack[-1] == "}" else NEXT_VALUE
             return start + 1
+        if self._in_call and self._want in _KEYS and mark in _UNNAMED:
+            if not self._names:
+                return self._break(start)
+            self._lead(out)
+            out.append(json.dumps(self._names.pop(0), ensure_ascii=False) + ": ")
+            self._want = VALUE
         return self._begin(mark, text, start, ended, out)
 
     @property
-    def _at_keywords(self) -> bool:
-        return self._keywords and len(self._stack) == 1
+    def _in_call(self) -> bool:
+        return self._is_call and len(self._stack) == 1
 
     def _closes(self, mark: str) -> bool:
         if mark == ")":
-            return self._at_keywords or (self._keywords and self._stack[-1] == "]")
-        return mark == self._stack[-1] and not (self._at_keywords and mark == "}")
+            return self._in_call or (self._is_call and self._stack[-1] == "]")
+        return mark == self._stack[-1] and not (self._in_call and mark == "}")
 
     def _begin(self, mark: str, text: str, start: int, ended: bool, out: list[str]) -> int:
         """A string, a word, or a bracket that opens."""
@@ -147,9 +158,9 @@ class JsonText:
         return start + len(quote)
 
     def _open(self, mark: str, start: int, out: list[str]) -> int:
-        is_call = mark == "(" and self._keywords and not self._stack
+        is_call = mark == "(" and self._is_call and not self._stack
         in_object = bool(self._stack) and self._stack[-1] == "}" and self._want != VALUE
-        if in_object or len(self._stack) >= MAX_DEPTH or (mark == "(" and not self._keywords):
+        if in_object or len(self._stack) >= MAX_DEPTH or (mark == "(" and not self._is_call):
             return self._break(start)
         self._lead(out)
         is_object = mark == "{" or is_call

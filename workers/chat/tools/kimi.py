@@ -11,7 +11,8 @@ from __future__ import annotations
 
 from workers.chat.tools.family import Ask, CallSyntax, Family
 from workers.chat.tools.json_text import JsonText
-from workers.chat.tools.reader import Reader, Steps
+from workers.chat.tools.reader import Reader
+from workers.chat.tools.scanner import Steps
 from workers.chat.tools.tags import Tags
 
 OPEN, CLOSE = "<|tool_calls_section_begin|>", "<|tool_calls_section_end|>"

@@ -13,7 +13,7 @@ from __future__ import annotations
 from workers.chat.tools.family import CallSyntax, Family
 from workers.chat.tools.plain import FENCE, PlainReader
 from workers.chat.tools.python_calls import PythonReader
-from workers.chat.tools.reader import Steps
+from workers.chat.tools.scanner import Steps
 
 PYTHON_TAG = "<|python_tag|>"
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from workers.chat.tools.reader import Reader, Steps
+from workers.chat.tools.reader import Reader
+from workers.chat.tools.scanner import Steps
 from workers.chat.tools.tags import Tags
 
 

@@ -10,7 +10,8 @@ from __future__ import annotations
 import json
 from json.encoder import encode_basestring
 
-from workers.chat.tools.reader import Reader, Steps
+from workers.chat.tools.reader import Reader
+from workers.chat.tools.scanner import Steps
 from workers.chat.tools.tags import Tags
 from workers.chat.tools.typed_text import json_of, kinds_of, property_schema
 

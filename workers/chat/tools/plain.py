@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from workers.chat.tools.family import Family
 from workers.chat.tools.hermes import HERMES, HermesReader
-from workers.chat.tools.reader import Steps
+from workers.chat.tools.scanner import Steps
 
 FENCE = "```json"
 

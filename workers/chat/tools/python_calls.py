@@ -16,8 +16,10 @@ from workers.chat.tools.family import CallSyntax, Family
 from workers.chat.tools.hermes import HERMES, HermesReader
 from workers.chat.tools.json_text import JsonText
 from workers.chat.tools.plain import FENCE, PlainReader
-from workers.chat.tools.reader import Reader, Steps
+from workers.chat.tools.reader import Reader
+from workers.chat.tools.scanner import Steps
 from workers.chat.tools.tags import Tags
+from workers.chat.tools.typed_text import parameter_names
 
 OPEN, CLOSE = "<|tool_call_start|>", "<|tool_call_end|>"
 START, END = "<|python_start|>", "<|python_end|>"
@@ -50,7 +52,7 @@ class PythonReader(Reader):
             return False
         self._begin(name)
         self._drop()
-        yield from self._arguments(JsonText(keywords=True))
+        yield from self._arguments(JsonText(parameters=parameter_names(self._ask.tools, name)))
         return True
 
     def _identifier(self) -> Generator[None, None, str | None]:

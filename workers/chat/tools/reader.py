@@ -8,27 +8,16 @@ around calls and thoughts.
 
 from __future__ import annotations
 
-import json
-import re
 import secrets
-from collections.abc import Generator
 from enum import Enum
-from typing import TypeVar
 
 from workers.chat.tools import CallPiece, ContentPiece, Piece, ReasoningPiece
 from workers.chat.tools.family import Ask, Family
 from workers.chat.tools.json_text import JsonText
+from workers.chat.tools.scanner import NOT_SPACE, Scanner, Steps
 from workers.chat.tools.tags import Tags
 
-T = TypeVar("T")
-Steps = Generator[None, None, T]
-
-MAX_HEAD_CHARS = 512
-"""Of a name, or of another text that must be whole before it means something."""
-
 SPACE = " \t\r\n"
-_NOT_SPACE = re.compile(r"[^ \t\r\n]")
-_STRING_END = re.compile(r'["\\]')
 _NAME_KEYS = ("name", "tool_name")
 _ARGUMENT_KEYS = ("arguments", "parameters")
 _OTHER_KEYS = ("type", "id", "tool_call_id")
@@ -47,7 +36,7 @@ class Gap(Enum):
     """Nothing."""
 
 
-class Reader:
+class Reader(Scanner):
     """One answer's parser: `_call` is what a family adds. Its `openers` may stand anywhere, `bare` before any text."""
 
     openers: tuple[str, ...] = ()
@@ -58,6 +47,7 @@ class Reader:
     """Marks that mean nothing to the caller, wherever they stand."""
 
     def __init__(self, family: Family, ask: Ask) -> None:
+        super().__init__()
         self.num_calls = 0
         self.is_over = False
         self._ask = ask
@@ -70,12 +60,8 @@ class Reader:
         ends = (self.thought_ends or openers) if family.calls_end_thoughts and ask.tools else ()
         self._thought_ends = Tags(() if self._thought is None else (self._thought.close, *ends))
         self._gap = Gap.START
-        self._text = ""
-        """Read but not yet understood; up to `_at` it is the head of a call."""
-        self._at = 0
         self._space = ""
         """What stood before a mark, and is text if the mark is."""
-        self._ended = False
         self._cut_off = False
         self._pieces: list[Piece] = []
         self._reasons: str | None = None
@@ -174,7 +160,7 @@ class Reader:
     def _over_gap(self) -> Steps[str | None]:
         """Past whitespace -> the mark behind it; None: text follows, or nothing."""
         while True:
-            found = _NOT_SPACE.search(self._text)
+            found = NOT_SPACE.search(self._text)
             if found is not None:
                 start = found.start()
                 mark = self._at_gap.at(self._text, start)
@@ -255,84 +241,7 @@ class Reader:
         (self._reason if thought else self._say)(self._space + self._text[:head])
         self._text, self._space = self._text[head:], ""
 
-    # What calls are made of: each reads from `_at` on, and moves it if it finds what it looks for
-
-    def _skip_space(self) -> Steps[bool]:
-        """-> whether there is something else."""
-        while True:
-            found = _NOT_SPACE.search(self._text, self._at)
-            self._at = len(self._text) if found is None else found.start()
-            if found is not None or self._ended:
-                return found is not None
-            yield
-
-    def _sees(self, mark: str) -> Steps[bool]:
-        """Whether `mark` comes next, whitespace aside."""
-        if not (yield from self._skip_space()):
-            return False
-        while True:
-            if self._text.startswith(mark, self._at):
-                return True
-            if self._ended or not mark.startswith(self._text[self._at :]):
-                return False
-            yield
-
-    def _mark(self, mark: str) -> Steps[bool]:
-        """The same, and past it."""
-        sees = yield from self._sees(mark)
-        if sees:
-            self._at += len(mark)
-        return sees
-
-    def _any_mark(self, tags: Tags) -> Steps[str | None]:
-        """The mark that comes next, whitespace aside, and past it."""
-        if not (yield from self._skip_space()):
-            return None
-        while True:
-            mark = tags.at(self._text, self._at)
-            if mark is not None:
-                self._at += len(mark)
-                return mark
-            if self._ended or not tags.may_begin(self._text, self._at):
-                return None
-            yield
-
-    def _up_to(self, tags: Tags, most: int = MAX_HEAD_CHARS) -> Steps[tuple[str, str] | None]:
-        """The text up to a mark, and the mark, and past it; None if it is longer than `most`, or there is none."""
-        while True:
-            found = tags.find(self._text, self._at)
-            if found is not None and found.start() - self._at <= most:
-                text = self._text[self._at : found.start()]
-                self._at = found.end()
-                return text, found.group()
-            if found is not None or self._ended or len(self._text) - self._at > most + len(max(tags.marks, key=len)):
-                return None
-            yield
-
-    def _string(self) -> Steps[str | None]:
-        """A whole JSON string."""
-        if not (yield from self._sees('"')):
-            return None
-        position = self._at + 1
-        while True:
-            found = _STRING_END.search(self._text, position)
-            if found is not None and found.group() == '"':
-                break
-            if found is not None and found.end() < len(self._text):
-                position = found.end() + 1
-            elif self._ended or len(self._text) - self._at > MAX_HEAD_CHARS:
-                return None
-            else:
-                position = len(self._text) if found is None else found.start()
-                yield
-        try:
-            value = json.loads(self._text[self._at : found.end()])
-        except ValueError:
-            return None
-        if found.end() - self._at > MAX_HEAD_CHARS or not isinstance(value, str):
-            return None
-        self._at = found.end()
-        return value
+    # What calls are made of
 
     def _arguments(self, value: JsonText) -> Steps[None]:
         """The begun call's arguments, as they grow."""

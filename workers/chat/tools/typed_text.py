@@ -13,9 +13,18 @@ _KINDS = {bool: "boolean", int: "integer", float: "number", str: "string", type(
 
 def property_schema(tools: tuple[Tool, ...], name: str, key: str) -> Any:
     """The schema of one parameter; None where there is none."""
+    return _properties(tools, name).get(key)
+
+
+def parameter_names(tools: tuple[Tool, ...], name: str) -> list[str]:
+    """In the schema's order."""
+    return list(_properties(tools, name))
+
+
+def _properties(tools: tuple[Tool, ...], name: str) -> dict[str, Any]:
     tool = next((tool for tool in tools if tool.name == name), None)
     properties = (tool.parameters or {}).get("properties") if tool is not None else None
-    return properties.get(key) if isinstance(properties, dict) else None
+    return properties if isinstance(properties, dict) else {}
 
 
 def kinds_of(schema: Any) -> frozenset[str]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import pytest
 from hypothesis import given
@@ -14,9 +14,9 @@ from workers.chat.tools.json_text import MAX_DEPTH, JsonText
 from workers.chat.tools.typed_text import json_of, kinds_of
 
 
-def passed_on(portions: Iterable[str], *, keywords: bool = False) -> tuple[str, str]:
+def passed_on(portions: Iterable[str], *, parameters: Sequence[str] | None = None) -> tuple[str, str]:
     """What came out, closing included, and what was left."""
-    value, waiting, out = JsonText(keywords=keywords), "", ""
+    value, waiting, out = JsonText(parameters=parameters), "", ""
     for portion in portions:
         waiting += portion
         more, reached = value.feed(waiting, 0, ended=False)
@@ -25,8 +25,8 @@ def passed_on(portions: Iterable[str], *, keywords: bool = False) -> tuple[str, 
     return out + more + value.close(), waiting[reached:]
 
 
-def mended(text: str, *, keywords: bool = False) -> tuple[str, str]:
-    outcomes = {passed_on(portions, keywords=keywords) for portions in cuts(text)}
+def mended(text: str, *, parameters: Sequence[str] | None = None) -> tuple[str, str]:
+    outcomes = {passed_on(portions, parameters=parameters) for portions in cuts(text)}
     assert len(outcomes) == 1, outcomes
     return outcomes.pop()
 
@@ -45,10 +45,10 @@ def test_json_is_passed_on_as_it_is(value: dict[str, object], ascii_only: bool, 
     assert mended(text + ' "rest') == (text, ' "rest')
 
 
-@given(st.dictionaries(st.from_regex(r"[a-z_]{1,5}\Z"), VALUES, max_size=4))
+@given(st.dictionaries(st.from_regex(r"\A[a-z_]{1,5}\Z"), VALUES, max_size=4))
 def test_pythons_arguments_become_an_object(arguments: dict[str, object]) -> None:
     written = ", ".join(f"{key}={value!r}" for key, value in arguments.items())
-    out, rest = mended(f"({written}) and more", keywords=True)
+    out, rest = mended(f"({written}) and more", parameters=())
     assert rest == " and more"
     assert json.loads(out) == arguments
 
@@ -82,8 +82,8 @@ PARTS = st.sampled_from(
 
 
 @given(st.lists(PARTS | st.text(max_size=2), max_size=14).map("".join), st.booleans())
-def test_whatever_comes_what_leaves_is_json(text: str, keywords: bool) -> None:
-    out, rest = mended(text, keywords=keywords)
+def test_whatever_comes_what_leaves_is_json(text: str, is_call: bool) -> None:
+    out, rest = mended(text, parameters=("a", "b") if is_call else None)
     json.loads(out)
     assert text.endswith(rest)
 
@@ -112,6 +112,20 @@ def test_whatever_comes_what_leaves_is_json(text: str, keywords: bool) -> None:
 def test_what_is_mended(text: str, expected: str) -> None:
     assert mended(text) == (expected, "")
     json.loads(expected)
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ('("Rome", 3)', ({"city": "Rome", "days": 3}, "")),
+        ("([1], days={'a': 1})", ({"city": [1], "days": {"a": 1}}, "")),
+        ("(days=3, city='x')", ({"days": 3, "city": "x"}, "")),
+        ("(1, 2, 3)", ({"city": 1, "days": 2}, "3)")),
+    ],
+)
+def test_arguments_without_names_get_those_of_the_schema(text: str, expected: object) -> None:
+    out, rest = mended(text, parameters=("city", "days"))
+    assert (json.loads(out), rest) == expected
 
 
 def test_it_stops_where_it_can_not_go_on() -> None:

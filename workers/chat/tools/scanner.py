@@ -1,0 +1,107 @@
+"""The text that a parser waits for, and what it looks for in it: generators that pause where more must come first."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Generator
+from typing import TypeVar
+
+from workers.chat.tools.tags import Tags
+
+T = TypeVar("T")
+Steps = Generator[None, None, T]
+
+MAX_HEAD_CHARS = 512
+"""Of a name, or of another text that must be whole before it means something."""
+
+NOT_SPACE = re.compile(r"[^ \t\r\n]")
+_STRING_END = re.compile(r'["\\]')
+
+
+class Scanner:
+    """Each step reads from `_at` on, and moves it if it finds what it looks for. None of them pauses at the end."""
+
+    def __init__(self) -> None:
+        self._text = ""
+        """Come but not yet understood; up to `_at` it is the head of a call."""
+        self._at = 0
+        self._ended = False
+        """No more text will come."""
+
+    def _skip_space(self) -> Steps[bool]:
+        """-> whether there is something else."""
+        while True:
+            found = NOT_SPACE.search(self._text, self._at)
+            self._at = len(self._text) if found is None else found.start()
+            if found is not None or self._ended:
+                return found is not None
+            yield
+
+    def _sees(self, mark: str) -> Steps[bool]:
+        """Whether `mark` comes next, whitespace aside."""
+        if not (yield from self._skip_space()):
+            return False
+        while True:
+            if self._text.startswith(mark, self._at):
+                return True
+            if self._ended or not mark.startswith(self._text[self._at :]):
+                return False
+            yield
+
+    def _mark(self, mark: str) -> Steps[bool]:
+        """The same, and past it."""
+        sees = yield from self._sees(mark)
+        if sees:
+            self._at += len(mark)
+        return sees
+
+    def _any_mark(self, tags: Tags) -> Steps[str | None]:
+        """The mark that comes next, whitespace aside, and past it."""
+        if not (yield from self._skip_space()):
+            return None
+        while True:
+            mark = tags.at(self._text, self._at)
+            if mark is not None:
+                self._at += len(mark)
+                return mark
+            if self._ended or not tags.may_begin(self._text, self._at):
+                return None
+            yield
+
+    def _up_to(self, tags: Tags, most: int = MAX_HEAD_CHARS) -> Steps[tuple[str, str] | None]:
+        """The text up to a mark, and the mark, and past it; None if it is longer than `most`, or there is none."""
+        while True:
+            found = tags.find(self._text, self._at)
+            if found is not None and found.start() - self._at <= most:
+                text = self._text[self._at : found.start()]
+                self._at = found.end()
+                return text, found.group()
+            if found is not None or self._ended or len(self._text) - self._at > most + len(max(tags.marks, key=len)):
+                return None
+            yield
+
+    def _string(self) -> Steps[str | None]:
+        """A whole JSON string."""
+        if not (yield from self._sees('"')):
+            return None
+        position = self._at + 1
+        while True:
+            found = _STRING_END.search(self._text, position)
+            if found is not None and found.group() == '"':
+                break
+            if found is not None and found.end() < len(self._text):
+                position = found.end() + 1
+            elif self._ended or len(self._text) - self._at > MAX_HEAD_CHARS:
+                return None
+            else:
+                position = len(self._text) if found is None else found.start()
+                yield
+        try:
+            value = json.loads(self._text[self._at : found.end()])
+        except ValueError:
+            return None
+        if found.end() - self._at > MAX_HEAD_CHARS or not isinstance(value, str):
+            return None
+        self._at = found.end()
+        return value
