@@ -35,10 +35,10 @@ class ResponseStore:
         if not ids:
             return []
         try:
-            found: list[bytes | None] = await self._redis.mget([keys.response(team, id_) for id_ in ids])
+            found = await self._redis.mget([keys.response(team, id_) for id_ in ids])
         except (RedisError, OSError) as error:
             raise unavailable(error) from None
-        return found
+        return [record if isinstance(record, bytes) else None for record in found]
 
     async def drop(self, team: str, id: str) -> bool:
         """Whether it was there."""

@@ -59,7 +59,7 @@ SUPERVISED_INTERVAL_S = 0.5
 SUPERVISED_TTL_S = 5.0
 """A model whose supervisors have missed this can't be loaded or unloaded by a gateway."""
 
-STREAM_TTL_S = 10.0
+STREAM_TTL_S = 6.0
 """A stream whose gateway has not renewed it for this long is lost; once it has ended, a setting says how long it stays."""
 STREAM_RENEW_S = 1.0
 STREAM_READERS_TTL_S = 10.0

@@ -6,7 +6,7 @@ Source of the shapes: OpenAI's API reference, "Responses", input items.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, TypeVar
 
 from gateway.api.parameters.faults import shown
 from gateway.api.responses.body import Content, ItemBody, Part
@@ -15,6 +15,7 @@ from gateway.errors import InvalidRequest, NotSupported, UnsupportedParameter
 from workers.protocol.requests import Message, ToolCall
 
 Item = dict[str, Any]
+NeededT = TypeVar("NeededT")
 
 TYPES = ("message", "function_call", "function_call_output", "reasoning", "item_reference")
 MEDIA = frozenset({"input_image", "input_file", "input_audio", "image", "file"})
@@ -51,7 +52,9 @@ def _item(item: ItemBody, path: str, response_id: str, number: int) -> Item:
         return {"id": own_id, "type": kind, "summary": summary, "content": parts, "status": "completed"}
     call_id = _needed(item.call_id, f"{path}.call_id")
     if kind == "function_call_output":
-        texts = _texts(_needed(item.output, f"{path}.output"), f"{path}.output")
+        if item.output is None:
+            raise _missing(f"{path}.output")
+        texts = _texts(item.output, f"{path}.output")
         return {"id": own_id, "type": kind, "call_id": call_id, "output": "".join(texts), "status": "completed"}
     name, arguments = _needed(item.name, f"{path}.name"), _needed(item.arguments, f"{path}.arguments")
     said = {"call_id": call_id, "name": name, "arguments": arguments, "status": "completed"}
@@ -63,7 +66,9 @@ def _message(id_: str, role: str, content: list[Item]) -> Item:
 
 
 def _parts(item: ItemBody, path: str) -> list[Item]:
-    texts = _texts(_needed(item.content, f"{path}.content"), f"{path}.content")
+    if item.content is None:
+        raise _missing(f"{path}.content")
+    texts = _texts(item.content, f"{path}.content")
     if item.role == "assistant":
         return [{"type": "output_text", "text": text, "annotations": [], "logprobs": []} for text in texts]
     return [{"type": "input_text", "text": text} for text in texts]
@@ -88,10 +93,14 @@ def _text(part: Part, path: str) -> str:
     return _needed(part.text, f"{path}.text")
 
 
-def _needed(value: Any, path: str) -> Any:
+def _needed(value: NeededT | None, path: str) -> NeededT:
     if value is None:
-        raise InvalidRequest(f"`{path}` is missing. Send it.", param=path)
+        raise _missing(path)
     return value
+
+
+def _missing(path: str) -> InvalidRequest:
+    return InvalidRequest(f"`{path}` is missing. Send it.", param=path)
 
 
 def messages_of(items: Iterable[Item]) -> tuple[Message, ...]:

@@ -152,7 +152,7 @@ async def test_in_the_background(client: AsyncOpenAI, other: AsyncOpenAI, stack:
     response = await client.responses.create(model="slow", input="hi", background=True, max_output_tokens=40)
     check("Response", response.model_dump(exclude_unset=True))
     assert response.status == "queued"
-    seen = [response.status]
+    seen: list[str | None] = [response.status]
     while seen[-1] in ("queued", "in_progress"):
         await asyncio.sleep(0.1)
         response = await other.responses.retrieve(response.id)
@@ -224,6 +224,7 @@ async def test_a_failure_in_the_background_is_kept(client: AsyncOpenAI) -> None:
     check("Response", response.model_dump(exclude_unset=True))
 
 
+@pytest.mark.long
 async def test_a_gateway_that_dies_takes_its_responses_with_it(client: AsyncOpenAI, stack: Stack) -> None:
     doomed = stack.gateway()
     async with client_of(doomed, stack.key) as asking:

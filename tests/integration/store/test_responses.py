@@ -31,10 +31,11 @@ def log(client: redis.asyncio.Redis) -> StreamLog:
 
 async def held(client: redis.asyncio.Redis, team: str) -> int:
     """Bytes of a team's responses, as they are counted; checks that the count is true."""
-    ids = [id_.decode() for id_ in await client.zrange(keys.responses(team), 0, -1)]
-    sizes = {name.decode(): int(size) for name, size in (await client.hgetall(keys.response_sizes(team))).items()}
+    ids = [str(id_, "utf-8") for id_ in await client.zrange(keys.responses(team), 0, -1) if isinstance(id_, bytes)]
+    counted = await client.hgetall(keys.response_sizes(team))
+    sizes = {str(name, "utf-8"): int(size) for name, size in counted.items() if isinstance(name, bytes)}
     total = sizes.pop("all", 0)
-    lengths = {id_: await client.strlen(keys.response(team, id_)) for id_ in ids}
+    lengths = {id_: int(await client.strlen(keys.response(team, id_))) for id_ in ids}
     assert sizes == lengths
     assert total == sum(lengths.values())
     return total
