@@ -26,12 +26,12 @@ def demo_stack() -> Iterator[Stack]:
 def kinds_stack() -> Iterator[Stack]:
     """One worker of each kind of work; those whose models lie beside the checkout only where they do."""
     with Stack() as stack:
-        alone = {"wait": False, "ctx": 512}
         stack.worker(DEMO_MODEL, DEMO_ALIAS, slots=8, wait=False)
-        stack.worker(DEMO_MODEL, EMBEDDER, slots=2, llama=json.dumps({"n_threads": 1, "embeddings": True}), **alone)
+        vectors = json.dumps({"n_threads": 1, "embeddings": True})
+        stack.worker(DEMO_MODEL, EMBEDDER, slots=2, ctx=512, llama=vectors, wait=False)
         if SHARED_MODELS.exists():
-            stack.worker(SHARED_MODELS / "jina-reranker-random.gguf", RERANKER, slots=2, **alone)
-            stack.worker(SHARED_MODELS / "stories260K-infill.gguf", INFILLER, slots=2, **alone)
+            stack.worker(SHARED_MODELS / "jina-reranker-random.gguf", RERANKER, slots=2, wait=False)
+            stack.worker(SHARED_MODELS / "stories260K-infill.gguf", INFILLER, slots=2, wait=False)
         names = (DEMO_ALIAS, EMBEDDER, RERANKER, INFILLER)
         for number, (name, process) in enumerate(zip(names, stack.workers, strict=False)):
             stack.wait_for_worker(name, f"worker-{number}", process)

@@ -121,21 +121,23 @@ def test_a_streamed_tool_call_through_the_helper(client: openai.OpenAI) -> None:
 @pytest.mark.parametrize("stream", [False, True])
 def test_functions_in_the_older_form(client: openai.OpenAI, stream: bool) -> None:
     functions: Any = [weather_tool()["function"]]
-    asked: Any = {"model": DEMO_ALIAS, "messages": [{"role": "user", "content": WEATHER}], "temperature": 0}
-    answer = client.chat.completions.create(**asked, functions=functions, stream=stream)
+    messages: list[Any] = [{"role": "user", "content": WEATHER}]
+    answer: Any = client.chat.completions.create(
+        model=DEMO_ALIAS, messages=messages, functions=functions, temperature=0, stream=stream
+    )
     if stream:
-        deltas = [chunk.choices[0] for chunk in answer]
-        calls = [delta.delta.function_call for delta in deltas if delta.delta.function_call]
+        chunks = [chunk.choices[0] for chunk in answer]
+        calls = [chunk.delta.function_call for chunk in chunks if chunk.delta.function_call]
         name = "".join(call.name or "" for call in calls)
         arguments = "".join(call.arguments or "" for call in calls)
-        reason = deltas[-1].finish_reason
+        reason = chunks[-1].finish_reason
     else:
         call = answer.choices[0].message.function_call
         name, arguments, reason = call.name, call.arguments, answer.choices[0].finish_reason
     assert (name, json.loads(arguments), reason) == ("get_weather", {"city": "Paris"}, "function_call")
-    past = {"role": "assistant", "content": None, "function_call": {"name": name, "arguments": arguments}}
-    messages = [*asked["messages"], past, {"role": "function", "name": name, "content": "sunny, 21 degrees"}]
-    again = client.chat.completions.create(**asked | {"messages": messages}, functions=functions)
+    messages.append({"role": "assistant", "content": None, "function_call": {"name": name, "arguments": arguments}})
+    messages.append({"role": "function", "name": name, "content": "sunny, 21 degrees"})
+    again = client.chat.completions.create(model=DEMO_ALIAS, messages=messages, functions=functions, temperature=0)
     assert again.choices[0].message.content
     assert again.choices[0].finish_reason == "stop"
 

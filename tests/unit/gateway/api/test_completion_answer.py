@@ -90,7 +90,8 @@ LEGACY = {
 def test_choices_are_numbered_over_prompts_and_answers() -> None:
     asked = read(prompt=["a", "b"], n=2)
     texts = ["a0", "a1", "b0", "b1"]
-    body = whole(asked, *([START, Text(1, text), END] for text in texts))
+    answers: list[list[CallEvent]] = [[START, Text(1, text), END] for text in texts]
+    body = whole(asked, *answers)
     assert [(choice["index"], choice["text"]) for choice in body["choices"]] == list(enumerate(texts))
     assert body["usage"]["prompt_tokens"] == 14, "each prompt counts once"
     assert body["usage"]["completion_tokens"] == 8
