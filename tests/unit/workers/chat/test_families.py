@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import yaml
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.unit.workers.chat.reading import Outcome, cuts, family, parser_of, read, read_every_way, tool
@@ -154,6 +154,7 @@ def silent_of(one: Family) -> tuple[str, ...]:
 
 
 @pytest.mark.parametrize("name", NAMES)
+@settings(max_examples=40)
 @given(text=TEXTS, seed=st.integers(0, 99), split=st.booleans(), opened=st.booleans(), tools=st.booleans())
 def test_any_text_is_read_without_loss(name: str, text: str, seed: int, split: bool, opened: bool, tools: bool) -> None:
     """No parser raises, no cut matters, arguments are JSON objects; text and thoughts come in the order in which they
@@ -177,6 +178,7 @@ def test_any_text_is_read_without_loss(name: str, text: str, seed: int, split: b
 
 
 @pytest.mark.parametrize("name", NAMES)
+@settings(max_examples=15)
 @given(text=st.text(alphabet=st.characters(exclude_characters="<[{`>Af \n\t\r"), min_size=1, max_size=30))
 def test_text_without_marks_is_what_it_is(name: str, text: str) -> None:
     parser = parser_of(family(name), Ask(TOOLS))
