@@ -76,21 +76,8 @@ def llama_server(folder: Path) -> Iterator[str]:
     if binary is None:
         pytest.skip("no llama-server is built; `python -m benchmarks.reference` builds it")
     port = free_port()
-    command = [
-        binary,
-        "-m",
-        DEMO_MODEL,
-        "--port",
-        str(port),
-        "-c",
-        str(2 * N_CTX),
-        "-np",
-        "2",
-        "--alias",
-        MODEL,
-        "-t",
-        "1",
-    ]
+    command: list[str | Path] = [binary, "-m", DEMO_MODEL, "--alias", MODEL, "--port", str(port)]
+    command += ["-c", str(2 * N_CTX), "-np", "2", "-t", "1"]
     command += ["--slot-save-path", f"{folder}/slots", "--metrics", "--props", "--no-webui"]
     command += ["--lora", folder / "pirate.gguf", "--lora-init-without-apply"]
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)

@@ -15,6 +15,7 @@ import psutil
 import pytest
 import redis
 
+from gateway.welcome import address_file
 from tests.support.stack import ROOT, free_port
 from workers.protocol import keys
 from workers.protocol.heartbeat import decode_heartbeat
@@ -42,6 +43,7 @@ def printed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     assert up.wait(60) == 0, log.read_text()
     assert [process for process in family if process.is_running()] == []
     assert not list((state / "run").glob("*.sock"))
+    assert not address_file(state).exists()
 
 
 def test_two_workers_redis_and_a_gateway(printed: str) -> None:
@@ -70,6 +72,15 @@ def test_the_python_snippet_tells_a_story(printed: str) -> None:
     done = subprocess.run([sys.executable, "-c", snippet], capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr
     assert "fox" in done.stdout
+
+
+def test_paddock_chat_finds_address_and_key(printed: str) -> None:
+    state = re.search(r"kept in (.*)/first-key\)", printed)
+    assert state is not None
+    command = [sys.executable, "-m", "gateway.cli", "chat", "--state-dir", state[1], "--temperature", "0"]
+    done = subprocess.run(command, cwd=ROOT, input="Who are you?", capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "Paddock" in done.stdout
 
 
 def boots(socket: str) -> dict[str, str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from typing import Any
 
@@ -143,11 +144,20 @@ def test_leaving_early_closes_the_connection(server: ScriptedServer, client: Cli
     assert list(answer) == []
 
 
-async def test_leaving_early_in_a_task(server: ScriptedServer, async_client: AsyncClient) -> None:
+@pytest.mark.parametrize("manner", ["with", "loop", "cancelled"])
+async def test_leaving_early_in_a_task(server: ScriptedServer, async_client: AsyncClient, manner: str) -> None:
     server.streams(chunk("Hel"), ending="open")
-    async with await async_client.chat.completions.create(HI, stream=True) as answer:
-        assert (await anext(answer)).text == "Hel"
-    assert server.left.wait(5)
+    answer = await async_client.chat.completions.create(HI, stream=True)
+    if manner == "with":
+        async with answer:
+            assert (await anext(answer)).text == "Hel"
+    elif manner == "loop":
+        async for _ in answer:
+            break
+    else:
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(keep_async([], answer), 0.1)
+    assert await asyncio.to_thread(server.left.wait, 5)
 
 
 @pytest.mark.parametrize("ending", ["cut", "whole"])
