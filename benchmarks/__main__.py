@@ -7,11 +7,23 @@ import sys
 from collections.abc import Callable
 from functools import partial
 
-from benchmarks import admission, against_llama_server, constrained, engine, gateway_cpu, many_streams, ttft_added
+from benchmarks import (
+    admission,
+    against_llama_server,
+    constrained,
+    dialects,
+    engine,
+    gateway_cpu,
+    large_request,
+    many_streams,
+    ttft_added,
+)
 from benchmarks.table import Row, print_rows
 
 CLAIMS: dict[str, tuple[str, Callable[[int], list[Row]], int]] = {
     "gateway_cpu": ("gateway CPU per streamed token, 64 streams, a step every 20 ms", gateway_cpu.measure, 3),
+    "dialects": ("gateway CPU per streamed token, by dialect, against plain chat", dialects.measure, 3),
+    "large_request": ("a request with 100 tools and 200 messages", large_request.measure, 100),
     "ttft_added": ("time to first token added by the gateway", ttft_added.measure, 200),
     "against_llama_server": ("end to end against llama-server, one thread each", against_llama_server.measure, 2),
     "admission": ("what admission costs per call", admission.measure, 5),

@@ -1,9 +1,10 @@
-"""Load: N callers at once, each asking for streamed chat completions one after the other. Measures what a caller sees.
+"""Load: N callers at once, each asking for streamed answers one after the other. Measures what a caller sees.
 
     python -m benchmarks.load --url http://127.0.0.1:8080 --key KEY --model NAME --callers 8 --requests 32
 
 Raw asyncio protocols, so that the load costs little beside what it measures; run it on a core of its own. Prints one
-JSON object. Speaks to any OpenAI-compatible server.
+JSON object. Asks for chat completions of any OpenAI-compatible server; with `--path` and `--body` for anything that is
+streamed by Paddock, since it knows the end of a stream and the count of its tokens in every dialect.
 """
 
 from __future__ import annotations
@@ -17,12 +18,15 @@ import re
 import sys
 import time
 from dataclasses import dataclass, field
+from pathlib import Path
 from urllib.parse import urlsplit
 
-FIRST_TOKEN = re.compile(rb'"content": ?"[^"]')
-COMPLETION_TOKENS = re.compile(rb'"completion_tokens": ?(\d+)')
+FIRST_TOKEN = re.compile(rb'"(?:content|reasoning_content|text|thinking|arguments|partial_json|delta)": ?"[^"]')
+COMPLETION_TOKENS = re.compile(rb'"(?:completion_tokens|output_tokens|tokens_predicted)": ?(\d+)')
+LAST_WORD = re.compile(rb'data: \[DONE\]|event: message_stop|event: response\.(?:completed|incomplete)|"stop": ?true')
+ERROR = re.compile(rb'"error": ?[^n]')
 CONTENT_LENGTH = re.compile(rb"\r\ncontent-length: ?(\d+)\r\n", re.IGNORECASE)
-TAIL_BYTES = 4096
+TAIL_BYTES = 8192
 CLOCK_TICKS = os.sysconf("SC_CLK_TCK")
 
 
@@ -80,7 +84,7 @@ class Reader(asyncio.Protocol):
         found = COMPLETION_TOKENS.findall(self.tail)
         answer.tokens = int(found[-1]) if found else 0
         status = self.head[9:12]
-        if status != b"200" or b'"error"' in self.tail or b"[DONE]" not in self.tail or not found:
+        if status != b"200" or ERROR.search(self.tail) or not LAST_WORD.search(self.tail) or not found:
             answer.error = (self.head if status != b"200" else self.tail)[-300:].decode(errors="replace")
         assert self.done is not None
         if not self.done.done():
@@ -115,6 +119,10 @@ class Plan:
     """Number of the first prompt: rounds that must not meet each other's cached prompts begin at different ones."""
     watch: tuple[int, ...] = ()
     path: str = "/v1/chat/completions"
+    body: Path | None = None
+    """A file: what is sent in place of a chat, the same each time."""
+    header: tuple[str, ...] = ()
+    """More of them, as `name: value`."""
 
 
 @dataclass(slots=True)
@@ -127,8 +135,16 @@ class Tally:
 
 def request_bytes(plan: Plan, number: int) -> bytes:
     """One request; every number's prompt begins differently, so that no server's prompt cache helps."""
+    body = chat_body(plan, number) if plan.body is None else plan.body.read_bytes()
+    more = "".join(f"{header}\r\n" for header in plan.header)
+    host = urlsplit(plan.url).netloc
+    head = f"POST {plan.path} HTTP/1.1\r\nHost: {host}\r\nAuthorization: Bearer {plan.key}\r\n{more}"
+    return f"{head}Content-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n".encode() + body
+
+
+def chat_body(plan: Plan, number: int) -> bytes:
     words = " ".join(f"{(number * 7919 + i * 104729) % 99991}" for i in range(plan.prompt_words))
-    body = json.dumps(
+    return json.dumps(
         {
             "model": plan.model,
             "messages": [{"role": "user", "content": f"{number} tell me about {words}"}],
@@ -140,9 +156,6 @@ def request_bytes(plan: Plan, number: int) -> bytes:
             "ignore_eos": True,
         }
     ).encode()
-    host = urlsplit(plan.url).netloc
-    head = f"POST {plan.path} HTTP/1.1\r\nHost: {host}\r\nAuthorization: Bearer {plan.key}\r\n"
-    return f"{head}Content-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n".encode() + body
 
 
 def cpu_seconds(pids: tuple[int, ...]) -> float:
@@ -220,8 +233,10 @@ def main() -> int:
     parser.add_argument("--first", type=int, default=0, help="number of the first prompt")
     parser.add_argument("--watch", type=int, nargs="*", default=[], help="process ids whose CPU time is counted")
     parser.add_argument("--path", default="/v1/chat/completions")
+    parser.add_argument("--body", type=Path, help="file with the body to send in place of a chat")
+    parser.add_argument("--header", action="append", default=[], help="one more, as NAME: VALUE; may be repeated")
     given = vars(parser.parse_args())
-    plan = Plan(**{**given, "watch": tuple(given["watch"])})
+    plan = Plan(**{**given, "watch": tuple(given["watch"]), "header": tuple(given["header"])})
     tally = asyncio.run(run(plan))
     print(json.dumps(summary(tally)))
     return 1 if any(a.error for a in tally.answers) else 0

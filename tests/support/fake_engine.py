@@ -17,11 +17,13 @@ from workers.protocol.events import (
     Failed,
     Finished,
     FinishReason,
+    Logprobs,
     Progress,
     Started,
     Text,
     Timings,
     TimingsSoFar,
+    TokenLogprob,
     Tokens,
     ToolCallDelta,
     Usage,
@@ -62,6 +64,7 @@ class _Answer:
     num_tokens: int
     reason: FinishReason
     tell: tuple[Notice, ...] = ()
+    n_probs: int = 0
     slot: int = -1
     started_at: float = 0.0
     first_at: float = 0.0
@@ -148,7 +151,8 @@ class FakeEngine:
             if len(self._running) + len(self._waiting) >= options.slots + room:
                 message = f"all {options.slots} slots and {room} waiting places are taken; try again later"
                 raise CallFailed(Failure(FailureCode.BUSY, message))
-            self._waiting.append(_Answer(request.key, num_prompt_tokens, pieces, num_tokens, reason, request.tell))
+            answer = _Answer(request.key, num_prompt_tokens, pieces, num_tokens, reason, request.tell, request.n_probs)
+            self._waiting.append(answer)
             self._work.notify()
 
     def cancel(self, key: int) -> None:
@@ -241,7 +245,11 @@ def _said(answer: _Answer, now: float) -> list[CallEvent]:
         events.append(Tokens(answer.key, (answer.sent,)))
     if "timings" in answer.tell:
         events.append(TimingsSoFar(answer.key, _timings(answer, answer.sent + 1, now)))
-    events.append(Text(answer.key, answer.piece()))
+    piece = answer.piece()
+    if answer.n_probs:
+        likely = tuple(TokenLogprob(answer.sent + i, piece.encode(), -0.25 - i) for i in range(max(1, answer.n_probs)))
+        events.append(Logprobs(answer.key, likely[0], likely[: max(0, answer.n_probs)]))
+    events.append(Text(answer.key, piece))
     return events
 
 

@@ -14,9 +14,18 @@ IGNORED = {
 }
 """Accepted and without effect on the answer, and why."""
 
+_CLEAR_THOUGHTS = "clear_thinking_20251015"
+
+THOUGHTS_ONLY = (
+    {"edits": []},
+    {"edits": [{"type": _CLEAR_THOUGHTS, "keep": "all"}]},
+    {"edits": [{"type": _CLEAR_THOUGHTS, "keep": {"type": "thinking_turns", "value": 1}}]},
+)
+"""What Claude Code sends: which thoughts of earlier turns a model sees is up to its template in any case."""
+
 REFUSED = {
     "container": Refusal("Paddock runs no code; leave it out."),
-    "context_management": Refusal("The client shortens its conversations; leave it out."),
+    "context_management": Refusal("The client shortens its conversations; leave it out.", THOUGHTS_ONLY),
     "mcp_servers": Refusal("Paddock calls no servers for the model; offer their tools in `tools`.", ([],)),
     "service_tier": Refusal("There is one tier; leave it out.", ("auto", "standard_only")),
     "speed": Refusal("There is one speed; leave it out.", ("standard",)),

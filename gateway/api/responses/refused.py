@@ -5,6 +5,7 @@ from __future__ import annotations
 from gateway.api.parameters.unread import Refusal
 
 IGNORED = {
+    "client_metadata": "what a client says of itself, as Codex does",
     "max_tool_calls": "it bounds calls of the provider's own tools, of which there are none",
     "moderation": "there is no moderation to choose",
     "prompt_cache_options": "the prompt cache finds what it knows by itself",

@@ -192,6 +192,13 @@ def test_tools_and_servers_of_the_provider_are_refused() -> None:
     assert isinstance(refusal(whatever=1), UnsupportedParameter)
 
 
+def test_only_thoughts_may_be_cleared() -> None:
+    assert read(context_management={"edits": [{"type": "clear_thinking_20251015", "keep": "all"}]}) == read()
+    assert isinstance(
+        refusal(context_management={"edits": [{"type": "clear_tool_uses_20250919"}]}), UnsupportedParameter
+    )
+
+
 def test_counting_looks_at_the_prompt_only() -> None:
     model, request = read_prompt(json.dumps({"model": "m", "messages": [USER], "betas": ["x"]}).encode())
     assert (model, request.messages) == ("m", (Message("user", "hi"),))
