@@ -55,6 +55,8 @@ class Abilities(msgspec.Struct, frozen=True, kw_only=True):
     object_arguments: bool = True
     """Arguments of calls are wanted as an object, not as text."""
     tool_results: bool = True
+    thinking_parts: bool = False
+    """Earlier thoughts are shown as parts of the content, and nowhere else."""
     null_content: bool = False
     """Calls are seen only in messages whose content is null."""
     words_apart: bool = False
@@ -87,12 +89,12 @@ class _Probe:
     def abilities(self) -> Abilities:
         string, typed = self._content()
         system = self._shows_system([{"role": "system", "content": SYSTEM}, QUESTION])
+        tools = self._tools()
         null_content, object_arguments, calls = self._calls()
-        results = calls and RESULT in (self._called([SHORT_ID], null=null_content, as_text=not object_arguments) or "")
         return Abilities(
             string_content=string,
             typed_content=typed,
-            tools=self._tools(),
+            tools=tools,
             tool_calls=calls,
             parallel_tool_calls=calls
             and self._both(self._called([SHORT_ID, OTHER_SHORT_ID], null=null_content, as_text=not object_arguments)),
@@ -102,7 +104,8 @@ class _Probe:
             preserve_reasoning=self._preserves_reasoning(),
             reasoning_effort=self._knows_effort(),
             object_arguments=calls and object_arguments,
-            tool_results=results,
+            tool_results=self._shows_results(tools, calls, null=null_content, as_text=not object_arguments),
+            thinking_parts=self._wants_thinking_parts(),
             null_content=null_content,
             words_apart=calls
             and TOOL not in (self._called([SHORT_ID], null=False, as_text=not object_arguments, words="ok") or TOOL),
@@ -156,6 +159,13 @@ class _Probe:
         bare = self._asked(messages, self._no_tools)
         return bare if bare is not None else self._asked(messages, [_renamed(one) for one in SIGNATURES])
 
+    def _shows_results(self, tools: bool, calls: bool, *, null: bool, as_text: bool) -> bool:
+        """One that knows neither tools nor calls may write any role, and the model knows none but three."""
+        if calls:
+            return RESULT in (self._called([SHORT_ID], null=null, as_text=as_text) or "")
+        result = {"role": "tool", "content": RESULT, "tool_call_id": SHORT_ID, "name": TOOL}
+        return tools and RESULT in (self._asked([QUESTION, ANSWER, result], self._no_tools) or "")
+
     def _both(self, text: str | None) -> bool:
         return text is not None and TOOL in text and OTHER_TOOL in text
 
@@ -163,6 +173,15 @@ class _Probe:
         thought = {**ANSWER, "reasoning_content": THOUGHT, "thinking": THOUGHT}
         messages = [QUESTION, thought, QUESTION, ANSWER, QUESTION]
         return THOUGHT in (self._asked(messages, self._no_tools, {**PRESERVED, "enable_thinking": True}) or "")
+
+    def _wants_thinking_parts(self) -> bool:
+        thought = {**ANSWER, "reasoning_content": THOUGHT, "thinking": THOUGHT}
+        parts = {"role": "assistant", "content": thinking_parts(THOUGHT, "ok")}
+        as_field, as_parts = (
+            self._asked([QUESTION, answer, QUESTION], self._no_tools, PRESERVED) or "" for answer in (thought, parts)
+        )
+        quoted = any(mark in as_parts for mark in ("'thinking'", '"thinking"'))
+        return THOUGHT not in as_field and THOUGHT in as_parts and not quoted
 
     def _knows_effort(self) -> bool:
         low, high = (
@@ -202,6 +221,12 @@ def typed(message: Form) -> Form:
     if not isinstance(content, str):
         return message
     return {**message, "content": [{"type": "text", "text": content}] if content else []}
+
+
+def thinking_parts(thought: str, text: str) -> list[Form]:
+    """Mistral's form of an assistant's content."""
+    said = [{"type": "text", "text": text}] if text else []
+    return [{"type": "thinking", "thinking": thought}, *said]
 
 
 def _called_well(text: str) -> bool:

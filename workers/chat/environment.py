@@ -17,6 +17,7 @@ from jinja2 import TemplateError, Undefined, nodes
 from jinja2.ext import Extension
 from jinja2.parser import Parser
 from jinja2.sandbox import SandboxedEnvironment
+from markupsafe import escape
 
 
 class GenerationTag(Extension):
@@ -37,6 +38,10 @@ def new_environment() -> SandboxedEnvironment:
     )
     environment.filters["tojson"] = to_json
     environment.filters["from_json"] = json.loads
+    # Marked as safe, a text would be given HTML's entities for what is added to it.
+    environment.filters["safe"] = str
+    for name in ("e", "escape", "forceescape"):
+        environment.filters[name] = _escaped
     environment.globals["raise_exception"] = _raise_exception
     environment.globals["strftime_now"] = _strftime_now
     return environment
@@ -58,6 +63,10 @@ def to_json(
         sort_keys=sort_keys,
         default=_plain,
     )
+
+
+def _escaped(value: Any) -> str:
+    return str(escape(value))
 
 
 def _plain(value: Any) -> Any:

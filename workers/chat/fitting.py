@@ -16,7 +16,7 @@ from typing import Any
 from msgspec.structs import replace
 
 from workers.chat import spoken
-from workers.chat.abilities import Abilities, Form, typed
+from workers.chat.abilities import Abilities, Form, thinking_parts, typed
 from workers.protocol.requests import Message, Tool, ToolCall
 
 SHORT_ID_CHARS = 9
@@ -58,9 +58,16 @@ def mended(messages: Sequence[Message]) -> list[Message]:
 
 def forms(messages: Iterable[Message], abilities: Abilities, source: str) -> list[Form]:
     """OpenAI's form, with text as `content` unless the template wants parts: many add it to other text unasked."""
-    thinking = "reasoning_content" not in source and any(one in source for one in (".thinking", "['thinking']"))
+    thinking = "reasoning_content" not in source and _reads(source, "thinking")
     made = [_form(message, abilities, thinking=thinking) for message in messages]
+    if _reads(source, "tool_responses") and "OpenAI Chat Completions" not in source:
+        made = _with_responses(made)
     return [typed(one) for one in made] if abilities.typed_content and not abilities.string_content else made
+
+
+def _reads(source: str, field: str) -> bool:
+    """Whether a template looks for this in a message."""
+    return f".{field}" in source or f"['{field}']" in source
 
 
 def tool_form(tool: Tool) -> Form:
@@ -74,6 +81,8 @@ def _form(message: Message, abilities: Abilities, *, thinking: bool) -> Form:
     form: Form = {"role": message.role, "content": message.content or ""}
     if message.reasoning is not None:
         form["reasoning_content"] = message.reasoning
+        if abilities.thinking_parts:
+            form["content"] = thinking_parts(message.reasoning, message.content or "")
         if thinking:
             form["thinking"] = message.reasoning
             if message.tool_calls:  # such templates take one of the two beside a call
@@ -87,6 +96,28 @@ def _form(message: Message, abilities: Abilities, *, thinking: bool) -> Form:
         if abilities.null_content and not message.content:
             form["content"] = None
     return form
+
+
+def _with_responses(messages: Sequence[Form]) -> list[Form]:
+    """The first templates of Gemma 4 want results, and the answer that follows them, in the message of the calls."""
+    folded: list[Form] = []
+    for form in messages:
+        last = folded[-1] if folded and folded[-1].get("tool_calls") else None
+        if last is not None and form["role"] == "tool":
+            response = {"name": form.get("name", ""), "response": _json_or_text(form["content"])}
+            last.setdefault("tool_responses", []).append(response)
+        elif last is not None and form["role"] == "assistant" and not (last["content"] or form.get("tool_calls")):
+            last["content"] = form["content"]
+        else:
+            folded.append(form)
+    return folded
+
+
+def _json_or_text(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        return text
 
 
 def _call_form(call: ToolCall, *, as_object: bool) -> Form:

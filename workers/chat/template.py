@@ -191,10 +191,8 @@ def chosen(names: Iterable[str], conversation: Conversation) -> str:
 
 
 def _with_companions(values: Mapping[str, Any]) -> dict[str, Any]:
-    """llama-server's `preserve_reasoning`, by the names that templates know it under."""
-    preserve = values.get("preserve_reasoning")
-    if not isinstance(preserve, bool):
-        return dict(values)
+    """`preserve_reasoning`, which is llama-server's default, by the names that templates know it under."""
+    preserve = values.get("preserve_reasoning", True) is True
     return {name: value if preserve else not value for name, value in PRESERVED.items()} | dict(values)
 
 

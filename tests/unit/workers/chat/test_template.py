@@ -67,6 +67,11 @@ def test_the_generation_tag_says_what_is_in_it() -> None:
     assert render(source, Message("user", "said")) == "said1"
 
 
+def test_nothing_becomes_html() -> None:
+    source = "{{ '<' | safe + messages[-1].content + (messages[-1] | tojson) + ('<' | e) }}"
+    assert render(source, Message("user", "&")) == '<&{"role": "user", "content": "&"}&lt;'
+
+
 def test_lists_may_be_changed() -> None:
     assert render("{% set a = [] %}{% set _ = a.append('x') %}{{ a | join }}", *HELLO) == "x"
 
@@ -74,7 +79,9 @@ def test_lists_may_be_changed() -> None:
 def test_variables_of_the_callers() -> None:
     source = "{{ enable_thinking is defined }} {{ documents[0].text }} {{ colour }}"
     assert render(source, *HELLO, documents=[{"text": "one"}], colour="red", enable_thinking=False) == "True one red"
-    assert render("{{ preserve_thinking }} {{ clear_thinking }}", *HELLO, preserve_reasoning=True) == "True False"
+    assert render("{{ preserve_thinking }} {{ clear_thinking }}", *HELLO) == "True False"
+    assert render("{{ preserve_thinking }} {{ clear_thinking }}", *HELLO, preserve_reasoning=False) == "False True"
+    assert render("{{ clear_thinking }}", *HELLO, clear_thinking="x") == "x"
 
 
 def test_todays_date_by_the_names_that_families_have_for_it() -> None:
@@ -122,6 +129,25 @@ def test_reasoning_by_the_name_that_the_template_knows() -> None:
     said = Message("assistant", "yes", "because")
     assert render("{{ messages[1].reasoning_content }}|{{ messages[1].content }}", HELLO[1], said) == "because|yes"
     assert render("{{ messages[1].thinking }}|{{ messages[1].content }}", HELLO[1], said) == "because|yes"
+
+
+def test_thoughts_as_parts_where_the_template_knows_them_so() -> None:
+    source = (
+        "{% for m in messages %}{% if m.content is string %}{{ m.content }}{% else %}{% for p in m.content %}"
+        "<{{ p.type }} {{ p[p.type] }}>{% endfor %}{% endif %};{% endfor %}"
+    )
+    assert render(source, HELLO[1], Message("assistant", "yes", "because")) == "Hi <&>;<thinking because><text yes>;"
+
+
+def test_results_in_the_message_of_their_calls_where_the_template_knows_them_so() -> None:
+    source = (
+        "{% for m in messages %}{{ m.role }}:{% for c in m.tool_calls %}{{ c.function.name }}"
+        "{{ c.function.arguments | tojson }}{% endfor %}{% for r in m.tool_responses %}({{ r.name }} {{ r.response }})"
+        "{% endfor %}{{ m.content }};{% endfor %}"
+    )
+    said = (Message("assistant", "Mild."), Message("user", "Thanks"))
+    text = render(source, HELLO[1], *CALLED, *said)
+    assert text == 'user:Hi <&>;assistant:get_weather{"city": "Köln"}(get_weather 12 °C)Mild.;user:Thanks;'
 
 
 TYPED = (
