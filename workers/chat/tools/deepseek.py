@@ -31,7 +31,7 @@ class DeepSeekReader(HermesReader):
     thought_ends = (OPEN, CALL)
 
     def _call(self, mark: str) -> Steps[bool]:
-        if mark in HermesReader.openers:
+        if mark not in (OPEN, CALL):
             return (yield from super()._call(mark))
         if mark == OPEN and not (yield from self._mark(CALL)):
             return False

@@ -3,22 +3,37 @@
     <tool_call>{"name": "get_weather", "arguments": {"city": "Paris"}}</tool_call>
 
 Source of the format: NousResearch/Hermes-Function-Calling. Apriel's are a list between <tool_calls> and </tool_calls>.
+Small models forget the marks: an answer that begins with such JSON is a call too if it names a tool, alone, listed, one
+after the other, or inside of a Markdown fence. JSON that names no tool is text.
 """
 
 from __future__ import annotations
 
 from workers.chat.tools.family import CallSyntax, Family
 from workers.chat.tools.marked_json import MarkedJsonReader
+from workers.chat.tools.scanner import Steps
 
 OPEN = "<tool_call>"
 CLOSE = "</tool_call>"
 LIST_OPEN = "<tool_calls>"
 LIST_CLOSE = "</tool_calls>"
+FENCE, FENCE_END = "```json", "```"
 
 
 class HermesReader(MarkedJsonReader):
     openers: tuple[str, ...] = (OPEN, LIST_OPEN)
     closers: tuple[str, ...] = (CLOSE, LIST_CLOSE)
+    bare: tuple[str, ...] = ("{", "[", FENCE)
+
+    def _call(self, mark: str) -> Steps[bool]:
+        if mark not in HermesReader.bare:
+            return (yield from super()._call(mark))
+        if mark != FENCE:
+            self._at = 0
+        if not (yield from self._json_calls(known=True)):
+            return False
+        yield from self._mark(FENCE_END if mark == FENCE else ";")
+        return True
 
 
 HERMES = Family(

@@ -11,16 +11,15 @@ prompt formats of Llama 3.1 and 3.2, and the chat templates.
 from __future__ import annotations
 
 from workers.chat.tools.family import CallSyntax, Family
-from workers.chat.tools.plain import FENCE, PlainReader
+from workers.chat.tools.hermes import HermesReader
 from workers.chat.tools.python_calls import PythonReader
 from workers.chat.tools.scanner import Steps
 
 PYTHON_TAG = "<|python_tag|>"
 
 
-class LlamaReader(PlainReader, PythonReader):
-    openers: tuple[str, ...] = (*PlainReader.openers, PYTHON_TAG)
-    bare: tuple[str, ...] = ("{", "[", FENCE)
+class LlamaReader(HermesReader, PythonReader):
+    openers: tuple[str, ...] = (*HermesReader.openers, PYTHON_TAG)
 
     def _call(self, mark: str) -> Steps[bool]:
         if mark not in ("[", PYTHON_TAG):

@@ -15,7 +15,6 @@ from collections.abc import Generator
 from workers.chat.tools.family import CallSyntax, Family
 from workers.chat.tools.hermes import HERMES, HermesReader
 from workers.chat.tools.json_text import JsonText
-from workers.chat.tools.plain import FENCE, PlainReader
 from workers.chat.tools.reader import Reader
 from workers.chat.tools.scanner import Steps
 from workers.chat.tools.tags import Tags
@@ -78,11 +77,10 @@ def _is_dotted(name: str) -> bool:
 
 class MarkedPythonReader(HermesReader, PythonReader):
     openers: tuple[str, ...] = (*HermesReader.openers, OPEN, START)
-    bare: tuple[str, ...] = ("[",)
     _closers = Tags((CLOSE, END))
 
     def _call(self, mark: str) -> Steps[bool]:
-        if mark in HermesReader.openers:
+        if mark not in ("[", OPEN, START):
             return (yield from super()._call(mark))
         known = mark == "["
         if known:
@@ -96,8 +94,8 @@ class MarkedPythonReader(HermesReader, PythonReader):
         return True
 
 
-class GemmaReader(PlainReader, PythonReader):
-    bare: tuple[str, ...] = ("{", "[", FENCE, TOOL_CODE)
+class GemmaReader(HermesReader, PythonReader):
+    bare: tuple[str, ...] = (*HermesReader.bare, TOOL_CODE)
 
     def _call(self, mark: str) -> Steps[bool]:
         if mark in (TOOL_CODE, "["):

@@ -8,6 +8,7 @@ around calls and thoughts.
 
 from __future__ import annotations
 
+import json
 import secrets
 from enum import Enum
 
@@ -300,8 +301,14 @@ class Reader(Scanner):
                     begun = True
             elif key in _ARGUMENT_KEYS and early is None and not begun:
                 if not (yield from self._sees("{")):
-                    return False
-                if name is None:
+                    early = _object_in_string((yield from self._value()))
+                    if early is None:
+                        return False
+                    if name is not None:
+                        begun = True
+                        self._begin(name)
+                        self._add(early)
+                elif name is None:
                     early = yield from self._value()
                 else:
                     begun = True
@@ -339,3 +346,12 @@ class Reader(Scanner):
         self._begin(name)
         self._add("{}")
         return True
+
+
+def _object_in_string(value: str) -> str | None:
+    """What a JSON string holds, where that is an object: some models write arguments so, as OpenAI's API has them."""
+    try:
+        held = json.loads(value)
+        return held if isinstance(held, str) and isinstance(json.loads(held), dict) else None
+    except (ValueError, RecursionError):
+        return None

@@ -97,7 +97,8 @@ def test_one_call_is_enough_where_no_more_are_wanted(case: Case) -> None:
 @pytest.mark.parametrize("case", cases())
 def test_arguments_leave_as_they_grow(case: Case) -> None:
     """No later than a name's or a mark's length after they came: long texts are never held back."""
-    if not case.calls or case.calls[0][0] not in ("get_weather", "run") or "12345" in case.text:
+    in_a_string = '"arguments": "' in case.text
+    if not case.calls or in_a_string:
         return
     long = "x" * 3000
     text = case.text.replace("Paris", long, 1)
