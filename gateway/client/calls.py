@@ -11,7 +11,8 @@ from urllib.parse import quote
 
 import msgspec
 
-from gateway.client import pooled_answers, server_answers
+import gateway.client.pooled_answers as pooled_answers
+import gateway.client.server_answers as server_answers
 from gateway.client.ask import Ask, encoded
 from gateway.client.parameters import EncodingFormat, Lora, Messages
 from gateway.client.pooled_answers import EmbeddingsResponse, RerankResponse, TextEmbedding, TokenizeResponse

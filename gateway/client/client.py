@@ -9,7 +9,8 @@ from typing import Any, TypeVar
 
 import httpx2
 
-from gateway.client import calls, readiness
+import gateway.client.calls as calls
+import gateway.client.readiness as readiness
 from gateway.client.ask import Ask, Pause, Script, StreamAsk, answer
 from gateway.client.chat_answers import ChatChunk, ChatCompletion
 from gateway.client.completion_answers import CompletionChunk, CompletionResponse

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Generic, Literal, TypeVar, Unpack, overload
 
-from gateway.client import generation_calls
+import gateway.client.generation_calls as generation_calls
 from gateway.client.ask import StreamAsk
 from gateway.client.parameters import ChatParameters, CompletionParameters, Messages, Prompt
 from gateway.client.sender import Send, Sender

@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from gateway.client import completion_answers
+import gateway.client.completion_answers as completion_answers
 from gateway.client.ask import Ask, StreamAsk, encoded
 from gateway.client.chat_answers import ChatChunk, ChatCompletion
 from gateway.client.completion_answers import CompletionChunk, CompletionResponse

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import time
 
-from gateway.client import calls
+import gateway.client.calls as calls
 from gateway.client.ask import Pause, Script
 from gateway.client.errors import (
     AuthenticationFailed,
-    ClientError,
     ConnectionFailed,
     NotFound,
     NotReady,
@@ -42,9 +41,5 @@ def _obstacle() -> Script[str | None]:
             health = yield calls.health()
             return None if health.ok else health.message or health.status
     except (ConnectionFailed, Timeout, Unavailable) as error:
-        return _words(error)
+        return error.message
     return None
-
-
-def _words(error: ClientError) -> str:
-    return error.message
