@@ -1,6 +1,6 @@
 """`paddock chat`: talk to a model in the terminal, or answer what comes in on a pipe.
 
---model NAME          model, alias or adapter; left out: the first one that is served
+--model NAME          model, alias or adapter; left out: the first one that is loaded and talks
 --system TEXT         instructions that stand before the conversation
 --max-tokens N        longest answer
 --temperature T       0 is greedy; left out: the model's default

@@ -86,12 +86,24 @@ class Conversation:
         self._turns = [*turns, Message("assistant", "".join(said))]
 
     def _chosen(self, name: str | None) -> str:
-        served = [model.id for model in self.models()]
-        if not served:
-            raise ChatUnusable("no model is served there, or none that the key may use")
-        if name is not None and name not in served:
-            raise ChatUnusable(f"no model is called {name}; there are: {', '.join(served)}")
-        return name or served[0]
+        models = self.models()
+        if name in [model.id for model in models]:
+            return name
+        if name is not None:
+            raise ChatUnusable(f"no model is called {name}; there are: {', '.join(model.id for model in models)}")
+        talking = [model for model in models if _talks(model)]
+        if not talking:
+            raise ChatUnusable("no model that talks is served there, or none that the key may use")
+        return min(talking, key=lambda model: not _is_loaded(model)).id
+
+
+def _talks(model: Model) -> bool:
+    """One that makes vectors or ranks does not."""
+    return model.architecture is None or "text" in model.architecture.output_modalities
+
+
+def _is_loaded(model: Model) -> bool:
+    return model.status is None or model.status.value == "loaded"
 
 
 class Terminal:

@@ -96,8 +96,15 @@ def test_a_model_by_name(server: ScriptedServer, chat: Chat) -> None:
     assert server.asked[1].json["model"] == "large"
     server.replies = [MODELS]
     assert chat("hi", "--model", "huge") == (1, "", "paddock: no model is called huge; there are: small, large\n")
+    ranks = {"id": "ranks", "architecture": {"output_modalities": ["rerank"]}}
+    asleep = {"id": "asleep", "status": {"value": "unloaded"}}
+    awake = {"id": "awake", "architecture": {"output_modalities": ["text"]}, "status": {"value": "loaded"}}
+    listed = Reply(json.dumps({"data": [ranks, asleep, awake]}).encode())
+    server.replies = [listed, stream(chunk("x"), DONE)]
+    assert chat("hi")[0] == 0
+    assert server.asked[-1].json["model"] == "awake"
     server.replies = [Reply(b'{"data": []}')]
-    assert chat("hi") == (1, "", "paddock: no model is served there, or none that the key may use\n")
+    assert chat("hi") == (1, "", "paddock: no model that talks is served there, or none that the key may use\n")
 
 
 def test_the_key_of_this_machine_goes_to_no_other(server: ScriptedServer, chat: Chat) -> None:
