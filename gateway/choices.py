@@ -6,6 +6,7 @@ Answers to one prompt share its prefill where they meet on a worker (docs/engine
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -18,6 +19,9 @@ from gateway.relay.failures import answer_to
 from gateway.telemetry.trail import Trail
 from workers.protocol.events import CallEvent, Failed, Finished, Usage
 from workers.protocol.requests import GenerateRequest
+
+MAX_BESIDE = 32
+"""Answers to one request that are asked for at once; further ones follow as these end."""
 
 
 class Choices(Protocol):
@@ -83,6 +87,7 @@ class Merged:
         self.choice = 0
         self.end: Finished | Failed | None = None
         self._num_left = number
+        self._turns = asyncio.Semaphore(MAX_BESIDE)
         self._arrived: asyncio.Queue[tuple[int, list[CallEvent]]] = asyncio.Queue(maxsize=number)
 
     @property
@@ -99,7 +104,7 @@ class Merged:
     async def follow(self, number: int, pipeline: Pipeline, call: Call, request: GenerateRequest, trail: Trail) -> None:
         """Hands on one answer's events. Raises PaddockError."""
         own = replace(trail)
-        async with pipeline.answer(call, request, own) as answer:
+        async with self._turns, pipeline.answer(_in_turn(call, number), request, own) as answer:
             if not self.begun.is_set():
                 _note_first(trail, own)
                 self.begun.set()
@@ -111,6 +116,14 @@ class Merged:
             if isinstance(answer.end, Failed):
                 raise answer_to(answer.end.failure)
             await self._arrived.put((number, events))
+
+
+def _in_turn(call: Call, number: int) -> Call:
+    """Those that had to wait for the first ones wait for a slot as long as these could."""
+    if number < MAX_BESIDE:
+        return call
+    patience_s = call.queue_deadline - call.received_at
+    return replace(call, queue_deadline=min(call.deadline, time.monotonic() + patience_s))
 
 
 def first_of(group: BaseExceptionGroup[PaddockError]) -> PaddockError:

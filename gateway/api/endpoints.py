@@ -39,7 +39,14 @@ OPENAI = DialectTable(
 RESPONSES = DialectTable(
     "OpenAI's Responses",
     "With the extensions of chat.",
-    (Endpoint(("POST /v1/responses",), ResponsesBody, responses.IGNORED, responses.REFUSED),),
+    (
+        Endpoint(
+            ("POST /v1/responses", "POST /v1/responses/input_tokens"),
+            ResponsesBody,
+            responses.IGNORED,
+            responses.REFUSED,
+        ),
+    ),
     {"POST /v1/responses/{response_id}/cancel": "nothing"},
 )
 

@@ -11,6 +11,9 @@ import msgspec
 from gateway.relay.fanin import CONNECT_TIMEOUT_S, Place
 from workers.protocol.failures import CallFailed, Failure, FailureCode
 
+NO_SUCH_ROUTE = (404, 405)
+"""A worker of another kind: one for pooled work has no adapters."""
+
 JSON_HEADERS = {"Content-Type": "application/json"}
 
 _encode = msgspec.json.Encoder().encode
@@ -51,5 +54,8 @@ def failure_in(place: Place, status: int, body: bytes) -> Failure:
     try:
         return _decode_failure(body)
     except msgspec.DecodeError:
+        if status in NO_SUCH_ROUTE:
+            message = f"The worker {place.worker} does other work: it can't do this for its model. Ask another model."
+            return Failure(FailureCode.UNSUPPORTED, message, "model")
         message = f"The worker {place.worker} answered the call with HTTP {status} and no reason."
         return Failure(FailureCode.INTERNAL, message)

@@ -69,9 +69,18 @@ class NamedFunction(Loose):
     name: str
 
 
-class NamedChoice(Loose):
+class NamedTool(Loose):
     type: str
     function: NamedFunction | None = None
+
+
+class AllowedTools(Loose):
+    mode: Literal["auto", "required"]
+    tools: Annotated[list[NamedTool], Field(min_length=1, max_length=MAX_TOOLS)]
+
+
+class NamedChoice(NamedTool):
+    allowed_tools: AllowedTools | None = None
 
 
 def _choice_kind(value: Any) -> str:

@@ -4,7 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from gateway.api.parameters.conversation_body import ConversationBody, FunctionBody, NamedFunction, ToolBody
+from gateway.api.parameters.conversation_body import (
+    AllowedTools,
+    ConversationBody,
+    FunctionBody,
+    NamedChoice,
+    NamedFunction,
+    ToolBody,
+)
 from gateway.api.parameters.faults import shown
 from gateway.api.parameters.form import MAX_SCHEMA_DEPTH, too_deep
 from gateway.errors import InvalidRequest, UnsupportedParameter
@@ -35,19 +42,34 @@ def read_tools(body: ConversationBody) -> Toolbox:
         choice, name = body.function_call, "function_call"
     else:
         tools = tuple(_tool(tool, f"tools.{n}") for n, tool in enumerate(body.tools or ()))
-        choice, name = _tool_choice(body), "tool_choice"
+        tools, choice = _chosen(tools, body.tool_choice)
+        name = "tool_choice"
     forced = _forced(choice, tools, name)
     return Toolbox(() if choice == "none" else tools, forced, body.parallel_tool_calls and not old, old)
 
 
-def _tool_choice(body: ConversationBody) -> str | NamedFunction | None:
-    choice = body.tool_choice
+def _chosen(
+    tools: tuple[Tool, ...], choice: str | NamedChoice | None
+) -> tuple[tuple[Tool, ...], str | NamedFunction | None]:
+    """The tools that the model gets to see, and what it must do with them."""
     if choice is None or isinstance(choice, str):
-        return choice
+        return tools, choice
+    if choice.type == "allowed_tools" and choice.allowed_tools is not None:
+        return _allowed(tools, choice.allowed_tools), choice.allowed_tools.mode
     if choice.type != "function" or choice.function is None:
         message = f"`tool_choice` is {shown(choice.type)}. Send `auto`, `none`, `required` or a function of `tools`."
         raise InvalidRequest(message, param="tool_choice")
-    return choice.function
+    return tools, choice.function
+
+
+def _allowed(tools: tuple[Tool, ...], allowed: AllowedTools) -> tuple[Tool, ...]:
+    known, names = {tool.name for tool in tools}, set()
+    for n, tool in enumerate(allowed.tools):
+        if tool.function is None or tool.function.name not in known:
+            path = f"tool_choice.allowed_tools.tools.{n}"
+            raise InvalidRequest(f"`{path}` is none of `tools`. Send functions that are.", param=path)
+        names.add(tool.function.name)
+    return tuple(tool for tool in tools if tool.name in names)
 
 
 def _forced(choice: str | NamedFunction | None, tools: tuple[Tool, ...], param: str) -> tuple[str, ...]:

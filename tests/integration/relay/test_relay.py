@@ -69,6 +69,15 @@ async def failure_of(mailbox: Mailbox) -> Failure:
     return last.failure
 
 
+async def test_what_the_caller_wants_travels_with_the_call(relay: Relay, worker: ScriptedWorker) -> None:
+    begin_by = time.time() + 0.25
+    async with relay.passage(worker.place, REQUEST, "team", "req", lambda: None, begin_by):
+        await worker.submitted(1)
+    [submit] = worker.submits
+    assert (submit.request, submit.tenant, submit.request_id) == (REQUEST, "team", "req")
+    assert submit.deadline == begin_by
+
+
 async def test_the_stream_is_open_before_any_call_and_carries_the_secret(relay: Relay, worker: ScriptedWorker) -> None:
     assert worker.submits == []
     async with call(relay, worker):

@@ -89,6 +89,18 @@ def test_a_conversation_with_tools() -> None:
     assert asked.requests[0].tools == (Tool("add", "d", {"type": "object"}),)
 
 
+def test_allowed_tools_are_all_that_the_model_sees() -> None:
+    tools = [{"type": "function", "function": {"name": name}} for name in ("add", "sub", "mul")]
+    allowed: dict[str, Any] = {"mode": "auto", "tools": [tools[2], tools[0]]}
+    request = read(tools=tools, tool_choice={"type": "allowed_tools", "allowed_tools": allowed}).requests[0]
+    assert ([tool.name for tool in request.tools], request.forced_tools) == (["add", "mul"], ())
+    allowed["mode"] = "required"
+    request = read(tools=tools, tool_choice={"type": "allowed_tools", "allowed_tools": allowed}).requests[0]
+    assert request.forced_tools == ("add", "mul")
+    error = refused(tools=tools[:1], tool_choice={"type": "allowed_tools", "allowed_tools": allowed})
+    assert error.param == "tool_choice.allowed_tools.tools.0"
+
+
 def test_tool_choice_none_hides_the_tools() -> None:
     tools = [{"type": "function", "function": {"name": "add"}}]
     assert read(tools=tools, tool_choice="none").requests[0].tools == ()
