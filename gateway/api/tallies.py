@@ -22,14 +22,18 @@ def usage_object(usage: Usage, num_thought: int = 0) -> dict[str, Any]:
 
 def timings_object(timings: Timings) -> dict[str, Any]:
     """tools/server/README.md of llama.cpp, `timings`."""
+    prompt_n, prompt_ms = timings.prompt_n, timings.prompt_ms
+    predicted_n, predicted_ms = timings.predicted_n, timings.predicted_ms
     return {
         "cache_n": timings.cache_n,
-        "prompt_n": timings.prompt_n,
-        "prompt_ms": timings.prompt_ms,
-        **_rates("prompt", timings.prompt_n, timings.prompt_ms),
-        "predicted_n": timings.predicted_n,
-        "predicted_ms": timings.predicted_ms,
-        **_rates("predicted", timings.predicted_n, timings.predicted_ms),
+        "prompt_n": prompt_n,
+        "prompt_ms": prompt_ms,
+        "prompt_per_token_ms": prompt_ms / prompt_n if prompt_n else 0.0,
+        "prompt_per_second": prompt_n * 1e3 / prompt_ms if prompt_ms > 0 else 0.0,
+        "predicted_n": predicted_n,
+        "predicted_ms": predicted_ms,
+        "predicted_per_token_ms": predicted_ms / predicted_n if predicted_n else 0.0,
+        "predicted_per_second": predicted_n * 1e3 / predicted_ms if predicted_ms > 0 else 0.0,
     }
 
 
@@ -40,11 +44,4 @@ def progress_object(progress: Progress) -> dict[str, int]:
         "cache": progress.cache,
         "processed": progress.processed,
         "time_ms": progress.time_ms,
-    }
-
-
-def _rates(name: str, count: int, total_ms: float) -> dict[str, float]:
-    return {
-        f"{name}_per_token_ms": total_ms / count if count else 0.0,
-        f"{name}_per_second": count * 1e3 / total_ms if total_ms > 0 else 0.0,
     }

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
-from workers.protocol.events import CallEvent, Failed, Finished, Text
+from workers.protocol.events import CallEvent, Failed, Finished
 
 
 class Mailbox:
@@ -52,7 +52,7 @@ class Mailbox:
         events = self._events
         self._events = []
         last = events[-1]
-        if type(last) is not Text and isinstance(last, Finished | Failed):
+        if isinstance(last, Finished) or isinstance(last, Failed):  # noqa: SIM101 - a union is made anew each time
             self.ended, self.end = True, last
         return events
 

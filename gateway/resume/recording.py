@@ -92,7 +92,9 @@ class Recording:
             batch = Batch(first, self.last, self._joined(first))
         if self.dropped or self.settled or (batch is None and not renew and not self.ended):
             return None
-        return Write(self.stream, self.head, batch, self._first, self.ended, self.last)
+        # What is new adds to a key that lives; the first of it makes the key.
+        renew = renew or self.ended or not self._flushed
+        return Write(self.stream, self.head, batch, self._first, self.ended, self.last, renew)
 
     def noted(self, write: Write) -> None:
         self._flushed = max(self._flushed, write.last)

@@ -51,6 +51,8 @@ class Write:
     ended: bool
     last: int
     """Number of the newest event."""
+    renew: bool = True
+    """It lives on, and is to be told whether it shall; without this, only what is new is added."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,12 +70,14 @@ class StreamLog:
         self._running_ms = round(running_s * 1000)
 
     async def write(self, writes: Sequence[Write]) -> frozenset[str]:
-        """Adds what is new, and renews. Writing the same again changes nothing. Ids of streams that are to end."""
+        """Writing the same again changes nothing. Ids of those of the renewed streams that are to end."""
+        asked: list[tuple[int, str]] = []
         async with self._redis.pipeline(transaction=False) as pipeline:
-            asked = [
-                (_add(pipeline, write, self._kept_ms if write.ended else self._running_ms), write.stream)
-                for write in writes
-            ]
+            for write in writes:
+                _add(pipeline, write)
+                if write.renew:
+                    _renew(pipeline, write, self._kept_ms if write.ended else self._running_ms)
+                    asked.append((len(pipeline) - 1, write.stream))
             answers = await self._answers(pipeline.execute(raise_on_error=False))
         for answer in answers:
             # What was added before a connection broke is refused the second time; anything else has no such excuse.
@@ -131,22 +135,23 @@ class StreamLog:
             raise unavailable(error) from None
 
 
-def _add(pipeline: Any, write: Write, ttl_ms: int) -> int:
-    """Where in the pipeline's answers it stands whether the stream is to end."""
-    head, log = keys.stream(write.stream), keys.stream_log(write.stream)
-    batch = write.batch
+def _add(pipeline: Any, write: Write) -> None:
+    log, batch = keys.stream_log(write.stream), write.batch
     if batch is not None:
         pipeline.xadd(log, {"first": batch.first, "body": batch.body}, id=f"{batch.last}-0")
     if write.ended:
         pipeline.xadd(log, {"end": "1"}, id=f"{write.last}-1")
     if write.keep_from > 1:
         pipeline.xtrim(log, minid=f"{write.keep_from}-0", approximate=False)
-    told = write.head
+
+
+def _renew(pipeline: Any, write: Write, ttl_ms: int) -> None:
+    """The last of the answers tells whether the stream is to end."""
+    head, told = keys.stream(write.stream), write.head
     pipeline.hset(head, mapping={"team": told.team, "request": told.request, "gateway": told.gateway})
     pipeline.pexpire(head, ttl_ms)
-    pipeline.pexpire(log, ttl_ms)
+    pipeline.pexpire(keys.stream_log(write.stream), ttl_ms)
     pipeline.hget(head, "end")
-    return len(pipeline) - 1
 
 
 def _batch(id_: bytes, fields: dict[bytes, bytes]) -> Batch:

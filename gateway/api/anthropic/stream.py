@@ -41,8 +41,8 @@ class StreamWriter:
 
     def chunks(self, events: list[CallEvent], choice: int) -> bytes:
         if len(events) == 1:
-            event = events[0]
-            if type(event) is Text and self._block[0] == "text":
+            event, kind = events[0], self._block[0]
+            if (type(event) is Text and kind == "text") or (type(event) is Reasoning and kind == "thinking"):
                 return self._delta_head + _encode(event.text) + self._delta_tail
         return b"".join([self._one(event) for event in events])
 

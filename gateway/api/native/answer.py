@@ -10,6 +10,7 @@ from typing import Any, Protocol
 
 from gateway.api.native.completion_request import CompletionRequest
 from gateway.api.native.generation_settings import settings_object
+from gateway.api.native.probabilities import Entry, SampledEntry
 from gateway.api.tallies import timings_object
 from gateway.call import Call
 from gateway.telemetry.trail import Trail
@@ -55,7 +56,7 @@ class Answer:
             self.slot = self._place.number_slot(self._call.model, self._trail.worker, event.slot)
 
     def final(
-        self, end: Finished, content: str, tokens: Sequence[int], probabilities: list[dict[str, Any]] | None
+        self, end: Finished, content: str, tokens: Sequence[int], probabilities: Sequence[Entry | SampledEntry] | None
     ) -> dict[str, Any]:
         """Of the fields that the caller wants."""
         usage, ran_with = end.usage, self._settings

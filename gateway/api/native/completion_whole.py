@@ -8,7 +8,7 @@ import msgspec
 
 from gateway.api.native.answer import Answer, Place, stop_type
 from gateway.api.native.completion_request import CompletionRequest
-from gateway.api.native.probabilities import entry
+from gateway.api.native.probabilities import Entry, SampledEntry, entry
 from gateway.call import Call
 from gateway.telemetry.trail import Trail
 from workers.protocol.events import CallEvent, Finished, Logprobs, Settings, Started, Text, Tokens
@@ -37,7 +37,7 @@ class _Whole:
         self._answer = answer
         self._texts: list[str] = []
         self._tokens: list[int] = []
-        self._probabilities: list[dict[str, Any]] = []
+        self._probabilities: list[Entry | SampledEntry] = []
         self._num_in_text = 0
         """Of the probabilities, those whose tokens have become text."""
         self._end: Finished | None = None

@@ -5,7 +5,7 @@ Source: `completion_token_output` in tools/server/server-task.cpp of llama.cpp.
 
 from __future__ import annotations
 
-from typing import Any
+import msgspec
 
 from workers.protocol.events import Logprobs, TokenLogprob
 
@@ -13,15 +13,39 @@ LOWEST = -3.4028234663852886e38
 """In place of minus infinity, which JSON lacks: the lowest 32-bit float."""
 
 
-def entry(event: Logprobs, *, post_sampling: bool) -> dict[str, Any]:
-    name, top = ("prob", "top_probs") if post_sampling else ("logprob", "top_logprobs")
-    return {**_one(event.chosen, name), top: [_one(token, name) for token in event.top]}
+class Likely(msgspec.Struct, frozen=True, gc=False):
+    """One token. Many are written with each token: as objects they are encoded sooner than as dicts."""
+
+    id: int
+    token: str
+    bytes: list[int]
+    logprob: float
 
 
-def _one(token: TokenLogprob, name: str) -> dict[str, Any]:
-    return {
-        "id": token.token,
-        "token": token.piece.decode("utf-8", "ignore"),
-        "bytes": list(token.piece),
-        name: max(token.logprob, LOWEST),
-    }
+class Entry(Likely, frozen=True, gc=False):
+    top_logprobs: list[Likely]
+
+
+class Sampled(msgspec.Struct, frozen=True, gc=False):
+    """The same after the samplers."""
+
+    id: int
+    token: str
+    bytes: list[int]
+    prob: float
+
+
+class SampledEntry(Sampled, frozen=True, gc=False):
+    top_probs: list[Sampled]
+
+
+def entry(event: Logprobs, *, post_sampling: bool) -> Entry | SampledEntry:
+    """A JSON object."""
+    if post_sampling:
+        return SampledEntry(*_fields(event.chosen), [Sampled(*_fields(token)) for token in event.top])
+    return Entry(*_fields(event.chosen), [Likely(*_fields(token)) for token in event.top])
+
+
+def _fields(token: TokenLogprob) -> tuple[int, str, list[int], float]:
+    piece, logprob = token.piece, token.logprob
+    return token.token, piece.decode("utf-8", "ignore"), list(piece), logprob if logprob > LOWEST else LOWEST

@@ -80,9 +80,13 @@ class _Choice:
         self._counts = stream.usage.always
         self._plain = not self._counts
         """Nothing but the text is to be told in the next chunk."""
-        self._text_head, self._text_tail = stream.head.framed(
-            b'{"index":%d,"delta":{"content":' % number, b'},"logprobs":null,"finish_reason":null}'
-        )
+        self._text_head, self._text_tail = self._framed(b'{"content":', b"}")
+        self._thought_head, _ = self._framed(b'{"reasoning_content":', b"}")
+        self._logprobs_head = b'},"logprobs":{"content":'
+        _, self._logprobs_tail = stream.head.framed(b"", b',"refusal":null},"finish_reason":null}')
+        self._call = -1
+        """The tool call whose arguments these are for."""
+        self._arguments_head, self._arguments_tail = b"", b""
 
     def one(self, event: CallEvent) -> bytes:
         match event:
@@ -90,10 +94,16 @@ class _Choice:
                 return self.text(event)
             case Reasoning():
                 self._stream.usage.thought(self._number, event.num_tokens)
+                if self._plain:
+                    return self._thought_head + _encode(event.text) + self._text_tail
                 return self.chunk({"reasoning_content": event.text}, event.num_tokens)
             case ToolCallDelta():
                 return self._tool_call(event)
-            case Logprobs() | Tokens() | TimingsSoFar():
+            case Logprobs():
+                self._plain = False
+                self._logprobs.add(event)
+                return b""
+            case Tokens() | TimingsSoFar():
                 self._keep(event)
                 return b""
             case Progress():
@@ -109,7 +119,22 @@ class _Choice:
     def text(self, event: Text) -> bytes:
         if self._plain:
             return self._text_head + _encode(event.text) + self._text_tail
-        return self.chunk({"content": event.text}, event.num_tokens)
+        if self._counts or self._tokens or self._timings is not None:
+            return self.chunk({"content": event.text}, event.num_tokens)
+        # Of what else there may be, these alone are frequent.
+        self._plain = True
+        return (
+            self._text_head
+            + _encode(event.text)
+            + self._logprobs_head
+            + _encode(self._logprobs.take())
+            + self._logprobs_tail
+        )
+
+    def _framed(self, before: bytes, after: bytes) -> tuple[bytes, bytes]:
+        """What stands before and behind the text of a plain chunk, whose delta is `before` + text + `after`."""
+        index = b'{"index":%d,"delta":' % self._number
+        return self._stream.head.framed(index + before, after + b',"logprobs":null,"finish_reason":null}')
 
     def chunk(
         self, delta: dict[str, Any], num_tokens: int = 0, finish_reason: str | None = None, extra: bytes = b""
@@ -130,20 +155,23 @@ class _Choice:
         self._plain = not self._counts
         return self._stream.head.chunk(choice, extra)
 
-    def _keep(self, event: Logprobs | Tokens | TimingsSoFar) -> None:
+    def _keep(self, event: Tokens | TimingsSoFar) -> None:
         """For the chunk of the text that it comes before."""
         self._plain = False
-        match event:
-            case Logprobs():
-                self._logprobs.add(event)
-            case Tokens():
-                self._tokens += event.tokens
-            case TimingsSoFar():
-                self._timings = event
+        if isinstance(event, Tokens):
+            self._tokens += event.tokens
+        else:
+            self._timings = event
 
     def _tool_call(self, event: ToolCallDelta) -> bytes:
         if not self._stream.as_function:
-            return self.chunk({"tool_calls": [_tool_call_delta(event)]}, event.num_tokens)
+            if event.id or event.name or not self._plain:
+                return self.chunk({"tool_calls": [_tool_call_delta(event)]}, event.num_tokens)
+            if event.index != self._call:
+                self._call = event.index
+                before = b'{"tool_calls":[{"index":%d,"function":{"arguments":' % event.index
+                self._arguments_head, self._arguments_tail = self._framed(before, b"}}]}")
+            return self._arguments_head + _encode(event.arguments) + self._arguments_tail
         if event.index:
             return b""  # the older form has room for one
         name = {"name": event.name} if event.name else {}

@@ -6,12 +6,37 @@ With `post_sampling_probs` llama-server's fields, `prob` and `top_probs`, stand 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
+
+import msgspec
 
 from workers.protocol.events import Logprobs, TokenLogprob
 
 LEAST_PROB = 1e-37
 """Of a token that the samplers ruled out: JSON has no infinity."""
+
+
+class Likely(msgspec.Struct, frozen=True, gc=False):
+    """One token. Up to twenty are written with each token: as objects they are encoded sooner than as dicts."""
+
+    id: int
+    token: str
+    bytes: list[int]
+    logprob: float
+
+
+class Entry(Likely, frozen=True, gc=False):
+    top_logprobs: list[Likely]
+
+
+class SampledLikely(Likely, frozen=True, gc=False):
+    prob: float
+
+
+class SampledEntry(SampledLikely, frozen=True, gc=False):
+    top_logprobs: list[SampledLikely]
+    top_probs: list[SampledLikely]
 
 
 class LogprobsCollector:
@@ -27,29 +52,30 @@ class LogprobsCollector:
     def add(self, event: Logprobs) -> None:
         self._waiting.append(event)
 
-    def take(self) -> list[dict[str, Any]]:
+    def take(self) -> list[Likely]:
         """Entries for all that waited."""
         waiting, self._waiting = self._waiting, []
-        return [self._entry(event) for event in waiting]
-
-    def _entry(self, event: Logprobs) -> dict[str, Any]:
-        top = [self._one(token) for token in event.top]
-        entry = {**self._one(event.chosen), "top_logprobs": top}
-        if self._post_sampling:
-            entry["top_probs"] = top
-        return entry
-
-    def _one(self, token: TokenLogprob) -> dict[str, Any]:
-        entry = {
-            "id": token.token,
-            "token": token.piece.decode("utf-8", "replace"),
-            "bytes": list(token.piece),
-            "logprob": token.logprob,
-        }
-        if self._post_sampling:
-            entry["prob"], entry["logprob"] = token.logprob, math.log(max(token.logprob, LEAST_PROB))
-        return entry
+        return [_sampled(event) for event in waiting] if self._post_sampling else [_entry(event) for event in waiting]
 
 
-def logprobs_object(content: list[dict[str, Any]]) -> dict[str, Any]:
+def _entry(event: Logprobs) -> Entry:
+    top = [
+        Likely(token.token, token.piece.decode("utf-8", "replace"), list(token.piece), token.logprob)
+        for token in event.top
+    ]
+    token, piece = event.chosen.token, event.chosen.piece
+    return Entry(token, piece.decode("utf-8", "replace"), list(piece), event.chosen.logprob, top)
+
+
+def _sampled(event: Logprobs) -> SampledEntry:
+    top = [SampledLikely(*_prob(token)) for token in event.top]
+    return SampledEntry(*_prob(event.chosen), top, top)
+
+
+def _prob(token: TokenLogprob) -> tuple[int, str, list[int], float, float]:
+    logarithm = math.log(max(token.logprob, LEAST_PROB))
+    return token.token, token.piece.decode("utf-8", "replace"), list(token.piece), logarithm, token.logprob
+
+
+def logprobs_object(content: Sequence[Likely]) -> dict[str, Any]:
     return {"content": content, "refusal": None}

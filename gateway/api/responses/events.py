@@ -36,8 +36,10 @@ class EventWriter:
         self._told = False
         self._num_events = 0
         self._parts: list[bytes] = []
+        self._heads: dict[str, bytes] = {}
+        """Id of an item -> what is the same in all of its deltas, encoded once."""
         self._delta_head = b""
-        self._delta_tail = b""
+        """That of the message that grows."""
 
     def queued(self) -> bytes:
         """In place of the opening's beginning, where the caller does not wait for the answer."""
@@ -97,15 +99,20 @@ class EventWriter:
         self._parts.append(self._event("response.output_item.added", place))
         if isinstance(item, Message | Thought):
             self._parts.append(self._event("response.content_part.added", {**_content(item), "part": item.part()}))
+        place = _place(item) if isinstance(item, FunctionCall) else _content(item)
+        kind = DELTAS[type(item)]
+        head = _encode({"type": kind, **place})[:-1]
+        self._heads[item.id] = b'event: %b\ndata: %b,"delta":' % (kind.encode(), head)
         if isinstance(item, Message):
-            self._frame(item)
+            self._delta_head = self._heads[item.id]
 
     def grew(self, item: OutputItem, text: str, logprobs: list[dict[str, Any]]) -> None:
         if isinstance(item, Message):
             self._parts.append(self._delta(text, logprobs))
             return
-        place = _place(item) if isinstance(item, FunctionCall) else _content(item)
-        self._parts.append(self._event(DELTAS[type(item)], {**place, "delta": text}))
+        number = self._num_events
+        self._num_events = number + 1
+        self._parts.append(b'%b%b,"sequence_number":%d}\n\n' % (self._heads[item.id], _encode(text), number))
 
     def closed(self, item: OutputItem, status: str) -> None:
         if isinstance(item, FunctionCall):
@@ -121,20 +128,13 @@ class EventWriter:
         place = {"output_index": item.index, "item": item.object(status)}
         self._parts.append(self._event("response.output_item.done", place))
 
-    def _frame(self, item: Message) -> None:
-        """What is the same in all deltas of a message is encoded once."""
-        kind = DELTAS[Message].encode()
-        head = _encode({"type": kind.decode(), **_content(item)})[:-1]
-        self._delta_head = b"event: " + kind + b"\ndata: " + head + b',"delta":'
-        self._delta_tail = b',"logprobs":[],"sequence_number":%d}\n\n'
-
     def _delta(self, text: str, logprobs: list[dict[str, Any]] | None = None) -> bytes:
         number = self._num_events
         self._num_events = number + 1
         head = self._delta_head + _encode(text)
         if logprobs:
             return head + b',"logprobs":%b,"sequence_number":%d}\n\n' % (_encode(logprobs), number)
-        return head + self._delta_tail % number
+        return head + b',"logprobs":[],"sequence_number":%d}\n\n' % number
 
     def _event(self, kind: str, fields: dict[str, Any]) -> bytes:
         body = _encode({"type": kind, **fields, "sequence_number": self._num_events})

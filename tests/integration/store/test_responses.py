@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from dataclasses import replace
 
 import pytest
 import redis.asyncio
 
 from gateway.errors import StoreUnavailable
+from gateway.resume.recording import Recording
 from gateway.store.client import connect
 from gateway.store.responses import ResponseStore
 from gateway.store.stream_log import Batch, StreamHead, StreamLog, Write
@@ -149,6 +151,32 @@ async def test_a_stream_lives_as_long_as_its_gateway(client: redis.asyncio.Redis
     await log.write([write(1, 3, ended=True)])
     await asyncio.sleep(0.08)
     assert await log.head("s") == HEAD
+
+
+async def test_what_is_new_alone_renews_nothing(client: redis.asyncio.Redis, log: StreamLog) -> None:
+    await log.write([write(1, 1)])
+    await log.ask_to_end("s")
+    await client.pexpire(keys.stream_log("s"), 5000)
+    assert await log.write([replace(write(2, 2), renew=False)]) == frozenset()
+    assert await client.pttl(keys.stream_log("s")) <= 5000
+    assert [batch.first for batch in (await log.read("s", 0)).batches] == [1, 2]
+    assert await log.write([write(3, 3)]) == {"s"}
+    assert await client.pttl(keys.stream_log("s")) > 5000
+
+
+async def test_a_recording_is_renewed_when_it_begins_when_it_ends_and_when_it_is_time() -> None:
+    recording = Recording("s", HEAD, 1000)
+
+    async def news(*, renew: bool = False) -> bool:
+        await recording.write(b"data: x\n\n")
+        told = recording.news(renew=renew)
+        assert told is not None
+        recording.noted(told)
+        return told.renew
+
+    assert [await news(), await news(), await news(renew=True), await news()] == [True, False, True, False]
+    recording.end()
+    assert await news()
 
 
 async def test_readers_and_the_end_are_told(client: redis.asyncio.Redis, log: StreamLog) -> None:
