@@ -137,7 +137,7 @@ async def build(settings: GatewaySettings, redis: redis.asyncio.Redis) -> App:
             "completion": Generation(CompletionDialect(), *answers),
             "embeddings": Pooled(EmbeddingsDialect(), keys, pipeline, settings.max_body_bytes),
             "rerank": Pooled(RerankDialect(), keys, pipeline, settings.max_body_bytes),
-            **responses_apps(*answers, recordings, ResponseStore(redis, *kept)),
+            **responses_apps(*answers, recordings, ResponseStore(redis, *kept), inquiries),
             "messages": Generation(MessagesDialect(), *answers),
             "count_tokens": CountTokens(keys, pipeline, inquiries, settings.max_body_bytes),
             "models": models,

@@ -35,6 +35,7 @@ ROUTES = (
     RouteRow("POST", "/rerank", "rerank", "the same"),
     RouteRow("POST", "/reranking", "rerank", "the same"),
     RouteRow("POST", "/v1/responses", "responses", "an answer in typed items, whole, streamed or in the background"),
+    RouteRow("POST", "/v1/responses/input_tokens", "input_tokens", "how many tokens a request would have"),
     RouteRow("GET", "/v1/responses/{response_id}", "response", "a stored response, or the events of one that is made"),
     RouteRow("DELETE", "/v1/responses/{response_id}", "delete_response", "forgets it"),
     RouteRow("POST", "/v1/responses/{response_id}/cancel", "cancel_response", "ends a response in the background"),

@@ -56,6 +56,11 @@ class Recordings:
         self._some = asyncio.Event()
         self._away = False
 
+    @property
+    def busy(self) -> bool:
+        """Something is written, or on its way to Redis."""
+        return bool(self._running)
+
     async def run(self) -> None:
         """The parent of all writing tasks; flushes until cancelled."""
         renewed_at = float("-inf")

@@ -8,10 +8,13 @@ from gateway.access.keys import Keys
 from gateway.api.answering import Answering
 from gateway.api.responses.background import Background
 from gateway.api.responses.create import CreateResponse
+from gateway.api.responses.input_tokens import InputTokens
 from gateway.api.responses.request import ResponseRequest
 from gateway.api.responses.shelf import ResponseWriters, Shelf, Store
 from gateway.api.responses.stored import Endpoint, StoredResponses
+from gateway.api.responses.token_counts import TokenCounts
 from gateway.api.resumable import Resumable
+from gateway.inquiries import Inquiries
 from gateway.pipeline import Pipeline
 from gateway.resume.recordings import Recordings
 
@@ -24,15 +27,19 @@ def responses_apps(
     resumable: Resumable,
     recordings: Recordings,
     store: Store,
+    inquiries: Inquiries,
 ) -> dict[str, ASGIApp]:
-    shelf = Shelf(store)
+    shelf, token_counts = Shelf(store), TokenCounts(inquiries)
     answering: Answering[ResponseRequest] = Answering(
         ResponseWriters(), pipeline, ping_interval_s, resumable, shelf.conclude
     )
     background = Background(answering, recordings, resumable, shelf)
     stored = StoredResponses(keys, shelf, background, recordings, resumable)
     return {
-        "responses": CreateResponse(keys, pipeline, max_body_bytes, resumable, shelf, answering, background),
+        "responses": CreateResponse(
+            keys, pipeline, max_body_bytes, resumable, shelf, answering, background, token_counts
+        ),
+        "input_tokens": InputTokens(keys, pipeline, max_body_bytes, shelf, token_counts),
         "response": Endpoint(stored.retrieve),
         "delete_response": Endpoint(stored.delete),
         "cancel_response": Endpoint(stored.cancel),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from dataclasses import replace
 from typing import Any
 
 from starlette.types import Receive, Scope, Send
@@ -45,6 +46,8 @@ class Background:
     ) -> None:
         """Answers at once, or with the events as they come. Raises StoreUnavailable, Unavailable."""
         trail, team = trail_of(scope), call.principal.team
+        # Nobody waits: it may stay in the line as long as any request may take.
+        call = replace(call, queue_deadline=call.deadline)
         writer = EventWriter(asked, call)
         queued = writer.snapshot.object("queued")
         if not await self._shelf.keep(team, writer.record(queued)):

@@ -11,6 +11,7 @@ from gateway.api.diagnostics import trail_of
 from gateway.api.responses.background import Background
 from gateway.api.responses.request import ResponseRequest, read_draft
 from gateway.api.responses.shelf import Shelf
+from gateway.api.responses.token_counts import TokenCounts
 from gateway.api.resumable import Resumable
 from gateway.api.slo import read_begin_by
 from gateway.api.wish import read_wish
@@ -27,6 +28,7 @@ class CreateResponse:
         shelf: Shelf,
         answering: Answering[ResponseRequest],
         background: Background,
+        token_counts: TokenCounts,
     ) -> None:
         self._keys = keys
         self._pipeline = pipeline
@@ -35,6 +37,7 @@ class CreateResponse:
         self._shelf = shelf
         self._answering = answering
         self._background = background
+        self._token_counts = token_counts
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         trail = trail_of(scope)
@@ -47,6 +50,8 @@ class CreateResponse:
             return
         asked = await self._shelf.complete(read_draft(raw), principal.team)
         call = self._pipeline.call(principal, asked.model, trail, begin_by=read_begin_by(scope))
+        if asked.fit:
+            asked = await self._token_counts.fitted(asked, call.model)
         if asked.background:
             await self._background.begin(asked, call, wish, scope, receive, send)
         else:

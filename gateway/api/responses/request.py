@@ -42,6 +42,8 @@ class ResponseRequest:
     store: bool
     background: bool
     created_at: int
+    fit: bool
+    """Turns at the beginning of a conversation that is too long are dropped."""
     echo: dict[str, Any]
     """What the response repeats of the request."""
     input: tuple[Item, ...]
@@ -86,6 +88,7 @@ class Draft:
             store=body.store,
             background=body.background,
             created_at=int(time.time()),
+            fit=body.truncation == "auto",
             echo=_echo(body),
             input=own,
             chain=chain,
@@ -116,9 +119,6 @@ def _check(body: ResponsesBody) -> None:
     if body.text.verbosity not in (None, "medium"):
         message = "`text.verbosity` is not supported with this value. Say in the prompt how long the answer should be."
         raise UnsupportedParameter(message, param="text.verbosity")
-    if body.truncation == "auto":
-        message = "`truncation` is not supported with this value. Send fewer items, or `context_shift: true`."
-        raise UnsupportedParameter(message, param="truncation")
 
 
 def _request(body: ResponsesBody) -> GenerateRequest:

@@ -1,4 +1,4 @@
-"""The Responses API through real gateways: stored, continued, deleted, in the background; at any gateway, by one team."""
+"""The Responses API through real gateways: stored, continued, deleted, in the background; one team, any gateway."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
-from openai import AsyncOpenAI, NotFoundError
+from openai import AsyncOpenAI, BadRequestError, NotFoundError
 
 from tests.integration.front.conftest import NARROW_KEY
 from tests.support.openai_schema import check
@@ -146,6 +146,28 @@ async def test_input_items(client: AsyncOpenAI) -> None:
     check("ResponseItemList", page.model_dump(exclude_unset=True))
     assert [item.id for item in page.data] == [item.id for item in reversed(listed)]
     assert not page.has_more
+
+
+async def test_tokens_are_counted_without_an_answer(client: AsyncOpenAI) -> None:
+    first = await client.responses.create(model="quick", input="hi")
+    arguments: Any = {"model": "quick", "input": "and you?", "previous_response_id": first.id}
+    counted = await client.responses.input_tokens.count(**arguments)
+    response = await client.responses.create(**arguments)
+    assert response.usage is not None
+    assert counted.input_tokens == response.usage.input_tokens
+
+
+async def test_a_conversation_that_is_too_long_loses_its_first_turns(client: AsyncOpenAI) -> None:
+    turns = [[{"role": "user", "content": f"u{n}"}, {"role": "assistant", "content": f"a{n}"}] for n in range(9)]
+    items: Any = [{"role": "system", "content": "rules"}, *(item for turn in turns for item in turn)]
+    items.append({"role": "user", "content": "last"})
+    with pytest.raises(BadRequestError, match="tokens"):
+        await client.responses.create(model="quick", input=items)
+    response = await client.responses.create(model="quick", input=items, truncation="auto", max_output_tokens=8)
+    assert response.usage is not None
+    assert 20 < response.usage.input_tokens <= 56
+    with pytest.raises(BadRequestError, match="tokens"):
+        await client.responses.create(model="quick", input="x" * 400, truncation="auto")
 
 
 async def test_in_the_background(client: AsyncOpenAI, other: AsyncOpenAI, stack: Stack) -> None:

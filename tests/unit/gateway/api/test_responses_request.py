@@ -180,7 +180,7 @@ def test_the_rest_of_the_parameters() -> None:
         ({"text": {"format": {"type": "json_schema", "name": "x"}}}, InvalidRequest, "text.format.schema"),
         ({"text": {"format": {"type": "yaml"}}}, InvalidRequest, "text.format.type"),
         ({"text": {"verbosity": "low"}}, UnsupportedParameter, "text.verbosity"),
-        ({"truncation": "auto"}, UnsupportedParameter, "truncation"),
+        ({"truncation": "some"}, InvalidRequest, "truncation"),
         ({"background": True, "store": False}, InvalidRequest, "background"),
         ({"stream_options": {}}, InvalidRequest, "stream_options"),
         ({"include": ["everything"]}, InvalidRequest, "include.0"),
