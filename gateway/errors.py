@@ -54,6 +54,20 @@ class InvalidRequest(PaddockError):
 class ContextOverflow(InvalidRequest):
     code = "context_length_exceeded"
 
+    def __init__(
+        self,
+        message: str,
+        *,
+        param: str | None = None,
+        retry_after_s: float | None = None,
+        num_prompt_tokens: int = 0,
+        n_ctx: int = 0,
+    ) -> None:
+        """Both numbers 0: not known."""
+        super().__init__(message, param=param, retry_after_s=retry_after_s)
+        self.num_prompt_tokens = num_prompt_tokens
+        self.n_ctx = n_ctx
+
 
 class BodyTooLarge(InvalidRequest):
     status = 413

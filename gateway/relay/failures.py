@@ -35,5 +35,8 @@ def answer_to(failure: Failure) -> PaddockError:
         return InternalError(
             "The worker refused this gateway's secret. Start both with the same PADDOCK_WORKER_SECRET."
         )
+    if failure.code is FailureCode.CONTEXT_OVERFLOW:
+        numbers = {"num_prompt_tokens": failure.num_prompt_tokens, "n_ctx": failure.n_ctx}
+        return ContextOverflow(failure.message, param=failure.param, **numbers)
     retry_after_s = BUSY_RETRY_AFTER_S if failure.code in (FailureCode.BUSY, FailureCode.DRAINING) else None
     return ANSWERS[failure.code](failure.message, param=failure.param, retry_after_s=retry_after_s)

@@ -68,6 +68,9 @@ class Server:
     def post(self, path: str, body: Any) -> Any:
         return self._http.post(path, json=body).raise_for_status().json()
 
+    def ask(self, path: str, body: Any) -> httpx2.Response:
+        return self._http.post(path, json=body)
+
     def refused(self, path: str, body: Any) -> tuple[int, str]:
         answer = self._http.post(path, json=body)
         return answer.status_code, answer.json()["error"]["message"]
@@ -114,6 +117,13 @@ def test_what_a_completion_tells(server: Server) -> None:
     assert len(answer["completion_probabilities"]) == len(answer["tokens"])
     first = answer["completion_probabilities"][0]
     assert first["id"] == first["top_logprobs"][0]["id"] == answer["tokens"][0]
+
+
+def test_a_prompt_that_is_too_long_is_told_in_numbers(server: Server) -> None:
+    answer = server.ask("/completion", {"prompt": "word " * 300})
+    error = answer.json()["error"]
+    assert (answer.status_code, error["type"], error["n_ctx"]) == (400, "exceed_context_size_error", 256)
+    assert error["n_prompt_tokens"] >= 300
 
 
 def test_minus_one_means_the_context(server: Server) -> None:

@@ -246,4 +246,4 @@ def _overflow(num_prompt: int, n_ctx: int) -> Failure:
         f"the prompt has {num_prompt} tokens and a conversation may have {n_ctx}, answer included; "
         "shorten the prompt or serve the model with a larger --ctx"
     )
-    return Failure(FailureCode.CONTEXT_OVERFLOW, message, "messages")
+    return Failure(FailureCode.CONTEXT_OVERFLOW, message, "messages", num_prompt, n_ctx)

@@ -256,7 +256,7 @@ def _overflow(number: int, num_tokens: int, context: PooledContext) -> Failure:
     elif context.n_ctx < context.model.facts.n_ctx_train:
         remedy += " or serve the model with a larger --ctx"
     message = f"input {number} has {num_tokens} tokens and this model reads {context.longest} at once; {remedy}"
-    return Failure(FailureCode.CONTEXT_OVERFLOW, message, "input")
+    return Failure(FailureCode.CONTEXT_OVERFLOW, message, "input", num_tokens, context.longest)
 
 
 def _not_numbers(number: int) -> Failure:

@@ -50,6 +50,10 @@ class Failure(msgspec.Struct, frozen=True, omit_defaults=True):
     code: FailureCode
     message: str
     param: str | None = None
+    num_prompt_tokens: int = 0
+    """Of a `context_overflow`, beside `n_ctx`."""
+    n_ctx: int = 0
+    """Most tokens that would do."""
 
 
 class CallFailed(Exception):

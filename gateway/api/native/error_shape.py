@@ -32,7 +32,10 @@ NATIVE: ErrorShape = NativeErrors()
 def error_object(error: PaddockError) -> dict[str, Any]:
     """`code` is the HTTP status."""
     status, kind = _told(error)
-    return {"code": status, "message": error.message, "type": kind}
+    document = {"code": status, "message": error.message, "type": kind}
+    if isinstance(error, ContextOverflow) and error.n_ctx:
+        document |= {"n_prompt_tokens": error.num_prompt_tokens, "n_ctx": error.n_ctx}
+    return document
 
 
 def _told(error: PaddockError) -> tuple[int, str]:

@@ -19,7 +19,9 @@ from gateway.errors import (
     QueueTimeout,
     UnsupportedParameter,
 )
+from gateway.relay.failures import answer_to
 from gateway.telemetry.trail import Trail
+from workers.protocol.failures import Failure, FailureCode
 
 
 @pytest.mark.parametrize(
@@ -40,3 +42,9 @@ def test_status_and_type(error: PaddockError, code: int, kind: str) -> None:
     trail = Trail("r", "POST", "/completion")
     assert NATIVE.status(error) == code
     assert json.loads(NATIVE.body(error, trail)) == {"error": {"code": code, "message": "m", "type": kind}}
+
+
+def test_a_prompt_that_is_too_long_is_told_in_numbers() -> None:
+    error = answer_to(Failure(FailureCode.CONTEXT_OVERFLOW, "m", "prompt", 600, 512))
+    inner = json.loads(NATIVE.body(error, Trail("r", "POST", "/completion")))["error"]
+    assert (inner["n_prompt_tokens"], inner["n_ctx"], error.param) == (600, 512, "prompt")

@@ -1,0 +1,94 @@
+"""What operators want of adapters and models, against a real Redis: between gateways, and while Redis is away."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import suppress
+
+import pytest
+import redis.asyncio
+
+from gateway.errors import StoreUnavailable
+from gateway.registry.adapter_wishes import AdapterWishes
+from gateway.registry.model_wishes import ModelWishes
+from gateway.store.client import connect
+from tests.support.redis_server import RedisServer
+from workers.protocol import keys
+from workers.protocol.adapters import LoadAdapter
+
+PIRATE = LoadAdapter(name="pirate", path="pirate.gguf")
+
+
+def wishes(client: redis.asyncio.Redis) -> AdapterWishes:
+    return AdapterWishes(client, lambda: ["m", "other"])
+
+
+async def test_what_one_gateway_is_told_the_others_read(client: redis.asyncio.Redis) -> None:
+    one, other = wishes(client), wishes(client)
+    await one.remember("m", PIRATE)
+    await one.set_scales("m", {"pirate": 0.5, "poet": 0.0})
+    assert (one.files("m"), one.scales("m")) == ({"pirate": PIRATE}, {"pirate": 0.5})
+    assert (other.files("m"), other.scales("m")) == ({}, {})
+    await other.refresh()
+    assert (other.files("m"), other.scales("m")) == ({"pirate": PIRATE}, {"pirate": 0.5})
+    assert (other.files("other"), other.scales("other")) == ({}, {})
+    assert await other.wants("m", "pirate")
+
+    await other.forget("m", "pirate")
+    assert not await one.wants("m", "pirate")
+    await one.refresh()
+    assert (one.files("m"), one.scales("m")) == ({}, {})
+
+
+async def test_scales_are_set_as_a_whole(client: redis.asyncio.Redis) -> None:
+    one = wishes(client)
+    await one.set_scales("m", {"pirate": 1.0, "poet": 2.0})
+    await one.set_scales("m", {"poet": 0.25})
+    await one.refresh()
+    assert one.scales("m") == {"poet": 0.25}
+    await one.set_scales("m", {})
+    assert not await client.exists(keys.adapter_scales("m"))
+
+
+async def test_records_that_can_not_be_read_are_left_out(client: redis.asyncio.Redis) -> None:
+    one = wishes(client)
+    await one.remember("m", PIRATE)
+    await client.hset(keys.adapters("m"), "broken", "{")
+    await client.hset(keys.adapter_scales("m"), mapping={"poet": "much", "pirate": "1"})
+    await one.refresh()
+    assert (one.files("m"), one.scales("m")) == ({"pirate": PIRATE}, {"pirate": 1.0})
+
+
+async def test_models_that_nobody_wants(client: redis.asyncio.Redis) -> None:
+    models = ModelWishes(client)
+    assert not await models.is_supervised("m")
+    await client.set(keys.supervised("m"), 1)
+    assert await models.is_supervised("m")
+    await models.want("m", False)
+    assert await client.exists(keys.unloaded("m"))
+    await models.want("m", True)
+    assert not await client.exists(keys.unloaded("m"))
+
+
+async def test_while_redis_is_away_the_last_wishes_hold_and_new_ones_are_refused() -> None:
+    with RedisServer() as server:
+        async with connect(server.url) as client:
+            one, models = wishes(client), ModelWishes(client)
+            await one.set_scales("m", {"pirate": 0.5})
+            await one.remember("m", PIRATE)
+            server.kill()
+            keeping = asyncio.create_task(one.run())
+            for act in (
+                one.remember("m", LoadAdapter(name="poet", path="p")),
+                one.forget("m", "pirate"),
+                one.set_scales("m", {}),
+                models.want("m", False),
+                models.is_supervised("m"),
+            ):
+                with pytest.raises(StoreUnavailable):
+                    await act
+            assert (one.files("m"), one.scales("m")) == ({"pirate": PIRATE}, {"pirate": 0.5})
+            assert not keeping.done()
+            keeping.cancel()
+            with suppress(asyncio.CancelledError):
+                await keeping
