@@ -15,7 +15,7 @@ import msgspec
 from gateway.api.openai.chat_chunks import finish_reason
 from gateway.api.openai.chat_request import ChatRequest
 from gateway.api.openai.ids import chat_id
-from gateway.api.openai.logprobs import LogprobsCollector, logprobs_object
+from gateway.api.openai.logprobs import Likely, LogprobsCollector, logprobs_object
 from gateway.api.tallies import timings_object, usage_object
 from gateway.call import Call
 from gateway.choices import usage_of
@@ -77,7 +77,7 @@ class _Choice:
         self.num_thought = 0
         self._as_function = as_function
         self._logprobs = LogprobsCollector(request.post_sampling_probs)
-        self._content: list[dict[str, Any]] | None = [] if request.n_probs else None
+        self._content: list[Likely] | None = [] if request.n_probs else None
         self._tokens: list[int] | None = [] if "tokens" in request.tell else None
         self._texts: list[str] = []
         self._thoughts: list[str] = []
