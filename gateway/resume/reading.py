@@ -100,4 +100,7 @@ class RemoteReading:
             self._signed_at = time.monotonic()
             if await self._log.head(self._stream) is None:
                 raise StreamGone(GONE)
-        await asyncio.sleep(LOOK_EVERY_S)
+            # A number beyond the last one finds nothing behind it, not even the end.
+            self._ended = await self._log.ended_by(self._stream, self._after)
+        if not self._ended:
+            await asyncio.sleep(LOOK_EVERY_S)

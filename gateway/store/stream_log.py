@@ -100,6 +100,11 @@ class StreamLog:
         batches = tuple(_batch(id_, fields) for id_, fields in entries if b"end" not in fields)
         return Page(batches, len(batches) < len(entries))
 
+    async def ended_by(self, stream: str, number: int) -> bool:
+        """Whether it has ended, with that event or before it."""
+        entries = await self._answers(self._redis.xrevrange(keys.stream_log(stream), count=1))
+        return any(b"end" in fields and int(id_.partition(b"-")[0]) <= number for id_, fields in entries)
+
     async def sign(self, stream: str) -> None:
         """Tells the stream's gateway that somebody reads."""
         name = keys.stream_readers(stream)

@@ -1,0 +1,208 @@
+"""Streams that outlive their connections, between two gateways' halves and a real Redis that may fail."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import asynccontextmanager
+
+import pytest
+
+from gateway.errors import InternalError, InvalidRequest, StreamGone
+from gateway.resume.reading import Reading
+from gateway.resume.recording import Recording
+from gateway.resume.recordings import Owner, Recordings
+from gateway.store.client import connect
+from gateway.store.stream_log import StreamLog
+from tests.support.redis_server import RedisServer
+from tests.support.waiting import until
+
+OWNER = Owner("blue", "digest")
+ANY = Owner("blue", "")
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[RedisServer]:
+    with RedisServer() as running:
+        yield running
+
+
+@asynccontextmanager
+async def gateway(server: RedisServer, max_bytes: int = 1 << 20) -> AsyncIterator[Recordings]:
+    """One process's half."""
+    async with connect(server.url) as client:
+        recordings = Recordings(StreamLog(client, kept_s=30.0), "gw", max_bytes)
+        running = asyncio.create_task(recordings.run())
+        await asyncio.sleep(0)
+        try:
+            yield recordings
+        finally:
+            await recordings.close()
+            running.cancel()
+            await asyncio.wait({running})
+            assert running.cancelled()
+
+
+@pytest.fixture
+async def here(server: RedisServer) -> AsyncIterator[Recordings]:
+    async with gateway(server) as recordings:
+        yield recordings
+
+
+@pytest.fixture
+async def there(server: RedisServer) -> AsyncIterator[Recordings]:
+    async with gateway(server) as recordings:
+        yield recordings
+
+
+def event(number: int) -> bytes:
+    return b"data: %d\n\n" % number
+
+
+def telling(count: int, pause_s: float = 0.0) -> Callable[[Recording], Awaitable[None]]:
+    async def produce(recording: Recording) -> None:
+        await recording.start()
+        for number in range(1, count + 1):
+            await recording.write(event(number))
+            await asyncio.sleep(pause_s)
+
+    return produce
+
+
+async def numbers(reading: Reading, count: int | None = None) -> list[int]:
+    """What a client reads, by the events' ids, which must be those of their data."""
+    found: list[int] = []
+    while events := await reading.take():
+        for block in events.decode().split("\n\n")[:-1]:
+            id_, data = block.split("\n")
+            assert id_.rpartition(":")[2] == data.removeprefix("data: ")
+            found.append(int(data[6:]))
+        if count is not None and len(found) >= count:
+            break
+    reading.close()
+    return found
+
+
+async def test_read_here_while_it_is_written_and_there_when_it_has_ended(here: Recordings, there: Recordings) -> None:
+    reading = await here.begin("a1", OWNER, telling(50, 0.001), 5.0)
+    assert await numbers(reading) == list(range(1, 51))
+    await asyncio.sleep(0.06)
+    for recordings in (here, there):
+        for after in (0, 1, 17, 49, 50, 99):
+            assert await numbers(await recordings.open("a1", after, OWNER)) == list(range(after + 1, 51))
+
+
+async def test_read_there_while_it_is_written_here(here: Recordings, there: Recordings) -> None:
+    reading = await here.begin("a2", OWNER, telling(100, 0.005), 5.0)
+    first = await numbers(reading, 10)
+    elsewhere = await there.open("a2", len(first), OWNER)
+    assert first + await numbers(elsewhere) == list(range(1, 101))
+
+
+async def test_of_two_readers_each_gets_everything(here: Recordings) -> None:
+    reading = await here.begin("a3", OWNER, telling(30, 0.002), None)
+    other = await here.open("a3", 0, ANY)
+    first, second = await asyncio.gather(numbers(reading), numbers(other))
+    assert first == second == list(range(1, 31))
+
+
+async def test_whose_it_is(here: Recordings, there: Recordings) -> None:
+    (await here.begin("a4", OWNER, telling(1, 0.3), None)).close()
+    for recordings in (here, there):
+        with pytest.raises(StreamGone):
+            await recordings.open("a4", 0, Owner("green", "digest"))
+        with pytest.raises(StreamGone):
+            await recordings.open("b4", 0, OWNER)
+        with pytest.raises(InvalidRequest):
+            await recordings.open("a4", 0, Owner("blue", "another"))
+        assert await recordings.alive("a4")
+        assert not await recordings.alive("b4")
+
+
+async def test_who_falls_too_far_behind_gets_no_gap(server: RedisServer, there: Recordings) -> None:
+    async with gateway(server, max_bytes=4096) as here:
+        reading = await here.begin("a5", OWNER, telling(500), None)
+        await asyncio.sleep(0.1)
+        with pytest.raises(StreamGone):
+            await reading.take()
+        for recordings in (here, there):
+            with pytest.raises(StreamGone):
+                await (await recordings.open("a5", 100, OWNER)).take()
+            late = await numbers(await recordings.open("a5", 480, OWNER))
+            assert late == list(range(481, 501))
+
+
+async def test_given_up_when_nobody_reads_it(here: Recordings, there: Recordings) -> None:
+    ended = asyncio.Event()
+
+    async def produce(recording: Recording) -> None:
+        try:
+            await telling(1000, 0.01)(recording)
+        finally:
+            ended.set()
+
+    loop = asyncio.get_running_loop()
+    reading = await here.begin("a6", OWNER, produce, 0.4)
+    await asyncio.sleep(0.6)
+    assert not ended.is_set(), "while it is read it goes on"
+    reading.close()
+    elsewhere = await there.open("a6", 0, OWNER)
+    assert len(await numbers(elsewhere, 100)) >= 100
+    left_at = loop.time()
+    async with asyncio.timeout(2):
+        await ended.wait()
+    assert 0.1 < loop.time() - left_at < 1.5
+    await asyncio.sleep(0.1)
+    for recordings in (here, there):
+        with pytest.raises(StreamGone):
+            await recordings.open("a6", 0, OWNER)
+
+
+@pytest.mark.parametrize("elsewhere", [False, True])
+async def test_stopped(here: Recordings, there: Recordings, elsewhere: bool) -> None:
+    stream = f"a7{int(elsewhere)}"
+    reading = await here.begin(stream, OWNER, telling(1000, 0.01), None)
+    await reading.take()
+    await (there if elsewhere else here).stop(stream)
+    async with asyncio.timeout(2):
+        assert len(await numbers(reading)) < 900
+
+
+async def test_a_stream_that_breaks_ends_no_other(here: Recordings) -> None:
+    async def breaks(recording: Recording) -> None:
+        await recording.write(event(1))
+        raise ZeroDivisionError
+
+    reading = await here.begin("a8", OWNER, breaks, None)
+    other = await here.begin("a9", OWNER, telling(20, 0.002), None)
+    assert await numbers(reading) == [1]
+    assert isinstance(reading.refusal, InternalError)
+    assert await numbers(other) == list(range(1, 21))
+
+
+async def test_a_redis_that_fails_costs_the_reader_here_nothing() -> None:
+    with RedisServer() as server:
+        async with gateway(server) as here, gateway(server) as there:
+            reading = await here.begin("c1", OWNER, telling(200, 0.005), 5.0)
+            begun = await numbers(await there.open("c1", 0, OWNER), 5)
+            assert begun[:5] == [1, 2, 3, 4, 5]
+            server.kill()
+            again = await here.begin("c2", OWNER, telling(5), None)
+            assert await numbers(again) == [1, 2, 3, 4, 5]
+            server.start()
+            assert await numbers(reading) == list(range(1, 201))
+            head = asyncio.create_task(there.alive("c1"))
+            assert await head, "it is known again"
+            with pytest.raises(StreamGone):
+                await numbers(await there.open("c1", 0, OWNER))
+
+
+async def test_an_ending_process_leaves_everything_in_redis(server: RedisServer, there: Recordings) -> None:
+    async with gateway(server) as here:
+        (await here.begin("a10", OWNER, telling(30, 0.005), None)).close()
+    assert await numbers(await there.open("a10", 0, OWNER)) == list(range(1, 31))
+
+
+async def test_idle_it_sleeps(here: Recordings) -> None:
+    await numbers(await here.begin("a11", OWNER, telling(3), None))
+    await until(lambda: not here.busy, 1.0, "Redis has it all")
