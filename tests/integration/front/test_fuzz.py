@@ -8,6 +8,7 @@ from __future__ import annotations
 import http.client
 import json
 import time
+from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 from urllib.parse import quote
@@ -67,6 +68,7 @@ class Fuzzed:
         self._host = gateway.url.removeprefix("http://")
         self._headers = {"authorization": f"Bearer {key}"}
         self._connection = http.client.HTTPConnection(self._host, timeout=PATIENCE_S)
+        self.statuses: Counter[int] = Counter()
 
     def close(self) -> None:
         self._connection.close()
@@ -79,6 +81,7 @@ class Fuzzed:
         finally:
             took_s = time.monotonic() - began
             assert took_s < PATIENCE_S, f"{method} {path} took {took_s:.1f} s: {body!r:.300}"
+        self.statuses[status] += 1
         told = f"{method} {path} -> {status} {raw[:300]!r} for {body!r:.600}"
         assert status != 500, told
         assert b"Traceback" not in raw, told
@@ -168,6 +171,16 @@ def test_headers(fuzzed: Fuzzed, path: str, names: tuple[str, ...], examples: in
         fuzzed.send("POST", path, body, headers)
 
     send()
+
+
+def test_much_of_it_is_taken(fuzzed: Fuzzed) -> None:
+    """A fuzzer that is turned away at the door sees nothing of the house."""
+    print(sorted(fuzzed.statuses.items()))
+    total = fuzzed.statuses.total()
+    if not total:
+        pytest.skip("the tests before this one were not run")
+    assert fuzzed.statuses[200] > total / 10, fuzzed.statuses
+    assert fuzzed.statuses[400] > total / 10, fuzzed.statuses
 
 
 def test_nothing_is_left_behind(stack: Stack, fuzzed: Fuzzed) -> None:
