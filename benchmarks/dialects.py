@@ -116,7 +116,7 @@ def load(way: Way, gateway: Process, key: str, folder: Path) -> float:
 
 
 def measure(rounds: int, ways: tuple[Way, ...] = WAYS) -> list[Row]:
-    """The first round warms up and does not count."""
+    """Chat runs once more before the first round, which does not count."""
     costs: dict[str, list[float]] = {way.name: [] for way in (PLAIN, *ways)}
     with Stack(cores={"gateway": "0", "fake": "1", "redis": "1"}) as stack:
         for model, answer in ANSWERS_BY_MODEL.items():
@@ -125,11 +125,10 @@ def measure(rounds: int, ways: tuple[Way, ...] = WAYS) -> list[Row]:
             flags += ["--thinks"] if model == "thinks" else []
             stack.fake_worker(model, *flags, worker_id=f"fake-{model}", slots=ANSWERS)
         gateway = stack.gateway(log_level="info")
-        for number in range(rounds + 1):
+        load(PLAIN, gateway, stack.key, stack.folder)
+        for _ in range(rounds):
             for way in (PLAIN, *ways):
-                cost = load(way, gateway, stack.key, stack.folder)
-                if number:
-                    costs[way.name].append(cost)
+                costs[way.name].append(load(way, gateway, stack.key, stack.folder))
     return rows_of(costs)
 
 

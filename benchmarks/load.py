@@ -26,7 +26,7 @@ COMPLETION_TOKENS = re.compile(rb'"(?:completion_tokens|output_tokens|tokens_pre
 LAST_WORD = re.compile(rb'data: \[DONE\]|event: message_stop|event: response\.(?:completed|incomplete)|"stop": ?true')
 ERROR = re.compile(rb'"error": ?[^n]')
 CONTENT_LENGTH = re.compile(rb"\r\ncontent-length: ?(\d+)\r\n", re.IGNORECASE)
-TAIL_BYTES = 8192
+LAST_CHUNK = b"\r\n0\r\n\r\n"
 CLOCK_TICKS = os.sysconf("SC_CLK_TCK")
 
 
@@ -50,6 +50,7 @@ class Reader(asyncio.Protocol):
     transport: asyncio.Transport | None = None
     answer: Answer | None = None
     done: asyncio.Future[None] | None = None
+    parts: list[bytes] = field(default_factory=list)
     tail: bytes = b""
     head: bytes = b""
     last: float = 0.0
@@ -70,8 +71,9 @@ class Reader(asyncio.Protocol):
         else:
             answer.longest_gap_s = max(answer.longest_gap_s, now - self.last)
         self.last = now
-        self.tail = (self.tail + data)[-TAIL_BYTES:]
-        if self.tail.endswith(b"\r\n0\r\n\r\n") or self._whole():
+        self.parts.append(data)
+        self.tail = (self.tail + data)[-len(LAST_CHUNK) :]
+        if self.tail == LAST_CHUNK or self._whole():
             answer.ended = now
             self._settle(answer)
 
@@ -81,11 +83,12 @@ class Reader(asyncio.Protocol):
         return found is not None and len(self.head) >= self.head.find(b"\r\n\r\n") + 4 + int(found[1])
 
     def _settle(self, answer: Answer) -> None:
-        found = COMPLETION_TOKENS.findall(self.tail)
+        told = b"".join(self.parts)
+        found = COMPLETION_TOKENS.findall(told)
         answer.tokens = int(found[-1]) if found else 0
         status = self.head[9:12]
-        if status != b"200" or ERROR.search(self.tail) or not LAST_WORD.search(self.tail) or not found:
-            answer.error = (self.head if status != b"200" else self.tail)[-300:].decode(errors="replace")
+        if status != b"200" or ERROR.search(told) or not LAST_WORD.search(told) or not found:
+            answer.error = (self.head if status != b"200" else told)[-300:].decode(errors="replace")
         assert self.done is not None
         if not self.done.done():
             self.done.set_result(None)
@@ -98,7 +101,7 @@ class Reader(asyncio.Protocol):
 
     async def ask(self, request: bytes) -> Answer:
         assert self.transport is not None
-        self.answer, self.tail, self.head = Answer(sent=time.perf_counter()), b"", b""
+        self.answer, self.parts, self.tail, self.head = Answer(sent=time.perf_counter()), [], b"", b""
         self.done = asyncio.get_running_loop().create_future()
         self.transport.write(request)
         await self.done

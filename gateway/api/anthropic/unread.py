@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from gateway.api.parameters.unread import Refusal
 
 _LABEL = "a label for the provider's own bookkeeping"
@@ -16,7 +18,7 @@ IGNORED = {
 
 _CLEAR_THOUGHTS = "clear_thinking_20251015"
 
-THOUGHTS_ONLY = (
+THOUGHTS_ONLY: tuple[dict[str, Any], ...] = (
     {"edits": []},
     {"edits": [{"type": _CLEAR_THOUGHTS, "keep": "all"}]},
     {"edits": [{"type": _CLEAR_THOUGHTS, "keep": {"type": "thinking_turns", "value": 1}}]},

@@ -42,11 +42,16 @@ def too_deep(schema: Any) -> bool:
     """Whether a schema is nested beyond what workers take."""
     level = [schema]
     for _ in range(MAX_SCHEMA_DEPTH + 1):
-        nested = [
-            outer.values() if isinstance(outer, dict) else outer for outer in level if isinstance(outer, dict | list)
-        ]
-        level = [inner for values in nested for inner in values]
-    return bool(level)
+        inner: list[Any] = []
+        for outer in level:
+            if isinstance(outer, dict):
+                inner += outer.values()
+            elif isinstance(outer, list):
+                inner += outer
+        if not inner:
+            return False
+        level = inner
+    return True
 
 
 def _response_format(form: ResponseFormat | None) -> Constraint | None:
