@@ -10,64 +10,54 @@ import os
 import re
 import socket
 import sys
-import time
 from collections.abc import Callable, Coroutine
+from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import TypeVar
+from typing import Protocol, TypeVar
 
 import msgspec
 import uvloop
 
 from workers.black_box import BlackBox, describe, take
-from workers.chat.answers import Answers
-from workers.chat.families import FamilyUnknown, family_of
-from workers.chat.prompts import Prompts
+from workers.chat.families import FamilyUnknown
 from workers.chat.template import TemplateUnusable
-from workers.constraint.compiler import Compiler
-from workers.constraint.tool_calls import CallForms
-from workers.constraint.trial import Trial
-from workers.disk_cache import kv_identity, open_slot_files, open_tier
-from workers.engine.adapters import AdapterShelf
 from workers.engine.disk_folder import CacheFolderUnusable
-from workers.engine.engine import Engine
-from workers.engine.pooled import PooledEngine
 from workers.engine.watchdog import Watchdog
+from workers.generating import generating_parts
 from workers.isolation import isolate
-from workers.llama.context import Context
 from workers.llama.errors import AdapterError
-from workers.llama.gguf import GgufHeader
-from workers.llama.grammar import GbnfGrammars
-from workers.llama.inputs import PooledInputs
 from workers.llama.model import Model, ModelError, ModelTooLarge
-from workers.llama.pooling import PooledContext, Pooling, is_pooled, pooling_of
+from workers.llama.pooling import is_pooled
+from workers.pooling import pooled_parts
 from workers.protocol.catalog import NAME_PATTERN, AdapterSpec, DefaultSampling, LlamaSettings
 from workers.protocol.exits import Exit
-from workers.protocol.failures import CallFailed
-from workers.protocol.requests import Sampling
-from workers.served_text import TemplateFileUnusable, infill_prompts, open_renderer, text_routes
+from workers.served_text import TemplateFileUnusable
 from workers.service import logs
-from workers.service.adapters import AdapterRoutes
-from workers.service.memory import KvShape, free_bytes, outputs_too_large, plan_kv
-from workers.service.pooled import PooledDesk, TextRefused
 from workers.service.server import Emit, OnCrash, Place, PortTaken, WorkerServer, listen
-from workers.service.slots import SlotKeeper, SlotRoutes
+from workers.service.server import Engine as ServerEngine
+from workers.service.services import Services
 from workers.settings import WorkerSettings
+from workers.wishes import SettingUnusable, Wishes
 
 SWITCH_INTERVAL_S = 0.0005
 """How long the event loop may keep the interpreter lock from the engine's thread; figures: docs/performance.md."""
-
-LEARNED_POSITIONS = "position_embd.weight"
-
-GPU_DEVICES = ("/dev/nvidiactl", "/dev/kfd")
 
 logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
 
-class SettingUnusable(ValueError):
-    """A setting that only the worker can judge; the message names it and the remedy."""
+class Parts(Protocol):
+    """Of one kind of worker."""
+
+    def services(self) -> Services:
+        """Called on the loop that serves them."""
+
+    def engine(self, services: Services, emit: Emit, on_crash: OnCrash) -> ServerEngine: ...
+
+
+OpenParts = Callable[[contextlib.ExitStack, Model, Wishes, Watchdog, str], Parts]
 
 
 def main(settings: WorkerSettings) -> int:
@@ -95,145 +85,25 @@ def run(settings: WorkerSettings) -> int:
 
 def _run(settings: WorkerSettings) -> int:
     path = _checked(settings)
-    llama = _parsed("llama", settings.llama, LlamaSettings)
-    sampling = _parsed("sampling", settings.sampling, DefaultSampling).sampling()
-    adapters = _parsed("adapters", settings.adapters, list[AdapterSpec])
-    shared = _parsed("shared_prompts", settings.shared_prompts, list[str])
-    loaded_at = time.time()
-    with _listen(settings) as sock, Model.load(path, llama) as model, contextlib.ExitStack() as opened:
+    wishes = Wishes(
+        settings,
+        path,
+        _parsed("llama", settings.llama, LlamaSettings),
+        _parsed("sampling", settings.sampling, DefaultSampling).sampling(),
+        tuple(_parsed("adapters", settings.adapters, list[AdapterSpec])),
+        tuple(_parsed("shared_prompts", settings.shared_prompts, list[str])),
+    )
+    with _listen(settings) as sock, Model.load(path, wishes.llama) as model, contextlib.ExitStack() as opened:
         place = _place(settings, path, model)
-        if is_pooled(model, llama):
-            return _run_pooled(place, sock, model, settings, llama)
-        renderer = opened.enter_context(open_renderer(model, settings.chat_template))
-        answers = Answers(family_of("\n".join(renderer.sources.values()), settings.tool_family), model.vocab)
-        logger.info("answers are read as those of the family %s", answers.family.name)
-        context, n_ctx = make_context(model, settings, llama)
-        prompts = Prompts(
-            renderer,
-            model,
-            bos_text=model.bos_text,
-            num_tokens=model.facts.n_vocab,
-            shared=shared,
-            infill=infill_prompts(model.vocab, llama, n_ctx=n_ctx),
-        )
-        identity = kv_identity(settings, model.header, llama, n_ctx=context.kv_tokens, loaded_at=loaded_at)
-        with (
-            context,
-            contextlib.closing(_shelf(model, context, settings)) as shelf,
-            contextlib.closing(Trial(path)) as trial,
-            _black_box(settings) as black_box,
-            Watchdog(settings.step_timeout_s, black_box) as watchdog,
-            contextlib.ExitStack() as closing,
-        ):
-            disk = open_tier(settings, identity)
-            if disk is not None:
-                closing.callback(disk.close)
-            slot_files = open_slot_files(settings)
-            if slot_files is not None:
-                closing.callback(slot_files.close)
-            slots = SlotRoutes()
-            constraints = Compiler(
-                model.vocab, GbnfGrammars(model.vocab), trial, CallForms(answers.family.syntax, answers.controls)
-            )
-            constraints.warm_up()
-            context.warm_up()
-            _load_adapters(shelf, adapters)
-
-            def build_engine(emit: Emit, on_crash: OnCrash) -> Engine:
-                engine = Engine(
-                    model,
-                    context,
-                    slots=settings.slots,
-                    n_ctx=n_ctx,
-                    emit=emit,
-                    on_crash=on_crash,
-                    ram_bytes=settings.cache_ram_mib << 20,
-                    adapters=shelf,
-                    watchdog=watchdog,
-                    disk=disk,
-                )
-                slots.connect(
-                    SlotKeeper(
-                        engine.at_rest,
-                        slot_files,
-                        shelf,
-                        identity.fingerprint,
-                        n_ctx=n_ctx,
-                        max_bytes=settings.cache_ram_mib << 20,
-                    )
-                )
-                return engine
-
-            async def serve() -> Exit:
-                routes = AdapterRoutes(shelf, settings.adapters_dir)
-                texts = text_routes(
-                    model, prompts, renderer, sampling, name=place.model, slots=settings.slots, n_ctx=n_ctx
-                )
-                return await WorkerServer(
-                    place,
-                    sock,
-                    prompts,
-                    sampling,
-                    build_engine,
-                    constraints=constraints,
-                    answers=answers,
-                    adapters=routes,
-                    slots=slots,
-                    texts=texts,
-                ).run()
-
-            return _on_loop(serve)
-
-
-def _run_pooled(
-    place: Place, sock: socket.socket, model: Model, settings: WorkerSettings, llama: LlamaSettings
-) -> Exit:
-    pooling = pooling_of(model, llama)
-    inputs = PooledInputs(model, pooling)
-    prompts = Prompts(None, model, num_tokens=model.facts.n_vocab)
-    with (
-        make_pooled_context(model, settings, llama, pooling) as context,
-        _black_box(settings) as black_box,
-        Watchdog(settings.step_timeout_s, black_box) as watchdog,
-    ):
-        context.warm_up()
+        watchdog = opened.enter_context(Watchdog(settings.step_timeout_s, opened.enter_context(_black_box(settings))))
+        open_parts: OpenParts = pooled_parts if is_pooled(model, wishes.llama) else generating_parts
+        parts = open_parts(opened, model, wishes, watchdog, place.model)
 
         async def serve() -> Exit:
-            desk = PooledDesk(inputs, pooling=pooling, width=context.width)
-
-            def build_engine(emit: Emit, on_crash: OnCrash) -> TextRefused:
-                return desk.connect(
-                    PooledEngine(context, slots=settings.slots, tell=desk.tell, on_crash=on_crash, watchdog=watchdog)
-                )
-
-            texts = text_routes(
-                model,
-                prompts,
-                None,
-                Sampling(),
-                name=place.model,
-                kind=desk.kind,
-                slots=settings.slots,
-                n_ctx=context.longest,
-            )
-            return await WorkerServer(place, sock, prompts, Sampling(), build_engine, pool=desk, texts=texts).run()
+            services = parts.services()
+            return await WorkerServer(place, sock, services, partial(parts.engine, services)).run()
 
         return _on_loop(serve)
-
-
-def _shelf(model: Model, context: Context, settings: WorkerSettings) -> AdapterShelf:
-    max_bytes = settings.adapters_mib << 20
-    return AdapterShelf(model, context, max_adapters=settings.max_adapters, max_bytes=max_bytes)
-
-
-def _load_adapters(shelf: AdapterShelf, adapters: list[AdapterSpec]) -> None:
-    """Raises AdapterError, SettingUnusable."""
-    for adapter in adapters:
-        try:
-            info = shelf.load(adapter.name, Path(adapter.path).expanduser(), pinned=adapter.pinned)
-        except CallFailed as failed:
-            raise SettingUnusable(f"adapters: {adapter.name}: {failed.failure.message}") from None
-        logger.info("adapter %s: rank %d, %d bytes", info.name, info.rank, info.size)
 
 
 def _on_loop(serve: Callable[[], Coroutine[None, None, Exit]]) -> Exit:
@@ -241,109 +111,6 @@ def _on_loop(serve: Callable[[], Coroutine[None, None, Exit]]) -> Exit:
     gc.freeze()
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         return runner.run(serve())
-
-
-def make_context(model: Model, settings: WorkerSettings, llama: LlamaSettings) -> tuple[Context, int]:
-    """The context and the longest conversation it allows. Raises ModelError, ModelTooLarge.
-
-    Without an explicit `kv_tokens` the cache shrinks until it fits, down to one conversation.
-    """
-    trained = model.facts.n_ctx_train
-    asked = settings.ctx or trained
-    if asked > trained:
-        logger.warning("ctx %d is more than the %d tokens that the model was trained for", asked, trained)
-    if LEARNED_POSITIONS in model.header.tensors:  # llama.cpp aborts at the first token beyond them
-        asked = min(asked, trained)
-    shape = kv_shape(model.header)
-    token_bytes = shape.bytes_per_token(llama.cache_type_k, llama.cache_type_v) if shape else 0.0
-    free = _free_for_cache(llama)
-    if free is not None and settings.kv_tokens * token_bytes > free:
-        raise ModelTooLarge(  # llama.cpp would find out slowly, and at the expense of everyone on this machine
-            f"kv_tokens: {settings.kv_tokens:,} KV cells take {int(settings.kv_tokens * token_bytes) >> 20:,} MiB and "
-            f"{free >> 20:,} MiB of memory are free; lower --kv-tokens"
-        )
-    plan = plan_kv(
-        slots=settings.slots,
-        n_ctx=asked,
-        kv_tokens=settings.kv_tokens,
-        bytes_per_token=token_bytes,
-        free_bytes=free,
-        workers=settings.workers_on_machine,
-    )
-    n_ctx, kv_tokens, reason = plan.n_ctx, plan.kv_tokens, plan.reason
-    while True:
-        try:
-            context = Context(model, llama, slots=settings.slots, kv_tokens=kv_tokens)
-            break
-        except ModelTooLarge as error:
-            if settings.kv_tokens or kv_tokens <= n_ctx:
-                raise
-            kv_tokens, reason = max(n_ctx, kv_tokens // 2), str(error)
-    n_ctx = min(n_ctx, context.kv_tokens)
-    if reason:
-        logger.warning(
-            "conversations of up to %d tokens over %d KV cells instead of %d tokens over %d cells: %s",
-            *(n_ctx, context.kv_tokens, asked, settings.kv_tokens or settings.slots * asked, reason),
-        )
-    return context, n_ctx
-
-
-def make_pooled_context(
-    model: Model, settings: WorkerSettings, llama: LlamaSettings, pooling: Pooling
-) -> PooledContext:
-    """Raises ModelError, ModelTooLarge. Encoders keep no cache; a decoder's holds two of the longest inputs, unless
-    `kv_tokens` says how much: one is read in parts while shorter ones pass it.
-    """
-    trained = model.facts.n_ctx_train
-    n_ctx = settings.ctx or trained
-    if n_ctx > trained:
-        logger.warning("ctx %d is more than the %d tokens that the model was trained for", n_ctx, trained)
-        n_ctx = trained if model.encoder_only else n_ctx
-    shortage = outputs_too_large(n_vocab=model.vocab.num_tokens, n_ubatch=llama.n_ubatch, free_bytes=free_bytes())
-    if shortage:
-        raise ModelTooLarge(shortage)
-    kv_tokens = 0
-    if not model.encoder_only:
-        shape = kv_shape(model.header)
-        plan = plan_kv(
-            slots=2,
-            n_ctx=n_ctx,
-            kv_tokens=settings.kv_tokens,
-            bytes_per_token=shape.bytes_per_token(llama.cache_type_k, llama.cache_type_v) if shape else 0.0,
-            free_bytes=_free_for_cache(llama),
-            workers=settings.workers_on_machine,
-        )
-        n_ctx, kv_tokens = plan.n_ctx, plan.kv_tokens
-        if plan.reason:
-            logger.warning("inputs of up to %d tokens over %d KV cells: %s", n_ctx, kv_tokens, plan.reason)
-    context = PooledContext(
-        model, llama, pooling=pooling, n_ctx=n_ctx, kv_tokens=kv_tokens, num_sequences=settings.slots
-    )
-    logger.info("pooling %s, inputs of up to %d tokens", pooling.name.lower(), context.longest)
-    return context
-
-
-def _free_for_cache(llama: LlamaSettings) -> int | None:
-    """Bytes; None where a GPU's memory holds the cache, whose driver says how much is free only by refusing."""
-    on_gpu = llama.n_gpu_layers != 0 and any(os.path.exists(device) for device in GPU_DEVICES)
-    return None if on_gpu else free_bytes()
-
-
-def kv_shape(header: GgufHeader) -> KvShape | None:
-    """What one token takes in the cache; None where the header does not say. Source: docs/gguf.md of ggml."""
-    arch = header.text("general.architecture") or ""
-    layers, heads = header.number(f"{arch}.block_count"), header.numbers(f"{arch}.attention.head_count")
-    width = header.number(f"{arch}.embedding_length")
-    if not layers or not heads or not width or not heads[0]:
-        return None
-    kv_heads = header.numbers(f"{arch}.attention.head_count_kv") or heads
-    per_layer = kv_heads if len(kv_heads) == layers else [kv_heads[0]] * layers
-    head_width = width // heads[0]
-    return KvShape(
-        per_layer,
-        header.number(f"{arch}.attention.key_length") or head_width,
-        header.number(f"{arch}.attention.value_length") or head_width,
-    )
 
 
 def _checked(settings: WorkerSettings) -> Path:

@@ -27,8 +27,8 @@ from workers.chat.tools.hermes import HERMES
 from workers.protocol.exits import Exit
 from workers.protocol.framing import EVENTS_PATH
 from workers.protocol.heartbeat import ModelFacts
-from workers.protocol.requests import Sampling
 from workers.service.server import Place, PortTaken, WorkerServer, listen
+from workers.service.services import Services
 
 FACTS = ModelFacts(n_ctx_train=4096, n_params=1_000_000, size=4_000_000, n_vocab=32_000)
 
@@ -139,13 +139,14 @@ async def serve(args: argparse.Namespace) -> Exit:
     server = WorkerServer(
         place,
         listen(args.host, args.port),
-        prompts,
-        Sampling(),
+        Services(
+            prompts=prompts,
+            pool=desk,
+            answers=Answers(replace(HERMES, thought=THINK if args.thinks else None)),
+            texts=fake_routes(prompts, FACTS, model=args.model, slots=args.slots, n_ctx=args.ctx),
+        ),
         lambda emit, on_crash: pooled or FakeEngine(options, emit, on_crash),
         http=http,
-        pool=desk,
-        answers=Answers(replace(HERMES, thought=THINK if args.thinks else None)),
-        texts=fake_routes(prompts, FACTS, model=args.model, slots=args.slots, n_ctx=args.ctx),
     )
     print(server.address, flush=True)
     return await server.run()

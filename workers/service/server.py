@@ -20,27 +20,22 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 import uvicorn
+from starlette.types import ASGIApp
 
-from workers.chat.answers import Answers
-from workers.chat.prompts import Prompts
 from workers.engine.counters import EngineCounters
 from workers.engine.request import EngineLoad
 from workers.protocol.events import CallEvent
 from workers.protocol.exits import Exit
 from workers.protocol.failures import Failure, FailureCode
-from workers.protocol.heartbeat import Heartbeat, ModelFacts, WorkerKind
-from workers.protocol.requests import Sampling
-from workers.service.adapters import AdapterRoutes
+from workers.protocol.heartbeat import Heartbeat, ModelFacts
 from workers.service.app import build_app
-from workers.service.desk import CallDesk, Constraints
+from workers.service.desk import CallDesk
 from workers.service.desk import Engine as DeskEngine
 from workers.service.heartbeat import Registration, connect
 from workers.service.mailbox import Mailbox
 from workers.service.metrics import WorkerMetrics
-from workers.service.pooled import PooledDesk
-from workers.service.slots import SlotRoutes
+from workers.service.services import Services
 from workers.service.stream import EventHub
-from workers.service.text import TextRoutes
 
 FLUSH_S = 2.0
 """How long the last events may take to leave."""
@@ -138,31 +133,30 @@ class _HttpServer(uvicorn.Server):
         yield
 
 
+def _http_server(app: ASGIApp, http: Any) -> _HttpServer:
+    config = uvicorn.Config(
+        app,
+        http=http,
+        ws="none",
+        lifespan="off",
+        log_config=None,
+        access_log=False,
+        timeout_keep_alive=KEEP_ALIVE_S,
+        timeout_graceful_shutdown=int(FLUSH_S),
+    )
+    return _HttpServer(config)
+
+
 class WorkerServer:
     """One worker. Build it on the running loop, then await `run` once."""
 
     def __init__(
-        self,
-        place: Place,
-        sock: socket.socket,
-        prompts: Prompts,
-        defaults: Sampling,
-        build_engine: BuildEngine,
-        http: Any = "httptools",
-        pool: PooledDesk | None = None,
-        constraints: Constraints | None = None,
-        answers: Answers | None = None,
-        adapters: AdapterRoutes | None = None,
-        slots: SlotRoutes | None = None,
-        texts: TextRoutes | None = None,
+        self, place: Place, sock: socket.socket, services: Services, build_engine: BuildEngine, http: Any = "httptools"
     ) -> None:
-        """`pool`: for a worker that does pooled work; `build_engine` connects it to its engine.
-
-        `adapters`: for a worker whose calls may name LoRA adapters. `slots`: connected to the engine by `build_engine`;
-        without it the worker says that it has none.
-        """
+        """`build_engine` connects what is in `services` to the engine that it makes."""
         self._place = place
         self._sock = sock
+        self._services = services
         self.address = place.address or address_of(sock)
         """Base URL for gateways."""
         self._boot = secrets.token_hex(6)
@@ -171,43 +165,23 @@ class WorkerServer:
         self._mailbox = Mailbox(self._loop)
         self._engine = build_engine(self._mailbox.put, self._crash_from_thread)
         self._metrics = WorkerMetrics(
-            place.model,
-            self._engine.load,
-            lambda: self._engine.counters,
-            lambda: {} if constraints is None else constraints.counts,
+            place.model, self._engine.load, lambda: self._engine.counters, lambda: services.form_counts
         )
         self._hub = EventHub(self._boot, grace_s=place.gateway_grace_s)
-        self.desk = CallDesk(self._hub, self._engine, prompts, self._metrics, defaults, constraints, answers)
+        self.desk = CallDesk(
+            self._hub,
+            self._engine,
+            services.prompts,
+            self._metrics,
+            services.defaults,
+            services.constraints,
+            services.answers,
+        )
         self._mailbox.connect(self._deliver)
-        self._adapters: Callable[[], tuple[str, ...]] = tuple if adapters is None else adapters.names
-        self._kind: WorkerKind = "generate" if pool is None else pool.kind
-        self._calls: Desk = self.desk if pool is None else pool
-        if pool is not None:
-            pool.follow(self._metrics.pooled)
-        app = build_app(
-            desk=self.desk,
-            hub=self._hub,
-            metrics=self._metrics,
-            secret=place.secret,
-            health=self._health,
-            pool=pool,
-            more=[
-                *(adapters.routes() if adapters is not None else ()),
-                *(slots or SlotRoutes()).routes(),
-                *(texts.routes() if texts is not None else ()),
-            ],
-        )
-        config = uvicorn.Config(
-            app,
-            http=http,
-            ws="none",
-            lifespan="off",
-            log_config=None,
-            access_log=False,
-            timeout_keep_alive=KEEP_ALIVE_S,
-            timeout_graceful_shutdown=int(FLUSH_S),
-        )
-        self._http = _HttpServer(config)
+        self._calls: Desk = self.desk if services.pool is None else services.pool
+        if services.pool is not None:
+            services.pool.follow(self._metrics.pooled)
+        self._http = _http_server(self._app(), http)
         self._redis = connect(place.redis_url)
         self._registration = Registration(self._redis, self._heartbeat)
         self._stop = asyncio.Event()
@@ -304,6 +278,17 @@ class WorkerServer:
         self._stop_now.set()
         self._stop.set()
 
+    def _app(self) -> ASGIApp:
+        return build_app(
+            desk=self.desk,
+            hub=self._hub,
+            metrics=self._metrics,
+            secret=self._place.secret,
+            health=self._health,
+            pool=self._services.pool,
+            more=self._services.routes(),
+        )
+
     def _heartbeat(self) -> Heartbeat:
         load = self._engine.load()
         return Heartbeat(
@@ -319,15 +304,15 @@ class WorkerServer:
             facts=self._place.facts,
             draining=self._calls.draining,
             started_at=self._started_at,
-            kind=self._kind,
-            adapters=self._adapters(),
+            kind=self._services.kind,
+            adapters=self._services.adapter_names,
         )
 
     def _health(self) -> dict[str, Any]:
         load = self._engine.load()
         return {
             "status": "draining" if self._calls.draining else "ok",
-            "kind": self._kind,
+            "kind": self._services.kind,
             "model": self._place.model,
             "worker": self._place.worker,
             "boot": self._boot,

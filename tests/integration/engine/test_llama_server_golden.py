@@ -16,8 +16,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from gateway.api.openai.sampling import read_sampling
-from gateway.api.openai.sampling_body import SamplingBody
+from gateway.api.parameters.sampling import read_sampling
+from gateway.api.parameters.sampling_body import SamplingBody
 from tests.integration.engine.listener import Bench, running
 from tests.support.llama_server_golden import CASES, N_CTX, same_answers
 from tests.support.lone_context import lone_context

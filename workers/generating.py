@@ -1,0 +1,155 @@
+"""The parts of a worker that continues text, opened in the order in which they need each other."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from workers.chat.answers import Answers
+from workers.chat.families import family_of
+from workers.chat.prompts import Prompts
+from workers.constraint.compiler import Compiler
+from workers.constraint.tool_calls import CallForms
+from workers.constraint.trial import Trial
+from workers.contexts import make_context
+from workers.disk_cache import kv_identity, open_slot_files, open_tier
+from workers.engine.adapters import AdapterShelf
+from workers.engine.conversation_file import ConversationFiles
+from workers.engine.disk import DiskTier
+from workers.engine.engine import Engine
+from workers.engine.fingerprint import KvIdentity
+from workers.engine.watchdog import Watchdog
+from workers.llama.context import Context
+from workers.llama.grammar import GbnfGrammars
+from workers.llama.model import Model
+from workers.protocol.catalog import AdapterSpec
+from workers.protocol.failures import CallFailed
+from workers.served_text import infill_prompts, open_renderer, text_routes
+from workers.service.adapters import AdapterRoutes
+from workers.service.server import Emit, OnCrash
+from workers.service.services import Services
+from workers.service.slots import SlotKeeper, SlotRoutes
+from workers.wishes import SettingUnusable, Wishes
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Storage:
+    """Where KV outlives the process, if it does."""
+
+    identity: KvIdentity
+    tier: DiskTier | None
+    slot_files: ConversationFiles | None
+
+
+@dataclass(frozen=True, slots=True)
+class GeneratingParts:
+    wishes: Wishes
+    model: Model
+    context: Context
+    n_ctx: int
+    shelf: AdapterShelf
+    watchdog: Watchdog
+    storage: Storage
+    offered: Services
+
+    def services(self) -> Services:
+        return self.offered
+
+    def engine(self, services: Services, emit: Emit, on_crash: OnCrash) -> Engine:
+        """Connects the slots' routes to it."""
+        settings, storage = self.wishes.settings, self.storage
+        ram_bytes = settings.cache_ram_mib << 20
+        engine = Engine(
+            self.model,
+            self.context,
+            slots=settings.slots,
+            n_ctx=self.n_ctx,
+            emit=emit,
+            on_crash=on_crash,
+            ram_bytes=ram_bytes,
+            adapters=self.shelf,
+            watchdog=self.watchdog,
+            disk=storage.tier,
+        )
+        keeper = SlotKeeper(
+            engine.at_rest,
+            storage.slot_files,
+            self.shelf,
+            storage.identity.fingerprint,
+            n_ctx=self.n_ctx,
+            max_bytes=ram_bytes,
+        )
+        services.slots.connect(keeper)
+        return engine
+
+
+def generating_parts(
+    opened: contextlib.ExitStack, model: Model, wishes: Wishes, watchdog: Watchdog, name: str
+) -> GeneratingParts:
+    """Whatever is opened closes with `opened`. `name`: of the pool that the worker is in.
+
+    Raises ModelError, ModelTooLarge, AdapterError, TemplateUnusable, FamilyUnknown, CacheFolderUnusable,
+    SettingUnusable.
+    """
+    settings, loaded_at = wishes.settings, time.time()
+    renderer = opened.enter_context(open_renderer(model, settings.chat_template))
+    answers = Answers(family_of("\n".join(renderer.sources.values()), settings.tool_family), model.vocab)
+    logger.info("answers are read as those of the family %s", answers.family.name)
+    context, n_ctx = make_context(model, settings, wishes.llama)
+    opened.enter_context(context)
+    prompts = Prompts(
+        renderer,
+        model,
+        bos_text=model.bos_text,
+        num_tokens=model.facts.n_vocab,
+        shared=wishes.shared_prompts,
+        infill=infill_prompts(model.vocab, wishes.llama, n_ctx=n_ctx),
+    )
+    identity = kv_identity(settings, model.header, wishes.llama, n_ctx=context.kv_tokens, loaded_at=loaded_at)
+    shelf = opened.enter_context(contextlib.closing(_shelf(model, context, wishes)))
+    trial = opened.enter_context(contextlib.closing(Trial(wishes.path)))
+    storage = _storage(opened, wishes, identity)
+    forms = CallForms(answers.family.syntax, answers.controls)
+    constraints = Compiler(model.vocab, GbnfGrammars(model.vocab), trial, forms)
+    constraints.warm_up()
+    context.warm_up()
+    _load_adapters(shelf, wishes.adapters)
+    offered = Services(
+        prompts=prompts,
+        defaults=wishes.sampling,
+        constraints=constraints,
+        answers=answers,
+        adapters=AdapterRoutes(shelf, settings.adapters_dir),
+        slots=SlotRoutes(),
+        texts=text_routes(model, prompts, renderer, wishes.sampling, name=name, slots=settings.slots, n_ctx=n_ctx),
+    )
+    return GeneratingParts(wishes, model, context, n_ctx, shelf, watchdog, storage, offered)
+
+
+def _storage(opened: contextlib.ExitStack, wishes: Wishes, identity: KvIdentity) -> Storage:
+    tier, slot_files = open_tier(wishes.settings, identity), open_slot_files(wishes.settings)
+    for one in (tier, slot_files):
+        if one is not None:
+            opened.callback(one.close)
+    return Storage(identity, tier, slot_files)
+
+
+def _shelf(model: Model, context: Context, wishes: Wishes) -> AdapterShelf:
+    settings = wishes.settings
+    return AdapterShelf(model, context, max_adapters=settings.max_adapters, max_bytes=settings.adapters_mib << 20)
+
+
+def _load_adapters(shelf: AdapterShelf, adapters: Iterable[AdapterSpec]) -> None:
+    """Raises AdapterError, SettingUnusable."""
+    for adapter in adapters:
+        try:
+            info = shelf.load(adapter.name, Path(adapter.path).expanduser(), pinned=adapter.pinned)
+        except CallFailed as failed:
+            raise SettingUnusable(f"adapters: {adapter.name}: {failed.failure.message}") from None
+        logger.info("adapter %s: rank %d, %d bytes", info.name, info.rank, info.size)

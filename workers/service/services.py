@@ -1,0 +1,57 @@
+"""What a worker offers, beside the engine that computes it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from starlette.routing import Route
+
+from workers.chat.answers import Answers
+from workers.chat.prompts import Prompts
+from workers.protocol.heartbeat import WorkerKind
+from workers.protocol.requests import Sampling
+from workers.service.adapters import AdapterRoutes
+from workers.service.desk import Constraints
+from workers.service.pooled import PooledDesk
+from workers.service.slots import SlotRoutes
+from workers.service.text import TextRoutes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Services:
+    """Made once, by whoever puts the worker together."""
+
+    prompts: Prompts
+    defaults: Sampling = field(default_factory=Sampling)
+    """What a caller gets who does not say."""
+    constraints: Constraints | None = None
+    """None: answers can't be kept to a form."""
+    answers: Answers | None = None
+    """How the model's text is read; None: as it is."""
+    adapters: AdapterRoutes | None = None
+    """For a worker whose calls may name LoRA adapters."""
+    slots: SlotRoutes = field(default_factory=SlotRoutes)
+    """Unless they are connected to an engine, the worker says that it has none."""
+    texts: TextRoutes | None = None
+    pool: PooledDesk | None = None
+    """For a worker that does pooled work, which is all that it does then."""
+
+    @property
+    def kind(self) -> WorkerKind:
+        return "generate" if self.pool is None else self.pool.kind
+
+    @property
+    def form_counts(self) -> dict[str, int]:
+        return {} if self.constraints is None else self.constraints.counts
+
+    @property
+    def adapter_names(self) -> tuple[str, ...]:
+        return () if self.adapters is None else self.adapters.names()
+
+    def routes(self) -> list[Route]:
+        """Beside those that every worker has."""
+        return [
+            *(self.adapters.routes() if self.adapters is not None else ()),
+            *self.slots.routes(),
+            *(self.texts.routes() if self.texts is not None else ()),
+        ]
