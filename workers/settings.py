@@ -128,8 +128,8 @@ class ModelSettings(PaddockSettings):
     tool_family: Annotated[
         str,
         Field(
-            description="form of the model's tool calls and thoughts, a name of docs/tool-calls.md; empty: found by its "
-            "chat template"
+            description="form of the model's tool calls and thoughts, a name of docs/tool-calls.md; empty: found by "
+            "its chat template"
         ),
     ] = ""
     chat_template: Annotated[

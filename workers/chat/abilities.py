@@ -153,8 +153,8 @@ class _Probe:
         content = None if null else words
         messages: list[Form] = [QUESTION, {"role": "assistant", "content": content, "tool_calls": calls}]
         messages += [
-            {"role": "tool", "content": RESULT, "tool_call_id": call["id"], "name": call["function"]["name"]}
-            for call in calls
+            {"role": "tool", "content": RESULT, "tool_call_id": id, "name": name}
+            for id, name in zip(ids, (TOOL, OTHER_TOOL), strict=False)
         ]
         bare = self._asked(messages, self._no_tools)
         return bare if bare is not None else self._asked(messages, [_renamed(one) for one in SIGNATURES])

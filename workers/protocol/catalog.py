@@ -193,8 +193,8 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
         str,
         Meta(
             pattern=r"^[a-z0-9.-]{0,40}$",
-            description="the form of the model's tool calls and thoughts (docs/tool-calls.md); empty: found by its chat "
-            "template",
+            description="the form of the model's tool calls and thoughts (docs/tool-calls.md); empty: found by its "
+            "chat template",
         ),
     ] = ""
     chat_template: Annotated[

@@ -9,7 +9,7 @@ heartbeat and nothing else; the rest belongs to the gateways' admission scripts 
     pd:keys                           hash    gateway      key id -> access record (JSON, the key's SHA-256 only)
     pd:gateway:<id>                   string  gateway      heartbeat of a gateway process: unix time, seconds
     pd:stream:{<id>}                  hash    gateway      a stream that may be resumed: team, request, gateway, end
-    pd:stream:{<id>}:log              stream  gateway      its events in batches; an entry's id is its last event's number
+    pd:stream:{<id>}:log              stream  gateway      its events in batches; an entry's id: its last event's number
     pd:stream:{<id>}:readers          string  gateway      a count that grows while another gateway reads the stream
     pd:responses:{<team>}             zset    gateway      id of a stored response -> expiry, unix ms
     pd:responses:{<team>}:sizes       hash    gateway      id of a stored response -> bytes; `all`: of all together
@@ -60,7 +60,7 @@ SUPERVISED_TTL_S = 5.0
 """A model whose supervisors have missed this can't be loaded or unloaded by a gateway."""
 
 STREAM_TTL_S = 6.0
-"""A stream whose gateway has not renewed it for this long is lost; once it has ended, a setting says how long it stays."""
+"""A stream that its gateway has not renewed for so long is lost; once ended, it stays as long as a setting says."""
 STREAM_RENEW_S = 1.0
 STREAM_READERS_TTL_S = 10.0
 

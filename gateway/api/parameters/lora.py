@@ -17,7 +17,7 @@ from workers.protocol.requests import AdapterUse
 MAX_ADAPTERS = 64
 MAX_NAME_CHARS = 128
 MAX_NUMBER = 65_535
-MAX_SCALE = 100
+MAX_SCALE = 16
 
 
 def _id_kind(value: Any) -> str:

@@ -60,5 +60,5 @@ def test_without_a_name_it_is_the_only_model_or_the_only_one_that_is_served() ->
     assert Names(None).resolve("", EVERYONE, ("m",)) == "m"
     assert Names(CATALOG).resolve("", EVERYONE, ("guest",), served=("guest",)) == "guest"
     for served in ((), ("guest", "llama")):
-        with pytest.raises(ModelNotFound, match="`model` is missing. Use one of: chat, guest, llama"):
+        with pytest.raises(ModelNotFound, match=r"`model` is missing\. Use one of: chat, guest, llama"):
             Names(CATALOG).resolve("", EVERYONE, ("guest",), served=served)

@@ -21,6 +21,8 @@ from workers.service.stream import EventHub
 class Nothing:
     """An engine and a tokenizer that are never asked."""
 
+    n_ctx = 1
+
     def submit(self, request: EngineRequest) -> None:
         raise AssertionError
 
