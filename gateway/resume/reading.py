@@ -77,6 +77,7 @@ class RemoteReading:
 
     async def take(self) -> bytes:
         while not self._ended:
+            signed = await self._sign()
             page = await self._log.read(self._stream, self._after)
             events = b""
             for batch in page.batches:
@@ -88,16 +89,23 @@ class RemoteReading:
             if events:
                 return events
             if not self._ended:
-                await self._wait()
+                await self._wait(may_be_over=signed)
         return b""
 
     def close(self) -> None:
         """Nothing to do: the writer's gateway sees that no more signs come."""
 
-    async def _wait(self) -> None:
-        if time.monotonic() - self._signed_at >= SIGN_EVERY_S:
-            await self._log.sign(self._stream)
-            self._signed_at = time.monotonic()
+    async def _sign(self) -> bool:
+        """Whether it was time to. A client that is slower than the writer, so that there is always more, reads too."""
+        now = time.monotonic()
+        if now - self._signed_at < SIGN_EVERY_S:
+            return False
+        await self._log.sign(self._stream)
+        self._signed_at = now
+        return True
+
+    async def _wait(self, *, may_be_over: bool) -> None:
+        if may_be_over:
             if await self._log.head(self._stream) is None:
                 raise StreamGone(GONE)
             # A number beyond the last one finds nothing behind it, not even the end.

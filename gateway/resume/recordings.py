@@ -82,8 +82,8 @@ class Recordings:
         """Waits a moment for the streams that are being written, then puts what is left into Redis."""
         if self._writers:
             await asyncio.wait(self._writers.values(), timeout=CLOSE_S)
-        for writer in self._writers.values():
-            writer.cancel()
+        for stream in self._writers:
+            self._cancel(stream)
         if self._writers:
             await asyncio.wait(self._writers.values(), timeout=CLOSE_S)
         await self._flushed(renew=False)
@@ -178,7 +178,8 @@ class Recordings:
     def _cancel(self, stream: str) -> bool:
         """Whether it is written here."""
         writer = self._writers.get(stream)
-        if writer is not None:
+        # A second time would interrupt what it does at its end.
+        if writer is not None and not writer.cancelling():
             writer.cancel()
         return writer is not None
 

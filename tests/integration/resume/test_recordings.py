@@ -158,6 +158,34 @@ async def test_given_up_when_nobody_reads_it(here: Recordings, there: Recordings
             await recordings.open("a6", 0, OWNER)
 
 
+async def test_a_reader_elsewhere_that_never_catches_up_is_a_reader(here: Recordings, there: Recordings) -> None:
+    (await here.begin("a9", OWNER, telling(10_000, 0.005), 1.0)).close()
+    elsewhere = await there.open("a9", 0, OWNER)
+    for _ in range(12):
+        await asyncio.sleep(0.15)
+        assert await elsewhere.take()
+    await here.stop("a9")
+
+
+async def test_cancelled_twice_it_says_its_last_word_all_the_same(here: Recordings) -> None:
+    said = asyncio.Event()
+
+    async def produce(recording: Recording) -> None:
+        try:
+            await telling(1000, 0.01)(recording)
+        finally:
+            await asyncio.sleep(0.05)
+            said.set()
+
+    reading = await here.begin("b1", OWNER, produce, None)
+    await reading.take()
+    for _ in range(3):
+        await here.stop("b1")
+        await asyncio.sleep(0.01)
+    async with asyncio.timeout(2):
+        await said.wait()
+
+
 @pytest.mark.parametrize("elsewhere", [False, True])
 async def test_stopped(here: Recordings, there: Recordings, elsewhere: bool) -> None:
     stream = f"a7{int(elsewhere)}"
