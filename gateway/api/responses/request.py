@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -74,7 +74,7 @@ class Draft:
         body = self.body
         chain = _chain(body.previous_response_id, found)
         before = [item for id_ in chain for item in _present(found, id_, "previous_response_id").items]
-        own = tuple(_resolved(item, found) for item in self.input)
+        own = _resolved(self.input, found)
         messages = messages_of([*before, *own])
         if not messages:
             raise InvalidRequest("`input` is missing. Send a text or items.", param="input")
@@ -176,18 +176,28 @@ def _chain(previous: str | None, found: Mapping[str, Record]) -> tuple[str, ...]
     return (*_present(found, previous, "previous_response_id").chain, previous)
 
 
-def _resolved(item: Item, found: Mapping[str, Record]) -> Item:
-    reference = reference_of(item)
-    if reference is None:
-        return item
-    record = found.get(response_of(reference) or "")
-    for known in record.items if record is not None else ():
-        if known["id"] == reference:
-            return known
-    raise ResponseNotFound(
-        f"There is no item {shown(reference)}: it was never kept, or is not kept any more. Send the item itself.",
-        param="input",
-    )
+def _resolved(items: Iterable[Item], found: Mapping[str, Record]) -> tuple[Item, ...]:
+    """References replaced by what they stand for, each response being gone through once. Raises ResponseNotFound."""
+    known: dict[str, dict[str, Item]] = {}
+    own: list[Item] = []
+    for item in items:
+        reference = reference_of(item)
+        if reference is None:
+            own.append(item)
+            continue
+        id_ = response_of(reference) or ""
+        if id_ not in known:
+            record = found.get(id_)
+            # Of several with one id, which only a caller can bring about, the first counts.
+            known[id_] = {one["id"]: one for one in reversed(record.items)} if record is not None else {}
+        if reference not in known[id_]:
+            raise ResponseNotFound(
+                f"There is no item {shown(reference)}: it was never kept, or is not kept any more. Send the item "
+                "itself.",
+                param="input",
+            )
+        own.append(known[id_][reference])
+    return tuple(own)
 
 
 def _present(found: Mapping[str, Record], id_: str, param: str) -> Record:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Awaitable, Callable
 from typing import Any
 from urllib.parse import parse_qsl
@@ -24,6 +25,8 @@ from gateway.telemetry.trail import Trail
 PAGE = 20
 LONGEST_PAGE = 100
 MAX_QUERY_FIELDS = 64
+
+_WHOLE = re.compile(r"-?[0-9]{1,14}")
 
 Query = dict[str, str]
 
@@ -130,6 +133,6 @@ def _number(query: Query, name: str, default: int, least: int, most: int) -> int
     text = query.get(name)
     if text is None:
         return default
-    if not text.lstrip("-").isdigit() or len(text) > 15 or not least <= int(text) <= most:
+    if not _WHOLE.fullmatch(text) or not least <= int(text) <= most:
         raise InvalidRequest(f"`{name}` is {shown(text)}. Send a whole number from {least} to {most}.", param=name)
     return int(text)

@@ -148,6 +148,13 @@ async def test_input_items(client: AsyncOpenAI) -> None:
     assert not page.has_more
 
 
+@pytest.mark.parametrize("limit", ["0", "101", "--5", "\u00b2", "\u0663", "1e1", "-", "9" * 400])
+async def test_what_is_no_number_is_refused(client: AsyncOpenAI, limit: str) -> None:
+    response = await client.responses.create(model="quick", input="hi")
+    with pytest.raises(BadRequestError, match="limit"):
+        await client.responses.input_items.list(response.id, extra_query={"limit": limit})
+
+
 async def test_tokens_are_counted_without_an_answer(client: AsyncOpenAI) -> None:
     first = await client.responses.create(model="quick", input="hi")
     arguments: Any = {"model": "quick", "input": "and you?", "previous_response_id": first.id}

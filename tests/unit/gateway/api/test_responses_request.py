@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
+import time
 from typing import Any
 
 import pytest
 
-from gateway.api.responses.body import ResponsesBody
+from gateway.api.responses.body import MAX_ITEMS, ResponsesBody
 from gateway.api.responses.ids import input_id, new_response_id, output_id
 from gateway.api.responses.records import Record, decode_record, encode_record
 from gateway.api.responses.refused import IGNORED, REFUSED
@@ -255,3 +256,15 @@ def test_items_are_found_by_their_ids() -> None:
     for unknown in (output_id(one, "message", 7), "msg_of_another_server"):
         with pytest.raises(ResponseNotFound):
             draft(input=[{"type": "item_reference", "id": unknown}]).complete({one: record})
+
+
+def test_as_many_references_as_may_be_sent_hold_nobody_up() -> None:
+    one = new_response_id()
+    ids = [input_id(one, "message", number) for number in range(MAX_ITEMS)]
+    parts = [{"type": "input_text", "text": "x"}]
+    items = tuple({"id": id_, "type": "message", "role": "user", "content": parts} for id_ in ids)
+    record = Record(response={"id": one, "status": "completed", "output": []}, input=items)
+    sent = draft(input=[{"type": "item_reference", "id": id_} for id_ in ids])
+    began = time.process_time()
+    assert sent.complete({one: record}).input == items
+    assert time.process_time() - began < 1.5
