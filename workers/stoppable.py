@@ -120,14 +120,15 @@ class StoppableProcess:
     def _answer(self, process: subprocess.Popen[bytes], question: bytes, timeout_s: float) -> bytes:
         try:
             return _exchanged(process, question, time.monotonic() + timeout_s)
-        except TookTooLong:
-            self._end()
-            raise
         except EOFError:
             self._end(END_S)
             code = process.returncode
             cause = signal.Signals(-code).name if code < 0 else f"exit code {code}"
             raise ProcessEnded(cause) from None
+        except BaseException:
+            # Whatever it was: an answer that still comes would be taken for that to the next question, of another.
+            self._end()
+            raise
 
     def _end(self, grace_s: float = 0.0) -> None:
         """`grace_s`: for a process that ends by itself, so that its own exit code is seen."""

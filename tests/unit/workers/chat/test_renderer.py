@@ -28,6 +28,7 @@ HOSTILE = """
 {%- elif said == 'hoard' %}{% set kept = [] %}{% for a in range(99999) %}
 {%- set _ = kept.append('x' * 100000 ~ a) %}{% endfor %}
 {%- elif said == 'pour' %}{% for a in range(99999) %}{{ 'x' * 100000 }}{% endfor %}
+{%- elif said == 'slow' %}{% for a in range(60) %}{% for b in range(99999) %}{% endfor %}{% endfor %}{{ said }}
 {%- elif said == 'refuse' %}{{ raise_exception('no, thank you') }}
 {%- elif said == 'reach' %}{{ ''.__class__.__mro__ }}
 {%- else %}{{ said }}{% endif %}"""
@@ -133,6 +134,26 @@ def test_those_who_wait_behind_a_loop_are_served(hasty: Renderer) -> None:
         thread.join(10)
     assert sorted(said)[:4] == ["hello"] * 4
     assert len(said) == 5
+
+
+def test_nobody_gets_the_prompt_of_one_who_was_interrupted(renderer: Renderer) -> None:
+    class Interrupted(Exception):
+        pass
+
+    def interrupt(number: int, frame: object) -> None:
+        raise Interrupted
+
+    before = signal.signal(signal.SIGUSR1, interrupt)
+    waker = threading.Timer(0.1, signal.pthread_kill, (threading.main_thread().ident, signal.SIGUSR1))
+    try:
+        renderer.render(conversation("hello"))
+        waker.start()
+        with pytest.raises(Interrupted):
+            renderer.render(conversation("slow"))
+    finally:
+        waker.join()
+        signal.signal(signal.SIGUSR1, before)
+    assert renderer.render(conversation("mine")) == "mine"
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="memory is bounded on Linux")
