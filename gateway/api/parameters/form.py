@@ -10,6 +10,8 @@ from __future__ import annotations
 import json
 from typing import Any
 
+import msgspec
+
 from gateway.api.parameters.faults import shown
 from gateway.api.parameters.form_body import FormBody, GrammarBody, ResponseFormat
 from gateway.errors import InvalidRequest
@@ -40,6 +42,12 @@ def only_form(own: Constraint | None, body: GrammarBody) -> Constraint | None:
 
 def too_deep(schema: Any) -> bool:
     """Whether a schema is nested beyond what workers take."""
+    try:
+        text = msgspec.json.encode(schema)
+    except RecursionError:
+        return True
+    if text.count(b"{") + text.count(b"[") <= MAX_SCHEMA_DEPTH:
+        return False  # nearly all schemas; the walk below takes far longer
     level = [schema]
     for _ in range(MAX_SCHEMA_DEPTH + 1):
         inner: list[Any] = []

@@ -61,10 +61,10 @@ async def test_a_stream_is_good_when_its_end_has_come(last_words: bytes, tokens:
     assert (reader.answer.tokens if not reader.answer.error else 0) == tokens
 
 
-def test_the_bar_is_held_against_chat_of_the_same_round() -> None:
-    rows = rows_of({PLAIN.name: [20.0, 40.0, 30.0], "near": [24.0, 45.0, 33.0], "far": [26.0, 47.0, 90.0]})
-    assert [(row.what, row.ratio, row.reached) for row in rows] == [
-        (PLAIN.name, "", True),
+def test_the_bar_is_held_against_chat_of_the_same_time() -> None:
+    near, far = [(24.0, 20.0), (45.0, 40.0), (33.0, 30.0)], [(26.0, 20.0), (47.0, 40.0), (90.0, 30.0)]
+    assert [(row.what, row.ratio, row.reached) for row in rows_of({"near": near, "far": far})] == [
+        (PLAIN.name, "20.0 to 40.0", True),
         ("near", "+4.0 us", True),
         ("far", "+7.0 us", False),
     ]
