@@ -22,6 +22,13 @@ class ModelWishes:
         except (RedisError, OSError) as error:
             raise _unavailable(error) from error
 
+    async def is_unloaded(self, model: str) -> bool:
+        """Whether its supervisors were last told to stop its workers. Raises StoreUnavailable."""
+        try:
+            return bool(await self._redis.exists(keys.unloaded(model)))
+        except (RedisError, OSError) as error:
+            raise _unavailable(error) from error
+
     async def want(self, model: str, wanted: bool) -> None:
         """Raises StoreUnavailable."""
         try:

@@ -77,6 +77,30 @@ def test_a_tool_loop(client: anthropic.Anthropic) -> None:
     assert told.content
 
 
+def test_the_tool_runner_sends_whole_conversations_where_it_learns_that_no_thread_is_kept(
+    client: anthropic.Anthropic,
+) -> None:
+    asked: list[str] = []
+
+    @anthropic.beta_tool
+    def get_weather(city: str) -> str:
+        """Current weather of a city"""
+        asked.append(city)
+        return "sunny, 21 degrees"
+
+    runner = client.beta.messages.tool_runner(
+        model=DEMO_ALIAS,
+        max_tokens=80,
+        tools=[get_weather],
+        messages=[{"role": "user", "content": "What is the weather in Paris?"}],
+        extra_body={"temperature": 0},
+    )
+    last = runner.until_done()
+    assert asked == ["Paris"]
+    assert last.stop_reason == "end_turn"
+    assert last.content[0].type == "text"
+
+
 def test_an_answer_that_has_begun(client: anthropic.Anthropic) -> None:
     extra = {"temperature": 0}
     whole = client.messages.create(model=DEMO_ALIAS, max_tokens=60, messages=QUESTION, extra_body=extra).content[0]

@@ -5,10 +5,13 @@ Source: Anthropic's API reference, "Errors".
 
 from __future__ import annotations
 
+from typing import Any
+
 import msgspec
 
+from gateway.api.anthropic.unread import THREAD
 from gateway.api.dialect import ErrorShape
-from gateway.errors import PaddockError
+from gateway.errors import PaddockError, UnsupportedParameter
 from gateway.telemetry.trail import Trail
 
 _encode = msgspec.json.Encoder().encode
@@ -31,6 +34,9 @@ TYPES = {
 }
 """Status of the error tree -> type. A worker that was lost, and one that is not there, mend by asking again."""
 
+NO_THREADS = {"error_code": "thread_unsupported_request", "unsupported": [THREAD]}
+"""By this the SDK knows that it has to send whole conversations, and does."""
+
 
 class AnthropicErrors:
     def status(self, error: PaddockError) -> int:
@@ -45,7 +51,9 @@ ANTHROPIC: ErrorShape = AnthropicErrors()
 
 def error_body(error: PaddockError, trail: Trail) -> bytes:
     """`{"type": "error", "error": {...}, "request_id": ...}`."""
-    inner = {"type": _type(error), "message": error.message}
+    inner: dict[str, Any] = {"type": _type(error), "message": error.message}
+    if isinstance(error, UnsupportedParameter) and error.param == THREAD:
+        inner["details"] = NO_THREADS
     return _encode({"type": "error", "error": inner, "request_id": trail.request_id})
 
 

@@ -25,10 +25,14 @@ THOUGHTS_ONLY: tuple[dict[str, Any], ...] = (
 )
 """What Claude Code sends: which thoughts of earlier turns a model sees is up to its template in any case."""
 
+THREAD = "thread"
+"""Anthropic's SDK tries to leave a tool runner's conversation with the server first."""
+
 REFUSED = {
     "container": Refusal("Paddock runs no code; leave it out."),
     "context_management": Refusal("The client shortens its conversations; leave it out.", THOUGHTS_ONLY),
     "mcp_servers": Refusal("Paddock calls no servers for the model; offer their tools in `tools`.", ([],)),
     "service_tier": Refusal("There is one tier; leave it out.", ("auto", "standard_only")),
     "speed": Refusal("There is one speed; leave it out.", ("standard",)),
+    THREAD: Refusal("Paddock keeps no messages; send the whole conversation without it."),
 }

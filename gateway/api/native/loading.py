@@ -29,7 +29,8 @@ class LoadingRoute:
         document = await self._reception.document(scope, receive)
         call = self._reception.call(caller, document, scope)
         runs = any(not beat.draining for beat in self._inquiries.workers(call.model))
-        if runs == self._load:
+        # Workers follow a wish after a while: who changes their mind meanwhile is not told that nothing is to be done.
+        if runs == self._load and await self._wishes.is_unloaded(call.model) != self._load:
             state = "loaded already" if runs else "not loaded"
             raise InvalidRequest(f"The model `{call.alias}` is {state}.", param="model")
         if not await self._wishes.is_supervised(call.model):

@@ -22,7 +22,7 @@ from gateway.api.native.reception import Reception, validated
 from gateway.api.parameters.base import Body
 from gateway.api.parameters.lora import LoraBody, read_lora
 from gateway.catalog.adapters import named
-from gateway.errors import InvalidRequest, NotFound, Unavailable
+from gateway.errors import InvalidRequest, ModelNotFound, NotFound, Unavailable
 from gateway.inquiries import Inquiries
 from gateway.registry.adapter_names import known_adapters
 from gateway.registry.adapter_wishes import AdapterWishes
@@ -125,9 +125,14 @@ class UnloadAdapterRoute:
         caller = self._reception.admin(scope, "unload adapters")
         document = await self._reception.document(scope, receive)
         body = validated(UnloadBody, document)
-        model = named_model(document, scope) or self._reception.adapter_model(body.lora_name)
-        call = self._reception.call(caller, {"model": model}, scope)
         name = body.lora_name
+        model = named_model(document, scope) or self._reception.adapter_model(name)
+        try:
+            call = self._reception.call(caller, {"model": model}, scope)
+        except ModelNotFound:
+            if model:
+                raise
+            raise NotFound(f"No model, or more than one, has an adapter `{name}`. Name the `model`.") from None
         beats = [beat for beat in _serving(self._inquiries, call.model) if name in beat.adapters]
         if not beats and name not in self._wishes.files(call.model):
             raise NotFound(f"The model `{call.alias}` has no adapter `{name}`. See GET /lora-adapters.")

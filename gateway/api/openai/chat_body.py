@@ -28,7 +28,7 @@ class ChatBody(ConversationBody, ThinkingBody, SamplingBody, ProbsBody, FormBody
     n: Annotated[int, Field(ge=1, le=MAX_ANSWERS)] = 1
     stream: bool = False
     stream_options: StreamOptions | None = None
-    max_tokens: Annotated[int, Field(ge=1, le=MAX_TOKENS)] | None = None
-    max_completion_tokens: Annotated[int, Field(ge=1, le=MAX_TOKENS)] | None = None
+    max_tokens: Annotated[int, Field(ge=-1, le=MAX_TOKENS)] | None = None
+    max_completion_tokens: Annotated[int, Field(ge=-1, le=MAX_TOKENS)] | None = None
     n_predict: Annotated[int, Field(ge=-1, le=MAX_TOKENS)] | None = None
     stop: Stop | None = None

@@ -37,6 +37,6 @@ class CompletionBody(SamplingBody, TokenProbsBody, FormBody, HintsBody, NoticesB
     logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
     stream: bool = False
     stream_options: StreamOptions | None = None
-    max_tokens: Annotated[int, Field(ge=0, le=MAX_TOKENS)] | None = None
+    max_tokens: Annotated[int, Field(ge=-1, le=MAX_TOKENS)] | None = None
     n_predict: Annotated[int, Field(ge=-1, le=MAX_TOKENS)] | None = None
     stop: Stop | None = None

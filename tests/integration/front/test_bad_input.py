@@ -77,7 +77,7 @@ async def test_the_content_type_does_not_matter(caller: Caller, content_type: st
         ({"messages": "hi"}, 400, "messages"),
         ({"messages": [{"role": "user", "content": 5}]}, 400, "messages.0.content"),
         ({"temperature": -1}, 400, "temperature"),
-        ({"max_tokens": -1}, 400, "max_tokens"),
+        ({"max_tokens": -2}, 400, "max_tokens"),
         ({"max_tokens": 10**40}, 400, "max_tokens"),
         ({"top_k": 1.5}, 400, "top_k"),
         ({"n": 33}, 400, "n"),

@@ -65,9 +65,9 @@ async def test_models_that_nobody_wants(client: redis.asyncio.Redis) -> None:
     await client.set(keys.supervised("m"), 1)
     assert await models.is_supervised("m")
     await models.want("m", False)
-    assert await client.exists(keys.unloaded("m"))
+    assert await models.is_unloaded("m")
     await models.want("m", True)
-    assert not await client.exists(keys.unloaded("m"))
+    assert not await models.is_unloaded("m")
 
 
 async def test_while_redis_is_away_the_last_wishes_hold_and_new_ones_are_refused() -> None:
@@ -84,6 +84,7 @@ async def test_while_redis_is_away_the_last_wishes_hold_and_new_ones_are_refused
                 one.set_scales("m", {}),
                 models.want("m", False),
                 models.is_supervised("m"),
+                models.is_unloaded("m"),
             ):
                 with pytest.raises(StoreUnavailable):
                     await act

@@ -82,6 +82,8 @@ def test_a_model_is_unloaded_and_loaded(programs: Programs, model: Path) -> None
         with pytest.raises(BadRequest, match="`tale` is loaded already"):
             client.models.load("tale")
         client.models.unload("tale")
+        client.models.load("tale")  # a change of mind, before the supervisor has looked
+        client.models.unload("tale")
         wait_until(lambda: not up.worker_pid("worker-0"), up.text)
         wait_until(lambda: client.models.retrieve("tale").status == ModelStatus("unloaded"), lambda: "still loaded")
         with pytest.raises(BadRequest, match="`tale` is not loaded"):

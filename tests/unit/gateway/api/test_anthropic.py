@@ -274,3 +274,10 @@ def test_errors(error: PaddockError, status: int, kind: str) -> None:
     assert ANTHROPIC.status(error) == status
     body = json.loads(ANTHROPIC.body(error, Trail("r", "POST", "/v1/messages")))
     assert body == {"type": "error", "error": {"type": kind, "message": "x"}, "request_id": "r"}
+
+
+def test_a_thread_is_refused_in_the_words_that_make_the_sdk_do_without() -> None:
+    error = refusal(thread={"type": "create"})
+    body = json.loads(ANTHROPIC.body(error, Trail("r", "POST", "/v1/messages")))
+    assert body["error"]["details"]["error_code"] == "thread_unsupported_request"
+    assert ANTHROPIC.status(error) == 400

@@ -146,7 +146,7 @@ def test_what_asks_for_nothing_passes(parameters: dict[str, Any]) -> None:
         ({"temperature": "1"}, "temperature", "number"),
         ({"temperature": True}, "temperature", "number"),
         ({"top_p": 1.5}, "top_p", "Send at most 1."),
-        ({"max_tokens": 0}, "max_tokens", "is 0. Send at least 1."),
+        ({"max_tokens": -2}, "max_tokens", "is -2. Send at least -1."),
         ({"max_tokens": -5}, "max_tokens", "is -5"),
         ({"max_tokens": 10**30}, "max_tokens", "Send at most 2147483647."),
         ({"max_tokens": 1.5}, "max_tokens", "integer"),
@@ -315,6 +315,8 @@ def test_adapters_and_lengths() -> None:
     assert request.max_tokens is None
     assert not request.parallel_tool_calls
     assert read(n_predict=0).requests[0].max_tokens == 0, "the prompt is only read"
+    assert read(max_tokens=-1).requests[0].max_tokens is None, "as clients of llama-server say it"
+    assert read(max_completion_tokens=0).requests[0].max_tokens == 0
 
 
 @pytest.mark.parametrize(

@@ -53,7 +53,14 @@ def test_seeds_follow_each_other_within_a_prompt() -> None:
 
 @pytest.mark.parametrize(
     ("parameters", "max_tokens"),
-    [({}, 16), ({"max_tokens": 0}, 0), ({"n_predict": -1}, None), ({"n_predict": 99}, 99), ({"max_tokens": 5}, 5)],
+    [
+        ({}, 16),
+        ({"max_tokens": 0}, 0),
+        ({"max_tokens": -1}, None),
+        ({"n_predict": -1}, None),
+        ({"n_predict": 99}, 99),
+        ({"max_tokens": 5}, 5),
+    ],
 )
 def test_lengths(parameters: dict[str, Any], max_tokens: int | None) -> None:
     assert read(**parameters).requests[0].max_tokens == max_tokens
