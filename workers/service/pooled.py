@@ -68,6 +68,8 @@ class PooledDesk:
         self._width = width
         self._loop = asyncio.get_running_loop()
         self._engine: Engine | None = None
+        self._longest = 0
+        """Tokens in one input that the engine takes."""
         self._observe: Callable[[int, float], None] = _ignore
         self._keys = itertools.count(1)
         self._calls: dict[int, asyncio.Future[Outcome]] = {}
@@ -78,7 +80,7 @@ class PooledDesk:
 
     def connect(self, engine: WholeEngine) -> TextRefused:
         """-> the same engine, as the rest of the process sees it."""
-        self._engine = engine
+        self._engine, self._longest = engine, engine.n_ctx
         return TextRefused(engine, self.kind)
 
     def follow(self, observe: Callable[[int, float], None]) -> None:
@@ -96,7 +98,7 @@ class PooledDesk:
         self.idle.clear()
         told = False
         try:
-            tokens = await self._tokens(request)
+            tokens = await self._tokens(key, request)
             if not future.done():
                 self._engine.submit(PooledRequest(key, tokens, request.normalize, request.request_id))
             outcome = await future
@@ -147,22 +149,29 @@ class PooledDesk:
             if not all(isinstance(document, str) for document in request.inputs):
                 raise CallFailed(_invalid("documents to rank must be texts, not token ids", "input"))
 
-    async def _tokens(self, request: PoolRequest) -> list[Sequence[int]]:
+    async def _tokens(self, key: int, request: PoolRequest) -> list[Sequence[int]]:
         query = len(request.query or "")
         size = sum(query + len(one) if isinstance(one, str) else 0 for one in request.inputs)
         if size <= LONG_INPUT_CHARS:
-            return self._tokenized(request)
-        return await asyncio.to_thread(self._tokenized, request)
+            return self._tokenized(key, request)
+        return await asyncio.to_thread(self._tokenized, key, request)
 
-    def _tokenized(self, request: PoolRequest) -> list[Sequence[int]]:
+    def _tokenized(self, key: int, request: PoolRequest) -> list[Sequence[int]]:
+        """No more than up to an input that is too long, for which the engine refuses the call: a query of megabytes
+        would be read again with each document. No more either once nobody waits.
+        """
         tokens: list[Sequence[int]] = []
         for one in request.inputs:
+            if key not in self._calls:
+                break
             if not isinstance(one, str):
                 tokens.append(one)
             elif request.query is not None and request.kind == "rank":
                 tokens.append(self._inputs.of_pair(request.query, one))
             else:
                 tokens.append(self._inputs.of_text(one))
+            if len(tokens[-1]) > self._longest:
+                break
         return tokens
 
 
