@@ -47,7 +47,7 @@ async def test_nothing_more_is_read_for_one_who_has_gone() -> None:
     inputs.may_go_on.clear()
     asked = PoolRequest(kind="rank", query="why", inputs=("because " * 10,) * 500)
     waiting = asyncio.create_task(desk_of(inputs).pool(asked))
-    await until(lambda: inputs.num_read == 1)
+    await until(lambda: inputs.num_read == 1, 5.0, "it is read")
     waiting.cancel()
     await asyncio.wait({waiting})
     inputs.may_go_on.set()
