@@ -38,11 +38,14 @@ class AdapterKeeper:
         while True:
             for model in list(self._fleet.snapshot.workers):
                 await self._look_after(model)
+            now = time.monotonic()
+            self._resting = {what: until for what, until in self._resting.items() if until > now}
             raise_if_cancelled()
             await asyncio.sleep(LOOK_S)
 
     async def _look_after(self, model: str) -> None:
-        wanted = self._wishes.files(model)
+        # As it is now: an adapter may be taken away while another one is loaded.
+        wanted = dict(self._wishes.files(model))
         for beat in self._inquiries.workers(model) if wanted else ():
             for name in wanted.keys() - set(beat.adapters) if not beat.draining else ():
                 if self._resting.get((beat.boot, name), 0.0) <= time.monotonic():

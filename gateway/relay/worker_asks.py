@@ -31,7 +31,9 @@ async def ask(
     decode: Callable[[bytes], ReplyT],
     timeout_s: float,
 ) -> ReplyT:
-    """Raises CallFailed: the worker's own failure, or WORKER_LOST when it cannot be asked."""
+    """Raises CallFailed: the worker's own failure, WORKER_LOST when it cannot be asked, INTERNAL when it answers in
+    words of another version.
+    """
     try:
         async with session.request(
             method,
@@ -46,7 +48,11 @@ async def ask(
         raise CallFailed(Failure(FailureCode.WORKER_LOST, message_)) from error
     if response.status != 200:
         raise CallFailed(failure_in(place, response.status, body))
-    return decode(body)
+    try:
+        return decode(body)
+    except msgspec.DecodeError as error:
+        message_ = f"The worker {place.worker} answered what this gateway can't read. Run the same version of both."
+        raise CallFailed(Failure(FailureCode.INTERNAL, message_)) from error
 
 
 def failure_in(place: Place, status: int, body: bytes) -> Failure:

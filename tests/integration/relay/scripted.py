@@ -27,6 +27,11 @@ class ScriptedWorker:
     """Answer to every submit."""
     stream_status: int = 200
     cancel_delay_s: float = 0.0
+    reply: bytes = b""
+    """Answer to whatever else is asked."""
+    reply_delay_s: float = 0.0
+    asked: list[str] = field(default_factory=list)
+    """Bodies of these."""
     submits: list[Submit] = field(default_factory=list)
     cancels: list[tuple[int, ...]] = field(default_factory=list)
     resumed_from: list[str] = field(default_factory=list)
@@ -66,6 +71,7 @@ class ScriptedWorker:
         app = web.Application()
         app.add_routes([web.get(EVENTS_PATH, self._events)])
         app.add_routes([web.post(SUBMIT_PATH, self._submit), web.post(CANCEL_PATH, self._cancel)])
+        app.add_routes([web.route("*", "/{path:.*}", self._reply)])
         self._runner = web.AppRunner(app, shutdown_timeout=0.1)
         await self._runner.setup()
         site = web.TCPSite(self._runner, "127.0.0.1", self.port)
@@ -141,6 +147,11 @@ class ScriptedWorker:
         self.cancels.append(calls)
         await asyncio.sleep(self.cancel_delay_s)
         return web.Response(status=204)
+
+    async def _reply(self, request: web.Request) -> web.Response:
+        self.asked.append(await request.text())
+        await asyncio.sleep(self.reply_delay_s)
+        return web.Response(body=self.reply)
 
 
 @asynccontextmanager

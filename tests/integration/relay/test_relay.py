@@ -21,6 +21,7 @@ from workers.protocol.events import CallEvent, Failed, Finished, FinishReason, S
 from workers.protocol.failures import RETRYABLE, CallFailed, Failure, FailureCode
 from workers.protocol.framing import KEEP_ALIVE
 from workers.protocol.requests import GenerateRequest, Message
+from workers.protocol.text import decode_props
 
 REQUEST = GenerateRequest(messages=(Message(role="user", content="hi"),))
 
@@ -311,3 +312,11 @@ def test_every_failure_has_an_answer() -> None:
         assert answer.status >= 400
         if code in RETRYABLE:
             assert answer.status in (429, 500, 502, 503)
+
+
+async def test_an_answer_of_another_version_is_a_failure(relay: Relay, worker: ScriptedWorker) -> None:
+    for worker.reply in (b'{"unknown": 1}', b"no", b""):
+        with pytest.raises(CallFailed) as caught:
+            await relay.ask(worker.place, "GET", "/v1/props", None, decode_props)
+        assert caught.value.failure.code is FailureCode.INTERNAL
+        assert "version" in caught.value.failure.message
