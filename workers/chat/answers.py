@@ -8,6 +8,7 @@ from typing import Protocol
 
 from workers.chat.tools import Parser
 from workers.chat.tools.family import Ask, Family
+from workers.chat.tools.prefaced import Prefaced
 from workers.protocol.requests import GenerateRequest
 
 MAX_MARK_TOKENS = 16
@@ -40,14 +41,11 @@ class Answers:
         """For the answer to one prompt; None: its text needs no reading."""
         if not _is_chat(request):
             return None
-        return self.family.parser(
-            Ask(
-                tools=request.tools,
-                split=request.thinking.split,
-                opened=self.opens_thought(prompt),
-                one_call=not request.parallel_tool_calls,
-            )
+        opened, split = self.opens_thought(prompt), request.thinking.split
+        parser = self.family.parser(
+            Ask(tools=request.tools, split=split, opened=opened, one_call=not request.parallel_tool_calls)
         )
+        return Prefaced(self._opening(prompt), parser) if opened and not split else parser
 
     def written(self, request: GenerateRequest) -> Mapping[int, bytes]:
         """Control tokens that the engine must write into the answer's text, for its parser or for the caller."""
@@ -63,8 +61,13 @@ class Answers:
         """Whether the prompt leaves the model in the middle of a thought."""
         if self._vocab is None or self.family.thought is None:
             return False
-        end = b"".join(map(self._vocab.special_piece, prompt[-MAX_MARK_TOKENS:]))
-        return self.family.opens_thought(end.decode("utf-8", "replace"))
+        return self.family.opens_thought(self.text(prompt[-MAX_MARK_TOKENS:]))
+
+    def _opening(self, prompt: Sequence[int]) -> str:
+        """The mark that opens a thought at the end of a prompt, and the whitespace behind it."""
+        end = self.text(prompt[-MAX_MARK_TOKENS:])
+        mark = self.family.thought.open.rstrip() if self.family.thought is not None else ""
+        return end[end.rfind(mark) :]
 
 
 def _is_chat(request: GenerateRequest) -> bool:

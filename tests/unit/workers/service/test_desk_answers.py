@@ -9,6 +9,7 @@ import pytest
 from tests.unit.workers.service.test_desk import TIMINGS, USAGE, Bench, submit
 from workers.chat.answers import Answers
 from workers.chat.families import family_of
+from workers.chat.tools import ContentPiece
 from workers.protocol.events import Finished, FinishReason, Reasoning, Started, Text, ToolCallDelta, Usage
 from workers.protocol.requests import Sampling, Thinking, Tool
 from workers.service.desk import CallDesk
@@ -98,6 +99,23 @@ async def test_a_prompt_may_end_inside_of_a_thought(bench: Bench, opened: bool) 
     desk.deliver(1, [Text(key, "Hm.[/THINK]Yes."), Finished(key, FinishReason.STOP, USAGE, TIMINGS)])
     told = bench.sent()[:-1]
     assert told == ([Reasoning(1, "Hm.", 1), Text(1, "Yes.", 0)] if opened else [Text(1, "Hm.[/THINK]Yes.")])
+
+
+async def test_who_reads_marks_gets_the_one_that_the_prompt_ended_with(bench: Bench) -> None:
+    desk = desk_of(bench, "[/THINK]", MarkVocab(LAST_TOKEN, 8))
+    await desk.submit(submit(1, thinking=Thinking(split=False)))
+    key = bench.engine.taken[0].key
+    desk.deliver(1, [Text(key, "Hm.[/THINK]"), Text(key, "Yes."), Finished(key, FinishReason.STOP, USAGE, TIMINGS)])
+    told = bench.sent()[:-1]
+    assert "".join(event.text for event in told if isinstance(event, Text)) == "[THINK]Hm.[/THINK]Yes."
+    assert sum(event.num_tokens for event in told if isinstance(event, Text)) == 2
+
+    request = submit(2, tools=(Tool("f"),), thinking=Thinking(split=False)).request
+    parser = Answers(family_of("[/THINK]"), MarkVocab(LAST_TOKEN, 8)).parser(request, [1, LAST_TOKEN])
+    assert parser is not None
+    pieces = [*parser.feed("Hm.[/THINK]"), *parser.feed(CALL), *parser.finish()]
+    assert "".join(piece.text for piece in pieces if isinstance(piece, ContentPiece)) == "[THINK]Hm.[/THINK]"
+    assert parser.num_calls == 1
 
 
 async def test_marks_that_are_control_tokens_are_written_for_those_who_read_them(bench: Bench) -> None:
