@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from workers.engine.disk_folder import CacheFolder, sync_folder
 from workers.engine.disk_names import CacheKeys
 from workers.engine.scope import Scope
-from workers.engine.sealed import FileRefused, Kind, Label, SealedReader, discard, write_sealed
+from workers.engine.sealed import FileRefused, Kind, Label, SealedReader, write_sealed
 
 NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,127}")
 MAX_TOKENS = 1 << 24
@@ -104,15 +104,6 @@ class ConversationFiles:
         if label != _label(scope, fingerprint, len(saved.tokens)):
             raise ConversationUnusable(f"{name}: it was saved for another team, salt or adapter; save the slot again")
         return saved
-
-    def erase(self, name: str, scope: Scope) -> bool:
-        """-> whether there was such a file. Raises ConversationUnusable."""
-        check_name(name)
-        try:
-            with self._folder.opened(self._team(scope)) as folder:
-                return discard(folder, name)
-        except OSError:
-            return False
 
     def _team(self, scope: Scope) -> str:
         return self._keys.tenant_folder(scope.tenant)

@@ -236,10 +236,6 @@ class EventHub:
                 book.expiry = None
 
     @property
-    def num_attached(self) -> int:
-        return sum(book.feed is not None for book in self._books.values())
-
-    @property
     def caught_up(self) -> bool:
         """Whether every connection has taken all there is."""
         return all(book.feed is None or book.feed.caught_up for book in self._books.values())

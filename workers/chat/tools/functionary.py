@@ -24,7 +24,6 @@ RECIPIENT = ">>>"
 EVERYBODY = "all"
 
 _NAMED = Tags((NAMED,))
-_LINE = Tags(("\n",))
 
 
 class FunctionaryReader(Reader):

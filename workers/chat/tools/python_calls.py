@@ -24,8 +24,6 @@ OPEN, CLOSE = "<|tool_call_start|>", "<|tool_call_end|>"
 START, END = "<|python_start|>", "<|python_end|>"
 TOOL_CODE = "```tool_code"
 
-_PARENTHESIS = Tags(("(",))
-
 
 class PythonReader(Reader):
     """Adds reading Python's calls to reading JSON's."""
