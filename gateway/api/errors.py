@@ -9,7 +9,15 @@ from starlette.types import Message, Receive, Scope, Send
 
 from gateway.api.cors import origin_headers
 from gateway.api.dialect import SHAPE, ErrorShape
-from gateway.errors import AuthenticationFailed, BodyTooLarge, BodyTooSlow, MethodNotAllowed, PaddockError, Stopping
+from gateway.errors import (
+    AuthenticationFailed,
+    BodyTooLarge,
+    BodyTooSlow,
+    MethodNotAllowed,
+    NotSupported,
+    PaddockError,
+    Stopping,
+)
 from gateway.telemetry.trail import Trail
 
 LINGER_S = 5.0
@@ -27,6 +35,8 @@ def error_headers(error: PaddockError) -> list[tuple[bytes, bytes]]:
     headers: list[tuple[bytes, bytes]] = []
     if error.retry_after_s is not None or error.status in (429, 503):
         headers.append((b"retry-after", b"%d" % max(1, math.ceil(error.retry_after_s or 1.0))))
+    if isinstance(error, NotSupported):
+        headers.append((b"x-should-retry", b"false"))  # SDKs take every 5xx for a passing trouble
     if isinstance(error, AuthenticationFailed):
         headers.append((b"www-authenticate", b"Bearer"))
     if isinstance(error, MethodNotAllowed):

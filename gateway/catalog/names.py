@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from types import MappingProxyType
 
 from gateway.call import Principal
-from gateway.errors import ModelNotFound, PermissionDenied
+from gateway.errors import InvalidRequest, ModelNotFound, PermissionDenied
 from workers.protocol.catalog import Catalog
 
 MAX_NAMES_TOLD = 20
@@ -48,7 +48,7 @@ class Names:
     ) -> str:
         """The model behind a name; behind none, the only one there is, or of several the only one in `served`.
 
-        Raises ModelNotFound or PermissionDenied, both telling the names that would do.
+        Raises ModelNotFound, PermissionDenied or InvalidRequest, each telling the names that would do.
         """
         names = self.all(fleet_models, adapters)
         if not name:
@@ -66,13 +66,15 @@ class Names:
         return name in adapters and name not in self._fixed and name not in fleet_models
 
     def _only(self, names: dict[str, str], principal: Principal, served: frozenset[str]) -> str:
-        """The model of a caller that named none. Raises ModelNotFound."""
+        """The model of a caller that named none. Raises InvalidRequest, or ModelNotFound where there is none at all."""
         usable = [name for name in names if principal.may_use(name)]
         models = {names[name] for name in usable}
         if len(models) > 1:
             models &= served
-        if len(models) != 1:
+        if not usable:
             raise ModelNotFound(f"`model` is missing. {_told(usable)}", param="model")
+        if len(models) != 1:
+            raise InvalidRequest(f"`model` is missing. {_told(usable)}", param="model")
         return models.pop()
 
 

@@ -101,6 +101,12 @@ def test_the_tool_runner_sends_whole_conversations_where_it_learns_that_no_threa
     assert last.content[0].type == "text"
 
 
+def test_a_long_prompt_is_refused_in_the_words_that_claude_code_shortens_by(client: anthropic.Anthropic) -> None:
+    long: list[MessageParam] = [{"role": "user", "content": "a" * 9000}]
+    with pytest.raises(anthropic.BadRequestError, match=r"prompt is too long: \d+ tokens > \d+ maximum"):
+        client.messages.create(model=DEMO_ALIAS, max_tokens=5, messages=long)
+
+
 def test_an_answer_that_has_begun(client: anthropic.Anthropic) -> None:
     extra = {"temperature": 0}
     whole = client.messages.create(model=DEMO_ALIAS, max_tokens=60, messages=QUESTION, extra_body=extra).content[0]

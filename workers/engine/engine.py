@@ -243,7 +243,8 @@ class Engine:
 
 def _overflow(num_prompt: int, n_ctx: int) -> Failure:
     message = (
-        f"the prompt has {num_prompt} tokens and a conversation may have {n_ctx}, answer included; "
-        "shorten the prompt or serve the model with a larger --ctx"
+        # Clients look for the first words, and for the numbers behind them, to know that they have to shorten.
+        f"the prompt is too long: {num_prompt} tokens > {n_ctx} maximum, answer included; "
+        "shorten it or serve the model with a larger --ctx"
     )
     return Failure(FailureCode.CONTEXT_OVERFLOW, message, "messages", num_prompt, n_ctx)

@@ -129,7 +129,7 @@ class UnloadAdapterRoute:
         model = named_model(document, scope) or self._reception.adapter_model(name)
         try:
             call = self._reception.call(caller, {"model": model}, scope)
-        except ModelNotFound:
+        except (InvalidRequest, ModelNotFound):
             if model:
                 raise
             raise NotFound(f"No model, or more than one, has an adapter `{name}`. Name the `model`.") from None

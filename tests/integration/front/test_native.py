@@ -147,7 +147,7 @@ async def test_there_is_no_property_that_could_be_changed(caller: Caller, gatewa
     [
         ("/completion", {"model": "quick", "prompt": 5}, 400, "invalid_request_error"),
         ("/completion", {"model": "nobody", "prompt": "a"}, 404, "not_found_error"),
-        ("/completion", {"prompt": "a"}, 404, "not_found_error"),
+        ("/completion", {"prompt": "a"}, 400, "invalid_request_error"),
         ("/completion", {"model": "quick", "prompt": "a", "n_discard": 1}, 501, "not_supported_error"),
         ("/completion", {"model": "quick", "prompt": "abcd" * 70}, 400, "exceed_context_size_error"),
         ("/completion", {"model": "quick", "prompt": "a", "lora": [{"id": 0}]}, 400, "invalid_request_error"),

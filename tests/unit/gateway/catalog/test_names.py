@@ -8,7 +8,7 @@ import pytest
 
 from gateway.call import Principal
 from gateway.catalog.names import Names
-from gateway.errors import ModelNotFound, PermissionDenied
+from gateway.errors import InvalidRequest, ModelNotFound, PermissionDenied
 from workers.protocol.catalog import Catalog, ModelSpec
 
 EVERYONE = Principal("k", "t", None, False)
@@ -60,5 +60,5 @@ def test_without_a_name_it_is_the_only_model_or_the_only_one_that_is_served() ->
     assert Names(None).resolve("", EVERYONE, ("m",)) == "m"
     assert Names(CATALOG).resolve("", EVERYONE, ("guest",), served=("guest",)) == "guest"
     for served in ((), ("guest", "llama")):
-        with pytest.raises(ModelNotFound, match=r"`model` is missing\. Use one of: chat, guest, llama"):
+        with pytest.raises(InvalidRequest, match=r"`model` is missing\. Use one of: chat, guest, llama"):
             Names(CATALOG).resolve("", EVERYONE, ("guest",), served=served)
