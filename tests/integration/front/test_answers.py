@@ -65,6 +65,11 @@ async def test_an_unusable_request_id_is_replaced(caller: Caller, wish: str) -> 
         assert response.headers["x-request-id"].startswith("req-")
 
 
+async def test_llama_server_has_chat_without_v1_as_well(caller: Caller) -> None:
+    async with caller.session.post(f"{caller.url}/chat/completions", json=caller.body()) as response:
+        assert (response.status, (await response.json())["object"]) == (200, "chat.completion")
+
+
 async def test_models(caller: Caller) -> None:
     async with caller.session.get(f"{caller.url}/v1/models") as response:
         listing = await response.json()
