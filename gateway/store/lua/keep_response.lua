@@ -9,7 +9,7 @@
 --   ARGV[6+] ids of the responses that it follows: they live as long
 -- Result: 1, or 0 when nothing was stored: it is larger than all that the team may have, or not there any more
 --
--- Keeps: the sizes are those of what is there, and their sum is at most ARGV[4].
+-- Keeps: the sizes are those of what is there, and of what is over but for the next 500; their sum is at most ARGV[4].
 local id, body, ttl, bound = ARGV[1], ARGV[2], tonumber(ARGV[3]), tonumber(ARGV[4])
 local clock = redis.call("TIME")
 local now = clock[1] * 1000 + math.floor(clock[2] / 1000)
@@ -22,7 +22,8 @@ local function drop(old)
   redis.call("DEL", response_key(old))
 end
 
-for _, old in ipairs(redis.call("ZRANGEBYSCORE", responses_key, "-inf", now)) do drop(old) end
+-- As many as a script may take along: all of a quiet team's at once would hold every other caller up.
+for _, old in ipairs(redis.call("ZRANGEBYSCORE", responses_key, "-inf", now, "LIMIT", 0, 500)) do drop(old) end
 if ARGV[5] == "1" and not redis.call("ZSCORE", responses_key, id) then return 0 end
 drop(id)
 if #body > bound then return 0 end

@@ -95,6 +95,21 @@ async def test_what_is_over_is_counted_no_more(client: redis.asyncio.Redis) -> N
     await store.close()
 
 
+async def test_what_is_over_is_cleared_away_in_parts(client: redis.asyncio.Redis) -> None:
+    brief, lasting = ResponseStore(client, 0.5, 1 << 20), ResponseStore(client, 60.0, 1 << 20)
+    await asyncio.gather(*(brief.keep("blue", f"r{n}", b"x") for n in range(1200)))
+    assert await lasting.keep("blue", "late", b"x")
+    await asyncio.sleep(0.6)
+    left = []
+    for name in "abc":
+        assert await lasting.keep("blue", name, b"x")
+        left.append(await client.zcard(keys.responses("blue")))
+    await brief.close()
+    await lasting.close()
+    assert left == [1200 + 2 - 500, 1200 + 3 - 1000, 4]
+    assert await held(client, "blue") == 4
+
+
 async def test_in_place_of_one_that_is_there(client: redis.asyncio.Redis, store: ResponseStore) -> None:
     assert not await store.keep("blue", "a", b"new", again=True)
     await store.keep("blue", "a", b"old")
