@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
@@ -30,8 +30,10 @@ from gateway.api.openai.models import Models
 from gateway.api.openai.rerank import RerankDialect
 from gateway.api.pooled import Pooled
 from gateway.api.responses.assembly import responses_apps
+from gateway.api.responses.connection import Bounds
 from gateway.api.resumable import Resumable
 from gateway.api.routes import build_router
+from gateway.api.sockets import Sockets
 from gateway.catalog.names import Names
 from gateway.inquiries import Inquiries
 from gateway.pipeline import Limits, Pipeline
@@ -64,6 +66,7 @@ class App:
     keys: Keys
     key_store: KeyStore
     redis: redis.asyncio.Redis
+    sockets: Sockets
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
@@ -92,25 +95,27 @@ class App:
     async def drain(self, timeout_s: float) -> bool:
         """Take no new calls and wait for those under way; after `timeout_s` end them. Whether none had to be ended."""
         self.pipeline.stop_taking()
-        if await self._idle_within(timeout_s):
-            return True
-        self.pipeline.cut_all()
-        await self._idle_within(LAST_WORDS_S)
-        return False
-
-    async def _idle_within(self, timeout_s: float) -> bool:
-        try:
-            async with asyncio.timeout(timeout_s):
-                while self.pipeline.num_calls:  # noqa: ASYNC110 - a process that is about to end may poll
-                    await asyncio.sleep(IDLE_POLL_S)
-        except TimeoutError:
-            return self.pipeline.num_calls == 0
-        return True
+        self.sockets.stop()
+        complete = await _within(timeout_s, lambda: self.pipeline.num_calls == 0)
+        if not complete:
+            self.pipeline.cut_all()
+        await _within(LAST_WORDS_S, lambda: self.pipeline.num_calls == 0 and self.sockets.num_open == 0)
+        return complete
 
 
 LAST_WORDS_S = 2.5
 """How long clients that are cut off get to read why."""
 IDLE_POLL_S = 0.02
+
+
+async def _within(timeout_s: float, done: Callable[[], bool]) -> bool:
+    try:
+        async with asyncio.timeout(timeout_s):
+            while not done():  # noqa: ASYNC110 - a process that is about to end may poll
+                await asyncio.sleep(IDLE_POLL_S)
+    except TimeoutError:
+        return done()
+    return True
 
 
 async def build(settings: GatewaySettings, redis: redis.asyncio.Redis) -> App:
@@ -130,6 +135,8 @@ async def build(settings: GatewaySettings, redis: redis.asyncio.Redis) -> App:
     recordings = Recordings(StreamLog(redis, settings.resume_ttl_s), gateway_id, settings.resume_buffer_bytes)
     resumable = Resumable(recordings, metrics, settings.ping_interval_s)
     answers = (keys, pipeline, settings.max_body_bytes, settings.ping_interval_s, resumable)
+    sockets = Sockets()
+    bounds = Bounds(settings.max_body_bytes, settings.socket_idle_s, settings.socket_life_s)
     kept = (settings.response_ttl_s, settings.responses_bytes_per_team)
     router = build_router(
         {
@@ -137,7 +144,7 @@ async def build(settings: GatewaySettings, redis: redis.asyncio.Redis) -> App:
             "completion": Generation(CompletionDialect(), *answers),
             "embeddings": Pooled(EmbeddingsDialect(), keys, pipeline, settings.max_body_bytes),
             "rerank": Pooled(RerankDialect(), keys, pipeline, settings.max_body_bytes),
-            **responses_apps(*answers, recordings, ResponseStore(redis, *kept), inquiries),
+            **responses_apps(*answers, recordings, ResponseStore(redis, *kept), inquiries, sockets, bounds, metrics),
             "messages": Generation(MessagesDialect(), *answers),
             "count_tokens": CountTokens(keys, pipeline, inquiries, settings.max_body_bytes),
             "models": models,
@@ -165,6 +172,7 @@ async def build(settings: GatewaySettings, redis: redis.asyncio.Redis) -> App:
         keys,
         key_store,
         redis,
+        sockets,
     )
 
 

@@ -5,6 +5,9 @@ PaddockError                     status  type
 │   ├── ContextOverflow          400       code context_length_exceeded
 │   ├── BodyTooLarge             413       code request_too_large
 │   ├── BodyTooSlow              408       code request_body_timeout
+│   ├── PreviousNotFound         400       code previous_response_not_found
+│   ├── ConnectionLimit          400       code websocket_connection_limit_reached
+│   ├── StreamLimit              400       code websocket_stream_limit_reached
 │   └── UnsupportedParameter     400       code unsupported_parameter
 ├── AuthenticationFailed         401     authentication_error
 ├── PermissionDenied             403     permission_error
@@ -77,6 +80,20 @@ class BodyTooLarge(InvalidRequest):
 class BodyTooSlow(InvalidRequest):
     status = 408
     code = "request_body_timeout"
+
+
+class PreviousNotFound(InvalidRequest):
+    """As OpenAI says it of a response to go on from, which is not a thing that was asked for."""
+
+    code = "previous_response_not_found"
+
+
+class ConnectionLimit(InvalidRequest):
+    code = "websocket_connection_limit_reached"
+
+
+class StreamLimit(InvalidRequest):
+    code = "websocket_stream_limit_reached"
 
 
 class UnsupportedParameter(InvalidRequest):

@@ -25,6 +25,7 @@ import uvloop
 from redis.exceptions import RedisError
 
 from gateway.access.records import KeysInvalid
+from gateway.api.handshake import HttpProtocol, WebSocketProtocol
 from gateway.api.presence import beside
 from gateway.app import App, build
 from gateway.settings import GatewaySettings
@@ -97,8 +98,13 @@ async def _serve(app: App, listener: socket.socket, settings: GatewaySettings, a
     server = Server(
         uvicorn.Config(
             app.asgi,
-            http="httptools",
-            ws="none",
+            http=HttpProtocol,
+            ws=WebSocketProtocol,
+            ws_max_size=settings.max_body_bytes,
+            ws_ping_interval=settings.ping_interval_s,
+            # Clients that run a tool between two requests may read nothing, and so answer no ping, for as long.
+            ws_ping_timeout=None,
+            ws_per_message_deflate=False,
             lifespan="off",
             access_log=False,
             log_config=None,

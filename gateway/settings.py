@@ -48,6 +48,12 @@ class GatewaySettings(PaddockSettings):
     responses_bytes_per_team: Annotated[
         int, Field(ge=0, description="most bytes of stored responses per team; the oldest make room, 0 keeps none")
     ] = 64 << 20
+    socket_idle_s: Annotated[
+        float, Field(gt=0, description="how long a WebSocket stays open without a request under way")
+    ] = 900.0
+    socket_life_s: Annotated[
+        float, Field(gt=0, description="how long a WebSocket takes requests; what runs then is finished")
+    ] = 3600.0
     redis_wait_s: Annotated[float, Field(ge=0, description="how long a starting gateway waits for Redis to answer")] = (
         10.0
     )

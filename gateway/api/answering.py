@@ -83,19 +83,26 @@ class Answering(Generic[AskedIn]):
         self, asked: AskedIn, call: Call, trail: Trail, writer: StreamWriter, recording: Recording
     ) -> None:
         """Writes a stream that may be read again, whoever reads it now."""
-        failure = await self._write(asked, call, trail, writer, recording)
+        failure = await self.write(asked, call, trail, writer, recording)
         if failure is None:
-            trail.status, trail.outcome = 200, "ok"
-            await self._concluded(writer, None)
             await recording.write(writer.closing())
-            return
-        note_error(trail, failure)
-        await self._concluded(writer, failure)
-        if recording.started:
+        elif recording.started:
             trail.status = 200
             await recording.write(writer.broken(failure))
         else:
             await recording.refuse(failure, writer.broken(failure))
+
+    async def write(
+        self, asked: AskedIn, call: Call, trail: Trail, writer: StreamWriter, sink: Sink
+    ) -> PaddockError | None:
+        """A stream but for its last word, and its end in the books; why the answer is not complete."""
+        failure = await self._write(asked, call, trail, writer, sink)
+        if failure is None:
+            trail.status, trail.outcome = 200, "ok"
+        else:
+            note_error(trail, failure)
+        await self._concluded(writer, failure)
+        return failure
 
     async def _whole(self, asked: AskedIn, call: Call, trail: Trail, send: Send) -> None:
         writer = self._writers.whole_writer(asked, call, trail)

@@ -12,6 +12,7 @@ from gateway.api.dialect import SHAPE
 from gateway.api.errors import send_error, shape_of
 from gateway.api.openai.error_shape import OPENAI
 from gateway.api.presence import CLIENT_GONE_STATUS, ClientGone
+from gateway.api.sockets import METHOD, refusing
 from gateway.errors import InternalError, PaddockError
 from gateway.telemetry.accounts import close_trail
 from gateway.telemetry.metrics import Metrics
@@ -26,8 +27,10 @@ class Door:
         self._metrics = metrics
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
-            # The server is configured without lifespan and WebSocket; what remains is refused by not answering.
+        if scope["type"] == "websocket":
+            scope["method"] = METHOD
+        elif scope["type"] != "http":
+            # The server is configured without lifespan; what remains is refused by not answering.
             return
         trail = begin_trail(scope)
         scope[SHAPE] = OPENAI
@@ -52,6 +55,7 @@ class Door:
 
     async def _answer(self, scope: Scope, receive: Receive, send: Send, error: PaddockError, trail: Trail) -> None:
         if trail.status == 0:
-            await send_error(receive, send, error, trail, shape_of(scope))
+            told = refusing(send) if scope["type"] == "websocket" else send
+            await send_error(receive, told, error, trail, shape_of(scope))
         else:
             trail.outcome = error.code or error.type

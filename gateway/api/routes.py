@@ -6,13 +6,14 @@ from collections import defaultdict
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from starlette.routing import Route, Router
+from starlette.routing import BaseRoute, Route, Router, WebSocketRoute
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from gateway.api.anthropic.error_shape import ANTHROPIC
 from gateway.api.dialect import SHAPE, ErrorShape
 from gateway.api.native.error_shape import NATIVE
 from gateway.api.openai.error_shape import OPENAI
+from gateway.api.sockets import METHOD
 from gateway.errors import MethodNotAllowed, NotFound
 
 
@@ -36,6 +37,7 @@ ROUTES = (
     RouteRow("POST", "/rerank", "rerank", "the same"),
     RouteRow("POST", "/reranking", "rerank", "the same"),
     RouteRow("POST", "/v1/responses", "responses", "an answer in typed items, whole, streamed or in the background"),
+    RouteRow(METHOD, "/v1/responses", "responses_socket", "the same over WebSocket, one request after another"),
     RouteRow("POST", "/v1/responses/input_tokens", "input_tokens", "how many tokens a request would have"),
     RouteRow("GET", "/v1/responses/{response_id}", "response", "a stored response, or the events of one that is made"),
     RouteRow("DELETE", "/v1/responses/{response_id}", "delete_response", "forgets it"),
@@ -78,12 +80,16 @@ def build_router(apps: Mapping[str, ASGIApp]) -> Router:
     """
     by_path: dict[str, list[RouteRow]] = defaultdict(list)
     for row in ROUTES:
-        by_path[row.path].append(row)
-    routes: list[Route] = []
+        if row.method != METHOD:
+            by_path[row.path].append(row)
+    routes: list[BaseRoute] = []
     for path, rows in by_path.items():
         routes += [Route(path, _Shaped(apps[row.name], row.shape), methods=[row.method]) for row in rows]
         allowed = ", ".join(row.method for row in rows)
         routes.append(Route(path, _Shaped(_WrongMethod(allowed), rows[0].shape)))
+    for row in ROUTES:
+        if row.method == METHOD:
+            routes.append(WebSocketRoute(row.path, _Shaped(apps[row.name], row.shape)))
     return Router(routes=routes, redirect_slashes=False, default=_unknown)
 
 

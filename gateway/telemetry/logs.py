@@ -42,11 +42,15 @@ class FieldsFormatter(JsonFormatter):
         return log_data | fields if isinstance(fields, dict) else log_data
 
 
-class _DropsUvicornNoise(logging.Filter):
-    """A stream that is cut off on purpose lacks its last chunk; uvicorn calls that an error of the application."""
+NOISE = ("without completing response", "without completing handshake", "Invalid UTF-8 sequence")
+"""A stream that is cut off on purpose lacks its last chunk, and a handshake that is refused its end; uvicorn calls both
+errors of the application. The last is a client's fault, and uvicorn's line has a traceback.
+"""
 
+
+class _DropsUvicornNoise(logging.Filter):
     def filter(self, record: logging.LogRecord) -> bool:
-        return "without completing response" not in str(record.msg)
+        return not any(words in str(record.msg) for words in NOISE)
 
 
 def configure(level: str, log_format: str) -> None:

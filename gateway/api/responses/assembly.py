@@ -7,16 +7,21 @@ from starlette.types import ASGIApp
 from gateway.access.keys import Keys
 from gateway.api.answering import Answering
 from gateway.api.responses.background import Background
+from gateway.api.responses.connection import Bounds, Rooms
 from gateway.api.responses.create import CreateResponse
 from gateway.api.responses.input_tokens import InputTokens
+from gateway.api.responses.preparation import Preparation
 from gateway.api.responses.request import ResponseRequest
 from gateway.api.responses.shelf import ResponseWriters, Shelf, Store
+from gateway.api.responses.socket import ResponsesSocket
 from gateway.api.responses.stored import Endpoint, StoredResponses
 from gateway.api.responses.token_counts import TokenCounts
 from gateway.api.resumable import Resumable
+from gateway.api.sockets import Sockets
 from gateway.inquiries import Inquiries
 from gateway.pipeline import Pipeline
 from gateway.resume.recordings import Recordings
+from gateway.telemetry.metrics import Metrics
 
 
 def responses_apps(
@@ -28,17 +33,21 @@ def responses_apps(
     recordings: Recordings,
     store: Store,
     inquiries: Inquiries,
+    sockets: Sockets,
+    bounds: Bounds,
+    metrics: Metrics,
 ) -> dict[str, ASGIApp]:
     shelf, token_counts = Shelf(store), TokenCounts(inquiries)
+    preparation = Preparation(pipeline, token_counts)
     answering: Answering[ResponseRequest] = Answering(
         ResponseWriters(), pipeline, ping_interval_s, resumable, shelf.conclude
     )
     background = Background(answering, recordings, resumable, shelf)
     stored = StoredResponses(keys, shelf, background, recordings, resumable)
+    rooms = Rooms(keys, pipeline, preparation, resumable, store, metrics, ping_interval_s, bounds)
     return {
-        "responses": CreateResponse(
-            keys, pipeline, max_body_bytes, resumable, shelf, answering, background, token_counts
-        ),
+        "responses": CreateResponse(keys, max_body_bytes, resumable, shelf, answering, background, preparation),
+        "responses_socket": ResponsesSocket(rooms, sockets),
         "input_tokens": InputTokens(keys, pipeline, max_body_bytes, shelf, token_counts),
         "response": Endpoint(stored.retrieve),
         "delete_response": Endpoint(stored.delete),

@@ -32,7 +32,7 @@ class EventWriter:
 
     def __init__(self, asked: ResponseRequest, call: Call) -> None:
         self.snapshot = Snapshot(asked, call)
-        self._output = Output(asked.id, self)
+        self._output = Output(asked.id, self, speaks=asked.generates)
         self._told = False
         self._num_events = 0
         self._parts: list[bytes] = []

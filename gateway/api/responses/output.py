@@ -83,13 +83,15 @@ class Listener(Protocol):
 class Output:
     """A thought or a message ends where something else begins; calls end with the answer, since they may alternate."""
 
-    def __init__(self, response_id: str, listener: Listener | None) -> None:
+    def __init__(self, response_id: str, listener: Listener | None, *, speaks: bool = True) -> None:
+        """`speaks`: an answer without a word has an empty message."""
         self.items: list[OutputItem] = []
         self.end: Finished | None = None
         self.num_reasoning_tokens = 0
         self.speaking: Message | Thought | None = None
         """The item that grows now, unless it is a call."""
         self._response_id = response_id
+        self._speaks = speaks
         self._listener = listener
         self._calls: dict[int, FunctionCall] = {}
         self._waiting: list[Logprobs] = []
@@ -141,7 +143,7 @@ class Output:
     def _finish(self, event: Finished) -> None:
         self.end = event
         status = "incomplete" if event.reason.value == "length" else "completed"
-        if not self.items:
+        if not self.items and self._speaks:
             self._speak("message")
         self._fall_silent(status)
         for call in self._calls.values():

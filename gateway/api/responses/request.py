@@ -25,7 +25,7 @@ from gateway.api.responses.items import Item, messages_of, read_input, reference
 from gateway.api.responses.records import Record
 from gateway.api.responses.refused import IGNORED, REFUSED
 from gateway.api.responses.tools import read_tools, tools_object
-from gateway.errors import InvalidRequest, ResponseNotFound, UnsupportedParameter
+from gateway.errors import InvalidRequest, PreviousNotFound, ResponseNotFound, UnsupportedParameter
 from workers.protocol.requests import Constraint, GenerateRequest, Message, Thinking
 
 LOGPROBS = "message.output_text.logprobs"
@@ -50,6 +50,8 @@ class ResponseRequest:
     """Without that of the responses before."""
     chain: tuple[str, ...]
     """Ids of the responses before, the first one first."""
+    generates: bool = True
+    """False: the prompt is computed, and nothing is said."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +63,7 @@ class Draft:
     input: tuple[Item, ...]
     request: GenerateRequest
     """Without its messages."""
+    generates: bool = True
 
     @property
     def needs(self) -> tuple[str, ...]:
@@ -70,20 +73,23 @@ class Draft:
         return tuple(dict.fromkeys(id_ for id_ in (previous, *referred) if id_ is not None))
 
     def complete(self, found: Mapping[str, Record]) -> ResponseRequest:
-        """With what was kept: the records of `needs`, and of the chain of the previous one. Raises ResponseNotFound."""
+        """With what was kept: the records of `needs`, and of the chain of the previous one.
+
+        Raises InvalidRequest, PreviousNotFound, ResponseNotFound.
+        """
         body = self.body
         chain = _chain(body.previous_response_id, found)
         before = [item for id_ in chain for item in _present(found, id_, "previous_response_id").items]
         own = _resolved(self.input, found)
         messages = messages_of([*before, *own])
-        if not messages:
+        if not messages and (self.generates or body.instructions is None):
             raise InvalidRequest("`input` is missing. Send a text or items.", param="input")
         if body.instructions is not None:
             messages = (Message(role="system", content=body.instructions), *messages)
         return ResponseRequest(
             id=self.id,
             model=body.model,
-            requests=(replace(self.request, messages=messages),),
+            requests=(self._request(messages),),
             stream=body.stream,
             store=body.store,
             background=body.background,
@@ -92,12 +98,23 @@ class Draft:
             echo=_echo(body),
             input=own,
             chain=chain,
+            generates=self.generates,
         )
+
+    def _request(self, messages: tuple[Message, ...]) -> GenerateRequest:
+        if self.generates:
+            return replace(self.request, messages=messages)
+        return replace(self.request, messages=messages, max_tokens=0)
 
 
 def read_draft(raw: bytes) -> Draft:
     """Raises InvalidRequest, UnsupportedParameter or NotSupported, each naming the parameter by its path."""
-    document = sift(read_object(raw), IGNORED, REFUSED)
+    return draft_of(read_object(raw))
+
+
+def draft_of(document: dict[str, Any], *, generates: bool = True) -> Draft:
+    """Raises as `read_draft`."""
+    document = sift(document, IGNORED, REFUSED)
     try:
         body = ResponsesBody.model_validate(document)
     except ValidationError as error:
@@ -106,7 +123,7 @@ def read_draft(raw: bytes) -> Draft:
         raise too_nested() from None
     _check(body)
     response_id = new_response_id()
-    return Draft(body, response_id, read_input(body.input, response_id), _request(body))
+    return Draft(body, response_id, read_input(body.input, response_id), _request(body), generates)
 
 
 def _check(body: ResponsesBody) -> None:
@@ -203,17 +220,17 @@ def _resolved(items: Iterable[Item], found: Mapping[str, Record]) -> tuple[Item,
 def _present(found: Mapping[str, Record], id_: str, param: str) -> Record:
     record = found.get(id_)
     if record is None:
-        raise not_found(id_, param)
+        raise PreviousNotFound(not_found(id_).message, param=param)
     if record.response["status"] in ("queued", "in_progress"):
         message = f"Response {shown(id_)} is not complete yet. Wait for it, then go on from it."
         raise InvalidRequest(message, param=param)
     return record
 
 
-def not_found(id_: str, param: str | None = None) -> ResponseNotFound:
+def not_found(id_: str) -> ResponseNotFound:
     never = "" if is_response_id(id_) else " This is no id that Paddock makes."
     return ResponseNotFound(
-        f"There is no response {shown(id_)}: it was not stored, was deleted, or its time is over.{never}", param=param
+        f"There is no response {shown(id_)}: it was not stored, was deleted, or its time is over.{never}"
     )
 
 

@@ -33,7 +33,7 @@ class Shelf:
         self._store = store
 
     async def complete(self, draft: Draft, team: str) -> ResponseRequest:
-        """The request with what was said before. Raises ResponseNotFound, InvalidRequest, StoreUnavailable."""
+        """The request with what was said before. Raises as `Draft.complete`, and StoreUnavailable."""
         found = await self._found(team, draft.needs)
         previous = found.get(draft.body.previous_response_id or "")
         if previous is not None:

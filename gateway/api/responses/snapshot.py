@@ -44,7 +44,7 @@ class Snapshot:
         }
 
     def ended(self, output: Sequence[dict[str, Any]], end: Finished, num_reasoning_tokens: int) -> dict[str, Any]:
-        cut = end.reason is FinishReason.LENGTH
+        cut = end.reason is FinishReason.LENGTH and self.asked.generates
         return self.object(
             "incomplete" if cut else "completed",
             output,

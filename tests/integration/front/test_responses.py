@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
-from openai import AsyncOpenAI, BadRequestError, NotFoundError
+from openai import APIStatusError, AsyncOpenAI, BadRequestError, NotFoundError
 
 from tests.integration.front.conftest import NARROW_KEY
 from tests.support.openai_schema import check
@@ -102,11 +102,12 @@ async def test_nothing_is_kept_where_nothing_is_to_be_kept(client: AsyncOpenAI) 
 async def test_another_team_knows_nothing_of_it(client: AsyncOpenAI, stranger: AsyncOpenAI) -> None:
     response = await client.responses.create(model="quick", input="hi")
     asking = stranger.responses
+    with pytest.raises(BadRequestError, match="no response"):
+        await asking.create(model="quick", input="x", previous_response_id=response.id)
     for call in (
         asking.retrieve(response.id),
         asking.delete(response.id),
         asking.cancel(response.id),
-        asking.create(model="quick", input="x", previous_response_id=response.id),
         asking.create(model="quick", input=[{"type": "item_reference", "id": response.output[0].id or ""}]),
     ):
         with pytest.raises(NotFoundError):
@@ -130,9 +131,9 @@ async def test_a_conversation_goes_on_from_a_response(client: AsyncOpenAI, other
     assert third.usage.input_tokens > second.usage.input_tokens + 8
     assert third.previous_response_id == second.id
     await client.responses.delete(first.id)
-    with pytest.raises(NotFoundError) as caught:
+    with pytest.raises(BadRequestError) as caught:
         await client.responses.create(model="quick", input="x", previous_response_id=third.id)
-    assert caught.value.param == "previous_response_id"
+    assert (caught.value.code, caught.value.param) == ("previous_response_not_found", "previous_response_id")
 
 
 async def test_input_items(client: AsyncOpenAI) -> None:
@@ -300,6 +301,12 @@ async def test_what_was_not_made_in_the_background_has_no_stream_to_take_up(clie
         await client.responses.retrieve(response.id, stream=True)
     with pytest.raises(Exception, match="background"):
         await client.responses.cancel(response.id)
+
+
+async def test_a_model_that_does_other_work_is_told_by_its_route(client: AsyncOpenAI) -> None:
+    with pytest.raises(APIStatusError, match="/v1/embeddings") as caught:
+        await client.responses.create(model="vectors", input="hi")
+    assert caught.value.status_code == 501
 
 
 async def test_an_error_has_its_status(client: AsyncOpenAI) -> None:

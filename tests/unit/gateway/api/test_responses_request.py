@@ -12,8 +12,8 @@ from gateway.api.responses.body import MAX_ITEMS, ResponsesBody
 from gateway.api.responses.ids import input_id, new_response_id, output_id
 from gateway.api.responses.records import Record, decode_record, encode_record
 from gateway.api.responses.refused import IGNORED, REFUSED
-from gateway.api.responses.request import Draft, ResponseRequest, read_draft
-from gateway.errors import InvalidRequest, NotSupported, ResponseNotFound, UnsupportedParameter
+from gateway.api.responses.request import Draft, ResponseRequest, draft_of, read_draft
+from gateway.errors import InvalidRequest, NotSupported, PreviousNotFound, ResponseNotFound, UnsupportedParameter
 from tests.support.openai_schema import properties
 from workers.protocol.requests import Message, Thinking, Tool, ToolCall
 
@@ -233,7 +233,7 @@ def test_a_previous_response_brings_its_whole_chain() -> None:
     ]
     assert asked.chain == (one, two)
     assert len(asked.input) == 1
-    with pytest.raises(ResponseNotFound):
+    with pytest.raises(PreviousNotFound):
         sent.complete({two: found[two]})
     with pytest.raises(InvalidRequest, match="not complete"):
         sent.complete({**found, two: kept(two, "x", "", (one,), "in_progress")})
@@ -268,3 +268,12 @@ def test_as_many_references_as_may_be_sent_hold_nobody_up() -> None:
     began = time.process_time()
     assert sent.complete({one: record}).input == items
     assert time.process_time() - began < 1.5
+
+
+def test_a_warmup_computes_the_prompt_only() -> None:
+    sent = draft_of({"model": "m", "instructions": "Be brief.", "max_output_tokens": 9}, generates=False)
+    asked = sent.complete({})
+    assert asked.requests[0].messages == (Message(role="system", content="Be brief."),)
+    assert (asked.requests[0].max_tokens, asked.generates) == (0, False)
+    with pytest.raises(InvalidRequest, match="`input` is missing"):
+        draft_of({"model": "m"}, generates=False).complete({})

@@ -1,0 +1,231 @@
+"""One WebSocket from its acceptance to its close: requests as they come, responses as they are made."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Coroutine
+from dataclasses import dataclass
+from time import monotonic
+
+from starlette.types import Scope
+
+from gateway.access.keys import Keys
+from gateway.api.answering import LAST_WORD_S, Answering
+from gateway.api.cors import origin_of
+from gateway.api.diagnostics import trail_of
+from gateway.api.dialect import StreamWriter, WholeWriter
+from gateway.api.errors import note_error, shape_of
+from gateway.api.presence import CLIENT_GONE_STATUS, ClientGone
+from gateway.api.responses.events import EventWriter
+from gateway.api.responses.lanes import Lanes
+from gateway.api.responses.memory import Memory
+from gateway.api.responses.messages import Create, EventMessages, draft_of_message, error_text, read_message
+from gateway.api.responses.preparation import Preparation
+from gateway.api.responses.request import ResponseRequest
+from gateway.api.responses.shelf import ResponseWriters, Shelf, Store
+from gateway.api.resumable import Resumable
+from gateway.api.slo import read_begin_by
+from gateway.api.sockets import METHOD, NORMAL, RESTARTS, Socket
+from gateway.errors import ConnectionLimit, InternalError, PaddockError
+from gateway.pipeline import Pipeline
+from gateway.telemetry.accounts import close_trail
+from gateway.telemetry.metrics import Metrics
+from gateway.telemetry.trail import Trail
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    """Of one connection."""
+
+    max_bytes: int
+    """Of the requests that wait on it, and of the responses that it remembers."""
+    idle_s: float
+    """Without a request under way."""
+    life_s: float
+    """What runs then is finished."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rooms:
+    """What connections share."""
+
+    keys: Keys
+    pipeline: Pipeline
+    preparation: Preparation
+    resumable: Resumable
+    store: Store
+    metrics: Metrics
+    ping_interval_s: float
+    bounds: Bounds
+
+
+class Connection:
+    def __init__(self, rooms: Rooms, socket: Socket, scope: Scope, request_id: str) -> None:
+        self._rooms = rooms
+        self._socket = socket
+        self._scope = scope
+        self._request_id = request_id
+        self._memory = Memory(rooms.store, rooms.bounds.max_bytes)
+        self._shelf = Shelf(self._memory)
+        self._answering: Answering[ResponseRequest] = Answering(
+            ResponseWriters(), rooms.pipeline, rooms.ping_interval_s, rooms.resumable, self._conclude
+        )
+        self._lanes: Lanes | None = None
+        self._ends_at = monotonic() + rooms.bounds.life_s
+        self._num_requests = 0
+        self._stopping = False
+        self._gone = False
+        """Nobody reads any more."""
+        self._was_long = False
+        """If it ends now, then for its age."""
+        self._over = asyncio.Event()
+        self._timer: asyncio.TimerHandle | None = None
+
+    async def run(self) -> None:
+        """Until either side has had enough. What runs then is finished, unless the client is gone."""
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                self._lanes = Lanes(tasks, self._respond, self._rest, self._rooms.bounds.max_bytes)
+                reading = tasks.create_task(self._read(self._lanes))
+                self._rest()
+                await self._over.wait()
+                reading.cancel()
+                if self._gone:
+                    self._lanes.cancel()
+        finally:
+            if self._timer is not None:
+                self._timer.cancel()
+        if not self._gone:
+            await self._say_goodbye()
+
+    def stop(self) -> None:
+        self._stopping = True
+        self._rest()
+
+    async def _read(self, lanes: Lanes) -> None:
+        try:
+            while True:
+                await self._take(await self._socket.receive(), lanes)
+        except ClientGone:
+            self._leave()
+
+    async def _take(self, text: str | None, lanes: Lanes) -> None:
+        lane = ""
+        try:
+            message = read_message(text)
+            lane = message.lane
+            if monotonic() >= self._ends_at:
+                raise self._limit()
+            lanes.add(message)
+        except PaddockError as error:
+            trail = self._new_trail()
+            try:
+                await self._refuse(error, trail, lane)
+            finally:
+                close_trail(trail, self._rooms.metrics)
+        self._rest()
+
+    async def _respond(self, message: Create) -> None:
+        trail = self._new_trail()
+        try:
+            await self._answer(message, trail)
+        except PaddockError as error:
+            await self._refuse(error, trail, message.lane)
+        except ClientGone:
+            _note_gone(trail)
+            self._leave()
+        except asyncio.CancelledError:
+            _note_gone(trail)
+            raise
+        except Exception:
+            log.exception("request failed", extra={"fields": {"request_id": trail.request_id}})
+            broken = InternalError(f"Something broke in the gateway; its log has request {trail.request_id}.")
+            await self._refuse(broken, trail, message.lane)
+        finally:
+            close_trail(trail, self._rooms.metrics)
+
+    async def _answer(self, message: Create, trail: Trail) -> None:
+        """Raises PaddockError where nothing was told yet, and ClientGone."""
+        rooms = self._rooms
+        # A key may have been withdrawn since the handshake.
+        principal = rooms.keys.authenticate(self._scope["headers"])
+        trail.team, trail.key_id = principal.team, principal.key_id
+        draft, begin_by = draft_of_message(message), read_begin_by(self._scope)
+        asked, call = await rooms.preparation.prepare(draft, self._shelf, principal, trail, begin_by)
+        writer, sink = EventWriter(asked, call), EventMessages(self._socket, message.lane)
+        failure = await self._answering.write(asked, call, trail, writer, sink)
+        if failure is None:
+            await sink.write(writer.closing())
+        elif sink.told:
+            trail.status = 200
+            await self._last_word(sink.write(writer.broken(failure)))
+        else:
+            raise failure
+
+    async def _conclude(self, writer: StreamWriter | WholeWriter, failure: PaddockError | None) -> None:
+        await self._shelf.conclude(writer, failure)
+        if failure is None and isinstance(writer, EventWriter):
+            snapshot = writer.snapshot
+            is_stored = snapshot.asked.store and snapshot.is_kept
+            self._memory.note(writer.record(writer.response()), is_stored=is_stored)
+
+    async def _refuse(self, error: PaddockError, trail: Trail, lane: str) -> None:
+        """Tells it. The connection goes on."""
+        shape = shape_of(self._scope)
+        trail.status = trail.status or shape.status(error)
+        note_error(trail, error)
+        await self._last_word(self._socket.send(error_text(error, shape, trail, lane)))
+
+    async def _last_word(self, saying: Coroutine[None, None, None]) -> None:
+        """A client that does not take it in has had enough."""
+        try:
+            async with asyncio.timeout(LAST_WORD_S):
+                await saying
+        except (TimeoutError, ClientGone):
+            self._leave()
+
+    async def _say_goodbye(self) -> None:
+        if self._stopping:
+            await self._last_word(self._socket.close(RESTARTS, "This gateway is stopping. Connect again."))
+            return
+        if not self._was_long:
+            reason = f"There was no request for {self._rooms.bounds.idle_s:g} s."
+            await self._last_word(self._socket.close(NORMAL, reason))
+            return
+        told = error_text(self._limit(), shape_of(self._scope), trail_of(self._scope), "")
+        await self._last_word(self._socket.send(told))
+        await self._last_word(self._socket.close(NORMAL, "This connection has reached its limit."))
+
+    def _limit(self) -> ConnectionLimit:
+        life_s = self._rooms.bounds.life_s
+        return ConnectionLimit(f"This connection has reached its limit of {life_s:g} s. Open another one.")
+
+    def _leave(self) -> None:
+        self._gone = True
+        self._over.set()
+
+    def _rest(self) -> None:
+        """Looks when the connection is to end: not while it is at work."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        if self._lanes is not None and self._lanes.busy:
+            return
+        if self._stopping:
+            self._over.set()
+            return
+        idle_s, left_s = self._rooms.bounds.idle_s, self._ends_at - monotonic()
+        self._was_long = left_s <= idle_s
+        self._timer = asyncio.get_running_loop().call_later(min(idle_s, left_s), self._over.set)
+
+    def _new_trail(self) -> Trail:
+        self._num_requests += 1
+        request_id = f"{self._request_id}.{self._num_requests}"
+        return Trail(request_id, METHOD, self._scope["path"], origin=origin_of(self._scope))
+
+
+def _note_gone(trail: Trail) -> None:
+    trail.status, trail.outcome = trail.status or CLIENT_GONE_STATUS, "client_gone"

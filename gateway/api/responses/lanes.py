@@ -1,0 +1,81 @@
+"""The responses of one connection: those of a lane one after the other, lanes beside each other."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Awaitable, Callable
+
+from gateway.api.responses.messages import Create
+from gateway.errors import StreamLimit
+
+MAX_LANES = 16
+"""That have something to do."""
+MAX_MESSAGES = 32
+"""That wait, or are being answered."""
+
+
+class Lanes:
+    def __init__(
+        self,
+        tasks: asyncio.TaskGroup,
+        respond: Callable[[Create], Awaitable[None]],
+        on_rest: Callable[[], None],
+        max_bytes: int,
+    ) -> None:
+        """`respond` raises nothing. `on_rest` is called when there is nothing to do any more. `max_bytes`: of all
+        messages that wait or are being answered; a single one may have any number.
+        """
+        self._tasks = tasks
+        self._respond = respond
+        self._on_rest = on_rest
+        self._max_bytes = max_bytes
+        self._waiting: dict[str, deque[Create]] = {}
+        self._running: set[asyncio.Task[None]] = set()
+        self._num_messages = 0
+        self._num_bytes = 0
+
+    @property
+    def busy(self) -> bool:
+        return bool(self._waiting)
+
+    def add(self, message: Create) -> None:
+        """Answers it, in its turn. Raises StreamLimit."""
+        self._check(message)
+        self._num_messages += 1
+        self._num_bytes += message.num_bytes
+        lane = self._waiting.get(message.lane)
+        if lane is not None:
+            lane.append(message)
+            return
+        lane = self._waiting[message.lane] = deque([message])
+        task = self._tasks.create_task(self._run(message.lane, lane))
+        self._running.add(task)
+        task.add_done_callback(self._running.discard)
+
+    def cancel(self) -> None:
+        for task in self._running:
+            task.cancel()
+
+    def _check(self, message: Create) -> None:
+        if message.lane not in self._waiting and len(self._waiting) >= MAX_LANES:
+            text = f"{MAX_LANES} streams are at work on this connection. Wait for one, or open another connection."
+        elif self._num_messages >= MAX_MESSAGES:
+            text = f"{MAX_MESSAGES} requests wait on this connection. Wait for their responses before sending more."
+        elif self._num_messages and self._num_bytes + message.num_bytes > self._max_bytes:
+            text = f"The requests that wait on this connection have more than {self._max_bytes} bytes together. Wait."
+        else:
+            return
+        raise StreamLimit(text, param="stream_id")
+
+    async def _run(self, name: str, lane: deque[Create]) -> None:
+        try:
+            while lane:
+                message = lane.popleft()
+                await self._respond(message)
+                self._num_messages -= 1
+                self._num_bytes -= message.num_bytes
+        finally:
+            del self._waiting[name]
+            if not self._waiting:
+                self._on_rest()

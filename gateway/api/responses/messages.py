@@ -1,0 +1,99 @@
+"""Messages of the Responses API over WebSocket: what a client asks, and how it is told.
+
+Source: OpenAI's API reference, "Responses client events" and "Responses server events"; `generate` is from its guide
+"WebSocket mode".
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from gateway.api.body import read_object
+from gateway.api.dialect import ErrorShape
+from gateway.api.parameters.faults import shown
+from gateway.api.responses.request import Draft, draft_of
+from gateway.api.sockets import Socket
+from gateway.api.streaming import END
+from gateway.errors import InvalidRequest, PaddockError, UnsupportedParameter
+from gateway.telemetry.trail import Trail
+
+CREATE = "response.create"
+DATA = b"\ndata: "
+_LANE = re.compile(r"[A-Za-z0-9_.-]{1,256}")
+
+_encode = msgspec.json.Encoder().encode
+
+
+@dataclass(frozen=True, slots=True)
+class Create:
+    """A response that is asked for."""
+
+    document: dict[str, Any]
+    """Without what is the message's own."""
+    lane: str
+    """Its `stream_id`; empty: none."""
+    num_bytes: int
+
+
+def read_message(text: str | None) -> Create:
+    """Raises InvalidRequest."""
+    if text is None:
+        raise InvalidRequest("The message is of bytes. Send JSON as text.")
+    raw = text.encode()
+    document = read_object(raw)
+    kind, lane = document.pop("type", None), document.pop("stream_id", None)
+    if kind != CREATE:
+        raise InvalidRequest(f"`type` is {shown(kind)}. Send messages of the type `{CREATE}`.", param="type")
+    if lane is not None and not (isinstance(lane, str) and _LANE.fullmatch(lane)):
+        message = f"`stream_id` is {shown(lane)}. Send 1 to 256 of the characters A-Z, a-z, 0-9, `_`, `.` and `-`."
+        raise InvalidRequest(message, param="stream_id")
+    return Create(document, lane or "", len(raw))
+
+
+def draft_of_message(message: Create) -> Draft:
+    """Raises InvalidRequest, UnsupportedParameter or NotSupported, each naming the parameter by its path."""
+    document = dict(message.document)
+    generates = document.pop("generate", None)
+    if not isinstance(generates, bool | None):
+        raise InvalidRequest(f"`generate` is {shown(generates)}. Send true or false.", param="generate")
+    if document.pop("background", None):
+        text = "`background` is not for WebSocket. Send the request to `POST /v1/responses`."
+        raise UnsupportedParameter(text, param="background")
+    document["stream"] = True
+    return draft_of(document, generates=generates is not False)
+
+
+class EventMessages:
+    """Where the events of one response go (`gateway.api.answering.Sink`): each becomes a message."""
+
+    def __init__(self, socket: Socket, lane: str) -> None:
+        self.told = False
+        """Something was."""
+        self._socket = socket
+        self._end = _end(lane)
+
+    async def start(self) -> None:
+        pass
+
+    async def write(self, body: bytes) -> None:
+        """Server-sent events. Waits while there is no room."""
+        self.told = True
+        for event in body.split(END):
+            if event:
+                text = event[event.index(DATA) + len(DATA) : -1] + self._end
+                await self._socket.send(text.decode())
+
+
+def error_text(error: PaddockError, shape: ErrorShape, trail: Trail, lane: str) -> str:
+    """`{"type": "error", "status", "error": {...}}`."""
+    body = shape.body(error, trail)
+    return (b'{"type":"error","status":%d,' % shape.status(error) + body[1:-1] + _end(lane)).decode()
+
+
+def _end(lane: str) -> bytes:
+    """Of an event's object."""
+    return b',"stream_id":%b}' % _encode(lane) if lane else b"}"

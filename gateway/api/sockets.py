@@ -1,0 +1,96 @@
+"""WebSockets: one connection's messages both ways, and all that are open, which end with the gateway.
+
+Source: RFC 6455; ASGI, "WebSocket" and its extension "WebSocket Denial Response".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Protocol
+
+from starlette.types import Message, Receive, Send
+
+from gateway.api.presence import ClientGone
+
+METHOD = "WEBSOCKET"
+"""What stands in the place of a method, in routes and log lines."""
+
+SWITCHED = 101
+"""The status of a connection that was accepted."""
+NORMAL, RESTARTS = 1000, 1012
+"""Why a connection is closed."""
+
+Headers = list[tuple[bytes, bytes]]
+
+
+class Socket:
+    """One connection. Methods raise ClientGone when the client is."""
+
+    def __init__(self, receive: Receive, send: Send) -> None:
+        self._receive = receive
+        self._send = send
+
+    async def accept(self, headers: Headers) -> None:
+        await self._receive()
+        await self._tell({"type": "websocket.accept", "headers": headers})
+
+    async def receive(self) -> str | None:
+        """The next message; None for one of bytes."""
+        message = await self._receive()
+        if message["type"] == "websocket.disconnect":
+            raise ClientGone
+        return message.get("text")
+
+    async def send(self, text: str) -> None:
+        """One message. Waits while the client's buffers are full."""
+        await self._tell({"type": "websocket.send", "text": text})
+
+    async def close(self, code: int, reason: str) -> None:
+        """`reason`: up to 123 bytes."""
+        await self._tell({"type": "websocket.close", "code": code, "reason": reason})
+
+    async def _tell(self, message: Message) -> None:
+        try:
+            await self._send(message)
+        except (OSError, RuntimeError):
+            # The latter where the server itself has just closed it: a message was too long, or no message at all.
+            raise ClientGone from None
+
+
+def refusing(send: Send) -> Send:
+    """What is sent as an HTTP answer becomes the answer to the handshake."""
+
+    async def told(message: Message) -> None:
+        await send({**message, "type": f"websocket.{message['type']}"})
+
+    return told
+
+
+class Stoppable(Protocol):
+    def stop(self) -> None:
+        """Ends when what runs on it has."""
+        ...
+
+
+class Sockets:
+    """Every connection that is open."""
+
+    def __init__(self) -> None:
+        self._open: set[Stoppable] = set()
+
+    @property
+    def num_open(self) -> int:
+        return len(self._open)
+
+    @contextmanager
+    def opened(self, connection: Stoppable) -> Iterator[None]:
+        self._open.add(connection)
+        try:
+            yield
+        finally:
+            self._open.discard(connection)
+
+    def stop(self) -> None:
+        for connection in self._open:
+            connection.stop()

@@ -1,0 +1,129 @@
+"""What a connection remembers, and how many of its requests wait."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+
+import pytest
+
+from gateway.api.responses.lanes import MAX_LANES, MAX_MESSAGES, Lanes
+from gateway.api.responses.memory import MAX_CONVERSATIONS, Memory
+from gateway.api.responses.messages import Create
+from gateway.api.responses.records import Record, decode_record
+from gateway.errors import StreamLimit
+
+
+class Shared:
+    """The store of all gateways."""
+
+    def __init__(self) -> None:
+        self.records: dict[str, bytes] = {}
+        self.asked: list[Sequence[str]] = []
+
+    async def keep(self, team: str, id: str, record: bytes, before: Sequence[str] = (), *, again: bool = False) -> bool:
+        self.records[id] = record
+        return True
+
+    async def find(self, team: str, ids: Sequence[str]) -> list[bytes | None]:
+        self.asked.append(ids)
+        return [self.records.get(id_) for id_ in ids]
+
+    async def drop(self, team: str, id: str) -> bool:
+        return self.records.pop(id, None) is not None
+
+
+def record(id_: str, *chain: str, text: str = "") -> Record:
+    return Record(response={"id": id_, "output": [], "text": text}, input=(), chain=chain)
+
+
+async def known(memory: Memory, *ids: str) -> list[str]:
+    found = await memory.find("team", ids)
+    return [decode_record(raw).response["id"] for raw in found if raw is not None]
+
+
+async def test_what_is_stored_is_asked_for_where_it_is_stored() -> None:
+    shared = Shared()
+    memory = Memory(shared, 10_000)
+    memory.note(record("a"), is_stored=False)
+    memory.note(record("b", "a"), is_stored=True)
+    assert await known(memory, "a") == ["a"]
+    assert shared.asked == []
+    assert await known(memory, "a", "b") == ["a"]
+    assert shared.asked == [["b"]]
+    await memory.keep("team", "b", b'{"response":{"id":"b"},"input":[]}')
+    assert await known(memory, "b", "a") == ["b", "a"]
+    assert await memory.drop("team", "b")
+    assert await known(memory, "b", "a") == ["a"]
+
+
+async def test_the_oldest_conversations_make_room() -> None:
+    memory = Memory(Shared(), 3000)
+    memory.note(record("a", text="x" * 900), is_stored=False)
+    memory.note(record("b", text="x" * 900), is_stored=False)
+    memory.note(record("a2", "a", text="x" * 900), is_stored=False)
+    assert await known(memory, "a", "b", "a2") == ["a", "b", "a2"]
+    memory.note(record("c", text="x" * 900), is_stored=False)
+    assert await known(memory, "a", "b", "a2", "c") == ["a", "a2", "c"]
+    memory.note(record("d", text="x" * 9000), is_stored=False)
+    assert await known(memory, "a", "b", "a2", "c", "d") == []
+
+
+async def test_a_number_of_conversations() -> None:
+    memory = Memory(Shared(), 1 << 20)
+    ids = [f"r{n}" for n in range(MAX_CONVERSATIONS + 5)]
+    for id_ in ids:
+        memory.note(record(id_), is_stored=False)
+    assert await known(memory, *ids) == ids[5:]
+
+
+async def test_forks_of_one_conversation() -> None:
+    memory = Memory(Shared(), 1 << 20)
+    for one in (record("a"), record("b", "a"), record("c", "a"), record("d", "a", "b")):
+        memory.note(one, is_stored=False)
+    assert await known(memory, "a", "b", "c", "d") == ["a", "b", "c", "d"]
+
+
+async def test_bounds_of_what_waits() -> None:
+    go, done = asyncio.Event(), []
+
+    async def respond(message: Create) -> None:
+        await go.wait()
+        done.append(message.lane)
+
+    rested = asyncio.Event()
+    async with asyncio.TaskGroup() as tasks:
+        lanes = Lanes(tasks, respond, rested.set, max_bytes=1000)
+        lanes.add(Create({}, "big", 5000))
+        with pytest.raises(StreamLimit, match="more than 1000 bytes"):
+            lanes.add(Create({}, "big", 10))
+        go.set()
+        await rested.wait()
+        assert not lanes.busy
+        go.clear()
+        rested.clear()
+        for number in range(MAX_LANES):
+            lanes.add(Create({}, str(number), 1))
+        with pytest.raises(StreamLimit, match="16 streams"):
+            lanes.add(Create({}, "one more", 1))
+        for _ in range(MAX_MESSAGES - MAX_LANES):
+            lanes.add(Create({}, "0", 1))
+        with pytest.raises(StreamLimit, match="32 requests"):
+            lanes.add(Create({}, "0", 1))
+        go.set()
+        await rested.wait()
+    assert len(done) == 1 + MAX_MESSAGES
+    assert lanes.busy is False
+
+
+async def test_a_client_that_has_left_ends_all_lanes() -> None:
+    async def respond(message: Create) -> None:
+        await asyncio.Event().wait()
+
+    async with asyncio.TaskGroup() as tasks:
+        lanes = Lanes(tasks, respond, lambda: None, max_bytes=1000)
+        lanes.add(Create({}, "a", 1))
+        lanes.add(Create({}, "", 1))
+        await asyncio.sleep(0)
+        lanes.cancel()
+    assert not lanes.busy
