@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Sequence
+from time import monotonic
 from typing import Protocol
 
 from gateway.api.dialect import StreamWriter, WholeWriter
@@ -16,6 +18,9 @@ from gateway.errors import PaddockError, StoreUnavailable
 from gateway.telemetry.trail import Trail
 
 log = logging.getLogger(__name__)
+
+PATIENCE_S = 60.0
+RETRY_S = 0.2
 
 
 class Store(Protocol):
@@ -70,12 +75,24 @@ class Shelf:
             response = writer.failed(failure)
         else:
             response = writer.response()
+        # One that was made in the background is nowhere else: for it, a Redis that is away is waited for.
+        patience_s = PATIENCE_S if asked.background else 0.0
         try:
-            kept = await self.keep(team, writer.record(response), again=asked.background)
+            kept = await self._kept(team, writer.record(response), patience_s, again=asked.background)
         except StoreUnavailable as error:
             log.warning("response %s is not stored: %s", asked.id, error)
             kept = False
         writer.snapshot.is_kept = kept
+
+    async def _kept(self, team: str, record: Record, patience_s: float, *, again: bool) -> bool:
+        until = monotonic() + patience_s
+        while True:
+            try:
+                return await self.keep(team, record, again=again)
+            except StoreUnavailable:
+                if monotonic() >= until:
+                    raise
+            await asyncio.sleep(RETRY_S)
 
     async def _found(self, team: str, ids: Sequence[str]) -> dict[str, Record]:
         records = await self._store.find(team, ids)
