@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -15,12 +16,16 @@ from workers.protocol.requests import Message, ToolCall
 
 THOUGHTS = ("thinking", "redacted_thinking")
 
+BILLING = re.compile(r"\A(x-anthropic-billing-header:.{0,500}?\bcch=)\w{5};")
+"""What Claude Code's system prompt begins with. The stamp differs in every request, and no cache would get past it."""
+NO_STAMP = r"\g<1>fffff;"
+
 
 def read_conversation(system: Content | None, messages: Sequence[MessageBody]) -> tuple[Message, ...]:
     """Raises InvalidRequest, NotSupported."""
     read: list[Message] = []
     if system is not None:
-        text = _text(system, "system")
+        text = _system(system, "system")
         if text:
             read.append(Message("system", text))
     for n, message in enumerate(messages):
@@ -28,14 +33,14 @@ def read_conversation(system: Content | None, messages: Sequence[MessageBody]) -
         if message.role == "user":
             read += _user(message.content, f"{path}.content")
         elif message.role == "system":
-            read.append(Message("system", _text(message.content, f"{path}.content")))
+            read.append(Message("system", _system(message.content, f"{path}.content")))
         else:
             read.append(_assistant(message.content, f"{path}.content"))
     return tuple(read)
 
 
 def _user(content: Content, path: str) -> Iterator[Message]:
-    """Results of tools are messages of their own; the text between and after them is the user's."""
+    """Results of tools are messages of their own; the texts between and after them are the user's, as lines."""
     if isinstance(content, str):
         yield Message("user", content)
         return
@@ -43,13 +48,13 @@ def _user(content: Content, path: str) -> Iterator[Message]:
     for n, block in enumerate(content):
         if block.type == "tool_result":
             if texts:
-                yield Message("user", "".join(texts))
+                yield Message("user", "\n".join(texts))
                 texts = []
             yield _result(block, f"{path}.{n}")
         else:
             texts.append(_text_of(block, f"{path}.{n}"))
     if texts or not content:
-        yield Message("user", "".join(texts))
+        yield Message("user", "\n".join(texts))
 
 
 def _result(block: Block, path: str) -> Message:
@@ -93,7 +98,7 @@ def _assistant(content: Content, path: str) -> Message:
             calls.append(_call(block, f"{path}.{n}"))
         else:
             texts.append(_text_of(block, f"{path}.{n}"))
-    return Message("assistant", "".join(texts) or None, reasoning="".join(thoughts) or None, tool_calls=tuple(calls))
+    return Message("assistant", "\n".join(texts) or None, reasoning="".join(thoughts) or None, tool_calls=tuple(calls))
 
 
 def _call(block: Block, path: str) -> ToolCall:
@@ -104,10 +109,11 @@ def _call(block: Block, path: str) -> ToolCall:
     return ToolCall(block.id, block.name, json.dumps(block.input or {}, ensure_ascii=False))
 
 
-def _text(content: Content, path: str) -> str:
+def _system(content: Content, path: str) -> str:
+    """Blocks follow each other as they are, as for llama-server."""
     if isinstance(content, str):
-        return content
-    return "".join(_text_of(block, f"{path}.{n}") for n, block in enumerate(content))
+        return BILLING.sub(NO_STAMP, content)
+    return "".join(BILLING.sub(NO_STAMP, _text_of(block, f"{path}.{n}")) for n, block in enumerate(content))
 
 
 def _text_of(block: Block, path: str) -> str:

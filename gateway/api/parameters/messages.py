@@ -11,6 +11,9 @@ from workers.protocol.requests import Message, Role, ToolCall
 
 MEDIA = frozenset({"image_url", "input_image", "image", "input_audio", "audio_url", "video_url", "input_video", "file"})
 
+PART_END = "\n"
+"""What llama-server puts between the text parts of a message, where a template takes no parts."""
+
 
 def read_messages(messages: Sequence[MessageBody]) -> tuple[Message, ...]:
     """Raises InvalidRequest, UnsupportedParameter or NotSupported, each naming the message by its path."""
@@ -61,10 +64,10 @@ def _function_result(message: MessageBody, path: str, call_id: str) -> Message:
 
 
 def read_text(content: Content | None, path: str) -> str | None:
-    """Text parts are joined. Raises NotSupported for images and sounds, UnsupportedParameter for what is not known."""
+    """Text parts are lines, as for llama-server. Raises NotSupported for images and sounds, UnsupportedParameter for what is not known."""
     if content is None or isinstance(content, str):
         return content
-    return "".join([_part_text(part, f"{path}.{n}") for n, part in enumerate(content)])
+    return PART_END.join([_part_text(part, f"{path}.{n}") for n, part in enumerate(content)])
 
 
 def _part_text(part: Part, path: str) -> str:

@@ -119,6 +119,30 @@ def test_a_conversation_with_everything_in_it() -> None:
     assert asked.requests[0].max_tokens == 5
 
 
+def test_texts_of_a_user_are_lines_and_those_of_the_system_follow_each_other() -> None:
+    def texts(*told: str) -> list[dict[str, str]]:
+        return [{"type": "text", "text": text} for text in told]
+
+    asked = read(system=texts("a", "b"), messages=[{"role": "user", "content": texts("<reminder/>", "hi")}])
+    assert asked.requests[0].messages == (Message("system", "ab"), Message("user", "<reminder/>\nhi"))
+
+
+@pytest.mark.parametrize("as_blocks", [True, False])
+def test_what_claude_code_stamps_its_prompts_with_does_not_keep_them_from_the_cache(as_blocks: bool) -> None:
+    def told(stamp: str) -> str | None:
+        text = f"x-anthropic-billing-header: cc_version=2.1.101.e51; cc_entrypoint=cli; cch={stamp};You are Claude."
+        system = [{"type": "text", "text": text}, {"type": "text", "text": "cch=12345;"}] if as_blocks else text
+        return read(system=system).requests[0].messages[0].content
+
+    one = told("a5145")
+    assert one == told("09fe2")
+    assert one is not None
+    assert "cch=fffff;You are Claude." in one
+    assert ("cch=12345;" in one) == as_blocks
+    plain = "cch=a5145; is no stamp"
+    assert read(system=plain).requests[0].messages[0].content == plain
+
+
 def test_how_tools_are_chosen() -> None:
     def chosen(choice: dict[str, Any]) -> tuple[tuple[str, ...], bool, int]:
         request = read(tools=[TOOL], tool_choice=choice).requests[0]

@@ -66,10 +66,10 @@ def test_every_parameter_arrives() -> None:
     assert asked.requests[0].ignore_eos
 
 
-def test_text_parts_are_joined() -> None:
-    parts = [{"type": "text", "text": "one "}, {"type": "text", "text": "two"}]
+def test_text_parts_are_lines() -> None:
+    parts = [{"type": "text", "text": "one"}, {"type": "text", "text": "two"}]
     asked = read(messages=[{"role": "user", "content": parts}])
-    assert asked.requests[0].messages[0].content == "one two"
+    assert asked.requests[0].messages[0].content == "one\ntwo"
 
 
 def test_a_conversation_with_tools() -> None:
@@ -297,7 +297,7 @@ def test_functions_are_the_older_form_of_tools() -> None:
 def test_tool_results_may_come_in_parts() -> None:
     parts = [{"type": "text", "text": "sunny, "}, {"type": "text", "text": "21"}]
     asked = read(messages=[USER, {"role": "tool", "tool_call_id": "c", "content": parts}])
-    assert asked.requests[0].messages[1].content == "sunny, 21"
+    assert asked.requests[0].messages[1].content == "sunny, \n21"
 
 
 def test_what_a_caller_wants_to_be_told() -> None:
