@@ -75,6 +75,9 @@ class Server:
         answer = self._http.post(path, json=body)
         return answer.status_code, answer.json()["error"]["message"]
 
+    def error(self, path: str, body: Any) -> Any:
+        return self._http.post(path, json=body).json()["error"]
+
     def text(self, path: str, body: Any) -> str:
         return self._http.post(path, json=body).raise_for_status().text
 
@@ -241,6 +244,8 @@ class TestAdapters:
         status, message = server.refused("/v1/load_lora_adapter", {"lora_name": "p", "lora_path": "../x.gguf"})
         assert status == 400
         assert "adapters_dir" in message
+        assert server.error("/v1/load_lora_adapter", {"lora_name": "p", "lora_path": "../x"})["param"] == "lora_path"
+        assert server.error("/v1/unload_lora_adapter", {"lora_name": "p"})["code"] == "model_not_found"
         assert server.refused("/v1/load_lora_adapter", {"lora_name": "p"})[0] == 400
         assert server.get("/lora-adapters") == []
 

@@ -22,7 +22,7 @@ from gateway.api.native.reception import Reception, validated
 from gateway.api.parameters.base import Body
 from gateway.api.parameters.lora import LoraBody, read_lora
 from gateway.catalog.adapters import named
-from gateway.errors import InvalidRequest, ModelNotFound, NotFound, Unavailable
+from gateway.errors import InvalidRequest, ModelNotFound, Unavailable
 from gateway.inquiries import Inquiries
 from gateway.registry.adapter_names import known_adapters
 from gateway.registry.adapter_wishes import AdapterWishes
@@ -106,11 +106,18 @@ class LoadAdapterRoute:
         asked = LoadAdapter(name=body.lora_name, path=body.lora_path)
         beats = _serving(self._inquiries, call.model)
         for beat in beats:
-            await self._inquiries.of_worker(beat, "POST", ADAPTERS_PATH, decode_info, asked)
+            await self._load(beat, asked)
         await self._wishes.remember(call.model, asked)
         await _settled(lambda: all(asked.name in beat.adapters for beat in _now(self._inquiries, call.model, beats)))
         message = f"Success: LoRA adapter '{asked.name}' added successfully."
         await send_bytes(send, message.encode(), TEXT, caller.trail)
+
+    async def _load(self, beat: Heartbeat, asked: LoadAdapter) -> None:
+        try:
+            await self._inquiries.of_worker(beat, "POST", ADAPTERS_PATH, decode_info, asked)
+        except InvalidRequest as error:
+            error.param = "lora_path"  # the worker's name for it is another one
+            raise
 
 
 class UnloadAdapterRoute:
@@ -132,10 +139,12 @@ class UnloadAdapterRoute:
         except (InvalidRequest, ModelNotFound):
             if model:
                 raise
-            raise NotFound(f"No model, or more than one, has an adapter `{name}`. Name the `model`.") from None
+            message = f"No model, or more than one, has an adapter `{name}`. Name the `model`."
+            raise ModelNotFound(message, param="lora_name") from None
         beats = [beat for beat in _serving(self._inquiries, call.model) if name in beat.adapters]
         if not beats and name not in self._wishes.files(call.model):
-            raise NotFound(f"The model `{call.alias}` has no adapter `{name}`. See GET /lora-adapters.")
+            message = f"The model `{call.alias}` has no adapter `{name}`. See GET /lora-adapters."
+            raise ModelNotFound(message, param="lora_name")
         await self._wishes.forget(call.model, name)
         for beat in beats:
             await self._unload(beat, name)

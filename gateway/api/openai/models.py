@@ -33,7 +33,7 @@ class Models:
         principal = self._keys.authenticate(scope["headers"])
         trail.team, trail.key_id = principal.team, principal.key_id
         name = scope.get("path_params", {}).get("model")
-        if name is None:
+        if not name:  # `/v1/models/` is the list as well
             await send_json(send, {"object": "list", "data": self._list(principal)}, trail)
             return
         snapshot = self._fleet.snapshot

@@ -64,7 +64,10 @@ def _function_result(message: MessageBody, path: str, call_id: str) -> Message:
 
 
 def read_text(content: Content | None, path: str) -> str | None:
-    """Text parts are lines, as for llama-server. Raises NotSupported for images and sounds, UnsupportedParameter for what is not known."""
+    """Text parts are lines, as for llama-server.
+
+    Raises NotSupported for images and sounds, UnsupportedParameter for what is not known.
+    """
     if content is None or isinstance(content, str):
         return content
     return PART_END.join([_part_text(part, f"{path}.{n}") for n, part in enumerate(content)])

@@ -78,6 +78,8 @@ async def test_models(caller: Caller) -> None:
     assert cards["quick"]["status"] == {"value": "loaded"}
     assert cards["quick"]["meta"]["n_ctx"] == 64
     assert cards["quick"]["meta"]["n_vocab"] > 0
+    async with caller.session.get(f"{caller.url}/v1/models/") as response:
+        assert await response.json() == listing
     async with caller.session.get(f"{caller.url}/v1/models/quick") as response:
         assert await response.json() == cards["quick"]
     if SPEC.is_file():
