@@ -51,8 +51,12 @@ async def ask(
     try:
         return decode(body)
     except msgspec.DecodeError as error:
-        message_ = f"The worker {place.worker} answered what this gateway can't read. Run the same version of both."
-        raise CallFailed(Failure(FailureCode.INTERNAL, message_)) from error
+        raise CallFailed(unreadable(place)) from error
+
+
+def unreadable(place: Place) -> Failure:
+    message = f"The worker {place.worker} answered what this gateway can't read. Run the same version of both."
+    return Failure(FailureCode.INTERNAL, message)
 
 
 def failure_in(place: Place, status: int, body: bytes) -> Failure:

@@ -10,7 +10,7 @@ import aiohttp
 import msgspec
 
 from gateway.relay.fanin import CONNECT_TIMEOUT_S, Place
-from gateway.relay.worker_asks import JSON_HEADERS, failure_in
+from gateway.relay.worker_asks import JSON_HEADERS, failure_in, unreadable
 from workers.protocol.failures import CallFailed, Failure, FailureCode
 from workers.protocol.framing import CANCEL_PATH, SUBMIT_PATH
 from workers.protocol.requests import Accepted, Cancel, Submit
@@ -33,7 +33,7 @@ class WorkerClient:
         self._gateway_id = gateway_id
 
     async def submit(self, place: Place, submit: Submit) -> Accepted:
-        """Raises CallFailed: the worker's own failure, or WORKER_LOST when it cannot be asked."""
+        """Raises CallFailed: as `gateway.relay.worker_asks.ask`."""
         try:
             async with self._session.post(
                 place.address + SUBMIT_PATH,
@@ -49,7 +49,10 @@ class WorkerClient:
             raise CallFailed(Failure(FailureCode.WORKER_LOST, message)) from error
         if response.status != 202:
             raise CallFailed(failure_in(place, response.status, body))
-        accepted = _decode_accepted(body)
+        try:
+            accepted = _decode_accepted(body)
+        except msgspec.DecodeError as error:
+            raise CallFailed(unreadable(place)) from error
         if accepted.boot != place.boot:
             message = f"The worker {place.worker} restarted as the call was placed. Send the request again."
             raise CallFailed(Failure(FailureCode.WORKER_LOST, message))

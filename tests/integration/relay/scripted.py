@@ -25,6 +25,8 @@ class ScriptedWorker:
     boot: str = "boot1"
     refusal: Failure | None = None
     """Answer to every submit."""
+    acceptance: bytes = b""
+    """In place of the right answer to a submit that is not refused."""
     stream_status: int = 200
     cancel_delay_s: float = 0.0
     reply: bytes = b""
@@ -140,7 +142,7 @@ class ScriptedWorker:
         self.secrets.add(request.headers.get("Authorization", ""))
         if self.refusal is not None:
             return web.Response(status=HTTP_STATUS[self.refusal.code], body=msgspec.json.encode(self.refusal))
-        return web.Response(status=202, body=msgspec.json.encode(Accepted(self.boot, 3)))
+        return web.Response(status=202, body=self.acceptance or msgspec.json.encode(Accepted(self.boot, 3)))
 
     async def _cancel(self, request: web.Request) -> web.Response:
         calls = msgspec.json.decode(await request.read(), type=Cancel).calls

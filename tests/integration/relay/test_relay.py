@@ -320,3 +320,12 @@ async def test_an_answer_of_another_version_is_a_failure(relay: Relay, worker: S
             await relay.ask(worker.place, "GET", "/v1/props", None, decode_props)
         assert caught.value.failure.code is FailureCode.INTERNAL
         assert "version" in caught.value.failure.message
+
+
+async def test_an_acceptance_of_another_version_ends_its_call_alone(relay: Relay, worker: ScriptedWorker) -> None:
+    async with call(relay, worker) as (number, mailbox):
+        worker.acceptance = b'{"unknown": 1}'
+        async with call(relay, worker) as (_, other):
+            assert (await failure_of(other)).code is FailureCode.INTERNAL
+        await worker.say([Started(number, 0, 3, 0), end(number)])
+        assert isinstance((await drained(mailbox))[-1], Finished)
