@@ -37,7 +37,7 @@ ROUTES = (
     RouteRow("POST", "/rerank", "rerank", "the same"),
     RouteRow("POST", "/reranking", "rerank", "the same"),
     RouteRow("POST", "/v1/responses", "responses", "an answer in typed items, whole, streamed or in the background"),
-    RouteRow(METHOD, "/v1/responses", "responses_socket", "the same over WebSocket, one request after another"),
+    RouteRow(METHOD, "/v1/responses", "responses_socket", "the same over a WebSocket, request after request"),
     RouteRow("POST", "/v1/responses/input_tokens", "input_tokens", "how many tokens a request would have"),
     RouteRow("GET", "/v1/responses/{response_id}", "response", "a stored response, or the events of one that is made"),
     RouteRow("DELETE", "/v1/responses/{response_id}", "delete_response", "forgets it"),

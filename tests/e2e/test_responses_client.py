@@ -9,7 +9,9 @@ from typing import Any, Literal
 import openai
 import pydantic
 import pytest
-from openai.types.responses import FunctionToolParam, ResponseFunctionToolCall, ResponseInputParam
+from openai.resources.responses.responses import ResponsesConnection
+from openai.types.responses import FunctionToolParam, Response, ResponseFunctionToolCall, ResponseInputParam
+from openai.types.responses.responses_server_event import ResponseWsError
 
 from tests.e2e.conftest import DEMO_ALIAS
 from tests.support.openai_schema import check
@@ -153,3 +155,74 @@ def test_what_is_refused(client: openai.OpenAI) -> None:
         client.responses.create(model=DEMO_ALIAS, input="x", tools=[search])
     with pytest.raises(openai.BadRequestError, match=r"\d+ tokens"):
         client.responses.create(model=DEMO_ALIAS, input="word " * 4000)
+
+
+def final_of(connection: ResponsesConnection, **request: Any) -> Response:
+    """The response to one request over WebSocket, put together from its events."""
+    event: Any = {"type": "response.create", "model": DEMO_ALIAS, "temperature": 0, "store": False, **request}
+    connection.send(event)
+    text = ""
+    for event in connection:
+        if event.type == "response.output_text.delta":
+            text += event.delta
+        if event.type in ("response.completed", "response.incomplete"):
+            assert event.response.output_text == text
+            response: Response = event.response
+            return response
+        assert event.type != "error", event
+    raise AssertionError("the connection closed")
+
+
+@pytest.mark.filterwarnings("ignore:connect:DeprecationWarning")
+def test_warming_up_over_a_websocket(kinds_stack: Stack) -> None:
+    """With one worker for the model: of two that have nothing to do, the gateway takes either."""
+    url = f"{kinds_stack.gateways[0].url}/v1"
+    with (
+        openai.OpenAI(base_url=url, api_key=kinds_stack.key, max_retries=0) as client,
+        client.responses.connect() as connection,
+    ):
+        long = "Rules: " + "be kind, be brief, be true; " * 20
+        warm = final_of(connection, input=long, generate=False)
+        assert (warm.output, warm.status) == ([], "completed")
+        assert warm.usage is not None
+        response = final_of(connection, input="Who are you?", previous_response_id=warm.id)
+    assert response.output_text
+    assert response.usage is not None
+    assert response.usage.input_tokens_details.cached_tokens > warm.usage.input_tokens - 10
+
+
+# The helper opens its connection in a way that `websockets` advises against since 17.1.
+@pytest.mark.filterwarnings("ignore:connect:DeprecationWarning")
+def test_tool_calls_over_a_websocket(client: openai.OpenAI) -> None:
+    tools: Any = [WEATHER]
+    with client.responses.connect() as connection:
+        first = final_of(connection, input=QUESTION, tools=tools)
+        [call] = [item for item in first.output if isinstance(item, ResponseFunctionToolCall)]
+        assert json.loads(call.arguments) == {"city": "Paris"}
+        result: Any = [{"type": "function_call_output", "call_id": call.call_id, "output": "sunny, 21 degrees"}]
+        second = final_of(connection, input=result, previous_response_id=first.id, tools=tools)
+    items: Any = [{"role": "user", "content": QUESTION}, *[item.to_dict() for item in first.output], *result]
+    spelled = client.responses.create(model=DEMO_ALIAS, input=items, tools=tools, temperature=0)
+    assert second.output_text == spelled.output_text
+    with pytest.raises(openai.NotFoundError):
+        client.responses.retrieve(second.id)
+
+
+async def test_the_async_helper_of_a_websocket(demo_stack: Stack) -> None:
+    url = f"{demo_stack.gateways[0].url}/v1"
+    async with openai.AsyncOpenAI(base_url=url, api_key=demo_stack.key, max_retries=0) as client:
+        whole = await client.responses.create(model=DEMO_ALIAS, input="Who are you?", temperature=0)
+        async with client.responses.connect() as connection:
+            await connection.send({"type": "response.create", "model": DEMO_ALIAS, "input": "x", "top_p": 7})
+            refused = await connection.recv()
+            assert isinstance(refused, ResponseWsError)
+            assert (refused.status, refused.error.param) == (400, "top_p")
+            request: Any = {"type": "response.create", "model": DEMO_ALIAS, "input": "Who are you?", "temperature": 0}
+            await connection.send(request)
+            event: Any
+            async for event in connection:
+                if event.type == "response.completed":
+                    assert event.response.output_text == whole.output_text
+                    break
+        kept = await client.responses.retrieve(event.response.id)
+        assert kept.output_text == whole.output_text
