@@ -9,6 +9,7 @@ from collections.abc import Iterable
 from typing import Any, TypeVar
 
 from gateway.api.parameters.faults import shown
+from gateway.api.parameters.messages import PART_END
 from gateway.api.responses.body import Content, ItemBody, Part
 from gateway.api.responses.ids import input_id
 from gateway.errors import InvalidRequest, NotSupported, UnsupportedParameter
@@ -118,11 +119,11 @@ def messages_of(items: Iterable[Item]) -> tuple[Message, ...]:
                 call_id = item["call_id"]
                 turns.other(Message(role="tool", content=item["output"], name=names.get(call_id), tool_call_id=call_id))
             case _:
-                text = "".join(part["text"] for part in item["content"])
+                texts = [part["text"] for part in item["content"]]
                 if item["role"] == "assistant":
-                    turns.said(text)
+                    turns.said("".join(texts))
                 else:
-                    turns.other(Message(role=item["role"], content=text))
+                    turns.other(Message(role=item["role"], content=PART_END.join(texts)))
     return turns.messages()
 
 

@@ -79,7 +79,7 @@ def test_an_assistants_turn_is_one_message() -> None:
     calls = (ToolCall("c1", "add", '{"a":1}'), ToolCall("c2", "sub", "{}"))
     assert read(input=items).requests[0].messages == (
         Message(role="developer", content="rules"),
-        user("ab"),
+        user("a\nb"),
         Message(role="assistant", content="Let me see.", reasoning="hm", tool_calls=calls),
         Message(role="tool", content="2", name="add", tool_call_id="c1"),
         Message(role="tool", content="3", name="sub", tool_call_id="c2"),
