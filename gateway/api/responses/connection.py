@@ -170,7 +170,8 @@ class Connection:
         if failure is None and isinstance(writer, EventWriter):
             snapshot = writer.snapshot
             is_stored = snapshot.asked.store and snapshot.is_kept
-            self._memory.note(writer.record(writer.response()), is_stored=is_stored)
+            team = snapshot.call.principal.team
+            self._memory.note(team, writer.record(writer.response()), is_stored=is_stored)
 
     async def _refuse(self, error: PaddockError, trail: Trail, lane: str) -> None:
         """Tells it. The connection goes on."""

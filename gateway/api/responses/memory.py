@@ -11,7 +11,7 @@ MAX_CONVERSATIONS = 100
 
 
 class Memory:
-    """A store (`gateway.api.responses.shelf.Store`) of one team, over that of all.
+    """A store (`gateway.api.responses.shelf.Store`) of one connection, over that of all.
 
     The conversation that nobody went on from for longest makes room for the others.
     """
@@ -19,7 +19,8 @@ class Memory:
     def __init__(self, store: Store, max_bytes: int) -> None:
         self._store = store
         self._max_bytes = max_bytes
-        self._records: dict[str, bytes] = {}
+        self._records: dict[tuple[str, str], bytes] = {}
+        """By team and id: a key may become another team's while its connection lasts."""
         self._conversations: dict[str, frozenset[str]] = {}
         """Id of its last response -> ids of all of them; the latest one comes last."""
 
@@ -28,18 +29,18 @@ class Memory:
 
     async def find(self, team: str, ids: Sequence[str]) -> list[bytes | None]:
         stored: dict[str, bytes | None] = {}
-        if missing := [id_ for id_ in ids if id_ not in self._records]:
+        if missing := [id_ for id_ in ids if (team, id_) not in self._records]:
             stored = dict(zip(missing, await self._store.find(team, missing), strict=True))
-        return [self._records.get(id_) or stored.get(id_) for id_ in ids]
+        return [self._records.get((team, id_)) or stored.get(id_) for id_ in ids]
 
     async def drop(self, team: str, id: str) -> bool:
         return await self._store.drop(team, id)
 
-    def note(self, record: Record, *, is_stored: bool) -> None:
+    def note(self, team: str, record: Record, *, is_stored: bool) -> None:
         """A response that is complete. Only what is not stored is remembered."""
         id_ = str(record.response["id"])
         if not is_stored:
-            self._records[id_] = encode_record(record)
+            self._records[team, id_] = encode_record(record)
         if record.chain:
             self._conversations.pop(record.chain[-1], None)
         self._conversations[id_] = frozenset((*record.chain, id_))
@@ -52,4 +53,4 @@ class Memory:
 
     def _forget(self) -> None:
         known = frozenset().union(*self._conversations.values())
-        self._records = {id_: record for id_, record in self._records.items() if id_ in known}
+        self._records = {key: record for key, record in self._records.items() if key[1] in known}

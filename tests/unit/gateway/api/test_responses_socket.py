@@ -45,8 +45,8 @@ async def known(memory: Memory, *ids: str) -> list[str]:
 async def test_what_is_stored_is_asked_for_where_it_is_stored() -> None:
     shared = Shared()
     memory = Memory(shared, 10_000)
-    memory.note(record("a"), is_stored=False)
-    memory.note(record("b", "a"), is_stored=True)
+    memory.note("team", record("a"), is_stored=False)
+    memory.note("team", record("b", "a"), is_stored=True)
     assert await known(memory, "a") == ["a"]
     assert shared.asked == []
     assert await known(memory, "a", "b") == ["a"]
@@ -57,15 +57,22 @@ async def test_what_is_stored_is_asked_for_where_it_is_stored() -> None:
     assert await known(memory, "b", "a") == ["a"]
 
 
+async def test_of_a_key_that_has_changed_teams_nothing_is_remembered() -> None:
+    memory = Memory(Shared(), 10_000)
+    memory.note("team", record("a"), is_stored=False)
+    assert await memory.find("another", ["a"]) == [None]
+    assert await known(memory, "a") == ["a"]
+
+
 async def test_the_oldest_conversations_make_room() -> None:
     memory = Memory(Shared(), 3000)
-    memory.note(record("a", text="x" * 900), is_stored=False)
-    memory.note(record("b", text="x" * 900), is_stored=False)
-    memory.note(record("a2", "a", text="x" * 900), is_stored=False)
+    memory.note("team", record("a", text="x" * 900), is_stored=False)
+    memory.note("team", record("b", text="x" * 900), is_stored=False)
+    memory.note("team", record("a2", "a", text="x" * 900), is_stored=False)
     assert await known(memory, "a", "b", "a2") == ["a", "b", "a2"]
-    memory.note(record("c", text="x" * 900), is_stored=False)
+    memory.note("team", record("c", text="x" * 900), is_stored=False)
     assert await known(memory, "a", "b", "a2", "c") == ["a", "a2", "c"]
-    memory.note(record("d", text="x" * 9000), is_stored=False)
+    memory.note("team", record("d", text="x" * 9000), is_stored=False)
     assert await known(memory, "a", "b", "a2", "c", "d") == []
 
 
@@ -73,14 +80,14 @@ async def test_a_number_of_conversations() -> None:
     memory = Memory(Shared(), 1 << 20)
     ids = [f"r{n}" for n in range(MAX_CONVERSATIONS + 5)]
     for id_ in ids:
-        memory.note(record(id_), is_stored=False)
+        memory.note("team", record(id_), is_stored=False)
     assert await known(memory, *ids) == ids[5:]
 
 
 async def test_forks_of_one_conversation() -> None:
     memory = Memory(Shared(), 1 << 20)
     for one in (record("a"), record("b", "a"), record("c", "a"), record("d", "a", "b")):
-        memory.note(one, is_stored=False)
+        memory.note("team", one, is_stored=False)
     assert await known(memory, "a", "b", "c", "d") == ["a", "b", "c", "d"]
 
 
