@@ -131,7 +131,8 @@ async def build(settings: GatewaySettings, redis: redis.asyncio.Redis) -> App:
     wishes = AdapterWishes(redis, lambda: fleet.snapshot.workers)
     pipeline = Pipeline(names, fleet, admission, relay, metrics, limits, wishes)
     inquiries = Inquiries(fleet, relay)
-    models = Models(keys, names, fleet)
+    model_wishes = ModelWishes(redis)
+    models = Models(keys, names, fleet, model_wishes)
     recordings = Recordings(StreamLog(redis, settings.resume_ttl_s), gateway_id, settings.resume_buffer_bytes)
     resumable = Resumable(recordings, metrics, settings.ping_interval_s)
     answers = (keys, pipeline, settings.max_body_bytes, settings.ping_interval_s, resumable)
@@ -152,7 +153,7 @@ async def build(settings: GatewaySettings, redis: redis.asyncio.Redis) -> App:
             "health": Health(),
             "ready": Ready(redis, fleet, lambda: pipeline.stopping),
             "metrics": MetricsPage(metrics, fleet, admission.waiting),
-            **native_apps(answers, fleet, inquiries, wishes, ModelWishes(redis), ChatDialect()),
+            **native_apps(answers, fleet, inquiries, wishes, model_wishes, ChatDialect()),
         }
     )
     fixed = read_records(settings.api_keys)

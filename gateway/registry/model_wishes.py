@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import redis.asyncio
 from redis.exceptions import RedisError
 
@@ -28,6 +30,22 @@ class ModelWishes:
             return bool(await self._redis.exists(keys.unloaded(model)))
         except (RedisError, OSError) as error:
             raise _unavailable(error) from error
+
+    async def coming(self, models: Sequence[str]) -> frozenset[str]:
+        """Those whose supervisors are to keep workers; none of them while Redis does not answer."""
+        if not models:
+            return frozenset()
+        try:
+            async with self._redis.pipeline(transaction=False) as pipeline:
+                for model in models:
+                    pipeline.exists(keys.supervised(model))
+                    pipeline.exists(keys.unloaded(model))
+                found = iter(await pipeline.execute())
+        except (RedisError, OSError):
+            return frozenset()
+        return frozenset(
+            model for model, kept, unloaded in zip(models, found, found, strict=True) if kept and not unloaded
+        )
 
     async def want(self, model: str, wanted: bool) -> None:
         """Raises StoreUnavailable."""

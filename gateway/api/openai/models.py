@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from msgspec.structs import asdict
@@ -13,6 +14,7 @@ from gateway.api.diagnostics import trail_of
 from gateway.call import Principal
 from gateway.catalog.names import Names
 from gateway.pipeline import Fleet
+from gateway.registry.model_wishes import ModelWishes
 from workers.protocol.heartbeat import Heartbeat, WorkerKind
 
 OWNER = "paddock"
@@ -23,10 +25,11 @@ OUTPUT: dict[WorkerKind, str] = {"generate": "text", "embed": "embeddings", "ran
 class Models:
     """Both routes: the whole list, or the card of the name in the path."""
 
-    def __init__(self, keys: Keys, names: Names, fleet: Fleet) -> None:
+    def __init__(self, keys: Keys, names: Names, fleet: Fleet, wishes: ModelWishes) -> None:
         self._keys = keys
         self._names = names
         self._fleet = fleet
+        self._wishes = wishes
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         trail = trail_of(scope)
@@ -34,27 +37,34 @@ class Models:
         trail.team, trail.key_id = principal.team, principal.key_id
         name = scope.get("path_params", {}).get("model")
         if not name:  # `/v1/models/` is the list as well
-            await send_json(send, {"object": "list", "data": self._list(principal)}, trail)
+            await send_json(send, {"object": "list", "data": await self._list(principal)}, trail)
             return
         snapshot = self._fleet.snapshot
         model = self._names.resolve(name, principal, snapshot.models, snapshot.adapters)
-        await send_json(send, self._card(name, model), trail)
+        [told] = await self._cards({name: model})
+        await send_json(send, told, trail)
 
-    def _list(self, principal: Principal) -> list[dict[str, Any]]:
+    async def _list(self, principal: Principal) -> list[dict[str, Any]]:
         snapshot = self._fleet.snapshot
         served = [model for model, beats in snapshot.workers.items() if beats]
         permitted = self._names.permitted(principal, served, snapshot.adapters)
-        return [self._card(name, model) for name, model in permitted.items()]
+        return await self._cards(permitted)
 
-    def _card(self, name: str, model: str) -> dict[str, Any]:
+    async def _cards(self, named: Mapping[str, str]) -> list[dict[str, Any]]:
+        """Of names and the models behind them."""
+        workers = self._fleet.snapshot.workers
+        coming = await self._wishes.coming([model for model in set(named.values()) if not workers.get(model)])
+        return [self._card(name, model, is_coming=model in coming) for name, model in named.items()]
+
+    def _card(self, name: str, model: str, *, is_coming: bool) -> dict[str, Any]:
         snapshot = self._fleet.snapshot
-        document = card(name, model, snapshot.workers.get(model, ()))
+        document = card(name, model, snapshot.workers.get(model, ()), is_coming=is_coming)
         if self._names.is_adapter(name, snapshot.models, snapshot.adapters):
             document["parent"] = model
         return document
 
 
-def card(name: str, model: str, beats: tuple[Heartbeat, ...]) -> dict[str, Any]:
+def card(name: str, model: str, beats: tuple[Heartbeat, ...], *, is_coming: bool) -> dict[str, Any]:
     """One entry of the list; `root` is the model behind an alias or an adapter."""
     first = min(beats, key=lambda beat: beat.started_at, default=None)
     document: dict[str, Any] = {
@@ -67,7 +77,7 @@ def card(name: str, model: str, beats: tuple[Heartbeat, ...]) -> dict[str, Any]:
             "input_modalities": ["text"],
             "output_modalities": [OUTPUT[first.kind if first else "generate"]],
         },
-        "status": {"value": "loaded" if first else "unloaded"},
+        "status": {"value": "loaded" if first else "loading" if is_coming else "unloaded"},
     }
     if first is not None:
         document["meta"] = asdict(first.facts) | {"n_ctx": first.n_ctx}

@@ -64,8 +64,10 @@ async def test_models_that_nobody_wants(client: redis.asyncio.Redis) -> None:
     assert not await models.is_supervised("m")
     await client.set(keys.supervised("m"), 1)
     assert await models.is_supervised("m")
+    assert await models.coming(["m", "other"]) == {"m"}
     await models.want("m", False)
     assert await models.is_unloaded("m")
+    assert not await models.coming(["m", "other"])
     await models.want("m", True)
     assert not await models.is_unloaded("m")
 
@@ -77,6 +79,7 @@ async def test_while_redis_is_away_the_last_wishes_hold_and_new_ones_are_refused
             await one.set_scales("m", {"pirate": 0.5})
             await one.remember("m", PIRATE)
             server.kill()
+            assert not await models.coming(["m"])
             keeping = asyncio.create_task(one.run())
             for act in (
                 one.remember("m", LoadAdapter(name="poet", path="p")),
