@@ -17,9 +17,12 @@ import psutil
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from websockets.sync.client import connect
 
 from gateway.api.compatibility import Endpoint
 from gateway.api.endpoints import TABLES
+from gateway.api.responses import refused as responses_refused
+from gateway.api.responses.body import ResponsesBody
 from gateway.api.routes import ROUTES, RouteRow
 from gateway.api.sockets import METHOD
 from tests.support.json_fuzz import WEIRD, bodies, junk
@@ -176,6 +179,31 @@ def test_headers(fuzzed: Fuzzed, path: str, names: tuple[str, ...], examples: in
         fuzzed.send("POST", path, body, headers)
 
     send()
+
+
+@FEW_AND_MANY
+def test_messages(fuzzed: Fuzzed, stack: Stack, examples: int) -> None:
+    """One WebSocket, which none of them closes."""
+    fitting = {"model": "quick", "input": "hi"}
+    names = ("generate", "stream_id", "type", "background", *responses_refused.IGNORED, *responses_refused.REFUSED)
+    url = f"{stack.gateways[-1].url.replace('http', 'ws')}/v1/responses"
+    last = {"response.completed", "response.incomplete", "response.failed", "error"}
+    kinds: Counter[str] = Counter()
+    with connect(url, additional_headers={"x-api-key": stack.key}) as connection:
+
+        @trying(examples)
+        @given(bodies(ResponsesBody, fitting, names), st.integers(0, 9))
+        def send(body: bytes, way: int) -> None:
+            text = body.decode("utf-8", "replace")
+            connection.send(text if way == 0 else text.replace("{", '{"type":"response.create",', 1))
+            while (event := json.loads(connection.recv(timeout=PATIENCE_S)))["type"] not in last:
+                pass
+            kinds[event["type"]] += 1
+            assert event.get("status") != 500, (event, text[:600])
+
+        send()
+    assert kinds["response.completed"] > examples / 10, kinds
+    assert kinds["error"] > examples / 10, kinds
 
 
 def test_much_of_it_is_taken(fuzzed: Fuzzed) -> None:
