@@ -159,9 +159,9 @@ async def test_given_up_when_nobody_reads_it(here: Recordings, there: Recordings
 
 
 async def test_a_reader_elsewhere_that_never_catches_up_is_a_reader(here: Recordings, there: Recordings) -> None:
-    (await here.begin("a9", OWNER, telling(10_000, 0.005), 1.0)).close()
+    (await here.begin("a9", OWNER, telling(10_000, 0.005), 1.5)).close()
     elsewhere = await there.open("a9", 0, OWNER)
-    for _ in range(12):
+    for _ in range(14):
         await asyncio.sleep(0.15)
         assert await elsewhere.take()
     await here.stop("a9")

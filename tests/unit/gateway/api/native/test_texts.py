@@ -31,22 +31,19 @@ async def test_numbers_or_pieces(found: Tokenized, told: list[Any]) -> None:
 
 
 async def test_others_get_their_turn_while_many_are_written() -> None:
-    longest_s = 0.0
+    num_turns = 0
 
     async def other() -> None:
-        nonlocal longest_s
+        nonlocal num_turns
         while True:
-            began = time.monotonic()
+            num_turns += 1
             await asyncio.sleep(0)
-            longest_s = max(longest_s, time.monotonic() - began)
 
     beside = asyncio.create_task(other())
-    began = time.monotonic()
     body = await tokens_body(Tokenized(tokens=tuple(range(MANY)), pieces=(b"ab",) * MANY))
-    whole_s = time.monotonic() - began
     beside.cancel()
     assert len(json.loads(body)["tokens"]) == MANY
-    assert longest_s < whole_s / 2
+    assert num_turns == 20
 
 
 def test_long_prompts_of_tokens_are_read_at_once() -> None:
