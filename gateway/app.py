@@ -26,6 +26,7 @@ from gateway.api.native.assembly import native_apps
 from gateway.api.openai.chat import ChatDialect
 from gateway.api.openai.completion import CompletionDialect
 from gateway.api.openai.embeddings import EmbeddingsDialect
+from gateway.api.openai.input_tokens import ChatInputTokens
 from gateway.api.openai.models import Models
 from gateway.api.openai.rerank import RerankDialect
 from gateway.api.pooled import Pooled
@@ -142,6 +143,7 @@ async def build(settings: GatewaySettings, redis: redis.asyncio.Redis) -> App:
     router = build_router(
         {
             "chat": Generation(ChatDialect(), *answers),
+            "chat_input_tokens": ChatInputTokens(keys, pipeline, inquiries, settings.max_body_bytes),
             "completion": Generation(CompletionDialect(), *answers),
             "embeddings": Pooled(EmbeddingsDialect(), keys, pipeline, settings.max_body_bytes),
             "rerank": Pooled(RerankDialect(), keys, pipeline, settings.max_body_bytes),

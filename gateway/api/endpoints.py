@@ -24,7 +24,12 @@ OPENAI = DialectTable(
     "OpenAI",
     "OpenAI's API with llama-server's and vLLM's extensions; reranking has no place in OpenAI's and is Jina's.",
     (
-        Endpoint(("POST /v1/chat/completions", "POST /chat/completions"), ChatBody, openai.IGNORED, openai.REFUSED),
+        Endpoint(
+            ("POST /v1/chat/completions", "POST /chat/completions", "POST /v1/chat/completions/input_tokens"),
+            ChatBody,
+            openai.IGNORED,
+            openai.REFUSED,
+        ),
         Endpoint(("POST /v1/completions",), CompletionBody, openai.COMPLETION_IGNORED, openai.COMPLETION_REFUSED),
         Endpoint(("POST /v1/embeddings",), EmbeddingsBody, openai.POOLED_IGNORED),
         Endpoint(

@@ -30,6 +30,7 @@ class RouteRow(NamedTuple):
 ROUTES = (
     RouteRow("POST", "/v1/chat/completions", "chat", "an answer to a conversation, streamed or whole"),
     RouteRow("POST", "/chat/completions", "chat", "the same, where clients of llama-server may look for it"),
+    RouteRow("POST", "/v1/chat/completions/input_tokens", "chat_input_tokens", "how many tokens it would have"),
     RouteRow("POST", "/v1/completions", "completion", "prompts that are continued as they are, streamed or whole"),
     RouteRow("POST", "/v1/embeddings", "embeddings", "vectors of texts"),
     RouteRow("POST", "/v1/rerank", "rerank", "documents by how well they fit a query"),

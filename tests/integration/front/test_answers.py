@@ -70,6 +70,13 @@ async def test_llama_server_has_chat_without_v1_as_well(caller: Caller) -> None:
         assert (response.status, (await response.json())["object"]) == (200, "chat.completion")
 
 
+async def test_the_tokens_of_a_conversation_without_an_answer(caller: Caller) -> None:
+    async with caller.session.post(f"{caller.url}/v1/chat/completions/input_tokens", json=caller.body()) as response:
+        counted = await response.json()
+    _, answer = await caller.whole()
+    assert counted == {"object": "response.input_tokens", "input_tokens": answer["usage"]["prompt_tokens"]}
+
+
 async def test_models(caller: Caller) -> None:
     async with caller.session.get(f"{caller.url}/v1/models") as response:
         listing = await response.json()
