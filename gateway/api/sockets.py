@@ -21,6 +21,9 @@ SWITCHED = 101
 NORMAL, RESTARTS = 1000, 1012
 """Why a connection is closed."""
 
+SEVERED = (OSError, RuntimeError)
+"""What sending raises: the latter where the server itself has just closed it, since a message was too long or none."""
+
 Headers = list[tuple[bytes, bytes]]
 
 
@@ -44,7 +47,11 @@ class Socket:
 
     async def send(self, text: str) -> None:
         """One message. Waits while the client's buffers are full."""
-        await self._tell({"type": "websocket.send", "text": text})
+        # Once per token: not by way of `_tell`.
+        try:
+            await self._send({"type": "websocket.send", "text": text})
+        except SEVERED:
+            raise ClientGone from None
 
     async def close(self, code: int, reason: str) -> None:
         """`reason`: up to 123 bytes."""
@@ -53,8 +60,7 @@ class Socket:
     async def _tell(self, message: Message) -> None:
         try:
             await self._send(message)
-        except (OSError, RuntimeError):
-            # The latter where the server itself has just closed it: a message was too long, or no message at all.
+        except SEVERED:
             raise ClientGone from None
 
 

@@ -35,6 +35,9 @@ from gateway.telemetry.trail import Trail
 
 log = logging.getLogger(__name__)
 
+CLOSING_S = 60.0
+"""How long a client may take for the last event of a complete response, which has all of it once more."""
+
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
@@ -158,7 +161,7 @@ class Connection:
         writer, sink = EventWriter(asked, call), EventMessages(self._socket, message.lane)
         failure = await self._answering.write(asked, call, trail, writer, sink)
         if failure is None:
-            await sink.write(writer.closing())
+            await self._last_word(sink.write(writer.closing()), CLOSING_S)
         elif sink.told:
             trail.status = 200
             await self._last_word(sink.write(writer.broken(failure)))
@@ -180,10 +183,10 @@ class Connection:
         note_error(trail, error)
         await self._last_word(self._socket.send(error_text(error, shape, trail, lane)))
 
-    async def _last_word(self, saying: Coroutine[None, None, None]) -> None:
+    async def _last_word(self, saying: Coroutine[None, None, None], patience_s: float = LAST_WORD_S) -> None:
         """A client that does not take it in has had enough."""
         try:
-            async with asyncio.timeout(LAST_WORD_S):
+            async with asyncio.timeout(patience_s):
                 await saying
         except (TimeoutError, ClientGone):
             self._leave()

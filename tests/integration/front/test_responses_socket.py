@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import re
 import signal
@@ -13,10 +14,12 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
+import redis
 from openai import AsyncOpenAI
 from websockets.asyncio.client import connect
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 
+from gateway.access.records import digest
 from tests.integration.front.conftest import MAX_BODY_BYTES, NARROW_KEY
 from tests.integration.front.test_lifecycle import QUICKLY_S, one_more
 from tests.integration.front.test_trouble import GONE_S, busy
@@ -24,6 +27,7 @@ from tests.support.openai_schema import check
 from tests.support.socket_caller import SocketCaller, connected
 from tests.support.stack import Process, Stack
 from tests.support.waiting import until
+from workers.protocol import keys
 from workers.protocol.exits import Exit
 
 EIGHT = "t0 t1 t2 t3 t4 t5 t6 t7 "
@@ -263,6 +267,40 @@ async def test_frames_that_nobody_may_send(stack: Stack, gateway: Process) -> No
     assert "Traceback" not in gateway.text()
     async with connected(gateway.url, stack.key, "quick") as caller:
         assert text_of(await caller.answer(input="hi")) == EIGHT
+
+
+async def test_a_key_that_is_withdrawn(stack: Stack, gateway: Process) -> None:
+    """Gateways look every three seconds."""
+    key, name = "pk-guest-0123456789", "guest"
+    record = {"name": name, "team": "guests", "sha256": digest(key)}
+    with redis.Redis(unix_socket_path=str(stack.redis.socket)) as client:
+        client.hset(keys.ACCESS_KEYS, name, json.dumps(record))
+        async with asyncio.timeout(10), contextlib.AsyncExitStack() as held:
+            while True:
+                try:
+                    caller = await held.enter_async_context(connected(gateway.url, key, "quick"))
+                except InvalidStatus:
+                    await asyncio.sleep(0.1)
+                else:
+                    break
+            assert text_of(await caller.answer(input="hi")) == EIGHT
+            client.hdel(keys.ACCESS_KEYS, name)
+            await caller.ask(input="hi")
+            while (last := (await caller.rest())[-1])["type"] != "error":
+                await asyncio.sleep(0.1)
+                await caller.ask(input="hi")
+            assert (last["status"], last["error"]["code"]) == (401, "invalid_api_key")
+
+
+async def test_pings_to_a_client_that_answers_none(stack: Stack, gateway: Process) -> None:
+    host, port = gateway.url.removeprefix("http://").split(":")
+    reader, writer = await asyncio.open_connection(host, int(port))
+    writer.write(handshake(f"x-api-key: {stack.key}"))
+    await reader.readuntil(b"\r\n\r\n")
+    async with asyncio.timeout(5):
+        for _ in range(4):
+            assert (await reader.readexactly(6))[:2] == b"\x89\x04"
+    writer.close()
 
 
 async def test_a_message_has_the_bound_of_a_body(stack: Stack, gateway: Process) -> None:
