@@ -20,6 +20,7 @@ from websockets.asyncio.client import connect
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 
 from gateway.access.records import digest
+from gateway.api.handshake import MAX_FRAGMENTS
 from tests.integration.front.conftest import MAX_BODY_BYTES, NARROW_KEY
 from tests.integration.front.test_lifecycle import QUICKLY_S, one_more
 from tests.integration.front.test_trouble import GONE_S, busy
@@ -254,6 +255,7 @@ async def test_frames_that_nobody_may_send(stack: Stack, gateway: Process) -> No
         b"\x81\x01x",
         b"\x80\x80\0\0\0\0",
         b"\x81\x82\0\0\0\0\xff\xfe",
+        b"\x01\x80\0\0\0\0" + b"\x00\x80\0\0\0\0" * (MAX_FRAGMENTS + 9),
         b"\x81\xff" + struct.pack("!Q", 1 << 40) + b"\0\0\0\0",
     ):
         host, port = gateway.url.removeprefix("http://").split(":")
