@@ -19,7 +19,6 @@ from gateway.api.parameters.stops import MAX_STOPS
 MAX_MESSAGES = 10_000
 MAX_BLOCKS = 10_000
 MAX_TOOLS = 128
-MAX_NAME_CHARS = 128
 
 
 class Block(Loose):
@@ -49,7 +48,7 @@ class MessageBody(Loose):
 
 class ToolBody(Loose):
     type: str | None = None
-    name: Annotated[str, Field(min_length=1, max_length=MAX_NAME_CHARS)]
+    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9_-]{1,128}$")]
     description: str | None = None
     input_schema: dict[str, Any] | None = None
     strict: bool | None = None

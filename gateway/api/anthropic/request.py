@@ -134,6 +134,9 @@ def _form(body: PromptBody) -> Constraint | None:
         forms.append(("output_format", body.output_format))
     if not forms:
         return None
+    if len(forms) > 1:
+        message = "`output_config.format` and `output_format` both set the answer's form. Send one of them."
+        raise InvalidRequest(message, param="output_format")
     path, form = forms[0]
     if form.type != "json_schema" or form.schema_ is None:
         raise InvalidRequest(f"`{path}` is not a JSON schema. Send `type: json_schema` and a `schema`.", param=path)

@@ -35,6 +35,7 @@ from workers.protocol.events import (
 from workers.protocol.requests import Message, Thinking, Tool, ToolCall
 
 USER = {"role": "user", "content": "hi"}
+FORM = {"type": "json_schema", "schema": {"type": "integer"}}
 TOOL = {"name": "add", "description": "d", "input_schema": {"type": "object"}}
 CALL = Call("r", Principal("k", "team", None, admin=False), "alias", "model", 0.0, 1.0, 1.0)
 TIMINGS = Timings(cache_n=3, prompt_n=4, prompt_ms=8.0, predicted_n=2, predicted_ms=10.0)
@@ -191,6 +192,8 @@ def test_llama_cpps_parameters_and_hints_are_read_as_well() -> None:
         ({"tool_choice": {"type": "any"}}, "tool_choice", "no `tools`"),
         ({"tools": [TOOL], "tool_choice": {"type": "tool", "name": "b"}}, "tool_choice.name", "none of"),
         ({"stop_sequences": [""]}, "stop_sequences.0", "1 to"),
+        ({"tools": [{"name": "a b", "input_schema": {}}]}, "tools.0.name", "pattern"),
+        ({"output_format": FORM, "output_config": {"format": FORM}}, "output_format", "Send one of them"),
         ({"output_config": {"format": {"type": "json"}}}, "output_config.format", "schema"),
     ],
 )
