@@ -32,6 +32,7 @@ class Block(Loose):
     input: dict[str, Any] | None = None
     tool_use_id: str | None = None
     content: Any = None
+    source: Any = None
     is_error: bool | None = None
 
 

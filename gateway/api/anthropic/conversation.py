@@ -121,6 +121,9 @@ def _text_of(block: Block, path: str) -> str:
         if block.text is None:
             raise _missing(f"{path}.text", "a string")
         return block.text
+    source = block.source if isinstance(block.source, dict) else {}
+    if block.type == "document" and source.get("type") == "text" and isinstance(source.get("data"), str):
+        return str(source["data"])
     if block.type in ("image", "document"):
         message = f"`{path}` is of type `{block.type}`; the models here read text only. Send text blocks."
         raise NotSupported(message, param=path)

@@ -128,6 +128,21 @@ def test_texts_of_a_user_are_lines_and_those_of_the_system_follow_each_other() -
     assert asked.requests[0].messages == (Message("system", "ab"), Message("user", "<reminder/>\nhi"))
 
 
+def test_a_document_of_text_is_text_and_others_are_refused() -> None:
+    def document(source: object) -> list[dict[str, Any]]:
+        return [{"role": "user", "content": [{"type": "document", "source": source}, {"type": "text", "text": "?"}]}]
+
+    plain = {"type": "text", "media_type": "text/plain", "data": "All foxes."}
+    assert read(messages=document(plain)).requests[0].messages == (Message("user", "All foxes.\n?"),)
+    for source in (
+        {"type": "base64", "media_type": "application/pdf", "data": "AA"},
+        {"type": "text", "data": 5},
+        7,
+        None,
+    ):
+        assert isinstance(refusal(messages=document(source)), NotSupported)
+
+
 @pytest.mark.parametrize("as_blocks", [True, False])
 def test_what_claude_code_stamps_its_prompts_with_does_not_keep_them_from_the_cache(as_blocks: bool) -> None:
     def told(stamp: str) -> str | None:
