@@ -18,6 +18,9 @@ from tests.conftest import SHARED
 from tests.e2e.conftest import DEMO_ALIAS
 from tests.support.stack import ROOT, Stack
 
+# Most of its minute is the SDKs' imports, once per example.
+pytestmark = pytest.mark.long
+
 PAGE = ROOT / "docs" / "clients.md"
 ADDRESS, KEY = "http://127.0.0.1:8080", "<the printed key>"
 
