@@ -38,6 +38,7 @@ class PrefillPace:
         self._least = least
         self._most = most
         self._wanted: deque[int] = deque(maxlen=_STEADY_STEPS)
+        self._recent: deque[tuple[float, float]] = deque(maxlen=_STEADY_STEPS)
         self._weight = self._x = self._y = self._xx = self._xy = 0.0
         self.token_s = 0.0
         """A token of a prompt, in a step that has others; 0: not known yet."""
@@ -60,7 +61,10 @@ class PrefillPace:
         if num_tokens >= self._least:
             self.token_s = mean_s if not self.token_s else self.token_s + _WEIGHT * (y / x - self.token_s)
             worth = fixed / each * (1 / FIXED_SHARE - 1) if fixed else self._most
-            bearable = (LONGEST_STEP_S - fixed) / each
+            # At the dearest price of the last steps: a token's grows with what is before it.
+            self._recent.append((x, y))
+            dearest = max((seconds - fixed) / tokens for tokens, seconds in self._recent)
+            bearable = (LONGEST_STEP_S - fixed) / max(dearest, each)
             self._wanted.append(max(self._least, min(self._most, int(min(worth, bearable)))))
             self.budget = min(self._wanted)
 
