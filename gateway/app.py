@@ -35,6 +35,7 @@ from gateway.api.responses.connection import Bounds
 from gateway.api.resumable import Resumable
 from gateway.api.routes import build_router
 from gateway.api.sockets import Sockets
+from gateway.api.token_count import TokenCount
 from gateway.catalog.names import Names
 from gateway.inquiries import Inquiries
 from gateway.pipeline import Limits, Pipeline
@@ -137,19 +138,20 @@ async def build(settings: GatewaySettings, redis: redis.asyncio.Redis) -> App:
     recordings = Recordings(StreamLog(redis, settings.resume_ttl_s), gateway_id, settings.resume_buffer_bytes)
     resumable = Resumable(recordings, metrics, settings.ping_interval_s)
     answers = (keys, pipeline, settings.max_body_bytes, settings.ping_interval_s, resumable)
+    counting = (keys, pipeline, inquiries, settings.max_body_bytes)
     sockets = Sockets()
     bounds = Bounds(settings.max_body_bytes, settings.socket_idle_s, settings.socket_life_s)
     kept = (settings.response_ttl_s, settings.responses_bytes_per_team)
     router = build_router(
         {
             "chat": Generation(ChatDialect(), *answers),
-            "chat_input_tokens": ChatInputTokens(keys, pipeline, inquiries, settings.max_body_bytes),
+            "chat_input_tokens": TokenCount(ChatInputTokens(), *counting),
             "completion": Generation(CompletionDialect(), *answers),
             "embeddings": Pooled(EmbeddingsDialect(), keys, pipeline, settings.max_body_bytes),
             "rerank": Pooled(RerankDialect(), keys, pipeline, settings.max_body_bytes),
             **responses_apps(*answers, recordings, ResponseStore(redis, *kept), inquiries, sockets, bounds, metrics),
             "messages": Generation(MessagesDialect(), *answers),
-            "count_tokens": CountTokens(keys, pipeline, inquiries, settings.max_body_bytes),
+            "count_tokens": TokenCount(CountTokens(), *counting),
             "models": models,
             "model": models,
             "health": Health(),

@@ -18,6 +18,8 @@ from gateway.relay.relay import Relay
 from gateway.relay.worker_asks import ReplyT
 from workers.protocol.failures import RETRYABLE, CallFailed, Failure
 from workers.protocol.heartbeat import Heartbeat
+from workers.protocol.requests import GenerateRequest
+from workers.protocol.text import RENDER_PATH, Render, decode_rendered
 
 MAX_TRIES = 3
 
@@ -52,6 +54,12 @@ class Inquiries:
         if failure is None:
             raise Unavailable(f"No worker serves `{model}` at the moment. Start one, or send the request again later.")
         raise answer_to(failure)
+
+    async def num_tokens(self, model: str, request: GenerateRequest) -> int:
+        """Of the prompt that a request becomes. Raises PaddockError."""
+        render = Render(request=request, text=False)
+        rendered = await self.of_model(model, "POST", RENDER_PATH, decode_rendered, render)
+        return rendered.num_tokens or 0
 
     async def of_worker(
         self,

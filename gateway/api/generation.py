@@ -9,7 +9,7 @@ from starlette.types import Receive, Scope, Send
 from gateway.access.keys import Keys
 from gateway.api.answering import Answering
 from gateway.api.body import read_body
-from gateway.api.diagnostics import trail_of
+from gateway.api.caller import identified
 from gateway.api.dialect import AskedT, Dialect
 from gateway.api.resumable import Resumable
 from gateway.api.slo import read_begin_by
@@ -37,9 +37,7 @@ class Generation(Generic[AskedT]):
         self._answering = Answering(dialect, pipeline, ping_interval_s, resumable)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        trail = trail_of(scope)
-        principal = self._keys.authenticate(scope["headers"])
-        trail.team, trail.key_id = principal.team, principal.key_id
+        principal, trail = identified(self._keys, scope)
         raw = await read_body(scope, receive, self._max_body_bytes)
         wish = read_wish(scope, raw, principal.team)
         if wish is not None and wish.stream:

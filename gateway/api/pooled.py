@@ -9,7 +9,7 @@ from starlette.types import Receive, Scope, Send
 from gateway.access.keys import Keys
 from gateway.api.answers import JSON, send_bytes
 from gateway.api.body import read_body
-from gateway.api.diagnostics import trail_of
+from gateway.api.caller import identified
 from gateway.api.presence import while_present
 from gateway.api.slo import read_begin_by
 from gateway.call import Call
@@ -55,9 +55,7 @@ class Pooled(Generic[PoolAskedT]):
         self._max_body_bytes = max_body_bytes
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        trail = trail_of(scope)
-        principal = self._keys.authenticate(scope["headers"])
-        trail.team, trail.key_id = principal.team, principal.key_id
+        principal, trail = identified(self._keys, scope)
         asked = self._dialect.read(await read_body(scope, receive, self._max_body_bytes), scope)
         call = self._pipeline.call(principal, asked.model, trail, asked.request.kind, read_begin_by(scope))
         async with while_present(receive):

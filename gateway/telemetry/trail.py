@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass, field
 
+from gateway.call import Principal
 from workers.protocol.events import Usage
 
 
@@ -37,6 +38,9 @@ class Trail:
     """`ok`, `client_gone`, or the code of the error."""
     handed_over: bool = False
     """The answer goes on without its connection; whoever makes it ends the trail."""
+
+    def asked_by(self, principal: Principal) -> None:
+        self.team, self.key_id = principal.team, principal.key_id
 
     @property
     def overhead_ms(self) -> float:

@@ -10,7 +10,7 @@ from starlette.types import Receive, Scope
 
 from gateway.access.keys import Keys
 from gateway.api.body import read_body, read_object
-from gateway.api.diagnostics import trail_of
+from gateway.api.caller import identified
 from gateway.api.native.query import named_model
 from gateway.api.parameters.faults import too_nested, translated
 from gateway.call import Call, Principal
@@ -38,9 +38,7 @@ class Reception:
 
     def caller(self, scope: Scope) -> Caller:
         """Raises AuthenticationFailed."""
-        trail = trail_of(scope)
-        principal = self._keys.authenticate(scope["headers"])
-        trail.team, trail.key_id = principal.team, principal.key_id
+        principal, trail = identified(self._keys, scope)
         return Caller(principal, trail)
 
     def admin(self, scope: Scope, what: str) -> Caller:

@@ -6,23 +6,19 @@ llama-server's (tools/server/README.md of llama.cpp).
 
 from __future__ import annotations
 
-import time
 from dataclasses import dataclass, field
 from typing import Any
-
-import msgspec
 
 from gateway.api.openai.chat_chunks import finish_reason
 from gateway.api.openai.chat_request import ChatRequest
 from gateway.api.openai.ids import chat_id
 from gateway.api.openai.logprobs import Likely, LogprobsCollector, logprobs_object
-from gateway.api.tallies import timings_object, usage_object
+from gateway.api.openai.whole import Whole
+from gateway.api.tallies import usage_object
 from gateway.call import Call
 from gateway.choices import usage_of
 from workers.protocol.events import CallEvent, Finished, Logprobs, Reasoning, Text, Tokens, ToolCallDelta
 from workers.protocol.requests import GenerateRequest
-
-_encode = msgspec.json.Encoder().encode
 
 
 class WholeWriter:
@@ -30,31 +26,16 @@ class WholeWriter:
 
     def __init__(self, asked: ChatRequest, call: Call) -> None:
         self._model = call.alias
-        self._choices = [_Choice(one, as_function=asked.as_function) for one in asked.requests]
+        self._whole = Whole([_Choice(one, as_function=asked.as_function) for one in asked.requests])
 
     def add(self, events: list[CallEvent], choice: int) -> None:
-        collected = self._choices[choice]
-        for event in events:
-            collected.add(event)
+        self._whole.add(events, choice)
 
     def body(self) -> bytes:
         """The `chat.completion` object."""
-        ends = [choice.ended for choice in self._choices]
-        choices = [choice.object(number) for number, choice in enumerate(self._choices)]
-        if len(ends) > 1:
-            for choice, end in zip(choices, ends, strict=True):
-                choice["timings"] = timings_object(end.timings)
-        return _encode(
-            {
-                "id": chat_id(),
-                "object": "chat.completion",
-                "created": int(time.time()),
-                "model": self._model,
-                "choices": choices,
-                "usage": usage_object(usage_of(ends, 1), sum(choice.num_thought for choice in self._choices)),
-                "timings": timings_object(ends[0].timings),
-            }
-        )
+        num_thought = sum(choice.num_thought for choice in self._whole.choices)
+        usage = usage_object(usage_of(self._whole.ends, 1), num_thought)
+        return self._whole.written(chat_id(), "chat.completion", self._model, usage)
 
 
 @dataclass(slots=True)
@@ -82,13 +63,7 @@ class _Choice:
         self._texts: list[str] = []
         self._thoughts: list[str] = []
         self._calls: dict[int, _ToolCall] = {}
-        self._end: Finished | None = None
-
-    @property
-    def ended(self) -> Finished:
-        if self._end is None:
-            raise ValueError("the answer has no end")
-        return self._end
+        self.end: Finished | None = None
 
     def add(self, event: CallEvent) -> None:
         match event:
@@ -105,13 +80,13 @@ class _Choice:
             case Tokens() if self._tokens is not None:
                 self._tokens += event.tokens
             case Finished():
-                self._end = event
+                self.end = event
         if self._content is not None and isinstance(event, Text | Reasoning | ToolCallDelta):
             self._content += self._logprobs.take()
 
-    def object(self, number: int) -> dict[str, Any]:
+    def object(self, number: int, end: Finished) -> dict[str, Any]:
         logprobs = None if self._content is None else logprobs_object(self._content)
-        reason = finish_reason(self.ended, as_function=self._as_function)
+        reason = finish_reason(end, as_function=self._as_function)
         choice = {"index": number, "message": self._message(), "logprobs": logprobs, "finish_reason": reason}
         if self._tokens is not None:
             choice["tokens"] = self._tokens

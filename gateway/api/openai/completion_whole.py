@@ -5,21 +5,17 @@ Source of the shape: OpenAI's API reference, "The completion object"; `timings` 
 
 from __future__ import annotations
 
-import time
 from typing import Any
-
-import msgspec
 
 from gateway.api.openai.completion_request import CompletionRequest
 from gateway.api.openai.completion_text import Echo, Probabilities
 from gateway.api.openai.ids import completion_id
-from gateway.api.tallies import timings_object, usage_object
+from gateway.api.openai.whole import Whole
+from gateway.api.tallies import usage_object
 from gateway.call import Call
 from gateway.choices import usage_of
 from workers.protocol.events import CallEvent, Finished, Logprobs, Reasoning, Settings, Text, Tokens
 from workers.protocol.requests import GenerateRequest
-
-_encode = msgspec.json.Encoder().encode
 
 
 class CompletionWhole:
@@ -28,33 +24,17 @@ class CompletionWhole:
     def __init__(self, asked: CompletionRequest, call: Call) -> None:
         self._model = call.alias
         self._num_prompts = len(asked.prompts)
-        self._choices = [
-            _Choice(one, Echo(asked, number), Probabilities(asked, one)) for number, one in enumerate(asked.requests)
-        ]
+        self._whole = Whole(
+            [_Choice(one, Echo(asked, number), Probabilities(asked, one)) for number, one in enumerate(asked.requests)]
+        )
 
     def add(self, events: list[CallEvent], choice: int) -> None:
-        collected = self._choices[choice]
-        for event in events:
-            collected.add(event)
+        self._whole.add(events, choice)
 
     def body(self) -> bytes:
         """The `text_completion` object."""
-        ends = [choice.ended for choice in self._choices]
-        choices = [choice.object(number) for number, choice in enumerate(self._choices)]
-        if len(ends) > 1:
-            for choice, end in zip(choices, ends, strict=True):
-                choice["timings"] = timings_object(end.timings)
-        return _encode(
-            {
-                "id": completion_id(),
-                "object": "text_completion",
-                "created": int(time.time()),
-                "model": self._model,
-                "choices": choices,
-                "usage": usage_object(usage_of(ends, self._num_prompts)),
-                "timings": timings_object(ends[0].timings),
-            }
-        )
+        usage = usage_object(usage_of(self._whole.ends, self._num_prompts))
+        return self._whole.written(completion_id(), "text_completion", self._model, usage)
 
 
 class _Choice:
@@ -66,13 +46,7 @@ class _Choice:
         self._told: list[dict[str, Any]] = []
         self._tokens: list[int] | None = [] if "tokens" in request.tell else None
         self._texts = [echo.at_start()]
-        self._end: Finished | None = None
-
-    @property
-    def ended(self) -> Finished:
-        if self._end is None:
-            raise ValueError("the answer has no end")
-        return self._end
+        self.end: Finished | None = None
 
     def add(self, event: CallEvent) -> None:
         match event:
@@ -87,12 +61,12 @@ class _Choice:
             case Tokens() if self._tokens is not None:
                 self._tokens += event.tokens
             case Finished():
-                self._end = event
+                self.end = event
 
-    def object(self, number: int) -> dict[str, Any]:
+    def object(self, number: int, end: Finished) -> dict[str, Any]:
         logprobs = self._probs.joined(self._told) if self._probs.wanted else None
         choice: dict[str, Any] = {"index": number, "text": "".join(self._texts), "logprobs": logprobs}
-        choice["finish_reason"] = self.ended.reason.value
+        choice["finish_reason"] = end.reason.value
         if self._tokens is not None:
             choice["tokens"] = self._tokens
         return choice

@@ -10,7 +10,7 @@ from starlette.types import Receive, Scope, Send
 
 from gateway.access.keys import Keys
 from gateway.api.answers import send_json
-from gateway.api.diagnostics import trail_of
+from gateway.api.caller import identified
 from gateway.call import Principal
 from gateway.catalog.names import Names
 from gateway.pipeline import Fleet
@@ -32,9 +32,7 @@ class Models:
         self._wishes = wishes
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        trail = trail_of(scope)
-        principal = self._keys.authenticate(scope["headers"])
-        trail.team, trail.key_id = principal.team, principal.key_id
+        principal, trail = identified(self._keys, scope)
         name = scope.get("path_params", {}).get("model")
         if not name:  # `/v1/models/` is the list as well
             await send_json(send, {"object": "list", "data": await self._list(principal)}, trail)

@@ -15,7 +15,7 @@ from gateway.api.responses.request import ResponseRequest
 from gateway.api.responses.shelf import ResponseWriters, Shelf, Store
 from gateway.api.responses.socket import ResponsesSocket
 from gateway.api.responses.stored import Endpoint, StoredResponses
-from gateway.api.responses.token_counts import TokenCounts
+from gateway.api.responses.truncation import Truncation
 from gateway.api.resumable import Resumable
 from gateway.api.sockets import Sockets
 from gateway.inquiries import Inquiries
@@ -37,8 +37,8 @@ def responses_apps(
     bounds: Bounds,
     metrics: Metrics,
 ) -> dict[str, ASGIApp]:
-    shelf, token_counts = Shelf(store), TokenCounts(inquiries)
-    preparation = Preparation(pipeline, token_counts)
+    shelf, truncation = Shelf(store), Truncation(inquiries)
+    preparation = Preparation(pipeline, truncation)
     answering: Answering[ResponseRequest] = Answering(
         ResponseWriters(), pipeline, ping_interval_s, resumable, shelf.conclude
     )
@@ -48,7 +48,7 @@ def responses_apps(
     return {
         "responses": CreateResponse(keys, max_body_bytes, resumable, shelf, answering, background, preparation),
         "responses_socket": ResponsesSocket(rooms, sockets),
-        "input_tokens": InputTokens(keys, pipeline, max_body_bytes, shelf, token_counts),
+        "input_tokens": InputTokens(keys, pipeline, max_body_bytes, shelf, inquiries),
         "response": Endpoint(stored.retrieve),
         "delete_response": Endpoint(stored.delete),
         "cancel_response": Endpoint(stored.cancel),

@@ -11,6 +11,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Discriminator, Field, Tag
 
 from gateway.api.parameters.base import Body, Loose, text_or_parts
+from gateway.api.parameters.conversation_body import MAX_PARTS, Content, Part
 from gateway.api.parameters.form_body import GrammarBody
 from gateway.api.parameters.hints import MAX_TOKENS, HintsBody
 from gateway.api.parameters.lora import LoraBody
@@ -20,7 +21,6 @@ from gateway.api.parameters.stops import Stop
 from gateway.api.parameters.thinking import ThinkingBody
 
 MAX_ITEMS = 10_000
-MAX_PARTS = 10_000
 MAX_TOOLS = 128
 MAX_METADATA = 16
 MAX_METADATA_KEY_CHARS = 64
@@ -28,18 +28,6 @@ MAX_METADATA_CHARS = 512
 MAX_ID_CHARS = 128
 
 Id = Annotated[str, Field(min_length=1, max_length=MAX_ID_CHARS)]
-
-
-class Part(Loose):
-    type: str
-    text: str | None = None
-    refusal: str | None = None
-
-
-Content = Annotated[
-    Annotated[str, Tag("<text>")] | Annotated[list[Part], Field(max_length=MAX_PARTS), Tag("<parts>")],
-    Discriminator(text_or_parts),
-]
 
 
 class ItemBody(Loose):

@@ -155,7 +155,7 @@ class Connection:
         rooms = self._rooms
         # A key may have been withdrawn since the handshake.
         principal = rooms.keys.authenticate(self._scope["headers"])
-        trail.team, trail.key_id = principal.team, principal.key_id
+        trail.asked_by(principal)
         draft, begin_by = draft_of_message(message), read_begin_by(self._scope)
         asked, call = await rooms.preparation.prepare(draft, self._shelf, principal, trail, begin_by)
         writer, sink = EventWriter(asked, call), EventMessages(self._socket, message.lane)

@@ -7,29 +7,25 @@ from starlette.types import Receive, Scope, Send
 from gateway.access.keys import Keys
 from gateway.api.answers import send_json
 from gateway.api.body import read_body
-from gateway.api.diagnostics import trail_of
+from gateway.api.caller import identified
 from gateway.api.responses.request import read_draft
 from gateway.api.responses.shelf import Shelf
-from gateway.api.responses.token_counts import TokenCounts
+from gateway.inquiries import Inquiries
 from gateway.pipeline import Pipeline
 
 
 class InputTokens:
-    def __init__(
-        self, keys: Keys, pipeline: Pipeline, max_body_bytes: int, shelf: Shelf, token_counts: TokenCounts
-    ) -> None:
+    def __init__(self, keys: Keys, pipeline: Pipeline, max_body_bytes: int, shelf: Shelf, inquiries: Inquiries) -> None:
         self._keys = keys
         self._pipeline = pipeline
         self._max_body_bytes = max_body_bytes
         self._shelf = shelf
-        self._token_counts = token_counts
+        self._inquiries = inquiries
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        trail = trail_of(scope)
-        principal = self._keys.authenticate(scope["headers"])
-        trail.team, trail.key_id = principal.team, principal.key_id
+        principal, trail = identified(self._keys, scope)
         draft = read_draft(await read_body(scope, receive, self._max_body_bytes))
         asked = await self._shelf.complete(draft, principal.team)
         call = self._pipeline.call(principal, asked.model, trail)
-        num_tokens = await self._token_counts.count(call.model, asked.requests[0])
+        num_tokens = await self._inquiries.num_tokens(call.model, asked.requests[0])
         await send_json(send, {"object": "response.input_tokens", "input_tokens": num_tokens}, trail)

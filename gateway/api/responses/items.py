@@ -8,9 +8,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any, TypeVar
 
+from gateway.api.parameters.conversation_body import Content, Part
 from gateway.api.parameters.faults import shown
 from gateway.api.parameters.messages import PART_END
-from gateway.api.responses.body import Content, ItemBody, Part
+from gateway.api.responses.body import ItemBody
 from gateway.api.responses.ids import input_id
 from gateway.errors import InvalidRequest, NotSupported, UnsupportedParameter
 from workers.protocol.requests import Message, ToolCall

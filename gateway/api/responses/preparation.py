@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from gateway.api.responses.request import Draft, ResponseRequest
 from gateway.api.responses.shelf import Shelf
-from gateway.api.responses.token_counts import TokenCounts
+from gateway.api.responses.truncation import Truncation
 from gateway.call import Call, Principal
 from gateway.pipeline import Pipeline
 from gateway.telemetry.trail import Trail
 
 
 class Preparation:
-    def __init__(self, pipeline: Pipeline, token_counts: TokenCounts) -> None:
+    def __init__(self, pipeline: Pipeline, truncation: Truncation) -> None:
         self._pipeline = pipeline
-        self._token_counts = token_counts
+        self._truncation = truncation
 
     async def prepare(
         self, draft: Draft, shelf: Shelf, principal: Principal, trail: Trail, begin_by: float
@@ -22,5 +22,5 @@ class Preparation:
         asked = await shelf.complete(draft, principal.team)
         call = self._pipeline.call(principal, asked.model, trail, "generate", begin_by)
         if asked.fit:
-            asked = await self._token_counts.fitted(asked, call.model)
+            asked = await self._truncation.fitted(asked, call.model)
         return asked, call

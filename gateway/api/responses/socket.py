@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from starlette.types import Receive, Scope, Send
 
-from gateway.api.diagnostics import answer_headers, trail_of
+from gateway.api.caller import identified
+from gateway.api.diagnostics import answer_headers
 from gateway.api.responses.connection import Connection, Rooms
 from gateway.api.slo import read_begin_by
 from gateway.api.sockets import SWITCHED, Socket, Sockets
@@ -17,9 +18,7 @@ class ResponsesSocket:
         self._sockets = sockets
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        trail = trail_of(scope)
-        principal = self._rooms.keys.authenticate(scope["headers"])
-        trail.team, trail.key_id = principal.team, principal.key_id
+        _, trail = identified(self._rooms.keys, scope)
         read_begin_by(scope)
         if self._rooms.pipeline.stopping:
             raise Stopping("This gateway is stopping. Connect again.", retry_after_s=1.0)

@@ -11,7 +11,7 @@ from starlette.types import Receive, Scope, Send
 
 from gateway.access.keys import Keys
 from gateway.api.answers import send_json
-from gateway.api.diagnostics import trail_of
+from gateway.api.caller import identified
 from gateway.api.parameters.faults import shown
 from gateway.api.responses.background import Background
 from gateway.api.responses.ids import stream_of
@@ -88,9 +88,7 @@ class StoredResponses:
 
     def _who(self, scope: Scope) -> tuple[Trail, str, str]:
         """Trail, team and the id in the path. Raises AuthenticationFailed."""
-        trail = trail_of(scope)
-        principal = self._keys.authenticate(scope["headers"])
-        trail.team, trail.key_id = principal.team, principal.key_id
+        principal, trail = identified(self._keys, scope)
         return trail, principal.team, str(scope["path_params"]["response_id"])
 
 

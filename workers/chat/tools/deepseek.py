@@ -35,14 +35,7 @@ class DeepSeekReader(HermesReader):
             return (yield from super()._call(mark))
         if mark == OPEN and not (yield from self._mark(CALL)):
             return False
-        if not (yield from self._one()):
-            return False
-        while (yield from self._mark(CALL)):
-            self._drop()
-            if not (yield from self._one()):
-                return True
-        yield from self._mark(CLOSE)
-        return True
+        return (yield from self._listed(self._one, CALL, CLOSE))
 
     def _one(self) -> Steps[bool]:
         found = yield from self._up_to(_SEPARATOR)

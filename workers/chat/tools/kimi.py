@@ -31,14 +31,7 @@ class KimiReader(Reader):
     def _call(self, mark: str) -> Steps[bool]:
         if mark == OPEN and not (yield from self._mark(CALL)):
             return False
-        if not (yield from self._one()):
-            return False
-        while (yield from self._mark(CALL)):
-            self._drop()
-            if not (yield from self._one()):
-                return True
-        yield from self._mark(CLOSE)
-        return True
+        return (yield from self._listed(self._one, CALL, CLOSE))
 
     def _one(self) -> Steps[bool]:
         found = yield from self._up_to(_ARGUMENTS)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import secrets
+from collections.abc import Callable
 from enum import Enum
 
 from workers.chat.tools import CallPiece, ContentPiece, Piece, ReasoningPiece
@@ -227,6 +228,17 @@ class Reader(Scanner):
     def _add(self, arguments: str) -> None:
         if arguments and not self.is_over:
             self._put(CallPiece(self.num_calls - 1, "", "", arguments))
+
+    def _listed(self, one: Callable[[], Steps[bool]], mark: str, close: str) -> Steps[bool]:
+        """Calls that each begin with `mark`, the first one's being behind us, and the end of their list."""
+        if not (yield from one()):
+            return False
+        while (yield from self._mark(mark)):
+            self._drop()
+            if not (yield from one()):
+                return True
+        yield from self._mark(close)
+        return True
 
     def _new_id(self) -> str:
         return f"call_{secrets.token_hex(12)}"

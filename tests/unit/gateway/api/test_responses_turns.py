@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gateway.api.responses.token_counts import turns_of, without
+from gateway.api.responses.truncation import turns_of, without
 from workers.protocol.requests import GenerateRequest, Message, ToolCall
 
 

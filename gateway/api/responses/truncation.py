@@ -1,4 +1,4 @@
-"""How many tokens a conversation has, and which of its turns fit: for `input_tokens`, and `truncation: auto`.
+"""Which turns of a conversation fit, for `truncation: auto`.
 
 Workers render and count; the gateway knows no tokens.
 """
@@ -13,22 +13,15 @@ from msgspec.structs import replace as replace_struct
 from gateway.api.responses.request import ResponseRequest
 from gateway.inquiries import Inquiries
 from workers.protocol.requests import GenerateRequest, Message
-from workers.protocol.text import RENDER_PATH, Render, decode_rendered
 
 ANSWER_SHARE = 8
 """Without `max_output_tokens`, one part in so many of the context is kept free for the answer."""
 STANDING = ("system", "developer")
 
 
-class TokenCounts:
+class Truncation:
     def __init__(self, inquiries: Inquiries) -> None:
         self._inquiries = inquiries
-
-    async def count(self, model: str, request: GenerateRequest) -> int:
-        """Raises PaddockError."""
-        render = Render(request=request, text=False)
-        rendered = await self._inquiries.of_model(model, "POST", RENDER_PATH, decode_rendered, render)
-        return rendered.num_tokens or 0
 
     async def fitted(self, asked: ResponseRequest, model: str) -> ResponseRequest:
         """Without as many of the first turns as it takes to fit; the last one and system messages stay.
@@ -37,13 +30,13 @@ class TokenCounts:
         """
         request = asked.requests[0]
         room = self._room(model, request)
-        if room is None or await self.count(model, request) <= room:
+        if room is None or await self._inquiries.num_tokens(model, request) <= room:
             return asked
         turns = turns_of(request.messages)
         fewest, most = 1, len(turns) - 1
         while fewest < most:
             middle = (fewest + most) // 2
-            if await self.count(model, without(request, turns, middle)) <= room:
+            if await self._inquiries.num_tokens(model, without(request, turns, middle)) <= room:
                 most = middle
             else:
                 fewest = middle + 1

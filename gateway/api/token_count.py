@@ -1,0 +1,45 @@
+"""How many tokens a prompt would have, without an answer, in any dialect: a worker renders and counts."""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+from starlette.types import Receive, Scope, Send
+
+from gateway.access.keys import Keys
+from gateway.api.answers import send_json
+from gateway.api.body import read_body
+from gateway.api.caller import identified
+from gateway.inquiries import Inquiries
+from gateway.pipeline import Pipeline
+from workers.protocol.requests import GenerateRequest
+
+
+class CountDialect(Protocol):
+    """How a dialect asks, and how it is told. Stateless."""
+
+    def read(self, raw: bytes) -> tuple[str, GenerateRequest]:
+        """The model's name, and a request with the prompt. Raises PaddockError."""
+        ...
+
+    def told(self, num_tokens: int) -> dict[str, Any]: ...
+
+
+class TokenCount:
+    """The ASGI app of the route."""
+
+    def __init__(
+        self, dialect: CountDialect, keys: Keys, pipeline: Pipeline, inquiries: Inquiries, max_body_bytes: int
+    ) -> None:
+        self._dialect = dialect
+        self._keys = keys
+        self._pipeline = pipeline
+        self._inquiries = inquiries
+        self._max_body_bytes = max_body_bytes
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        principal, trail = identified(self._keys, scope)
+        name, request = self._dialect.read(await read_body(scope, receive, self._max_body_bytes))
+        call = self._pipeline.call(principal, name, trail)
+        num_tokens = await self._inquiries.num_tokens(call.model, request)
+        await send_json(send, self._dialect.told(num_tokens), trail)
