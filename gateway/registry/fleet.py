@@ -17,7 +17,7 @@ from gateway.registry.adapter_names import callable_adapters
 from gateway.store.cancellation import raise_if_cancelled
 from gateway.store.channel import follow
 from workers.protocol import keys
-from workers.protocol.heartbeat import PROTOCOL_VERSION, Heartbeat, decode_heartbeat
+from workers.protocol.heartbeat import BEAT, PROTOCOL_VERSION, Heartbeat, decode_heartbeat
 
 log = logging.getLogger(__name__)
 
@@ -118,9 +118,10 @@ class Fleet:
             ids = [sorted(_text(worker) for worker in members) for members in await pipeline.execute()]
             asked = [(model, workers) for model, workers in zip(models, ids, strict=True) if workers]
             for model, workers in asked:
-                pipeline.mget([keys.worker(model, worker) for worker in workers])
-            answers = await pipeline.execute()
-        return {model: [r for r in records if r] for (model, _), records in zip(asked, answers, strict=True)}
+                for worker in workers:
+                    pipeline.hget(keys.worker(model, worker), BEAT)
+            answers = iter(await pipeline.execute(raise_on_error=False))
+        return {model: [r for _ in workers if isinstance(r := next(answers), bytes)] for model, workers in asked}
 
     def _readable(self, records: Iterable[bytes]) -> tuple[Heartbeat, ...]:
         beats = (self._read(record) for record in records)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import redis.asyncio
 
 from workers.protocol import keys
-from workers.protocol.heartbeat import decode_heartbeat
+from workers.protocol.heartbeat import BEAT, decode_heartbeat
 
 
 class IntegrityError(AssertionError):
@@ -108,7 +108,7 @@ async def take_picture(redis: redis.asyncio.Redis, model: str) -> Picture:
         if suffix:
             expiries[id] = _scores(value)
         elif kind == "worker":
-            records[id] = value
+            records[id] = dict(_raw_pairs(value))[BEAT.encode()]
         else:
             hashes[kind][id] = _fields(value)
     queue = _scores(names.get(keys.queue(model), []))
@@ -133,8 +133,12 @@ return {tostring(clock[1] * 1000 + math.floor(clock[2] / 1000)), rows}
 """
 
 
+def _raw_pairs(flat: list[bytes]) -> Iterable[tuple[bytes, bytes]]:
+    return zip(flat[::2], flat[1::2], strict=True)
+
+
 def _pairs(flat: list[bytes]) -> Iterable[tuple[str, str]]:
-    return ((name.decode(), value.decode()) for name, value in zip(flat[::2], flat[1::2], strict=True))
+    return ((name.decode(), value.decode()) for name, value in _raw_pairs(flat))
 
 
 def _fields(flat: list[bytes]) -> dict[str, str]:

@@ -88,7 +88,7 @@ def boots(socket: str) -> dict[str, str]:
     with redis.Redis(unix_socket_path=socket) as client:
         found = client.smembers(keys.workers(MODEL))
         assert isinstance(found, set)
-        records = [client.get(keys.worker(MODEL, worker.decode())) for worker in found]
+        records = [client.hget(keys.worker(MODEL, worker.decode()), "beat") for worker in found]
     beats = [decode_heartbeat(record) for record in records if isinstance(record, bytes)]
     return {beat.worker: beat.boot for beat in beats}
 

@@ -9,7 +9,7 @@ import redis.asyncio
 
 from gateway.call import Call, Principal
 from workers.protocol import keys
-from workers.protocol.heartbeat import Heartbeat, ModelFacts, encode_heartbeat
+from workers.protocol.heartbeat import Heartbeat, ModelFacts, record_of
 
 ANYONE = Principal("key", "team", None, False)
 
@@ -37,7 +37,8 @@ async def beat(redis: redis.asyncio.Redis, record: Heartbeat, *, ttl_s: float = 
     async with redis.pipeline() as pipeline:
         pipeline.sadd(keys.MODELS, record.model)
         pipeline.sadd(keys.workers(record.model), record.worker)
-        pipeline.set(keys.worker(record.model, record.worker), encode_heartbeat(record), px=round(ttl_s * 1000))
+        pipeline.hset(keys.worker(record.model, record.worker), mapping=dict(record_of(record)))
+        pipeline.pexpire(keys.worker(record.model, record.worker), round(ttl_s * 1000))
         if tell:
             pipeline.publish(keys.FLEET_CHANNEL, record.worker)
         await pipeline.execute()

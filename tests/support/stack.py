@@ -191,7 +191,7 @@ class Stack:
     def heartbeat(self, model: str, worker_id: str) -> Heartbeat | None:
         """What the worker says of itself in Redis now."""
         with redis.Redis(unix_socket_path=str(self.redis.socket)) as client:
-            raw = client.get(keys.worker(model, worker_id))
+            raw = client.hget(keys.worker(model, worker_id), "beat")
             return decode_heartbeat(raw) if isinstance(raw, bytes) else None
 
     def leases(self, model: str) -> int:

@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Literal
 
 import msgspec
 
+from workers.protocol.news import Load
+
 WorkerKind = Literal["generate", "embed", "rank"]
 """What a worker does: continue text, or pooled work of one kind (`workers.protocol.pooled`)."""
 
-PROTOCOL_VERSION = 1
+PROTOCOL_VERSION = 2
 """Raised when gateways and workers of different versions would misunderstand each other; only equal ones talk."""
+
+
+BEAT = "beat"
+"""The field of a worker's record that holds its `Heartbeat`."""
 
 
 class ModelFacts(msgspec.Struct, frozen=True, kw_only=True):
@@ -24,7 +31,7 @@ class ModelFacts(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Heartbeat(msgspec.Struct, frozen=True, kw_only=True):
-    """One worker process, as the fleet sees it; the admission scripts read it too.
+    """One worker process, as the fleet sees it.
 
     Defaults are written out: a `protocol` left out would be read as the reader's own version.
     """
@@ -53,6 +60,28 @@ class Heartbeat(msgspec.Struct, frozen=True, kw_only=True):
     kind: WorkerKind = "generate"
     adapters: tuple[str, ...] = ()
     """Names of the LoRA adapters that calls may use."""
+    adapter_hashes: dict[str, str] = {}
+    """Adapter -> SHA-256 of its file."""
+    adapters_resident: tuple[str, ...] = ()
+    """Those in memory; the others are loaded by the next call that names them."""
+    adapter_load_ms: float = 0.0
+    """What loading one took lately; 0: not known yet."""
+    load: Load = Load()
+    version: int = 0
+    """Number of the last entry of `pd:news` that went into this."""
+
+
+def record_of(beat: Heartbeat) -> Mapping[str, str | int | bytes]:
+    """The fields of `keys.worker`: the heartbeat, and beside it what the admission scripts read, which is quicker."""
+    return {
+        BEAT: encode_heartbeat(beat),
+        "boot": beat.boot,
+        "address": beat.address,
+        "protocol": beat.protocol,
+        "slots": 0 if beat.draining else beat.slots,
+        "kv": beat.kv_tokens,
+        "kv_used": beat.kv_tokens_used,
+    }
 
 
 encode_heartbeat = msgspec.json.Encoder().encode

@@ -7,6 +7,8 @@ heartbeat and nothing else; the rest belongs to the gateways' admission scripts 
     --------------------------------  ------  -----------  ---------------------------------------------------------
     pd:models                         set     worker       names of models that have had a worker
     pd:keys                           hash    gateway      key id -> access record (JSON, the key's SHA-256 only)
+    pd:news                           stream  worker       what changes in each worker (`news.News`, msgpack)
+    pd:gateways                       zset    gateway      id of a gateway process -> unix time of its last beat
     pd:gateway:<id>                   string  gateway      heartbeat of a gateway process: unix time, seconds
     pd:stream:{<id>}                  hash    gateway      a stream that may be resumed: team, request, gateway, end
     pd:stream:{<id>}:log              stream  gateway      its events in batches; an entry's id: its last event's number
@@ -15,14 +17,17 @@ heartbeat and nothing else; the rest belongs to the gateways' admission scripts 
     pd:responses:{<team>}:sizes       hash    gateway      id of a stored response -> bytes; `all`: of all together
     pd:responses:{<team>}:of:<id>     string  gateway      a stored response with its input (JSON)
     pd:{model}:workers                set     worker       ids of workers; the sweep removes those without a record
-    pd:{model}:worker:<id>            string  worker       `Heartbeat` (JSON); gone when the worker is
+    pd:{model}:worker:<id>            hash    worker       `beat`: `Heartbeat` (JSON), and what scripts read; gone when it is
+    pd:{model}:worker:<id>:heads      string  worker       heads of what is cached there (`news.pack_heads`)
     pd:{model}:worker:<id>:leases     zset    gateway      lease id -> expiry, unix ms: the slots in use
     pd:{model}:leased                 hash    gateway      worker id -> boot id of the process that its leases are for
-    pd:{model}:lease:<id>             hash    gateway      worker, boot, address, gateway, fence
+    pd:{model}:lease:<id>             hash    gateway      worker, boot, address, gateway, fence, kv, team, charge
     pd:{model}:fence                  string  gateway      last fencing token
-    pd:{model}:queue                  zset    gateway      ticket id -> arrival number: who waits without a grant
+    pd:{model}:leased-kv              hash    gateway      worker id -> KV tokens that its leases reckon with
+    pd:{model}:fair                   hash    gateway      virtual time, and each team's finish and number of tickets
+    pd:{model}:queue                  zset    gateway      ticket id -> rank: class, then virtual finish; who waits
     pd:{model}:tickets                zset    gateway      ticket id -> expiry, unix ms: every ticket, granted or not
-    pd:{model}:ticket:<id>            hash    gateway      gateway, channel, arrival, avoid
+    pd:{model}:ticket:<id>            hash    gateway      gateway, channel, rank, start, team, and its bids by worker
     pd:{model}:arrivals               string  gateway      last arrival number
     pd:{model}:adapters               hash    gateway      adapter -> `LoadAdapter` (JSON): loaded while workers ran
     pd:{model}:adapter-scales         hash    gateway      adapter -> scale, for calls that name no adapters
@@ -67,6 +72,12 @@ STREAM_READERS_TTL_S = 10.0
 MODELS = "pd:models"
 ACCESS_KEYS = "pd:keys"
 FLEET_CHANNEL = "pd:fleet"
+NEWS = "pd:news"
+NEWS_KEPT = 10_000
+"""Entries of `pd:news`, about: some seconds of the largest fleet."""
+NEWS_INTERVAL_S = 0.2
+"""How often a worker tells what has changed, at most, and how often gateways read it."""
+GATEWAYS = "pd:gateways"
 
 
 def gateway(gateway_id: str) -> str:
@@ -114,12 +125,24 @@ def worker(model: str, worker_id: str) -> str:
     return model_prefix(model) + f"worker:{worker_id}"
 
 
+def worker_heads(model: str, worker_id: str) -> str:
+    return worker(model, worker_id) + ":heads"
+
+
 def worker_leases(model: str, worker_id: str) -> str:
     return worker(model, worker_id) + ":leases"
 
 
 def lease(model: str, lease_id: str) -> str:
     return model_prefix(model) + f"lease:{lease_id}"
+
+
+def leased_kv(model: str) -> str:
+    return model_prefix(model) + "leased-kv"
+
+
+def fair(model: str) -> str:
+    return model_prefix(model) + "fair"
 
 
 def queue(model: str) -> str:

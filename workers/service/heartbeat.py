@@ -16,7 +16,7 @@ from redis.backoff import NoBackoff
 from redis.exceptions import RedisError
 
 from workers.protocol import keys
-from workers.protocol.heartbeat import Heartbeat, decode_heartbeat, encode_heartbeat
+from workers.protocol.heartbeat import BEAT, Heartbeat, decode_heartbeat, record_of
 
 REDIS_TIMEOUT_S = 1.0
 """For connecting, and for one answer: below the heartbeat's lifetime, so that a slow Redis is noticed in time."""
@@ -76,7 +76,7 @@ class Registration:
         name = keys.worker(mine.model, mine.worker)
         try:
             async with asyncio.timeout(2 * REDIS_TIMEOUT_S):
-                record = await self._redis.get(name)
+                record = await self._redis.hget(name, BEAT)
                 if record is not None and decode_heartbeat(record).boot == mine.boot:
                     await self._redis.delete(name)
                 await self._redis.publish(keys.FLEET_CHANNEL, name)
@@ -87,8 +87,9 @@ class Registration:
         heartbeat = self._read()
         name = keys.worker(heartbeat.model, heartbeat.worker)
         news = heartbeat.draining, heartbeat.adapters
-        async with self._redis.pipeline(transaction=False) as pipe:
-            pipe.set(name, encode_heartbeat(heartbeat), px=int(keys.HEARTBEAT_TTL_S * 1000))
+        async with self._redis.pipeline(transaction=True) as pipe:
+            pipe.hset(name, mapping=record_of(heartbeat))
+            pipe.pexpire(name, int(keys.HEARTBEAT_TTL_S * 1000))
             pipe.sadd(keys.workers(heartbeat.model), heartbeat.worker)
             pipe.sadd(keys.MODELS, heartbeat.model)
             if news != self._announced:

@@ -32,13 +32,11 @@ end
 
 -- A live worker's record, or nil. What an earlier process of that worker held is void and freed here.
 local function worker_record(worker)
-  local text = redis.call("GET", worker_key(worker))
-  if not text then return nil end
-  local readable, record = pcall(cjson.decode, text)
-  if not readable or type(record) ~= "table" or record.protocol ~= PROTOCOL then return nil end
+  local fields = redis.call("HMGET", worker_key(worker), "boot", "address", "protocol", "slots", "kv", "kv_used")
+  if not fields[1] or tonumber(fields[3]) ~= PROTOCOL then return nil end
   local boot = redis.call("HGET", leased_key, worker)
-  if boot and boot ~= record.boot then leases_drop_all(worker) end
-  return record
+  if boot and boot ~= fields[1] then leases_drop_all(worker) end
+  return {boot = fields[1], address = fields[2], slots = tonumber(fields[4])}
 end
 
 local function leases_count(worker)
@@ -48,7 +46,7 @@ end
 -- Free slots of a worker (0 when it is gone, drains or speaks another protocol) and its record.
 local function slots_free(worker)
   local record = worker_record(worker)
-  if not record or record.draining then return 0, record end
+  if not record then return 0 end
   return record.slots - leases_count(worker), record
 end
 
@@ -101,7 +99,7 @@ local function another_lives(avoided)
   for _, worker in ipairs(redis.call("SMEMBERS", workers_key)) do
     if not avoided[worker] then
       local record = worker_record(worker)
-      if record and not record.draining then return true end
+      if record and record.slots > 0 then return true end
     end
   end
   return false

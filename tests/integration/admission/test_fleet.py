@@ -52,9 +52,9 @@ async def test_strangers_are_left_out_and_named_once(
     await beat(client, heartbeat("w1"))
     await beat(client, msgspec.structs.replace(heartbeat("newer"), protocol=PROTOCOL_VERSION + 1))
     await beat(client, heartbeat("odd"))
-    await client.set(keys.worker("m", "odd"), b'{"worker":"odd","slots":"many"}')
+    await client.hset(keys.worker("m", "odd"), "beat", b'{"worker":"odd","slots":"many"}')
     await beat(client, heartbeat("garbage"))
-    await client.set(keys.worker("m", "garbage"), b"\xff")
+    await client.hset(keys.worker("m", "garbage"), "beat", b"\xff")
     fleet = Fleet(client)
     for _ in range(3):
         assert [worker.worker for worker in (await fleet.refresh()).of("m")] == ["w1"]

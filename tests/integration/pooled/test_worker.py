@@ -62,7 +62,7 @@ def start(redis_server: RedisServer, folder: Path) -> Iterator[Start]:
 def beat_of(redis_server: RedisServer, process: Process, name: str) -> Heartbeat:
     deadline = time.monotonic() + 30
     while time.monotonic() < deadline:
-        data = redis_server.client.get(keys.worker(name, "w"))
+        data = redis_server.client.hget(keys.worker(name, "w"), "beat")
         if isinstance(data, bytes):
             beat = decode_heartbeat(data)
             process.address = beat.address
@@ -244,7 +244,7 @@ def test_a_model_that_makes_llama_cpp_abort_ends_its_worker_only(
     assert process.wait(30) == -signal.SIGABRT
     assert -signal.SIGABRT not in FINAL  # the supervisor starts it again, later each time
     assert "GGML_ASSERT" in process.errors() or "ggml" in process.errors()
-    assert redis_server.client.get(keys.worker("broken", "w")) is None
+    assert redis_server.client.hget(keys.worker("broken", "w"), "beat") is None
     assert beat_of(redis_server, embedder, "embedder").kind == "embed"
 
 

@@ -66,7 +66,7 @@ def address(redis_server: RedisServer, folder: Path, shelf_folder: Path) -> Iter
     process = start(redis_server, folder, "w", *flags)
     try:
         deadline = time.monotonic() + 30
-        while not (record := redis_server.client.get(keys.worker("demo", "w"))):
+        while not (record := redis_server.client.hget(keys.worker("demo", "w"), "beat")):
             assert time.monotonic() < deadline, process.errors()
             time.sleep(0.02)
         assert isinstance(record, bytes)

@@ -41,7 +41,7 @@ def address(redis_server: RedisServer, folder: Path) -> Iterator[str]:
     process = start(redis_server, folder, json.dumps([MARKED]))
     try:
         deadline = time.monotonic() + 30
-        while not (record := redis_server.client.get(keys.worker("demo", "shares"))):
+        while not (record := redis_server.client.hget(keys.worker("demo", "shares"), "beat")):
             assert time.monotonic() < deadline, process.errors()
             time.sleep(0.02)
         assert isinstance(record, bytes)

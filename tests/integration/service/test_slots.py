@@ -45,7 +45,7 @@ def worker(
     process = Process(argv, folder, {"PADDOCK_WORKER_SECRET": SECRET})
     try:
         deadline = time.monotonic() + 30
-        while not (record := redis.client.get(keys.worker(name, name))):
+        while not (record := redis.client.hget(keys.worker(name, name), "beat")):
             assert time.monotonic() < deadline, process.errors()
             time.sleep(0.02)
         assert isinstance(record, bytes)

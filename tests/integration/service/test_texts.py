@@ -63,7 +63,7 @@ def start(redis_server: RedisServer, folder: Path) -> Iterator[Start]:
         deadline = time.monotonic() + 30
         while not process.address:
             assert time.monotonic() < deadline, process.errors()
-            data = redis_server.client.get(keys.worker(name, "w"))
+            data = redis_server.client.hget(keys.worker(name, "w"), "beat")
             process.address = decode_heartbeat(data).address if isinstance(data, bytes) else ""
             time.sleep(0.02)
         return process

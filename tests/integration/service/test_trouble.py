@@ -17,14 +17,14 @@ from workers.protocol import keys
 from workers.protocol.events import Failed, Finished
 from workers.protocol.exits import Exit
 from workers.protocol.failures import Failure, FailureCode
-from workers.protocol.heartbeat import Heartbeat, ModelFacts, decode_heartbeat, encode_heartbeat
+from workers.protocol.heartbeat import Heartbeat, ModelFacts, decode_heartbeat, record_of
 from workers.service.heartbeat import Registration, connect
 
 FAST = ("--step-ms", "5", "--slots", "2")
 
 
 def record(redis_server: RedisServer, model: str, worker: str) -> Heartbeat | None:
-    data = redis_server.client.get(keys.worker(model, worker))
+    data = redis_server.client.hget(keys.worker(model, worker), "beat")
     assert data is None or isinstance(data, bytes)
     return decode_heartbeat(data) if data else None
 
@@ -215,7 +215,7 @@ async def test_leaving_takes_away_ones_own_record_only(redis_server: RedisServer
     name = keys.worker("heir", "w")
     redis = connect(redis_server.url)
     try:
-        redis_server.client.set(name, encode_heartbeat(heir))
+        redis_server.client.hset(name, mapping=dict(record_of(heir)))
         await Registration(redis, lambda: old).leave()
         assert record(redis_server, "heir", "w") == heir
         await Registration(redis, lambda: heir).leave()

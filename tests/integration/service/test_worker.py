@@ -59,7 +59,7 @@ def start(redis_server: RedisServer, folder: Path) -> Iterator[Start]:
 def address_of(redis_server: RedisServer, process: Process, model: str) -> str:
     deadline = time.monotonic() + 30
     while time.monotonic() < deadline:
-        data = redis_server.client.get(keys.worker(model, "w"))
+        data = redis_server.client.hget(keys.worker(model, "w"), "beat")
         if isinstance(data, bytes):
             return decode_heartbeat(data).address
         time.sleep(0.02)

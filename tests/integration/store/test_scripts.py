@@ -115,7 +115,7 @@ async def test_such_a_worker_gets_nothing(client: redis.asyncio.Redis, one: Call
         case "foreign":
             await beat(client, msgspec.structs.replace(record, protocol=PROTOCOL_VERSION + 1))
         case "unreadable":
-            await client.set(name, b"{")
+            await client.hset(name, "protocol", "?")
         case "gone":
             await client.delete(name)
     await one.file("a", "w1")

@@ -1,0 +1,66 @@
+"""What placing a call needs to know of it, and what its placing came to. Values only."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from gateway.routing.slot_numbers import ANY
+from workers.protocol.prefixes import NOTHING, Prefix
+
+MAX_BIDS = 8
+"""Workers that a ticket has bids for."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """One call, as far as its place goes."""
+
+    prefix: Prefix = NOTHING
+    """Its heads; none where it may not use cached prompts. `num_bytes` is right in any case."""
+    max_tokens: int | None = None
+    """Most tokens of its answer."""
+    adapters: frozenset[str] = frozenset()
+    """LoRA adapters that it names."""
+    slot: int = ANY
+    """The slot that it would like, numbered over the model's workers."""
+
+
+@dataclass(frozen=True, slots=True)
+class Bid:
+    """What one worker would cost a call."""
+
+    worker: str
+    wait_ms: float
+    """Predicted time until it has a slot there and its prompt's turn comes."""
+    cost_ms: float
+    """From then on to its first token: loading adapters, and prefill of what is not cached there."""
+    kv_tokens: int
+    """KV cells to reckon with: the prompt as far as it is not cached, and the predicted answer."""
+    cached_tokens: int
+    """Estimated tokens of the prompt that are cached there."""
+
+    @property
+    def total_ms(self) -> float:
+        return self.wait_ms + self.cost_ms
+
+
+@dataclass(frozen=True, slots=True)
+class Ranking:
+    """Where a call should go, best first. Pure: nothing is taken yet."""
+
+    bids: tuple[Bid, ...]
+    """At most MAX_BIDS, by `total_ms`; none where no worker would do."""
+    elsewhere: Bid | None = None
+    """What any other worker that would do costs, at the least; None: there is no other."""
+    charge: float = 0.0
+    """Tokens that the call is predicted to take, for fair shares: uncached prompt and answer, on the best worker."""
+    hold_ms: float = 0.0
+    """How long its answer is predicted to take after the first token."""
+
+    @property
+    def take(self) -> tuple[Bid, ...]:
+        """Those to take at once if they have a slot: none is worse than waiting for the best one."""
+        if not self.bids:
+            return ()
+        least = self.bids[0].total_ms
+        return tuple(bid for bid in self.bids if bid.cost_ms <= least)

@@ -1,0 +1,137 @@
+"""What two requests have in common from their beginning, as hashes that gateways and workers compute alike.
+
+A request is written out as bytes in one canonical order: what decides whose cache it may use (the scope), then what
+precedes the conversation (tools, template values), then each message. Along these bytes stand heads: a head is a hash
+of everything before it, so two requests with one head in common have that whole beginning in common. Nothing is
+rendered or tokenised. A gateway looks heads up in what the workers publish; a worker finds out what truly is cached.
+
+Left out is what clients send back changed, and most templates do not show again: ids of tool calls, earlier thoughts,
+blanks in arguments. A head is an estimate for placement, never a key to anything cached.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from hashlib import blake2b
+
+import msgspec
+
+from workers.protocol.requests import AdapterUse, GenerateRequest, Infill, Message
+
+BLOCK_BYTES = 1024
+"""Bytes between two heads of one long text, at the beginning of a conversation: about 256 tokens."""
+HEADS_PER_SIZE = 64
+"""After so many heads blocks are twice as long: 64 heads reach 16k tokens, 256 reach 240k."""
+MAX_HEADS = 256
+LEAST_BYTES = 128
+"""A message ends with a head where at least so much lies after the last one."""
+
+_encode = msgspec.json.Encoder(order="sorted").encode
+_BLANKS = b" \t\r\n"
+_END = b"\x00"
+
+
+@dataclass(frozen=True, slots=True)
+class Prefix:
+    """Heads of one request, shallow to deep: `digests[i]` is the hash of its first `ends[i]` bytes."""
+
+    digests: tuple[int, ...]
+    """Unsigned, 64 bits."""
+    ends: tuple[int, ...]
+    """Bytes; ascending."""
+    num_bytes: int
+    """Of the whole conversation, what comes after the last head included; the scope does not count."""
+
+
+NOTHING = Prefix((), (), 0)
+
+
+def prefix_of(request: GenerateRequest, tenant: str, adapters: Mapping[str, str]) -> Prefix:
+    """`adapters`: name -> content hash, of those that the fleet has; one that is not in it stands for its name."""
+    chain = _Chain(_scope(request, tenant, adapters))
+    for text in _texts(request):
+        chain.add(text)
+    return chain.prefix()
+
+
+def _scope(request: GenerateRequest, tenant: str, adapters: Mapping[str, str]) -> bytes:
+    uses = sorted(_use(use, adapters) for use in request.adapters if use.scale)
+    return _encode([tenant, request.cache_salt, uses])
+
+
+def _use(use: AdapterUse, adapters: Mapping[str, str]) -> tuple[str, float]:
+    return adapters.get(use.name, use.name), use.scale
+
+
+def _texts(request: GenerateRequest) -> Iterator[bytes]:
+    """In the order in which templates write them."""
+    if request.prompt is not None:
+        yield from _prompt(request.prompt)
+    elif request.infill is not None:
+        yield from _infill(request.infill)
+    else:
+        opening = [request.tools, request.template_values, request.thinking.enabled, request.thinking.effort]
+        yield _encode(opening) if any(opening) else b""
+        for message in request.messages:
+            yield _message(message)
+
+
+def _prompt(prompt: str | tuple[int | str, ...]) -> Iterator[bytes]:
+    # One text, so that a prompt that goes on with the answer has the heads of this one.
+    parts = (prompt,) if isinstance(prompt, str) else prompt
+    yield b"".join(
+        part.encode() if isinstance(part, str) else part.to_bytes(4, "little", signed=True) for part in parts
+    )
+
+
+def _infill(infill: Infill) -> Iterator[bytes]:
+    yield from (_encode([file.name, file.text]) for file in infill.files)
+    yield infill.prefix.encode()
+    yield _encode([infill.suffix, infill.prompt])
+
+
+def _message(message: Message) -> bytes:
+    calls = b"".join(
+        call.name.encode() + _END + call.arguments.encode().translate(None, _BLANKS) + _END
+        for call in message.tool_calls
+    )
+    names: Iterable[str | None] = (message.role, message.name, message.content)
+    return _END.join([*((name or "").encode() for name in names), calls])
+
+
+class _Chain:
+    """Writes bytes, and heads along them."""
+
+    def __init__(self, scope: bytes) -> None:
+        self._hash = blake2b(scope, digest_size=8)
+        self._digests: list[int] = []
+        self._ends: list[int] = []
+        self._num_bytes = 0
+
+    def add(self, text: bytes) -> None:
+        """One text with an end of its own; `b""` is one too."""
+        view = memoryview(text)
+        while len(view) >= (size := self._block_bytes()):
+            self._write(view[:size])
+            self._head()
+            view = view[size:]
+        self._write(view)
+        self._hash.update(_END)
+        if self._num_bytes - (self._ends[-1] if self._ends else 0) >= LEAST_BYTES:
+            self._head()
+
+    def prefix(self) -> Prefix:
+        return Prefix(tuple(self._digests), tuple(self._ends), self._num_bytes)
+
+    def _block_bytes(self) -> int:
+        return BLOCK_BYTES << (len(self._digests) // HEADS_PER_SIZE)
+
+    def _write(self, piece: memoryview) -> None:
+        self._hash.update(piece)
+        self._num_bytes += len(piece)
+
+    def _head(self) -> None:
+        if len(self._digests) < MAX_HEADS:
+            self._digests.append(int.from_bytes(self._hash.copy().digest(), "little"))
+            self._ends.append(self._num_bytes)
