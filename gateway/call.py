@@ -13,6 +13,8 @@ class Principal:
     team: str
     aliases: frozenset[str] | None
     admin: bool
+    weight: float = 1.0
+    """Share of its team, beside those of other teams, where calls wait."""
 
     def may_use(self, alias: str) -> bool:
         return self.aliases is None or alias in self.aliases

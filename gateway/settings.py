@@ -21,13 +21,17 @@ class GatewaySettings(PaddockSettings):
     ] = None
     api_key: Annotated[str, Field(description="presets the first API key; empty: one is made at the first start")] = ""
     api_keys: Annotated[
-        str, Field(description="JSON list of further keys: {name, team, sha256, aliases, admin}; see docs/keys.md")
+        str,
+        Field(description="JSON list of further keys: {name, team, sha256, aliases, admin, weight}; see docs/keys.md"),
     ] = "[]"
     max_body_bytes: Annotated[int, Field(ge=1024, description="largest request body")] = 8 << 20
     queue_timeout_s: Annotated[
         float, Field(gt=0, description="longest wait for a slot before the caller gets a 503")
     ] = 60.0
     max_queue: Annotated[int, Field(ge=0, description="most calls that wait per model; further ones get a 429")] = 1000
+    max_queue_per_team: Annotated[
+        int, Field(ge=0, description="most calls of one team that wait per model; further ones get a 429")
+    ] = 500
     request_timeout_s: Annotated[float, Field(gt=0, description="longest life of one call, queueing included")] = 3600.0
     ping_interval_s: Annotated[
         float, Field(gt=0, description="how often a streaming caller that waits gets a comment")

@@ -12,6 +12,8 @@ from gateway.call import Principal
 
 FIRST_KEY_NAME = "first"
 DEFAULT_TEAM = "default"
+LEAST_WEIGHT = 0.001
+MOST_WEIGHT = 1000.0
 
 
 class AccessRecord(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -26,10 +28,14 @@ class AccessRecord(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     aliases: tuple[str, ...] | None = None
     """Names that the key may use; null: all."""
     admin: bool = False
+    weight: Annotated[float, Meta(ge=LEAST_WEIGHT, le=MOST_WEIGHT)] = 1.0
+    """Share of the key's team where calls of several teams wait for one model: a team of 3 gets three times as many
+    tokens as a team of 1. Each call counts with the weight of the key that it came with.
+    """
 
     def principal(self) -> Principal:
         aliases = None if self.aliases is None else frozenset(self.aliases)
-        return Principal(self.name, self.team, aliases, self.admin)
+        return Principal(self.name, self.team, aliases, self.admin, self.weight)
 
 
 class KeysInvalid(ValueError):
@@ -56,7 +62,7 @@ def read_records(setting: str) -> tuple[AccessRecord, ...]:
         records = _decode_records(setting.strip() or "[]")
     except msgspec.DecodeError as error:
         raise KeysInvalid(
-            f"api_keys: {error}; give a JSON list of {{name, team, sha256, aliases, admin}}, see docs/keys.md"
+            f"api_keys: {error}; give a JSON list of {{name, team, sha256, aliases, admin, weight}}, see docs/keys.md"
         ) from None
     names = [record.name for record in records]
     for name in names:

@@ -50,6 +50,13 @@ def test_a_wrong_key_is_another_message(key: bytes) -> None:
     assert key.decode(errors="replace") not in caught.value.message
 
 
+def test_a_team_has_the_share_that_its_key_says() -> None:
+    text = f'[{{"name": "ci", "team": "red", "sha256": "{digest("pk-ci")}", "weight": 2.5}}]'
+    keys = Keys((*RECORDS, *read_records(text)))
+    weights = [keys.authenticate([(b"x-api-key", key)]).weight for key in (b"pk-ci", b"pk-app", b"pk-first")]
+    assert weights == [2.5, 1.0, 1.0]
+
+
 def test_replaced_keys_are_gone() -> None:
     keys = Keys(RECORDS)
     keys.replace([first_record("pk-other")])
@@ -71,6 +78,8 @@ def test_records_from_the_settings() -> None:
         ('[{"name": "a"}]', "sha256"),
         ('[{"name": "a", "sha256": "00"}]', "sha256"),
         ('[{"name": "a", "sha256": "%s", "tem": 1}]' % ("0" * 64), "tem"),
+        ('[{"name": "a", "sha256": "%s", "weight": 0}]' % ("0" * 64), "weight"),
+        ('[{"name": "a", "sha256": "%s", "weight": 1e9}]' % ("0" * 64), "weight"),
         ('[{"name": "first", "sha256": "%s"}]' % ("0" * 64), "is taken"),
         ("[" + ", ".join('{"name": "a", "sha256": "%s"}' % (digit * 64) for digit in "01") + "]", "is taken"),
     ],
