@@ -152,4 +152,4 @@ def usage_of(ends: Sequence[Finished], num_prompts: int) -> Usage:
 def _note_first(trail: Trail, own: Trail) -> None:
     """The request is shown with the worker of its first answer."""
     trail.worker, trail.slot, trail.attempts = own.worker, own.slot, own.attempts
-    trail.queue_ms, trail.submitted_at = own.queue_ms, own.submitted_at
+    trail.queue_ms, trail.submitted_at, trail.placement = own.queue_ms, own.submitted_at, own.placement

@@ -11,7 +11,7 @@ from typing import Generic, Protocol
 from starlette.types import Receive, Scope, Send
 
 from gateway.api.answers import JSON, send_bytes
-from gateway.api.diagnostics import answer_headers, trail_of
+from gateway.api.diagnostics import answer_headers, ping, trail_of
 from gateway.api.dialect import AskedIn, StreamWriter, WholeWriter, Writers
 from gateway.api.errors import note_error, send_error, shape_of
 from gateway.api.presence import while_present
@@ -120,7 +120,7 @@ class Answering(Generic[AskedIn]):
     async def _stream(
         self, asked: AskedIn, call: Call, trail: Trail, scope: Scope, receive: Receive, send: Send
     ) -> None:
-        stream = EventStream(send, lambda: answer_headers(trail))
+        stream = EventStream(send, lambda: answer_headers(trail), lambda: ping(trail))
         writer = self._writers.stream_writer(asked, call, trail)
         async with asyncio.TaskGroup() as tasks:
             pings = tasks.create_task(stream.ping_every(self._ping_interval_s))

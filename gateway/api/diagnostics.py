@@ -1,4 +1,4 @@
-"""The trail of a request on its way through ASGI, and the headers that show it."""
+"""The trail of a request on its way through ASGI, and the headers and comments that show it."""
 
 from __future__ import annotations
 
@@ -8,9 +8,12 @@ from collections.abc import Iterable
 from starlette.types import Scope
 
 from gateway.api.cors import origin_headers, origin_of
+from gateway.api.streaming import PING
 from gateway.telemetry.trail import Trail
 
 MAX_REQUEST_ID_CHARS = 128
+
+DEBUG_HEADER = b"x-paddock-debug"
 
 _TRAIL = "paddock.trail"
 
@@ -25,6 +28,7 @@ def request_id(headers: Iterable[tuple[bytes, bytes]]) -> str:
 
 def begin_trail(scope: Scope) -> Trail:
     trail = Trail(request_id(scope["headers"]), scope["method"], scope["path"], origin=origin_of(scope))
+    trail.debug = (DEBUG_HEADER, b"1") in scope["headers"]
     scope[_TRAIL] = trail
     return trail
 
@@ -46,6 +50,18 @@ def answer_headers(trail: Trail) -> list[tuple[bytes, bytes]]:
             (b"x-paddock-overhead-ms", b"%.2f" % trail.overhead_ms),
             (b"x-paddock-attempts", b"%d" % trail.attempts),
         ]
+    if trail.worker or trail.standing.filed:
+        headers.append((b"x-queue-position", b"%d" % trail.standing.filed))
     if trail.slot is not None:
         headers.append((b"x-paddock-slot", b"%d" % trail.slot))
+    if trail.placement:
+        headers.append((b"x-paddock-placement", trail.placement.encode("ascii", "replace")))
     return headers
+
+
+def ping(trail: Trail) -> bytes:
+    """The comment that keeps a stream alive: where its caller stands, if it waits for a slot."""
+    standing = trail.standing
+    if not standing.position:
+        return PING
+    return b": waiting position=%d wait_s=%.1f\n\n" % (standing.position, standing.wait_s)

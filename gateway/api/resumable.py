@@ -7,7 +7,7 @@ import secrets
 
 from starlette.types import Receive, Scope, Send
 
-from gateway.api.diagnostics import answer_headers, trail_of
+from gateway.api.diagnostics import answer_headers, ping, trail_of
 from gateway.api.errors import note_error, send_error, shape_of
 from gateway.api.presence import CLIENT_GONE_STATUS, ClientGone, while_present
 from gateway.api.streaming import EventStream
@@ -63,7 +63,7 @@ class Resumable:
     async def send(self, reading: Reading, scope: Scope, receive: Receive, send: Send) -> None:
         """The whole response, with pings while there is nothing else to say. Closes the reading."""
         trail = trail_of(scope)
-        stream = EventStream(send, lambda: answer_headers(trail))
+        stream = EventStream(send, lambda: answer_headers(trail), lambda: ping(trail))
         try:
             async with while_present(receive):
                 async with asyncio.TaskGroup() as tasks:

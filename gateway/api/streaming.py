@@ -28,13 +28,14 @@ STREAM_HEADERS: Headers = [
 class EventStream:
     """One streamed response. Starts when there is something to say: an event, or a comment because the caller waits."""
 
-    __slots__ = ("_headers", "_quiet", "_send", "started")
+    __slots__ = ("_headers", "_ping", "_quiet", "_send", "started")
 
-    def __init__(self, send: Send, headers: Callable[[], Headers]) -> None:
-        """`headers()` is asked once, at the start, for what is known by then."""
+    def __init__(self, send: Send, headers: Callable[[], Headers], ping: Callable[[], bytes] = lambda: PING) -> None:
+        """`headers()` is asked once, at the start, for what is known by then; `ping()` for each comment."""
         self.started = False
         self._send = send
         self._headers = headers
+        self._ping = ping
         self._quiet = True
 
     async def start(self) -> None:
@@ -69,7 +70,7 @@ class EventStream:
             await asyncio.sleep(interval_s)
             if self._quiet:
                 await self.start()
-                await self._send({"type": "http.response.body", "body": PING, "more_body": True})
+                await self._send({"type": "http.response.body", "body": self._ping(), "more_body": True})
 
 
 def split(body: bytes) -> list[bytes]:

@@ -6,6 +6,7 @@ import time
 from dataclasses import dataclass, field
 
 from gateway.call import Principal
+from gateway.telemetry.standing import Standing
 from workers.protocol.events import Usage
 
 
@@ -29,6 +30,11 @@ class Trail:
     """Workers that the call was submitted to."""
     queue_ms: float = 0.0
     """Waiting for slots, all attempts together."""
+    standing: Standing = field(default_factory=Standing)
+    debug: bool = False
+    """The caller wants to know why the call went where it did."""
+    placement: str = ""
+    """Why it did, in one line of ASCII; for callers that want to know."""
     submitted_at: float | None = None
     """When the attempt that answered left for its worker."""
     first_token_at: float | None = None
@@ -73,6 +79,8 @@ class Trail:
         if self.attempts:
             fields |= {"attempts": self.attempts, "queue_ms": round(self.queue_ms, 2)}
             fields["overhead_ms"] = round(self.overhead_ms, 2)
+        if self.standing.filed:
+            fields["queue_position"] = self.standing.filed
         if ttft_s is not None:
             fields["ttft_ms"] = round(ttft_s * 1e3, 2)
         if usage is not None:

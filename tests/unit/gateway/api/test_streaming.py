@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from itertools import chain, repeat
 from typing import Any
 
 import pytest
@@ -48,12 +49,15 @@ async def test_a_comment_comes_only_where_nothing_else_does() -> None:
     async def send(message: Any) -> None:
         sent.append(message.get("body", b""))
 
-    stream = EventStream(send, list)
+    words = chain((PING,), repeat(b": waiting\n\n"))
+    stream = EventStream(send, list, lambda: next(words))
     pings = asyncio.create_task(stream.ping_every(0.02))
     await asyncio.sleep(0.03)
     assert sent == [b"", PING], "the headers go out with it"
     for _ in range(3):
         await stream.write(b"data: 1\n\ndata: 2\n\n")
         await asyncio.sleep(0.01)
-    pings.cancel()
     assert sent.count(PING) == 1
+    await asyncio.sleep(0.05)
+    pings.cancel()
+    assert sent[-1] == b": waiting\n\n", "each says what is so by then"

@@ -1,0 +1,38 @@
+"""Where a call stands in the line, as far as its gateway knows: what a caller that waits is told."""
+
+from __future__ import annotations
+
+import time
+
+
+class Standing:
+    """Written by whoever waits for a slot, read by whoever talks to the caller meanwhile.
+
+    Answers to one request that are generated beside each other share one: it tells of whichever was heard of last.
+    """
+
+    __slots__ = ("_told_at", "_wait_s", "filed", "position")
+
+    def __init__(self) -> None:
+        self.filed = 0
+        """Position in the line when the call was filed, from 1; 0: it never had to wait."""
+        self.position = 0
+        """Position by the latest news; 0: it does not wait now."""
+        self._wait_s = 0.0
+        self._told_at = 0.0
+
+    def waits(self, position: int, wait_s: float) -> None:
+        """`wait_s`: predicted, from now on."""
+        self.filed = self.filed or position
+        self.position = position
+        self._wait_s = wait_s
+        self._told_at = time.monotonic()
+
+    def served(self) -> None:
+        """It has a slot, or waits no more."""
+        self.position = 0
+
+    @property
+    def wait_s(self) -> float:
+        """What is left of the predicted wait; 0 where it should be over, or nobody waits."""
+        return max(0.0, self._told_at + self._wait_s - time.monotonic()) if self.position else 0.0
