@@ -11,8 +11,11 @@ from __future__ import annotations
 
 import itertools
 import math
+import statistics
 import struct
 import threading
+import time
+from collections import deque
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future
 from functools import partial
@@ -42,6 +45,9 @@ MAX_SET = 8
 MAX_NAMES = 4096
 LOAD_S = 120.0
 
+NUM_LOADS = 8
+"""The last ones, of which `load_ms` is the median."""
+
 
 class AdapterShelf:
     """At most `max_adapters` adapters and `max_bytes` of them (0: no bound) are in memory.
@@ -61,6 +67,7 @@ class AdapterShelf:
         self._entries: dict[str, Entry] = {}
         self._leaving: list[Entry] = []
         self._ticks = itertools.count(1)
+        self._load_ms: deque[float] = deque(maxlen=NUM_LOADS)
 
     # From any thread.
 
@@ -107,6 +114,22 @@ class AdapterShelf:
         """Adapters in memory."""
         with self._lock:
             return sum(entry.adapter is not None for entry in self._all())
+
+    @property
+    def load_ms(self) -> float:
+        """What bringing one into memory took lately, its median; 0: not known yet."""
+        return statistics.median(self._load_ms) if self._load_ms else 0.0
+
+    @property
+    def room(self) -> int:
+        """Adapters that could be brought into memory now: those in use, and pinned ones, stay."""
+        with self._lock:
+            fixed = [entry for entry in self._all() if entry.num_calls or entry.pinned]
+            sizes = [entry.file.size for entry in self._entries.values()]
+        places = self.max_adapters - len(fixed)
+        if not self.max_bytes or not sizes:
+            return places
+        return max(0, min(places, (self.max_bytes - sum(entry.file.size for entry in fixed)) // max(sizes)))
 
     def resolve(self, uses: tuple[AdapterUse, ...]) -> AdapterSet:
         """Names -> weights that stay until `release`, due once. Raises CallFailed: INVALID_REQUEST, BUSY."""
@@ -209,7 +232,9 @@ class AdapterShelf:
                 resident.remove(evicted[-1])
         for one in evicted:
             self._free(one)
+        started = time.perf_counter()
         entry.adapter = Adapter.load(self._model, entry.file)
+        self._load_ms.append((time.perf_counter() - started) * 1e3)
 
     def _sweep(self) -> None:
         """Free those that are leaving and that nobody uses any more."""

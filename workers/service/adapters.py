@@ -32,6 +32,10 @@ class Shelf(Protocol):
     def load(self, name: str, path: Path, *, pinned: bool = False) -> AdapterInfo: ...
     def unload(self, name: str) -> AdapterInfo: ...
     def infos(self) -> list[AdapterInfo]: ...
+    @property
+    def load_ms(self) -> float: ...
+    @property
+    def room(self) -> int: ...
 
 
 class AdapterRoutes:
@@ -60,7 +64,23 @@ class AdapterRoutes:
 
     def names(self) -> tuple[str, ...]:
         """Of the adapters that calls may use."""
-        return tuple(info.name for info in self._shelf.infos() if info.state is not AdapterState.LEAVING)
+        return tuple(self.hashes())
+
+    def hashes(self) -> dict[str, str]:
+        """Adapter that calls may use -> SHA-256 of its file."""
+        return {info.name: info.sha256 for info in self._shelf.infos() if info.state is not AdapterState.LEAVING}
+
+    def resident(self) -> tuple[str, ...]:
+        """Those in memory that calls may use."""
+        return tuple(info.name for info in self._shelf.infos() if info.state is AdapterState.LOADED)
+
+    def load_ms(self) -> float:
+        """What bringing one into memory took lately; 0: not known yet."""
+        return self._shelf.load_ms
+
+    def room(self) -> int:
+        """Adapters beyond those that running calls use or that are pinned for which there is a place in memory."""
+        return self._shelf.room
 
     async def show(self, request: Request) -> Response:
         return answer(self._shelf.infos())
