@@ -9,6 +9,7 @@ from workers.protocol.prefixes import NOTHING, Prefix
 
 MAX_BIDS = 8
 """Workers that a ticket has bids for."""
+MAX_LEFT_OUT = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +52,9 @@ class Ranking:
     bids: tuple[Bid, ...]
     """At most MAX_BIDS, by `total_ms`; none where no worker would do."""
     elsewhere: Bid | None = None
-    """What any other worker that would do costs, at the least; None: there is no other."""
+    """What any other worker that would do costs, at the least; None: there is no other, or too many would not do."""
+    left_out: frozenset[str] = frozenset()
+    """With `elsewhere`: workers that would not do, at most MAX_LEFT_OUT."""
     charge: float = 0.0
     """Tokens that the call is predicted to take, for fair shares: uncached prompt and answer, on the best worker."""
     hold_ms: float = 0.0
