@@ -9,11 +9,20 @@ from pathlib import Path
 import msgspec
 import yaml
 
-from workers.protocol.catalog import Catalog, CatalogError, DefaultSampling, LlamaSettings, ModelSpec, convert
+from workers.protocol.catalog import (
+    AliasChain,
+    Catalog,
+    CatalogError,
+    DefaultSampling,
+    LlamaSettings,
+    ModelSpec,
+    Target,
+    convert,
+)
 
 FIELDS = sorted(
     field.name
-    for struct in (Catalog, ModelSpec, LlamaSettings, DefaultSampling)
+    for struct in (Catalog, ModelSpec, LlamaSettings, DefaultSampling, AliasChain, Target)
     for field in msgspec.structs.fields(struct)
 )
 

@@ -6,8 +6,9 @@ from collections.abc import Iterable, Mapping
 from types import MappingProxyType
 
 from gateway.call import Principal
+from gateway.catalog.shares import in_order
 from gateway.errors import InvalidRequest, ModelNotFound, PermissionDenied
-from workers.protocol.catalog import Catalog
+from workers.protocol.catalog import AliasChain, Catalog
 
 MAX_NAMES_TOLD = 20
 
@@ -19,12 +20,16 @@ class Names:
 
     Models that workers serve without being in the catalog count as well, so that a worker started alone is reachable.
     So do LoRA adapters (name -> model) whose names nothing else has; whoever may use the model may use them.
+    A name of several models leads to the heaviest of its targets, and to the others as `chain` says.
     """
 
     def __init__(self, catalog: Catalog | None) -> None:
         self._fixed: dict[str, str] = {}
+        self._chains: dict[str, AliasChain] = {}
         if catalog is not None:
-            self._fixed = dict(catalog.aliases)
+            self._chains = {name: entry for name, entry in catalog.aliases.items() if isinstance(entry, AliasChain)}
+            for name, entry in catalog.aliases.items():
+                self._fixed[name] = entry if isinstance(entry, str) else in_order(entry.shares(), "")[0]
             self._fixed.update({model.name: model.name for model in catalog.models})
 
     def all(self, fleet_models: Iterable[str], adapters: Mapping[str, str] = NO_ADAPTERS) -> dict[str, str]:
@@ -60,6 +65,21 @@ class Names:
         if model is None:
             raise ModelNotFound(f"The model {_shown(name)} does not exist. {_told(usable)}", param="model")
         raise PermissionDenied(f"This API key may not use the model {_shown(name)}. {_told(usable)}", param="model")
+
+    def is_chain(self, name: str) -> bool:
+        return name in self._chains
+
+    def chain(self, name: str, conversation: str) -> tuple[str, ...]:
+        """The models behind a name for which `is_chain` holds: the one that has this conversation (`shares`), then those
+        that stand in for it.
+        """
+        entry = self._chains.get(name)
+        if entry is None:
+            return (self._fixed[name],)
+        found = list(in_order(entry.shares(), conversation))
+        for fallback in entry.fallbacks:
+            found += (model for model in self.chain(fallback, conversation) if model not in found)
+        return tuple(found)
 
     def is_adapter(self, name: str, fleet_models: Iterable[str], adapters: Mapping[str, str]) -> bool:
         """Whether a name that resolves is an adapter's."""

@@ -19,7 +19,16 @@ from gateway.settings_page import settings_page
 from workers.catalog_file import load
 from workers.flags import default_text, flag
 from workers.protocol import keys
-from workers.protocol.catalog import AdapterSpec, Catalog, DefaultSampling, LlamaSettings, ModelSpec, schema
+from workers.protocol.catalog import (
+    AdapterSpec,
+    AliasChain,
+    Catalog,
+    DefaultSampling,
+    LlamaSettings,
+    ModelSpec,
+    Target,
+    schema,
+)
 from workers.protocol.exits import FINAL, RESTARTED, Exit
 from workers.settings import WorkerSettings
 from workers.sources import variable
@@ -76,7 +85,9 @@ def test_the_example_catalog_is_valid(tmp_path: Path) -> None:
         jsonschema.validate(document, schema())
 
 
-@pytest.mark.parametrize("struct", [Catalog, ModelSpec, AdapterSpec, LlamaSettings, DefaultSampling])
+@pytest.mark.parametrize(
+    "struct", [Catalog, ModelSpec, AdapterSpec, LlamaSettings, DefaultSampling, AliasChain, Target]
+)
 def test_every_field_of_a_catalog_is_documented(struct: type[msgspec.Struct]) -> None:
     for field in msgspec.structs.fields(struct):
         assert f"`{field.name}`" in page("catalog.md") or f"{field.name}:" in page("catalog.md"), field.name

@@ -6,6 +6,7 @@ A catalog is YAML or JSON. Its JSON Schema is published as `docs/catalog.schema.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable, Mapping, Sequence, Set
 from typing import Annotated, Any
 
 import msgspec
@@ -211,12 +212,39 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     ] = ()
 
 
+class Target(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
+    """A model that takes a share of an alias's conversations."""
+
+    model: Name
+    weight: Annotated[float, Meta(ge=0, le=1e6, description="share beside the other targets' weights; 0: none")] = 1.0
+
+
+class AliasChain(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
+    """A name for several models: some share its conversations, others stand in where these have no place in time."""
+
+    targets: Annotated[
+        tuple[Name | Target, ...],
+        Meta(min_length=1, max_length=16, description="models that share the conversations; a bare name weighs 1"),
+    ]
+    fallbacks: Annotated[
+        tuple[Name, ...],
+        Meta(max_length=16, description="models and aliases that are tried in turn where no target has a place"),
+    ] = ()
+
+    def shares(self) -> tuple[Target, ...]:
+        """The targets, each with its weight."""
+        return tuple(target if isinstance(target, Target) else Target(model=target) for target in self.targets)
+
+
+Entry = Name | AliasChain
+
+
 class Catalog(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Models and the other names that point at them."""
 
     models: Annotated[tuple[ModelSpec, ...], Meta(min_length=1)]
-    aliases: dict[Name, Name] = {}
-    """alias -> name of a model; each model's own name is an alias of it already."""
+    aliases: dict[Name, Entry] = {}
+    """alias -> name of a model, or a chain of several; each model's own name is an alias of it already."""
 
 
 def is_template(text: str) -> bool:
@@ -251,15 +279,67 @@ def check(catalog: Catalog, origin: str) -> Catalog:
             raise CatalogError(f"{where}: the name is used twice; rename one of the two models")
         names.add(model.name)
         adapters = [adapter.name for adapter in model.adapters]
-        if twice := next((name for name in adapters if adapters.count(name) > 1), None):
+        if twice := _first_twice(adapters):
             raise CatalogError(f"{where}: adapters: {twice!r} is named twice; rename one of the two")
-    for alias, target in catalog.aliases.items():
-        if target not in names:
-            known = ", ".join(sorted(names))
-            raise CatalogError(f"{origin}: aliases.{alias}: no model is named {target!r}; use one of: {known}")
-        if alias in names and alias != target:
-            raise CatalogError(f"{origin}: aliases.{alias}: a model has this name already; rename the alias")
+    for alias, entry in catalog.aliases.items():
+        where = f"{origin}: aliases.{alias}"
+        if alias in names and alias != entry:
+            raise CatalogError(f"{where}: a model has this name already; rename the alias")
+        if isinstance(entry, str):
+            _check_model(where, entry, names)
+        else:
+            _check_chain(where, alias, entry, names, catalog.aliases)
     return catalog
+
+
+def _check_model(where: str, target: str, names: Set[str]) -> None:
+    if target not in names:
+        raise CatalogError(f"{where}: no model is named {target!r}; use one of: {_listed(names)}")
+
+
+def _check_chain(where: str, alias: str, chain: AliasChain, names: Set[str], aliases: Mapping[str, Entry]) -> None:
+    shares = chain.shares()
+    for number, share in enumerate(shares):
+        _check_model(f"{where}.targets[{number}]", share.model, names)
+    models = [share.model for share in shares]
+    if twice := _first_twice(models):
+        raise CatalogError(f"{where}.targets: {twice!r} is named twice; give it one entry with the sum of the weights")
+    if not any(share.weight for share in shares):
+        raise CatalogError(f"{where}.targets: every weight is 0; give one of them a weight above 0")
+    if twice := _first_twice(chain.fallbacks):
+        raise CatalogError(f"{where}.fallbacks: {twice!r} is named twice; remove one of the two")
+    for number, fallback in enumerate(chain.fallbacks):
+        at = f"{where}.fallbacks[{number}]"
+        if fallback not in names and fallback not in aliases:
+            known = _listed({*names, *aliases} - {alias})
+            raise CatalogError(f"{at}: no model or alias is named {fallback!r}; use one of: {known}")
+        if fallback in models:
+            raise CatalogError(
+                f"{at}: {fallback!r} is a target already, and targets stand in for each other; remove it"
+            )
+        if path := _way_back(fallback, alias, aliases):
+            raise CatalogError(
+                f"{at}: this leads back to {alias!r} ({' -> '.join((alias, *path))}); remove one of these"
+            )
+
+
+def _way_back(name: str, alias: str, aliases: Mapping[str, Entry], seen: tuple[str, ...] = ()) -> tuple[str, ...]:
+    """Names from `name` to `alias`, both included, by way of fallbacks; empty: there is none."""
+    if name == alias:
+        return (*seen, name)
+    entry = aliases.get(name)
+    if not isinstance(entry, AliasChain) or name in seen:
+        return ()
+    ways = (_way_back(fallback, alias, aliases, (*seen, name)) for fallback in entry.fallbacks)
+    return next((way for way in ways if way), ())
+
+
+def _first_twice(names: Sequence[str]) -> str:
+    return next((name for name in names if names.count(name) > 1), "")
+
+
+def _listed(names: Iterable[str]) -> str:
+    return ", ".join(sorted(names))
 
 
 def convert(document: Any, origin: str) -> Catalog:
@@ -267,8 +347,25 @@ def convert(document: Any, origin: str) -> Catalog:
     try:
         catalog = msgspec.convert(document, Catalog)
     except msgspec.ValidationError as error:
-        raise CatalogError(f"{origin}: {error}; see docs/catalog.md for what each field takes") from None
+        told = str(error)
+        if ANY_ALIAS in told:
+            told = told.replace(ANY_ALIAS, f"$.aliases.{_unreadable(document)}")
+        raise CatalogError(f"{origin}: {told}; see docs/catalog.md for what each field takes") from None
     return check(catalog, origin)
+
+
+ANY_ALIAS = "$.aliases[...]"
+"""How msgspec tells the place of a value in a mapping, whichever it is."""
+
+
+def _unreadable(document: Any) -> str:
+    """The first alias of a document whose entry can't be read."""
+    for alias, entry in document["aliases"].items():
+        try:
+            msgspec.convert(entry, Entry)
+        except msgspec.ValidationError:
+            return str(alias)
+    return "<name>"
 
 
 def schema() -> dict[str, Any]:

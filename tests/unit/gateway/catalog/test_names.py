@@ -9,7 +9,7 @@ import pytest
 from gateway.call import Principal
 from gateway.catalog.names import Names
 from gateway.errors import InvalidRequest, ModelNotFound, PermissionDenied
-from workers.protocol.catalog import Catalog, ModelSpec
+from workers.protocol.catalog import AliasChain, Catalog, ModelSpec, Target
 
 EVERYONE = Principal("k", "t", None, False)
 NARROW = Principal("k", "t", frozenset({"chat"}), False)
@@ -62,3 +62,43 @@ def test_without_a_name_it_is_the_only_model_or_the_only_one_that_is_served() ->
     for served in ((), ("guest", "llama")):
         with pytest.raises(InvalidRequest, match=r"`model` is missing\. Use one of: chat, guest, llama"):
             Names(CATALOG).resolve("", EVERYONE, ("guest",), served=served)
+
+
+CHAINS = Catalog(
+    models=tuple(ModelSpec(name=name, path="x.gguf") for name in ("big", "next", "small", "tiny")),
+    aliases={
+        "fast": AliasChain(
+            targets=(Target(model="next", weight=1), Target(model="big", weight=9)), fallbacks=("low", "big")
+        ),
+        "low": AliasChain(targets=("small",), fallbacks=("plain",)),
+        "plain": "tiny",
+    },
+)
+
+
+def test_a_name_of_several_models_leads_to_the_heaviest() -> None:
+    names = Names(CHAINS)
+    assert names.resolve("fast", EVERYONE, ()) == "big"
+    assert names.all(()) == {
+        **{"big": "big", "fast": "big", "low": "small", "next": "next"},
+        **{"plain": "tiny", "small": "small", "tiny": "tiny"},
+    }
+    assert [name for name in names.all(()) if names.is_chain(name)] == ["fast", "low"]
+
+
+def test_a_chain_is_the_targets_and_what_stands_in_for_them_each_once() -> None:
+    names = Names(CHAINS)
+    assert names.chain("fast", "") == ("big", "next", "small", "tiny")
+    assert {names.chain("fast", str(number)) for number in range(50)} == {
+        ("big", "next", "small", "tiny"),
+        ("next", "big", "small", "tiny"),
+    }
+    assert names.chain("low", "any") == ("small", "tiny")
+
+
+def test_a_key_for_a_name_is_a_key_for_its_chain_only_by_that_name() -> None:
+    names = Names(CHAINS)
+    narrow = Principal("k", "t", frozenset({"fast"}), False)
+    assert names.resolve("fast", narrow, ()) == "big"
+    with pytest.raises(PermissionDenied, match="Use one of: fast"):
+        names.resolve("small", narrow, ())

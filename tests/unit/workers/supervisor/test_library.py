@@ -85,6 +85,30 @@ def test_a_model_without_workers_needs_no_file(tmp_path: Path, model: Path) -> N
         ("models: [{name: m}]", "models[0] (m): give exactly one source"),
         ("models: [{name: m, path: p}, {name: m, path: q}]", "models[1] (m): the name is used twice"),
         ("models: [{name: m, path: p}]\naliases: {a: n}", "aliases.a: no model is named 'n'; use one of: m"),
+        ("models: [{name: m, path: p}]\naliases: {a: {target: [m]}}", "(did you mean `targets`?) - at `$.aliases.a`"),
+        ("models: [{name: m, path: p}]\naliases: {b: m, a: {targets: []}}", "`$.aliases.a.targets`"),
+        (
+            "models: [{name: m, path: p}]\naliases: {a: {targets: [m, n]}}",
+            "aliases.a.targets[1]: no model is named 'n'",
+        ),
+        ("models: [{name: m, path: p}]\naliases: {a: {targets: [m, m]}}", "aliases.a.targets: 'm' is named twice"),
+        (
+            "models: [{name: m, path: p}]\naliases: {a: {targets: [{model: m, weight: 0}]}}",
+            "aliases.a.targets: every weight is 0; give one of them a weight above 0",
+        ),
+        (
+            "models: [{name: m, path: p}]\naliases: {b: m, a: {targets: [m], fallbacks: [c]}}",
+            "aliases.a.fallbacks[0]: no model or alias is named 'c'; use one of: b, m",
+        ),
+        (
+            "models: [{name: m, path: p}]\naliases: {a: {targets: [m], fallbacks: [m]}}",
+            "aliases.a.fallbacks[0]: 'm' is a target already",
+        ),
+        (
+            "models: [{name: m, path: p}]\n"
+            "aliases: {a: {targets: [m], fallbacks: [b]}, b: {targets: [m], fallbacks: [a]}}",
+            "aliases.a.fallbacks[0]: this leads back to 'a' (a -> b -> a); remove one of these",
+        ),
         ("models: [", "not valid YAML or JSON"),
         ("", "catalog.yaml"),
     ],
