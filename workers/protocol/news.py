@@ -14,6 +14,9 @@ import msgspec
 MAX_HEADS = 8192
 """Of one worker; those used longest ago are left out."""
 
+FIELD = "n"
+"""Of an entry of the stream: holds its `News`."""
+
 _HEAD = Struct("<QI")
 _VERSION = Struct("<Q")
 
@@ -29,7 +32,7 @@ class Load(msgspec.Struct, frozen=True, kw_only=True):
     backlog_tokens: int = 0
     """Prompt tokens of accepted calls that are not computed yet."""
     free_in_ms: float = 0.0
-    """Until a slot is predicted to be free; 0 where one is."""
+    """Until a slot is predicted to be free for a call that comes now, behind those that wait; 0 where one is."""
     prefill_ms: float = 0.0
     """Per token of a prompt."""
     decode_ms: float = 0.0

@@ -11,13 +11,13 @@ blanks in arguments. A head is an estimate for placement, never a key to anythin
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from hashlib import blake2b
 
 import msgspec
 
-from workers.protocol.requests import AdapterUse, GenerateRequest, Infill, Message
+from workers.protocol.requests import AdapterUse, GenerateRequest, Infill, Message, ToolCall
 
 BLOCK_BYTES = 1024
 """Bytes between two heads of one long text, at the beginning of a conversation: about 256 tokens."""
@@ -28,6 +28,7 @@ LEAST_BYTES = 128
 """A message ends with a head where at least so much lies after the last one."""
 
 _encode = msgspec.json.Encoder(order="sorted").encode
+_decode = msgspec.json.Decoder().decode
 _BLANKS = b" \t\r\n"
 _END = b"\x00"
 
@@ -49,9 +50,32 @@ NOTHING = Prefix((), (), 0)
 
 def prefix_of(request: GenerateRequest, tenant: str, adapters: Mapping[str, str]) -> Prefix:
     """`adapters`: name -> content hash, of those that the fleet has; one that is not in it stands for its name."""
-    chain = _Chain(_scope(request, tenant, adapters))
-    for text in _texts(request):
-        chain.add(text)
+    chain = chain_of(request, tenant, adapters)
+    chain.end()
+    return chain.prefix()
+
+
+def chain_of(request: GenerateRequest, tenant: str, adapters: Mapping[str, str]) -> Chain:
+    """The request written out, but for the end of its last text. Otherwise as `prefix_of`."""
+    chain = Chain(_scope(request, tenant, adapters))
+    for number, text in enumerate(_texts(request)):
+        if number:
+            chain.end()
+        chain.write(text)
+    return chain
+
+
+def prefix_after(chain: Chain, request: GenerateRequest, text: str, calls: tuple[ToolCall, ...]) -> Prefix:
+    """Of the conversation that the answer was added to, as a client sends it back. `chain`: the request's, spent here.
+
+    Nobody sends back what fills a gap: there it is the request's own.
+    """
+    if request.prompt is not None:
+        chain.write(text.encode())
+    elif request.infill is None:
+        chain.end()
+        chain.write(_message(Message("assistant", text, tool_calls=calls)))
+    chain.end()
     return chain.prefix()
 
 
@@ -92,15 +116,23 @@ def _infill(infill: Infill) -> Iterator[bytes]:
 
 
 def _message(message: Message) -> bytes:
-    calls = b"".join(
-        call.name.encode() + _END + call.arguments.encode().translate(None, _BLANKS) + _END
-        for call in message.tool_calls
-    )
-    names: Iterable[str | None] = (message.role, message.name, message.content)
-    return _END.join([*((name or "").encode() for name in names), calls])
+    content = (message.content or "").encode()
+    if message.role == "assistant":  # clients trim an answer, and put its parts together with line ends
+        content = content.translate(None, _BLANKS)
+    calls = b"".join(call.name.encode() + _END + _arguments(call) + _END for call in message.tool_calls)
+    return _END.join([message.role.encode(), (message.name or "").encode(), content, calls])
 
 
-class _Chain:
+def _arguments(call: ToolCall) -> bytes:
+    """Some clients get them parsed, and write them anew."""
+    try:
+        text = _encode(_decode(call.arguments or "{}"))
+    except (msgspec.DecodeError, RecursionError):
+        text = call.arguments.encode()
+    return text.translate(None, _BLANKS)
+
+
+class Chain:
     """Writes bytes, and heads along them."""
 
     def __init__(self, scope: bytes) -> None:
@@ -108,26 +140,43 @@ class _Chain:
         self._digests: list[int] = []
         self._ends: list[int] = []
         self._num_bytes = 0
+        self._num_open = 0
+        """Bytes of the text since its beginning, or since its last block ended."""
 
-    def add(self, text: bytes) -> None:
-        """One text with an end of its own; `b""` is one too."""
+    def write(self, text: bytes) -> None:
+        """More of the text that is open."""
         view = memoryview(text)
-        while len(view) >= (size := self._block_bytes()):
-            self._write(view[:size])
+        while len(view) >= (left := self._block_bytes() - self._num_open):
+            self._put(view[:left])
             self._head()
-            view = view[size:]
-        self._write(view)
+            self._num_open = 0
+            view = view[left:]
+        self._put(view)
+        self._num_open += len(view)
+
+    def end(self) -> None:
+        """The open text ends, empty ones too, and another one begins."""
         self._hash.update(_END)
+        self._num_open = 0
         if self._num_bytes - (self._ends[-1] if self._ends else 0) >= LEAST_BYTES:
             self._head()
 
+    def ended(self) -> Prefix:
+        """As if the open text ended here; the chain itself goes on."""
+        chain = Chain(b"")
+        chain._hash = self._hash.copy()
+        chain._digests, chain._ends, chain._num_bytes = self._digests.copy(), self._ends.copy(), self._num_bytes
+        chain.end()
+        return chain.prefix()
+
     def prefix(self) -> Prefix:
+        """As far as it is written."""
         return Prefix(tuple(self._digests), tuple(self._ends), self._num_bytes)
 
     def _block_bytes(self) -> int:
         return BLOCK_BYTES << (len(self._digests) // HEADS_PER_SIZE)
 
-    def _write(self, piece: memoryview) -> None:
+    def _put(self, piece: memoryview) -> None:
         self._hash.update(piece)
         self._num_bytes += len(piece)
 
