@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from hashlib import blake2b
+from hashlib import sha256
 
 import msgspec
 
@@ -26,6 +26,8 @@ HEADS_PER_SIZE = 64
 MAX_HEADS = 256
 LEAST_BYTES = 128
 """A message ends with a head where at least so much lies after the last one."""
+
+DIGEST_BYTES = 8
 
 _encode = msgspec.json.Encoder(order="sorted").encode
 _decode = msgspec.json.Decoder().decode
@@ -136,7 +138,7 @@ class Chain:
     """Writes bytes, and heads along them."""
 
     def __init__(self, scope: bytes) -> None:
-        self._hash = blake2b(scope, digest_size=8)
+        self._hash = sha256(scope)
         self._digests: list[int] = []
         self._ends: list[int] = []
         self._num_bytes = 0
@@ -182,5 +184,5 @@ class Chain:
 
     def _head(self) -> None:
         if len(self._digests) < MAX_HEADS:
-            self._digests.append(int.from_bytes(self._hash.copy().digest(), "little"))
+            self._digests.append(int.from_bytes(self._hash.copy().digest()[:DIGEST_BYTES], "little"))
             self._ends.append(self._num_bytes)
