@@ -66,6 +66,8 @@ class Heartbeat(msgspec.Struct, frozen=True, kw_only=True):
     """Those in memory; the others are loaded by the next call that names them."""
     adapter_load_ms: float = 0.0
     """What loading one took lately; 0: not known yet."""
+    adapter_room: int = 0
+    """Adapters that could be brought into memory now, beside those that calls use or that are pinned."""
     load: Load = Load()
     version: int = 0
     """Number of the last entry of `pd:news` that went into this."""
@@ -78,7 +80,8 @@ def record_of(beat: Heartbeat) -> Mapping[str, str | int | bytes]:
         "boot": beat.boot,
         "address": beat.address,
         "protocol": beat.protocol,
-        "slots": 0 if beat.draining else beat.slots,
+        "slots": beat.slots,
+        "draining": int(beat.draining),
         "kv": beat.kv_tokens,
         "kv_used": beat.kv_tokens_used,
     }
