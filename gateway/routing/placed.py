@@ -1,0 +1,29 @@
+"""Where a call went and what else there was, in a line for whoever asks. Pure."""
+
+from __future__ import annotations
+
+from gateway.routing.ask import Bid, Ranking
+
+MAX_OTHERS = 3
+"""Workers told of beside the one that the call went to."""
+
+
+def bid_for(ranking: Ranking, worker: str) -> Bid | None:
+    """What the ranking said of a worker; None: nothing, it was not known then."""
+    for bid in ranking.bids:
+        if bid.worker == worker:
+            return bid
+    return ranking.elsewhere
+
+
+def summary(ranking: Ranking, worker: str) -> str:
+    """The worker first, then the best others: `w1 wait_ms=0 cost_ms=41 cached=512; w2 wait_ms=0 cost_ms=120 cached=0`."""
+    chosen = bid_for(ranking, worker)
+    told = [f"{worker} {_figures(chosen)}" if chosen else f"{worker} unranked"]
+    others = [bid for bid in ranking.bids if bid.worker != worker]
+    told += [f"{bid.worker} {_figures(bid)}" for bid in others[:MAX_OTHERS]]
+    return "; ".join(told)
+
+
+def _figures(bid: Bid) -> str:
+    return f"wait_ms={bid.wait_ms:.0f} cost_ms={bid.cost_ms:.0f} cached={bid.cached_tokens}"
