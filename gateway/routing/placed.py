@@ -17,7 +17,7 @@ def bid_for(ranking: Ranking, worker: str) -> Bid | None:
 
 
 def summary(ranking: Ranking, worker: str) -> str:
-    """The worker first, then the best others: `w1 wait_ms=0 cost_ms=41 cached=512; w2 wait_ms=0 cost_ms=120 cached=0`."""
+    """The worker first, then others: `w1 wait_ms=0 cost_ms=41 cached=512; w2 wait_ms=0 cost_ms=99 cached=0`."""
     chosen = bid_for(ranking, worker)
     told = [f"{worker} {_figures(chosen)}" if chosen else f"{worker} unranked"]
     others = [bid for bid in ranking.bids if bid.worker != worker]

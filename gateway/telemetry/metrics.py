@@ -47,6 +47,17 @@ class Metrics:
         self.queue_wait = Histogram(
             "paddock_queue_wait_seconds", "Waiting for a slot", ("model",), buckets=TTFT_BUCKETS_S, registry=registry
         )
+        self.wait_error = Histogram(
+            "paddock_wait_error_seconds",
+            "How far the predicted wait for a slot was off",
+            ("model",),
+            buckets=TTFT_BUCKETS_S,
+            registry=registry,
+        )
+        self.placements = Counter("paddock_placements", "Requests that got a slot", ("model", "how"), registry=registry)
+        self.overtaken = Counter(
+            "paddock_overtaken", "Times that a waiting request was overtaken", ("model",), registry=registry
+        )
         self.overhead = Histogram(
             "paddock_overhead_seconds",
             "Gateway's own time before the worker is asked",
@@ -71,12 +82,21 @@ class Metrics:
         if trail.attempts:
             self.queue_wait.labels(trail.model).observe(trail.queue_ms / 1e3)
             self.overhead.labels(trail.model).observe(trail.overhead_ms / 1e3)
+            self._placed(trail)
         if trail.ttft_s is not None:
             self.ttft.labels(trail.model, trail.alias).observe(trail.ttft_s)
         if trail.usage is not None:
             self.prompt_tokens.labels(*who).inc(trail.usage.prompt_tokens)
             self.cached_tokens.labels(*who).inc(trail.usage.cached_tokens)
             self.generated_tokens.labels(*who).inc(trail.usage.completion_tokens)
+
+    def _placed(self, trail: Trail) -> None:
+        if trail.expected_cached is not None:
+            self.placements.labels(trail.model, "cached" if trail.expected_cached else "uncached").inc()
+        if trail.overtaken:
+            self.overtaken.labels(trail.model).inc(trail.overtaken)
+        if trail.standing.filed and trail.attempts == 1:
+            self.wait_error.labels(trail.model).observe(abs(trail.queue_ms / 1e3 - trail.standing.predicted_s))
 
     def turned_away(self, trail: Trail) -> None:
         """Count one request that ended before it had a model: its labels `model` and `alias` are empty."""

@@ -11,19 +11,22 @@ class Standing:
     Answers to one request that are generated beside each other share one: it tells of whichever was heard of last.
     """
 
-    __slots__ = ("_told_at", "_wait_s", "filed", "position")
+    __slots__ = ("_told_at", "_wait_s", "filed", "position", "predicted_s")
 
     def __init__(self) -> None:
         self.filed = 0
         """Position in the line when the call was filed, from 1; 0: it never had to wait."""
         self.position = 0
         """Position by the latest news; 0: it does not wait now."""
+        self.predicted_s = 0.0
+        """How long it was predicted to wait when it was filed."""
         self._wait_s = 0.0
         self._told_at = 0.0
 
     def waits(self, position: int, wait_s: float) -> None:
         """`wait_s`: predicted, from now on."""
-        self.filed = self.filed or position
+        if not self.filed:
+            self.filed, self.predicted_s = position, wait_s
         self.position = position
         self._wait_s = wait_s
         self._told_at = time.monotonic()

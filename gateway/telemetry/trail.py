@@ -31,6 +31,10 @@ class Trail:
     queue_ms: float = 0.0
     """Waiting for slots, all attempts together."""
     standing: Standing = field(default_factory=Standing)
+    overtaken: int = 0
+    """How often another call got a slot that this one stood before in the line."""
+    expected_cached: int | None = None
+    """Tokens of the prompt that its worker was expected to have cached; None: it never had a worker."""
     debug: bool = False
     """The caller wants to know why the call went where it did."""
     placement: str = ""
