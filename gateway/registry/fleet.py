@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -14,12 +15,15 @@ import redis.asyncio
 from redis.exceptions import RedisError
 
 from gateway.registry.adapter_names import callable_adapters
+from gateway.routing.pool import Pool, PoolBook
 from gateway.store.cancellation import raise_if_cancelled
 from gateway.store.channel import follow
 from workers.protocol import keys
 from workers.protocol.heartbeat import BEAT, PROTOCOL_VERSION, Heartbeat, decode_heartbeat
 
 log = logging.getLogger(__name__)
+
+NO_POOL = Pool()
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +72,12 @@ class Fleet:
         self._hurry = asyncio.Event()
         self._left_out: set[str] = set()
         self._away = False
+        self._books: dict[str, PoolBook] = {}
+
+    def pool(self, model: str) -> Pool:
+        """Its workers as `gateway.routing.rank` reads them, as of now."""
+        book = self._books.get(model)
+        return book.pool if book else NO_POOL
 
     def listen(self, on_change: Callable[[FleetSnapshot], None]) -> None:
         """Calls `on_change` when a worker joins, leaves, restarts, starts or stops draining, or changes its size."""
@@ -82,10 +92,26 @@ class Fleet:
         snapshot = FleetSnapshot(MappingProxyType(there), frozenset(models), adapters)
         changed = snapshot.membership() != self.snapshot.membership()
         self.snapshot = snapshot
+        self._note(there)
         if changed:
             for listener in self._listeners:
                 listener(snapshot)
         return snapshot
+
+    def _note(self, there: Mapping[str, tuple[Heartbeat, ...]]) -> None:
+        now = time.monotonic()
+        for model in self._books.keys() | there.keys():
+            book = self._books.setdefault(model, PoolBook())
+            beats = {beat.worker: beat for beat in there.get(model, ())}
+            for worker in book.workers():
+                if worker not in beats:
+                    book.leave(worker)
+            for worker, beat in beats.items():
+                known = book.beat(worker)
+                if known is None or known.boot != beat.boot:
+                    book.join(beat, now=now)
+                else:
+                    book.renew(beat, now=now)
 
     async def run(self) -> None:
         """Keeps the snapshot fresh until cancelled."""

@@ -1,0 +1,108 @@
+"""What one worker would cost one call, in milliseconds to its first token.
+
+    total = wait + cost
+    wait  = max(until it has a slot there, until the prompts before it are computed)
+    cost  = prompt tokens that are not cached there x time per prompt token + adapters to load x time per adapter
+
+All from the worker's last news, moved on to now, and from what this gateway has placed or given back there since.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import msgspec
+
+from gateway.routing.ask import Ask, Bid
+from gateway.routing.pool import Pool
+from gateway.routing.standing import Standing
+
+
+class Recent(Protocol):
+    """What this gateway has done that a worker's news can't have in them yet."""
+
+    def since(self, worker: str, at: float) -> tuple[int, float]:
+        """Calls placed there after `at`, less those released, and the predicted prefill of those placed, ms."""
+
+
+class NothingRecent:
+    def since(self, worker: str, at: float) -> tuple[int, float]:
+        return 0, 0.0
+
+
+class Estimate(msgspec.Struct, frozen=True):
+    """One call at one worker."""
+
+    standing: Standing
+    cached_bytes: int
+    """Of the call, behind the deepest head that the worker has."""
+    placed: int
+    """Calls of this gateway that the worker's news do not have in them; below 0: that it has released."""
+    slot_ms: float
+    """Until it has a slot."""
+    backlog_ms: float
+    """Until the prompts before it are computed."""
+    prefill_ms: float
+    adapter_ms: float
+
+    @property
+    def wait_ms(self) -> float:
+        return max(self.slot_ms, self.backlog_ms)
+
+    @property
+    def cost_ms(self) -> float:
+        return self.prefill_ms + self.adapter_ms
+
+    @property
+    def total_ms(self) -> float:
+        return self.wait_ms + self.cost_ms
+
+
+class Price:
+    """Of one call in one pool, worker by worker."""
+
+    __slots__ = ("_adapters", "_now", "_queue_ms", "_recent", "answer_tokens", "bytes_per_token", "num_bytes")
+
+    def __init__(self, ask: Ask, pool: Pool, recent: Recent, now: float, queued: int) -> None:
+        typical = pool.typical
+        self._adapters = ask.adapters
+        self._recent = recent
+        self._now = now
+        # Those before it in the line take slots as they come free, anywhere.
+        self._queue_ms = queued * typical.hold_ms / pool.slots if pool.slots else 0.0
+        self.num_bytes = ask.prefix.num_bytes
+        self.bytes_per_token = typical.bytes_per_token
+        self.answer_tokens = typical.answer_tokens
+        if ask.max_tokens is not None:
+            self.answer_tokens = min(self.answer_tokens, max(0, ask.max_tokens))
+
+    def tokens(self, num_bytes: int) -> float:
+        return num_bytes / self.bytes_per_token
+
+    def at(self, there: Standing, cached_bytes: int) -> Estimate:
+        placed, placed_ms = self._recent.since(there.worker, there.heard_at)
+        uncached = (self.num_bytes - cached_bytes) / self.bytes_per_token
+        # Calls that get a slot before this one does.
+        ahead = there.calls + placed - there.slots
+        slot_ms = 0.0
+        if ahead >= 0 or uncached + self.answer_tokens > there.kv_free:
+            first_ms = (there.slot_at - self._now) * 1000
+            slot_ms = (first_ms if first_ms > 0 else 0.0) + self._queue_ms
+            if ahead > 0:
+                slot_ms += ahead * there.slot_ms
+        backlog_ms = (there.backlog_at - self._now) * 1000
+        backlog_ms = placed_ms + (backlog_ms if backlog_ms > 0 else 0.0)
+        adapter_ms = 0.0
+        if self._adapters:
+            adapter_ms = there.adapter_load_ms * len(self._adapters.difference(there.beat.adapters_resident))
+        return Estimate(there, cached_bytes, placed, slot_ms, backlog_ms, uncached * there.prefill_ms, adapter_ms)
+
+    def bid(self, estimate: Estimate) -> Bid:
+        uncached = self.tokens(self.num_bytes - estimate.cached_bytes)
+        return Bid(
+            worker=estimate.standing.worker,
+            wait_ms=estimate.wait_ms,
+            cost_ms=estimate.cost_ms,
+            kv_tokens=round(uncached + self.answer_tokens),
+            cached_tokens=round(self.tokens(estimate.cached_bytes)),
+        )

@@ -1,0 +1,108 @@
+"""Which workers of a pool have which head of a prompt in their caches: the one large table of a gateway, kept small.
+
+Workers are numbers here (`pool.Standing.number`). Most heads are one worker's, which costs a dictionary's entry and
+the head itself; what a head says of tokens is not kept, since the place of the head in the prompt that is asked about
+tells it.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterable
+
+Holders = int | tuple[int, ...] | set[int]
+"""Numbers of the workers that have a head: one, a few, or many."""
+
+FEW = 8
+"""So many are a tuple, more are a set: a set of two takes four times the memory."""
+SHARDS = 256
+"""A dictionary of millions of entries stops everything for a tenth of a second when it grows; small ones do not."""
+_BITS = 60
+"""Python keeps a number of 60 bits in 32 bytes, one of 64 in 48. Two heads in one are an estimate too good."""
+_MASK = (1 << _BITS) - 1
+_SHARD = _BITS - 8
+"""The highest bits tell the shard, since dictionaries go by the lowest."""
+_LEAST_LOG = 64
+
+
+class HeadIndex:
+    """Head -> holders, and worker -> its heads, as a log that is tidied when half of it is old. For one thread."""
+
+    def __init__(self) -> None:
+        self._shards: list[dict[int, Holders]] = [{} for _ in range(SHARDS)]
+        self._logs: dict[int, array[int]] = {}
+        self._counts: dict[int, int] = {}
+
+    def holders(self, head: int) -> Holders:
+        """`()` where nobody has it. A set that comes back is the index's own: it is read at once and left alone."""
+        key = head & _MASK
+        return self._shards[key >> _SHARD].get(key, ())
+
+    def count(self, number: int) -> int:
+        """How many heads the worker has."""
+        return self._counts.get(number, 0)
+
+    def add(self, number: int, heads: Iterable[int]) -> None:
+        log = self._logs.setdefault(number, array("Q"))
+        added = 0
+        for head in heads:
+            key = head & _MASK
+            shard = self._shards[key >> _SHARD]
+            there = shard.get(key)
+            if there is None:
+                shard[key] = number
+            elif _has(there, number):
+                continue
+            else:
+                _join(shard, key, there, number)
+            log.append(key)
+            added += 1
+        self._counts[number] = self._counts.get(number, 0) + added
+        if len(log) > _LEAST_LOG + 2 * self._counts[number]:
+            self._tidy(number)
+
+    def drop(self, number: int, heads: Iterable[int]) -> None:
+        """Heads that the worker does not have are none of its losses."""
+        self._counts[number] = self._counts.get(number, 0) - sum(self._drop(number, head & _MASK) for head in heads)
+
+    def forget(self, number: int) -> None:
+        """All heads of a worker."""
+        for head in self._logs.pop(number, ()):
+            self._drop(number, head)
+        self._counts.pop(number, None)
+
+    def _drop(self, number: int, key: int) -> bool:
+        shard = self._shards[key >> _SHARD]
+        there = shard.get(key)
+        if there is None or not _has(there, number):
+            return False
+        if isinstance(there, int):
+            del shard[key]
+        elif isinstance(there, tuple):
+            left = tuple(holder for holder in there if holder != number)
+            shard[key] = left if len(left) > 1 else left[0]
+        else:
+            there.discard(number)
+            if len(there) <= FEW // 2:
+                shard[key] = tuple(there)
+        return True
+
+    def _tidy(self, number: int) -> None:
+        """A head that was dropped and came back stands there twice."""
+        live = {key for key in self._logs[number] if _has(self._shards[key >> _SHARD].get(key, ()), number)}
+        self._logs[number] = array("Q", live)
+
+
+def _join(shard: dict[int, Holders], key: int, there: Holders, number: int) -> None:
+    if isinstance(there, int):
+        shard[key] = (there, number)
+    elif isinstance(there, set):
+        there.add(number)
+    elif len(there) < FEW:
+        shard[key] = (*there, number)
+    else:
+        shard[key] = {*there, number}
+
+
+def _has(holders: Holders, number: int) -> bool:
+    return number == holders if isinstance(holders, int) else number in holders

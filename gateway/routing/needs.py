@@ -1,0 +1,59 @@
+"""What a worker must have for one call, and what is wrong with those that do not have it. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from gateway.routing.ask import Ask
+from gateway.routing.pool import Pool
+from gateway.routing.slot_numbers import ANY, located
+from gateway.routing.standing import Standing
+from workers.protocol.heartbeat import PROTOCOL_VERSION
+
+CONTEXT_MARGIN = 0.75
+"""A prompt passes where this part of its estimated tokens has room: the worker counts, and refuses exactly."""
+
+
+@dataclass(frozen=True, slots=True)
+class Needs:
+    n_ctx: float = 0.0
+    """Tokens."""
+    adapters: frozenset[str] = frozenset()
+    worker: str = ""
+    """The only one that will do, if any: it has the slot that was asked for."""
+    avoid: frozenset[str] = frozenset()
+
+    def lacking(self, there: Standing) -> str:
+        """Why a worker is left out; "" where it would do."""
+        beat = there.beat
+        if beat.draining or beat.slots <= 0:
+            return "it is draining"
+        if beat.protocol != PROTOCOL_VERSION:
+            return f"it speaks protocol {beat.protocol}, this gateway {PROTOCOL_VERSION}"
+        if there.worker in self.avoid:
+            return "this call has failed there"
+        if self.worker and there.worker != self.worker:
+            return f"the call asked for a slot of {self.worker}"
+        if self.n_ctx > beat.n_ctx:
+            return f"the call needs at least {self.n_ctx:.0f} tokens of context, it has {beat.n_ctx}"
+        if self.adapters and not self.adapters.issubset(beat.adapters):
+            return f"it has no adapter {', '.join(sorted(self.adapters.difference(beat.adapters)))}"
+        return ""
+
+
+def needs_of(ask: Ask, pool: Pool, avoid: frozenset[str]) -> Iterator[Needs]:
+    """First all that the call would like, then less, for where that leaves nobody: a worker that has failed it, and at
+    last any, which then tells the caller what is wrong.
+    """
+    tokens = ask.prefix.num_bytes / pool.typical.bytes_per_token * CONTEXT_MARGIN
+    place = located(ask.slot, pool.by_id()) if ask.slot != ANY else None
+    if place is not None:
+        yield Needs(tokens, ask.adapters, place[0].worker, avoid)
+    yield Needs(tokens, ask.adapters, "", avoid)
+    if avoid:
+        yield Needs(tokens, ask.adapters)
+    if tokens or ask.adapters:
+        if avoid:
+            yield Needs(avoid=avoid)
+        yield Needs()

@@ -1,0 +1,199 @@
+"""One model's workers as the ranking reads them, and the book that keeps that picture up to date.
+
+A `Pool` does not change, but for its index of heads: that is one for all pools of a book and goes on with the news,
+because a copy of it would cost more than all else here. Who ranks reads a pool and is done before the event loop turns;
+who holds one for longer sees heads as they are by then, some of them of workers that the pool does not have.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from math import floor, log
+from operator import attrgetter
+from types import MappingProxyType
+
+from gateway.routing.heads import HeadIndex
+from gateway.routing.standing import Standing, Typical, standing, typical_of, with_load
+from workers.protocol.heartbeat import PROTOCOL_VERSION, Heartbeat
+from workers.protocol.news import News
+
+SPEED_STEP = 1.25
+"""Workers of one class are within this factor of one another in speed, and are gone through by readiness alone."""
+TYPICAL_FOR_S = 1.0
+"""What is typical of a pool is found out so often."""
+
+_ready_at = attrgetter("ready_at")
+
+
+@dataclass(frozen=True, slots=True)
+class SpeedClass:
+    """Workers that serve and are about equally fast."""
+
+    prefill_ms: float
+    """Of the fastest that the class may have."""
+    by_readiness: tuple[Standing, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Pool:
+    """What `rank` and `explain` read. `heads` is shared with later pools (above)."""
+
+    standings: Mapping[str, Standing] = field(default_factory=lambda: MappingProxyType({}))
+    """By worker, in the order in which they came; draining ones as well."""
+    numbered: Sequence[Standing | None] = ()
+    """By `Standing.number`; None: that number is nobody's, or its worker serves no more."""
+    classes: tuple[SpeedClass, ...] = ()
+    typical: Typical = field(default_factory=Typical)
+    slots: int = 0
+    """Of all that serve."""
+    heads: HeadIndex = field(default_factory=HeadIndex)
+
+    def by_id(self) -> list[Heartbeat]:
+        """The order in which slots are numbered (`slot_numbers`)."""
+        return [self.standings[worker].beat for worker in sorted(self.standings)]
+
+
+class PoolBook:
+    """Applies what is heard of a model's workers. Each change costs what it touches; `pool` sorts what has moved."""
+
+    def __init__(self) -> None:
+        self._heads = HeadIndex()
+        self._standings: dict[str, Standing] = {}
+        self._numbered: list[Standing | None] = []
+        self._unused: list[int] = []
+        self._guessed: set[str] = set()
+        self._classes: dict[int, dict[str, Standing]] = {}
+        self._ordered: dict[int, tuple[Standing, ...]] = {}
+        self._typical: Typical | None = None
+        self._typical_at = 0.0
+        self._pool: Pool | None = Pool(heads=self._heads)
+
+    @property
+    def pool(self) -> Pool:
+        """As of the last change; the same object while nothing changes."""
+        if self._pool is None:
+            self._pool = self._drawn()
+        return self._pool
+
+    def beat(self, worker: str) -> Heartbeat | None:
+        there = self._standings.get(worker)
+        return there.beat if there else None
+
+    def workers(self) -> tuple[str, ...]:
+        return tuple(self._standings)
+
+    def join(self, beat: Heartbeat, heads: Iterable[int] = (), *, now: float = 0.0) -> None:
+        """A worker that is new, was restarted, or was missed: it has these heads and no others."""
+        there = self._standings.get(beat.worker)
+        number = there.number if there else self._next_number()
+        self._heads.forget(number)
+        self._heads.add(number, heads)
+        self._put(number, beat, now)
+
+    def renew(self, beat: Heartbeat, *, now: float) -> None:
+        """What the worker's record says, with the load that was last told where that is newer. Raises KeyError for a
+        worker that has not joined.
+        """
+        there = self._standings[beat.worker]
+        known = there.beat
+        if known.boot == beat.boot and known.version > beat.version:
+            beat = with_load(beat, known.load, known.draining, known.version)
+        if beat != known:
+            self._put(there.number, beat, there.heard_at if beat.load == known.load else now)
+
+    def apply(self, news: News, now: float) -> bool:
+        """False where an entry before this one was missed, or the process is not known: it has to `join` anew. An
+        entry that is known already changes nothing. `now` is when the worker told it.
+        """
+        there = self._standings.get(news.worker)
+        if there is None or there.beat.boot != news.boot or news.version > there.beat.version + 1:
+            return False
+        if news.version <= there.beat.version:
+            return True
+        if news.dropped:
+            self._heads.drop(there.number, news.dropped)
+        if news.added:
+            self._heads.add(there.number, news.added)
+        self._put(there.number, with_load(there.beat, news.load, news.draining, news.version), now)
+        return True
+
+    def leave(self, worker: str) -> None:
+        """A worker that is gone; one that is not here is none of it."""
+        gone = self._standings.pop(worker, None)
+        if gone is None:
+            return
+        self._heads.forget(gone.number)
+        self._unclass(gone)
+        self._numbered[gone.number] = None
+        self._unused.append(gone.number)
+        self._guessed.discard(worker)
+        self._typical = self._pool = None
+
+    def _next_number(self) -> int:
+        self._typical = None
+        if self._unused:
+            return self._unused.pop()
+        self._numbered.append(None)
+        return len(self._numbered) - 1
+
+    def _put(self, number: int, beat: Heartbeat, heard_at: float) -> None:
+        if self._typical is not None and heard_at - self._typical_at > TYPICAL_FOR_S:
+            self._typical = None
+        before = self._standings.get(beat.worker)
+        self._place(before, standing(number, beat, heard_at, self._typical or Typical()))
+
+    def _place(self, before: Standing | None, now: Standing) -> None:
+        worker = now.worker
+        self._standings[worker] = now
+        if before is not None:
+            self._unclass(before)
+        serves = _serves(now.beat)
+        self._numbered[now.number] = now if serves else None
+        if serves:
+            speed = _class_of(now.prefill_ms)
+            self._classes.setdefault(speed, {})[worker] = now
+            self._ordered.pop(speed, None)
+        if now.known:
+            self._guessed.discard(worker)
+        else:
+            self._guessed.add(worker)
+        self._pool = None
+
+    def _unclass(self, there: Standing) -> None:
+        speed = _class_of(there.prefill_ms)
+        members = self._classes.get(speed, {})
+        if members.pop(there.worker, None) is not None:
+            self._ordered.pop(speed, None)
+            if not members:
+                del self._classes[speed]
+
+    def _drawn(self) -> Pool:
+        if self._typical is None:
+            self._typical = typical_of(there.beat for there in self._standings.values())
+            self._typical_at = max((there.heard_at for there in self._standings.values()), default=0.0)
+            for worker in tuple(self._guessed):
+                there = self._standings[worker]
+                self._place(there, standing(there.number, there.beat, there.heard_at, self._typical))
+        classes = tuple(SpeedClass(SPEED_STEP**speed, self._ready(speed)) for speed in sorted(self._classes))
+        return Pool(
+            MappingProxyType(dict(self._standings)),
+            tuple(self._numbered),
+            classes,
+            self._typical,
+            sum(there.slots for speed in classes for there in speed.by_readiness),
+            self._heads,
+        )
+
+    def _ready(self, speed: int) -> tuple[Standing, ...]:
+        if speed not in self._ordered:
+            self._ordered[speed] = tuple(sorted(self._classes[speed].values(), key=_ready_at))
+        return self._ordered[speed]
+
+
+def _class_of(prefill_ms: float) -> int:
+    return floor(log(prefill_ms, SPEED_STEP))
+
+
+def _serves(beat: Heartbeat) -> bool:
+    return not beat.draining and beat.protocol == PROTOCOL_VERSION and beat.slots > 0

@@ -1,0 +1,116 @@
+"""One worker as the ranking sees it: what its last news come to, in times after which it can begin. Values only."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from statistics import median
+
+import msgspec
+
+from workers.protocol.heartbeat import Heartbeat
+from workers.protocol.news import Load
+
+NOT_KNOWN = Load(prefill_ms=0.5, decode_ms=20.0, hold_ms=5000.0, answer_tokens=512.0, bytes_per_token=4.0)
+"""Until any worker of a pool has measured: a middling GPU and model. What matters is only that all are taken alike."""
+ADAPTER_LOAD_MS = 500.0
+"""Until any worker has loaded one."""
+
+
+@dataclass(frozen=True, slots=True)
+class Typical:
+    """The middle of what a pool's workers have measured, for those that have not yet. All are above 0."""
+
+    prefill_ms: float = NOT_KNOWN.prefill_ms
+    decode_ms: float = NOT_KNOWN.decode_ms
+    hold_ms: float = NOT_KNOWN.hold_ms
+    answer_tokens: float = NOT_KNOWN.answer_tokens
+    bytes_per_token: float = NOT_KNOWN.bytes_per_token
+    """For all of the pool, whatever each has measured: they have one tokenizer, and a worker must not look cheaper than
+    another because of which requests it has seen."""
+    adapter_load_ms: float = ADAPTER_LOAD_MS
+
+
+def typical_of(workers: Iterable[Heartbeat]) -> Typical:
+    beats = list(workers)
+    loads = [beat.load for beat in beats]
+    return Typical(
+        prefill_ms=_middle((load.prefill_ms for load in loads), NOT_KNOWN.prefill_ms),
+        decode_ms=_middle((load.decode_ms for load in loads), NOT_KNOWN.decode_ms),
+        hold_ms=_middle((load.hold_ms for load in loads), NOT_KNOWN.hold_ms),
+        answer_tokens=_middle((load.answer_tokens for load in loads), NOT_KNOWN.answer_tokens),
+        bytes_per_token=_middle((load.bytes_per_token for load in loads), NOT_KNOWN.bytes_per_token),
+        adapter_load_ms=_middle((beat.adapter_load_ms for beat in beats), ADAPTER_LOAD_MS),
+    )
+
+
+def _middle(values: Iterable[float], otherwise: float) -> float:
+    known = [value for value in values if value > 0]
+    return median(known) if known else otherwise
+
+
+class Standing(msgspec.Struct, frozen=True):
+    """A worker since its last news. Times are those of `heard_at`'s clock, seconds; lengths are milliseconds."""
+
+    worker: str
+    number: int
+    """Its number in the pool's index of heads."""
+    beat: Heartbeat
+    """As last told: `load`, `draining`, `slots_busy` and `kv_tokens_used` are the news' where they are newer."""
+    heard_at: float
+    ready_at: float
+    """When it can begin with one more prompt, if nothing comes between."""
+    slots: int
+    calls: int
+    """That hold a slot or wait for one."""
+    slot_at: float
+    """When the first of its slots is free, if none is now."""
+    slot_ms: float
+    """From one slot's coming free to the next one's."""
+    backlog_at: float
+    """When the prompts that it has are computed."""
+    prefill_ms: float
+    adapter_load_ms: float
+    kv_free: int
+    known: bool
+    """Whether all of this was measured there; the rest is typical of the pool."""
+
+
+def standing(number: int, beat: Heartbeat, heard_at: float, typical: Typical) -> Standing:
+    load = beat.load
+    slots = max(1, beat.slots)
+    slot_ms = (load.hold_ms or typical.hold_ms) / slots
+    first_ms = load.free_in_ms or slot_ms
+    prefill_ms = load.prefill_ms or typical.prefill_ms
+    calls = load.slots_busy + load.waiting
+    slot_at = heard_at + first_ms / 1000
+    backlog_at = heard_at + load.backlog_tokens * prefill_ms / 1000
+    taken_at = slot_at + (calls - slots) * slot_ms / 1000 if calls >= slots else heard_at
+    return Standing(
+        worker=beat.worker,
+        number=number,
+        beat=beat,
+        heard_at=heard_at,
+        ready_at=max(taken_at, backlog_at),
+        slots=slots,
+        calls=calls,
+        slot_at=slot_at,
+        slot_ms=slot_ms,
+        backlog_at=backlog_at,
+        prefill_ms=prefill_ms,
+        adapter_load_ms=beat.adapter_load_ms or typical.adapter_load_ms,
+        kv_free=beat.kv_tokens - load.kv_tokens_used,
+        known=load.hold_ms > 0 and load.prefill_ms > 0 and (beat.adapter_load_ms > 0 or not beat.adapters),
+    )
+
+
+def with_load(beat: Heartbeat, load: Load, draining: bool, version: int) -> Heartbeat:
+    """The heartbeat as it would be written now."""
+    return msgspec.structs.replace(
+        beat,
+        load=load,
+        slots_busy=load.slots_busy,
+        kv_tokens_used=load.kv_tokens_used,
+        draining=draining,
+        version=version,
+    )
