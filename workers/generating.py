@@ -119,7 +119,7 @@ def generating_parts(
     constraints = Compiler(model.vocab, GbnfGrammars(model.vocab), trial, forms)
     constraints.warm_up()
     context.warm_up()
-    _load_adapters(shelf, wishes.adapters)
+    _register_adapters(shelf, wishes.adapters)
     offered = Services(
         prompts=prompts,
         defaults=wishes.sampling,
@@ -145,11 +145,12 @@ def _shelf(model: Model, context: Context, wishes: Wishes) -> AdapterShelf:
     return AdapterShelf(model, context, max_adapters=settings.max_adapters, max_bytes=settings.adapters_mib << 20)
 
 
-def _load_adapters(shelf: AdapterShelf, adapters: Iterable[AdapterSpec]) -> None:
+def _register_adapters(shelf: AdapterShelf, adapters: Iterable[AdapterSpec]) -> None:
     """Raises AdapterError, SettingUnusable."""
     for adapter in adapters:
         try:
-            info = shelf.load(adapter.name, Path(adapter.path).expanduser(), pinned=adapter.pinned)
+            path = Path(adapter.path).expanduser()
+            info = shelf.register(adapter.name, path, pinned=adapter.pinned, fixed=True)
         except CallFailed as failed:
             raise SettingUnusable(f"adapters: {adapter.name}: {failed.failure.message}") from None
         logger.info("adapter %s: rank %d, %d bytes", info.name, info.rank, info.size)

@@ -139,7 +139,7 @@ ADAPTER_INFO = AdapterInfo(
     sha256="ab" * 32,
     size=151072,
     rank=8,
-    state=AdapterState.EVICTED,
+    state=AdapterState.KNOWN,
     pinned=False,
     calls=0,
 )
@@ -199,7 +199,7 @@ MESSAGES = {
     "pool_request_smallest.json": SMALLEST_POOL_REQUEST,
     "pool_result.json": POOL_RESULT,
     "submit_adapters.json": SUBMIT_ADAPTERS,
-    "load_adapter.json": LoadAdapter(name="team/pirate", path="pirate.gguf", pinned=True),
+    "load_adapter.json": LoadAdapter(name="team/pirate", path="pirate.gguf", pinned=True, sha256="ab" * 32, check=True),
     "load_adapter_smallest.json": LoadAdapter(name="pirate", path="pirate.gguf"),
     "adapter_info.json": ADAPTER_INFO,
     "slot_info.json": SlotInfo(

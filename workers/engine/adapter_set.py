@@ -15,6 +15,8 @@ class Entry:
     name: str
     file: AdapterFile
     pinned: bool = False
+    fixed: bool = False
+    """Of the worker's settings: it stays as it is."""
     adapter: Adapter | None = None
     """Written on the engine's thread only."""
     num_calls: int = 0
@@ -22,7 +24,7 @@ class Entry:
     leaving: bool = False
 
     def info(self) -> AdapterInfo:
-        state = AdapterState.EVICTED if self.adapter is None else AdapterState.LOADED
+        state = AdapterState.KNOWN if self.adapter is None else AdapterState.LOADED
         return AdapterInfo(
             name=self.name,
             sha256=self.file.digest.hex(),
@@ -30,6 +32,7 @@ class Entry:
             rank=self.file.rank,
             state=AdapterState.LEAVING if self.leaving else state,
             pinned=self.pinned,
+            fixed=self.fixed,
             calls=self.num_calls,
         )
 
@@ -42,6 +45,10 @@ class AdapterSet:
     """Content hashes with scales, sorted; empty: no adapter. For the prefix index and for grouping."""
     uses: tuple[tuple[Entry, float], ...] = field(compare=False, repr=False)
     """In the order of the key; no scale is zero."""
+
+    @property
+    def entries(self) -> set[Entry]:
+        return {entry for entry, _ in self.uses}
 
 
 NO_ADAPTERS = AdapterSet(b"", ())

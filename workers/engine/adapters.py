@@ -1,21 +1,17 @@
-"""The shelf of LoRA adapters: which names stand for which weights, who uses them, and which ones stay in memory.
+"""The shelf of LoRA adapters: which names stand for which weights, who uses them, and who may have them in memory.
 
-Two sides use it. Any thread may `load`, `unload`, `resolve`, `release` and `infos`: names and counts are guarded by a
-lock that is never held for long. Weights are touched on the engine's thread alone (`bring`, `apply`, and what `load`
-and `unload` post there), because llama.cpp's list of a model's adapters has no lock of its own and `llama_decode` walks
-it. A file is read and checked on the thread that loads it, so what is left for the engine is a copy from the page
-cache: for 35 MB 19 ms three times (about a step of a 0.5 B model) and 110 ms once.
+Two sides use it. Any thread may `register`, `unload`, `resolve`, `release` and `infos`: names and counts are guarded by
+a lock that is never held for long. A file is read and checked on the thread that registers it. Weights are touched on
+the engine's thread alone (`workers.engine.adapter_memory`): by `enter`, `apply`, and what `register` and `unload` post.
 """
 
 from __future__ import annotations
 
 import itertools
 import math
-import statistics
 import struct
 import threading
 import time
-from collections import deque
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future
 from functools import partial
@@ -23,9 +19,10 @@ from pathlib import Path
 
 import numpy as np
 
+from workers.engine.adapter_memory import AdapterMemory
 from workers.engine.adapter_set import NO_ADAPTERS, AdapterSet, Entry
 from workers.engine.cache import IntegrityError
-from workers.llama.adapters import Adapter, AdapterError, AdapterFile, AppliedAdapters, inspect
+from workers.llama.adapters import AdapterError, AdapterFile, inspect
 from workers.llama.context import Context
 from workers.llama.model import Model
 from workers.protocol.adapters import AdapterInfo
@@ -43,31 +40,46 @@ MAX_SET = 8
 """Adapters of one call; each adds its own products to every layer."""
 
 MAX_NAMES = 4096
+MAX_INSPECTED = 64
+"""Files whose check is remembered for as long as they do not change."""
 LOAD_S = 120.0
 
-NUM_LOADS = 8
-"""The last ones, of which `load_ms` is the median."""
+PATIENCE_S = 2.0
+"""How long a call that waits for room is passed by calls whose adapters are in use."""
 
 
 class AdapterShelf:
-    """At most `max_adapters` adapters and `max_bytes` of them (0: no bound) are in memory.
+    """Adapters are known by name from `register` on, and come into memory with the first call that names them.
 
-    The one used longest ago makes room; one that a call uses, or that is pinned, stays. Evicted ones come back from
-    their files when they are named. A worker's memory is bounded by refusing calls, not by letting them wait: where
-    calls in progress use all places, a call for yet another adapter is refused as BUSY.
+    At most `max_adapters` adapters and `max_bytes` of them (0: no bound) are in memory; the one used longest ago makes
+    room, but for those that running calls use and for pinned ones. A call that finds no room waits until others end.
     """
 
-    def __init__(self, model: Model, context: Context, *, max_adapters: int = 8, max_bytes: int = 0) -> None:
+    def __init__(
+        self,
+        model: Model,
+        context: Context,
+        *,
+        max_adapters: int = 8,
+        max_bytes: int = 0,
+        patience_s: float = PATIENCE_S,
+    ) -> None:
         self.max_adapters = max_adapters
-        self.max_bytes = max_bytes
+        self._patience_s = patience_s
         self._model = model
-        self._applied = AppliedAdapters(context.pointer)
+        self._memory = AdapterMemory(model, context, max_adapters=max_adapters, max_bytes=max_bytes)
         self._post: Post = _at_once
         self._lock = threading.Lock()
         self._entries: dict[str, Entry] = {}
         self._leaving: list[Entry] = []
+        self._inspected: dict[Path, AdapterFile] = {}
         self._ticks = itertools.count(1)
-        self._load_ms: deque[float] = deque(maxlen=NUM_LOADS)
+        self._held: frozenset[Entry] = frozenset()
+        """What the calls use that held a slot when the engine last looked. Written on its thread."""
+        self._is_awaited = False
+        """A call waits for room: those behind it that need some as well do not overtake it."""
+        self._awaited_since = math.inf
+        """`time.monotonic` seconds."""
 
     # From any thread.
 
@@ -75,18 +87,37 @@ class AdapterShelf:
         """From here on an engine's thread carries out what touches weights. Until then it is the caller's own."""
         self._post = post
 
-    def load(self, name: str, path: Path, *, pinned: bool = False) -> AdapterInfo:
-        """Check and load a file under a name; blocks for as long as reading it takes.
-
-        A name that stands for other contents gets the new ones; calls that use the old ones keep them. Raises
-        AdapterError, and CallFailed: BUSY (no room), INTERNAL (the engine is gone).
-        """
-        file = inspect(path, self._model.header, max_bytes=self.max_bytes)
+    def inspect(self, name: str, path: Path, *, pinned: bool = False, sha256: str = "") -> AdapterInfo:
+        """What `register` would make of it; nothing changes. Raises as that does."""
+        file = self._checked(name, path, sha256)
         with self._lock:
-            if name not in self._entries and len(self._entries) >= MAX_NAMES:
+            known = self._entries.get(name)
+            if known is not None and known.fixed:
+                return self._as_fixed(known, file)
+            entry = Entry(name, file, pinned)
+            if pinned:
+                self._require_room(entry, self._pinned - {known})
+            return entry.info()
+
+    def register(
+        self, name: str, path: Path, *, pinned: bool = False, sha256: str = "", fixed: bool = False
+    ) -> AdapterInfo:
+        """Check a file and know it by a name, in memory if it is `pinned`; blocks for as long as reading it takes.
+
+        A name that stands for other contents gets the new ones; calls that use the old ones keep them. `sha256`: what
+        the file must hold, in hex; empty: anything. `fixed`: nothing else may have the name while the worker runs.
+        Raises AdapterError, and CallFailed: INVALID_REQUEST (the name is fixed), BUSY (no room for a pinned one),
+        INTERNAL (the engine is gone).
+        """
+        file = self._checked(name, path, sha256)
+        with self._lock:
+            known = self._entries.get(name)
+            if known is not None and known.fixed:
+                return self._as_fixed(known, file)
+            if known is None and len(self._entries) >= MAX_NAMES:
                 raise _refused(f"{MAX_NAMES} adapters are known; unload some first", "name")
         done: Future[AdapterInfo] = Future()
-        self._post(partial(_answer, done, partial(self._place, name, file, pinned)))
+        self._post(partial(_answer, done, partial(self._place, Entry(name, file, pinned, fixed))))
         try:
             return done.result(LOAD_S)
         except TimeoutError:
@@ -96,9 +127,12 @@ class AdapterShelf:
     def unload(self, name: str) -> AdapterInfo:
         """Refuse new calls with it; free it when the last call that uses it has ended. Raises CallFailed."""
         with self._lock:
-            entry = self._entries.pop(name, None)
+            entry = self._entries.get(name)
             if entry is None:
                 raise self._unknown(name)
+            if entry.fixed:
+                raise _refused(f"adapter {name!r} stands in this worker's settings; take it out there", "name")
+            del self._entries[name]
             self._retire(entry)
             info = entry.info()
         self._post(self._sweep)
@@ -112,27 +146,28 @@ class AdapterShelf:
     @property
     def num_loaded(self) -> int:
         """Adapters in memory."""
-        with self._lock:
-            return sum(entry.adapter is not None for entry in self._all())
+        return len(self._memory.resident)
 
     @property
     def load_ms(self) -> float:
-        """What bringing one into memory took lately, its median; 0: not known yet."""
-        return statistics.median(self._load_ms) if self._load_ms else 0.0
+        """What bringing one into memory took lately; 0: not known yet."""
+        return self._memory.load_ms
 
     @property
     def room(self) -> int:
-        """Adapters that could be brought into memory now: those in use, and pinned ones, stay."""
+        """Adapters that could be brought into memory now: those that running calls use, and pinned ones, stay."""
         with self._lock:
-            fixed = [entry for entry in self._all() if entry.num_calls or entry.pinned]
-            sizes = [entry.file.size for entry in self._entries.values()]
-        places = self.max_adapters - len(fixed)
-        if not self.max_bytes or not sizes:
-            return places
-        return max(0, min(places, (self.max_bytes - sum(entry.file.size for entry in fixed)) // max(sizes)))
+            fixed = self._pinned | self._in_use
+            largest = max((entry.file.size for entry in self._entries.values()), default=0)
+        places, max_bytes = self.max_adapters - len(fixed), self._memory.max_bytes
+        if max_bytes and largest:
+            places = min(places, (max_bytes - sum(entry.file.size for entry in fixed)) // largest)
+        return max(0, places)
 
     def resolve(self, uses: tuple[AdapterUse, ...]) -> AdapterSet:
-        """Names -> weights that stay until `release`, due once. Raises CallFailed: INVALID_REQUEST, BUSY."""
+        """Names -> contents that stay until `release`, due once. Raises CallFailed: INVALID_REQUEST, and BUSY where
+        pinned ones leave no room for these at any time.
+        """
         if not uses:
             return NO_ADAPTERS
         if len({use.name for use in uses}) < len(uses) or len(uses) > MAX_SET:
@@ -146,7 +181,7 @@ class AdapterShelf:
                     raise self._unknown(use.name)
                 if scale:
                     chosen.append((entry, scale))
-            self._require_room([entry for entry, _ in chosen])
+            self._require_place({entry for entry, _ in chosen})
             for entry, _ in chosen:
                 entry.num_calls += 1
                 entry.last_use = next(self._ticks)
@@ -164,19 +199,38 @@ class AdapterShelf:
 
     # On the engine's thread.
 
-    def bring(self, adapters: AdapterSet) -> None:
-        """Have the weights of a held set in memory. Raises CallFailed: a file is gone or has changed."""
-        for entry, _ in adapters.uses:
-            if entry.adapter is None:
-                try:
-                    self._load(entry)
-                except AdapterError as error:
-                    message = f"adapter {entry.name!r} can't be brought back: {error}"
-                    raise CallFailed(Failure(FailureCode.INTERNAL, message, "adapters")) from None
+    def begin_round(self, running: Iterable[AdapterSet]) -> None:
+        """Calls are about to be let in beside these."""
+        self._held = frozenset(entry for adapters in running for entry, _ in adapters.uses)
+        if not self._is_awaited:
+            self._awaited_since = math.inf
+        self._is_awaited = False
+
+    def enter(self, adapters: AdapterSet) -> bool:
+        """Have the weights of a held set in memory, to stay while its call runs -> False: there is no room now.
+
+        To be asked for calls in their order. Raises CallFailed: a file is gone or has changed, or pinned ones leave no
+        room any more.
+        """
+        wanted = adapters.entries
+        if not wanted:
+            return True
+        if wanted <= self._held and not self._is_overdue:
+            return True
+        with self._lock:
+            self._require_place(wanted)
+            keep = self._held | self._pinned | wanted
+        if self._is_awaited or not self._memory.fits(keep):
+            self._awaited_since = min(self._awaited_since, time.monotonic())
+            self._is_awaited = True
+            return False
+        self._bring(wanted, keep)
+        self._held |= wanted
+        return True
 
     def apply(self, adapters: AdapterSet) -> bool:
-        """Compute the next step with a set that `bring` had in memory -> whether llama.cpp has to switch."""
-        return self._applied.apply(tuple((_weights(entry), scale) for entry, scale in adapters.uses))
+        """Compute the next step with a set that has entered -> whether llama.cpp has to switch."""
+        return self._memory.apply(adapters)
 
     def check(self, held: Iterable[AdapterSet]) -> None:
         """Compare the book with the sets that live calls hold. Raises IntegrityError."""
@@ -185,72 +239,92 @@ class AdapterShelf:
             for entry, _ in adapters.uses:
                 counts[entry] = counts.get(entry, 0) + 1
         with self._lock:
-            resident = [entry for entry in self._all() if entry.adapter is not None]
+            resident = {entry for entry in self._all() if entry.adapter is not None}
             for entry, count in counts.items():
                 if entry.num_calls < count:
                     raise IntegrityError(f"adapter {entry.name}: {count} calls use it, {entry.num_calls} by the book")
+        if resident != set(self._memory.resident):
+            raise IntegrityError("adapters are in memory that nobody knows, or the other way round")
         if len(resident) > self.max_adapters:
             raise IntegrityError(f"{len(resident)} adapters are in memory, {self.max_adapters} may be")
 
     def close(self) -> None:
         """Free everything; no call may be left. After the engine's end, before the context's."""
         with self._lock:
-            entries = list(self._all())
             self._entries.clear()
             self._leaving.clear()
-        for entry in entries:
-            self._free(entry)
+        for entry in self._memory.resident:
+            self._memory.free(entry)
 
-    def _place(self, name: str, file: AdapterFile, pinned: bool) -> AdapterInfo:
+    def _place(self, new: Entry) -> AdapterInfo:
         with self._lock:
-            known = self._entries.get(name)
-            entry = known if known is not None and known.file.digest == file.digest else Entry(name, file)
-            if pinned:
-                self._require_room([entry])
-        if entry.adapter is None:
-            entry.file = file
-            self._load(entry)
+            known = self._entries.get(new.name)
+            entry = known if known is not None and known.file.digest == new.file.digest else new
+            if new.pinned:
+                self._require_room(entry, self._pinned - {known})
+            keep = self._pinned | self._in_use | {entry}
+        if new.pinned and entry.adapter is None:
+            entry.file = new.file
+            self._memory.load(entry, keep)
         with self._lock:
-            entry.file, entry.pinned, entry.last_use = file, pinned, next(self._ticks)
-            self._entries[name] = entry
+            entry.file, entry.pinned, entry.fixed, entry.last_use = new.file, new.pinned, new.fixed, next(self._ticks)
+            self._entries[new.name] = entry
             if known is not None and known is not entry:
                 self._retire(known)
             info = entry.info()
         self._sweep()
         return info
 
-    def _load(self, entry: Entry) -> None:
-        """Raises AdapterError, and CallFailed (BUSY)."""
-        with self._lock:
-            resident = [one for one in self._all() if one.adapter is not None]
-            evictable = sorted((one for one in resident if not one.num_calls and not one.pinned), key=_last_use)
-            evicted: list[Entry] = []
-            while not self._fits([*resident, entry]):
-                if not evictable:
-                    raise self._full()
-                evicted.append(evictable.pop(0))
-                resident.remove(evicted[-1])
-        for one in evicted:
-            self._free(one)
-        started = time.perf_counter()
-        entry.adapter = Adapter.load(self._model, entry.file)
-        self._load_ms.append((time.perf_counter() - started) * 1e3)
+    @property
+    def _is_overdue(self) -> bool:
+        """Whether a call has waited so long for room that nobody behind it may hold on to what is in memory."""
+        return self._is_awaited and time.monotonic() - self._awaited_since > self._patience_s
+
+    def _bring(self, wanted: set[Entry], keep: frozenset[Entry]) -> None:
+        for entry in wanted:
+            if entry.adapter is None:
+                try:
+                    self._memory.load(entry, keep)
+                except AdapterError as error:
+                    message = f"adapter {entry.name!r} can't be brought into memory: {error}"
+                    raise CallFailed(Failure(FailureCode.INTERNAL, message, "adapters")) from None
 
     def _sweep(self) -> None:
         """Free those that are leaving and that nobody uses any more."""
         with self._lock:
             gone = [entry for entry in self._leaving if not entry.num_calls]
-            self._leaving = [entry for entry in self._leaving if entry.num_calls]
         for entry in gone:
-            self._free(entry)
+            self._memory.free(entry)
+        with self._lock:
+            self._leaving = [entry for entry in self._leaving if entry not in gone]
 
-    def _free(self, entry: Entry) -> None:
-        adapter, entry.adapter = entry.adapter, None
-        if adapter is not None:
-            self._applied.drop(adapter)
-            adapter.close()
+    def _checked(self, name: str, path: Path, sha256: str) -> AdapterFile:
+        """Raises AdapterError."""
+        with self._lock:
+            file = self._inspected.pop(path, None)
+        if file is None or not file.is_unchanged():
+            file = inspect(path, self._model.header, max_bytes=self._memory.max_bytes)
+        with self._lock:
+            self._inspected[path] = file
+            while len(self._inspected) > MAX_INSPECTED:
+                del self._inspected[next(iter(self._inspected))]
+        if sha256 and file.digest.hex() != sha256:
+            raise AdapterError(
+                f"{path.name}: holds other contents (SHA-256 {file.digest.hex()}) than adapter {name!r} has in the "
+                f"fleet ({sha256}); give every worker the same file, or load the adapter again under its name"
+            )
+        return file
 
     # With the lock held.
+
+    @property
+    def _pinned(self) -> frozenset[Entry]:
+        return frozenset(entry for entry in self._entries.values() if entry.pinned)
+
+    @property
+    def _in_use(self) -> frozenset[Entry]:
+        """By running calls; what the engine last saw of them may have ended."""
+        return frozenset(entry for entry in self._held if entry.num_calls)
 
     def _all(self) -> Iterable[Entry]:
         return itertools.chain(self._entries.values(), self._leaving)
@@ -259,20 +333,35 @@ class AdapterShelf:
         entry.leaving = True
         self._leaving.append(entry)
 
-    def _fits(self, entries: list[Entry]) -> bool:
-        size = sum(entry.file.size for entry in entries)
-        return len(entries) <= self.max_adapters and (not self.max_bytes or size <= self.max_bytes)
+    def _as_fixed(self, known: Entry, file: AdapterFile) -> AdapterInfo:
+        """What to answer when a fixed name is registered again. Raises CallFailed where that is for other contents."""
+        if file.digest != known.file.digest:
+            raise _refused(
+                f"adapter {known.name!r} stands in this worker's settings with other contents (SHA-256 "
+                f"{known.file.digest.hex()}) than the file has ({file.digest.hex()}); change it there, or use another "
+                "name",
+                "name",
+            )
+        return known.info()
 
-    def _require_room(self, entries: list[Entry]) -> None:
-        """These and all that can't be evicted have to fit, or a call that was accepted could not be computed."""
-        fixed = [one for one in self._all() if (one.num_calls or one.pinned) and one not in entries]
-        if not self._fits([*fixed, *entries]):
-            raise self._full()
+    def _require_place(self, entries: set[Entry]) -> None:
+        """These have to fit beside the pinned ones, or their call would wait for ever."""
+        pinned = self._pinned
+        if not self._memory.fits(pinned | entries):
+            message = f"{len(pinned)} pinned adapters leave no room for these {len(entries)}{self._limit}"
+            raise CallFailed(Failure(FailureCode.BUSY, message, "adapters"))
 
-    def _full(self) -> CallFailed:
-        limit = f"{self.max_adapters} adapters" + (f" or {self.max_bytes:,} bytes" if self.max_bytes else "")
-        message = f"calls in progress and pinned adapters leave no room among {limit}; ask again, or raise max_adapters"
-        return CallFailed(Failure(FailureCode.BUSY, message, "adapters"))
+    def _require_room(self, entry: Entry, pinned: frozenset[Entry | None]) -> None:
+        """One to be pinned has to fit beside those pinned and what running calls use."""
+        fixed = {one for one in pinned | self._in_use if one is not None}
+        if not self._memory.fits({*fixed, entry}):
+            message = f"calls in progress and pinned adapters leave no room for one that is pinned{self._limit}"
+            raise CallFailed(Failure(FailureCode.BUSY, message, "adapters"))
+
+    @property
+    def _limit(self) -> str:
+        num_bytes = f" and adapters_mib {self._memory.max_bytes >> 20}" if self._memory.max_bytes else ""
+        return f" (max_adapters {self.max_adapters}{num_bytes}); unpin some, or raise the limit"
 
     def _unknown(self, name: str) -> CallFailed:
         names = sorted(self._entries)
@@ -286,16 +375,6 @@ def _at_once(act: Callable[[], None]) -> None:
 
 def _name(entry: Entry) -> str:
     return entry.name
-
-
-def _last_use(entry: Entry) -> int:
-    return entry.last_use
-
-
-def _weights(entry: Entry) -> Adapter:
-    if entry.adapter is None:
-        raise IntegrityError(f"adapter {entry.name} is to be computed with and is not in memory")
-    return entry.adapter
 
 
 def _part(entry: Entry, scale: float) -> bytes:

@@ -103,6 +103,8 @@ class Stepper:
         self._decode_s = Tally(DECODE_BOUNDS_S)
         self._gaps = TokenGaps()
         self._decoded_at = 0.0
+        self._refused: list[tuple[Sequence, Failure]] = []
+        """Calls whose adapters could not be brought into memory, while others are let in."""
         self._spoiled = False
         self._spoiled_at = 0.0
         """`time.monotonic` seconds."""
@@ -155,10 +157,6 @@ class Stepper:
         """A new call."""
         self._roster.join(sequence)
         self._black_box.began(sequence.key, sequence.request.label)
-        try:
-            self._adapters.bring(sequence.adapter_set)
-        except CallFailed as failed:
-            self._fail(sequence, failed.failure)
 
     def drop(self, key: int) -> None:
         """Nobody wants the call any more; unknown keys are ignored."""
@@ -210,12 +208,20 @@ class Stepper:
             self._clean()
         plan = roster.calm_plan()
         if plan is None:
-            roster.admit(self.events, self._may_enter)
+            self._admit()
             self._shift_full()
             plan = roster.plan(self._of_one_turn)
         self._cache.tidy(self._num_decodes, MOVE_S)
         self.slots.move(MOVE_S)
         return plan
+
+    def _admit(self) -> None:
+        roster = self._roster
+        self._adapters.begin_round(one.adapter_set for one in roster.running)
+        roster.admit(self.events, self._may_enter)
+        for sequence, failure in self._refused:
+            self._fail(sequence, failure)
+        self._refused.clear()
 
     def _clean(self) -> None:
         """Without flash attention a cell that is not a number spoils every sequence, even when it is free again."""
@@ -341,7 +347,13 @@ class Stepper:
     def _may_enter(self, sequence: Sequence) -> bool:
         if self._spoiled and time.monotonic() - self._spoiled_at < CLEAN_WAIT_S:
             return False
-        return self._disk is None or self._disk.may_enter(sequence, self._cache)
+        if self._disk is not None and not self._disk.may_enter(sequence, self._cache):
+            return False
+        try:
+            return self._adapters.enter(sequence.adapter_set)
+        except CallFailed as failed:
+            self._refused.append((sequence, failed.failure))
+            return False
 
     def _evicted(self, block: Block) -> None:
         if self._disk is not None:

@@ -1,4 +1,4 @@
-"""The routes for a worker's LoRA adapters: load one by name, list them, take one away.
+"""The routes for a worker's LoRA adapters: make one known by name, list them, take one away.
 
 Files come from one configured folder: whoever holds the shared secret names files, not the machine's paths.
 """
@@ -7,21 +7,27 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
+import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Protocol
 
+from msgspec import structs
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
 from workers.llama.errors import AdapterError
-from workers.protocol.adapters import ADAPTERS_PATH, AdapterInfo, AdapterState, decode_load
+from workers.protocol.adapters import ADAPTERS_PATH, MAX_WAIT_S, AdapterInfo, AdapterState, decode_load
 from workers.protocol.failures import CallFailed, Failure, FailureCode
 from workers.service.bodies import answer, decoded, read_body, refusal
 
 MAX_BODY_BYTES = 64 << 10
+
+LOOK_S = 0.02
+"""How often an answer that waits looks whether an adapter is freed."""
 
 logger = logging.getLogger(__name__)
 
@@ -29,7 +35,8 @@ logger = logging.getLogger(__name__)
 class Shelf(Protocol):
     """What the routes need of `workers.engine.adapters.AdapterShelf`. Everything but `infos` may block."""
 
-    def load(self, name: str, path: Path, *, pinned: bool = False) -> AdapterInfo: ...
+    def register(self, name: str, path: Path, *, pinned: bool = False, sha256: str = "") -> AdapterInfo: ...
+    def inspect(self, name: str, path: Path, *, pinned: bool = False, sha256: str = "") -> AdapterInfo: ...
     def unload(self, name: str) -> AdapterInfo: ...
     def infos(self) -> list[AdapterInfo]: ...
     @property
@@ -57,10 +64,14 @@ class AdapterRoutes:
         try:
             asked = decoded(decode_load, await read_body(request, MAX_BODY_BYTES))
             path = self._located(asked.path)
+            act = self._shelf.inspect if asked.check else self._shelf.register
             async with self._loading:
-                return await _told(partial(self._shelf.load, asked.name, path, pinned=asked.pinned))
+                info = await _done(partial(act, asked.name, path, pinned=asked.pinned, sha256=asked.sha256))
         except CallFailed as failed:
             return refusal(failed.failure)
+        if not asked.check:
+            _log(info)
+        return answer(info)
 
     def names(self) -> tuple[str, ...]:
         """Of the adapters that calls may use."""
@@ -71,7 +82,7 @@ class AdapterRoutes:
         return {info.name: info.sha256 for info in self._shelf.infos() if info.state is not AdapterState.LEAVING}
 
     def resident(self) -> tuple[str, ...]:
-        """Those in memory that calls may use."""
+        """Those of them that are in memory."""
         return tuple(info.name for info in self._shelf.infos() if info.state is AdapterState.LOADED)
 
     def load_ms(self) -> float:
@@ -87,9 +98,23 @@ class AdapterRoutes:
 
     async def unload(self, request: Request) -> Response:
         try:
-            return await _told(partial(self._shelf.unload, request.path_params["name"]))
+            wait_s = _wait_s(request.query_params.get("wait_s", "0"))
+            info = await _done(partial(self._shelf.unload, request.path_params["name"]))
         except CallFailed as failed:
             return refusal(failed.failure)
+        _log(info)
+        return answer(await self._left(info, wait_s))
+
+    async def _left(self, info: AdapterInfo, wait_s: float) -> AdapterInfo:
+        """How it stands with what was taken away, once it is freed or after `wait_s`."""
+        until = time.monotonic() + wait_s
+        while True:
+            left = [one for one in self._shelf.infos() if one.state is AdapterState.LEAVING and one.name == info.name]
+            if not left:
+                return structs.replace(info, state=AdapterState.GONE, calls=0)
+            if time.monotonic() >= until:
+                return structs.replace(info, calls=sum(one.calls for one in left))
+            await asyncio.sleep(LOOK_S)
 
     def _located(self, asked: str) -> Path:
         """The file inside the folder, links followed. Raises CallFailed."""
@@ -108,14 +133,28 @@ class AdapterRoutes:
         return path
 
 
-async def _told(act: Callable[[], AdapterInfo]) -> Response:
+async def _done(act: Callable[[], AdapterInfo]) -> AdapterInfo:
     """Off the loop: files are read, and the engine is waited for. Raises CallFailed."""
     try:
-        info = await asyncio.to_thread(act)
+        return await asyncio.to_thread(act)
     except AdapterError as error:
         raise CallFailed(Failure(FailureCode.INVALID_REQUEST, str(error), "path")) from None
+
+
+def _log(info: AdapterInfo) -> None:
     logger.info("adapter %s (%s..., %d bytes) is %s", info.name, info.sha256[:12], info.size, info.state.value)
-    return answer(info)
+
+
+def _wait_s(text: str) -> float:
+    """Raises CallFailed."""
+    try:
+        wait_s = float(text)
+    except ValueError:
+        wait_s = math.nan
+    if not 0.0 <= wait_s <= MAX_WAIT_S:
+        message = f"wait_s: {text[:40]!r} is no number of seconds from 0 to {MAX_WAIT_S:g}"
+        raise CallFailed(Failure(FailureCode.INVALID_REQUEST, message, "wait_s"))
+    return wait_s
 
 
 def _outside(asked: str) -> Failure:

@@ -26,6 +26,8 @@ from workers.protocol.requests import AdapterUse
 PIRATE = DEMO.parent / "paddock-demo-pirate-lora.gguf"
 SHAKESPEARE = STORIES.parent / "stories260K-shakespeare-lora.gguf"
 
+PATIENCE_S = 0.05
+
 PROMPT = "<|user|>What is the capital of France?<|end|><|assistant|>"
 
 
@@ -45,10 +47,12 @@ class Shop(Bench):
 
 
 @contextmanager
-def shop(model: Model, *, slots: int = 4, max_adapters: int = 8, max_bytes: int = 0) -> Iterator[Shop]:
+def shop(
+    model: Model, *, slots: int = 4, max_adapters: int = 8, max_bytes: int = 0, patience_s: float = 2.0
+) -> Iterator[Shop]:
     heard = Heard()
     with Context(model, ONE_THREAD, slots=slots, kv_tokens=2048) as context:
-        shelf = AdapterShelf(model, context, max_adapters=max_adapters, max_bytes=max_bytes)
+        shelf = AdapterShelf(model, context, max_adapters=max_adapters, max_bytes=max_bytes, patience_s=patience_s)
         engine = Engine(model, context, slots=slots, n_ctx=512, emit=heard.emit, adapters=shelf)
         engine.start()
         try:
@@ -64,7 +68,7 @@ def shop(model: Model, *, slots: int = 4, max_adapters: int = 8, max_bytes: int 
 @pytest.fixture
 def demo_shop(demo: Model) -> Iterator[Shop]:
     with shop(demo) as one:
-        one.shelf.load("pirate", PIRATE)
+        one.shelf.register("pirate", PIRATE)
         yield one
 
 
@@ -78,7 +82,7 @@ def test_what_the_models_readme_says(stories: Model) -> None:
     if not SHAKESPEARE.exists():
         pytest.skip(f"{SHAKESPEARE} is not there")
     with shop(stories) as bench:
-        bench.shelf.load("shakespeare", SHAKESPEARE)
+        bench.shelf.register("shakespeare", SHAKESPEARE)
         request = bench.request("Look in thy glass", 48)
         plain, verse = bench.answer(request), bench.answer(bench.with_(request, "shakespeare"))
     assert "toys" in plain
@@ -111,8 +115,8 @@ def test_no_prefix_is_shared_across_adapters_or_scales(demo_shop: Shop) -> None:
 def test_calls_beside_each_other_say_what_each_says_alone(demo: Model, files: list[Path], rounds: int) -> None:
     prompts = [PROMPT, "<|user|>Tell me a story.<|end|><|assistant|>", "<|user|>Hello!<|end|><|assistant|>"]
     with shop(demo, slots=8) as bench:
-        bench.shelf.load("pirate", PIRATE)
-        bench.shelf.load("other", files[0])
+        bench.shelf.register("pirate", PIRATE)
+        bench.shelf.register("other", files[0])
         uses: list[tuple[tuple[str, float], ...]] = [
             (),
             (("pirate", 1.0),),
@@ -136,8 +140,8 @@ def test_calls_beside_each_other_say_what_each_says_alone(demo: Model, files: li
 
 def test_the_order_of_names_makes_no_difference(demo: Model, files: list[Path]) -> None:
     with shop(demo) as bench:
-        bench.shelf.load("a", files[0])
-        bench.shelf.load("b", files[1])
+        bench.shelf.register("a", files[0])
+        bench.shelf.register("b", files[1])
         request = bench.request(PROMPT * 4, 8)
         one = bench.with_(request, ("a", 1.0), ("b", 0.5))
         other = bench.with_(request, ("b", 0.5), ("a", 1.0))
@@ -168,13 +172,13 @@ def test_an_adapter_that_is_in_use_leaves_when_its_last_call_ends(demo_shop: Sho
 
 def test_a_name_with_new_contents_never_meets_the_old_ones_prefix(demo: Model, files: list[Path]) -> None:
     with shop(demo) as bench:
-        old = bench.shelf.load("mine", files[0])
+        old = bench.shelf.register("mine", files[0])
         request = bench.request(PROMPT * 4, 200, ignore_eos=True)
         before = bench.answer(bench.with_(request, "mine"))
         running = bench.with_(request, "mine")
         bench.submit(running)
         bench.heard.until(lambda: len(bench.heard.calls[running.key]) > 3)
-        new = bench.shelf.load("mine", files[1])
+        new = bench.shelf.register("mine", files[1])
         assert new.sha256 != old.sha256
         renewed = bench.with_(request, "mine")
         after = bench.answer(renewed)
@@ -182,55 +186,122 @@ def test_a_name_with_new_contents_never_meets_the_old_ones_prefix(demo: Model, f
         assert bench.heard.text(running.key) == before, "a running call keeps the weights that it began with"
         assert after != before
         assert bench.heard.started(renewed.key).num_cached_tokens == 0
-        assert bench.shelf.load("mine", files[1]) == bench.shelf.infos()[0]
+        assert bench.shelf.register("mine", files[1]) == bench.shelf.infos()[0]
 
 
-def test_the_one_used_longest_ago_makes_room_and_comes_back(demo: Model, files: list[Path]) -> None:
+def test_a_call_brings_its_adapter_and_the_one_used_longest_ago_makes_room(demo: Model, files: list[Path]) -> None:
     with shop(demo, max_adapters=2) as bench:
-        bench.shelf.load("a", files[0])
-        bench.shelf.load("b", files[1])
+        for name, file in zip("abc", files[:3], strict=True):
+            assert bench.shelf.register(name, file).state is AdapterState.KNOWN
+        assert (bench.shelf.num_loaded, bench.shelf.load_ms, bench.shelf.room) == (0, 0.0, 2)
         request = bench.request(PROMPT, 12)
         said = bench.answer(bench.with_(request, "a"))
-        bench.shelf.load("c", files[2])
-        assert bench.states() == {"a": AdapterState.LOADED, "b": AdapterState.EVICTED, "c": AdapterState.LOADED}
+        assert bench.states() == {"a": AdapterState.LOADED, "b": AdapterState.KNOWN, "c": AdapterState.KNOWN}
+        assert bench.shelf.load_ms > 0
         bench.answer(bench.with_(request, "b"))
-        assert bench.states()["a"] is AdapterState.EVICTED
+        bench.answer(bench.with_(request, "c"))
+        assert bench.states() == {"a": AdapterState.KNOWN, "b": AdapterState.LOADED, "c": AdapterState.LOADED}
         assert bench.answer(bench.with_(request, "a")) == said
+        assert bench.states()["b"] is AdapterState.KNOWN
 
 
-def test_calls_for_more_adapters_than_there_is_room_for_are_refused_as_busy(demo: Model, files: list[Path]) -> None:
-    with shop(demo, max_adapters=2) as bench:
-        bench.shelf.load("a", files[0], pinned=True)
-        bench.shelf.load("b", files[1])
-        bench.shelf.load("c", files[2])
-        request = bench.request(PROMPT, 300, ignore_eos=True)
-        key = bench.submit(bench.with_(request, "b"))
-        with pytest.raises(CallFailed, match="2 adapters") as refusal:
-            bench.submit(bench.with_(request, "c"))
+def test_a_pinned_one_is_loaded_at_once_and_stays(demo: Model, files: list[Path]) -> None:
+    with shop(demo, max_adapters=1) as bench:
+        assert bench.shelf.register("a", files[0], pinned=True).state is AdapterState.LOADED
+        bench.shelf.register("b", files[1])
+        with pytest.raises(CallFailed, match="max_adapters 1") as refusal:
+            bench.submit(bench.with_(bench.request(PROMPT, 4), "b"))
         assert refusal.value.failure.code is FailureCode.BUSY
-        with pytest.raises(CallFailed, match="2 adapters"):
-            bench.shelf.load("d", files[3])
-        bench.wait(key)
-        bench.wait(bench.submit(bench.with_(request, "c")))
-        with pytest.raises(CallFailed):
-            bench.submit(bench.with_(request, "a", "b", "c"))
-        assert bench.states()["a"] is AdapterState.LOADED
+        for act in (bench.shelf.register, bench.shelf.inspect):
+            with pytest.raises(CallFailed, match="no room for one that is pinned"):
+                act("c", files[2], pinned=True)
+        assert bench.shelf.room == 0
+        bench.shelf.register("a", files[0])
+        bench.answer(bench.with_(bench.request(PROMPT, 4), "b"))
+
+
+def test_a_call_that_finds_no_room_waits_and_others_pass_it(demo: Model, files: list[Path]) -> None:
+    with shop(demo, max_adapters=2) as bench:
+        bench.shelf.register("a", files[0], pinned=True)
+        for name, file in zip("bc", files[1:3], strict=True):
+            bench.shelf.register(name, file)
+        short = bench.request(PROMPT, 8)
+        alone = {name: bench.answer(bench.with_(short, name)) for name in "bc"}
+        plain = bench.answer(short)
+        long = bench.request(PROMPT, 300, ignore_eos=True)
+        key = bench.submit(bench.with_(long, "b"))
+        bench.heard.until(lambda: len(bench.heard.calls[key]) > 3)
+        waits = bench.submit(bench.with_(short, "c"))
+        passing = [bench.submit(bench.again(short)), bench.submit(bench.with_(short, "b"))]
+        bench.wait(*passing)
+        assert [bench.heard.text(one) for one in passing] == [plain, alone["b"]]
+        assert bench.shelf.room == 0
+        assert not bench.heard.calls.get(waits)
+        assert bench.engine.load().slots_busy == 1, "the one that waits holds no slot"
+        bench.engine.check_integrity()
+        bench.wait(waits)
+        assert bench.heard.text(waits) == alone["c"]
+        assert bench.heard.finished(key).usage.completion_tokens == 300, "it waited until the other one had ended"
+
+
+def test_one_that_waits_long_for_room_is_not_passed_for_ever(demo: Model, files: list[Path]) -> None:
+    with shop(demo, max_adapters=1, patience_s=PATIENCE_S) as bench:
+        for name, file in zip("ab", files[:2], strict=True):
+            bench.shelf.register(name, file)
+        request = bench.request(PROMPT, 60, ignore_eos=True)
+        running = [bench.submit(bench.with_(request, "a")) for _ in range(2)]
+        waits = bench.submit(bench.with_(request, "b"))
+        # From here on "a" is always in use: a new call begins before the last one ends.
+        for _ in range(30):
+            bench.heard.until(lambda: len(bench.heard.calls[running[-1]]) > 8)
+            if bench.heard.calls.get(waits):
+                break
+            running.append(bench.submit(bench.with_(request, "a")))
+            if len(running) > 3:
+                bench.wait(running[-3])
+        assert bench.heard.calls.get(waits), "it never got its turn"
+        bench.wait(waits, *running)
+
+
+def test_contents_that_are_not_what_the_fleet_knows_are_refused(demo: Model, files: list[Path]) -> None:
+    with shop(demo) as bench:
+        one = bench.shelf.register("a", files[0])
+        assert bench.shelf.register("a", files[0], sha256=one.sha256) == one
+        for act in (bench.shelf.register, bench.shelf.inspect):
+            with pytest.raises(AdapterError, match="holds other contents") as refusal:
+                act("a", files[1], sha256=one.sha256)
+            assert one.sha256 in str(refusal.value)
+            assert bench.shelf.inspect("x", files[1]).sha256 in str(refusal.value)
+        assert [info.name for info in bench.shelf.infos()] == ["a"], "looking changes nothing"
+
+
+def test_a_name_of_the_settings_stays_as_it_is(demo: Model, files: list[Path]) -> None:
+    with shop(demo) as bench:
+        fixed = bench.shelf.register("a", files[0], fixed=True)
+        assert fixed.fixed
+        assert bench.shelf.register("a", files[0], pinned=True) == fixed
+        for act in (bench.shelf.register, bench.shelf.inspect):
+            with pytest.raises(CallFailed, match="stands in this worker's settings"):
+                act("a", files[1])
+        with pytest.raises(CallFailed, match="take it out there"):
+            bench.shelf.unload("a")
 
 
 def test_bytes_bound_the_shelf_too(demo: Model, files: list[Path]) -> None:
     size = files[0].stat().st_size
     with shop(demo, max_bytes=2 * size) as bench:
         for number, file in enumerate(files[:3]):
-            bench.shelf.load(str(number), file)
-        assert list(bench.states().values()) == [AdapterState.EVICTED, AdapterState.LOADED, AdapterState.LOADED]
+            bench.shelf.register(str(number), file)
+            bench.answer(bench.with_(bench.request(PROMPT, 2), str(number)))
+        assert list(bench.states().values()) == [AdapterState.KNOWN, AdapterState.LOADED, AdapterState.LOADED]
+        assert bench.shelf.room == 2
     with shop(demo, max_bytes=size - 1) as bench, pytest.raises(AdapterError, match="raise adapters_mib"):
-        bench.shelf.load("a", files[0])
+        bench.shelf.register("a", files[0])
 
 
-def test_an_evicted_adapter_whose_file_changed_fails_its_call_only(demo: Model, files: list[Path]) -> None:
+def test_an_adapter_whose_file_changed_meanwhile_fails_its_call_only(demo: Model, files: list[Path]) -> None:
     with shop(demo, max_adapters=1) as bench:
-        bench.shelf.load("a", files[0])
-        bench.shelf.load("b", files[1])
+        bench.shelf.register("a", files[0])
         files[0].write_bytes(files[2].read_bytes())
         request = bench.request(PROMPT, 4)
         key = bench.submit(bench.with_(request, "a"))
@@ -239,7 +310,7 @@ def test_an_evicted_adapter_whose_file_changed_fails_its_call_only(demo: Model, 
         assert isinstance(last, Failed)
         assert "changed since it was checked" in last.failure.message
         assert not any(isinstance(event, Started) for event in bench.heard.calls[key])
-        bench.shelf.load("a", files[0])
+        bench.shelf.register("a", files[0])
         bench.answer(bench.with_(request, "a"))
 
 
@@ -265,10 +336,10 @@ def test_a_bad_file_is_refused_while_calls_run(demo_shop: Shop, tmp_path: Path) 
     cut = tmp_path / "cut.gguf"
     cut.write_bytes(PIRATE.read_bytes()[:-1])
     with pytest.raises(AdapterError, match="truncated"):
-        demo_shop.shelf.load("pirate", cut)
+        demo_shop.shelf.register("pirate", cut)
     demo_shop.wait(key)
     assert demo_shop.heard.finished(key).usage.completion_tokens == 100
-    assert demo_shop.states() == {"pirate": AdapterState.LOADED}
+    assert demo_shop.states() == {"pirate": AdapterState.KNOWN}
 
 
 def test_loading_and_unloading_from_many_threads_beside_calls(demo: Model, files: list[Path]) -> None:
@@ -277,7 +348,7 @@ def test_loading_and_unloading_from_many_threads_beside_calls(demo: Model, files
         request = bench.request(PROMPT, 16)
         said = {}
         for number, file in enumerate(files):
-            bench.shelf.load(str(number), file)
+            bench.shelf.register(str(number), file)
             said[number] = bench.answer(bench.with_(request, str(number)))
 
         refused: list[FailureCode] = []
@@ -286,7 +357,7 @@ def test_loading_and_unloading_from_many_threads_beside_calls(demo: Model, files
             for _ in range(6):
                 try:
                     bench.shelf.unload(str(number))
-                    bench.shelf.load(str(number), files[number])
+                    bench.shelf.register(str(number), files[number])
                 except CallFailed as failed:
                     refused.append(failed.failure.code)
 

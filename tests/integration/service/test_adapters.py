@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import os
 import shutil
@@ -120,24 +119,63 @@ async def test_loaded_named_and_taken_away_at_run_time(
 ) -> None:
     info = await load(gateway, name="team/one", path="team/one.gguf")
     assert isinstance(info, AdapterInfo)
-    assert (info.name, info.state, info.rank, info.calls) == ("team/one", AdapterState.LOADED, 4, 0)
+    assert (info.name, info.state, info.rank, info.calls) == ("team/one", AdapterState.KNOWN, 4, 0)
     plain, one = await say(gateway, (), (AdapterUse("team/one"),))
     assert one != plain
+    assert (await listed(session, address))["team/one"].state is AdapterState.LOADED
     again = await load(gateway, name="team/one", path="link.gguf")
     assert isinstance(again, AdapterInfo)
     assert again.sha256 == info.sha256
-    status, body = await unload(session, address, "team/one")
+    status, body = await unload(session, address, "team/one?wait_s=10")
     assert status == 200
-    assert decode_info(body).state is AdapterState.LEAVING
-    async with asyncio.timeout(10):  # the engine's thread frees it between two steps
-        while set(await listed(session, address)) != {"pirate"}:  # noqa: ASYNC110 - another process
-            await asyncio.sleep(0.01)
+    assert decode_info(body).state is AdapterState.GONE
+    assert set(await listed(session, address)) == {"pirate"}
     refused = await gateway.submit(9, "Hello!", adapters=(AdapterUse("team/one"),))
     assert isinstance(refused, Failure)
     assert refused.message == "no adapter is named 'team/one'; use one of: pirate"
     status, body = await unload(session, address, "team/one")
     assert status == 400
     assert b"no adapter is named" in body
+
+
+async def test_taking_one_away_waits_for_its_calls(
+    gateway: Gateway, session: aiohttp.ClientSession, address: str
+) -> None:
+    assert isinstance(await load(gateway, name="busy", path="team/one.gguf"), AdapterInfo)
+    async with gateway.connected() as heard:
+        long = Sampling(temperature=0)
+        use = (AdapterUse("busy"),)
+        await gateway.submit(0, "Hello!", adapters=use, sampling=long, max_tokens=400, ignore_eos=True)
+        status, body = await unload(session, address, "busy?wait_s=0.01")
+        left = decode_info(body)
+        assert (status, left.state, left.calls) == (200, AdapterState.LEAVING, 1)
+        assert isinstance(await load(gateway, name="busy", path="team/one.gguf"), AdapterInfo)
+        status, body = await unload(session, address, "busy?wait_s=60")
+        assert (status, decode_info(body).state) == (200, AdapterState.GONE)
+        await heard.until_end(0)
+    status, body = await unload(session, address, "pirate?wait_s=x")
+    assert (status, b"wait_s" in body) == (400, True)
+
+
+async def test_what_is_only_checked_is_not_there(
+    gateway: Gateway, session: aiohttp.ClientSession, address: str
+) -> None:
+    info = await load(gateway, name="looked-at", path="team/one.gguf", check=True)
+    assert isinstance(info, AdapterInfo)
+    assert set(await listed(session, address)) == {"pirate"}
+    other = await load(gateway, name="looked-at", path="team/one.gguf", sha256="00" * 32)
+    assert isinstance(other, Failure)
+    assert (other.param, "holds other contents" in other.message) == ("path", True)
+    assert info.sha256 in other.message
+
+
+async def test_what_the_settings_name_is_fixed(gateway: Gateway, session: aiohttp.ClientSession, address: str) -> None:
+    refused = await load(gateway, name="pirate", path="team/one.gguf")
+    assert isinstance(refused, Failure)
+    assert "stands in this worker's settings" in refused.message
+    status, body = await unload(session, address, "pirate")
+    assert (status, b"take it out there" in body) == (400, True)
+    assert (await listed(session, address))["pirate"].fixed
 
 
 @pytest.mark.parametrize(
