@@ -16,6 +16,7 @@ from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, Settings
 
 from workers import sources
 from workers.protocol.catalog import MAX_CTX, MAX_KV_TOKENS, MAX_SLOTS
+from workers.redis_url import checked
 
 
 class PaddockSettings(BaseSettings):
@@ -30,7 +31,11 @@ class PaddockSettings(BaseSettings):
         "~/.paddock"
     )
     redis_url: Annotated[
-        str, Field(description="Redis to use; empty: `paddock up` starts a private one on a Unix socket")
+        str,
+        Field(
+            description="Redis to use: a server, Sentinels or a Cluster, with TLS or without (docs/redis.md); empty: "
+            "`paddock up` starts a private one on a Unix socket"
+        ),
     ] = ""
     worker_secret: Annotated[
         str, Field(description="secret that gateways and workers share; empty: `paddock up` makes one")
@@ -63,9 +68,9 @@ class PaddockSettings(BaseSettings):
 
     @field_validator("redis_url")
     @classmethod
-    def _scheme_of_redis(cls, value: str) -> str:
-        if value and not value.startswith(("redis://", "rediss://", "unix://")):
-            raise ValueError("must begin with redis://, rediss:// or unix://")
+    def _whole_redis_url(cls, value: str) -> str:
+        if value:
+            checked(value)
         return value
 
     @field_validator("*", mode="after")

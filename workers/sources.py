@@ -21,6 +21,7 @@ from pydantic.fields import FieldInfo
 from pydantic_settings import BaseSettings, CliSettingsSource, EnvSettingsSource, PydanticBaseSettingsSource
 
 from workers.flags import FlagParser, UnknownFlag, flag
+from workers.redis_url import masked as masked_url
 
 PREFIX = "PADDOCK_"
 
@@ -149,7 +150,7 @@ def masked(name: str, value: object) -> object:
     if name in SECRETS:
         return "********" if value not in ("", "[]") else value
     if name == "redis_url":
-        return re.sub(r"(://[^:/@]*):[^@]*@", r"\1:********@", str(value))
+        return masked_url(str(value))
     return str(value) if isinstance(value, Path) else value
 
 

@@ -8,15 +8,15 @@ from collections.abc import Callable
 from contextlib import suppress
 
 import redis.asyncio
-from redis.exceptions import RedisError
+from redis.exceptions import ConnectionError, RedisError
 
 from gateway.store.cancellation import raise_if_cancelled
 
 log = logging.getLogger(__name__)
 
 RETRY_S = 0.2
-SILENCE_S = 5.0
-"""How long one read waits before it is asked again; not a limit on silence."""
+SILENCE_S = 2.0
+"""After so long without a message the server is asked whether it is there; after so long again it counts as gone."""
 
 
 async def follow(
@@ -30,11 +30,17 @@ async def follow(
         pubsub = redis.pubsub()
         try:
             await pubsub.subscribe(channel)
+            asked = False
             while True:
                 raise_if_cancelled()
                 message = await pubsub.get_message(timeout=SILENCE_S)
                 if message is None:
+                    if asked:
+                        raise ConnectionError(f"no answer to a ping in {SILENCE_S:g} s")
+                    await pubsub.ping()
+                    asked = True
                     continue
+                asked = False
                 if message["type"] == "message":
                     on_message(message["data"])
                 elif message["type"] == "subscribe":

@@ -1,4 +1,4 @@
-"""Script calls of one gateway process, in order, over one connection; what is asked meanwhile joins the next batch.
+"""Script calls of one gateway process, in order; what is asked while a batch is on its way joins the next one.
 
 Under load many calls share one round trip (a script call costs a third as much). The order makes giving up safe: a
 withdrawal that is sent after an acquisition runs after it, even if nobody waits for the acquisition's answer any more.
@@ -10,24 +10,27 @@ import asyncio
 import logging
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Any, TypeGuard
 
 import redis.asyncio
 from redis.exceptions import (
+    AskError,
     BusyLoadingError,
     ClusterDownError,
+    ClusterError,
     ConnectionError,
     MasterDownError,
-    NoScriptError,
     OutOfMemoryError,
     ReadOnlyError,
     RedisError,
+    ResponseError,
     TimeoutError,
     TryAgainError,
 )
 
 from gateway.errors import StoreUnavailable
+from gateway.store.runner import MENDABLE, Call, runner_for
 from gateway.store.scripts import Script
 
 log = logging.getLogger(__name__)
@@ -44,9 +47,17 @@ AWAY = (
     OutOfMemoryError,
     ReadOnlyError,
     TryAgainError,
+    AskError,
+    ClusterError,
 )
-"""What a Redis that is away, starting, full or being replaced answers with."""
+"""What a Redis that is away, starting, full or being replaced answers with. A slot that is on its way to another server
+(AskError) has keys on both: no script can see them all."""
 
+AWAY_IN_SCRIPTS = ("-LOADING", "-MASTERDOWN", "-MISCONF", "-NOREPLICAS", "-OOM", "-READONLY", "non local key")
+"""The same, met by a script while it ran; in some versions it is the script's error then."""
+
+MENDS = 3
+"""How often a batch is tried again after what was wrong has been put right."""
 
 LOG_EVERY_S = 10.0
 """How often at most the log says why Redis does not take requests."""
@@ -59,35 +70,47 @@ def unavailable(error: BaseException) -> StoreUnavailable:
     return told
 
 
+def is_away(answer: object) -> TypeGuard[BaseException]:
+    """Whether this answer says that the store can't be used now, and not that the request was wrong."""
+    if isinstance(answer, AWAY):
+        return True
+    return isinstance(answer, ResponseError) and any(sign in str(answer) for sign in AWAY_IN_SCRIPTS)
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class _Job:
-    script: Script
-    arguments: tuple[str | int, ...]
+    call: Call
     answer: asyncio.Future[Any]
 
 
-class Pipe:
-    """Runs scripts in the order they were asked for. One event loop; the sending task lives while there is work.
+@dataclass(slots=True, eq=False)
+class _Lane:
+    jobs: list[_Job] = field(default_factory=list)
+    sender: asyncio.Task[None] | None = None
 
-    A batch has `timeout_s`, connecting included: a caller waits for at most two of them when Redis hangs.
+
+class Pipe:
+    """Runs scripts in the order they were asked for. One event loop; sending tasks live while there is work.
+
+    A batch has `timeout_s`, connecting included: a caller waits for at most two of them when Redis hangs. On a Cluster
+    each prefix has a lane of its own, so that a server that is away holds up its own models only.
     """
 
     def __init__(self, redis: redis.asyncio.Redis, scripts: Sequence[Script], timeout_s: float) -> None:
-        self._redis = redis
-        self._scripts = scripts
+        self._runner = runner_for(redis, scripts)
         self._timeout_s = timeout_s
-        self._loaded = False
-        self._jobs: list[_Job] = []
-        self._sender: asyncio.Task[None] | None = None
+        self._lanes: dict[str, _Lane] = {}
         self._logged_at = float("-inf")
 
     def send(self, script: Script, prefix: str, *arguments: str | int) -> asyncio.Future[Any]:
         """Asks without waiting. The script runs whether or not anybody awaits the answer, which may fail with
         StoreUnavailable, or redis.ResponseError if the script itself is at fault."""
         answer: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
-        self._jobs.append(_Job(script, (script.sha, 1, prefix, *arguments), answer))
-        if self._sender is None:
-            self._sender = asyncio.create_task(self._send_all(), name="redis scripts")
+        name = self._runner.lane(prefix)
+        lane = self._lanes.setdefault(name, _Lane())
+        lane.jobs.append(_Job((script.sha, 1, prefix, *arguments), answer))
+        if lane.sender is None:
+            lane.sender = asyncio.create_task(self._send_all(name, lane), name="redis scripts")
         return answer
 
     def post(self, script: Script, prefix: str, *arguments: str | int) -> None:
@@ -96,24 +119,23 @@ class Pipe:
 
     async def close(self) -> None:
         """Waits until everything asked for has run or failed."""
-        while self._sender is not None:
-            await asyncio.wait({self._sender})
+        while senders := {lane.sender for lane in self._lanes.values() if lane.sender is not None}:
+            await asyncio.wait(senders)
 
-    async def _send_all(self) -> None:
+    async def _send_all(self, name: str, lane: _Lane) -> None:
         try:
-            while self._jobs:
-                batch, self._jobs = self._jobs[:MAX_BATCH], self._jobs[MAX_BATCH:]
+            while lane.jobs:
+                batch, lane.jobs = lane.jobs[:MAX_BATCH], lane.jobs[MAX_BATCH:]
                 await self._run(batch)
         finally:
-            self._sender = None
-            for job in self._jobs:
+            del self._lanes[name]
+            for job in lane.jobs:
                 job.answer.cancel()
-            self._jobs = []
 
     async def _run(self, batch: list[_Job]) -> None:
         try:
             async with asyncio.timeout(self._timeout_s):
-                answers = await self._answers(batch)
+                answers = await self._answers([job.call for job in batch])
         except (RedisError, OSError) as error:  # TimeoutError is one of the latter
             answers = [error] * len(batch)
         except asyncio.CancelledError:
@@ -121,7 +143,7 @@ class Pipe:
                 job.answer.cancel()
             raise
         for job, answer in zip(batch, answers, strict=True):
-            if isinstance(answer, AWAY):
+            if is_away(answer):
                 self._log_why(answer)
             _settle(job, answer)
 
@@ -132,43 +154,22 @@ class Pipe:
             what = str(error) or "no answer in time"
             log.warning("no requests to Redis (%s: %s); check PADDOCK_REDIS_URL", type(error).__name__, what)
 
-    async def _answers(self, batch: list[_Job]) -> list[Any]:
-        if not self._loaded:
-            await self._load()
-        answers = await self._execute(batch)
-        unknown = [job for job, answer in zip(batch, answers, strict=True) if isinstance(answer, NoScriptError)]
-        if not unknown:
-            return answers
-        await self._load()
-        again = dict(zip(unknown, await self._execute(unknown), strict=True))
-        return [again.get(job, answer) for job, answer in zip(batch, answers, strict=True)]
-
-    async def _execute(self, batch: list[_Job]) -> list[Any]:
-        """One answer or exception per job; raises if the connection fails."""
-        if len(batch) == 1:
-            try:
-                sha, _, *rest = batch[0].arguments
-                return [await self._redis.evalsha(str(sha), 1, *rest)]
-            except NoScriptError as error:
-                return [error]
-        async with self._redis.pipeline(transaction=False) as pipeline:
-            for job in batch:
-                pipeline.execute_command("EVALSHA", *job.arguments)
-            return await pipeline.execute(raise_on_error=False)
-
-    async def _load(self) -> None:
-        """All at once: a batch of which Redis knew some scripts only would be run out of order."""
-        async with self._redis.pipeline(transaction=False) as pipeline:
-            for script in self._scripts:
-                pipeline.script_load(script.source)
-            await pipeline.execute()
-        self._loaded = True
+    async def _answers(self, calls: list[Call]) -> list[Any]:
+        """From the first call on that a server could not run as it is, all run again: in order, and some twice."""
+        answers = await self._runner.run(calls)
+        for _ in range(MENDS):
+            ill = next((at for at, answer in enumerate(answers) if isinstance(answer, MENDABLE)), None)
+            if ill is None:
+                break
+            await self._runner.mend(calls[ill], answers[ill])
+            answers[ill:] = await self._runner.run(calls[ill:])
+        return answers
 
 
 def _settle(job: _Job, answer: Any) -> None:
     if job.answer.done():  # whoever asked has given up
         return
-    if isinstance(answer, AWAY):
+    if is_away(answer):
         job.answer.set_exception(unavailable(answer))
     elif isinstance(answer, BaseException):
         job.answer.set_exception(answer)

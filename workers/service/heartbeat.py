@@ -11,10 +11,9 @@ import logging
 from collections.abc import Callable
 
 from redis.asyncio import Redis
-from redis.asyncio.retry import Retry
-from redis.backoff import NoBackoff
 from redis.exceptions import RedisError
 
+from workers import redis_link
 from workers.protocol import keys
 from workers.protocol.heartbeat import BEAT, Heartbeat, decode_heartbeat, record_of
 
@@ -25,13 +24,8 @@ logger = logging.getLogger(__name__)
 
 
 def connect(url: str) -> Redis:
-    """A client that fails fast and does not retry by itself: the next beat is the retry."""
-    return Redis.from_url(
-        url,
-        socket_timeout=REDIS_TIMEOUT_S,
-        socket_connect_timeout=REDIS_TIMEOUT_S,
-        retry=Retry(NoBackoff(), 0),
-    )
+    """A client that fails fast and does not retry by itself: the next beat is the retry. Raises BadRedisUrl."""
+    return redis_link.connect(url, timeout_s=REDIS_TIMEOUT_S, retries=0)
 
 
 class Registration:
@@ -87,8 +81,9 @@ class Registration:
         heartbeat = self._read()
         name = keys.worker(heartbeat.model, heartbeat.worker)
         news = heartbeat.draining, heartbeat.adapters
-        async with self._redis.pipeline(transaction=True) as pipe:
-            pipe.hset(name, mapping=record_of(heartbeat))
+        # No transaction: `pd:models` lies elsewhere on a Cluster, and what a broken one leaves the next beat completes.
+        async with self._redis.pipeline(transaction=False) as pipe:
+            pipe.hset(name, mapping=dict(record_of(heartbeat)))
             pipe.pexpire(name, int(keys.HEARTBEAT_TTL_S * 1000))
             pipe.sadd(keys.workers(heartbeat.model), heartbeat.worker)
             pipe.sadd(keys.MODELS, heartbeat.model)

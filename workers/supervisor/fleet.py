@@ -8,11 +8,9 @@ import time
 from collections.abc import Iterable, Sequence
 from typing import Protocol
 
-import redis.asyncio
-from redis.asyncio.retry import Retry
-from redis.backoff import NoBackoff
 from redis.exceptions import RedisError
 
+from workers import redis_link
 from workers.protocol import keys
 from workers.protocol.catalog import ModelSpec
 from workers.sources import masked
@@ -43,13 +41,8 @@ class Fleet:
 
     def __init__(self, redis_url: str) -> None:
         self._url = redis_url
-        self._client: redis.asyncio.Redis = redis.asyncio.Redis.from_url(
-            redis_url,
-            socket_timeout=TIMEOUT_S,
-            socket_connect_timeout=TIMEOUT_S,
-            # Whoever calls decides whether to try again.
-            retry=Retry(NoBackoff(), 0),
-        )
+        # Whoever calls decides whether to try again.
+        self._client = redis_link.connect(redis_url, timeout_s=TIMEOUT_S, retries=0)
 
     async def forget(self, model: str, worker_id: str) -> None:
         """Removes a dead worker's heartbeat and wakes the gateways. Best effort: without Redis the record expires."""

@@ -1,0 +1,102 @@
+"""Runs a batch of script calls where their keys lie: on the one server there is, or on the right node of a Cluster."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+import redis.asyncio
+from redis.exceptions import MovedError, NoScriptError
+
+from gateway.store.scripts import Script
+from workers.redis_cluster import ClusterClient
+from workers.redis_link import cluster_of
+
+Call = tuple[str | int, ...]
+"""SHA-1, number of keys (1), key, arguments."""
+
+MENDABLE = (NoScriptError, MovedError)
+"""Answers of a server that would run the call, or knows who would: it has not been run."""
+
+
+class Runner(Protocol):
+    """Methods raise redis.RedisError and OSError."""
+
+    def lane(self, prefix: str) -> str:
+        """Calls whose prefixes have the same lane may share a batch."""
+        ...
+
+    async def run(self, calls: Sequence[Call]) -> list[Any]:
+        """One answer or exception for each call of one lane."""
+        ...
+
+    async def mend(self, call: Call, answer: Any) -> None:
+        """Puts right what kept the call from being run, one of MENDABLE."""
+        ...
+
+
+def runner_for(redis: redis.asyncio.Redis, scripts: Sequence[Script]) -> Runner:
+    cluster = cluster_of(redis)
+    return ServerRunner(redis, scripts) if cluster is None else ClusterRunner(cluster, scripts)
+
+
+class ServerRunner:
+    """All keys are on one server."""
+
+    def __init__(self, redis: redis.asyncio.Redis, scripts: Sequence[Script]) -> None:
+        self._redis = redis
+        self._scripts = scripts
+        self._loaded = False
+
+    def lane(self, prefix: str) -> str:
+        return ""
+
+    async def run(self, calls: Sequence[Call]) -> list[Any]:
+        if not self._loaded:
+            await self._load()
+        if len(calls) == 1:
+            try:
+                sha, _, *rest = calls[0]
+                return [await self._redis.evalsha(str(sha), 1, *rest)]
+            except NoScriptError as error:
+                return [error]
+        async with self._redis.pipeline(transaction=False) as pipeline:
+            for call in calls:
+                pipeline.execute_command("EVALSHA", *call)
+            return await pipeline.execute(raise_on_error=False)
+
+    async def mend(self, call: Call, answer: Any) -> None:
+        await self._load()
+
+    async def _load(self) -> None:
+        async with self._redis.pipeline(transaction=False) as pipeline:
+            for script in self._scripts:
+                pipeline.script_load(script.source)
+            await pipeline.execute()
+        self._loaded = True
+
+
+class ClusterRunner:
+    """Keys with the same hash tag are on one node, and each prefix has its own."""
+
+    def __init__(self, cluster: ClusterClient, scripts: Sequence[Script]) -> None:
+        self._cluster = cluster
+        self._scripts = scripts
+
+    def lane(self, prefix: str) -> str:
+        return prefix
+
+    async def run(self, calls: Sequence[Call]) -> list[Any]:
+        async with self._cluster.pipeline(transaction=False) as pipeline:
+            for call in calls:
+                pipeline.execute_command("EVALSHA", *call)
+            # What met a slot that has moved would else be sent again by itself, after what followed it.
+            return await pipeline.execute(raise_on_error=False, allow_redirections=False)
+
+    async def mend(self, call: Call, answer: Any) -> None:
+        if isinstance(answer, MovedError):
+            await self._cluster.refresh()
+            return
+        node = self._cluster.get_node_from_key(str(call[2]))
+        for script in self._scripts:
+            await self._cluster.execute_command("SCRIPT LOAD", script.source, target_nodes=node)

@@ -1,0 +1,172 @@
+"""A URL becomes a Redis client, the same way in gateways, workers and supervisors.
+
+A client connects on first use and again whenever it has to: a failed attempt closes its gate for a moment, longer after
+each failure and never equally long, so that a Redis that comes back is not met by everybody at once. While the gate is
+closed commands fail at once instead of waiting for a connection that can't be had.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Any, cast
+
+import redis.asyncio
+from redis.asyncio.connection import (
+    AbstractConnection,
+    Connection,
+    ConnectionPool,
+    SSLConnection,
+    UnixDomainSocketConnection,
+)
+from redis.asyncio.retry import Retry
+from redis.asyncio.sentinel import (
+    Sentinel,
+    SentinelConnectionPool,
+    SentinelManagedConnection,
+    SentinelManagedSSLConnection,
+)
+from redis.backoff import NoBackoff
+from redis.exceptions import ConnectionError, ReadOnlyError, RedisError, ResponseError
+
+from workers.redis_cluster import ClusterClient
+from workers.redis_gate import Gate
+from workers.redis_url import Login, RedisUrl, Tls, checked
+
+SENTINEL_TIMEOUT_S = 0.5
+"""Sentinels are asked one after the other; the first that answers counts."""
+
+
+def connect(url: str, *, timeout_s: float, retries: int) -> redis.asyncio.Redis:
+    """A client for any URL of `workers.redis_url`; nothing is sent yet.
+
+    `timeout_s` bounds a connection's making, and one answer. `retries`: how often a command is sent again after a
+    connection broke, so it may run more than once. Raises BadRedisUrl.
+    """
+    place = checked(url)
+    options = {
+        "socket_connect_timeout": timeout_s,
+        "socket_timeout": timeout_s,
+        **_login(place.login),
+        **_tls_options(place.tls),
+    }
+    match place.kind:
+        case "cluster":
+            options["ssl"] = place.tls is not None
+            # It has a Redis's commands, and where it differs does as one would (`workers.redis_cluster`).
+            return cast(redis.asyncio.Redis, ClusterClient(place.hosts, timeout_s, retries, options))
+        case "sentinel":
+            return _behind_sentinels(place, {**options, "retry": _retry(retries), "db": place.db})
+        case _:
+            pool = _Pool(**_where(place), **options, retry=_retry(retries), db=place.db)
+            return redis.asyncio.Redis.from_pool(pool)
+
+
+def cluster_of(client: redis.asyncio.Redis) -> ClusterClient | None:
+    """The same client where keys of different slots lie on different servers, else None."""
+    known: object = client
+    return known if isinstance(known, ClusterClient) else None
+
+
+def _retry(retries: int) -> Retry:
+    return Retry(NoBackoff(), retries, supported_errors=(ConnectionError,))
+
+
+def _where(place: RedisUrl) -> dict[str, Any]:
+    if place.kind == "socket":
+        return {"connection_class": _Unix, "path": place.path}
+    host, port = place.hosts[0]
+    return {"connection_class": _Tls if place.tls else _Tcp, "host": host, "port": port}
+
+
+def _behind_sentinels(place: RedisUrl, options: dict[str, Any]) -> redis.asyncio.Redis:
+    """A client of whoever the Sentinels say is the master now."""
+    bound = min(SENTINEL_TIMEOUT_S, options["socket_timeout"])
+    asked = {
+        "socket_connect_timeout": bound,
+        "socket_timeout": bound,
+        "retry": _retry(0),
+        "ssl": place.tls is not None,
+        **_login(place.sentinel_login),
+        **_tls_options(place.tls),
+    }
+    sentinels = Sentinel(place.hosts, sentinel_kwargs=asked)  # type: ignore[no-untyped-call]
+    kind = _SentinelTls if place.tls else _SentinelTcp
+    pool = _SentinelPool(place.service, sentinels, connection_class=kind, **options)
+    return redis.asyncio.Redis.from_pool(pool)
+
+
+def _login(login: Login) -> dict[str, str]:
+    given = {"username": login.username, "password": login.password}
+    return {name: value for name, value in given.items() if value}
+
+
+def _tls_options(tls: Tls | None) -> dict[str, Any]:
+    if tls is None:
+        return {}
+    return {
+        **{option: os.path.expanduser(path) for option, path in tls.files.items()},
+        "ssl_check_hostname": tls.check_hostname,
+        "ssl_cert_reqs": "required" if tls.verify else "none",
+    }
+
+
+class _NoReplica(AbstractConnection):
+    """A connection that ends when its server, once a master, refuses to write: the next one finds the new master."""
+
+    async def read_response(self, *args: Any, **options: Any) -> Any:
+        try:
+            return await super().read_response(*args, **options)
+        except ResponseError as error:
+            # What a script meets, Redis 6.2 tells in a sentence of its own.
+            if isinstance(error, ReadOnlyError) or "-READONLY" in str(error):
+                await self.disconnect(nowait=True)
+                raise ConnectionError("this Redis is a replica now and takes no writes") from None
+            raise
+
+
+class _Tcp(_NoReplica, Connection):
+    pass
+
+
+class _Tls(_NoReplica, SSLConnection):
+    pass
+
+
+class _Unix(_NoReplica, UnixDomainSocketConnection):
+    pass
+
+
+class _SentinelTcp(_NoReplica, SentinelManagedConnection):
+    pass
+
+
+class _SentinelTls(_NoReplica, SentinelManagedSSLConnection):
+    pass
+
+
+class _Pool(ConnectionPool):
+    """Behind a gate."""
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self._gate = Gate()
+
+    async def ensure_connection(self, connection: Any) -> None:
+        if connection.is_connected:
+            await super().ensure_connection(connection)
+            return
+        self._gate.enter()
+        try:
+            await super().ensure_connection(connection)
+        except (RedisError, OSError) as error:
+            self._gate.failed(error)
+            raise
+        self._gate.passed()
+
+
+class _SentinelPool(_Pool, SentinelConnectionPool):
+    """Behind a gate; closes what asks the Sentinels as well."""
+
+    async def aclose(self) -> None:
+        await super().aclose()
+        await self.sentinel_manager.aclose()
