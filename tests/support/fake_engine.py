@@ -10,6 +10,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from tests.support.tally import Tally
 from workers.engine.counters import EngineCounters
 from workers.engine.request import EngineLoad, EngineRequest
 from workers.protocol.events import (
@@ -53,6 +54,8 @@ class FakeOptions:
     garble_after: int = 0
     refuse: str = ""
     hang: bool = False
+    tally: str = ""
+    """File that each token is written to, by the label of its call; empty: none."""
 
 
 @dataclass(slots=True)
@@ -65,6 +68,7 @@ class _Answer:
     reason: FinishReason
     tell: tuple[Notice, ...] = ()
     n_probs: int = 0
+    label: str = ""
     slot: int = -1
     started_at: float = 0.0
     first_at: float = 0.0
@@ -100,6 +104,7 @@ class FakeEngine:
         self._free = list(range(options.slots))[::-1]
         self._stopping = False
         self._num_tokens = 0
+        self._tally = Tally(options.tally) if options.tally else None
         self._thread = threading.Thread(target=self._run, name="fake-engine", daemon=True)
 
     @property
@@ -152,6 +157,7 @@ class FakeEngine:
                 message = f"all {options.slots} slots and {room} waiting places are taken; try again later"
                 raise CallFailed(Failure(FailureCode.BUSY, message))
             answer = _Answer(request.key, num_prompt_tokens, pieces, num_tokens, reason, request.tell, request.n_probs)
+            answer.label = request.label
             self._waiting.append(answer)
             self._work.notify()
 
@@ -203,6 +209,7 @@ class FakeEngine:
                 if "progress" in answer.tell:
                     events.append(Progress(answer.key, answer.num_prompt_tokens, 0, 0, 0))
             ended = []
+            said = []
             for key, answer in self._running.items():
                 if now - answer.started_at < options.prefill_ms / 1000:
                     continue
@@ -213,6 +220,7 @@ class FakeEngine:
                     continue
                 if answer.sent < answer.num_tokens:
                     events += _said(answer, now)
+                    said.append(answer.label)
                     answer.sent += 1
                     self._num_tokens += 1
                 if answer.sent >= answer.num_tokens:
@@ -221,6 +229,8 @@ class FakeEngine:
             for answer in ended:
                 del self._running[answer.key]
                 self._free.append(answer.slot)
+        if self._tally is not None:
+            self._tally.note(said)
         if options.garble_after and self._num_tokens >= options.garble_after:
             events.append(ToolCallDelta(next(iter(self._running), 0), 0, "", "", ""))  # not an engine's event
         self._misbehave()

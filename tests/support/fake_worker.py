@@ -87,6 +87,7 @@ def parser() -> argparse.ArgumentParser:
     flags.add_argument("--drain-s", type=float, default=20.0, help="how long running calls may finish after SIGTERM")
     flags.add_argument("--grace-s", type=float, default=5.0, help="how long calls of a gateway that is gone are kept")
     flags.add_argument("--redis-wait-s", type=float, default=15.0, help="how long a start waits for Redis")
+    flags.add_argument("--tally", default="", metavar="FILE", help="write each token's call there, before it is told")
     trouble = flags.add_argument_group("trouble (0: never)")
     trouble.add_argument(
         "--fail-after", type=int, default=0, metavar="N", help="end each answer in-stream after N tokens"
@@ -118,6 +119,7 @@ async def serve(args: argparse.Namespace) -> Exit:
         garble_after=args.garble_after,
         refuse=args.refuse,
         hang=args.hang,
+        tally=args.tally,
     )
     place = Place(
         worker=args.worker_id or f"fake-{os.getpid()}",
