@@ -1,39 +1,75 @@
 """Who may start now: a slot of some worker for each call, or a place in the line until one comes free.
 
-A call gets an id, which is its ticket while it waits and its lease while it runs. `slot` asks Redis once; if no slot is
-free the call waits until a grant is announced on the gateway's channel or found by re-reading (`upkeep`). Whatever ends
-the wait or the call, the id is given back by one message that needs no answer, sent after everything asked for before.
+A call gets an id, which is its ticket while it waits and its lease while it runs. `slot` ranks the workers, asks Redis
+once, and if no slot is to be had waits until a grant is announced on the gateway's channel or found by re-reading
+(`upkeep`). Whatever ends the wait or the call, the id is given back by one message that needs no answer, sent after
+everything asked for before.
 """
 
 from __future__ import annotations
 
 import asyncio
-import itertools
 import logging
 import secrets
 import time
 from collections.abc import AsyncIterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from gateway.admission.line import Line, Waiter
+from gateway.admission.placing import Placing
 from gateway.admission.upkeep import Upkeep
 from gateway.call import Call
 from gateway.errors import QueueFull, QueueTimeout, Stopping, StoreUnavailable
 from gateway.registry.fleet import Fleet
-from gateway.routing.rank import rank
-from gateway.store.client import Filed, Lease, LineFull, Store, Taken
+from gateway.routing.ask import Ask, Ranking
+from gateway.routing.urgency import urgency
+from gateway.store.client import Filed, Lease, LineFull, Order, Store
+from gateway.telemetry.standing import Standing
 from workers.protocol import keys
 
-__all__ = ["Admission", "Lease"]
+__all__ = ["Admission", "Held", "Lease"]
 
 log = logging.getLogger(__name__)
 
 MAX_RETRY_AFTER_S = 60.0
 
+ANYWHERE = Ask()
+
+
+@dataclass(slots=True)
+class Held:
+    """A slot, for the time of a block."""
+
+    lease: Lease
+    ranking: Ranking
+    """Where the call was to go, as of when it was placed last."""
+    weight: float
+    """Of the call's team."""
+    position: int
+    """In the line, when it was filed; 0: it got its slot at once."""
+    took: float | None = None
+    """Tokens that the call took; None: not known, it is charged what was predicted."""
+
+    @property
+    def worker(self) -> str:
+        return self.lease.worker
+
+    @property
+    def boot(self) -> str:
+        return self.lease.boot
+
+    @property
+    def address(self) -> str:
+        return self.lease.address
+
+    @property
+    def queue_ms(self) -> float:
+        return self.lease.queue_ms
+
 
 class Admission:
-    """Hands out slots, first come first served over all gateways of one Redis. One event loop; `run` keeps it alive."""
+    """Hands out slots, in fair order over all gateways of one Redis. One event loop; `run` keeps it alive."""
 
     def __init__(
         self,
@@ -42,20 +78,29 @@ class Admission:
         gateway_id: str,
         *,
         max_queue: int,
+        max_queue_per_team: int | None = None,
         ticket_ttl_s: float = keys.TICKET_TTL_S,
         renew_s: float = keys.LEASE_RENEW_S,
         sweep_s: float = keys.SWEEP_INTERVAL_S,
     ) -> None:
+        """Bounds of the line are per model; `max_queue_per_team` is the same unless it is given."""
         self._store = store
         self._fleet = fleet
         self._gateway = gateway_id
         self._max_queue = max_queue
-        self._ticket_ttl_s = ticket_ttl_s
+        self._max_team_queue = max_queue if max_queue_per_team is None else max_queue_per_team
         self._line = Line()
-        self._turns = itertools.count()
+        self._placing = Placing(fleet, self._line)
         self._closed = False
         self._upkeep = Upkeep(
-            store, fleet, gateway_id, self._line, ticket_ttl_s=ticket_ttl_s, renew_s=renew_s, sweep_s=sweep_s
+            store,
+            fleet,
+            gateway_id,
+            self._line,
+            self._placing,
+            ticket_ttl_s=ticket_ttl_s,
+            renew_s=renew_s,
+            sweep_s=sweep_s,
         )
 
     async def run(self) -> None:
@@ -70,93 +115,124 @@ class Admission:
         """Calls of this process that hold a slot of the model."""
         return self._line.in_flight(model)
 
-    def slot(self, call: Call, avoid: frozenset[str] = frozenset()) -> AbstractAsyncContextManager[Lease]:
+    def predicted_wait_s(self, model: str) -> float:
+        """Of a call that came now, for a slot of the model."""
+        ahead = self._line.in_line(model)
+        return self._line.predicted_wait_s(model, ahead, self._placing.num_slots(model)) if ahead else 0.0
+
+    def slot(
+        self,
+        call: Call,
+        avoid: frozenset[str] = frozenset(),
+        ask: Ask = ANYWHERE,
+        priority: int = 0,
+        standing: Standing | None = None,
+    ) -> AbstractAsyncContextManager[Held]:
         """A slot for the time of the block, waited for until `call.queue_deadline`.
 
-        `avoid` names workers that have failed this call; they are used only if no other lives. Raises QueueFull,
+        `avoid` names workers that have failed this call; they are used only if no other lives. `priority`: the
+        request's, which becomes a class of the line. `standing` is told where it waits. Raises QueueFull,
         QueueTimeout, StoreUnavailable, Stopping. Cancelling it gives back whatever it had got to.
         """
-        return self._slot(call, avoid)
+        return self._slot(call, avoid, ask, priority, standing or Standing())
 
     @asynccontextmanager
-    async def _slot(self, call: Call, avoid: frozenset[str]) -> AsyncIterator[Lease]:
+    async def _slot(
+        self, call: Call, avoid: frozenset[str], ask: Ask, priority: int, standing: Standing
+    ) -> AsyncIterator[Held]:
         asked_at = time.monotonic()
-        taken = await self._admit(call, avoid)
+        waiter = self._waiter(call, avoid, ask, priority)
+        taken = await self._admit(waiter, call, standing)
         now = time.monotonic()
-        lease = replace(taken.lease, queue_ms=(now - asked_at) * 1000)
-        self._line.hold(lease, now)
+        lease = replace(taken, queue_ms=(now - asked_at) * 1000)
+        self._line.hold(lease, now, _prefill_ms(waiter.ranking, lease.worker))
+        held = Held(lease, waiter.ranking, call.principal.weight, standing.filed)
         try:
-            yield lease
+            yield held
         finally:
             if self._line.let_go(lease, time.monotonic()):
-                self._line.expect(lease.model, lease.worker, -1)
-                self._store.post_release(self._gateway, lease)
+                share = None if held.took is None else held.took / held.weight
+                self._store.post_release(self._gateway, lease, share)
 
-    async def _admit(self, call: Call, avoid: frozenset[str]) -> Taken:
+    def _waiter(self, call: Call, avoid: frozenset[str], ask: Ask, priority: int) -> Waiter:
+        ranking = self._placing.rank(call.model, ask, avoid)
+        order = Order(
+            secrets.token_hex(8), call.principal.team, ranking.charge / call.principal.weight, urgency(priority)
+        )
+        begin_by = time.monotonic() + call.begin_by - time.time() if call.begin_by else 0.0
+        offers = self._placing.offers(ranking, begin_by)
+        return Waiter(order, call.model, ask, avoid, call.queue_deadline, begin_by, ranking, offers)
+
+    async def _admit(self, waiter: Waiter, call: Call, standing: Standing) -> Lease:
         if self._closed:
             raise self._stopping()
-        waiter = Waiter(secrets.token_hex(8), call.model, avoid, call.queue_deadline)
         taken, refused = None, False
         self._line.enter(waiter)
         try:
             async with asyncio.timeout(max(0.0, call.queue_deadline - time.monotonic())):
-                taken = await self._ask(waiter) or await self._wait(waiter)
+                taken = await self._ask(waiter, standing) or await self._wait(waiter)
         except TimeoutError:
             raise self._timed_out(call) from None
         except QueueFull:
             refused = True
             raise
         finally:
+            standing.served()
             self._line.leave(waiter)
             if taken is None and not refused and not self._closed:
                 # Whatever ended the wait, Redis may have it in line, granted or even leased by now.
                 self._store.post_withdraw(self._gateway, call.model, [waiter.id])
         if self._closed:
             raise self._stopping()
-        self._line.heard(call.model, taken.lease.worker, taken.in_use)
         return taken
 
-    async def _ask(self, waiter: Waiter) -> Taken | None:
+    async def _ask(self, waiter: Waiter, standing: Standing) -> Lease | None:
         """A slot at once, or None with the ticket filed. Raises QueueFull, StoreUnavailable."""
-        model = waiter.model
-        workers = self._fleet.snapshot.of(model)
-        ranking = rank(workers, self._line.in_use(model), waiter.avoid, next(self._turns))
-        for first in ranking.order[:1]:
-            self._line.expect(model, first, +1)
-        ttl_s = self._upkeep.ticket_ttl(waiter)
+        self._line.aim(waiter)  # those who ask meanwhile are to know
         answer = await self._store.acquire(
-            self._gateway, model, waiter.id, ranking.order, waiter.avoid, ttl_s, self._max_queue
+            self._gateway,
+            waiter.model,
+            waiter.order,
+            waiter.offers,
+            ticket_ttl_s=self._upkeep.ticket_ttl(waiter),
+            max_queue=self._max_queue,
+            max_team_queue=self._max_team_queue,
         )
         match answer:
-            case Taken():
+            case Lease():
                 return answer
-            case Filed(arrival):
-                waiter.arrival = arrival
+            case Filed():
+                waiter.standing = standing
+                self._line.filed(waiter, answer)
+                self._upkeep.tell(waiter)
                 return None
-            case LineFull(waiting):
-                raise self._full(model, waiting)
+            case LineFull():
+                raise self._full(waiter, answer)
 
-    async def _wait(self, waiter: Waiter) -> Taken:
+    async def _wait(self, waiter: Waiter) -> Lease:
         while True:
             await waiter.woken.wait()
             waiter.woken.clear()
             if self._closed:
                 raise self._stopping()
             try:
-                taken = await self._store.claim(self._gateway, waiter.model, waiter.id)
+                taken = await self._store.claim(self._gateway, waiter.model, waiter.id, waiter.offers)
             except StoreUnavailable:
                 continue  # the ticket is re-read when Redis is back
             if taken is not None:
                 return taken
 
-    def _slots(self, model: str) -> int:
-        return sum(worker.slots for worker in self._fleet.snapshot.of(model) if not worker.draining)
-
-    def _full(self, model: str, waiting: int) -> QueueFull:
-        wait_s = self._line.predicted_wait_s(model, waiting, self._slots(model))
+    def _full(self, waiter: Waiter, line: LineFull) -> QueueFull:
+        model, team = waiter.model, waiter.order.team
+        wait_s = self._line.predicted_wait_s(model, line.waiting, self._placing.num_slots(model))
+        if line.of_team:
+            what = f"{line.waiting} calls of team {team!r} wait for model {model!r}"
+            limit = f"{self._max_team_queue} of one team may (max_queue_per_team)"
+        else:
+            what = f"{line.waiting} calls wait for model {model!r}"
+            limit = f"{self._max_queue} may (max_queue)"
         return QueueFull(
-            f"{waiting} calls wait for model {model!r} and at most {self._max_queue} may (max_queue); try again later",
-            retry_after_s=min(MAX_RETRY_AFTER_S, max(1.0, wait_s)),
+            f"{what} and at most {limit}; try again later", retry_after_s=min(MAX_RETRY_AFTER_S, max(1.0, wait_s))
         )
 
     def _stopping(self) -> Stopping:
@@ -164,9 +240,9 @@ class Admission:
 
     def _timed_out(self, call: Call) -> QueueTimeout:
         waited_s = time.monotonic() - call.received_at
-        slots = self._slots(call.model)
+        slots = self._placing.num_slots(call.model)
         pool = f"its {slots} slots were taken" if slots else "no worker serves it now"
-        wait_s = self._line.predicted_wait_s(call.model, self._line.waiting(call.model), slots)
+        wait_s = self._line.predicted_wait_s(call.model, self._line.in_line(call.model), slots)
         return QueueTimeout(
             f"no slot of model {call.model!r} came free in {waited_s:.1f} s (queue_timeout_s): {pool}; try again later",
             retry_after_s=min(MAX_RETRY_AFTER_S, max(1.0, wait_s)),
@@ -179,3 +255,10 @@ class Admission:
             waiter.woken.set()
         await self._upkeep.give_back()
         await self._store.close()
+
+
+def _prefill_ms(ranking: Ranking, worker: str) -> float:
+    for bid in ranking.bids:
+        if bid.worker == worker:
+            return bid.cost_ms
+    return 0.0 if ranking.elsewhere is None else ranking.elsewhere.cost_ms

@@ -3,25 +3,39 @@
 from __future__ import annotations
 
 import asyncio
-from collections import Counter
+from collections import Counter, defaultdict
 from dataclasses import dataclass, field
 
-from gateway.store.client import Lease
+from gateway.admission.placements import Placements
+from gateway.routing.ask import Ask, Ranking
+from gateway.store.client import Filed, Lease, Offers, Order
+from gateway.telemetry.standing import Standing
 
 
 @dataclass(slots=True, eq=False)
 class Waiter:
     """One call between the door and its slot."""
 
-    id: str
+    order: Order
     model: str
+    ask: Ask
     avoid: frozenset[str]
     deadline: float
     """time.monotonic() after which it stops waiting."""
-    arrival: int | None = None
-    """Its number in the line; None until Redis has said so."""
+    begin_by: float
+    """time.monotonic() by which it would like its first token; 0: no matter when."""
+    ranking: Ranking
+    offers: Offers
+    filed: Filed | None = None
+    """Its place in the line; None until Redis has said so."""
     woken: asyncio.Event = field(default_factory=asyncio.Event)
     """Set when a grant may be there to claim, and when this gateway stops."""
+    standing: Standing | None = None
+    """Told of the position, once it waits."""
+
+    @property
+    def id(self) -> str:
+        return self.order.id
 
 
 class HoldTime:
@@ -38,7 +52,7 @@ class HoldTime:
 
 
 class Line:
-    """Waiters and leases of this process, by model, and how many leases each worker was last known to have."""
+    """Waiters and leases of this process, by model, and what it has sent where lately."""
 
     def __init__(self) -> None:
         self.waiters: dict[str, Waiter] = {}
@@ -46,21 +60,40 @@ class Line:
         self._held_since: dict[str, float] = {}
         self._waiting: Counter[str] = Counter()
         self._in_flight: Counter[str] = Counter()
-        self._in_use: dict[str, dict[str, int]] = {}
+        self._placements: defaultdict[str, Placements] = defaultdict(Placements)
         self._hold_times: dict[str, HoldTime] = {}
+        self._in_line: Counter[str] = Counter()
 
     def enter(self, waiter: Waiter) -> None:
         self.waiters[waiter.id] = waiter
         self._waiting[waiter.model] += 1
 
+    def filed(self, waiter: Waiter, filed: Filed) -> None:
+        waiter.filed = filed
+        self._in_line[waiter.model] = filed.position
+        self.aim(waiter)
+
+    def aim(self, waiter: Waiter) -> None:
+        """It waits for the worker that is best by its ranking."""
+        if waiter.ranking.bids:
+            best = waiter.ranking.bids[0]
+            self._placements[waiter.model].aim(waiter.id, best.worker, best.cost_ms)
+
     def leave(self, waiter: Waiter) -> None:
         if self.waiters.pop(waiter.id, None) is not None:
             self._waiting[waiter.model] -= 1
+            self._placements[waiter.model].forget(waiter.id)
 
-    def hold(self, lease: Lease, now: float) -> None:
+    def in_order(self, model: str) -> list[Waiter]:
+        """Those of the model that are in the line, the next one first."""
+        filed = [waiter for waiter in self.waiters.values() if waiter.model == model and waiter.filed is not None]
+        return sorted(filed, key=_rank)
+
+    def hold(self, lease: Lease, now: float, prefill_ms: float) -> None:
         self.held[lease.id] = lease
         self._held_since[lease.id] = now
         self._in_flight[lease.model] += 1
+        self._placements[lease.model].placed(lease.worker, now, prefill_ms)
 
     def let_go(self, lease: Lease, now: float) -> bool:
         """False when the lease was not held any more."""
@@ -68,6 +101,7 @@ class Line:
             return False
         self._in_flight[lease.model] -= 1
         self._hold_times.setdefault(lease.model, HoldTime()).add(now - self._held_since.pop(lease.id))
+        self._placements[lease.model].given_back(lease.worker, now)
         return True
 
     def waiting(self, model: str) -> int:
@@ -76,27 +110,32 @@ class Line:
     def in_flight(self, model: str) -> int:
         return self._in_flight[model]
 
-    def in_use(self, model: str) -> dict[str, int]:
-        """Worker id -> leases of all gateways, as last heard, with what this process is asking for added."""
-        return self._in_use.setdefault(model, {})
+    def in_line(self, model: str) -> int:
+        """Calls of all gateways that wait for the model, as last heard; 0 where none of this process does."""
+        return self._in_line[model] if self._waiting[model] else 0
 
-    def expect(self, model: str, worker: str, change: int) -> None:
-        """A lease on this worker is being taken (+1) or was given back (-1); Redis's next answer puts it right."""
-        counts = self.in_use(model)
-        if worker in counts:
-            counts[worker] = max(0, counts[worker] + change)
+    def heard(self, model: str, waiting: int) -> None:
+        self._in_line[model] = waiting
 
-    def heard(self, model: str, worker: str, leases: int) -> None:
-        self.in_use(model)[worker] = leases
+    def placements(self, model: str) -> Placements:
+        return self._placements[model]
 
-    def heard_all(self, model: str, leases: dict[str, int]) -> None:
-        self._in_use[model] = leases
+    def tidy(self, now: float) -> None:
+        for placements in self._placements.values():
+            placements.tidy(now)
 
-    def predicted_wait_s(self, model: str, waiting: int, slots: int) -> float:
-        """How long a call that came now, behind `waiting` others, would wait for one of `slots`."""
+    def predicted_wait_s(self, model: str, ahead: int, slots: int) -> float:
+        """How long a call with `ahead` others before it waits for one of `slots`."""
         mean_s = self._hold_times.get(model, HoldTime()).mean_s
-        return (waiting + 1) * mean_s / max(1, slots)
+        return (ahead + 1) * mean_s / max(1, slots)
 
     def models(self) -> set[str]:
         """Models with anything waiting or held here."""
         return {waiter.model for waiter in self.waiters.values()} | {lease.model for lease in self.held.values()}
+
+    def leases_of(self, model: str) -> list[Lease]:
+        return [lease for lease in self.held.values() if lease.model == model]
+
+
+def _rank(waiter: Waiter) -> float:
+    return float(waiter.filed.rank) if waiter.filed is not None else 0.0

@@ -9,12 +9,14 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
+from dataclasses import replace
 
 from redis.exceptions import RedisError
 
 from gateway.admission.line import Line, Waiter
+from gateway.admission.placing import Placing
 from gateway.errors import StoreUnavailable
 from gateway.registry.fleet import Fleet
 from gateway.store.cancellation import raise_if_cancelled
@@ -26,6 +28,11 @@ log = logging.getLogger(__name__)
 
 SHORTEST_TTL_S = 0.05
 
+REFRESHED = 64
+"""Tickets per model whose bids are made anew each round: those next in line, which slots are offered to."""
+REREAD_AT_ONCE = 256
+"""Tickets in one script: a longer one would hold other callers up."""
+
 
 class Upkeep:
     """The loops behind `Admission`; shares its `Line`."""
@@ -36,6 +43,7 @@ class Upkeep:
         fleet: Fleet,
         gateway_id: str,
         line: Line,
+        placing: Placing,
         *,
         ticket_ttl_s: float,
         renew_s: float,
@@ -45,6 +53,7 @@ class Upkeep:
         self._fleet = fleet
         self._gateway = gateway_id
         self._line = line
+        self._placing = placing
         self._ticket_ttl_s = ticket_ttl_s
         self._renew_s = renew_s
         self._sweep_s = sweep_s
@@ -52,7 +61,8 @@ class Upkeep:
         self._renew_now = asyncio.Event()
         self._reread_now = asyncio.Event()
         self._sweep_now = asyncio.Event()
-        fleet.listen(lambda _: self._sweep_now.set())
+        self._urgent = True
+        fleet.listen(lambda _: self._fleet_changed())
 
     async def run(self) -> None:
         channel = keys.grants_channel(self._gateway)
@@ -73,7 +83,7 @@ class Upkeep:
         ids: dict[str, list[str]] = {}
         for waiter in self._line.waiters.values():
             ids.setdefault(waiter.model, []).append(waiter.id)
-            waiter.arrival = None  # nothing to re-read any more
+            waiter.filed = None  # nothing to re-read any more
         for lease in list(self._line.held.values()):
             ids.setdefault(lease.model, []).append(lease.id)
             self._line.let_go(lease, time.monotonic())
@@ -119,7 +129,7 @@ class Upkeep:
 
     async def _renew(self) -> None:
         for model in self._line.models():
-            leases = [lease for lease in self._line.held.values() if lease.model == model]
+            leases = self._line.leases_of(model)
             if not leases:
                 continue
             renewed = await self._store.renew(self._gateway, model, leases)
@@ -130,20 +140,43 @@ class Upkeep:
                 log.warning("%d leases of %s were lost and their slots are taken", len(renewed.crowded), model)
 
     async def _reread(self) -> None:
+        self._line.tidy(time.monotonic())
         for model in self._line.models():
-            tickets = list(self._tickets(model))
-            if tickets:
-                for id in await self._store.reread(self._gateway, model, tickets):
-                    self._granted(id.encode())
+            waiters = self._line.in_order(model)
+            for first in range(0, len(waiters), REREAD_AT_ONCE):
+                await self._reread_some(model, waiters[first : first + REREAD_AT_ONCE], refresh=first == 0)
 
-    def _tickets(self, model: str) -> Iterable[Ticket]:
-        for waiter in self._line.waiters.values():
-            if waiter.model == model and waiter.arrival is not None:
-                yield Ticket(waiter.id, waiter.arrival, waiter.avoid, self.ticket_ttl(waiter))
+    async def _reread_some(self, model: str, waiters: Sequence[Waiter], *, refresh: bool) -> None:
+        tickets = []
+        for at, waiter in enumerate(waiters):
+            offers = self._placing.refresh(waiter) if refresh and at < REFRESHED else None
+            if waiter.filed is not None:
+                tickets.append(Ticket(waiter.order, waiter.filed, self.ticket_ttl(waiter), offers))
+        positions = await self._store.reread(self._gateway, model, tickets)
+        for waiter in waiters:
+            position = positions.get(waiter.id, 0)
+            if position == 0:
+                waiter.woken.set()
+            elif waiter.filed is not None:
+                waiter.filed = replace(waiter.filed, position=position)
+                self.tell(waiter)
+
+    def tell(self, waiter: Waiter) -> None:
+        """Whoever waits for the call hears where it stands."""
+        if waiter.standing is not None and waiter.filed is not None:
+            ahead = waiter.filed.position - 1
+            wait_s = self._line.predicted_wait_s(waiter.model, ahead, self._placing.num_slots(waiter.model))
+            waiter.standing.waits(waiter.filed.position, wait_s)
 
     async def _sweep(self) -> None:
+        urgent, self._urgent = self._urgent, False
         for model in sorted(self._fleet.snapshot.models | self._line.models()):
-            swept = await self._store.sweep(self._gateway, model)
-            self._line.heard_all(model, dict(swept.in_use))
+            swept = await self._store.sweep(self._gateway, model, pause_s=0.0 if urgent else self._sweep_s / 2)
+            self._line.heard(model, swept.waiting)
             if swept.leases_freed or swept.tickets_dropped:
                 log.info("swept %s: %d leases, %d tickets", model, swept.leases_freed, swept.tickets_dropped)
+
+    def _fleet_changed(self) -> None:
+        self._urgent = True
+        self._sweep_now.set()
+        self._reread_now.set()  # those who wait may want a worker that has come

@@ -3,38 +3,28 @@
 from __future__ import annotations
 
 import asyncio
-import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import redis.asyncio
-from redis.asyncio.retry import Retry
-from redis.backoff import NoBackoff
-from redis.exceptions import ConnectionError
 
 from gateway.store.pipe import Pipe
 from gateway.store.scripts import Script, load_script
+from workers import redis_link
 from workers.protocol import keys
 from workers.protocol.heartbeat import PROTOCOL_VERSION
 
-CONNECT_TIMEOUT_S = 2.0
 ANSWER_TIMEOUT_S = 2.0
+"""For one answer, and for making a connection."""
 
 
 def connect(url: str) -> redis.asyncio.Redis:
-    """A client for `redis://`, `rediss://` or `unix://`; connects on first use. No answer within the bounds raises.
+    """A client for any of the URLs in docs/redis.md; connects on first use. No answer within the bounds raises.
 
-    A dropped connection is tried again once, so every script bears being run twice.
+    A dropped connection is tried again once, so every script bears being run twice. Raises BadRedisUrl.
     """
-    client: redis.asyncio.Redis = redis.asyncio.Redis.from_url(
-        url,
-        decode_responses=False,
-        socket_connect_timeout=CONNECT_TIMEOUT_S,
-        socket_timeout=ANSWER_TIMEOUT_S,
-        retry=Retry(NoBackoff(), 1, supported_errors=(ConnectionError,)),
-    )
-    return client
+    return redis_link.connect(url, timeout_s=ANSWER_TIMEOUT_S, retries=1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,38 +38,86 @@ class Lease:
     boot: str
     address: str
     """Base URL of the worker."""
+    kv_tokens: int = 0
+    """KV cells that it reckons with."""
     queue_ms: float = 0.0
     """How long the call waited for it, admission itself included."""
 
 
 @dataclass(frozen=True, slots=True)
-class Taken:
-    lease: Lease
-    in_use: int
-    """Leases of that worker now, this one included."""
+class Offer:
+    """What one worker would cost a call."""
+
+    worker: str
+    cost_ms: float
+    """From the slot to the first token."""
+    other_ms: float
+    """To the first token on the best other worker, waiting for that one included."""
+    kv_tokens: int
+
+    def packed(self) -> str:
+        return f"{self.cost_ms:.3f} {self.other_ms:.3f} {self.kv_tokens}"
+
+
+@dataclass(frozen=True, slots=True)
+class Offers:
+    """Where a call would go, as its ticket says it while it waits."""
+
+    take: tuple[Offer, ...] = ()
+    """Workers to take at once where they have a slot, best first."""
+    more: tuple[Offer, ...] = ()
+    """Workers whose slots it would take rather than wait on, when they come free."""
+    elsewhere: Offer | None = None
+    """What any worker costs that is not named; None: no other would do."""
+    left_out: frozenset[str] = frozenset()
+    """Workers that would not do, where others that are not named would."""
+    begin_within_ms: float = 0.0
+    """Within what time the first token is wanted; 0: no matter when."""
+    hold_ms: float = 0.0
+    """How long the answer takes after its first token."""
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """Who asks for a slot, and what the call weighs in its team's share."""
+
+    id: str
+    team: str
+    share: float
+    """Predicted tokens by the weight of the team: virtual tokens."""
+    priority: int = 0
+    """Class; higher goes first."""
 
 
 @dataclass(frozen=True, slots=True)
 class Filed:
     """A ticket is in the line."""
 
-    arrival: int
+    rank: str
+    """Where it stands: class and virtual finish. As Redis wrote it, digit by digit."""
+    start: str
+    """Virtual start."""
+    position: int
+    """1 is next."""
 
 
 @dataclass(frozen=True, slots=True)
 class LineFull:
     waiting: int
+    of_team: bool = False
+    """The bound is that of one team, and so is the number."""
 
 
 @dataclass(frozen=True, slots=True)
 class Ticket:
     """A call that waits."""
 
-    id: str
-    arrival: int
-    avoid: frozenset[str]
+    order: Order
+    filed: Filed
     ttl_s: float
     """How long it lives if nobody re-reads it."""
+    offers: Offers | None
+    """None: as they were."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,8 +134,6 @@ class Swept:
     tickets_dropped: int
     granted: int
     waiting: int
-    in_use: Mapping[str, int]
-    """Worker id -> its leases."""
 
 
 class Store:
@@ -135,41 +171,57 @@ class Store:
         self,
         gateway: str,
         model: str,
-        id: str,
-        ranked: Sequence[str],
-        avoid: frozenset[str],
+        order: Order,
+        offers: Offers,
+        *,
         ticket_ttl_s: float,
         max_queue: int,
-    ) -> Taken | Filed | LineFull:
-        """The first free slot of the ranked workers, else a place in the line."""
-        channel = keys.grants_channel(gateway)
-        rest = (channel, self._lease_ttl_ms, _ms(ticket_ttl_s), max_queue, _avoided(avoid))
-        answer = await self._send(self._acquire, gateway, model, id, *rest, *ranked)
+        max_team_queue: int,
+    ) -> Lease | Filed | LineFull:
+        """A slot of the first worker to take that has one, else a place in the line."""
+        answer = await self._send(
+            self._acquire,
+            gateway,
+            model,
+            order.id,
+            keys.grants_channel(gateway),
+            self._lease_ttl_ms,
+            _ms(ticket_ttl_s),
+            max_queue,
+            max_team_queue,
+            order.team,
+            order.priority,
+            repr(order.share),
+            *_head(offers),
+            len(offers.take),
+            *_pairs(offers),
+        )
         match answer[0]:
             case b"lease":
-                return _taken(model, id, answer)
+                return _lease(model, order.id, answer, offers)
             case b"queued":
-                return Filed(answer[1])
+                return Filed(answer[1].decode(), answer[2].decode(), answer[3])
+            case b"team full":
+                return LineFull(answer[1], of_team=True)
             case _:
                 return LineFull(answer[1])
 
-    async def claim(self, gateway: str, model: str, id: str) -> Taken | None:
+    async def claim(self, gateway: str, model: str, id: str, offers: Offers) -> Lease | None:
         """The lease that a ticket was granted; None while there is none."""
         answer = await self._send(self._claim, gateway, model, id, self._lease_ttl_ms)
-        return _taken(model, id, answer) if answer[0] == b"lease" else None
+        return _lease(model, id, answer, offers) if answer[0] == b"lease" else None
 
-    async def release(self, gateway: str, lease: Lease) -> int | None:
-        """Hands the slot on. The worker's remaining leases, or None when the lease was not this caller's any more."""
-        known, in_use = await self._send(self._release, gateway, lease.model, lease.id, lease.fence)
-        return int(in_use) if known else None
+    async def release(self, gateway: str, lease: Lease, share: float | None = None) -> bool:
+        """Hands the slot on; `share`: what the call took, as in `Order`. False when the lease was not this caller's."""
+        return bool(await self._send(self._release, gateway, lease.model, *_released(lease, share)))
 
     async def withdraw(self, gateway: str, model: str, ids: Iterable[str]) -> int:
         """Forgets tickets, grants and leases; how many were known."""
         return int(await self._send(self._withdraw, gateway, model, *ids))
 
-    def post_release(self, gateway: str, lease: Lease) -> None:
+    def post_release(self, gateway: str, lease: Lease, share: float | None = None) -> None:
         """`release` without waiting; sent in the order of calls, logged if it fails."""
-        self._pipe.post(*self._call(self._release, gateway, lease.model, lease.id, lease.fence))
+        self._pipe.post(*self._call(self._release, gateway, lease.model, *_released(lease, share)))
 
     def post_withdraw(self, gateway: str, model: str, ids: Iterable[str]) -> None:
         """`withdraw` without waiting; sent in the order of calls, logged if it fails."""
@@ -177,21 +229,22 @@ class Store:
 
     async def renew(self, gateway: str, model: str, leases: Iterable[Lease]) -> Renewed:
         """Keeps leases alive; a gateway calls it every `keys.LEASE_RENEW_S` with all that it holds."""
-        rows = [text for lease in leases for text in (lease.id, lease.fence, lease.worker, lease.boot)]
+        rows = [item for one in leases for item in (one.id, one.fence, one.worker, one.boot, one.kv_tokens)]
         void, crowded = await self._send(self._renew, gateway, model, self._lease_ttl_ms, self._settle_ms, *rows)
         return Renewed(_texts(void), _texts(crowded))
 
-    async def reread(self, gateway: str, model: str, tickets: Iterable[Ticket]) -> frozenset[str]:
-        """Keeps tickets alive and in line; ids of those that hold a grant."""
-        rows = [item for t in tickets for item in (t.id, _ms(t.ttl_s), t.arrival, _avoided(t.avoid))]
+    async def reread(self, gateway: str, model: str, tickets: Sequence[Ticket]) -> dict[str, int]:
+        """Keeps tickets alive and in line: id -> position, 0 for those that hold a grant."""
+        rows: list[str | int] = []
+        for ticket in tickets:
+            rows += _row(ticket)
         channel = keys.grants_channel(gateway)
-        return _texts(await self._send(self._reread, gateway, model, channel, self._settle_ms, *rows))
+        positions = await self._send(self._reread, gateway, model, channel, self._settle_ms, *rows)
+        return {ticket.order.id: place for ticket, place in zip(tickets, positions, strict=True)}
 
-    async def sweep(self, gateway: str, model: str) -> Swept:
-        """Frees what the dead have left, and grants it."""
-        freed, dropped, granted, waiting, counts = await self._send(self._sweep, gateway, model)
-        in_use = {worker.decode(): count for worker, count in zip(counts[::2], counts[1::2], strict=True)}
-        return Swept(freed, dropped, granted, waiting, in_use)
+    async def sweep(self, gateway: str, model: str, *, pause_s: float = 0.0) -> Swept:
+        """Frees what the dead have left, and grants it; nothing where another did so less than `pause_s` ago."""
+        return Swept(*await self._send(self._sweep, gateway, model, round(pause_s * 1000)))
 
     async def close(self) -> None:
         """Waits for what is on its way; the client itself belongs to whoever made it."""
@@ -208,14 +261,37 @@ def _ms(seconds: float) -> int:
     return max(1, round(seconds * 1000))
 
 
-def _avoided(workers: frozenset[str]) -> str:
-    return json.dumps(sorted(workers)) if workers else ""
+def _head(offers: Offers) -> tuple[str, str, str, str]:
+    elsewhere = "" if offers.elsewhere is None else offers.elsewhere.packed()
+    left_out = f" {' '.join(sorted(offers.left_out))} " if offers.left_out else ""
+    return f"{offers.begin_within_ms:.0f}", f"{offers.hold_ms:.3f}", elsewhere, left_out
+
+
+def _pairs(offers: Offers) -> list[str]:
+    return [text for offer in offers.take + offers.more for text in (offer.worker, offer.packed())]
+
+
+def _row(ticket: Ticket) -> list[str | int]:
+    """One ticket as `reread` takes it."""
+    order, filed, offers = ticket.order, ticket.filed, ticket.offers
+    row = [order.id, _ms(ticket.ttl_s), order.team, repr(order.share), filed.start, filed.rank]
+    if offers is None:
+        return [*row, "0", "0", "", "", 0, -1]
+    pairs = _pairs(offers)
+    return [*row, *_head(offers), len(offers.take), len(pairs) // 2, *pairs]
+
+
+def _released(lease: Lease, share: float | None) -> tuple[str, int, str]:
+    return lease.id, lease.fence, "" if share is None else repr(share)
 
 
 def _texts(values: Iterable[bytes]) -> frozenset[str]:
     return frozenset(value.decode() for value in values)
 
 
-def _taken(model: str, id: str, answer: list[Any]) -> Taken:
-    _, fence, worker, boot, address, in_use = answer
-    return Taken(Lease(id, fence, model, worker.decode(), boot.decode(), address.decode()), in_use)
+def _lease(model: str, id: str, answer: list[Any], offers: Offers) -> Lease:
+    _, fence, worker, boot, address = answer
+    name = worker.decode()
+    named = {offer.worker: offer.kv_tokens for offer in offers.take + offers.more}
+    other = 0 if offers.elsewhere is None else offers.elsewhere.kv_tokens
+    return Lease(id, fence, model, name, boot.decode(), address.decode(), named.get(name, other))

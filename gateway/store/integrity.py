@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -31,6 +32,9 @@ class Picture:
     queue: dict[str, float]
     tickets: dict[str, dict[str, str]]
     ticket_expiries: dict[str, float]
+    leased_kv: dict[str, str]
+    """Worker id -> KV tokens that its leases reckon with."""
+    fair: dict[str, str]
 
 
 async def check_integrity(redis: redis.asyncio.Redis, model: str) -> None:
@@ -44,6 +48,8 @@ def find_breaches(picture: Picture) -> Iterable[str]:
     yield from _lease_breaches(picture)
     yield from _slot_breaches(picture)
     yield from _ticket_breaches(picture)
+    yield from _kv_breaches(picture)
+    yield from _team_breaches(picture)
 
 
 def _lease_breaches(picture: Picture) -> Iterable[str]:
@@ -87,9 +93,31 @@ def _ticket_breaches(picture: Picture) -> Iterable[str]:
         yield f"ticket {ticket} is in the line and has no record"
     for ticket in picture.tickets.keys() - picture.queue.keys() - picture.leases.keys():
         yield f"ticket {ticket} is neither in the line nor granted"
-    for ticket, arrival in picture.queue.items():
-        if (known := picture.tickets.get(ticket, {}).get("arrival")) is not None and float(known) != arrival:
-            yield f"ticket {ticket} came as number {known} and stands at {arrival}"
+    for ticket, rank in picture.queue.items():
+        if (known := picture.tickets.get(ticket, {}).get("rank")) is not None and float(known) != rank:
+            yield f"ticket {ticket} has rank {known} and stands at {rank}"
+    for ticket, fields in picture.tickets.items():
+        expiry = picture.ticket_expiries.get(ticket)
+        if float(fields.get("until", 0)) != expiry:
+            yield f"ticket {ticket} lives until {fields.get('until')} and expires at {expiry}"
+
+
+def _kv_breaches(picture: Picture) -> Iterable[str]:
+    counted: Counter[str] = Counter()
+    for fields in picture.leases.values():
+        counted[fields.get("worker", "")] += int(fields.get("kv", 0))
+    for worker in counted.keys() | picture.leased_kv.keys():
+        leased = int(picture.leased_kv.get(worker, 0))
+        if counted[worker] != leased:
+            yield f"worker {worker} has {leased} KV tokens leased, its leases {counted[worker]}"
+
+
+def _team_breaches(picture: Picture) -> Iterable[str]:
+    teams = Counter(fields.get("team", "") for fields in picture.tickets.values())
+    told = {name[2:]: int(number) for name, number in picture.fair.items() if name.startswith("n:")}
+    for team in teams.keys() | told.keys():
+        if teams[team] != told.get(team, 0):
+            yield f"team {team} has {teams[team]} tickets and is told to have {told.get(team, 0)}"
 
 
 async def take_picture(redis: redis.asyncio.Redis, model: str) -> Picture:
@@ -101,10 +129,12 @@ async def take_picture(redis: redis.asyncio.Redis, model: str) -> Picture:
     expiries: dict[str, dict[str, float]] = {}
     hashes: dict[str, dict[str, dict[str, str]]] = {"lease": {}, "ticket": {}}
     for name, value in names.items():
-        match = re.fullmatch(r"(worker|lease|ticket):(.+?)(:leases)?", name.removeprefix(prefix))
+        match = re.fullmatch(r"(worker|lease|ticket):(.+?)(:leases|:heads)?", name.removeprefix(prefix))
         if match is None:
             continue
         kind, id, suffix = match.groups()
+        if suffix == ":heads":
+            continue
         if suffix:
             expiries[id] = _scores(value)
         elif kind == "worker":
@@ -114,7 +144,11 @@ async def take_picture(redis: redis.asyncio.Redis, model: str) -> Picture:
     queue = _scores(names.get(keys.queue(model), []))
     ticket_expiries = _scores(names.get(keys.tickets(model), []))
     leased = _fields(names.get(keys.leased(model), []))
-    return Picture(now_ms, records, leased, expiries, hashes["lease"], queue, hashes["ticket"], ticket_expiries)
+    leased_kv = _fields(names.get(keys.leased_kv(model), []))
+    fair = _fields(names.get(keys.fair(model), []))
+    return Picture(
+        now_ms, records, leased, expiries, hashes["lease"], queue, hashes["ticket"], ticket_expiries, leased_kv, fair
+    )
 
 
 _READ = """

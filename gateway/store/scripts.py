@@ -16,7 +16,9 @@ ONE_PER_MODEL = (
     keys.queue,
     keys.tickets,
     keys.fence,
-    keys.arrivals,
+    keys.leased_kv,
+    keys.fair,
+    keys.swept,
     keys.settling,
 )
 """Keys that a model has once; the script's variable is `<function>_key`."""

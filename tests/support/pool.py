@@ -25,7 +25,7 @@ def heartbeat(
         slots=slots,
         slots_busy=0,
         n_ctx=512,
-        kv_tokens=1024,
+        kv_tokens=1024 * slots,
         kv_tokens_used=0,
         facts=ModelFacts(n_ctx_train=512, n_params=1, size=1, n_vocab=1),
         draining=draining,

@@ -28,7 +28,7 @@ heartbeat and nothing else; the rest belongs to the gateways' admission scripts 
     pd:{model}:queue                  zset    gateway      ticket id -> rank: class, then virtual finish; who waits
     pd:{model}:tickets                zset    gateway      ticket id -> expiry, unix ms: every ticket, granted or not
     pd:{model}:ticket:<id>            hash    gateway      gateway, channel, rank, start, team, and its bids by worker
-    pd:{model}:arrivals               string  gateway      last arrival number
+    pd:{model}:swept                  string  gateway      there while another sweep would find nothing new
     pd:{model}:adapters               hash    gateway      adapter -> `LoadAdapter` (JSON): loaded while workers ran
     pd:{model}:adapter-scales         hash    gateway      adapter -> scale, for calls that name no adapters
     pd:{model}:supervised             string  supervisor   there while a supervisor keeps workers of the model
@@ -165,8 +165,8 @@ def tickets(model: str) -> str:
     return model_prefix(model) + "tickets"
 
 
-def arrivals(model: str) -> str:
-    return model_prefix(model) + "arrivals"
+def swept(model: str) -> str:
+    return model_prefix(model) + "swept"
 
 
 def settling(model: str) -> str:

@@ -2,7 +2,7 @@
 --
 --   ARGV[4]  id of the granted ticket
 --   ARGV[5]  lifetime of the lease, ms
--- Result: {"lease", fence, worker, boot, address, leases of that worker} | {"waiting"} (no grant, or it came too late)
+-- Result: {"lease", fence, worker, boot, address} | {"waiting"} (no grant, or it came too late)
 --
 -- Keeps: a grant that expired is never claimed; its ticket waits at its old place. Claiming twice is claiming once.
 local id, lease_ttl = ARGV[4], tonumber(ARGV[5])

@@ -1,12 +1,14 @@
--- Gives a slot back and hands it straight to the next ticket.
+-- Gives a slot back and hands it straight to the ticket that loses most by waiting.
 --
 --   ARGV[4]  id of the lease
 --   ARGV[5]  its fencing token
--- Result: {1, leases of that worker} | {0, 0} when there is no lease with that token: then nothing was changed
+--   ARGV[6]  what the call took, virtual tokens; empty: what it was charged
+-- Result: 1, or 0 when there is no lease with that token: then nothing was changed
 --
--- Keeps: while a ticket waits that could use it, no slot is free.
-local lease = redis.call("HMGET", lease_key(ARGV[4]), "fence", "worker")
-if lease[1] ~= ARGV[5] then return {0, 0} end
+-- Keeps: while a ticket waits that is better off with it than without, no slot is free.
+local lease = redis.call("HMGET", lease_key(ARGV[4]), "fence", "worker", "team", "share")
+if lease[1] ~= ARGV[5] then return 0 end
 lease_drop(lease[2], ARGV[4])
+if ARGV[6] ~= "" and lease[4] then charge_rest(lease[3], tonumber(ARGV[6]) - tonumber(lease[4])) end
 grant({lease[2]})
-return {1, leases_count(lease[2])}
+return 1

@@ -1,10 +1,14 @@
 -- Frees what the dead have left and grants what that frees. Any gateway may run it at any time.
 --
---   no further arguments
--- Result: {leases freed, tickets dropped, grants made, waiting, {worker, leases, worker, leases, ...}}
+--   ARGV[4]  ms for which another sweep is left out unless it is urgent; 0: this one is
+-- Result: {leases freed, tickets dropped, grants made, waiting}
 --
 -- Keeps: after it, every lease is unexpired and of a live process, every ticket has a gateway that re-reads it, and no slot
--- is free while a ticket waits that could use it. Running it again at once changes nothing.
+-- is free while a ticket waits that is better off with it. Running it again at once changes nothing.
+local pause = tonumber(ARGV[4])
+if pause > 0 and not redis.call("SET", swept_key, "1", "PX", pause, "NX") then
+  return {0, 0, 0, redis.call("ZCARD", queue_key)}
+end
 local freed, dropped, missed = 0, 0, {}
 
 for _, id in ipairs(redis.call("ZRANGEBYSCORE", tickets_key, "-inf", now)) do
@@ -17,7 +21,8 @@ for _, id in ipairs(redis.call("ZRANGEBYSCORE", tickets_key, "-inf", now)) do
   end
 end
 
-for _, worker in ipairs(redis.call("HKEYS", leased_key)) do
+local leased = redis.call("HKEYS", leased_key)
+for _, worker in ipairs(leased) do
   local leases = worker_leases_key(worker)
   local before = redis.call("ZCARD", leases)
   if redis.call("EXISTS", worker_key(worker)) == 0 then
@@ -42,9 +47,7 @@ end
 -- A gateway that left a grant unclaimed may be dead: the others' tickets first, this once.
 local granted = grant_all(missed)
 if next(missed) then granted = granted + grant_all() end
-local counts = {}
-for _, worker in ipairs(redis.call("SMEMBERS", workers_key)) do
-  counts[#counts + 1] = worker
-  counts[#counts + 1] = leases_count(worker)
-end
-return {freed, dropped, granted, redis.call("ZCARD", queue_key), counts}
+local waiting = redis.call("ZCARD", queue_key)
+-- Nobody is there: virtual time begins anew, long before its numbers lose their digits.
+if waiting == 0 and redis.call("EXISTS", leased_key, tickets_key) == 0 then redis.call("DEL", fair_key) end
+return {freed, dropped, granted, waiting}

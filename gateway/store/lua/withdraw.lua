@@ -3,22 +3,20 @@
 --   ARGV[4+]  ids of tickets or leases of this gateway
 -- Result: how many were known
 --
--- Keeps: nothing of a withdrawn id is left, and what it held goes to the next ticket. Ids of other gateways are not touched.
+-- Keeps: nothing of a withdrawn id is left, its team is charged nothing, and what it held goes to a ticket that waits. Ids
+-- of other gateways are not touched.
 local known, freed = 0, {}
 for i = 4, #ARGV do
   local id = ARGV[i]
-  local lease = redis.call("HMGET", lease_key(id), "gateway", "worker")
+  local lease = redis.call("HMGET", lease_key(id), "gateway", "worker", "team", "share")
   local filed = redis.call("HGET", ticket_key(id), "gateway") == GATEWAY
   if filed then ticket_drop(id) end
   if lease[1] == GATEWAY then
     lease_drop(lease[2], id)
+    charge_rest(lease[3], -(tonumber(lease[4]) or 0))
     freed[#freed + 1] = lease[2]
   end
   if filed or lease[1] == GATEWAY then known = known + 1 end
 end
-if #freed > 0 then
-  local workers = {}
-  for worker in pairs(as_set(freed)) do workers[#workers + 1] = worker end
-  grant(workers)
-end
+if #freed > 0 then grant(freed) end
 return known

@@ -62,7 +62,7 @@ async def test_a_slot_is_held_for_the_time_of_the_block(client: redis.asyncio.Re
     await beat(client, heartbeat("w1", slots=2))
     one = await start("g1")
     async with one.admission.slot(call()) as lease:
-        assert (lease.worker, lease.boot, lease.address, lease.model) == ("w1", "boot1", "http://w1:1", "m")
+        assert (lease.worker, lease.boot, lease.address) == ("w1", "boot1", "http://w1:1")
         assert 0 < lease.queue_ms < 1000
         assert await leases(client) == 1
         assert one.admission.in_flight("m") == 1

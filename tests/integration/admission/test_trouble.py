@@ -11,7 +11,7 @@ import pytest
 import redis.asyncio
 
 from gateway.errors import PaddockError, StoreUnavailable
-from gateway.store.client import Store, connect
+from gateway.store.client import Offer, Offers, Order, Store, connect
 from gateway.store.integrity import check_integrity
 from tests.integration.admission.conftest import Lifetimes, Start
 from tests.integration.admission.test_slots import Guest, in_line, leases
@@ -19,6 +19,8 @@ from tests.support.pool import beat, call, heartbeat, vanish
 from tests.support.redis_server import RedisServer
 from tests.support.waiting import until
 from workers.protocol import keys
+
+ANYONE = Offers(elsewhere=Offer("", 1.0, 60_000.0, 0))
 
 
 async def test_a_killed_gateway_blocks_nobody(client: redis.asyncio.Redis, start: Start) -> None:
@@ -79,7 +81,8 @@ async def test_a_grant_that_nobody_claims_passes_on(client: redis.asyncio.Redis,
     mute = Store(client)
     holder = Guest(one)
     await until(lambda: holder.served, 1.0, "the first call served")
-    await mute.acquire("mute", "m", "silent", ["w1"], frozenset(), 60.0, 100)
+    silent = Order("silent", "t", 1.0)
+    await mute.acquire("mute", "m", silent, ANYONE, ticket_ttl_s=60.0, max_queue=100, max_team_queue=100)
     waiter = Guest(one)
     await in_line(client, 2)
     await holder.go()

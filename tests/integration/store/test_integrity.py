@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import redis.asyncio
 
-from gateway.store.client import Store
+from gateway.store.client import Offer, Offers, Order, Store
 from gateway.store.integrity import IntegrityError, check_integrity
 from tests.support.pool import beat, heartbeat
 from workers.protocol import keys
@@ -26,7 +26,10 @@ DAMAGE: dict[str, list[tuple[str, ...]]] = {
     "ticket waits is in the line and has no record": [("DEL", keys.ticket(MODEL, "waits"))],
     "a record but no expiry": [("ZREM", keys.tickets(MODEL), "waits")],
     "ticket waits is neither in the line nor granted": [("ZREM", keys.queue(MODEL), "waits")],
-    "came as number 1 and stands at 9": [("ZADD", keys.queue(MODEL), "9", "waits")],
+    "ticket waits has rank 2 and stands at 9": [("ZADD", keys.queue(MODEL), "9", "waits")],
+    "ticket waits lives until 5 and expires at": [("HSET", keys.ticket(MODEL, "waits"), "until", "5")],
+    "worker w1 has 99 KV tokens leased, its leases 7": [("HSET", keys.leased_kv(MODEL), "w1", "99")],
+    "team team has 1 tickets and is told to have 4": [("HSET", keys.fair(MODEL), "n:team", "4")],
 }
 
 
@@ -34,8 +37,10 @@ async def fill(client: redis.asyncio.Redis) -> None:
     """One lease, and one ticket that still waits: the second slot has only just come."""
     await beat(client, heartbeat("w1", model=MODEL, slots=1))
     store = Store(client)
-    await store.acquire("g1", MODEL, "held", ["w1"], frozenset(), 60.0, 10)
-    await store.acquire("g1", MODEL, "waits", ["w1"], frozenset(), 60.0, 10)
+    offers = Offers((Offer("w1", 1.0, 2.0, 7),))
+    for id in ("held", "waits"):
+        order = Order(id, "team", 1.0)
+        await store.acquire("g1", MODEL, order, offers, ticket_ttl_s=60.0, max_queue=10, max_team_queue=10)
     await beat(client, heartbeat("w1", model=MODEL, slots=2))
 
 

@@ -1,0 +1,54 @@
+"""Ranking the workers for calls that are new, and again for those that wait."""
+
+from __future__ import annotations
+
+import itertools
+import time
+
+from gateway.admission.line import Line, Waiter
+from gateway.admission.offers import offers_of
+from gateway.registry.fleet import Fleet
+from gateway.routing.ask import Ask, Ranking
+from gateway.routing.rank import rank
+from gateway.store.client import Offers
+
+MISSED_MS = 1.0
+"""What is left of a deadline that is over: none, so that it delays nobody else's."""
+
+
+class Placing:
+    """The fleet as it is now, with what this gateway has sent where, as one question."""
+
+    def __init__(self, fleet: Fleet, line: Line) -> None:
+        self._fleet = fleet
+        self._line = line
+        self._turns = itertools.count()
+
+    def rank(self, model: str, ask: Ask, avoid: frozenset[str], ahead: int | None = None) -> Ranking:
+        """`ahead`: calls before it in the line; None: all that wait."""
+        return rank(
+            ask,
+            self._fleet.pool(model),
+            self._line.placements(model),
+            now=time.monotonic(),
+            queued=self._line.in_line(model) if ahead is None else ahead,
+            avoid=avoid,
+            turn=next(self._turns),
+        )
+
+    def offers(self, ranking: Ranking, begin_by: float) -> Offers:
+        """`begin_by`: time.monotonic(), 0 for none; one that has passed counts no more."""
+        within_ms = (begin_by - time.monotonic()) * 1000 if begin_by else 0.0
+        return offers_of(ranking, within_ms if within_ms >= MISSED_MS else 0.0)
+
+    def refresh(self, waiter: Waiter) -> Offers:
+        """What the waiting call bids now."""
+        self._line.placements(waiter.model).forget(waiter.id)  # it does not stand in its own way
+        ahead = waiter.filed.position - 1 if waiter.filed is not None else None
+        waiter.ranking = self.rank(waiter.model, waiter.ask, waiter.avoid, ahead)
+        waiter.offers = self.offers(waiter.ranking, waiter.begin_by)
+        self._line.aim(waiter)
+        return waiter.offers
+
+    def num_slots(self, model: str) -> int:
+        return sum(worker.slots for worker in self._fleet.snapshot.of(model) if not worker.draining)
