@@ -1,0 +1,147 @@
+"""What is asked of a simulated fleet: public traces, overlaid copies of them, and a few made up here."""
+
+from __future__ import annotations
+
+import csv
+import heapq
+import itertools
+import json
+import os
+import random
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+
+BLOCK_TOKENS = 512
+FOLDER_VARIABLE = "PADDOCK_TRACES"
+MOONCAKE = "mooncake_synthetic_trace.jsonl"
+"""kvcache-ai/Mooncake, FAST'25, Apache-2.0: 3,993 calls with an id per block of the prompt."""
+AZURE = {"chat": "AzureLLMInferenceTrace_conv.csv", "code": "AzureLLMInferenceTrace_code.csv"}
+"""Azure/AzurePublicDataset, CC-BY-4.0 (Splitwise, ISCA 2024): lengths alone, so no prompt shares anything."""
+
+_COPY = 1 << 40
+"""Block ids of one copy of a trace lie this far from those of the next."""
+
+
+@dataclass(frozen=True, slots=True)
+class Arrival:
+    """One call as the trace has it."""
+
+    at_s: float
+    tokens: int
+    """Of its prompt."""
+    answer: int
+    """Tokens of its answer."""
+    blocks: tuple[int, ...] = ()
+    """An id for each `BLOCK_TOKENS` of the prompt, the rest at its end included; equal ids are equal beginnings."""
+    team: str = "team"
+    slo_s: float = 0.0
+    """The first token is wanted so soon after the call came; 0: it did not say."""
+
+
+@dataclass(frozen=True, slots=True)
+class Trace:
+    """Calls in the order in which they come."""
+
+    name: str
+    calls: tuple[Arrival, ...]
+
+    @property
+    def duration_s(self) -> float:
+        return self.calls[-1].at_s
+
+    @property
+    def tokens_per_s(self) -> float:
+        return sum(call.tokens for call in self.calls) / self.duration_s
+
+    def until(self, end_s: float) -> Trace:
+        return Trace(self.name, tuple(call for call in self.calls if call.at_s < end_s))
+
+
+def traces_folder() -> Path | None:
+    """Where the public traces lie, if they do: as `PADDOCK_TRACES` says, or in `shared/traces` beside the checkout."""
+    named = os.environ.get(FOLDER_VARIABLE)
+    folder = Path(named) if named else Path(__file__).resolve().parents[3] / "shared" / "traces"
+    return folder if (folder / MOONCAKE).is_file() else None
+
+
+def mooncake(path: Path) -> Trace:
+    with path.open(encoding="utf-8") as lines:
+        rows = [json.loads(line) for line in lines]
+    calls = (
+        Arrival(row["timestamp"] / 1000, row["input_length"], row["output_length"], tuple(row["hash_ids"]))
+        for row in rows
+    )
+    return Trace("Mooncake", tuple(calls))
+
+
+def azure(path: Path, name: str) -> Trace:
+    with path.open(encoding="utf-8", newline="") as lines:
+        rows = list(csv.DictReader(lines))
+    times = [datetime.fromisoformat(row["TIMESTAMP"][:26]).timestamp() for row in rows]
+    calls = (
+        Arrival(at - times[0], int(row["ContextTokens"]), int(row["GeneratedTokens"]))
+        for at, row in zip(times, rows, strict=True)
+    )
+    return Trace(f"Azure {name}", tuple(calls))
+
+
+def overlaid(trace: Trace, copies: int, end_s: float | None = None) -> Iterator[Arrival]:
+    """So many copies at once, in order of time: each begins at another place of the trace, with block ids of its own.
+
+    `end_s`: calls that come later are left out.
+    """
+    turned = (_turned(trace, copy / copies * trace.duration_s, copy * _COPY) for copy in range(copies))
+    merged = heapq.merge(*turned, key=lambda call: call.at_s)
+    return merged if end_s is None else itertools.takewhile(lambda call: call.at_s < end_s, merged)
+
+
+def _turned(trace: Trace, by_s: float, offset: int) -> Iterator[Arrival]:
+    first = next((place for place, call in enumerate(trace.calls) if call.at_s >= by_s), 0)
+    for lap, calls in ((0.0, trace.calls[first:]), (trace.duration_s, trace.calls[:first])):
+        for call in calls:
+            blocks = tuple(block + offset for block in call.blocks)
+            yield Arrival(call.at_s + lap - by_s, call.tokens, call.answer, blocks, call.team, call.slo_s)
+
+
+def one_prefix(calls: int, seed: int = 1) -> Trace:
+    """Everyone's prompt begins with the same 8,192 tokens and goes on with some 500 of its own: 10 calls a second."""
+    chance = random.Random(seed)
+    shared = 16
+    arrivals = []
+    at_s = 0.0
+    for number in range(calls):
+        at_s += chance.expovariate(10.0)
+        own = 1 + int(chance.expovariate(1 / 512))
+        blocks = (*range(shared), *(1_000_000 + 1_000 * number + block for block in range(-(-own // BLOCK_TOKENS))))
+        answer = 1 + int(chance.expovariate(1 / 150))
+        arrivals.append(Arrival(at_s, shared * BLOCK_TOKENS + own, answer, blocks))
+    return Trace("one prefix", tuple(arrivals))
+
+
+def conversations(talks: int, turns: int, seed: int = 1) -> Trace:
+    """Conversations that grow by some blocks with each turn, half a minute between turns: a small trace for tests."""
+    chance = random.Random(seed)
+    arrivals = []
+    for talk in range(talks):
+        at_s, length = chance.uniform(0.0, 30.0), chance.randint(2, 20)
+        for _ in range(turns):
+            tokens = length * BLOCK_TOKENS - chance.randrange(BLOCK_TOKENS)
+            # The last block is not whole, so the next turn has another one in its place.
+            blocks = (*range(talk * 1_000, talk * 1_000 + length - 1), 10_000_000 + len(arrivals))
+            arrivals.append(Arrival(at_s, tokens, chance.randint(1, 200), blocks))
+            at_s, length = at_s + chance.expovariate(1 / 30.0), length + chance.randint(1, 3)
+    return Trace("conversations", tuple(sorted(arrivals, key=lambda call: call.at_s)))
+
+
+def most_that_could_hit(calls: Iterable[Arrival]) -> float:
+    """Part of all prompt tokens that one cache without bounds would have had."""
+    seen: set[int] = set()
+    cached = total = 0
+    for call in calls:
+        known = itertools.takewhile(seen.__contains__, call.blocks)
+        cached += min(call.tokens, BLOCK_TOKENS * sum(1 for _ in known))
+        total += call.tokens
+        seen.update(call.blocks)
+    return cached / total
