@@ -129,7 +129,7 @@ async def build(settings: GatewaySettings, redis: redis.asyncio.Redis) -> App:
     fleet = Fleet(redis, lambda snapshot: relay.follow(_beats(snapshot)))
     admission = Admission(Store(redis), fleet, gateway_id, max_queue=settings.max_queue)
     names, metrics, keys = Names(catalog), Metrics(), Keys()
-    limits = Limits(settings.queue_timeout_s, settings.request_timeout_s)
+    limits = Limits(settings.queue_timeout_s, settings.request_timeout_s, settings.retry_share)
     wishes = AdapterWishes(redis, lambda: fleet.snapshot.workers)
     pipeline = Pipeline(names, fleet, admission, relay, metrics, limits, wishes)
     inquiries = Inquiries(fleet, relay)
@@ -156,7 +156,7 @@ async def build(settings: GatewaySettings, redis: redis.asyncio.Redis) -> App:
             "model": models,
             "health": Health(),
             "ready": Ready(redis, fleet, lambda: pipeline.stopping),
-            "metrics": MetricsPage(metrics, fleet, admission.waiting),
+            "metrics": MetricsPage(metrics, fleet, admission.waiting, pipeline.attempts.left_alone),
             **native_apps(answers, fleet, inquiries, wishes, model_wishes, ChatDialect()),
         }
     )

@@ -40,3 +40,7 @@ class Call:
     """Unix time by which the caller would like the answer to have begun; 0: it did not say."""
     adapter: str = ""
     """The LoRA adapter that was called by its name."""
+    fallbacks: tuple[str, ...] = ()
+    """Pools that stand in for `model`, in this order, until the answer has begun."""
+    meant_for: str = ""
+    """The pool that `model` stands in for; empty: none."""

@@ -7,58 +7,34 @@ async with pipeline.answer(call, request, trail) as answer:
 
 from __future__ import annotations
 
-import asyncio
 import time
-from collections.abc import AsyncIterator, Mapping
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
-from dataclasses import dataclass, field, replace
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
 from typing import Protocol
 
 from msgspec.structs import replace as replace_struct
 
+from gateway.attempts import Admission, Attempts, Lease, Tries, on_model
 from gateway.call import Call, Principal
 from gateway.catalog.adapters import uses_of
-from gateway.catalog.kinds import check_kind
+from gateway.catalog.kinds import of_kind
 from gateway.catalog.names import Names
 from gateway.errors import ClientTooSlow, Stopping
 from gateway.registry.adapter_names import known_adapters
 from gateway.relay.cutoff import Cutoff
-from gateway.relay.failures import answer_to
 from gateway.relay.fanin import Place
+from gateway.relay.mailbox import Mailbox
 from gateway.relay.relay import Relay
-from gateway.routing.fit import unfit
+from gateway.routing.chain import Reason
 from gateway.routing.slot_numbers import ANY, located
 from gateway.telemetry.metrics import Metrics
 from gateway.telemetry.trail import Trail
 from workers.protocol.events import CallEvent, Failed, Finished, Started
-from workers.protocol.failures import RETRYABLE, CallFailed, Failure, FailureCode
+from workers.protocol.failures import CallFailed, Failure
 from workers.protocol.heartbeat import Heartbeat, WorkerKind
 from workers.protocol.pooled import POOL_PATH, PoolRequest, PoolResult, decode_result
 from workers.protocol.requests import AdapterUse, GenerateRequest
-
-MAX_ATTEMPTS = 4
-MAX_LOST = 2
-"""Workers that may be lost under one call before it is given up: it may be what ends them."""
-REST_S = 0.1
-"""How long a worker that refused a call, or lost it, is left alone by that call."""
-LOOK_AGAIN_S = 0.05
-
-
-class Lease(Protocol):
-    """A slot on a worker."""
-
-    @property
-    def worker(self) -> str: ...
-    @property
-    def boot(self) -> str: ...
-    @property
-    def address(self) -> str: ...
-    @property
-    def queue_ms(self) -> float: ...
-
-
-class Admission(Protocol):
-    def slot(self, call: Call, avoid: frozenset[str] = ...) -> AbstractAsyncContextManager[Lease]: ...
 
 
 class Snapshot(Protocol):
@@ -89,6 +65,8 @@ class Fleet(Protocol):
 class Limits:
     queue_timeout_s: float
     request_timeout_s: float
+    retry_share: float = 0.2
+    """Of a model's calls, that may be tried again on another worker."""
 
 
 class Answer(Protocol):
@@ -108,27 +86,6 @@ class Answer(Protocol):
         ...
 
 
-@dataclass(slots=True)
-class Tries:
-    """What one call has been through."""
-
-    call: Call
-    queue_timeout_s: float
-    num_lost: int = 0
-    resting: dict[str, float] = field(default_factory=dict)
-    """Boot id -> time.monotonic() until which this call leaves that worker process alone."""
-    adapters: frozenset[str] = frozenset()
-    """Those that it needs."""
-    slot: int = ANY
-    """The one that it would like, numbered over the model's workers."""
-
-    def rest(self, boot: str, failure: Failure) -> None:
-        now = time.monotonic()
-        self.resting[boot] = float("inf") if failure.code is FailureCode.DRAINING else now + REST_S
-        # Losing a worker is not the caller's fault: it may wait for a slot once more.
-        self.call = replace(self.call, queue_deadline=min(self.call.deadline, now + self.queue_timeout_s))
-
-
 class Pipeline:
     """Takes every call of this gateway process through the corridor."""
 
@@ -145,10 +102,12 @@ class Pipeline:
         self._names = names
         self._fleet = fleet
         self._adapters = adapters
-        self._admission = admission
         self._relay = relay
         self._metrics = metrics
         self._limits = limits
+        self.attempts = Attempts(
+            fleet, admission, relay, metrics, self._adapted, limits.queue_timeout_s, limits.retry_share
+        )
         self._under_way: set[Cutoff] = set()
         self._stopping = False
 
@@ -170,32 +129,53 @@ class Pipeline:
             cutoff.cut(Stopping("This gateway stopped before the answer was complete. Send the request again."))
 
     def call(
-        self, principal: Principal, alias: str, trail: Trail, kind: WorkerKind | None = None, begin_by: float = 0.0
+        self,
+        principal: Principal,
+        alias: str,
+        trail: Trail,
+        kind: WorkerKind | None = None,
+        begin_by: float = 0.0,
+        conversation: Callable[[], str] | None = None,
     ) -> Call:
         """With no `alias`: the only model there is. `kind`: what the model is to do; None: what any model can.
 
-        `begin_by` as in `Call`. Raises Stopping, ModelNotFound, PermissionDenied, NotSupported where the model does
-        something else.
+        `begin_by` as in `Call`; `conversation`: for names of several models, which of them it is to be (`shares`).
+        Raises Stopping, ModelNotFound, PermissionDenied, NotSupported where the model does something else.
         """
         if self._stopping:
             raise Stopping("This gateway is stopping. Send the request again.", retry_after_s=1.0)
         fleet = self._fleet.snapshot
         model = self._names.resolve(alias, principal, fleet.models, fleet.adapters, fleet.workers)
         alias = alias or model
-        trail.alias, trail.model = alias, model
+        models: tuple[str, ...] = (model,)
+        if self._names.is_chain(alias):
+            models = self._names.chain(alias, conversation() if conversation is not None else "")
+        trail.alias, trail.model = alias, models[0]
         if kind is not None:
-            check_kind(alias, kind, fleet.workers.get(model, ()))
-        return Call(
+            models = of_kind(alias, kind, models, fleet.workers)
+        call = Call(
             request_id=trail.request_id,
             principal=principal,
             alias=alias,
-            model=model,
+            model=models[0],
             received_at=trail.received_at,
             deadline=trail.received_at + self._limits.request_timeout_s,
             queue_deadline=trail.received_at + self._limits.queue_timeout_s,
             begin_by=begin_by,
             adapter=alias if self._names.is_adapter(alias, fleet.models, fleet.adapters) else "",
+            fallbacks=models[1:],
         )
+        return self._served(call, trail)
+
+    def _served(self, call: Call, trail: Trail) -> Call:
+        """With the first model of its chain that has a worker, if one has."""
+        workers = self._fleet.snapshot.workers
+        standing_in = next((model for model in call.fallbacks if workers.get(model)), None)
+        if standing_in is not None and not workers.get(call.model):
+            self._metrics.fallbacks.labels(call.model, standing_in, Reason.NO_WORKER.value).inc()
+            call = on_model(call, standing_in)
+        trail.model = call.model
+        return call
 
     def adapters(self, call: Call, asked: tuple[AdapterUse, ...]) -> tuple[AdapterUse, ...]:
         """What a call computes with that asks for these, by name. Raises InvalidRequest for one that is not known."""
@@ -211,7 +191,6 @@ class Pipeline:
 
         Raises PaddockError: no slot in time, refused by the worker, failed, cut off.
         """
-        request = self._adapted(call, request)
         cutoff = self._cutoff(call)
         with self._metrics.in_flight.labels(call.model).track_inprogress():
             self._under_way.add(cutoff)
@@ -237,20 +216,23 @@ class Pipeline:
                 self._under_way.discard(cutoff)
 
     async def _pooled(self, call: Call, request: PoolRequest, trail: Trail) -> PoolResult:
-        tries = Tries(call, self._limits.queue_timeout_s)
-        while True:
-            async with self._admission.slot(tries.call, await self._avoided(tries)) as lease:
-                place = Place(lease.worker, lease.boot, lease.address.rstrip("/"))
-                _note_attempt(trail, lease)
-                try:
+        tries = self.attempts.begin(call, trail)
+        try:
+            while True:
+                async with AsyncExitStack() as held:
+                    place = _place(await self.attempts.slot(tries, held))
                     timeout_s = call.deadline - time.monotonic()
-                    result = await self._relay.ask(place, "POST", POOL_PATH, request, decode_result, timeout_s)
-                except CallFailed as failed:
-                    failure = failed.failure
-                else:
-                    self._metrics.attempts.labels(call.model, "started").inc()
-                    return result
-            self._try_again(tries, place, failure, trail)
+                    try:
+                        result = await self._relay.ask(place, "POST", POOL_PATH, request, decode_result, timeout_s)
+                    except CallFailed as failed:
+                        failure = failed.failure
+                    else:
+                        self.attempts.begun(tries, place.boot)
+                        self.attempts.complete(place.boot)
+                        return result
+                self.attempts.failed(tries, place.boot, failure)
+        finally:
+            self.attempts.over(tries)
 
     def _adapted(self, call: Call, request: GenerateRequest) -> GenerateRequest:
         uses = self.adapters(call, request.adapters)
@@ -260,7 +242,7 @@ class Pipeline:
         """The wished slot by the worker's own number; any where it is another worker's."""
         if request.slot == ANY:
             return request
-        place = located(request.slot, self._reachable(model))
+        place = located(request.slot, self.attempts.reachable(model))
         own = place[1] if place is not None and place[0].worker == worker else ANY
         return replace_struct(request, slot=own)
 
@@ -271,66 +253,52 @@ class Pipeline:
     async def _placed(
         self, call: Call, request: GenerateRequest, trail: Trail, cutoff: Cutoff
     ) -> AsyncIterator[Answer]:
-        tries = Tries(call, self._limits.queue_timeout_s)
-        tries.adapters, tries.slot = frozenset(use.name for use in request.adapters), request.slot
-        slow = ClientTooSlow("The client reads too slowly: its buffer of events is full, so the answer was cut off.")
-        while True:
-            async with self._admission.slot(tries.call, await self._avoided(tries)) as lease:
-                place = Place(lease.worker, lease.boot, lease.address.rstrip("/"))
-                _note_attempt(trail, lease)
-                failure: Failure
-                try:
-                    asked = self._in_slot(request, call.model, lease.worker)
-                    async with self._relay.passage(
-                        place, asked, call.principal.team, call.request_id, lambda: cutoff.cut(slow), call.begin_by
-                    ) as mailbox:
-                        first = await mailbox.peek()
-                        if not isinstance(first, Failed):
-                            self._metrics.attempts.labels(call.model, "started").inc()
-                            trail.slot = first.slot if isinstance(first, Started) else None
-                            yield mailbox
-                            return
-                        mailbox.ended = True
-                        failure = first.failure
-                except CallFailed as failed:
-                    failure = failed.failure
-            self._try_again(tries, place, failure, trail)
+        tries = self.attempts.begin(call, trail, request)
+        try:
+            while True:
+                async with AsyncExitStack() as held:
+                    place = _place(await self.attempts.slot(tries, held))
+                    failure: Failure
+                    try:
+                        async with self._passage(tries, place, cutoff) as mailbox:
+                            failed = await _failed(mailbox, tries)
+                            if failed is None:
+                                self.attempts.begun(tries, place.boot)
+                                try:
+                                    yield mailbox
+                                finally:
+                                    self.attempts.ended(place.boot, mailbox.end)
+                                return
+                            failure = failed.failure
+                    except CallFailed as refused:
+                        failure = refused.failure
+                self.attempts.failed(tries, place.boot, failure)
+        finally:
+            self.attempts.over(tries)
 
-    def _try_again(self, tries: Tries, place: Place, failure: Failure, trail: Trail) -> None:
-        """Raises PaddockError where another worker would not help, or enough have been tried."""
-        self._metrics.attempts.labels(tries.call.model, failure.code.value).inc()
-        tries.num_lost += failure.code is FailureCode.WORKER_LOST
-        if failure.code not in RETRYABLE or trail.attempts >= MAX_ATTEMPTS or tries.num_lost >= MAX_LOST:
-            raise answer_to(failure)
-        tries.rest(place.boot, failure)
-
-    def _reachable(self, model: str) -> list[Heartbeat]:
-        """By id: the order in which slots are numbered over a model's workers."""
-        beats = self._fleet.snapshot.workers.get(model, ())
-        return [beat for beat in beats if not self._relay.is_lost(beat.boot)]
-
-    async def _avoided(self, tries: Tries) -> frozenset[str]:
-        """Workers that would not do; while there are no others, waits for one to recover or to be replaced."""
+    def _passage(self, tries: Tries, place: Place, cutoff: Cutoff) -> AbstractAsyncContextManager[Mailbox]:
         call = tries.call
-        while True:
-            now = time.monotonic()
-            beats = self._fleet.snapshot.workers.get(call.model, ())
-            bad = frozenset(
-                beat.worker
-                for beat in beats
-                if tries.resting.get(beat.boot, 0.0) > now or self._relay.is_lost(beat.boot)
-            )
-            if len(bad) < len(beats):
-                if tries.adapters or tries.slot != ANY:
-                    bad |= unfit(self._reachable(call.model), bad, tries.adapters, tries.slot)
-                return bad
-            if not beats or now >= call.queue_deadline:
-                return frozenset()
-            await asyncio.sleep(LOOK_AGAIN_S)
+        slow = ClientTooSlow("The client reads too slowly: its buffer of events is full, so the answer was cut off.")
+        asked = self._in_slot(tries.request, call.model, place.worker)
+        return self._relay.passage(
+            place, asked, call.principal.team, call.request_id, lambda: cutoff.cut(slow), call.begin_by
+        )
 
 
-def _note_attempt(trail: Trail, lease: Lease) -> None:
-    trail.attempts += 1
-    trail.worker = lease.worker
-    trail.queue_ms += lease.queue_ms
-    trail.submitted_at = time.monotonic()
+async def _failed(mailbox: Mailbox, tries: Tries) -> Failed | None:
+    """How an answer failed before its first token; None: here it is. Callers that ask for it are shown the prompt's
+    progress as it is read, so that their answers begin with that.
+    """
+    first = await mailbox.peek()
+    if isinstance(first, Started):
+        tries.trail.slot = first.slot
+        if "progress" not in tries.request.tell:
+            first = await mailbox.peek(past=Started)
+    if not isinstance(first, Failed):
+        return None
+    mailbox.ended = True
+    return first
+
+
+def _place(lease: Lease) -> Place:
+    return Place(lease.worker, lease.boot, lease.address.rstrip("/"))

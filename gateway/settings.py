@@ -32,6 +32,10 @@ class GatewaySettings(PaddockSettings):
     max_queue_per_team: Annotated[
         int, Field(ge=0, description="most calls of one team that wait per model; further ones get a 429")
     ] = 500
+    retry_share: Annotated[
+        float,
+        Field(ge=0, le=1, description="share of a model's calls that may be tried again; 10 in 10 s always may"),
+    ] = 0.2
     request_timeout_s: Annotated[float, Field(gt=0, description="longest life of one call, queueing included")] = 3600.0
     ping_interval_s: Annotated[
         float, Field(gt=0, description="how often a streaming caller that waits gets a comment")

@@ -45,6 +45,7 @@ def answer_headers(trail: Trail) -> list[tuple[bytes, bytes]]:
     headers = [(b"x-request-id", trail.request_id.encode()), *origin_headers(trail.origin)]
     if trail.worker:
         headers += [
+            (b"x-paddock-model", trail.model.encode("ascii", "replace")),
             (b"x-paddock-worker", trail.worker.encode("ascii", "replace")),
             (b"x-paddock-queue-ms", b"%.2f" % trail.queue_ms),
             (b"x-paddock-overhead-ms", b"%.2f" % trail.overhead_ms),

@@ -12,6 +12,7 @@ from gateway.api.body import read_body
 from gateway.api.caller import identified
 from gateway.api.dialect import AskedT, Dialect
 from gateway.api.resumable import Resumable
+from gateway.api.session import conversation
 from gateway.api.slo import read_begin_by
 from gateway.api.wish import read_wish
 from gateway.pipeline import Pipeline
@@ -44,5 +45,6 @@ class Generation(Generic[AskedT]):
             await self._resumable.again(wish, scope, receive, send)
             return
         asked = self._dialect.read(raw, scope)
-        call = self._pipeline.call(principal, asked.model, trail, "generate", read_begin_by(scope))
+        talk = conversation(scope, asked.requests[0], principal.team)
+        call = self._pipeline.call(principal, asked.model, trail, "generate", read_begin_by(scope), talk)
         await self._answering.answer(asked, call, wish, scope, receive, send)

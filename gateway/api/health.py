@@ -7,7 +7,7 @@ where that is too much.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import redis.asyncio
 from redis.exceptions import RedisError
@@ -63,13 +63,18 @@ class Ready:
 class MetricsPage:
     """Prometheus text."""
 
-    def __init__(self, metrics: Metrics, fleet: Fleet, waiting: Callable[[str], int]) -> None:
+    def __init__(
+        self, metrics: Metrics, fleet: Fleet, waiting: Callable[[str], int], left_alone: Callable[[], Mapping[str, int]]
+    ) -> None:
         self._metrics = metrics
         self._fleet = fleet
         self._waiting = waiting
+        self._left_alone = left_alone
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         snapshot = self._fleet.snapshot
         workers = {model: len(beats) for model, beats in snapshot.workers.items()}
         waiting = {model: self._waiting(model) for model in snapshot.models}
-        await send_bytes(send, self._metrics.exposition(workers, waiting), CONTENT_TYPE, trail_of(scope))
+        await send_bytes(
+            send, self._metrics.exposition(workers, waiting, self._left_alone()), CONTENT_TYPE, trail_of(scope)
+        )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence, Set
 
 from gateway.errors import NotSupported
 from workers.protocol.heartbeat import Heartbeat, WorkerKind
@@ -24,7 +24,7 @@ REMEDY: dict[WorkerKind, str] = {
 def check_kind(alias: str, wanted: WorkerKind, beats: Iterable[Heartbeat]) -> None:
     """Raises NotSupported where a model's workers are all of another kind. A model without any may be of any kind."""
     kinds = {beat.kind for beat in beats}
-    if not kinds or wanted in kinds:
+    if _may(wanted, kinds):
         return
     kind = min(kinds)
     # A ranking model makes scores only; whatever generates text can make vectors as well.
@@ -34,3 +34,17 @@ def check_kind(alias: str, wanted: WorkerKind, beats: Iterable[Heartbeat]) -> No
         f"or name a model that does (see GET /v1/models).{remedy}",
         param="model",
     )
+
+
+def of_kind(
+    alias: str, wanted: WorkerKind, models: Sequence[str], workers: Mapping[str, Iterable[Heartbeat]]
+) -> tuple[str, ...]:
+    """Those of an alias's models that may be of the kind. Raises NotSupported where none is."""
+    found = tuple(model for model in models if _may(wanted, {beat.kind for beat in workers.get(model, ())}))
+    if not found:
+        check_kind(alias, wanted, workers[models[0]])
+    return found
+
+
+def _may(wanted: WorkerKind, kinds: Set[WorkerKind]) -> bool:
+    return not kinds or wanted in kinds

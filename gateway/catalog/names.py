@@ -70,9 +70,7 @@ class Names:
         return name in self._chains
 
     def chain(self, name: str, conversation: str) -> tuple[str, ...]:
-        """The models behind a name for which `is_chain` holds: the one that has this conversation (`shares`), then those
-        that stand in for it.
-        """
+        """The models behind a name of the catalog: the one that has this conversation, then its stand-ins."""
         entry = self._chains.get(name)
         if entry is None:
             return (self._fixed[name],)

@@ -1,7 +1,7 @@
 """Which of several models takes a conversation: by their weights, and the same one in every turn. Pure.
 
-Weighted rendezvous hashing (Schindelhauer and Schomaker, "Weighted distributed hash tables", 2005): each model draws a
-number for the conversation, and the highest one has it. When a weight changes, only the conversations move that have to.
+Weighted rendezvous hashing (Schindelhauer and Schomaker, "Weighted distributed hash tables", 2005): each model draws
+a number for the conversation, and the highest has it. When a weight changes, only the conversations move that have to.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def _place(infill: Infill) -> Iterator[bytes]:
 
 
 def _draw(target: Target, conversation: str) -> float:
-    """The more weight, the higher on average; each model wins a share of conversations like its share of the weights."""
+    """Each model has the highest one in a share of conversations like its share of the weights."""
     digest = blake2b(target.model.encode() + _END + conversation.encode(), digest_size=8).digest()
     between_0_and_1 = ((int.from_bytes(digest) >> 12) + 0.5) / (1 << 52)
     return -target.weight / math.log(between_0_and_1)

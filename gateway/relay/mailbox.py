@@ -56,12 +56,12 @@ class Mailbox:
             self.ended, self.end = True, last
         return events
 
-    async def peek(self) -> CallEvent:
-        """The first event, which stays where it is; waits for it."""
-        if not self._events:
+    async def peek(self, past: type[CallEvent] | tuple[()] = ()) -> CallEvent:
+        """The first event, or the first that is not of the kind `past`; it stays where it is. Waits for it."""
+        while (event := next((event for event in self._events if not isinstance(event, past)), None)) is None:
             self._reader = self._loop.create_future()
             await self._reader
-        return self._events[0]
+        return event
 
     def _overflow(self) -> None:
         if not self._overflowed:

@@ -71,6 +71,22 @@ class Metrics:
         )
         self.generated_tokens = Counter("paddock_generated_tokens", "Generated tokens", who, registry=registry)
         self.attempts = Counter("paddock_attempts", "Submissions to workers", ("model", "outcome"), registry=registry)
+        self.retries = Counter(
+            "paddock_retries",
+            "Calls that failed before their first token and could be tried again",
+            ("model", "outcome"),
+            registry=registry,
+        )
+        self.fallbacks = Counter(
+            "paddock_fallbacks",
+            "Calls that went on to another model of their chain",
+            ("model", "fallback", "reason"),
+            registry=registry,
+        )
+        self.circuits_opened = Counter(
+            "paddock_circuits_opened", "Times that a worker was left alone", ("model",), registry=registry
+        )
+        self.circuits = Gauge("paddock_circuits", "Workers that are left alone now", ("model",), registry=registry)
         self.queue_length = Gauge("paddock_queue_length", "Calls that wait for a slot", ("model",), registry=registry)
         self.workers = Gauge("paddock_workers", "Live workers", ("model",), registry=registry)
 
@@ -102,9 +118,14 @@ class Metrics:
         """Count one request that ended before it had a model: its labels `model` and `alias` are empty."""
         self.requests.labels("", "", trail.team, trail.outcome).inc()
 
-    def exposition(self, workers: Mapping[str, int], waiting: Mapping[str, int]) -> bytes:
-        """The text for a scrape; `workers` and `waiting` are counts per model at this moment."""
-        for gauge, counts in ((self.workers, workers), (self.queue_length, waiting)):
+    def exposition(
+        self, workers: Mapping[str, int], waiting: Mapping[str, int], left_alone: Mapping[str, int]
+    ) -> bytes:
+        """The text for a scrape. Counts per model, at this moment: `workers`, those of them that are `left_alone`, and
+        calls `waiting`.
+        """
+        counted = ((self.workers, workers), (self.queue_length, waiting), (self.circuits, left_alone))
+        for gauge, counts in counted:
             gauge.clear()
             for model, count in counts.items():
                 gauge.labels(model).set(count)

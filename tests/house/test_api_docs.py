@@ -15,7 +15,7 @@ from gateway.api.openai.refused import IGNORED, REFUSED
 from gateway.api.responses import body as responses_body
 from gateway.api.responses import refused as responses_refused
 from gateway.api.routes import ROUTES
-from gateway.pipeline import MAX_ATTEMPTS
+from gateway.attempts import MAX_ATTEMPTS
 from gateway.telemetry.metrics import Metrics
 from workers.engine.request import EngineLoad
 from workers.service.metrics import WorkerMetrics
@@ -84,7 +84,7 @@ def declared_metrics(exposition: bytes) -> set[str]:
 
 def test_every_metric_of_a_gateway() -> None:
     told = {cells[0].strip("`") for cells in rows("metrics.md", "Of a gateway")[2:]}
-    assert told == declared_metrics(Metrics().exposition({}, {}))
+    assert told == declared_metrics(Metrics().exposition({}, {}, {}))
 
 
 def test_every_metric_of_a_worker() -> None:

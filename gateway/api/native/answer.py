@@ -53,7 +53,7 @@ class Answer:
         self.num_prompt_tokens = event.num_prompt_tokens
         if len(self._asked.requests) == 1:
             # Of several answers, which may be on several workers, the trail knows the first one's worker only.
-            self.slot = self._place.number_slot(self._call.model, self._trail.worker, event.slot)
+            self.slot = self._place.number_slot(self._trail.model, self._trail.worker, event.slot)
 
     def final(
         self, end: Finished, content: str, tokens: Sequence[int], probabilities: Sequence[Entry | SampledEntry] | None

@@ -25,7 +25,6 @@ from gateway.api.responses.preparation import Preparation
 from gateway.api.responses.request import ResponseRequest
 from gateway.api.responses.shelf import ResponseWriters, Shelf, Store
 from gateway.api.resumable import Resumable
-from gateway.api.slo import read_begin_by
 from gateway.api.sockets import METHOD, NORMAL, RESTARTS, Socket
 from gateway.errors import ConnectionLimit, InternalError, PaddockError
 from gateway.pipeline import Pipeline
@@ -156,8 +155,8 @@ class Connection:
         # A key may have been withdrawn since the handshake.
         principal = rooms.keys.authenticate(self._scope["headers"])
         trail.asked_by(principal)
-        draft, begin_by = draft_of_message(message), read_begin_by(self._scope)
-        asked, call = await rooms.preparation.prepare(draft, self._shelf, principal, trail, begin_by)
+        draft = draft_of_message(message)
+        asked, call = await rooms.preparation.prepare(draft, self._shelf, principal, trail, self._scope)
         writer, sink = EventWriter(asked, call), EventMessages(self._socket, message.lane)
         failure = await self._answering.write(asked, call, trail, writer, sink)
         if failure is None:

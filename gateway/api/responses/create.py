@@ -13,7 +13,6 @@ from gateway.api.responses.preparation import Preparation
 from gateway.api.responses.request import ResponseRequest, read_draft
 from gateway.api.responses.shelf import Shelf
 from gateway.api.resumable import Resumable
-from gateway.api.slo import read_begin_by
 from gateway.api.wish import read_wish
 
 
@@ -43,8 +42,7 @@ class CreateResponse:
         if wish is not None and wish.stream:
             await self._resumable.again(wish, scope, receive, send)
             return
-        draft, begin_by = read_draft(raw), read_begin_by(scope)
-        asked, call = await self._preparation.prepare(draft, self._shelf, principal, trail, begin_by)
+        asked, call = await self._preparation.prepare(read_draft(raw), self._shelf, principal, trail, scope)
         if asked.background:
             await self._background.begin(asked, call, wish, scope, receive, send)
         else:

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from starlette.types import Scope
+
 from gateway.api.responses.request import Draft, ResponseRequest
 from gateway.api.responses.shelf import Shelf
 from gateway.api.responses.truncation import Truncation
+from gateway.api.session import conversation
+from gateway.api.slo import read_begin_by
 from gateway.call import Call, Principal
 from gateway.pipeline import Pipeline
 from gateway.telemetry.trail import Trail
@@ -16,11 +20,12 @@ class Preparation:
         self._truncation = truncation
 
     async def prepare(
-        self, draft: Draft, shelf: Shelf, principal: Principal, trail: Trail, begin_by: float
+        self, draft: Draft, shelf: Shelf, principal: Principal, trail: Trail, scope: Scope
     ) -> tuple[ResponseRequest, Call]:
-        """`begin_by` as in `Call`. Raises PaddockError."""
+        """Raises PaddockError."""
         asked = await shelf.complete(draft, principal.team)
-        call = self._pipeline.call(principal, asked.model, trail, "generate", begin_by)
+        talk = conversation(scope, asked.requests[0], principal.team)
+        call = self._pipeline.call(principal, asked.model, trail, "generate", read_begin_by(scope), talk)
         if asked.fit:
             asked = await self._truncation.fitted(asked, call.model)
         return asked, call

@@ -54,7 +54,7 @@ def test_what_never_happened_is_left_out() -> None:
 
 
 def told(metrics: Metrics) -> dict[tuple[Any, ...], float]:
-    text = metrics.exposition({"llama": 2}, {"llama": 3}).decode()
+    text = metrics.exposition({"llama": 2}, {"llama": 3}, {"llama": 1}).decode()
     return {
         (sample.name, *sorted(sample.labels.items())): sample.value
         for family in text_string_to_metric_families(text)
@@ -104,5 +104,5 @@ def test_metrics_of_placing() -> None:
 
 def test_gauges_forget_models_that_are_gone() -> None:
     metrics = Metrics()
-    metrics.exposition({"a": 1}, {})
-    assert 'model="a"' not in metrics.exposition({"b": 1}, {}).decode()
+    metrics.exposition({"a": 1}, {}, {})
+    assert 'model="a"' not in metrics.exposition({"b": 1}, {}, {}).decode()

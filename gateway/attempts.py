@@ -1,0 +1,330 @@
+"""What becomes of one call until its answer begins: which model of its chain, on which workers, and whether again.
+
+attempts.begin(call, trail)                       once per call
+await attempts.slot(tries, held)                  a slot, of a fallback where the model has none in time
+attempts.begun(tries, boot), .ended(boot, end)    the answer has begun, is over
+attempts.failed(tries, boot, failure)             it has not begun: raises, unless it is worth another slot
+attempts.over(tries)                              once per call
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import AbstractAsyncContextManager, AsyncExitStack
+from dataclasses import dataclass, field, replace
+from typing import Protocol
+
+from msgspec.structs import replace as replace_struct
+
+from gateway.call import Call
+from gateway.errors import InvalidRequest, PaddockError, QueueFull, QueueTimeout, Unavailable
+from gateway.relay.failures import answer_to
+from gateway.routing.chain import Outlook, Reason, chosen
+from gateway.routing.circuit import Circuits
+from gateway.routing.fit import unfit
+from gateway.routing.retry_budget import RetryBudget
+from gateway.routing.slot_numbers import ANY
+from gateway.telemetry.metrics import Metrics
+from gateway.telemetry.trail import Trail
+from workers.protocol.events import Failed, Finished
+from workers.protocol.failures import RETRYABLE, Failure, FailureCode
+from workers.protocol.heartbeat import Heartbeat
+from workers.protocol.requests import GenerateRequest
+
+log = logging.getLogger(__name__)
+
+MAX_ATTEMPTS = 4
+MAX_LOST = 2
+"""Workers that may be lost under one call before it is given up: it may be what ends them."""
+REST_S = 0.1
+"""How long a worker that refused a call, or lost it, is left alone by that call."""
+LOOK_AGAIN_S = 0.05
+BLAMED = frozenset({FailureCode.INTERNAL, FailureCode.WORKER_LOST})
+"""Failures that are the worker's own: enough of them in a row, and all calls leave it alone."""
+UNPAID = frozenset({FailureCode.DRAINING})
+"""A worker that takes its leave says so to each call once and at once: no retry that makes trouble worse."""
+UNSUITED = frozenset({FailureCode.CONTEXT_OVERFLOW, FailureCode.UNSUPPORTED})
+"""What one model refuses and another may take."""
+
+
+class Lease(Protocol):
+    """A slot on a worker."""
+
+    @property
+    def worker(self) -> str: ...
+    @property
+    def boot(self) -> str: ...
+    @property
+    def address(self) -> str: ...
+    @property
+    def queue_ms(self) -> float: ...
+
+
+class Admission(Protocol):
+    def slot(self, call: Call, avoid: frozenset[str] = ...) -> AbstractAsyncContextManager[Lease]: ...
+
+    def predicted_wait_s(self, model: str) -> float:
+        """Of a call that came now, for a slot of the model."""
+        ...
+
+
+class Workers(Protocol):
+    @property
+    def workers(self) -> Mapping[str, tuple[Heartbeat, ...]]: ...
+
+
+class Fleet(Protocol):
+    @property
+    def snapshot(self) -> Workers: ...
+
+
+class Connections(Protocol):
+    def is_lost(self, boot: str) -> bool:
+        """Whether the process is known to be gone though the fleet may still show it."""
+        ...
+
+
+@dataclass(slots=True, eq=False)
+class Tries:
+    """What one call has been through."""
+
+    call: Call
+    """With the model that it is with now, and those that are left of its chain."""
+    trail: Trail
+    asked: GenerateRequest | None
+    """None: pooled work."""
+    request: GenerateRequest = GenerateRequest()
+    """What was asked, as this model is asked for it; of pooled work there is nothing that its place depends on."""
+    num_lost: int = 0
+    resting: dict[str, float] = field(default_factory=dict)
+    """Boot id -> time.monotonic() until which this call leaves that worker process alone."""
+    with_boot: str = ""
+    """The process that is to begin the answer; empty: none was asked yet, or it has begun or failed."""
+    told: PaddockError | None = None
+    """Why the first model that had no place had none."""
+
+    def rest(self, boot: str, failure: Failure, patience_s: float) -> None:
+        now = time.monotonic()
+        self.resting[boot] = float("inf") if failure.code is FailureCode.DRAINING else now + REST_S
+        # Losing a worker is not the caller's fault: it may wait for a slot once more.
+        self.wait_anew(now, patience_s)
+
+    def wait_anew(self, now: float, patience_s: float) -> None:
+        self.call = replace(self.call, queue_deadline=min(self.call.deadline, now + patience_s))
+
+
+class Attempts:
+    """Of one gateway."""
+
+    def __init__(
+        self,
+        fleet: Fleet,
+        admission: Admission,
+        connections: Connections,
+        metrics: Metrics,
+        adapted: Callable[[Call, GenerateRequest], GenerateRequest],
+        queue_timeout_s: float,
+        retry_share: float,
+    ) -> None:
+        """`adapted` gives a request the adapters that it is computed with; it may raise InvalidRequest."""
+        self._fleet = fleet
+        self._admission = admission
+        self._connections = connections
+        self._metrics = metrics
+        self._adapted = adapted
+        self._queue_timeout_s = queue_timeout_s
+        self._budget = RetryBudget(retry_share)
+        self.circuits = Circuits()
+        """By time.monotonic()."""
+
+    def begin(self, call: Call, trail: Trail, asked: GenerateRequest | None = None) -> Tries:
+        """Raises InvalidRequest for adapters that are not there."""
+        self._budget.called(call.model, time.monotonic())
+        return Tries(call, trail, None) if asked is None else Tries(call, trail, asked, self._adapted(call, asked))
+
+    async def slot(self, tries: Tries, held: AsyncExitStack) -> Lease:
+        """A slot, which `held` gives back, of the first model of the call's chain that has one in time.
+
+        Raises PaddockError where none has.
+        """
+        while True:
+            self._settle(tries)
+            try:
+                lease = await held.enter_async_context(self._admission.slot(tries.call, await self._avoided(tries)))
+            except (QueueFull, QueueTimeout) as error:
+                self._fall_back(tries, Reason(str(error.code)), error)
+                continue
+            self.circuits.leaves(tries, but=lease.boot)
+            tries.with_boot = lease.boot
+            _note_attempt(tries.trail, lease)
+            return lease
+
+    def begun(self, tries: Tries, boot: str) -> None:
+        tries.with_boot = ""
+        self._metrics.attempts.labels(tries.call.model, "started").inc()
+        self.circuits.begun(boot, time.monotonic())
+
+    def complete(self, boot: str) -> None:
+        self.circuits.complete(boot, time.monotonic())
+
+    def ended(self, boot: str, end: Finished | Failed | None) -> None:
+        """`end`: the last event of an answer that had begun; None where its caller did not wait for it."""
+        if isinstance(end, Finished):
+            self.complete(boot)
+        elif isinstance(end, Failed) and end.failure.code in BLAMED:
+            self._blame(boot)
+
+    def failed(self, tries: Tries, boot: str, failure: Failure) -> None:
+        """Raises PaddockError where another worker would not help, or enough have been tried."""
+        tries.with_boot = ""
+        model, code = tries.call.model, failure.code
+        self._metrics.attempts.labels(model, code.value).inc()
+        tries.num_lost += code is FailureCode.WORKER_LOST
+        if code in BLAMED:
+            self._blame(boot)
+        if tries.call.meant_for and code in UNSUITED:
+            self._fall_back(tries, Reason.UNSUITED, _unsuited(tries.call, failure))
+            return
+        if code not in RETRYABLE or tries.trail.attempts >= MAX_ATTEMPTS or tries.num_lost >= MAX_LOST:
+            raise answer_to(failure)
+        if code not in UNPAID:
+            granted = self._budget.take(model, time.monotonic())
+            self._metrics.retries.labels(model, "granted" if granted else "denied").inc()
+            if not granted:
+                raise answer_to(failure)
+        tries.rest(boot, failure, self._queue_timeout_s)
+
+    def over(self, tries: Tries) -> None:
+        """The call is over, however it ended."""
+        self.circuits.leaves(tries)
+        if tries.with_boot and time.monotonic() >= tries.call.deadline:
+            self._blame(tries.with_boot)  # it had all the time that there was, and has not begun
+
+    def reachable(self, model: str) -> list[Heartbeat]:
+        """By id: the order in which slots are numbered over a model's workers."""
+        beats = self._fleet.snapshot.workers.get(model, ())
+        return [beat for beat in beats if not self._connections.is_lost(beat.boot)]
+
+    def left_alone(self) -> dict[str, int]:
+        """Model -> how many of its workers calls leave alone now."""
+        states = self.circuits.states(time.monotonic())
+        return {
+            model: sum(beat.boot in states and states[beat.boot].state != "closed" for beat in beats)
+            for model, beats in self._fleet.snapshot.workers.items()
+        }
+
+    def _blame(self, boot: str) -> None:
+        pause_s = self.circuits.failed(boot, time.monotonic())
+        if not pause_s:
+            return
+        beats = (beat for beats in self._fleet.snapshot.workers.values() for beat in beats)
+        failing = next((beat for beat in beats if beat.boot == boot), None)
+        if failing is not None:
+            self._metrics.circuits_opened.labels(failing.model).inc()
+            fields = {"worker": failing.worker, "model": failing.model, "pause_s": round(pause_s, 2)}
+            log.warning("worker fails call after call and is left alone", extra={"fields": fields})
+
+    def _settle(self, tries: Tries) -> None:
+        """On to the first model of the chain that would do, if it is another one. None would: it waits for this one."""
+        call = tries.call
+        if not call.fallbacks:
+            return
+        here = self._outlook(tries, call.model)
+        best = chosen(self._outlooks(tries, here), _patience_s(call))
+        if best is not None and best.model != call.model:
+            self._go_on(tries, best.model, Reason.WAIT if here.ready else Reason.NO_WORKER)
+
+    def _fall_back(self, tries: Tries, reason: Reason, error: PaddockError) -> None:
+        """On to a model that stands in for this one. Raises `error`, or what was wrong with the first, if none does."""
+        tries.told = tries.told or error
+        if reason is Reason.QUEUE_TIMEOUT:
+            tries.wait_anew(time.monotonic(), self._queue_timeout_s)
+        best = chosen(self._outlooks(tries), _patience_s(tries.call))
+        if best is None:
+            raise tries.told
+        self._go_on(tries, best.model, reason)
+
+    def _go_on(self, tries: Tries, model: str, reason: Reason) -> None:
+        self._metrics.fallbacks.labels(tries.call.model, model, reason.value).inc()
+        tries.call = on_model(tries.call, model)
+        tries.trail.model = model
+        self._budget.called(model, time.monotonic())
+        if tries.asked is not None:
+            tries.request = self._adapted(tries.call, replace_struct(tries.asked, slot=ANY))
+
+    def _outlooks(self, tries: Tries, *before: Outlook) -> Iterator[Outlook]:
+        yield from before
+        for model in tries.call.fallbacks:
+            yield self._outlook(tries, model)
+
+    def _outlook(self, tries: Tries, model: str) -> Outlook:
+        now = time.monotonic()
+        beats = [beat for beat in self._fleet.snapshot.workers.get(model, ()) if not beat.draining]
+        ready = len(self._bad(tries, beats, now, spare=False)) < len(beats) and self._has_adapters(tries, model)
+        return Outlook(model, ready, self._admission.predicted_wait_s(model) if ready else 0.0)
+
+    def _has_adapters(self, tries: Tries, model: str) -> bool:
+        if tries.asked is None or not tries.asked.adapters or model == tries.call.model:
+            return True
+        try:
+            self._adapted(replace(tries.call, model=model), tries.asked)
+        except InvalidRequest:
+            return False
+        return True
+
+    def _bad(self, tries: Tries, beats: Iterable[Heartbeat], now: float, *, spare: bool = True) -> frozenset[str]:
+        """Workers to be left out. With `spare`, those that all calls leave alone are not where nobody else is there."""
+        beats = tuple(beats)
+        out = {
+            beat.worker
+            for beat in beats
+            if tries.resting.get(beat.boot, 0.0) > now or self._connections.is_lost(beat.boot)
+        }
+        alone = {beat.worker for beat in beats if not self.circuits.admits(beat.boot, tries, now)}
+        return frozenset(out if spare and len(out | alone) == len(beats) else out | alone)
+
+    async def _avoided(self, tries: Tries) -> frozenset[str]:
+        """Workers that would not do; while there are no others, waits for one to recover or to be replaced."""
+        call, request = tries.call, tries.request
+        while True:
+            now = time.monotonic()
+            beats = self._fleet.snapshot.workers.get(call.model, ())
+            bad = self._bad(tries, beats, now)
+            if len(bad) < len(beats):
+                if request.adapters or request.slot != ANY:
+                    adapters = frozenset(use.name for use in request.adapters)
+                    bad |= unfit(self.reachable(call.model), bad, adapters, request.slot)
+                return bad
+            if not beats or now >= call.queue_deadline:
+                return frozenset()
+            await asyncio.sleep(LOOK_AGAIN_S)
+
+
+def on_model(call: Call, model: str) -> Call:
+    """The call with one of its fallbacks; those before it are left out."""
+    later = call.fallbacks[call.fallbacks.index(model) + 1 :]
+    return replace(call, model=model, fallbacks=later, meant_for=call.meant_for or call.model)
+
+
+def _patience_s(call: Call) -> float:
+    """How long its caller waits for a slot."""
+    left_s = call.queue_deadline - time.monotonic()
+    return min(left_s, call.begin_by - time.time()) if call.begin_by else left_s
+
+
+def _unsuited(call: Call, failure: Failure) -> Unavailable:
+    return Unavailable(
+        f"The model `{call.meant_for}` has no place now, and `{call.model}`, which stands in for it, can't take this "
+        f"request: {failure.message} Send it again later.",
+        retry_after_s=1.0,
+    )
+
+
+def _note_attempt(trail: Trail, lease: Lease) -> None:
+    trail.attempts += 1
+    trail.worker = lease.worker
+    trail.queue_ms += lease.queue_ms
+    trail.submitted_at = time.monotonic()
