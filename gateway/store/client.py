@@ -42,6 +42,8 @@ class Lease:
     """KV cells that it reckons with."""
     queue_ms: float = 0.0
     """How long the call waited for it, admission itself included."""
+    overtaken: int = 0
+    """How often others got slots that its ticket stood before in the line."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -290,8 +292,9 @@ def _texts(values: Iterable[bytes]) -> frozenset[str]:
 
 
 def _lease(model: str, id: str, answer: list[Any], offers: Offers) -> Lease:
-    _, fence, worker, boot, address = answer
+    _, fence, worker, boot, address, *rest = answer
     name = worker.decode()
     named = {offer.worker: offer.kv_tokens for offer in offers.take + offers.more}
     other = 0 if offers.elsewhere is None else offers.elsewhere.kv_tokens
-    return Lease(id, fence, model, name, boot.decode(), address.decode(), named.get(name, other))
+    kv_tokens, overtaken = named.get(name, other), rest[0] if rest else 0
+    return Lease(id, fence, model, name, boot.decode(), address.decode(), kv_tokens, overtaken=overtaken)

@@ -2,7 +2,8 @@
 --
 --   ARGV[4]  id of the granted ticket
 --   ARGV[5]  lifetime of the lease, ms
--- Result: {"lease", fence, worker, boot, address} | {"waiting"} (no grant, or it came too late)
+-- Result: {"lease", fence, worker, boot, address, how often the ticket was overtaken} | {"waiting"} (no grant, or it
+--   came too late)
 --
 -- Keeps: a grant that expired is never claimed; its ticket waits at its old place. Claiming twice is claiming once.
 local id, lease_ttl = ARGV[4], tonumber(ARGV[5])
@@ -16,5 +17,6 @@ if expiry <= now then
   grant({worker})
   return {"waiting"}
 end
-grant_claim(worker, id, lease_ttl)
-return lease_reply(id)
+local overtaken, reply = grant_claim(worker, id, lease_ttl), lease_reply(id)
+reply[#reply + 1] = overtaken
+return reply

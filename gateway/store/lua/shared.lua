@@ -254,18 +254,19 @@ end
 -- Puts a ticket in the line at its rank.
 local function ticket_file(id, channel, ttl, team, share, start, rank)
   redis.call("HSET", ticket_key(id), "gateway", GATEWAY, "channel", channel, "until", exact(now + ttl), "team", team,
-    "share", exact(share), "start", exact(start), "rank", exact(rank))
+    "share", exact(share), "start", exact(start), "rank", exact(rank), "at", exact(now))
   redis.call("HINCRBY", fair_key, "n:" .. team, 1)
   redis.call("ZADD", queue_key, exact(rank), id)
   redis.call("ZADD", tickets_key, now + ttl, id)
 end
 
--- Makes a claimed lease of a grant.
+-- Makes a claimed lease of a grant. Returns how often its ticket was overtaken.
 local function grant_claim(worker, id, ttl)
   redis.call("ZADD", worker_leases_key(worker), now + ttl, id)
-  local ticket = redis.call("HMGET", ticket_key(id), "team", "share")
+  local ticket = redis.call("HMGET", ticket_key(id), "team", "share", "passed")
   if ticket[1] then
     redis.call("HSET", lease_key(id), "team", ticket[1], "share", ticket[2])
     ticket_forget(id, ticket[1])
   end
+  return tonumber(ticket[3]) or 0
 end

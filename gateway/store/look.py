@@ -1,0 +1,113 @@
+"""The line of a model as it stands in Redis, for people who ask: who waits, for how long, with what bids."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import redis.asyncio
+
+from gateway.store.pipe import AWAY, unavailable
+from gateway.store.scripts import load_script
+from workers.protocol import keys
+from workers.protocol.heartbeat import PROTOCOL_VERSION
+
+
+@dataclass(frozen=True, slots=True)
+class QueuedBid:
+    """What a ticket that waits says of one worker."""
+
+    cost_ms: float
+    """From the slot to the first token."""
+    other_ms: float
+    """To the first token on the best other worker, waiting for that one included."""
+    kv_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class QueuedTicket:
+    """One call near the head of the line."""
+
+    team: str
+    priority: int
+    """Class; higher goes first."""
+    waited_s: float | None
+    """None: not known."""
+    overtaken: int
+    begin_in_s: float | None
+    """Until its deadline, which may be over; None: it has none."""
+    gateway: str
+    bids: Mapping[str, QueuedBid]
+    """By worker."""
+    elsewhere: QueuedBid | None
+    """For workers that are not named."""
+
+
+@dataclass(frozen=True, slots=True)
+class LineView:
+    settling: bool
+    """Nothing is granted: Redis has lost its data, and gateways tell what runs."""
+    waiting: int
+    by_priority: Mapping[int, int]
+    by_team: Mapping[str, int]
+    """Tickets that were granted a slot and have not claimed it yet included."""
+    head: tuple[QueuedTicket, ...]
+    """Those that the next free slot may go to, in line."""
+    leased: Mapping[str, tuple[int, int]]
+    """Worker -> its leases, and the KV tokens that they reckon with."""
+
+
+class LineReader:
+    """Looks, and changes nothing."""
+
+    def __init__(self, redis: redis.asyncio.Redis) -> None:
+        self._redis = redis
+        self._script = load_script("look")
+
+    async def look(self, model: str, workers: Sequence[str], classes: int) -> LineView:
+        """`workers`: those of which is told what is leased. Classes go from `-classes` to `classes`.
+
+        Raises StoreUnavailable.
+        """
+        head = (keys.model_prefix(model), PROTOCOL_VERSION, 0, "")
+        try:
+            answer = await self._redis.eval(self._script.source, 1, *map(str, (*head, -classes, classes)), *workers)
+        except AWAY as error:
+            raise unavailable(error) from error
+        settling, waiting, by_priority, by_team, tickets, leased, now_ms = answer
+        counts = iter(leased)
+        return LineView(
+            bool(settling),
+            waiting,
+            dict(_pairs(by_priority)),
+            {team.decode(): count for team, count in _pairs(by_team)},
+            tuple(_ticket(row, now_ms) for row in tickets),
+            {worker: (next(counts), next(counts)) for worker in workers},
+        )
+
+
+def _pairs(row: Iterable[Any]) -> Iterator[tuple[Any, Any]]:
+    items = iter(row)
+    return zip(items, items, strict=True)
+
+
+def _ticket(row: Sequence[Any], now_ms: int) -> QueuedTicket:
+    fields = {name.decode(): value.decode() for name, value in _pairs(row[1:])}
+    deadline_ms = float(fields.get("deadline") or 0)
+    filed_ms = float(fields.get("at") or 0)
+    return QueuedTicket(
+        team=fields.get("team", ""),
+        priority=row[0],
+        waited_s=(now_ms - filed_ms) / 1000 if filed_ms else None,
+        overtaken=int(fields.get("passed", 0)),
+        begin_in_s=(deadline_ms - now_ms) / 1000 if deadline_ms else None,
+        gateway=fields.get("gateway", ""),
+        bids={name[2:]: _bid(text) for name, text in fields.items() if name.startswith("b:")},
+        elsewhere=_bid(fields["elsewhere"]) if fields.get("elsewhere") else None,
+    )
+
+
+def _bid(text: str) -> QueuedBid:
+    cost, other, kv = text.split(" ")
+    return QueuedBid(float(cost), float(other), int(kv))

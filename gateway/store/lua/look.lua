@@ -1,0 +1,38 @@
+-- Tells how the line of a model stands, for people who ask.
+--
+--   ARGV[4]   least urgent class
+--   ARGV[5]   most urgent class
+--   ARGV[6+]  workers of which is told what is leased there
+-- Result: {1 while Redis settles, waiting, {class, its tickets, ...}, {team, its tickets, ...}, {{class, fields and values
+--   of a ticket}, ... from the head of the line}, {leases, leased KV tokens, ... per worker}, Redis's clock in ms}
+--
+-- Keeps: nothing is changed.
+local classes, teams, head, leased = {}, {}, {}, {}
+for class = tonumber(ARGV[4]), tonumber(ARGV[5]) do
+  local first = -class * CLASS
+  local count = redis.call("ZCOUNT", queue_key, exact(first), "(" .. exact(first + CLASS))
+  if count > 0 then
+    classes[#classes + 1] = class
+    classes[#classes + 1] = count
+  end
+end
+
+local fields = redis.call("HGETALL", fair_key)
+for i = 1, #fields, 2 do
+  if string.sub(fields[i], 1, 2) == "n:" then
+    teams[#teams + 1] = string.sub(fields[i], 3)
+    teams[#teams + 1] = tonumber(fields[i + 1])
+  end
+end
+
+for _, id in ipairs(redis.call("ZRANGE", queue_key, 0, WINDOW - 1)) do
+  local ticket = redis.call("HGETALL", ticket_key(id))
+  table.insert(ticket, 1, -math.floor(tonumber(redis.call("ZSCORE", queue_key, id)) / CLASS))
+  head[#head + 1] = ticket
+end
+
+for i = 6, #ARGV do
+  leased[#leased + 1] = leases_count(ARGV[i])
+  leased[#leased + 1] = tonumber(redis.call("HGET", leased_kv_key, ARGV[i])) or 0
+end
+return {settling() and 1 or 0, redis.call("ZCARD", queue_key), classes, teams, head, leased, now}
