@@ -22,12 +22,15 @@ from msgspec.structs import replace as replace_struct
 from gateway.call import Call
 from gateway.errors import InvalidRequest, PaddockError, QueueFull, QueueTimeout, Unavailable
 from gateway.relay.failures import answer_to
+from gateway.routing.ask import Ranking
 from gateway.routing.chain import Outlook, Reason, chosen
 from gateway.routing.circuit import Circuits
 from gateway.routing.fit import unfit
+from gateway.routing.placed import bid_for, summary
 from gateway.routing.retry_budget import RetryBudget
 from gateway.routing.slot_numbers import ANY
 from gateway.telemetry.metrics import Metrics
+from gateway.telemetry.standing import Standing
 from gateway.telemetry.trail import Trail
 from workers.protocol.events import Failed, Finished
 from workers.protocol.failures import RETRYABLE, Failure, FailureCode
@@ -61,10 +64,16 @@ class Lease(Protocol):
     def address(self) -> str: ...
     @property
     def queue_ms(self) -> float: ...
+    @property
+    def ranking(self) -> Ranking: ...
+    @property
+    def overtaken(self) -> int: ...
 
 
 class Admission(Protocol):
-    def slot(self, call: Call, avoid: frozenset[str] = ...) -> AbstractAsyncContextManager[Lease]: ...
+    def slot(
+        self, call: Call, avoid: frozenset[str] = ..., *, standing: Standing
+    ) -> AbstractAsyncContextManager[Lease]: ...
 
     def predicted_wait_s(self, model: str) -> float:
         """Of a call that came now, for a slot of the model."""
@@ -153,7 +162,8 @@ class Attempts:
         while True:
             self._settle(tries)
             try:
-                lease = await held.enter_async_context(self._admission.slot(tries.call, await self._avoided(tries)))
+                slot = self._admission.slot(tries.call, await self._avoided(tries), standing=tries.trail.standing)
+                lease = await held.enter_async_context(slot)
             except (QueueFull, QueueTimeout) as error:
                 self._fall_back(tries, Reason(str(error.code)), error)
                 continue
@@ -328,3 +338,8 @@ def _note_attempt(trail: Trail, lease: Lease) -> None:
     trail.worker = lease.worker
     trail.queue_ms += lease.queue_ms
     trail.submitted_at = time.monotonic()
+    trail.overtaken += lease.overtaken
+    bid = bid_for(lease.ranking, lease.worker)
+    trail.expected_cached = bid.cached_tokens if bid else 0
+    if trail.debug:
+        trail.placement = summary(lease.ranking, lease.worker)

@@ -67,6 +67,10 @@ class Held:
     def queue_ms(self) -> float:
         return self.lease.queue_ms
 
+    @property
+    def overtaken(self) -> int:
+        return self.lease.overtaken
+
 
 class Admission:
     """Hands out slots, in fair order over all gateways of one Redis. One event loop; `run` keeps it alive."""
