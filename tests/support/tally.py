@@ -1,4 +1,4 @@
-"""What a fake worker has made, kept where its death can't take it: one line per token, the label of the token's call."""
+"""What a fake worker has made, kept where its death can't take it: a line per token, the label of its call."""
 
 from __future__ import annotations
 

@@ -1,0 +1,48 @@
+"""Workers killed and stopped under calls in every phase."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+
+import pytest
+
+from tests.fault.scene import PHASES, staged
+from tests.support.stack import Stack
+
+BEGUN = ("prefilling", "streaming", "draining")
+NOT_BEGUN = ("queued", "granted")
+
+
+async def test_killed(stack: Stack) -> None:
+    """What had not begun is answered by the next process; the rest is told at once. Nobody waits for a dead worker."""
+    async with staged(stack) as scene:
+        records, others = await scene.all_phases()
+        scene.strike(signal.SIGKILL, *scene.workers.values())
+        scene.doomed.signal(signal.SIGCONT)
+        told = [records[phase] for phase in BEGUN] + [others[phase] for phase in ("queued", *BEGUN)]
+        await scene.ends(told, 5.0)
+        assert {record.ending for record in told} == {"worker_lost"}
+        scene.staff(*NOT_BEGUN)
+        await scene.ends(scene.book.records)
+        assert records["queued"].answered
+        assert records["granted"].ending in ("answered", "worker_lost")
+        await scene.report("workers killed", 2.0)
+
+
+@pytest.mark.parametrize("stopped_s", [1.0, pytest.param(7.0, marks=pytest.mark.long)])
+async def test_stopped(stack: Stack, stopped_s: float) -> None:
+    """A pause is a pause. After a longer one the worker counts as lost, and what it says later reaches nobody."""
+    async with staged(stack) as scene:
+        records, _ = await scene.all_phases()
+        scene.strike(signal.SIGSTOP, *scene.workers.values())
+        scene.doomed.signal(signal.SIGCONT)
+        await asyncio.sleep(stopped_s)
+        for worker in scene.workers.values():
+            worker.signal(signal.SIGCONT)
+        await scene.ends(scene.book.records)
+        assert {phase: records[phase].ending for phase in PHASES} == {
+            **dict.fromkeys(BEGUN, "answered" if stopped_s < 2 else "worker_lost"),
+            **dict.fromkeys(NOT_BEGUN, "answered"),
+        }
+        await scene.report(f"workers stopped for {stopped_s:g} s", 8.0)
