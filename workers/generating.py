@@ -62,7 +62,7 @@ class GeneratingParts:
         return self.offered
 
     def engine(self, services: Services, emit: Emit, on_crash: OnCrash) -> Engine:
-        """Connects the slots' routes to it."""
+        """Connects the slots' routes and the book of heads to it."""
         settings, storage = self.wishes.settings, self.storage
         ram_bytes = settings.cache_ram_mib << 20
         engine = Engine(
@@ -86,6 +86,7 @@ class GeneratingParts:
             max_bytes=ram_bytes,
         )
         services.slots.connect(keeper)
+        services.heads.connect(engine.census)
         return engine
 
 

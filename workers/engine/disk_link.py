@@ -64,6 +64,11 @@ class DiskLink:
         names = self._missing(path, known, limit)
         return bool(names) and self._fetch(names, on_blocks)
 
+    def num_known(self, path: Path, known: int, limit: int) -> int:
+        """How many of a path's first `limit` tokens are there if the first `known` are, as far as the tier knows."""
+        names = self._missing(path, known, limit)
+        return names[-1].end if names else known
+
     def write(self, block: Block, until: float) -> bool:
         """Queue a block, waiting for room until then (`time.monotonic` seconds) -> whether there is time for more."""
         left_s = until - time.monotonic()

@@ -12,6 +12,7 @@ from functools import partial
 
 from workers.engine.adapters import AdapterShelf
 from workers.engine.cache import IntegrityError
+from workers.engine.census import CensusDoor
 from workers.engine.counters import EngineCounters
 from workers.engine.disk import DiskTier
 from workers.engine.disk_link import DiskLink
@@ -92,6 +93,8 @@ class Engine:
         self._stepper = Stepper(context, bounds, self._adapters, watchdog.black_box, self._door.leave, link)
         self.at_rest = SlotDoor(self._stepper.slots, self.post)
         """What the slots hold when no call runs in them."""
+        self.census = CensusDoor(self._stepper.census, self.post)
+        """What is cached of conversations that ended."""
         self._disk = disk
         self._write_out_s = write_out_s
         self._written_out = False
@@ -136,12 +139,16 @@ class Engine:
     def load(self) -> EngineLoad:
         """A snapshot; the step that runs meanwhile may change it."""
         num_busy = self._stepper.num_running
+        running, backlog_tokens = self._stepper.calls_left
         return EngineLoad(
             slots=self.slots,
             slots_busy=num_busy,
             waiting=max(0, self._door.num_open - num_busy),
             kv_tokens=self._context.kv_tokens,
             kv_tokens_used=self._num_used,
+            backlog_tokens=backlog_tokens,
+            running=running,
+            prefill_s=self._stepper.prefill_s,
         )
 
     @property
@@ -223,6 +230,7 @@ class Engine:
         """What `load` and `counters` tell of things that only this thread may look through."""
         self._num_used, self._num_idle = self._stepper.num_cells_needed, self._stepper.num_cells_idle
         self._adapter_names = self._stepper.adapter_names
+        self._stepper.census.look()
         self._look_again_at = time.monotonic() + LOOK_INTERVAL_S
 
     def _rest(self) -> None:
@@ -231,6 +239,8 @@ class Engine:
         if not self._thread.is_wanted:
             self._stepper.check_cells()
         while not self._thread.is_wanted and self._stepper.save_some():
+            pass
+        while not self._thread.is_wanted and self._stepper.census.look(at_rest=True):
             pass
 
     def _check(self) -> None:

@@ -122,6 +122,8 @@ class PrefixIndex:
         self.root = Node(np.empty(0, np.int32), 0, None, None)
         self.num_cells = 0
         """Cells that the nodes' holders hold, shared ones counted once."""
+        self.num_losses = 0
+        """Times that something which was known may have gone."""
         self._leaf: dict[int, Node] = {}
 
     def match(self, path: Path, limit: int) -> Match:
@@ -144,17 +146,14 @@ class PrefixIndex:
         Of two that are as long, the one whose cells are there: it takes no more of them.
         """
         best = Checkpoint(0, -1, None)
-        steps = list(self._walk(path, limit))
-        for number, (node, end) in enumerate(steps):
-            for block in node.blocks:
-                whole = block.start < block.end
-                reach = _reach(block, steps, number) if whole else end
-                if block.end != reach or not (whole or node.holders):
-                    continue
-                if (block.end, not whole) <= (best.end, best.holder != -1):
-                    continue
-                best = Checkpoint(block.end, -1 if whole else next(iter(node.holders)), block)
+        for found in self._checkpoints(path, limit):
+            if (found.end, found.holder != -1) > (best.end, best.holder != -1):
+                best = found
         return best
+
+    def stops(self, path: Path, limit: int) -> tuple[int, ...]:
+        """Where such memory can take up the path, ascending."""
+        return tuple(sorted({found.end for found in self._checkpoints(path, limit)}))
 
     def num_common(self, path: Path, limit: int) -> int:
         """How many of the path's tokens the index has seen, in the cache or not."""
@@ -199,6 +198,7 @@ class PrefixIndex:
                 self.prune(node)
             node = parent
         self.num_cells -= num_freed
+        self.num_losses += num_freed > 0
         return num_freed
 
     def num_exclusive(self, sequence: int) -> int:
@@ -258,6 +258,7 @@ class PrefixIndex:
         """Forget a block."""
         nodes = sorted(block.nodes, key=lambda node: -node.start)
         block.nodes.clear()
+        self.num_losses += 1
         for node in nodes:
             node.blocks.discard(block)
         for node in nodes:
@@ -319,6 +320,15 @@ class PrefixIndex:
             if end < child.end:
                 return
             node, position = child, end
+
+    def _checkpoints(self, path: Path, limit: int) -> Iterator[Checkpoint]:
+        steps = list(self._walk(path, limit))
+        for number, (node, end) in enumerate(steps):
+            for block in node.blocks:
+                whole = block.start < block.end
+                reach = _reach(block, steps, number) if whole else end
+                if block.end == reach and (whole or node.holders):
+                    yield Checkpoint(block.end, -1 if whole else next(iter(node.holders)), block)
 
     def _hold(self, sequence: int, path: Path, end: int, *, shared: bool) -> int:
         node = self._leaf.get(sequence, self.root)

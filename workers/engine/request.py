@@ -83,6 +83,18 @@ class EngineRequest:
 
 
 @dataclass(frozen=True, slots=True)
+class CallLeft:
+    """What a call with a slot has before it. Tokens."""
+
+    num_prompt: int
+    """To be computed before its next token comes."""
+    num_predicted: int
+    """Of its answer so far."""
+    limit: int
+    """Of its answer, at most."""
+
+
+@dataclass(frozen=True, slots=True)
 class EngineLoad:
     slots: int
     slots_busy: int
@@ -91,3 +103,8 @@ class EngineLoad:
     kv_tokens: int
     kv_tokens_used: int
     """Cells that calls with a slot hold; cells of idle prefixes give way to new calls and do not count."""
+    backlog_tokens: int = 0
+    """Prompt tokens of all calls that are not computed yet."""
+    running: tuple[CallLeft, ...] = ()
+    prefill_s: float = 0.0
+    """What a token of a prompt takes; 0: not known yet."""

@@ -168,6 +168,10 @@ class Sequence:
             self._since = []
         return self._base
 
+    def prompt(self) -> Tokens:
+        """As it was sent, whatever was shifted since."""
+        return np.asarray(self.request.tokens, dtype=np.int32)
+
     def path(self) -> Path:
         return Path(self.tokens(), self.scope, self.request.num_public)
 

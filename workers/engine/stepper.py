@@ -14,11 +14,13 @@ from functools import partial
 from workers.black_box import BlackBox
 from workers.engine.adapters import AdapterShelf
 from workers.engine.cache import IntegrityError, PrefixCache
+from workers.engine.census import Census
 from workers.engine.checkpoints import CheckpointCache
 from workers.engine.counters import DECODE_BOUNDS_S, EngineCounters, Tally, TokenGaps
 from workers.engine.disk_link import DiskLink
 from workers.engine.pace import MovePace, PrefillPace
 from workers.engine.prefix import Block
+from workers.engine.request import CallLeft
 from workers.engine.roster import MOVE_S, Roster
 from workers.engine.rows import MULTIPLE, Layout, RowLayouts, padding
 from workers.engine.scheduler import Limits, Plan
@@ -93,6 +95,7 @@ class Stepper:
         )
         self._roster = Roster(self._cache, bounds.slots, limits, self._pace)
         self.slots = SlotBook(self._cache, self._roster, self._disk, num_slots=bounds.slots, n_ctx=bounds.n_ctx)
+        self.census = Census(self._cache, self._disk)
         self._batch = context.new_batch()
         self._turns: Turns[bytes] = Turns()
         self._layouts = RowLayouts(fixed=context.on_gpu, can_pad=by_range)
@@ -113,6 +116,18 @@ class Stepper:
     def num_running(self) -> int:
         """Calls that hold a slot."""
         return len(self._roster.running)
+
+    @property
+    def calls_left(self) -> tuple[tuple[CallLeft, ...], int]:
+        """What the calls with a slot have before them, and prompt tokens to compute for all; for any thread."""
+        running = tuple(CallLeft(one.num_prompt_left, one.num_predicted, one.limit) for one in self._roster.running[:])
+        waiting = sum(one.num_prompt_left for one in self._roster.waiting[:])
+        return running, waiting + sum(one.num_prompt for one in running)
+
+    @property
+    def prefill_s(self) -> float:
+        """What a token of a prompt takes; 0: not known yet."""
+        return self._pace.token_s
 
     @property
     def has_work(self) -> bool:
@@ -341,6 +356,8 @@ class Stepper:
         self._adapters.release(sequence.adapter_set)
         self.slots.ended(sequence, keep=keep)
         self._roster.remove(sequence, keep=keep)
+        if sequence.started_at and sequence.request.cache_prompt:
+            self.census.ended(sequence)
         self._black_box.ended(sequence.key)
         self._on_end(sequence.key)
 

@@ -10,7 +10,7 @@ import itertools
 import math
 import secrets
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -41,8 +41,11 @@ from workers.protocol.events import (
     Usage,
 )
 from workers.protocol.failures import CallFailed, Failure, FailureCode
+from workers.protocol.prefixes import Chain, chain_of
 from workers.protocol.requests import Cancel, GenerateRequest, Sampling, Submit
+from workers.service.heads import CallHeads, HeadBook
 from workers.service.metrics import WorkerMetrics
+from workers.service.rates import Rates
 from workers.service.stream import EventHub, GatewayBook, Listing
 from workers.service.thinking import thought_before
 
@@ -97,6 +100,8 @@ class LiveCall:
     num_cached_tokens: int = 0
     settings: Settings | None = None
     """To be told when it starts."""
+    heads: CallHeads | None = None
+    """None: its prompt is not kept."""
     outcome: asyncio.Future[int | Failure] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
     """What the submit came to: the number of prompt tokens, or why it was refused."""
 
@@ -113,8 +118,13 @@ class CallDesk:
         defaults: Sampling,
         constraints: Constraints | None = None,
         answers: Answers | None = None,
+        heads: HeadBook | None = None,
+        adapter_hashes: Callable[[], Mapping[str, str]] = dict,
     ) -> None:
-        """Without `constraints`, calls that ask for a form are refused; without `answers` they are read as Hermes'."""
+        """Without `constraints`, calls that ask for a form are refused; without `answers` they are read as Hermes'.
+
+        `adapter_hashes`: name -> hash of the adapters' contents, for any thread.
+        """
         self.draining = False
         self.idle = asyncio.Event()
         """Set while there is no call."""
@@ -125,6 +135,10 @@ class CallDesk:
         self._metrics = metrics
         self._constraints = constraints
         self._answers = answers or Answers(HERMES)
+        self._heads = heads or HeadBook()
+        self._adapter_hashes = adapter_hashes
+        self.rates = Rates()
+        """What calls have been like."""
         self._defaults = {name: value for name, value in asdict(defaults).items() if value is not None}
         self._calls: dict[int, LiveCall] = {}
         self._keys = itertools.count(1)
@@ -183,6 +197,8 @@ class CallDesk:
                 if not call.first_token_at:
                     self._first_token(call)
                 if call.parser is None:
+                    if call.heads is not None:
+                        call.heads.said(event.text)
                     frame.append(Text(listing.number, event.text, event.num_tokens))
                 else:
                     call.held_tokens += event.num_tokens
@@ -214,7 +230,7 @@ class CallDesk:
         call = self._calls[key] = LiveCall(listing)
         outcome: int | Failure = Failure(FailureCode.INTERNAL, "the worker could not begin the call; its log says why")
         try:
-            tokens, num_public = await self._prompt(request)
+            tokens, num_public, chain = await self._prompt(submit)
             mask = await self._mask(request, tokens)
             sampling = self._sampling(request.sampling)
             if "settings" in request.tell:
@@ -223,6 +239,9 @@ class CallDesk:
             if key not in self._calls:
                 raise CallFailed(_cancelled(submit.call))
             call.parser = self._answers.parser(request, tokens)
+            if request.cache_prompt:
+                call.heads = CallHeads(self._heads, key, request, chain, len(tokens))
+                self.rates.accepted(call.heads.num_bytes, len(tokens))
             await self._hand_over(self._engine_request(key, tokens, num_public, mask, sampling, submit), submit)
             outcome = len(tokens)
         except CallFailed as failed:
@@ -295,15 +314,17 @@ class CallDesk:
     def _settings(self, number: int, prompt: Sequence[int], sampling: Sampling) -> Settings:
         return Settings(number, self._answers.text(prompt), settled(sampling, self._engine.n_ctx))
 
-    async def _prompt(self, request: GenerateRequest) -> tuple[Sequence[int], int]:
-        """The prompt's tokens, and how many of them are everybody's. Raises CallFailed."""
-        if is_quick(request):
-            return self._tokens(request)
-        return await asyncio.to_thread(self._tokens, request)
+    async def _prompt(self, submit: Submit) -> tuple[Sequence[int], int, Chain]:
+        """The prompt's tokens, how many of them are everybody's, and what its heads are. Raises CallFailed."""
+        if is_quick(submit.request):
+            return self._tokens(submit)
+        return await asyncio.to_thread(self._tokens, submit)
 
-    def _tokens(self, request: GenerateRequest) -> tuple[Sequence[int], int]:
+    def _tokens(self, submit: Submit) -> tuple[Sequence[int], int, Chain]:
+        request = submit.request
         tokens = self._prompts.tokens(request)
-        return tokens, self._prompts.num_public(request, tokens)
+        num_public = self._prompts.num_public(request, tokens)
+        return tokens, num_public, chain_of(request, submit.tenant, self._adapter_hashes())
 
     def _sampling(self, asked: Sampling) -> Sampling:
         """The caller's parameters over the model's defaults; what neither sets is left to the engine."""
@@ -325,6 +346,8 @@ class CallDesk:
                 listing.first_step = step
                 call.num_prompt_tokens, call.num_cached_tokens = event.num_prompt_tokens, event.num_cached_tokens
                 self._metrics.started(event, call.started_at - call.submitted_at)
+                if call.heads is not None:
+                    call.heads.started()
                 frame.append(Started(listing.number, event.slot, event.num_prompt_tokens, event.num_cached_tokens))
                 if call.settings is not None:
                     frame.append(call.settings)
@@ -336,6 +359,9 @@ class CallDesk:
                     if call.parser.num_calls and reason is FinishReason.STOP:
                         reason = FinishReason.TOOL_CALLS
                 self._metrics.finished(event, reason, time.monotonic() - call.submitted_at)
+                self.rates.answered(event.usage.completion_tokens)
+                if call.heads is not None:
+                    call.heads.finished(event.usage)
                 frame.append(replace(event, call=listing.number, reason=reason))
                 self._end(call, step)
             case Failed():
@@ -374,17 +400,21 @@ class CallDesk:
 
     def _forget(self, key: int) -> bool:
         """Whether the call was still there."""
-        known = self._calls.pop(key, None) is not None
+        call = self._calls.pop(key, None)
+        if call is not None and call.started_at:
+            self.rates.held(call.started_at)
         if not self._calls:
             self.idle.set()
-        return known
+        return call is not None
 
 
 def _append_pieces(frame: list[CallEvent], call: LiveCall, pieces: list[Piece]) -> None:
     """Parsed text as events; the first one takes credit for every token that was held back before it."""
-    number = call.listing.number
+    number, heads = call.listing.number, call.heads
     for piece in pieces:
         num_tokens, call.held_tokens = call.held_tokens, 0
+        if heads is not None:
+            heads.add(piece)
         if isinstance(piece, CallPiece):
             frame.append(ToolCallDelta(number, piece.number, piece.id, piece.name, piece.arguments, num_tokens))
         elif isinstance(piece, ReasoningPiece):

@@ -1,4 +1,4 @@
-"""A worker's place in Redis: its heartbeat, and a word on the fleet's channel when something changes.
+"""A worker's place in Redis: its heartbeat, the heads of what it caches, and news of both as they change.
 
 Serving does not depend on any of it: while Redis is away the worker goes on, and is back in the fleet with the first
 beat that gets through.
@@ -8,17 +8,30 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Mapping
+from typing import Any, Protocol, cast
 
+from msgspec.structs import replace
 from redis.asyncio import Redis
 from redis.exceptions import RedisError
 
 from workers import redis_link
 from workers.protocol import keys
 from workers.protocol.heartbeat import BEAT, Heartbeat, decode_heartbeat, record_of
+from workers.protocol.news import FIELD, Load, News, encode_news, pack_heads
 
 REDIS_TIMEOUT_S = 1.0
 """For connecting, and for one answer: below the heartbeat's lifetime, so that a slow Redis is noticed in time."""
+
+NEWS_RATE = 2000.0
+"""Entries of all workers of a model together, per second: many workers tell less often."""
+
+HEADS_INTERVAL_S = 2.0
+"""All heads are written no more often; between, news say what has changed."""
+
+HEADS_RATE = 20e6
+"""Bytes that all workers of a model write of them together, per second."""
 
 logger = logging.getLogger(__name__)
 
@@ -28,15 +41,38 @@ def connect(url: str) -> Redis:
     return redis_link.connect(url, timeout_s=REDIS_TIMEOUT_S, retries=0)
 
 
-class Registration:
-    """Keeps one worker's record alive. `read` gives the present heartbeat, on the loop and without blocking."""
+class Heads(Protocol):
+    """What is needed of `workers.service.heads.HeadBook`."""
 
-    def __init__(self, redis: Redis, read: Callable[[], Heartbeat]) -> None:
+    @property
+    def told(self) -> Mapping[int, int]: ...
+    def take(self) -> tuple[dict[int, int], tuple[int, ...]]: ...
+
+
+class Registration:
+    """Keeps one worker's record alive, and tells its news. `read` gives the present heartbeat, without blocking.
+
+    Written first is the record, so that a gateway that misses an entry finds a record that is no older. What could not
+    be told is told by the next record and heads: the entry's number is lost, by which gateways notice.
+    """
+
+    def __init__(self, redis: Redis, read: Callable[[], Heartbeat], heads: Heads | None = None) -> None:
+        """`heads`: None for a worker that caches no conversations."""
         self._redis = redis
         self._read = read
+        self._heads = heads
         self._hurry = asyncio.Event()
         self._announced: tuple[bool, tuple[str, ...]] | None = None
         """What the fleet was last told: nothing, or whether the worker drains and which adapters it has."""
+        self._version = 0
+        self._told: tuple[Load, bool] | None = None
+        """What the last entry of news said of load and draining."""
+        self._heads_changed = True
+        """Since they were last written as a whole."""
+        self._beat_at = self._news_at = self._heads_at = 0.0
+        """When each is due, `time.monotonic` seconds."""
+        self._fleet = 1
+        """Workers of the model, as Redis last knew."""
         self.registered = asyncio.Event()
         """Set once the first beat has got through."""
 
@@ -49,17 +85,17 @@ class Registration:
         this = asyncio.current_task()
         # Asked each round: redis-py can swallow a cancellation before Python 3.12 (python/cpython#86296).
         while this is None or not this.cancelling():
-            self._hurry.clear()
             try:
-                await self._beat()
+                await self._tell()
             except (RedisError, OSError) as error:
                 if self._announced is not None:
                     logger.warning(
                         "Redis does not answer (%s); serving goes on, registering again when it is back", error
                     )
-                self._announced = None
+                self._announced = self._told = None
+                self._heads_changed, self._heads_at = True, 0.0
             try:
-                async with asyncio.timeout(keys.HEARTBEAT_INTERVAL_S):
+                async with asyncio.timeout(max(0.0, min(self._beat_at, self._news_at) - time.monotonic())):
                     await self._hurry.wait()
             except TimeoutError:
                 continue
@@ -72,25 +108,83 @@ class Registration:
             async with asyncio.timeout(2 * REDIS_TIMEOUT_S):
                 record = await self._redis.hget(name, BEAT)
                 if record is not None and decode_heartbeat(record).boot == mine.boot:
-                    await self._redis.delete(name)
+                    await self._redis.delete(name, keys.worker_heads(mine.model, mine.worker))
                 await self._redis.publish(keys.FLEET_CHANNEL, name)
         except (RedisError, OSError) as error:
             logger.warning("could not take the record %s out of Redis (%s); it expires by itself", name, error)
 
-    async def _beat(self) -> None:
-        heartbeat = self._read()
-        name = keys.worker(heartbeat.model, heartbeat.worker)
-        news = heartbeat.draining, heartbeat.adapters
-        # No transaction: `pd:models` lies elsewhere on a Cluster, and what a broken one leaves the next beat completes.
+    async def _tell(self) -> None:
+        """What is due: the record, an entry of news, all heads."""
+        now, beat = time.monotonic(), self._read()
+        hurries = self._hurry.is_set() or (beat.draining, beat.adapters) != self._announced
+        self._hurry.clear()
+        beats = hurries or now >= self._beat_at
+        news: News | None = None
+        if hurries or now >= self._news_at:
+            news = self._next_news(beat)
+            self._news_at = now + max(keys.NEWS_INTERVAL_S, self._fleet / NEWS_RATE)
+        writes_heads = self._heads is not None and self._heads_changed and now >= self._heads_at
+        if beats or writes_heads:
+            self._beat_at = now + keys.HEARTBEAT_INTERVAL_S
+            await self._write(replace(beat, version=self._version), with_heads=writes_heads)
+        await self._spread(beat, news, registers=beats)
+
+    def _next_news(self, beat: Heartbeat) -> News | None:
+        """None where nothing has changed."""
+        added, dropped = self._heads.take() if self._heads is not None else ({}, ())
+        if not added and not dropped and (beat.load, beat.draining) == self._told:
+            return None
+        self._told = beat.load, beat.draining
+        self._heads_changed = self._heads_changed or bool(added or dropped)
+        self._version += 1
+        return News(
+            model=beat.model,
+            worker=beat.worker,
+            boot=beat.boot,
+            version=self._version,
+            load=beat.load,
+            draining=beat.draining,
+            added=added,
+            dropped=dropped,
+        )
+
+    async def _write(self, beat: Heartbeat, *, with_heads: bool) -> None:
+        """The record, and with it the heads or at least their lifetime."""
+        name, heads = keys.worker(beat.model, beat.worker), keys.worker_heads(beat.model, beat.worker)
+        ttl_ms, record = int(keys.HEARTBEAT_TTL_S * 1000), cast(dict[Any, Any], record_of(beat))
+        async with self._redis.pipeline(transaction=True) as pipe:
+            pipe.hset(name, mapping=record)
+            pipe.pexpire(name, ttl_ms)
+            pipe.sadd(keys.workers(beat.model), beat.worker)
+            pipe.scard(keys.workers(beat.model))
+            if with_heads and self._heads is not None:
+                packed = pack_heads(self._version, self._heads.told)
+                pipe.set(heads, packed, px=ttl_ms)
+                self._heads_at = time.monotonic() + max(HEADS_INTERVAL_S, self._fleet * len(packed) / HEADS_RATE)
+            else:
+                pipe.pexpire(heads, ttl_ms)
+            *_, self._fleet, has_heads = await pipe.execute()
+        if with_heads:
+            self._heads_changed = False
+        elif self._heads is not None and not has_heads:  # Redis lost them, or never had any
+            self._heads_changed, self._heads_at = True, 0.0
+            self._told = None
+
+    async def _spread(self, beat: Heartbeat, news: News | None, *, registers: bool) -> None:
+        """What does not lie with the model's keys."""
         async with self._redis.pipeline(transaction=False) as pipe:
-            pipe.hset(name, mapping=dict(record_of(heartbeat)))
-            pipe.pexpire(name, int(keys.HEARTBEAT_TTL_S * 1000))
-            pipe.sadd(keys.workers(heartbeat.model), heartbeat.worker)
-            pipe.sadd(keys.MODELS, heartbeat.model)
-            if news != self._announced:
-                pipe.publish(keys.FLEET_CHANNEL, name)
-            await pipe.execute()
+            if registers:
+                pipe.sadd(keys.MODELS, beat.model)
+            if news is not None:
+                pipe.xadd(keys.NEWS, {FIELD: encode_news(news)}, maxlen=keys.NEWS_KEPT, approximate=True)
+            if len(pipe):
+                await pipe.execute()
+        announced = beat.draining, beat.adapters
+        if announced == self._announced:
+            return
+        name = keys.worker(beat.model, beat.worker)
+        await self._redis.publish(keys.FLEET_CHANNEL, name)
         if self._announced is None:
             logger.info("registered as %s", name)
-        self._announced = news
+        self._announced = announced
         self.registered.set()

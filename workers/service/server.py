@@ -176,6 +176,8 @@ class WorkerServer:
             services.defaults,
             services.constraints,
             services.answers,
+            services.heads,
+            services.adapter_hashes,
         )
         self._mailbox.connect(self._deliver)
         self._calls: Desk = self.desk if services.pool is None else services.pool
@@ -183,7 +185,9 @@ class WorkerServer:
             services.pool.follow(self._metrics.pooled)
         self._http = _http_server(self._app(), http)
         self._redis = connect(place.redis_url)
-        self._registration = Registration(self._redis, self._heartbeat)
+        self._registration = Registration(
+            self._redis, self._heartbeat, services.heads if services.pool is None else None
+        )
         self._stop = asyncio.Event()
         self._stop_now = asyncio.Event()
         self._crash: BaseException | None = None
@@ -290,7 +294,7 @@ class WorkerServer:
         )
 
     def _heartbeat(self) -> Heartbeat:
-        load = self._engine.load()
+        load, shelf, hashes = self._engine.load(), self._services.adapters, self._services.adapter_hashes()
         return Heartbeat(
             worker=self._place.worker,
             boot=self._boot,
@@ -305,7 +309,12 @@ class WorkerServer:
             draining=self._calls.draining,
             started_at=self._started_at,
             kind=self._services.kind,
-            adapters=self._services.adapter_names,
+            adapters=tuple(hashes),
+            adapter_hashes=hashes,
+            adapters_resident=() if shelf is None else shelf.resident(),
+            adapter_load_ms=0.0 if shelf is None else shelf.load_ms(),
+            adapter_room=0 if shelf is None else shelf.room(),
+            load=self.desk.rates.load(load, self._engine.counters),
         )
 
     def _health(self) -> dict[str, Any]:

@@ -12,6 +12,7 @@ from workers.protocol.heartbeat import WorkerKind
 from workers.protocol.requests import Sampling
 from workers.service.adapters import AdapterRoutes
 from workers.service.desk import Constraints
+from workers.service.heads import HeadBook
 from workers.service.pooled import PooledDesk
 from workers.service.slots import SlotRoutes
 from workers.service.text import TextRoutes
@@ -32,6 +33,8 @@ class Services:
     """For a worker whose calls may name LoRA adapters."""
     slots: SlotRoutes = field(default_factory=SlotRoutes)
     """Unless they are connected to an engine, the worker says that it has none."""
+    heads: HeadBook = field(default_factory=HeadBook)
+    """Unless it is connected to an engine, what was cached once counts as cached."""
     texts: TextRoutes | None = None
     pool: PooledDesk | None = None
     """For a worker that does pooled work, which is all that it does then."""
@@ -44,9 +47,9 @@ class Services:
     def form_counts(self) -> dict[str, int]:
         return {} if self.constraints is None else self.constraints.counts
 
-    @property
-    def adapter_names(self) -> tuple[str, ...]:
-        return () if self.adapters is None else self.adapters.names()
+    def adapter_hashes(self) -> dict[str, str]:
+        """Adapter that calls may use -> SHA-256 of its file. For any thread."""
+        return {} if self.adapters is None else self.adapters.hashes()
 
     def routes(self) -> list[Route]:
         """Beside those that every worker has."""

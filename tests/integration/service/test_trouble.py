@@ -173,7 +173,7 @@ async def test_redis_may_come_and_go_while_a_worker_serves(
         assert isinstance(ttl_ms, int)
         assert 0 < ttl_ms <= keys.HEARTBEAT_TTL_S * 1000
         assert server.client.smembers(keys.workers("m")) == {b"w"}
-        assert server.client.smembers(keys.MODELS) == {b"m"}
+        await _until(lambda: server.client.smembers(keys.MODELS) == {b"m"})
         heard = [message for _ in range(10) if (message := from_start.get_message(timeout=0.1))]
         assert [message["data"] for message in heard if message["type"] == "message"] == [b"pd:{m}:worker:w"]
         from_start.close()

@@ -1,0 +1,150 @@
+"""What of the conversations that ended is still cached here, for those who place the next calls.
+
+The prefix index is asked what it would be asked for a call, so what is told is true of cells, RAM and disk alike and of
+any kind of memory. It is asked again when something was lost, a few conversations at a time between two steps.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from functools import partial
+
+from workers.engine.cache import PrefixCache
+from workers.engine.disk_link import DiskLink
+from workers.engine.prefix import Path
+from workers.engine.sequence import Sequence
+
+LOOK_S = 0.0005
+"""Most time at once, but for the last conversation: a 16k one takes 30 us, with a disk tier up to 2 ms."""
+
+PASS_S = 1.0
+"""All are looked up again so long after the last time, at the earliest, where something was lost since."""
+
+DISK_S = 30.0
+"""What was found on disk is believed for so long: to look costs a digest per block, and others write there too."""
+
+MAX_CONVERSATIONS = 8192
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """What there is of one conversation, by the key of the call that it ended with."""
+
+    key: int
+    num_known: int
+    """Tokens at the beginning that would not be computed; 0: the conversation is not looked up any more."""
+    stops: tuple[int, ...] | None = None
+    """Lengths at which another conversation can branch off, ascending; None: at any up to `num_known`."""
+
+
+@dataclass(slots=True)
+class _Entry:
+    path: Path
+    told: Found | None = None
+    in_memory: int = -1
+    """For which `on_disk` was found."""
+    on_disk: int = 0
+    """Tokens at the beginning that are known, the disk's included."""
+    until: float = 0.0
+    """`time.monotonic` seconds."""
+
+
+class Census:
+    """Belongs to the engine's thread, but for `take`."""
+
+    def __init__(self, cache: PrefixCache, disk: DiskLink | None, clock: Callable[[], float] = time.monotonic) -> None:
+        self._cache = cache
+        self._disk = disk
+        self._clock = clock
+        self._entries: dict[int, _Entry] = {}
+        self._due: deque[int] = deque()
+        self._found: deque[Found] = deque()
+        self._num_losses = 0
+        self._began_at = clock()
+
+    def ended(self, sequence: Sequence) -> None:
+        """A call that may share its prefix is over."""
+        request = sequence.request
+        path = sequence.path() if not sequence.shifted else Path(sequence.prompt(), sequence.scope, request.num_public)
+        self._entries.pop(sequence.key, None)
+        self._entries[sequence.key] = _Entry(path)
+        self._due.appendleft(sequence.key)
+        if len(self._entries) > MAX_CONVERSATIONS:
+            oldest = next(iter(self._entries))
+            del self._entries[oldest]
+            self._found.append(Found(oldest, 0))
+
+    def forget(self, keys: Iterable[int]) -> None:
+        """Nobody wants to know of these any more; unknown ones are ignored."""
+        for key in keys:
+            self._entries.pop(key, None)
+
+    def look(self, seconds: float = LOOK_S, *, at_rest: bool = False) -> bool:
+        """Look up those that are due, for about so long -> whether there are more. `at_rest`: nothing waits for it."""
+        if not self._due:
+            self._begin(at_rest)
+        until = time.perf_counter() + seconds
+        while self._due:
+            key = self._due.popleft()
+            entry = self._entries.get(key)
+            if entry is not None:
+                self._tell(key, entry)
+                if time.perf_counter() >= until:
+                    break
+        return bool(self._due)
+
+    def take(self) -> list[Found]:
+        """What was found since the last time, where it differs from what was told before. From any thread."""
+        return [self._found.popleft() for _ in range(len(self._found))]
+
+    def _begin(self, at_rest: bool) -> None:
+        since = self._clock() - self._began_at
+        lost = self._cache.index.num_losses != self._num_losses and (at_rest or since >= PASS_S)
+        if self._entries and (lost or (self._disk is not None and since >= DISK_S)):
+            self._began_at = self._clock()
+            self._num_losses = self._cache.index.num_losses
+            self._due.extend(self._entries)
+
+    def _tell(self, key: int, entry: _Entry) -> None:
+        found = self._look_up(key, entry)
+        if found == entry.told:
+            return
+        entry.told = found
+        self._found.append(found)
+        if not found.num_known:
+            del self._entries[key]
+
+    def _look_up(self, key: int, entry: _Entry) -> Found:
+        path, end, index = entry.path, len(entry.path.tokens), self._cache.index
+        if not self._cache.needs_stops:
+            return Found(key, self._with_disk(entry, index.match(path, end).num_known, end))
+        stops = index.stops(path, end)
+        in_memory = stops[-1] if stops else 0
+        known = self._with_disk(entry, in_memory, end)
+        return Found(key, known, stops if known == in_memory else (*stops, known))
+
+    def _with_disk(self, entry: _Entry, in_memory: int, end: int) -> int:
+        if self._disk is None or in_memory >= end - 1:
+            return in_memory
+        now = self._clock()
+        if entry.in_memory != in_memory or now >= entry.until:
+            entry.on_disk = self._disk.num_known(entry.path, in_memory, end)
+            entry.in_memory, entry.until = in_memory, now + DISK_S
+        return entry.on_disk
+
+
+class CensusDoor:
+    """The census, for any thread."""
+
+    def __init__(self, census: Census, post: Callable[[Callable[[], None]], None]) -> None:
+        self._census = census
+        self._post = post
+
+    def take(self) -> list[Found]:
+        return self._census.take()
+
+    def forget(self, keys: Iterable[int]) -> None:
+        self._post(partial(self._census.forget, list(keys)))

@@ -1,0 +1,272 @@
+"""Which beginnings of conversations are cached here, as the heads of `workers.protocol.prefixes`, for the gateways.
+
+A call's heads are entered when it begins, and those of its answer when it ends, so that the next turn finds them. How
+many tokens lie before a head is known at the ends of requests and answers and estimated by bytes between them. The
+engine tells what is left of a conversation; heads behind which nothing is left are dropped. One loop's own.
+"""
+
+from __future__ import annotations
+
+import itertools
+from bisect import bisect_right
+from collections import OrderedDict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from io import StringIO
+from typing import Protocol
+
+import numpy as np
+
+from workers.chat.tools import CallPiece, ContentPiece, Piece
+from workers.engine.census import Found
+from workers.protocol.events import Usage
+from workers.protocol.news import MAX_HEADS
+from workers.protocol.prefixes import Chain, Prefix, prefix_after
+from workers.protocol.requests import GenerateRequest, ToolCall
+
+LEAST_SHARE = 0.5
+"""A head is kept if at least so much of what lies between it and the one before it is cached."""
+
+NEWS_SHARE = 1 / 16
+"""A head's tokens are told anew when they have changed by more than this."""
+
+
+class Census(Protocol):
+    """What is needed of `workers.engine.census.CensusDoor`."""
+
+    def take(self) -> Iterable[Found]: ...
+    def forget(self, keys: Iterable[int]) -> None: ...
+
+
+@dataclass(slots=True, eq=False)
+class _Conversation:
+    key: int
+    heads: list[int]
+    """Shallow to deep; some may be another conversation's by now, or dropped."""
+    places: list[int]
+    """Tokens before each of them."""
+    num_own: int = 0
+    found: Found | None = None
+
+
+@dataclass(slots=True, eq=False)
+class _Head:
+    owner: _Conversation
+    """The last one that had it: all that have it have the same tokens before it."""
+    place: int
+    is_exact: bool
+    num_cached: int
+
+
+class HeadBook:
+    """The heads that are used longest ago make room for new ones."""
+
+    def __init__(self, max_heads: int = MAX_HEADS) -> None:
+        self.max_heads = max_heads
+        self._census: Census | None = None
+        self._heads: OrderedDict[int, _Head] = OrderedDict()
+        """In the order of their last use, the deeper of two first."""
+        self._conversations: dict[int, _Conversation] = {}
+        self._changed: set[int] = set()
+        self._told: dict[int, int] = {}
+
+    def connect(self, census: Census) -> None:
+        """Until then what was entered stays."""
+        self._census = census
+
+    @property
+    def told(self) -> Mapping[int, int]:
+        """Head -> tokens cached behind it, as of the last `take`."""
+        return self._told
+
+    def take(self) -> tuple[dict[int, int], tuple[int, ...]]:
+        """What has come, or changed, and what has gone since the last time."""
+        if self._census is not None:
+            gone = [found.key for found in self._census.take() if not self._hear(found)]
+            if gone:
+                self._census.forget(gone)
+        added: dict[int, int] = {}
+        dropped: list[int] = []
+        for digest in self._changed:
+            head, before = self._heads.get(digest), self._told.get(digest)
+            if head is None:
+                if before is not None:
+                    dropped.append(digest)
+                    del self._told[digest]
+            elif before is None or abs(head.num_cached - before) > before * NEWS_SHARE:
+                added[digest] = self._told[digest] = head.num_cached
+        self._changed.clear()
+        return added, tuple(dropped)
+
+    def enter(self, key: int, prefix: Prefix, points: Sequence[tuple[int, int]], *, guessed: bool = False) -> None:
+        """A conversation as it is now. `points`: (bytes, tokens) that are known, ascending, its end the last of them.
+
+        More of one that is known by this key adds to it. `guessed`: the last point is none to reckon with later.
+        """
+        exact = {at for at, _ in (points[:-1] if guessed else points)}
+        heads, places = list(prefix.digests), self._places(prefix, points)
+        known = self._conversations.get(key)
+        if known is None:
+            known = self._conversations[key] = _Conversation(key, heads, places)
+        else:
+            known.heads, known.places = _merged(known, heads, places)
+        for digest, end, place in zip(reversed(heads), reversed(prefix.ends), reversed(places), strict=True):
+            self._own(digest, known, place, is_exact=end in exact)
+        self._settle(known)
+        while len(self._heads) > self.max_heads:
+            self._drop(next(iter(self._heads)))
+        if not known.num_own:
+            self._forget(known)
+
+    def check_integrity(self) -> None:
+        """Raises AssertionError where the book contradicts itself."""
+        owned: dict[int, int] = {}
+        for digest, head in self._heads.items():
+            owned[head.owner.key] = owned.get(head.owner.key, 0) + 1
+            if digest not in head.owner.heads or self._conversations.get(head.owner.key) is not head.owner:
+                raise AssertionError(f"head {digest:x} is not its owner's")
+        if owned != {key: one.num_own for key, one in self._conversations.items()}:
+            raise AssertionError(f"heads are counted wrongly: {owned}")
+        if len(self._heads) > self.max_heads:
+            raise AssertionError(f"{len(self._heads)} heads, {self.max_heads} may be")
+
+    def _hear(self, found: Found) -> bool:
+        """-> whether anyone wants to hear more of the conversation."""
+        conversation = self._conversations.get(found.key)
+        if conversation is None:
+            return False
+        conversation.found = found
+        self._settle(conversation)
+        if not conversation.num_own:
+            self._conversations.pop(conversation.key, None)
+        return conversation.num_own > 0
+
+    def _places(self, prefix: Prefix, points: Sequence[tuple[int, int]]) -> list[int]:
+        """Tokens before each head: exact where an earlier turn ended, in proportion to the bytes between."""
+        known = {0: 0, **dict(points)}
+        end = points[-1][0]
+        for digest, at in zip(prefix.digests, prefix.ends, strict=True):
+            head = self._heads.get(digest)
+            if head is not None and head.is_exact and at < end:
+                known.setdefault(at, head.place)
+        fitting: list[tuple[int, int]] = []
+        for at, tokens in sorted(known.items()):
+            if not fitting or fitting[-1][1] <= tokens <= points[-1][1]:
+                fitting.append((at, tokens))
+        table = np.array(fitting, dtype=np.float64)
+        return [int(place) for place in np.interp(np.array(prefix.ends), table[:, 0], table[:, 1])]
+
+    def _own(self, digest: int, owner: _Conversation, place: int, *, is_exact: bool) -> None:
+        head = self._heads.get(digest)
+        if head is None:
+            self._heads[digest] = _Head(owner, place, is_exact, 0)
+            self._changed.add(digest)
+            owner.num_own += 1
+            return
+        if head.owner is not owner:
+            head.owner.num_own -= 1
+            owner.num_own += 1
+            if not head.owner.num_own:
+                self._forget(head.owner)
+        head.owner, head.place, head.is_exact = owner, place, is_exact
+        self._heads.move_to_end(digest)
+
+    def _settle(self, conversation: _Conversation) -> None:
+        """What is cached behind each of the conversation's heads; those that say nothing new are dropped."""
+        found, deepest, before = conversation.found, 0, 0
+        for digest, place in zip(conversation.heads, conversation.places, strict=True):
+            num_cached = _cached(found, place)
+            new = num_cached - deepest
+            is_kept = new > 0 and new >= LEAST_SHARE * (place - before)
+            if is_kept:
+                deepest, before = num_cached, place
+            head = self._heads.get(digest)
+            if head is None or head.owner is not conversation:
+                continue
+            if not is_kept:
+                self._drop(digest)
+            elif head.num_cached != num_cached:
+                head.num_cached = num_cached
+                self._changed.add(digest)
+
+    def _drop(self, digest: int) -> None:
+        owner = self._heads.pop(digest).owner
+        self._changed.add(digest)
+        owner.num_own -= 1
+        if not owner.num_own:
+            self._forget(owner)
+
+    def _forget(self, conversation: _Conversation) -> None:
+        """Nothing of it is its own any more."""
+        if self._conversations.pop(conversation.key, None) is not None and self._census is not None:
+            self._census.forget((conversation.key,))
+
+
+class CallHeads:
+    """One call's part of the book, from its submit to its end."""
+
+    __slots__ = ("_answer", "_book", "_calls", "_chain", "_has_thought", "_key", "_num_tokens", "_prefix", "_request")
+
+    def __init__(self, book: HeadBook, key: int, request: GenerateRequest, chain: Chain, num_tokens: int) -> None:
+        """`chain`: of the request. `num_tokens`: of the prompt."""
+        self._book = book
+        self._key = key
+        self._request = request
+        self._chain = chain
+        self._prefix = chain.ended()
+        self._num_tokens = num_tokens
+        self._answer = StringIO()
+        self._calls: dict[int, tuple[str, list[str]]] = {}
+        self._has_thought = False
+
+    @property
+    def num_bytes(self) -> int:
+        """Of the request."""
+        return self._prefix.num_bytes
+
+    def started(self) -> None:
+        """Its prompt is being computed: others that come now share what there is."""
+        self._book.enter(self._key, self._prefix, [(self._prefix.num_bytes, self._num_tokens)])
+
+    def said(self, text: str) -> None:
+        """More of an answer that is text and nothing else."""
+        self._answer.write(text)
+
+    def add(self, piece: Piece) -> None:
+        """More of an answer that is read."""
+        if isinstance(piece, ContentPiece):
+            self._answer.write(piece.text)
+        elif isinstance(piece, CallPiece):
+            self._calls.setdefault(piece.number, (piece.name, []))[1].append(piece.arguments)
+        else:
+            self._has_thought = True
+
+    def finished(self, usage: Usage) -> None:
+        """The next turn begins with all of this, but for thoughts: most templates do not show them again."""
+        calls = tuple(ToolCall("", name, "".join(parts)) for name, parts in self._calls.values())
+        prefix = prefix_after(self._chain, self._request, self._answer.getvalue(), calls)
+        points = [(self._prefix.num_bytes, self._num_tokens)]
+        if prefix.num_bytes > self._prefix.num_bytes:
+            points.append((prefix.num_bytes, self._num_tokens + (0 if self._has_thought else usage.completion_tokens)))
+        self._book.enter(self._key, prefix, points, guessed=self._has_thought)
+
+
+def _merged(known: _Conversation, heads: list[int], places: list[int]) -> tuple[list[int], list[int]]:
+    """The heads of what a conversation was before, which may have ended otherwise, among the new ones."""
+    new = set(heads)
+    left = [(place, head) for head, place in zip(known.heads, known.places, strict=True) if head not in new]
+    if not left:
+        return heads, places
+    pairs = sorted(itertools.chain(zip(places, heads, strict=True), left), key=lambda pair: pair[0])
+    return [head for _, head in pairs], [place for place, _ in pairs]
+
+
+def _cached(found: Found | None, place: int) -> int:
+    """Of the first `place` tokens; None: all of them, as far as is known."""
+    if found is None:
+        return place
+    if found.stops is None:
+        return min(place, found.num_known)
+    # A place is an estimate: a stop right behind it is the one that is meant.
+    number = bisect_right(found.stops, place + place // 32 + 8)
+    return found.stops[number - 1] if number else 0

@@ -1,0 +1,119 @@
+"""What calls have been like here and what they cost, of which a worker predicts how long the next one would wait."""
+
+from __future__ import annotations
+
+import heapq
+import time
+from bisect import bisect_right
+from collections import deque
+from itertools import accumulate
+
+from workers.engine.counters import EngineCounters
+from workers.engine.request import CallLeft, EngineLoad
+from workers.protocol.news import Load
+
+NUM_ANSWERS = 256
+"""The last ones, of which lengths are learned."""
+
+QUANTILE = 0.9
+
+FIRST_GUESS_TOKENS = 64
+"""Length of an answer, before any was seen."""
+
+_WEIGHT = 0.1
+"""Of the newest call, against all before it."""
+
+_GAP_WEIGHT = 0.3
+"""Of the gaps between tokens since the last look, against all before."""
+
+
+class Rates:
+    """One loop's own."""
+
+    def __init__(self) -> None:
+        self._answers: deque[int] = deque(maxlen=NUM_ANSWERS)
+        self._sorted: list[int] = []
+        self._sums: list[int] = [0]
+        """Of `_sorted`: of the first one, the first two, ..."""
+        self._num_bytes = self._num_tokens = 0.0
+        self._hold_s = 0.0
+        self._decode_s = 0.0
+        self._gaps = (0, 0.0)
+        """Number and sum, at the last look."""
+
+    def accepted(self, num_bytes: int, num_tokens: int) -> None:
+        """A prompt, as its heads count its bytes."""
+        keep = 1 - _WEIGHT
+        self._num_bytes = self._num_bytes * keep + num_bytes
+        self._num_tokens = self._num_tokens * keep + num_tokens
+
+    def answered(self, num_tokens: int) -> None:
+        self._answers.append(num_tokens)
+        self._sorted = []
+
+    def held(self, started_at: float) -> None:
+        """A call gave its slot back, however it ended. `started_at`: `time.monotonic` seconds."""
+        seconds = time.monotonic() - started_at
+        self._hold_s += (seconds - self._hold_s) * (_WEIGHT if self._hold_s else 1.0)
+
+    def load(self, engine: EngineLoad, counters: EngineCounters) -> Load:
+        self._look(counters)
+        self._sort()
+        return Load(
+            slots_busy=engine.slots_busy,
+            waiting=engine.waiting,
+            kv_tokens_used=engine.kv_tokens_used,
+            backlog_tokens=engine.backlog_tokens,
+            free_in_ms=_rounded(self._free_in_s(engine) * 1e3),
+            prefill_ms=_rounded(engine.prefill_s * 1e3),
+            decode_ms=_rounded(self._decode_s * 1e3),
+            hold_ms=_rounded(self._hold_s * 1e3),
+            answer_tokens=self._usual_answer(),
+            bytes_per_token=_rounded(self._num_bytes / self._num_tokens) if self._num_tokens else 0.0,
+            preempted=counters.num_preempted,
+        )
+
+    def _look(self, counters: EngineCounters) -> None:
+        count, total = sum(counters.gap_s.counts), counters.gap_s.total
+        more, seconds = count - self._gaps[0], total - self._gaps[1]
+        if more > 0:
+            self._decode_s += (seconds / more - self._decode_s) * (_GAP_WEIGHT if self._decode_s else 1.0)
+            self._gaps = count, total
+
+    def _sort(self) -> None:
+        if len(self._sorted) != len(self._answers):
+            self._sorted = sorted(self._answers)
+            self._sums = list(accumulate(self._sorted, initial=0))
+
+    def _usual_answer(self) -> float:
+        return float(self._sorted[int(QUANTILE * len(self._sorted))]) if self._sorted else 0.0
+
+    def _free_in_s(self, engine: EngineLoad) -> float:
+        """Running calls end one after the other, and those that wait go in between."""
+        num_ahead = engine.waiting - (engine.slots - engine.slots_busy)
+        if num_ahead < 0 or not engine.running:
+            return 0.0
+        prompts = accumulate(call.num_prompt for call in engine.running)
+        ends = [
+            before * engine.prefill_s + self._left(call) * self._decode_s
+            for before, call in zip(prompts, engine.running, strict=True)
+        ]
+        heapq.heapify(ends)
+        for _ in range(num_ahead):
+            heapq.heapreplace(ends, ends[0] + self._hold_s)
+        return ends[0]
+
+    def _left(self, call: CallLeft) -> float:
+        """Tokens that an answer which is so long already still takes, by the longer ones among the last."""
+        longer = bisect_right(self._sorted, call.num_predicted)
+        count = len(self._sorted) - longer
+        if count:
+            left = (self._sums[-1] - self._sums[longer]) / count - call.num_predicted
+        else:
+            left = float(max(FIRST_GUESS_TOKENS, call.num_predicted))
+        return min(left, call.limit - call.num_predicted)
+
+
+def _rounded(value: float) -> float:
+    """To three digits, so that noise is no news."""
+    return float(f"{value:.3g}")
