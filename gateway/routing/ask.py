@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
+import msgspec
+
 from gateway.routing.slot_numbers import ANY
-from workers.protocol.prefixes import NOTHING, Prefix
+from workers.protocol.pooled import PoolRequest
+from workers.protocol.prefixes import NOTHING, Prefix, prefix_of
+from workers.protocol.requests import GenerateRequest
 
 MAX_BIDS = 8
 """Workers that a ticket has bids for."""
@@ -26,9 +31,8 @@ class Ask:
     """The slot that it would like, numbered over the model's workers."""
 
 
-@dataclass(frozen=True, slots=True)
-class Bid:
-    """What one worker would cost a call."""
+class Bid(msgspec.Struct, frozen=True):
+    """What one worker would cost a call. A struct, since nine of them are made for each call."""
 
     worker: str
     wait_ms: float

@@ -33,6 +33,8 @@ class NothingRecent:
 class Estimate(msgspec.Struct, frozen=True):
     """One call at one worker."""
 
+    total_ms: float
+    wait_ms: float
     standing: Standing
     cached_bytes: int
     """Of the call, behind the deepest head that the worker has."""
@@ -46,63 +48,63 @@ class Estimate(msgspec.Struct, frozen=True):
     adapter_ms: float
 
     @property
-    def wait_ms(self) -> float:
-        return max(self.slot_ms, self.backlog_ms)
-
-    @property
     def cost_ms(self) -> float:
         return self.prefill_ms + self.adapter_ms
-
-    @property
-    def total_ms(self) -> float:
-        return self.wait_ms + self.cost_ms
 
 
 class Price:
     """Of one call in one pool, worker by worker."""
 
-    __slots__ = ("_adapters", "_now", "_queue_ms", "_recent", "answer_tokens", "bytes_per_token", "num_bytes")
-
     def __init__(self, ask: Ask, pool: Pool, recent: Recent, now: float, queued: int) -> None:
         typical = pool.typical
         self._adapters = ask.adapters
-        self._recent = recent
+        self._since = recent.since
         self._now = now
         # Those before it in the line take slots as they come free, anywhere.
-        self._queue_ms = queued * typical.hold_ms / pool.slots if pool.slots else 0.0
-        self.num_bytes = ask.prefix.num_bytes
-        self.bytes_per_token = typical.bytes_per_token
+        self.queue_ms = queued * typical.hold_ms / pool.slots if pool.slots else 0.0
+        self._num_bytes = ask.prefix.num_bytes
+        self._tokens_per_byte = 1 / typical.bytes_per_token
         self.answer_tokens = typical.answer_tokens
+        """That it is predicted to take."""
         if ask.max_tokens is not None:
             self.answer_tokens = min(self.answer_tokens, max(0, ask.max_tokens))
 
-    def tokens(self, num_bytes: int) -> float:
-        return num_bytes / self.bytes_per_token
+    def uncached_tokens(self, cached_bytes: int) -> float:
+        return (self._num_bytes - cached_bytes) * self._tokens_per_byte
+
+    def least_wait_ms(self, there: Standing) -> float:
+        """What its news alone say; it is more where this gateway has placed calls there since."""
+        return max(0.0, (there.ready_at - self._now) * 1000)
 
     def at(self, there: Standing, cached_bytes: int) -> Estimate:
-        placed, placed_ms = self._recent.since(there.worker, there.heard_at)
-        uncached = (self.num_bytes - cached_bytes) / self.bytes_per_token
-        # Calls that get a slot before this one does.
-        ahead = there.calls + placed - there.slots
+        """Some dozens of times per call: written to be quick."""
+        placed, placed_ms = self._since(there.worker, there.heard_at)
+        uncached = (self._num_bytes - cached_bytes) * self._tokens_per_byte
+        # Calls that get a slot before this one does; below 0: slots that are free.
+        ahead = there.ahead + placed
         slot_ms = 0.0
         if ahead >= 0 or uncached + self.answer_tokens > there.kv_free:
-            first_ms = (there.slot_at - self._now) * 1000
-            slot_ms = (first_ms if first_ms > 0 else 0.0) + self._queue_ms
+            slot_ms = (there.slot_at - self._now) * 1000
+            if slot_ms < 0:
+                slot_ms = 0.0
+            slot_ms += self.queue_ms
             if ahead > 0:
                 slot_ms += ahead * there.slot_ms
         backlog_ms = (there.backlog_at - self._now) * 1000
-        backlog_ms = placed_ms + (backlog_ms if backlog_ms > 0 else 0.0)
+        backlog_ms = backlog_ms + placed_ms if backlog_ms > 0 else placed_ms
+        prefill_ms = uncached * there.prefill_ms
         adapter_ms = 0.0
         if self._adapters:
             adapter_ms = there.adapter_load_ms * len(self._adapters.difference(there.beat.adapters_resident))
-        return Estimate(there, cached_bytes, placed, slot_ms, backlog_ms, uncached * there.prefill_ms, adapter_ms)
+        wait_ms = slot_ms if slot_ms > backlog_ms else backlog_ms
+        total_ms = wait_ms + prefill_ms + adapter_ms
+        return Estimate(total_ms, wait_ms, there, cached_bytes, placed, slot_ms, backlog_ms, prefill_ms, adapter_ms)
 
     def bid(self, estimate: Estimate) -> Bid:
-        uncached = self.tokens(self.num_bytes - estimate.cached_bytes)
         return Bid(
             worker=estimate.standing.worker,
             wait_ms=estimate.wait_ms,
             cost_ms=estimate.cost_ms,
-            kv_tokens=round(uncached + self.answer_tokens),
-            cached_tokens=round(self.tokens(estimate.cached_bytes)),
+            kv_tokens=round(self.uncached_tokens(estimate.cached_bytes) + self.answer_tokens),
+            cached_tokens=round(estimate.cached_bytes * self._tokens_per_byte),
         )

@@ -8,7 +8,7 @@ tells it.
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 Holders = int | tuple[int, ...] | set[int]
 """Numbers of the workers that have a head: one, a few, or many."""
@@ -37,6 +37,37 @@ class HeadIndex:
         """`()` where nobody has it. A set that comes back is the index's own: it is read at once and left alone."""
         key = head & _MASK
         return self._shards[key >> _SHARD].get(key, ())
+
+    def levels(self, heads: Sequence[int]) -> list[tuple[int, Holders]]:
+        """Places in `heads` (one prompt's, shallow to deep) with their holders, deepest first: those that more workers
+        have than have the next one. Who has a head has all before it, so what lies between two that as many have is
+        not looked up.
+        """
+        if not heads:
+            return []
+        found: dict[int, tuple[int, Holders]] = {}
+        last = len(heads) - 1
+        spans = [(0, last)]
+        for place in {0, last}:
+            found[place] = self._sized(heads[place])
+        while spans:
+            low, high = spans.pop()
+            if high - low > 1 and found[low][0] != found[high][0]:
+                middle = (low + high) // 2
+                found[middle] = self._sized(heads[middle])
+                spans += (low, middle), (middle, high)
+        levels, most = [], 0
+        for place in sorted(found, reverse=True):
+            size, holders = found[place]
+            if size > most:
+                most = size
+                levels.append((place, holders))
+        return levels
+
+    def _sized(self, head: int) -> tuple[int, Holders]:
+        key = head & _MASK
+        holders = self._shards[key >> _SHARD].get(key, ())
+        return 1 if isinstance(holders, int) else len(holders), holders
 
     def count(self, number: int) -> int:
         """How many heads the worker has."""

@@ -41,6 +41,22 @@ class Needs:
             return f"it has no adapter {', '.join(sorted(self.adapters.difference(beat.adapters)))}"
         return ""
 
+    def met_by_all(self, pool: Pool) -> bool:
+        """Whether every worker that serves would do; False says nothing."""
+        return not self.avoid and not self.worker and self.n_ctx <= pool.n_ctx and self.adapters.issubset(pool.adapters)
+
+    def unmet(self, pool: Pool, most: int) -> frozenset[str] | None:
+        """Workers that serve and would not do; None if they are more than `most`."""
+        if self.met_by_all(pool):
+            return frozenset()
+        unmet: list[str] = []
+        for there in pool.numbered:
+            if there is not None and self.lacking(there):
+                unmet.append(there.worker)
+                if len(unmet) > most:
+                    return None
+        return frozenset(unmet)
+
 
 def needs_of(ask: Ask, pool: Pool, avoid: frozenset[str]) -> Iterator[Needs]:
     """First all that the call would like, then less, for where that leaves nobody: a worker that has failed it, and at

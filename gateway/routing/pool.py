@@ -24,6 +24,7 @@ TYPICAL_FOR_S = 1.0
 """What is typical of a pool is found out so often."""
 
 _ready_at = attrgetter("ready_at")
+_prefill_ms = attrgetter("prefill_ms")
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +32,7 @@ class SpeedClass:
     """Workers that serve and are about equally fast."""
 
     prefill_ms: float
-    """Of the fastest that the class may have."""
+    """Of the fastest."""
     by_readiness: tuple[Standing, ...]
 
 
@@ -47,6 +48,10 @@ class Pool:
     typical: Typical = field(default_factory=Typical)
     slots: int = 0
     """Of all that serve."""
+    n_ctx: int = 0
+    """The least of those that serve."""
+    adapters: frozenset[str] = frozenset()
+    """That all of those have."""
     heads: HeadIndex = field(default_factory=HeadIndex)
 
     def by_id(self) -> list[Heartbeat]:
@@ -64,9 +69,10 @@ class PoolBook:
         self._unused: list[int] = []
         self._guessed: set[str] = set()
         self._classes: dict[int, dict[str, Standing]] = {}
-        self._ordered: dict[int, tuple[Standing, ...]] = {}
+        self._ordered: dict[int, SpeedClass] = {}
         self._typical: Typical | None = None
         self._typical_at = 0.0
+        self._common: tuple[int, int, frozenset[str]] | None = None
         self._pool: Pool | None = Pool(heads=self._heads)
 
     @property
@@ -128,7 +134,7 @@ class PoolBook:
         self._numbered[gone.number] = None
         self._unused.append(gone.number)
         self._guessed.discard(worker)
-        self._typical = self._pool = None
+        self._typical = self._common = self._pool = None
 
     def _next_number(self) -> int:
         self._typical = None
@@ -150,6 +156,8 @@ class PoolBook:
             self._unclass(before)
         serves = _serves(now.beat)
         self._numbered[now.number] = now if serves else None
+        if before is None or _facts(before.beat) != _facts(now.beat):
+            self._common = None
         if serves:
             speed = _class_of(now.prefill_ms)
             self._classes.setdefault(speed, {})[worker] = now
@@ -175,24 +183,43 @@ class PoolBook:
             for worker in tuple(self._guessed):
                 there = self._standings[worker]
                 self._place(there, standing(there.number, there.beat, there.heard_at, self._typical))
-        classes = tuple(SpeedClass(SPEED_STEP**speed, self._ready(speed)) for speed in sorted(self._classes))
+        classes = tuple(self._class(speed) for speed in sorted(self._classes))
         return Pool(
             MappingProxyType(dict(self._standings)),
             tuple(self._numbered),
             classes,
             self._typical,
-            sum(there.slots for speed in classes for there in speed.by_readiness),
+            *self._common_facts(),
             self._heads,
         )
 
-    def _ready(self, speed: int) -> tuple[Standing, ...]:
-        if speed not in self._ordered:
-            self._ordered[speed] = tuple(sorted(self._classes[speed].values(), key=_ready_at))
-        return self._ordered[speed]
+    def _common_facts(self) -> tuple[int, int, frozenset[str]]:
+        """Slots, least context, and adapters of those that serve."""
+        if self._common is None:
+            beats = [there.beat for there in self._numbered if there is not None]
+            self._common = (
+                sum(beat.slots for beat in beats),
+                min((beat.n_ctx for beat in beats), default=0),
+                frozenset[str]()
+                .union(*(beat.adapters for beat in beats[:1]))
+                .intersection(*(beat.adapters for beat in beats[1:])),
+            )
+        return self._common
+
+    def _class(self, speed: int) -> SpeedClass:
+        there = self._ordered.get(speed)
+        if there is None:
+            ordered = tuple(sorted(self._classes[speed].values(), key=_ready_at))
+            there = self._ordered[speed] = SpeedClass(min(map(_prefill_ms, ordered)), ordered)
+        return there
 
 
 def _class_of(prefill_ms: float) -> int:
     return floor(log(prefill_ms, SPEED_STEP))
+
+
+def _facts(beat: Heartbeat) -> tuple[int, bool, int, tuple[str, ...]]:
+    return beat.slots, _serves(beat), beat.n_ctx, beat.adapters
 
 
 def _serves(beat: Heartbeat) -> bool:

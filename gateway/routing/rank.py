@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from math import inf
 from operator import attrgetter
 
-from gateway.routing.ask import MAX_BIDS, Ask, Ranking
+from gateway.routing.ask import MAX_BIDS, MAX_LEFT_OUT, Ask, Ranking
 from gateway.routing.cost import Estimate, Price, Recent
 from gateway.routing.needs import Needs, needs_of
 from gateway.routing.pool import Pool
@@ -28,6 +28,7 @@ MAX_WALKS = 8
 """Heads with more holders than that, for which the readiest are looked for; a prompt rarely has more than two."""
 SPARSE = 16
 """Where one worker of so many holds a head, or fewer, its holders are sorted, rather than all workers gone through."""
+ROUNDED_MS = 0.001
 
 _ready_at = attrgetter("ready_at")
 _total_ms = attrgetter("total_ms")
@@ -48,19 +49,21 @@ def rank(
     """
     price = Price(ask, pool, recent, now, queued)
     for needs in needs_of(ask, pool, avoid):
-        found = _Search(ask, pool, price, needs, now, turn).found()
-        if found:
-            return _ranking(found, price, pool)
+        best = _Search(ask, pool, price, needs, now, turn).best()
+        if best:
+            return _ranking(best, price, pool, needs)
     return Ranking(())
 
 
-def _ranking(found: list[Estimate], price: Price, pool: Pool) -> Ranking:
+def _ranking(found: list[Estimate], price: Price, pool: Pool, needs: Needs) -> Ranking:
     best = found[0]
+    left_out = needs.unmet(pool, MAX_LEFT_OUT) if len(found) > MAX_BIDS else None
     decode_ms = best.standing.beat.load.decode_ms or pool.typical.decode_ms
     return Ranking(
         bids=tuple(price.bid(estimate) for estimate in found[:MAX_BIDS]),
-        elsewhere=price.bid(found[MAX_BIDS]) if len(found) > MAX_BIDS else None,
-        charge=price.tokens(price.num_bytes - best.cached_bytes) + price.answer_tokens,
+        elsewhere=None if left_out is None else price.bid(found[MAX_BIDS]),
+        left_out=left_out or frozenset(),
+        charge=price.uncached_tokens(best.cached_bytes) + price.answer_tokens,
         hold_ms=price.answer_tokens * decode_ms,
     )
 
@@ -72,37 +75,39 @@ class _Search:
         self._prefix = ask.prefix
         self._pool = pool
         self._price = price
-        self._needs = needs
+        self._needs = None if needs.met_by_all(pool) else needs
         self._now = now
         self._turn = turn
-        self._estimates: list[Estimate] = []
+        self._found: list[Estimate] = []
         self._seen: set[int] = set()
         self._best: list[float] = []
         """Totals of the best that were found, at most WANTED, least first."""
+        self._bar = inf
+        """What a worker must stay below to matter."""
 
-    def found(self) -> list[Estimate]:
-        """Best first; the first MAX_BIDS + 1 are the best of all, what follows is by the way."""
+    def best(self) -> list[Estimate]:
+        """Best first, at most WANTED."""
         self._through_heads()
         for speed in self._pool.classes:
             self._walk(speed.by_readiness, speed.prefill_ms, 0)
-        self._estimates.sort(key=_total_ms)
-        return self._estimates
+        self._found.sort(key=_total_ms)
+        return self._found[:WANTED]
 
     def _through_heads(self) -> None:
         """A worker is looked at once, with the deepest head that it has."""
-        holders_of, walks, deeper = self._pool.heads.holders, 0, 0
-        for head, end in zip(reversed(self._prefix.digests), reversed(self._prefix.ends), strict=True):
-            holders = holders_of(head)
+        fastest_ms = self._pool.classes[0].prefill_ms if self._pool.classes else 0.0
+        walks, ends = 0, self._prefix.ends
+        for place, holders in self._pool.heads.levels(self._prefix.digests):
+            end = ends[place]
+            if self._price.uncached_tokens(end) * fastest_ms >= self._bar:
+                return
             if isinstance(holders, int):
                 self._look_all((holders,), end)
-            elif len(holders) > deeper:
-                # As many as at the head behind this one: the same.
-                deeper = len(holders)
-                if isinstance(holders, tuple):
-                    self._look_all(holders, end)
-                elif not self._look_few(holders, end) and walks < MAX_WALKS:
-                    self._look_many(holders, end)
-                    walks += 1
+            elif isinstance(holders, tuple):
+                self._look_all(holders, end)
+            elif not self._look_few(holders, end) and walks < MAX_WALKS:
+                self._look_many(holders, end)
+                walks += 1
 
     def _look_few(self, holders: set[int], end: int) -> bool:
         """False if too many are new."""
@@ -115,9 +120,14 @@ class _Search:
 
     def _look_all(self, numbers: Sequence[int], end: int) -> None:
         first = self._turn % len(numbers) if len(numbers) > 1 else 0
+        uncached = self._price.uncached_tokens(end)
         for number in (*numbers[first:], *numbers[:first]) if first else numbers:
             there = self._numbered(number)
-            if number not in self._seen and there is not None and not self._needs.lacking(there):
+            if there is None or number in self._seen:
+                continue
+            if self._price.least_wait_ms(there) + uncached * there.prefill_ms >= self._bar:
+                self._seen.add(number)
+            elif self._needs is None or not self._needs.lacking(there):
                 self._look(there, end)
 
     def _look_many(self, holders: set[int], end: int) -> None:
@@ -133,19 +143,22 @@ class _Search:
         self, ready: Sequence[Standing], least_prefill_ms: float, end: int, among: set[int] | None = None
     ) -> None:
         """The best of `ready`, which is sorted so, that are in `among`; they have `end` bytes of the prompt cached."""
-        least_ms = self._price.tokens(self._price.num_bytes - end) * least_prefill_ms
-        # Whose wait is what its news say: those behind it are no better.
+        least_ms = self._price.uncached_tokens(end) * least_prefill_ms
+        if least_ms >= self._bar:
+            return
+        seen, needs = self._seen, self._needs
+        # Those whose wait is what their news say: whoever follows them is no better.
         calm = 0
         for there in self._in_turn(ready):
             if among is not None and there.number not in among:
                 continue
-            base_ms = max(0.0, (there.ready_at - self._now) * 1000)
-            if base_ms + least_ms >= self._worst():
+            wait_ms = self._price.least_wait_ms(there)
+            if wait_ms + least_ms >= self._bar:
                 return
-            if there.number in self._seen:
+            if there.number in seen:
                 calm += 1
-            elif not self._needs.lacking(there):
-                calm += self._look(there, end).wait_ms <= base_ms
+            elif needs is None or not needs.lacking(there):
+                calm += self._look(there, end).wait_ms <= wait_ms + self._price.queue_ms + ROUNDED_MS
             if calm >= WANTED:
                 return
 
@@ -162,18 +175,15 @@ class _Search:
 
     def _look(self, there: Standing, end: int) -> Estimate:
         estimate = self._price.at(there, end)
+        total_ms = estimate.total_ms
         self._seen.add(there.number)
-        self._estimates.append(estimate)
-        if len(self._best) < WANTED:
-            insort(self._best, estimate.total_ms)
-        elif estimate.total_ms < self._best[-1]:
-            self._best.pop()
-            insort(self._best, estimate.total_ms)
+        if total_ms < self._bar:
+            self._found.append(estimate)
+            insort(self._best, total_ms)
+            if len(self._best) >= WANTED:
+                del self._best[WANTED:]
+                self._bar = self._best[-1]
         return estimate
-
-    def _worst(self) -> float:
-        """What a worker must come below to matter."""
-        return self._best[-1] if len(self._best) == WANTED else inf
 
     def _numbered(self, number: int) -> Standing | None:
         """None where it serves no more, or joined after the pool was drawn."""

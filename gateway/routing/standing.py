@@ -60,9 +60,8 @@ class Standing(msgspec.Struct, frozen=True):
     heard_at: float
     ready_at: float
     """When it can begin with one more prompt, if nothing comes between."""
-    slots: int
-    calls: int
-    """That hold a slot or wait for one."""
+    ahead: int
+    """Calls that get a slot before a new one does; below 0: slots that are free."""
     slot_at: float
     """When the first of its slots is free, if none is now."""
     slot_ms: float
@@ -82,18 +81,17 @@ def standing(number: int, beat: Heartbeat, heard_at: float, typical: Typical) ->
     slot_ms = (load.hold_ms or typical.hold_ms) / slots
     first_ms = load.free_in_ms or slot_ms
     prefill_ms = load.prefill_ms or typical.prefill_ms
-    calls = load.slots_busy + load.waiting
+    ahead = load.slots_busy + load.waiting - slots
     slot_at = heard_at + first_ms / 1000
     backlog_at = heard_at + load.backlog_tokens * prefill_ms / 1000
-    taken_at = slot_at + (calls - slots) * slot_ms / 1000 if calls >= slots else heard_at
+    taken_at = slot_at + ahead * slot_ms / 1000 if ahead >= 0 else heard_at
     return Standing(
         worker=beat.worker,
         number=number,
         beat=beat,
         heard_at=heard_at,
         ready_at=max(taken_at, backlog_at),
-        slots=slots,
-        calls=calls,
+        ahead=ahead,
         slot_at=slot_at,
         slot_ms=slot_ms,
         backlog_at=backlog_at,
