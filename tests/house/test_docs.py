@@ -108,6 +108,21 @@ def test_every_redis_key_is_documented() -> None:
         assert f"`{name}`" in page("redis.md"), name
 
 
+def test_every_script_is_told_with_what_it_keeps_true() -> None:
+    folder = ROOT / "gateway" / "store" / "lua"
+    scripts = {file.stem: file.read_text() for file in folder.glob("*.lua")}
+    shared = scripts.pop("shared")
+    for name, text in scripts.items():
+        assert "\n-- Keeps: " in text, name
+        assert f"\n| `{name}` | " in page("redis.md" if name.endswith("_response") else "placement.md"), name
+    bounds = {name: int(value) for name, value in re.findall(r"^local ([A-Z_]+) = (\d+) ", shared, re.MULTILINE)}
+    told = page("placement.md")
+    assert f"the\nfirst {bounds['WINDOW']} tickets" in told or f"the first {bounds['WINDOW']} tickets" in told
+    assert f"up to {bounds['WINDOW'] * bounds['WINDOWS']} in all" in told
+    assert f"was overtaken {bounds['MOST_PASSED']} times is next" in told
+    assert f"at most {bounds['MOST_PASSED']} times each" in page("metrics.md")
+
+
 def test_show_is_the_whole_program_and_prints_json() -> None:
     command = [sys.executable, "-m", "gateway.cli", "config", "show", "--json"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
