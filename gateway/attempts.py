@@ -22,10 +22,9 @@ from msgspec.structs import replace as replace_struct
 from gateway.call import Call
 from gateway.errors import InvalidRequest, PaddockError, QueueFull, QueueTimeout, Unavailable
 from gateway.relay.failures import answer_to
-from gateway.routing.ask import Ranking
+from gateway.routing.ask import ANYWHERE, Ask, Ranking, ask_of, ask_of_pooled
 from gateway.routing.chain import Outlook, Reason, chosen
 from gateway.routing.circuit import Circuits
-from gateway.routing.fit import unfit
 from gateway.routing.placed import bid_for, summary
 from gateway.routing.retry_budget import RetryBudget
 from gateway.routing.slot_numbers import ANY
@@ -35,6 +34,7 @@ from gateway.telemetry.trail import Trail
 from workers.protocol.events import Failed, Finished
 from workers.protocol.failures import RETRYABLE, Failure, FailureCode
 from workers.protocol.heartbeat import Heartbeat
+from workers.protocol.pooled import PoolRequest
 from workers.protocol.requests import GenerateRequest
 
 log = logging.getLogger(__name__)
@@ -45,6 +45,8 @@ MAX_LOST = 2
 REST_S = 0.1
 """How long a worker that refused a call, or lost it, is left alone by that call."""
 LOOK_AGAIN_S = 0.05
+ADAPTERS_S = 10.0
+"""How long a call waits for an adapter that is registered and that no worker has; then a worker says what is wrong."""
 BLAMED = frozenset({FailureCode.INTERNAL, FailureCode.WORKER_LOST})
 """Failures that are the worker's own: enough of them in a row, and all calls leave it alone."""
 UNPAID = frozenset({FailureCode.DRAINING})
@@ -69,10 +71,13 @@ class Lease(Protocol):
     @property
     def overtaken(self) -> int: ...
 
+    took: float | None
+    """Tokens that the call took, as far as it is known."""
+
 
 class Admission(Protocol):
     def slot(
-        self, call: Call, avoid: frozenset[str] = ..., *, standing: Standing
+        self, call: Call, avoid: frozenset[str], ask: Ask, priority: int, standing: Standing
     ) -> AbstractAsyncContextManager[Lease]: ...
 
     def predicted_wait_s(self, model: str) -> float:
@@ -83,6 +88,10 @@ class Admission(Protocol):
 class Workers(Protocol):
     @property
     def workers(self) -> Mapping[str, tuple[Heartbeat, ...]]: ...
+    @property
+    def contents(self) -> Mapping[str, Mapping[str, str]]:
+        """Model -> adapter -> SHA-256."""
+        ...
 
 
 class Fleet(Protocol):
@@ -107,6 +116,8 @@ class Tries:
     """None: pooled work."""
     request: GenerateRequest = GenerateRequest()
     """What was asked, as this model is asked for it; of pooled work there is nothing that its place depends on."""
+    ask: Ask = ANYWHERE
+    """The same as far as its place goes."""
     num_lost: int = 0
     resting: dict[str, float] = field(default_factory=dict)
     """Boot id -> time.monotonic() until which this call leaves that worker process alone."""
@@ -149,10 +160,16 @@ class Attempts:
         self.circuits = Circuits()
         """By time.monotonic()."""
 
-    def begin(self, call: Call, trail: Trail, asked: GenerateRequest | None = None) -> Tries:
+    def begin(self, call: Call, trail: Trail, asked: GenerateRequest) -> Tries:
         """Raises InvalidRequest for adapters that are not there."""
         self._budget.called(call.model, time.monotonic())
-        return Tries(call, trail, None) if asked is None else Tries(call, trail, asked, self._adapted(call, asked))
+        tries = Tries(call, trail, asked)
+        self._adapt(tries, asked)
+        return tries
+
+    def begin_pooled(self, call: Call, trail: Trail, asked: PoolRequest) -> Tries:
+        self._budget.called(call.model, time.monotonic())
+        return Tries(call, trail, None, ask=ask_of_pooled(asked))
 
     async def slot(self, tries: Tries, held: AsyncExitStack) -> Lease:
         """A slot, which `held` gives back, of the first model of the call's chain that has one in time.
@@ -162,7 +179,10 @@ class Attempts:
         while True:
             self._settle(tries)
             try:
-                slot = self._admission.slot(tries.call, await self._avoided(tries), standing=tries.trail.standing)
+                avoid = await self._avoided(tries)
+                slot = self._admission.slot(
+                    tries.call, avoid, tries.ask, tries.request.priority, tries.trail.standing
+                )
                 lease = await held.enter_async_context(slot)
             except (QueueFull, QueueTimeout) as error:
                 self._fall_back(tries, Reason(str(error.code)), error)
@@ -263,7 +283,13 @@ class Attempts:
         tries.trail.model = model
         self._budget.called(model, time.monotonic())
         if tries.asked is not None:
-            tries.request = self._adapted(tries.call, replace_struct(tries.asked, slot=ANY))
+            self._adapt(tries, replace_struct(tries.asked, slot=ANY))
+
+    def _adapt(self, tries: Tries, asked: GenerateRequest) -> None:
+        """What the call's model is asked, and how it is placed there."""
+        tries.request = self._adapted(tries.call, asked)
+        hashes = self._fleet.snapshot.contents.get(tries.call.model, {})
+        tries.ask = ask_of(tries.request, tries.call.principal.team, hashes)
 
     def _outlooks(self, tries: Tries, *before: Outlook) -> Iterator[Outlook]:
         yield from before
@@ -298,18 +324,28 @@ class Attempts:
 
     async def _avoided(self, tries: Tries) -> frozenset[str]:
         """Workers that would not do; while there are no others, waits for one to recover or to be replaced."""
-        call, request = tries.call, tries.request
+        call = tries.call
+        if tries.ask.adapters:
+            await self._arrived(call, tries.ask.adapters)
         while True:
             now = time.monotonic()
             beats = self._fleet.snapshot.workers.get(call.model, ())
             bad = self._bad(tries, beats, now)
             if len(bad) < len(beats):
-                if request.adapters or request.slot != ANY:
-                    adapters = frozenset(use.name for use in request.adapters)
-                    bad |= unfit(self.reachable(call.model), bad, adapters, request.slot)
                 return bad
             if not beats or now >= call.queue_deadline:
                 return frozenset()
+            await asyncio.sleep(LOOK_AGAIN_S)
+
+    async def _arrived(self, call: Call, adapters: frozenset[str]) -> None:
+        """Returns when a worker has these: those that have just started get what is registered in a moment."""
+        until = call.queue_deadline
+        while time.monotonic() < until:
+            beats = [beat for beat in self._fleet.snapshot.workers.get(call.model, ()) if not beat.draining]
+            if any(adapters.issubset(beat.adapters) for beat in beats):
+                return
+            if beats:
+                until = min(until, time.monotonic() + ADAPTERS_S)
             await asyncio.sleep(LOOK_AGAIN_S)
 
 

@@ -21,7 +21,6 @@ from gateway.catalog.adapters import uses_of
 from gateway.catalog.kinds import of_kind
 from gateway.catalog.names import Names
 from gateway.errors import ClientTooSlow, Stopping
-from gateway.registry.adapter_names import known_adapters
 from gateway.relay.cutoff import Cutoff
 from gateway.relay.fanin import Place
 from gateway.relay.mailbox import Mailbox
@@ -47,6 +46,11 @@ class Snapshot(Protocol):
     @property
     def adapters(self) -> Mapping[str, str]:
         """Adapter -> model, for those that can be called by name."""
+        ...
+
+    @property
+    def contents(self) -> Mapping[str, Mapping[str, str]]:
+        """Model -> its adapters, registered ones that no worker has yet included -> SHA-256; sorted by name."""
         ...
 
 
@@ -182,7 +186,7 @@ class Pipeline:
         scales = self._adapters.scales(call.model)
         if not (asked or call.adapter or scales):
             return ()
-        known = known_adapters(self._fleet.snapshot.workers.get(call.model, ()))
+        known = tuple(self._fleet.snapshot.contents.get(call.model, ()))
         return uses_of(asked, call.adapter, scales, known)
 
     @asynccontextmanager
@@ -216,7 +220,7 @@ class Pipeline:
                 self._under_way.discard(cutoff)
 
     async def _pooled(self, call: Call, request: PoolRequest, trail: Trail) -> PoolResult:
-        tries = self.attempts.begin(call, trail)
+        tries = self.attempts.begin_pooled(call, trail, request)
         try:
             while True:
                 async with AsyncExitStack() as held:
@@ -257,7 +261,8 @@ class Pipeline:
         try:
             while True:
                 async with AsyncExitStack() as held:
-                    place = _place(await self.attempts.slot(tries, held))
+                    lease = await self.attempts.slot(tries, held)
+                    place = _place(lease)
                     failure: Failure
                     try:
                         async with self._passage(tries, place, cutoff) as mailbox:
@@ -267,6 +272,7 @@ class Pipeline:
                                 try:
                                     yield mailbox
                                 finally:
+                                    lease.took = _took(mailbox.end)
                                     self.attempts.ended(place.boot, mailbox.end)
                                 return
                             failure = failed.failure
@@ -298,6 +304,14 @@ async def _failed(mailbox: Mailbox, tries: Tries) -> Failed | None:
         return None
     mailbox.ended = True
     return first
+
+
+def _took(end: Finished | Failed | None) -> float | None:
+    """Tokens that a call's team is charged; None: as was predicted."""
+    if not isinstance(end, Finished):
+        return None
+    usage = end.usage
+    return usage.prompt_tokens - usage.cached_tokens + usage.completion_tokens
 
 
 def _place(lease: Lease) -> Place:

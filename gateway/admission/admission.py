@@ -22,7 +22,7 @@ from gateway.admission.upkeep import Upkeep
 from gateway.call import Call
 from gateway.errors import QueueFull, QueueTimeout, Stopping, StoreUnavailable
 from gateway.registry.fleet import Fleet
-from gateway.routing.ask import Ask, Ranking
+from gateway.routing.ask import ANYWHERE, Ask, Ranking
 from gateway.routing.urgency import urgency
 from gateway.store.client import Filed, Lease, LineFull, Order, Store
 from gateway.telemetry.standing import Standing
@@ -33,9 +33,6 @@ __all__ = ["Admission", "Held", "Lease"]
 log = logging.getLogger(__name__)
 
 MAX_RETRY_AFTER_S = 60.0
-
-ANYWHERE = Ask()
-
 
 @dataclass(slots=True)
 class Held:

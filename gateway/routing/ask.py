@@ -31,6 +31,26 @@ class Ask:
     """The slot that it would like, numbered over the model's workers."""
 
 
+ANYWHERE = Ask()
+
+
+def ask_of(request: GenerateRequest, tenant: str, hashes: Mapping[str, str]) -> Ask:
+    """`hashes`: adapter -> SHA-256, of those that the model has."""
+    prefix = prefix_of(request, tenant, hashes)
+    return Ask(
+        prefix if request.cache_prompt else Prefix((), (), prefix.num_bytes),
+        request.max_tokens,
+        frozenset(use.name for use in request.adapters),
+        request.slot,
+    )
+
+
+def ask_of_pooled(request: PoolRequest) -> Ask:
+    """Nothing of it is cached, and its answer is there with its last token."""
+    num_bytes = sum(len(one) if isinstance(one, str) else 4 * len(one) for one in request.inputs)
+    return Ask(Prefix((), (), num_bytes + len(request.query or "") * len(request.inputs)), max_tokens=0)
+
+
 class Bid(msgspec.Struct, frozen=True):
     """What one worker would cost a call. A struct, since nine of them are made for each call."""
 

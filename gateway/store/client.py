@@ -276,7 +276,7 @@ def _pairs(offers: Offers) -> list[str]:
 def _row(ticket: Ticket) -> list[str | int]:
     """One ticket as `reread` takes it."""
     order, filed, offers = ticket.order, ticket.filed, ticket.offers
-    row = [order.id, _ms(ticket.ttl_s), order.team, repr(order.share), filed.start, filed.rank]
+    row: list[str | int] = [order.id, _ms(ticket.ttl_s), order.team, repr(order.share), filed.start, filed.rank]
     if offers is None:
         return [*row, "0", "0", "", "", 0, -1]
     pairs = _pairs(offers)
