@@ -44,3 +44,5 @@ class Call:
     """Pools that stand in for `model`, in this order, until the answer has begun."""
     meant_for: str = ""
     """The pool that `model` stands in for; empty: none."""
+    session: str = ""
+    """A newer call of the same key and session ends this one; empty: none does."""

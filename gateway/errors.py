@@ -16,6 +16,7 @@ PaddockError                     status  type
 │   ├── ResponseNotFound         404       code response_not_found
 │   └── StreamGone               404       code stream_gone
 ├── MethodNotAllowed             405     invalid_request_error
+├── Superseded                   409     invalid_request_error   code superseded
 ├── NotSupported                 501     not_supported_error
 ├── QueueFull                    429     rate_limit_error
 ├── Unavailable                  503     unavailable_error
@@ -139,6 +140,14 @@ class MethodNotAllowed(PaddockError):
         super().__init__(message)
         self.allow = allow
         """The method that the route takes, for the header of that name."""
+
+
+class Superseded(PaddockError):
+    """The caller itself has asked for something newer in its place: nothing to send again."""
+
+    status = 409
+    type = "invalid_request_error"
+    code = "superseded"
 
 
 class NotSupported(PaddockError):

@@ -17,6 +17,7 @@ from gateway.api.errors import note_error, send_error, shape_of
 from gateway.api.presence import while_present
 from gateway.api.resumable import Resumable
 from gateway.api.streaming import EventStream
+from gateway.api.superseding import Superseding
 from gateway.api.wish import Wish
 from gateway.call import Call
 from gateway.choices import Choices, choices
@@ -64,6 +65,7 @@ class Answering(Generic[AskedIn]):
         self._ping_interval_s = ping_interval_s
         self._resumable = resumable
         self._conclude = conclude
+        self._superseding = Superseding()
 
     async def answer(
         self, asked: AskedIn, call: Call, wish: Wish | None, scope: Scope, receive: Receive, send: Send
@@ -106,7 +108,7 @@ class Answering(Generic[AskedIn]):
 
     async def _whole(self, asked: AskedIn, call: Call, trail: Trail, send: Send) -> None:
         writer = self._writers.whole_writer(asked, call, trail)
-        async with choices(self._pipeline, call, asked.requests, trail) as answer:
+        async with self._superseding.turn(call), choices(self._pipeline, call, asked.requests, trail) as answer:
             while not answer.ended:
                 events = await answer.take()
                 if trail.first_token_at is None:
@@ -144,7 +146,7 @@ class Answering(Generic[AskedIn]):
     ) -> PaddockError | None:
         """Everything but the last word, which depends on what is returned: why the answer is not complete."""
         try:
-            async with choices(self._pipeline, call, asked.requests, trail) as answer:
+            async with self._superseding.turn(call), choices(self._pipeline, call, asked.requests, trail) as answer:
                 await sink.start()
                 opening = writer.opening()
                 if opening:

@@ -17,6 +17,7 @@ from gateway.errors import (
     NotSupported,
     PaddockError,
     Stopping,
+    Superseded,
 )
 from gateway.telemetry.trail import Trail
 
@@ -35,8 +36,8 @@ def error_headers(error: PaddockError) -> list[tuple[bytes, bytes]]:
     headers: list[tuple[bytes, bytes]] = []
     if error.retry_after_s is not None or error.status in (429, 503):
         headers.append((b"retry-after", b"%d" % max(1, math.ceil(error.retry_after_s or 1.0))))
-    if isinstance(error, NotSupported):
-        headers.append((b"x-should-retry", b"false"))  # SDKs take every 5xx for a passing trouble
+    if isinstance(error, NotSupported | Superseded):
+        headers.append((b"x-should-retry", b"false"))  # SDKs take every 5xx, and 409, for a passing trouble
     if isinstance(error, AuthenticationFailed):
         headers.append((b"www-authenticate", b"Bearer"))
     if isinstance(error, MethodNotAllowed):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Generic
 
 from starlette.types import Receive, Scope, Send
@@ -12,7 +13,7 @@ from gateway.api.body import read_body
 from gateway.api.caller import identified
 from gateway.api.dialect import AskedT, Dialect
 from gateway.api.resumable import Resumable
-from gateway.api.session import conversation
+from gateway.api.session import conversation, session_of
 from gateway.api.slo import read_begin_by
 from gateway.api.wish import read_wish
 from gateway.pipeline import Pipeline
@@ -29,12 +30,16 @@ class Generation(Generic[AskedT]):
         max_body_bytes: int,
         ping_interval_s: float,
         resumable: Resumable,
+        *,
+        supersedes: bool = False,
     ) -> None:
+        """`supersedes`: of the calls of one key and session (`x-session-id`), a newer one ends the older."""
         self._dialect = dialect
         self._keys = keys
         self._pipeline = pipeline
         self._max_body_bytes = max_body_bytes
         self._resumable = resumable
+        self._supersedes = supersedes
         self._answering = Answering(dialect, pipeline, ping_interval_s, resumable)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -47,4 +52,6 @@ class Generation(Generic[AskedT]):
         asked = self._dialect.read(raw, scope)
         talk = conversation(scope, asked.requests[0], principal.team)
         call = self._pipeline.call(principal, asked.model, trail, "generate", read_begin_by(scope), talk)
+        if self._supersedes:
+            call = replace(call, session=session_of(scope))
         await self._answering.answer(asked, call, wish, scope, receive, send)

@@ -15,10 +15,10 @@ HEADER = b"x-session-id"
 
 def conversation(scope: Scope, request: GenerateRequest, team: str) -> Callable[[], str]:
     """What `Pipeline.call` may want to know: which conversation the request belongs to."""
-    return partial(conversation_of, request, team, _session(scope))
+    return partial(conversation_of, request, team, session_of(scope))
 
 
-def _session(scope: Scope) -> str:
+def session_of(scope: Scope) -> str:
     """Empty without the header."""
     found = next((value for name, value in scope["headers"] if name == HEADER), b"")
     return bytes(found).decode("latin-1").strip()
