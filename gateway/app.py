@@ -74,6 +74,7 @@ class App:
     async def running(self) -> AsyncIterator[None]:
         """Everything that goes on in the background; a part that breaks ends the block. Raises redis.RedisError."""
         await self.fleet.refresh()
+        await self.wishes.refresh()
         await self.key_store.refresh()
         async with asyncio.TaskGroup() as tasks:
             parts = (
@@ -126,11 +127,11 @@ async def build(settings: GatewaySettings, redis: redis.asyncio.Redis) -> App:
     gateway_id = settings.gateway_id or secrets.token_hex(6)
     # Each process numbers its calls from 1: on the wire, a restarted gateway must not be taken for its forerunner.
     relay = Relay(f"{gateway_id}.{secrets.token_hex(4)}", settings.worker_secret, settings.stream_buffer_events)
-    fleet = Fleet(redis, lambda snapshot: relay.follow(_beats(snapshot)))
+    wishes = AdapterWishes(redis, lambda: fleet.snapshot.models)
+    fleet = Fleet(redis, lambda snapshot: relay.follow(_beats(snapshot)), registered=wishes.contents)
     admission = Admission(Store(redis), fleet, gateway_id, max_queue=settings.max_queue)
     names, metrics, keys = Names(catalog), Metrics(), Keys()
     limits = Limits(settings.queue_timeout_s, settings.request_timeout_s, settings.retry_share)
-    wishes = AdapterWishes(redis, lambda: fleet.snapshot.workers)
     pipeline = Pipeline(names, fleet, admission, relay, metrics, limits, wishes)
     inquiries = Inquiries(fleet, relay)
     model_wishes = ModelWishes(redis)
@@ -165,6 +166,7 @@ async def build(settings: GatewaySettings, redis: redis.asyncio.Redis) -> App:
     # A preset key cannot be overruled by what stands in Redis.
     key_store = KeyStore(redis, keys, (*fixed, first) if settings.api_key else fixed, first)
     keeper = AdapterKeeper(fleet, inquiries, wishes)
+    fleet.listen(lambda _: keeper.hurry())
     return App(
         Door(router, metrics),
         pipeline,

@@ -14,7 +14,7 @@ from gateway.errors import Unavailable
 from gateway.pipeline import Fleet
 from gateway.relay.failures import answer_to
 from gateway.relay.fanin import Place
-from gateway.relay.relay import Relay
+from gateway.relay.relay import ASK_TIMEOUT_S, Relay
 from gateway.relay.worker_asks import ReplyT
 from workers.protocol.failures import RETRYABLE, CallFailed, Failure
 from workers.protocol.heartbeat import Heartbeat
@@ -68,10 +68,11 @@ class Inquiries:
         path: str,
         decode: Callable[[bytes], ReplyT],
         message: msgspec.Struct | None = None,
+        timeout_s: float = ASK_TIMEOUT_S,
     ) -> ReplyT:
         """Raises PaddockError."""
         try:
-            return await self._relay.ask(_place(beat), method, path, message, decode)
+            return await self._relay.ask(_place(beat), method, path, message, decode, timeout_s)
         except CallFailed as failed:
             raise answer_to(failed.failure) from None
 

@@ -1,21 +1,72 @@
-"""Names of LoRA adapters, from what the workers say of themselves. Pure."""
+"""Which LoRA adapters a model has, what each one holds, and which can be called by name. Pure.
+
+From what the workers say of themselves and from what is registered. A name stands for one file's contents over the
+whole fleet: a worker with others under it does not have the adapter.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
+from msgspec.structs import replace
+
 from workers.protocol.heartbeat import Heartbeat
 
+Contents = Mapping[str, str]
+"""Adapter -> SHA-256 of its file, in hex; empty where no worker has told it."""
 
-def known_adapters(workers: Iterable[Heartbeat]) -> list[str]:
-    """Those of one model that some worker has. An adapter's place in the list is its number."""
-    return sorted({name for worker in workers for name in worker.adapters})
+NOTHING: Contents = {}
 
 
-def callable_adapters(workers: Mapping[str, Iterable[Heartbeat]]) -> dict[str, str]:
-    """Adapter -> its model, for adapters that can be called as `model`: a name that two models have is none."""
+def contents_of(workers: Iterable[Heartbeat], registered: Contents = NOTHING) -> dict[str, str]:
+    """A model's adapters, sorted by name.
+
+    What is registered counts first; of workers that contradict each other, the one that started last.
+    """
+    found: dict[str, str] = {}
+    for beat in sorted(workers, key=_age):
+        for name in beat.adapters:
+            found[name] = beat.adapter_hashes.get(name, "")
+    return dict(sorted({**found, **registered}.items()))
+
+
+def agreed(workers: Iterable[Heartbeat], contents: Contents) -> tuple[Heartbeat, ...]:
+    """The same workers, without those of their adapters that hold something else than the fleet's."""
+    return tuple(_without(beat, [name for name in beat.adapters if _differs(beat, name, contents)]) for beat in workers)
+
+
+def known_adapters(workers: Iterable[Heartbeat], registered: Contents = NOTHING) -> list[str]:
+    """Names of those of one model. An adapter's place in the list is its number."""
+    return list(contents_of(workers, registered))
+
+
+def callable_adapters(models: Mapping[str, Iterable[str]]) -> dict[str, str]:
+    """Adapter -> its model, for adapters that can be called as `model`: a name that two models have is none.
+
+    `models`: each with the names of its adapters.
+    """
     owners: dict[str, set[str]] = {}
-    for model, beats in workers.items():
-        for name in known_adapters(beats):
+    for model, names in models.items():
+        for name in names:
             owners.setdefault(name, set()).add(model)
-    return {name: models.pop() for name, models in sorted(owners.items()) if len(models) == 1}
+    return {name: owner.pop() for name, owner in sorted(owners.items()) if len(owner) == 1}
+
+
+def _age(beat: Heartbeat) -> tuple[float, str]:
+    return beat.started_at, beat.boot
+
+
+def _differs(beat: Heartbeat, name: str, contents: Contents) -> bool:
+    own, wanted = beat.adapter_hashes.get(name, ""), contents.get(name, "")
+    return bool(own and wanted and own != wanted)
+
+
+def _without(beat: Heartbeat, names: list[str]) -> Heartbeat:
+    if not names:
+        return beat
+    return replace(
+        beat,
+        adapters=tuple(name for name in beat.adapters if name not in names),
+        adapters_resident=tuple(name for name in beat.adapters_resident if name not in names),
+        adapter_hashes={name: sha256 for name, sha256 in beat.adapter_hashes.items() if name not in names},
+    )

@@ -1,29 +1,69 @@
-"""What the operators of a fleet want of its LoRA adapters: files that were loaded at run time, and default scales.
+"""What the operators of a fleet want of its LoRA adapters: those that are registered, and default scales.
 
-Both stand in Redis, so that every gateway knows them and a worker that starts again gets what its forerunner had.
+Both stand in Redis, so that every gateway knows them and a worker that starts later gets what the others have.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Annotated, Any
 
 import msgspec
 import redis.asyncio
+from msgspec import Meta
 from redis.exceptions import RedisError
 
 from gateway.errors import StoreUnavailable
+from gateway.registry.adapter_names import NOTHING, Contents
 from gateway.store.cancellation import raise_if_cancelled
 from workers.protocol import keys
-from workers.protocol.adapters import LoadAdapter, decode_load
+from workers.protocol.adapters import LoadAdapter
+from workers.protocol.catalog import Name
 
 log = logging.getLogger(__name__)
 
-REREAD_S = 1.0
+REREAD_S = 0.4
+
+REMOVED_TTL_S = 24 * 3600
+"""How long it is remembered that an adapter was taken away: a worker that was cut off so long may bring it back."""
+
+
+class AdapterRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """An adapter that every worker of a model is to have."""
+
+    name: Name
+    base: str
+    """The model."""
+    path: str
+    """In the workers' `adapters_dir`."""
+    sha256: Annotated[str, Meta(pattern="^[0-9a-f]{64}$")]
+    """Of the file, as the first worker that checked it found."""
+    pinned: bool = False
+
+    def ask(self, *, check: bool = False) -> LoadAdapter:
+        """For a worker."""
+        return LoadAdapter(name=self.name, path=self.path, pinned=self.pinned, sha256=self.sha256, check=check)
+
 
 _encode = msgspec.json.Encoder().encode
+_decode = msgspec.json.Decoder(AdapterRecord).decode
+
+
+@dataclass(frozen=True, slots=True)
+class _Known:
+    """Of one model."""
+
+    records: Mapping[str, AdapterRecord] = field(default_factory=dict)
+    removed: frozenset[str] = frozenset()
+    scales: Mapping[str, float] = field(default_factory=dict)
+    contents: Contents = field(default_factory=dict)
+
+
+_NOTHING = _Known()
 
 
 class AdapterWishes:
@@ -33,31 +73,66 @@ class AdapterWishes:
         """`models`: those to look for."""
         self._redis = redis
         self._models = models
-        self._files: dict[str, dict[str, LoadAdapter]] = {}
-        self._scales: dict[str, dict[str, float]] = {}
+        self._known: dict[str, _Known] = {}
         self._away = False
 
-    def files(self, model: str) -> Mapping[str, LoadAdapter]:
-        return self._files.get(model, {})
+    @property
+    def models(self) -> list[str]:
+        """Those of which something is known."""
+        return list(self._known)
+
+    def records(self, model: str) -> Mapping[str, AdapterRecord]:
+        """Those that are registered, by name."""
+        return self._known.get(model, _NOTHING).records
+
+    def removed(self, model: str) -> frozenset[str]:
+        """Names of those that were taken away lately."""
+        return self._known.get(model, _NOTHING).removed
 
     def scales(self, model: str) -> Mapping[str, float]:
-        return self._scales.get(model, {})
+        """Of adapters, for calls that name none."""
+        return self._known.get(model, _NOTHING).scales
 
-    async def wants(self, model: str, name: str) -> bool:
-        """Whether the adapter is wanted at this moment. Raises redis.RedisError."""
-        return bool(await self._redis.hexists(keys.adapters(model), name))
+    def contents(self) -> Mapping[str, Contents]:
+        """Model -> its registered adapters -> SHA-256; models without any are left out."""
+        return {model: known.contents for model, known in self._known.items() if known.contents}
 
-    async def remember(self, model: str, asked: LoadAdapter) -> None:
+    async def wants(self, record: AdapterRecord) -> bool:
+        """Whether just this is wanted at this moment. Raises redis.RedisError."""
+        found = await self._redis.hget(keys.adapters(record.base), record.name)
+        return found == _encode(record)
+
+    async def is_removed(self, model: str, name: str) -> bool:
+        """At this moment. Raises redis.RedisError."""
+        return bool(await self._redis.hexists(keys.adapters_removed(model), name))
+
+    async def remember(self, record: AdapterRecord) -> None:
         """Raises StoreUnavailable."""
-        await self._written(self._redis.hset(keys.adapters(model), asked.name, _encode(asked)))
-        self._files.setdefault(model, {})[asked.name] = asked
+        async with self._redis.pipeline(transaction=True) as pipeline:
+            pipeline.hset(keys.adapters(record.base), record.name, _encode(record))
+            pipeline.hdel(keys.adapters_removed(record.base), record.name)
+            await self._written(pipeline.execute())
+        known = self._known.get(record.base, _NOTHING)
+        self._note(record.base, {**known.records, record.name: record}, known.removed - {record.name}, known.scales)
+
+    async def adopt(self, record: AdapterRecord) -> bool:
+        """Registers what a worker has and Redis has lost -> whether it had. Raises redis.RedisError."""
+        if await self.is_removed(record.base, record.name):
+            return False
+        return bool(await self._redis.hsetnx(keys.adapters(record.base), record.name, _encode(record)))
 
     async def forget(self, model: str, name: str) -> None:
-        """The adapter and its scale. Raises StoreUnavailable."""
-        await self._written(self._redis.hdel(keys.adapters(model), name))
-        await self._written(self._redis.hdel(keys.adapter_scales(model), name))
-        self._files.get(model, {}).pop(name, None)
-        self._scales.get(model, {}).pop(name, None)
+        """The adapter and its scale; workers that have it give it up. Raises StoreUnavailable."""
+        async with self._redis.pipeline(transaction=True) as pipeline:
+            pipeline.hset(keys.adapters_removed(model), name, str(time.time()))
+            pipeline.expire(keys.adapters_removed(model), REMOVED_TTL_S)
+            pipeline.hdel(keys.adapters(model), name)
+            pipeline.hdel(keys.adapter_scales(model), name)
+            await self._written(pipeline.execute())
+        known = self._known.get(model, _NOTHING)
+        records = {other: record for other, record in known.records.items() if other != name}
+        scales = {other: scale for other, scale in known.scales.items() if other != name}
+        self._note(model, records, known.removed | {name}, scales)
 
     async def set_scales(self, model: str, scales: Mapping[str, float]) -> None:
         """Adapters that are not named get 0. Raises StoreUnavailable."""
@@ -67,7 +142,8 @@ class AdapterWishes:
             if wanted:
                 pipeline.hset(keys.adapter_scales(model), mapping={name: str(wanted[name]) for name in wanted})
             await self._written(pipeline.execute())
-        self._scales[model] = wanted
+        known = self._known.get(model, _NOTHING)
+        self._note(model, known.records, known.removed, wanted)
 
     async def refresh(self) -> None:
         """Raises redis.RedisError when Redis is away."""
@@ -75,10 +151,12 @@ class AdapterWishes:
         async with self._redis.pipeline(transaction=False) as pipeline:
             for model in models:
                 pipeline.hgetall(keys.adapters(model))
+                pipeline.hkeys(keys.adapters_removed(model))
                 pipeline.hgetall(keys.adapter_scales(model))
             answers = await pipeline.execute() if models else []
-        self._files = {model: _files(found) for model, found in zip(models, answers[::2], strict=True)}
-        self._scales = {model: _scales(found) for model, found in zip(models, answers[1::2], strict=True)}
+        self._known = {}
+        for model, records, removed, scales in zip(models, answers[::3], answers[1::3], answers[2::3], strict=True):
+            self._note(model, _records(records), frozenset(name.decode() for name in removed), _scales(scales))
 
     async def run(self) -> None:
         """Re-reads until cancelled."""
@@ -93,6 +171,16 @@ class AdapterWishes:
             raise_if_cancelled()
             await asyncio.sleep(REREAD_S)
 
+    def _note(
+        self,
+        model: str,
+        records: Mapping[str, AdapterRecord],
+        removed: frozenset[str],
+        scales: Mapping[str, float],
+    ) -> None:
+        contents = {name: record.sha256 for name, record in records.items()} if records else NOTHING
+        self._known[model] = _Known(records, removed, scales, contents)
+
     async def _written(self, act: Any) -> None:
         try:
             await act
@@ -101,16 +189,16 @@ class AdapterWishes:
             raise StoreUnavailable(message, retry_after_s=1.0) from error
 
 
-def _files(found: Mapping[bytes, bytes]) -> dict[str, LoadAdapter]:
-    files = {}
-    for record in found.values():
+def _records(found: Mapping[bytes, bytes]) -> dict[str, AdapterRecord]:
+    records = {}
+    for raw in found.values():
         try:
-            asked = decode_load(record)
+            record = _decode(raw)
         except msgspec.MsgspecError as error:
             log.warning("an adapter's record can't be read: %s", error)
             continue
-        files[asked.name] = asked
-    return files
+        records[record.name] = record
+    return records
 
 
 def _scales(found: Mapping[bytes, bytes]) -> dict[str, float]:

@@ -14,7 +14,7 @@ import msgspec
 import redis.asyncio
 from redis.exceptions import RedisError
 
-from gateway.registry.adapter_names import callable_adapters
+from gateway.registry.adapter_names import NOTHING, Contents, agreed, callable_adapters, contents_of
 from gateway.routing.pool import Pool, PoolBook
 from gateway.store.cancellation import raise_if_cancelled
 from gateway.store.channel import follow
@@ -36,6 +36,8 @@ class FleetSnapshot:
     """Every model that has ever had a worker on this Redis."""
     adapters: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
     """Adapter -> its model, for those that can be called as `model`."""
+    contents: Mapping[str, Contents] = field(default_factory=lambda: MappingProxyType({}))
+    """Model -> its adapters by name -> SHA-256, registered ones that no worker has yet included."""
 
     def of(self, model: str) -> tuple[Heartbeat, ...]:
         return self.workers.get(model, ())
@@ -64,11 +66,14 @@ class Fleet:
         on_change: Callable[[FleetSnapshot], None] | None = None,
         *,
         interval_s: float = keys.HEARTBEAT_INTERVAL_S,
+        registered: Callable[[], Mapping[str, Contents]] = dict,
     ) -> None:
+        """`registered`: model -> adapters that all its workers are to have -> SHA-256."""
         self.snapshot = FleetSnapshot()
         self._redis = redis
         self._listeners = [on_change] if on_change else []
         self._interval_s = interval_s
+        self._registered = registered
         self._hurry = asyncio.Event()
         self._left_out: set[str] = set()
         self._away = False
@@ -87,9 +92,14 @@ class Fleet:
         """Reads the fleet now. Raises redis.RedisError when Redis is away; the snapshot then stays as it was."""
         models = sorted(_text(name) for name in await self._redis.smembers(keys.MODELS))
         found = {model: self._readable(records) for model, records in (await self._records(models)).items()}
-        there = {model: workers for model, workers in found.items() if workers}
-        adapters = MappingProxyType(callable_adapters(there))
-        snapshot = FleetSnapshot(MappingProxyType(there), frozenset(models), adapters)
+        registered = self._registered()
+        contents = {
+            model: contents_of(found.get(model, ()), registered.get(model, NOTHING))
+            for model in found.keys() | registered.keys()
+        }
+        there = {model: agreed(workers, contents[model]) for model, workers in found.items() if workers}
+        adapters = MappingProxyType(callable_adapters(contents))
+        snapshot = FleetSnapshot(MappingProxyType(there), frozenset(models), adapters, MappingProxyType(contents))
         changed = snapshot.membership() != self.snapshot.membership()
         self.snapshot = snapshot
         self._note(there)

@@ -26,7 +26,9 @@ from workers.protocol.events import (
 )
 from workers.protocol.failures import Failure, FailureCode
 from workers.protocol.heartbeat import Heartbeat, ModelFacts
+from workers.protocol.news import Load, News, encode_news, pack_heads
 from workers.protocol.pooled import PoolRequest, PoolResult
+from workers.protocol.prefixes import prefix_of
 from workers.protocol.requests import (
     Accepted,
     AdapterUse,
@@ -142,8 +144,22 @@ ADAPTER_INFO = AdapterInfo(
     state=AdapterState.KNOWN,
     pinned=False,
     calls=0,
+    path="team/pirate.gguf",
 )
 
+LOAD = Load(
+    slots_busy=2,
+    waiting=1,
+    kv_tokens_used=130,
+    backlog_tokens=900,
+    free_in_ms=412.0,
+    prefill_ms=0.21,
+    decode_ms=12.5,
+    hold_ms=2300.0,
+    answer_tokens=180.0,
+    bytes_per_token=3.9,
+    preempted=3,
+)
 HEARTBEAT = Heartbeat(
     worker="w-1",
     boot="0badcafe",
@@ -157,7 +173,42 @@ HEARTBEAT = Heartbeat(
     facts=ModelFacts(n_ctx_train=512, n_params=2400000, size=4800000, n_vocab=768),
     draining=True,
     started_at=1700000000.5,
+    adapters=("team/pirate",),
+    adapter_hashes={"team/pirate": "ab" * 32},
+    adapters_resident=("team/pirate",),
+    adapter_load_ms=19.5,
+    adapter_room=7,
+    load=LOAD,
+    version=17,
 )
+NEWS = News(
+    model="demo",
+    worker="w-1",
+    boot="0badcafe",
+    version=17,
+    load=LOAD,
+    draining=True,
+    added={0xFEDCBA9876543210: 512, 3: 40},
+    dropped=(0x0123456789ABCDEF,),
+)
+HEADS = {0xFEDCBA9876543210: 512, 3: 40}
+BINARIES = {"news.msgpack": encode_news(NEWS), "heads.bin": pack_heads(17, HEADS)}
+"""What lies in Redis and is no JSON."""
+CHAT = (
+    Message("system", "Answer with what you know of fields, fences and the weather. " * 3),
+    Message("user", "What is a paddock? Tell me in one sentence, please, and name two things in it."),
+    Message("assistant", "A fenced field: grass and a gate.", tool_calls=(ToolCall("c", "look", '{"at": "gate"}'),)),
+)
+PREFIXES = {
+    "prompt": prefix_of(GenerateRequest(prompt="once upon a time " * 100), "team-a", {}),
+    "chat": prefix_of(GenerateRequest(messages=CHAT), "team-a", {}),
+    "salted_with_adapter": prefix_of(
+        GenerateRequest(messages=CHAT, cache_salt="mine", adapters=(AdapterUse("team/pirate", 0.5),)),
+        "team-a",
+        {"team/pirate": "ab" * 32},
+    ),
+}
+"""What gateways and workers of all versions that talk to each other make of these requests."""
 
 POOL_REQUEST = PoolRequest(
     kind="rank",

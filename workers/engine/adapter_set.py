@@ -24,6 +24,7 @@ class Entry:
     leaving: bool = False
 
     def info(self) -> AdapterInfo:
+        """With the whole path of the file, which is not for others to see."""
         state = AdapterState.KNOWN if self.adapter is None else AdapterState.LOADED
         return AdapterInfo(
             name=self.name,
@@ -34,6 +35,7 @@ class Entry:
             pinned=self.pinned,
             fixed=self.fixed,
             calls=self.num_calls,
+            path=str(self.file.path),
         )
 
 

@@ -58,6 +58,8 @@ class AdapterInfo(msgspec.Struct, frozen=True, kw_only=True):
     """Of the worker's own settings: it can't be replaced or taken away while the worker runs."""
     calls: int
     """Accepted calls that use it and have not ended."""
+    path: str = ""
+    """Relative to the worker's `adapters_dir`; empty where the file does not lie there."""
 
 
 decode_load = msgspec.json.Decoder(LoadAdapter).decode

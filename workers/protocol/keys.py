@@ -29,7 +29,8 @@ heartbeat and nothing else; the rest belongs to the gateways' admission scripts 
     pd:{model}:tickets                zset    gateway      ticket id -> expiry, unix ms: every ticket, granted or not
     pd:{model}:ticket:<id>            hash    gateway      gateway, channel, rank, start, team, and its bids by worker
     pd:{model}:swept                  string  gateway      there while another sweep would find nothing new
-    pd:{model}:adapters               hash    gateway      adapter -> `LoadAdapter` (JSON): loaded while workers ran
+    pd:{model}:adapters               hash    gateway      adapter -> `AdapterRecord` (JSON): registered ones
+    pd:{model}:adapters-removed       hash    gateway      adapter -> unix time when it was taken away, lately
     pd:{model}:adapter-scales         hash    gateway      adapter -> scale, for calls that name no adapters
     pd:{model}:supervised             string  supervisor   there while a supervisor keeps workers of the model
     pd:{model}:unloaded               string  gateway      there while an admin wants no workers of the model
@@ -183,6 +184,10 @@ def unloaded(model: str) -> str:
 
 def adapters(model: str) -> str:
     return model_prefix(model) + "adapters"
+
+
+def adapters_removed(model: str) -> str:
+    return model_prefix(model) + "adapters-removed"
 
 
 def adapter_scales(model: str) -> str:

@@ -71,7 +71,7 @@ class AdapterRoutes:
             return refusal(failed.failure)
         if not asked.check:
             _log(info)
-        return answer(info)
+        return answer(self._outward(info))
 
     def names(self) -> tuple[str, ...]:
         """Of the adapters that calls may use."""
@@ -94,7 +94,7 @@ class AdapterRoutes:
         return self._shelf.room
 
     async def show(self, request: Request) -> Response:
-        return answer(self._shelf.infos())
+        return answer([self._outward(info) for info in self._shelf.infos()])
 
     async def unload(self, request: Request) -> Response:
         try:
@@ -103,7 +103,7 @@ class AdapterRoutes:
         except CallFailed as failed:
             return refusal(failed.failure)
         _log(info)
-        return answer(await self._left(info, wait_s))
+        return answer(self._outward(await self._left(info, wait_s)))
 
     async def _left(self, info: AdapterInfo, wait_s: float) -> AdapterInfo:
         """How it stands with what was taken away, once it is freed or after `wait_s`."""
@@ -115,6 +115,13 @@ class AdapterRoutes:
             if time.monotonic() >= until:
                 return structs.replace(info, calls=sum(one.calls for one in left))
             await asyncio.sleep(LOOK_S)
+
+    def _outward(self, info: AdapterInfo) -> AdapterInfo:
+        """As those outside see it."""
+        path = Path(info.path)
+        folder = path.parent if self._folder is None else self._folder.resolve()
+        inside = self._folder is not None and path.is_relative_to(folder)
+        return structs.replace(info, path=str(path.relative_to(folder)) if inside else "")
 
     def _located(self, asked: str) -> Path:
         """The file inside the folder, links followed. Raises CallFailed."""

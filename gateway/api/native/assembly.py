@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from starlette.types import ASGIApp
 
 from gateway.access.keys import Keys
+from gateway.adapter_registrar import AdapterRegistrar
 from gateway.api.generation import Generation
 from gateway.api.native.completion import CompletionDialect
 from gateway.api.native.embedding import EmbeddingDialect
@@ -40,9 +41,10 @@ def native_apps(
     keys, pipeline, max_body_bytes, *_ = answers
     reception = Reception(keys, pipeline, fleet, max_body_bytes)
     place = FleetPlace(inquiries, pipeline)
+    registrar = AdapterRegistrar(inquiries, wishes)
     return {
         "native_completion": Generation(CompletionDialect(place), *answers),
-        "infill": Generation(CompletionDialect(place, infill=True), *answers),
+        "infill": Generation(CompletionDialect(place, infill=True), *answers, supersedes=True),
         "tokenize": TokenizeRoute(reception, inquiries),
         "detokenize": DetokenizeRoute(reception, inquiries),
         "apply_template": ApplyTemplateRoute(reception, inquiries, chat),
@@ -53,6 +55,6 @@ def native_apps(
         "adapters": AdaptersRoute(reception, inquiries, wishes),
         "load_model": LoadingRoute(reception, inquiries, model_wishes, load=True),
         "unload_model": LoadingRoute(reception, inquiries, model_wishes, load=False),
-        "load_adapter": LoadAdapterRoute(reception, inquiries, wishes),
-        "unload_adapter": UnloadAdapterRoute(reception, inquiries, wishes),
+        "load_adapter": LoadAdapterRoute(reception, registrar),
+        "unload_adapter": UnloadAdapterRoute(reception, registrar),
     }

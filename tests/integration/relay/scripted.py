@@ -31,9 +31,13 @@ class ScriptedWorker:
     cancel_delay_s: float = 0.0
     reply: bytes = b""
     """Answer to whatever else is asked."""
+    replies: dict[str, bytes] = field(default_factory=dict)
+    """By method, where one has its own answer."""
     reply_delay_s: float = 0.0
     asked: list[str] = field(default_factory=list)
     """Bodies of these."""
+    asks: list[tuple[str, str]] = field(default_factory=list)
+    """Their methods and paths."""
     submits: list[Submit] = field(default_factory=list)
     cancels: list[tuple[int, ...]] = field(default_factory=list)
     resumed_from: list[str] = field(default_factory=list)
@@ -151,9 +155,10 @@ class ScriptedWorker:
         return web.Response(status=204)
 
     async def _reply(self, request: web.Request) -> web.Response:
+        self.asks.append((request.method, request.path_qs))
         self.asked.append(await request.text())
         await asyncio.sleep(self.reply_delay_s)
-        return web.Response(body=self.reply)
+        return web.Response(body=self.replies.get(request.method, self.reply))
 
 
 @asynccontextmanager

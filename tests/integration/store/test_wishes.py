@@ -7,16 +7,17 @@ from contextlib import suppress
 
 import pytest
 import redis.asyncio
+from msgspec.structs import replace
 
 from gateway.errors import StoreUnavailable
-from gateway.registry.adapter_wishes import AdapterWishes
+from gateway.registry.adapter_wishes import REMOVED_TTL_S, AdapterRecord, AdapterWishes
 from gateway.registry.model_wishes import ModelWishes
 from gateway.store.client import connect
 from tests.support.redis_server import RedisServer
 from workers.protocol import keys
-from workers.protocol.adapters import LoadAdapter
 
-PIRATE = LoadAdapter(name="pirate", path="pirate.gguf")
+PIRATE = AdapterRecord(name="pirate", base="m", path="pirate.gguf", sha256="ab" * 32)
+OTHER_PIRATE = replace(PIRATE, sha256="cd" * 32, pinned=True)
 
 
 def wishes(client: redis.asyncio.Redis) -> AdapterWishes:
@@ -25,19 +26,44 @@ def wishes(client: redis.asyncio.Redis) -> AdapterWishes:
 
 async def test_what_one_gateway_is_told_the_others_read(client: redis.asyncio.Redis) -> None:
     one, other = wishes(client), wishes(client)
-    await one.remember("m", PIRATE)
+    await one.remember(PIRATE)
     await one.set_scales("m", {"pirate": 0.5, "poet": 0.0})
-    assert (one.files("m"), one.scales("m")) == ({"pirate": PIRATE}, {"pirate": 0.5})
-    assert (other.files("m"), other.scales("m")) == ({}, {})
+    assert (one.records("m"), one.scales("m")) == ({"pirate": PIRATE}, {"pirate": 0.5})
+    assert (other.records("m"), other.scales("m")) == ({}, {})
     await other.refresh()
-    assert (other.files("m"), other.scales("m")) == ({"pirate": PIRATE}, {"pirate": 0.5})
-    assert (other.files("other"), other.scales("other")) == ({}, {})
-    assert await other.wants("m", "pirate")
+    assert (other.records("m"), other.scales("m")) == ({"pirate": PIRATE}, {"pirate": 0.5})
+    assert (other.records("other"), other.scales("other")) == ({}, {})
+    assert other.contents() == {"m": {"pirate": PIRATE.sha256}}
+    assert await other.wants(PIRATE)
+    assert not await other.wants(OTHER_PIRATE)
 
     await other.forget("m", "pirate")
-    assert not await one.wants("m", "pirate")
+    assert not await one.wants(PIRATE)
     await one.refresh()
-    assert (one.files("m"), one.scales("m")) == ({}, {})
+    assert (one.records("m"), one.scales("m"), one.contents()) == ({}, {}, {})
+
+
+async def test_what_was_taken_away_is_remembered_until_it_is_there_again(client: redis.asyncio.Redis) -> None:
+    one, other = wishes(client), wishes(client)
+    await one.remember(PIRATE)
+    await one.forget("m", "pirate")
+    await other.refresh()
+    assert one.removed("m") == other.removed("m") == {"pirate"}
+    assert await other.is_removed("m", "pirate")
+    assert 0 < await client.ttl(keys.adapters_removed("m")) <= REMOVED_TTL_S
+    assert not await other.adopt(PIRATE)
+    await one.remember(OTHER_PIRATE)
+    await other.refresh()
+    assert one.removed("m") == other.removed("m") == frozenset()
+    assert other.records("m") == {"pirate": OTHER_PIRATE}
+
+
+async def test_what_redis_lost_is_adopted_once(client: redis.asyncio.Redis) -> None:
+    one, other = wishes(client), wishes(client)
+    assert await one.adopt(PIRATE)
+    assert not await other.adopt(OTHER_PIRATE)
+    await other.refresh()
+    assert other.records("m") == {"pirate": PIRATE}
 
 
 async def test_scales_are_set_as_a_whole(client: redis.asyncio.Redis) -> None:
@@ -52,11 +78,11 @@ async def test_scales_are_set_as_a_whole(client: redis.asyncio.Redis) -> None:
 
 async def test_records_that_can_not_be_read_are_left_out(client: redis.asyncio.Redis) -> None:
     one = wishes(client)
-    await one.remember("m", PIRATE)
+    await one.remember(PIRATE)
     await client.hset(keys.adapters("m"), "broken", "{")
     await client.hset(keys.adapter_scales("m"), mapping={"poet": "much", "pirate": "1"})
     await one.refresh()
-    assert (one.files("m"), one.scales("m")) == ({"pirate": PIRATE}, {"pirate": 1.0})
+    assert (one.records("m"), one.scales("m")) == ({"pirate": PIRATE}, {"pirate": 1.0})
 
 
 async def test_models_that_nobody_wants(client: redis.asyncio.Redis) -> None:
@@ -77,12 +103,12 @@ async def test_while_redis_is_away_the_last_wishes_hold_and_new_ones_are_refused
         async with connect(server.url) as client:
             one, models = wishes(client), ModelWishes(client)
             await one.set_scales("m", {"pirate": 0.5})
-            await one.remember("m", PIRATE)
+            await one.remember(PIRATE)
             server.kill()
             assert not await models.coming(["m"])
             keeping = asyncio.create_task(one.run())
             for act in (
-                one.remember("m", LoadAdapter(name="poet", path="p")),
+                one.remember(replace(PIRATE, name="poet")),
                 one.forget("m", "pirate"),
                 one.set_scales("m", {}),
                 models.want("m", False),
@@ -91,7 +117,7 @@ async def test_while_redis_is_away_the_last_wishes_hold_and_new_ones_are_refused
             ):
                 with pytest.raises(StoreUnavailable):
                     await act
-            assert (one.files("m"), one.scales("m")) == ({"pirate": PIRATE}, {"pirate": 0.5})
+            assert (one.records("m"), one.scales("m")) == ({"pirate": PIRATE}, {"pirate": 0.5})
             assert not keeping.done()
             keeping.cancel()
             with suppress(asyncio.CancelledError):

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import pytest
-from msgspec.structs import replace
 
 from gateway.call import Principal
 from gateway.catalog.adapters import uses_of
 from gateway.catalog.names import Names
 from gateway.errors import InvalidRequest, ModelNotFound, PermissionDenied
-from gateway.registry.adapter_names import callable_adapters, known_adapters
-from tests.support.pool import heartbeat
 from workers.protocol.requests import AdapterUse
 
 KNOWN = ["pirate", "poet"]
@@ -45,14 +42,6 @@ def test_an_unknown_adapter_tells_the_known_ones(wanted: str) -> None:
     with pytest.raises(InvalidRequest, match="`pirate`, `poet`") as caught:
         uses_of((AdapterUse(wanted),), "", {}, KNOWN)
     assert caught.value.param == "lora"
-
-
-def test_adapters_of_a_fleet() -> None:
-    first = replace(heartbeat("a"), adapters=("poet", "shared"))
-    second = replace(heartbeat("b"), adapters=("pirate",))
-    other = replace(heartbeat("c"), adapters=("shared",))
-    assert known_adapters([first, second]) == ["pirate", "poet", "shared"]
-    assert callable_adapters({"llama": (first, second), "qwen": (other,)}) == {"pirate": "llama", "poet": "llama"}
 
 
 def test_an_adapter_is_a_name_of_its_model() -> None:
