@@ -12,10 +12,12 @@ import msgspec
 import pytest
 
 from tests.contract import messages
-from tests.contract.messages import MESSAGES
+from tests.contract.messages import BINARIES, MESSAGES, PREFIXES
 from workers.protocol.events import CallEvent, decode_alive, decode_step, encode_alive, encode_step
 from workers.protocol.framing import ALIVE_EVENT, Frame, FrameReader, encode_frame, event_id, parse_event_id
 from workers.protocol.heartbeat import decode_heartbeat
+from workers.protocol.news import decode_news, unpack_heads
+from workers.protocol.prefixes import Prefix
 
 GOLDEN = Path(__file__).parent / "golden"
 
@@ -35,8 +37,24 @@ def test_golden_bytes_decode_to_the_value(name: str) -> None:
 
 
 def test_every_golden_file_has_a_message() -> None:
-    frames = {"frame_step.txt", "frame_alive.txt"}
-    assert {path.name for path in GOLDEN.iterdir()} == set(MESSAGES) | frames
+    others = {"frame_step.txt", "frame_alive.txt", "prefixes.json", *BINARIES}
+    assert {path.name for path in GOLDEN.iterdir()} == set(MESSAGES) | others
+
+
+@pytest.mark.parametrize("name", BINARIES)
+def test_binaries_are_the_golden_ones(name: str) -> None:
+    assert (GOLDEN / name).read_bytes() == BINARIES[name]
+
+
+def test_news_and_heads_can_be_read() -> None:
+    assert decode_news((GOLDEN / "news.msgpack").read_bytes()) == messages.NEWS
+    assert unpack_heads((GOLDEN / "heads.bin").read_bytes()) == (17, messages.HEADS)
+
+
+def test_heads_of_these_requests_are_the_golden_ones() -> None:
+    golden = msgspec.json.decode((GOLDEN / "prefixes.json").read_bytes(), type=dict[str, Prefix])
+    assert golden == PREFIXES
+    assert all(prefix.digests for prefix in golden.values())
 
 
 def test_a_step_frame() -> None:
