@@ -129,7 +129,13 @@ async def build(settings: GatewaySettings, redis: redis.asyncio.Redis) -> App:
     relay = Relay(f"{gateway_id}.{secrets.token_hex(4)}", settings.worker_secret, settings.stream_buffer_events)
     wishes = AdapterWishes(redis, lambda: fleet.snapshot.models)
     fleet = Fleet(redis, lambda snapshot: relay.follow(_beats(snapshot)), registered=wishes.contents)
-    admission = Admission(Store(redis), fleet, gateway_id, max_queue=settings.max_queue)
+    admission = Admission(
+        Store(redis),
+        fleet,
+        gateway_id,
+        max_queue=settings.max_queue,
+        max_queue_per_team=settings.max_queue_per_team,
+    )
     names, metrics, keys = Names(catalog), Metrics(), Keys()
     limits = Limits(settings.queue_timeout_s, settings.request_timeout_s, settings.retry_share)
     pipeline = Pipeline(names, fleet, admission, relay, metrics, limits, wishes)
