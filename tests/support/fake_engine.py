@@ -7,12 +7,14 @@ import signal
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
-from tests.support.tally import Tally
-from workers.engine.counters import EngineCounters
-from workers.engine.request import EngineLoad, EngineRequest
+from tests.support.fake_cache import FakeCache
+from tests.support.tally import Tally as TokenTally
+from workers.engine.census import Found
+from workers.engine.counters import GAP_BOUNDS_S, EngineCounters, Tally
+from workers.engine.request import CallLeft, EngineLoad, EngineRequest
 from workers.protocol.events import (
     CallEvent,
     Failed,
@@ -44,6 +46,10 @@ class FakeOptions:
     n_ctx: int = 4096
     step_ms: float = 20.0
     prefill_ms: float = 0.0
+    prefill_token_ms: float = 0.0
+    """And so much for each token of the prompt that is not cached."""
+    cache_tokens: int = 0
+    """Tokens of prompts that it remembers; 0: as many as all slots hold."""
     tokens: int = 64
     answer: str = ""
     """What each answer says; empty: `t0 t1 t2 ...`, so that a gap or a swap shows."""
@@ -53,6 +59,8 @@ class FakeOptions:
     crash_after: int = 0
     garble_after: int = 0
     refuse: str = ""
+    refuse_calls: int = 0
+    """So many of them, and then none; 0: every one."""
     hang: bool = False
     tally: str = ""
     """File that each token is written to, by the label of its call; empty: none."""
@@ -69,6 +77,7 @@ class _Answer:
     tell: tuple[Notice, ...] = ()
     n_probs: int = 0
     label: str = ""
+    num_cached: int = 0
     slot: int = -1
     started_at: float = 0.0
     first_at: float = 0.0
@@ -102,9 +111,14 @@ class FakeEngine:
         self._waiting: deque[_Answer] = deque()
         self._running: dict[int, _Answer] = {}
         self._free = list(range(options.slots))[::-1]
+        self._cache = FakeCache(options.cache_tokens or options.slots * options.n_ctx)
+        self._requests: dict[int, EngineRequest] = {}
+        """Of the calls that wait."""
+        self._gaps = Tally(GAP_BOUNDS_S)
         self._stopping = False
         self._num_tokens = 0
-        self._tally = Tally(options.tally) if options.tally else None
+        self._num_refused = 0
+        self._tally = TokenTally(options.tally) if options.tally else None
         self._thread = threading.Thread(target=self._run, name="fake-engine", daemon=True)
 
     @property
@@ -117,14 +131,37 @@ class FakeEngine:
 
     @property
     def counters(self) -> EngineCounters:
-        return EngineCounters()
+        return EngineCounters(gap_s=self._gaps.distribution)
+
+    def take(self) -> list[Found]:
+        """As `workers.engine.census.CensusDoor`."""
+        with self._lock:
+            return self._cache.take()
+
+    def forget(self, keys: Iterable[int]) -> None:
+        with self._lock:
+            self._cache.forget(keys)
 
     def load(self) -> EngineLoad:
         with self._lock:
             used = sum(answer.num_prompt_tokens + answer.sent for answer in self._running.values())
             options = self._options
             total = options.slots * options.n_ctx
-            return EngineLoad(options.slots, len(self._running), len(self._waiting), total, min(used, total))
+            running = tuple(
+                CallLeft(0 if one.first_at else one.num_prompt_tokens - one.num_cached, one.sent, one.num_tokens)
+                for one in self._running.values()
+            )
+            backlog = sum(one.num_prompt for one in running) + sum(one.num_prompt_tokens for one in self._waiting)
+            return EngineLoad(
+                options.slots,
+                len(running),
+                len(self._waiting),
+                total,
+                min(used, total),
+                backlog,
+                running,
+                options.prefill_token_ms / 1000,
+            )
 
     def start(self) -> None:
         self._thread.start()
@@ -137,7 +174,8 @@ class FakeEngine:
 
     def submit(self, request: EngineRequest) -> None:
         options = self._options
-        if options.refuse:
+        if options.refuse and (not options.refuse_calls or self._num_refused < options.refuse_calls):
+            self._num_refused += 1
             message = f"this fake worker refuses every call (--refuse {options.refuse})"
             raise CallFailed(Failure(FailureCode(options.refuse), message))
         num_prompt_tokens, max_tokens = len(request.tokens), request.max_tokens
@@ -159,6 +197,7 @@ class FakeEngine:
             answer = _Answer(request.key, num_prompt_tokens, pieces, num_tokens, reason, request.tell, request.n_probs)
             answer.label = request.label
             self._waiting.append(answer)
+            self._requests[request.key] = request
             self._work.notify()
 
     def cancel(self, key: int) -> None:
@@ -166,7 +205,9 @@ class FakeEngine:
             answer = self._running.pop(key, None)
             if answer is not None:
                 self._free.append(answer.slot)
+                self._cache.ended(key)
             else:
+                self._requests.pop(key, None)
                 self._waiting = deque(waiting for waiting in self._waiting if waiting.key != key)
 
     def _run(self) -> None:
@@ -205,13 +246,14 @@ class FakeEngine:
                 answer = self._waiting.popleft()
                 answer.slot, answer.started_at = self._free.pop(), now
                 self._running[answer.key] = answer
-                events.append(Started(answer.key, answer.slot, answer.num_prompt_tokens, 0))
+                cached = answer.num_cached = self._cache.enter(self._requests.pop(answer.key))
+                events.append(Started(answer.key, answer.slot, answer.num_prompt_tokens, cached))
                 if "progress" in answer.tell:
-                    events.append(Progress(answer.key, answer.num_prompt_tokens, 0, 0, 0))
+                    events.append(Progress(answer.key, answer.num_prompt_tokens, cached, cached, 0))
             ended = []
             said = []
             for key, answer in self._running.items():
-                if now - answer.started_at < options.prefill_ms / 1000:
+                if now - answer.started_at < self._prefill_s(answer):
                     continue
                 if options.fail_after and answer.sent >= options.fail_after:
                     message = f"this fake worker fails each answer after {options.fail_after} tokens (--fail-after)"
@@ -229,12 +271,19 @@ class FakeEngine:
             for answer in ended:
                 del self._running[answer.key]
                 self._free.append(answer.slot)
+                self._cache.ended(answer.key)
+            self._gaps.add(options.step_ms / 1000, len(said))
         if self._tally is not None:
             self._tally.note(said)
         if options.garble_after and self._num_tokens >= options.garble_after:
             events.append(ToolCallDelta(next(iter(self._running), 0), 0, "", "", ""))  # not an engine's event
         self._misbehave()
         return events
+
+    def _prefill_s(self, answer: _Answer) -> float:
+        options = self._options
+        num_computed = answer.num_prompt_tokens - answer.num_cached
+        return (options.prefill_ms + num_computed * options.prefill_token_ms) / 1000
 
     def _misbehave(self) -> None:
         options = self._options
@@ -249,7 +298,9 @@ def _said(answer: _Answer, now: float) -> list[CallEvent]:
     events: list[CallEvent] = []
     if "progress" in answer.tell and not answer.first_at:
         time_ms = int((now - answer.started_at) * 1000)
-        events.append(Progress(answer.key, answer.num_prompt_tokens, 0, answer.num_prompt_tokens, time_ms))
+        events.append(
+            Progress(answer.key, answer.num_prompt_tokens, answer.num_cached, answer.num_prompt_tokens, time_ms)
+        )
     answer.first_at = answer.first_at or now
     if "tokens" in answer.tell:
         events.append(Tokens(answer.key, (answer.sent,)))
@@ -266,8 +317,8 @@ def _said(answer: _Answer, now: float) -> list[CallEvent]:
 def _timings(answer: _Answer, num_predicted: int, now: float) -> Timings:
     first_at = answer.first_at or now
     return Timings(
-        cache_n=0,
-        prompt_n=answer.num_prompt_tokens,
+        cache_n=answer.num_cached,
+        prompt_n=answer.num_prompt_tokens - answer.num_cached,
         prompt_ms=(first_at - answer.started_at) * 1000,
         predicted_n=num_predicted,
         predicted_ms=(now - first_at) * 1000,
@@ -275,5 +326,5 @@ def _timings(answer: _Answer, num_predicted: int, now: float) -> Timings:
 
 
 def _finished(answer: _Answer, now: float) -> Finished:
-    usage = Usage(answer.num_prompt_tokens, answer.sent, 0)
+    usage = Usage(answer.num_prompt_tokens, answer.sent, answer.num_cached)
     return Finished(answer.key, answer.reason, usage, _timings(answer, answer.sent, now))

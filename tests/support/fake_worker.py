@@ -27,7 +27,7 @@ from workers.chat.tools.hermes import HERMES
 from workers.protocol.exits import Exit
 from workers.protocol.framing import EVENTS_PATH
 from workers.protocol.heartbeat import ModelFacts
-from workers.service.server import Place, PortTaken, WorkerServer, listen
+from workers.service.server import Emit, Engine, OnCrash, Place, PortTaken, WorkerServer, listen
 from workers.service.services import Services
 
 FACTS = ModelFacts(n_ctx_train=4096, n_params=1_000_000, size=4_000_000, n_vocab=32_000)
@@ -81,6 +81,15 @@ def parser() -> argparse.ArgumentParser:
     flags.add_argument("--ctx", type=int, default=4096, help="longest conversation, tokens of 4 characters")
     flags.add_argument("--step-ms", type=float, default=20.0, help="time of one step: every busy slot emits one token")
     flags.add_argument("--prefill-ms", type=float, default=0.0, help="time from a slot to the first token")
+    flags.add_argument(
+        "--prefill-token-ms",
+        type=float,
+        default=0.0,
+        help="and so much for each token that is not cached",
+    )
+    flags.add_argument(
+        "--cache-tokens", type=int, default=0, help="tokens of prompts that it remembers (default: slots x ctx)"
+    )
     flags.add_argument("--tokens", type=int, default=64, help="tokens per answer (max_tokens cuts it)")
     flags.add_argument("--answer", default="", help="what each answer says (default: t0 t1 t2 ...)")
     flags.add_argument("--thinks", action="store_true", help="what stands in an answer's <think></think> is thought")
@@ -97,7 +106,8 @@ def parser() -> argparse.ArgumentParser:
         "--crash-after", type=int, default=0, metavar="N", help="the engine crashes after N tokens in all"
     )
     trouble.add_argument("--garble-after", type=int, default=0, metavar="N", help="the engine says what none may say")
-    trouble.add_argument("--refuse", choices=("busy", "draining"), default="", help="refuse every submit")
+    trouble.add_argument("--refuse", choices=("busy", "draining", "internal"), default="", help="refuse every submit")
+    trouble.add_argument("--refuse-calls", type=int, default=0, metavar="N", help="refuse the first N submits only")
     trouble.add_argument(
         "--drop-stream-every", type=int, default=0, metavar="N", help="cut the event stream every N writes"
     )
@@ -111,6 +121,8 @@ async def serve(args: argparse.Namespace) -> Exit:
         n_ctx=args.ctx,
         step_ms=args.step_ms,
         prefill_ms=args.prefill_ms,
+        prefill_token_ms=args.prefill_token_ms,
+        cache_tokens=args.cache_tokens,
         tokens=args.tokens,
         answer=args.answer,
         fail_after=args.fail_after,
@@ -118,6 +130,7 @@ async def serve(args: argparse.Namespace) -> Exit:
         crash_after=args.crash_after,
         garble_after=args.garble_after,
         refuse=args.refuse,
+        refuse_calls=args.refuse_calls,
         hang=args.hang,
         tally=args.tally,
     )
@@ -138,18 +151,21 @@ async def serve(args: argparse.Namespace) -> Exit:
     if args.drop_stream_every:
         http = type("Cutting", (CuttingProtocol,), {"writes_left": args.drop_stream_every})
     desk, pooled = fake_pool(args.kind, args.slots, args.ctx) if args.kind != "generate" else (None, None)
-    server = WorkerServer(
-        place,
-        listen(args.host, args.port),
-        Services(
-            prompts=prompts,
-            pool=desk,
-            answers=Answers(replace(HERMES, thought=THINK if args.thinks else None)),
-            texts=fake_routes(prompts, FACTS, model=args.model, slots=args.slots, n_ctx=args.ctx),
-        ),
-        lambda emit, on_crash: pooled or FakeEngine(options, emit, on_crash),
-        http=http,
+    services = Services(
+        prompts=prompts,
+        pool=desk,
+        answers=Answers(replace(HERMES, thought=THINK if args.thinks else None)),
+        texts=fake_routes(prompts, FACTS, model=args.model, slots=args.slots, n_ctx=args.ctx),
     )
+
+    def engine(emit: Emit, on_crash: OnCrash) -> Engine:
+        if pooled is not None:
+            return pooled
+        fake = FakeEngine(options, emit, on_crash)
+        services.heads.connect(fake)
+        return fake
+
+    server = WorkerServer(place, listen(args.host, args.port), services, engine, http=http)
     print(server.address, flush=True)
     return await server.run()
 

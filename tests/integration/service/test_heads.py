@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -143,8 +143,8 @@ async def talk(bench: Bench, turns: int, first: int = 0) -> list[tuple[int, Said
 
 
 @pytest.fixture(params=["demo", "window", "recurrent", "hybrid"])
-def model_file(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Path]:
-    yield DEMO if request.param == "demo" else write_small_model(tmp_path, request.param)
+def model_file(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
+    return DEMO if request.param == "demo" else write_small_model(tmp_path, request.param)
 
 
 @pytest.fixture
