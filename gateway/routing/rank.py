@@ -79,7 +79,8 @@ class _Search:
         self._now = now
         self._turn = turn
         self._found: list[Estimate] = []
-        self._seen: set[int] = set()
+        self._seen: dict[int, float] = {}
+        """Total of each worker that was looked at, by number; infinite where it can't matter."""
         self._best: list[float] = []
         """Totals of the best that were found, at most WANTED, least first."""
         self._bar = inf
@@ -113,7 +114,7 @@ class _Search:
         """False if too many are new."""
         if len(holders) > SPARSE * EVALUATED:
             return False
-        new = holders - self._seen
+        new = holders.difference(self._seen)
         if len(new) <= EVALUATED:
             self._look_all(sorted(new), end)
         return len(new) <= EVALUATED
@@ -126,7 +127,7 @@ class _Search:
             if there is None or number in self._seen:
                 continue
             if self._price.least_wait_ms(there) + uncached * there.prefill_ms >= self._bar:
-                self._seen.add(number)
+                self._seen[number] = inf
             elif self._needs is None or not self._needs.lacking(there):
                 self._look(there, end)
 
@@ -143,22 +144,25 @@ class _Search:
         self, ready: Sequence[Standing], least_prefill_ms: float, end: int, among: set[int] | None = None
     ) -> None:
         """The best of `ready`, which is sorted so, that are in `among`; they have `end` bytes of the prompt cached."""
-        least_ms = self._price.uncached_tokens(end) * least_prefill_ms
+        price, seen, needs = self._price, self._seen, self._needs
+        uncached = price.uncached_tokens(end)
+        least_ms = uncached * least_prefill_ms
         if least_ms >= self._bar:
             return
-        seen, needs = self._seen, self._needs
-        # Those whose wait is what their news say: whoever follows them is no better.
+        # Those that cost no more than their news say: whoever follows them is no better.
         calm = 0
         for there in self._in_turn(ready):
-            if among is not None and there.number not in among:
+            number = there.number
+            if among is not None and number not in among:
                 continue
-            wait_ms = self._price.least_wait_ms(there)
+            wait_ms = price.least_wait_ms(there)
             if wait_ms + least_ms >= self._bar:
                 return
-            if there.number in seen:
-                calm += 1
-            elif needs is None or not needs.lacking(there):
-                calm += self._look(there, end).wait_ms <= wait_ms + self._price.queue_ms + ROUNDED_MS
+            if number not in seen:
+                if needs is not None and needs.lacking(there):
+                    continue
+                self._look(there, end)
+            calm += seen[number] <= wait_ms + uncached * there.prefill_ms + price.queue_ms + ROUNDED_MS
             if calm >= WANTED:
                 return
 
@@ -173,17 +177,16 @@ class _Search:
         for number in range(ready_now, len(ready)):
             yield ready[number]
 
-    def _look(self, there: Standing, end: int) -> Estimate:
+    def _look(self, there: Standing, end: int) -> None:
         estimate = self._price.at(there, end)
         total_ms = estimate.total_ms
-        self._seen.add(there.number)
+        self._seen[there.number] = total_ms
         if total_ms < self._bar:
             self._found.append(estimate)
             insort(self._best, total_ms)
             if len(self._best) >= WANTED:
                 del self._best[WANTED:]
                 self._bar = self._best[-1]
-        return estimate
 
     def _numbered(self, number: int) -> Standing | None:
         """None where it serves no more, or joined after the pool was drawn."""

@@ -1,0 +1,251 @@
+"""The ranking, as a table of pools and calls."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+
+from gateway.routing.ask import MAX_BIDS, Ask, Ranking
+from gateway.routing.cost import NothingRecent, Recent
+from gateway.routing.pool import Pool, PoolBook
+from gateway.routing.rank import rank
+from tests.support.ranked import MEASURED, NOW, Sent, book_of, busy, full, prompt, worker
+from workers.protocol.heartbeat import PROTOCOL_VERSION
+from workers.protocol.news import Load
+
+NOBODY: frozenset[str] = frozenset()
+
+
+def ranked(
+    book: PoolBook, ask: Ask, recent: Recent | None = None, *, queued: int = 0, avoid: frozenset[str] = NOBODY
+) -> Ranking:
+    return rank(ask, book.pool, recent or NothingRecent(), now=NOW, queued=queued, avoid=avoid)
+
+
+def order(ranking: Ranking) -> list[str]:
+    return [bid.worker for bid in ranking.bids]
+
+
+def totals(ranking: Ranking) -> dict[str, object]:
+    return {bid.worker: pytest.approx(bid.total_ms) for bid in ranking.bids}
+
+
+def test_a_pool_of_nobody_has_no_ranking() -> None:
+    assert rank(prompt(10), Pool(), NothingRecent(), now=NOW) == Ranking(())
+
+
+def test_the_cost_is_what_is_not_cached() -> None:
+    book = book_of([worker("a"), worker("b"), worker("c")], {"b": [1], "c": [1, 2]})
+    ranking = ranked(book, prompt(1000, {1: 300, 2: 800, 3: 900}))
+    assert totals(ranking) == {"c": 200, "b": 700, "a": 1000}
+    assert order(ranking) == ["c", "b", "a"]
+    assert [bid.cached_tokens for bid in ranking.bids] == [800, 300, 0]
+    assert [bid.kv_tokens for bid in ranking.bids] == [300, 800, 1100]
+    assert ranking.charge == pytest.approx(300)
+    assert ranking.hold_ms == pytest.approx(1000)
+
+
+def test_a_deep_head_counts_without_the_ones_before_it() -> None:
+    book = book_of([worker("a"), worker("b")], {"b": [2]})
+    assert totals(ranked(book, prompt(1000, {1: 300, 2: 800}))) == {"b": 200, "a": 1000}
+
+
+def test_an_answer_is_no_longer_than_asked_for() -> None:
+    ranking = ranked(book_of([worker("a")]), prompt(50, max_tokens=7))
+    assert (ranking.charge, ranking.hold_ms, ranking.bids[0].kv_tokens) == (57, 70, 57)
+
+
+@pytest.mark.parametrize(
+    ("load", "wait_ms"),
+    [
+        (MEASURED, 0),
+        (busy(slots_busy=3), 0),
+        (full(250.0), 250),
+        (full(250.0, waiting=2), 250 + 2 * 1000),
+        (full(0.0), 1000),
+        (busy(backlog_tokens=400), 400),
+        (full(250.0, backlog_tokens=400), 400),
+        (full(250.0, backlog_tokens=100), 250),
+    ],
+    ids=["idle", "one free", "full", "two wait", "full, nobody knows", "prompts before", "longer prompts", "shorter"],
+)
+def test_the_wait_is_for_a_slot_and_for_the_prompts_before(load: Load, wait_ms: float) -> None:
+    (bid,) = ranked(book_of([worker("a", load=load)]), prompt(50)).bids
+    assert bid.wait_ms == pytest.approx(wait_ms)
+    assert bid.cost_ms == pytest.approx(50)
+
+
+def test_waits_grow_shorter_as_time_goes_on() -> None:
+    book = book_of([worker("a", load=full(250.0)), worker("b", load=busy(backlog_tokens=150))])
+    later = rank(prompt(50), book.pool, NothingRecent(), now=NOW + 0.1)
+    assert [(bid.worker, round(bid.wait_ms)) for bid in later.bids] == [("b", 50), ("a", 150)]
+    assert {bid.wait_ms for bid in rank(prompt(50), book.pool, NothingRecent(), now=NOW + 9).bids} == {0}
+
+
+@pytest.mark.parametrize(
+    ("load", "moved", "wait_ms"),
+    [
+        (MEASURED, (1, 300.0), 300),
+        (MEASURED, (4, 0.0), 1000),
+        (MEASURED, (6, 0.0), 1000 + 2 * 1000),
+        (full(250.0), (-1, 0.0), 0),
+        (full(250.0), (1, 0.0), 1250),
+        (full(250.0, waiting=1), (-1, 0.0), 250),
+        (busy(backlog_tokens=400), (1, 300.0), 700),
+    ],
+)
+def test_what_was_sent_since_the_news_counts(load: Load, moved: tuple[int, float], wait_ms: float) -> None:
+    (bid,) = ranked(book_of([worker("a", load=load)]), prompt(50), Sent({"a": moved})).bids
+    assert bid.wait_ms == pytest.approx(wait_ms)
+
+
+def test_those_in_line_go_first_where_no_slot_is_free() -> None:
+    book = book_of([worker("a", load=full(250.0)), worker("b")])
+    ranking = ranked(book, prompt(50), queued=4)
+    assert totals(ranking) == {"b": 50, "a": 250 + 4 * 4000 / 8 + 50}
+
+
+def test_a_worker_without_cells_for_it_is_waited_for() -> None:
+    tight = worker("a", load=busy(kv_tokens_used=950), kv_tokens=1000)
+    ranking = ranked(book_of([tight, worker("b", kv_tokens=1000)]), prompt(50))
+    assert totals(ranking) == {"b": 50, "a": 1050}
+
+
+def test_a_free_worker_is_taken_before_a_cached_prompt_that_is_waited_for_longer() -> None:
+    book = book_of([worker("a", load=full(500.0)), worker("b")], {"a": [1]})
+    short, long = ranked(book, prompt(400, {1: 390})), ranked(book, prompt(900, {1: 890}))
+    assert (order(short), order(long)) == (["b", "a"], ["a", "b"])
+    assert [bid.worker for bid in short.take] == ["b", "a"]
+    assert [bid.worker for bid in long.take] == ["a"]
+
+
+def test_faster_workers_come_first_and_get_more() -> None:
+    slow, fast = worker("slow", load=busy(prefill_ms=3.0)), worker("fast", load=busy(backlog_tokens=900))
+    book = book_of([slow, fast])
+    assert totals(ranked(book, prompt(400))) == {"slow": 1200, "fast": 1300}
+    assert totals(ranked(book, prompt(1000))) == {"fast": 1900, "slow": 3000}
+
+
+def test_an_adapter_that_is_not_in_memory_costs_its_loading() -> None:
+    there = [
+        worker("a", adapters=("x", "y"), adapters_resident=("x",), adapter_load_ms=200.0),
+        worker("b", adapters=("x", "y"), adapter_load_ms=300.0),
+        worker("c", adapters=("x", "y"), adapters_resident=("x", "y")),
+        worker("d", adapters=("x",)),
+    ]
+    ranking = ranked(book_of(there), prompt(50, adapters=frozenset({"x", "y"})))
+    assert totals(ranking) == {"c": 50, "a": 250, "b": 650}
+
+
+def test_draining_workers_get_nothing() -> None:
+    assert order(ranked(book_of([worker("a", draining=True), worker("b")]), prompt(9))) == ["b"]
+    assert ranked(book_of([worker("a", draining=True)]), prompt(9)) == Ranking(())
+
+
+def test_workers_of_another_protocol_get_nothing() -> None:
+    assert order(ranked(book_of([worker("a", protocol=PROTOCOL_VERSION + 1), worker("b")]), prompt(9))) == ["b"]
+
+
+def test_a_prompt_goes_where_it_has_room_and_anywhere_if_nowhere() -> None:
+    book = book_of([worker("small", n_ctx=1000), worker("large", n_ctx=8000)])
+    assert set(order(ranked(book, prompt(1300)))) == {"small", "large"}  # an estimate: the worker counts
+    assert order(ranked(book, prompt(1400))) == ["large"]
+    assert set(order(ranked(book, prompt(20_000)))) == {"small", "large"}  # and refuses
+
+
+def test_a_call_goes_where_its_adapters_are_and_anywhere_if_nowhere() -> None:
+    book = book_of([worker("a"), worker("b", adapters=("x",)), worker("c", adapters=("x", "y"))])
+    assert set(order(ranked(book, prompt(9, adapters=frozenset({"x"}))))) == {"b", "c"}
+    assert order(ranked(book, prompt(9, adapters=frozenset({"x", "y"})))) == ["c"]
+    assert set(order(ranked(book, prompt(9, adapters=frozenset({"unheard"}))))) == {"a", "b", "c"}
+
+
+def test_a_worker_that_has_failed_the_call_is_used_only_if_no_other_would_do() -> None:
+    book = book_of([worker("a"), worker("b", adapters=("x",))])
+    assert order(ranked(book, prompt(9), avoid=frozenset({"a"}))) == ["b"]
+    assert set(order(ranked(book, prompt(9), avoid=frozenset({"a", "b"})))) == {"a", "b"}
+    assert order(ranked(book, prompt(9, adapters=frozenset({"x"})), avoid=frozenset({"b"}))) == ["b"]
+
+
+def test_a_slot_is_waited_for_at_its_own_worker_while_that_serves() -> None:
+    book = book_of([worker("b", load=full(5000.0)), worker("a"), worker("c", draining=True)])
+    ranking = ranked(book, prompt(9, slot=5))  # workers by id: a has 0-3, b 4-7, c 8-11
+    assert (order(ranking), ranking.elsewhere) == (["b"], None)
+    assert set(order(ranked(book, prompt(9, slot=9)))) == {"a", "b"}
+    assert set(order(ranked(book, prompt(9, slot=99)))) == {"a", "b"}
+    assert order(ranked(book, prompt(9, slot=5), avoid=frozenset({"b"}))) == ["a"]
+
+
+def test_there_are_so_many_bids_and_one_for_all_others() -> None:
+    many = [worker(f"w{n:02}", load=busy(backlog_tokens=10 * n)) for n in range(20)]
+    ranking = ranked(book_of(many), prompt(50))
+    assert order(ranking) == [f"w{n:02}" for n in range(MAX_BIDS)]
+    assert ranking.elsewhere is not None
+    assert ranking.elsewhere.total_ms == pytest.approx(50 + 10 * MAX_BIDS)
+    assert ranked(book_of(many[:MAX_BIDS]), prompt(50)).elsewhere is None
+
+
+def test_who_would_not_do_is_named_beside_those_elsewhere() -> None:
+    many = [worker(f"w{n:02}", adapters=("x",)) for n in range(20)]
+    lacking = [worker(f"l{n:02}") for n in range(70)]
+    ask = prompt(9, adapters=frozenset({"x"}))
+    assert ranked(book_of([*many, *lacking[:3]]), ask).left_out == {"l00", "l01", "l02"}
+    assert ranked(book_of(many), ask, avoid=frozenset({"w03", "gone"})).left_out == {"w03"}
+    assert ranked(book_of(many), ask).left_out == NOBODY
+    too_many = ranked(book_of([*many, *lacking]), ask)
+    assert (too_many.elsewhere, too_many.left_out, len(too_many.bids)) == (None, NOBODY, MAX_BIDS)
+
+
+@pytest.mark.parametrize("count", [3, 4, 40])
+def test_equals_take_turns_evenly(count: int) -> None:
+    pool = book_of([worker(f"w{n}") for n in range(count)] + [worker("late", load=full(9.0))]).pool
+    first = Counter(
+        rank(prompt(5), pool, NothingRecent(), now=NOW, turn=turn).bids[0].worker for turn in range(count * 5)
+    )
+    assert first == {f"w{n}": 5 for n in range(count)}
+
+
+@pytest.mark.parametrize("count", [2, 3, 40])
+def test_equals_that_have_the_prompt_take_turns(count: int) -> None:
+    names = [f"w{n}" for n in range(count)]
+    pool = book_of([worker(name) for name in [*names, "cold"]], {name: [1] for name in names}).pool
+    ask = prompt(500, {1: 400})
+    first = Counter(rank(ask, pool, NothingRecent(), now=NOW, turn=turn).bids[0].worker for turn in range(count * 5))
+    assert set(first) == set(names)
+    assert max(first.values()) <= 2 * 5  # who stands behind the one that has it not gets its turns as well
+
+
+def test_a_prompt_that_everyone_shares_makes_no_hot_spot() -> None:
+    """Calls come faster than news: what was sent is all that tells of them."""
+    names = [f"w{n:02}" for n in range(50)]
+    pool = book_of([worker(name) for name in names], {"w00": [1, 2]} | {name: [1] for name in names[1:]}).pool
+    sent = Sent()
+    for turn in range(500):
+        best = rank(prompt(1000, {1: 800, 2: 900}), pool, sent, now=NOW, turn=turn).bids[0]
+        calls, ms = sent.moves.get(best.worker, (0, 0.0))
+        sent.moves[best.worker] = calls + 1, ms + best.cost_ms
+    assert max(calls for calls, _ in sent.moves.values()) <= 12
+    assert len(sent.moves) == 50
+
+
+def test_what_no_worker_has_measured_is_the_same_for_all() -> None:
+    unknown = Load()
+    ranking = ranked(
+        book_of([worker("a", load=unknown), worker("b", load=unknown)], {"b": [1]}), prompt(4000, {1: 400})
+    )
+    assert order(ranking) == ["b", "a"]
+    assert all(bid.cost_ms > 0 for bid in ranking.bids)
+
+
+def test_what_one_worker_has_not_measured_is_what_is_usual_in_its_pool() -> None:
+    book = book_of([worker("new", load=Load()), *(worker(f"w{n}", load=busy(prefill_ms=n)) for n in (1, 2, 9))])
+    assert totals(ranked(book, prompt(100))) == {"w1": 100, "new": 200, "w2": 200, "w9": 900}
+    full_up = busy(slots_busy=4, prefill_ms=0.0, hold_ms=0.0)
+    book.renew(worker("new", load=full_up), now=NOW)
+    assert totals(ranked(book, prompt(100)))["new"] == 1200
+
+
+def test_a_prompt_is_no_longer_on_a_worker_that_has_seen_longer_words() -> None:
+    book = book_of([worker(f"w{n}", load=busy(bytes_per_token=n)) for n in (1, 2, 3)])
+    assert totals(ranked(book, prompt(100))) == {"w1": 50, "w2": 50, "w3": 50}
