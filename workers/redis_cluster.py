@@ -1,34 +1,56 @@
 """A Redis Cluster as a client that does what a single server's does, as far as one can.
 
-redis-py's own differs where it hurts: some of its errors are no `RedisError`, a node that hangs can hold a command up
-for many times its bound, and a transaction runs event loops in threads. A pipeline may mix slots and keeps the order
-within each; the keys of a transaction lie in one.
+redis-py's own knows the table of slots, the nodes and their connections. How commands are sent is done here, since
+there a node that is away closes the connections to all others, a command can take many times its bound, some errors are
+no `RedisError`, and transactions run event loops in threads. A pipeline may mix slots and keeps the order within each;
+the keys of a transaction lie in one.
 """
 
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
-from redis.asyncio.cluster import ClusterNode, ClusterPipeline, ClusterPubSub, RedisCluster
+from redis.asyncio.cluster import (
+    ClusterNode,
+    ClusterPipeline,
+    ClusterPubSub,
+    PipelineCommand,
+    RedisCluster,
+    _ClusterNodePoolAdapter,
+)
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 from redis.exceptions import (
     AskError,
+    ClusterDownError,
     ConnectionError,
     DataError,
+    MovedError,
     RedisClusterException,
     RedisError,
     ResponseError,
+    TimeoutError,
+    TryAgainError,
 )
 
 from workers.redis_gate import Gate
 
-FRESH_S = 0.1
+FRESH_S = 0.5
 """Whatever goes wrong, the table of slots is read again no sooner."""
+
+ROUNDS = 3
+"""How often a command is sent at most."""
+
+AWAY = (ConnectionError, TimeoutError, OSError)
+
+Command = tuple[tuple[Any, ...], dict[str, Any]]
+
+log = logging.getLogger(__name__)
 
 
 class ClusterClient(RedisCluster):
@@ -44,35 +66,79 @@ class ClusterClient(RedisCluster):
             retry=Retry(NoBackoff(), retries),
             **options,
         )
+        self.retries = retries
         self._gate = Gate()
         self._bound_s = 2 * timeout_s
+        self._table_lock = asyncio.Lock()
+        self._reading: asyncio.Task[None] | None = None
         self._read_at = float("-inf")
 
     async def initialize(self, *args: Any, **options: Any) -> ClusterClient:
-        """Reads the table of slots if it is unknown or doubted. Raises ConnectionError where no node answers."""
-        if not self._initialize:
-            return self
-        if time.monotonic() - self._read_at < FRESH_S and self.nodes_manager.default_node is not None:
-            self._initialize = False
-            return self
-        self._gate.enter()
-        try:
-            await super().initialize(*args, **options)
-        except (RedisClusterException, RedisError, OSError) as error:
-            self._gate.failed(error)
-            raise ConnectionError(f"no node of the Cluster could be asked: {error}") from error
-        self._gate.passed()
-        self._read_at = time.monotonic()
+        """Reads the table of slots if it is unknown; a known one that is doubted is read beside what goes on."""
+        if self.nodes_manager.default_node is None:
+            async with self._table_lock:
+                if self.nodes_manager.default_node is None:
+                    await self._read_table()
+        elif self._initialize:
+            self.doubt()
+        self._initialize = False
         return self
 
-    async def refresh(self) -> None:
-        """Something is not where the table says. Raises ConnectionError."""
-        self._initialize = True
-        await self.initialize()
+    def doubt(self) -> None:
+        """Something is not where the table says: it will be read again."""
+        self._initialize = False
+        if self._reading is None:
+            self._reading = asyncio.create_task(self._read_again(), name="redis cluster slots")
+
+    async def move(self, error: MovedError) -> None:
+        """A node said where a slot is now."""
+        await self.nodes_manager.move_slot(error)
+        self.doubt()
 
     async def execute_command(self, *args: Any, **options: Any) -> Any:
+        if "target_nodes" in options or len(args) < 2 or args[0] in self.command_flags:
+            async with self.bounded():
+                await self.initialize()
+                return await super().execute_command(*args, **options)
+        (answer,) = await self.send([(args, options)])
+        if isinstance(answer, BaseException):
+            raise answer
+        return answer
+
+    async def send(self, commands: Sequence[Command], *, redirect: bool = True) -> list[Any]:
+        """One answer or exception per command; those of one slot run in order. `redirect`: what meets a slot that has
+        moved goes to where it is now; else that is its answer, and of what follows it in the slot.
+        """
+        answers: list[Any] = [None] * len(commands)
+        left = list(range(len(commands)))
         async with self.bounded():
-            return await super().execute_command(*args, **options)
+            await self.initialize()
+            for tries in range(ROUNDS):
+                by_node = await self._by_node(commands, left, answers)
+                await asyncio.gather(*(self._send_to(node, commands, at, answers) for node, at in by_node.items()))
+                again = [at for at in left if self._is_worth_again(answers[at], tries, redirect)]
+                moved = {one.slot_id: one for at in again if isinstance(one := answers[at], MovedError)}
+                for error in moved.values():
+                    await self.move(error)
+                left = again
+                if not left:
+                    break
+            for at, answer in enumerate(answers):
+                if redirect and isinstance(answer, AskError) and not isinstance(answer, MovedError):
+                    answers[at] = await self._ask(answer, commands[at])
+        return answers
+
+    async def slot_of(self, args: Sequence[Any]) -> int:
+        """Raises RedisError where the keys lie in several."""
+        if args[0] == "XREAD":  # the library would ask a server which of these words is the key
+            words = [word if isinstance(word, str) else bytes(word).decode() for word in args[1:] if _is_text(word)]
+            return self.keyslot(words[words.index("STREAMS") + 1])
+        return await self._determine_slot(*args)
+
+    def node_of(self, slot: int) -> ClusterNode | None:
+        """Who has it, as far as is known."""
+        nodes = self.nodes_manager.slots_cache.get(slot)
+        return nodes[0] if nodes else None
 
     @asynccontextmanager
     async def bounded(self) -> AsyncIterator[None]:
@@ -89,72 +155,158 @@ class ClusterClient(RedisCluster):
     def pubsub(self, *args: Any, **options: Any) -> _PubSub:
         return _PubSub(self, *args, **options)
 
+    async def aclose(self) -> None:
+        if self._reading is not None:
+            self._reading.cancel()
+            await asyncio.wait({self._reading})
+        self._initialize = False  # else it would close nothing
+        await super().aclose()
+
+    async def _read_table(self) -> None:
+        self._gate.enter()
+        try:
+            await self.nodes_manager.initialize()
+            self.commands_parser.node = self.nodes_manager.default_node
+            if not self.commands_parser.commands:
+                await self.commands_parser.initialize()
+        except (RedisClusterException, RedisError, OSError) as error:
+            self._gate.failed(error)
+            raise ConnectionError(f"no node of the Cluster could be asked: {error}") from error
+        self._gate.passed()
+        self._read_at = time.monotonic()
+
+    async def _read_again(self) -> None:
+        try:
+            await asyncio.sleep(self._read_at + FRESH_S - time.monotonic())
+            async with self.bounded():
+                await self._read_table()
+        except (RedisError, OSError) as error:
+            log.debug("the slots of the Cluster could not be read again: %s", error)
+        finally:
+            self._reading = None
+
+    async def _by_node(
+        self, commands: Sequence[Command], places: Sequence[int], answers: list[Any]
+    ) -> dict[ClusterNode, list[int]]:
+        found: dict[ClusterNode, list[int]] = {}
+        for at in places:
+            slot = await self.slot_of(commands[at][0])
+            node = self.node_of(slot)
+            if node is None:
+                answers[at] = ClusterDownError(f"CLUSTERDOWN no server has slot {slot}")
+                self.doubt()
+            else:
+                found.setdefault(node, []).append(at)
+        return found
+
+    async def _send_to(
+        self, node: ClusterNode, commands: Sequence[Command], places: Sequence[int], answers: list[Any]
+    ) -> None:
+        batch = [PipelineCommand(at, *commands[at][0], **commands[at][1]) for at in places]
+        try:
+            await node.execute_pipeline(batch)
+        except AWAY as error:
+            for command in batch:
+                command.result = error
+        for command in batch:
+            answers[command.position] = command.result
+        if any(isinstance(command.result, (*AWAY, ClusterDownError)) for command in batch):
+            node.update_active_connections_for_reconnect()
+            await node.disconnect_free_connections()
+            self.doubt()
+
+    def _is_worth_again(self, answer: Any, tries: int, redirect: bool) -> bool:
+        if isinstance(answer, (MovedError, TryAgainError)):
+            return redirect
+        return isinstance(answer, ConnectionError) and tries < self.retries
+
+    async def _ask(self, error: AskError, command: Command) -> Any:
+        """This once of the node that a slot is on its way to."""
+        node = self.get_node(host=error.host, port=error.port)
+        if node is None:
+            return error
+        args, options = command
+        batch = [PipelineCommand(0, "ASKING"), PipelineCommand(1, *args, **options)]
+        await node.execute_pipeline(batch)
+        return batch[1].result
+
+
+def _is_text(word: object) -> bool:
+    return isinstance(word, str | bytes)
+
 
 class _Pipeline(ClusterPipeline):
     def __init__(self, client: ClusterClient, transaction: bool) -> None:
         super().__init__(client, None)
         self._client = client
         self._is_transaction = transaction
-        self._together: list[Command] = []
+        self._commands: list[Command] = []
 
     async def __aenter__(self) -> _Pipeline:
         return self  # connects when there is something to send, as a single server's does
 
     async def __aexit__(self, *_: object) -> None:
-        self._together = []
-        await self.reset()  # type: ignore[no-untyped-call]
+        self._commands = []
 
     def __len__(self) -> int:
-        return len(self._together) if self._is_transaction else super().__len__()
+        return len(self._commands)
 
     def execute_command(self, *args: Any, **options: Any) -> _Pipeline:
-        if self._is_transaction:
-            self._together.append((args, options))
-        else:
-            super().execute_command(*args, **options)
+        options.pop("target_nodes", None)  # its key says where it goes
+        self._commands.append((args, options))
         return self
 
     async def execute(self, raise_on_error: bool = True, allow_redirections: bool = True) -> list[Any]:
-        """`allow_redirections`: what met a slot that has moved is sent again, one by one; else that is its answer."""
-        async with self._client.bounded():
-            if not self._is_transaction:
-                return await super().execute(raise_on_error, allow_redirections)
-            commands, self._together = self._together, []
-            return await _transact(self._client, commands) if commands else []
+        commands, self._commands = self._commands, []
+        if not commands:
+            return []
+        if self._is_transaction:
+            async with self._client.bounded():
+                return await _transact(self._client, commands)
+        answers = await self._client.send(commands, redirect=allow_redirections)
+        for answer in answers:
+            if raise_on_error and isinstance(answer, BaseException):
+                raise answer
+        return answers
 
 
 class _PubSub(ClusterPubSub):
-    """Finds its node in the table of slots as it is now: a node that it was on may be gone."""
+    """On any node: all of them hear what is published on one."""
 
     def __init__(self, client: ClusterClient, *args: Any, **options: Any) -> None:
         super().__init__(client, *args, **options)
         self._client = client
 
     async def execute_command(self, *args: Any, **options: Any) -> Any:
-        if self.connection is None:
-            await self._client.refresh()
         async with self._client.bounded():
+            if self.connection_pool is None:
+                await self._client.initialize()
+                self.node = self._client.get_random_primary_node()
+                self.connection_pool = _ClusterNodePoolAdapter(self.node)
             return await super().execute_command(*args, **options)
 
 
-Command = tuple[tuple[Any, ...], dict[str, Any]]
-
-
 async def _transact(client: ClusterClient, commands: Sequence[Command]) -> list[Any]:
-    """MULTI, the commands, EXEC; once more where the slot turns out to have moved."""
+    """MULTI, the commands, EXEC; once more where the slot turns out to have moved, or the connection was an old one."""
     await client.initialize()
-    slots = {await client._determine_slot(*args) for args, _ in commands}
+    slots = {await client.slot_of(args) for args, _ in commands}
     if len(slots) > 1:
         raise DataError("the keys of a transaction lie in several slots of the Cluster")
     slot = slots.pop()
     try:
-        return await _transact_on(client.nodes_manager.get_node_from_slot(slot), client, commands)
-    except (AskError, ConnectionError):  # the former is a slot that has moved, too
-        await client.refresh()
-        return await _transact_on(client.nodes_manager.get_node_from_slot(slot), client, commands)
+        return await _transact_on(client.node_of(slot), client, commands)
+    except MovedError as error:
+        await client.move(error)
+    except ConnectionError:
+        client.doubt()
+        if not client.retries:
+            raise
+    return await _transact_on(client.node_of(slot), client, commands)
 
 
-async def _transact_on(node: ClusterNode, client: ClusterClient, commands: Sequence[Command]) -> list[Any]:
+async def _transact_on(node: ClusterNode | None, client: ClusterClient, commands: Sequence[Command]) -> list[Any]:
+    if node is None:
+        raise ClusterDownError("CLUSTERDOWN no server has the slot of a transaction")
     connection = node.acquire_connection()
     try:
         await node.disconnect_if_needed(connection)

@@ -87,15 +87,12 @@ class ClusterRunner:
         return prefix
 
     async def run(self, calls: Sequence[Call]) -> list[Any]:
-        async with self._cluster.pipeline(transaction=False) as pipeline:
-            for call in calls:
-                pipeline.execute_command("EVALSHA", *call)
-            # What met a slot that has moved would else be sent again by itself, after what followed it.
-            return await pipeline.execute(raise_on_error=False, allow_redirections=False)
+        # Not redirected: while a slot is on its way to another server, no script sees all of its keys.
+        return await self._cluster.send([(("EVALSHA", *call), {}) for call in calls], redirect=False)
 
     async def mend(self, call: Call, answer: Any) -> None:
         if isinstance(answer, MovedError):
-            await self._cluster.refresh()
+            await self._cluster.move(answer)
             return
         node = self._cluster.get_node_from_key(str(call[2]))
         for script in self._scripts:

@@ -7,8 +7,10 @@ the stack closes. Nothing is shared with another stack but the machine.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import random
 import shutil
 import signal
 import socket
@@ -35,11 +37,12 @@ STARTUP_S = 60.0
 
 
 def free_port() -> int:
-    """A port that was free a moment ago."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
+    """A port that was free a moment ago, and that the system gives to nobody who asks for any."""
+    while True:
+        port = random.randrange(10_000, 32_000)
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            return port
 
 
 @dataclass(slots=True)
@@ -86,13 +89,16 @@ class Stack:
     """Part of a process's name -> cores it is pinned to, such as {"gateway": "0"}."""
     folder: Path = field(default_factory=lambda: Path(tempfile.mkdtemp(prefix="pd-stack-")))
     redis: RedisServer = field(default_factory=RedisServer)
+    site: str = ""
+    """URL of a Redis that is there already, in place of one's own."""
     processes: list[Process] = field(default_factory=list)
     gateways: list[Process] = field(default_factory=list)
     workers: list[Process] = field(default_factory=list)
 
     def __enter__(self) -> Stack:
-        self.redis.start()
-        self._pin("redis", self.redis.pid)
+        if not self.site:
+            self.redis.start()
+            self._pin("redis", self.redis.pid)
         return self
 
     def __exit__(
@@ -111,7 +117,7 @@ class Stack:
     def environment(self) -> dict[str, str]:
         clean = {name: value for name, value in os.environ.items() if not name.startswith("PADDOCK_")}
         return clean | {
-            "PADDOCK_REDIS_URL": self.redis.url,
+            "PADDOCK_REDIS_URL": self.site or self.redis.url,
             "PADDOCK_WORKER_SECRET": self.secret,
             "PADDOCK_STATE_DIR": str(self.folder / "state"),
             "PADDOCK_API_KEY": self.key,
@@ -153,7 +159,8 @@ class Stack:
     def fake_worker(self, alias: str, *flags: str, worker_id: str = "", slots: int = 8, wait: bool = True) -> Process:
         """A fake worker (`python -m tests.support.fake_worker --help` for the flags)."""
         worker_id = worker_id or f"fake-{len(self.workers)}"
-        command = [sys.executable, "-m", "tests.support.fake_worker", "--redis-url", self.redis.url, "--model", alias]
+        url = self.site or self.redis.url
+        command = [sys.executable, "-m", "tests.support.fake_worker", "--redis-url", url, "--model", alias]
         command += ["--worker-id", worker_id, "--slots", str(slots), "--secret", self.secret, *flags]
         process = self.spawn(worker_id, command)
         self.workers.append(process)

@@ -1,0 +1,73 @@
+"""The whole of Paddock on a Redis as sites run it, with one of its servers killed under running streams."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from contextlib import AsyncExitStack
+
+import pytest
+
+from tests.support.caller import Caller, calling
+from tests.support.redis_fleet import ClusterFleet, SentinelFleet
+from tests.support.stack import Stack
+
+TOKENS = 120
+
+
+async def served_again(caller: Caller, within_s: float) -> None:
+    """Returns when a call is answered whole; those before it may have been refused."""
+    deadline = time.monotonic() + within_s
+    while True:
+        status, answer = await caller.whole(max_tokens=3)
+        if status == 200:
+            return
+        assert status in (404, 503), answer
+        assert time.monotonic() < deadline, f"not served within {within_s:g} s: {answer}"
+        await asyncio.sleep(0.1)
+
+
+@pytest.mark.long
+async def test_a_failover_in_the_middle_of_streams() -> None:
+    with SentinelFleet(password="hush", sentinels=3) as site, Stack(site=site.url) as stack:
+        stack.fake_worker("pool", "--step-ms", "20", "--tokens", str(TOKENS), slots=4, wait=False)
+        gateway = stack.gateway()
+        async with calling(gateway.url, stack.key, "pool") as caller:
+            async with caller.stream() as one, caller.stream() as two:
+                await asyncio.gather(one.until_text(), two.until_text())
+                site.first.kill()
+                await asyncio.gather(one.finish(), two.finish())
+            for stream in (one, two):
+                assert stream.error is None
+                assert stream.usage is not None
+                assert stream.usage["completion_tokens"] == TOKENS
+            await asyncio.to_thread(site.wait_for_failover)
+            await served_again(caller, 5.0)
+        for process in stack.processes:
+            assert "hush" not in process.text()
+
+
+@pytest.mark.long
+async def test_a_cluster_whose_models_lie_on_different_masters() -> None:
+    with ClusterFleet() as site, Stack(site=site.url) as stack:
+        names: dict[int, str] = {}
+        for n in range(100):
+            names.setdefault(site.owner(f"pd:{{m{n}}}:").port, f"m{n}")
+        for name in names.values():
+            stack.fake_worker(name, "--step-ms", "5", "--tokens", str(TOKENS), slots=2, wait=False)
+        gateway = stack.gateway()
+        async with AsyncExitStack() as opened:
+            callers = [await opened.enter_async_context(calling(gateway.url, stack.key, n)) for n in names.values()]
+            for caller in callers:
+                await served_again(caller, 5.0)
+            streams = [await opened.enter_async_context(caller.stream()) for caller in callers]
+            await asyncio.gather(*(stream.until_text() for stream in streams))
+            gone = site.masters[0]
+            gone.kill()
+            await asyncio.gather(*(stream.finish() for stream in streams))
+            for stream in streams:
+                assert stream.usage is not None
+                assert stream.usage["completion_tokens"] == TOKENS
+            for caller in callers:
+                if caller.model != names[gone.port]:
+                    await served_again(caller, 3.0)
