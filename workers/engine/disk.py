@@ -32,6 +32,9 @@ TOUCH_S = 60.0
 SYNC_FILES = 32
 """So many new names are synced at once, or what there is when nothing is left to write."""
 
+LEFT_LOOK_S = 0.5
+"""How often to look whether another worker has left."""
+
 COMPLAIN_S = 60.0
 """How often one kind of trouble is logged."""
 
@@ -107,6 +110,10 @@ class DiskTier:
         self._read_rate = self._write_rate = 0.0
         self._written = self._read = self._dropped = self._refused = self._failed = self._evicted = 0
         self._complained: dict[str, float] = {}
+        self._left_at = 0
+        """As `CacheFolder.left_at` was before the last scan."""
+        self._look_at = 0.0
+        """When to look whether a worker has left; `time.monotonic` seconds."""
         self._thread = threading.Thread(target=self._run, name="disk-tier", daemon=True)
         self._thread.start()
 
@@ -229,7 +236,15 @@ class DiskTier:
         if self._thread.is_alive():
             log.error("disk tier: %s does not answer; what was being written there is lost", self._folder.path)
         else:
+            self._leave()
             self._folder.close()
+
+    def _leave(self) -> None:
+        if self._written:
+            try:
+                self._folder.mark_left()
+            except OSError as error:
+                log.warning("disk tier: others find what was written later: %s", error.strerror)
 
     def _run(self) -> None:
         try:
@@ -253,12 +268,19 @@ class DiskTier:
             self._write(self._puts[0])
         elif self._unsynced:
             self._sync()
-        elif time.monotonic() >= self._index.next_scan_at:
+        elif time.monotonic() >= self._index.next_scan_at or self._one_has_left():
             self._refresh()
         else:
             with self._changed:
-                until = self._index.next_scan_at - time.monotonic()
-                self._changed.wait_for(lambda: self._puts or self._fetches or self._closing, max(until, 0.0))
+                self._changed.wait_for(lambda: self._puts or self._fetches or self._closing, LEFT_LOOK_S)
+
+    def _one_has_left(self) -> bool:
+        """Whether a worker has written its last here since the last scan."""
+        now = time.monotonic()
+        if now < max(self._look_at, self._index.next_hurried_at):
+            return False
+        self._look_at = now + LEFT_LOOK_S
+        return self._folder.left_at() != self._left_at
 
     def _end(self) -> None:
         with self._changed:
@@ -377,6 +399,7 @@ class DiskTier:
     def _refresh(self) -> None:
         """Scan the folder, answering fetches in between."""
         try:
+            self._left_at = self._folder.left_at()
             for _ in self._index.scan():
                 while self._fetches and not self._closing:
                     self._serve()

@@ -25,6 +25,9 @@ FOLDER_MODE = 0o700
 STALE_S = 3600.0
 """Files that are older and still have their temporary name belong to a process that is gone."""
 
+LEFT = ".left"
+"""Touched by a worker that is about to end and has written what it had: others that use the folder look again."""
+
 ERASED = ".erased-"
 ERASE_TRIES = 20
 ERASE_WAIT_S = 0.05
@@ -98,6 +101,21 @@ class CacheFolder:
             yield folder
         finally:
             os.close(folder)
+
+    def mark_left(self) -> None:
+        """Tell the others that a worker has written its last."""
+        mark = os.open(LEFT, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600, dir_fd=self._root)
+        try:
+            os.utime(mark)
+        finally:
+            os.close(mark)
+
+    def left_at(self) -> int:
+        """When one last did, in ns of the file system's clock; 0: never, or it can't be seen now."""
+        try:
+            return os.stat(LEFT, dir_fd=self._root, follow_symlinks=False).st_mtime_ns
+        except OSError:
+            return 0
 
     def sync(self, leaf: Leaf) -> None:
         """Make the names in a leaf survive a power cut."""

@@ -21,6 +21,10 @@ REFRESH_S = 60.0
 REFRESH_SHARE = 0.01
 """A scan comes no sooner than would make all scans take this share of the thread's time."""
 
+HURRIED_S = 0.5
+HURRIED_SHARE = 0.1
+"""The same for a scan after a worker has left: what it wrote may be wanted at once."""
+
 
 class DiskIndex:
     def __init__(self, folder: CacheFolder, max_bytes: int) -> None:
@@ -28,6 +32,8 @@ class DiskIndex:
         self.num_bytes = 0
         self.next_scan_at = 0.0
         """`time.monotonic` seconds."""
+        self.next_hurried_at = 0.0
+        """The same, where there is reason to hurry."""
         self._folder = folder
         self._entries: dict[Place, Entry] = {}
         self._written_since: dict[Place, Entry] | None = None
@@ -86,6 +92,7 @@ class DiskIndex:
             self._written_since = None
             now = time.monotonic()
             self.next_scan_at = now + max(REFRESH_S, (now - started) / REFRESH_SHARE)
+            self.next_hurried_at = now + max(HURRIED_S, (now - started) / HURRIED_SHARE)
 
     def shrink(self) -> int:
         """Remove the least recently used files down to the low water mark -> how many. Call it right after a scan."""

@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 
 from workers.engine.disk import DiskTier, Identify
-from workers.engine.disk_folder import CacheFolder
+from workers.engine.disk_folder import LEFT, CacheFolder
 from workers.engine.disk_names import BlockName, CacheKeys, block_names
 from workers.engine.scope import Scope
 
@@ -89,5 +89,6 @@ def store(one: DiskTier, wanted: Sequence[BlockName], contents: Sequence[bytes])
 
 
 def files(path: Path) -> list[Path]:
-    """Every file of the folder, the oldest name first."""
-    return sorted(file for file in path.rglob("*") if not file.is_dir() or file.is_symlink())
+    """Every file of the folder but the mark of those that left, the oldest name first."""
+    found = (file for file in path.rglob("*") if not file.is_dir() or file.is_symlink())
+    return sorted(file for file in found if file.name != LEFT)

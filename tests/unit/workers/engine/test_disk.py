@@ -364,3 +364,19 @@ def test_closing_stops_in_the_middle_of_a_file(tmp_path: Path) -> None:
         assert time.perf_counter() - started < 0.5
         assert one.stats.num_dropped == 1
     assert files(tmp_path / "cache") == []
+
+
+def test_what_a_worker_wrote_is_found_by_the_others_soon_after_it_left(tmp_path: Path) -> None:
+    wanted, contents = names(3), states(3)
+    with tier(tmp_path / "cache") as stays:
+        until(lambda: stays.ready)
+        with tier(tmp_path / "cache") as leaves:
+            store(leaves, wanted, contents)
+            assert stays.num_known(wanted) == 0, "it looks once a minute"
+        until(lambda: stays.num_known(wanted) == 3)
+        assert fetched(stays, wanted) == contents
+        left = (tmp_path / "cache" / ".left").stat()
+        assert stat.S_IMODE(left.st_mode) == 0o600
+        with tier(tmp_path / "cache"):
+            pass
+        assert (tmp_path / "cache" / ".left").stat().st_mtime_ns == left.st_mtime_ns, "it had written nothing"
