@@ -1,0 +1,94 @@
+"""What becomes of conversations whose worker drains: true workers, with a disk tier that they share and without."""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx2
+import pytest
+
+from tests.support.stack import DEMO_MODEL, Process, Stack
+
+OPENING = "Once upon a time Tom and Anna lived in a little house at the edge of a big forest with their cat. " * 8
+BLOCK_TOKENS = 64
+
+
+@pytest.fixture(scope="module")
+def folder() -> Iterator[Path]:
+    with tempfile.TemporaryDirectory(prefix="pd-drained-") as path:
+        yield Path(path)
+
+
+@pytest.fixture(scope="module")
+def stack(folder: Path) -> Iterator[Stack]:
+    """Two workers of each model, of which only those of "shared" have a folder for prompts."""
+    with Stack() as running:
+        for model, settings in (("shared", {"cache_dir": folder / "cache"}), ("alone", {})):
+            for name in ("a", "b"):
+                options = {"slots": 2, "ctx": 512, "kv_tokens": 1024, **settings}
+                running.worker(DEMO_MODEL, model, worker_id=f"{model}-{name}", wait=False, **options)
+        running.gateway(wait=False)
+        for process in running.workers:
+            model, _, _ = process.name.partition("-")
+            process.url = running.wait_for_worker(model, process.name, process).address
+        running.wait_until_ready(running.gateways[0])
+        yield running
+
+
+@pytest.fixture
+def http(stack: Stack) -> Iterator[httpx2.Client]:
+    headers = {"Authorization": f"Bearer {stack.key}"}
+    with httpx2.Client(base_url=stack.gateways[0].url, headers=headers, timeout=60) as client:
+        yield client
+
+
+def complete(http: httpx2.Client, model: str, prompt: str, slot: int = -1) -> Any:
+    body = {"model": model, "prompt": prompt, "n_predict": 16, "temperature": 0, "id_slot": slot}
+    return http.post("/completion", json=body).raise_for_status().json()
+
+
+def worker(stack: Stack, name: str) -> Process:
+    return next(process for process in stack.workers if process.name == name)
+
+
+def files_known(process: Process) -> float:
+    """Of the disk tier, as the worker counts them."""
+    page = httpx2.get(f"{process.url}/metrics").raise_for_status().text
+    lines = [line for line in page.splitlines() if line.startswith("paddock_cache_disk_files")]
+    return float(lines[0].rsplit(" ", 1)[1])
+
+
+def next_turn_elsewhere(stack: Stack, http: httpx2.Client, model: str) -> tuple[Any, Any, str]:
+    """A turn on the first worker, which then drains and ends, and what the other one says to the next turn."""
+    first = complete(http, model, OPENING, slot=0)
+    assert first["id_slot"] == 0
+    drained = worker(stack, f"{model}-a")
+    assert drained.stop() == 0
+    stays = worker(stack, f"{model}-b")
+    if model == "shared":
+        deadline = time.monotonic() + 10
+        while not files_known(stays):
+            assert time.monotonic() < deadline, stays.text()
+            time.sleep(0.05)
+    conversation = OPENING + first["content"] + " Then one day"
+    return first, complete(http, model, conversation), conversation
+
+
+def test_a_conversation_goes_on_where_the_folder_is_shared_and_is_computed_anew_where_not(
+    stack: Stack, http: httpx2.Client
+) -> None:
+    first, shared, conversation = next_turn_elsewhere(stack, http, "shared")
+    num_first = first["tokens_evaluated"] + first["tokens_predicted"]
+    assert num_first > 3 * BLOCK_TOKENS
+    # Whole blocks of everything that had been computed, the answer included; its newest token never was.
+    assert shared["timings"]["cache_n"] == (num_first - 1) // BLOCK_TOKENS * BLOCK_TOKENS
+    assert shared["timings"]["prompt_n"] < shared["tokens_evaluated"] / 2
+
+    _, alone, same = next_turn_elsewhere(stack, http, "alone")
+    assert same == conversation
+    assert alone["timings"]["cache_n"] == 0
+    assert alone["content"] == shared["content"]
