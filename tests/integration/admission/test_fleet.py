@@ -120,7 +120,8 @@ async def test_the_last_snapshot_outlives_redis(fragile: RedisServer, caplog: py
         with pytest.raises(redis.asyncio.RedisError):
             await fleet.refresh()
         fragile.start()
-        await beat(client, heartbeat("w2"))
+        async with connect(fragile.url) as other:  # a client that has failed waits before it tries again
+            await beat(other, heartbeat("w2"))
         await until(lambda: [w.worker for w in fleet.snapshot.of("m")] == ["w2"], 2.0, "saw the new fleet")
     lines = [record.getMessage() for record in caplog.records]
     assert len([line for line in lines if "can't be read (" in line]) == 1
