@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import time
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -106,3 +107,24 @@ async def calling(url: str, key: str, model: str) -> AsyncIterator[Caller]:
     timeout = aiohttp.ClientTimeout(total=120)
     async with aiohttp.ClientSession(headers=headers, connector=connector, timeout=timeout) as session:
         yield Caller(session, url, model)
+
+
+@asynccontextmanager
+async def taken(caller: Caller, count: int) -> AsyncIterator[list[Stream]]:
+    """That many streams under way."""
+    async with AsyncExitStack() as held:
+        streams = [await held.enter_async_context(caller.stream()) for _ in range(count)]
+        for stream in streams:
+            await stream.until_text()
+        yield streams
+
+
+async def seen(caller: Caller, count: int) -> None:
+    """Wait until the gateway knows that many workers of the caller's model."""
+    async with asyncio.timeout(10):
+        while True:
+            async with caller.session.get(f"{caller.url}/v1/models/{caller.model}") as response:
+                card = await response.json()
+            if card.get("workers") == count:
+                return
+            await asyncio.sleep(0.02)

@@ -15,6 +15,8 @@ from tests.support.caller import Caller, calling
 from tests.support.stack import Process, Stack
 
 NARROW_KEY = "pk-narrow-0123456789"
+CHAINED_KEY = "pk-chained-0123456789"
+CHAINED = {"name": "chained", "team": "blue", "sha256": digest(CHAINED_KEY), "aliases": ["steady"]}
 NARROW = {"name": "narrow", "team": "blue", "sha256": digest(NARROW_KEY), "aliases": ["quick"]}
 MAX_BODY_BYTES = 1 << 20
 QUEUE_TIMEOUT_S = 1.5
@@ -26,9 +28,24 @@ CATALOG = """
 models:
   - {name: quick, path: quick.gguf}
   - {name: absent, path: absent.gguf}
-aliases: {chat: quick, later: absent}
+  - {name: slow, path: slow.gguf}
+  - {name: failing, path: failing.gguf}
+  - {name: vectors, path: vectors.gguf}
+  - {name: ailing, path: ailing.gguf}
+aliases:
+  chat: quick
+  later: absent
+  steady: {targets: [absent], fallbacks: [quick]}
+  patient: {targets: [slow], fallbacks: [quick]}
+  fragile: {targets: [failing], fallbacks: [quick]}
+  brave: {targets: [ailing], fallbacks: [quick]}
+  roomy: {targets: [absent], fallbacks: [quick, slow]}
+  narrow: {targets: [absent], fallbacks: [quick]}
+  working: {targets: [vectors], fallbacks: [later, chat]}
+  turning: {targets: [absent], fallbacks: [vectors]}
+  shared: {targets: [{model: quick, weight: 2}, failing]}
 """
-"""Of the second gateway: a model with an alias, and one that no worker serves."""
+"""Of the second gateway: a model with an alias, one that no worker serves, and names of several models."""
 
 
 @pytest.fixture(scope="session")
@@ -47,7 +64,7 @@ def stack() -> Iterator[Stack]:
         for alias, flags in pools.items():
             running.fake_worker(alias, *flags, worker_id=f"{alias}-a", slots=slots.get(alias, 8), wait=False)
         settings = {
-            "api_keys": json.dumps([NARROW]),
+            "api_keys": json.dumps([NARROW, CHAINED]),
             "max_body_bytes": MAX_BODY_BYTES,
             "queue_timeout_s": QUEUE_TIMEOUT_S,
             "max_queue": 2,

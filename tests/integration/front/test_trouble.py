@@ -3,31 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import json
 import socket
 import time
-from collections.abc import AsyncIterator
 
 import pytest
 
 from tests.integration.front.conftest import QUEUE_TIMEOUT_S, REQUEST_TIMEOUT_S
-from tests.support.caller import Caller, Stream
+from tests.support.caller import Caller, seen, taken
 from tests.support.stack import Process, Stack
 from tests.support.waiting import until
 
 GONE_S = 0.5
 """Bound for a freed place on a busy machine: 100 ms after the next step, with room for two processes on one core."""
-
-
-@contextlib.asynccontextmanager
-async def taken(caller: Caller, count: int) -> AsyncIterator[list[Stream]]:
-    """That many streams under way."""
-    async with contextlib.AsyncExitStack() as held:
-        streams = [await held.enter_async_context(caller.stream()) for _ in range(count)]
-        for stream in streams:
-            await stream.until_text()
-        yield streams
 
 
 def busy(stack: Stack, model: str) -> int:
@@ -176,7 +164,7 @@ async def test_a_worker_that_refuses_is_passed_over(caller: Caller, stack: Stack
     model = caller.model = "mixed"
     willing = stack.fake_worker(model, "--step-ms", "2", "--tokens", "3", worker_id=f"{model}-b", wait=False)
     refusing = stack.fake_worker(model, "--refuse", "draining", worker_id=f"{model}-a")
-    await _seen(caller, 2)
+    await seen(caller, 2)
     attempts = []
     for _ in range(4):
         async with caller.stream() as answer:
@@ -193,12 +181,12 @@ async def test_a_worker_that_dies_between_accepting_and_starting(caller: Caller,
     """Its call has been submitted, has outlasted the bound for queueing, and is answered by the other worker."""
     caller.model = "hanging"
     doomed = stack.fake_worker("hanging", "--hang", worker_id="hanging-a")
-    await _seen(caller, 1)
+    await seen(caller, 1)
     asking = asyncio.create_task(caller.whole(max_tokens=2))
     await until(lambda: stack.leases("hanging") == 1, 2.0, "the call holds a slot of the worker that hangs")
     asked = time.monotonic()
     heir = stack.fake_worker("hanging", "--step-ms", "2", worker_id="hanging-b")
-    await _seen(caller, 2)
+    await seen(caller, 2)
     await asyncio.sleep(max(0.0, QUEUE_TIMEOUT_S + 0.1 - (time.monotonic() - asked)))
     doomed.kill()
     status, body = await asking
@@ -224,14 +212,3 @@ async def test_a_slow_reader_is_cut_off_and_frees_its_place(caller: Caller, stac
         await until(lambda: stack.leases("flood") == 0, 20.0, "the slow reader is cut off")
     await until(lambda: '"client_too_slow"' in gateway.text(), 5.0, "the log says why")
     await until(lambda: busy(stack, "flood") == 0, 2.0, "the worker has stopped")
-
-
-async def _seen(caller: Caller, count: int) -> None:
-    """Wait until the gateway knows that many workers of the caller's model."""
-    async with asyncio.timeout(10):
-        while True:
-            async with caller.session.get(f"{caller.url}/v1/models/{caller.model}") as response:
-                card = await response.json()
-            if card.get("workers") == count:
-                return
-            await asyncio.sleep(0.02)

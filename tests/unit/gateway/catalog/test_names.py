@@ -80,8 +80,13 @@ def test_a_name_of_several_models_leads_to_the_heaviest() -> None:
     names = Names(CHAINS)
     assert names.resolve("fast", EVERYONE, ()) == "big"
     assert names.all(()) == {
-        **{"big": "big", "fast": "big", "low": "small", "next": "next"},
-        **{"plain": "tiny", "small": "small", "tiny": "tiny"},
+        "big": "big",
+        "fast": "big",
+        "low": "small",
+        "next": "next",
+        "plain": "tiny",
+        "small": "small",
+        "tiny": "tiny",
     }
     assert [name for name in names.all(()) if names.is_chain(name)] == ["fast", "low"]
 

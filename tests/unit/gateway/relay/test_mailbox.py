@@ -56,3 +56,17 @@ async def test_a_reader_that_gave_up_does_no_harm() -> None:
     await asyncio.wait({reader})
     box.put(Text(1, "a"))
     assert await box.take() == [Text(1, "a")]
+
+
+async def test_a_reader_may_look_past_what_only_tells_that_it_began() -> None:
+    box = Mailbox(10, lambda: None)
+    reader = asyncio.create_task(box.peek(past=Started))
+    await asyncio.sleep(0)
+    box.put(Started(1, 0, 1, 0))
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    assert not reader.done()
+    assert await box.peek() == Started(1, 0, 1, 0)
+    box.put(Text(1, "a"))
+    assert await reader == Text(1, "a")
+    assert await box.take() == [Started(1, 0, 1, 0), Text(1, "a")]

@@ -53,7 +53,7 @@ class Place:
 
 
 def trail() -> Trail:
-    return Trail("r", "POST", "/completion", worker="w-b")
+    return Trail("r", "POST", "/completion", model="model", worker="w-b")
 
 
 def end(reason: FinishReason = FinishReason.STOP, stop: str | None = None, *, truncated: bool = False) -> Finished:
