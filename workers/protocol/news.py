@@ -32,7 +32,7 @@ class Load(msgspec.Struct, frozen=True, kw_only=True):
     backlog_tokens: int = 0
     """Prompt tokens of accepted calls that are not computed yet."""
     free_in_ms: float = 0.0
-    """Until a slot is predicted to be free for a call that comes now, behind those that wait; 0 where one is."""
+    """Until a slot is predicted to come free, whoever waits for it; 0 where one is."""
     prefill_ms: float = 0.0
     """Per token of a prompt."""
     decode_ms: float = 0.0

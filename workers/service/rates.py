@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import heapq
 import time
 from bisect import bisect_right
 from collections import deque
@@ -89,19 +88,14 @@ class Rates:
         return float(self._sorted[int(QUANTILE * len(self._sorted))]) if self._sorted else 0.0
 
     def _free_in_s(self, engine: EngineLoad) -> float:
-        """Running calls end one after the other, and those that wait go in between."""
-        num_ahead = engine.waiting - (engine.slots - engine.slots_busy)
-        if num_ahead < 0 or not engine.running:
+        """Prompts are computed one after the other, answers beside each other."""
+        if engine.slots_busy < engine.slots or not engine.running:
             return 0.0
         prompts = accumulate(call.num_prompt for call in engine.running)
-        ends = [
+        return min(
             before * engine.prefill_s + self._left(call) * self._decode_s
             for before, call in zip(prompts, engine.running, strict=True)
-        ]
-        heapq.heapify(ends)
-        for _ in range(num_ahead):
-            heapq.heapreplace(ends, ends[0] + self._hold_s)
-        return ends[0]
+        )
 
     def _left(self, call: CallLeft) -> float:
         """Tokens that an answer which is so long already still takes, by the longer ones among the last."""
