@@ -23,6 +23,8 @@ class Needs:
     worker: str = ""
     """The only one that will do, if any: it has the slot that was asked for."""
     avoid: frozenset[str] = frozenset()
+    room: bool = False
+    """Whether the adapters must have a place in memory there now."""
 
     def lacking(self, there: Standing) -> str:
         """Why a worker is left out; "" where it would do."""
@@ -39,11 +41,15 @@ class Needs:
             return f"the call needs at least {self.n_ctx:.0f} tokens of context, it has {beat.n_ctx}"
         if self.adapters and not self.adapters.issubset(beat.adapters):
             return f"it has no adapter {', '.join(sorted(self.adapters.difference(beat.adapters)))}"
+        if self.room and len(self.adapters.difference(beat.adapters_resident)) > beat.adapter_room:
+            return "running calls and pinned ones take all its places for adapters"
         return ""
 
     def met_by_all(self, pool: Pool) -> bool:
         """Whether every worker that serves would do; False says nothing."""
-        return not self.avoid and not self.worker and self.n_ctx <= pool.n_ctx and self.adapters.issubset(pool.adapters)
+        if self.avoid or self.worker or self.room:
+            return False
+        return self.n_ctx <= pool.n_ctx and self.adapters.issubset(pool.adapters)
 
     def unmet(self, pool: Pool, most: int) -> frozenset[str] | None:
         """Workers that serve and would not do; None if they are more than `most`."""
@@ -66,6 +72,8 @@ def needs_of(ask: Ask, pool: Pool, avoid: frozenset[str]) -> Iterator[Needs]:
     place = located(ask.slot, pool.by_id()) if ask.slot != ANY else None
     if place is not None:
         yield Needs(tokens, ask.adapters, place[0].worker, avoid)
+    if ask.adapters:
+        yield Needs(tokens, ask.adapters, "", avoid, room=True)
     yield Needs(tokens, ask.adapters, "", avoid)
     if avoid:
         yield Needs(tokens, ask.adapters)

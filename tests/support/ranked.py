@@ -24,7 +24,7 @@ MEASURED = Load(
 
 def worker(name: str, *, load: Load = MEASURED, **facts: object) -> Heartbeat:
     """A worker with four slots and room for anything."""
-    given = {"slots": 4, "n_ctx": 1_000_000, "kv_tokens": 10_000_000} | facts
+    given = {"slots": 4, "n_ctx": 1_000_000, "kv_tokens": 10_000_000, "adapter_room": 8} | facts
     return msgspec.structs.replace(heartbeat(name), load=load, **given)
 
 

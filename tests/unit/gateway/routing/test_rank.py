@@ -138,6 +138,16 @@ def test_an_adapter_that_is_not_in_memory_costs_its_loading() -> None:
     assert totals(ranking) == {"c": 50, "a": 250, "b": 650}
 
 
+def test_a_worker_whose_places_for_adapters_are_all_in_use_is_passed_by() -> None:
+    taken = worker("taken", adapters=("x", "y"), adapters_resident=("x",), adapter_room=0)
+    free = worker("free", adapters=("x", "y"), adapter_room=1, load=busy(prefill_ms=9.0), adapter_load_ms=400.0)
+    book = book_of([taken, free])
+    assert order(ranked(book, prompt(50, adapters=frozenset({"y"})))) == ["free"]
+    assert ranked(book, prompt(50, adapters=frozenset({"x"}))).bids[0].worker == "taken"
+    # Nobody has two places: it waits for them, wherever that is.
+    assert set(order(ranked(book, prompt(50, adapters=frozenset({"x", "y"}))))) == {"free", "taken"}
+
+
 def test_draining_workers_get_nothing() -> None:
     assert order(ranked(book_of([worker("a", draining=True), worker("b")]), prompt(9))) == ["b"]
     assert ranked(book_of([worker("a", draining=True)]), prompt(9)) == Ranking(())

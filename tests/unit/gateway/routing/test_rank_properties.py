@@ -46,6 +46,7 @@ def some_worker(source: random.Random, name: str, speeds: Sequence[float]) -> He
         adapters=source.choice([ADAPTERS, ADAPTERS, ("x",)]),
         adapters_resident=source.choice([(), ("x",)]),
         adapter_load_ms=400.0,
+        adapter_room=source.choice([0, 1, 8]),
     )
 
 
