@@ -92,7 +92,7 @@ async def test_a_grant_that_nobody_claims_passes_on(client: redis.asyncio.Redis,
     await in_line(client, 1)
     await waiter.go()
     await one.store.close()
-    assert await mute.claim("mute", "m", "silent") is not None
+    assert await mute.claim("mute", "m", "silent", ANYONE) is not None
     await mute.withdraw("mute", "m", ["silent"])
 
 

@@ -85,8 +85,7 @@ class Caller:
 
 
 async def line(client: redis.asyncio.Redis) -> list[bytes]:
-    found: list[bytes] = await client.zrange(keys.queue("m"), 0, -1)
-    return found
+    return [id for id in await client.zrange(keys.queue("m"), 0, -1) if isinstance(id, bytes)]
 
 
 @pytest.fixture
