@@ -43,7 +43,9 @@ MAX_ATTEMPTS = 4
 MAX_LOST = 2
 """Workers that may be lost under one call before it is given up: it may be what ends them."""
 REST_S = 0.1
-"""How long a worker that refused a call, or lost it, is left alone by that call."""
+"""How long a worker that refused a call is left alone by that call."""
+LOST_REST_S = 0.5
+"""The same of one that lost it: by then its event stream tells whether it is gone."""
 LOOK_AGAIN_S = 0.05
 ADAPTERS_S = 10.0
 """How long a call waits for an adapter that is registered and that no worker has; then a worker says what is wrong."""
@@ -114,11 +116,12 @@ class Tries:
     trail: Trail
     asked: GenerateRequest | None
     """None: pooled work."""
-    request: GenerateRequest = GenerateRequest()
+    request: GenerateRequest = field(default_factory=GenerateRequest)
     """What was asked, as this model is asked for it; of pooled work there is nothing that its place depends on."""
     ask: Ask = ANYWHERE
     """The same as far as its place goes."""
-    num_lost: int = 0
+    lost: set[str] = field(default_factory=set)
+    """Boot ids of the workers that were lost under it, those that it could not even be told to included."""
     resting: dict[str, float] = field(default_factory=dict)
     """Boot id -> time.monotonic() until which this call leaves that worker process alone."""
     with_boot: str = ""
@@ -128,7 +131,7 @@ class Tries:
 
     def rest(self, boot: str, failure: Failure, patience_s: float) -> None:
         now = time.monotonic()
-        self.resting[boot] = float("inf") if failure.code is FailureCode.DRAINING else now + REST_S
+        self.resting[boot] = float("inf") if failure.code is FailureCode.DRAINING else now + _rest_s(failure.code)
         # Losing a worker is not the caller's fault: it may wait for a slot once more.
         self.wait_anew(now, patience_s)
 
@@ -212,13 +215,14 @@ class Attempts:
         tries.with_boot = ""
         model, code = tries.call.model, failure.code
         self._metrics.attempts.labels(model, code.value).inc()
-        tries.num_lost += code is FailureCode.WORKER_LOST
+        if code is FailureCode.WORKER_LOST:
+            tries.lost.add(boot)
         if code in BLAMED:
             self._blame(boot)
         if tries.call.meant_for and code in UNSUITED:
             self._fall_back(tries, Reason.UNSUITED, _unsuited(tries.call, failure))
             return
-        if code not in RETRYABLE or tries.trail.attempts >= MAX_ATTEMPTS or tries.num_lost >= MAX_LOST:
+        if code not in RETRYABLE or tries.trail.attempts >= MAX_ATTEMPTS or len(tries.lost) >= MAX_LOST:
             raise answer_to(failure)
         if code not in UNPAID:
             granted = self._budget.take(model, time.monotonic())
@@ -353,6 +357,10 @@ def on_model(call: Call, model: str) -> Call:
     """The call with one of its fallbacks; those before it are left out."""
     later = call.fallbacks[call.fallbacks.index(model) + 1 :]
     return replace(call, model=model, fallbacks=later, meant_for=call.meant_for or call.model)
+
+
+def _rest_s(code: FailureCode) -> float:
+    return LOST_REST_S if code is FailureCode.WORKER_LOST else REST_S
 
 
 def _patience_s(call: Call) -> float:

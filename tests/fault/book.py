@@ -235,17 +235,19 @@ def _check_line(record: Record, lines: list[dict[str, Any]], struck: bool) -> No
             assert line["completion_tokens"] == len(record.words), where
 
 
-def _check_making(record: Record, made: dict[str, Counter[str]], struck: frozenset[str], figures: Figures) -> None:
+def _check_making(
+    record: Record, made: dict[str, dict[str, list[int]]], struck: frozenset[str], figures: Figures
+) -> None:
     """Some worker made what the caller got; what else was made for it was made by one that was struck."""
-    runs = {worker: tally[record.id] for worker, tally in made.items() if record.id in tally}
+    runs = [(worker, tokens) for worker, tally in made.items() for tokens in tally.get(record.id, ())]
     words = len(record.words)
     figures.words += words
-    figures.made += sum(runs.values())
+    figures.made += sum(tokens for _, tokens in runs)
     where = f"{record.id}, {record.ending}: {words} words, made: {runs}"
-    assert max(runs.values(), default=0) >= words, where
+    assert max((tokens for _, tokens in runs), default=0) >= words, where
     if record.answered:
-        assert words in runs.values(), where
-        assert len([worker for worker in runs if worker not in struck]) <= 1, where
+        assert words in [tokens for _, tokens in runs], where
+        assert len([worker for worker, _ in runs if worker not in struck]) <= 1, where
 
 
 def _check_metrics(gateway: Process, lines: dict[str, list[dict[str, Any]]]) -> None:

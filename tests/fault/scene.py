@@ -142,7 +142,7 @@ class Scene:
         """What is leased or in line, of any model."""
         with redis.Redis(unix_socket_path=str(self.stack.redis.socket)) as client:
             patterns = ("pd:{*}:lease:*", "pd:{*}:ticket:*", "pd:{*}:worker:*:leases")
-            return sorted(str(name) for pattern in patterns for name in client.scan_iter(pattern, 1000))
+            return sorted(str(name) for pattern in patterns for name in client.keys(pattern))
 
     def busy(self) -> int:
         """Slots that living workers say are busy."""
@@ -155,8 +155,8 @@ class Scene:
         await until(lambda: not self.left(), timeout_s, f"nothing leased: {self.left()}")
         took_s = await until(lambda: not self.busy(), timeout_s, "no worker computes")
         async with connect(self.stack.redis.url) as client:
-            for model in await client.smembers(keys.MODELS):
-                await check_integrity(client, model.decode())
+            for phase in self.workers:
+                await check_integrity(client, phase)
         return took_s
 
     def check_counts(self) -> Figures:

@@ -63,7 +63,7 @@ class FakeOptions:
     """So many of them, and then none; 0: every one."""
     hang: bool = False
     tally: str = ""
-    """File that each token is written to, by the label of its call; empty: none."""
+    """File that each token is written to, by the label and the key of its call; empty: none."""
 
 
 @dataclass(slots=True)
@@ -195,7 +195,7 @@ class FakeEngine:
                 message = f"all {options.slots} slots and {room} waiting places are taken; try again later"
                 raise CallFailed(Failure(FailureCode.BUSY, message))
             answer = _Answer(request.key, num_prompt_tokens, pieces, num_tokens, reason, request.tell, request.n_probs)
-            answer.label = request.label
+            answer.label = f"{request.label}#{request.key}"
             self._waiting.append(answer)
             self._requests[request.key] = request
             self._work.notify()

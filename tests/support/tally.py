@@ -1,4 +1,4 @@
-"""What a fake worker has made, kept where its death can't take it: a line per token, the label of its call."""
+"""What a fake worker has made, kept where its death can't take it: a line per token, with its call."""
 
 from __future__ import annotations
 
@@ -14,12 +14,15 @@ class Tally:
     def __init__(self, file: str) -> None:
         self._fd = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
 
-    def note(self, labels: Sequence[str]) -> None:
-        """One token of each of these calls, before anybody is told of it."""
-        if labels:
-            os.write(self._fd, ("\n".join(labels) + "\n").encode())
+    def note(self, runs: Sequence[str]) -> None:
+        """One token of each of these, before anybody is told of it. A run: `<label of the call>#<its key>`."""
+        if runs:
+            os.write(self._fd, ("\n".join(runs) + "\n").encode())
 
 
-def read_tally(file: Path) -> Counter[str]:
-    """Label of a call -> tokens made for it; empty where nothing was made yet."""
-    return Counter(file.read_text().split()) if file.exists() else Counter()
+def read_tally(file: Path) -> dict[str, list[int]]:
+    """Label of a call -> tokens of each run of it; empty where nothing was made yet."""
+    made: dict[str, list[int]] = {}
+    for run, tokens in Counter(file.read_text().split() if file.exists() else ()).items():
+        made.setdefault(run.rpartition("#")[0], []).append(tokens)
+    return made
