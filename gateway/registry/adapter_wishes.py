@@ -26,7 +26,7 @@ from workers.protocol.catalog import Name
 
 log = logging.getLogger(__name__)
 
-REREAD_S = 0.4
+REREAD_S = 0.25
 
 REMOVED_TTL_S = 24 * 3600
 """How long it is remembered that an adapter was taken away: a worker that was cut off so long may bring it back."""

@@ -15,6 +15,7 @@ from tests.support.stack import DEMO_MODEL, Process, Stack
 
 OPENING = "Once upon a time Tom and Anna lived in a little house at the edge of a big forest with their cat. " * 8
 BLOCK_TOKENS = 64
+SIZES = {"slots": 2, "ctx": 512, "kv_tokens": 1024}
 
 
 @pytest.fixture(scope="module")
@@ -27,10 +28,11 @@ def folder() -> Iterator[Path]:
 def stack(folder: Path) -> Iterator[Stack]:
     """Two workers of each model, of which only those of "shared" have a folder for prompts."""
     with Stack() as running:
-        for model, settings in (("shared", {"cache_dir": folder / "cache"}), ("alone", {})):
-            for name in ("a", "b"):
-                options = {"slots": 2, "ctx": 512, "kv_tokens": 1024, **settings}
-                running.worker(DEMO_MODEL, model, worker_id=f"{model}-{name}", wait=False, **options)
+        for name in ("a", "b"):
+            for model in ("shared", "alone"):
+                kept = {"cache_dir": folder / "cache"} if model == "shared" else {}
+                options: dict[str, Any] = {"worker_id": f"{model}-{name}", "wait": False, **SIZES, **kept}
+                running.worker(DEMO_MODEL, model, **options)
         running.gateway(wait=False)
         for process in running.workers:
             model, _, _ = process.name.partition("-")

@@ -1,0 +1,242 @@
+"""LoRA adapters of a whole fleet, through the front door: two true workers with a folder each, two gateways."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx2
+import pytest
+import redis
+
+from gateway.access.records import digest
+from tests.support import adapter_files
+from tests.support.stack import DEMO_MODEL, Stack
+from workers.llama.gguf import read_header
+from workers.protocol import keys
+
+PIRATE = DEMO_MODEL.with_name("paddock-demo-pirate-lora.gguf")
+MODEL = "demo"
+PROMPT = "Tom and the cat went to the"
+NAMES = ("a", "b")
+USER_KEY = "pk-user-0123456789"
+SEEN_S = 1.0
+"""Within which every gateway knows what one was told."""
+
+
+@pytest.fixture(scope="module")
+def folder() -> Iterator[Path]:
+    """A folder of adapters for each worker: `one.gguf` is the same file in both, `torn.gguf` is not."""
+    header = read_header(DEMO_MODEL)
+    with tempfile.TemporaryDirectory(prefix="pd-adapters-") as path:
+        for seed, name in enumerate(NAMES):
+            own = Path(path) / name
+            own.mkdir()
+            adapter_files.sound(own / "one.gguf", header, seed=10, size=2.0)
+            adapter_files.sound(own / "two.gguf", header, seed=11, size=2.0)
+            adapter_files.sound(own / "torn.gguf", header, seed=seed, size=2.0)
+        shutil.copy(PIRATE, Path(path) / "a" / "only-a.gguf")
+        (Path(path) / "b" / "cut.gguf").write_bytes(PIRATE.read_bytes()[:-100])
+        shutil.copy(PIRATE, Path(path) / "a" / "cut.gguf")
+        yield Path(path)
+
+
+def start_worker(stack: Stack, folder: Path, name: str, *, wait: bool = True) -> None:
+    fixed = json.dumps([{"name": "house", "path": str(PIRATE)}])
+    places = {"slots": 2, "ctx": 512, "kv_tokens": 1024, "max_adapters": 3}
+    stack.worker(DEMO_MODEL, MODEL, worker_id=name, wait=wait, adapters_dir=folder / name, adapters=fixed, **places)
+
+
+@pytest.fixture(scope="module")
+def stack(folder: Path) -> Iterator[Stack]:
+    with Stack() as running:
+        for name in NAMES:
+            start_worker(running, folder, name, wait=False)
+        user = {"name": "user", "team": "blue", "sha256": digest(USER_KEY)}
+        for _ in range(2):
+            running.gateway(wait=False, api_keys=json.dumps([user]))
+        for name, process in zip(NAMES, running.workers, strict=True):
+            running.wait_for_worker(MODEL, name, process)
+        for gateway in running.gateways:
+            running.wait_until_ready(gateway)
+        yield running
+
+
+class Server:
+    def __init__(self, http: httpx2.Client, stack: Stack) -> None:
+        self.http = http
+        self.stack = stack
+
+    def post(self, path: str, **body: Any) -> httpx2.Response:
+        return self.http.post(path, json=body)
+
+    def load(self, name: str, path: str, **more: Any) -> httpx2.Response:
+        return self.post("/v1/load_lora_adapter", lora_name=name, lora_path=path, **more)
+
+    def unload(self, name: str, **more: Any) -> httpx2.Response:
+        return self.post("/v1/unload_lora_adapter", lora_name=name, **more)
+
+    def names(self) -> list[str]:
+        return [one["name"] for one in self.http.get("/lora-adapters").raise_for_status().json()]
+
+    def say(self, model: str = MODEL, **more: Any) -> str:
+        body = {"model": model, "prompt": PROMPT, "n_predict": 12, "temperature": 0, **more}
+        return str(self.post("/completion", **body).raise_for_status().json()["content"])
+
+    def refused(self, answer: httpx2.Response) -> tuple[int, str]:
+        return answer.status_code, answer.json()["error"]["message"]
+
+    def told(self, worker: str) -> Any:
+        """What a worker says of itself in Redis."""
+        beat = self.stack.heartbeat(MODEL, worker)
+        assert beat is not None
+        return beat
+
+
+def asking(stack: Stack, number: int) -> Iterator[Server]:
+    headers = {"Authorization": f"Bearer {stack.key}"}
+    with httpx2.Client(base_url=stack.gateways[number].url, headers=headers, timeout=60) as http:
+        yield Server(http, stack)
+
+
+@pytest.fixture
+def server(stack: Stack) -> Iterator[Server]:
+    yield from asking(stack, 0)
+
+
+@pytest.fixture
+def other(stack: Stack) -> Iterator[Server]:
+    yield from asking(stack, 1)
+
+
+def until(happened: Callable[[], object], timeout_s: float = 10.0) -> float:
+    """Waits -> how long it took, seconds."""
+    started = time.monotonic()
+    while not happened():
+        assert time.monotonic() - started < timeout_s
+        time.sleep(0.02)
+    return time.monotonic() - started
+
+
+@pytest.mark.parametrize(
+    ("path", "says"),
+    [
+        ("torn.gguf", "holds other contents"),
+        ("only-a.gguf", "can't be read"),
+        ("cut.gguf", "truncated"),
+        ("../b/one.gguf", "does not lie in adapters_dir"),
+        ("nowhere.gguf", "can't be read"),
+    ],
+)
+def test_what_one_worker_refuses_is_registered_nowhere(server: Server, other: Server, path: str, says: str) -> None:
+    status, message = server.refused(server.load("new", path))
+    assert (status, says in message) == (400, True), message
+    assert "so nothing is registered" in message
+    assert server.names() == other.names() == ["house"]
+    assert all(server.told(name).adapters == ("house",) for name in NAMES)
+    assert server.post("/completion", model="new", prompt="a").status_code == 404
+
+
+def test_both_contents_are_named_where_they_differ(server: Server) -> None:
+    _, message = server.refused(server.load("new", "torn.gguf"))
+    assert len([word for word in message.replace("(", " ").replace(")", " ").split() if len(word) == 64]) == 2
+    assert "Worker b refuses it" in message
+
+
+def test_a_registered_adapter_is_called_on_any_worker_and_loaded_by_its_first_call(
+    server: Server, other: Server
+) -> None:
+    plain = server.say()
+    assert server.load("one", "one.gguf").status_code == 200
+    took_s = until(lambda: "one" in other.names())
+    assert took_s < SEEN_S
+    assert [server.told(name).adapters_resident for name in NAMES] == [(), ()], "nobody has called it"
+    assert len({server.told(name).adapter_hashes["one"] for name in NAMES}) == 1
+    said = {other.say("one", id_slot=slot) for slot in range(4)}
+    assert len(said) == 1
+    assert plain not in said
+    until(lambda: [server.told(name).adapters_resident for name in NAMES] == [("one",), ("one",)])
+    assert all(server.told(name).adapter_load_ms > 0 for name in NAMES)
+
+    assert server.load("one", "two.gguf").status_code == 200, "a name may get other contents"
+    renewed = server.say("one")
+    assert renewed not in (plain, *said)
+    until(lambda: other.say("one") == renewed, SEEN_S)
+    assert server.unload("one").status_code == 200
+    assert server.names() == ["house"]
+
+
+def test_a_pinned_one_is_in_memory_before_it_is_called(server: Server) -> None:
+    assert server.load("kept", "one.gguf", pinned=True).status_code == 200
+    assert [server.told(name).adapters_resident for name in NAMES] == [("kept",), ("kept",)]
+    assert [server.told(name).adapter_room for name in NAMES] == [2, 2]
+    assert server.unload("kept").text == "Success: LoRA adapter 'kept' removed successfully."
+
+
+def test_unloading_waits_for_running_calls_and_says_how_many_it_left(server: Server, other: Server) -> None:
+    for call_ends_first in (False, True):
+        assert server.load("busy", "one.gguf").status_code == 200
+        ended: list[httpx2.Response] = []
+        body = {"model": "busy", "prompt": PROMPT, "n_predict": 450, "ignore_eos": True, "temperature": 0}
+        call = threading.Thread(target=lambda body=body, ended=ended: ended.append(other.post("/completion", **body)))
+        until(lambda: "busy" in other.names())
+        call.start()
+        until(lambda: any(server.told(name).adapters_resident for name in NAMES))
+        until(lambda: any(server.told(name).slots_busy for name in NAMES))
+        gone = server.unload("busy", **({} if call_ends_first else {"timeout_s": 0}))
+        if not call_ends_first:
+            assert gone.status_code == 202
+            assert "1 calls that began before still use it" in gone.text
+            assert server.post("/completion", model="busy", prompt="a").status_code == 404
+        else:
+            assert gone.status_code == 200
+        call.join()
+        assert ended[0].status_code == 200
+        assert ended[0].json()["tokens_predicted"] == 450
+    until(lambda: not any(server.told(name).adapters_resident for name in NAMES))
+
+
+def test_what_the_settings_name_is_fixed(server: Server) -> None:
+    status, message = server.refused(server.unload("house"))
+    assert (status, "stands in the settings of" in message) == (400, True)
+    status, message = server.refused(server.load("house", "one.gguf"))
+    assert (status, "stands in this worker's settings" in message) == (400, True)
+    assert server.names() == ["house"]
+    assert server.say("house") != server.say()
+
+
+def test_only_admins_register(server: Server, stack: Stack) -> None:
+    headers = {"Authorization": f"Bearer {USER_KEY}"}
+    with httpx2.Client(base_url=stack.gateways[0].url, headers=headers, timeout=60) as http:
+        user = Server(http, stack)
+        for answer in (user.load("x", "one.gguf"), user.unload("house"), user.http.post("/lora-adapters", json=[])):
+            status, message = user.refused(answer)
+            assert (status, "Only an admin's API key may" in message) == (403, True)
+        assert user.names() == ["house"]
+        assert user.say("house") == server.say("house")
+
+
+def test_it_is_there_again_where_redis_has_lost_it_and_where_all_workers_are_new(
+    server: Server, other: Server, stack: Stack, folder: Path
+) -> None:
+    assert server.load("lasting", "one.gguf").status_code == 200
+    said = server.say("lasting")
+    with redis.Redis(unix_socket_path=str(stack.redis.socket)) as client:
+        client.delete(keys.adapters(MODEL))
+        until(lambda: client.hexists(keys.adapters(MODEL), "lasting"))
+
+    for process in stack.workers:
+        process.kill()
+    for name in NAMES:
+        start_worker(stack, folder, name, wait=False)
+    # Called at once, while nobody has it: the call waits for a worker, and the worker for the adapter.
+    assert other.say("lasting") == said
+    assert server.say("lasting") == said
+    assert server.unload("lasting").status_code == 200
+    until(lambda: all(server.told(name).adapters == ("house",) for name in NAMES))
