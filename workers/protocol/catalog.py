@@ -158,11 +158,11 @@ class DefaultSampling(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
 
 
 class AdapterSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
-    """A LoRA adapter that a model's workers load when they start; calls name it."""
+    """A LoRA adapter that a model's workers know from their start on; calls name it."""
 
     name: Name
     path: Annotated[str, Meta(min_length=1, description="GGUF file, relative to the catalog file")]
-    pinned: Annotated[bool, Meta(description="stays in memory, however many others are loaded")] = False
+    pinned: Annotated[bool, Meta(description="in memory from the start, and stays, however many others are loaded")] = False
 
 
 class ModelSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
