@@ -13,7 +13,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import AbstractAsyncContextManager, AsyncExitStack
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
@@ -47,6 +47,8 @@ REST_S = 0.1
 LOST_REST_S = 0.5
 """The same of one that lost it: by then its event stream tells whether it is gone."""
 LOOK_AGAIN_S = 0.05
+LOOK_AROUND_S = 0.25
+"""How often a call in line looks whether its model still has workers, where another model could stand in."""
 ADAPTERS_S = 10.0
 """How long a call waits for an adapter that is registered and that no worker has; then a worker says what is wrong."""
 BLAMED = frozenset({FailureCode.INTERNAL, FailureCode.WORKER_LOST})
@@ -183,12 +185,12 @@ class Attempts:
             self._settle(tries)
             try:
                 avoid = await self._avoided(tries)
-                slot = self._admission.slot(
-                    tries.call, avoid, tries.ask, tries.request.priority, tries.trail.standing
-                )
-                lease = await held.enter_async_context(slot)
+                slot = self._admission.slot(tries.call, avoid, tries.ask, tries.request.priority, tries.trail.standing)
+                lease = await self._waited(tries, held, slot)
             except (QueueFull, QueueTimeout) as error:
                 self._fall_back(tries, Reason(str(error.code)), error)
+                continue
+            if lease is None:
                 continue
             self.circuits.leaves(tries, but=lease.boot)
             tries.with_boot = lease.boot
@@ -261,6 +263,25 @@ class Attempts:
             fields = {"worker": failing.worker, "model": failing.model, "pause_s": round(pause_s, 2)}
             log.warning("worker fails call after call and is left alone", extra={"fields": fields})
 
+    async def _waited(
+        self, tries: Tries, held: AsyncExitStack, slot: AbstractAsyncContextManager[Lease]
+    ) -> Lease | None:
+        """None: while the call was in line its model has lost the last worker that would do, and another has one."""
+        if not tries.call.fallbacks:
+            return await held.enter_async_context(slot)
+        try:
+            async with asyncio.timeout(None) as patience:
+                with _watch(lambda: self._forsaken(tries), lambda: patience.reschedule(0.0)):
+                    return await held.enter_async_context(slot)
+        except TimeoutError:
+            if not patience.expired():
+                raise
+            return None
+
+    def _forsaken(self, tries: Tries) -> bool:
+        ready = (outlook.ready for outlook in self._outlooks(tries))
+        return not self._outlook(tries, tries.call.model).ready and any(ready)
+
     def _settle(self, tries: Tries) -> None:
         """On to the first model of the chain that would do, if it is another one. None would: it waits for this one."""
         call = tries.call
@@ -303,7 +324,7 @@ class Attempts:
     def _outlook(self, tries: Tries, model: str) -> Outlook:
         now = time.monotonic()
         beats = [beat for beat in self._fleet.snapshot.workers.get(model, ()) if not beat.draining]
-        ready = len(self._bad(tries, beats, now, spare=False)) < len(beats) and self._has_adapters(tries, model)
+        ready = len(self._bad(tries, beats, now, going=False)) < len(beats) and self._has_adapters(tries, model)
         return Outlook(model, ready, self._admission.predicted_wait_s(model) if ready else 0.0)
 
     def _has_adapters(self, tries: Tries, model: str) -> bool:
@@ -315,16 +336,16 @@ class Attempts:
             return False
         return True
 
-    def _bad(self, tries: Tries, beats: Iterable[Heartbeat], now: float, *, spare: bool = True) -> frozenset[str]:
-        """Workers to be left out. With `spare`, those that all calls leave alone are not where nobody else is there."""
+    def _bad(self, tries: Tries, beats: Iterable[Heartbeat], now: float, *, going: bool = True) -> frozenset[str]:
+        """Workers to be left out. A call that is `going` takes one that all leave alone where nobody else is there."""
         beats = tuple(beats)
         out = {
             beat.worker
             for beat in beats
             if tries.resting.get(beat.boot, 0.0) > now or self._connections.is_lost(beat.boot)
         }
-        alone = {beat.worker for beat in beats if not self.circuits.admits(beat.boot, tries, now)}
-        return frozenset(out if spare and len(out | alone) == len(beats) else out | alone)
+        alone = {beat.worker for beat in beats if not self.circuits.admits(beat.boot, tries, now, going=going)}
+        return frozenset(out if going and len(out | alone) == len(beats) else out | alone)
 
     async def _avoided(self, tries: Tries) -> frozenset[str]:
         """Workers that would not do; while there are no others, waits for one to recover or to be replaced."""
@@ -351,6 +372,25 @@ class Attempts:
             if beats:
                 until = min(until, time.monotonic() + ADAPTERS_S)
             await asyncio.sleep(LOOK_AGAIN_S)
+
+
+@contextmanager
+def _watch(found: Callable[[], bool], then: Callable[[], None]) -> Iterator[None]:
+    """Looks now and then, and does it when it has found it; not after the block."""
+    loop = asyncio.get_running_loop()
+    timers: list[asyncio.TimerHandle] = []
+
+    def look() -> None:
+        if found():
+            then()
+        else:
+            timers[:] = [loop.call_later(LOOK_AROUND_S, look)]
+
+    timers.append(loop.call_later(LOOK_AROUND_S, look))
+    try:
+        yield
+    finally:
+        timers[0].cancel()
 
 
 def on_model(call: Call, model: str) -> Call:

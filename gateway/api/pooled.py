@@ -11,6 +11,7 @@ from gateway.api.answers import JSON, send_bytes
 from gateway.api.body import read_body
 from gateway.api.caller import identified
 from gateway.api.presence import while_present
+from gateway.api.session import talk_of
 from gateway.api.slo import read_begin_by
 from gateway.call import Call
 from gateway.pipeline import Pipeline
@@ -57,7 +58,8 @@ class Pooled(Generic[PoolAskedT]):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         principal, trail = identified(self._keys, scope)
         asked = self._dialect.read(await read_body(scope, receive, self._max_body_bytes), scope)
-        call = self._pipeline.call(principal, asked.model, trail, asked.request.kind, read_begin_by(scope))
+        begin_by, talk = read_begin_by(scope), talk_of(scope, trail.request_id)
+        call = self._pipeline.call(principal, asked.model, trail, asked.request.kind, begin_by, talk)
         async with while_present(receive):
             result = await self._pipeline.pool(call, asked.request, trail)
             trail.usage = Usage(sum(result.num_tokens), 0, 0)

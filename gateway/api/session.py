@@ -18,6 +18,11 @@ def conversation(scope: Scope, request: GenerateRequest, team: str) -> Callable[
     return partial(conversation_of, request, team, session_of(scope))
 
 
+def talk_of(scope: Scope, request_id: str) -> Callable[[], str]:
+    """The same for a request that is no turn of a conversation: it stands for itself, unless it names a session."""
+    return lambda: session_of(scope) or request_id
+
+
 def session_of(scope: Scope) -> str:
     """Empty without the header."""
     found = next((value for name, value in scope["headers"] if name == HEADER), b"")

@@ -89,15 +89,15 @@ class Circuits:
         self._trials: dict[str, Hashable] = {}
         """Boot -> the call that may try it."""
 
-    def admits(self, boot: str, call: Hashable, now: float) -> bool:
-        """Whether the call may go there. Where it would be the one that tries, no other is admitted until it
-        `leaves`, begins or fails.
+    def admits(self, boot: str, call: Hashable, now: float, *, going: bool = True) -> bool:
+        """Whether the call may go there. Where it would be the one that tries, and is `going`, no other is admitted
+        until it `leaves`, begins or fails.
         """
         circuit = self._circuits.get(boot)
         state = State.CLOSED if circuit is None else circuit.state(now)
-        if state is State.HALF_OPEN:
-            return self._trials.setdefault(boot, call) is call
-        return state is State.CLOSED
+        if state is not State.HALF_OPEN:
+            return state is State.CLOSED
+        return (self._trials.setdefault(boot, call) if going else self._trials.get(boot, call)) is call
 
     def leaves(self, call: Hashable, but: str = "") -> None:
         """The call tries nobody, or only that process."""

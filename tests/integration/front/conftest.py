@@ -32,6 +32,7 @@ models:
   - {name: failing, path: failing.gguf}
   - {name: vectors, path: vectors.gguf}
   - {name: ailing, path: ailing.gguf}
+  - {name: sickly, path: sickly.gguf}
 aliases:
   chat: quick
   later: absent
@@ -39,6 +40,7 @@ aliases:
   patient: {targets: [slow], fallbacks: [quick]}
   fragile: {targets: [failing], fallbacks: [quick]}
   brave: {targets: [ailing], fallbacks: [quick]}
+  feigned: {targets: [sickly], fallbacks: [quick]}
   roomy: {targets: [absent], fallbacks: [quick, slow]}
   narrow: {targets: [absent], fallbacks: [quick]}
   working: {targets: [vectors], fallbacks: [later, chat]}

@@ -122,6 +122,47 @@ async def test_who_has_waited_in_vain_goes_on(other_caller: Caller, stream: bool
         assert QUEUE_TIMEOUT_S <= time.monotonic() - began < 2 * QUEUE_TIMEOUT_S
 
 
+async def test_a_caller_in_a_hurry_is_not_kept_in_line(other_caller: Caller) -> None:
+    """The line is longer than its patience, as predicted: it does not even wait that long."""
+    other_caller.model = "slow"
+    async with taken(other_caller, 2):
+        waiting = asyncio.create_task(other_caller.whole(max_tokens=1))
+        await asyncio.sleep(0.2)
+        other_caller.model = "patient"
+        other_caller.session.headers["x-slo-ttft-ms"] = "1000"
+        began = time.monotonic()
+        status, _, headers = await chat(other_caller)
+        assert (status, headers["x-paddock-model"]) == (200, "quick")
+        assert time.monotonic() - began < 1.0
+        waiting.cancel()
+        await asyncio.wait({waiting})
+
+
+async def test_who_waits_for_workers_that_go_goes_on(other_caller: Caller, stack: Stack) -> None:
+    other_caller.model = "ailing"
+    leaving = stack.fake_worker("ailing", "--tokens", "1000", worker_id="ailing-z", slots=1)
+    await seen(other_caller, 1)
+    async with taken(other_caller, 1):
+        other_caller.model = "brave"
+        async with other_caller.stream(max_tokens=2) as answer:
+            await asyncio.sleep(0.1)
+            began = time.monotonic()
+            leaving.kill()
+            await answer.finish()
+        assert (answer.text, answer.error) == ("t0 t1 ", None)
+        assert time.monotonic() - began < QUEUE_TIMEOUT_S
+
+
+async def test_workers_that_never_answer_are_left_alone(other_caller: Caller, stack: Stack) -> None:
+    model = other_caller.model = "mute"
+    mute = stack.fake_worker(model, "--hang", worker_id=f"{model}-a")
+    await seen(other_caller, 1)
+    answers = await asyncio.gather(*(chat(other_caller) for _ in range(3)))
+    assert {(status, body["error"]["code"]) for status, body, _ in answers} == {(503, "request_timeout")}
+    assert await counted(other_caller, "paddock_circuits_opened_total", model=model) == 1
+    mute.kill()
+
+
 async def test_a_model_that_has_time_is_not_stood_in_for(other_caller: Caller) -> None:
     other_caller.model = "patient"
     status, body, headers = await chat(other_caller, max_tokens=1)
@@ -253,17 +294,17 @@ async def test_a_storm_of_retries_is_bounded(caller: Caller, stack: Stack) -> No
 
 async def test_a_model_whose_workers_all_fail_is_stood_in_for(other_caller: Caller, stack: Stack) -> None:
     """One worker, which fails whatever it is asked: its calls go on, and soon none of them asks it first."""
-    other_caller.model = "ailing"
-    ailing = stack.fake_worker("ailing", "--refuse", "internal", worker_id="ailing-a")
+    other_caller.model = "sickly"
+    sickly = stack.fake_worker("sickly", "--refuse", "internal", worker_id="sickly-a")
     await seen(other_caller, 1)
-    other_caller.model = "brave"
+    other_caller.model = "feigned"
     attempts = []
     for _ in range(6):
         status, _, headers = await chat(other_caller, max_tokens=1)
         assert (status, headers["x-paddock-model"]) == (200, "quick")
         attempts.append(int(headers["x-paddock-attempts"]))
     assert attempts == [2, 2, 2, 1, 1, 1]
-    ailing.kill()
+    sickly.kill()
 
 
 async def test_a_worker_that_dies_while_it_reads_a_prompt(caller: Caller, stack: Stack) -> None:

@@ -86,6 +86,14 @@ def test_after_the_pause_one_call_tries_it() -> None:
     assert known.admits(BOOT, first, FIRST_PAUSE_S), "it may look again"
 
 
+def test_a_call_that_only_looks_keeps_nobody_from_trying() -> None:
+    known = opened()
+    first, second = Caller(), Caller()
+    assert known.admits(BOOT, first, FIRST_PAUSE_S, going=False)
+    assert known.admits(BOOT, second, FIRST_PAUSE_S)
+    assert not known.admits(BOOT, first, FIRST_PAUSE_S, going=False)
+
+
 def test_a_call_that_goes_elsewhere_leaves_the_trial_to_the_next() -> None:
     known = opened()
     first, second = Caller(), Caller()
