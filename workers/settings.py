@@ -128,7 +128,8 @@ class ModelSettings(PaddockSettings):
         str, Field(description="JSON object of default sampling, fields as in the catalog's `sampling`")
     ] = "{}"
     adapters: Annotated[
-        str, Field(description="JSON list of LoRA adapters to know from the start, fields as in the catalog's `adapters`")
+        str,
+        Field(description="JSON list of LoRA adapters, known from the start; fields as in the catalog's `adapters`"),
     ] = "[]"
     tool_family: Annotated[
         str,

@@ -162,7 +162,9 @@ class AdapterSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
     name: Name
     path: Annotated[str, Meta(min_length=1, description="GGUF file, relative to the catalog file")]
-    pinned: Annotated[bool, Meta(description="in memory from the start, and stays, however many others are loaded")] = False
+    pinned: Annotated[bool, Meta(description="in memory from the start, and stays, however many others are loaded")] = (
+        False
+    )
 
 
 class ModelSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
