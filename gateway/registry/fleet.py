@@ -1,64 +1,44 @@
-"""Follows the workers' heartbeats: one immutable snapshot, replaced several times a second, never patched."""
+"""Follows the workers: their records every now and then, their news several times a second."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field
-from types import MappingProxyType
 
-import msgspec
 import redis.asyncio
 from redis.exceptions import RedisError
 
-from gateway.registry.adapter_names import NOTHING, Contents, agreed, callable_adapters, contents_of
-from gateway.routing.pool import Pool, PoolBook
+from gateway.registry.adapter_names import Contents
+from gateway.registry.census import Census
+from gateway.registry.news_reader import NewsReader
+from gateway.registry.records import Place, Records
+from gateway.registry.snapshot import FleetSnapshot
+from gateway.routing.pool import Pool
 from gateway.store.cancellation import raise_if_cancelled
 from gateway.store.channel import follow
 from workers.protocol import keys
-from workers.protocol.heartbeat import BEAT, PROTOCOL_VERSION, Heartbeat, decode_heartbeat
+
+__all__ = ["Fleet", "FleetSnapshot"]
 
 log = logging.getLogger(__name__)
 
-NO_POOL = Pool()
-
-
-@dataclass(frozen=True, slots=True)
-class FleetSnapshot:
-    """Who is there. Workers of another protocol version, and records that can't be read, are left out."""
-
-    workers: Mapping[str, tuple[Heartbeat, ...]] = field(default_factory=lambda: MappingProxyType({}))
-    """Model -> its live workers by id, draining ones included; models without any are not in it."""
-    models: frozenset[str] = frozenset()
-    """Every model that has ever had a worker on this Redis."""
-    adapters: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
-    """Adapter -> its model, for those that can be called as `model`."""
-    contents: Mapping[str, Contents] = field(default_factory=lambda: MappingProxyType({}))
-    """Model -> its adapters by name -> SHA-256, registered ones that no worker has yet included."""
-
-    def of(self, model: str) -> tuple[Heartbeat, ...]:
-        return self.workers.get(model, ())
-
-    def membership(self) -> frozenset[tuple[str, str, str, str, int, bool]]:
-        """What is worth telling when it changes: who is there, as which process, where, how large, draining or not."""
-        return frozenset(
-            (model, worker.worker, worker.boot, worker.address, worker.slots, worker.draining)
-            for model, workers in self.workers.items()
-            for worker in workers
-        )
-
-
-class _Name(msgspec.Struct):
-    """As much of a heartbeat as every version has."""
-
-    worker: str = "?"
+RECORD_S = 0.003
+"""Records are read no more often than once in so many seconds per worker: that takes a hundredth of a core."""
+HEALED_AT_ONCE = 16
+"""Workers whose heads are read between two readings of news: a few thousand heads each, some milliseconds together."""
+BEFORE_S = 0.02
+"""A call that was placed less than this before a worker's news is not in them: it was still on its way there."""
 
 
 class Fleet:
-    """The fleet as Redis has it, at most `interval_s` old while Redis answers; the last known one while it does not."""
+    """The fleet as Redis has it; the last known one while Redis is away.
+
+    Loads and heads are at most twice `keys.NEWS_INTERVAL_S` old. Who is there, and what else records say, is read every
+    `interval_s`, in a large fleet more rarely (RECORD_S), and at once where a worker tells.
+    """
 
     def __init__(
         self,
@@ -69,122 +49,138 @@ class Fleet:
         registered: Callable[[], Mapping[str, Contents]] = dict,
     ) -> None:
         """`registered`: model -> adapters that all its workers are to have -> SHA-256."""
-        self.snapshot = FleetSnapshot()
         self._redis = redis
+        self._records = Records(redis)
+        self._news = NewsReader(redis)
+        self._census = Census(registered)
         self._listeners = [on_change] if on_change else []
+        self._membership = FleetSnapshot().membership()
         self._interval_s = interval_s
-        self._registered = registered
+        self._read_at = 0.0
+        """When all records were last read, time.monotonic()."""
+        self._read_all = True
+        """Whether they are to be read at once."""
+        self._told: set[Place] = set()
+        """Workers that have said that their records are new."""
         self._hurry = asyncio.Event()
-        self._left_out: set[str] = set()
+        self._reading = asyncio.Lock()
         self._away = False
-        self._books: dict[str, PoolBook] = {}
+
+    @property
+    def snapshot(self) -> FleetSnapshot:
+        """A new object after each change."""
+        return self._census.snapshot
 
     def pool(self, model: str) -> Pool:
-        """Its workers as `gateway.routing.rank` reads them, as of now."""
-        book = self._books.get(model)
-        return book.pool if book else NO_POOL
+        """The model's workers as `gateway.routing.rank` reads them."""
+        return self._census.pool(model)
 
     def listen(self, on_change: Callable[[FleetSnapshot], None]) -> None:
         """Calls `on_change` when a worker joins, leaves, restarts, starts or stops draining, or changes its size."""
         self._listeners.append(on_change)
 
     async def refresh(self) -> FleetSnapshot:
-        """Reads the fleet now. Raises redis.RedisError when Redis is away; the snapshot then stays as it was."""
-        models = sorted(_text(name) for name in await self._redis.smembers(keys.MODELS))
-        found = {model: self._readable(records) for model, records in (await self._records(models)).items()}
-        registered = self._registered()
-        contents = {
-            model: contents_of(found.get(model, ()), registered.get(model, NOTHING))
-            for model in found.keys() | registered.keys()
-        }
-        there = {model: agreed(workers, contents[model]) for model, workers in found.items() if workers}
-        adapters = MappingProxyType(callable_adapters(contents))
-        snapshot = FleetSnapshot(MappingProxyType(there), frozenset(models), adapters, MappingProxyType(contents))
-        changed = snapshot.membership() != self.snapshot.membership()
-        self.snapshot = snapshot
-        self._note(there)
-        if changed:
-            for listener in self._listeners:
-                listener(snapshot)
-        return snapshot
-
-    def _note(self, there: Mapping[str, tuple[Heartbeat, ...]]) -> None:
-        now = time.monotonic()
-        for model in self._books.keys() | there.keys():
-            book = self._books.setdefault(model, PoolBook())
-            beats = {beat.worker: beat for beat in there.get(model, ())}
-            for worker in book.workers():
-                if worker not in beats:
-                    book.leave(worker)
-            for worker, beat in beats.items():
-                known = book.beat(worker)
-                if known is None or known.boot != beat.boot:
-                    book.join(beat, now=now)
-                else:
-                    book.renew(beat, now=now)
+        """Reads everything now. Raises redis.RedisError when Redis is away; the snapshot then stays as it was."""
+        async with self._reading:
+            await self._read_news()
+            await self._read_records()
+            ill = self._census.ill
+            for first in range(0, len(ill), HEALED_AT_ONCE):
+                await self._heal(ill[first : first + HEALED_AT_ONCE])
+        return self.snapshot
 
     async def run(self) -> None:
         """Keeps the snapshot fresh until cancelled."""
         async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(follow(self._redis, keys.FLEET_CHANNEL, lambda _: self._hurry.set(), self._hurry.set))
+            tasks.create_task(follow(self._redis, keys.FLEET_CHANNEL, self._on_told, self._read_all_soon))
             tasks.create_task(self._poll())
+
+    def _on_told(self, message: bytes) -> None:
+        place = _place(message.decode(errors="replace"))
+        if place is None:
+            self._read_all_soon()
+        else:
+            self._told.add(place)
+            self._hurry.set()
+
+    def _read_all_soon(self) -> None:
+        """Some may have told and not been heard."""
+        self._read_all = True
+        self._hurry.set()
 
     async def _poll(self) -> None:
         while True:
             self._hurry.clear()
             try:
-                await self.refresh()
+                async with self._reading:
+                    await self._read_what_is_due()
                 if self._away:
                     log.info("the fleet can be read again")
                 self._away = False
             except (RedisError, OSError) as error:
                 if not self._away:
                     log.warning("the fleet can't be read (%s: %s); keeping the last one", type(error).__name__, error)
-                self._away = True
+                self._away = self._read_all = True
             raise_if_cancelled()
             with suppress(TimeoutError):
-                async with asyncio.timeout(self._interval_s):
+                async with asyncio.timeout(min(keys.NEWS_INTERVAL_S, self._interval_s)):
                     await self._hurry.wait()
 
-    async def _records(self, models: list[str]) -> dict[str, list[bytes]]:
-        """Model -> its workers' records as they are, in two round trips for all models."""
-        async with self._redis.pipeline(transaction=False) as pipeline:
-            for model in models:
-                pipeline.smembers(keys.workers(model))
-            ids = [sorted(_text(worker) for worker in members) for members in await pipeline.execute()]
-            asked = [(model, workers) for model, workers in zip(models, ids, strict=True) if workers]
-            for model, workers in asked:
-                for worker in workers:
-                    pipeline.hget(keys.worker(model, worker), BEAT)
-            answers = iter(await pipeline.execute(raise_on_error=False))
-        return {model: [r for _ in workers if isinstance(r := next(answers), bytes)] for model, workers in asked}
+    async def _read_what_is_due(self) -> None:
+        await self._read_news()
+        since_s = time.monotonic() - self._read_at
+        if self._read_all or since_s >= max(self._interval_s, RECORD_S * self._census.num_workers):
+            await self._read_records()
+        elif self._told:
+            await self._read_told()
+        await self._heal(self._census.ill[:HEALED_AT_ONCE])
 
-    def _readable(self, records: Iterable[bytes]) -> tuple[Heartbeat, ...]:
-        beats = (self._read(record) for record in records)
-        return tuple(beat for beat in beats if beat is not None)
+    async def _read_news(self) -> None:
+        serving_changed = False
+        told = await self._news.read()
+        now = time.monotonic() - BEFORE_S
+        for one in told:
+            serving_changed |= self._census.hear(one.news, now - one.age_s)
+        if serving_changed:
+            self._tell()
 
-    def _read(self, record: bytes) -> Heartbeat | None:
-        try:
-            beat = decode_heartbeat(record)
-        except msgspec.MsgspecError as error:
-            self._leave_out(record, f"its record can't be read: {error}")
-            return None
-        if beat.protocol != PROTOCOL_VERSION:
-            self._leave_out(record, f"it speaks protocol {beat.protocol}, this gateway {PROTOCOL_VERSION}")
-            return None
-        self._left_out.discard(beat.worker)
-        return beat
+    async def _read_records(self) -> None:
+        begun = time.monotonic()
+        self._read_all = False
+        self._told.clear()
+        models = await self._records.models()
+        self._census.read_all(models, await self._records.all(models), begun - keys.HEARTBEAT_INTERVAL_S)
+        self._read_at = begun
+        self._tell()
 
-    def _leave_out(self, record: bytes, why: str) -> None:
-        """Once per worker: heartbeats come twice a second."""
-        try:
-            worker = msgspec.json.decode(record, type=_Name).worker
-        except msgspec.MsgspecError:
-            worker = "?"
-        if worker not in self._left_out:
-            log.warning("worker %s is left out: %s; update the older of the two", worker, why)
-            self._left_out.add(worker)
+    async def _read_told(self) -> None:
+        begun, places = time.monotonic(), sorted(self._told)
+        self._told.clear()
+        self._census.read_some(places, await self._records.some(places), begun - keys.HEARTBEAT_INTERVAL_S)
+        self._tell()
+
+    async def _heal(self, places: tuple[Place, ...]) -> None:
+        if not places:
+            return
+        heard_at = time.monotonic() - keys.HEARTBEAT_INTERVAL_S
+        # In this order: a restarted worker writes both at once, and heads of another process than the record's would
+        # be taken for its own the other way round.
+        records = await self._records.some(places)
+        heads = await self._records.heads(places)
+        for place in places:
+            self._census.heal(place, records.get(place), heads[place], heard_at)
+        self._tell()
+
+    def _tell(self) -> None:
+        snapshot = self.snapshot
+        membership = snapshot.membership()
+        if membership != self._membership:
+            self._membership = membership
+            for listener in self._listeners:
+                listener(snapshot)
 
 
-def _text(value: bytes | str) -> str:
-    return value.decode() if isinstance(value, bytes) else value
+def _place(name: str) -> Place | None:
+    """Of a worker's record, by its name in Redis; None for any other word."""
+    model, found, worker = name.removeprefix("pd:{").rpartition("}:worker:")
+    return (model, worker) if found and keys.worker(model, worker) == name else None

@@ -62,6 +62,11 @@ def load_response_script(name: str) -> Script:
     return _script(name, "\n".join(names))
 
 
+def load_news_script() -> Script:
+    """`lua/news.lua`, whose key is given to it whole."""
+    return _script("news", "")
+
+
 def _script(name: str, head: str) -> Script:
     source = head + "\n" + (FOLDER / f"{name}.lua").read_text("utf-8")
     # SHA-1 is the name of a script in Redis, not a safeguard.

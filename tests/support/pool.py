@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
+from typing import Any, cast
 
 import msgspec
 import redis.asyncio
@@ -10,6 +12,7 @@ import redis.asyncio
 from gateway.call import Call, Principal
 from workers.protocol import keys
 from workers.protocol.heartbeat import Heartbeat, ModelFacts, record_of
+from workers.protocol.news import FIELD, Load, News, encode_news, pack_heads
 
 ANYONE = Principal("key", "team", None, False)
 
@@ -37,11 +40,42 @@ async def beat(redis: redis.asyncio.Redis, record: Heartbeat, *, ttl_s: float = 
     async with redis.pipeline() as pipeline:
         pipeline.sadd(keys.MODELS, record.model)
         pipeline.sadd(keys.workers(record.model), record.worker)
-        pipeline.hset(keys.worker(record.model, record.worker), mapping=dict(record_of(record)))
+        pipeline.hset(keys.worker(record.model, record.worker), mapping=cast(dict[Any, Any], record_of(record)))
         pipeline.pexpire(keys.worker(record.model, record.worker), round(ttl_s * 1000))
         if tell:
             pipeline.publish(keys.FLEET_CHANNEL, record.worker)
         await pipeline.execute()
+
+
+async def tell(
+    redis: redis.asyncio.Redis,
+    record: Heartbeat,
+    version: int,
+    *,
+    load: Load | None = None,
+    draining: bool = False,
+    added: Mapping[int, int] | None = None,
+    dropped: tuple[int, ...] = (),
+    kept: int = keys.NEWS_KEPT,
+) -> News:
+    """One entry of news, as the worker writes it."""
+    news = News(
+        model=record.model,
+        worker=record.worker,
+        boot=record.boot,
+        version=version,
+        load=load or record.load,
+        draining=draining,
+        added=dict(added or {}),
+        dropped=dropped,
+    )
+    await redis.xadd(keys.NEWS, {FIELD: encode_news(news)}, maxlen=kept, approximate=kept == keys.NEWS_KEPT)
+    return news
+
+
+async def write_heads(redis: redis.asyncio.Redis, record: Heartbeat, version: int, heads: Mapping[int, int]) -> None:
+    """All heads of a worker, as of that entry."""
+    await redis.set(keys.worker_heads(record.model, record.worker), pack_heads(version, heads))
 
 
 async def drain(redis: redis.asyncio.Redis, record: Heartbeat) -> None:

@@ -123,6 +123,7 @@ async def test_the_last_snapshot_outlives_redis(fragile: RedisServer, caplog: py
         async with connect(fragile.url) as other:  # a client that has failed waits before it tries again
             await beat(other, heartbeat("w2"))
         await until(lambda: [w.worker for w in fleet.snapshot.of("m")] == ["w2"], 2.0, "saw the new fleet")
+        await until(lambda: "can be read again" in caplog.text, 2.0, "said so")
     lines = [record.getMessage() for record in caplog.records]
     assert len([line for line in lines if "can't be read (" in line]) == 1
     assert len([line for line in lines if "can be read again" in line]) == 1

@@ -1,0 +1,67 @@
+"""Reads what workers tell between their heartbeats, of all models in one round trip."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from struct import Struct
+
+import msgspec
+import redis.asyncio
+
+from gateway.store.scripts import load_news_script
+from workers.protocol import keys
+from workers.protocol.news import News, decode_news
+
+FIRST_MS = 5000
+"""The first reading goes so far back: a worker's heads, as they were last written as a whole, are about as old."""
+AT_ONCE = 2000
+"""Entries of one reading; more are read in several."""
+
+_HEADER = Struct(">II")
+
+
+@dataclass(frozen=True, slots=True)
+class Told:
+    news: News
+    age_s: float
+    """By the clock of Redis."""
+
+
+class NewsReader:
+    """Remembers what it has read. Not for two tasks at a time."""
+
+    def __init__(self, redis: redis.asyncio.Redis) -> None:
+        self._redis = redis
+        self._source = load_news_script().source
+        self._last = ""
+
+    async def read(self) -> list[Told]:
+        """All that is new, oldest first. What was dropped from the stream unread, or is no news, is left out: versions
+        show that. Raises redis.RedisError.
+        """
+        told: list[Told] = []
+        while True:
+            # Whole each time: it is short, and a server that has lost its scripts knows it again.
+            call = ("EVAL", self._source, 1, keys.NEWS, self._last, AT_ONCE, FIRST_MS)
+            last, packed = await self._redis.execute_command(*call)  # type: ignore[no-untyped-call]
+            self._last = last.decode()
+            entries = list(_unpacked(packed))
+            told += [one for entry in entries if (one := _told(*entry)) is not None]
+            if len(entries) < AT_ONCE:
+                return told
+
+
+def _unpacked(packed: bytes) -> Iterator[tuple[int, bytes]]:
+    at = 0
+    while at < len(packed):
+        age_ms, length = _HEADER.unpack_from(packed, at)
+        at += _HEADER.size + length
+        yield age_ms, packed[at - length : at]
+
+
+def _told(age_ms: int, value: bytes) -> Told | None:
+    try:
+        return Told(decode_news(value), age_ms / 1000)
+    except msgspec.MsgspecError:  # of another version: the worker's record says so, which is logged
+        return None

@@ -1,0 +1,35 @@
+"""The fleet as most of the gateway sees it: who is there, and which adapters can be called. Values only."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+
+from gateway.registry.adapter_names import Contents
+from workers.protocol.heartbeat import Heartbeat
+
+
+@dataclass(frozen=True, slots=True)
+class FleetSnapshot:
+    """Who is there. Workers of another protocol version, and records that can't be read, are left out."""
+
+    workers: Mapping[str, tuple[Heartbeat, ...]] = field(default_factory=lambda: MappingProxyType({}))
+    """Model -> its live workers by id, draining ones included; models without any are not in it."""
+    models: frozenset[str] = frozenset()
+    """Every model that has ever had a worker on this Redis."""
+    adapters: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
+    """Adapter -> its model, for those that can be called as `model`."""
+    contents: Mapping[str, Contents] = field(default_factory=lambda: MappingProxyType({}))
+    """Model -> its adapters by name -> SHA-256, registered ones that no worker has yet included."""
+
+    def of(self, model: str) -> tuple[Heartbeat, ...]:
+        return self.workers.get(model, ())
+
+    def membership(self) -> frozenset[tuple[str, str, str, str, int, bool]]:
+        """What is worth telling when it changes: who is there, as which process, where, how large, draining or not."""
+        return frozenset(
+            (model, worker.worker, worker.boot, worker.address, worker.slots, worker.draining)
+            for model, workers in self.workers.items()
+            for worker in workers
+        )
