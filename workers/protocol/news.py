@@ -68,7 +68,12 @@ decode_news = msgspec.msgpack.Decoder(News).decode
 
 def pack_heads(version: int, heads: Mapping[int, int]) -> bytes:
     """The value of `keys.worker_heads`: every head as of `version`."""
-    return _VERSION.pack(version) + b"".join(_HEAD.pack(head, tokens) for head, tokens in heads.items())
+    return pack_version(version) + b"".join(_HEAD.pack(head, tokens) for head, tokens in heads.items())
+
+
+def pack_version(version: int) -> bytes:
+    """What such a value begins with: the heads that follow are those of `version`, too."""
+    return _VERSION.pack(version)
 
 
 def unpack_heads(packed: bytes) -> tuple[int, dict[int, int]]:

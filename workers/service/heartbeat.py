@@ -19,7 +19,7 @@ from redis.exceptions import RedisError
 from workers import redis_link
 from workers.protocol import keys
 from workers.protocol.heartbeat import BEAT, Heartbeat, decode_heartbeat, record_of
-from workers.protocol.news import FIELD, Load, News, encode_news, pack_heads
+from workers.protocol.news import FIELD, Load, News, encode_news, pack_heads, pack_version
 
 REDIS_TIMEOUT_S = 1.0
 """For connecting, and for one answer: below the heartbeat's lifetime, so that a slow Redis is noticed in time."""
@@ -62,13 +62,14 @@ class Registration:
         self._read = read
         self._heads = heads
         self._hurry = asyncio.Event()
-        self._announced: tuple[bool, tuple[str, ...]] | None = None
+        self._announced: tuple[bool, dict[str, str]] | None = None
         """What the fleet was last told: nothing, or whether the worker drains and which adapters it has."""
         self._version = 0
         self._told: tuple[Load, bool] | None = None
         """What the last entry of news said of load and draining."""
         self._heads_changed = True
-        """Since they were last written as a whole."""
+        """Since they were last written as a whole; until then only their number is."""
+        self._heads_bytes = 0
         self._beat_at = self._news_at = self._heads_at = 0.0
         """When each is due, `time.monotonic` seconds."""
         self._fleet = 1
@@ -116,7 +117,7 @@ class Registration:
     async def _tell(self) -> None:
         """What is due: the record, an entry of news, all heads."""
         now, beat = time.monotonic(), self._read()
-        hurries = self._hurry.is_set() or (beat.draining, beat.adapters) != self._announced
+        hurries = self._hurry.is_set() or (beat.draining, beat.adapter_hashes) != self._announced
         self._hurry.clear()
         beats = hurries or now >= self._beat_at
         news: News | None = None
@@ -159,16 +160,21 @@ class Registration:
             pipe.scard(keys.workers(beat.model))
             if with_heads and self._heads is not None:
                 packed = pack_heads(self._version, self._heads.told)
-                pipe.set(heads, packed, px=ttl_ms)
+                pipe.set(heads, packed)
                 self._heads_at = time.monotonic() + max(HEADS_INTERVAL_S, self._fleet * len(packed) / HEADS_RATE)
+                self._heads_bytes = len(packed)
+            elif self._heads_changed:
+                pipe.strlen(heads)
             else:
-                pipe.pexpire(heads, ttl_ms)
-            *_, self._fleet, has_heads = await pipe.execute()
+                pipe.setrange(heads, 0, pack_version(self._version))
+            pipe.pexpire(heads, ttl_ms)
+            *_, self._fleet, num_bytes, _ = await pipe.execute()
         if with_heads:
             self._heads_changed = False
-        elif self._heads is not None and not has_heads:  # Redis lost them, or never had any
-            self._heads_changed, self._heads_at = True, 0.0
-            self._told = None
+        elif self._heads is not None and num_bytes != self._heads_bytes:  # Redis has lost them
+            # A number is left out, for those who have read what was there since.
+            self._version += 1
+            self._heads_changed, self._heads_at, self._told = True, 0.0, None
 
     async def _spread(self, beat: Heartbeat, news: News | None, *, registers: bool) -> None:
         """What does not lie with the model's keys."""
@@ -179,7 +185,7 @@ class Registration:
                 pipe.xadd(keys.NEWS, {FIELD: encode_news(news)}, maxlen=keys.NEWS_KEPT, approximate=True)
             if len(pipe):
                 await pipe.execute()
-        announced = beat.draining, beat.adapters
+        announced = beat.draining, beat.adapter_hashes
         if announced == self._announced:
             return
         name = keys.worker(beat.model, beat.worker)

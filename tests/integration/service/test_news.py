@@ -130,6 +130,17 @@ async def test_entries_are_numbered_without_a_gap_and_come_to_what_the_record_sa
         assert 0 < bench.server.client.pttl(keys.worker_heads(MODEL, "w")) <= keys.HEARTBEAT_TTL_S * 1000
 
 
+async def test_heads_that_have_not_changed_are_those_of_the_newest_entry(bench: Bench) -> None:
+    async with running(bench):
+        bench.book.added = {7: 70}
+        await until(lambda: bench.heads()[1] == {7: 70})
+        for number in range(1, 4):
+            bench.busy(number)
+            await until(lambda number=number: bench.news()[-1].load.slots_busy == number)  # type: ignore[misc]
+        await until(lambda: bench.heads() == (bench.news()[-1].version, {7: 70}), 1)
+        assert bench.record().version == bench.heads()[0]
+
+
 async def test_nothing_is_told_while_nothing_changes_and_little_while_much_does(bench: Bench) -> None:
     async with running(bench):
         await asyncio.sleep(0.7)

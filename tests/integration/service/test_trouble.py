@@ -189,7 +189,7 @@ async def test_redis_may_come_and_go_while_a_worker_serves(
         server.start()
         await _until(lambda: record(server, "m", "w"))
         process.signal(signal.SIGTERM)
-        assert process.wait() == Exit.OK
+        assert process.wait() == Exit.OK, process.errors()
         assert record(server, "m", "w") is None
     finally:
         if process is not None:
