@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,6 +14,9 @@ from gateway.store.scripts import Script, load_script
 from workers import redis_link
 from workers.protocol import keys
 from workers.protocol.heartbeat import PROTOCOL_VERSION
+
+UNFENCED = 0
+"""Fencing token of a lease that Redis does not know of yet."""
 
 ANSWER_TIMEOUT_S = 2.0
 """For one answer, and for making a connection."""
@@ -58,7 +61,7 @@ class Offer:
     kv_tokens: int
 
     def packed(self) -> str:
-        return f"{self.cost_ms:.3f} {self.other_ms:.3f} {self.kv_tokens}"
+        return f"{self.cost_ms:.1f} {self.other_ms:.1f} {self.kv_tokens}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,6 +131,8 @@ class Renewed:
     """Leases of an earlier worker process, or superseded: they will not come back."""
     crowded: frozenset[str]
     """Leases that Redis had lost and whose slot is not free: tried again at the next renewal."""
+    fences: Mapping[str, int]
+    """Leases that were UNFENCED, and the tokens that they have now."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,9 +199,9 @@ class Store:
             order.team,
             order.priority,
             repr(order.share),
-            *_head(offers),
-            len(offers.take),
-            *_pairs(offers),
+            f"{offers.begin_within_ms:.0f}",
+            _bids(offers),
+            *(item for offer in offers.take for item in (offer.worker, offer.kv_tokens)),
         )
         match answer[0]:
             case b"lease":
@@ -229,11 +234,15 @@ class Store:
         """`withdraw` without waiting; sent in the order of calls, logged if it fails."""
         self._pipe.post(*self._call(self._withdraw, gateway, model, *ids))
 
-    async def renew(self, gateway: str, model: str, leases: Iterable[Lease]) -> Renewed:
-        """Keeps leases alive; a gateway calls it every `keys.LEASE_RENEW_S` with all that it holds."""
+    async def renew(self, gateway: str, model: str, leases: Iterable[Lease], *, was_away: bool = False) -> Renewed:
+        """Keeps leases alive; a gateway calls it every `keys.LEASE_RENEW_S` with all that it holds. `was_away`: it has
+        placed calls without Redis, and others may have.
+        """
         rows = [item for one in leases for item in (one.id, one.fence, one.worker, one.boot, one.kv_tokens)]
-        void, crowded = await self._send(self._renew, gateway, model, self._lease_ttl_ms, self._settle_ms, *rows)
-        return Renewed(_texts(void), _texts(crowded))
+        head = (self._lease_ttl_ms, self._settle_ms, "1" if was_away else "")
+        void, crowded, given = await self._send(self._renew, gateway, model, *head, *rows)
+        fences = {id.decode(): int(fence) for id, fence in zip(given[::2], given[1::2], strict=True)}
+        return Renewed(_texts(void), _texts(crowded), fences)
 
     async def reread(self, gateway: str, model: str, tickets: Sequence[Ticket]) -> dict[str, int]:
         """Keeps tickets alive and in line: id -> position, 0 for those that hold a grant."""
@@ -263,14 +272,12 @@ def _ms(seconds: float) -> int:
     return max(1, round(seconds * 1000))
 
 
-def _head(offers: Offers) -> tuple[str, str, str, str]:
+def _bids(offers: Offers) -> str:
+    """The lines of a ticket's bids (`ticket_read` in lua/shared.lua)."""
     elsewhere = "" if offers.elsewhere is None else offers.elsewhere.packed()
     left_out = f" {' '.join(sorted(offers.left_out))} " if offers.left_out else ""
-    return f"{offers.begin_within_ms:.0f}", f"{offers.hold_ms:.3f}", elsewhere, left_out
-
-
-def _pairs(offers: Offers) -> list[str]:
-    return [text for offer in offers.take + offers.more for text in (offer.worker, offer.packed())]
+    named = "".join([f"{offer.worker}={offer.packed()}|" for offer in offers.take + offers.more])
+    return f"{offers.hold_ms:.1f}\n{elsewhere}\n{left_out}\n|{named}"
 
 
 def _row(ticket: Ticket) -> list[str | int]:
@@ -278,9 +285,9 @@ def _row(ticket: Ticket) -> list[str | int]:
     order, filed, offers = ticket.order, ticket.filed, ticket.offers
     row: list[str | int] = [order.id, _ms(ticket.ttl_s), order.team, repr(order.share), filed.start, filed.rank]
     if offers is None:
-        return [*row, "0", "0", "", "", 0, -1]
-    pairs = _pairs(offers)
-    return [*row, *_head(offers), len(offers.take), len(pairs) // 2, *pairs]
+        return [*row, 0, "", 0]
+    take = [offer.worker for offer in offers.take]
+    return [*row, f"{offers.begin_within_ms:.0f}", _bids(offers), len(take), *take]
 
 
 def _released(lease: Lease, share: float | None) -> tuple[str, int, str]:

@@ -18,22 +18,31 @@ class IntegrityError(AssertionError):
 
 
 @dataclass(frozen=True, slots=True)
+class Leased:
+    """What is said to be leased of a worker."""
+
+    boot: str
+    leases: int
+    kv_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
 class Picture:
     """One model's admission data, read in a single transaction."""
 
     now_ms: int
     workers: dict[str, bytes]
     """Worker id -> record, for live workers."""
-    leased: dict[str, str]
-    """Worker id -> boot that its leases are for."""
+    leased: dict[str, Leased]
+    """By worker id."""
     expiries: dict[str, dict[str, float]]
     """Worker id -> lease id -> expiry, unix ms."""
     leases: dict[str, dict[str, str]]
     queue: dict[str, float]
     tickets: dict[str, dict[str, str]]
     ticket_expiries: dict[str, float]
-    leased_kv: dict[str, str]
-    """Worker id -> KV tokens that its leases reckon with."""
+    bids: frozenset[str]
+    """Tickets that bid."""
     fair: dict[str, str]
 
 
@@ -65,8 +74,8 @@ def _lease_breaches(picture: Picture) -> Iterable[str]:
         worker = fields.get("worker", "")
         if places.get(lease) != worker:
             yield f"lease {lease} is for worker {worker} and counts on worker {places.get(lease)}"
-        if fields.get("boot") != picture.leased.get(worker):
-            yield f"lease {lease} is for process {fields.get('boot')}, not {picture.leased.get(worker)}"
+        if worker in picture.leased and fields.get("boot") != (boot := picture.leased[worker].boot):
+            yield f"lease {lease} is for process {fields.get('boot')}, not {boot}"
         if not fields.get("fence", "").isdigit():
             yield f"lease {lease} has no fencing token"
     for lease in places.keys() - picture.leases.keys():
@@ -76,7 +85,7 @@ def _lease_breaches(picture: Picture) -> Iterable[str]:
 def _slot_breaches(picture: Picture) -> Iterable[str]:
     for worker, record in picture.workers.items():
         beat = decode_heartbeat(record)
-        if picture.leased.get(worker, beat.boot) != beat.boot:
+        if worker in picture.leased and picture.leased[worker].boot != beat.boot:
             continue  # the leases of an earlier process are void already and go with the next look
         unexpired = sum(expiry > picture.now_ms for expiry in picture.expiries.get(worker, {}).values())
         if unexpired > beat.slots:
@@ -96,20 +105,19 @@ def _ticket_breaches(picture: Picture) -> Iterable[str]:
     for ticket, rank in picture.queue.items():
         if (known := picture.tickets.get(ticket, {}).get("rank")) is not None and float(known) != rank:
             yield f"ticket {ticket} has rank {known} and stands at {rank}"
-    for ticket, fields in picture.tickets.items():
-        expiry = picture.ticket_expiries.get(ticket)
-        if float(fields.get("until", 0)) != expiry:
-            yield f"ticket {ticket} lives until {fields.get('until')} and expires at {expiry}"
+    for ticket in picture.tickets.keys() ^ picture.bids:
+        yield f"ticket {ticket} has a record but no bids, or the reverse"
 
 
 def _kv_breaches(picture: Picture) -> Iterable[str]:
     counted: Counter[str] = Counter()
     for fields in picture.leases.values():
         counted[fields.get("worker", "")] += int(fields.get("kv", 0))
-    for worker in counted.keys() | picture.leased_kv.keys():
-        leased = int(picture.leased_kv.get(worker, 0))
-        if counted[worker] != leased:
-            yield f"worker {worker} has {leased} KV tokens leased, its leases {counted[worker]}"
+    for worker, leased in picture.leased.items():
+        if counted[worker] != leased.kv_tokens:
+            yield f"worker {worker} has {leased.kv_tokens} KV tokens leased, its leases {counted[worker]}"
+        if len(picture.expiries.get(worker, {})) != leased.leases:
+            yield f"worker {worker} is told to have {leased.leases} leases"
 
 
 def _team_breaches(picture: Picture) -> Iterable[str]:
@@ -126,16 +134,19 @@ async def take_picture(redis: redis.asyncio.Redis, model: str) -> Picture:
     now_ms, names = int(rows[0]), {name.decode(): value for name, value in rows[1]}
     prefix = keys.model_prefix(model)
     records: dict[str, bytes] = {}
+    bids: set[str] = set()
     expiries: dict[str, dict[str, float]] = {}
     hashes: dict[str, dict[str, dict[str, str]]] = {"lease": {}, "ticket": {}}
     for name, value in names.items():
-        match = re.fullmatch(r"(worker|lease|ticket):(.+?)(:leases|:heads)?", name.removeprefix(prefix))
+        match = re.fullmatch(r"(worker|lease|ticket):(.+?)(:leases|:heads|:bids)?", name.removeprefix(prefix))
         if match is None:
             continue
         kind, id, suffix = match.groups()
-        if suffix == ":heads":
+        if suffix == ":bids":
+            bids.add(id)
+        elif suffix == ":heads":
             continue
-        if suffix:
+        elif suffix:
             expiries[id] = _scores(value)
         elif kind == "worker":
             records[id] = dict(_raw_pairs(value))[BEAT.encode()]
@@ -143,11 +154,19 @@ async def take_picture(redis: redis.asyncio.Redis, model: str) -> Picture:
             hashes[kind][id] = _fields(value)
     queue = _scores(names.get(keys.queue(model), []))
     ticket_expiries = _scores(names.get(keys.tickets(model), []))
-    leased = _fields(names.get(keys.leased(model), []))
-    leased_kv = _fields(names.get(keys.leased_kv(model), []))
+    leased = {worker: _leased(text) for worker, text in _fields(names.get(keys.leased(model), [])).items()}
     fair = _fields(names.get(keys.fair(model), []))
     return Picture(
-        now_ms, records, leased, expiries, hashes["lease"], queue, hashes["ticket"], ticket_expiries, leased_kv, fair
+        now_ms,
+        records,
+        leased,
+        expiries,
+        hashes["lease"],
+        queue,
+        hashes["ticket"],
+        ticket_expiries,
+        frozenset(bids),
+        fair,
     )
 
 
@@ -165,6 +184,11 @@ for _, name in ipairs(redis.call("KEYS", (KEYS[1]:gsub("[%[%]*?\\\\]", "\\\\%0")
 end
 return {tostring(clock[1] * 1000 + math.floor(clock[2] / 1000)), rows}
 """
+
+
+def _leased(text: str) -> Leased:
+    boot, leases, kv_tokens, _ = text.split(" ")
+    return Leased(boot, int(leases), int(kv_tokens))
 
 
 def _raw_pairs(flat: list[bytes]) -> Iterable[tuple[bytes, bytes]]:

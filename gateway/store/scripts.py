@@ -16,14 +16,13 @@ ONE_PER_MODEL = (
     keys.queue,
     keys.tickets,
     keys.fence,
-    keys.leased_kv,
     keys.fair,
     keys.swept,
     keys.settling,
 )
 """Keys that a model has once; the script's variable is `<function>_key`."""
 
-MANY_PER_MODEL = (keys.worker, keys.worker_leases, keys.lease, keys.ticket)
+MANY_PER_MODEL = (keys.worker, keys.worker_leases, keys.lease, keys.ticket, keys.ticket_bids)
 """Keys that a model has many of; the script's function is `<function>_key(id)`."""
 
 
@@ -60,6 +59,11 @@ def load_response_script(name: str) -> Script:
         f'local function response_key(id) return KEYS[1] .. "{after}" .. id end',
     )
     return _script(name, "\n".join(names))
+
+
+def load_beat_script() -> Script:
+    """`lua/beat.lua`, whose key is given to it whole."""
+    return _script("beat", "")
 
 
 def load_news_script() -> Script:

@@ -20,14 +20,14 @@ heartbeat and nothing else; the rest belongs to the gateways' admission scripts 
     pd:{model}:worker:<id>            hash    worker       `beat`: `Heartbeat` (JSON), and what scripts read; gone when it is
     pd:{model}:worker:<id>:heads      string  worker       heads of what is cached there (`news.pack_heads`)
     pd:{model}:worker:<id>:leases     zset    gateway      lease id -> expiry, unix ms: the slots in use
-    pd:{model}:leased                 hash    gateway      worker id -> boot id of the process that its leases are for
+    pd:{model}:leased                 hash    gateway      worker id -> its process (boot), leases, their KV tokens, slots
     pd:{model}:lease:<id>             hash    gateway      worker, boot, address, gateway, fence, kv, team, charge
     pd:{model}:fence                  string  gateway      last fencing token
-    pd:{model}:leased-kv              hash    gateway      worker id -> KV tokens that its leases reckon with
-    pd:{model}:fair                   hash    gateway      virtual time, and each team's finish and number of tickets
+    pd:{model}:fair                   hash    gateway      virtual time, each team's finish and tickets, who was overtaken
     pd:{model}:queue                  zset    gateway      ticket id -> rank: class, then virtual finish; who waits
     pd:{model}:tickets                zset    gateway      ticket id -> expiry, unix ms: every ticket, granted or not
-    pd:{model}:ticket:<id>            hash    gateway      gateway, channel, rank, start, team, and its bids by worker
+    pd:{model}:ticket:<id>            hash    gateway      gateway, channel, rank, start, team, share, at
+    pd:{model}:ticket:<id>:bids       string  gateway      what it bids for which worker (`lua/shared.lua`, ticket_read)
     pd:{model}:swept                  string  gateway      there while another sweep would find nothing new
     pd:{model}:adapters               hash    gateway      adapter -> `AdapterRecord` (JSON): registered ones
     pd:{model}:adapters-removed       hash    gateway      adapter -> unix time when it was taken away, lately
@@ -138,12 +138,12 @@ def lease(model: str, lease_id: str) -> str:
     return model_prefix(model) + f"lease:{lease_id}"
 
 
-def leased_kv(model: str) -> str:
-    return model_prefix(model) + "leased-kv"
-
-
 def fair(model: str) -> str:
     return model_prefix(model) + "fair"
+
+
+def ticket_bids(model: str, ticket_id: str) -> str:
+    return ticket(model, ticket_id) + ":bids"
 
 
 def queue(model: str) -> str:

@@ -3,8 +3,9 @@
 --   ARGV[4]   least urgent class
 --   ARGV[5]   most urgent class
 --   ARGV[6+]  workers of which is told what is leased there
--- Result: {1 while Redis settles, waiting, {class, its tickets, ...}, {team, its tickets, ...}, {{class, fields and values
---   of a ticket}, ... from the head of the line}, {leases, leased KV tokens, ... per worker}, Redis's clock in ms}
+-- Result: {1 while Redis settles, waiting, {class, its tickets, ...}, {team, its tickets, ...}, a list per ticket from the
+--   head of the line: class, then fields and values, how often it was `passed` and its `bids` among them; {leases, leased
+--   KV tokens, ... per worker}, Redis's clock in ms}
 --
 -- Keeps: nothing is changed.
 local classes, teams, head, leased = {}, {}, {}, {}
@@ -27,12 +28,24 @@ end
 
 for _, id in ipairs(redis.call("ZRANGE", queue_key, 0, WINDOW - 1)) do
   local ticket = redis.call("HGETALL", ticket_key(id))
+  ticket[#ticket + 1] = "passed"
+  ticket[#ticket + 1] = redis.call("HGET", fair_key, "p:" .. id) or "0"
+  ticket[#ticket + 1] = "bids"
+  ticket[#ticket + 1] = redis.call("GET", ticket_bids_key(id)) or ""
   table.insert(ticket, 1, -math.floor(tonumber(redis.call("ZSCORE", queue_key, id)) / CLASS))
+  local filed = ticket_read(id, redis.call("GET", ticket_bids_key(id)))
+  for name, value in pairs({deadline = exact(filed.deadline), elsewhere = filed.elsewhere}) do
+    ticket[#ticket + 1], ticket[#ticket + 2] = name, value
+  end
+  for worker, bid in string.gmatch(filed.bids, "|([^|=]+)=([^|]+)") do
+    ticket[#ticket + 1], ticket[#ticket + 2] = "b:" .. worker, bid
+  end
   head[#head + 1] = ticket
 end
 
 for i = 6, #ARGV do
-  leased[#leased + 1] = leases_count(ARGV[i])
-  leased[#leased + 1] = tonumber(redis.call("HGET", leased_kv_key, ARGV[i])) or 0
+  local _, leases, kv = leased_read(redis.call("HGET", leased_key, ARGV[i]) or "- 0 0 0")
+  leased[#leased + 1] = leases
+  leased[#leased + 1] = kv
 end
 return {settling() and 1 or 0, redis.call("ZCARD", queue_key), classes, teams, head, leased, now}

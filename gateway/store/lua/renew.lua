@@ -2,38 +2,55 @@
 --
 --   ARGV[4]   lifetime of a lease, ms
 --   ARGV[5]   how long to settle where Redis turns out to have lost its data, ms
---   ARGV[6+]  per lease: id, fencing token, worker, boot, KV tokens
--- Result: {ids that are void, ids that found no free slot}
+--   ARGV[6]   "1": this gateway was without Redis, and others may have been
+--   ARGV[7+]  per lease: id, fencing token (0: it was placed without Redis and has none), worker, boot, KV tokens
+-- Result: {ids that are void, ids that found no free slot, {id, token, id, token, ...} of those that had none}
 --
 -- A lease that Redis has lost, or that expired while its gateway was held up, is taken anew with its old token when a slot
 -- of the same process is free: the call is still running there.
 -- Keeps: no worker has more leases than slots; a lease with another token or for an earlier process stays untouched and is
 -- void to the caller.
 local lease_ttl, settle_ms = tonumber(ARGV[4]), tonumber(ARGV[5])
-local void, crowded = {}, {}
+local void, crowded, given = {}, {}, {}
+
+-- Where Redis has lost its data, all who were without it say first what they hold.
+if ARGV[6] == "1" and redis.call("SETNX", fence_key, 0) == 1 then settle(settle_ms) end
+
+local function give(id, fence)
+  given[#given + 1] = id
+  given[#given + 1] = tonumber(fence)
+end
 
 local function restore(id, fence, worker, boot, kv)
   local record = worker_record(worker)
-  local leases = record and leases_count(worker)
   if not record then
     crowded[#crowded + 1] = id
   elseif record.boot ~= boot then
     void[#void + 1] = id
-  elseif record.slots <= leases then
+  elseif record.slots <= record.leases then
     crowded[#crowded + 1] = id
   else
-    record.worker, record.leases, record.kv_free = worker, leases, 0
-    lease_take(record, id, GATEWAY, lease_ttl, kv, fence)
-    if tonumber(redis.call("GET", fence_key) or 0) < tonumber(fence) then
+    local token = lease_take(record, id, GATEWAY, lease_ttl, kv, fence)
+    if not fence then
+      give(id, token)
+    elseif tonumber(redis.call("GET", fence_key) or 0) < tonumber(fence) then
       redis.call("SET", fence_key, fence)
       settle(settle_ms)
     end
   end
 end
 
-for i = 6, #ARGV, 5 do
+for i = 7, #ARGV, 5 do
   local id, fence, worker, boot, kv = ARGV[i], ARGV[i + 1], ARGV[i + 2], ARGV[i + 3], tonumber(ARGV[i + 4])
-  local holder = redis.call("HGET", lease_key(id), "fence")
+  local holder, owner = unpack(redis.call("HMGET", lease_key(id), "fence", "gateway"))
+  if fence == "0" then
+    fence = nil
+    -- It was given one before, and the answer got lost.
+    if holder and owner == GATEWAY then
+      fence = holder
+      give(id, fence)
+    end
+  end
   local expiry = tonumber(redis.call("ZSCORE", worker_leases_key(worker), id) or 0)
   if holder and holder ~= fence then
     void[#void + 1] = id
@@ -44,4 +61,4 @@ for i = 6, #ARGV, 5 do
     restore(id, fence, worker, boot, kv)
   end
 end
-return {void, crowded}
+return {void, crowded, given}

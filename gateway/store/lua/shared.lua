@@ -14,7 +14,7 @@ local PROTOCOL, GRANT_TTL, GATEWAY = tonumber(ARGV[1]), tonumber(ARGV[2]), ARGV[
 
 local WINDOW = 16      -- tickets, from the head of the line, that a free slot goes to one of
 local WINDOWS = 4      -- where none of them wants it, the next ones are asked, up to so many times
-local MOST_PASSED = 16 -- after being overtaken so often a ticket is not overtaken again
+local MOST_PASSED = 16 -- after being the first to be overtaken so often, a ticket is not overtaken again
 local CLASS = 2 ^ 46   -- distance between two priority classes in the line, virtual tokens
 local MET = 1e9        -- loss of a deadline
 
@@ -24,18 +24,14 @@ local now = clock[1] * 1000 + math.floor(clock[2] / 1000)
 -- Lua would write fourteen digits.
 local function exact(number) return string.format("%.17g", number) end
 
-local function virtual_time() return tonumber(redis.call("HGET", fair_key, "v")) or 0 end
-
-local function virtual_time_reaches(start)
-  if start > virtual_time() then redis.call("HSET", fair_key, "v", exact(start)) end
+-- A team's place in virtual time: the virtual time, where its last call finishes, and how many tickets it has.
+local function team_read(team)
+  local fields = redis.call("HMGET", fair_key, "v", "f:" .. team, "n:" .. team)
+  return tonumber(fields[1]) or 0, tonumber(fields[2]) or 0, tonumber(fields[3]) or 0
 end
 
--- Charges a team for a call -> where the call starts and finishes.
-local function charge(team, share)
-  local tags = redis.call("HMGET", fair_key, "v", "f:" .. team)
-  local start = math.max(tonumber(tags[1]) or 0, tonumber(tags[2]) or 0)
-  redis.call("HSET", fair_key, "f:" .. team, exact(start + share))
-  return start, start + share
+local function virtual_time_reaches(start)
+  if start > (tonumber(redis.call("HGET", fair_key, "v")) or 0) then redis.call("HSET", fair_key, "v", exact(start)) end
 end
 
 -- What a call took more (or less) than it was charged for.
@@ -45,27 +41,43 @@ end
 
 local function ticket_forget(id, team)
   redis.call("ZREM", tickets_key, id)
-  redis.call("DEL", ticket_key(id))
-  if team and redis.call("HINCRBY", fair_key, "n:" .. team, -1) <= 0 then redis.call("HDEL", fair_key, "n:" .. team) end
+  redis.call("DEL", ticket_key(id), ticket_bids_key(id))
+  if not team then return end
+  local none_left = redis.call("HINCRBY", fair_key, "n:" .. team, -1) <= 0
+  redis.call("HDEL", fair_key, "p:" .. id, none_left and "n:" .. team or "p:" .. id)
 end
 
 -- A ticket that will never be served.
 local function ticket_drop(id)
   local ticket = redis.call("HMGET", ticket_key(id), "team", "share")
   redis.call("ZREM", queue_key, id)
-  ticket_forget(id, ticket[1])
+  ticket_forget(id, ticket[1] or nil)
   charge_rest(ticket[1], -(tonumber(ticket[2]) or 0))
+end
+
+-- What is leased of a worker: "boot leases kv slots". The slots are those that it had when one was leased last.
+local function leased_read(text)
+  local boot, leases, kv, slots = string.match(text, "^(%S+) (%d+) (%d+) (%d+)$")
+  return boot, tonumber(leases), tonumber(kv), tonumber(slots)
+end
+
+local function leased_write(worker, boot, leases, kv, slots)
+  redis.call("HSET", leased_key, worker, string.format("%s %d %d %d", boot, leases, math.max(0, kv), slots))
 end
 
 -- Frees a slot. If the lease was a grant that nobody claimed, its ticket goes back to its old place.
 local function lease_drop(worker, id)
-  local kv = tonumber(redis.call("HGET", lease_key(id), "kv")) or 0
-  redis.call("ZREM", worker_leases_key(worker), id)
+  local lease = redis.call("HMGET", lease_key(id), "kv", "team")
   redis.call("DEL", lease_key(id))
-  if kv > 0 and redis.call("HINCRBY", leased_kv_key, worker, -kv) <= 0 then
-    redis.call("HDEL", leased_kv_key, worker)
+  if redis.call("ZREM", worker_leases_key(worker), id) == 1 then
+    local boot, leases, kv, slots = leased_read(redis.call("HGET", leased_key, worker))
+    if leases == 1 then
+      redis.call("HDEL", leased_key, worker)
+    else
+      leased_write(worker, boot, leases - 1, kv - (tonumber(lease[1]) or 0), slots)
+    end
   end
-  local rank = redis.call("HGET", ticket_key(id), "rank")
+  local rank = not lease[2] and redis.call("HGET", ticket_key(id), "rank")
   if rank then redis.call("ZADD", queue_key, rank, id) end
 end
 
@@ -74,34 +86,45 @@ local function leases_drop_all(worker)
   redis.call("HDEL", leased_key, worker)
 end
 
--- A live worker's record, or nil. What an earlier process of that worker held is void and freed here.
+-- A live worker's record with what is leased of it, or nil. What an earlier process of it held is void and freed here.
 local function worker_record(worker)
   local fields = redis.call("HMGET", worker_key(worker), "boot", "address", "protocol", "slots", "kv", "kv_used", "draining")
   if not fields[1] or tonumber(fields[3]) ~= PROTOCOL then return nil end
-  local boot = redis.call("HGET", leased_key, worker)
-  if boot and boot ~= fields[1] then leases_drop_all(worker) end
-  return {
-    boot = fields[1], address = fields[2], slots = tonumber(fields[4]) or 0, kv = tonumber(fields[5]) or 0,
-    kv_used = tonumber(fields[6]) or 0, draining = fields[7] == "1",
+  local record = {
+    worker = worker, boot = fields[1], address = fields[2], slots = tonumber(fields[4]) or 0,
+    draining = fields[7] == "1", leases = 0, kv_leased = 0,
   }
+  local text = redis.call("HGET", leased_key, worker)
+  if text then
+    local boot, leases, kv = leased_read(text)
+    if boot == record.boot then
+      record.leases, record.kv_leased = leases, kv
+    else
+      leases_drop_all(worker)
+    end
+  end
+  -- What leases reckon with is a prediction, what the worker reports is late: the larger one holds.
+  record.kv_free = (tonumber(fields[5]) or 0) - math.max(record.kv_leased, tonumber(fields[6]) or 0)
+  return record
 end
 
-local function leases_count(worker)
-  return redis.call("ZCOUNT", worker_leases_key(worker), "(" .. string.format("%d", now), "+inf")
-end
-
--- A worker as grants see it: its record, free slots and free KV tokens; nil where it has no slot free, drains,
--- is gone, or speaks another protocol.
+-- A worker as grants see it; nil where it has no slot free, drains, is gone, or speaks another protocol. A lease that has
+-- expired counts until a sweep has found it.
 local function open_worker(worker)
   local record = worker_record(worker)
-  if not record or record.draining then return nil end
-  local leases = leases_count(worker)
-  if leases >= record.slots then return nil end
-  record.worker, record.leases = worker, leases
-  -- What leases reckon with is a prediction, what the worker reports is late: the larger one holds.
-  local taken = math.max(tonumber(redis.call("HGET", leased_kv_key, worker)) or 0, record.kv_used)
-  record.kv_free = record.kv - taken
-  return record
+  if record and not record.draining and record.leases < record.slots then return record end
+  return nil
+end
+
+-- Those of the workers that are not known to have all their slots leased, by one look at all. One that has started anew
+-- with more may be missed, until its old leases are swept.
+local function perhaps_open(workers)
+  local open = {}
+  for at, text in ipairs(#workers > 0 and redis.call("HMGET", leased_key, unpack(workers)) or {}) do
+    local _, leases, _, slots = leased_read(text or "- 0 0 1")
+    if leases < slots then open[#open + 1] = workers[at] end
+  end
+  return open
 end
 
 -- An empty worker takes any call: whether its prompt fits at all is the worker's to say.
@@ -109,15 +132,14 @@ local function kv_fits(record, kv)
   return record.leases == 0 or kv <= record.kv_free
 end
 
--- Takes a slot that the caller found free. Returns the lease's fencing token.
-local function lease_take(record, id, gateway, ttl, kv, fence)
+-- Takes a slot that the caller found free; `more` fields go into the lease. Returns its fencing token.
+local function lease_take(record, id, gateway, ttl, kv, fence, ...)
   fence = fence or redis.call("INCR", fence_key)
   redis.call("HSET", lease_key(id), "worker", record.worker, "boot", record.boot, "address", record.address,
-    "gateway", gateway, "fence", fence, "kv", kv)
+    "gateway", gateway, "fence", fence, "kv", kv, ...)
   redis.call("ZADD", worker_leases_key(record.worker), now + ttl, id)
-  redis.call("HSET", leased_key, record.worker, record.boot)
-  if kv > 0 then redis.call("HINCRBY", leased_kv_key, record.worker, kv) end
-  record.leases, record.kv_free = record.leases + 1, record.kv_free - kv
+  record.leases, record.kv_leased, record.kv_free = record.leases + 1, record.kv_leased + kv, record.kv_free - kv
+  leased_write(record.worker, record.boot, record.leases, record.kv_leased, record.slots)
   return fence
 end
 
@@ -137,136 +159,152 @@ local function settling()
   return redis.call("EXISTS", settling_key) == 1
 end
 
--- A bid is "cost else kv": ms to the first token on this worker; ms to it on the best other one, the wait for that one
--- included; KV tokens to reckon with.
-local function bid_read(text)
-  local cost, other, kv = string.match(text, "^(%S+) (%S+) (%S+)$")
-  return tonumber(cost), tonumber(other), tonumber(kv)
+-- A waiting ticket of the window, from what it bids: a deadline (unix ms; 0: none), and lines of the ms that its answer
+-- takes, the bid for any worker that is not named (or nothing), workers that would not do between blanks, "|worker=bid|",
+-- and its gateway. A bid is "cost else kv": ms to the first token on this worker; ms to it on the best other one, the
+-- wait for that one included; KV tokens to reckon with.
+local function ticket_read(id, text, passed)
+  local deadline, hold, elsewhere, left_out, bids, gateway =
+    string.match(text, "^(%S+) (%S+)\n([^\n]*)\n([^\n]*)\n([^\n]*)\n(.*)$")
+  return {id = id, deadline = tonumber(deadline), hold = tonumber(hold), elsewhere = elsewhere, left_out = left_out,
+    bids = bids, gateway = gateway, passed = tonumber(passed) or 0}
 end
 
--- A waiting ticket as a slot of `worker` sees it; nil: it is dead, and dropped.
-local function ticket_read(id, worker)
-  local fields = redis.call("HMGET", ticket_key(id), "until", "gateway", "channel", "start", "passed", "deadline", "hold",
-    "b:" .. worker, "elsewhere", "not")
-  if not fields[1] or tonumber(fields[1]) <= now then
-    ticket_drop(id)
-    return nil
+-- What a ticket bids for a worker: cost, else, KV tokens; nil where that would not do.
+local function bid_for(ticket, worker)
+  local _, last = string.find(ticket.bids, "|" .. worker .. "=", 1, true)
+  local text, from = ticket.bids, (last or 0) + 1
+  if not last then
+    if string.find(ticket.left_out, " " .. worker .. " ", 1, true) then return nil end
+    text = ticket.elsewhere
   end
-  local ticket = {id = id, gateway = fields[2], channel = fields[3], start = tonumber(fields[4]),
-    passed = tonumber(fields[5]) or 0, deadline = tonumber(fields[6]) or 0, hold = tonumber(fields[7]) or 0}
-  local text = fields[8]
-  -- The list of those that would not do is between blanks.
-  if not text and fields[9] ~= "" and not string.find(fields[10] or "", " " .. worker .. " ", 1, true) then
-    text = fields[9]
-  end
-  if text and text ~= "" then ticket.cost, ticket.other, ticket.kv = bid_read(text) end
-  return ticket
+  local cost, other, kv = string.match(text, "^([^ |]+) ([^ |]+) ([^ |]+)", from)
+  return tonumber(cost), tonumber(other), tonumber(kv)
 end
 
 -- What a ticket loses if another one gets the slot, per ms that it would keep the slot's worker busy; negative: it is
 -- better off waiting for another worker. Deadlines that can be met only here come first, the earliest of them before all.
-local function loss(ticket)
-  if ticket.deadline > 0 and now + ticket.cost <= ticket.deadline and now + ticket.other > ticket.deadline then
+local function loss(ticket, cost, other)
+  if ticket.deadline > 0 and now + cost <= ticket.deadline and now + other > ticket.deadline then
     return MET + 1e9 / (ticket.deadline - now + 1)
   end
-  return (ticket.other - ticket.cost) / (ticket.cost + ticket.hold + 1)
+  return (other - cost) / (cost + ticket.hold + 1)
 end
 
--- The ticket that a slot of an open worker goes to, and those that it overtakes; nil where nobody wants it.
--- `passed`: gateways whose tickets keep their place this once. `newcomer`: a ticket that may stand behind the window.
-local function choose(record, window, passed, newcomer)
-  local best, best_loss, overtaken = nil, 0, {}
-  local function consider(id)
-    local ticket = ticket_read(id, record.worker)
-    if not ticket or not ticket.cost or (passed and passed[ticket.gateway]) then return false end
-    local lost = loss(ticket)
-    if lost < 0 then return false end
-    local fits = kv_fits(record, ticket.kv)
-    if ticket.passed >= MOST_PASSED then
-      -- Its turn: if it does not fit yet, nobody else takes the room that it waits for.
-      if not best or not best.due then
-        if fits then ticket.due, best = true, ticket else best = {none = true, due = true} end
-      end
-      return true
+-- Tickets of a part of the line. The dead are dropped.
+local function tickets_read(ids)
+  local tickets, names, fields = {}, {}, {}
+  if #ids == 0 then return tickets end
+  for at, id in ipairs(ids) do names[at], fields[at] = ticket_bids_key(id), "p:" .. id end
+  local texts = redis.call("MGET", unpack(names))
+  local expiries = redis.call("ZMSCORE", tickets_key, unpack(ids))
+  local passed = redis.call("HMGET", fair_key, unpack(fields))
+  for at, id in ipairs(ids) do
+    if texts[at] and (tonumber(expiries[at]) or 0) > now then
+      tickets[#tickets + 1] = ticket_read(id, texts[at], passed[at])
+    else
+      ticket_drop(id)
     end
-    overtaken[#overtaken + 1] = ticket
-    if fits and (not best or lost > best_loss) then best, best_loss, ticket.at = ticket, lost, #overtaken end
-    return false
   end
-  local met = false
-  for _, id in ipairs(window) do
-    met = met or id == newcomer
-    if consider(id) then break end
-  end
-  if newcomer and not met and not best then consider(newcomer) end
-  if not best or best.none then return nil end
-  local behind = {}
-  for at = 1, best.due and 0 or best.at - 1 do behind[at] = overtaken[at].id end
-  return best, behind
+  return tickets
 end
 
-local function choose_from_line(record, passed, newcomer)
+-- The ticket that a slot of an open worker goes to, and the first of those that it overtakes; nil where nobody of these
+-- wants it. True as a third value: nobody behind them may have it either. `missed`: gateways whose tickets keep their
+-- place this once.
+local function choose(record, tickets, missed)
+  local best, most, first = nil, 0, nil
+  for _, ticket in ipairs(tickets) do
+    local cost, other, kv = bid_for(ticket, record.worker)
+    local lost = cost and not (missed and missed[ticket.gateway]) and loss(ticket, cost, other) or -1
+    if lost >= 0 then
+      local fits = kv_fits(record, kv)
+      if ticket.passed >= MOST_PASSED then
+        -- Its turn. If it does not fit yet, nobody else takes the room that it waits for.
+        ticket.kv = kv
+        return fits and ticket or nil, nil, true
+      end
+      first = first or ticket
+      if fits and (not best or lost > most) then
+        best, most, ticket.kv = ticket, lost, kv
+      end
+    end
+  end
+  return best, first ~= best and first or nil
+end
+
+-- The line in windows, each read once as long as it does not change.
+local line = {}
+
+local function window(number)
+  if not line[number] then
+    line[number] = tickets_read(redis.call("ZRANGE", queue_key, number * WINDOW, (number + 1) * WINDOW - 1))
+  end
+  return line[number]
+end
+
+local function choose_from_line(record, missed, newcomer)
   for number = 0, WINDOWS - 1 do
-    local window = redis.call("ZRANGE", queue_key, number * WINDOW, (number + 1) * WINDOW - 1)
-    local last = number == WINDOWS - 1 or #window < WINDOW
-    local ticket, overtaken = choose(record, window, passed, last and newcomer)
-    if ticket or last then return ticket, overtaken end
+    local tickets = window(number)
+    local ticket, overtaken, over = choose(record, tickets, missed)
+    if ticket or over then return ticket, overtaken end
+    for _, one in ipairs(tickets) do
+      if one.id == newcomer then newcomer = nil end
+    end
+    if #tickets == 0 then return nil end
   end
+  -- Behind all that were asked.
+  if newcomer then return choose(record, tickets_read({newcomer}), missed) end
 end
 
--- Hands the free slots of these workers to waiting tickets. A ticket that none of them suits keeps its place. Returns how
--- many grants were made.
-local function grant(workers, passed, newcomer)
-  if redis.call("ZCARD", queue_key) == 0 or settling() then return 0 end
+-- Hands the free slots of these workers to waiting tickets; one that none of them suits keeps its place. `newcomer` is
+-- asked wherever in the line it stands. Returns how many grants were made.
+local function grant(workers, missed, newcomer)
+  if #workers == 0 or redis.call("ZCARD", queue_key) == 0 or settling() then return 0 end
   local granted = 0
   for _, worker in ipairs(workers) do
     local record = open_worker(worker)
     while record and record.leases < record.slots do
-      local ticket, overtaken = choose_from_line(record, passed, newcomer)
+      local ticket, overtaken = choose_from_line(record, missed, newcomer)
       if not ticket then break end
+      local filed = redis.call("HMGET", ticket_key(ticket.id), "channel", "start")
       redis.call("ZREM", queue_key, ticket.id)
       lease_take(record, ticket.id, ticket.gateway, GRANT_TTL, ticket.kv)
-      virtual_time_reaches(ticket.start)
-      for _, id in ipairs(overtaken) do redis.call("HINCRBY", ticket_key(id), "passed", 1) end
-      redis.call("PUBLISH", ticket.channel, ticket.id)
+      virtual_time_reaches(tonumber(filed[2]))
+      if overtaken then redis.call("HINCRBY", fair_key, "p:" .. overtaken.id, 1) end
+      redis.call("PUBLISH", filed[1], ticket.id)
       if ticket.id == newcomer then newcomer = nil end
-      granted = granted + 1
+      granted, line = granted + 1, {}
     end
   end
   return granted
 end
 
-local function grant_all(passed)
-  return grant(redis.call("SMEMBERS", workers_key), passed)
+local function grant_all(missed)
+  return grant(redis.call("SMEMBERS", workers_key), missed)
 end
 
--- Writes what a ticket bids: `rows` of ARGV from `first` are pairs of a worker and its bid.
-local function bids_write(id, elsewhere, left_out, deadline, hold, first, last)
-  local by = tonumber(deadline) > 0 and exact(now + tonumber(deadline)) or "0"
-  local fields = {"elsewhere", elsewhere, "not", left_out, "deadline", by, "hold", hold}
-  for i = first, last, 2 do
-    fields[#fields + 1] = "b:" .. ARGV[i]
-    fields[#fields + 1] = ARGV[i + 1]
-  end
-  redis.call("HSET", ticket_key(id), unpack(fields))
+-- Writes what a ticket bids; `text` is the lines of `ticket_read` that a gateway makes.
+local function bids_write(id, within, text)
+  local deadline = tonumber(within) > 0 and now + tonumber(within) or 0
+  redis.call("SET", ticket_bids_key(id), string.format("%d %s\n%s", deadline, text, GATEWAY))
 end
 
--- Puts a ticket in the line at its rank.
+-- Puts a ticket in the line at its rank. The caller has counted it for its team.
 local function ticket_file(id, channel, ttl, team, share, start, rank)
-  redis.call("HSET", ticket_key(id), "gateway", GATEWAY, "channel", channel, "until", exact(now + ttl), "team", team,
-    "share", exact(share), "start", exact(start), "rank", exact(rank), "at", exact(now))
-  redis.call("HINCRBY", fair_key, "n:" .. team, 1)
-  redis.call("ZADD", queue_key, exact(rank), id)
+  redis.call("HSET", ticket_key(id), "gateway", GATEWAY, "channel", channel, "team", team, "share", share,
+    "start", start, "rank", rank, "at", exact(now))
+  redis.call("ZADD", queue_key, rank, id)
   redis.call("ZADD", tickets_key, now + ttl, id)
 end
 
--- Makes a claimed lease of a grant. Returns how often its ticket was overtaken.
+-- Makes a claimed lease of a grant. Returns how often its ticket was the first of those that were overtaken.
 local function grant_claim(worker, id, ttl)
   redis.call("ZADD", worker_leases_key(worker), now + ttl, id)
-  local ticket = redis.call("HMGET", ticket_key(id), "team", "share", "passed")
-  if ticket[1] then
-    redis.call("HSET", lease_key(id), "team", ticket[1], "share", ticket[2])
-    ticket_forget(id, ticket[1])
-  end
-  return tonumber(ticket[3]) or 0
+  local ticket = redis.call("HMGET", ticket_key(id), "team", "share")
+  if not ticket[1] then return 0 end
+  local passed = tonumber(redis.call("HGET", fair_key, "p:" .. id)) or 0
+  redis.call("HSET", lease_key(id), "team", ticket[1], "share", ticket[2])
+  ticket_forget(id, ticket[1])
+  return passed
 end

@@ -35,9 +35,7 @@ for _, worker in ipairs(leased) do
       lease_drop(worker, id)
     end
   end
-  local after = redis.call("ZCARD", leases)
-  freed = freed + before - after
-  if after == 0 then redis.call("HDEL", leased_key, worker) end
+  freed = freed + before - redis.call("ZCARD", leases)
 end
 
 for _, worker in ipairs(redis.call("SMEMBERS", workers_key)) do

@@ -27,8 +27,9 @@ DAMAGE: dict[str, list[tuple[str, ...]]] = {
     "a record but no expiry": [("ZREM", keys.tickets(MODEL), "waits")],
     "ticket waits is neither in the line nor granted": [("ZREM", keys.queue(MODEL), "waits")],
     "ticket waits has rank 2 and stands at 9": [("ZADD", keys.queue(MODEL), "9", "waits")],
-    "ticket waits lives until 5 and expires at": [("HSET", keys.ticket(MODEL, "waits"), "until", "5")],
-    "worker w1 has 99 KV tokens leased, its leases 7": [("HSET", keys.leased_kv(MODEL), "w1", "99")],
+    "ticket waits has a record but no bids": [("DEL", keys.ticket_bids(MODEL, "waits"))],
+    "worker w1 has 99 KV tokens leased, its leases 7": [("HSET", keys.leased(MODEL), "w1", "boot1 1 99 1")],
+    "worker w1 is told to have 5 leases": [("HSET", keys.leased(MODEL), "w1", "boot1 5 7 1")],
     "team team has 1 tickets and is told to have 4": [("HSET", keys.fair(MODEL), "n:team", "4")],
 }
 

@@ -197,11 +197,11 @@ async def test_kv_tokens_are_leased(client: redis.asyncio.Redis, one: Caller) ->
     first = await one.take("a", "w1", kv=3000)
     await one.wait("big", offers("w1", kv=2000))
     small = await one.take("small", "w1", kv=500)
-    assert await client.hgetall(keys.leased_kv("m")) == {b"w1": b"3500"}
+    assert await client.hgetall(keys.leased("m")) == {b"w1": b"boot1 2 3500 4"}
     await one.release(small)
     await one.release(first)
     assert await one.claim("big") is not None
-    assert await client.hgetall(keys.leased_kv("m")) == {b"w1": b"2000"}
+    assert await client.hgetall(keys.leased("m")) == {b"w1": b"boot1 1 2000 4"}
 
 
 async def test_an_empty_worker_takes_a_call_of_any_size(client: redis.asyncio.Redis, one: Caller) -> None:

@@ -257,6 +257,7 @@ async def test_an_expired_lease_never_makes_two_of_one_slot(client: redis.asynci
     late = await Caller(store).take("a", "w1")
     await asyncio.sleep(0.1)
     prompt = Caller(Store(client), "g2")
+    await prompt.sweep()
     lease = await prompt.take("b", "w1")
     assert (await store.renew("g1", "m", [late])).crowded == {"a"}
     await prompt.release(lease)
@@ -494,7 +495,10 @@ def test_no_script_spells_a_key_name_itself() -> None:
     for path in FOLDER.glob("*.lua"):
         code = "\n".join(line for line in path.read_text().splitlines() if not line.lstrip().startswith("--"))
         assert "pd:" not in code
-        assert not [name for name in declared if f'.. "{name}"' in code or "KEYS[1]" in code], path.name
+        spelt = [name for name in declared if f'.. "{name}"' in code]
+        # Those below no list of names are given their one key whole.
+        assert not spelt, path.name
+        assert "KEYS[1]" not in code or path.stem in ("beat", "news"), path.name
 
 
 @pytest.mark.parametrize("path", [*FOLDER.glob("[!s]*.lua"), FOLDER / "sweep.lua"], ids=lambda path: path.stem)

@@ -1,0 +1,16 @@
+-- A gateway process says that it lives, and learns which others do.
+--
+--   KEYS[1]  the gateways
+--   ARGV[1]  id of this one
+--   ARGV[2]  how long a beat counts, s
+-- Result: {1 where its last beat still counted, else 0, ids of those that live, in order of their ids}
+--
+-- Keeps: whoever has missed its beats is not among the gateways.
+local clock = redis.call("TIME")
+local now = clock[1] + clock[2] / 1000000
+redis.call("ZREMRANGEBYSCORE", KEYS[1], "-inf", string.format("%.6f", now - ARGV[2]))
+local was_there = redis.call("ZSCORE", KEYS[1], ARGV[1])
+redis.call("ZADD", KEYS[1], string.format("%.6f", now), ARGV[1])
+local ids = redis.call("ZRANGE", KEYS[1], 0, -1)
+table.sort(ids)
+return {was_there and 1 or 0, ids}
