@@ -18,7 +18,7 @@ from msgspec.structs import asdict, replace
 
 from workers.chat.answers import Answers
 from workers.chat.prompts import Prompts, is_quick
-from workers.chat.tools import CallPiece, Parser, Piece, ReasoningPiece
+from workers.chat.tools import CallPiece, ContentPiece, Parser, Piece, ReasoningPiece
 from workers.chat.tools.hermes import HERMES
 from workers.constraint.thought import UNBOUNDED, Thought
 from workers.engine.request import EngineRequest, TokenMask
@@ -198,7 +198,7 @@ class CallDesk:
                     self._first_token(call)
                 if call.parser is None:
                     if call.heads is not None:
-                        call.heads.said(event.text)
+                        call.heads.add(ContentPiece(event.text))
                     frame.append(Text(listing.number, event.text, event.num_tokens))
                 else:
                     call.held_tokens += event.num_tokens
