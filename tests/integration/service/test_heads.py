@@ -12,12 +12,15 @@ from pathlib import Path
 import pytest
 
 from tests.integration.engine.listener import ONE_THREAD
+from tests.integration.engine.test_disk_tier import tier
 from tests.integration.service.test_thinking import DEMO
 from tests.support.small_models import write_small_model
 from workers.chat.answers import Answers
 from workers.chat.prompts import Prompts
 from workers.chat.template import ChatTemplate
 from workers.chat.tools.hermes import HERMES
+from workers.engine.disk import DiskTier
+from workers.engine.disk_names import BLOCK_TOKENS
 from workers.engine.engine import Engine
 from workers.llama.context import Context
 from workers.llama.model import Model
@@ -51,9 +54,10 @@ class Said:
 class Bench:
     """A worker without HTTP and Redis."""
 
-    def __init__(self, model: Model, context: Context, n_ctx: int, ram_bytes: int) -> None:
+    def __init__(self, model: Model, context: Context, ram_bytes: int, disk: DiskTier | None) -> None:
         mailbox = Mailbox(asyncio.get_running_loop())
-        self.engine = Engine(model, context, slots=2, n_ctx=n_ctx, emit=mailbox.put, ram_bytes=ram_bytes)
+        n_ctx = min(2048, context.kv_tokens)
+        self.engine = Engine(model, context, slots=2, n_ctx=n_ctx, emit=mailbox.put, ram_bytes=ram_bytes, disk=disk)
         self.book = HeadBook()
         self.book.connect(self.engine.census)
         self.hub = EventHub("boot", grace_s=60)
@@ -109,13 +113,14 @@ class Bench:
 
 
 @asynccontextmanager
-async def worker(path: Path, *, kv_tokens: int = 4096, ram_bytes: int = RAM_BYTES) -> AsyncIterator[Bench]:
-    n_ctx = min(2048, kv_tokens)
+async def worker(
+    path: Path, *, kv_tokens: int = 4096, ram_bytes: int = RAM_BYTES, disk: DiskTier | None = None
+) -> AsyncIterator[Bench]:
     with (
         Model.load(path, ONE_THREAD) as model,
         Context(model, ONE_THREAD, slots=2, kv_tokens=kv_tokens) as context,
     ):
-        bench = Bench(model, context, n_ctx, ram_bytes)
+        bench = Bench(model, context, ram_bytes, disk)
         bench.engine.start()
         try:
             yield bench
@@ -208,6 +213,21 @@ async def test_what_moved_to_ram_is_still_told(small: Path) -> None:
         assert bench.engine.counters.num_restored > 0
         assert said.cached == pytest.approx(told, rel=0.05)
         assert told > 0
+
+
+async def test_what_lies_on_disk_only_is_still_told(small: Path, tmp_path: Path) -> None:
+    with tier(tmp_path / "cache") as disk:
+        async with worker(small, kv_tokens=1024, ram_bytes=400 << 10, disk=disk) as bench:
+            first = (user(0, 800),)
+            await bench.say(first)
+            for number in range(2, 9):
+                await bench.say((user(number, 800),))
+            await bench.at_rest()
+            told = bench.known(first)
+            said = await bench.say(first)
+            assert bench.engine.counters.num_fetched > 0
+            assert said.cached == pytest.approx(told, abs=BLOCK_TOKENS)
+            assert told > 4 * BLOCK_TOKENS
 
 
 async def test_heads_of_a_call_that_nobody_waits_for_any_more_are_what_was_computed(small: Path) -> None:
