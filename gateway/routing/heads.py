@@ -74,17 +74,15 @@ class HeadIndex:
         return self._counts.get(number, 0)
 
     def add(self, number: int, heads: Iterable[int]) -> None:
-        log = self._logs.setdefault(number, array("Q"))
-        added = 0
+        log, shards, added = self._logs.setdefault(number, array("Q")), self._shards, 0
         for head in heads:
             key = head & _MASK
-            shard = self._shards[key >> _SHARD]
-            there = shard.get(key)
-            if there is None:
-                shard[key] = number
-            elif _has(there, number):
-                continue
-            else:
+            shard = shards[key >> _SHARD]
+            size = len(shard)
+            there = shard.setdefault(key, number)  # a look at a large table is what costs here
+            if len(shard) == size:
+                if _has(there, number):
+                    continue
                 _join(shard, key, there, number)
             log.append(key)
             added += 1
@@ -94,29 +92,21 @@ class HeadIndex:
 
     def drop(self, number: int, heads: Iterable[int]) -> None:
         """Heads that the worker does not have are none of its losses."""
-        self._counts[number] = self._counts.get(number, 0) - sum(self._drop(number, head & _MASK) for head in heads)
+        shards, dropped = self._shards, 0
+        for head in heads:
+            key = head & _MASK
+            shard = shards[key >> _SHARD]
+            there = shard.pop(key, None)
+            if there == number:
+                dropped += 1
+            elif there is not None:
+                dropped += _leave(shard, key, there, number)
+        self._counts[number] = self._counts.get(number, 0) - dropped
 
     def forget(self, number: int) -> None:
         """All heads of a worker."""
-        for head in self._logs.pop(number, ()):
-            self._drop(number, head)
+        self.drop(number, self._logs.pop(number, ()))
         self._counts.pop(number, None)
-
-    def _drop(self, number: int, key: int) -> bool:
-        shard = self._shards[key >> _SHARD]
-        there = shard.get(key)
-        if there is None or not _has(there, number):
-            return False
-        if isinstance(there, int):
-            del shard[key]
-        elif isinstance(there, tuple):
-            left = tuple(holder for holder in there if holder != number)
-            shard[key] = left if len(left) > 1 else left[0]
-        else:
-            there.discard(number)
-            if len(there) <= FEW // 2:
-                shard[key] = tuple(there)
-        return True
 
     def _tidy(self, number: int) -> None:
         """A head that was dropped and came back stands there twice."""
@@ -133,6 +123,20 @@ def _join(shard: dict[int, Holders], key: int, there: Holders, number: int) -> N
         shard[key] = (*there, number)
     else:
         shard[key] = {*there, number}
+
+
+def _leave(shard: dict[int, Holders], key: int, there: Holders, number: int) -> bool:
+    """Puts those back who are left. False where the worker was not among them."""
+    if isinstance(there, int) or number not in there:
+        shard[key] = there
+        return False
+    if isinstance(there, set):
+        there.discard(number)
+        shard[key] = there if len(there) > FEW // 2 else tuple(there)
+    else:
+        left = tuple(holder for holder in there if holder != number)
+        shard[key] = left if len(left) > 1 else left[0]
+    return True
 
 
 def _has(holders: Holders, number: int) -> bool:

@@ -9,31 +9,16 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from math import floor, log
-from operator import attrgetter
 from types import MappingProxyType
 
 from gateway.routing.heads import HeadIndex
+from gateway.routing.speed_class import SpeedClass, SpeedClasses
 from gateway.routing.standing import Standing, Typical, standing, typical_of, with_load
 from workers.protocol.heartbeat import PROTOCOL_VERSION, Heartbeat
 from workers.protocol.news import News
 
-SPEED_STEP = 1.25
-"""Workers of one class are within this factor of one another in speed, and are gone through by readiness alone."""
 TYPICAL_FOR_S = 1.0
 """What is typical of a pool is found out so often."""
-
-_ready_at = attrgetter("ready_at")
-_prefill_ms = attrgetter("prefill_ms")
-
-
-@dataclass(frozen=True, slots=True)
-class SpeedClass:
-    """Workers that serve and are about equally fast."""
-
-    prefill_ms: float
-    """Of the fastest."""
-    by_readiness: tuple[Standing, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,8 +53,7 @@ class PoolBook:
         self._numbered: list[Standing | None] = []
         self._unused: list[int] = []
         self._guessed: set[str] = set()
-        self._classes: dict[int, dict[str, Standing]] = {}
-        self._ordered: dict[int, SpeedClass] = {}
+        self._classes = SpeedClasses()
         self._typical: Typical | None = None
         self._typical_at = 0.0
         self._common: tuple[int, int, frozenset[str]] | None = None
@@ -130,7 +114,8 @@ class PoolBook:
         if gone is None:
             return
         self._heads.forget(gone.number)
-        self._unclass(gone)
+        if _serves(gone.beat):
+            self._classes.remove(gone)
         self._numbered[gone.number] = None
         self._unused.append(gone.number)
         self._guessed.discard(worker)
@@ -150,31 +135,20 @@ class PoolBook:
         self._place(before, standing(number, beat, heard_at, self._typical or Typical()))
 
     def _place(self, before: Standing | None, now: Standing) -> None:
-        worker = now.worker
-        self._standings[worker] = now
-        if before is not None:
-            self._unclass(before)
+        self._standings[now.worker] = now
+        if before is not None and _serves(before.beat):
+            self._classes.remove(before)
         serves = _serves(now.beat)
-        self._numbered[now.number] = now if serves else None
-        if before is None or _facts(before.beat) != _facts(now.beat):
-            self._common = None
         if serves:
-            speed = _class_of(now.prefill_ms)
-            self._classes.setdefault(speed, {})[worker] = now
-            self._ordered.pop(speed, None)
-        if now.known:
-            self._guessed.discard(worker)
-        else:
-            self._guessed.add(worker)
+            self._classes.add(now)
+        self._numbered[now.number] = now if serves else None
+        if before is None or not _alike(before.beat, now.beat):
+            self._common = None
+        if not now.known:
+            self._guessed.add(now.worker)
+        elif before is None or not before.known:
+            self._guessed.discard(now.worker)
         self._pool = None
-
-    def _unclass(self, there: Standing) -> None:
-        speed = _class_of(there.prefill_ms)
-        members = self._classes.get(speed, {})
-        if members.pop(there.worker, None) is not None:
-            self._ordered.pop(speed, None)
-            if not members:
-                del self._classes[speed]
 
     def _drawn(self) -> Pool:
         if self._typical is None:
@@ -183,11 +157,10 @@ class PoolBook:
             for worker in tuple(self._guessed):
                 there = self._standings[worker]
                 self._place(there, standing(there.number, there.beat, there.heard_at, self._typical))
-        classes = tuple(self._class(speed) for speed in sorted(self._classes))
         return Pool(
             MappingProxyType(dict(self._standings)),
             tuple(self._numbered),
-            classes,
+            self._classes.draw(),
             self._typical,
             *self._common_facts(),
             self._heads,
@@ -206,20 +179,16 @@ class PoolBook:
             )
         return self._common
 
-    def _class(self, speed: int) -> SpeedClass:
-        there = self._ordered.get(speed)
-        if there is None:
-            ordered = tuple(sorted(self._classes[speed].values(), key=_ready_at))
-            there = self._ordered[speed] = SpeedClass(min(map(_prefill_ms, ordered)), ordered)
-        return there
 
-
-def _class_of(prefill_ms: float) -> int:
-    return floor(log(prefill_ms, SPEED_STEP))
-
-
-def _facts(beat: Heartbeat) -> tuple[int, bool, int, tuple[str, ...]]:
-    return beat.slots, _serves(beat), beat.n_ctx, beat.adapters
+def _alike(one: Heartbeat, other: Heartbeat) -> bool:
+    """As far as `Pool` tells what all of its workers have."""
+    return (
+        one.draining == other.draining
+        and one.slots == other.slots
+        and one.n_ctx == other.n_ctx
+        and one.protocol == other.protocol
+        and one.adapters == other.adapters
+    )
 
 
 def _serves(beat: Heartbeat) -> bool:
