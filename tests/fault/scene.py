@@ -69,15 +69,22 @@ class Scene:
         self.workers[phase] = worker
         return worker
 
-    def staff(self, *phases: str) -> None:
+    async def staff(self, *phases: str) -> None:
         """A worker for each of these pools, all started at once."""
         slots = {"queued": 1, "granted": 1}
         flags = {"prefilling": ("--prefill-ms", str(PREFILL_MS))}
         hired = [self.worker(phase, *flags.get(phase, ()), slots=slots.get(phase, 2), wait=False) for phase in phases]
         for phase, process in zip(phases, hired, strict=True):
-            self.await_worker(phase, process)
+            await self.await_worker(phase, process)
 
-    def await_worker(self, phase: str, process: Process) -> None:
+    async def all_seen(self, *models: str) -> None:
+        """Both gateways know a worker of each."""
+        for gateway in (self.doomed, self.other):
+            await asyncio.to_thread(self.stack.wait_until_ready, gateway)
+        places = [(gateway, model) for gateway in (self.doomed, self.other) for model in models]
+        await until(lambda: all(seen(gateway, model) for gateway, model in places), 5, "all seen")
+
+    async def await_worker(self, phase: str, process: Process) -> None:
         """Until this very process is registered."""
         deadline = time.monotonic() + 30
         while time.monotonic() < deadline:
@@ -87,7 +94,7 @@ class Scene:
                 process.url = beat.address
                 return
             assert process.popen.poll() is None, process.text()[-2000:]
-            time.sleep(0.02)
+            await asyncio.sleep(0.02)
         raise AssertionError(f"{process.name} did not register")
 
     async def bring_into(self, phase: str) -> tuple[Record, Record]:
@@ -194,10 +201,9 @@ async def staged(stack: Stack, phases: tuple[str, ...] = PHASES) -> AsyncIterato
     doomed, other = [gateway for gateway in stack.gateways if gateway.popen.poll() is None][-2:]
     async with keeping_book(stack.key) as book:
         scene = Scene(stack, book, doomed, other)
-        scene.staff(*phases)
-        for gateway in (doomed, other):
-            stack.wait_until_ready(gateway)
-        await until(lambda: all(seen(gateway, phase) for gateway in (doomed, other) for phase in phases), 5, "all seen")
+        await scene.staff(*phases)
+        if phases:
+            await scene.all_seen(*phases)
         watching = asyncio.create_task(scene.watch())
         try:
             yield scene

@@ -24,7 +24,7 @@ async def test_killed(stack: Stack) -> None:
         told = [records[phase] for phase in BEGUN] + [others[phase] for phase in ("queued", *BEGUN)]
         await scene.ends(told, 5.0)
         assert {record.ending for record in told} == {"worker_lost"}
-        scene.staff(*NOT_BEGUN)
+        await scene.staff(*NOT_BEGUN)
         await scene.ends(scene.book.records)
         assert {phase: records[phase].ending for phase in NOT_BEGUN} == dict.fromkeys(NOT_BEGUN, "answered")
         assert others["prefilling"].answered

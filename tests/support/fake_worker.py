@@ -73,6 +73,7 @@ def parser() -> argparse.ArgumentParser:
     flags.add_argument("--worker-id", default="", help="id in the fleet (default: fake-<process id>)")
     flags.add_argument("--host", default="127.0.0.1", help="address to listen on")
     flags.add_argument("--port", type=int, default=0, help="port to listen on (default: any free one)")
+    flags.add_argument("--address", default="", help="URL for gateways (default: where it listens)")
     secret = os.environ.get("PADDOCK_WORKER_SECRET") or "fake-secret"
     flags.add_argument(
         "--secret", default=secret, help="shared secret (default: PADDOCK_WORKER_SECRET, else fake-secret)"
@@ -137,7 +138,7 @@ async def serve(args: argparse.Namespace) -> Exit:
     place = Place(
         worker=args.worker_id or f"fake-{os.getpid()}",
         model=args.model,
-        address="",
+        address=args.address,
         secret=args.secret,
         redis_url=args.redis_url,
         facts=FACTS,
