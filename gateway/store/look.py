@@ -35,6 +35,7 @@ class QueuedTicket:
     waited_s: float | None
     """None: not known."""
     overtaken: int
+    """How often it was the first of those that were."""
     begin_in_s: float | None
     """Until its deadline, which may be over; None: it has none."""
     gateway: str
@@ -86,6 +87,14 @@ class LineReader:
             {worker: (next(counts), next(counts)) for worker in workers},
         )
 
+    async def gateways(self) -> dict[str, float]:
+        """Gateway processes -> unix time of their last beat. Raises StoreUnavailable."""
+        try:
+            beats = await self._redis.zrange(keys.GATEWAYS, 0, -1, withscores=True)
+        except AWAY as error:
+            raise unavailable(error) from error
+        return {id.decode(): float(at) for id, at in beats}
+
 
 def _pairs(row: Iterable[Any]) -> Iterator[tuple[Any, Any]]:
     items = iter(row)
@@ -94,7 +103,7 @@ def _pairs(row: Iterable[Any]) -> Iterator[tuple[Any, Any]]:
 
 def _ticket(row: Sequence[Any], now_ms: int) -> QueuedTicket:
     fields = {name.decode(): value.decode() for name, value in _pairs(row[1:])}
-    deadline_ms = float(fields.get("deadline") or 0)
+    deadline_ms, elsewhere, bids = _bids(fields.get("bids", ""))
     filed_ms = float(fields.get("at") or 0)
     return QueuedTicket(
         team=fields.get("team", ""),
@@ -103,11 +112,21 @@ def _ticket(row: Sequence[Any], now_ms: int) -> QueuedTicket:
         overtaken=int(fields.get("passed", 0)),
         begin_in_s=(deadline_ms - now_ms) / 1000 if deadline_ms else None,
         gateway=fields.get("gateway", ""),
-        bids={name[2:]: _bid(text) for name, text in fields.items() if name.startswith("b:")},
-        elsewhere=_bid(fields["elsewhere"]) if fields.get("elsewhere") else None,
+        bids=bids,
+        elsewhere=elsewhere,
     )
 
 
+def _bids(text: str) -> tuple[float, QueuedBid | None, dict[str, QueuedBid]]:
+    """Deadline in unix ms, 0 for none; what any worker costs that is not named; and what those cost that are."""
+    if not text:
+        return 0.0, None, {}
+    times, elsewhere, _, named, *_ = text.split("\n")
+    bids = dict(bid.rsplit("=", 1) for bid in named.split("|") if bid)
+    told = {worker: _bid(bid) for worker, bid in bids.items()}
+    return float(times.split(" ")[0]), _bid(elsewhere) if elsewhere else None, told
+
+
 def _bid(text: str) -> QueuedBid:
-    cost, other, kv = text.split(" ")
+    cost, other, kv, _ = text.split(" ")
     return QueuedBid(float(cost), float(other), int(kv))
