@@ -162,7 +162,7 @@ async def build(settings: GatewaySettings, redis: redis.asyncio.Redis) -> App:
             "models": models,
             "model": models,
             "health": Health(),
-            "ready": Ready(redis, fleet, lambda: pipeline.stopping),
+            "ready": Ready(redis, fleet, admission, lambda: pipeline.stopping),
             "metrics": MetricsPage(metrics, fleet, admission.waiting, pipeline.attempts.left_alone),
             **native_apps(answers, fleet, inquiries, wishes, model_wishes, ChatDialect()),
         }

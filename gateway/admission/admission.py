@@ -15,16 +15,20 @@ import time
 from collections.abc import AsyncIterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 
+from gateway.admission.alone import Alone
 from gateway.admission.line import Line, Waiter
 from gateway.admission.placing import Placing
+from gateway.admission.share import Roll
 from gateway.admission.upkeep import Upkeep
 from gateway.call import Call
 from gateway.errors import QueueFull, QueueTimeout, Stopping, StoreUnavailable
 from gateway.registry.fleet import Fleet
 from gateway.routing.ask import ANYWHERE, Ask, Ranking
+from gateway.routing.explain import Explanation
 from gateway.routing.urgency import urgency
-from gateway.store.client import Filed, Lease, LineFull, Order, Store
+from gateway.store.client import UNFENCED, Filed, Lease, LineFull, Order, Store
 from gateway.telemetry.standing import Standing
 from workers.protocol import keys
 
@@ -33,6 +37,11 @@ __all__ = ["Admission", "Held", "Lease"]
 log = logging.getLogger(__name__)
 
 MAX_RETRY_AFTER_S = 60.0
+
+SEAT_AFTER_S = 2 * keys.GATEWAY_INTERVAL_S
+"""A gateway that has been on the list for so long is known to all others."""
+MISSED_S = 1.5 * keys.GATEWAY_INTERVAL_S
+
 
 @dataclass(slots=True)
 class Held:
@@ -83,8 +92,11 @@ class Admission:
         ticket_ttl_s: float = keys.TICKET_TTL_S,
         renew_s: float = keys.LEASE_RENEW_S,
         sweep_s: float = keys.SWEEP_INTERVAL_S,
+        seat_after_s: float = SEAT_AFTER_S,
     ) -> None:
-        """Bounds of the line are per model; `max_queue_per_team` is the same unless it is given."""
+        """Bounds of the line are per model; `max_queue_per_team` is the same unless it is given. `seat_after_s`: how
+        long this gateway must have been known to the others before it places calls without Redis.
+        """
         self._store = store
         self._fleet = fleet
         self._gateway = gateway_id
@@ -92,6 +104,8 @@ class Admission:
         self._max_team_queue = max_queue if max_queue_per_team is None else max_queue_per_team
         self._line = Line()
         self._placing = Placing(fleet, self._line)
+        self._roll = Roll(gateway_id, seat_after_s, MISSED_S)
+        self._alone = Alone(self._line, fleet, self._roll, max_queue=max_queue, max_team_queue=self._max_team_queue)
         self._closed = False
         self._upkeep = Upkeep(
             store,
@@ -99,6 +113,8 @@ class Admission:
             gateway_id,
             self._line,
             self._placing,
+            self._alone,
+            self._roll,
             ticket_ttl_s=ticket_ttl_s,
             renew_s=renew_s,
             sweep_s=sweep_s,
@@ -108,6 +124,16 @@ class Admission:
         """Renews, listens, re-reads and sweeps until cancelled; goes on after Redis was away."""
         await self._upkeep.run()
 
+    @property
+    def can_be_alone(self) -> bool:
+        """Whether calls would be placed while Redis is away: this gateway knows its share of the slots."""
+        return self._alone.has_share
+
+    @property
+    def alone_for(self) -> frozenset[str]:
+        """Models whose calls are placed so now."""
+        return self._alone.models
+
     def waiting(self, model: str) -> int:
         """Calls of this process that wait for a slot of the model."""
         return self._line.waiting(model)
@@ -115,6 +141,10 @@ class Admission:
     def in_flight(self, model: str) -> int:
         """Calls of this process that hold a slot of the model."""
         return self._line.in_flight(model)
+
+    def explain(self, model: str, ask: Ask) -> Explanation:
+        """How a call that came now would be placed. Takes nothing."""
+        return self._placing.explain(model, ask)
 
     def predicted_wait_s(self, model: str) -> float:
         """Of a call that came now, for a slot of the model."""
@@ -151,9 +181,24 @@ class Admission:
         try:
             yield held
         finally:
+            lease = self._line.held.get(lease.id, lease)
             if self._line.let_go(lease, time.monotonic()):
-                share = None if held.took is None else held.took / held.weight
-                self._store.post_release(self._gateway, lease, share)
+                self._give_back(lease, None if held.took is None else held.took / held.weight)
+
+    def _give_back(self, lease: Lease, share: float | None) -> None:
+        if self._alone.is_away(lease.model) or lease.fence == UNFENCED:
+            self._withdraw(lease.model, lease.id)
+        else:
+            lost = partial(self._alone.unheard, lease.model, lease.id)
+            self._store.post_release(self._gateway, lease, share, lost)
+        self._alone.offer(lease.model)
+
+    def _withdraw(self, model: str, id: str) -> None:
+        """Whatever it is by now: a ticket, a grant or a lease."""
+        if self._alone.is_away(model):
+            self._alone.ended(model, id)
+        else:
+            self._store.post_withdraw(self._gateway, model, id, partial(self._alone.unheard, model, id))
 
     def _waiter(self, call: Call, avoid: frozenset[str], ask: Ask, priority: int) -> Waiter:
         ranking = self._placing.rank(call.model, ask, avoid)
@@ -167,39 +212,42 @@ class Admission:
     async def _admit(self, waiter: Waiter, call: Call, standing: Standing) -> Lease:
         if self._closed:
             raise self._stopping()
-        taken, refused = None, False
+        taken = None
         self._line.enter(waiter)
         try:
             async with asyncio.timeout(max(0.0, call.queue_deadline - time.monotonic())):
-                taken = await self._ask(waiter, standing) or await self._wait(waiter)
+                while taken is None:
+                    taken = await self._ask(waiter, standing) or await self._wait(waiter)
         except TimeoutError:
             raise self._timed_out(call) from None
-        except QueueFull:
-            refused = True
-            raise
         finally:
             standing.served()
             self._line.leave(waiter)
-            if taken is None and not refused and not self._closed:
-                # Whatever ended the wait, Redis may have it in line, granted or even leased by now.
-                self._store.post_withdraw(self._gateway, call.model, [waiter.id])
+            if not self._closed:
+                self._forget(waiter, taken)
         if self._closed:
             raise self._stopping()
         return taken
 
+    def _forget(self, waiter: Waiter, taken: Lease | None) -> None:
+        """What a call that waits no more had got to besides."""
+        model, local = waiter.model, waiter.local
+        if waiter.asked and (taken is None or taken is local):
+            # Whatever ended the wait, Redis may have it in line, granted or even leased by now.
+            self._withdraw(model, waiter.id)
+        if local is not None and taken is not local:
+            self._alone.offer(model)
+
     async def _ask(self, waiter: Waiter, standing: Standing) -> Lease | None:
-        """A slot at once, or None with the ticket filed. Raises QueueFull, StoreUnavailable."""
+        """A slot at once, or None with the ticket filed, or, without Redis, in line here. Raises QueueFull,
+        StoreUnavailable.
+        """
         self._line.aim(waiter)  # those who ask meanwhile are to know
-        answer = await self._store.acquire(
-            self._gateway,
-            waiter.model,
-            waiter.order,
-            waiter.offers,
-            ticket_ttl_s=self._upkeep.ticket_ttl(waiter),
-            max_queue=self._max_queue,
-            max_team_queue=self._max_team_queue,
-        )
+        answer = await self._acquire(waiter)
         match answer:
+            case None:
+                self._alone.enter(waiter)
+                return None
             case Lease():
                 return answer
             case Filed():
@@ -208,20 +256,47 @@ class Admission:
                 self._upkeep.tell(waiter)
                 return None
             case LineFull():
+                waiter.asked = False
                 raise self._full(waiter, answer)
 
-    async def _wait(self, waiter: Waiter) -> Lease:
-        while True:
+    async def _acquire(self, waiter: Waiter) -> Lease | Filed | LineFull | None:
+        """None: Redis is away."""
+        if self._alone.is_away(waiter.model):
+            return None
+        waiter.asked = True
+        try:
+            return await self._store.acquire(
+                self._gateway,
+                waiter.model,
+                waiter.order,
+                waiter.offers,
+                ticket_ttl_s=self._upkeep.ticket_ttl(waiter),
+                max_queue=self._max_queue,
+                max_team_queue=self._max_team_queue,
+            )
+        except StoreUnavailable:
+            self._alone.lost(waiter.model)
+            return None
+
+    async def _wait(self, waiter: Waiter) -> Lease | None:
+        """The slot that it gets, here or from Redis; None when it is to ask Redis, which is back."""
+        while waiter.local is None:
             await waiter.woken.wait()
             waiter.woken.clear()
             if self._closed:
                 raise self._stopping()
+            if waiter.local is not None or self._alone.is_away(waiter.model):
+                continue
+            if waiter.filed is None:
+                return None
             try:
                 taken = await self._store.claim(self._gateway, waiter.model, waiter.id, waiter.offers)
             except StoreUnavailable:
-                continue  # the ticket is re-read when Redis is back
+                self._alone.lost(waiter.model)
+                continue
             if taken is not None:
                 return taken
+        return waiter.local
 
     def _full(self, waiter: Waiter, line: LineFull) -> QueueFull:
         model, team = waiter.model, waiter.order.team
@@ -243,6 +318,8 @@ class Admission:
         waited_s = time.monotonic() - call.received_at
         slots = self._placing.num_slots(call.model)
         pool = f"its {slots} slots were taken" if slots else "no worker serves it now"
+        if self._alone.is_away(call.model):
+            pool += ", and while Redis is away this gateway uses its share of them only"
         wait_s = self._line.predicted_wait_s(call.model, self._line.in_line(call.model), slots)
         return QueueTimeout(
             f"no slot of model {call.model!r} came free in {waited_s:.1f} s (queue_timeout_s): {pool}; try again later",

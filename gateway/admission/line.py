@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter, defaultdict
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from gateway.admission.placements import Placements
 from gateway.routing.ask import Ask, Ranking
@@ -32,6 +32,10 @@ class Waiter:
     """Set when a grant may be there to claim, and when this gateway stops."""
     standing: Standing | None = None
     """Told of the position, once it waits."""
+    asked: bool = False
+    """Redis may have it in line, granted or even leased."""
+    local: Lease | None = None
+    """A slot that it got without Redis, to be taken."""
 
     @property
     def id(self) -> str:
@@ -94,6 +98,11 @@ class Line:
         self._held_since[lease.id] = now
         self._in_flight[lease.model] += 1
         self._placements[lease.model].placed(lease.worker, now, prefill_ms)
+
+    def fenced(self, id: str, fence: int) -> None:
+        """A lease has got its token."""
+        if id in self.held:
+            self.held[id] = replace(self.held[id], fence=fence)
 
     def let_go(self, lease: Lease, now: float) -> bool:
         """False when the lease was not held any more."""

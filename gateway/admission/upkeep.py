@@ -9,19 +9,22 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 
 from redis.exceptions import RedisError
 
+from gateway.admission.alone import Alone
 from gateway.admission.line import Line, Waiter
 from gateway.admission.placing import Placing
+from gateway.admission.share import Roll
 from gateway.errors import StoreUnavailable
 from gateway.registry.fleet import Fleet
 from gateway.store.cancellation import raise_if_cancelled
 from gateway.store.channel import follow
 from gateway.store.client import Store, Ticket
+from gateway.store.gateways import GatewayBook
 from workers.protocol import keys
 
 log = logging.getLogger(__name__)
@@ -44,6 +47,8 @@ class Upkeep:
         gateway_id: str,
         line: Line,
         placing: Placing,
+        alone: Alone,
+        roll: Roll,
         *,
         ticket_ttl_s: float,
         renew_s: float,
@@ -54,6 +59,9 @@ class Upkeep:
         self._gateway = gateway_id
         self._line = line
         self._placing = placing
+        self._alone = alone
+        self._roll = roll
+        self._book = GatewayBook(store.redis, gateway_id)
         self._ticket_ttl_s = ticket_ttl_s
         self._renew_s = renew_s
         self._sweep_s = sweep_s
@@ -90,7 +98,7 @@ class Upkeep:
         with suppress(StoreUnavailable, RedisError, OSError):
             for model, given_up in ids.items():
                 await self._store.withdraw(self._gateway, model, given_up)
-            await self._store.redis.delete(keys.gateway(self._gateway))
+            await self._book.leave()
 
     async def _repeat(self, work: Callable[[], Awaitable[None]], interval_s: float, hurry: asyncio.Event) -> None:
         """Does the work every interval and when hurried; one log line when Redis goes and one when it is back."""
@@ -114,37 +122,79 @@ class Upkeep:
     async def _beat(self) -> None:
         if self._over:
             return
-        ttl_ms = round(keys.GATEWAY_TTL_S * 1000)
-        await self._store.redis.set(keys.gateway(self._gateway), f"{time.time():.3f}", px=ttl_ms)
+        gateways = await self._book.beat()
+        self._roll.seen(gateways.silent_s, stayed=gateways.stayed, now=time.monotonic())
+
+    async def _meet(self) -> None:
+        """Who else was without Redis? Not to be known is no reason to stay so: on a Cluster the list is elsewhere."""
+        with suppress(RedisError, OSError):
+            await self._beat()
 
     def _back(self) -> None:
         """Subscribed: grants may have been missed, and a Redis that was restarted may have lost everything."""
         self._renew_now.set()
         self._reread_now.set()
+        self._sweep_now.set()
 
     def _granted(self, message: bytes) -> None:
         waiter = self._line.waiters.get(message.decode(errors="replace"))
         if waiter is not None:
             waiter.woken.set()
 
+    async def _each(self, models: Iterable[str], work: Callable[[str], Awaitable[None]]) -> None:
+        """All models at once: on a Cluster, Redis may be away for some of them. Raises the last one's error."""
+
+        async def try_one(model: str) -> StoreUnavailable | None:
+            try:
+                await work(model)
+            except StoreUnavailable as error:
+                self._alone.lost(model)
+                return error
+            return None
+
+        for error in await asyncio.gather(*(try_one(model) for model in models)):
+            if error is not None:
+                raise error
+
     async def _renew(self) -> None:
-        for model in self._line.models():
-            leases = self._line.leases_of(model)
-            if not leases:
-                continue
-            renewed = await self._store.renew(self._gateway, model, leases)
-            for lease in leases:
-                if lease.id in renewed.void and self._line.let_go(lease, time.monotonic()):
-                    log.warning("lease %s on worker %s is void: the process it was for is gone", lease.id, lease.worker)
-            if renewed.crowded:
-                log.warning("%d leases of %s were lost and their slots are taken", len(renewed.crowded), model)
+        models = [model for model in self._line.models() if not self._alone.is_away(model)]
+        await self._each(models, self._renew_one)
+
+    async def _renew_one(self, model: str, *, was_away: bool = False) -> None:
+        leases = self._line.leases_of(model)
+        if not leases and not was_away:
+            return
+        together = was_away and self._roll.others_were_away(time.monotonic())
+        renewed = await self._store.renew(self._gateway, model, leases, was_away=was_away, settle=together)
+        for id, fence in renewed.fences.items():
+            self._line.fenced(id, fence)
+        for lease in leases:
+            if lease.id in renewed.void and self._line.let_go(lease, time.monotonic()):
+                log.warning("lease %s on worker %s is void: the process it was for is gone", lease.id, lease.worker)
+        if renewed.crowded:
+            log.warning("%d leases of %s were lost and their slots are taken", len(renewed.crowded), model)
+
+    async def _recover(self, model: str) -> None:
+        """Redis may be back: it hears what is held here, and what is over, before anything is asked of it."""
+        await self._renew_one(model, was_away=True)
+        while ended := self._alone.take_ended(model):
+            try:
+                await self._store.withdraw(self._gateway, model, ended)
+            except StoreUnavailable:
+                self._alone.keep_ended(model, ended)
+                raise
+        self._alone.back(model)
+        self._reread_now.set()
 
     async def _reread(self) -> None:
         self._line.tidy(time.monotonic())
-        for model in self._line.models():
-            waiters = self._line.in_order(model)
-            for first in range(0, len(waiters), REREAD_AT_ONCE):
-                await self._reread_some(model, waiters[first : first + REREAD_AT_ONCE], refresh=first == 0)
+        models = [model for model in self._line.models() if not self._alone.is_away(model)]
+        await self._each(models, self._reread_all)
+
+    async def _reread_all(self, model: str) -> None:
+        waiters = self._line.in_order(model)
+        for first in range(0, len(waiters), REREAD_AT_ONCE):
+            await self._reread_some(model, waiters[first : first + REREAD_AT_ONCE], refresh=first == 0)
 
     async def _reread_some(self, model: str, waiters: Sequence[Waiter], *, refresh: bool) -> None:
         tickets = []
@@ -169,12 +219,20 @@ class Upkeep:
             waiter.standing.waits(waiter.filed.position, wait_s)
 
     async def _sweep(self) -> None:
+        if self._alone.models:
+            await self._meet()
         urgent, self._urgent = self._urgent, False
-        for model in sorted(self._fleet.snapshot.models | self._line.models()):
-            swept = await self._store.sweep(self._gateway, model, pause_s=0.0 if urgent else self._sweep_s / 2)
+        pause_s = 0.0 if urgent else self._sweep_s / 2
+
+        async def sweep(model: str) -> None:
+            if self._alone.is_away(model):
+                await self._recover(model)
+            swept = await self._store.sweep(self._gateway, model, pause_s=pause_s)
             self._line.heard(model, swept.waiting)
             if swept.leases_freed or swept.tickets_dropped:
                 log.info("swept %s: %d leases, %d tickets", model, swept.leases_freed, swept.tickets_dropped)
+
+        await self._each(sorted(self._fleet.snapshot.models | self._line.models() | self._alone.models), sweep)
 
     def _fleet_changed(self) -> None:
         self._urgent = True

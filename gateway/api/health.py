@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping
+from typing import Protocol
 
 import redis.asyncio
 from redis.exceptions import RedisError
@@ -29,19 +30,32 @@ class Health:
         await send_json(send, {"status": "ok"}, trail_of(scope))
 
 
-class Ready:
-    """Calls would be answered: Redis is there, and at least one worker, and nobody has asked this process to stop."""
+class Places(Protocol):
+    """What is needed of admission."""
 
-    def __init__(self, redis: redis.asyncio.Redis, fleet: Fleet, stopping: Callable[[], bool]) -> None:
+    @property
+    def can_be_alone(self) -> bool: ...
+    @property
+    def alone_for(self) -> frozenset[str]: ...
+
+
+class Ready:
+    """Calls would be answered: at least one worker is there, nobody has asked this process to stop, and Redis is there;
+    or it is not, and this gateway places calls on its share of the slots (`degraded`).
+    """
+
+    def __init__(self, redis: redis.asyncio.Redis, fleet: Fleet, places: Places, stopping: Callable[[], bool]) -> None:
         self._redis = redis
         self._fleet = fleet
+        self._places = places
         self._stopping = stopping
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if self._stopping():
             raise Stopping("This gateway is stopping.")
         missing = []
-        if not await self._redis_answers():
+        answers = await self._redis_answers()
+        if not answers and not self._places.can_be_alone:
             missing.append("Redis does not answer (check PADDOCK_REDIS_URL)")
         num_workers = sum(not beat.draining for beats in self._fleet.snapshot.workers.values() for beat in beats)
         if num_workers == 0:
@@ -49,7 +63,10 @@ class Ready:
         if missing:
             raise Unavailable(f"Not ready: {'; '.join(missing)}.", retry_after_s=1.0)
         models = sorted(model for model, beats in self._fleet.snapshot.workers.items() if beats)
-        await send_json(send, {"status": "ready", "workers": num_workers, "models": models}, trail_of(scope))
+        body = {"status": "ready", "workers": num_workers, "models": models}
+        if alone_for := (self._places.alone_for if answers else frozenset(models)):
+            body |= {"status": "degraded", "without_redis": sorted(alone_for)}
+        await send_json(send, body, trail_of(scope))
 
     async def _redis_answers(self) -> bool:
         try:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -226,20 +226,22 @@ class Store:
         """Forgets tickets, grants and leases; how many were known."""
         return int(await self._send(self._withdraw, gateway, model, *ids))
 
-    def post_release(self, gateway: str, lease: Lease, share: float | None = None) -> None:
-        """`release` without waiting; sent in the order of calls, logged if it fails."""
-        self._pipe.post(*self._call(self._release, gateway, lease.model, *_released(lease, share)))
+    def post_release(self, gateway: str, lease: Lease, share: float | None, lost: Callable[[], None]) -> None:
+        """`release` without waiting; sent in the order of calls. `lost` is called if Redis turns out to be away."""
+        self._pipe.post(lost, *self._call(self._release, gateway, lease.model, *_released(lease, share)))
 
-    def post_withdraw(self, gateway: str, model: str, ids: Iterable[str]) -> None:
-        """`withdraw` without waiting; sent in the order of calls, logged if it fails."""
-        self._pipe.post(*self._call(self._withdraw, gateway, model, *ids))
+    def post_withdraw(self, gateway: str, model: str, id: str, lost: Callable[[], None]) -> None:
+        """`withdraw` without waiting; sent in the order of calls. `lost` is called if Redis turns out to be away."""
+        self._pipe.post(lost, *self._call(self._withdraw, gateway, model, id))
 
-    async def renew(self, gateway: str, model: str, leases: Iterable[Lease], *, was_away: bool = False) -> Renewed:
-        """Keeps leases alive; a gateway calls it every `keys.LEASE_RENEW_S` with all that it holds. `was_away`: it has
-        placed calls without Redis, and others may have.
+    async def renew(
+        self, gateway: str, model: str, leases: Iterable[Lease], *, was_away: bool = False, settle: bool = False
+    ) -> Renewed:
+        """Keeps leases alive; a gateway calls it every `keys.LEASE_RENEW_S` with all that it holds. `was_away`: it may
+        have placed calls without Redis. `settle`: others may have, too.
         """
         rows = [item for one in leases for item in (one.id, one.fence, one.worker, one.boot, one.kv_tokens)]
-        head = (self._lease_ttl_ms, self._settle_ms, "1" if was_away else "")
+        head = (self._lease_ttl_ms, self._settle_ms, "settle" if settle else "away" if was_away else "")
         void, crowded, given = await self._send(self._renew, gateway, model, *head, *rows)
         fences = {id.decode(): int(fence) for id, fence in zip(given[::2], given[1::2], strict=True)}
         return Renewed(_texts(void), _texts(crowded), fences)

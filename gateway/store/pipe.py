@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeGuard
 
@@ -113,9 +113,17 @@ class Pipe:
             lane.sender = asyncio.create_task(self._send_all(name, lane), name="redis scripts")
         return answer
 
-    def post(self, script: Script, prefix: str, *arguments: str | int) -> None:
-        """Asks and forgets; a failure is logged."""
-        self.send(script, prefix, *arguments).add_done_callback(_log_failure)
+    def post(self, lost: Callable[[], None], script: Script, prefix: str, *arguments: str | int) -> None:
+        """Asks without waiting; `lost` is called if Redis is away, any other failure is logged."""
+
+        def done(answer: asyncio.Future[Any]) -> None:
+            error = None if answer.cancelled() else answer.exception()
+            if isinstance(error, StoreUnavailable):
+                lost()
+            elif error is not None:
+                log.error("the script %s failed: %s", script.name, error)
+
+        self.send(script, prefix, *arguments).add_done_callback(done)
 
     async def close(self) -> None:
         """Waits until everything asked for has run or failed."""
@@ -175,8 +183,3 @@ def _settle(job: _Job, answer: Any) -> None:
         job.answer.set_exception(answer)
     else:
         job.answer.set_result(answer)
-
-
-def _log_failure(answer: asyncio.Future[Any]) -> None:
-    if not answer.cancelled() and (error := answer.exception()) is not None:
-        log.warning("a slot could not be given back, it comes free when its lease expires: %s", error)

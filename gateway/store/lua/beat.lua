@@ -3,7 +3,7 @@
 --   KEYS[1]  the gateways
 --   ARGV[1]  id of this one
 --   ARGV[2]  how long a beat counts, s
--- Result: {1 where its last beat still counted, else 0, ids of those that live, in order of their ids}
+-- Result: {1 where its last beat still counted, else 0, {id, ms since its beat, id, ms, ...} of those that live}
 --
 -- Keeps: whoever has missed its beats is not among the gateways.
 local clock = redis.call("TIME")
@@ -11,6 +11,6 @@ local now = clock[1] + clock[2] / 1000000
 redis.call("ZREMRANGEBYSCORE", KEYS[1], "-inf", string.format("%.6f", now - ARGV[2]))
 local was_there = redis.call("ZSCORE", KEYS[1], ARGV[1])
 redis.call("ZADD", KEYS[1], string.format("%.6f", now), ARGV[1])
-local ids = redis.call("ZRANGE", KEYS[1], 0, -1)
-table.sort(ids)
-return {was_there and 1 or 0, ids}
+local beats = redis.call("ZRANGE", KEYS[1], 0, -1, "WITHSCORES")
+for i = 2, #beats, 2 do beats[i] = math.floor((now - beats[i]) * 1000) end
+return {was_there and 1 or 0, beats}

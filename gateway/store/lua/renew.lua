@@ -2,7 +2,7 @@
 --
 --   ARGV[4]   lifetime of a lease, ms
 --   ARGV[5]   how long to settle where Redis turns out to have lost its data, ms
---   ARGV[6]   "1": this gateway was without Redis, and others may have been
+--   ARGV[6]   "away": this gateway was without Redis; "settle": others were, too; else ""
 --   ARGV[7+]  per lease: id, fencing token (0: it was placed without Redis and has none), worker, boot, KV tokens
 -- Result: {ids that are void, ids that found no free slot, {id, token, id, token, ...} of those that had none}
 --
@@ -13,8 +13,8 @@
 local lease_ttl, settle_ms = tonumber(ARGV[4]), tonumber(ARGV[5])
 local void, crowded, given = {}, {}, {}
 
--- Where Redis has lost its data, all who were without it say first what they hold.
-if ARGV[6] == "1" and redis.call("SETNX", fence_key, 0) == 1 then settle(settle_ms) end
+-- All who were without Redis say first what they hold: those who were with it all the time, where it has its data, have.
+if ARGV[6] ~= "" and redis.call("SETNX", fence_key, 0) == 1 or ARGV[6] == "settle" then settle(settle_ms) end
 
 local function give(id, fence)
   given[#given + 1] = id

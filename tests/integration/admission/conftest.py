@@ -30,6 +30,7 @@ class Lifetimes:
     renew_s: float = 0.3
     sweep_s: float = 0.15
     timeout_s: float = 2.0
+    seat_after_s: float = 2.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +72,7 @@ async def _start(url: str, stack: AsyncExitStack, id: str, max_queue: int, lives
         ticket_ttl_s=lives.ticket_ttl_s,
         renew_s=lives.renew_s,
         sweep_s=lives.sweep_s,
+        seat_after_s=lives.seat_after_s,
     )
     await fleet.refresh()
     tasks = (asyncio.create_task(fleet.run()), asyncio.create_task(admission.run()))

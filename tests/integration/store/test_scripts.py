@@ -442,14 +442,18 @@ async def test_scripts_are_loaded_again_after_a_flush(client: redis.asyncio.Redi
     assert await client.zcard(keys.worker_leases("m", "w1")) == 1
 
 
+def unheard() -> None:
+    raise AssertionError("Redis is there")
+
+
 async def test_what_nobody_awaits_is_still_done_in_order(client: redis.asyncio.Redis, one: Caller) -> None:
     await beat(client, heartbeat("w1", slots=1))
     asking = asyncio.ensure_future(one.acquire("a", "w1"))
     await asyncio.sleep(0)
     asking.cancel()
-    one.store.post_withdraw("g1", "m", ["a"])
+    one.store.post_withdraw("g1", "m", "a", unheard)
     lease = await one.take("b", "w1")
-    one.store.post_release("g1", lease)
+    one.store.post_release("g1", lease, None, unheard)
     await one.store.close()
     assert await client.zcard(keys.worker_leases("m", "w1")) == 0
 

@@ -1,0 +1,213 @@
+"""Placing calls without Redis: from the last snapshot, on those slots that are this gateway's share (`share`).
+
+A model is without Redis from the first request to it that fails until this gateway has said there what it holds
+(`upkeep`). Meanwhile waiting calls get the slots of the share as they come free, by class and then by arrival. What
+runs then has a lease as any other, but for the fencing token, which Redis gives it later.
+"""
+
+from __future__ import annotations
+
+import logging
+import secrets
+import time
+from collections import Counter, defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from gateway.admission.line import Line, Waiter
+from gateway.admission.share import Roll, Seat
+from gateway.errors import QueueFull, StoreUnavailable
+from gateway.registry.fleet import Fleet
+from gateway.routing.standing import NOT_KNOWN
+from gateway.store.client import UNFENCED, Lease
+
+log = logging.getLogger(__name__)
+
+AGAIN_S = 1.0
+
+LINGER = 2.0
+"""Calls of other gateways are taken to be over after so many times as long as calls hold a slot on average."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Others:
+    """Slots that other gateways held when Redis went: more of a worker's than their share, maybe."""
+
+    busy: Counter[str]
+    until: float
+    """time.monotonic(); then they count no more. A worker lets calls wait that are too many after all."""
+
+    def now(self, now: float) -> Counter[str]:
+        return self.busy if now < self.until else Counter()
+
+
+class Alone:
+    """One gateway process's. No Redis, no waiting: whoever waits is woken with `Waiter.local` set."""
+
+    def __init__(self, line: Line, fleet: Fleet, roll: Roll, *, max_queue: int, max_team_queue: int) -> None:
+        self._line = line
+        self._fleet = fleet
+        self._roll = roll
+        self._max_queue = max_queue
+        self._max_team_queue = max_team_queue
+        self._away: set[str] = set()
+        self._others: dict[str, _Others] = {}
+        self._ended: defaultdict[str, list[str]] = defaultdict(list)
+
+    def is_away(self, model: str) -> bool:
+        """Whether the model's calls are placed without Redis now."""
+        return model in self._away
+
+    @property
+    def models(self) -> frozenset[str]:
+        """Those that are without Redis now."""
+        return frozenset(self._away)
+
+    @property
+    def has_share(self) -> bool:
+        """Whether this gateway knows which slots are its own."""
+        return self._roll.seat() is not None
+
+    def lost(self, model: str) -> None:
+        """A request to Redis has failed: those who wait for a slot of the model get what is this gateway's share."""
+        if model not in self._away:
+            self._away.add(model)
+            self._others[model] = self._held_by_others(model)
+            told = "placing calls on this gateway's share of the slots" if self.has_share else "nothing can be placed"
+            log.warning("Redis does not take requests for model %s: %s", model, told)
+        self.offer(model)
+
+    def back(self, model: str) -> None:
+        """Redis knows what this gateway holds: those who wait ask there again."""
+        if model in self._away:
+            self._away.remove(model)
+            log.info("Redis takes requests for model %s again", model)
+            for waiter in self._line.waiters.values():
+                if waiter.model == model:
+                    waiter.woken.set()
+
+    def ended(self, model: str, id: str) -> None:
+        """A ticket or lease is over while Redis can't be told: it is when it is back."""
+        self._ended[model].append(id)
+
+    def unheard(self, model: str, id: str) -> None:
+        """The same, which Redis was told in vain."""
+        self.ended(model, id)
+        self.lost(model)
+
+    def keep_ended(self, model: str, ids: list[str]) -> None:
+        """It still can't be told."""
+        self._ended[model] += ids
+
+    def take_ended(self, model: str) -> list[str]:
+        return self._ended.pop(model, [])
+
+    def enter(self, waiter: Waiter) -> None:
+        """A call that can't ask Redis for a slot gets one of the share, at once or later. Raises StoreUnavailable,
+        QueueFull.
+        """
+        seat = self._roll.seat()
+        if seat is None:
+            raise _unavailable("this gateway does not know yet which slots are its own meanwhile")
+        workers = [beat for beat in self._fleet.snapshot.of(waiter.model) if not beat.draining]
+        if not workers:
+            raise _unavailable(f"this gateway has seen no worker of model {waiter.model!r}")
+        if not any(seat.slots_of(beat.worker, beat.slots) for beat in workers):
+            raise _unavailable(f"none of the slots of model {waiter.model!r} is this gateway's share meanwhile")
+        self.offer(waiter.model)
+        if waiter.local is None:
+            self._check_bounds(waiter, seat)
+
+    def offer(self, model: str) -> None:
+        """Gives free slots of the share to waiting calls, while Redis is away."""
+        seat = self._roll.seat()
+        if seat is None or model not in self._away:
+            return
+        free = self._free(model, seat)
+        for waiter in self._in_turn(model):
+            if not free:
+                break
+            lease = self._lease(waiter, free)
+            if lease is None:
+                continue
+            waiter.local = lease
+            waiter.woken.set()
+            free[lease.worker] -= 1
+            if free[lease.worker] <= 0:
+                del free[lease.worker]
+
+    def _free(self, model: str, seat: Seat) -> Counter[str]:
+        """Worker -> slots of the share that nobody here holds, where there are any."""
+        held, others = self._held(model), self._others[model].now(time.monotonic())
+        free = Counter[str]()
+        for beat in self._fleet.snapshot.of(model):
+            usable = min(seat.slots_of(beat.worker, beat.slots), beat.slots - others[beat.worker])
+            left = usable - held[beat.worker]
+            if left > 0 and not beat.draining:
+                free[beat.worker] = left
+        return free
+
+    def _held(self, model: str) -> Counter[str]:
+        held = Counter(lease.worker for lease in self._line.leases_of(model))
+        held.update(w.local.worker for w in self._line.waiters.values() if w.model == model and w.local is not None)
+        return held
+
+    def _held_by_others(self, model: str) -> _Others:
+        mine, beats = self._held(model), [one.beat for one in self._fleet.pool(model).standings.values()]
+        busy = Counter({beat.worker: max(0, beat.load.slots_busy - mine[beat.worker]) for beat in beats})
+        hold_ms = max((beat.load.hold_ms for beat in beats), default=0.0) or NOT_KNOWN.hold_ms
+        return _Others(busy, time.monotonic() + LINGER * hold_ms / 1000)
+
+    def _in_turn(self, model: str) -> list[Waiter]:
+        waiting = [w for w in self._line.waiters.values() if w.model == model and w.local is None]
+        return sorted(waiting, key=lambda waiter: -waiter.order.priority)
+
+    def _lease(self, waiter: Waiter, free: Counter[str]) -> Lease | None:
+        """On the best worker with a free slot that would do; None where none would."""
+        for worker, kv_tokens in _wanted(waiter, free):
+            beat = next((beat for beat in self._fleet.snapshot.of(waiter.model) if beat.worker == worker), None)
+            if beat is not None:
+                id = secrets.token_hex(8)
+                return Lease(id, UNFENCED, waiter.model, worker, beat.boot, beat.address, kv_tokens)
+        return None
+
+    def _check_bounds(self, waiter: Waiter, seat: Seat) -> None:
+        others = [other for other in self._in_turn(waiter.model) if other is not waiter]
+        team = waiter.order.team
+        bounds = (
+            (len(others), self._max_queue, "calls", "max_queue"),
+            (
+                sum(o.order.team == team for o in others),
+                self._max_team_queue,
+                f"calls of team {team!r}",
+                "max_queue_per_team",
+            ),
+        )
+        for waiting, bound, what, setting in bounds:
+            if waiting >= seat.part_of(bound):
+                raise QueueFull(
+                    f"{waiting} {what} wait for model {waiter.model!r} at this gateway, whose part of {setting} is "
+                    f"{seat.part_of(bound)} while Redis is away; try again later",
+                    retry_after_s=AGAIN_S,
+                )
+
+
+def _wanted(waiter: Waiter, free: Counter[str]) -> Iterator[tuple[str, int]]:
+    """Workers with a free slot that the call would go to, best first, and the KV tokens to reckon with there."""
+    ranking = waiter.ranking
+    for bid in ranking.bids:
+        if bid.worker in free:
+            yield bid.worker, bid.kv_tokens
+    if ranking.bids and ranking.elsewhere is None:
+        return
+    named = {bid.worker for bid in ranking.bids} | ranking.left_out | waiter.avoid
+    kv_tokens = ranking.elsewhere.kv_tokens if ranking.elsewhere is not None else 0
+    for worker, _ in free.most_common():
+        if worker not in named:
+            yield worker, kv_tokens
+
+
+def _unavailable(why: str) -> StoreUnavailable:
+    return StoreUnavailable(
+        f"This gateway's store does not answer, and {why}. Send the request again.", retry_after_s=AGAIN_S
+    )

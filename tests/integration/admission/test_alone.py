@@ -1,0 +1,251 @@
+"""Two gateways without Redis: each places calls on its share of the slots, and Redis learns of it when it is back."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import asynccontextmanager
+
+import pytest
+import redis.asyncio
+from msgspec.structs import replace
+
+from gateway.admission.share import Seat
+from gateway.errors import QueueFull, QueueTimeout, StoreUnavailable
+from gateway.store.client import connect
+from gateway.store.integrity import check_integrity
+from tests.integration.admission.conftest import Gateway, Lifetimes, Start
+from tests.integration.admission.test_slots import Guest
+from tests.support.pool import beat, call, heartbeat
+from tests.support.redis_server import RedisServer
+from tests.support.waiting import until
+from workers.protocol import keys
+from workers.protocol.heartbeat import Heartbeat
+
+SEATED = Lifetimes(seat_after_s=0.0)
+WORKERS = (heartbeat("w1", slots=3), heartbeat("w2", slots=2))
+
+
+@pytest.fixture
+def fragile(server: RedisServer) -> Iterator[RedisServer]:
+    """A Redis of its own, of the same version, that forgets everything when it is killed."""
+    with RedisServer(server.binary) as running:
+        yield running
+
+
+@asynccontextmanager
+async def beating(
+    server: RedisServer, workers: Sequence[Heartbeat], busy: Callable[[], Counter[str]] = Counter
+) -> AsyncIterator[redis.asyncio.Redis]:
+    """Workers that beat whenever they can, and tell how busy they are; a client of the same Redis."""
+
+    async def go_on() -> None:
+        while True:
+            try:
+                for worker in workers:
+                    load = replace(worker.load, slots_busy=busy()[worker.worker])
+                    await beat(client, replace(worker, load=load), ttl_s=1.0, tell=False)
+            except (redis.asyncio.RedisError, OSError):
+                pass  # Redis is away
+            await asyncio.sleep(0.05)
+
+    async with connect(server.url) as client:
+        going = asyncio.create_task(go_on())
+        try:
+            yield client
+        finally:
+            going.cancel()
+            await asyncio.gather(going, return_exceptions=True)
+
+
+def seat(gateway: Gateway) -> Seat | None:
+    return gateway.admission._roll.seat()
+
+
+async def two(server: RedisServer, start_on: Start, workers: int = 2, **options: int) -> tuple[Gateway, Gateway]:
+    """Gateways that know each other and the workers."""
+    pair = (
+        await start_on(server.url, "g1", lives=SEATED, **options),
+        await start_on(server.url, "g2", lives=SEATED, **options),
+    )
+    for number, gateway in enumerate(pair):
+        await until(lambda n=number, g=gateway: seat(g) == Seat(n, 2), 3.0, "seated")  # type: ignore[misc]
+        await until(lambda g=gateway: len(g.fleet.snapshot.of("m")) == workers, 2.0, "saw")  # type: ignore[misc]
+    return pair
+
+
+def served(guests: Sequence[Guest]) -> list[Guest]:
+    return [guest for guest in guests if guest.served and not guest.task.done()]
+
+
+def on(guests: Sequence[Guest]) -> Counter[str]:
+    return Counter(guest.worker for guest in served(guests))
+
+
+async def leases(client: redis.asyncio.Redis) -> int:
+    return sum([await client.zcard(keys.worker_leases("m", worker.worker)) for worker in WORKERS])
+
+
+async def leave_one_by_one(guests: Sequence[Guest]) -> None:
+    """Each as soon as it is served; fails where one never is."""
+    left = list(guests)
+    while left:
+        await until(lambda: any(guest.served for guest in left), 3.0, f"one of {len(left)} served")
+        guest = next(guest for guest in left if guest.served)
+        await guest.go()
+        left.remove(guest)
+
+
+async def test_each_gateway_uses_its_share_and_no_more(fragile: RedisServer, start_on: Start) -> None:
+    async with beating(fragile, WORKERS):
+        pair = await two(fragile, start_on)
+        fragile.kill()
+        guests = [[Guest(gateway) for _ in range(6)] for gateway in pair]
+        everyone = [*guests[0], *guests[1]]
+        await until(lambda: len(served(everyone)) == 5, 2.0, "every slot is taken")
+        await asyncio.sleep(0.3)
+        assert on(everyone) == {"w1": 3, "w2": 2}
+        for number, mine in enumerate(guests):
+            share = {worker.worker: Seat(number, 2).slots_of(worker.worker, worker.slots) for worker in WORKERS}
+            assert on(mine) == {worker: slots for worker, slots in share.items() if slots}
+        # What comes free goes to a call of the same gateway.
+        waiting = [guest for guest in guests[0] if not guest.served]
+        await served(guests[0])[0].go()
+        await until(lambda: any(guest.served for guest in waiting), 1.0, "the next one is served")
+        assert len(served(guests[1])) == sum(on(guests[1]).values())
+        await leave_one_by_one([guest for guest in everyone if not guest.task.done()])
+
+
+@pytest.mark.parametrize("forgets", [True, False], ids=["empty", "with its data"])
+async def test_redis_learns_what_was_placed_without_it(fragile: RedisServer, start_on: Start, forgets: bool) -> None:
+    everyone: list[Guest] = []
+    async with beating(fragile, WORKERS, lambda: on(everyone)) as client:
+        one, other = await two(fragile, start_on)
+        before = [Guest(gateway) for gateway in (one, other, one, other, one)]
+        everyone += before
+        await until(lambda: len(served(before)) == 5, 2.0, "all slots are taken")
+        in_line = [Guest(gateway) for gateway in (one, other)]
+        everyone += in_line
+
+        def known(gateway: Gateway) -> bool:
+            return sum(one.beat.load.slots_busy for one in gateway.fleet.pool("m").standings.values()) == 5
+
+        await until(lambda: known(one) and known(other), 3.0, "both know how busy the workers are")
+        if forgets:
+            fragile.kill()
+        else:
+            fragile.pause()
+        for guest in before[:2]:
+            await guest.go()
+        everyone += [Guest(one), Guest(other)]
+        most = Counter[str]()
+        watching = asyncio.create_task(watch(everyone, most))
+        # Those who hang on a Redis that does not answer are given up after two seconds each.
+        await until(lambda: {"m"} == one.admission.alone_for == other.admission.alone_for, 5.0, "both are alone")
+        await before[2].go()
+        await before[3].go()
+        await asyncio.sleep(0.3)
+        if forgets:
+            fragile.start()
+        else:
+            fragile.resume()
+        await until(lambda: not one.admission.alone_for | other.admission.alone_for, 4.0, "both are back")
+        await until(lambda: len(served(everyone)) == 5, 6.0, "all slots are taken again")
+        for _ in range(100):
+            await check_integrity(client, "m")
+            if await leases(client) == len(served(everyone)) == 5:
+                break
+            await asyncio.sleep(0.05)
+        assert await leases(client) == 5
+        fences = {await client.hget(name, "fence") for name in await client.keys("pd:{m}:lease:*")}
+        assert len(fences - {None, b"0"}) == 5, "each has a token of its own"
+        await leave_one_by_one([guest for guest in everyone if not guest.task.done()])
+        for gateway in (one, other):
+            await gateway.store.close()
+        await until_gone(client)
+        await check_integrity(client, "m")
+        watching.cancel()
+        assert most == {"w1": 3, "w2": 2}, "no slot was used twice"
+
+
+async def watch(guests: Sequence[Guest], most: Counter[str]) -> None:
+    """Keeps the largest number of calls that each worker had at once."""
+    while True:
+        most |= on(guests)
+        await asyncio.sleep(0.002)
+
+
+async def until_gone(client: redis.asyncio.Redis) -> None:
+    for _ in range(100):
+        left = await client.keys("pd:{m}:lease:*") + await client.keys("pd:{m}:ticket*")
+        if not left:
+            return
+        await asyncio.sleep(0.02)
+    raise AssertionError(left)
+
+
+async def test_who_waits_longer_goes_first_but_for_its_class(fragile: RedisServer, start_on: Start) -> None:
+    async with beating(fragile, [heartbeat("w1", slots=1)]):
+        one = await start_on(fragile.url, "g1", lives=SEATED)
+        await until(lambda: seat(one) == Seat(0, 1) and bool(one.fleet.snapshot.of("m")), 2.0, "seated")
+        fragile.kill()
+        order: list[int] = []
+
+        async def ask(number: int, priority: int) -> None:
+            async with one.admission.slot(call(), priority=priority):
+                order.append(number)
+                await asyncio.sleep(0.02)
+
+        await asyncio.gather(*(ask(number, priority) for number, priority in enumerate((0, 0, 0, 0))))
+        assert order == [0, 1, 2, 3]
+        order.clear()
+        holder = Guest(one)
+        await until(lambda: holder.served, 1.0, "the slot is taken")
+        asking = [asyncio.create_task(ask(number, priority)) for number, priority in enumerate((0, 1, 0, 1))]
+        await asyncio.sleep(0.05)
+        await holder.go()
+        await asyncio.gather(*asking)
+        assert sorted(order[:2]) in ([0, 2], [1, 3]), "one class before the other"
+        assert order[0] < order[1]
+        assert order[2] < order[3]
+
+
+async def test_bounds_of_the_line_are_shared_as_well(fragile: RedisServer, start_on: Start) -> None:
+    async with beating(fragile, WORKERS):
+        one, _ = await two(fragile, start_on, max_queue=3)
+        fragile.kill()
+        share = sum(Seat(0, 2).slots_of(worker.worker, worker.slots) for worker in WORKERS)
+        guests = [Guest(one) for _ in range(share + 2)]
+        await until(lambda: one.admission.waiting("m") == 2, 2.0, "two of them wait")
+        with pytest.raises(QueueFull, match="whose part of max_queue is 2 while Redis is away"):
+            async with one.admission.slot(call()):
+                raise AssertionError("got a slot that is not there")
+        await guests.pop().cancel()
+        with pytest.raises(QueueTimeout, match="uses its share"):
+            async with one.admission.slot(call(patience_s=0.1)):
+                raise AssertionError("got a slot that is not there")
+        await leave_one_by_one(guests)
+
+
+async def test_a_gateway_that_has_no_share_says_why(fragile: RedisServer, start_on: Start) -> None:
+    async with beating(fragile, [heartbeat("w1", slots=1)]):
+        pair = await two(fragile, start_on, workers=1)
+        late = await start_on(fragile.url, "g3", lives=Lifetimes(seat_after_s=60.0))
+        await until(lambda: seat(pair[0]) == Seat(0, 3), 3.0, "the third is known")
+        fragile.kill()
+        outcomes = []
+        for gateway in (*pair, late):
+            try:
+                async with gateway.admission.slot(call("m", patience_s=0.5)):
+                    outcomes.append("served")
+            except StoreUnavailable as error:
+                outcomes.append(str(error))
+            except QueueTimeout:
+                outcomes.append("waited")
+        assert "does not know yet which slots are its own" in outcomes[2]
+        assert sum("none of the slots of model 'm' is this gateway's share" in text for text in outcomes) >= 1
+        assert outcomes.count("served") <= 1
+        with pytest.raises(StoreUnavailable, match="has seen no worker of model 'nobody'"):
+            async with pair[0].admission.slot(call("nobody")):
+                raise AssertionError("got a slot of nobody")

@@ -1,0 +1,61 @@
+"""Shares of the slots: an exact partition, evenly, for those who are known to the others."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gateway.admission.share import Roll, Seat
+
+
+@given(st.integers(1, 40), st.integers(0, 64), st.text(max_size=12))
+def test_every_slot_is_one_gateways(num_gateways: int, slots: int, worker: str) -> None:
+    shares = [Seat(number, num_gateways).slots_of(worker, slots) for number in range(num_gateways)]
+    assert sum(shares) == slots
+    assert max(shares) - min(shares) <= 1
+
+
+def test_small_workers_are_spread_over_the_gateways() -> None:
+    """Without the hash, the first gateway would have every worker of one slot."""
+    shares = [sum(Seat(n, 4).slots_of(f"worker-{w}", 1) for w in range(400)) for n in range(4)]
+    assert min(shares) > 60
+
+
+@given(st.integers(1, 40), st.integers(0, 2000))
+def test_parts_of_a_bound_are_never_short_of_it(num_gateways: int, bound: int) -> None:
+    parts = num_gateways * Seat(0, num_gateways).part_of(bound)
+    assert bound <= parts < bound + num_gateways
+
+
+def test_who_is_not_known_to_the_others_has_no_seat() -> None:
+    roll = Roll("b", 2.0, 1.5)
+    assert roll.seat() is None
+    roll.seen({"a": 0.5, "b": 0.0, "c": 0.9}, stayed=False, now=10.0)
+    roll.seen({"a": 0.5, "b": 0.0, "c": 0.9}, stayed=True, now=11.9)
+    assert roll.seat() is None
+    roll.seen({"c": 0.5, "b": 0.0}, stayed=True, now=12.1)
+    assert roll.seat() == Seat(0, 2)
+
+
+def test_who_was_forgotten_begins_anew() -> None:
+    roll = Roll("b", 2.0, 1.5)
+    roll.seen({"a": 0.1, "b": 0.0}, stayed=True, now=10.0)
+    roll.seen({"a": 0.1, "b": 0.0}, stayed=True, now=13.0)
+    assert roll.seat() == Seat(1, 2)
+    roll.seen({"b": 0.0}, stayed=False, now=20.0)
+    assert roll.seat() is None
+
+
+def test_whether_the_others_were_away_as_well() -> None:
+    roll = Roll("b", 2.0, 1.5)
+    for now in (10.0, 11.0, 12.0):
+        roll.seen({"a": 0.9, "b": 0.0}, stayed=True, now=now)
+        assert not roll.others_were_away(now)
+    roll.seen({"a": 0.2, "b": 0.0}, stayed=True, now=16.0)
+    assert not roll.others_were_away(16.0), "only this one was"
+    roll.seen({"a": 4.0, "b": 0.0}, stayed=True, now=20.0)
+    roll.seen({"a": 0.5, "b": 0.0}, stayed=True, now=21.0)
+    assert roll.others_were_away(21.0)
+    assert not roll.others_were_away(22.5)
+    roll.seen({"b": 0.0}, stayed=False, now=40.0)
+    assert roll.others_were_away(40.0)
