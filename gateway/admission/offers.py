@@ -33,5 +33,5 @@ def offers_of(ranking: Ranking, begin_within_ms: float = 0.0) -> Offers:
 
 
 def _offer(bid: Bid, best: Sequence[Bid]) -> Offer:
-    other = next((other.total_ms for other in best if other is not bid), bid.cost_ms + NOBODY_ELSE_MS)
-    return Offer(bid.worker, bid.cost_ms, other, bid.kv_tokens)
+    other = next((other.total_ms for other in best if other is not bid), bid.weight_ms + NOBODY_ELSE_MS)
+    return Offer(bid.worker, bid.cost_ms, other, bid.kv_tokens, bid.burden_ms)

@@ -63,10 +63,18 @@ class Bid(msgspec.Struct, frozen=True):
     """KV cells to reckon with: the prompt as far as it is not cached, and the predicted answer."""
     cached_tokens: int
     """Estimated tokens of the prompt that are cached there."""
+    burden_ms: float = 0.0
+    """What its prefill costs others: those behind it, and those whose cached prompts give way to it."""
+
+    @property
+    def weight_ms(self) -> float:
+        """What it costs everybody, once it has a slot."""
+        return self.cost_ms + self.burden_ms
 
     @property
     def total_ms(self) -> float:
-        return self.wait_ms + self.cost_ms
+        """By which workers are compared."""
+        return self.wait_ms + self.weight_ms
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,4 +98,4 @@ class Ranking:
         if not self.bids:
             return ()
         least = self.bids[0].total_ms
-        return tuple(bid for bid in self.bids if bid.cost_ms <= least)
+        return tuple(bid for bid in self.bids if bid.weight_ms <= least)

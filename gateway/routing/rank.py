@@ -13,7 +13,7 @@ from math import inf
 from operator import attrgetter
 
 from gateway.routing.ask import MAX_BIDS, MAX_LEFT_OUT, Ask, Ranking
-from gateway.routing.cost import Estimate, Price, Recent
+from gateway.routing.cost import BURDEN, Estimate, Price, Recent
 from gateway.routing.needs import Needs, needs_of
 from gateway.routing.pool import Pool
 from gateway.routing.standing import Standing
@@ -100,7 +100,7 @@ class _Search:
         walks, ends = 0, self._prefix.ends
         for place, holders in self._pool.heads.levels(self._prefix.digests):
             end = ends[place]
-            if self._price.uncached_tokens(end) * fastest_ms >= self._bar:
+            if self._price.uncached_tokens(end) * fastest_ms * (1 + BURDEN) >= self._bar:
                 return
             if isinstance(holders, int):
                 self._look_all((holders,), end)
@@ -121,12 +121,12 @@ class _Search:
 
     def _look_all(self, numbers: Sequence[int], end: int) -> None:
         first = self._turn % len(numbers) if len(numbers) > 1 else 0
-        uncached = self._price.uncached_tokens(end)
+        weighed = self._price.uncached_tokens(end) * (1 + BURDEN)
         for number in (*numbers[first:], *numbers[:first]) if first else numbers:
             there = self._numbered(number)
             if there is None or number in self._seen:
                 continue
-            if self._price.least_wait_ms(there) + uncached * there.prefill_ms >= self._bar:
+            if self._price.least_wait_ms(there) + weighed * there.prefill_ms >= self._bar:
                 self._seen[number] = inf
             elif self._needs is None or not self._needs.lacking(there):
                 self._look(there, end)
@@ -145,8 +145,8 @@ class _Search:
     ) -> None:
         """The best of `ready`, which is sorted so, that are in `among`; they have `end` bytes of the prompt cached."""
         price, seen, needs = self._price, self._seen, self._needs
-        uncached = price.uncached_tokens(end)
-        least_ms = uncached * least_prefill_ms
+        weighed = price.uncached_tokens(end) * (1 + BURDEN)
+        least_ms = weighed * least_prefill_ms
         if least_ms >= self._bar:
             return
         # Those that cost no more than their news say: whoever follows them is no better.
@@ -162,7 +162,7 @@ class _Search:
                 if needs is not None and needs.lacking(there):
                     continue
                 self._look(there, end)
-            calm += seen[number] <= wait_ms + uncached * there.prefill_ms + price.queue_ms + ROUNDED_MS
+            calm += seen[number] <= wait_ms + weighed * there.prefill_ms + price.queue_ms + ROUNDED_MS
             if calm >= WANTED:
                 return
 

@@ -59,9 +59,11 @@ class Offer:
     other_ms: float
     """To the first token on the best other worker, waiting for that one included."""
     kv_tokens: int
+    burden_ms: float = 0.0
+    """What that costs others, in `other_ms` as well."""
 
     def packed(self) -> str:
-        return f"{self.cost_ms:.1f} {self.other_ms:.1f} {self.kv_tokens}"
+        return f"{self.cost_ms:.1f} {self.other_ms:.1f} {self.kv_tokens} {self.burden_ms:.1f}"
 
 
 @dataclass(frozen=True, slots=True)

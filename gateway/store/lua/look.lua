@@ -33,13 +33,6 @@ for _, id in ipairs(redis.call("ZRANGE", queue_key, 0, WINDOW - 1)) do
   ticket[#ticket + 1] = "bids"
   ticket[#ticket + 1] = redis.call("GET", ticket_bids_key(id)) or ""
   table.insert(ticket, 1, -math.floor(tonumber(redis.call("ZSCORE", queue_key, id)) / CLASS))
-  local filed = ticket_read(id, redis.call("GET", ticket_bids_key(id)))
-  for name, value in pairs({deadline = exact(filed.deadline), elsewhere = filed.elsewhere}) do
-    ticket[#ticket + 1], ticket[#ticket + 2] = name, value
-  end
-  for worker, bid in string.gmatch(filed.bids, "|([^|=]+)=([^|]+)") do
-    ticket[#ticket + 1], ticket[#ticket + 2] = "b:" .. worker, bid
-  end
   head[#head + 1] = ticket
 end
 

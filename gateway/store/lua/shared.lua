@@ -161,8 +161,8 @@ end
 
 -- A waiting ticket of the window, from what it bids: a deadline (unix ms; 0: none), and lines of the ms that its answer
 -- takes, the bid for any worker that is not named (or nothing), workers that would not do between blanks, "|worker=bid|",
--- and its gateway. A bid is "cost else kv": ms to the first token on this worker; ms to it on the best other one, the
--- wait for that one included; KV tokens to reckon with.
+-- and its gateway. A bid is "cost else kv burden": ms to the first token on this worker; ms to it on the best other
+-- one, the wait for that one and its burden included; KV tokens to reckon with; ms that it costs others.
 local function ticket_read(id, text, passed)
   local deadline, hold, elsewhere, left_out, bids, gateway =
     string.match(text, "^(%S+) (%S+)\n([^\n]*)\n([^\n]*)\n([^\n]*)\n(.*)$")
@@ -170,7 +170,7 @@ local function ticket_read(id, text, passed)
     bids = bids, gateway = gateway, passed = tonumber(passed) or 0}
 end
 
--- What a ticket bids for a worker: cost, else, KV tokens; nil where that would not do.
+-- What a ticket bids for a worker: cost, else, KV tokens, burden; nil where that would not do.
 local function bid_for(ticket, worker)
   local _, last = string.find(ticket.bids, "|" .. worker .. "=", 1, true)
   local text, from = ticket.bids, (last or 0) + 1
@@ -178,17 +178,17 @@ local function bid_for(ticket, worker)
     if string.find(ticket.left_out, " " .. worker .. " ", 1, true) then return nil end
     text = ticket.elsewhere
   end
-  local cost, other, kv = string.match(text, "^([^ |]+) ([^ |]+) ([^ |]+)", from)
-  return tonumber(cost), tonumber(other), tonumber(kv)
+  local cost, other, kv, burden = string.match(text, "^([^ |]+) ([^ |]+) ([^ |]+) ([^ |]+)", from)
+  return tonumber(cost), tonumber(other), tonumber(kv), tonumber(burden)
 end
 
 -- What a ticket loses if another one gets the slot, per ms that it would keep the slot's worker busy; negative: it is
 -- better off waiting for another worker. Deadlines that can be met only here come first, the earliest of them before all.
-local function loss(ticket, cost, other)
+local function loss(ticket, cost, other, burden)
   if ticket.deadline > 0 and now + cost <= ticket.deadline and now + other > ticket.deadline then
     return MET + 1e9 / (ticket.deadline - now + 1)
   end
-  return (other - cost) / (cost + ticket.hold + 1)
+  return (other - cost - burden) / (cost + ticket.hold + 1)
 end
 
 -- Tickets of a part of the line. The dead are dropped.
@@ -215,8 +215,8 @@ end
 local function choose(record, tickets, missed)
   local best, most, first = nil, 0, nil
   for _, ticket in ipairs(tickets) do
-    local cost, other, kv = bid_for(ticket, record.worker)
-    local lost = cost and not (missed and missed[ticket.gateway]) and loss(ticket, cost, other) or -1
+    local cost, other, kv, burden = bid_for(ticket, record.worker)
+    local lost = cost and not (missed and missed[ticket.gateway]) and loss(ticket, cost, other, burden) or -1
     if lost >= 0 then
       local fits = kv_fits(record, kv)
       if ticket.passed >= MOST_PASSED then

@@ -28,7 +28,8 @@ def order(ranking: Ranking) -> list[str]:
 
 
 def totals(ranking: Ranking) -> dict[str, object]:
-    return {bid.worker: pytest.approx(bid.total_ms) for bid in ranking.bids}
+    """Until the first token, what that costs others left aside."""
+    return {bid.worker: pytest.approx(bid.wait_ms + bid.cost_ms) for bid in ranking.bids}
 
 
 def test_a_pool_of_nobody_has_no_ranking() -> None:
@@ -114,7 +115,7 @@ def test_a_worker_without_cells_for_it_is_waited_for() -> None:
 
 def test_a_free_worker_is_taken_before_a_cached_prompt_that_is_waited_for_longer() -> None:
     book = book_of([worker("a", load=full(500.0)), worker("b")], {"a": [1]})
-    short, long = ranked(book, prompt(400, {1: 390})), ranked(book, prompt(900, {1: 890}))
+    short, long = ranked(book, prompt(200, {1: 190})), ranked(book, prompt(900, {1: 890}))
     assert (order(short), order(long)) == (["b", "a"], ["a", "b"])
     assert [bid.worker for bid in short.take] == ["b", "a"]
     assert [bid.worker for bid in long.take] == ["a"]
@@ -123,8 +124,18 @@ def test_a_free_worker_is_taken_before_a_cached_prompt_that_is_waited_for_longer
 def test_faster_workers_come_first_and_get_more() -> None:
     slow, fast = worker("slow", load=busy(prefill_ms=3.0)), worker("fast", load=busy(backlog_tokens=900))
     book = book_of([slow, fast])
-    assert totals(ranked(book, prompt(400))) == {"slow": 1200, "fast": 1300}
+    assert totals(ranked(book, prompt(200))) == {"slow": 600, "fast": 1100}
+    assert order(ranked(book, prompt(200))) == ["slow", "fast"]
     assert totals(ranked(book, prompt(1000))) == {"fast": 1900, "slow": 3000}
+    assert order(ranked(book, prompt(1000))) == ["fast", "slow"]
+
+
+def test_what_is_computed_twice_costs_others() -> None:
+    """b would be the quicker by a little, and would throw out what others have there."""
+    book = book_of([worker("a", load=busy(backlog_tokens=500)), worker("b")], {"a": [1]})
+    ranking = ranked(book, prompt(400, {1: 390}))
+    assert totals(ranking) == {"a": 510, "b": 400}
+    assert [(bid.worker, bid.burden_ms) for bid in ranking.bids] == [("a", 10), ("b", 400)]
 
 
 def test_an_adapter_that_is_not_in_memory_costs_its_loading() -> None:
@@ -192,7 +203,7 @@ def test_there_are_so_many_bids_and_one_for_all_others() -> None:
     ranking = ranked(book_of(many), prompt(50))
     assert order(ranking) == [f"w{n:02}" for n in range(MAX_BIDS)]
     assert ranking.elsewhere is not None
-    assert ranking.elsewhere.total_ms == pytest.approx(50 + 10 * MAX_BIDS)
+    assert ranking.elsewhere.total_ms == pytest.approx(2 * 50 + 10 * MAX_BIDS)
     assert ranked(book_of(many[:MAX_BIDS]), prompt(50)).elsewhere is None
 
 
