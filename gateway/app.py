@@ -17,12 +17,14 @@ from gateway.access.keys import Keys
 from gateway.access.records import read_records
 from gateway.adapter_keeper import AdapterKeeper
 from gateway.admission.admission import Admission
+from gateway.api.admin.explain import ExplainRoute
 from gateway.api.anthropic.count_tokens import CountTokens
 from gateway.api.anthropic.messages import MessagesDialect
 from gateway.api.door import Door
 from gateway.api.generation import Generation
 from gateway.api.health import Health, MetricsPage, Ready
 from gateway.api.native.assembly import native_apps
+from gateway.api.native.reception import Reception
 from gateway.api.openai.chat import ChatDialect
 from gateway.api.openai.completion import CompletionDialect
 from gateway.api.openai.embeddings import EmbeddingsDialect
@@ -46,6 +48,7 @@ from gateway.relay.relay import Relay
 from gateway.resume.recordings import Recordings
 from gateway.settings import GatewaySettings
 from gateway.store.client import Store
+from gateway.store.look import LineReader
 from gateway.store.responses import ResponseStore
 from gateway.store.stream_log import StreamLog
 from gateway.telemetry.metrics import Metrics
@@ -163,6 +166,14 @@ async def build(settings: GatewaySettings, redis: redis.asyncio.Redis) -> App:
             "model": models,
             "health": Health(),
             "ready": Ready(redis, fleet, admission, lambda: pipeline.stopping),
+            "explain": ExplainRoute(
+                Reception(keys, pipeline, fleet, settings.max_body_bytes),
+                pipeline,
+                fleet,
+                admission,
+                LineReader(redis),
+                ChatDialect(),
+            ),
             "metrics": MetricsPage(metrics, fleet, admission.waiting, pipeline.attempts.left_alone),
             **native_apps(answers, fleet, inquiries, wishes, model_wishes, ChatDialect()),
         }

@@ -9,6 +9,7 @@ from gateway.admission.line import Line, Waiter
 from gateway.admission.offers import offers_of
 from gateway.registry.fleet import Fleet
 from gateway.routing.ask import Ask, Ranking
+from gateway.routing.explain import Explanation, explain
 from gateway.routing.rank import rank
 from gateway.store.client import Offers
 
@@ -34,6 +35,16 @@ class Placing:
             queued=self._line.in_line(model) if ahead is None else ahead,
             avoid=avoid,
             turn=next(self._turns),
+        )
+
+    def explain(self, model: str, ask: Ask) -> Explanation:
+        """Of every worker, why it stands where it does for a call that came now."""
+        return explain(
+            ask,
+            self._fleet.pool(model),
+            self._line.placements(model),
+            now=time.monotonic(),
+            queued=self._line.in_line(model),
         )
 
     def offers(self, ranking: Ranking, begin_by: float) -> Offers:

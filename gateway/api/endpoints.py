@@ -25,7 +25,12 @@ OPENAI = DialectTable(
     "OpenAI's API with llama-server's and vLLM's extensions; reranking has no place in OpenAI's and is Jina's.",
     (
         Endpoint(
-            ("POST /v1/chat/completions", "POST /chat/completions", "POST /v1/chat/completions/input_tokens"),
+            (
+                "POST /v1/chat/completions",
+                "POST /chat/completions",
+                "POST /v1/chat/completions/input_tokens",
+                "POST /admin/explain",
+            ),
             ChatBody,
             openai.IGNORED,
             openai.REFUSED,

@@ -67,6 +67,8 @@ ROUTES = (
     RouteRow("POST", "/models/unload", "unload_model", "has them drained and stopped; for admins", NATIVE),
     RouteRow("POST", "/v1/load_lora_adapter", "load_adapter", "loads an adapter on all workers; for admins"),
     RouteRow("POST", "/v1/unload_lora_adapter", "unload_adapter", "takes it away; for admins"),
+    RouteRow("GET", "/admin/explain", "explain", "how a call of a model would be placed now; for admins"),
+    RouteRow("POST", "/admin/explain", "explain", "the same for a chat request, which is not sent; for admins"),
     RouteRow("GET", "/v1/health", "health", "as `GET /health`; no key needed", NATIVE),
     RouteRow("GET", "/health", "health", "the process is up; no key needed"),
     RouteRow("GET", "/ready", "ready", "calls would be answered; no key needed"),

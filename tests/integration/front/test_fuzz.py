@@ -154,7 +154,8 @@ def test_addresses(fuzzed: Fuzzed, row: RouteRow, examples: int) -> None:
     send()
 
 
-HEADERS = ["x-slo-ttft-ms", "x-request-id", "x-resume-grace", "last-event-id", "x-session-id", "traceparent", "accept"]
+HEADERS = ["x-slo-ttft-ms", "x-request-id", "x-resume-grace", "last-event-id", "x-session-id", "x-paddock-debug"]
+HEADERS += ["traceparent", "accept"]
 VALUES = st.text(st.characters(min_codepoint=32, max_codepoint=126), max_size=30) | st.sampled_from(
     ["0", "-1", "1e400", "nan", "60", "9" * 400, "a:b-1", ","]
 )
