@@ -49,6 +49,8 @@ LOST_REST_S = 0.5
 LOOK_AGAIN_S = 0.05
 LOOK_AROUND_S = 0.25
 """How often a call in line looks whether its model still has workers, where another model could stand in."""
+TIMER_S = 0.05
+"""By so much a timer may be early."""
 ADAPTERS_S = 10.0
 """How long a call waits for an adapter that is registered and that no worker has; then a worker says what is wrong."""
 BLAMED = frozenset({FailureCode.INTERNAL, FailureCode.WORKER_LOST})
@@ -236,7 +238,7 @@ class Attempts:
     def over(self, tries: Tries) -> None:
         """The call is over, however it ended."""
         self.circuits.leaves(tries)
-        if tries.with_boot and time.monotonic() >= tries.call.deadline:
+        if tries.with_boot and time.monotonic() >= tries.call.deadline - TIMER_S:
             self._blame(tries.with_boot)  # it had all the time that there was, and has not begun
 
     def reachable(self, model: str) -> list[Heartbeat]:

@@ -49,16 +49,24 @@ class Models:
         return await self._cards(permitted)
 
     async def _cards(self, named: Mapping[str, str]) -> list[dict[str, Any]]:
-        """Of names and the models behind them."""
+        """Of names and the models behind them; of several, the one that would be asked first now."""
         workers = self._fleet.snapshot.workers
+        named = {name: self._first(name, model) for name, model in named.items()}
         coming = await self._wishes.coming([model for model in set(named.values()) if not workers.get(model)])
         return [self._card(name, model, is_coming=model in coming) for name, model in named.items()]
+
+    def _first(self, name: str, model: str) -> str:
+        if not self._names.is_chain(name):
+            return model
+        return next((each for each in self._names.chain(name, "") if self._fleet.snapshot.workers.get(each)), model)
 
     def _card(self, name: str, model: str, *, is_coming: bool) -> dict[str, Any]:
         snapshot = self._fleet.snapshot
         document = card(name, model, snapshot.workers.get(model, ()), is_coming=is_coming)
         if self._names.is_adapter(name, snapshot.models, snapshot.adapters):
             document["parent"] = model
+        if self._names.is_chain(name):
+            document["models"] = list(self._names.chain(name, ""))
         return document
 
 

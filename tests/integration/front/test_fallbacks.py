@@ -244,6 +244,16 @@ async def test_a_session_stays_with_one_model(other_caller: Caller) -> None:
     assert all(len(found) == 1 for found in models.values())
 
 
+async def test_the_card_of_a_name_tells_of_its_chain_and_who_answers_now(other_caller: Caller) -> None:
+    async with other_caller.session.get(f"{other_caller.url}/v1/models") as response:
+        cards = {card["id"]: card for card in (await response.json())["data"]}
+    roomy = cards["roomy"]
+    assert (roomy["root"], roomy["models"]) == ("quick", ["absent", "quick", "slow"])
+    assert roomy["status"] == {"value": "loaded"}
+    assert (cards["later"]["root"], cards["later"]["status"]) == ("absent", {"value": "unloaded"})
+    assert "models" not in cards["chat"]
+
+
 async def test_a_key_for_a_name_may_use_its_whole_chain(stack: Stack) -> None:
     async with calling(stack.gateways[1].url, CHAINED_KEY, "steady") as chained:
         assert (await chat(chained))[0] == 200
