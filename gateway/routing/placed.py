@@ -17,7 +17,7 @@ def bid_for(ranking: Ranking, worker: str) -> Bid | None:
 
 
 def summary(ranking: Ranking, worker: str) -> str:
-    """The worker first, then others: `w1 wait_ms=0 cost_ms=41 cached=512; w2 wait_ms=0 cost_ms=99 cached=0`."""
+    """The worker first, then others: `w1 wait_ms=0 cost_ms=41 burden_ms=40 cached=512; w2 ...`."""
     chosen = bid_for(ranking, worker)
     told = [f"{worker} {_figures(chosen)}" if chosen else f"{worker} unranked"]
     others = [bid for bid in ranking.bids if bid.worker != worker]
@@ -26,4 +26,6 @@ def summary(ranking: Ranking, worker: str) -> str:
 
 
 def _figures(bid: Bid) -> str:
-    return f"wait_ms={bid.wait_ms:.0f} cost_ms={bid.cost_ms:.0f} cached={bid.cached_tokens}"
+    return (
+        f"wait_ms={bid.wait_ms:.0f} cost_ms={bid.cost_ms:.0f} burden_ms={bid.burden_ms:.0f} cached={bid.cached_tokens}"
+    )

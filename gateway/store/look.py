@@ -21,8 +21,10 @@ class QueuedBid:
     cost_ms: float
     """From the slot to the first token."""
     other_ms: float
-    """To the first token on the best other worker, waiting for that one included."""
+    """The same on the best other worker, waiting for that one and what it costs others included."""
     kv_tokens: int
+    burden_ms: float
+    """What it costs others."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +92,7 @@ class LineReader:
     async def gateways(self) -> dict[str, float]:
         """Gateway processes -> unix time of their last beat. Raises StoreUnavailable."""
         try:
-            beats = await self._redis.zrange(keys.GATEWAYS, 0, -1, withscores=True)
+            beats: list[Any] = await self._redis.zrange(keys.GATEWAYS, 0, -1, withscores=True)
         except AWAY as error:
             raise unavailable(error) from error
         return {id.decode(): float(at) for id, at in beats}
@@ -128,5 +130,5 @@ def _bids(text: str) -> tuple[float, QueuedBid | None, dict[str, QueuedBid]]:
 
 
 def _bid(text: str) -> QueuedBid:
-    cost, other, kv, _ = text.split(" ")
-    return QueuedBid(float(cost), float(other), int(kv))
+    cost, other, kv, burden = text.split(" ")
+    return QueuedBid(float(cost), float(other), int(kv), float(burden))

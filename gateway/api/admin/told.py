@@ -69,7 +69,12 @@ def _ticket(position: int, ticket: QueuedTicket) -> Json:
 
 
 def _bid(bid: QueuedBid) -> Json:
-    return {"cost_ms": round(bid.cost_ms, 1), "else_ms": round(bid.other_ms, 1), "kv_tokens": bid.kv_tokens}
+    return {
+        "cost_ms": round(bid.cost_ms, 1),
+        "burden_ms": round(bid.burden_ms, 1),
+        "else_ms": round(bid.other_ms, 1),
+        "kv_tokens": bid.kv_tokens,
+    }
 
 
 def circuits_told(workers: Sequence[Heartbeat], views: Mapping[str, View]) -> list[Json]:

@@ -77,7 +77,7 @@ async def test_who_asks_is_told_why(caller: Caller, gateway: Process) -> None:
     assert "x-paddock-placement" not in headers
     async with calling(gateway.url, NARROW_KEY, "quick") as anybody:
         _, headers = await ask(anybody, {"x-paddock-debug": "1"})
-    assert re.fullmatch(r"quick-a wait_ms=\d+ cost_ms=\d+ cached=\d+", headers["x-paddock-placement"])
+    assert re.fullmatch(r"quick-a wait_ms=\d+ cost_ms=\d+ burden_ms=\d+ cached=\d+", headers["x-paddock-placement"])
 
 
 async def ask(caller: Caller, headers: dict[str, str] | None = None) -> tuple[int, Mapping[str, str]]:

@@ -16,7 +16,7 @@ async def looked(client: redis.asyncio.Redis, *workers: str) -> LineView:
 
 
 async def file(store: Store, order: Order, *, within_ms: float = 0.0) -> Lease | Filed:
-    wanted = Offers((Offer("w1", 10.0, 250.5, 300),), (Offer("w2", 20.0, 12.0, 400),), begin_within_ms=within_ms)
+    wanted = Offers((Offer("w1", 10.0, 250.5, 300, 5.0),), (Offer("w2", 20.0, 12.0, 400),), begin_within_ms=within_ms)
     answer = await store.acquire("g1", "m", order, wanted, ticket_ttl_s=60, max_queue=9, max_team_queue=9)
     assert isinstance(answer, Lease | Filed)
     return answer
@@ -44,7 +44,7 @@ async def test_who_waits_by_class_and_team_and_with_what_bids(client: redis.asyn
     assert line.leased == {"w1": (1, 300), "w2": (0, 0)}
     assert [(ticket.team, ticket.priority) for ticket in line.head] == [("blue", 3), ("red", 0), ("red", -8)]
     first, second, _ = line.head
-    assert first.bids == {"w1": QueuedBid(10.0, 250.5, 300), "w2": QueuedBid(20.0, 12.0, 400)}
+    assert first.bids == {"w1": QueuedBid(10.0, 250.5, 300, 5.0), "w2": QueuedBid(20.0, 12.0, 400, 0.0)}
     assert first.elsewhere is None
     assert first.begin_in_s is not None
     assert 4 < first.begin_in_s <= 5

@@ -6,19 +6,23 @@ from gateway.routing.ask import Bid, Ranking
 from gateway.routing.placed import bid_for, summary
 
 RANKING = Ranking(
-    (Bid("w1", 0.0, 41.4, 700, 512), Bid("w2", 3.6, 120.0, 1200, 0), *(Bid(f"x{n}", 9, 120, 9, 0) for n in range(4))),
+    (
+        Bid("w1", 0.0, 41.4, 700, 512, 40.0),
+        Bid("w2", 3.6, 120.0, 1200, 0),
+        *(Bid(f"x{n}", 9, 120, 9, 0) for n in range(4)),
+    ),
     elsewhere=Bid("w9", 10.0, 200.0, 1300, 0),
 )
 
 
 def test_the_worker_that_it_went_to_comes_first() -> None:
     assert summary(RANKING, "w2").startswith(
-        "w2 wait_ms=4 cost_ms=120 cached=0; w1 wait_ms=0 cost_ms=41 cached=512; x0 "
+        "w2 wait_ms=4 cost_ms=120 burden_ms=0 cached=0; w1 wait_ms=0 cost_ms=41 burden_ms=40 cached=512; x0 "
     )
     assert summary(RANKING, "w1").count(";") == 3
 
 
 def test_a_worker_without_a_bid_costs_what_any_other_does() -> None:
     assert bid_for(RANKING, "w7") == RANKING.elsewhere
-    assert summary(RANKING, "w7").startswith("w7 wait_ms=10 cost_ms=200 cached=0; w1 ")
+    assert summary(RANKING, "w7").startswith("w7 wait_ms=10 cost_ms=200 burden_ms=0 cached=0; w1 ")
     assert summary(Ranking(()), "w7") == "w7 unranked"
