@@ -8,7 +8,7 @@ import json
 import time
 import urllib.request
 from collections import Counter
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Iterable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -42,6 +42,9 @@ class Record:
     done: bool = False
     asked_at: float = field(default_factory=time.monotonic)
     ended_at: float = 0.0
+    last_word_at: float = 0.0
+    longest_gap_s: float = 0.0
+    """Between two words."""
     begun: asyncio.Event = field(default_factory=asyncio.Event)
     """Set by the first word and by the end."""
     task: asyncio.Task[None] | None = None
@@ -64,6 +67,14 @@ class Record:
     @property
     def took_s(self) -> float:
         return self.ended_at - self.asked_at
+
+    def heard(self, text: str) -> None:
+        now = time.monotonic()
+        if self.text:
+            self.longest_gap_s = max(self.longest_gap_s, now - self.last_word_at)
+        self.last_word_at = now
+        self.text += text
+        self.begun.set()
 
     async def end(self, timeout_s: float = CALLER_PATIENCE_S) -> Record:
         assert self.task is not None
@@ -102,8 +113,10 @@ class Book:
     records: list[Record] = field(default_factory=list)
     numbers: Iterable[int] = field(default_factory=itertools.count)
 
-    def ask(self, gateway: Process, model: str, tokens: int, **more: Any) -> Record:
-        """A streamed chat completion of so many tokens, read by a task of its own."""
+    def ask(
+        self, gateway: Process, model: str, tokens: int, headers: Mapping[str, str] | None = None, **more: Any
+    ) -> Record:
+        """A streamed chat completion of so many tokens, read by a task of its own. `more` goes into the body."""
         record = Record(f"call-{len(self.records)}-{model}", gateway, model, tokens)
         body = {
             "model": model,
@@ -114,11 +127,11 @@ class Book:
             **more,
         }
         self.records.append(record)
-        record.task = asyncio.create_task(self._read(record, body))
+        record.task = asyncio.create_task(self._read(record, body, headers or {}))
         return record
 
-    async def _read(self, record: Record, body: dict[str, Any]) -> None:
-        url, headers = f"{record.gateway.url}/v1/chat/completions", {"x-request-id": record.id}
+    async def _read(self, record: Record, body: dict[str, Any], more: Mapping[str, str]) -> None:
+        url, headers = f"{record.gateway.url}/v1/chat/completions", {"x-request-id": record.id, **more}
         try:
             async with self.session.post(url, json=body, headers=headers) as response:
                 record.status = response.status
@@ -201,10 +214,8 @@ def _understand(record: Record, line: bytes) -> None:
         record.error = chunk["error"]["code"]
         return
     for choice in chunk["choices"]:
-        text = choice["delta"].get("content") or ""
-        record.text += text
-        if text:
-            record.begun.set()
+        if text := choice["delta"].get("content"):
+            record.heard(text)
     if chunk.get("usage"):
         record.usage = chunk["usage"]["completion_tokens"]
 

@@ -5,12 +5,32 @@
 --
 -- Keeps: after it, every lease is unexpired and of a live process, every ticket has a gateway that re-reads it, and no slot
 -- is free while a ticket waits that is better off with it. Running it again at once changes nothing.
+
+-- A clock that was set back leaves ends that lie far ahead: they are drawn near, and the living write theirs anew.
+local FARTHEST, NEAR = 120000, 6000
 local pause = tonumber(ARGV[4])
+
+-- Whether there is such a key.
+local function draw_near(name)
+  local left = redis.call("PTTL", name)
+  if left > FARTHEST then redis.call("PEXPIRE", name, NEAR) end
+  return left ~= -2
+end
+
+local function draw_near_all(ends)
+  for _, id in ipairs(redis.call("ZRANGEBYSCORE", ends, string.format("(%d", now + FARTHEST), "+inf")) do
+    redis.call("ZADD", ends, now + NEAR, id)
+  end
+end
+
+draw_near(settling_key)
+if redis.call("PTTL", swept_key) > FARTHEST then redis.call("DEL", swept_key) end
 if pause > 0 and not redis.call("SET", swept_key, "1", "PX", pause, "NX") then
   return {0, 0, 0, redis.call("ZCARD", queue_key)}
 end
 local freed, dropped, missed = 0, 0, {}
 
+draw_near_all(tickets_key)
 for _, id in ipairs(redis.call("ZRANGEBYSCORE", tickets_key, "-inf", now)) do
   local worker = redis.call("HGET", lease_key(id), "worker")
   ticket_drop(id)
@@ -25,10 +45,11 @@ local leased = redis.call("HKEYS", leased_key)
 for _, worker in ipairs(leased) do
   local leases = worker_leases_key(worker)
   local before = redis.call("ZCARD", leases)
-  if redis.call("EXISTS", worker_key(worker)) == 0 then
+  if not draw_near(worker_key(worker)) then
     leases_drop_all(worker)
   else
     worker_record(worker)
+    draw_near_all(leases)
     for _, id in ipairs(redis.call("ZRANGEBYSCORE", leases, "-inf", now)) do
       local gateway = redis.call("HGET", ticket_key(id), "gateway")
       if gateway then missed[gateway] = true end
@@ -39,7 +60,7 @@ for _, worker in ipairs(leased) do
 end
 
 for _, worker in ipairs(redis.call("SMEMBERS", workers_key)) do
-  if redis.call("EXISTS", worker_key(worker)) == 0 then redis.call("SREM", workers_key, worker) end
+  if not draw_near(worker_key(worker)) then redis.call("SREM", workers_key, worker) end
 end
 
 -- A gateway that left a grant unclaimed may be dead: the others' tickets first, this once.
