@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import signal
 import tempfile
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -64,18 +66,31 @@ def files_known(process: Process) -> float:
     return float(lines[0].rsplit(" ", 1)[1])
 
 
+@contextmanager
+def running_on(http: httpx2.Client, model: str) -> Iterator[None]:
+    """A long call on the first worker, which its caller leaves in the end."""
+    asked = {"model": model, "prompt": "A", "n_predict": 100_000, "ignore_eos": True, "context_shift": True}
+    with http.stream("POST", "/completion", json={**asked, "id_slot": 1, "stream": True}) as answer:
+        lines = (line for line in answer.iter_lines() if line)
+        assert next(lines)
+        yield
+        assert '"stop":false' in next(lines), "it was still running"
+
+
 def next_turn_elsewhere(stack: Stack, http: httpx2.Client, model: str) -> tuple[Any, Any, str]:
     """A turn on the first worker, which then drains and ends, and what the other one says to the next turn."""
     first = complete(http, model, OPENING, slot=0)
     assert first["id_slot"] == 0
-    drained = worker(stack, f"{model}-a")
-    assert drained.stop() == 0
-    stays = worker(stack, f"{model}-b")
-    if model == "shared":
-        deadline = time.monotonic() + 10
-        while not files_known(stays):
-            assert time.monotonic() < deadline, stays.text()
-            time.sleep(0.05)
+    with running_on(http, model):
+        drained, stays = worker(stack, f"{model}-a"), worker(stack, f"{model}-b")
+        drained.signal(signal.SIGTERM)
+        if model == "shared":
+            deadline = time.monotonic() + 10
+            while not files_known(stays):
+                assert time.monotonic() < deadline, stays.text()
+                time.sleep(0.05)
+            assert drained.popen.poll() is None, "it is found before the worker has ended"
+    assert drained.popen.wait(30) == 0
     conversation = OPENING + first["content"] + " Then one day"
     return first, complete(http, model, conversation), conversation
 

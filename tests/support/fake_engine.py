@@ -166,6 +166,9 @@ class FakeEngine:
     def start(self) -> None:
         self._thread.start()
 
+    def retire(self) -> None:
+        """It has nothing to hand on."""
+
     def stop(self) -> None:
         with self._work:
             self._stopping = True

@@ -112,6 +112,7 @@ class DiskTier:
         self._complained: dict[str, float] = {}
         self._left_at = 0
         """As `CacheFolder.left_at` was before the last scan."""
+        self._tells = False
         self._look_at = 0.0
         """When to look whether a worker has left; `time.monotonic` seconds."""
         self._thread = threading.Thread(target=self._run, name="disk-tier", daemon=True)
@@ -207,6 +208,10 @@ class DiskTier:
             self._changed.notify_all()
         return True
 
+    def tell(self) -> None:
+        """This worker is about to end: from now on others look again whenever all is written."""
+        self._tells = True
+
     def discard(self, name: BlockName) -> None:
         """The block's contents were of no use to llama.cpp: remove the file. Blocks for one unlink."""
         if self.ready:
@@ -236,15 +241,15 @@ class DiskTier:
         if self._thread.is_alive():
             log.error("disk tier: %s does not answer; what was being written there is lost", self._folder.path)
         else:
-            self._leave()
+            if self._written:
+                self._mark()
             self._folder.close()
 
-    def _leave(self) -> None:
-        if self._written:
-            try:
-                self._folder.mark_left()
-            except OSError as error:
-                log.warning("disk tier: others find what was written later: %s", error.strerror)
+    def _mark(self) -> None:
+        try:
+            self._folder.mark_left()
+        except OSError as error:
+            log.warning("disk tier: others find what was written later: %s", error.strerror)
 
     def _run(self) -> None:
         try:
@@ -390,6 +395,8 @@ class DiskTier:
             self._num_unsynced = 0
             self._unsynced.clear()
             self._changed.notify_all()
+        if self._tells and not self._puts:
+            self._mark()
 
     def _make_room(self) -> None:
         self._refresh()

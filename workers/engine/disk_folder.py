@@ -26,7 +26,7 @@ STALE_S = 3600.0
 """Files that are older and still have their temporary name belong to a process that is gone."""
 
 LEFT = ".left"
-"""Touched by a worker that is about to end and has written what it had: others that use the folder look again."""
+"""Touched by a worker that is about to end and has written what it had so far: others look again."""
 
 ERASED = ".erased-"
 ERASE_TRIES = 20
@@ -103,15 +103,16 @@ class CacheFolder:
             os.close(folder)
 
     def mark_left(self) -> None:
-        """Tell the others that a worker has written its last."""
+        """Tell the others that a worker which is about to end has written something."""
         mark = os.open(LEFT, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600, dir_fd=self._root)
         try:
-            os.utime(mark)
+            now = time.time_ns()  # finer than the file system's own clock, in which two marks may be one
+            os.utime(mark, ns=(now, now))
         finally:
             os.close(mark)
 
     def left_at(self) -> int:
-        """When one last did, in ns of the file system's clock; 0: never, or it can't be seen now."""
+        """When one last did, unix time in ns; 0: never, or it can't be seen now."""
         try:
             return os.stat(LEFT, dir_fd=self._root, follow_symlinks=False).st_mtime_ns
         except OSError:

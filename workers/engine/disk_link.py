@@ -69,6 +69,17 @@ class DiskLink:
         names = self._missing(path, known, limit)
         return names[-1].end if names else known
 
+    def offer(self, block: Block) -> bool:
+        """Queue a block without waiting -> False: not now, there is no room."""
+        name = self._name(block)
+        if name is None or self._tier.has(name):
+            return True
+        return self._tier.wait_room(len(block.state), 0.0) and self._tier.put(name, block.state)
+
+    def tell(self) -> None:
+        """The worker is about to end: others look again whenever all that was offered is written."""
+        self._tier.tell()
+
     def write(self, block: Block, until: float) -> bool:
         """Queue a block, waiting for room until then (`time.monotonic` seconds) -> whether there is time for more."""
         left_s = until - time.monotonic()

@@ -42,9 +42,9 @@ LOOK_INTERVAL_S = 0.1
 class Engine:
     """Serves `slots` calls at once and lets some more wait (`workers.engine.door`).
 
-    `submit`, `cancel`, `drain` and `load` may be called from any thread and do not block. `emit(step, events)` is
-    called on the engine thread, once per step that brought something, with `step` rising by one; it must be quick and
-    must not raise. The events of one call come in the order that `workers.protocol.events` describes.
+    `submit`, `cancel`, `drain`, `retire` and `load` may be called from any thread and do not block. `emit(step,
+    events)` is called on the engine thread, once per step that brought something, with `step` rising by one; it must be
+    quick and must not raise. The events of one call come in the order that `workers.protocol.events` describes.
     """
 
     def __init__(
@@ -168,6 +168,12 @@ class Engine:
     def drain(self) -> None:
         """Refuse new calls with DRAINING; those that are in go on."""
         self._door.drain()
+
+    def retire(self) -> None:
+        """The process is about to end. Calls go on; what nobody computes on is written to disk beside them, where
+        others find it. `stop` writes the rest.
+        """
+        self.post(self._stepper.retire)
 
     def stop(self) -> None:
         """End the loop after the running step and join the thread. Calls that are still in end as Failed (DRAINING)."""

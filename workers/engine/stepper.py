@@ -18,6 +18,7 @@ from workers.engine.census import Census
 from workers.engine.checkpoints import CheckpointCache
 from workers.engine.counters import DECODE_BOUNDS_S, EngineCounters, Tally, TokenGaps
 from workers.engine.disk_link import DiskLink
+from workers.engine.farewell import Farewell
 from workers.engine.pace import MovePace, PrefillPace
 from workers.engine.prefix import Block
 from workers.engine.request import CallLeft
@@ -108,6 +109,7 @@ class Stepper:
         self._decoded_at = 0.0
         self._refused: list[tuple[Sequence, Failure]] = []
         """Calls whose adapters could not be brought into memory, while others are let in."""
+        self._farewell: Farewell | None = None
         self._spoiled = False
         self._spoiled_at = 0.0
         """`time.monotonic` seconds."""
@@ -196,6 +198,11 @@ class Stepper:
         """Nothing runs: copy a part of an idle prefix to RAM -> whether there is more to copy."""
         return self._cache.save_some()
 
+    def retire(self) -> None:
+        """From now on idle prefixes go to disk, if there is one, a part in each step."""
+        if self._disk is not None:
+            self._farewell = Farewell(self._cache, self._disk)
+
     def write_out(self, deadline_s: float) -> None:
         """Put every prefix on disk, if there is one, within the time. The last thing an engine does."""
         if self._disk is not None:
@@ -228,6 +235,8 @@ class Stepper:
             plan = roster.plan(self._of_one_turn)
         self._cache.tidy(self._num_decodes, MOVE_S)
         self.slots.move(MOVE_S)
+        if self._farewell is not None:
+            self._farewell.go_on(MOVE_S)
         return plan
 
     def _admit(self) -> None:

@@ -195,6 +195,9 @@ class TextRefused:
     def counters(self) -> EngineCounters:
         return self._engine.counters
 
+    def retire(self) -> None:
+        """Nothing is kept between calls, so there is nothing to hand on."""
+
     def submit(self, request: EngineRequest) -> None:
         """Raises CallFailed: UNSUPPORTED."""
         raise CallFailed(_other_kind(self._kind))

@@ -61,6 +61,9 @@ class Engine(DeskEngine, Protocol):
     def counters(self) -> EngineCounters: ...
     def load(self) -> EngineLoad: ...
     def start(self) -> None: ...
+    def retire(self) -> None:
+        """The process is about to end: what others may go on with is handed on while the last calls run."""
+
     def stop(self) -> None:
         """Ends the thread; no event comes after it."""
 
@@ -232,6 +235,7 @@ class WorkerServer:
 
     async def _drain(self) -> Exit:
         self._calls.draining = True
+        self._engine.retire()
         self._registration.hurry()
         logger.info("draining %d calls, for at most %.0f s", self._calls.num_calls, self._place.drain_s)
         with contextlib.suppress(TimeoutError):

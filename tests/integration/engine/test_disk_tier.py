@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from tests.integration.engine.listener import ONE_THREAD, Bench, Heard, running
@@ -17,8 +18,9 @@ from tests.integration.engine.test_slots import copy_of
 from tests.support.small_models import WORDS
 from workers.engine.disk import DiskTier, Stop
 from workers.engine.disk_folder import LEFT, CacheFolder
-from workers.engine.disk_names import BLOCK_TOKENS, CacheKeys
-from workers.engine.engine import Engine
+from workers.engine.disk_names import BLOCK_TOKENS, BlockName, CacheKeys, block_names
+from workers.engine.engine import Engine, EngineRequest
+from workers.engine.scope import Scope
 from workers.llama.context import Context
 from workers.llama.model import Model
 
@@ -34,6 +36,11 @@ def tier(folder: Path, *, model: bytes = b"m" * 32, max_bytes: int = 64 << 20) -
         yield one
     finally:
         one.close()
+
+
+def names_of(call: EngineRequest) -> list[BlockName]:
+    """Of its prompt's whole blocks."""
+    return block_names(np.asarray(call.tokens, dtype=np.int32), Scope(call.tenant, call.salt), 0)
 
 
 def whole_blocks(num_tokens: int) -> int:
@@ -82,6 +89,24 @@ def test_two_workers_share_a_folder(stories: Model, tmp_path: Path) -> None:
             again = each.again(call)
             each.answer(again)
             assert cached(each, again.key) == whole_blocks(len(call.tokens) - 1)
+
+
+def test_who_retires_hands_on_what_is_idle_while_its_last_call_runs(stories: Model, tmp_path: Path) -> None:
+    folder = tmp_path / "cache"
+    with tier(folder) as disk, tier(folder) as others, running(stories, disk=disk) as bench:
+        ended = bench.request(STORY, 5)
+        bench.answer(ended)
+        # What ends meanwhile is handed on as well.
+        endless = bench.request("Once upon a time", 8000, ignore_eos=True)
+        long = replace(endless, tenant="red", context_shift=True)
+        short = replace(bench.request(ENDS[0] + STORY, 30, ignore_eos=True), tenant="blue")
+        bench.submit(long)
+        bench.submit(short)
+        bench.heard.until(lambda: bench.heard.calls[short.key])
+        bench.engine.retire()
+        bench.heard.until(lambda: others.num_known(names_of(ended)) and others.num_known(names_of(short)))
+        assert not bench.heard.has_ended(long.key)
+        bench.engine.cancel(long.key)
 
 
 def test_another_models_files_are_not_taken(stories: Model, tmp_path: Path) -> None:
