@@ -63,7 +63,9 @@ async def test_who_waits(caller: Caller) -> None:
 
 
 async def test_it_is_for_admins(gateway: Process) -> None:
-    async with calling(gateway.url, NARROW_KEY, "quick") as caller:
-        async with caller.session.get(f"{caller.url}/admin/explain?model=quick") as response:
-            assert response.status == 403
-            assert "admin's API key" in (await response.json())["error"]["message"]
+    async with (
+        calling(gateway.url, NARROW_KEY, "quick") as caller,
+        caller.session.get(f"{caller.url}/admin/explain?model=quick") as response,
+    ):
+        assert response.status == 403
+        assert "admin's API key" in (await response.json())["error"]["message"]

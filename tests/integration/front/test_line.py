@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import re
 from collections.abc import AsyncIterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -10,9 +11,10 @@ from typing import Any
 
 import pytest
 
+from gateway.access.records import digest
 from tests.integration.front.conftest import NARROW_KEY
 from tests.support.caller import Caller, calling
-from tests.support.stack import Process
+from tests.support.stack import Process, Stack
 
 WAITING = re.compile(rb": waiting position=(\d+) wait_s=(\d+\.\d)\n")
 SLOTS = 2
@@ -70,6 +72,25 @@ async def test_retry_after_is_the_predicted_wait(slow: Caller) -> None:
         status, headers = await ask(slow)
     assert status == 503
     assert 1 <= int(headers["retry-after"]) <= 60
+
+
+async def test_a_team_may_fill_its_part_of_the_line_only(stack: Stack) -> None:
+    other = {"name": "other", "team": "green", "sha256": digest("pk-green")}
+    gateway = stack.gateway(max_queue_per_team=1, queue_timeout_s=1.0, api_keys=json.dumps([other]))
+    async with (
+        calling(gateway.url, stack.key, "slow") as red,
+        calling(gateway.url, "pk-green", "slow") as green,
+        taken(red),
+    ):
+        waiting = asyncio.create_task(ask(red))
+        await asyncio.sleep(0.3)
+        status, body = await red.whole()
+        assert (status, body["error"]["code"]) == (429, "queue_full")
+        assert "1 calls of team 'default' wait" in body["error"]["message"]
+        assert "at most 1 of one team may (max_queue_per_team)" in body["error"]["message"]
+        assert (await green.whole())[0] == 503, "it may wait, as long as calls may"
+        assert (await waiting)[0] == 503
+    gateway.stop()
 
 
 async def test_who_asks_is_told_why(caller: Caller, gateway: Process) -> None:
