@@ -194,7 +194,11 @@ class WorkerSettings(ModelSettings, CacheSettings):
     """One worker process."""
 
     worker_id: Annotated[
-        str, Field(description="id of this place in the fleet; empty: made from the host's name and process id")
+        str,
+        Field(
+            pattern=r"^[A-Za-z0-9._:/@+-]{0,128}$",
+            description="id of this place in the fleet; empty: made from the host's name and process id",
+        ),
     ] = ""
     worker_host: Annotated[str, Field(description="address the worker listens on")] = "127.0.0.1"
     worker_port: Annotated[int, Field(ge=0, le=65535, description="port the worker listens on; 0: any free one")] = 0

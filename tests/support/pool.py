@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
-from typing import Any, cast
 
 import msgspec
 import redis.asyncio
@@ -40,7 +39,7 @@ async def beat(redis: redis.asyncio.Redis, record: Heartbeat, *, ttl_s: float = 
     async with redis.pipeline() as pipeline:
         pipeline.sadd(keys.MODELS, record.model)
         pipeline.sadd(keys.workers(record.model), record.worker)
-        pipeline.hset(keys.worker(record.model, record.worker), mapping=cast(dict[Any, Any], record_of(record)))
+        pipeline.hset(keys.worker(record.model, record.worker), mapping=record_of(record))
         pipeline.pexpire(keys.worker(record.model, record.worker), round(ttl_s * 1000))
         if tell:
             pipeline.publish(keys.FLEET_CHANNEL, record.worker)

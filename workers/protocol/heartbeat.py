@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Literal
+from typing import Any, Literal
 
 import msgspec
 
@@ -73,7 +72,7 @@ class Heartbeat(msgspec.Struct, frozen=True, kw_only=True):
     """Number of the last entry of `pd:news` that went into this."""
 
 
-def record_of(beat: Heartbeat) -> Mapping[str, str | int | bytes]:
+def record_of(beat: Heartbeat) -> dict[Any, Any]:
     """The fields of `keys.worker`: the heartbeat, and beside it what the admission scripts read, which is quicker."""
     return {
         BEAT: encode_heartbeat(beat),

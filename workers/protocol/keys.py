@@ -17,13 +17,13 @@ heartbeat and nothing else; the rest belongs to the gateways' admission scripts 
     pd:responses:{<team>}:sizes       hash    gateway      id of a stored response -> bytes; `all`: of all together
     pd:responses:{<team>}:of:<id>     string  gateway      a stored response with its input (JSON)
     pd:{model}:workers                set     worker       ids of workers; the sweep removes those without a record
-    pd:{model}:worker:<id>            hash    worker       `beat`: `Heartbeat` (JSON), and what scripts read; gone when it is
+    pd:{model}:worker:<id>            hash    worker       `beat`: `Heartbeat` (JSON), and what scripts read
     pd:{model}:worker:<id>:heads      string  worker       heads of what is cached there (`news.pack_heads`)
     pd:{model}:worker:<id>:leases     zset    gateway      lease id -> expiry, unix ms: the slots in use
-    pd:{model}:leased                 hash    gateway      worker id -> its process (boot), leases, their KV tokens, slots
+    pd:{model}:leased                 hash    gateway      worker id -> its process, leases, their KV, slots
     pd:{model}:lease:<id>             hash    gateway      worker, boot, address, gateway, fence, kv, team, charge
     pd:{model}:fence                  string  gateway      last fencing token
-    pd:{model}:fair                   hash    gateway      virtual time, each team's finish and tickets, who was overtaken
+    pd:{model}:fair                   hash    gateway      virtual time, teams' finish and tickets, overtakings
     pd:{model}:queue                  zset    gateway      ticket id -> rank: class, then virtual finish; who waits
     pd:{model}:tickets                zset    gateway      ticket id -> expiry, unix ms: every ticket, granted or not
     pd:{model}:ticket:<id>            hash    gateway      gateway, channel, rank, start, team, share, at

@@ -10,7 +10,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Mapping
-from typing import Any, Protocol, cast
+from typing import Protocol
 
 from msgspec.structs import replace
 from redis.asyncio import Redis
@@ -152,7 +152,7 @@ class Registration:
     async def _write(self, beat: Heartbeat, *, with_heads: bool) -> None:
         """The record, and with it the heads or at least their lifetime."""
         name, heads = keys.worker(beat.model, beat.worker), keys.worker_heads(beat.model, beat.worker)
-        ttl_ms, record = int(keys.HEARTBEAT_TTL_S * 1000), cast(dict[Any, Any], record_of(beat))
+        ttl_ms, record = int(keys.HEARTBEAT_TTL_S * 1000), record_of(beat)
         async with self._redis.pipeline(transaction=True) as pipe:
             pipe.hset(name, mapping=record)
             pipe.pexpire(name, ttl_ms)

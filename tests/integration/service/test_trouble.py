@@ -215,7 +215,7 @@ async def test_leaving_takes_away_ones_own_record_only(redis_server: RedisServer
     name = keys.worker("heir", "w")
     redis = connect(redis_server.url)
     try:
-        redis_server.client.hset(name, mapping=dict(record_of(heir)))
+        redis_server.client.hset(name, mapping=record_of(heir))
         await Registration(redis, lambda: old).leave()
         assert record(redis_server, "heir", "w") == heir
         await Registration(redis, lambda: heir).leave()
