@@ -185,7 +185,7 @@ class WorkerServer:
         self._mailbox.connect(self._deliver)
         self._calls: Desk = self.desk if services.pool is None else services.pool
         if services.pool is not None:
-            services.pool.follow(self._metrics.pooled)
+            services.pool.follow(self._pooled)
         self._http = _http_server(self._app(), http)
         self._redis = connect(place.redis_url)
         self._registration = Registration(
@@ -273,6 +273,11 @@ class WorkerServer:
             self.desk.deliver(step, events)
         except Exception as error:  # noqa: BLE001 - the loop's edge: a lost step would leave its calls silent for ever
             self._on_crash(error)
+
+    def _pooled(self, num_tokens: int, seconds: float) -> None:
+        """A call for vectors or scores was answered."""
+        self._metrics.pooled(num_tokens, seconds)
+        self.desk.rates.held(time.monotonic() - seconds)
 
     def _crash_from_thread(self, error: BaseException) -> None:
         """Called by the engine's thread as its last act."""

@@ -125,6 +125,16 @@ async def test_texts_and_tokens_come_back_in_order(session: aiohttp.ClientSessio
     assert "input 3" in long.message
 
 
+async def test_how_long_calls_take_is_told(
+    session: aiohttp.ClientSession, embedder: Process, redis_server: RedisServer
+) -> None:
+    await pool(Gateway(session, embedder.address, "g", SECRET), PoolRequest(inputs=("one",)))
+    async with asyncio.timeout(5):
+        while not beat_of(redis_server, embedder, "embedder").load.hold_ms:  # noqa: ASYNC110 - Redis holds it
+            await asyncio.sleep(0.05)
+    assert not redis_server.client.exists(keys.worker_heads("embedder", "w"))
+
+
 @pytest.mark.parametrize(
     ("body", "told"),
     [
