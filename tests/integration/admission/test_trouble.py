@@ -191,6 +191,7 @@ async def test_a_hung_redis_is_given_up_within_the_bound(fragile: RedisServer, s
                 async with one.admission.slot(call()):
                     served = True
                     break
+            await asyncio.sleep(0.1)
         assert served
         await one.store.close()
         await until_swept(client)
