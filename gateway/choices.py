@@ -16,6 +16,7 @@ from gateway.call import Call
 from gateway.errors import PaddockError
 from gateway.pipeline import Answer, Pipeline
 from gateway.relay.failures import answer_to
+from gateway.telemetry.standing import Standing
 from gateway.telemetry.trail import Trail
 from workers.protocol.events import CallEvent, Failed, Finished, Usage
 from workers.protocol.requests import GenerateRequest
@@ -103,7 +104,8 @@ class Merged:
 
     async def follow(self, number: int, pipeline: Pipeline, call: Call, request: GenerateRequest, trail: Trail) -> None:
         """Hands on one answer's events. Raises PaddockError."""
-        own = replace(trail)
+        # The caller is told where the first of them stands.
+        own = replace(trail, standing=trail.standing if number == 0 else Standing())
         async with self._turns, pipeline.answer(_in_turn(call, number), request, own) as answer:
             if not self.begun.is_set():
                 _note_first(trail, own)

@@ -6,10 +6,7 @@ import time
 
 
 class Standing:
-    """Written by whoever waits for a slot, read by whoever talks to the caller meanwhile.
-
-    Answers to one request that are generated beside each other share one: it tells of whichever was heard of last.
-    """
+    """Written by whoever waits for a slot, read by whoever talks to the caller meanwhile."""
 
     __slots__ = ("_told_at", "_wait_s", "filed", "position", "predicted_s")
 

@@ -54,6 +54,14 @@ async def test_a_stream_that_waits_tells_where_it_stands(slow: Caller) -> None:
         assert second.error["code"] == "queue_timeout"
 
 
+async def test_several_answers_wait_as_the_first_of_them_does(slow: Caller) -> None:
+    async with taken(slow), slow.stream(n=2) as both:
+        told = [WAITING.fullmatch(line) async for line in both.response.content if line.startswith(b":")]
+    assert len(told) >= 2
+    assert {found and found[1] for found in told} == {b"1"}
+    assert both.headers["x-queue-position"] == "1"
+
+
 async def test_a_whole_answer_tells_where_it_stood(slow: Caller) -> None:
     async with taken(slow) as streams:
         waiting = asyncio.create_task(ask(slow))
