@@ -30,6 +30,9 @@ _DECAY = 0.9
 _WEIGHT = 0.3
 """Of the newest measurement, against all before it."""
 
+_STEADY_DECAY = 0.95
+"""The same for what is told to others: who compares workers is not to see their noise."""
+
 
 class PrefillPace:
     """Learns `seconds = fixed + tokens * each` of a step. `budget` lies between `least` and `most` tokens."""
@@ -42,8 +45,14 @@ class PrefillPace:
         self._weight = self._x = self._y = self._xx = self._xy = 0.0
         self.token_s = 0.0
         """A token of a prompt, in a step that has others; 0: not known yet."""
+        self._steady_x = self._steady_y = 0.0
         self.budget = most
         """Prompt tokens beside running streams."""
+
+    @property
+    def steady_s(self) -> float:
+        """As `token_s`, by tokens and not by steps, over more of them: a short prompt does not make a worker dear."""
+        return self._steady_y / self._steady_x if self._steady_x else 0.0
 
     def note(self, num_tokens: int, seconds: float) -> None:
         """A step that computed `num_tokens` took this long."""
@@ -59,6 +68,7 @@ class PrefillPace:
         else:  # all steps alike: nothing tells the fixed price from the rest
             each, fixed = mean_s, 0.0
         if num_tokens >= self._least:
+            self._steady_x, self._steady_y = self._steady_x * _STEADY_DECAY + x, self._steady_y * _STEADY_DECAY + y
             self.token_s = mean_s if not self.token_s else self.token_s + _WEIGHT * (y / x - self.token_s)
             worth = fixed / each * (1 / FIXED_SHARE - 1) if fixed else self._most
             # At the dearest price of the last steps: a token's grows with what is before it.

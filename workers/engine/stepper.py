@@ -129,7 +129,7 @@ class Stepper:
     @property
     def prefill_s(self) -> float:
         """What a token of a prompt takes; 0: not known yet."""
-        return self._pace.token_s
+        return self._pace.steady_s
 
     @property
     def has_work(self) -> bool:

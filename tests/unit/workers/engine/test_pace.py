@@ -69,3 +69,16 @@ def test_restoring_must_be_quicker_than_computing() -> None:
     assert not pays(move)
     now[0] += 11
     assert pays(move), "it is tried again, or nobody would ever know"
+
+
+def test_what_is_told_of_the_pace_does_not_jump_with_a_short_prompt() -> None:
+    pace = PrefillPace(32, 512)
+    assert pace.steady_s == 0
+    for _ in range(30):
+        pace.note(512, 0.512)
+    pace.note(32, 0.16)
+    assert pace.token_s > 0.002
+    assert 0.001 <= pace.steady_s < 0.0011
+    for _ in range(60):
+        pace.note(512, 1.024)
+    assert 0.0019 < pace.steady_s <= 0.002
