@@ -17,6 +17,7 @@ local WINDOWS = 4      -- where none of them wants it, the next ones are asked, 
 local MOST_PASSED = 16 -- after being the first to be overtaken so often, a ticket is not overtaken again
 local CLASS = 2 ^ 46   -- distance between two priority classes in the line, virtual tokens
 local MET = 1e9        -- loss of a deadline
+local ROUNDED = 0.2    -- ms that a bid's figures may be off together
 
 local clock = redis.call("TIME")
 local now = clock[1] * 1000 + math.floor(clock[2] / 1000)
@@ -161,13 +162,13 @@ end
 
 -- A waiting ticket of the window, from what it bids: a deadline (unix ms; 0: none), and lines of the ms that its answer
 -- takes, the bid for any worker that is not named (or nothing), workers that would not do between blanks, "|worker=bid|",
--- and its gateway. A bid is "cost else kv burden": ms to the first token on this worker; ms to it on the best other
+-- its team and its gateway. A bid is "cost else kv burden": ms to the first token on this worker; ms to it on the best other
 -- one, the wait for that one and its burden included; KV tokens to reckon with; ms that it costs others.
 local function ticket_read(id, text, passed)
-  local deadline, hold, elsewhere, left_out, bids, gateway =
-    string.match(text, "^(%S+) (%S+)\n([^\n]*)\n([^\n]*)\n([^\n]*)\n(.*)$")
+  local deadline, hold, elsewhere, left_out, bids, team, gateway =
+    string.match(text, "^(%S+) (%S+)\n([^\n]*)\n([^\n]*)\n([^\n]*)\n([^\n]*)\n(.*)$")
   return {id = id, deadline = tonumber(deadline), hold = tonumber(hold), elsewhere = elsewhere, left_out = left_out,
-    bids = bids, gateway = gateway, passed = tonumber(passed) or 0}
+    bids = bids, team = team, gateway = gateway, passed = tonumber(passed) or 0}
 end
 
 -- What a ticket bids for a worker: cost, else, KV tokens, burden; nil where that would not do.
@@ -183,12 +184,18 @@ local function bid_for(ticket, worker)
 end
 
 -- What a ticket loses if another one gets the slot, per ms that it would keep the slot's worker busy; negative: it is
--- better off waiting for another worker. Deadlines that can be met only here come first, the earliest of them before all.
-local function loss(ticket, cost, other, burden)
-  if ticket.deadline > 0 and now + cost <= ticket.deadline and now + other > ticket.deadline then
+-- better off waiting for another worker. Deadlines that can be met only here come first, the earliest of them before all;
+-- but not before `first`, the first in line that wants the slot, where that is another team's with a deadline of its own:
+-- a team that asks for more than its share must not spend the time of one that does not.
+local function loss(ticket, cost, other, burden, first)
+  local may_hurry = not first or first.team == ticket.team or first.deadline <= now
+  if may_hurry and ticket.deadline > 0 and now + cost <= ticket.deadline and now + other > ticket.deadline then
     return MET + 1e9 / (ticket.deadline - now + 1)
   end
-  return (other - cost - burden) / (cost + ticket.hold + 1)
+  local gained = other - cost - burden
+  -- Each of the three is rounded: a worker that is as good as the best other one must not look worse.
+  if gained < 0 and gained > -ROUNDED then gained = 0 end
+  return gained / (cost + ticket.hold + 1)
 end
 
 -- Tickets of a part of the line. The dead are dropped.
@@ -216,7 +223,7 @@ local function choose(record, tickets, missed)
   local best, most, first = nil, 0, nil
   for _, ticket in ipairs(tickets) do
     local cost, other, kv, burden = bid_for(ticket, record.worker)
-    local lost = cost and not (missed and missed[ticket.gateway]) and loss(ticket, cost, other, burden) or -1
+    local lost = cost and not (missed and missed[ticket.gateway]) and loss(ticket, cost, other, burden, first) or -1
     if lost >= 0 then
       local fits = kv_fits(record, kv)
       if ticket.passed >= MOST_PASSED then
@@ -268,9 +275,11 @@ local function grant(workers, missed, newcomer)
       local ticket, overtaken = choose_from_line(record, missed, newcomer)
       if not ticket then break end
       local filed = redis.call("HMGET", ticket_key(ticket.id), "channel", "start")
+      local head = redis.call("HGET", ticket_key(line[0][1].id), "start")
       redis.call("ZREM", queue_key, ticket.id)
       lease_take(record, ticket.id, ticket.gateway, GRANT_TTL, ticket.kv)
-      virtual_time_reaches(tonumber(filed[2]))
+      -- Not that of a call from far behind: a team that comes back would stand behind it.
+      virtual_time_reaches(math.min(tonumber(filed[2]), tonumber(head)))
       if overtaken then redis.call("HINCRBY", fair_key, "p:" .. overtaken.id, 1) end
       redis.call("PUBLISH", filed[1], ticket.id)
       if ticket.id == newcomer then newcomer = nil end
@@ -285,9 +294,10 @@ local function grant_all(missed)
 end
 
 -- Writes what a ticket bids; `text` is the lines of `ticket_read` that a gateway makes.
-local function bids_write(id, within, text)
+local function bids_write(id, within, text, team)
   local deadline = tonumber(within) > 0 and now + tonumber(within) or 0
-  redis.call("SET", ticket_bids_key(id), string.format("%d %s\n%s", deadline, text, GATEWAY))
+  local line_of_team = string.gsub(team, "\n", " ")
+  redis.call("SET", ticket_bids_key(id), string.format("%d %s\n%s\n%s", deadline, text, line_of_team, GATEWAY))
 end
 
 -- Puts a ticket in the line at its rank. The caller has counted it for its team.
