@@ -137,10 +137,10 @@ class Fleet:
 
     async def _read_news(self) -> None:
         serving_changed = False
-        told = await self._news.read()
-        now = time.monotonic() - BEFORE_S
-        for one in told:
-            serving_changed |= self._census.hear(one.news, now - one.age_s)
+        # Not when the answer is there: calls that were placed meanwhile would be taken for known.
+        asked_at = time.monotonic() - BEFORE_S
+        for one in await self._news.read():
+            serving_changed |= self._census.hear(one.news, asked_at - one.age_s)
         if serving_changed:
             self._tell()
 

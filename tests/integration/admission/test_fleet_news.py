@@ -53,15 +53,17 @@ async def test_a_worker_has_the_heads_that_it_wrote(fleet: Fleet) -> None:
 
 
 async def test_news_are_known_in_a_moment(client: redis.asyncio.Redis, fleet: Fleet) -> None:
-    for version in range(8, 14):
+    took_s = []
+    for version in range(8, 15):
         load = replace(BUSY, waiting=version)
         told_at = time.monotonic()
         await tell(client, W1, version, load=load, added={version: 10}, dropped=(2,))
-        await until(lambda load=load: fleet.snapshot.of("m")[0].load == load, 0.5, "heard")  # type: ignore[misc]
-        assert told_at - 0.1 < fleet.pool("m").standings["w1"].heard_at < told_at + 0.1
+        took_s.append(await until(lambda load=load: fleet.snapshot.of("m")[0].load == load, 5.0, "heard"))  # type: ignore[misc]
+        assert fleet.pool("m").standings["w1"].heard_at < told_at + 0.1
+    assert sorted(took_s)[3] < 0.5, took_s
     (known,) = fleet.snapshot.of("m")
-    assert (known.version, known.slots_busy, known.kv_tokens_used) == (13, 2, 900)
-    assert heads_of(fleet) == set(HEADS) - {2} | set(range(8, 14))
+    assert (known.version, known.slots_busy, known.kv_tokens_used) == (14, 2, 900)
+    assert heads_of(fleet) == set(HEADS) - {2} | set(range(8, 15))
 
 
 async def test_a_snapshot_that_someone_holds_stays_as_it_was(client: redis.asyncio.Redis, fleet: Fleet) -> None:

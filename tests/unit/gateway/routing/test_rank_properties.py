@@ -138,7 +138,7 @@ def test_a_large_pool_is_ranked_as_well_as_by_looking_at_all() -> None:
     ]
     heads = {name: list(HEADS)[: min(8, int(source.paretovariate(0.7)))] for name in names}
     pool = book_of(there, heads).pool
-    for turn in range(50):
+    for turn in range(12):
         sent = Sent({name: (source.randrange(3), 500.0) for name in source.sample(names, 100)})
         ask = prompt(source.choice([7300, 9000]), HEADS)
         _, looked = everyone(pool, ask, sent, frozenset())
