@@ -62,7 +62,7 @@ end
 local rank = exact(finish - class * CLASS)
 redis.call("HSET", fair_key, "f:" .. team, exact(finish), "n:" .. team, num_of_team + 1)
 ticket_file(id, channel, ticket_ttl, team, ARGV[12], exact(start), rank)
-bids_write(id, ARGV[13], ARGV[14])
+bids_write(id, ARGV[13], ARGV[14], team)
 if waiting > 0 then
   -- Those who wait may all want other workers.
   local workers = {}

@@ -23,7 +23,7 @@ while i <= #ARGV do
     ticket_file(id, ARGV[4], ttl, team, ARGV[i + 3], ARGV[i + 4], ARGV[i + 5])
     missing = true
   end
-  if ARGV[i + 7] ~= "" and not granted then bids_write(id, ARGV[i + 6], ARGV[i + 7]) end
+  if ARGV[i + 7] ~= "" and not granted then bids_write(id, ARGV[i + 6], ARGV[i + 7], team) end
   for at = i + 9, i + 8 + num_take do wanted[ARGV[at]] = true end
   places[#places + 1] = granted and 0 or (redis.call("ZRANK", queue_key, id) or 0) + 1
   i = i + 9 + num_take

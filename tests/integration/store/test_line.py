@@ -260,3 +260,30 @@ async def test_a_sweep_that_is_not_urgent_is_one_gateways(client: redis.asyncio.
     await asyncio.sleep(0.05)
     assert (await one.store.sweep("g2", "m", pause_s=0.3)).tickets_dropped == 0
     assert (await one.store.sweep("g2", "m")).tickets_dropped == 1
+
+
+async def test_a_deadline_does_not_take_another_teams_time(client: redis.asyncio.Redis, one: Caller) -> None:
+    """A team that asks for more than its share is always near its deadlines; the other one has time left, and a turn."""
+    await beat(client, heartbeat("w1", slots=1))
+    lease = await one.take("a", "w1")
+    await one.wait(Order("modest", "modest", 10.0), likes("w1", 100.0, 9000.0, within_ms=60_000.0))
+    await one.wait(Order("greedy", "greedy", 99.0), likes("w1", 100.0, 9000.0, within_ms=5000.0))
+    lease = await next_of(one, lease, "modest", "greedy")
+    assert lease.id == "modest"
+    # Its own calls, and those of nobody's hurry, it may overtake.
+    await one.wait(Order("easy", "modest", 1.0), likes("w1", 100.0, 9000.0))
+    lease = await next_of(one, lease, "greedy", "easy")
+    assert lease.id == "greedy"
+
+
+async def test_virtual_time_does_not_run_ahead_of_the_head_of_the_line(
+    client: redis.asyncio.Redis, one: Caller
+) -> None:
+    await beat(client, heartbeat("w1", slots=1))
+    lease = await one.take("a", "w1")
+    await one.wait(Order("head", "t", 10.0), likes("w1", 9000.0, 9001.0))
+    for number in range(5):
+        await one.wait(Order(f"x{number}", "t", 1000.0), likes("w1", 9000.0, 9001.0))
+    await one.wait(Order("far", "t", 1.0), likes("w1", 1.0, 9000.0))
+    await next_of(one, lease, "far")
+    assert float(await client.hget(keys.fair("m"), "v") or 0) < 100
