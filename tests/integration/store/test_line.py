@@ -263,7 +263,7 @@ async def test_a_sweep_that_is_not_urgent_is_one_gateways(client: redis.asyncio.
 
 
 async def test_a_deadline_does_not_take_another_teams_time(client: redis.asyncio.Redis, one: Caller) -> None:
-    """A team that asks for more than its share is always near its deadlines; the other one has time left, and a turn."""
+    """A team that asks for more than its share is always near its deadlines; the other has time left, and a turn."""
     await beat(client, heartbeat("w1", slots=1))
     lease = await one.take("a", "w1")
     await one.wait(Order("modest", "modest", 10.0), likes("w1", 100.0, 9000.0, within_ms=60_000.0))
