@@ -29,6 +29,8 @@ RECORD_S = 0.003
 """Records are read no more often than once in so many seconds per worker: that takes a hundredth of a core."""
 HEALED_AT_ONCE = 16
 """Workers whose heads are read between two readings of news: a few thousand heads each, some milliseconds together."""
+PATIENCE_S = 2 * keys.HEARTBEAT_INTERVAL_S
+"""How long the last picture is kept when Redis has lost its data: within it, every worker that lives has said so."""
 BEFORE_S = 0.02
 """A call that was placed less than this before a worker's news is not in them: it was still on its way there."""
 
@@ -58,6 +60,8 @@ class Fleet:
         self._interval_s = interval_s
         self._read_at = 0.0
         """When all records were last read, time.monotonic()."""
+        self._forgot_at: float | None = None
+        """When Redis turned out to have lost its data, time.monotonic(); None again when the workers have beaten."""
         self._read_all = True
         """Whether they are to be read at once."""
         self._told: set[Place] = set()
@@ -149,6 +153,12 @@ class Fleet:
         self._read_all = False
         self._told.clear()
         models = await self._records.models()
+        if not models and self._census.num_workers and self._forgot_at is None:
+            self._forgot_at = begun
+        if self._forgot_at is not None and begun - self._forgot_at < PATIENCE_S:
+            self._read_all = True
+            return
+        self._forgot_at = None
         self._census.read_all(models, await self._records.all(models), begun - keys.HEARTBEAT_INTERVAL_S)
         self._read_at = begun
         self._tell()

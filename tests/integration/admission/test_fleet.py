@@ -109,6 +109,23 @@ def fragile(server: RedisServer) -> Iterator[RedisServer]:
         yield own
 
 
+async def test_a_redis_that_comes_back_empty_is_given_time(fragile: RedisServer) -> None:
+    """Until the workers have beaten again, calls for their models are not told that there is no such model."""
+    async with connect(fragile.url) as client, running(Fleet(client, interval_s=0.05)) as fleet:
+        for worker in ("w1", "w2"):
+            await beat(client, heartbeat(worker))
+        await until(lambda: len(fleet.snapshot.of("m")) == 2, 2.0, "saw the workers")
+        fragile.kill()
+        fragile.start()
+        async with connect(fragile.url) as other:
+            await asyncio.sleep(0.3)
+            assert len(fleet.snapshot.of("m")) == 2
+            await beat(other, heartbeat("w1"))
+            await asyncio.sleep(0.3)
+            assert [w.worker for w in fleet.snapshot.of("m")] == ["w1", "w2"]
+            await until(lambda: [w.worker for w in fleet.snapshot.of("m")] == ["w1"], 3.0, "the other one is gone")
+
+
 async def test_the_last_snapshot_outlives_redis(fragile: RedisServer, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO")
     async with connect(fragile.url) as client, running(Fleet(client, interval_s=0.05)) as fleet:
