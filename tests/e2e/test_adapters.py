@@ -232,7 +232,7 @@ def test_it_is_there_again_where_redis_has_lost_it_and_where_all_workers_are_new
         until(lambda: client.hexists(keys.adapters(MODEL), "lasting"))
 
     for process in stack.workers:
-        process.kill()
+        process.stop()
     for name in NAMES:
         start_worker(stack, folder, name, wait=False)
     # Called at once, while nobody has it: the call waits for a worker, and the worker for the adapter.
