@@ -86,23 +86,29 @@ class Outcome:
     """Of one policy on one trace."""
 
     jobs: list[Job]
-    """Every call, in the order in which they came."""
+    """Every call, in the order in which they came; where the simulation was ended before, some have no answer."""
     work: list[float]
     """Prompt tokens that each machine computed."""
 
     @property
+    def begun(self) -> list[Job]:
+        """Those whose answers have begun."""
+        return [job for job in self.jobs if job.first_at >= 0]
+
+    @property
     def ttft_s(self) -> float:
-        return fmean(job.first_at - job.arrival.at_s for job in self.jobs)
+        return fmean(job.ttft_s for job in self.begun)
 
     @property
     def wait_s(self) -> float:
         """Until the prompt's turn came."""
-        return fmean(job.began_at - job.arrival.at_s for job in self.jobs)
+        return fmean(job.began_at - job.arrival.at_s for job in self.begun)
 
     @property
     def cached(self) -> float:
         """Part of all prompt tokens."""
-        return sum(job.cached for job in self.jobs) / sum(job.arrival.tokens for job in self.jobs)
+        begun = self.begun
+        return sum(job.cached for job in begun) / sum(job.arrival.tokens for job in begun)
 
     @property
     def busiest(self) -> float:
@@ -111,12 +117,17 @@ class Outcome:
 
     def quantile_s(self, part: float) -> float:
         """Of the times to the first token."""
-        times = sorted(job.first_at - job.arrival.at_s for job in self.jobs)
+        times = sorted(job.ttft_s for job in self.begun)
         return times[min(len(times) - 1, int(part * len(times)))]
+
+    def missed(self, team: str, until_s: float) -> int:
+        """Calls of a team whose first token was wanted by then, and came later or never."""
+        due = (job for job in self.jobs if job.arrival.team == team and 0 < job.due_at <= until_s)
+        return sum(not 0 <= job.first_at <= job.due_at for job in due)
 
 
 async def simulate(arrivals: Iterable[Arrival], floor: Floor, policy: Policy, end_s: float = inf) -> Outcome:
-    """Until every call has its answer, or until `end_s`: then those without one are left out of the outcome."""
+    """Until every call has its answer, or until `end_s`."""
     jobs: list[Job] = []
     coming = iter(arrivals)
     arrival = next(coming, None)
@@ -137,4 +148,4 @@ async def simulate(arrivals: Iterable[Arrival], floor: Floor, policy: Policy, en
             served += len(ended)
             for job in ended:
                 await policy.ended(job, now)
-    return Outcome([job for job in jobs if job.first_at >= 0], [machine.worked for machine in floor.machines])
+    return Outcome(jobs, [machine.worked for machine in floor.machines])

@@ -57,6 +57,20 @@ class Job:
     first_at: float = -1.0
     done_at: float = -1.0
 
+    @property
+    def ttft_s(self) -> float:
+        return self.first_at - self.arrival.at_s
+
+    @property
+    def due_at(self) -> float:
+        """When its first token is wanted; 0: it did not say."""
+        return self.arrival.at_s + self.arrival.slo_s if self.arrival.slo_s else 0.0
+
+    @property
+    def took(self) -> int:
+        """Tokens that it is charged for."""
+        return self.arrival.tokens - self.cached + self.arrival.answer
+
 
 class Blocks:
     """What is cached. The least recently used block goes first; of one prompt its end, as a block is worth nothing

@@ -106,8 +106,7 @@ class Paddock:
         ask = Ask(prefix=prefix_of(arrival), max_tokens=None)
         ranking = desk.rank(ask, now)
         order = Order(f"c{job.number}", arrival.team, ranking.charge / self._weights.get(arrival.team, 1.0))
-        begin_by = arrival.at_s + arrival.slo_s if arrival.slo_s else 0.0
-        waiter = Waiter(order, MODEL, ask, frozenset(), inf, begin_by, ranking, Offers())
+        waiter = Waiter(order, MODEL, ask, frozenset(), inf, job.due_at, ranking, Offers())
         waiter.offers = _offers(waiter, now)
         desk.jobs[order.id] = job
         desk.line.enter(waiter)
@@ -136,8 +135,7 @@ class Paddock:
         desk = self._desks[job.number % len(self._desks)]
         lease, order = desk.leases.pop(job.number)
         desk.line.let_go(lease, now)
-        took = job.arrival.tokens - job.cached + job.arrival.answer
-        await self._store.release(desk.id, lease, took / self._weights.get(order.team, 1.0))
+        await self._store.release(desk.id, lease, job.took / self._weights.get(order.team, 1.0))
         await self._granted(now)
 
     async def tick(self, now: float) -> None:
@@ -218,7 +216,7 @@ class Paddock:
             for reporter in self._reporters:
                 beat = reporter.heartbeat(0.0)
                 pipeline.sadd(keys.workers(MODEL), beat.worker)
-                pipeline.hset(keys.worker(MODEL, beat.worker), mapping=dict(record_of(beat)))
+                pipeline.hset(keys.worker(MODEL, beat.worker), mapping=record_of(beat))
                 for desk in self._desks:
                     desk.book.join(beat, now=0.0)
             await pipeline.execute()

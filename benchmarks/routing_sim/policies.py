@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from bisect import bisect
-from collections import defaultdict
+from collections import defaultdict, deque
 from collections.abc import Callable
 from hashlib import blake2b
 from math import inf
@@ -141,6 +141,25 @@ class GreedyCost(Cached):
         for number, tokens in self.cached(job).items():
             costs[number] -= tokens / self.floor.speed.prefill
         return self.least(costs)
+
+
+class OneLine(AtOnce):
+    """Calls wait in one line, first in, first out, until any machine has a slot: Paddock's own before it knew costs."""
+
+    def __init__(self, floor: Floor, seed: int) -> None:
+        super().__init__(floor, seed)
+        self._line: deque[Job] = deque()
+
+    async def came(self, job: Job, now: float) -> None:
+        self._line.append(job)
+        self._serve(now)
+
+    async def ended(self, job: Job, now: float) -> None:
+        self._serve(now)
+
+    def _serve(self, now: float) -> None:
+        while self._line and self.floor.calls.min() < self.floor.slots:
+            self.floor.start(self._line.popleft(), self.least(self.floor.calls.astype(np.float64)), now)
 
 
 LISTED: dict[str, Callable[[Floor, int], Policy]] = {

@@ -1,4 +1,4 @@
-"""What is asked of a simulated fleet: public traces, overlaid copies of them, and a few made up here."""
+"""What is asked of a simulated fleet: public traces, and overlaid copies of them for larger fleets."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import heapq
 import itertools
 import json
 import os
-import random
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from datetime import datetime
@@ -55,8 +54,12 @@ class Trace:
     def tokens_per_s(self) -> float:
         return sum(call.tokens for call in self.calls) / self.duration_s
 
-    def until(self, end_s: float) -> Trace:
-        return Trace(self.name, tuple(call for call in self.calls if call.at_s < end_s))
+    def first(self, calls: int) -> Trace:
+        return Trace(self.name, self.calls[:calls])
+
+    def turned(self, part: float) -> Trace:
+        """The same calls, beginning at a later one, with those before it at the end."""
+        return Trace(self.name, tuple(_turned(self, part * self.duration_s, 0)))
 
 
 def traces_folder() -> Path | None:
@@ -103,36 +106,6 @@ def _turned(trace: Trace, by_s: float, offset: int) -> Iterator[Arrival]:
         for call in calls:
             blocks = tuple(block + offset for block in call.blocks)
             yield Arrival(call.at_s + lap - by_s, call.tokens, call.answer, blocks, call.team, call.slo_s)
-
-
-def one_prefix(calls: int, seed: int = 1) -> Trace:
-    """Everyone's prompt begins with the same 8,192 tokens and goes on with some 500 of its own: 10 calls a second."""
-    chance = random.Random(seed)
-    shared = 16
-    arrivals = []
-    at_s = 0.0
-    for number in range(calls):
-        at_s += chance.expovariate(10.0)
-        own = 1 + int(chance.expovariate(1 / 512))
-        blocks = (*range(shared), *(1_000_000 + 1_000 * number + block for block in range(-(-own // BLOCK_TOKENS))))
-        answer = 1 + int(chance.expovariate(1 / 150))
-        arrivals.append(Arrival(at_s, shared * BLOCK_TOKENS + own, answer, blocks))
-    return Trace("one prefix", tuple(arrivals))
-
-
-def conversations(talks: int, turns: int, seed: int = 1) -> Trace:
-    """Conversations that grow by some blocks with each turn, half a minute between turns: a small trace for tests."""
-    chance = random.Random(seed)
-    arrivals = []
-    for talk in range(talks):
-        at_s, length = chance.uniform(0.0, 30.0), chance.randint(2, 20)
-        for _ in range(turns):
-            tokens = length * BLOCK_TOKENS - chance.randrange(BLOCK_TOKENS)
-            # The last block is not whole, so the next turn has another one in its place.
-            blocks = (*range(talk * 1_000, talk * 1_000 + length - 1), 10_000_000 + len(arrivals))
-            arrivals.append(Arrival(at_s, tokens, chance.randint(1, 200), blocks))
-            at_s, length = at_s + chance.expovariate(1 / 30.0), length + chance.randint(1, 3)
-    return Trace("conversations", tuple(sorted(arrivals, key=lambda call: call.at_s)))
 
 
 def most_that_could_hit(calls: Iterable[Arrival]) -> float:
