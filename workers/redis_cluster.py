@@ -75,14 +75,19 @@ class ClusterClient(RedisCluster):
 
     async def initialize(self, *args: Any, **options: Any) -> ClusterClient:
         """Reads the table of slots if it is unknown; a known one that is doubted is read beside what goes on."""
-        if self.nodes_manager.default_node is None:
+        if not self._knows_slots:
             async with self._table_lock:
-                if self.nodes_manager.default_node is None:
+                if not self._knows_slots:
                     await self._read_table()
         elif self._initialize:
             self.doubt()
         self._initialize = False
         return self
+
+    @property
+    def _knows_slots(self) -> bool:
+        node: ClusterNode | None = self.nodes_manager.default_node  # the library's own annotation forgets None
+        return node is not None
 
     def doubt(self) -> None:
         """Something is not where the table says: it will be read again."""
@@ -90,7 +95,7 @@ class ClusterClient(RedisCluster):
         if self._reading is None:
             self._reading = asyncio.create_task(self._read_again(), name="redis cluster slots")
 
-    async def move(self, error: MovedError) -> None:
+    async def has_moved(self, error: MovedError) -> None:
         """A node said where a slot is now."""
         await self.nodes_manager.move_slot(error)
         self.doubt()
@@ -119,7 +124,7 @@ class ClusterClient(RedisCluster):
                 again = [at for at in left if self._is_worth_again(answers[at], tries, redirect)]
                 moved = {one.slot_id: one for at in again if isinstance(one := answers[at], MovedError)}
                 for error in moved.values():
-                    await self.move(error)
+                    await self.has_moved(error)
                 left = again
                 if not left:
                     break
@@ -279,10 +284,11 @@ class _PubSub(ClusterPubSub):
 
     async def execute_command(self, *args: Any, **options: Any) -> Any:
         async with self._client.bounded():
-            if self.connection_pool is None:
+            pool: object = self.connection_pool
+            if pool is None:
                 await self._client.initialize()
-                self.node = self._client.get_random_primary_node()
-                self.connection_pool = _ClusterNodePoolAdapter(self.node)
+                adapter: Any = _ClusterNodePoolAdapter(self._client.get_random_primary_node())
+                self.connection_pool = adapter
             return await super().execute_command(*args, **options)
 
 
@@ -296,7 +302,7 @@ async def _transact(client: ClusterClient, commands: Sequence[Command]) -> list[
     try:
         return await _transact_on(client.node_of(slot), client, commands)
     except MovedError as error:
-        await client.move(error)
+        await client.has_moved(error)
     except ConnectionError:
         client.doubt()
         if not client.retries:

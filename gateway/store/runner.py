@@ -92,7 +92,7 @@ class ClusterRunner:
 
     async def mend(self, call: Call, answer: Any) -> None:
         if isinstance(answer, MovedError):
-            await self._cluster.move(answer)
+            await self._cluster.has_moved(answer)
             return
         node = self._cluster.get_node_from_key(str(call[2]))
         for script in self._scripts:
