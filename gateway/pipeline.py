@@ -15,7 +15,7 @@ from typing import Protocol
 
 from msgspec.structs import replace as replace_struct
 
-from gateway.attempts import Admission, Attempts, Lease, Tries, on_model
+from gateway.attempts import Attempts
 from gateway.call import Call, Principal
 from gateway.catalog.adapters import uses_of
 from gateway.catalog.kinds import of_kind
@@ -29,6 +29,7 @@ from gateway.routing.chain import Reason
 from gateway.routing.slot_numbers import ANY, located
 from gateway.telemetry.metrics import Metrics
 from gateway.telemetry.trail import Trail
+from gateway.tries import Admission, Lease, Tries, on_model
 from workers.protocol.events import CallEvent, Failed, Finished, Started
 from workers.protocol.failures import CallFailed, Failure
 from workers.protocol.heartbeat import Heartbeat, WorkerKind
