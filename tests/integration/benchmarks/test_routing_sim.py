@@ -81,11 +81,12 @@ async def test_a_prefix_that_all_share_does_not_draw_all_to_one_worker(client: r
 
 
 async def test_a_team_of_three_times_the_weight_gets_three_times_as_much(client: redis.asyncio.Redis) -> None:
-    end_s = 20.0
+    end_s = 30.0
     trace = together(team("one", 5.0, end_s), team("three", 5.0, end_s))
     outcome = await ours(client, fairness.floor(), trace.calls, end_s=end_s, weights=fairness.WEIGHTS)
-    took = fairness.served(outcome, 5.0, end_s)
-    assert took["three"] / took["one"] == pytest.approx(3.0, rel=0.3)
+    took = fairness.served(outcome, 10.0, end_s)
+    # Few calls, so only about.
+    assert 2 < took["three"] / took["one"] < 4.5
 
 
 def test_overlaid_copies_share_nothing_and_come_in_order() -> None:
