@@ -51,6 +51,7 @@ class Scene:
     workers: dict[str, Process] = field(default_factory=dict)
     """By phase: the one that is to be struck."""
     struck: set[str] = field(default_factory=set)
+    struck_at: float = 0.0
     tallies: dict[str, Path] = field(default_factory=dict)
     addresses: set[str] = field(default_factory=set)
     """Of all workers so far: a dead one's record outlives it."""
@@ -133,9 +134,14 @@ class Scene:
         await asyncio.gather(*(record.end(timeout_s) for record in records))
 
     def strike(self, number: signal.Signals, *victims: Process) -> None:
+        self.struck_at = time.monotonic()
         for victim in victims:
             victim.signal(number)
             self.struck.add(victim.name)
+
+    def last_end_s(self, records: Iterable[Record]) -> float:
+        """From the blow to the last of these ends."""
+        return max(record.ended_at for record in records) - self.struck_at
 
     def waiting(self, model: str) -> int:
         with redis.Redis(unix_socket_path=str(self.stack.redis.socket)) as client:

@@ -27,7 +27,8 @@ async def test_killed(stack: Stack) -> None:
         await scene.ends(scene.book.records)
         assert all(record.answered for record in behind)
         assert all(others[phase].answered for phase in PHASES if phase != "granted")
-        print(f"\nwaited behind a dead gateway's ticket {behind[0].took_s:.2f} s, its grant {behind[1].took_s:.2f} s")
+        print(f"\nconnections broke after {scene.last_end_s(records.values()):.2f} s")
+        print(f"waited behind a dead gateway's ticket {behind[0].took_s:.2f} s, its grant {behind[1].took_s:.2f} s")
         await scene.report("a gateway killed", REST_S)
 
 

@@ -24,10 +24,12 @@ async def test_killed(stack: Stack) -> None:
         told = [records[phase] for phase in BEGUN] + [others[phase] for phase in ("queued", *BEGUN)]
         await scene.ends(told, 5.0)
         assert {record.ending for record in told} == {"worker_lost"}
+        told_s = scene.last_end_s(told)
         await scene.staff(*NOT_BEGUN)
         await scene.ends(scene.book.records)
         assert {phase: records[phase].ending for phase in NOT_BEGUN} == dict.fromkeys(NOT_BEGUN, "answered")
         assert others["prefilling"].answered
+        print(f"\ncallers of killed workers told after {told_s:.2f} s")
         await scene.report("workers killed", 2.0)
 
 
@@ -46,4 +48,5 @@ async def test_stopped(stack: Stack, stopped_s: float) -> None:
             **dict.fromkeys(BEGUN, "answered" if stopped_s < 2 else "worker_lost"),
             **dict.fromkeys(NOT_BEGUN, "answered"),
         }
+        print(f"\ncallers of stopped workers at their end after {scene.last_end_s(records[p] for p in BEGUN):.2f} s")
         await scene.report(f"workers stopped for {stopped_s:g} s", 8.0)
