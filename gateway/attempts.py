@@ -253,6 +253,8 @@ class Attempts:
 
     def _bad(self, tries: Tries, beats: Iterable[Heartbeat], now: float, *, going: bool = True) -> frozenset[str]:
         """Workers to be left out. A call that is `going` takes one that all leave alone where nobody else is there."""
+        if not tries.resting and not self._connections.any_lost and self.circuits.all_new:
+            return frozenset()  # as nearly always, and there may be a thousand workers
         beats = tuple(beats)
         out = {
             beat.worker

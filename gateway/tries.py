@@ -68,6 +68,9 @@ class Fleet(Protocol):
 
 
 class Connections(Protocol):
+    @property
+    def any_lost(self) -> bool: ...
+
     def is_lost(self, boot: str) -> bool:
         """Whether the process is known to be gone though the fleet may still show it."""
         ...

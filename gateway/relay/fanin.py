@@ -61,12 +61,13 @@ class WorkerStream:
         gateway_id: str,
         headers: Mapping[str, str],
         cancel: Callable[[list[int]], None],
+        lost: set[str],
     ) -> None:
+        """`lost`: boot ids of processes that are gone, kept for all streams of a gateway."""
         self.place = place
         self.connected = asyncio.Event()
         """Set while the stream is open: only then are calls submitted."""
-        self.lost = False
-        """The process is gone, as far as anyone can tell; calls fail at once until it is heard from again."""
+        self._lost = lost
         self._url = f"{place.address}{EVENTS_PATH}?{urlencode({'gateway': gateway_id})}"
         self._headers = {"Accept": "text/event-stream", **headers}
         self._cancel = cancel
@@ -90,6 +91,11 @@ class WorkerStream:
     def num_calls(self) -> int:
         return len(self._boxes)
 
+    @property
+    def lost(self) -> bool:
+        """The process is gone, as far as anyone can tell; calls fail at once until it is heard from again."""
+        return self.place.boot in self._lost
+
     def depart(self) -> None:
         """The worker's record is gone from the fleet: the next trouble on the stream is taken for its end."""
         self._departed = True
@@ -102,7 +108,7 @@ class WorkerStream:
 
     def lose(self, why: str) -> None:
         """End every call on this process."""
-        self.lost = True
+        self._lost.add(self.place.boot)
         self._changed.set()
         if self._boxes:
             log.warning(
@@ -173,7 +179,7 @@ class WorkerStream:
         )
 
     def _opened(self) -> None:
-        self.lost = False
+        self._lost.discard(self.place.boot)
         self._attempts = 0
         self.connected.set()
         self._changed.set()

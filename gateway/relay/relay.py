@@ -51,6 +51,8 @@ class Relay:
         self._buffer_events = buffer_events
         self._numbers = itertools.count(1)
         self._lines: dict[str, Line] = {}
+        self._lost: set[str] = set()
+        """Boot ids of processes that are gone though the fleet may still show them."""
         self._places: dict[str, Place] = {}
         """The fleet as last seen, by boot id."""
         self._group: asyncio.TaskGroup | None = None
@@ -145,8 +147,11 @@ class Relay:
 
     def is_lost(self, boot: str) -> bool:
         """Whether the process is known to be gone though the fleet may still show it."""
-        line = self._lines.get(boot)
-        return line is not None and line.stream.lost
+        return boot in self._lost
+
+    @property
+    def any_lost(self) -> bool:
+        return bool(self._lost)
 
     def _open_line(self, place: Place) -> Line:
         line = self._lines.get(place.boot)
@@ -156,7 +161,7 @@ class Relay:
             raise _stopping()
         client = WorkerClient(self._session, self._gateway_id)
         cancellations = Cancellations(client, place, self._group)
-        stream = WorkerStream(place, self._gateway_id, self._headers, cancellations.add)
+        stream = WorkerStream(place, self._gateway_id, self._headers, cancellations.add, self._lost)
         line = self._lines[place.boot] = Line(stream, client, cancellations, self._group)
         self._group.create_task(self._hold(stream))
         return line
@@ -177,6 +182,7 @@ class Relay:
             stream.lose("broke its event stream")
         finally:
             self._lines.pop(stream.place.boot, None)
+            self._lost.discard(stream.place.boot)
 
 
 def _stopping() -> Stopping:

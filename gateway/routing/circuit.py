@@ -89,6 +89,11 @@ class Circuits:
         self._trials: dict[str, Hashable] = {}
         """Boot -> the call that may try it."""
 
+    @property
+    def all_new(self) -> bool:
+        """No process has failed lately: all are admitted."""
+        return not self._circuits
+
     def admits(self, boot: str, call: Hashable, now: float, *, going: bool = True) -> bool:
         """Whether the call may go there. Where it would be the one that tries, and is `going`, no other is admitted
         until it `leaves`, begins or fails.
