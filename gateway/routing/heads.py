@@ -23,15 +23,21 @@ _MASK = (1 << _BITS) - 1
 _SHARD = _BITS - 8
 """The highest bits tell the shard, since dictionaries go by the lowest."""
 _LEAST_LOG = 64
+_WRITTEN_ANEW = 6
+"""A dictionary that loses as many entries as it gains grows to twice its size nevertheless, unless it is written anew
+before the room is used up that it had to spare. It is, when one in so many of its entries has been replaced."""
 
 
 class HeadIndex:
-    """Head -> holders, and worker -> its heads, as a log that is tidied when half of it is old. For one thread."""
+    """Head -> holders, and worker -> its heads, as a log that is tidied when a third of it is old. For one thread."""
 
     def __init__(self) -> None:
         self._shards: list[dict[int, Holders]] = [{} for _ in range(SHARDS)]
         self._logs: dict[int, array[int]] = {}
         self._counts: dict[int, int] = {}
+        self._dropped = 0
+        """Since a shard was written anew; the shards take turns."""
+        self._turn = 0
 
     def holders(self, head: int) -> Holders:
         """`()` where nobody has it. A set that comes back is the index's own: it is read at once and left alone."""
@@ -87,7 +93,7 @@ class HeadIndex:
             log.append(key)
             added += 1
         self._counts[number] = self._counts.get(number, 0) + added
-        if len(log) > _LEAST_LOG + 2 * self._counts[number]:
+        if len(log) > _LEAST_LOG + self._counts[number] * 3 // 2:
             self._tidy(number)
 
     def drop(self, number: int, heads: Iterable[int]) -> None:
@@ -102,11 +108,22 @@ class HeadIndex:
             elif there is not None:
                 dropped += _leave(shard, key, there, number)
         self._counts[number] = self._counts.get(number, 0) - dropped
+        self._write_anew(dropped)
 
     def forget(self, number: int) -> None:
         """All heads of a worker."""
         self.drop(number, self._logs.pop(number, ()))
         self._counts.pop(number, None)
+
+    def _write_anew(self, dropped: int) -> None:
+        """As many shards as are due after that many more heads went."""
+        self._dropped += dropped
+        while self._dropped > (due := len(self._shards[self._turn]) // _WRITTEN_ANEW + 1):
+            self._dropped -= due
+            anew: dict[int, Holders] = {}
+            anew.update(self._shards[self._turn])
+            self._shards[self._turn] = anew
+            self._turn = (self._turn + 1) % SHARDS
 
     def _tidy(self, number: int) -> None:
         """A head that was dropped and came back stands there twice."""
