@@ -247,6 +247,9 @@ class Admission:
         match answer:
             case None:
                 self._alone.enter(waiter)
+                if waiter.local is None:
+                    ahead, slots = self._alone.ahead_of(waiter), self._alone.num_slots(waiter.model)
+                    standing.waits(ahead + 1, self._line.predicted_wait_s(waiter.model, ahead, slots))
                 return None
             case Lease():
                 return answer

@@ -109,14 +109,25 @@ class Alone:
         seat = self._roll.seat()
         if seat is None:
             raise _unavailable("this gateway does not know yet which slots are its own meanwhile")
-        workers = [beat for beat in self._fleet.snapshot.of(waiter.model) if not beat.draining]
-        if not workers:
+        if not self._fleet.snapshot.of(waiter.model):
             raise _unavailable(f"this gateway has seen no worker of model {waiter.model!r}")
-        if not any(seat.slots_of(beat.worker, beat.slots) for beat in workers):
+        if not self.num_slots(waiter.model):
             raise _unavailable(f"none of the slots of model {waiter.model!r} is this gateway's share meanwhile")
         self.offer(waiter.model)
         if waiter.local is None:
             self._check_bounds(waiter, seat)
+
+    def num_slots(self, model: str) -> int:
+        """Of the share."""
+        seat = self._roll.seat()
+        if seat is None:
+            return 0
+        beats = self._fleet.snapshot.of(model)
+        return sum(seat.slots_of(beat.worker, beat.slots) for beat in beats if not beat.draining)
+
+    def ahead_of(self, waiter: Waiter) -> int:
+        """Calls of this gateway that stand before it."""
+        return self._in_turn(waiter.model).index(waiter)
 
     def offer(self, model: str) -> None:
         """Gives free slots of the share to waiting calls, while Redis is away."""

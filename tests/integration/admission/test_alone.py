@@ -5,16 +5,18 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 
 import pytest
 import redis.asyncio
 from msgspec.structs import replace
 
+from gateway.admission.admission import Held
 from gateway.admission.share import Seat
 from gateway.errors import QueueFull, QueueTimeout, StoreUnavailable
 from gateway.store.client import connect
 from gateway.store.integrity import check_integrity
+from gateway.telemetry.standing import Standing
 from tests.integration.admission.conftest import Gateway, Lifetimes, Start
 from tests.integration.admission.test_slots import Guest
 from tests.support.pool import beat, call, heartbeat
@@ -204,11 +206,21 @@ async def test_who_waits_longer_goes_first_but_for_its_class(fragile: RedisServe
         await until(lambda: holder.served, 1.0, "the slot is taken")
         asking = [asyncio.create_task(ask(number, priority)) for number, priority in enumerate((0, 1, 0, 1))]
         await asyncio.sleep(0.05)
+        standing = Standing()
+        last = asyncio.create_task(stay(one.admission.slot(call(), standing=standing)))
+        await until(lambda: standing.position == 5, 1.0, "it is told where it stands")
+        assert standing.wait_s > 0
+        last.cancel()
         await holder.go()
         await asyncio.gather(*asking)
         assert sorted(order[:2]) in ([0, 2], [1, 3]), "one class before the other"
         assert order[0] < order[1]
         assert order[2] < order[3]
+
+
+async def stay(slot: AbstractAsyncContextManager[Held]) -> None:
+    async with slot:
+        await asyncio.Event().wait()
 
 
 async def test_bounds_of_the_line_are_shared_as_well(fragile: RedisServer, start_on: Start) -> None:
