@@ -16,6 +16,8 @@ from benchmarks import (
     gateway_cpu,
     large_request,
     many_streams,
+    placement_cost,
+    routing_sim,
     ttft_added,
 )
 from benchmarks.table import Row, print_rows
@@ -29,6 +31,8 @@ CLAIMS: dict[str, tuple[str, Callable[[int], list[Row]], int]] = {
     "admission": ("what admission costs per call", admission.measure, 5),
     "engine": ("the engine against llama-server, by workload", engine.measure, 0),
     "constrained": ("answers in a form: what they cost, and which schemas are kept", constrained.measure, 3),
+    "routing_sim": ("placement in simulated time, against the usual ways", routing_sim.measure, 3),
+    "placement_cost": ("what placing costs", placement_cost.measure, 2),
     "many_streams": ("200 concurrent streams through one gateway", many_streams.measure, 6),
 }
 
@@ -44,6 +48,8 @@ def main() -> int:
         title, measure, size = CLAIMS[name]
         if name == "engine":
             measure = partial(engine.measure, wish=engine.wish(arguments))
+        if name == "routing_sim":
+            measure = partial(routing_sim.measure, quick=arguments.quick)
         rows = measure(size)
         print_rows(title, rows)
         missed += sum(not row.reached for row in rows)
