@@ -53,13 +53,17 @@ class Roll:
         """
         if not stayed or not self._ids:
             self._joined_at = now
-        if any(silent_s.get(id, math.inf) > self._missed_s for id in self._ids):
+        others = {*self._ids, *silent_s} - {self._gateway}
+        # What a Redis that hung for all was sent meanwhile it does when it goes on: the others then look as if they had
+        # never been silent, so this gateway's own silence counts as well.
+        silent = now - self._seen_at > self._missed_s
+        if self._ids and any(silent or silent_s.get(id, math.inf) > self._missed_s for id in others):
             self._missed_at = now
         self._ids = sorted(silent_s)
         self._seen_at = now
 
     def others_were_away(self, now: float) -> bool:
-        """Whether, lately, some that were there before had not been heard of for long."""
+        """Whether they may have been without Redis lately, as this one was."""
         return now - self._missed_at <= self._missed_s
 
     def seat(self) -> Seat | None:

@@ -31,6 +31,7 @@ class Lifetimes:
     sweep_s: float = 0.15
     timeout_s: float = 2.0
     seat_after_s: float = 2.0
+    settle_s: float = 0.3
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +61,7 @@ async def _start(url: str, stack: AsyncExitStack, id: str, max_queue: int, lives
         connected,
         lease_ttl_s=lives.lease_ttl_s,
         grant_ttl_s=lives.grant_ttl_s,
-        settle_s=lives.renew_s,
+        settle_s=lives.settle_s,
         timeout_s=lives.timeout_s,
     )
     fleet = Fleet(connected, interval_s=0.1)

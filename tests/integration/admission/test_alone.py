@@ -14,6 +14,7 @@ from msgspec.structs import replace
 from gateway.admission.admission import Held
 from gateway.admission.share import Seat
 from gateway.errors import QueueFull, QueueTimeout, StoreUnavailable
+from gateway.store.cancellation import raise_if_cancelled
 from gateway.store.client import connect
 from gateway.store.integrity import check_integrity
 from gateway.telemetry.standing import Standing
@@ -25,7 +26,7 @@ from tests.support.waiting import until
 from workers.protocol import keys
 from workers.protocol.heartbeat import Heartbeat
 
-SEATED = Lifetimes(seat_after_s=0.0)
+SEATED = Lifetimes(seat_after_s=0.0, settle_s=2.0)
 WORKERS = (heartbeat("w1", slots=3), heartbeat("w2", slots=2))
 
 
@@ -50,6 +51,7 @@ async def beating(
                     await beat(client, replace(worker, load=load), ttl_s=1.0, tell=False)
             except (redis.asyncio.RedisError, OSError):
                 pass  # Redis is away
+            raise_if_cancelled()
             await asyncio.sleep(0.05)
 
     async with connect(server.url) as client:

@@ -51,11 +51,13 @@ def test_whether_the_others_were_away_as_well() -> None:
     for now in (10.0, 11.0, 12.0):
         roll.seen({"a": 0.9, "b": 0.0}, stayed=True, now=now)
         assert not roll.others_were_away(now)
-    roll.seen({"a": 0.2, "b": 0.0}, stayed=True, now=16.0)
-    assert not roll.others_were_away(16.0), "only this one was"
-    roll.seen({"a": 4.0, "b": 0.0}, stayed=True, now=20.0)
-    roll.seen({"a": 0.5, "b": 0.0}, stayed=True, now=21.0)
-    assert roll.others_were_away(21.0)
-    assert not roll.others_were_away(22.5)
+    roll.seen({"a": 4.0, "b": 0.0}, stayed=True, now=13.0)
+    roll.seen({"a": 0.5, "b": 0.0}, stayed=True, now=14.0)
+    assert roll.others_were_away(14.0)
+    assert not roll.others_were_away(15.5)
+    roll.seen({"a": 0.2, "b": 0.0}, stayed=True, now=19.0)
+    assert roll.others_were_away(19.0), "this one was, and they may have been"
     roll.seen({"b": 0.0}, stayed=False, now=40.0)
     assert roll.others_were_away(40.0)
+    roll.seen({"b": 0.0}, stayed=False, now=60.0)
+    assert not roll.others_were_away(60.0), "there are none"
