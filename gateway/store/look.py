@@ -37,7 +37,7 @@ class QueuedTicket:
     waited_s: float | None
     """None: not known."""
     overtaken: int
-    """How often it was the first of those that were."""
+    """How often a slot that it wanted went to one behind it."""
     begin_in_s: float | None
     """Until its deadline, which may be over; None: it has none."""
     gateway: str

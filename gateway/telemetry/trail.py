@@ -32,7 +32,7 @@ class Trail:
     """Waiting for slots, all attempts together."""
     standing: Standing = field(default_factory=Standing)
     overtaken: int = 0
-    """How often a slot went past this call, though it stood first of those that wanted it."""
+    """How often a slot went to another call that stood behind this one in line."""
     expected_cached: int | None = None
     """Tokens of the prompt that its worker was expected to have cached; None: it never had a worker."""
     debug: bool = False

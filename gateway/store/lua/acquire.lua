@@ -16,7 +16,7 @@
 --   {"team full", waiting}
 --
 -- Keeps: no worker has more leases than slots; nobody overtakes a waiting ticket that loses more by waiting, and none that
--- was MOST_PASSED times the first to be overtaken. Running it twice with one id is running it once.
+-- was overtaken MOST_PASSED times. Running it twice with one id is running it once.
 local id, channel, lease_ttl, ticket_ttl = ARGV[4], ARGV[5], tonumber(ARGV[6]), tonumber(ARGV[7])
 local team, class, share = ARGV[10], tonumber(ARGV[11]), tonumber(ARGV[12])
 

@@ -6,9 +6,9 @@
 -- Result: 1, or 0 when there is no lease with that token: then nothing was changed
 --
 -- Keeps: while a ticket waits that is better off with it than without, no slot is free.
-local lease = redis.call("HMGET", lease_key(ARGV[4]), "fence", "worker", "team", "share")
+local lease = redis.call("HMGET", lease_key(ARGV[4]), "fence", "worker", "team", "share", "kv")
 if lease[1] ~= ARGV[5] then return 0 end
-lease_drop(lease[2], ARGV[4])
+lease_drop(lease[2], ARGV[4], {lease[5], lease[3]})
 if ARGV[6] ~= "" and lease[4] then charge_rest(lease[3], tonumber(ARGV[6]) - tonumber(lease[4])) end
 grant({lease[2]})
 return 1

@@ -14,7 +14,7 @@ local PROTOCOL, GRANT_TTL, GATEWAY = tonumber(ARGV[1]), tonumber(ARGV[2]), ARGV[
 
 local WINDOW = 16      -- tickets, from the head of the line, that a free slot goes to one of
 local WINDOWS = 4      -- where none of them wants it, the next ones are asked, up to so many times
-local MOST_PASSED = 16 -- after being the first to be overtaken so often, a ticket is not overtaken again
+local MOST_PASSED = 8  -- after being overtaken so often, a ticket is not overtaken again
 local CLASS = 2 ^ 46   -- distance between two priority classes in the line, virtual tokens
 local MET = 1e9        -- loss of a deadline
 local ROUNDED = 0.2    -- ms that a bid's figures may be off together
@@ -66,9 +66,10 @@ local function leased_write(worker, boot, leases, kv, slots)
   redis.call("HSET", leased_key, worker, string.format("%s %d %d %d", boot, leases, math.max(0, kv), slots))
 end
 
--- Frees a slot. If the lease was a grant that nobody claimed, its ticket goes back to its old place.
-local function lease_drop(worker, id)
-  local lease = redis.call("HMGET", lease_key(id), "kv", "team")
+-- Frees a slot; `lease`: its KV tokens and team, where they are known. If it was a grant that nobody claimed, its ticket
+-- goes back to its old place.
+local function lease_drop(worker, id, lease)
+  lease = lease or redis.call("HMGET", lease_key(id), "kv", "team")
   redis.call("DEL", lease_key(id))
   if redis.call("ZREM", worker_leases_key(worker), id) == 1 then
     local boot, leases, kv, slots = leased_read(redis.call("HGET", leased_key, worker))
@@ -160,39 +161,49 @@ local function settling()
   return redis.call("EXISTS", settling_key) == 1
 end
 
--- A waiting ticket of the window, from what it bids: a deadline (unix ms; 0: none), and lines of the ms that its answer
--- takes, the bid for any worker that is not named (or nothing), workers that would not do between blanks, "|worker=bid|",
--- its team and its gateway. A bid is "cost else kv burden": ms to the first token on this worker; ms to it on the best other
--- one, the wait for that one and its burden included; KV tokens to reckon with; ms that it costs others.
+-- A waiting ticket, by what it bids: its deadline (unix ms; 0: none) and the ms that its answer takes; then lines of the bid
+-- for any worker that is not named (or nothing), workers that would not do between blanks, "|worker=bid|", its team and its
+-- gateway. A bid is "cost else kv burden": ms to the first token on this worker; ms to it on the best other one, the wait
+-- for that one and its burden included; KV tokens to reckon with; ms that it costs others.
 local function ticket_read(id, text, passed)
-  local deadline, hold, elsewhere, left_out, bids, team, gateway =
-    string.match(text, "^(%S+) (%S+)\n([^\n]*)\n([^\n]*)\n([^\n]*)\n([^\n]*)\n(.*)$")
-  return {id = id, deadline = tonumber(deadline), hold = tonumber(hold), elsewhere = elsewhere, left_out = left_out,
-    bids = bids, team = team, gateway = gateway, passed = tonumber(passed) or 0}
+  local deadline, hold = string.match(text, "^(%d+) (%S+)")
+  return {id = id, text = text, deadline = tonumber(deadline), hold = tonumber(hold), passed = tonumber(passed) or 0}
+end
+
+local function team_and_gateway(ticket)
+  return string.match(ticket.text, "\n([^\n]*)\n([^\n]*)$")
 end
 
 -- What a ticket bids for a worker: cost, else, KV tokens, burden; nil where that would not do.
-local function bid_for(ticket, worker)
-  local _, last = string.find(ticket.bids, "|" .. worker .. "=", 1, true)
-  local text, from = ticket.bids, (last or 0) + 1
-  if not last then
-    if string.find(ticket.left_out, " " .. worker .. " ", 1, true) then return nil end
-    text = ticket.elsewhere
+local function bid_for(ticket, record)
+  local text, from = ticket.text, 1
+  local _, last = string.find(text, "|" .. record.worker .. "=", 1, true)
+  if last then
+    from = last + 1
+  else
+    local elsewhere, left_out = string.match(text, "\n([^\n]*)\n([^\n]*)\n")
+    if string.find(left_out, " " .. record.worker .. " ", 1, true) then return nil end
+    text = elsewhere
   end
   local cost, other, kv, burden = string.match(text, "^([^ |]+) ([^ |]+) ([^ |]+) ([^ |]+)", from)
   return tonumber(cost), tonumber(other), tonumber(kv), tonumber(burden)
 end
 
+-- Whether a ticket may come first for its deadline's sake. Not before the first in line that wants the slot, where that is
+-- another team's with a deadline of its own: a team that asks for more than its share must not spend the time of one that
+-- does not.
+local function may_hurry(ticket, first)
+  return not first or first.deadline <= now or team_and_gateway(first) == team_and_gateway(ticket)
+end
+
 -- What a ticket loses if another one gets the slot, per ms that it would keep the slot's worker busy; negative: it is
--- better off waiting for another worker. Deadlines that can be met only here come first, the earliest of them before all;
--- but not before `first`, the first in line that wants the slot, where that is another team's with a deadline of its own:
--- a team that asks for more than its share must not spend the time of one that does not.
+-- better off waiting for another worker. Deadlines that can be met only here come first, the earliest of them before all.
 local function loss(ticket, cost, other, burden, first)
-  local may_hurry = not first or first.team == ticket.team or first.deadline <= now
-  if may_hurry and ticket.deadline > 0 and now + cost <= ticket.deadline and now + other > ticket.deadline then
-    return MET + 1e9 / (ticket.deadline - now + 1)
-  end
   local gained = other - cost - burden
+  local ends = ticket.deadline
+  if ends > 0 and now + cost <= ends and now + other - burden > ends and may_hurry(ticket, first) then
+    return MET + 1e9 / (ends - now + 1)
+  end
   -- Each of the three is rounded: a worker that is as good as the best other one must not look worse.
   if gained < 0 and gained > -ROUNDED then gained = 0 end
   return gained / (cost + ticket.hold + 1)
@@ -216,28 +227,28 @@ local function tickets_read(ids)
   return tickets
 end
 
--- The ticket that a slot of an open worker goes to, and the first of those that it overtakes; nil where nobody of these
--- wants it. True as a third value: nobody behind them may have it either. `missed`: gateways whose tickets keep their
--- place this once.
-local function choose(record, tickets, missed)
-  local best, most, first = nil, 0, nil
+-- The ticket of these that a slot of an open worker goes to; nil where nobody wants it. True as a second value: nobody
+-- behind them may have it either. `before` grows by those that want it, in line. `missed`: gateways whose tickets keep
+-- their place this once.
+local function choose(record, tickets, missed, before)
+  local best, most = nil, 0
   for _, ticket in ipairs(tickets) do
-    local cost, other, kv, burden = bid_for(ticket, record.worker)
-    local lost = cost and not (missed and missed[ticket.gateway]) and loss(ticket, cost, other, burden, first) or -1
+    local cost, other, kv, burden = bid_for(ticket, record)
+    if cost and missed and missed[select(2, team_and_gateway(ticket))] then cost = nil end
+    local lost = cost and loss(ticket, cost, other, burden, before[1]) or -1
     if lost >= 0 then
       local fits = kv_fits(record, kv)
+      ticket.kv, ticket.num_before = kv, #before
       if ticket.passed >= MOST_PASSED then
         -- Its turn. If it does not fit yet, nobody else takes the room that it waits for.
-        ticket.kv = kv
-        return fits and ticket or nil, nil, true
+        ticket.num_before = 0
+        return fits and ticket or nil, true
       end
-      first = first or ticket
-      if fits and (not best or lost > most) then
-        best, most, ticket.kv = ticket, lost, kv
-      end
+      before[#before + 1] = ticket
+      if fits and (not best or lost > most) then best, most = ticket, lost end
     end
   end
-  return best, first ~= best and first or nil
+  return best
 end
 
 -- The line in windows, each read once as long as it does not change.
@@ -251,17 +262,28 @@ local function window(number)
 end
 
 local function choose_from_line(record, missed, newcomer)
+  local before = {}
   for number = 0, WINDOWS - 1 do
     local tickets = window(number)
-    local ticket, overtaken, over = choose(record, tickets, missed)
-    if ticket or over then return ticket, overtaken end
+    local ticket, over = choose(record, tickets, missed, before)
+    if ticket or over then return ticket, before end
     for _, one in ipairs(tickets) do
       if one.id == newcomer then newcomer = nil end
     end
     if #tickets == 0 then return nil end
   end
   -- Behind all that were asked.
-  if newcomer then return choose(record, tickets_read({newcomer}), missed) end
+  if newcomer then return choose(record, tickets_read({newcomer}), missed, before), before end
+end
+
+-- Those that wanted the slot too and stood before the ticket that got it.
+local function count_overtaken(ticket, before)
+  local fields = {}
+  for at = 1, ticket.num_before do
+    fields[#fields + 1] = "p:" .. before[at].id
+    fields[#fields + 1] = before[at].passed + 1
+  end
+  if #fields > 0 then redis.call("HSET", fair_key, unpack(fields)) end
 end
 
 -- Hands the free slots of these workers to waiting tickets; one that none of them suits keeps its place. `newcomer` is
@@ -272,15 +294,16 @@ local function grant(workers, missed, newcomer)
   for _, worker in ipairs(workers) do
     local record = open_worker(worker)
     while record and record.leases < record.slots do
-      local ticket, overtaken = choose_from_line(record, missed, newcomer)
+      local ticket, before = choose_from_line(record, missed, newcomer)
       if not ticket then break end
-      local filed = redis.call("HMGET", ticket_key(ticket.id), "channel", "start")
-      local head = redis.call("HGET", ticket_key(line[0][1].id), "start")
-      redis.call("ZREM", queue_key, ticket.id)
-      lease_take(record, ticket.id, ticket.gateway, GRANT_TTL, ticket.kv)
+      local filed = redis.call("HMGET", ticket_key(ticket.id), "channel", "start", "gateway")
+      local start, head = tonumber(filed[2]), line[0][1].id
       -- Not that of a call from far behind: a team that comes back would stand behind it.
-      virtual_time_reaches(math.min(tonumber(filed[2]), tonumber(head)))
-      if overtaken then redis.call("HINCRBY", fair_key, "p:" .. overtaken.id, 1) end
+      if head ~= ticket.id then start = math.min(start, tonumber(redis.call("HGET", ticket_key(head), "start"))) end
+      virtual_time_reaches(start)
+      redis.call("ZREM", queue_key, ticket.id)
+      lease_take(record, ticket.id, filed[3], GRANT_TTL, ticket.kv)
+      count_overtaken(ticket, before)
       redis.call("PUBLISH", filed[1], ticket.id)
       if ticket.id == newcomer then newcomer = nil end
       granted, line = granted + 1, {}

@@ -14,7 +14,7 @@ from tests.integration.store.test_scripts import Caller, line, offers
 from tests.support.pool import beat, heartbeat
 from workers.protocol import keys
 
-MOST_PASSED = 16
+MOST_PASSED = 8
 """As in shared.lua."""
 
 
