@@ -81,7 +81,8 @@ async def ask_on(scene: Scene, num_calls: int) -> None:
             await asyncio.wait_for(record.begun.wait(), 0.15)
 
 
-@pytest.mark.parametrize("stalled_s", [1.0, pytest.param(15.0, marks=pytest.mark.long)])
+@pytest.mark.long
+@pytest.mark.parametrize("stalled_s", [1.0, 15.0])
 async def test_stalled(stack: Stack, stalled_s: float) -> None:
     """A short stall is a delay. After a long one the calls are told, and the worker is used again when it is back."""
     async with wired(stack) as (scene, wire):

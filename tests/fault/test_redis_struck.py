@@ -7,6 +7,7 @@ import signal
 
 import pytest
 
+from gateway.admission.admission import SEAT_AFTER_S
 from tests.fault.scene import SHORT, staged
 from tests.support.stack import Stack
 
@@ -15,6 +16,7 @@ from tests.support.stack import Stack
 async def test_killed(stack: Stack, away_s: float) -> None:
     """It comes back empty: leases and tickets are written anew by those who hold them."""
     async with staged(stack) as scene:
+        await asyncio.sleep(SEAT_AFTER_S)  # until each gateway knows which slots are its own without Redis
         await scene.all_phases()
         scene.redis_down = True
         await asyncio.to_thread(stack.redis.kill)
@@ -26,6 +28,9 @@ async def test_killed(stack: Stack, away_s: float) -> None:
         await scene.ends(scene.book.records)
         old = [record for record in scene.book.records if record not in called]
         assert [record.ending for record in old].count("answered") == len(old) - 1
+        # A pool with one slot has none for each of two gateways.
+        assert called[0].answered
+        assert called[1].ending in ("answered", "store_unavailable")
         print(f"\ncalled while Redis was away: {[record.ending for record in called]}")
         await scene.report(f"Redis away for {away_s:g} s", 8.0)
 

@@ -9,6 +9,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from urllib.parse import urlsplit
 
+import pytest
+
 from tests.fault.scene import staged
 from tests.support.stack import Process, Stack
 from tests.support.waiting import until
@@ -41,6 +43,7 @@ def asking_without_reading(gateway: Process, key: str) -> Iterator[socket.socket
         yield connection
 
 
+@pytest.mark.long
 async def test_cut_off_at_its_bound(stack: Stack) -> None:
     gateway = stack.gateway(wait=False, stream_buffer_events=BUFFER_EVENTS)
     async with staged(stack, ()) as scene:

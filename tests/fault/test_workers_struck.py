@@ -33,7 +33,8 @@ async def test_killed(stack: Stack) -> None:
         await scene.report("workers killed", 2.0)
 
 
-@pytest.mark.parametrize("stopped_s", [1.0, pytest.param(7.0, marks=pytest.mark.long)])
+@pytest.mark.long
+@pytest.mark.parametrize("stopped_s", [1.0, 7.0])
 async def test_stopped(stack: Stack, stopped_s: float) -> None:
     """A pause is a pause. After a longer one the worker counts as lost, and what it says later reaches nobody."""
     async with staged(stack) as scene:
