@@ -62,4 +62,5 @@ class Placing:
         return waiter.offers
 
     def num_slots(self, model: str) -> int:
-        return sum(worker.slots for worker in self._fleet.snapshot.of(model) if not worker.draining)
+        """Of all that serve."""
+        return self._fleet.pool(model).slots
