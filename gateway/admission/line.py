@@ -74,7 +74,8 @@ class Line:
 
     def filed(self, waiter: Waiter, filed: Filed) -> None:
         waiter.filed = filed
-        self._in_line[waiter.model] = filed.position
+        # An urgent call stands before others, which wait nevertheless.
+        self._in_line[waiter.model] = max(self._in_line[waiter.model], filed.position)
         self.aim(waiter)
 
     def aim(self, waiter: Waiter) -> None:
@@ -87,6 +88,10 @@ class Line:
         if self.waiters.pop(waiter.id, None) is not None:
             self._waiting[waiter.model] -= 1
             self._placements[waiter.model].forget(waiter.id)
+
+    def has(self, waiter: Waiter) -> bool:
+        """Whether it waits still."""
+        return self.waiters.get(waiter.id) is waiter
 
     def in_order(self, model: str) -> list[Waiter]:
         """Those of the model that are in the line, the next one first."""

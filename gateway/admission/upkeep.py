@@ -197,6 +197,8 @@ class Upkeep:
             await self._reread_some(model, waiters[first : first + REREAD_AT_ONCE], refresh=first == 0)
 
     async def _reread_some(self, model: str, waiters: Sequence[Waiter], *, refresh: bool) -> None:
+        # Those before took their time: a call that has left the line meanwhile would be put into it anew.
+        waiters = [waiter for waiter in waiters if self._line.has(waiter)]
         tickets = []
         for at, waiter in enumerate(waiters):
             offers = self._placing.refresh(waiter) if refresh and at < REFRESHED else None
@@ -207,7 +209,7 @@ class Upkeep:
             position = positions.get(waiter.id, 0)
             if position == 0:
                 waiter.woken.set()
-            elif waiter.filed is not None:
+            elif waiter.filed is not None and self._line.has(waiter):
                 waiter.filed = replace(waiter.filed, position=position)
                 self.tell(waiter)
 

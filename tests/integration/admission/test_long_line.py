@@ -1,0 +1,30 @@
+"""More calls of one gateway in line than are re-read at once."""
+
+from __future__ import annotations
+
+import asyncio
+
+import redis.asyncio
+
+from gateway.admission.upkeep import REREAD_AT_ONCE
+from tests.integration.admission.conftest import Lifetimes, Start
+from tests.integration.admission.test_slots import Guest, in_line
+from tests.support.pool import beat, call, heartbeat
+from workers.protocol import keys
+
+
+async def test_a_call_that_leaves_while_others_are_reread_is_not_put_back(
+    client: redis.asyncio.Redis, start: Start
+) -> None:
+    await beat(client, heartbeat("w1", slots=1))
+    one = await start("g1", lives=Lifetimes(sweep_s=30.0, ticket_ttl_s=30.0))
+    guests = [Guest(one, call(patience_s=60.0)) for _ in range(1 + REREAD_AT_ONCE + 2)]
+    await in_line(client, REREAD_AT_ONCE + 2)
+    rereading = asyncio.create_task(one.admission._upkeep._reread_all("m"))
+    await asyncio.sleep(0)  # the first part is on its way
+    await guests[-1].cancel()
+    await rereading
+    assert await client.zcard(keys.tickets("m")) == one.admission.waiting("m") == REREAD_AT_ONCE + 1
+    assert not await client.exists(keys.settling("m"))
+    for guest in guests:
+        await guest.cancel()
