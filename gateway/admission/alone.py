@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import secrets
 import time
-from collections import Counter, defaultdict
+from collections import Counter, defaultdict, deque
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -24,6 +24,9 @@ from gateway.store.client import UNFENCED, Lease
 log = logging.getLogger(__name__)
 
 AGAIN_S = 1.0
+
+MOST_ENDED = 16_384
+"""Ids that are remembered for Redis, per model: those of some seconds. What it knew of earlier ones has expired."""
 
 LINGER = 2.0
 """Calls of other gateways are taken to be over after so many times as long as calls hold a slot on average."""
@@ -52,7 +55,7 @@ class Alone:
         self._max_team_queue = max_team_queue
         self._away: set[str] = set()
         self._others: dict[str, _Others] = {}
-        self._ended: defaultdict[str, list[str]] = defaultdict(list)
+        self._ended: defaultdict[str, deque[str]] = defaultdict(lambda: deque(maxlen=MOST_ENDED))
 
     def is_away(self, model: str) -> bool:
         """Whether the model's calls are placed without Redis now."""
@@ -100,7 +103,7 @@ class Alone:
         self._ended[model] += ids
 
     def take_ended(self, model: str) -> list[str]:
-        return self._ended.pop(model, [])
+        return list(self._ended.pop(model, ()))
 
     def enter(self, waiter: Waiter) -> None:
         """A call that can't ask Redis for a slot gets one of the share, at once or later. Raises StoreUnavailable,
