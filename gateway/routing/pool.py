@@ -90,7 +90,8 @@ class PoolBook:
         if known.boot == beat.boot and known.version > beat.version:
             beat = with_load(beat, known.load, known.draining, known.version)
         if beat != known:
-            self._put(there.number, beat, there.heard_at if beat.load == known.load else now)
+            # A record that knows the last news was written with them or after: it is no older.
+            self._put(there.number, beat, there.heard_at if beat.load == known.load else max(now, there.heard_at))
 
     def apply(self, news: News, now: float) -> bool:
         """False where an entry before this one was missed, or the process is not known: it has to `join` anew. An

@@ -270,3 +270,11 @@ def test_what_one_worker_has_not_measured_is_what_is_usual_in_its_pool() -> None
 def test_a_prompt_is_no_longer_on_a_worker_that_has_seen_longer_words() -> None:
     book = book_of([worker(f"w{n}", load=busy(bytes_per_token=n)) for n in (1, 2, 3)])
     assert totals(ranked(book, prompt(100))) == {"w1": 50, "w2": 50, "w3": 50}
+
+
+def test_a_record_is_no_older_than_the_news_that_it_knows() -> None:
+    book = book_of([worker("a", load=busy(slots_busy=1))])
+    book.renew(worker("a", load=busy(slots_busy=2)), now=NOW - 0.5)
+    assert book.pool.standings["a"].heard_at == NOW
+    book.renew(worker("a", load=busy(slots_busy=3)), now=NOW + 0.5)
+    assert book.pool.standings["a"].heard_at == NOW + 0.5
