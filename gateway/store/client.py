@@ -15,6 +15,9 @@ from workers import redis_link
 from workers.protocol import keys
 from workers.protocol.heartbeat import PROTOCOL_VERSION
 
+NO_LOSS_MS = 0.01
+"""Below this a worker is as good as another."""
+
 UNFENCED = 0
 """Fencing token of a lease that Redis does not know of yet."""
 
@@ -62,8 +65,13 @@ class Offer:
     burden_ms: float = 0.0
     """What that costs others, in `other_ms` as well."""
 
-    def packed(self) -> str:
-        return f"{self.cost_ms:.1f} {self.other_ms:.1f} {self.kv_tokens} {self.burden_ms:.1f}"
+    def packed(self, hold_ms: float) -> str:
+        """A bid as lua/shared.lua reads it; `hold_ms` as in `Offers`."""
+        lost_ms = self.other_ms - self.cost_ms - self.burden_ms
+        if -NO_LOSS_MS < lost_ms < 0:
+            lost_ms = 0.0  # the sum of what is equal
+        rate = lost_ms / (self.cost_ms + hold_ms + 1)
+        return f"{rate:.9g} {self.kv_tokens} {self.cost_ms:.0f} {self.other_ms - self.burden_ms:.0f}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -277,11 +285,12 @@ def _ms(seconds: float) -> int:
 
 
 def _bids(offers: Offers) -> str:
-    """The lines of a ticket's bids (`ticket_read` in lua/shared.lua)."""
-    elsewhere = "" if offers.elsewhere is None else offers.elsewhere.packed()
+    """The lines of a ticket's bids (lua/shared.lua)."""
+    hold_ms = offers.hold_ms
+    elsewhere = "" if offers.elsewhere is None else offers.elsewhere.packed(hold_ms)
     left_out = f" {' '.join(sorted(offers.left_out))} " if offers.left_out else ""
-    named = "".join([f"{offer.worker}={offer.packed()}|" for offer in offers.take + offers.more])
-    return f"{offers.hold_ms:.1f}\n{elsewhere}\n{left_out}\n|{named}"
+    named = "".join([f"{offer.worker}={offer.packed(hold_ms)}|" for offer in offers.take + offers.more])
+    return f"{elsewhere}\n{left_out}\n|{named}"
 
 
 def _row(ticket: Ticket) -> list[str | int]:

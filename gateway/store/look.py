@@ -21,10 +21,10 @@ class QueuedBid:
     cost_ms: float
     """From the slot to the first token."""
     other_ms: float
-    """The same on the best other worker, waiting for that one and what it costs others included."""
+    """The same on the best other worker, waiting for that one included."""
     kv_tokens: int
-    burden_ms: float
-    """What it costs others."""
+    rate: float
+    """What it loses if another call gets the slot, per ms that it would keep it; negative: it waits for another worker."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,12 +123,12 @@ def _bids(text: str) -> tuple[float, QueuedBid | None, dict[str, QueuedBid]]:
     """Deadline in unix ms, 0 for none; what any worker costs that is not named; and what those cost that are."""
     if not text:
         return 0.0, None, {}
-    times, elsewhere, _, named, *_ = text.split("\n")
+    deadline, elsewhere, _, named, *_ = text.split("\n")
     bids = dict(bid.rsplit("=", 1) for bid in named.split("|") if bid)
     told = {worker: _bid(bid) for worker, bid in bids.items()}
-    return float(times.split(" ")[0]), _bid(elsewhere) if elsewhere else None, told
+    return float(deadline), _bid(elsewhere) if elsewhere else None, told
 
 
 def _bid(text: str) -> QueuedBid:
-    cost, other, kv, burden = text.split(" ")
-    return QueuedBid(float(cost), float(other), int(kv), float(burden))
+    rate, kv, cost, other = text.split(" ")
+    return QueuedBid(float(cost), float(other), int(kv), float(rate))

@@ -56,7 +56,10 @@ class Metrics:
         )
         self.placements = Counter("paddock_placements", "Requests that got a slot", ("model", "how"), registry=registry)
         self.overtaken = Counter(
-            "paddock_overtaken", "Times that a slot went to a request behind one that wanted it", ("model",), registry=registry
+            "paddock_overtaken",
+            "Times that a slot went to a request behind one that wanted it",
+            ("model",),
+            registry=registry,
         )
         self.overhead = Histogram(
             "paddock_overhead_seconds",

@@ -27,7 +27,7 @@ heartbeat and nothing else; the rest belongs to the gateways' admission scripts 
     pd:{model}:queue                  zset    gateway      ticket id -> rank: class, then virtual finish; who waits
     pd:{model}:tickets                zset    gateway      ticket id -> expiry, unix ms: every ticket, granted or not
     pd:{model}:ticket:<id>            hash    gateway      gateway, channel, rank, start, team, share, at
-    pd:{model}:ticket:<id>:bids       string  gateway      what it bids for which worker (`lua/shared.lua`, ticket_read)
+    pd:{model}:ticket:<id>:bids       string  gateway      what it bids for which worker (`lua/shared.lua`)
     pd:{model}:swept                  string  gateway      there while another sweep would find nothing new
     pd:{model}:adapters               hash    gateway      adapter -> `AdapterRecord` (JSON): registered ones
     pd:{model}:adapters-removed       hash    gateway      adapter -> unix time when it was taken away, lately

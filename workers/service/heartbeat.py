@@ -18,7 +18,7 @@ from redis.exceptions import RedisError
 
 from workers import redis_link
 from workers.protocol import keys
-from workers.protocol.heartbeat import BEAT, Heartbeat, decode_heartbeat, record_of
+from workers.protocol.heartbeat import Heartbeat, record_of
 from workers.protocol.news import FIELD, Load, News, encode_news, pack_heads, pack_version
 
 REDIS_TIMEOUT_S = 1.0
@@ -107,8 +107,8 @@ class Registration:
         name = keys.worker(mine.model, mine.worker)
         try:
             async with asyncio.timeout(2 * REDIS_TIMEOUT_S):
-                record = await self._redis.hget(name, BEAT)
-                if record is not None and decode_heartbeat(record).boot == mine.boot:
+                # Its heartbeat can't be read where a successor speaks another version.
+                if await self._redis.hget(name, "boot") == mine.boot.encode():
                     await self._redis.delete(name, keys.worker_heads(mine.model, mine.worker))
                 await self._redis.publish(keys.FLEET_CHANNEL, name)
         except (RedisError, OSError) as error:

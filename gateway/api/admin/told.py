@@ -71,8 +71,8 @@ def _ticket(position: int, ticket: QueuedTicket) -> Json:
 def _bid(bid: QueuedBid) -> Json:
     return {
         "cost_ms": round(bid.cost_ms, 1),
-        "burden_ms": round(bid.burden_ms, 1),
         "else_ms": round(bid.other_ms, 1),
+        "loss_per_ms": round(bid.rate, 4),
         "kv_tokens": bid.kv_tokens,
     }
 

@@ -10,7 +10,7 @@
 --   ARGV[11]  priority class; higher goes first
 --   ARGV[12]  what the call is charged, virtual tokens
 --   ARGV[13]  ms from now within which its first token is wanted; 0: no matter when
---   ARGV[14]  what the call bids, lines of `ticket_read`
+--   ARGV[14]  what the call bids: the lines of shared.lua that a gateway makes
 --   ARGV[15+] workers to take at once, best first, in pairs: worker, KV tokens
 -- Result: {"lease", fence, worker, boot, address} | {"queued", rank, start, position} | {"full", waiting} |
 --   {"team full", waiting}

@@ -17,7 +17,6 @@ local WINDOWS = 4      -- where none of them wants it, the next ones are asked, 
 local MOST_PASSED = 8  -- after being overtaken so often, a ticket is not overtaken again
 local CLASS = 2 ^ 46   -- distance between two priority classes in the line, virtual tokens
 local MET = 1e9        -- loss of a deadline
-local ROUNDED = 0.2    -- ms that a bid's figures may be off together
 
 local clock = redis.call("TIME")
 local now = clock[1] * 1000 + math.floor(clock[2] / 1000)
@@ -161,149 +160,120 @@ local function settling()
   return redis.call("EXISTS", settling_key) == 1
 end
 
--- A waiting ticket, by what it bids: its deadline (unix ms; 0: none) and the ms that its answer takes; then lines of the bid
--- for any worker that is not named (or nothing), workers that would not do between blanks, "|worker=bid|", its team and its
--- gateway. A bid is "cost else kv burden": ms to the first token on this worker; ms to it on the best other one, the wait
--- for that one and its burden included; KV tokens to reckon with; ms that it costs others.
-local function ticket_read(id, text, passed)
-  local deadline, hold = string.match(text, "^(%d+) (%S+)")
-  return {id = id, text = text, deadline = tonumber(deadline), hold = tonumber(hold), passed = tonumber(passed) or 0}
-end
-
-local function team_and_gateway(ticket)
-  return string.match(ticket.text, "\n([^\n]*)\n([^\n]*)$")
-end
-
--- What a ticket bids for a worker: cost, else, KV tokens, burden; nil where that would not do.
-local function bid_for(ticket, record)
-  local text, from = ticket.text, 1
-  local _, last = string.find(text, "|" .. record.worker .. "=", 1, true)
-  if last then
-    from = last + 1
-  else
-    local elsewhere, left_out = string.match(text, "\n([^\n]*)\n([^\n]*)\n")
-    if string.find(left_out, " " .. record.worker .. " ", 1, true) then return nil end
-    text = elsewhere
-  end
-  local cost, other, kv, burden = string.match(text, "^([^ |]+) ([^ |]+) ([^ |]+) ([^ |]+)", from)
-  return tonumber(cost), tonumber(other), tonumber(kv), tonumber(burden)
-end
-
--- Whether a ticket may come first for its deadline's sake. Not before the first in line that wants the slot, where that is
--- another team's with a deadline of its own: a team that asks for more than its share must not spend the time of one that
--- does not.
-local function may_hurry(ticket, first)
-  return not first or first.deadline <= now or team_and_gateway(first) == team_and_gateway(ticket)
-end
-
--- What a ticket loses if another one gets the slot, per ms that it would keep the slot's worker busy; negative: it is
--- better off waiting for another worker. Deadlines that can be met only here come first, the earliest of them before all.
-local function loss(ticket, cost, other, burden, first)
-  local gained = other - cost - burden
-  local ends = ticket.deadline
-  if ends > 0 and now + cost <= ends and now + other - burden > ends and may_hurry(ticket, first) then
-    return MET + 1e9 / (ends - now + 1)
-  end
-  -- Each of the three is rounded: a worker that is as good as the best other one must not look worse.
-  if gained < 0 and gained > -ROUNDED then gained = 0 end
-  return gained / (cost + ticket.hold + 1)
-end
-
--- Tickets of a part of the line. The dead are dropped.
-local function tickets_read(ids)
-  local tickets, names, fields = {}, {}, {}
-  if #ids == 0 then return tickets end
-  for at, id in ipairs(ids) do names[at], fields[at] = ticket_bids_key(id), "p:" .. id end
-  local texts = redis.call("MGET", unpack(names))
-  local expiries = redis.call("ZMSCORE", tickets_key, unpack(ids))
-  local passed = redis.call("HMGET", fair_key, unpack(fields))
-  for at, id in ipairs(ids) do
-    if texts[at] and (tonumber(expiries[at]) or 0) > now then
-      tickets[#tickets + 1] = ticket_read(id, texts[at], passed[at])
-    else
-      ticket_drop(id)
-    end
-  end
-  return tickets
-end
-
--- The ticket of these that a slot of an open worker goes to; nil where nobody wants it. True as a second value: nobody
--- behind them may have it either. `before` grows by those that want it, in line. `missed`: gateways whose tickets keep
--- their place this once.
-local function choose(record, tickets, missed, before)
-  local best, most = nil, 0
-  for _, ticket in ipairs(tickets) do
-    local cost, other, kv, burden = bid_for(ticket, record)
-    if cost and missed and missed[select(2, team_and_gateway(ticket))] then cost = nil end
-    local lost = cost and loss(ticket, cost, other, burden, before[1]) or -1
-    if lost >= 0 then
-      local fits = kv_fits(record, kv)
-      ticket.kv, ticket.num_before = kv, #before
-      if ticket.passed >= MOST_PASSED then
-        -- Its turn. If it does not fit yet, nobody else takes the room that it waits for.
-        ticket.num_before = 0
-        return fits and ticket or nil, true
-      end
-      before[#before + 1] = ticket
-      if fits and (not best or lost > most) then best, most = ticket, lost end
-    end
-  end
-  return best
-end
-
--- The line in windows, each read once as long as it does not change.
-local line = {}
-
-local function window(number)
-  if not line[number] then
-    line[number] = tickets_read(redis.call("ZRANGE", queue_key, number * WINDOW, (number + 1) * WINDOW - 1))
-  end
-  return line[number]
-end
-
-local function choose_from_line(record, missed, newcomer)
-  local before = {}
-  for number = 0, WINDOWS - 1 do
-    local tickets = window(number)
-    local ticket, over = choose(record, tickets, missed, before)
-    if ticket or over then return ticket, before end
-    for _, one in ipairs(tickets) do
-      if one.id == newcomer then newcomer = nil end
-    end
-    if #tickets == 0 then return nil end
-  end
-  -- Behind all that were asked.
-  if newcomer then return choose(record, tickets_read({newcomer}), missed, before), before end
-end
-
--- Those that wanted the slot too and stood before the ticket that got it.
-local function count_overtaken(ticket, before)
-  local fields = {}
-  for at = 1, ticket.num_before do
-    fields[#fields + 1] = "p:" .. before[at].id
-    fields[#fields + 1] = before[at].passed + 1
-  end
-  if #fields > 0 then redis.call("HSET", fair_key, unpack(fields)) end
+-- What a ticket bids lies in one text: its deadline (unix ms; 0: none); then lines of the bid for any worker that is not
+-- named (or nothing), workers that would not do between blanks, "|worker=bid|", its team and its gateway.
+--
+-- A bid is "rate kv cost else". Rate: what the call loses if another one gets the slot, per ms that it would keep the slot's
+-- worker busy; negative: it is better off waiting for another worker. KV: tokens to reckon with. Cost: ms to the first token
+-- on this worker. Else: ms to it on the best other one, the wait for that one included.
+local function team_and_gateway(text)
+  return string.match(text, "\n([^\n]*)\n([^\n]*)$")
 end
 
 -- Hands the free slots of these workers to waiting tickets; one that none of them suits keeps its place. `newcomer` is
--- asked wherever in the line it stands. Returns how many grants were made.
-local function grant(workers, missed, newcomer)
-  if #workers == 0 or redis.call("ZCARD", queue_key) == 0 or settling() then return 0 end
+-- asked wherever in the line it stands. `missed`: gateways whose tickets keep their place this once. Returns how many grants
+-- were made.
+--
+-- A ticket whose gateway is gone may be granted until a sweep has found it: the grant passes on.
+local function grant_from_line(workers, missed, newcomer)
+  local line = {} -- windows, each read once as long as the line does not change
+
+  local function read(ids)
+    if #ids == 0 then return {ids = ids} end
+    local names, fields = {}, {}
+    for at, id in ipairs(ids) do names[at], fields[at] = ticket_bids_key(id), "p:" .. id end
+    return {ids = ids, texts = redis.call("MGET", unpack(names)), passed = redis.call("HMGET", fair_key, unpack(fields))}
+  end
+
+  local function window(number)
+    if not line[number] then
+      line[number] = read(redis.call("ZRANGE", queue_key, number * WINDOW, (number + 1) * WINDOW - 1))
+    end
+    return line[number]
+  end
+
+  -- Rate, KV tokens, cost and else of a bid for a worker; nil where that would not do.
+  local function bid_for(text, name, blank)
+    local _, last = string.find(text, name, 1, true)
+    if last then return string.match(text, "^(%S+) (%d+) (%S+) ([^|]+)", last + 1) end
+    local elsewhere, left_out = string.match(text, "\n([^\n]*)\n([^\n]*)\n")
+    if string.find(left_out, blank, 1, true) then return nil end
+    return string.match(elsewhere, "^(%S+) (%d+) (%S+) (%S+)")
+  end
+
+  -- Whether a deadline can be met on this worker only. It does not come before the first in line that wants the slot where
+  -- that is another team's with a deadline of its own: a team that asks for more than its share must not spend the time of
+  -- one that does not.
+  local function is_urgent(text, deadline, cost, other, first)
+    if now + cost > deadline or now + other <= deadline then return false end
+    return not first or tonumber(string.match(first, "^%d+")) <= now or team_and_gateway(first) == team_and_gateway(text)
+  end
+
+  -- The ticket of a window that a slot of an open worker goes to; nil where nobody wants it. True as a second value: nobody
+  -- behind them may have it either. `before` grows by those that want it, in line.
+  local function choose(record, tickets, before)
+    local name, blank = "|" .. record.worker .. "=", " " .. record.worker .. " "
+    local best, most = nil, 0
+    for at, id in ipairs(tickets.ids) do
+      local text = tickets.texts[at]
+      local rate, kv, cost, other
+      if text and not (missed and missed[select(2, team_and_gateway(text))]) then
+        rate, kv, cost, other = bid_for(text, name, blank)
+        rate, kv = tonumber(rate), tonumber(kv)
+      end
+      if rate and rate >= 0 then
+        local fits, passed = kv_fits(record, kv), tonumber(tickets.passed[at]) or 0
+        if passed >= MOST_PASSED then
+          -- Its turn. If it does not fit yet, nobody else takes the room that it waits for.
+          return fits and {id = id, kv = kv, num_before = 0} or nil, true
+        end
+        -- Deadlines that can be met only here come first, the earliest of them before all.
+        local deadline = string.sub(text, 1, 2) ~= "0\n" and tonumber(string.match(text, "^%d+"))
+        if deadline and is_urgent(text, deadline, tonumber(cost), tonumber(other), before.first) then
+          rate = MET + 1e9 / (deadline - now + 1)
+        end
+        if fits and (not best or rate > most) then
+          best, most = {id = id, kv = kv, num_before = #before / 2}, rate
+        end
+        before.first = before.first or text
+        before[#before + 1], before[#before + 2] = "p:" .. id, passed + 1
+      end
+    end
+    return best
+  end
+
+  local function choose_from_line(record)
+    local before, behind = {}, newcomer
+    for number = 0, WINDOWS - 1 do
+      local tickets = window(number)
+      local ticket, over = choose(record, tickets, before)
+      if ticket or over then return ticket, before end
+      for _, id in ipairs(tickets.ids) do
+        if id == behind then behind = nil end
+      end
+      if #tickets.ids == 0 then return nil end
+    end
+    -- Behind all that were asked.
+    if behind then return choose(record, read({behind}), before), before end
+  end
+
   local granted = 0
   for _, worker in ipairs(workers) do
     local record = open_worker(worker)
     while record and record.leases < record.slots do
-      local ticket, before = choose_from_line(record, missed, newcomer)
+      local ticket, before = choose_from_line(record)
       if not ticket then break end
       local filed = redis.call("HMGET", ticket_key(ticket.id), "channel", "start", "gateway")
-      local start, head = tonumber(filed[2]), line[0][1].id
+      local start, head = tonumber(filed[2]), line[0].ids[1]
       -- Not that of a call from far behind: a team that comes back would stand behind it.
-      if head ~= ticket.id then start = math.min(start, tonumber(redis.call("HGET", ticket_key(head), "start"))) end
+      if head ~= ticket.id then
+        start = math.min(start, tonumber(redis.call("HGET", ticket_key(head), "start")) or start)
+      end
       virtual_time_reaches(start)
       redis.call("ZREM", queue_key, ticket.id)
       lease_take(record, ticket.id, filed[3], GRANT_TTL, ticket.kv)
-      count_overtaken(ticket, before)
+      -- Those that wanted the slot too and stood before the ticket that got it.
+      if ticket.num_before > 0 then redis.call("HSET", fair_key, unpack(before, 1, 2 * ticket.num_before)) end
       redis.call("PUBLISH", filed[1], ticket.id)
       if ticket.id == newcomer then newcomer = nil end
       granted, line = granted + 1, {}
@@ -312,15 +282,20 @@ local function grant(workers, missed, newcomer)
   return granted
 end
 
+local function grant(workers, missed, newcomer)
+  if #workers == 0 or redis.call("ZCARD", queue_key) == 0 or settling() then return 0 end
+  return grant_from_line(workers, missed, newcomer)
+end
+
 local function grant_all(missed)
   return grant(redis.call("SMEMBERS", workers_key), missed)
 end
 
--- Writes what a ticket bids; `text` is the lines of `ticket_read` that a gateway makes.
+-- Writes what a ticket bids; `text` is the lines that a gateway makes.
 local function bids_write(id, within, text, team)
   local deadline = tonumber(within) > 0 and now + tonumber(within) or 0
   local line_of_team = string.gsub(team, "\n", " ")
-  redis.call("SET", ticket_bids_key(id), string.format("%d %s\n%s\n%s", deadline, text, line_of_team, GATEWAY))
+  redis.call("SET", ticket_bids_key(id), string.format("%d\n%s\n%s\n%s", deadline, text, line_of_team, GATEWAY))
 end
 
 -- Puts a ticket in the line at its rank. The caller has counted it for its team.

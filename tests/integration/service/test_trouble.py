@@ -218,6 +218,9 @@ async def test_leaving_takes_away_ones_own_record_only(redis_server: RedisServer
         redis_server.client.hset(name, mapping=record_of(heir))
         await Registration(redis, lambda: old).leave()
         assert record(redis_server, "heir", "w") == heir
+        redis_server.client.hset(name, "beat", b"of a later version")
+        await Registration(redis, lambda: old).leave()
+        assert redis_server.client.exists(name)
         await Registration(redis, lambda: heir).leave()
         assert record(redis_server, "heir", "w") is None
     finally:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 import redis.asyncio
 
 from gateway.store.client import Filed, Lease, LineFull, Offer, Offers, Order, Store
@@ -44,7 +45,10 @@ async def test_who_waits_by_class_and_team_and_with_what_bids(client: redis.asyn
     assert line.leased == {"w1": (1, 300), "w2": (0, 0)}
     assert [(ticket.team, ticket.priority) for ticket in line.head] == [("blue", 3), ("red", 0), ("red", -8)]
     first, second, _ = line.head
-    assert first.bids == {"w1": QueuedBid(10.0, 250.5, 300, 5.0), "w2": QueuedBid(20.0, 12.0, 400, 0.0)}
+    assert first.bids == {
+        "w1": QueuedBid(10.0, 246.0, 300, pytest.approx(235.5 / 11)),
+        "w2": QueuedBid(20.0, 12.0, 400, pytest.approx(-8 / 21)),
+    }
     assert first.elsewhere is None
     assert first.begin_in_s is not None
     assert 4 < first.begin_in_s <= 5

@@ -372,12 +372,13 @@ async def test_a_ticket_without_its_gateway_is_dropped_with_its_grant(client: re
     assert await one.claim("d") is not None
 
 
-async def test_the_grant_loop_steps_over_dead_tickets(client: redis.asyncio.Redis, one: Caller) -> None:
+async def test_a_sweep_takes_dead_tickets_out_of_the_line(client: redis.asyncio.Redis, one: Caller) -> None:
     await beat(client, heartbeat("w1", slots=1))
     lease = await one.take("a", "w1")
     await one.file("b", "w1", ttl_s=0.02)
     await one.file("c", "w1")
     await asyncio.sleep(0.05)
+    await one.sweep()
     await one.release(lease)
     assert await one.claim("b") is None
     assert await one.claim("c") is not None
