@@ -24,7 +24,7 @@ class QueuedBid:
     """The same on the best other worker, waiting for that one included."""
     kv_tokens: int
     rate: float
-    """What it loses if another call gets the slot, per ms that it would keep it; negative: it waits for another worker."""
+    """What it loses without the slot, per ms that it would keep it; negative: it waits for another worker."""
 
 
 @dataclass(frozen=True, slots=True)

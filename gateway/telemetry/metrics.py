@@ -57,7 +57,7 @@ class Metrics:
         self.placements = Counter("paddock_placements", "Requests that got a slot", ("model", "how"), registry=registry)
         self.overtaken = Counter(
             "paddock_overtaken",
-            "Times that a slot went to a request behind one that wanted it",
+            "Slots that went past a request that wanted them",
             ("model",),
             registry=registry,
         )
