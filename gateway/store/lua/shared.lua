@@ -14,6 +14,8 @@ local PROTOCOL, GRANT_TTL, GATEWAY = tonumber(ARGV[1]), tonumber(ARGV[2]), ARGV[
 
 local WINDOW = 16      -- tickets, from the head of the line, that a free slot goes to one of
 local WINDOWS = 4      -- where none of them wants it, the next ones are asked, up to so many times
+local WINDOWS_OF_ALL = 16 -- the same where all workers' slots are given away: nobody behind is forgotten for long
+local IN_VAIN = 4      -- workers that nobody wanted; from then on it is looked first whether anybody can
 local MOST_PASSED = 8  -- after being overtaken so often, a ticket is not overtaken again
 local CLASS = 2 ^ 46   -- distance between two priority classes in the line, virtual tokens
 local MET = 1e9        -- loss of a deadline
@@ -174,9 +176,11 @@ end
 -- asked wherever in the line it stands. `missed`: gateways whose tickets keep their place this once. Returns how many grants
 -- were made.
 --
--- A ticket whose gateway is gone may be granted until a sweep has found it: the grant passes on.
-local function grant_from_line(workers, missed, newcomer)
+-- A ticket whose gateway is gone may be granted until a sweep has found it: the grant passes on. `windows`: how far into
+-- the line to ask.
+local function grant_from_line(workers, missed, newcomer, windows)
   local line = {} -- windows, each read once as long as the line does not change
+  local wants     -- KV tokens of the smallest call that wants a worker, by worker, "" for any; nil: not looked yet
 
   local function read(ids)
     if #ids == 0 then return {ids = ids} end
@@ -223,10 +227,10 @@ local function grant_from_line(workers, missed, newcomer)
       end
       if rate and rate >= 0 then
         local fits, passed = kv_fits(record, kv), tonumber(tickets.passed[at]) or 0
-        if passed >= MOST_PASSED then
-          -- Its turn. If it does not fit yet, nobody else takes the room that it waits for.
-          return fits and {id = id, kv = kv, num_before = 0} or nil, true
-        end
+        local due = passed >= MOST_PASSED
+        if due and fits then return {id = id, kv = kv, num_before = 0}, true end
+        -- Its turn, and it does not fit yet: on the worker that it names first nobody else takes the room that it waits for.
+        if due and string.find(text, "\n" .. name, 1, true) then return nil, true end
         -- Deadlines that can be met only here come first, the earliest of them before all.
         local deadline = string.sub(text, 1, 2) ~= "0\n" and tonumber(string.match(text, "^%d+"))
         if deadline and is_urgent(text, deadline, tonumber(cost), tonumber(other), before.first) then
@@ -244,7 +248,7 @@ local function grant_from_line(workers, missed, newcomer)
 
   local function choose_from_line(record)
     local before, behind = {}, newcomer
-    for number = 0, WINDOWS - 1 do
+    for number = 0, windows - 1 do
       local tickets = window(number)
       local ticket, over = choose(record, tickets, before)
       if ticket or over then return ticket, before end
@@ -257,12 +261,39 @@ local function grant_from_line(workers, missed, newcomer)
     if behind then return choose(record, read({behind}), before), before end
   end
 
-  local granted = 0
+  -- Whether anybody in the windows can want a worker: quicker than asking each of them, where many workers are open.
+  local function may_be_wanted(record)
+    if not wants then
+      wants = {}
+      local function note(worker, rate, kv)
+        if tonumber(rate) >= 0 then wants[worker] = math.min(wants[worker] or math.huge, tonumber(kv)) end
+      end
+      for number = 0, windows - 1 do
+        for at in ipairs(window(number).ids) do
+          local text = window(number).texts[at]
+          if text then
+            local rate, kv = string.match(text, "^[^\n]*\n(%S+) (%d+)")
+            if rate then note("", rate, kv) end
+            for worker, named_rate, named_kv in string.gmatch(text, "([^|\n]+)=(%S+) (%d+)[^|\n]*|") do
+              note(worker, named_rate, named_kv)
+            end
+          end
+        end
+      end
+    end
+    return kv_fits(record, math.min(wants[record.worker] or math.huge, wants[""] or math.huge))
+        and (wants[record.worker] or wants[""]) ~= nil
+  end
+
+  local granted, in_vain = 0, 0
   for _, worker in ipairs(workers) do
     local record = open_worker(worker)
-    while record and record.leases < record.slots do
+    while record and record.leases < record.slots and (in_vain < IN_VAIN or may_be_wanted(record)) do
       local ticket, before = choose_from_line(record)
-      if not ticket then break end
+      if not ticket then
+        in_vain = in_vain + 1
+        break
+      end
       local filed = redis.call("HMGET", ticket_key(ticket.id), "channel", "start", "gateway")
       local start, head = tonumber(filed[2]), line[0].ids[1]
       -- Not that of a call from far behind: a team that comes back would stand behind it.
@@ -276,25 +307,25 @@ local function grant_from_line(workers, missed, newcomer)
       if ticket.num_before > 0 then redis.call("HSET", fair_key, unpack(before, 1, 2 * ticket.num_before)) end
       redis.call("PUBLISH", filed[1], ticket.id)
       if ticket.id == newcomer then newcomer = nil end
-      granted, line = granted + 1, {}
+      granted, line, wants = granted + 1, {}, nil
     end
   end
   return granted
 end
 
-local function grant(workers, missed, newcomer)
+local function grant(workers, missed, newcomer, windows)
   if #workers == 0 or redis.call("ZCARD", queue_key) == 0 or settling() then return 0 end
-  return grant_from_line(workers, missed, newcomer)
+  return grant_from_line(workers, missed, newcomer, windows or WINDOWS)
 end
 
 local function grant_all(missed)
-  return grant(redis.call("SMEMBERS", workers_key), missed)
+  return grant(redis.call("SMEMBERS", workers_key), missed, nil, WINDOWS_OF_ALL)
 end
 
 -- Writes what a ticket bids; `text` is the lines that a gateway makes.
 local function bids_write(id, within, text, team)
   local deadline = tonumber(within) > 0 and now + tonumber(within) or 0
-  local line_of_team = string.gsub(team, "\n", " ")
+  local line_of_team = string.gsub(team, "[\n|]", " ")
   redis.call("SET", ticket_bids_key(id), string.format("%d\n%s\n%s\n%s", deadline, text, line_of_team, GATEWAY))
 end
 
