@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, contextmanager
 from dataclasses import replace
+from functools import partial
 
 from msgspec.structs import replace as replace_struct
 
@@ -100,7 +101,9 @@ class Attempts:
             self._settle(tries)
             try:
                 avoid = await self._avoided(tries)
-                slot = self._admission.slot(tries.call, avoid, tries.ask, tries.request.priority, tries.trail.standing)
+                priority, standing = tries.request.priority, tries.trail.standing
+                bad_now = partial(self._bad_now, tries)
+                slot = self._admission.slot(tries.call, avoid, tries.ask, priority, standing, bad_now)
                 lease = await self._waited(tries, held, slot)
             except (QueueFull, QueueTimeout) as error:
                 self._fall_back(tries, Reason(str(error.code)), error)
@@ -263,6 +266,11 @@ class Attempts:
         }
         alone = {beat.worker for beat in beats if not self.circuits.admits(beat.boot, tries, now, going=going)}
         return frozenset(out if going and len(out | alone) == len(beats) else out | alone)
+
+    def _bad_now(self, tries: Tries) -> frozenset[str]:
+        """Of a call that waits: workers recover, and are replaced."""
+        beats = self._fleet.snapshot.workers.get(tries.call.model, ())
+        return self._bad(tries, beats, time.monotonic(), going=False)
 
     async def _avoided(self, tries: Tries) -> frozenset[str]:
         """Workers that would not do; while there are no others, waits for one to recover or to be replaced."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field, replace
 from typing import Protocol
@@ -45,7 +45,13 @@ class Lease(Protocol):
 
 class Admission(Protocol):
     def slot(
-        self, call: Call, avoid: frozenset[str], ask: Ask, priority: int, standing: Standing
+        self,
+        call: Call,
+        avoid: frozenset[str],
+        ask: Ask,
+        priority: int,
+        standing: Standing,
+        avoid_now: Callable[[], frozenset[str]],
     ) -> AbstractAsyncContextManager[Lease]: ...
 
     def predicted_wait_s(self, model: str) -> float:

@@ -12,7 +12,7 @@ import asyncio
 import logging
 import secrets
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass, replace
 from functools import partial
@@ -158,21 +158,22 @@ class Admission:
         ask: Ask = ANYWHERE,
         priority: int = 0,
         standing: Standing | None = None,
+        avoid_now: Callable[[], frozenset[str]] | None = None,
     ) -> AbstractAsyncContextManager[Held]:
         """A slot for the time of the block, waited for until `call.queue_deadline`.
 
-        `avoid` names workers that have failed this call; they are used only if no other lives. `priority`: the
+        `avoid` names workers that have failed this call; they are used only if no other lives. A call that waits asks
+        `avoid_now` which they are by then; None: they stay the same. `priority`: the
         request's, which becomes a class of the line. `standing` is told where it waits. Raises QueueFull,
         QueueTimeout, StoreUnavailable, Stopping. Cancelling it gives back whatever it had got to.
         """
-        return self._slot(call, avoid, ask, priority, standing or Standing())
+        waiter = self._waiter(call, avoid, ask, priority)
+        waiter.avoid_now = avoid_now
+        return self._slot(call, waiter, standing or Standing())
 
     @asynccontextmanager
-    async def _slot(
-        self, call: Call, avoid: frozenset[str], ask: Ask, priority: int, standing: Standing
-    ) -> AsyncIterator[Held]:
+    async def _slot(self, call: Call, waiter: Waiter, standing: Standing) -> AsyncIterator[Held]:
         asked_at = time.monotonic()
-        waiter = self._waiter(call, avoid, ask, priority)
         taken = await self._admit(waiter, call, standing)
         now = time.monotonic()
         lease = replace(taken, queue_ms=(now - asked_at) * 1000)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter, defaultdict
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
 from gateway.admission.placements import Placements
@@ -20,6 +21,7 @@ class Waiter:
     model: str
     ask: Ask
     avoid: frozenset[str]
+    """Workers that have failed it; used only if no other lives."""
     deadline: float
     """time.monotonic() after which it stops waiting."""
     begin_by: float
@@ -28,6 +30,8 @@ class Waiter:
     offers: Offers
     filed: Filed | None = None
     """Its place in the line; None until Redis has said so."""
+    avoid_now: Callable[[], frozenset[str]] | None = None
+    """Tells `avoid` anew."""
     woken: asyncio.Event = field(default_factory=asyncio.Event)
     """Set when a grant may be there to claim, and when this gateway stops."""
     standing: Standing | None = None

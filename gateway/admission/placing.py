@@ -56,6 +56,8 @@ class Placing:
         """What the waiting call bids now."""
         self._line.placements(waiter.model).forget(waiter.id)  # it does not stand in its own way
         ahead = waiter.filed.position - 1 if waiter.filed is not None else None
+        if waiter.avoid_now is not None:
+            waiter.avoid = waiter.avoid_now()
         waiter.ranking = self.rank(waiter.model, waiter.ask, waiter.avoid, ahead)
         waiter.offers = self.offers(waiter.ranking, waiter.begin_by)
         self._line.aim(waiter)

@@ -243,3 +243,25 @@ async def test_closing_gives_everything_back(client: redis.asyncio.Redis, start:
     await check_integrity(client, "m")
     assert await leases(client) == 1
     await theirs.go()
+
+
+async def test_a_call_that_waits_asks_again_whom_to_avoid(client: redis.asyncio.Redis, start: Start) -> None:
+    """A worker that has failed it recovers, or another process is in its place by then."""
+    for worker in ("w1", "w2"):
+        await beat(client, heartbeat(worker, slots=1))
+    one = await start("g1")
+    avoided = frozenset({"w1"})
+    async with one.admission.slot(call(), avoided) as held:
+        assert held.worker == "w2"
+
+        async def wait() -> str:
+            async with one.admission.slot(call(), avoided, avoid_now=lambda: avoided) as second:
+                return second.worker
+
+        waiting = asyncio.create_task(wait())
+        await in_line(client, 1)
+        await asyncio.sleep(0.4)
+        assert not waiting.done()
+        avoided = frozenset()
+        async with asyncio.timeout(2.0):
+            assert await waiting == "w1"

@@ -45,9 +45,11 @@ async def test_who_waits_by_class_and_team_and_with_what_bids(client: redis.asyn
     assert line.leased == {"w1": (1, 300), "w2": (0, 0)}
     assert [(ticket.team, ticket.priority) for ticket in line.head] == [("blue", 3), ("red", 0), ("red", -8)]
     first, second, _ = line.head
+    rates = {worker: bid.rate for worker, bid in first.bids.items()}
+    assert rates == pytest.approx({"w1": 235.5 / 11, "w2": -8 / 21})
     assert first.bids == {
-        "w1": QueuedBid(10.0, 246.0, 300, pytest.approx(235.5 / 11)),
-        "w2": QueuedBid(20.0, 12.0, 400, pytest.approx(-8 / 21)),
+        "w1": QueuedBid(10.0, 246.0, 300, rates["w1"]),
+        "w2": QueuedBid(20.0, 12.0, 400, rates["w2"]),
     }
     assert first.elsewhere is None
     assert first.begin_in_s is not None
