@@ -17,7 +17,7 @@ from tests.support.redis_server import RedisServer
 from workers.command import INTERRUPTED
 from workers.protocol import keys
 from workers.protocol.exits import Exit
-from workers.protocol.heartbeat import Heartbeat, decode_heartbeat
+from workers.protocol.heartbeat import BEAT, Heartbeat, decode_heartbeat
 
 
 @pytest.fixture
@@ -31,7 +31,7 @@ def beats(server: RedisServer, model: str) -> dict[str, Heartbeat]:
     with redis.Redis(unix_socket_path=str(server.socket)) as client:
         found = {}
         for name in client.scan_iter(match=keys.model_prefix(model).replace("{", "\\{") + "worker:*"):
-            if isinstance(record := client.get(name) if not name.endswith(b":leases") else None, bytes):
+            if not name.endswith((b":leases", b":heads")) and isinstance(record := client.hget(name, BEAT), bytes):
                 beat = decode_heartbeat(record)
                 found[beat.worker] = beat
         return found
