@@ -25,9 +25,9 @@ import redis.asyncio
 import uvloop
 
 from benchmarks.table import Row
+from gateway.admission.placements import Placements
 from gateway.registry.fleet import Fleet
 from gateway.routing.ask import Ask
-from gateway.routing.cost import NothingRecent
 from gateway.routing.pool import PoolBook
 from gateway.routing.rank import rank
 from gateway.store.client import Filed, Lease, Offer, Offers, Order, Store, connect
@@ -97,7 +97,7 @@ def _ranked(workers: int, calls: int) -> list[Row]:
     for number in range(workers):
         heads = [digests[depth] for digests, depths, _ in asks.values() for depth in depths(number)]
         book.join(_beat(number, _load(chance)), heads)
-    pool, recent = book.pool, NothingRecent()
+    pool, recent = book.pool, Placements()
     rows = []
     for name, (_, _, ask) in asks.items():
         times = []

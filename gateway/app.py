@@ -132,13 +132,8 @@ async def build(settings: GatewaySettings, redis: redis.asyncio.Redis) -> App:
     relay = Relay(f"{gateway_id}.{secrets.token_hex(4)}", settings.worker_secret, settings.stream_buffer_events)
     wishes = AdapterWishes(redis, lambda: fleet.snapshot.models)
     fleet = Fleet(redis, lambda snapshot: relay.follow(_beats(snapshot)), registered=wishes.contents)
-    admission = Admission(
-        Store(redis),
-        fleet,
-        gateway_id,
-        max_queue=settings.max_queue,
-        max_queue_per_team=settings.max_queue_per_team,
-    )
+    of_line = {"max_queue": settings.max_queue, "max_queue_per_team": settings.max_queue_per_team}
+    admission = Admission(Store(redis), fleet, gateway_id, **of_line)
     names, metrics, keys = Names(catalog), Metrics(), Keys()
     limits = Limits(settings.queue_timeout_s, settings.request_timeout_s, settings.retry_share)
     pipeline = Pipeline(names, fleet, admission, relay, metrics, limits, wishes)
@@ -149,6 +144,7 @@ async def build(settings: GatewaySettings, redis: redis.asyncio.Redis) -> App:
     resumable = Resumable(recordings, metrics, settings.ping_interval_s)
     answers = (keys, pipeline, settings.max_body_bytes, settings.ping_interval_s, resumable)
     counting = (keys, pipeline, inquiries, settings.max_body_bytes)
+    reception = Reception(keys, pipeline, fleet, settings.max_body_bytes)
     sockets = Sockets()
     bounds = Bounds(settings.max_body_bytes, settings.socket_idle_s, settings.socket_life_s)
     kept = (settings.response_ttl_s, settings.responses_bytes_per_team)
@@ -166,14 +162,7 @@ async def build(settings: GatewaySettings, redis: redis.asyncio.Redis) -> App:
             "model": models,
             "health": Health(),
             "ready": Ready(redis, fleet, admission, lambda: pipeline.stopping),
-            "explain": ExplainRoute(
-                Reception(keys, pipeline, fleet, settings.max_body_bytes),
-                pipeline,
-                fleet,
-                admission,
-                LineReader(redis),
-                ChatDialect(),
-            ),
+            "explain": ExplainRoute(reception, pipeline, fleet, admission, LineReader(redis), ChatDialect()),
             "metrics": MetricsPage(metrics, fleet, admission.waiting, pipeline.attempts.left_alone),
             **native_apps(answers, fleet, inquiries, wishes, model_wishes, ChatDialect()),
         }
@@ -184,20 +173,8 @@ async def build(settings: GatewaySettings, redis: redis.asyncio.Redis) -> App:
     key_store = KeyStore(redis, keys, (*fixed, first) if settings.api_key else fixed, first)
     keeper = AdapterKeeper(fleet, inquiries, wishes)
     fleet.listen(lambda _: keeper.hurry())
-    return App(
-        Door(router, metrics),
-        pipeline,
-        fleet,
-        admission,
-        relay,
-        recordings,
-        wishes,
-        keeper,
-        keys,
-        key_store,
-        redis,
-        sockets,
-    )
+    asgi = Door(router, metrics)
+    return App(asgi, pipeline, fleet, admission, relay, recordings, wishes, keeper, keys, key_store, redis, sockets)
 
 
 def _beats(snapshot: FleetSnapshot) -> list[Heartbeat]:

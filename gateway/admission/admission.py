@@ -52,8 +52,6 @@ class Held:
     """Where the call was to go, as of when it was placed last."""
     weight: float
     """Of the call's team."""
-    position: int
-    """In the line, when it was filed; 0: it got its slot at once."""
     took: float | None = None
     """Tokens that the call took; None: not known, it is charged what was predicted."""
 
@@ -178,7 +176,7 @@ class Admission:
         now = time.monotonic()
         lease = replace(taken, queue_ms=(now - asked_at) * 1000)
         self._line.hold(lease, now, _prefill_ms(waiter.ranking, lease.worker))
-        held = Held(lease, waiter.ranking, call.principal.weight, standing.filed)
+        held = Held(lease, waiter.ranking, call.principal.weight)
         try:
             yield held
         finally:

@@ -6,7 +6,7 @@ from collections import deque
 from dataclasses import dataclass, field
 
 REMEMBERED_S = 2.0
-"""News of any worker are younger."""
+"""News are younger, but in fleets of thousands of workers."""
 
 
 @dataclass(slots=True)

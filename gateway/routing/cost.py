@@ -34,11 +34,6 @@ class Recent(Protocol):
         """Calls placed there after `at`, less those released, and the predicted prefill of those placed, ms."""
 
 
-class NothingRecent:
-    def since(self, worker: str, at: float) -> tuple[int, float]:
-        return 0, 0.0
-
-
 class Estimate(msgspec.Struct, frozen=True):
     """One call at one worker."""
 

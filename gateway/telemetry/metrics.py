@@ -44,6 +44,25 @@ class Metrics:
             buckets=E2E_BUCKETS_S,
             registry=registry,
         )
+        self._add_line(registry)
+        self.overhead = Histogram(
+            "paddock_overhead_seconds",
+            "Gateway's own time before the worker is asked",
+            ("model",),
+            buckets=OVERHEAD_BUCKETS_S,
+            registry=registry,
+        )
+        self.prompt_tokens = Counter("paddock_prompt_tokens", "Prompt tokens", who, registry=registry)
+        self.cached_tokens = Counter(
+            "paddock_cached_tokens", "Prompt tokens found in a KV cache", who, registry=registry
+        )
+        self.generated_tokens = Counter("paddock_generated_tokens", "Generated tokens", who, registry=registry)
+        self._add_tries(registry)
+        self.queue_length = Gauge("paddock_queue_length", "Calls that wait for a slot", ("model",), registry=registry)
+        self.workers = Gauge("paddock_workers", "Live workers", ("model",), registry=registry)
+
+    def _add_line(self, registry: CollectorRegistry) -> None:
+        """Waiting for a slot, and getting one."""
         self.queue_wait = Histogram(
             "paddock_queue_wait_seconds", "Waiting for a slot", ("model",), buckets=TTFT_BUCKETS_S, registry=registry
         )
@@ -61,18 +80,9 @@ class Metrics:
             ("model",),
             registry=registry,
         )
-        self.overhead = Histogram(
-            "paddock_overhead_seconds",
-            "Gateway's own time before the worker is asked",
-            ("model",),
-            buckets=OVERHEAD_BUCKETS_S,
-            registry=registry,
-        )
-        self.prompt_tokens = Counter("paddock_prompt_tokens", "Prompt tokens", who, registry=registry)
-        self.cached_tokens = Counter(
-            "paddock_cached_tokens", "Prompt tokens found in a KV cache", who, registry=registry
-        )
-        self.generated_tokens = Counter("paddock_generated_tokens", "Generated tokens", who, registry=registry)
+
+    def _add_tries(self, registry: CollectorRegistry) -> None:
+        """Workers and models that a call goes through until its first token."""
         self.attempts = Counter("paddock_attempts", "Submissions to workers", ("model", "outcome"), registry=registry)
         self.retries = Counter(
             "paddock_retries",
@@ -90,8 +100,6 @@ class Metrics:
             "paddock_circuits_opened", "Times that a worker was left alone", ("model",), registry=registry
         )
         self.circuits = Gauge("paddock_circuits", "Workers that are left alone now", ("model",), registry=registry)
-        self.queue_length = Gauge("paddock_queue_length", "Calls that wait for a slot", ("model",), registry=registry)
-        self.workers = Gauge("paddock_workers", "Live workers", ("model",), registry=registry)
 
     def ended(self, trail: Trail, total_s: float) -> None:
         """Count one request that reached a model."""

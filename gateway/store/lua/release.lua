@@ -5,7 +5,7 @@
 --   ARGV[6]  what the call took, virtual tokens; empty: what it was charged
 -- Result: 1, or 0 when there is no lease with that token: then nothing was changed
 --
--- Keeps: while a ticket waits that is better off with it than without, no slot is free.
+-- Keeps: while one of the first WINDOW x WINDOWS tickets is better off with it than without, no slot is free.
 local lease = redis.call("HMGET", lease_key(ARGV[4]), "fence", "worker", "team", "share", "kv")
 if lease[1] ~= ARGV[5] then return 0 end
 lease_drop(lease[2], ARGV[4], {lease[5], lease[3]})

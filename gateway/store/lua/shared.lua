@@ -8,8 +8,8 @@
 -- The clock is this server's.
 --
 -- Fair shares are kept in virtual tokens: a call's charge by its team's weight. A team's next call starts where its last
--- one finishes, or at the virtual time if that is later; the virtual time is the latest start of a call that got a slot
--- (weighted fair queueing by start and finish tags: Goyal, Vin, Cheng, "Start-time Fair Queueing", 1996).
+-- one finishes, or at the virtual time if that is later; the virtual time is the latest start of a call that was first in
+-- line when a slot was given away (weighted fair queueing by start and finish tags: Goyal, Vin, Cheng, "Start-time Fair Queueing", 1996).
 local PROTOCOL, GRANT_TTL, GATEWAY = tonumber(ARGV[1]), tonumber(ARGV[2]), ARGV[3]
 
 local WINDOW = 16      -- tickets, from the head of the line, that a free slot goes to one of

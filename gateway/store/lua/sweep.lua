@@ -4,7 +4,7 @@
 -- Result: {leases freed, tickets dropped, grants made, waiting}
 --
 -- Keeps: after it, every lease is unexpired and of a live process, every ticket has a gateway that re-reads it, and no slot
--- is free while a ticket waits that is better off with it. Running it again at once changes nothing.
+-- is free while one of the first WINDOW x WINDOWS_OF_ALL tickets is better off with it. Running it again at once changes nothing.
 
 -- A clock that was set back leaves ends that lie far ahead: they are drawn near, and the living write theirs anew.
 local FARTHEST, NEAR = 120000, 6000

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-from gateway.routing.cost import NothingRecent
 from gateway.routing.explain import Explanation, LeftOut, Placed, explain
 from gateway.routing.pool import Pool
 from gateway.routing.rank import rank
@@ -50,7 +49,7 @@ def test_who_is_left_out_is_told_why() -> None:
         ]
     )
     ask = prompt(1000, adapters=frozenset({"y", "x"}))
-    told = explain(ask, book.pool, NothingRecent(), now=NOW, avoid=frozenset({"bad"}))
+    told = explain(ask, book.pool, Sent(), now=NOW, avoid=frozenset({"bad"}))
     assert [placed.worker for placed in told.ranked] == ["good"]
     assert told.left_out == (
         LeftOut("bad", "this call has failed there"),
@@ -59,7 +58,7 @@ def test_who_is_left_out_is_told_why() -> None:
         LeftOut("small", "the call needs at least 750 tokens of context, it has 500"),
         LeftOut("tired", "it is draining"),
     )
-    slotted = explain(prompt(5, slot=4), book.pool, NothingRecent(), now=NOW)
+    slotted = explain(prompt(5, slot=4), book.pool, Sent(), now=NOW)
     assert [placed.worker for placed in slotted.ranked] == ["good"]
     assert LeftOut("bad", "the call asked for a slot of good") in slotted.left_out
 
@@ -67,15 +66,15 @@ def test_who_is_left_out_is_told_why() -> None:
 def test_what_no_worker_has_is_waived() -> None:
     book = book_of([worker("a", n_ctx=500), worker("b", n_ctx=500, draining=True)])
     ask = prompt(1000, adapters=frozenset({"x"}), slot=6)
-    told = explain(ask, book.pool, NothingRecent(), now=NOW, avoid=frozenset({"a"}))
+    told = explain(ask, book.pool, Sent(), now=NOW, avoid=frozenset({"a"}))
     assert told.waived == ("slot", "context", "adapters", "avoided")
     assert [placed.worker for placed in told.ranked] == ["a"]
 
 
 def test_nobody_is_there() -> None:
-    assert explain(prompt(5), Pool(), NothingRecent(), now=NOW) == Explanation()
+    assert explain(prompt(5), Pool(), Sent(), now=NOW) == Explanation()
     pool = book_of([worker("a", draining=True)]).pool
-    assert explain(prompt(5), pool, NothingRecent(), now=NOW) == Explanation((), (LeftOut("a", "it is draining"),))
+    assert explain(prompt(5), pool, Sent(), now=NOW) == Explanation((), (LeftOut("a", "it is draining"),))
 
 
 @pytest.mark.parametrize("seed", range(50))

@@ -7,7 +7,7 @@ from collections import Counter
 import pytest
 
 from gateway.routing.ask import MAX_BIDS, Ask, Ranking
-from gateway.routing.cost import NothingRecent, Recent
+from gateway.routing.cost import Recent
 from gateway.routing.pool import Pool, PoolBook
 from gateway.routing.rank import rank
 from tests.support.ranked import MEASURED, NOW, Sent, book_of, busy, full, prompt, worker
@@ -20,7 +20,7 @@ NOBODY: frozenset[str] = frozenset()
 def ranked(
     book: PoolBook, ask: Ask, recent: Recent | None = None, *, queued: int = 0, avoid: frozenset[str] = NOBODY
 ) -> Ranking:
-    return rank(ask, book.pool, recent or NothingRecent(), now=NOW, queued=queued, avoid=avoid)
+    return rank(ask, book.pool, recent or Sent(), now=NOW, queued=queued, avoid=avoid)
 
 
 def order(ranking: Ranking) -> list[str]:
@@ -33,7 +33,7 @@ def totals(ranking: Ranking) -> dict[str, object]:
 
 
 def test_a_pool_of_nobody_has_no_ranking() -> None:
-    assert rank(prompt(10), Pool(), NothingRecent(), now=NOW) == Ranking(())
+    assert rank(prompt(10), Pool(), Sent(), now=NOW) == Ranking(())
 
 
 def test_the_cost_is_what_is_not_cached() -> None:
@@ -79,9 +79,9 @@ def test_the_wait_is_for_a_slot_and_for_the_prompts_before(load: Load, wait_ms: 
 
 def test_waits_grow_shorter_as_time_goes_on() -> None:
     book = book_of([worker("a", load=full(250.0)), worker("b", load=busy(backlog_tokens=150))])
-    later = rank(prompt(50), book.pool, NothingRecent(), now=NOW + 0.1)
+    later = rank(prompt(50), book.pool, Sent(), now=NOW + 0.1)
     assert [(bid.worker, round(bid.wait_ms)) for bid in later.bids] == [("b", 50), ("a", 150)]
-    assert {bid.wait_ms for bid in rank(prompt(50), book.pool, NothingRecent(), now=NOW + 9).bids} == {0}
+    assert {bid.wait_ms for bid in rank(prompt(50), book.pool, Sent(), now=NOW + 9).bids} == {0}
 
 
 @pytest.mark.parametrize(
@@ -221,9 +221,7 @@ def test_who_would_not_do_is_named_beside_those_elsewhere() -> None:
 @pytest.mark.parametrize("count", [3, 4, 40])
 def test_equals_take_turns_evenly(count: int) -> None:
     pool = book_of([worker(f"w{n}") for n in range(count)] + [worker("late", load=full(9.0))]).pool
-    first = Counter(
-        rank(prompt(5), pool, NothingRecent(), now=NOW, turn=turn).bids[0].worker for turn in range(count * 5)
-    )
+    first = Counter(rank(prompt(5), pool, Sent(), now=NOW, turn=turn).bids[0].worker for turn in range(count * 5))
     assert first == {f"w{n}": 5 for n in range(count)}
 
 
@@ -232,7 +230,7 @@ def test_equals_that_have_the_prompt_take_turns(count: int) -> None:
     names = [f"w{n}" for n in range(count)]
     pool = book_of([worker(name) for name in [*names, "cold"]], {name: [1] for name in names}).pool
     ask = prompt(500, {1: 400})
-    first = Counter(rank(ask, pool, NothingRecent(), now=NOW, turn=turn).bids[0].worker for turn in range(count * 5))
+    first = Counter(rank(ask, pool, Sent(), now=NOW, turn=turn).bids[0].worker for turn in range(count * 5))
     assert set(first) == set(names)
     assert max(first.values()) <= 2 * 5  # who stands behind the one that has it not gets its turns as well
 
