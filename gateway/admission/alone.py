@@ -53,13 +53,18 @@ class Alone:
         self._roll = roll
         self._max_queue = max_queue
         self._max_team_queue = max_team_queue
-        self._away: set[str] = set()
+        self._away: dict[str, float] = {}
+        """Models that are -> since when, time.monotonic()."""
         self._others: dict[str, _Others] = {}
         self._ended: defaultdict[str, deque[str]] = defaultdict(lambda: deque(maxlen=MOST_ENDED))
 
     def is_away(self, model: str) -> bool:
         """Whether the model's calls are placed without Redis now."""
         return model in self._away
+
+    def away_since(self, model: str) -> float:
+        """time.monotonic(), of a model that is."""
+        return self._away[model]
 
     @property
     def models(self) -> frozenset[str]:
@@ -74,7 +79,7 @@ class Alone:
     def lost(self, model: str) -> None:
         """A request to Redis has failed: those who wait for a slot of the model get what is this gateway's share."""
         if model not in self._away:
-            self._away.add(model)
+            self._away[model] = time.monotonic()
             self._others[model] = self._held_by_others(model)
             told = "placing calls on this gateway's share of the slots" if self.has_share else "nothing can be placed"
             log.warning("Redis does not take requests for model %s: %s", model, told)
@@ -83,7 +88,7 @@ class Alone:
     def back(self, model: str) -> None:
         """Redis knows what this gateway holds: those who wait ask there again."""
         if model in self._away:
-            self._away.remove(model)
+            del self._away[model]
             log.info("Redis takes requests for model %s again", model)
             for waiter in self._line.waiters.values():
                 if waiter.model == model:

@@ -62,9 +62,9 @@ class Roll:
         self._ids = sorted(silent_s)
         self._seen_at = now
 
-    def others_were_away(self, now: float) -> bool:
-        """Whether they may have been without Redis lately, as this one was."""
-        return now - self._missed_at <= self._missed_s
+    def others_were_away(self, since: float) -> bool:
+        """Whether they may have been without Redis, too, as this one was since then, time.monotonic()."""
+        return self._missed_at >= since - self._missed_s
 
     def seat(self) -> Seat | None:
         if self._gateway not in self._ids or self._seen_at - self._joined_at < self._settle_s:

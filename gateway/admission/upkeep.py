@@ -164,7 +164,7 @@ class Upkeep:
         leases = self._line.leases_of(model)
         if not leases and not was_away:
             return
-        together = was_away and self._roll.others_were_away(time.monotonic())
+        together = was_away and self._roll.others_were_away(self._alone.away_since(model))
         renewed = await self._store.renew(self._gateway, model, leases, was_away=was_away, settle=together)
         for id, fence in renewed.fences.items():
             self._line.fenced(id, fence)

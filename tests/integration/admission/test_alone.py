@@ -26,7 +26,8 @@ from tests.support.waiting import until
 from workers.protocol import keys
 from workers.protocol.heartbeat import Heartbeat
 
-SEATED = Lifetimes(seat_after_s=0.0, settle_s=2.0)
+SEATED = Lifetimes(seat_after_s=0.0, settle_s=4.0)
+"""Nothing is granted until both gateways are surely back."""
 WORKERS = (heartbeat("w1", slots=3), heartbeat("w2", slots=2))
 
 
@@ -155,7 +156,7 @@ async def test_redis_learns_what_was_placed_without_it(fragile: RedisServer, sta
         else:
             fragile.resume()
         await until(lambda: not one.admission.alone_for | other.admission.alone_for, 4.0, "both are back")
-        await until(lambda: len(served(everyone)) == 5, 6.0, "all slots are taken again")
+        await until(lambda: len(served(everyone)) == 5, 10.0, "all slots are taken again")
         for _ in range(100):
             await check_integrity(client, "m")
             if await leases(client) == len(served(everyone)) == 5:

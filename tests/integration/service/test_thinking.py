@@ -197,7 +197,7 @@ async def test_a_call_is_told_all_that_it_asks_for_in_order(bench: Bench) -> Non
 
 async def test_the_seed_that_is_told_says_the_same_again(bench: Bench) -> None:
     """The cache is left out, so that every time the same cells are computed."""
-    hot = Sampling(temperature=1.5, top_k=0)
+    hot = Sampling(temperature=4.0, top_k=0, top_p=1.0, min_p=0.0)
     first = await bench.say(tell=("settings",), sampling=hot, max_tokens=30, cache_prompt=False)
     settings = first.events[1]
     assert isinstance(settings, Settings)

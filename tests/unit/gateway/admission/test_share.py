@@ -54,7 +54,8 @@ def test_whether_the_others_were_away_as_well() -> None:
     roll.seen({"a": 4.0, "b": 0.0}, stayed=True, now=13.0)
     roll.seen({"a": 0.5, "b": 0.0}, stayed=True, now=14.0)
     assert roll.others_were_away(14.0)
-    assert not roll.others_were_away(15.5)
+    assert not roll.others_were_away(15.5), "it went away later than that"
+    assert roll.others_were_away(11.0), "however long it took to be back"
     roll.seen({"a": 0.2, "b": 0.0}, stayed=True, now=19.0)
     assert roll.others_were_away(19.0), "this one was, and they may have been"
     roll.seen({"b": 0.0}, stayed=False, now=40.0)
