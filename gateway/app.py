@@ -21,6 +21,7 @@ from gateway.api.admin.explain import ExplainRoute
 from gateway.api.anthropic.count_tokens import CountTokens
 from gateway.api.anthropic.messages import MessagesDialect
 from gateway.api.door import Door
+from gateway.api.drain import Attendance, DrainRoute
 from gateway.api.generation import Generation
 from gateway.api.health import Health, MetricsPage, Ready
 from gateway.api.native.assembly import native_apps
@@ -145,7 +146,7 @@ async def build(settings: GatewaySettings, redis: redis.asyncio.Redis) -> App:
     answers = (keys, pipeline, settings.max_body_bytes, settings.ping_interval_s, resumable)
     counting = (keys, pipeline, inquiries, settings.max_body_bytes)
     reception = Reception(keys, pipeline, fleet, settings.max_body_bytes)
-    sockets = Sockets()
+    sockets, attendance = Sockets(), Attendance()
     bounds = Bounds(settings.max_body_bytes, settings.socket_idle_s, settings.socket_life_s)
     kept = (settings.response_ttl_s, settings.responses_bytes_per_team)
     router = build_router(
@@ -161,7 +162,8 @@ async def build(settings: GatewaySettings, redis: redis.asyncio.Redis) -> App:
             "models": models,
             "model": models,
             "health": Health(),
-            "ready": Ready(redis, fleet, admission, lambda: pipeline.stopping),
+            "ready": Ready(redis, fleet, admission, lambda: attendance.draining or pipeline.stopping, names.models),
+            "drain": DrainRoute(attendance, keys, settings.worker_secret, pipeline, sockets),
             "explain": ExplainRoute(reception, pipeline, fleet, admission, LineReader(redis), ChatDialect()),
             "metrics": MetricsPage(metrics, fleet, admission.waiting, pipeline.attempts.left_alone),
             **native_apps(answers, fleet, inquiries, wishes, model_wishes, ChatDialect()),
@@ -173,7 +175,7 @@ async def build(settings: GatewaySettings, redis: redis.asyncio.Redis) -> App:
     key_store = KeyStore(redis, keys, (*fixed, first) if settings.api_key else fixed, first)
     keeper = AdapterKeeper(fleet, inquiries, wishes)
     fleet.listen(lambda _: keeper.hurry())
-    asgi = Door(router, metrics)
+    asgi = Door(router, metrics, attendance)
     return App(asgi, pipeline, fleet, admission, relay, recordings, wishes, keeper, keys, key_store, redis, sockets)
 
 

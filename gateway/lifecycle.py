@@ -39,6 +39,9 @@ log = logging.getLogger(__name__)
 BACKLOG = 2048
 CLOSE_S = 2.0
 """How long open connections may take to close once every answer is complete."""
+KEEP_ALIVE_S = 75
+"""Idle connections are kept longer than balancers keep theirs (60 s: nginx, ALB): closed by this side, one may break
+the request that is on its way."""
 GC_THRESHOLD = 50_000
 """Allocations between collections of the youngest generation: a stream's objects die by reference count."""
 
@@ -111,6 +114,7 @@ async def _serve(app: App, listener: socket.socket, settings: GatewaySettings, a
             server_header=False,
             proxy_headers=False,
             backlog=BACKLOG,
+            timeout_keep_alive=KEEP_ALIVE_S,
             timeout_graceful_shutdown=int(CLOSE_S),
         )
     )

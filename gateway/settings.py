@@ -28,6 +28,14 @@ class GatewaySettings(PaddockSettings):
     queue_timeout_s: Annotated[
         float, Field(gt=0, description="longest wait for a slot before the caller gets a 503")
     ] = 60.0
+    start_timeout_s: Annotated[
+        float,
+        Field(
+            ge=0,
+            description="longest wait of a call while its model has no worker; then it waits for a slot; "
+            "0: as queue_timeout_s",
+        ),
+    ] = 0.0
     max_queue: Annotated[int, Field(ge=0, description="most calls that wait per model; further ones get a 429")] = 1000
     max_queue_per_team: Annotated[
         int, Field(ge=0, description="most calls of one team that wait per model; further ones get a 429")

@@ -43,6 +43,7 @@ def trail_of(scope: Scope) -> Trail:
 def answer_headers(trail: Trail) -> list[tuple[bytes, bytes]]:
     """What is known when the headers go out; a caller that still waits for a slot has no worker yet."""
     headers = [(b"x-request-id", trail.request_id.encode()), *origin_headers(trail.origin)]
+    headers += connection_headers(trail)
     if trail.worker:
         headers += [
             (b"x-paddock-model", trail.model.encode("ascii", "replace")),
@@ -58,6 +59,11 @@ def answer_headers(trail: Trail) -> list[tuple[bytes, bytes]]:
     if trail.placement:
         headers.append((b"x-paddock-placement", trail.placement.encode("ascii", "replace")))
     return headers
+
+
+def connection_headers(trail: Trail) -> list[tuple[bytes, bytes]]:
+    """For every answer, errors as well."""
+    return [(b"connection", b"close")] if trail.closes else []
 
 
 def ping(trail: Trail) -> bytes:

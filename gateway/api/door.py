@@ -9,6 +9,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from gateway.api.cors import answer_preflight
 from gateway.api.diagnostics import begin_trail
 from gateway.api.dialect import SHAPE
+from gateway.api.drain import Attendance
 from gateway.api.errors import send_error, shape_of
 from gateway.api.openai.error_shape import OPENAI
 from gateway.api.presence import CLIENT_GONE_STATUS, ClientGone
@@ -22,9 +23,10 @@ log = logging.getLogger(__name__)
 
 
 class Door:
-    def __init__(self, inside: ASGIApp, metrics: Metrics) -> None:
+    def __init__(self, inside: ASGIApp, metrics: Metrics, attendance: Attendance) -> None:
         self._inside = inside
         self._metrics = metrics
+        self._attendance = attendance
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "websocket":
@@ -33,7 +35,9 @@ class Door:
             # The server is configured without lifespan; what remains is refused by not answering.
             return
         trail = begin_trail(scope)
+        trail.closes = self._attendance.draining and scope["type"] == "http"
         scope[SHAPE] = OPENAI
+        counts = self._attendance.came(scope)
         try:
             if scope["method"] == "OPTIONS":
                 trail.status = 200
@@ -50,6 +54,8 @@ class Door:
             broken = InternalError(f"Something broke in the gateway; its log has request {trail.request_id}.")
             await self._answer(scope, receive, send, broken, trail)
         finally:
+            if counts:
+                self._attendance.gone()
             if not trail.handed_over:
                 close_trail(trail, self._metrics)
 

@@ -44,6 +44,7 @@ OPENAI = DialectTable(
             openai.RERANK_REFUSED,
         ),
     ),
+    {"POST /health/drain": "nothing; `timeout_s` and `settle_s` stand in the address"},
 )
 
 RESPONSES = DialectTable(

@@ -42,9 +42,14 @@ def error_headers(error: PaddockError) -> list[tuple[bytes, bytes]]:
         headers.append((b"www-authenticate", b"Bearer"))
     if isinstance(error, MethodNotAllowed):
         headers.append((b"allow", error.allow.encode()))
-    if isinstance(error, Stopping | BodyTooLarge | BodyTooSlow):
+    if ends_connection(error):
         headers.append((b"connection", b"close"))
     return headers
+
+
+def ends_connection(error: PaddockError) -> bool:
+    """Whether nothing more can be asked on the connection that it is told on."""
+    return isinstance(error, Stopping | BodyTooLarge | BodyTooSlow)
 
 
 def note_error(trail: Trail, error: PaddockError) -> None:
@@ -58,6 +63,8 @@ async def send_error(receive: Receive, send: Send, error: PaddockError, trail: T
     body = shape.body(error, trail)
     headers = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(body))]
     headers += [(b"x-request-id", trail.request_id.encode()), *origin_headers(trail.origin), *error_headers(error)]
+    if trail.closes and not ends_connection(error):
+        headers.append((b"connection", b"close"))
     await send({"type": "http.response.start", "status": trail.status, "headers": headers})
     if isinstance(error, BodyTooLarge | BodyTooSlow):
         await send({"type": "http.response.body", "body": body, "more_body": True})

@@ -40,30 +40,43 @@ class Places(Protocol):
 
 
 class Ready:
-    """Calls would be answered: at least one worker is there, nobody has asked this process to stop, and Redis is there;
-    or it is not, and this gateway places calls on its share of the slots (`degraded`).
+    """Calls would be answered: at least one worker is there, or a catalog names models, whose calls wait for the first
+    one; nobody has asked this process to drain or to stop; and Redis is there, or it is not, and this gateway places
+    calls on its share of the slots (`degraded`).
     """
 
-    def __init__(self, redis: redis.asyncio.Redis, fleet: Fleet, places: Places, stopping: Callable[[], bool]) -> None:
+    def __init__(
+        self,
+        redis: redis.asyncio.Redis,
+        fleet: Fleet,
+        places: Places,
+        leaving: Callable[[], bool],
+        models: frozenset[str],
+    ) -> None:
+        """`models`: those that the catalog names."""
         self._redis = redis
         self._fleet = fleet
         self._places = places
-        self._stopping = stopping
+        self._leaving = leaving
+        self._models = models
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if self._stopping():
+        if self._leaving():
             raise Stopping("This gateway is stopping.")
         missing = []
         answers = await self._redis_answers()
         if not answers and not self._places.can_be_alone:
             missing.append("Redis does not answer (check PADDOCK_REDIS_URL)")
-        num_workers = sum(not beat.draining for beats in self._fleet.snapshot.workers.values() for beat in beats)
-        if num_workers == 0:
+        snapshot = self._fleet.snapshot
+        num_workers = sum(not beat.draining for beats in snapshot.workers.values() for beat in beats)
+        if num_workers == 0 and not self._models:
             missing.append("no worker is registered (start one with `paddock worker` on the same Redis)")
         if missing:
             raise Unavailable(f"Not ready: {'; '.join(missing)}.", retry_after_s=1.0)
-        models = sorted(model for model, beats in self._fleet.snapshot.workers.items() if beats)
+        models = sorted(model for model, beats in snapshot.workers.items() if beats)
         body = {"status": "ready", "workers": num_workers, "models": models}
+        if without := sorted(self._models.difference(models)):
+            body["without_workers"] = without
         if alone_for := (self._places.alone_for if answers else frozenset(models)):
             body |= {"status": "degraded", "without_redis": sorted(alone_for)}
         await send_json(send, body, trail_of(scope))

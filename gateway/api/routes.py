@@ -11,6 +11,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from gateway.api.anthropic.error_shape import ANTHROPIC
 from gateway.api.dialect import SHAPE, ErrorShape
+from gateway.api.drain import PATH as DRAIN_PATH
 from gateway.api.native.error_shape import NATIVE
 from gateway.api.openai.error_shape import OPENAI
 from gateway.api.sockets import METHOD
@@ -72,6 +73,9 @@ ROUTES = (
     RouteRow("GET", "/v1/health", "health", "as `GET /health`; no key needed", NATIVE),
     RouteRow("GET", "/health", "health", "the process is up; no key needed"),
     RouteRow("GET", "/ready", "ready", "calls would be answered; no key needed"),
+    RouteRow(
+        "POST", DRAIN_PATH, "drain", "has nobody new sent here and waits; for admins, or with the workers' secret"
+    ),
     RouteRow("GET", "/metrics", "metrics", "Prometheus text; no key needed"),
 )
 

@@ -24,6 +24,8 @@ class Names:
     """
 
     def __init__(self, catalog: Catalog | None) -> None:
+        self.models = frozenset(model.name for model in catalog.models) if catalog is not None else frozenset()
+        """Those of the catalog."""
         self._fixed: dict[str, str] = {}
         self._chains: dict[str, AliasChain] = {}
         if catalog is not None:

@@ -20,6 +20,8 @@ class Trail:
     received_at: float = field(default_factory=time.monotonic)
     origin: bytes = b""
     """The web page that asks, as its browser says; empty: none."""
+    closes: bool = False
+    """Its connection ends with the answer: the caller is to go to another gateway with the next request."""
     team: str = ""
     key_id: str = ""
     alias: str = ""

@@ -11,6 +11,7 @@ from starlette.types import Message, Receive, Scope, Send
 
 from gateway.api.body import read_body
 from gateway.api.door import Door
+from gateway.api.drain import Attendance
 from gateway.errors import BodyTooSlow
 from gateway.telemetry.metrics import Metrics
 
@@ -53,7 +54,7 @@ async def test_its_sender_is_told_and_the_connection_closed() -> None:
         sent.append(message)
 
     sender = Sender()
-    await Door(inside, Metrics())(dict(SCOPE), sender.receive, send)
+    await Door(inside, Metrics(), Attendance())(dict(SCOPE), sender.receive, send)
     assert sent[0]["status"] == 408
     assert (b"connection", b"close") in sent[0]["headers"]
     assert json.loads(sent[1]["body"])["error"]["code"] == "request_body_timeout"

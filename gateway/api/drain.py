@@ -1,0 +1,145 @@
+"""`/health/drain`: takes this gateway out of service without refusing anybody.
+
+From the first request on `/ready` fails, so that balancers send nobody new; calls that come all the same are answered
+until SIGTERM, each with `Connection: close`, so that their callers go elsewhere with the next one. The request is
+answered when nothing runs and nobody has come for a while: then SIGTERM meets an idle process.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import logging
+import math
+from time import monotonic
+
+from starlette.types import Receive, Scope, Send
+
+from gateway.access.keys import Keys
+from gateway.api.answers import send_json
+from gateway.api.diagnostics import trail_of
+from gateway.api.native.query import query_of
+from gateway.api.presence import while_present
+from gateway.api.sockets import Sockets
+from gateway.errors import InvalidRequest, PermissionDenied
+from gateway.pipeline import Pipeline
+
+log = logging.getLogger(__name__)
+
+PATH = "/health/drain"
+PROBES = frozenset({"/health", "/v1/health", "/ready", "/metrics", "/metrics/targets", PATH})
+"""Who asks for these is no caller: probes and scrapers go on until the end."""
+
+SETTLE_S = 5.0
+"""Balancers hear of a failing `/ready` one after another: the last one's callers come some seconds later."""
+LONGEST_S = 86_400.0
+LOOK_S = 0.05
+
+AUTHORIZATION = b"authorization"
+
+
+class Attendance:
+    """Who is being answered, and since when nobody new has come."""
+
+    def __init__(self) -> None:
+        self._drains_since = math.inf
+        self._num_open = 0
+        self._came_at = monotonic()
+
+    @property
+    def draining(self) -> bool:
+        """Balancers are to send nobody any more."""
+        return self._drains_since < math.inf
+
+    @property
+    def num_open(self) -> int:
+        """Requests and WebSockets, without those of probes."""
+        return self._num_open
+
+    def drain(self) -> None:
+        if not self.draining:
+            log.info("gateway draining", extra={"fields": {"open": self._num_open}})
+            self._drains_since = self._came_at = monotonic()
+
+    def came(self, scope: Scope) -> bool:
+        """Whether it counts, and `gone` is to be called."""
+        if scope["path"] in PROBES:
+            return False
+        self._num_open += 1
+        self._came_at = monotonic()
+        return True
+
+    def gone(self) -> None:
+        self._num_open -= 1
+
+    def quiet_s(self) -> float:
+        """Since somebody came last, or since the draining began."""
+        return monotonic() - self._came_at
+
+    def drains_s(self) -> float:
+        """Since the draining began; negative: it has not."""
+        return monotonic() - self._drains_since
+
+
+class DrainRoute:
+    """Answers when this gateway can be stopped without a loss, or after `timeout_s` of the query."""
+
+    def __init__(self, attendance: Attendance, keys: Keys, secret: str, pipeline: Pipeline, sockets: Sockets) -> None:
+        """`secret`: what gateways and workers share; whoever has it may drain, as an admin may."""
+        self._attendance = attendance
+        self._keys = keys
+        self._secret = secret.encode()
+        self._pipeline = pipeline
+        self._sockets = sockets
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        self._check(scope)
+        settle_s, timeout_s = seconds(scope, "settle_s", SETTLE_S), seconds(scope, "timeout_s", LONGEST_S)
+        began = monotonic()
+        self._attendance.drain()
+        async with while_present(receive):
+            drained = await self._drained(settle_s, began + timeout_s)
+        told = {
+            "status": "drained" if drained else "draining",
+            "calls": self._num_calls(),
+            "waited_s": round(monotonic() - began, 3),
+        }
+        await send_json(send, told, trail_of(scope))
+
+    def _check(self, scope: Scope) -> None:
+        """Raises AuthenticationFailed, PermissionDenied."""
+        given = next((value for name, value in scope["headers"] if name == AUTHORIZATION), b"")
+        if self._secret and hmac.compare_digest(given, b"Bearer " + self._secret):
+            return
+        # Where a caller connects from proves nothing: behind a proxy on this machine everybody comes from here.
+        if not self._keys.authenticate(scope["headers"]).admin:
+            raise PermissionDenied("Only an admin's API key, or the workers' secret, may drain this gateway.")
+
+    async def _drained(self, settle_s: float, until: float) -> bool:
+        """Until nobody is there and nobody new has come for `settle_s`; False where `until`, or SIGTERM, came first."""
+        while self._num_calls() or self._attendance.quiet_s() < settle_s:
+            left_s = until - monotonic()
+            if left_s <= 0 or self._pipeline.stopping:
+                return False
+            if self._attendance.drains_s() >= settle_s:
+                self._sockets.stop()  # whoever opens a new one is led elsewhere by now
+            await asyncio.sleep(min(LOOK_S, left_s))
+        return True
+
+    def _num_calls(self) -> int:
+        """Answers that nobody reads at the moment, but may later, have no request."""
+        return max(self._attendance.num_open, self._pipeline.num_calls)
+
+
+def seconds(scope: Scope, name: str, default: float) -> float:
+    """A number of the query. Raises InvalidRequest."""
+    text = query_of(scope).get(name, "")
+    if not text:
+        return default
+    try:
+        found = float(text)
+    except ValueError:
+        found = math.nan
+    if not 0 <= found <= LONGEST_S:
+        raise InvalidRequest(f"`{name}` must be a number of seconds from 0 to {LONGEST_S:g}.", param=name)
+    return found
