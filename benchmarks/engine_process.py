@@ -176,7 +176,7 @@ async def serve(options: argparse.Namespace) -> None:
     if child is not None:
         assert child.stdout is not None
         steps = asyncio.create_task(read_steps(child.stdout, desk.deliver))
-    app = build_app(desk=desk, hub=hub, metrics=metrics, secret=SECRET, health=dict)
+    app = build_app(desk=desk, hub=hub, metrics=metrics, secret=SECRET)
     sock = listen("127.0.0.1", 0)
     server = uvicorn.Server(uvicorn.Config(app, lifespan="off", ws="none", log_level="error", access_log=False))
     http = asyncio.create_task(server.serve(sockets=[sock]))

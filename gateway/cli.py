@@ -48,11 +48,15 @@ def _main() -> int:
     if name == "cache":
         known = import_module("gateway.settings").known_settings()
         return int(import_module(workers_cli.CACHE_MODULE).main(args, known))
+    if name == "drain":
+        settings, drain = import_module("gateway.settings"), import_module(workers_cli.DRAIN_MODULE)
+        parts = {"gateway": settings.GatewaySettings, **drain.PARTS}
+        return int(drain.main(args, settings.known_settings(), parts))
     if name == "chat":
         known = import_module("gateway.settings").known_settings()
         return int(import_module("gateway.chat_command").main(args, known))
     if name not in COMMANDS:
-        nearest = import_module("workers.sources").nearest(name, [*COMMANDS, "cache", "chat", "config"])
+        nearest = import_module("workers.sources").nearest(name, [*COMMANDS, "cache", "chat", "config", "drain"])
         return command.complain([f"{name}: no such command{nearest}; `paddock --help` lists them"])
     known = import_module("gateway.settings").known_settings()
     return command.run(name, COMMANDS[name], args, known)
@@ -64,6 +68,7 @@ def overview() -> str:
         ("cache", workers_cli.CACHE),
         ("chat", CHAT),
         ("config", CONFIG),
+        ("drain", workers_cli.DRAIN),
     ]
     table = [f"  {name.ljust(12)}{summary}" for name, summary in rows]
     return "\n".join(

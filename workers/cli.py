@@ -1,4 +1,4 @@
-"""The workers' half of the `paddock` program: `python -m workers.cli worker|supervisor|cache`."""
+"""The workers' half of the `paddock` program: `python -m workers.cli worker|supervisor|cache|drain`."""
 
 from __future__ import annotations
 
@@ -18,9 +18,17 @@ COMMANDS = {
         "this machine's workers against a given Redis",
         "worker",
     ),
+    "fetch": Command(
+        "workers.settings:SupervisorSettings",
+        "workers.supervisor.fetch:run",
+        "fetches the models that a catalog or --hf names, tells where they lie",
+        "worker",
+    ),
 }
 
 CACHE_MODULE = "workers.cache_command"
+DRAIN_MODULE = "workers.drain_command"
+DRAIN = "takes a gateway or a worker out of service and waits: drain gateway|worker"
 CACHE = "cached prompts on disk: cache show|erase"
 
 
@@ -33,8 +41,10 @@ def _main() -> int:
     name, *args = sys.argv[1:] or [""]
     if name == "cache":
         return int(import_module(CACHE_MODULE).main(args))
+    if name == "drain":
+        return int(import_module(DRAIN_MODULE).main(args))
     if name not in COMMANDS:
-        known = ", ".join([*COMMANDS, "cache"])
+        known = ", ".join([*COMMANDS, "cache", "drain"])
         return command.complain([f"{name or 'nothing'}: no such command; use one of: {known}"])
     return command.run(name, COMMANDS[name], args)
 

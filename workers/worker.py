@@ -29,6 +29,7 @@ from workers.isolation import isolate
 from workers.llama.errors import AdapterError
 from workers.llama.model import Model, ModelError, ModelTooLarge
 from workers.llama.pooling import is_pooled
+from workers.model_file import first_part
 from workers.pooling import pooled_parts
 from workers.protocol.catalog import NAME_PATTERN, AdapterSpec, DefaultSampling, LlamaSettings
 from workers.protocol.exits import Exit
@@ -101,7 +102,8 @@ def _run(settings: WorkerSettings) -> int:
 
         async def serve() -> Exit:
             services = parts.services()
-            return await WorkerServer(place, sock, services, partial(parts.engine, services)).run()
+            engine = partial(parts.engine, services)
+            return await WorkerServer(place, sock, services, engine, hung_s=watchdog.hung_s).run()
 
         return _on_loop(serve)
 
@@ -128,7 +130,7 @@ def _checked(settings: WorkerSettings) -> Path:
         raise SettingUnusable(
             f"alias: {name!r} can't be a model's name: use at most 128 letters, digits and . _ : / @ + -, with --alias"
         )
-    return settings.model.expanduser()
+    return first_part(settings.model.expanduser())
 
 
 def _black_box(settings: WorkerSettings) -> BlackBox:

@@ -82,6 +82,13 @@ class Watchdog:
     def step_ended(self) -> None:
         self._began_at = IDLE
 
+    def hung_s(self) -> float:
+        """For how long the running step has been over its bound; 0 while it is not. For any thread."""
+        began_at = self._began_at
+        if began_at == IDLE or self._bound_s <= 0:
+            return 0.0
+        return max(0.0, time.monotonic() - began_at - self._bound_s)
+
     def start(self) -> None:
         if self._bound_s > 0:
             self._thread.start()

@@ -1,13 +1,12 @@
-"""The ASGI application of one worker: `/v1/submit`, `/v1/cancel`, `/v1/events`, `/v1/pool`, `/health`,
-`/metrics`."""
+"""The ASGI application of one worker: `/v1/submit`, `/v1/cancel`, `/v1/events`, `/v1/pool`, `/metrics`, its probes and
+what only some workers have."""
 
 from __future__ import annotations
 
 import asyncio
 import hmac
 import time
-from collections.abc import Callable, Iterable
-from typing import Any
+from collections.abc import Iterable
 
 import msgspec
 from starlette.applications import Starlette
@@ -22,7 +21,6 @@ from workers.protocol.failures import HTTP_STATUS, CallFailed, Failure, FailureC
 from workers.protocol.framing import (
     CANCEL_PATH,
     EVENTS_PATH,
-    HEALTH_PATH,
     KEEP_ALIVE,
     KEEP_ALIVE_INTERVAL_S,
     SUBMIT_PATH,
@@ -33,9 +31,11 @@ from workers.service.bodies import answer, decoded, read_body, refusal
 from workers.service.desk import CallDesk
 from workers.service.metrics import WorkerMetrics
 from workers.service.pooled import PooledDesk, no_pooled_work
+from workers.service.probes import DRAIN_PATH
 from workers.service.stream import EventHub, Feed
 
 METRICS_PATH = "/metrics"
+GUARDED = ("/v1/", DRAIN_PATH)
 
 MAX_SUBMIT_BYTES = 64 << 20
 """Far above what a gateway lets in (8 MiB by default): only a broken peer meets this."""
@@ -54,14 +54,14 @@ _decode_cancel = msgspec.json.Decoder(Cancel).decode
 
 
 class SharedSecret:
-    """Lets requests below `/v1/` pass when they carry the secret that gateways and workers share."""
+    """Lets requests below `/v1/`, and to drain, pass when they carry the secret that gateways and workers share."""
 
     def __init__(self, app: ASGIApp, secret: str) -> None:
         self._app = app
         self._expected = b"Bearer " + secret.encode()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http" and scope["path"].startswith("/v1/"):
+        if scope["type"] == "http" and scope["path"].startswith(GUARDED):
             given = Headers(scope=scope).get("authorization", "").encode("latin-1")
             if not hmac.compare_digest(given, self._expected):
                 message = (
@@ -221,18 +221,13 @@ def build_app(
     hub: EventHub,
     metrics: WorkerMetrics,
     secret: str,
-    health: Callable[[], dict[str, Any]],
     pool: PooledDesk | None = None,
     more: Iterable[Route] = (),
 ) -> Starlette:
-    """The routes of one worker; `health` is asked at each `GET /health` and must not block.
-
-    `pool`: the desk of a worker that does pooled work. `more`: routes of what only some workers have.
+    """The routes of one worker. `pool`: the desk of a worker that does pooled work. `more`: its probes, and routes of
+    what only some workers have.
     """
     calls = CallRoutes(desk, hub.boot)
-
-    async def show_health(request: Request) -> Response:
-        return answer(health())
 
     async def show_metrics(request: Request) -> Response:
         return Response(metrics.render(), media_type="text/plain; version=0.0.4; charset=utf-8")
@@ -242,7 +237,6 @@ def build_app(
         Route(CANCEL_PATH, calls.cancel, methods=["POST"]),
         Route(EVENTS_PATH, EventStream(hub), methods=["GET"]),
         Route(POOL_PATH, PoolRoute(pool).pool, methods=["POST"]),
-        Route(HEALTH_PATH, show_health),
         Route(METRICS_PATH, show_metrics),
         *more,
     ]

@@ -1,7 +1,8 @@
 """The life of a worker process around its engine: listen, register, serve, drain, leave.
 
 start -> listening -> registered -> serving --signal--> draining --idle or bound--> cut -> flushed -> gone
-                                        `--engine crashed--------------------------^
+                                        |`--/health/drain--^                         ^
+                                        `-----engine crashed-------------------------'
 """
 
 from __future__ import annotations
@@ -34,6 +35,7 @@ from workers.service.desk import Engine as DeskEngine
 from workers.service.heartbeat import Registration, connect
 from workers.service.mailbox import Mailbox
 from workers.service.metrics import WorkerMetrics
+from workers.service.probes import Probes
 from workers.service.services import Services
 from workers.service.stream import EventHub
 
@@ -154,9 +156,16 @@ class WorkerServer:
     """One worker. Build it on the running loop, then await `run` once."""
 
     def __init__(
-        self, place: Place, sock: socket.socket, services: Services, build_engine: BuildEngine, http: Any = "httptools"
+        self,
+        place: Place,
+        sock: socket.socket,
+        services: Services,
+        build_engine: BuildEngine,
+        *,
+        hung_s: Callable[[], float] = float,
+        http: Any = "httptools",
     ) -> None:
-        """`build_engine` connects what is in `services` to the engine that it makes."""
+        """`build_engine` connects what is in `services` to the engine that it makes. `hung_s` as `Probes` has it."""
         self._place = place
         self._sock = sock
         self._services = services
@@ -186,11 +195,12 @@ class WorkerServer:
         self._calls: Desk = self.desk if services.pool is None else services.pool
         if services.pool is not None:
             services.pool.follow(self._pooled)
-        self._http = _http_server(self._app(), http)
         self._redis = connect(place.redis_url)
         self._registration = Registration(
             self._redis, self._heartbeat, services.heads if services.pool is None else None
         )
+        probes = Probes(self._facts, self._calls, self._registration.registered, self._begin_to_drain, hung_s)
+        self._http = _http_server(self._app(probes), http)
         self._stop = asyncio.Event()
         self._stop_now = asyncio.Event()
         self._crash: BaseException | None = None
@@ -233,11 +243,17 @@ class WorkerServer:
         await self._flush()
         return code
 
+    def _begin_to_drain(self) -> None:
+        """No new calls; those that run go on."""
+        if not self._calls.draining:
+            self._calls.draining = True
+            self._engine.retire()
+            self._registration.hurry()
+            logger.info("draining %d calls", self._calls.num_calls)
+
     async def _drain(self) -> Exit:
-        self._calls.draining = True
-        self._engine.retire()
-        self._registration.hurry()
-        logger.info("draining %d calls, for at most %.0f s", self._calls.num_calls, self._place.drain_s)
+        self._begin_to_drain()
+        logger.info("stopping in %.0f s at most", self._place.drain_s)
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(self._place.drain_s):
                 await _first(self._calls.idle, self._stop_now)
@@ -291,15 +307,14 @@ class WorkerServer:
         self._stop_now.set()
         self._stop.set()
 
-    def _app(self) -> ASGIApp:
+    def _app(self, probes: Probes) -> ASGIApp:
         return build_app(
             desk=self.desk,
             hub=self._hub,
             metrics=self._metrics,
             secret=self._place.secret,
-            health=self._health,
             pool=self._services.pool,
-            more=self._services.routes(),
+            more=[*probes.routes(), *self._services.routes()],
         )
 
     def _heartbeat(self) -> Heartbeat:
@@ -326,7 +341,7 @@ class WorkerServer:
             load=self.desk.rates.load(load, self._engine.counters),
         )
 
-    def _health(self) -> dict[str, Any]:
+    def _facts(self) -> dict[str, Any]:
         load = self._engine.load()
         return {
             "status": "draining" if self._calls.draining else "ok",

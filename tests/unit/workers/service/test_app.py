@@ -37,7 +37,7 @@ async def test_a_body_without_end_is_refused_at_the_bound() -> None:
     hub = EventHub("boot", grace_s=1)
     metrics = WorkerMetrics("m", lambda: EngineLoad(1, 0, 0, 1, 0))
     desk = CallDesk(hub, Nothing(), Prompts(ChatTemplate(None), Nothing()), metrics, Sampling())
-    app = build_app(desk=desk, hub=hub, metrics=metrics, secret="s", health=dict)
+    app = build_app(desk=desk, hub=hub, metrics=metrics, secret="s")
     chunk = b" " * (8 << 20)
     num_bytes = 0
     answers: list[Message] = []

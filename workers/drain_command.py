@@ -1,0 +1,136 @@
+"""`paddock drain`: takes a gateway or a worker of this machine out of service and waits, as a container's preStop hook.
+
+gateway              the gateway that --host and --port (PADDOCK_HOST, PADDOCK_PORT) name
+worker               the worker that --worker-host and --worker-port name
+--url URL            another one
+--timeout-s S        give up waiting after so long; left out: it waits until nothing runs any more
+--settle-s S         of a gateway: for so long nobody new must have come; left out: 5
+flags                settings as well: --worker-secret, --api-key (of an admin), --state-dir, --config
+
+It does not stop the process: whoever calls it does so afterwards, with SIGTERM. Exit codes: 0 nothing runs any more,
+75 something did when the time was up, 1 nobody answers, 2 a flag is wrong or the key or secret is not accepted.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from argparse import ArgumentParser, Namespace
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from http.client import HTTPConnection, HTTPException, HTTPSConnection
+from typing import Any, NoReturn
+from urllib.parse import urlencode, urlsplit
+
+from workers import command, sources
+from workers.protocol.exits import Exit
+from workers.settings import PaddockSettings, WorkerSettings
+from workers.supervisor.state_folder import SECRET_FILE
+
+PATH = "/health/drain"
+PARTS: Mapping[str, type[PaddockSettings]] = {"worker": WorkerSettings}
+LOCAL_HOSTS = {"0.0.0.0": "127.0.0.1", "::": "::1", "": "127.0.0.1"}  # noqa: S104 - where to look, not to listen
+MARGIN_S = 10.0
+"""Beyond the time that it is asked to answer in."""
+LONGEST_S = 86_400.0
+
+
+class _Unusable(ValueError):
+    """What was asked for can't be done; the message is for a person."""
+
+
+class _Parser(ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        raise _Unusable(f"drain: {message}; `paddock drain --help` lists the flags")
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """Who is to drain."""
+
+    url: str
+    key: str
+
+
+def main(args: Sequence[str], known: Collection[str] = (), parts: Mapping[str, type[PaddockSettings]] = PARTS) -> int:
+    """Returns the exit code. `known`: every setting's name. `parts`: what can be drained, and its settings."""
+    if args and args[0] in ("-h", "--help"):
+        print((__doc__ or "").strip())
+        return 0
+    try:
+        options, flags = _parser(parts).parse_known_args(args)
+        reading = sources.read(parts[options.part], flags, prog=f"paddock drain {options.part}", known=known)
+        for warning in reading.warnings:
+            print(f"paddock: warning: {warning}", file=sys.stderr)
+        return _drain(_target(options, reading.settings), options)
+    except sources.SettingsError as error:
+        return command.complain(error.problems)
+    except _Unusable as error:
+        return command.complain([str(error)])
+
+
+def _parser(parts: Mapping[str, type[PaddockSettings]]) -> _Parser:
+    parser = _Parser(prog="paddock drain", allow_abbrev=False, add_help=False)
+    parser.add_argument("part", choices=sorted(parts))
+    parser.add_argument("--url", default="")
+    parser.add_argument("--timeout-s", type=float)
+    parser.add_argument("--settle-s", type=float)
+    return parser
+
+
+def _target(options: Namespace, settings: PaddockSettings) -> Target:
+    """Raises _Unusable."""
+    url = options.url or _own_url(options.part, settings)
+    if urlsplit(url).scheme not in ("http", "https"):
+        raise _Unusable(f"drain: --url {url!r} is no address; give http://HOST:PORT")
+    key = settings.worker_secret or getattr(settings, "api_key", "")
+    if not key:
+        try:
+            key = (settings.state_dir / SECRET_FILE).read_text(encoding="ascii").strip()
+        except OSError:
+            raise _Unusable(
+                "drain: worker_secret is unset, and there is none in the state folder; give --worker-secret"
+            ) from None
+    return Target(url.rstrip("/"), key)
+
+
+def _own_url(part: str, settings: PaddockSettings) -> str:
+    prefix = "worker_" if part == "worker" else ""
+    named, port = str(getattr(settings, f"{prefix}host")), int(getattr(settings, f"{prefix}port"))
+    if not port:
+        raise _Unusable(f"drain: {prefix}port is 0, so the port is not known; give --url")
+    host = LOCAL_HOSTS.get(named, named)
+    return f"http://{f'[{host}]' if ':' in host else host}:{port}"
+
+
+def _drain(target: Target, options: Namespace) -> int:
+    asked = {name: getattr(options, name) for name in ("timeout_s", "settle_s")}
+    asked = {name: value for name, value in asked.items() if value is not None}
+    try:
+        status, told = _post(target, asked, (options.timeout_s or LONGEST_S) + MARGIN_S)
+    except (OSError, HTTPException, ValueError) as error:
+        print(f"paddock: {target.url} does not answer ({error})", file=sys.stderr)
+        return int(Exit.CRASHED)
+    if status != 200:
+        return command.complain([f"{target.url} refuses to drain ({status}): {_reason(told)}"])
+    print(f"paddock: {told['status']} after {told['waited_s']} s, {told['calls']} calls run")
+    return int(Exit.OK if told["status"] == "drained" else Exit.DRAIN_CUT)
+
+
+def _post(target: Target, asked: Mapping[str, float], timeout_s: float) -> tuple[int, dict[str, Any]]:
+    """Raises OSError, HTTPException, ValueError (the answer is no JSON)."""
+    parts = urlsplit(target.url)
+    kind = HTTPSConnection if parts.scheme == "https" else HTTPConnection
+    connection = kind(parts.netloc, timeout=timeout_s)
+    try:
+        path = f"{parts.path}{PATH}?{urlencode(asked)}"
+        connection.request("POST", path, headers={"Authorization": f"Bearer {target.key}"})
+        response = connection.getresponse()
+        return response.status, json.loads(response.read())
+    finally:
+        connection.close()
+
+
+def _reason(told: dict[str, Any]) -> str:
+    error = told.get("error")
+    return str(error.get("message") if isinstance(error, dict) else told.get("message", told))

@@ -1,0 +1,110 @@
+"""Whether a worker lives, whether it serves, and taking it out of service: `/health`, `/ready`, `/health/drain`."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import math
+import time
+from collections.abc import Callable
+from typing import Any, Protocol
+
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from workers.protocol.failures import Failure, FailureCode
+from workers.protocol.framing import HEALTH_PATH
+from workers.service.bodies import answer, refusal
+
+READY_PATH = "/ready"
+DRAIN_PATH = "/health/drain"
+
+LONGEST_S = 86_400.0
+SETTLE_S = 0.5
+"""Calls that were given a slot before the fleet heard of the draining come within this time, and are sent elsewhere by
+an answer, which is quicker and cheaper than by a connection that nobody takes."""
+LOOK_S = 0.25
+"""How often a request to drain looks whether its sender is still there."""
+
+
+class Calls(Protocol):
+    """Where the worker's calls are counted."""
+
+    @property
+    def draining(self) -> bool: ...
+    @property
+    def idle(self) -> asyncio.Event: ...
+    @property
+    def num_calls(self) -> int: ...
+
+
+class Probes:
+    """Of one worker."""
+
+    def __init__(
+        self,
+        facts: Callable[[], dict[str, Any]],
+        calls: Calls,
+        registered: asyncio.Event,
+        drain: Callable[[], None],
+        hung_s: Callable[[], float],
+    ) -> None:
+        """`facts`: what `/health` tells; must not block. `drain` begins to drain, however often it is called. `hung_s`:
+        for how long the engine's step has run beyond its bound; 0 while it has not.
+        """
+        self._facts = facts
+        self._calls = calls
+        self._registered = registered
+        self._drain = drain
+        self._hung_s = hung_s
+
+    def routes(self) -> list[Route]:
+        return [
+            Route(HEALTH_PATH, self.health),
+            Route(READY_PATH, self.ready),
+            Route(DRAIN_PATH, self.drain, methods=["POST"]),
+        ]
+
+    async def health(self, request: Request) -> Response:
+        """The loop runs, or nobody would answer; and so does the engine."""
+        hung_s = self._hung_s()
+        if hung_s:
+            return answer({**self._facts(), "status": "hung", "hung_s": round(hung_s, 1)}, 503)
+        return answer(self._facts())
+
+    async def ready(self, request: Request) -> Response:
+        """Gateways know it and may send it calls. While Redis is away a worker that was registered goes on serving."""
+        if self._hung_s():
+            status = "hung"
+        elif self._calls.draining:
+            status = "draining"
+        else:
+            status = "ready" if self._registered.is_set() else "starting"
+        return answer({**self._facts(), "status": status}, 200 if status == "ready" else 503)
+
+    async def drain(self, request: Request) -> Response:
+        """Answers when the last call has ended, or after `timeout_s` of the query."""
+        try:
+            timeout_s = float(request.query_params.get("timeout_s", LONGEST_S))
+        except ValueError:
+            timeout_s = math.nan
+        if not 0 <= timeout_s <= LONGEST_S:
+            wrong = f"`timeout_s` must be a number of seconds from 0 to {LONGEST_S:g}"
+            return refusal(Failure(FailureCode.INVALID_REQUEST, wrong, "timeout_s"))
+        began = time.monotonic()
+        self._drain()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(timeout_s):
+                await self._idle(request)
+                await asyncio.sleep(began + SETTLE_S - time.monotonic())
+        calls = self._calls.num_calls
+        waited_s = round(time.monotonic() - began, 3)
+        return answer({"status": "draining" if calls else "drained", "calls": calls, "waited_s": waited_s})
+
+    async def _idle(self, request: Request) -> None:
+        """Until nothing runs, or nobody waits for the answer."""
+        while not self._calls.idle.is_set() and not await request.is_disconnected():
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(LOOK_S):
+                    await self._calls.idle.wait()
