@@ -37,7 +37,7 @@ it. An unknown key or flag is an error, an unknown `PADDOCK_*` variable a warnin
 | `paddock supervisor` | this machine's workers against a given Redis |
 | `paddock fetch` | brings what `catalog` or `hf` names into `models_dir`; prints each model's name and file |
 | `paddock chat` | talk to a model in the terminal, or answer what comes in on a pipe; see [client.md](client.md) |
-| `paddock drain gateway` (or `worker`) | out of service, without a refused call: [lifecycle.md](lifecycle.md#draining) |
+| `paddock drain gateway` (or `worker`) | out of service, nobody refused: [lifecycle.md](lifecycle.md#draining) |
 | `paddock cache show [--tenant TEAM] [--json]` | files in `cache_dir` and `slot_save_dir`, by version and team |
 | `paddock cache erase --tenant TEAM` (or `--all`) | removes a team's files from both, of all versions |
 | `paddock config show [--json]` | each setting of `paddock up`, its value and origin; secrets are covered |
@@ -63,7 +63,7 @@ It is made with mode 0700. A folder that is there already keeps its mode; a warn
 | `worker-secret` | the secret that gateways and workers share, mode 0600, made once |
 | `config.yaml` | your settings, if you write it |
 | `logs/` | one file per process, each bounded to 3 x 8 MiB |
-| `hub/` | models fetched with `--hf`, unless `models_dir` or `HF_HOME` is set; `fetched.json`: served without asking the hub |
+| `hub/` | fetched models, unless `models_dir` or `HF_HOME` is set; `fetched.json`: served without asking the hub |
 | `run/` | lock, Redis socket, catalog and address of the running `paddock up`; `*.calls`: ids of requests in workers |
 """
 
