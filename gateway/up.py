@@ -56,7 +56,7 @@ def run(settings: UpSettings) -> int:
         with StateFolder(settings.state_dir) as folder:
             if exposure := folder.exposure():
                 console.say(f"paddock: {exposure}")
-            files = Library(folder.path).locate_all(wish)
+            files = Library.of(settings).locate_all(wish)
             ready = _prepared(settings, folder, wish, port)
             places = plan(wish.catalog, files, available_cores(), gpus.visible(os.environ), host_id(folder.path))
             return asyncio.run(Machine(ready, folder, wish, places, console, started).run())

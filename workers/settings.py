@@ -236,6 +236,17 @@ class SupervisorSettings(ModelSettings, CacheSettings):
         None
     )
     hf: Annotated[str, Field(description="model to fetch from the Hugging Face hub, REPO[:QUANT]")] = ""
+    models_dir: Annotated[
+        Path | None,
+        Field(
+            description="folder where fetched models are kept, such as a volume that many machines read; unset: `hub` "
+            "in the state folder"
+        ),
+    ] = None
+    fetch_timeout_s: Annotated[
+        float,
+        Field(gt=0, description="longest download of a model; what has come is kept, and the next start goes on there"),
+    ] = 7200.0
     workers: Annotated[int, Field(ge=1, le=256, description="worker processes for the model")] = 2
     gpus: Annotated[int, Field(ge=1, le=16, description="GPUs that each worker gets, where `nvidia-smi` finds any")] = 1
     worker_host: Annotated[str, Field(description="address the workers listen on")] = "127.0.0.1"

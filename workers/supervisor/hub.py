@@ -23,11 +23,11 @@ from huggingface_hub.errors import (
 )
 
 from workers import lifeline
+from workers.model_file import SPLIT
 from workers.protocol.exits import Exit
 
 PREFERRED = ("Q4_K_M", "Q8_0")
 LIST_TIMEOUT_S = 20.0
-SPLIT = re.compile(r"-(\d{5})-of-(\d{5})(?=\.gguf$)", re.IGNORECASE)
 COMPANIONS = ("mmproj", "imatrix")
 """Files that end in .gguf but are not a model that can be served by itself."""
 

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import json
 import os
 import re
 import subprocess
 import sys
-from collections.abc import Mapping
+import time
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from msgspec.structs import replace
 
 from workers import catalog_file, lifeline
+from workers.model_file import first_part, parts
 from workers.protocol import catalog
 from workers.protocol.catalog import Catalog, CatalogError, ModelSpec
 from workers.protocol.exits import Exit
@@ -26,6 +30,9 @@ HEADER_BYTES = 24
 DEMO_ALIAS = "paddock-demo"
 DEMO_PACKAGED = Path(__file__).parent / "demo" / "paddock-demo.gguf"
 DEMO_CHECKOUT = Path(__file__).parents[2] / "deploy" / "demo" / "paddock-demo.gguf"
+
+PATIENCE_S = 7200.0
+POLL_S = 0.2
 
 PER_MODEL = (
     *("alias", "slots", "ctx", "kv_tokens", "workers", "gpus"),
@@ -90,9 +97,14 @@ def demo() -> Path:
 class Library:
     """Model files on this machine. `locate` may download, and blocks meanwhile."""
 
-    def __init__(self, state_dir: Path) -> None:
-        self._cache = state_dir / "hub"
-        self._fetched = self._cache / "fetched.json"
+    def __init__(self, folder: Path, patience_s: float = PATIENCE_S) -> None:
+        self.folder = folder
+        self._patience_s = patience_s
+        self._fetched = folder / "fetched.json"
+
+    @classmethod
+    def of(cls, settings: SupervisorSettings) -> Library:
+        return cls((settings.models_dir or settings.state_dir / "hub").absolute(), settings.fetch_timeout_s)
 
     def locate_all(self, wish: Wanted) -> Mapping[str, Path]:
         """Name of each model that has workers here -> its checked file.
@@ -107,30 +119,76 @@ class Library:
 
     def locate(self, model: ModelSpec, folder: Path) -> Path:
         """The local file of one model. Raises ModelUnusable."""
-        path = self._from_hub(model.hf) if model.hf else folder / Path(model.path or "").expanduser()
+        path = self._from_hub(model.hf) if model.hf else first_part(folder / Path(model.path or "").expanduser())
         check_gguf(path, model.name)
         return path
 
     def _from_hub(self, reference: str) -> Path:
-        fetched = self._read()
-        path = Path(fetched.get(reference, ""))
         # What was fetched once is served without asking the hub: starts stay fast and work offline.
-        if reference in fetched and path.is_file():
+        if (path := self._kept(reference)) is not None:
             return path
-        self._cache.mkdir(parents=True, exist_ok=True)
-        command = [sys.executable, "-m", "workers.supervisor.hub", reference, str(self._cache)]
+        deadline = time.monotonic() + self._patience_s
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            with self._alone(reference, deadline):
+                # Another machine on the same volume may have fetched it meanwhile.
+                return self._kept(reference) or self._fetch(reference, deadline)
+        except OSError as error:
+            raise ModelUnusable(
+                f"could not keep {reference} in {self.folder}: {error.strerror}; "
+                "name a folder that you may write to with --models-dir"
+            ) from None
+
+    def _fetch(self, reference: str, deadline: float) -> Path:
+        command = [sys.executable, "-m", "workers.supervisor.hub", reference, str(self.folder)]
         environment = {**os.environ, lifeline.VARIABLE: str(os.getpid())}
-        # Ctrl-C is ours: it ends the child from here, rather than in the middle of its imports.
-        answer = subprocess.run(
-            command, stdout=subprocess.PIPE, text=True, check=False, env=environment, start_new_session=True
-        )
+        left_s = max(deadline - time.monotonic(), 1.0)
+        try:
+            # Ctrl-C is ours: it ends the child from here, rather than in the middle of its imports.
+            answer = subprocess.run(
+                command,
+                stdout=subprocess.PIPE,
+                text=True,
+                check=False,
+                env=environment,
+                start_new_session=True,
+                timeout=left_s,
+            )
+        except subprocess.TimeoutExpired:
+            raise self._late(reference) from None
         if answer.returncode != 0:
             raise ModelUnusable(f"could not fetch {reference} from the Hugging Face hub")
         path = Path(answer.stdout.strip().splitlines()[-1])
         temporary = self._fetched.with_suffix(".new")
-        temporary.write_text(json.dumps({**fetched, reference: str(path)}, indent=2))
+        temporary.write_text(json.dumps({**self._read(), reference: str(path)}, indent=2))
         os.replace(temporary, self._fetched)
         return path
+
+    @contextlib.contextmanager
+    def _alone(self, reference: str, deadline: float) -> Iterator[None]:
+        """One download at a time in the folder. Raises ModelUnusable when the others take too long."""
+        with (self.folder / ".fetching").open("a") as file:
+            while True:
+                try:
+                    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    break
+                except BlockingIOError:
+                    if time.monotonic() > deadline:
+                        raise self._late(reference) from None
+                time.sleep(POLL_S)
+            yield
+
+    def _late(self, reference: str) -> ModelUnusable:
+        return ModelUnusable(
+            f"{reference} was not fetched within {self._patience_s:g} s (fetch_timeout_s); what has come is kept: "
+            "start again to go on, or allow more time"
+        )
+
+    def _kept(self, reference: str) -> Path | None:
+        """All parts must still be there."""
+        fetched = self._read()
+        path = Path(fetched.get(reference, ""))
+        return path if reference in fetched and all(part.is_file() for part in parts(path)) else None
 
     def _read(self) -> dict[str, str]:
         try:

@@ -31,7 +31,7 @@ def run(settings: SupervisorSettings) -> int:
         with StateFolder(settings.state_dir) as folder:
             if exposure := folder.exposure():
                 console.say(f"paddock: {exposure}")
-            files = Library(settings.state_dir).locate_all(wish)
+            files = Library.of(settings).locate_all(wish)
             places = plan(wish.catalog, files, available_cores(), gpus.visible(os.environ), host_id(settings.state_dir))
             return asyncio.run(_keep(places, settings, console))
     except (CatalogError, FolderTaken, OSError) as error:

@@ -113,10 +113,10 @@ def test_the_library_remembers_what_it_fetched(hub: Hub, tmp_path: Path, monkeyp
     for name, value in hub.environment.items():
         monkeypatch.setenv(name, value)
     spec = ModelSpec(name="m", hf="owner/model-GGUF:Q8_0")
-    path = Library(tmp_path).locate(spec, tmp_path)
+    path = Library(tmp_path / "hub").locate(spec, tmp_path)
     assert path.is_relative_to(tmp_path / "hub")
     monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
-    assert Library(tmp_path).locate(spec, tmp_path) == path
+    assert Library(tmp_path / "hub").locate(spec, tmp_path) == path
     path.unlink()
     with pytest.raises(ModelUnusable, match="could not fetch owner/model-GGUF:Q8_0"):
-        Library(tmp_path).locate(spec, tmp_path)
+        Library(tmp_path / "hub").locate(spec, tmp_path)
