@@ -1,0 +1,134 @@
+"""What each team used, and how it fared."""
+
+from __future__ import annotations
+
+from boards.board import MODEL, TEAM, Board
+from boards.panel import Panel, Query, Row, Shape
+from boards.promql import OF_MODEL, or_zero, rate, ratio
+
+OF_TEAM = f'team=~"$team", {OF_MODEL}'
+NOT_OK = f'outcome!="ok", {OF_TEAM}'
+
+
+def _used(series: str, labels: str = OF_TEAM) -> str:
+    """In the time that the board shows."""
+    return f"sum by (team) (increase({series}{{{labels}}}[$__range]))"
+
+
+SUM = Row(
+    "In the time shown",
+    (
+        Panel(
+            "Usage by team",
+            "Requests and tokens of each team in the time that the board shows. Tokens are counted by the workers. For "
+            "an invoice choose a month; a gateway that was stopped in between loses no more than its last scrape.",
+            (
+                Query(_used("paddock_requests_total"), "Requests"),
+                Query(or_zero(_used("paddock_requests_total", NOT_OK), "team"), "Not answered"),
+                Query(_used("paddock_prompt_tokens_total"), "Prompt tokens"),
+                Query(_used("paddock_cached_tokens_total"), "Of them cached"),
+                Query(_used("paddock_generated_tokens_total"), "Generated tokens"),
+                Query(_used("paddock_team_queue_seconds_total"), "Waited"),
+            ),
+            "short",
+            Shape.TABLE,
+            width=24,
+            units=(("Waited", "s"),),
+            decimals=0,
+        ),
+    ),
+)
+
+OVER_TIME = Row(
+    "Over time",
+    (
+        Panel(
+            "Calls",
+            "Requests that ended, per second.",
+            (Query(rate("paddock_requests_total", OF_TEAM, by="team"), "{{team}}"),),
+            "reqps",
+            stacked=True,
+        ),
+        Panel(
+            "Generated tokens",
+            "Per second, of requests that ended.",
+            (Query(rate("paddock_generated_tokens_total", OF_TEAM, by="team"), "{{team}}"),),
+            "suffix: tok/s",
+            stacked=True,
+        ),
+        Panel(
+            "Prompt tokens",
+            "Per second, of requests that ended, cached ones included.",
+            (Query(rate("paddock_prompt_tokens_total", OF_TEAM, by="team"), "{{team}}"),),
+            "suffix: tok/s",
+            stacked=True,
+        ),
+        Panel(
+            "Share of prompts that was cached",
+            "Teams share no cached prompts but those that the catalog marks. A team whose share is low often begins "
+            "its prompts with something that changes, such as the time.",
+            (
+                Query(
+                    ratio(
+                        rate("paddock_cached_tokens_total", OF_TEAM, by="team"),
+                        rate("paddock_prompt_tokens_total", OF_TEAM, by="team"),
+                    ),
+                    "{{team}}",
+                ),
+            ),
+            "percentunit",
+            maximum=1,
+        ),
+        Panel(
+            "Mean wait for a slot",
+            "The waits of a team's calls by their number.",
+            (
+                Query(
+                    ratio(
+                        rate("paddock_team_queue_seconds_total", OF_TEAM, by="team"),
+                        rate("paddock_requests_total", OF_TEAM, by="team"),
+                    ),
+                    "{{team}}",
+                ),
+            ),
+            "s",
+        ),
+        Panel(
+            "Not answered",
+            "Share of a team's requests that did not end well, whoever is to blame; callers that left count too.",
+            (
+                Query(
+                    f"({rate('paddock_requests_total', NOT_OK, by='team')} "
+                    f"or 0 * {rate('paddock_requests_total', OF_TEAM, by='team')}) / "
+                    f"({rate('paddock_requests_total', OF_TEAM, by='team')} > 0)",
+                    "{{team}}",
+                ),
+            ),
+            "percentunit",
+            maximum=1,
+        ),
+        Panel(
+            "Models by team",
+            "Requests per second of each team, by model.",
+            (Query(rate("paddock_requests_total", OF_TEAM, by="team, model"), "{{team}}: {{model}}"),),
+            "reqps",
+            width=12,
+        ),
+        Panel(
+            "Outcomes by team",
+            "Requests per second of each team, by outcome.",
+            (Query(rate("paddock_requests_total", OF_TEAM, by="team, outcome"), "{{team}}: {{outcome}}"),),
+            "reqps",
+            width=12,
+        ),
+    ),
+)
+
+BOARD = Board(
+    "teams",
+    "Paddock: usage by team",
+    "What each team used, and how it fared.",
+    (SUM, OVER_TIME),
+    (MODEL, TEAM),
+    span="24h",
+)
