@@ -25,6 +25,7 @@ COMMANDS = {
     ),
     **workers_cli.COMMANDS,
 }
+BENCH = "load as of many people on any OpenAI-compatible address, and what they would see"
 CHAT = "talk to a model in this terminal, or answer what comes in on a pipe"
 CONFIG = "what the settings are and where they come from: config show|schema|docs|compatibility"
 
@@ -52,6 +53,9 @@ def _main() -> int:
         settings, drain = import_module("gateway.settings"), import_module(workers_cli.DRAIN_MODULE)
         parts = {"gateway": settings.GatewaySettings, **drain.PARTS}
         return int(drain.main(args, settings.known_settings(), parts))
+    if name == "bench":
+        known = import_module("gateway.settings").known_settings()
+        return int(import_module("gateway.bench.command").main(args, known))
     if name == "chat":
         known = import_module("gateway.settings").known_settings()
         return int(import_module("gateway.chat_command").main(args, known))
@@ -65,6 +69,7 @@ def _main() -> int:
 def overview() -> str:
     rows = [
         *((name, entry.summary) for name, entry in COMMANDS.items()),
+        ("bench", BENCH),
         ("cache", workers_cli.CACHE),
         ("chat", CHAT),
         ("config", CONFIG),

@@ -1,0 +1,22 @@
+"""When calls are due: seconds after the beginning, without end."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from itertools import accumulate, repeat
+from random import Random
+
+
+def arrivals(rate: float, variation: float, chance: Random) -> Iterator[float]:
+    """`rate` calls a second. `variation` is the coefficient of variation of the times between calls.
+
+    0: evenly; 1: Poisson, as of many people who know nothing of each other; above: bursts (gamma-distributed gaps).
+    """
+    return accumulate(_gaps(rate, variation, chance))
+
+
+def _gaps(rate: float, variation: float, chance: Random) -> Iterable[float]:
+    if variation == 0:
+        return repeat(1 / rate)
+    shape = variation**-2
+    return (chance.gammavariate(shape, 1 / (rate * shape)) for _ in repeat(None))

@@ -1,0 +1,155 @@
+"""`paddock bench`: load as of many people on any OpenAI-compatible address, and what they would see.
+
+where
+--url URL             a gateway elsewhere, a llama-server, a vLLM; its key is --api-key or PADDOCK_API_KEY
+--model NAME          model, alias or adapter; left out: the first one that is listed
+--keys FILE           several keys, one `name key` a line: calls take turns, results are told by name
+--insecure            do not check the certificate of an https address
+flags                 where the local gateway is, as in `paddock chat`: --host, --port, --api-key, --state-dir, --config
+
+what
+--workload NAME       chat (default), code, rag, agent: log-normal lengths, shared system prompts, histories sent again
+--trace FILE          recorded calls instead: Mooncake's JSON lines, CSV as of Azure's or BurstGPT
+--prompt-tokens N     median of what a turn adds, in place of the workload's
+--answer-tokens N     median of answers
+--scale F             all lengths times this, for small models
+--max-context N       most tokens of a prompt and its answer
+--let-stop            let the model end its answers; else they are as long as was drawn (ignore_eos)
+--temperature T       left out: the model's default
+
+when
+--concurrency N       so many callers, each asks again when its answer is there (default: 8)
+--rate R              calls per second by the clock, whether answers come or not (Poisson)
+--bursts C            with --rate: coefficient of variation of the gaps; 0: evenly, 1: Poisson, 3: bursts
+--find-limit BOUNDS   raises the rate until one breaks, such as ttft_p95<1.5,itl_p99<200ms; begins at --rate (1)
+--step S              seconds of each rate of that (20)
+--speed F             a trace's own times, so much faster (1)
+--duration S          seconds of sending (60; of a trace: all of it)
+--count N             calls to send
+--warmup S            seconds at the start that are not counted (a tenth of the duration, at most 10)
+--timeout S           longest answer (600)
+--seed N              the same seed asks the same (1)
+
+result
+--slo BOUNDS          of each call, such as ttft<1.5,itl<200ms: tells how many met all
+--assert BOUNDS       of the whole run, such as ttft_p95<1.5,error_share<1%; exit code 3 when one breaks
+--json FILE           the result for programs; docs/bench.md lists its fields
+--html FILE           the result for people, with plots, in one file
+
+Ctrl-C ends it and tells what was until then. Waits count from when a call was due, not from when it was sent.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections.abc import Collection, Sequence
+from pathlib import Path
+
+import msgspec
+import uvloop
+
+from gateway.bench import options as flags
+from gateway.bench.connection import target
+from gateway.bench.document import Document
+from gateway.bench.driver import Caller, Form
+from gateway.bench.options import BenchUnusable, Options
+from gateway.bench.page import page
+from gateway.bench.progress import Progress
+from gateway.bench.runner import Plan, Runner
+from gateway.bench.table import table
+from gateway.bench.traces import Recorded, TraceUnusable, read
+from gateway.client import Client, ClientError
+from gateway.reach import Access, find
+from gateway.settings import GatewaySettings
+from workers import command, sources
+from workers.protocol.exits import Exit
+
+BROKEN = 3
+"""Exit code when an `--assert` does not hold."""
+
+
+def main(args: Sequence[str], known: Collection[str] = ()) -> int:
+    """Returns the exit code. `known`: every setting's name."""
+    if args and args[0] in ("-h", "--help"):
+        print((__doc__ or "").strip())
+        return 0
+    try:
+        options, rest = flags.read(args)
+        reading = sources.read(GatewaySettings, rest, prog="paddock bench", known=known)
+    except sources.SettingsError as error:
+        return command.complain(error.problems)
+    except BenchUnusable as error:
+        return command.complain([str(error)])
+    for warning in reading.warnings:
+        print(f"paddock: warning: {warning}", file=sys.stderr)
+    return _bench(options, find(options.url, reading))
+
+
+def _bench(options: Options, access: Access) -> int:
+    try:
+        for path in (options.json, options.html):
+            _check_writable(path)
+        plan = _plan(options, access)
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            done = runner.run(Runner(plan, Progress()).run())
+    except (BenchUnusable, TraceUnusable, ClientError) as error:
+        print(f"paddock: {error}", file=sys.stderr)
+        return int(Exit.CRASHED)
+    print(table(done))
+    _write(options, done)
+    if done.ended == "interrupted":
+        return command.INTERRUPTED
+    if not all(verdict.held for verdict in done.asserts):
+        return BROKEN
+    return int(Exit.OK) if done.calls.finished else int(Exit.CRASHED)
+
+
+def _plan(options: Options, access: Access) -> Plan:
+    """Raises BenchUnusable, TraceUnusable, ClientError."""
+    try:
+        there = target(access.url, insecure=options.insecure)
+    except ValueError as error:
+        raise BenchUnusable(f"--url: {error}") from None
+    trace = _trace(options)
+    callers = _callers(options.keys) if options.keys else [Caller("", access.key)]
+    model = options.model or _first_model(access.url, callers[0].key, options.insecure)
+    return Plan(options, there, Form(model, not options.let_stop, options.temperature), callers, trace)
+
+
+def _trace(options: Options) -> list[Recorded]:
+    return read(options.trace) if options.trace else []
+
+
+def _callers(path: Path) -> list[Caller]:
+    try:
+        lines = [line.split() for line in path.read_text(encoding="utf-8").splitlines()]
+    except (OSError, UnicodeDecodeError) as error:
+        raise BenchUnusable(f"--keys: {path}: {error}") from None
+    pairs = [line for line in lines if line and not line[0].startswith("#")]
+    if not pairs or any(len(pair) != 2 for pair in pairs):
+        raise BenchUnusable(f"--keys: {path}: each line must be a name, a space and a key")
+    return [Caller(name, key) for name, key in pairs]
+
+
+def _first_model(url: str, key: str, insecure: bool) -> str:
+    with Client(url, key, verify_ssl=not insecure) as client:
+        models = client.models.list()
+    for model in models:
+        talks = model.architecture is None or "text" in model.architecture.output_modalities
+        if talks and (model.status is None or model.status.value == "loaded"):
+            return model.id
+    raise BenchUnusable(f"no model is loaded at {url}; name one with --model")
+
+
+def _check_writable(path: Path | None) -> None:
+    """Before an hour of measuring, not after."""
+    if path is not None and not path.absolute().parent.is_dir():
+        raise BenchUnusable(f"{path}: there is no folder {path.absolute().parent}; make it first")
+
+
+def _write(options: Options, done: Document) -> None:
+    if options.json:
+        options.json.write_bytes(msgspec.json.format(msgspec.json.encode(done), indent=1) + b"\n")
+    if options.html:
+        options.html.write_text(page(done), encoding="utf-8")

@@ -1,0 +1,155 @@
+"""Plots as SVG, drawn with the classes and colours of the page that they stand in."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from html import escape
+from itertools import pairwise
+from math import ceil, floor, log10
+
+WIDE, NARROW, HEIGHT = 620, 420, 268
+LEFT, RIGHT, TOP, BOTTOM = 58, 16, 14, 40
+INNER_H = HEIGHT - TOP - BOTTOM
+Point = tuple[float, float]
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """`tone` is one of the page's colours, 1 to 4. A filled one stands on the axis."""
+
+    name: str
+    tone: int
+    points: Sequence[Point]
+    filled: bool = False
+    stepped: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Axis:
+    """Values become places from 0 to 1."""
+
+    ticks: tuple[tuple[float, str], ...]
+    place: Callable[[float], float]
+    label: str
+
+
+@dataclass(frozen=True, slots=True)
+class Axes:
+    """Both, and the width of the drawing; values become places in it."""
+
+    x: Axis
+    y: Axis
+    width: int = WIDE
+
+    @property
+    def inner(self) -> int:
+        return self.width - LEFT - RIGHT
+
+    def across(self, value: float) -> float:
+        return LEFT + self.inner * self.x.place(value)
+
+    def down(self, value: float) -> float:
+        return TOP + INNER_H * (1 - self.y.place(value))
+
+
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """A place of the x axis worth a word."""
+
+    x: float
+    y: float
+    text: str
+
+
+def plot(lines: Sequence[Line], axes: Axes, title: str, marks: Sequence[Mark] = ()) -> str:
+    middle = LEFT + axes.inner / 2
+    parts = [
+        f'<svg class="plot" viewBox="0 0 {axes.width} {HEIGHT}" role="img" aria-label="{escape(title, quote=True)}">',
+        _grid(axes),
+        *(_line(line, axes) for line in lines if line.points),
+        *(_mark(mark, axes) for mark in marks),
+        f'<text x="{middle:.1f}" y="{HEIGHT - 6}" text-anchor="middle">{escape(axes.x.label)}</text>',
+        "</svg>",
+    ]
+    return "".join(parts)
+
+
+def _grid(axes: Axes) -> str:
+    parts = []
+    for value, text in axes.y.ticks:
+        at = axes.down(value)
+        parts.append(f'<path class="grid" d="M{LEFT} {at:.1f}h{axes.inner}"/>')
+        parts.append(f'<text class="tick" x="{LEFT - 8}" y="{at + 4:.1f}" text-anchor="end">{escape(text)}</text>')
+    for value, text in axes.x.ticks:
+        at = axes.across(value)
+        parts.append(f'<path class="grid faint" d="M{at:.1f} {TOP}v{INNER_H}"/>')
+        parts.append(
+            f'<text class="tick" x="{at:.1f}" y="{TOP + INNER_H + 17}" text-anchor="middle">{escape(text)}</text>'
+        )
+    parts.append(f'<path class="base" d="M{LEFT} {TOP + INNER_H}h{axes.inner}"/>')
+    return "".join(parts)
+
+
+def _line(line: Line, axes: Axes) -> str:
+    places = [(axes.across(at), axes.down(value)) for at, value in line.points]
+    path = "M" + "L".join(f"{at:.1f} {value:.1f}" for at, value in (_steps(places) if line.stepped else places))
+    area = ""
+    if line.filled:
+        base = f"L{places[-1][0]:.1f} {TOP + INNER_H}L{places[0][0]:.1f} {TOP + INNER_H}Z"
+        area = f'<path class="area tone{line.tone}" d="{path}{base}"/>'
+    return f'{area}<path class="line tone{line.tone}" d="{path}"><title>{escape(line.name)}</title></path>'
+
+
+def _steps(places: Sequence[Point]) -> list[Point]:
+    found = [places[0]]
+    for (_, before), (at, value) in pairwise(places):
+        found += [(at, before), (at, value)]
+    return found
+
+
+def _mark(mark: Mark, axes: Axes) -> str:
+    at, height = axes.across(mark.x), axes.down(mark.y)
+    right = at > LEFT + 0.6 * axes.inner
+    return (
+        f'<circle class="dot" cx="{at:.1f}" cy="{height:.1f}" r="3.5"/>'
+        f'<text class="note" x="{at + (-9 if right else 9):.1f}" y="{height + (-6 if right else 13):.1f}"'
+        f' text-anchor="{"end" if right else "start"}">{escape(mark.text)}</text>'
+    )
+
+
+def linear(most: float, label: str, text: Callable[[float], str], *, ticks: int = 4) -> Axis:
+    """From 0 to a round number that is no less than `most`."""
+    step = _round_step(max(most, 1e-9) / ticks)
+    top = step * ceil(max(most, 1e-9) / step - 1e-9)
+    marks = tuple((step * at, text(step * at)) for at in range(round(top / step) + 1))
+    return Axis(marks, lambda value: value / top, label)
+
+
+def exact(most: float, label: str, text: Callable[[float], str], *, ticks: int = 6) -> Axis:
+    """From 0 to `most` itself."""
+    most = max(most, 1e-9)
+    step = _round_step(most / ticks)
+    marks = tuple((step * at, text(step * at)) for at in range(floor(most / step + 1e-9) + 1))
+    return Axis(marks, lambda value: min(1.0, value / most), label)
+
+
+def logarithmic(least: float, most: float, label: str, text: Callable[[float], str]) -> Axis:
+    """By powers of ten; with 2 and 5 between them where there are few."""
+    low, high = log10(max(least, 1e-6)), log10(max(most, least * 1.5, 1.5e-6))
+    margin = 0.04 * (high - low)
+    low, high = low - margin, high + margin
+    factors = (1,) if high - low > 3 else ((1, 2, 5) if high - low > 0.7 else (1, 1.5, 2, 3, 4, 5, 6, 8))
+    found = [factor * 10.0**power for power in range(floor(low), ceil(high) + 1) for factor in factors]
+    marks = tuple((value, text(value)) for value in found if low <= log10(value) <= high)
+    return Axis(marks, lambda value: (log10(max(value, 10**low)) - low) / (high - low), label)
+
+
+def shares(label: str) -> Axis:
+    """0 to 100 %."""
+    return Axis(tuple((at / 4, f"{25 * at} %") for at in range(5)), lambda value: value, label)
+
+
+def _round_step(step: float) -> float:
+    power = 10.0 ** floor(log10(step))
+    return next(factor * power for factor in (1, 2, 5, 10) if factor * power >= step - 1e-12)
