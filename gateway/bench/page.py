@@ -234,7 +234,8 @@ def _teams(done: Document) -> str:
 
 def _settings(done: Document) -> str:
     rows = [(name, str(value)) for name, value in done.settings.items()]
-    return f"<section><h2>Settings</h2><div class="few">{_table(('setting', 'value'), rows)}</div></section>"
+    shown = _table(("setting", "value"), rows)
+    return f'<section><h2>Settings</h2><div class="few">{shown}</div></section>'
 
 
 def _table(names: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
