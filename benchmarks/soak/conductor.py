@@ -1,0 +1,230 @@
+"""The soak as it goes: warming up, a rest, load and faults, a rest, load and milder faults, a rest, the end.
+
+At a rest nobody calls. What is held then is leaked; what a process has open then is compared with the rests after.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass, field
+
+from redis.exceptions import RedisError
+
+from benchmarks.soak.crowd import Crowd
+from benchmarks.soak.faults import ALL, HARMLESS, Fault
+from benchmarks.soak.fleet import Fleet
+from benchmarks.soak.storage import Stock, breaches, take_stock
+from benchmarks.soak.subjects import Sample, Watch, read_metrics
+from gateway.client import ClientError
+
+WARM, FIRST = 0.2, 0.35
+"""Shares of the time: warming up, and load with every fault; the rest is load with those that restart nothing."""
+REST_S = 40.0
+"""Longest time until nothing is held: beyond it what is still there counts as leaked."""
+KEPT_ALIVE_S = 32.0
+"""After so long, idle connections of gateways to workers are closed."""
+SETTLE_SHARE = 0.02
+NUM_FAULTS = 45
+"""In all, but no closer than `LEAST_GAP_S`."""
+LEAST_GAP_S = 5.0
+BUSY = ("llamacpp:requests_processing", "llamacpp:requests_deferred", "paddock_requests_in_flight")
+LAST_S = 12.0
+"""Within which records of everybody who has ended are gone from Redis."""
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    total_s: float
+    rate: float
+    seed: int
+
+    @property
+    def warm_s(self) -> float:
+        return self.total_s * WARM
+
+    @property
+    def sample_s(self) -> float:
+        """Between two samples."""
+        return min(5.0, max(1.0, self.total_s / 240))
+
+    @property
+    def settle_s(self) -> float:
+        """How long a rest goes on when nothing is held any more."""
+        return min(KEPT_ALIVE_S, self.total_s * SETTLE_SHARE)
+
+    @property
+    def fault_gap_s(self) -> float:
+        return max(LEAST_GAP_S, self.total_s / NUM_FAULTS)
+
+
+@dataclass(frozen=True, slots=True)
+class Rest:
+    """What there was when nobody called."""
+
+    at_s: float
+    took_s: float
+    """Until nothing was held, or `REST_S`."""
+    held: dict[str, int]
+    """Leases and tickets by family."""
+    busy: dict[str, float]
+    """Name of a process -> calls that it says it has."""
+    breaches: list[str]
+    stock: Stock
+    samples: dict[str, Sample]
+    pids: dict[str, int]
+
+
+@dataclass(slots=True)
+class Soak:
+    fleet: Fleet
+    plan: Plan
+    crowd: Crowd
+    tell: Callable[[str], None]
+    watch: Watch = field(default_factory=Watch)
+    stocks: list[Stock] = field(default_factory=list)
+    rests: list[Rest] = field(default_factory=list)
+    faults: list[tuple[float, str, str]] = field(default_factory=list)
+    """When, which, and how it failed, if it did."""
+    leftovers: dict[str, int] = field(default_factory=dict)
+    """Families of keys that were still there when everybody had ended."""
+    orphans: list[str] = field(default_factory=list)
+    phase: str = "warming up"
+    _began: float = field(default_factory=time.monotonic)
+
+    @property
+    def now_s(self) -> float:
+        return time.monotonic() - self._began
+
+    async def run(self) -> None:
+        """The whole of it; the fleet is stopped at the end."""
+        plan = self.plan
+        async with self._looking():
+            await self._loaded("warming up", plan.warm_s, ALL)
+            await self._rest()
+            await self._loaded("every fault", plan.total_s * FIRST, ALL)
+            await self._rest()
+            await self._loaded("milder faults", plan.total_s - self.now_s, HARMLESS)
+            await self._rest()
+        self.phase = "stopping"
+        await asyncio.to_thread(self.fleet.stop)
+        await self._look_behind()
+
+    async def _loaded(self, phase: str, for_s: float, faults: Sequence[Fault]) -> None:
+        self.phase, over = phase, asyncio.Event()
+        striking = asyncio.create_task(self._strike(faults, over))
+        try:
+            await self.crowd.visit(max(for_s, self.plan.sample_s))
+        finally:
+            over.set()
+            await asyncio.wait([striking])
+        striking.result()
+
+    async def _strike(self, faults: Sequence[Fault], over: asyncio.Event) -> None:
+        """One after the other, in an order of chance, each as often as the others. One that has begun mends itself."""
+        chance = self.crowd.chance
+        while True:
+            for fault in chance.sample(faults, len(faults)):
+                with suppress(TimeoutError):
+                    await asyncio.wait_for(over.wait(), self.plan.fault_gap_s)
+                if over.is_set():
+                    return
+                await self._one(fault, chance)
+
+    async def _one(self, fault: Fault, chance: random.Random) -> None:
+        began_s, failure = self.now_s, ""
+        try:
+            await fault(self.fleet, chance)
+        except (RedisError, OSError, TimeoutError, ClientError, RuntimeError, KeyError) as error:
+            failure = f"{type(error).__name__}: {error}"[:300]
+        self.faults.append((began_s, fault.__name__, failure))
+
+    async def _rest(self) -> None:
+        """Waits until nothing is held, lets connections go, and looks at everybody."""
+        self.phase, began_s = "a rest", self.now_s
+        while (held := await self._held()) and self.now_s - began_s < REST_S:  # noqa: ASYNC110 - nobody tells
+            await asyncio.sleep(0.25)
+        took_s = self.now_s - began_s
+        await asyncio.sleep(self.plan.settle_s)
+        stock, busy = await take_stock(self.fleet.client, self.now_s), await self._busy()
+        pids = await self._look()
+        lives = {name: self.watch.subjects[name].life for name in pids}
+        self.rests.append(
+            Rest(
+                at_s=self.now_s,
+                took_s=took_s,
+                held=stock.held() or {name: round(count) for name, count in held.items() if name in busy},
+                busy=busy,
+                breaches=await breaches(self.fleet.client, self.fleet.models),
+                stock=stock,
+                samples={name: life.samples[-1] for name, life in lives.items() if life.samples},
+                pids=pids,
+            )
+        )
+
+    async def _held(self) -> dict[str, float]:
+        stock = await take_stock(self.fleet.client, self.now_s)
+        return {**stock.held(), **await self._busy()}
+
+    async def _busy(self) -> dict[str, float]:
+        """Of those that tell metrics: the calls that they have."""
+        urls = await self._urls()
+        told = await asyncio.gather(*(asyncio.to_thread(read_metrics, url) for url in urls.values()))
+        sums = {name: sum(one.get(metric, 0.0) for metric in BUSY) for name, one in zip(urls, told, strict=True)}
+        return {name: count for name, count in sums.items() if count}
+
+    async def _urls(self) -> dict[str, str]:
+        gateways = {gateway.name: gateway.url for gateway in self.fleet.gateways}
+        return gateways | await self.fleet.worker_urls()
+
+    async def _look(self) -> dict[str, int]:
+        """One sample of everybody. Raises redis.RedisError while Redis is struck."""
+        pids, urls = self.fleet.pids(), await self._urls()
+        await asyncio.to_thread(self.watch.look, self.now_s, pids, urls)
+        return pids
+
+    @asynccontextmanager
+    async def _looking(self) -> AsyncIterator[None]:
+        looking = asyncio.create_task(self._look_on())
+        try:
+            yield
+        finally:
+            looking.cancel()
+            await asyncio.wait([looking])
+        if not looking.cancelled():
+            looking.result()
+
+    async def _look_on(self) -> None:
+        while True:
+            with suppress(RedisError, OSError):
+                await self._look()
+                self.stocks.append(await take_stock(self.fleet.client, self.now_s))
+            self.tell(self.line())
+            await asyncio.sleep(self.plan.sample_s)
+
+    async def _look_behind(self) -> None:
+        """What is left of them: keys that say who holds or who is there, and processes."""
+        ends_s = self.now_s + LAST_S
+        while True:
+            stock = await take_stock(self.fleet.client, self.now_s)
+            here = {name: n for name, n in stock.families.items() if name in ("pd:gateway:", "pd:{}:worker:")}
+            self.leftovers = stock.held() | here
+            self.orphans = [line for line in self.watch.orphans() if "redis-server" not in line]
+            if not (self.leftovers or self.orphans) or self.now_s > ends_s:
+                return
+            await asyncio.sleep(0.25)
+
+    def line(self) -> str:
+        """Where it stands, in one line."""
+        minutes = f"{self.now_s / 60:.1f} of {self.plan.total_s / 60:.0f} min, {self.phase}"
+        crowd = f"{self.crowd.num_deeds} deeds, {self.crowd.num_there} now, {self.crowd.num_surprises} surprises"
+        last = f"last fault: {self.faults[-1][1]}" if self.faults else "no fault yet"
+        sizes = " ".join(
+            f"{name} {subject.life.samples[-1].rss:.0f}"
+            for name, subject in sorted(self.watch.subjects.items())
+            if subject.life.samples and not name.startswith("passing-")
+        )
+        return f"{minutes}; {crowd}; {last}; MiB: {sizes}"

@@ -1,0 +1,139 @@
+"""The load: callers come at random moments, each with one deed; how each deed ended is counted."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections import Counter, deque
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import aiohttp
+from redis.exceptions import RedisError
+from websockets.exceptions import WebSocketException
+
+from benchmarks.soak import deeds, responses
+from benchmarks.soak.deeds import Deed
+from benchmarks.soak.fleet import TEAM_KEY, Fleet
+from benchmarks.soak.visitor import TROUBLE, Broken, Refused, Surprise, Visitor
+
+MIX: dict[Deed, int] = {
+    deeds.chat_streamed: 12,
+    deeds.chat_whole: 6,
+    deeds.chat_with_tools: 4,
+    deeds.chat_with_logprobs: 3,
+    deeds.chat_in_a_schema: 4,
+    deeds.chat_in_a_grammar: 1,
+    deeds.completions: 5,
+    deeds.embeddings: 4,
+    deeds.messages: 6,
+    deeds.native: 5,
+    deeds.infill: 4,
+    deeds.texts: 3,
+    deeds.slots: 2,
+    deeds.adapters: 2,
+    deeds.asides: 2,
+    deeds.leaving: 8,
+    deeds.half_a_request: 2,
+    deeds.slow_reader: 2,
+    deeds.resumed: 4,
+    deeds.bad_requests: 2,
+    deeds.oversized: 1,
+    deeds.key_changes: 1,
+    responses.stored: 4,
+    responses.streamed: 4,
+    responses.background: 3,
+    responses.followed: 2,
+    responses.over_a_socket: 3,
+}
+"""Deed -> how often, of all."""
+MOST_AT_ONCE = 24
+PATIENCE_S = 60.0
+"""Longest deed; one that takes longer is a surprise."""
+NUM_KEPT = 50
+"""Surprises that are kept with their words."""
+
+
+@dataclass(slots=True)
+class Crowd:
+    fleet: Fleet
+    rate: float
+    """Deeds per second."""
+    chance: random.Random
+    endings: dict[str, Counter[str]] = field(default_factory=dict)
+    """Deed -> `ok`, a code, `broken` or `surprise` -> how often."""
+    surprises: deque[str] = field(default_factory=lambda: deque(maxlen=NUM_KEPT))
+    num_deeds: int = 0
+    num_surprises: int = 0
+    turned_away: int = 0
+    """Callers who did not come, because `MOST_AT_ONCE` were there."""
+    _running: set[asyncio.Task[None]] = field(default_factory=set)
+
+    async def visit(self, for_s: float) -> None:
+        """Load for so long; returns when every caller has gone."""
+        async with aiohttp.ClientSession(
+            connector=aiohttp.TCPConnector(limit=0), timeout=aiohttp.ClientTimeout(total=PATIENCE_S)
+        ) as session:
+            ends = asyncio.get_running_loop().time() + for_s
+            try:
+                for deed in self._deeds():
+                    await asyncio.sleep(self.chance.expovariate(self.rate))
+                    if asyncio.get_running_loop().time() > ends:
+                        break
+                    self._send(deed, session)
+                if self._running:
+                    await asyncio.wait(self._running)
+            finally:
+                for task in self._running:
+                    task.cancel()
+
+    @property
+    def num_there(self) -> int:
+        return len(self._running)
+
+    def _deeds(self) -> Iterator[Deed]:
+        """All of them, shuffled, again and again: the rare ones come too."""
+        order = [deed for deed, weight in MIX.items() for _ in range(weight)]
+        while True:
+            yield from self.chance.sample(order, len(order))
+
+    def _send(self, deed: Deed, session: aiohttp.ClientSession) -> None:
+        if len(self._running) >= MOST_AT_ONCE:
+            self.turned_away += 1
+            return
+        key = self.chance.choice([self.fleet.stack.key, self.fleet.stack.key, TEAM_KEY])
+        url, other = self.chance.sample(self.fleet.urls, 2)
+        own = random.Random(self.chance.random())
+        visitor = Visitor(self.fleet, session, own, url, other, key, self.fleet.models)
+        task = asyncio.create_task(self._do(deed, visitor))
+        self._running.add(task)
+        task.add_done_callback(self._running.discard)
+
+    async def _do(self, deed: Deed, visitor: Visitor) -> None:
+        self.num_deeds += 1
+        try:
+            async with asyncio.timeout(PATIENCE_S):
+                await deed(visitor)
+            ending = "ok"
+        except Refused as refused:
+            trouble = refused.status in TROUBLE
+            ending = refused.code or str(refused.status) if trouble else self._surprise(deed, refused)
+        except (Broken, aiohttp.ClientConnectionError, aiohttp.ClientPayloadError, ConnectionError, WebSocketException):
+            ending = "broken"
+        except (RedisError, OSError):
+            ending = "redis"
+        except (Surprise, TimeoutError, KeyError, TypeError, ValueError, aiohttp.ClientError) as error:
+            ending = self._surprise(deed, error)
+        self.endings.setdefault(name_of(deed), Counter())[ending] += 1
+
+    def _surprise(self, deed: Deed, error: Exception) -> str:
+        self.num_surprises += 1
+        self.surprises.append(f"{name_of(deed)}: {type(error).__name__} {error}"[:500])
+        return "surprise"
+
+    def total(self) -> Counter[str]:
+        return sum(self.endings.values(), Counter())
+
+
+def name_of(deed: Deed) -> str:
+    return f"{deed.__module__.rsplit('.', 1)[-1]}.{deed.__name__}"
