@@ -23,7 +23,8 @@ from gateway.api.anthropic.messages import MessagesDialect
 from gateway.api.door import Door
 from gateway.api.drain import Attendance, DrainRoute
 from gateway.api.generation import Generation
-from gateway.api.health import Health, MetricsPage, Ready
+from gateway.api.health import Health, Ready
+from gateway.api.metrics import MetricsPage, Targets
 from gateway.api.native.assembly import native_apps
 from gateway.api.native.reception import Reception
 from gateway.api.openai.chat import ChatDialect
@@ -40,6 +41,7 @@ from gateway.api.routes import build_router
 from gateway.api.sockets import Sockets
 from gateway.api.token_count import TokenCount
 from gateway.catalog.names import Names
+from gateway.gauges import Sight
 from gateway.inquiries import Inquiries
 from gateway.pipeline import Limits, Pipeline
 from gateway.registry.adapter_wishes import AdapterWishes
@@ -55,6 +57,7 @@ from gateway.store.stream_log import StreamLog
 from gateway.telemetry.metrics import Metrics
 from workers import catalog_file
 from workers.protocol.heartbeat import Heartbeat
+from workers.tracing.tracer import OFF, Tracer
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +76,7 @@ class App:
     key_store: KeyStore
     redis: redis.asyncio.Redis
     sockets: Sockets
+    sight: Sight
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
@@ -89,6 +93,7 @@ class App:
                 self.recordings,
                 self.wishes,
                 self.keeper,
+                self.sight,
             )
             background = [tasks.create_task(part.run()) for part in parts]
             try:
@@ -125,7 +130,7 @@ async def _within(timeout_s: float, done: Callable[[], bool]) -> bool:
     return True
 
 
-async def build(settings: GatewaySettings, redis: redis.asyncio.Redis) -> App:
+async def build(settings: GatewaySettings, redis: redis.asyncio.Redis, tracer: Tracer = OFF) -> App:
     """Raises CatalogError, KeysInvalid, redis.RedisError, OSError (the state folder can't be written)."""
     catalog = catalog_file.load(settings.catalog) if settings.catalog else None
     gateway_id = settings.gateway_id or secrets.token_hex(6)
@@ -134,10 +139,12 @@ async def build(settings: GatewaySettings, redis: redis.asyncio.Redis) -> App:
     wishes = AdapterWishes(redis, lambda: fleet.snapshot.models)
     fleet = Fleet(redis, lambda snapshot: relay.follow(_beats(snapshot)), registered=wishes.contents)
     of_line = {"max_queue": settings.max_queue, "max_queue_per_team": settings.max_queue_per_team}
-    admission = Admission(Store(redis), fleet, gateway_id, **of_line)
     names, metrics, keys = Names(catalog), Metrics(), Keys()
+    store = Store(redis, took=metrics.redis_time.observe)
+    admission = Admission(store, fleet, gateway_id, **of_line, lost=metrics.lost_leases)
     limits = Limits(settings.queue_timeout_s, settings.request_timeout_s, settings.retry_share)
     pipeline = Pipeline(names, fleet, admission, relay, metrics, limits, wishes)
+    sight = Sight(metrics, fleet, admission, pipeline.attempts, names.models, lambda: pipeline.stopping)
     inquiries = Inquiries(fleet, relay)
     model_wishes = ModelWishes(redis)
     models = Models(keys, names, fleet, model_wishes)
@@ -165,7 +172,8 @@ async def build(settings: GatewaySettings, redis: redis.asyncio.Redis) -> App:
             "ready": Ready(redis, fleet, admission, lambda: attendance.draining or pipeline.stopping, names.models),
             "drain": DrainRoute(attendance, keys, settings.worker_secret, pipeline, sockets),
             "explain": ExplainRoute(reception, pipeline, fleet, admission, LineReader(redis), ChatDialect()),
-            "metrics": MetricsPage(metrics, fleet, admission.waiting, pipeline.attempts.left_alone),
+            "metrics": MetricsPage(metrics.book, sight.look),
+            "targets": Targets(fleet),
             **native_apps(answers, fleet, inquiries, wishes, model_wishes, ChatDialect()),
         }
     )
@@ -175,8 +183,9 @@ async def build(settings: GatewaySettings, redis: redis.asyncio.Redis) -> App:
     key_store = KeyStore(redis, keys, (*fixed, first) if settings.api_key else fixed, first)
     keeper = AdapterKeeper(fleet, inquiries, wishes)
     fleet.listen(lambda _: keeper.hurry())
-    asgi = Door(router, metrics, attendance)
-    return App(asgi, pipeline, fleet, admission, relay, recordings, wishes, keeper, keys, key_store, redis, sockets)
+    asgi = Door(router, metrics, attendance, tracer)
+    runs = (pipeline, fleet, admission, relay, recordings, wishes, keeper, keys, key_store, redis, sockets, sight)
+    return App(asgi, *runs)
 
 
 def _beats(snapshot: FleetSnapshot) -> list[Heartbeat]:

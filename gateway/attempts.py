@@ -80,6 +80,8 @@ class Attempts:
         self._budget = RetryBudget(retry_share)
         self.circuits = Circuits()
         """By time.monotonic()."""
+        self._aside: dict[Tries, float] = {}
+        """Calls that wait for a worker that would do, before they get into line -> since when, time.monotonic()."""
 
     def begin(self, call: Call, trail: Trail, asked: GenerateRequest) -> Tries:
         """Raises InvalidRequest for adapters that are not there."""
@@ -100,7 +102,7 @@ class Attempts:
         while True:
             self._settle(tries)
             try:
-                avoid = await self._avoided(tries)
+                avoid = await self._set_aside(tries)
                 priority, standing = tries.request.priority, tries.trail.standing
                 bad_now = partial(self._bad_now, tries)
                 slot = self._admission.slot(tries.call, avoid, tries.ask, priority, standing, bad_now)
@@ -117,7 +119,7 @@ class Attempts:
 
     def begun(self, tries: Tries, boot: str) -> None:
         tries.with_boot = ""
-        self._metrics.attempts.labels(tries.call.model, "started").inc()
+        self._metrics.attempts.inc(tries.call.model, "started")
         self.circuits.begun(boot, time.monotonic())
 
     def complete(self, boot: str) -> None:
@@ -134,7 +136,7 @@ class Attempts:
         """Raises PaddockError where another worker would not help, or enough have been tried."""
         tries.with_boot = ""
         model, code = tries.call.model, failure.code
-        self._metrics.attempts.labels(model, code.value).inc()
+        self._metrics.attempts.inc(model, code.value)
         if code is FailureCode.WORKER_LOST:
             tries.lost.add(boot)
         if code in BLAMED:
@@ -146,7 +148,7 @@ class Attempts:
             raise answer_to(failure)
         if code not in UNPAID:
             granted = self._budget.take(model, time.monotonic())
-            self._metrics.retries.labels(model, "granted" if granted else "denied").inc()
+            self._metrics.retries.inc(model, "granted" if granted else "denied")
             if not granted:
                 raise answer_to(failure)
         tries.rest(boot, failure, self._queue_timeout_s)
@@ -170,6 +172,15 @@ class Attempts:
             for model, beats in self._fleet.snapshot.workers.items()
         }
 
+    def set_aside(self) -> dict[str, tuple[int, float]]:
+        """Model -> how many calls wait for a worker that would do, and for how many seconds the first of them has."""
+        now = time.monotonic()
+        found: dict[str, tuple[int, float]] = {}
+        for tries, since in self._aside.items():
+            number, longest_s = found.get(tries.call.model, (0, 0.0))
+            found[tries.call.model] = (number + 1, max(longest_s, now - since))
+        return found
+
     def _blame(self, boot: str) -> None:
         pause_s = self.circuits.failed(boot, time.monotonic())
         if not pause_s:
@@ -177,7 +188,7 @@ class Attempts:
         beats = (beat for beats in self._fleet.snapshot.workers.values() for beat in beats)
         failing = next((beat for beat in beats if beat.boot == boot), None)
         if failing is not None:
-            self._metrics.circuits_opened.labels(failing.model).inc()
+            self._metrics.circuits_opened.inc(failing.model)
             fields = {"worker": failing.worker, "model": failing.model, "pause_s": round(pause_s, 2)}
             log.warning("worker fails call after call and is left alone", extra={"fields": fields})
 
@@ -221,7 +232,7 @@ class Attempts:
         self._go_on(tries, best.model, reason)
 
     def _go_on(self, tries: Tries, model: str, reason: Reason) -> None:
-        self._metrics.fallbacks.labels(tries.call.model, model, reason.value).inc()
+        self._metrics.fallbacks.inc(tries.call.model, model, reason.value)
         tries.call = on_model(tries.call, model)
         tries.trail.model = model
         self._budget.called(model, time.monotonic())
@@ -271,6 +282,14 @@ class Attempts:
         """Of a call that waits: workers recover, and are replaced."""
         beats = self._fleet.snapshot.workers.get(tries.call.model, ())
         return self._bad(tries, beats, time.monotonic(), going=False)
+
+    async def _set_aside(self, tries: Tries) -> frozenset[str]:
+        """`_avoided`, counted while it takes its time."""
+        self._aside[tries] = time.monotonic()
+        try:
+            return await self._avoided(tries)
+        finally:
+            del self._aside[tries]
 
     async def _avoided(self, tries: Tries) -> frozenset[str]:
         """Workers that would not do; while there are no others, waits for one to recover or to be replaced."""

@@ -4,6 +4,7 @@ show [--json] [flags of up]   each setting of `paddock up`, its value, where it 
 schema                        JSON Schema of a catalog file (published as docs/catalog.schema.json)
 docs                          docs/settings.md
 compatibility                 docs/compatibility.md: what each endpoint does with each parameter
+metrics                       docs/metrics.md: every metric of gateways and workers
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from collections.abc import Sequence
 from importlib import import_module
 from typing import Any
 
+from gateway.metrics_page import metrics_page
 from gateway.settings import UpSettings, known_settings
 from gateway.settings_page import settings_page
 from workers import command, sources
@@ -31,6 +33,9 @@ def main(args: Sequence[str]) -> int:
     if name == "docs" and not rest:
         print(settings_page(), end="")
         return 0
+    if name == "metrics" and not rest:
+        print(metrics_page(), end="")
+        return 0
     if name == "compatibility" and not rest:
         # What it is made from needs the whole gateway, which is not installed with a worker alone.
         print(import_module("gateway.api.endpoints").compatibility_page(), end="")
@@ -40,8 +45,8 @@ def main(args: Sequence[str]) -> int:
         return 0
     return command.complain(
         [
-            f"config {' '.join(args)}: no such command; use `config show [--json]`, `config schema`, `config docs` or "
-            "`config compatibility`"
+            f"config {' '.join(args)}: no such command; use `config show [--json]`, `config schema`, `config docs`, "
+            "`config compatibility` or `config metrics`"
         ]
     )
 

@@ -27,7 +27,7 @@ from gateway.relay.mailbox import Mailbox
 from gateway.relay.relay import Relay
 from gateway.routing.chain import Reason
 from gateway.routing.slot_numbers import ANY, located
-from gateway.telemetry.metrics import Metrics
+from gateway.telemetry.metrics import Metrics, UnderWay
 from gateway.telemetry.trail import Trail
 from gateway.tries import Admission, Lease, Tries, on_model
 from workers.protocol.events import CallEvent, Failed, Finished, Started
@@ -177,7 +177,7 @@ class Pipeline:
         workers = self._fleet.snapshot.workers
         standing_in = next((model for model in call.fallbacks if workers.get(model)), None)
         if standing_in is not None and not workers.get(call.model):
-            self._metrics.fallbacks.labels(call.model, standing_in, Reason.NO_WORKER.value).inc()
+            self._metrics.fallbacks.inc(call.model, standing_in, Reason.NO_WORKER.value)
             call = on_model(call, standing_in)
         trail.model = call.model
         return call
@@ -197,7 +197,7 @@ class Pipeline:
         Raises PaddockError: no slot in time, refused by the worker, failed, cut off.
         """
         cutoff = self._cutoff(call)
-        with self._metrics.in_flight.labels(call.model).track_inprogress():
+        with UnderWay(self._metrics.in_flight, call.model):
             self._under_way.add(cutoff)
             try:
                 async with cutoff, self._placed(call, request, trail, cutoff) as answer:
@@ -212,7 +212,7 @@ class Pipeline:
         """
         request = replace_struct(request, tenant=call.principal.team, request_id=call.request_id)
         cutoff = self._cutoff(call)
-        with self._metrics.in_flight.labels(call.model).track_inprogress():
+        with UnderWay(self._metrics.in_flight, call.model):
             self._under_way.add(cutoff)
             try:
                 async with cutoff:

@@ -45,6 +45,7 @@ it. An unknown key or flag is an error, an unknown `PADDOCK_*` variable a warnin
 | `paddock config schema` | JSON Schema of a catalog file ([catalog.schema.json](catalog.schema.json)) |
 | `paddock config docs` | this page |
 | `paddock config compatibility` | what each endpoint does with each parameter: [compatibility.md](compatibility.md) |
+| `paddock config metrics` | every metric of gateways and workers: [metrics.md](metrics.md) |
 
 What one model is made of can also be said per model in a [catalog file](catalog.md). On Kubernetes, set
 `enableServiceLinks: false` in pods beside a Service named `paddock`: it would set `PADDOCK_PORT`.

@@ -76,6 +76,10 @@ class Held:
         return self.lease.overtaken
 
 
+def _unheard(model: str, why: str, count: int) -> None:
+    """Nobody counts."""
+
+
 class Admission:
     """Hands out slots, in fair order over all gateways of one Redis. One event loop; `run` keeps it alive."""
 
@@ -91,9 +95,11 @@ class Admission:
         renew_s: float = keys.LEASE_RENEW_S,
         sweep_s: float = keys.SWEEP_INTERVAL_S,
         seat_after_s: float = SEAT_AFTER_S,
+        lost: Callable[[str, str, int], None] = _unheard,
     ) -> None:
         """Bounds of the line are per model; `max_queue_per_team` is the same unless it is given. `seat_after_s`: how
-        long this gateway must have been known to the others before it places calls without Redis.
+        long this gateway must have been known to the others before it places calls without Redis. `lost` is told of
+        leases that ended otherwise than by their call: the model, why (`upkeep.WHY`), and how many.
         """
         self._store = store
         self._fleet = fleet
@@ -116,6 +122,7 @@ class Admission:
             ticket_ttl_s=ticket_ttl_s,
             renew_s=renew_s,
             sweep_s=sweep_s,
+            lost=lost,
         )
 
     async def run(self) -> None:
@@ -131,6 +138,21 @@ class Admission:
     def alone_for(self) -> frozenset[str]:
         """Models whose calls are placed so now."""
         return self._alone.models
+
+    @property
+    def redis_up(self) -> bool:
+        """Whether Redis took this gateway's last heartbeat."""
+        return self._upkeep.redis_up
+
+    @property
+    def models(self) -> set[str]:
+        """Those of which calls wait or hold slots here."""
+        return self._line.models()
+
+    def oldest_wait_s(self) -> dict[str, float]:
+        """Model -> how long the first of its calls that wait here has waited; models without any are not in it."""
+        now = time.monotonic()
+        return {model: now - since for model, since in self._line.oldest().items()}
 
     def waiting(self, model: str) -> int:
         """Calls of this process that wait for a slot of the model."""

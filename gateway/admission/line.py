@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections import Counter, defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
@@ -40,6 +41,8 @@ class Waiter:
     """Redis may have it in line, granted or even leased."""
     local: Lease | None = None
     """A slot that it got without Redis, to be taken."""
+    since: float = field(default_factory=time.monotonic)
+    """When it came, time.monotonic()."""
 
     @property
     def id(self) -> str:
@@ -124,6 +127,16 @@ class Line:
 
     def waiting(self, model: str) -> int:
         return self._waiting[model]
+
+    def oldest(self) -> dict[str, float]:
+        """Model -> since when the first of those that wait for it has, time.monotonic()."""
+        models = {model for model, number in self._waiting.items() if number > 0}
+        found: dict[str, float] = {}
+        for waiter in self.waiters.values():  # in the order in which they came
+            if len(found) == len(models):
+                break
+            found.setdefault(waiter.model, waiter.since)
+        return found
 
     def in_flight(self, model: str) -> int:
         return self._in_flight[model]

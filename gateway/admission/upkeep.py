@@ -36,6 +36,9 @@ REFRESHED = 64
 REREAD_AT_ONCE = 256
 """Tickets in one script: a longer one would hold other callers up."""
 
+WHY = VOID, CROWDED, EXPIRED = "void", "crowded", "expired"
+"""How a lease may end otherwise than by its call (docs/metrics.md)."""
+
 
 class Upkeep:
     """The loops behind `Admission`; shares its `Line`."""
@@ -53,7 +56,9 @@ class Upkeep:
         ticket_ttl_s: float,
         renew_s: float,
         sweep_s: float,
+        lost: Callable[[str, str, int], None],
     ) -> None:
+        """`lost` is told of leases that ended otherwise than by their call: the model, why (`WHY`), and how many."""
         self._store = store
         self._fleet = fleet
         self._gateway = gateway_id
@@ -65,6 +70,11 @@ class Upkeep:
         self._ticket_ttl_s = ticket_ttl_s
         self._renew_s = renew_s
         self._sweep_s = sweep_s
+        self._lost = lost
+        self._crowded: dict[str, frozenset[str]] = {}
+        """Model -> leases that had no place at the last renewal: told once."""
+        self.redis_up = False
+        """Whether Redis took the last heartbeat."""
         self._over = False
         self._renew_now = asyncio.Event()
         self._reread_now = asyncio.Event()
@@ -122,7 +132,12 @@ class Upkeep:
     async def _beat(self) -> None:
         if self._over:
             return
-        gateways = await self._book.beat()
+        try:
+            gateways = await self._book.beat()
+        except (RedisError, OSError):
+            self.redis_up = False
+            raise
+        self.redis_up = True
         self._roll.seen(gateways.silent_s, stayed=gateways.stayed, now=time.monotonic())
 
     async def _meet(self) -> None:
@@ -171,6 +186,10 @@ class Upkeep:
         for lease in leases:
             if lease.id in renewed.void and self._line.let_go(lease, time.monotonic()):
                 log.warning("lease %s on worker %s is void: the process it was for is gone", lease.id, lease.worker)
+                self._lost(model, VOID, 1)
+        if crowded := renewed.crowded - self._crowded.get(model, frozenset()):
+            self._lost(model, CROWDED, len(crowded))
+        self._crowded[model] = renewed.crowded
         if renewed.crowded:
             log.warning("%d leases of %s were lost and their slots are taken", len(renewed.crowded), model)
 
@@ -231,6 +250,8 @@ class Upkeep:
                 await self._recover(model)
             swept = await self._store.sweep(self._gateway, model, pause_s=pause_s)
             self._line.heard(model, swept.waiting)
+            if swept.leases_freed:
+                self._lost(model, EXPIRED, swept.leases_freed)
             if swept.leases_freed or swept.tickets_dropped:
                 log.info("swept %s: %d leases, %d tickets", model, swept.leases_freed, swept.tickets_dropped)
 

@@ -1,4 +1,4 @@
-"""`/health`, `/ready` and `/metrics`: for probes and scrapers, without a key and past admission.
+"""`/health` and `/ready`: for probes, without a key and past admission.
 
 They tell counts and names of models, never who asks what; bind the gateway to loopback or keep them behind the ingress
 where that is too much.
@@ -7,18 +7,17 @@ where that is too much.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Protocol
 
 import redis.asyncio
 from redis.exceptions import RedisError
 from starlette.types import Receive, Scope, Send
 
-from gateway.api.answers import send_bytes, send_json
+from gateway.api.answers import send_json
 from gateway.api.diagnostics import trail_of
 from gateway.errors import Stopping, Unavailable
 from gateway.pipeline import Fleet
-from gateway.telemetry.metrics import CONTENT_TYPE, Metrics
 
 REDIS_PATIENCE_S = 1.0
 
@@ -88,23 +87,3 @@ class Ready:
         except (RedisError, OSError, TimeoutError):
             return False
         return True
-
-
-class MetricsPage:
-    """Prometheus text."""
-
-    def __init__(
-        self, metrics: Metrics, fleet: Fleet, waiting: Callable[[str], int], left_alone: Callable[[], Mapping[str, int]]
-    ) -> None:
-        self._metrics = metrics
-        self._fleet = fleet
-        self._waiting = waiting
-        self._left_alone = left_alone
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        snapshot = self._fleet.snapshot
-        workers = {model: len(beats) for model, beats in snapshot.workers.items()}
-        waiting = {model: self._waiting(model) for model in snapshot.models}
-        await send_bytes(
-            send, self._metrics.exposition(workers, waiting, self._left_alone()), CONTENT_TYPE, trail_of(scope)
-        )

@@ -77,6 +77,9 @@ ROUTES = (
         "POST", DRAIN_PATH, "drain", "has nobody new sent here and waits; for admins, or with the workers' secret"
     ),
     RouteRow("GET", "/metrics", "metrics", "Prometheus text; no key needed"),
+    RouteRow(
+        "GET", "/metrics/targets", "targets", "the workers, as Prometheus' `http_sd_configs` reads it; no key needed"
+    ),
 )
 
 

@@ -165,7 +165,9 @@ class Store:
         grant_ttl_s: float = keys.GRANT_TTL_S,
         settle_s: float = keys.LEASE_RENEW_S,
         timeout_s: float = ANSWER_TIMEOUT_S,
+        took: Callable[[float, str], None] | None = None,
     ) -> None:
+        """`took` is told how long each answer took, in seconds, and of which script, by name."""
         self.redis = redis
         self._protocol = protocol
         self._lease_ttl_ms = _ms(lease_ttl_s)
@@ -182,6 +184,7 @@ class Store:
             redis,
             (self._acquire, self._claim, self._release, self._withdraw, self._renew, self._reread, self._sweep),
             timeout_s,
+            took,
         )
 
     async def acquire(

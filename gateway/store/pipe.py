@@ -81,6 +81,9 @@ def is_away(answer: object) -> TypeGuard[BaseException]:
 class _Job:
     call: Call
     answer: asyncio.Future[Any]
+    script: str
+    asked_at: float
+    """time.perf_counter()."""
 
 
 @dataclass(slots=True, eq=False)
@@ -96,10 +99,18 @@ class Pipe:
     each prefix has a lane of its own, so that a server that is away holds up its own models only.
     """
 
-    def __init__(self, redis: redis.asyncio.Redis, scripts: Sequence[Script], timeout_s: float) -> None:
+    def __init__(
+        self,
+        redis: redis.asyncio.Redis,
+        scripts: Sequence[Script],
+        timeout_s: float,
+        took: Callable[[float, str], None] | None = None,
+    ) -> None:
+        """`took` is told how long each answer took, in seconds, and of which script, by name."""
         self._runner = runner_for(redis, scripts)
         self._timeout_s = timeout_s
         self._lanes: dict[str, _Lane] = {}
+        self._took = took
         self._logged_at = float("-inf")
 
     def send(self, script: Script, prefix: str, *arguments: str | int) -> asyncio.Future[Any]:
@@ -108,7 +119,7 @@ class Pipe:
         answer: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         name = self._runner.lane(prefix)
         lane = self._lanes.setdefault(name, _Lane())
-        lane.jobs.append(_Job((script.sha, 1, prefix, *arguments), answer))
+        lane.jobs.append(_Job((script.sha, 1, prefix, *arguments), answer, script.name, time.perf_counter()))
         if lane.sender is None:
             lane.sender = asyncio.create_task(self._send_all(name, lane), name="redis scripts")
         return answer
@@ -150,10 +161,18 @@ class Pipe:
             for job in batch:
                 job.answer.cancel()
             raise
+        self._note_time(batch)
         for job, answer in zip(batch, answers, strict=True):
             if is_away(answer):
                 self._log_why(answer)
             _settle(job, answer)
+
+    def _note_time(self, batch: list[_Job]) -> None:
+        if self._took is None:
+            return
+        now = time.perf_counter()
+        for job in batch:
+            self._took(now - job.asked_at, job.script)
 
     def _log_why(self, error: BaseException) -> None:
         now = time.monotonic()

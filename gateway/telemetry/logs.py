@@ -10,7 +10,7 @@ from pythonjsonlogger.json import JsonFormatter
 from gateway.telemetry.trail import Trail
 
 REQUEST_LOGGER = "paddock.request"
-PROBED = frozenset({"/health", "/ready", "/metrics"})
+PROBED = frozenset({"/health", "/ready", "/metrics", "/metrics/targets"})
 """Asked every few seconds by machines: worth a line at debug level only."""
 
 

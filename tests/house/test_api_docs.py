@@ -5,8 +5,6 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from prometheus_client.parser import text_string_to_metric_families
-
 from gateway import errors
 from gateway.access.records import AccessRecord
 from gateway.api.body import BODY_TIMEOUT_S
@@ -16,9 +14,8 @@ from gateway.api.responses import body as responses_body
 from gateway.api.responses import refused as responses_refused
 from gateway.api.routes import ROUTES
 from gateway.attempts import MAX_ATTEMPTS
-from gateway.telemetry.metrics import Metrics
-from workers.engine.request import EngineLoad
-from workers.service.metrics import WorkerMetrics
+from gateway.metrics_page import metrics_page
+from workers.protocol.metrics import catalogue
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 
@@ -75,22 +72,11 @@ def test_every_error() -> None:
     assert told == declared
 
 
-def declared_metrics(exposition: bytes) -> set[str]:
-    """Names as a dashboard writes them; without the times at which counters began."""
-    families = text_string_to_metric_families(exposition.decode())
-    names = {family.name + ("_total" if family.type == "counter" else "") for family in families}
-    return {name for name in names if not name.endswith("_created")}
-
-
-def test_every_metric_of_a_gateway() -> None:
-    told = {cells[0].strip("`") for cells in rows("metrics.md", "Of a gateway")[2:]}
-    assert told == declared_metrics(Metrics().exposition({}, {}, {}))
-
-
-def test_every_metric_of_a_worker() -> None:
-    load = EngineLoad(slots=1, slots_busy=0, waiting=0, kv_tokens=1, kv_tokens_used=0)
-    told = {name for cells in rows("metrics.md", "Of a worker")[2:] for name in re.findall(r"`(.*?)`", cells[0])}
-    assert told == declared_metrics(WorkerMetrics("m", lambda: load).render())
+def test_every_metric() -> None:
+    assert page("metrics.md") == metrics_page(), "run: paddock config metrics > docs/metrics.md"
+    told = {cells[0].strip("`") for cells in rows("metrics.md")} - {"metric", "---"}
+    declared = (*catalogue.metrics_of(catalogue.GATEWAY), *catalogue.metrics_of(catalogue.WORKER))
+    assert told == {metric.name for metric in declared}
 
 
 def test_every_field_of_a_key() -> None:

@@ -56,7 +56,15 @@ def test_every_setting_is_documented_with_its_default(name: str) -> None:
 
 def test_every_command_is_documented() -> None:
     told = page("settings.md")
-    parts = ("cache show", "cache erase", "config show", "config schema", "config docs", "config compatibility")
+    parts = (
+        "cache show",
+        "cache erase",
+        "config show",
+        "config schema",
+        "config docs",
+        "config compatibility",
+        "config metrics",
+    )
     for name in (*cli.COMMANDS, *parts):
         assert f"| `paddock {name}" in told, name
 

@@ -1,0 +1,113 @@
+"""What this gateway sees, for its metrics: the fleet and the line at a scrape, who comes and goes, how late it is."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Protocol
+
+from gateway.registry.fleet import Fleet
+from gateway.registry.turnover import Turnover
+from gateway.telemetry.loop_lag import watch_loop
+from gateway.telemetry.metrics import Metrics
+
+
+class Places(Protocol):
+    """What is needed of admission, each by model and of this gateway's own calls."""
+
+    def waiting(self, model: str) -> int: ...
+    def in_flight(self, model: str) -> int: ...
+    def oldest_wait_s(self) -> Mapping[str, float]: ...
+    def predicted_wait_s(self, model: str) -> float: ...
+
+    @property
+    def models(self) -> Iterable[str]:
+        """With anything waiting or held."""
+        ...
+
+    @property
+    def alone_for(self) -> frozenset[str]: ...
+
+    @property
+    def redis_up(self) -> bool: ...
+
+
+class Aside(Protocol):
+    """Calls that wait without being in line, and workers that are left alone."""
+
+    def set_aside(self) -> Mapping[str, tuple[int, float]]:
+        """Model -> how many calls, and how long the first of them has waited, in seconds."""
+        ...
+
+    def left_alone(self) -> Mapping[str, int]: ...
+
+
+class Sight:
+    """Some milliseconds per look for a fleet of a thousand workers, on the event loop."""
+
+    def __init__(
+        self,
+        metrics: Metrics,
+        fleet: Fleet,
+        places: Places,
+        aside: Aside,
+        named: frozenset[str],
+        stopping: Callable[[], bool],
+    ) -> None:
+        """`named`: models of the catalog; they are shown though nobody serves or calls them."""
+        self._metrics = metrics
+        self._fleet = fleet
+        self._places = places
+        self._aside = aside
+        self._named = named
+        self._stopping = stopping
+
+    async def run(self) -> None:
+        """Counts the workers that come and go, and measures the event loop, until cancelled."""
+        came, went = self._metrics.worker_starts.inc, self._metrics.worker_losses.inc
+        self._fleet.listen(Turnover(self._fleet.snapshot, came, went).changed)
+        await watch_loop(self._metrics.loop_lag.observe)
+
+    def look(self) -> None:
+        """Sets the gauges."""
+        snapshot, now = self._fleet.snapshot, self._metrics.now
+        aside = self._aside.set_aside()
+        models = sorted(self._named | snapshot.models | set(self._places.models) | aside.keys())
+        self._look_at_line(models, aside)
+        self._look_at_fleet(models)
+        alone_for, places = self._places.alone_for, self._places
+        now.leases.replace({model: places.in_flight(model) for model in models})
+        now.without_redis.replace({model: model in alone_for for model in models})
+        now.circuits.replace(self._aside.left_alone())
+        now.redis_up.set(places.redis_up)
+        now.stopping.set(self._stopping())
+
+    def _look_at_line(self, models: Iterable[str], aside: Mapping[str, tuple[int, float]]) -> None:
+        length, oldest, predicted = dict[str, float](), dict[str, float](), dict[str, float]()
+        waits, served = self._places.oldest_wait_s(), self._fleet.snapshot.workers
+        for model in models:
+            num_aside, aside_s = aside.get(model, (0, 0.0))
+            length[model] = self._places.waiting(model) + num_aside
+            oldest[model] = max(waits.get(model, 0.0), aside_s)
+            # Nobody knows when the first worker will be there: at least what it has taken so far.
+            predicted[model] = self._places.predicted_wait_s(model) if model in served else oldest[model]
+        now = self._metrics.now
+        now.queue_length.replace(length)
+        now.queue_oldest.replace(oldest)
+        now.predicted_wait.replace(predicted)
+
+    def _look_at_fleet(self, models: Iterable[str]) -> None:
+        workers, draining, slots, busy = (dict[str, float]() for _ in range(4))
+        for model in models:
+            beats = self._fleet.snapshot.of(model)
+            serving = [beat for beat in beats if not beat.draining]
+            workers[model], draining[model] = len(beats), len(beats) - len(serving)
+            slots[model] = sum([beat.slots for beat in serving])
+            busy[model] = sum([beat.slots_busy for beat in serving])
+        now = self._metrics.now
+        for gauge, values in (
+            (now.workers, workers),
+            (now.workers_draining, draining),
+            (now.slots, slots),
+            (now.slots_busy, busy),
+        ):
+            gauge.replace(values)

@@ -1,0 +1,31 @@
+"""Which worker processes come and go."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from gateway.registry.snapshot import FleetSnapshot
+
+DRAINED, LOST = "drained", "lost"
+
+
+class Turnover:
+    """Told of each new snapshot, in order."""
+
+    def __init__(self, first: FleetSnapshot, came: Callable[[str], None], went: Callable[[str, str], None]) -> None:
+        """Those in `first` have not come. `came` is told the model, `went` the model, and `DRAINED` or `LOST`."""
+        self._there = _processes(first)
+        self._came = came
+        self._went = went
+
+    def changed(self, snapshot: FleetSnapshot) -> None:
+        before, self._there = self._there, _processes(snapshot)
+        for process in self._there.keys() - before.keys():
+            self._came(process[0])
+        for process in before.keys() - self._there.keys():
+            self._went(process[0], DRAINED if before[process] else LOST)
+
+
+def _processes(snapshot: FleetSnapshot) -> dict[tuple[str, str], bool]:
+    """(model, boot) -> whether it drains."""
+    return {(model, beat.boot): beat.draining for model, beats in snapshot.workers.items() for beat in beats}
