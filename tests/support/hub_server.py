@@ -1,7 +1,8 @@
 """A hub of models on loopback: as much of the Hugging Face hub's HTTP as its Python library asks for.
 
 Repositories are dictionaries {"owner/name": {"path": bytes}}; those in `gated` answer as gated ones do, unless the
-right token comes along. Every request is remembered in `requests` as "METHOD path".
+right token comes along. Every request is remembered in `requests` as "METHOD path". With `pause_after`, a file's body
+stops there and does not go on before the hub is closed.
 """
 
 from __future__ import annotations
@@ -26,6 +27,11 @@ class Hub:
     repositories: Mapping[str, Mapping[str, bytes]]
     gated: frozenset[str] = frozenset()
     requests: list[str] = field(default_factory=list)
+    ranges: list[str] = field(default_factory=list)
+    """The ranges that were asked for."""
+    pause_after: int = 0
+    paused: bool = False
+    closed: threading.Event = field(default_factory=threading.Event)
     server: ThreadingHTTPServer | None = None
 
     @property
@@ -52,6 +58,7 @@ class Hub:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         assert self.server is not None
+        self.closed.set()
         self.server.shutdown()
         self.server.server_close()
 
@@ -96,6 +103,7 @@ class _Handler(BaseHTTPRequestHandler):
     def _file(self, content: bytes) -> None:
         first = 0
         if wanted := self.headers.get("Range"):
+            self.hub.ranges.append(wanted)
             first = int(wanted.removeprefix("bytes=").partition("-")[0])
         headers = {
             "ETag": f'"{hashlib.sha256(content).hexdigest()}"',
@@ -115,7 +123,17 @@ class _Handler(BaseHTTPRequestHandler):
             self.send_header(name, value)
         self.end_headers()
         if self.command != "HEAD":
+            self._write(body)
+
+    def _write(self, body: bytes) -> None:
+        pause = self.hub.pause_after
+        if not 0 < pause < len(body):
             self.wfile.write(body)
+            return
+        self.wfile.write(body[:pause])
+        self.wfile.flush()
+        self.hub.paused = True
+        self.hub.closed.wait(30)
 
 
 def _entry(name: str, content: bytes) -> dict[str, object]:

@@ -25,6 +25,7 @@ from huggingface_hub.errors import (
 from workers import lifeline
 from workers.model_file import SPLIT
 from workers.protocol.exits import Exit
+from workers.supervisor.resuming import Unusable, download
 
 PREFERRED = ("Q4_K_M", "Q8_0")
 LIST_TIMEOUT_S = 20.0
@@ -63,7 +64,9 @@ def fetch(repo: str, quant: str, cache: str, api: HfApi) -> str:
         # Unlike the listing of a repository's tree, this fails at once when the hub is out of reach.
         listed = api.model_info(repo, timeout=LIST_TIMEOUT_S).siblings or []
         files = choose(repo, [sibling.rfilename for sibling in listed], quant)
-        paths = [api.hf_hub_download(repo, name, cache_dir=folder) for name in files]
+        paths = [download(api, repo, name, folder) for name in files]
+    except Unusable as error:
+        raise HubError(f"{repo}: {error}") from None
     except GatedRepoError:
         raise HubError(
             f"{repo} is gated: accept its terms on the hub's page, then set HF_TOKEN to a token that may read it"

@@ -1,0 +1,205 @@
+"""`paddock fetch` as an init container runs it, against a hub on loopback."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from tests.support.hub_server import TOKEN, Hub
+from tests.support.stack import DEMO_MODEL
+from workers.model_file import first_part
+from workers.protocol.exits import Exit
+
+GGUF = b"GGUF" + (3).to_bytes(4, "little") + bytes(16)
+LARGE = GGUF + bytes(25 << 20)
+"""More than the library holds back before it writes."""
+PARTS = {f"big/m-BF16-0000{n}-of-00002.gguf": GGUF + bytes([n]) * 1000 for n in (1, 2)}
+REPOSITORIES = {
+    "owner/model-GGUF": {"m-Q4_K_M.gguf": LARGE, "m-Q8_0.gguf": GGUF + b"q8", **PARTS},
+    "owner/locked": {"m-Q8_0.gguf": GGUF},
+}
+CATALOG = """
+models:
+  - {name: small, hf: "owner/model-GGUF:Q8_0"}
+  - {name: team/large, hf: "owner/model-GGUF:BF16"}
+  - {name: here, path: here.gguf}
+  - {name: elsewhere, hf: "owner/nothing", workers: 0}
+"""
+
+
+@pytest.fixture
+def hub() -> Iterator[Hub]:
+    with Hub(REPOSITORIES, gated=frozenset({"owner/locked"})) as served:
+        yield served
+
+
+@dataclass(slots=True)
+class Machine:
+    """Where `paddock fetch` runs: the folder is a volume, the rest is new each time."""
+
+    hub: Hub
+    volume: Path
+
+    def environment(self, **settings: str) -> dict[str, str]:
+        clean = {name: value for name, value in os.environ.items() if not name.startswith(("HF_", "PADDOCK_"))}
+        clean |= self.hub.environment | {"HOME": str(self.volume.parent / "home")}
+        clean |= {"PADDOCK_STATE_DIR": str(self.volume.parent / "state"), "PADDOCK_MODELS_DIR": str(self.volume)}
+        return clean | {name: value for name, value in settings.items() if value}
+
+    def start(self, *flags: str, **settings: str) -> subprocess.Popen[str]:
+        command = [sys.executable, "-m", "gateway.cli", "fetch", *flags]
+        pipe = subprocess.PIPE
+        return subprocess.Popen(command, env=self.environment(**settings), stdout=pipe, stderr=pipe, text=True)
+
+    def fetch(self, *flags: str, **settings: str) -> tuple[int, dict[str, Path], str]:
+        """Its exit code, the files it named, and its complaint."""
+        process = self.start(*flags, **settings)
+        said, complaint = process.communicate(timeout=60)
+        rows = [line.split("\t") for line in said.splitlines()]
+        return process.returncode, {name: Path(path) for name, path in rows}, complaint
+
+
+@pytest.fixture
+def machine(hub: Hub, tmp_path: Path) -> Machine:
+    return Machine(hub, tmp_path / "models")
+
+
+def downloads(hub: Hub) -> list[str]:
+    return [line for line in hub.requests if line.startswith("GET") and "/resolve/" in line]
+
+
+def until(happened: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 30
+    while not happened():
+        assert time.monotonic() < deadline, "not within 30 s"
+        time.sleep(0.01)
+
+
+def test_a_catalog_is_fetched_once_under_the_models_names(machine: Machine, hub: Hub, tmp_path: Path) -> None:
+    (tmp_path / "models.yaml").write_text(CATALOG)
+    (tmp_path / "here.gguf").write_bytes(GGUF)
+    code, files, complaint = machine.fetch("--catalog", str(tmp_path / "models.yaml"))
+    assert code == 0, complaint
+    first = machine.volume / "team--large-00001-of-00002.gguf"
+    assert files == {"small": machine.volume / "small.gguf", "team/large": first, "here": machine.volume / "here.gguf"}
+    assert files["small"].read_bytes() == GGUF + b"q8"
+    assert first.read_bytes() == PARTS["big/m-BF16-00001-of-00002.gguf"]
+    assert (machine.volume / "team--large-00002-of-00002.gguf").read_bytes() == PARTS["big/m-BF16-00002-of-00002.gguf"]
+    # A worker is told the plain name, before anybody knows of parts.
+    assert first_part(machine.volume / "team--large.gguf") == first
+    assert first_part(files["small"]) == files["small"]
+
+    hub.requests.clear()
+    assert machine.fetch("--catalog", str(tmp_path / "models.yaml")) == (0, files, "")
+    assert hub.requests == []
+
+
+def test_a_part_that_was_lost_is_fetched_again(machine: Machine, hub: Hub) -> None:
+    _, files, _ = machine.fetch("--hf", "owner/model-GGUF:BF16", "--alias", "m")
+    (machine.volume / "m-00002-of-00002.gguf").resolve().unlink()
+    hub.requests.clear()
+    code, again, complaint = machine.fetch("--hf", "owner/model-GGUF:BF16", "--alias", "m")
+    assert (code, again) == (0, files), complaint
+    assert len(downloads(hub)) == 1
+
+
+def test_a_new_choice_takes_the_names_place(machine: Machine) -> None:
+    for quant, content in (("Q8_0", GGUF + b"q8"), ("Q4_K_M", LARGE)):
+        code, files, complaint = machine.fetch("--alias", "m", PADDOCK_HF=f"owner/model-GGUF:{quant}")
+        assert code == 0, complaint
+        assert files["m"] == machine.volume / "m.gguf"
+        assert files["m"].read_bytes() == content
+
+
+def test_without_a_word_it_is_the_demo(machine: Machine, hub: Hub) -> None:
+    code, files, _ = machine.fetch()
+    assert code == 0
+    assert files["paddock-demo"].resolve() == DEMO_MODEL.resolve()
+    assert hub.requests == []
+
+
+def test_a_token_in_the_environment_opens_a_gated_repository(machine: Machine) -> None:
+    code, _, complaint = machine.fetch("--hf", "owner/locked")
+    assert code == Exit.BAD_MODEL
+    assert "is gated: accept its terms" in complaint
+    assert machine.fetch("--hf", "owner/locked", HF_TOKEN=TOKEN)[1]["locked"].read_bytes() == GGUF
+
+
+def test_what_was_spoilt_meanwhile_is_not_served(machine: Machine, hub: Hub) -> None:
+    blobs = machine.volume / "models--owner--model-GGUF" / "blobs"
+    blobs.mkdir(parents=True)
+    (blobs / f"{hashlib.sha256(LARGE).hexdigest()}.part").write_bytes(b"spoilt")
+    code, files, complaint = machine.fetch("--hf", "owner/model-GGUF")
+    assert (code, files) == (Exit.BAD_MODEL, {})
+    assert "is not the file that the hub describes; start again" in complaint
+    assert machine.fetch("--hf", "owner/model-GGUF")[0] == 0
+
+
+def test_an_end_in_the_middle_costs_what_was_missing(machine: Machine, hub: Hub) -> None:
+    def came() -> int:
+        return sum(part.stat().st_size for part in machine.volume.rglob("*.part"))
+
+    hub.pause_after = 15 << 20
+    broken_off = machine.start("--hf", "owner/model-GGUF")
+    until(lambda: hub.paused and came() > 0)
+    broken_off.send_signal(signal.SIGTERM)
+    broken_off.communicate(timeout=10)
+    assert broken_off.returncode == -signal.SIGTERM
+    assert not (machine.volume / "model.gguf").exists()
+    kept = came()
+
+    hub.pause_after = 0
+    hub.requests.clear()
+    code, files, complaint = machine.fetch("--hf", "owner/model-GGUF")
+    assert code == 0, complaint
+    assert files["model"].read_bytes() == LARGE
+    assert hub.ranges == [f"bytes={kept}-"]
+
+
+def test_a_download_without_end_is_given_up(machine: Machine, hub: Hub) -> None:
+    hub.pause_after = 100
+    started = time.monotonic()
+    code, files, complaint = machine.fetch("--hf", "owner/model-GGUF", "--fetch-timeout-s", "3")
+    assert (code, files) == (Exit.BAD_MODEL, {})
+    assert "owner/model-GGUF was not fetched within 3 s (fetch_timeout_s); what has come is kept" in complaint
+    assert time.monotonic() - started < 20
+
+
+def test_two_at_once_on_one_volume_fetch_once(machine: Machine, hub: Hub) -> None:
+    both = [machine.start("--hf", "owner/model-GGUF", "--alias", "m") for _ in range(2)]
+    said = [process.communicate(timeout=60) for process in both]
+    assert [process.returncode for process in both] == [0, 0], said
+    assert len({out for out, _ in said}) == 1
+    assert len(downloads(hub)) == 1
+
+
+@pytest.mark.parametrize(
+    ("settings", "code", "said"),
+    [
+        ({"PADDOCK_HF": "owner/nothing"}, Exit.BAD_MODEL, "could not fetch owner/nothing"),
+        ({"PADDOCK_HF": "owner/model-GGUF:Q2_K"}, Exit.BAD_MODEL, "has no file for 'Q2_K'; it has:"),
+        ({"PADDOCK_CATALOG": "missing.yaml"}, Exit.USAGE, "missing.yaml"),
+        ({"PADDOCK_HF": "a/b", "PADDOCK_MODEL": "c.gguf"}, Exit.USAGE, "--model and --hf each say what to serve"),
+        ({"PADDOCK_MODEL": "missing.gguf"}, Exit.BAD_MODEL, "missing.gguf; check the path"),
+        (
+            {"PADDOCK_HF": "owner/model-GGUF", "PADDOCK_MODELS_DIR": "/proc/models"},
+            Exit.BAD_MODEL,
+            "could not keep owner/model-GGUF in /proc/models: ",
+        ),
+        ({"PADDOCK_MODELS_DIR": "/proc/models"}, Exit.USAGE, "models_dir: /proc/models: "),
+    ],
+)
+def test_says_in_a_line_what_is_wrong(machine: Machine, settings: dict[str, str], code: Exit, said: str) -> None:
+    ended, files, complaint = machine.fetch(**settings)
+    assert (ended, files) == (code, {})
+    assert said in complaint
+    assert "Traceback" not in complaint
