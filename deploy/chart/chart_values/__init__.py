@@ -1,0 +1,1 @@
+"""What the chart's values may be: `helm/values.schema.json`, and their table in `helm/README.md`."""

@@ -1,0 +1,88 @@
+"""The parts of the values that are Paddock's own: its settings and the fields of its catalog, by their own names."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from chart_values.kinds import Schema
+from gateway.settings import GatewaySettings
+from workers.protocol import catalog
+from workers.settings import PaddockSettings, WorkerSettings
+
+OF_CATALOG = (
+    "name",
+    "hf",
+    "path",
+    "slots",
+    "ctx",
+    "kv_tokens",
+    "llama",
+    "sampling",
+    "adapters",
+    "tool_family",
+    "chat_template",
+    "shared_prompts",
+)
+"""Fields of a model that its entry in `models` takes."""
+
+OF_CHART = frozenset(
+    {
+        *("config", "state_dir", "redis_url", "worker_secret", "log_format"),
+        *("host", "port", "gateway_id", "catalog", "api_key", "api_keys", "otlp_headers"),
+        *("model", "alias", "worker_id", "worker_host", "worker_port", "worker_address", "workers_on_machine"),
+        *("cache_dir", "cache_secret", "black_box"),
+        *OF_CATALOG,
+    }
+)
+"""Settings that follow from other values, or are secrets."""
+
+
+def settings(of: type[PaddockSettings]) -> Schema:
+    """Every setting of a process that an operator may set."""
+    found = of.model_json_schema()["properties"]
+    return {
+        "type": "object",
+        "properties": {name: _setting(said) for name, said in sorted(found.items()) if name not in OF_CHART},
+        "additionalProperties": False,
+    }
+
+
+def _setting(said: dict[str, Any]) -> Schema:
+    """Without the default, which is the program's; what may be unset is left out here."""
+    kind = next(iter(said.get("anyOf", [said])))
+    kept = ("type", "enum", "pattern", "minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "items")
+    return {"description": said["description"], **{key: kind[key] for key in kept if key in kind}}
+
+
+def definitions() -> dict[str, Schema]:
+    """What the entries of `models`, and `aliases`, are made of."""
+    found = json.loads(json.dumps(catalog.schema()["$defs"]).replace("#/$defs/", "#/definitions/"))
+    parts = ("LlamaSettings", "DefaultSampling", "AdapterSpec", "AliasChain", "Target")
+    return {
+        **{name: _without_defaults(found[name]) for name in parts},
+        "gatewaySettings": settings(GatewaySettings),
+        "workerSettings": settings(WorkerSettings),
+    }
+
+
+def model_fields() -> dict[str, Schema]:
+    found = json.loads(json.dumps(catalog.schema()["$defs"]["ModelSpec"]["properties"]))
+    chosen = {name: _without_defaults(_given(found[name])) for name in OF_CATALOG}
+    return json.loads(json.dumps(chosen).replace("#/$defs/", "#/definitions/"))  # type: ignore[no-any-return]
+
+
+def aliases() -> Schema:
+    found = catalog.schema()["$defs"]["Catalog"]["properties"]["aliases"]
+    return _without_defaults(json.loads(json.dumps(found).replace("#/$defs/", "#/definitions/")))
+
+
+def _given(said: Schema) -> Schema:
+    """A field that may be null is left out instead."""
+    return next(iter(said.get("anyOf", [said])))
+
+
+def _without_defaults(said: Any) -> Any:
+    if isinstance(said, dict):
+        return {key: _without_defaults(value) for key, value in said.items() if key != "default"}
+    return [_without_defaults(value) for value in said] if isinstance(said, list) else said

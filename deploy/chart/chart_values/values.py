@@ -1,0 +1,217 @@
+"""Every value of the chart and what it may be. What each is for stands beside it in `helm/values.yaml`."""
+
+from __future__ import annotations
+
+from chart_values import of_program
+from chart_values.kinds import (
+    DURATION,
+    HOST,
+    IMAGE,
+    OPTIONAL_DNS,
+    Schema,
+    budget,
+    count_or_share,
+    fields,
+    flag,
+    kubernetes,
+    named,
+    number,
+    one_of,
+    placement,
+    pods,
+    quantity,
+    resources,
+    several,
+    text,
+    volume,
+    whole,
+)
+
+
+def gateway() -> Schema:
+    scaling = fields(
+        enabled=flag(),
+        min=whole(1),
+        max=whole(1),
+        cpuPercent=whole(1, 100),
+        inFlight=whole(),
+        scaleDownS=whole(0, 3600),
+    )
+    service = fields(
+        type=one_of("ClusterIP", "NodePort", "LoadBalancer"), port=whole(1, 65535), annotations=named(text())
+    )
+    return fields(
+        replicas=whole(1),
+        settings={"$ref": "#/definitions/gatewaySettings"},
+        settleS=whole(0, 300),
+        resources=resources(),
+        autoscaling=scaling,
+        podDisruptionBudget=budget(),
+        service=service,
+        **pods(),
+    )
+
+
+def worker_fields() -> dict[str, Schema]:
+    """Of `workers`, and of each entry of `models`."""
+    scaling = fields(
+        type=one_of("none", "keda", "hpa", "cpu"),
+        min=whole(),
+        max=whole(1),
+        slotShare={"type": "number", "exclusiveMinimum": 0, "maximum": 1},
+        waiting=whole(),
+        waitS=number(0, above=True),
+        cooldownS=whole(0, 86400),
+        pollS=whole(1, 300),
+        scaleDownS=whole(0, 3600),
+        cpuPercent=whole(1, 100),
+    )
+    return {
+        "kind": one_of("Deployment", "StatefulSet"),
+        "replicas": whole(),
+        "gpus": whole(0, 16),
+        "gpuResource": text(r"^[a-z0-9.-]+/[A-Za-z0-9._-]+$"),
+        "runtimeClassName": text(OPTIONAL_DNS),
+        "settings": {"$ref": "#/definitions/workerSettings"},
+        "resources": resources(),
+        "startupS": whole(10, 86400),
+        "rollout": fields(maxSurge=count_or_share(), maxUnavailable=count_or_share()),
+        "autoscaling": scaling,
+        "podDisruptionBudget": budget(),
+        "promptCache": volume("none", "emptyDir", "claim", "existing"),
+        "scratch": fields(size=quantity()),
+        **pods(),
+    }
+
+
+def model() -> Schema:
+    own = {
+        "url": text(r"^https?://[^\s\"]+$"),
+        "sha256": text("^([0-9a-fA-F]{64})?$"),
+        "image": text(IMAGE),
+        "modelCache": volume("emptyDir", "claim", "existing"),
+    }
+    return fields(("name",), **of_program.model_fields(), **own, **worker_fields())
+
+
+def redis() -> Schema:
+    return fields(
+        bundled=flag(),
+        image=text(r"^[^\s:]+(:[0-9]+/[^\s:]+)?:[A-Za-z0-9._-]*[0-9][A-Za-z0-9._-]*$"),
+        resources=resources(),
+        maxmemory=text("^[0-9]+(kb|mb|gb)$"),
+        persistence=fields(enabled=flag(), size=quantity(), storageClass=text(OPTIONAL_DNS)),
+        external=fields(
+            url=text(r"^(redis(s)?(\+(sentinel|cluster))?://[^\s]+)?$"),
+            existingSecret=text(OPTIONAL_DNS),
+            ports=several(whole(1, 65535)),
+        ),
+        **placement(),
+    )
+
+
+def secrets() -> Schema:
+    key = fields(
+        ("name", "sha256"),
+        name=text(),
+        team=text(),
+        sha256=text("^[0-9a-f]{64}$"),
+        aliases=several(text()),
+        admin=flag(),
+        weight={"type": "number", "minimum": 0.001, "maximum": 1000},
+    )
+    return fields(
+        existingSecret=text(OPTIONAL_DNS),
+        existingSecretHolds=several(one_of("api-keys", "cache-secret", "hf-token")),
+        apiKey=text(),
+        workerSecret=text(),
+        # It stands in a URL as it is.
+        redisPassword=text("^[A-Za-z0-9._~-]*$"),
+        cacheSecret=text(),
+        hfToken=text(),
+        apiKeys=several(key),
+    )
+
+
+def outside() -> dict[str, Schema]:
+    """The ways in."""
+    return {
+        "ingress": fields(
+            enabled=flag(),
+            className=text(OPTIONAL_DNS),
+            annotations=named(text()),
+            streaming=flag(),
+            hosts=several(text(HOST)),
+            tls=several(fields(secretName=text(OPTIONAL_DNS), hosts=several(text(HOST)))),
+        ),
+        "httpRoute": fields(
+            enabled=flag(), parentRefs=several(kubernetes()), hostnames=several(text(HOST)), annotations=named(text())
+        ),
+    }
+
+
+def around() -> dict[str, Schema]:
+    """What watches and what guards."""
+    return {
+        "monitoring": fields(
+            enabled=flag(),
+            gatewayInterval=text(DURATION),
+            workerInterval=text(DURATION),
+            labels=named(text()),
+            rules=flag(),
+            runbook=text(),
+            dashboards=flag(),
+            dashboardLabels=named(text()),
+            dashboardAnnotations=named(text()),
+        ),
+        "keda": fields(
+            prometheusAddress=text(r"^(https?://[^\s]+)?$"),
+            matchers=text(),
+            authenticationRef=text(OPTIONAL_DNS),
+            authModes=text(),
+        ),
+        "networkPolicy": fields(
+            enabled=flag(),
+            callers=several(kubernetes()),
+            scrapers=several(kubernetes()),
+            hub=several(kubernetes()),
+            gatewayEgress=several(kubernetes()),
+            workerEgress=several(kubernetes()),
+        ),
+    }
+
+
+def whole_schema() -> Schema:
+    """Without the descriptions."""
+    image = fields(
+        registry=text(r"^([a-z0-9][a-z0-9._:/-]*[a-z0-9])?$"),
+        tag=text(r"^([A-Za-z0-9_][A-Za-z0-9._-]{0,127})?$"),
+        pullPolicy=one_of("IfNotPresent", "Always", "Never"),
+        **{name: text(IMAGE) for name in ("gateway", "worker", "workerCuda")},
+    )
+    models: Schema = {**several(model()), "minItems": 1}
+    return {
+        "$schema": "http://json-schema.org/draft-07/schema#",
+        "title": "Values of Paddock's chart",
+        **fields(
+            nameOverride=text(),
+            fullnameOverride=text(),
+            commonLabels=named(text()),
+            image=image,
+            imagePullSecrets=several(fields(("name",), name=text(OPTIONAL_DNS))),
+            serviceAccount=fields(create=flag(), name=text(OPTIONAL_DNS), annotations=named(text())),
+            secrets=secrets(),
+            gateway=gateway(),
+            workers=fields(**worker_fields()),
+            modelCache=volume("emptyDir", "claim", "existing"),
+            models=models,
+            aliases=of_program.aliases(),
+            redis=redis(),
+            ipv6=flag(),
+            test=fields(model=text(), timeoutS=whole(10, 86400)),
+            **{"global": kubernetes()},
+            **outside(),
+            **around(),
+        ),
+        "definitions": of_program.definitions(),
+    }

@@ -1,0 +1,48 @@
+"""Brings a model's file from a URL to the models' volume, before its worker starts.
+
+Arguments: the URL, the file, and the SHA-256 that it must have (empty: any). What has come is kept, and the next try
+goes on there.
+"""
+
+import hashlib
+import os
+import sys
+import urllib.error
+import urllib.request
+
+url, target, wanted = sys.argv[1:]
+CHUNK = 1 << 20
+SILENCE_S = 60
+partial = f"{target}.part"
+
+
+def digest(path):
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def download():
+    there = os.path.getsize(partial) if os.path.exists(partial) else 0
+    headers = {"range": f"bytes={there}-"} if there else {}
+    try:
+        answer = urllib.request.urlopen(urllib.request.Request(url, headers=headers), timeout=SILENCE_S)
+    except urllib.error.HTTPError as error:
+        if error.code == 416 and there:  # all of it is here already
+            return
+        raise
+    with answer, open(partial, "ab" if answer.status == 206 else "wb") as file:
+        while chunk := answer.read(CHUNK):
+            file.write(chunk)
+
+
+if os.path.exists(target):
+    sys.exit(0)
+try:
+    download()
+except OSError as error:
+    sys.exit(f"{url}: {error}; the next start goes on where this one ended")
+if wanted and (found := digest(partial)) != wanted.lower():
+    os.unlink(partial)
+    sys.exit(f"{url}: its SHA-256 is {found}, and not {wanted}; correct models[].sha256 or the address")
+os.replace(partial, target)
+print(target)

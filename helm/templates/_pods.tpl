@@ -1,0 +1,97 @@
+{{/* Parts that pods have in common. */}}
+
+{{- define "paddock.podSecurity" -}}
+runAsNonRoot: true
+runAsUser: 10001
+runAsGroup: 10001
+fsGroup: 10001
+fsGroupChangePolicy: OnRootMismatch
+seccompProfile:
+  type: RuntimeDefault
+{{- end -}}
+
+{{- define "paddock.containerSecurity" -}}
+allowPrivilegeEscalation: false
+readOnlyRootFilesystem: true
+capabilities:
+  drop: [ALL]
+{{- end -}}
+
+{{/* What every pod begins with. */}}
+{{- define "paddock.podStart" -}}
+serviceAccountName: {{ include "paddock.serviceAccount" .root }}
+automountServiceAccountToken: false
+enableServiceLinks: false
+{{- with .root.Values.imagePullSecrets }}
+imagePullSecrets: {{ toYaml . | nindent 2 }}
+{{- end }}
+{{- with .pod.priorityClassName }}
+priorityClassName: {{ . }}
+{{- end }}
+{{- with .pod.nodeSelector }}
+nodeSelector: {{ toYaml . | nindent 2 }}
+{{- end }}
+{{- with .pod.tolerations }}
+tolerations: {{ toYaml . | nindent 2 }}
+{{- end }}
+{{- with .pod.affinity }}
+affinity: {{ toYaml . | nindent 2 }}
+{{- end }}
+{{- end -}}
+
+{{/* Over nodes and zones, as far as that goes. Takes pod and selector (YAML). */}}
+{{- define "paddock.spread" -}}
+{{- if or .pod.topologySpreadConstraints .pod.spread -}}
+topologySpreadConstraints:
+{{- with .pod.topologySpreadConstraints }}
+{{ toYaml . | indent 2 }}
+{{- else }}
+{{- range list "kubernetes.io/hostname" "topology.kubernetes.io/zone" }}
+  - maxSkew: 1
+    topologyKey: {{ . }}
+    whenUnsatisfiable: ScheduleAnyway
+    labelSelector:
+      matchLabels: {{ $.selector | nindent 8 }}
+{{- end }}
+{{- end }}
+{{- end -}}
+{{- end -}}
+
+{{/* Takes settings: a map of Paddock's setting names. */}}
+{{- define "paddock.settingsEnv" -}}
+{{- range $name, $value := .settings }}
+{{- if not (kindIs "invalid" $value) }}
+- name: PADDOCK_{{ upper $name }}
+  value: {{ ternary $value (mustToRawJson $value) (kindIs "string" $value) | quote }}
+{{- end }}
+{{- end }}
+{{- end -}}
+
+{{/* Redis and the shared secret: gateways and workers. */}}
+{{- define "paddock.sharedEnv" -}}
+- name: PADDOCK_STATE_DIR
+  value: /var/lib/paddock
+- name: PADDOCK_LOG_FORMAT
+  value: json
+{{- if .Values.redis.bundled }}
+- name: REDIS_PASSWORD
+  valueFrom: {secretKeyRef: {name: {{ include "paddock.secret" . }}, key: redis-password}}
+- name: PADDOCK_REDIS_URL
+  value: redis://:$(REDIS_PASSWORD)@{{ include "paddock.fullname" . }}-redis:6379/0
+{{- else if .Values.redis.external.url }}
+- name: PADDOCK_REDIS_URL
+  value: {{ .Values.redis.external.url | quote }}
+{{- else }}
+- name: PADDOCK_REDIS_URL
+  valueFrom: {secretKeyRef: {name: {{ default .Values.secrets.existingSecret .Values.redis.external.existingSecret }}, key: redis-url}}
+{{- end }}
+- name: PADDOCK_WORKER_SECRET
+  valueFrom: {secretKeyRef: {name: {{ include "paddock.secret" . }}, key: worker-secret}}
+{{- end -}}
+
+{{/* Before SIGTERM: nobody new is sent here, and what runs is finished. Takes part, and flags of `paddock drain`. */}}
+{{- define "paddock.preStop" -}}
+preStop:
+  exec:
+    command: [paddock, drain, {{ .part }}{{ range .flags }}, {{ . | quote }}{{ end }}]
+{{- end -}}
