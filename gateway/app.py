@@ -57,6 +57,7 @@ from gateway.store.stream_log import StreamLog
 from gateway.telemetry.metrics import Metrics
 from workers import catalog_file
 from workers.protocol.heartbeat import Heartbeat
+from workers.tracing.tracer import OFF, Tracer
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,7 +130,7 @@ async def _within(timeout_s: float, done: Callable[[], bool]) -> bool:
     return True
 
 
-async def build(settings: GatewaySettings, redis: redis.asyncio.Redis) -> App:
+async def build(settings: GatewaySettings, redis: redis.asyncio.Redis, tracer: Tracer = OFF) -> App:
     """Raises CatalogError, KeysInvalid, redis.RedisError, OSError (the state folder can't be written)."""
     catalog = catalog_file.load(settings.catalog) if settings.catalog else None
     gateway_id = settings.gateway_id or secrets.token_hex(6)
@@ -182,7 +183,7 @@ async def build(settings: GatewaySettings, redis: redis.asyncio.Redis) -> App:
     key_store = KeyStore(redis, keys, (*fixed, first) if settings.api_key else fixed, first)
     keeper = AdapterKeeper(fleet, inquiries, wishes)
     fleet.listen(lambda _: keeper.hurry())
-    asgi = Door(router, metrics, attendance)
+    asgi = Door(router, metrics, attendance, tracer)
     runs = (pipeline, fleet, admission, relay, recordings, wishes, keeper, keys, key_store, redis, sockets, sight)
     return App(asgi, *runs)
 

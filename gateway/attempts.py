@@ -101,6 +101,7 @@ class Attempts:
         """
         while True:
             self._settle(tries)
+            wait = tries.trail.record.waits(tries.call.model, tries.trail.standing)
             try:
                 avoid = await self._set_aside(tries)
                 priority, standing = tries.request.priority, tries.trail.standing
@@ -108,17 +109,21 @@ class Attempts:
                 slot = self._admission.slot(tries.call, avoid, tries.ask, priority, standing, bad_now)
                 lease = await self._waited(tries, held, slot)
             except (QueueFull, QueueTimeout) as error:
+                wait.over(str(error.code))
                 self._fall_back(tries, Reason(str(error.code)), error)
                 continue
             if lease is None:
+                wait.over(Reason.NO_WORKER.value)
                 continue
+            wait.over(overtaken=lease.overtaken)
             self.circuits.leaves(tries, but=lease.boot)
             tries.with_boot = lease.boot
-            _note_attempt(tries.trail, lease)
+            _note_attempt(tries, lease)
             return lease
 
     def begun(self, tries: Tries, boot: str) -> None:
         tries.with_boot = ""
+        tries.attempt.begun()
         self._metrics.attempts.inc(tries.call.model, "started")
         self.circuits.begun(boot, time.monotonic())
 
@@ -136,6 +141,7 @@ class Attempts:
         """Raises PaddockError where another worker would not help, or enough have been tried."""
         tries.with_boot = ""
         model, code = tries.call.model, failure.code
+        tries.attempt.over(code.value)
         self._metrics.attempts.inc(model, code.value)
         if code is FailureCode.WORKER_LOST:
             tries.lost.add(boot)
@@ -233,6 +239,7 @@ class Attempts:
 
     def _go_on(self, tries: Tries, model: str, reason: Reason) -> None:
         self._metrics.fallbacks.inc(tries.call.model, model, reason.value)
+        tries.trail.record.notes("fallback", model=tries.call.model, fallback=model, reason=reason.value)
         tries.call = on_model(tries.call, model)
         tries.trail.model = model
         self._budget.called(model, time.monotonic())
@@ -351,11 +358,13 @@ def _unsuited(call: Call, failure: Failure) -> Unavailable:
     )
 
 
-def _note_attempt(trail: Trail, lease: Lease) -> None:
+def _note_attempt(tries: Tries, lease: Lease) -> None:
+    trail = tries.trail
     trail.attempts += 1
     trail.worker = lease.worker
     trail.queue_ms += lease.queue_ms
     trail.submitted_at = time.monotonic()
+    tries.attempt = trail.record.asks(tries.call.model, lease.worker, lease.address, trail.attempts)
     trail.overtaken += lease.overtaken
     bid = bid_for(lease.ranking, lease.worker)
     trail.expected_cached = bid.cached_tokens if bid else 0

@@ -13,6 +13,7 @@ import contextlib
 import errno
 import gc
 import logging
+import os
 import signal
 import socket
 import sys
@@ -24,6 +25,7 @@ import uvicorn
 import uvloop
 from redis.exceptions import RedisError
 
+from gateway import __version__
 from gateway.access.records import KeysInvalid
 from gateway.api.handshake import HttpProtocol, WebSocketProtocol
 from gateway.api.presence import beside
@@ -33,6 +35,8 @@ from gateway.store.client import connect
 from gateway.telemetry import logs
 from workers.protocol.catalog import CatalogError
 from workers.protocol.exits import Exit
+from workers.tracing.opened import TracingUnusable, tracing
+from workers.tracing.tracer import Tracer
 
 log = logging.getLogger(__name__)
 
@@ -58,14 +62,27 @@ def run(settings: GatewaySettings) -> int:
     """Serve until told to stop; returns the exit code."""
     logs.configure(settings.log_level, settings.log_format)
     try:
-        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-            return int(runner.run(_live(settings)))
+        with _tracing(settings) as tracer, asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            return int(runner.run(_live(settings, tracer)))
     except CannotStart as error:
         print(f"paddock gateway: {error}", file=sys.stderr)
         return int(error.code)
 
 
-async def _live(settings: GatewaySettings) -> Exit:
+@contextlib.contextmanager
+def _tracing(settings: GatewaySettings) -> Iterator[Tracer]:
+    """Left when nothing is told any more. Raises CannotStart."""
+    name = settings.gateway_id or f"{socket.gethostname()}-{os.getpid()}"
+    resource = {"service.name": "paddock-gateway", "service.version": __version__, "service.instance.id": name}
+    asked = (settings.otlp_endpoint, settings.otlp_headers, settings.trace_share)
+    try:
+        with tracing(*asked, resource, __version__, os.environ) as tracer:
+            yield tracer
+    except TracingUnusable as error:
+        raise CannotStart(Exit.USAGE, str(error)) from None
+
+
+async def _live(settings: GatewaySettings, tracer: Tracer) -> Exit:
     _check(settings)
     with _listen(settings.host, settings.port) as listener, _signals() as asked:
         client = _client(settings.redis_url)
@@ -73,7 +90,7 @@ async def _live(settings: GatewaySettings) -> Exit:
             if not await _redis_answers(client, settings.redis_wait_s, asked.first):
                 log.info("gateway stopped before it was ready")
                 return Exit.OK
-            app = await _built(settings, client)
+            app = await _built(settings, client, tracer)
             async with app.running():
                 return await _serve(app, listener, settings, asked)
         except RedisError as error:
@@ -236,9 +253,9 @@ async def _wait_for_redis(client: redis.asyncio.Redis, wait_s: float, stop: asyn
     return False
 
 
-async def _built(settings: GatewaySettings, client: redis.asyncio.Redis) -> App:
+async def _built(settings: GatewaySettings, client: redis.asyncio.Redis, tracer: Tracer) -> App:
     try:
-        return await build(settings, client)
+        return await build(settings, client, tracer)
     except (CatalogError, KeysInvalid) as error:
         raise CannotStart(Exit.USAGE, str(error)) from None
     except OSError as error:

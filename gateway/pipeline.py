@@ -178,6 +178,7 @@ class Pipeline:
         standing_in = next((model for model in call.fallbacks if workers.get(model)), None)
         if standing_in is not None and not workers.get(call.model):
             self._metrics.fallbacks.inc(call.model, standing_in, Reason.NO_WORKER.value)
+            trail.record.notes("fallback", model=call.model, fallback=standing_in, reason=Reason.NO_WORKER.value)
             call = on_model(call, standing_in)
         trail.model = call.model
         return call
@@ -226,14 +227,15 @@ class Pipeline:
             while True:
                 async with AsyncExitStack() as held:
                     place = _place(await self.attempts.slot(tries, held))
-                    timeout_s = call.deadline - time.monotonic()
+                    timeout_s, asked = call.deadline - time.monotonic(), _in_trace(request, tries)
                     try:
-                        result = await self._relay.ask(place, "POST", POOL_PATH, request, decode_result, timeout_s)
+                        result = await self._relay.ask(place, "POST", POOL_PATH, asked, decode_result, timeout_s)
                     except CallFailed as failed:
                         failure = failed.failure
                     else:
                         self.attempts.begun(tries, place.boot)
                         self.attempts.complete(place.boot)
+                        tries.attempt.over()
                         return result
                 self.attempts.failed(tries, place.boot, failure)
         finally:
@@ -274,6 +276,7 @@ class Pipeline:
                                     yield mailbox
                                 finally:
                                     lease.took = _took(mailbox.end)
+                                    tries.attempt.over("cancelled", mailbox.end)
                                     self.attempts.ended(place.boot, mailbox.end)
                                 return
                             failure = failed.failure
@@ -287,8 +290,9 @@ class Pipeline:
         call = tries.call
         slow = ClientTooSlow("The client reads too slowly: its buffer of events is full, so the answer was cut off.")
         asked = self._in_slot(tries.request, call.model, place.worker)
+        context = tries.attempt.context
         return self._relay.passage(
-            place, asked, call.principal.team, call.request_id, lambda: cutoff.cut(slow), call.begin_by
+            place, asked, call.principal.team, call.request_id, lambda: cutoff.cut(slow), call.begin_by, context
         )
 
 
@@ -305,6 +309,13 @@ async def _failed(mailbox: Mailbox, tries: Tries) -> Failed | None:
         return None
     mailbox.ended = True
     return first
+
+
+def _in_trace(request: PoolRequest, tries: Tries) -> PoolRequest:
+    context = tries.attempt.context
+    if context is None:
+        return request
+    return replace_struct(request, traceparent=context.traceparent, tracestate=context.state)
 
 
 def _took(end: Finished | Failed | None) -> float | None:

@@ -70,6 +70,13 @@ class GatewaySettings(PaddockSettings):
     socket_life_s: Annotated[
         float, Field(gt=0, description="how long a WebSocket takes requests; what runs then is finished")
     ] = 3600.0
+    trace_share: Annotated[
+        float, Field(ge=0, le=1, description="share of the traces that begin at this gateway which are recorded")
+    ] = 1.0
+    log_prompts: Annotated[
+        bool,
+        Field(description="write prompts and answers into the log, at level info; whoever reads it reads them"),
+    ] = False
     redis_wait_s: Annotated[float, Field(ge=0, description="how long a starting gateway waits for Redis to answer")] = (
         10.0
     )

@@ -11,6 +11,7 @@ from typing import Protocol
 from gateway.call import Call
 from gateway.errors import PaddockError
 from gateway.routing.ask import ANYWHERE, Ask, Ranking
+from gateway.telemetry.record import Attempt
 from gateway.telemetry.standing import Standing
 from gateway.telemetry.trail import Trail
 from workers.protocol.failures import Failure, FailureCode
@@ -101,6 +102,8 @@ class Tries:
     """Boot id -> time.monotonic() until which this call leaves that worker process alone."""
     with_boot: str = ""
     """The process that is to begin the answer; empty: none was asked yet, or it has begun or failed."""
+    attempt: Attempt = field(default_factory=Attempt)
+    """At the worker that was asked last, for the call's trace."""
     told: PaddockError | None = None
     """Why the first model that had no place had none."""
 

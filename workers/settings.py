@@ -48,6 +48,16 @@ class PaddockSettings(BaseSettings):
         Literal["auto", "text", "json"],
         Field(description="auto: text on a terminal, else JSON; for what `paddock up` prints, auto is always text"),
     ] = "auto"
+    otlp_endpoint: Annotated[
+        str,
+        Field(
+            description="URL of a collector that takes traces by OTLP over HTTP, such as http://127.0.0.1:4318; empty: "
+            "what OTEL_EXPORTER_OTLP_ENDPOINT says, else there are no traces (docs/tracing.md)"
+        ),
+    ] = ""
+    otlp_headers: Annotated[
+        str, Field(description="headers for the collector, name=value with commas between; values percent-encoded")
+    ] = ""
 
     @classmethod
     def settings_customise_sources(

@@ -19,6 +19,7 @@ from typing import Protocol, TypeVar
 import msgspec
 import uvloop
 
+from workers import log_lines
 from workers.black_box import BlackBox, describe, take
 from workers.chat.families import FamilyUnknown
 from workers.chat.template import TemplateUnusable
@@ -34,11 +35,12 @@ from workers.pooling import pooled_parts
 from workers.protocol.catalog import NAME_PATTERN, AdapterSpec, DefaultSampling, LlamaSettings
 from workers.protocol.exits import Exit
 from workers.served_text import TemplateFileUnusable
-from workers.service import logs
 from workers.service.server import Emit, OnCrash, Place, PortTaken, WorkerServer, listen
 from workers.service.server import Engine as ServerEngine
 from workers.service.services import Services
 from workers.settings import WorkerSettings
+from workers.tracing.opened import TracingUnusable, tracing
+from workers.tracing.tracer import Tracer
 from workers.wishes import SettingUnusable, Wishes
 
 SWITCH_INTERVAL_S = 0.0005
@@ -69,10 +71,10 @@ def main(settings: WorkerSettings) -> int:
 
 def run(settings: WorkerSettings) -> int:
     """Serves until a signal, or until it can't; returns the exit code (`workers.protocol.exits`)."""
-    logs.configure(settings.log_level, settings.log_format)
+    log_lines.configure(settings.log_level, settings.log_format)
     try:
         return _run(settings)
-    except (SettingUnusable, FamilyUnknown, TemplateFileUnusable) as error:
+    except (SettingUnusable, TracingUnusable, FamilyUnknown, TemplateFileUnusable) as error:
         return _complain(error, Exit.USAGE)
     except PortTaken as error:
         return _complain(error, Exit.PORT_TAKEN)
@@ -94,7 +96,10 @@ def _run(settings: WorkerSettings) -> int:
         tuple(_parsed("adapters", settings.adapters, list[AdapterSpec])),
         tuple(_parsed("shared_prompts", settings.shared_prompts, list[str])),
     )
-    with _listen(settings) as sock, Model.load(path, wishes.llama) as model, contextlib.ExitStack() as opened:
+    with contextlib.ExitStack() as opened:
+        tracer = opened.enter_context(_tracing(settings))
+        sock = opened.enter_context(_listen(settings))
+        model = opened.enter_context(Model.load(path, wishes.llama))
         place = _place(settings, path, model)
         watchdog = opened.enter_context(Watchdog(settings.step_timeout_s, opened.enter_context(_black_box(settings))))
         open_parts: OpenParts = pooled_parts if is_pooled(model, wishes.llama) else generating_parts
@@ -103,7 +108,8 @@ def _run(settings: WorkerSettings) -> int:
         async def serve() -> Exit:
             services = parts.services()
             engine = partial(parts.engine, services)
-            return await WorkerServer(place, sock, services, engine, hung_s=watchdog.hung_s).run()
+            server = WorkerServer(place, sock, services, engine, hung_s=watchdog.hung_s, tracer=tracer)
+            return await server.run()
 
         return _on_loop(serve)
 
@@ -149,7 +155,7 @@ def _black_box(settings: WorkerSettings) -> BlackBox:
 
 def _place(settings: WorkerSettings, path: Path, model: Model) -> Place:
     return Place(
-        worker=settings.worker_id or f"{socket.gethostname()}-{os.getpid()}",
+        worker=_name(settings),
         model=settings.alias or path.stem,
         address=settings.worker_address.rstrip("/"),
         secret=settings.worker_secret,
@@ -159,6 +165,17 @@ def _place(settings: WorkerSettings, path: Path, model: Model) -> Place:
         drain_s=settings.worker_drain_s,
         gateway_grace_s=settings.gateway_grace_s,
     )
+
+
+def _name(settings: WorkerSettings) -> str:
+    return settings.worker_id or f"{socket.gethostname()}-{os.getpid()}"
+
+
+def _tracing(settings: WorkerSettings) -> contextlib.AbstractContextManager[Tracer]:
+    """Raises TracingUnusable when it is entered."""
+    resource = {"service.name": "paddock-worker", "service.version": _version(), "service.instance.id": _name(settings)}
+    # What is recorded is decided at the gateways.
+    return tracing(settings.otlp_endpoint, settings.otlp_headers, 0.0, resource, _version(), os.environ)
 
 
 def _listen(settings: WorkerSettings) -> socket.socket:

@@ -9,7 +9,11 @@ from starlette.types import Scope
 
 from gateway.api.cors import origin_headers, origin_of
 from gateway.api.streaming import PING
+from gateway.telemetry.logs import PROBED
+from gateway.telemetry.record import UNRECORDED, begun
 from gateway.telemetry.trail import Trail
+from workers.tracing.context import MAX_STATE_CHARS, TRACEPARENT, TRACESTATE, TraceContext, read_context
+from workers.tracing.tracer import Tracer
 
 MAX_REQUEST_ID_CHARS = 128
 
@@ -26,8 +30,19 @@ def request_id(headers: Iterable[tuple[bytes, bytes]]) -> str:
     return "req-" + os.urandom(12).hex()
 
 
-def begin_trail(scope: Scope) -> Trail:
-    trail = Trail(request_id(scope["headers"]), scope["method"], scope["path"], origin=origin_of(scope))
+def caller_context(headers: Iterable[tuple[bytes, bytes]]) -> TraceContext | None:
+    """The span that the caller makes its request in; None: it names none, or not as the standard has it."""
+    parents = [value for name, value in headers if name == TRACEPARENT]
+    if len(parents) != 1:
+        return None
+    states = b",".join(value for name, value in headers if name == TRACESTATE)
+    return read_context(parents[0].decode("latin-1"), states[: MAX_STATE_CHARS + 1].decode("latin-1"))
+
+
+def begin_trail(scope: Scope, tracer: Tracer) -> Trail:
+    headers, path = scope["headers"], scope["path"]
+    record = UNRECORDED if path in PROBED else begun(tracer, caller_context(headers))
+    trail = Trail(request_id(headers), scope["method"], path, origin=origin_of(scope), record=record)
     trail.debug = (DEBUG_HEADER, b"1") in scope["headers"]
     scope[_TRAIL] = trail
     return trail
@@ -43,6 +58,8 @@ def trail_of(scope: Scope) -> Trail:
 def answer_headers(trail: Trail) -> list[tuple[bytes, bytes]]:
     """What is known when the headers go out; a caller that still waits for a slot has no worker yet."""
     headers = [(b"x-request-id", trail.request_id.encode()), *origin_headers(trail.origin)]
+    if trail.trace_id:
+        headers.append((b"x-paddock-trace-id", trail.trace_id.encode()))
     headers += connection_headers(trail)
     if trail.worker:
         headers += [

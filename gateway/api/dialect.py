@@ -18,6 +18,9 @@ from workers.protocol.requests import GenerateRequest
 SHAPE = "paddock.shape"
 """Where the ASGI scope has the `ErrorShape` of the route; OpenAI's until one is found."""
 
+ROUTE = "paddock.route"
+"""Where it has the route's path, with `{names}` for what differs; nothing until one is found."""
+
 Headers = list[tuple[bytes, bytes]]
 
 

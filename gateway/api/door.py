@@ -8,7 +8,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from gateway.api.cors import answer_preflight
 from gateway.api.diagnostics import begin_trail
-from gateway.api.dialect import SHAPE
+from gateway.api.dialect import ROUTE, SHAPE
 from gateway.api.drain import Attendance
 from gateway.api.errors import send_error, shape_of
 from gateway.api.openai.error_shape import OPENAI
@@ -18,14 +18,16 @@ from gateway.errors import InternalError, PaddockError
 from gateway.telemetry.accounts import close_trail
 from gateway.telemetry.metrics import Metrics
 from gateway.telemetry.trail import Trail
+from workers.tracing.tracer import OFF, Tracer
 
 log = logging.getLogger(__name__)
 
 
 class Door:
-    def __init__(self, inside: ASGIApp, metrics: Metrics, attendance: Attendance) -> None:
+    def __init__(self, inside: ASGIApp, metrics: Metrics, attendance: Attendance, tracer: Tracer = OFF) -> None:
         self._inside = inside
         self._metrics = metrics
+        self._tracer = tracer
         self._attendance = attendance
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -34,7 +36,7 @@ class Door:
         elif scope["type"] != "http":
             # The server is configured without lifespan; what remains is refused by not answering.
             return
-        trail = begin_trail(scope)
+        trail = begin_trail(scope, self._tracer)
         trail.closes = self._attendance.draining and scope["type"] == "http"
         scope[SHAPE] = OPENAI
         counts = self._attendance.came(scope)
@@ -50,10 +52,11 @@ class Door:
             if not trail.handed_over:
                 trail.status, trail.outcome = trail.status or CLIENT_GONE_STATUS, trail.outcome or "client_gone"
         except Exception:
-            log.exception("request failed", extra={"fields": {"request_id": trail.request_id}})
+            log.exception("request failed", extra={"fields": trail.name()})
             broken = InternalError(f"Something broke in the gateway; its log has request {trail.request_id}.")
             await self._answer(scope, receive, send, broken, trail)
         finally:
+            trail.route = scope.get(ROUTE, "")
             if counts:
                 self._attendance.gone()
             if not trail.handed_over:

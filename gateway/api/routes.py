@@ -10,7 +10,7 @@ from starlette.routing import BaseRoute, Route, Router, WebSocketRoute
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from gateway.api.anthropic.error_shape import ANTHROPIC
-from gateway.api.dialect import SHAPE, ErrorShape
+from gateway.api.dialect import ROUTE, SHAPE, ErrorShape
 from gateway.api.drain import PATH as DRAIN_PATH
 from gateway.api.native.error_shape import NATIVE
 from gateway.api.openai.error_shape import OPENAI
@@ -94,24 +94,25 @@ def build_router(apps: Mapping[str, ASGIApp]) -> Router:
             by_path[row.path].append(row)
     routes: list[BaseRoute] = []
     for path, rows in by_path.items():
-        routes += [Route(path, _Shaped(apps[row.name], row.shape), methods=[row.method]) for row in rows]
+        routes += [Route(path, _Shaped(apps[row.name], row.path, row.shape), methods=[row.method]) for row in rows]
         allowed = ", ".join(row.method for row in rows)
-        routes.append(Route(path, _Shaped(_WrongMethod(allowed), rows[0].shape)))
+        routes.append(Route(path, _Shaped(_WrongMethod(allowed), path, rows[0].shape)))
     for row in ROUTES:
         if row.method == METHOD:
-            routes.append(WebSocketRoute(row.path, _Shaped(apps[row.name], row.shape)))
+            routes.append(WebSocketRoute(row.path, _Shaped(apps[row.name], row.path, row.shape)))
     return Router(routes=routes, redirect_slashes=False, default=_unknown)
 
 
 class _Shaped:
-    """Whatever fails inside is told in the dialect of the route."""
+    """Whatever fails inside is told in the dialect of the route, and known by its path."""
 
-    def __init__(self, inside: ASGIApp, shape: ErrorShape) -> None:
+    def __init__(self, inside: ASGIApp, path: str, shape: ErrorShape) -> None:
         self._inside = inside
+        self._path = path.replace(":path", "")
         self._shape = shape
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        scope[SHAPE] = self._shape
+        scope[SHAPE], scope[ROUTE] = self._shape, self._path
         await self._inside(scope, receive, send)
 
 

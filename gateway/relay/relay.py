@@ -21,6 +21,7 @@ from workers.protocol.events import Failed
 from workers.protocol.failures import CallFailed, Failure, FailureCode
 from workers.protocol.heartbeat import PROTOCOL_VERSION, Heartbeat
 from workers.protocol.requests import GenerateRequest, Submit
+from workers.tracing.context import TraceContext
 
 log = logging.getLogger(__name__)
 
@@ -101,6 +102,7 @@ class Relay:
         request_id: str,
         on_overflow: Callable[[], None],
         begin_by: float = 0.0,
+        context: TraceContext | None = None,
     ) -> AsyncIterator[Mailbox]:
         """Submit a call; leaving the block before its end cancels it on the worker, without waiting.
 
@@ -119,6 +121,8 @@ class Relay:
             tenant=tenant,
             request_id=request_id,
             deadline=begin_by,
+            traceparent="" if context is None else context.traceparent,
+            tracestate="" if context is None else context.state,
         )
         line.stream.attach(number, mailbox)
         # The answer may overtake the 202, and the worker may die before it: one mailbox takes whatever comes first.

@@ -1,9 +1,10 @@
-"""The end of a request in the books: its place in the metrics and its log line."""
+"""The end of a request in the books: its place in the metrics, its log line, its trace."""
 
 from __future__ import annotations
 
 import time
 
+from gateway.telemetry import request_spans
 from gateway.telemetry.logs import PROBED, log_request
 from gateway.telemetry.metrics import Metrics
 from gateway.telemetry.trail import Trail
@@ -17,3 +18,4 @@ def close_trail(trail: Trail, metrics: Metrics) -> None:
     elif trail.outcome != "ok" and trail.path not in PROBED:
         metrics.turned_away(trail)
     log_request(trail)
+    request_spans.tell(trail)

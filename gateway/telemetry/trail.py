@@ -6,6 +6,7 @@ import time
 from dataclasses import dataclass, field
 
 from gateway.call import Principal
+from gateway.telemetry.record import UNRECORDED, Record
 from gateway.telemetry.standing import Standing
 from workers.protocol.events import Usage
 
@@ -18,6 +19,10 @@ class Trail:
     method: str
     path: str
     received_at: float = field(default_factory=time.monotonic)
+    route: str = ""
+    """The path as the route has it, `{names}` in place of what differs; empty: there is no such route."""
+    record: Record = UNRECORDED
+    """What is kept of its way for its trace; all its answers share it."""
     origin: bytes = b""
     """The web page that asks, as its browser says; empty: none."""
     closes: bool = False
@@ -55,6 +60,12 @@ class Trail:
         self.team, self.key_id = principal.team, principal.key_id
 
     @property
+    def trace_id(self) -> str:
+        """Empty: it is in no trace."""
+        context = self.record.context
+        return "" if context is None else context.trace_id
+
+    @property
     def overhead_ms(self) -> float:
         """From arrival to leaving for the worker, without the time spent waiting for a slot."""
         if self.submitted_at is None:
@@ -66,11 +77,17 @@ class Trail:
         """Time to the first token, as the gateway saw it."""
         return None if self.first_token_at is None else self.first_token_at - self.received_at
 
+    def name(self) -> dict[str, object]:
+        """What other log lines about the request carry, so that they are found with it."""
+        fields: dict[str, object] = {"request_id": self.request_id}
+        return fields | {"trace_id": self.trace_id} if self.trace_id else fields
+
     def line(self) -> dict[str, object]:
         """The fields of the request's log line; what never happened is left out."""
         ttft_s, usage = self.ttft_s, self.usage
         fields: dict[str, object] = {
             "request_id": self.request_id,
+            "trace_id": self.trace_id,
             "method": self.method,
             "path": self.path,
             "status": self.status,

@@ -21,6 +21,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from tests.support.fake_engine import FakeEngine, FakeOptions
 from tests.support.fake_pooled import fake_pool
 from tests.support.fake_text import fake_prompts, fake_routes
+from workers import log_lines
 from workers.chat.answers import Answers
 from workers.chat.reasoning import THINK
 from workers.chat.tools.hermes import HERMES
@@ -29,6 +30,7 @@ from workers.protocol.framing import EVENTS_PATH
 from workers.protocol.heartbeat import ModelFacts
 from workers.service.server import Emit, Engine, OnCrash, Place, PortTaken, WorkerServer, listen
 from workers.service.services import Services
+from workers.tracing.opened import tracing
 
 FACTS = ModelFacts(n_ctx_train=4096, n_params=1_000_000, size=4_000_000, n_vocab=32_000)
 
@@ -97,6 +99,8 @@ def parser() -> argparse.ArgumentParser:
     flags.add_argument("--drain-s", type=float, default=20.0, help="how long running calls may finish after SIGTERM")
     flags.add_argument("--grace-s", type=float, default=5.0, help="how long calls of a gateway that is gone are kept")
     flags.add_argument("--redis-wait-s", type=float, default=15.0, help="how long a start waits for Redis")
+    flags.add_argument("--otlp-endpoint", default="", help="collector of its traces (default: none)")
+    flags.add_argument("--log-level", default="", help="least severe log line, as JSON (default: none is written)")
     flags.add_argument("--tally", default="", metavar="FILE", help="write each token's call there, before it is told")
     trouble = flags.add_argument_group("trouble (0: never)")
     trouble.add_argument(
@@ -166,13 +170,17 @@ async def serve(args: argparse.Namespace) -> Exit:
         services.heads.connect(fake)
         return fake
 
-    server = WorkerServer(place, listen(args.host, args.port), services, engine, http=http)
-    print(server.address, flush=True)
-    return await server.run()
+    resource = {"service.name": "paddock-worker", "service.instance.id": place.worker}
+    with tracing(args.otlp_endpoint, "", 0.0, resource, "fake", {}) as tracer:
+        server = WorkerServer(place, listen(args.host, args.port), services, engine, http=http, tracer=tracer)
+        print(server.address, flush=True)
+        return await server.run()
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     args = parser().parse_args(argv)
+    if args.log_level:
+        log_lines.configure(args.log_level, "json")
     try:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             return runner.run(serve(args))

@@ -236,6 +236,7 @@ class Roster:
             raise RuntimeError("one conversation does not fit the KV cache alone; this must not be possible")
         sequence = holders[-1]
         self.num_preempted += 1
+        sequence.num_preempted += 1
         sequence.decoding = False
         self._step_down(sequence, keep=True)
         self.join(sequence)

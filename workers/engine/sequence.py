@@ -60,6 +60,7 @@ class Sequence:
         "num_cached",
         "num_cells",
         "num_fetched",
+        "num_preempted",
         "num_predicted",
         "num_prompt",
         "num_restored",
@@ -110,6 +111,8 @@ class Sequence:
         """Tokens that came back for it from RAM so far."""
         self.num_fetched = 0
         """Tokens that came for it from disk."""
+        self.num_preempted = 0
+        """How often it gave its cells up."""
         self.restores: deque[Restore] = deque()
         """Saved parts that come back before anything is computed."""
         self.waits_for: Sequence | None = None
@@ -253,7 +256,8 @@ class Sequence:
         """The last event of a call that ended."""
         usage = Usage(self.num_prompt, self.num_predicted, self.num_cached)
         is_full = reason is FinishReason.LENGTH and self.num_prompt + self.num_predicted >= self._n_ctx
-        return Finished(self.key, reason, usage, self.timings(now), self._text.stop, self.shifted or is_full)
+        truncated = self.shifted or is_full
+        return Finished(self.key, reason, usage, self.timings(now), self._text.stop, truncated, self.num_preempted)
 
     def _pick_with(self, picker: Picker, context: Context, events: list[CallEvent]) -> FinishReason | Failure | None:
         try:

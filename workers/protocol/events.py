@@ -140,6 +140,8 @@ class Finished(msgspec.Struct, frozen=True, array_like=True, tag="f"):
     """The stop string that ended the answer, if one did."""
     truncated: bool = False
     """The conversation outgrew the context: it was shifted, or ended there."""
+    num_preempted: int = 0
+    """How often the call gave its cells up to others and waited for its next turn."""
 
 
 class Failed(msgspec.Struct, frozen=True, array_like=True, tag="x"):

@@ -31,6 +31,9 @@ class PoolRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     tenant: str = ""
     request_id: str = ""
     """For the worker's log lines."""
+    traceparent: str = ""
+    """As in `Submit`."""
+    tracestate: str = ""
 
 
 class PoolResult(msgspec.Struct, frozen=True, kw_only=True):

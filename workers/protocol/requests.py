@@ -236,6 +236,9 @@ class Submit(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """For the worker's log lines."""
     deadline: float = 0.0
     """Unix time by which the caller wants to have begun; 0: none. Orders calls of one priority."""
+    traceparent: str = ""
+    """The gateway's span that the call lies in, as W3C Trace Context writes it; empty: it is in no trace."""
+    tracestate: str = ""
 
 
 class Accepted(msgspec.Struct, frozen=True):

@@ -43,6 +43,7 @@ from workers.protocol.events import (
 from workers.protocol.failures import CallFailed, Failure, FailureCode
 from workers.protocol.prefixes import Chain, chain_of
 from workers.protocol.requests import Cancel, GenerateRequest, Sampling, Submit
+from workers.service.call_story import Stories, Story
 from workers.service.heads import CallHeads, HeadBook
 from workers.service.metrics import WorkerMetrics
 from workers.service.rates import Rates
@@ -88,16 +89,12 @@ class LiveCall:
     """One call between its submit and its last event."""
 
     listing: Listing
+    story: Story
     parser: Parser | None = None
-    submitted_at: float = field(default_factory=time.monotonic)
-    started_at: float = 0.0
-    first_token_at: float = 0.0
     held_tokens: int = 0
     """Tokens whose text the parser still holds back."""
     num_read_tokens: int = 0
     """Tokens whose text the parser has seen."""
-    num_prompt_tokens: int = 0
-    num_cached_tokens: int = 0
     settings: Settings | None = None
     """To be told when it starts."""
     heads: CallHeads | None = None
@@ -120,6 +117,7 @@ class CallDesk:
         answers: Answers | None = None,
         heads: HeadBook | None = None,
         adapter_hashes: Callable[[], Mapping[str, str]] = dict,
+        stories: Stories | None = None,
     ) -> None:
         """Without `constraints`, calls that ask for a form are refused; without `answers` they are read as Hermes'.
 
@@ -137,6 +135,7 @@ class CallDesk:
         self._answers = answers or Answers(HERMES)
         self._heads = heads or HeadBook()
         self._adapter_hashes = adapter_hashes
+        self._stories = stories or Stories()
         self.rates = Rates()
         """What calls have been like."""
         self._defaults = {name: value for name, value in asdict(defaults).items() if value is not None}
@@ -194,7 +193,7 @@ class CallDesk:
                 frame = frames[listing.gateway] = []
             if isinstance(event, Text):
                 num_tokens += event.num_tokens
-                if not call.first_token_at:
+                if not call.story.first_token_at:
                     self._first_token(call)
                 if call.parser is None:
                     if call.heads is not None:
@@ -227,7 +226,8 @@ class CallDesk:
         key = next(self._keys)
         listing = self._hub.enter(submit.gateway, submit.call, key)
         self.idle.clear()
-        call = self._calls[key] = LiveCall(listing)
+        story = self._stories.begin("generate", submit.request_id, submit.traceparent, submit.tracestate)
+        call = self._calls[key] = LiveCall(listing, story)
         outcome: int | Failure = Failure(FailureCode.INTERNAL, "the worker could not begin the call; its log says why")
         try:
             tokens, num_public, chain = await self._prompt(submit)
@@ -248,7 +248,7 @@ class CallDesk:
             outcome = failed.failure
         finally:
             call.outcome.set_result(outcome)
-            if isinstance(outcome, Failure) and self._forget(key):
+            if isinstance(outcome, Failure) and self._forget(key, Failed(submit.call, outcome)):
                 self._hub.strike(listing)
         return outcome
 
@@ -334,18 +334,19 @@ class CallDesk:
         return Sampling(**{**self._defaults, **set_})
 
     def _first_token(self, call: LiveCall) -> None:
-        call.first_token_at = time.monotonic()
-        self._metrics.time_to_first_token.observe(call.first_token_at - call.submitted_at)
+        story = call.story
+        story.first_token_at = time.monotonic()
+        self._metrics.time_to_first_token.observe(story.first_token_at - story.began_at)
 
     def _file(self, event: CallEvent, call: LiveCall, step: int, frame: list[CallEvent]) -> None:
         """The events that a call has one of."""
-        listing = call.listing
+        listing, story = call.listing, call.story
         match event:
             case Started():
-                call.started_at = time.monotonic()
+                story.started_at, story.slot = time.monotonic(), event.slot
                 listing.first_step = step
-                call.num_prompt_tokens, call.num_cached_tokens = event.num_prompt_tokens, event.num_cached_tokens
-                self._metrics.started(event, call.started_at - call.submitted_at)
+                story.num_prompt_tokens, story.num_cached_tokens = event.num_prompt_tokens, event.num_cached_tokens
+                self._metrics.started(event, story.started_at - story.began_at)
                 if call.heads is not None:
                     call.heads.started()
                 frame.append(Started(listing.number, event.slot, event.num_prompt_tokens, event.num_cached_tokens))
@@ -358,39 +359,39 @@ class CallDesk:
                     _append_pieces(frame, call, pieces)
                     if call.parser.num_calls and reason is FinishReason.STOP:
                         reason = FinishReason.TOOL_CALLS
-                self._metrics.finished(event, reason, time.monotonic() - call.submitted_at)
+                self._metrics.finished(event, reason, time.monotonic() - story.began_at)
                 self.rates.answered(event.usage.completion_tokens)
                 if call.heads is not None:
                     call.heads.finished(event.usage)
-                frame.append(replace(event, call=listing.number, reason=reason))
-                self._end(call, step)
+                end = replace(event, call=listing.number, reason=reason)
+                frame.append(end)
+                self._end(call, step, end)
             case Failed():
                 if call.parser is not None:
                     _append_pieces(frame, call, call.parser.finish(cut_off=True))
                 frame.append(Failed(listing.number, event.failure))
-                self._end(call, step)
+                self._end(call, step, event)
             case _:
                 raise TypeError(f"an engine does not emit {type(event).__name__}")
 
     def _end_early(self, call: LiveCall, step: int, frame: list[CallEvent]) -> None:
         """The one tool call that was asked for is complete: whatever the model would say next, nobody wants."""
-        key = call.listing.key
-        num_computed = call.num_prompt_tokens - call.num_cached_tokens
+        key, story = call.listing.key, call.story
         timings = Timings(
-            cache_n=call.num_cached_tokens,
-            prompt_n=num_computed,
-            prompt_ms=(call.first_token_at - call.started_at) * 1e3,
+            cache_n=story.num_cached_tokens,
+            prompt_n=story.num_prompt_tokens - story.num_cached_tokens,
+            prompt_ms=(story.first_token_at - story.started_at) * 1e3,
             predicted_n=call.num_read_tokens,
-            predicted_ms=(time.monotonic() - call.first_token_at) * 1e3,
+            predicted_ms=(time.monotonic() - story.first_token_at) * 1e3,
         )
-        usage = Usage(call.num_prompt_tokens, call.num_read_tokens, call.num_cached_tokens)
+        usage = Usage(story.num_prompt_tokens, call.num_read_tokens, story.num_cached_tokens)
         self._file(Finished(key, FinishReason.STOP, usage, timings), call, step, frame)
         self._engine.cancel(key)
 
-    def _end(self, call: LiveCall, step: int) -> None:
+    def _end(self, call: LiveCall, step: int, end: Finished | Failed) -> None:
         if not call.listing.first_step:
             call.listing.first_step = step
-        self._forget(call.listing.key)
+        self._forget(call.listing.key, end)
         self._hub.end(call.listing)
 
     def _give_up(self, key: int) -> None:
@@ -398,11 +399,13 @@ class CallDesk:
         if self._forget(key):
             self._engine.cancel(key)
 
-    def _forget(self, key: int) -> bool:
-        """Whether the call was still there."""
+    def _forget(self, key: int, end: Finished | Failed | None = None) -> bool:
+        """Whether the call was still there. `end`: how it ended; None: nobody wants it any more."""
         call = self._calls.pop(key, None)
-        if call is not None and call.started_at:
-            self.rates.held(call.started_at)
+        if call is not None:
+            self._stories.end(call.story, end)
+            if call.story.started_at:
+                self.rates.held(call.story.started_at)
         if not self._calls:
             self.idle.set()
         return call is not None

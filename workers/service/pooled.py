@@ -18,6 +18,7 @@ from workers.engine.request import EngineLoad, EngineRequest
 from workers.llama.pooling import Pooling
 from workers.protocol.failures import CallFailed, Failure, FailureCode
 from workers.protocol.pooled import PoolKind, PoolRequest, PoolResult
+from workers.service.call_story import ANSWERED, Stories
 
 LONG_INPUT_CHARS = 4096
 """Longer requests are tokenised off the loop; below it the hop costs more than the work."""
@@ -71,6 +72,7 @@ class PooledDesk:
         self._longest = 0
         """Tokens in one input that the engine takes."""
         self._observe: Callable[[int, float], None] = _ignore
+        self._stories = Stories()
         self._keys = itertools.count(1)
         self._calls: dict[int, asyncio.Future[Outcome]] = {}
 
@@ -83,16 +85,16 @@ class PooledDesk:
         self._engine, self._longest = engine, engine.n_ctx
         return TextRefused(engine, self.kind)
 
-    def follow(self, observe: Callable[[int, float], None]) -> None:
+    def follow(self, observe: Callable[[int, float], None], stories: Stories) -> None:
         """`observe(num_tokens, seconds)` hears of every call that was answered."""
-        self._observe = observe
+        self._observe, self._stories = observe, stories
 
     async def pool(self, request: PoolRequest) -> PoolResult:
         """The whole answer. Raises CallFailed. Cancelling ends the call before the engine's next step."""
         if self.draining or self._engine is None:
             raise CallFailed(Failure(FailureCode.DRAINING, "this worker is stopping and takes no new calls"))
         self._check(request)
-        began = time.monotonic()
+        story = self._stories.begin(self.kind, request.request_id, request.traceparent, request.tracestate)
         key = next(self._keys)
         future = self._calls[key] = self._loop.create_future()
         self.idle.clear()
@@ -103,7 +105,10 @@ class PooledDesk:
                 self._engine.submit(PooledRequest(key, tokens, request.normalize, request.request_id))
             outcome = await future
             told = True
+            story.num_prompt_tokens = sum(map(len, tokens))
+            story.outcome = outcome.code.value if isinstance(outcome, Failure) else ANSWERED
         finally:
+            self._stories.end(story)
             del self._calls[key]
             if not self._calls:
                 self.idle.set()
@@ -112,7 +117,7 @@ class PooledDesk:
         if isinstance(outcome, Failure):
             raise CallFailed(outcome)
         num_tokens = tuple(map(len, tokens))
-        self._observe(sum(num_tokens), time.monotonic() - began)
+        self._observe(sum(num_tokens), time.monotonic() - story.began_at)
         return PoolResult(
             pooling=self._pooling.name.lower(),
             width=self._width,

@@ -30,6 +30,7 @@ from workers.protocol.exits import Exit
 from workers.protocol.failures import Failure, FailureCode
 from workers.protocol.heartbeat import Heartbeat, ModelFacts
 from workers.service.app import build_app
+from workers.service.call_story import Stories
 from workers.service.desk import CallDesk
 from workers.service.desk import Engine as DeskEngine
 from workers.service.heartbeat import Registration, connect
@@ -38,6 +39,7 @@ from workers.service.metrics import WorkerMetrics
 from workers.service.probes import Probes
 from workers.service.services import Services
 from workers.service.stream import EventHub
+from workers.tracing.tracer import OFF, Tracer
 
 FLUSH_S = 2.0
 """How long the last events may take to leave."""
@@ -164,6 +166,7 @@ class WorkerServer:
         *,
         hung_s: Callable[[], float] = float,
         http: Any = "httptools",
+        tracer: Tracer = OFF,
     ) -> None:
         """`build_engine` connects what is in `services` to the engine that it makes. `hung_s` as `Probes` has it."""
         self._place = place
@@ -180,6 +183,7 @@ class WorkerServer:
             place.model, self._engine.load, lambda: self._engine.counters, lambda: services.form_counts
         )
         self._hub = EventHub(self._boot, grace_s=place.gateway_grace_s)
+        stories = Stories(tracer, place.worker, place.model)
         self.desk = CallDesk(
             self._hub,
             self._engine,
@@ -190,11 +194,12 @@ class WorkerServer:
             services.answers,
             services.heads,
             services.adapter_hashes,
+            stories,
         )
         self._mailbox.connect(self._deliver)
         self._calls: Desk = self.desk if services.pool is None else services.pool
         if services.pool is not None:
-            services.pool.follow(self._pooled)
+            services.pool.follow(self._pooled, stories)
         self._redis = connect(place.redis_url)
         self._registration = Registration(
             self._redis, self._heartbeat, services.heads if services.pool is None else None

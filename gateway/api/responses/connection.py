@@ -143,7 +143,7 @@ class Connection:
             _note_gone(trail)
             raise
         except Exception:
-            log.exception("request failed", extra={"fields": {"request_id": trail.request_id}})
+            log.exception("request failed", extra={"fields": trail.name()})
             broken = InternalError(f"Something broke in the gateway; its log has request {trail.request_id}.")
             await self._refuse(broken, trail, message.lane)
         finally:
@@ -227,7 +227,8 @@ class Connection:
     def _new_trail(self) -> Trail:
         self._num_requests += 1
         request_id = f"{self._request_id}.{self._num_requests}"
-        return Trail(request_id, METHOD, self._scope["path"], origin=origin_of(self._scope))
+        path, record = self._scope["path"], trail_of(self._scope).record.beside()
+        return Trail(request_id, METHOD, path, route=path, origin=origin_of(self._scope), record=record)
 
 
 def _note_gone(trail: Trail) -> None:

@@ -60,9 +60,9 @@ HANGING = """
 import ctypes, pathlib, sys
 from workers.black_box import BlackBox
 from workers.engine.watchdog import Watchdog
-from workers.service import logs
+from workers import log_lines
 
-logs.configure("info", "text")
+log_lines.configure("info", "text")
 library, path, bound_s = getattr(ctypes, sys.argv[1]), pathlib.Path(sys.argv[2]), float(sys.argv[3])
 black_box = BlackBox(path)
 black_box.began(1, "the-request")

@@ -1,0 +1,71 @@
+"""Where in a trace something happens, as it travels in the headers `traceparent` and `tracestate`.
+
+Source: W3C Trace Context, level 1 (https://www.w3.org/TR/trace-context/). What is malformed is as if it were not there.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from dataclasses import dataclass, replace
+
+TRACEPARENT, TRACESTATE = b"traceparent", b"tracestate"
+
+MAX_STATE_CHARS = 512
+MAX_STATE_MEMBERS = 32
+SAMPLED = 0x01
+
+_PARENT = re.compile(r"([0-9a-f]{2})-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2})(-.*)?")
+_STATE = re.compile(r"[\x20-\x7e\t]*")
+_NO_TRACE, _NO_SPAN = "0" * 32, "0" * 16
+_UNUSABLE_VERSION = "ff"
+_OUR_VERSION = "00"
+
+
+@dataclass(frozen=True, slots=True)
+class TraceContext:
+    """One span of one trace, for whatever happens inside it."""
+
+    trace_id: str
+    """32 hexadecimal digits."""
+    span_id: str
+    """16 of them."""
+    is_sampled: bool = True
+    """Whoever began the trace records it, and so do we."""
+    state: str = ""
+    """What tracing systems on the way have to say, handed on as it is."""
+
+    @property
+    def traceparent(self) -> str:
+        return f"00-{self.trace_id}-{self.span_id}-{'01' if self.is_sampled else '00'}"
+
+    def inside(self) -> TraceContext:
+        """Of a new span within this one."""
+        return replace(self, span_id=new_span_id())
+
+
+def new_context() -> TraceContext:
+    """Of the first span of a new trace."""
+    return TraceContext(os.urandom(16).hex(), new_span_id())
+
+
+def new_span_id() -> str:
+    return os.urandom(8).hex()
+
+
+def read_context(traceparent: str, tracestate: str = "") -> TraceContext | None:
+    """None: there is none, or it is malformed. A malformed or too long state is dropped alone."""
+    found = _PARENT.fullmatch(traceparent.strip()) if len(traceparent) <= MAX_STATE_CHARS else None
+    if found is None:
+        return None
+    version, trace_id, span_id, flags, more = found.groups()
+    if version == _UNUSABLE_VERSION or (version == _OUR_VERSION and more) or trace_id == _NO_TRACE:
+        return None
+    if span_id == _NO_SPAN:
+        return None
+    return TraceContext(trace_id, span_id, bool(int(flags, 16) & SAMPLED), _state(tracestate.strip()))
+
+
+def _state(text: str) -> str:
+    too_long = len(text) > MAX_STATE_CHARS or text.count(",") >= MAX_STATE_MEMBERS
+    return "" if too_long or not _STATE.fullmatch(text) else text

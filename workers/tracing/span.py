@@ -1,0 +1,60 @@
+"""One span of a trace, made when it is over."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import IntEnum
+
+from workers.tracing.context import TraceContext
+
+Value = str | bool | int | float | tuple[str, ...]
+Attributes = Mapping[str, Value]
+
+
+class Kind(IntEnum):
+    """As OTLP numbers them."""
+
+    INTERNAL = 1
+    SERVER = 2
+    CLIENT = 3
+
+
+@dataclass(frozen=True, slots=True)
+class SpanEvent:
+    """Something that happened within a span."""
+
+    name: str
+    at: float
+    """time.monotonic()."""
+    attributes: Attributes = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """Times are time.monotonic() of the process that made it; attributes that are empty texts are not sent."""
+
+    name: str
+    context: TraceContext
+    """The span's own."""
+    parent_id: str
+    """Span that it lies in; empty: the trace begins with it."""
+    began_at: float
+    ended_at: float
+    kind: Kind = Kind.INTERNAL
+    attributes: Attributes = field(default_factory=dict)
+    error: str = ""
+    """What failed, as a code; empty: nothing did."""
+    events: tuple[SpanEvent, ...] = ()
+    links: tuple[TraceContext, ...] = ()
+
+
+class WallClock:
+    """Turns time.monotonic() into Unix time, as far as the two agree now."""
+
+    def __init__(self) -> None:
+        self._offset_ns = time.time_ns() - time.monotonic_ns()
+
+    def unix_ns(self, at: float) -> int:
+        return int(at * 1e9) + self._offset_ns

@@ -1,0 +1,166 @@
+"""Who is told of what is over, so that a trace can be made of it: nobody, or a thread that makes spans and sends them.
+
+What callers of `tell` do is append to a queue. When that is full, or the collector does not take what is sent to it,
+traces are lost and a line in the log says so; no call ever waits or fails for it.
+"""
+
+from __future__ import annotations
+
+import logging
+import random
+import threading
+import time
+from collections import deque
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Protocol
+
+from workers.tracing.context import TraceContext, new_context
+from workers.tracing.span import Span
+
+log = logging.getLogger(__name__)
+
+MAX_WAITING = 4096
+"""Journeys that wait to be sent; further ones are lost. Each is a few kilobytes."""
+BATCH = 256
+EVERY_S = 1.0
+"""How long one may wait while there are few."""
+RETRY_S = (0.5, 1.0, 2.0)
+"""Pauses before what could not be sent is sent again; then it is lost."""
+CLOSE_S = 1.5
+"""How long an ending process waits for the last ones to leave."""
+BREATH_S, BREATH_JOURNEYS = 0.0002, 8
+"""So long, after so many, the event loop gets the interpreter lock: a whole batch would hold it for 30 ms."""
+
+
+class Journey(Protocol):
+    """What is over."""
+
+    def spans(self) -> Sequence[Span]:
+        """Called once, on another thread; what it is made from changes no more."""
+        ...
+
+
+class Tracer(Protocol):
+    def inside(self, caller: TraceContext | None) -> TraceContext | None:
+        """The context of a new span, to be told of when it is over; None: it is not recorded.
+
+        `caller`: the span that it lies in; None: it begins a trace.
+        """
+        ...
+
+    def tell(self, journey: Journey) -> None:
+        """Never waits and never fails."""
+        ...
+
+
+class NoTracer:
+    """Records nothing."""
+
+    def inside(self, caller: TraceContext | None) -> TraceContext | None:
+        return None
+
+    def tell(self, journey: Journey) -> None:
+        """Nobody listens."""
+
+
+OFF: Tracer = NoTracer()
+
+
+class ExportFailed(Exception):
+    """Spans were not taken."""
+
+    def __init__(self, why: str, *, is_passing: bool) -> None:
+        """`is_passing`: the same may be taken in a moment."""
+        super().__init__(why)
+        self.is_passing = is_passing
+
+
+class Exporter(Protocol):
+    def export(self, spans: Sequence[Span]) -> None:
+        """Blocks until they are taken. Raises ExportFailed."""
+        ...
+
+
+class BackgroundTracer:
+    """Samples what begins here and sends what is told, from a thread of its own, while `running` is entered."""
+
+    def __init__(self, exporter: Exporter, share: float = 1.0) -> None:
+        """`share`: of the traces that begin here, how many are recorded. Who comes with a trace has decided that."""
+        self._exporter = exporter
+        self._share = share
+        self._waiting: deque[Journey] = deque()
+        self._num_lost = 0
+        self._is_failing = False
+        self._wake = threading.Event()
+        self._closing = threading.Event()
+
+    def inside(self, caller: TraceContext | None) -> TraceContext | None:
+        if caller is not None:
+            return caller.inside() if caller.is_sampled else None
+        # Which ones are recorded is no secret.
+        return new_context() if random.random() < self._share else None  # noqa: S311
+
+    def tell(self, journey: Journey) -> None:
+        if len(self._waiting) >= MAX_WAITING:
+            self._num_lost += 1
+            return
+        self._waiting.append(journey)
+        if len(self._waiting) == BATCH:
+            self._wake.set()
+
+    @contextmanager
+    def running(self) -> Iterator[None]:
+        """Leaving it waits for what is left, at most `CLOSE_S`."""
+        thread = threading.Thread(target=self._run, name="tracing", daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            self._closing.set()
+            self._wake.set()
+            thread.join(CLOSE_S)
+            if thread.is_alive():
+                log.warning("the last traces were not delivered in %g s", CLOSE_S)
+
+    def _run(self) -> None:
+        while True:
+            self._wake.wait(EVERY_S)
+            self._wake.clear()
+            closing = self._closing.is_set()
+            while self._waiting:
+                batch = [self._waiting.popleft() for _ in range(min(BATCH, len(self._waiting)))]
+                self._send(batch)
+            if closing:
+                return
+
+    def _send(self, batch: Sequence[Journey]) -> None:
+        try:
+            spans: list[Span] = []
+            for number, journey in enumerate(batch, 1):
+                spans += journey.spans()
+                if number % BREATH_JOURNEYS == 0:
+                    time.sleep(BREATH_S)
+            self._deliver(spans)
+        except ExportFailed as failed:
+            self._num_lost += len(batch)
+            if not self._is_failing:
+                log.warning("traces are not delivered: %s; calls go on, and this is said once", failed)
+            self._is_failing = True
+        except Exception:  # the thread's edge: what one journey is made of must not end all tracing
+            log.exception("%d traces could not be made", len(batch))
+        else:
+            if self._num_lost:
+                log.warning("traces are delivered again; %d were lost", self._num_lost)
+            self._is_failing, self._num_lost = False, 0
+
+    def _deliver(self, spans: Sequence[Span]) -> None:
+        for pause_s in RETRY_S:
+            try:
+                self._exporter.export(spans)
+                return
+            except ExportFailed as failed:
+                # While it fails for everybody, and at the end, nothing is worth waiting for.
+                if not failed.is_passing or self._is_failing or self._closing.wait(pause_s):
+                    raise
+        self._exporter.export(spans)
