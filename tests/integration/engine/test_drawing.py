@@ -149,7 +149,7 @@ def test_a_set_of_another_length_is_of_the_tokens_that_are_there() -> None:
     assert candidates.fill(logits, np.zeros(4, np.uint32)) == 0
 
 
-@pytest.mark.parametrize("name", EVERY_KIND.keys() - {"infill"})
+@pytest.mark.parametrize("name", [name for name in EVERY_KIND if name != "infill"])
 @pytest.mark.parametrize("num_allowed", [1, 3, 200, 700])
 def test_nothing_but_what_the_mask_allows_is_drawn(row: Row, name: str, num_allowed: int) -> None:
     tokens = random.Random(num_allowed).sample(range(row.vocab.num_tokens), num_allowed)
