@@ -15,10 +15,12 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from benchmarks.soak.conductor import Plan, Soak
+from benchmarks.soak.conductor import Conductor
 from benchmarks.soak.crowd import Crowd
 from benchmarks.soak.fleet import Fleet, running_fleet
+from benchmarks.soak.record import Plan, Record
 from benchmarks.soak.report import print_report, write_report
+from benchmarks.soak.subjects import Watch
 from benchmarks.soak.verdict import findings
 
 OUT = Path(__file__).resolve().parents[2] / "build" / "soak"
@@ -30,14 +32,15 @@ QUIET_S = 30.0
 async def soak(plan: Plan, out: Path, tell: Callable[[str], None]) -> bool:
     """Whether all is well."""
     async with running_fleet() as fleet:
-        run = Soak(fleet, plan, Crowd(fleet, plan.rate, random.Random(plan.seed)), tell)
+        record = Record(plan, fleet.names)
+        crowd = Crowd(fleet, record, random.Random(plan.seed))
         try:
-            await run.run()
+            await Conductor(fleet, crowd, record, tell, Watch(record.subjects)).run()
         finally:
             keep_logs(fleet, out)
-    found = findings(run)
-    write_report(run, found, out)
-    print_report(run, found)
+    found = findings(record)
+    write_report(record, found, out)
+    print_report(record, found)
     return all(one.good for one in found)
 
 

@@ -17,81 +17,27 @@ from redis.exceptions import RedisError
 from benchmarks.soak.crowd import Crowd
 from benchmarks.soak.faults import ALL, HARMLESS, Fault
 from benchmarks.soak.fleet import Fleet
-from benchmarks.soak.storage import Stock, breaches, take_stock
-from benchmarks.soak.subjects import Sample, Watch, read_metrics
+from benchmarks.soak.record import FIRST, Record, Rest, Struck
+from benchmarks.soak.storage import breaches, take_stock
+from benchmarks.soak.subjects import Watch, read_metrics
 from gateway.client import ClientError
 
-WARM, FIRST = 0.2, 0.35
-"""Shares of the time: warming up, and load with every fault; the rest is load with those that restart nothing."""
 REST_S = 40.0
 """Longest time until nothing is held: beyond it what is still there counts as leaked."""
-KEPT_ALIVE_S = 32.0
-"""After so long, idle connections of gateways to workers are closed."""
-SETTLE_SHARE = 0.02
-NUM_FAULTS = 45
-"""In all, but no closer than `LEAST_GAP_S`."""
-LEAST_GAP_S = 5.0
 BUSY = ("llamacpp:requests_processing", "llamacpp:requests_deferred", "paddock_requests_in_flight")
 LAST_S = 12.0
 """Within which records of everybody who has ended are gone from Redis."""
 
 
-@dataclass(frozen=True, slots=True)
-class Plan:
-    total_s: float
-    rate: float
-    seed: int
-
-    @property
-    def warm_s(self) -> float:
-        return self.total_s * WARM
-
-    @property
-    def sample_s(self) -> float:
-        """Between two samples."""
-        return min(5.0, max(1.0, self.total_s / 240))
-
-    @property
-    def settle_s(self) -> float:
-        """How long a rest goes on when nothing is held any more."""
-        return min(KEPT_ALIVE_S, self.total_s * SETTLE_SHARE)
-
-    @property
-    def fault_gap_s(self) -> float:
-        return max(LEAST_GAP_S, self.total_s / NUM_FAULTS)
-
-
-@dataclass(frozen=True, slots=True)
-class Rest:
-    """What there was when nobody called."""
-
-    at_s: float
-    took_s: float
-    """Until nothing was held, or `REST_S`."""
-    held: dict[str, int]
-    """Leases and tickets by family."""
-    busy: dict[str, float]
-    """Name of a process -> calls that it says it has."""
-    breaches: list[str]
-    stock: Stock
-    samples: dict[str, Sample]
-    pids: dict[str, int]
-
-
 @dataclass(slots=True)
-class Soak:
+class Conductor:
+    """`record` is complete when `run` has returned."""
+
     fleet: Fleet
-    plan: Plan
     crowd: Crowd
+    record: Record
     tell: Callable[[str], None]
-    watch: Watch = field(default_factory=Watch)
-    stocks: list[Stock] = field(default_factory=list)
-    rests: list[Rest] = field(default_factory=list)
-    faults: list[tuple[float, str, str]] = field(default_factory=list)
-    """When, which, and how it failed, if it did."""
-    leftovers: dict[str, int] = field(default_factory=dict)
-    """Families of keys that were still there when everybody had ended."""
-    orphans: list[str] = field(default_factory=list)
+    watch: Watch
     phase: str = "warming up"
     _began: float = field(default_factory=time.monotonic)
 
@@ -101,7 +47,7 @@ class Soak:
 
     async def run(self) -> None:
         """The whole of it; the fleet is stopped at the end."""
-        plan = self.plan
+        plan = self.record.plan
         async with self._looking():
             await self._loaded("warming up", plan.warm_s, ALL)
             await self._rest()
@@ -111,13 +57,14 @@ class Soak:
             await self._rest()
         self.phase = "stopping"
         await asyncio.to_thread(self.fleet.stop)
+        self.record.exits = self.fleet.exits
         await self._look_behind()
 
     async def _loaded(self, phase: str, for_s: float, faults: Sequence[Fault]) -> None:
         self.phase, over = phase, asyncio.Event()
         striking = asyncio.create_task(self._strike(faults, over))
         try:
-            await self.crowd.visit(max(for_s, self.plan.sample_s))
+            await self.crowd.visit(max(for_s, self.record.plan.sample_s))
         finally:
             over.set()
             await asyncio.wait([striking])
@@ -129,7 +76,7 @@ class Soak:
         while True:
             for fault in chance.sample(faults, len(faults)):
                 with suppress(TimeoutError):
-                    await asyncio.wait_for(over.wait(), self.plan.fault_gap_s)
+                    await asyncio.wait_for(over.wait(), self.record.plan.fault_gap_s)
                 if over.is_set():
                     return
                 await self._one(fault, chance)
@@ -140,7 +87,7 @@ class Soak:
             await fault(self.fleet, chance)
         except (RedisError, OSError, TimeoutError, ClientError, RuntimeError, KeyError) as error:
             failure = f"{type(error).__name__}: {error}"[:300]
-        self.faults.append((began_s, fault.__name__, failure))
+        self.record.faults.append(Struck(began_s, fault.__name__, failure))
 
     async def _rest(self) -> None:
         """Waits until nothing is held, lets connections go, and looks at everybody."""
@@ -148,11 +95,11 @@ class Soak:
         while (held := await self._held()) and self.now_s - began_s < REST_S:  # noqa: ASYNC110 - nobody tells
             await asyncio.sleep(0.25)
         took_s = self.now_s - began_s
-        await asyncio.sleep(self.plan.settle_s)
+        await asyncio.sleep(self.record.plan.settle_s)
         stock, busy = await take_stock(self.fleet.client, self.now_s), await self._busy()
         pids = await self._look()
         lives = {name: self.watch.subjects[name].life for name in pids}
-        self.rests.append(
+        self.record.rests.append(
             Rest(
                 at_s=self.now_s,
                 took_s=took_s,
@@ -201,9 +148,9 @@ class Soak:
         while True:
             with suppress(RedisError, OSError):
                 await self._look()
-                self.stocks.append(await take_stock(self.fleet.client, self.now_s))
+                self.record.stocks.append(await take_stock(self.fleet.client, self.now_s))
             self.tell(self.line())
-            await asyncio.sleep(self.plan.sample_s)
+            await asyncio.sleep(self.record.plan.sample_s)
 
     async def _look_behind(self) -> None:
         """What is left of them: keys that say who holds or who is there, and processes."""
@@ -211,17 +158,17 @@ class Soak:
         while True:
             stock = await take_stock(self.fleet.client, self.now_s)
             here = {name: n for name, n in stock.families.items() if name in ("pd:gateway:", "pd:{}:worker:")}
-            self.leftovers = stock.held() | here
-            self.orphans = [line for line in self.watch.orphans() if "redis-server" not in line]
-            if not (self.leftovers or self.orphans) or self.now_s > ends_s:
+            self.record.leftovers = stock.held() | here
+            self.record.orphans = [line for line in self.watch.orphans() if "redis-server" not in line]
+            if not (self.record.leftovers or self.record.orphans) or self.now_s > ends_s:
                 return
             await asyncio.sleep(0.25)
 
     def line(self) -> str:
         """Where it stands, in one line."""
-        minutes = f"{self.now_s / 60:.1f} of {self.plan.total_s / 60:.0f} min, {self.phase}"
-        crowd = f"{self.crowd.num_deeds} deeds, {self.crowd.num_there} now, {self.crowd.num_surprises} surprises"
-        last = f"last fault: {self.faults[-1][1]}" if self.faults else "no fault yet"
+        minutes = f"{self.now_s / 60:.1f} of {self.record.plan.total_s / 60:.0f} min, {self.phase}"
+        crowd = f"{self.record.num_deeds} deeds, {self.crowd.num_there} now, {self.record.num_surprises} surprises"
+        last = f"last fault: {self.record.faults[-1].fault}" if self.record.faults else "no fault yet"
         sizes = " ".join(
             f"{name} {subject.life.samples[-1].rss:.0f}"
             for name, subject in sorted(self.watch.subjects.items())

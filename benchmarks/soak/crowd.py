@@ -1,11 +1,11 @@
-"""The load: callers come at random moments, each with one deed; how each deed ended is counted."""
+"""The load: callers come at random moments, each with one deed; how each deed ended is recorded."""
 
 from __future__ import annotations
 
 import asyncio
 import random
-from collections import Counter, deque
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 import aiohttp
@@ -15,6 +15,7 @@ from websockets.exceptions import WebSocketException
 from benchmarks.soak import deeds, responses
 from benchmarks.soak.deeds import Deed
 from benchmarks.soak.fleet import TEAM_KEY, Fleet
+from benchmarks.soak.record import Record
 from benchmarks.soak.visitor import TROUBLE, Broken, Refused, Surprise, Visitor
 
 MIX: dict[Deed, int] = {
@@ -57,16 +58,9 @@ NUM_KEPT = 50
 @dataclass(slots=True)
 class Crowd:
     fleet: Fleet
-    rate: float
-    """Deeds per second."""
+    record: Record
     chance: random.Random
-    endings: dict[str, Counter[str]] = field(default_factory=dict)
-    """Deed -> `ok`, a code, `broken` or `surprise` -> how often."""
-    surprises: deque[str] = field(default_factory=lambda: deque(maxlen=NUM_KEPT))
-    num_deeds: int = 0
-    num_surprises: int = 0
-    turned_away: int = 0
-    """Callers who did not come, because `MOST_AT_ONCE` were there."""
+    mix: Mapping[Deed, int] = field(default_factory=lambda: MIX)
     _running: set[asyncio.Task[None]] = field(default_factory=set)
 
     async def visit(self, for_s: float) -> None:
@@ -77,7 +71,7 @@ class Crowd:
             ends = asyncio.get_running_loop().time() + for_s
             try:
                 for deed in self._deeds():
-                    await asyncio.sleep(self.chance.expovariate(self.rate))
+                    await asyncio.sleep(self.chance.expovariate(self.record.plan.rate))
                     if asyncio.get_running_loop().time() > ends:
                         break
                     self._send(deed, session)
@@ -93,13 +87,13 @@ class Crowd:
 
     def _deeds(self) -> Iterator[Deed]:
         """All of them, shuffled, again and again: the rare ones come too."""
-        order = [deed for deed, weight in MIX.items() for _ in range(weight)]
+        order = [deed for deed, weight in self.mix.items() for _ in range(weight)]
         while True:
             yield from self.chance.sample(order, len(order))
 
     def _send(self, deed: Deed, session: aiohttp.ClientSession) -> None:
         if len(self._running) >= MOST_AT_ONCE:
-            self.turned_away += 1
+            self.record.turned_away += 1
             return
         key = self.chance.choice([self.fleet.stack.key, self.fleet.stack.key, TEAM_KEY])
         url, other = self.chance.sample(self.fleet.urls, 2)
@@ -110,7 +104,7 @@ class Crowd:
         task.add_done_callback(self._running.discard)
 
     async def _do(self, deed: Deed, visitor: Visitor) -> None:
-        self.num_deeds += 1
+        self.record.num_deeds += 1
         try:
             async with asyncio.timeout(PATIENCE_S):
                 await deed(visitor)
@@ -124,15 +118,13 @@ class Crowd:
             ending = "redis"
         except (Surprise, TimeoutError, KeyError, TypeError, ValueError, aiohttp.ClientError) as error:
             ending = self._surprise(deed, error)
-        self.endings.setdefault(name_of(deed), Counter())[ending] += 1
+        self.record.endings.setdefault(name_of(deed), Counter())[ending] += 1
 
     def _surprise(self, deed: Deed, error: Exception) -> str:
-        self.num_surprises += 1
-        self.surprises.append(f"{name_of(deed)}: {type(error).__name__} {error}"[:500])
+        self.record.num_surprises += 1
+        if len(self.record.surprises) < NUM_KEPT:
+            self.record.surprises.append(f"{name_of(deed)}: {type(error).__name__} {error}"[:500])
         return "surprise"
-
-    def total(self) -> Counter[str]:
-        return sum(self.endings.values(), Counter())
 
 
 def name_of(deed: Deed) -> str:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import msgspec
 
-from benchmarks.soak.conductor import Soak
+from benchmarks.soak.record import Record
 from benchmarks.soak.verdict import Finding, Growth, growths
 from benchmarks.table import Row, print_rows
 
@@ -18,15 +18,15 @@ COLORS = ("#1f77b4", "#d62728", "#2ca02c", "#9467bd", "#ff7f0e", "#8c564b", "#17
 FAULT_COLOR = "#cccccc"
 
 
-def print_report(soak: Soak, found: Sequence[Finding]) -> None:
+def print_report(record: Record, found: Sequence[Finding]) -> None:
     """Growth per process, then one row per finding."""
     print("\n### growth of each process after warm-up, per hour, with its 95 % interval\n")
     print("| process | started | RSS, MiB | RSS/h | USS/h | fds/h | tasks/h | measured |\n" + "|---" * 8 + "|")
     by_subject: dict[str, dict[str, Growth]] = {}
-    for growth in growths(soak):
+    for growth in growths(record):
         by_subject.setdefault(growth.subject, {})[growth.measure] = growth
     for name, measures in by_subject.items():
-        rss, lives = measures["rss"], len(soak.watch.subjects[name].lives)
+        rss, lives = measures["rss"], len(record.subjects[name].lives)
         cells = [_cell(measures.get(measure)) for measure in ("rss", "uss", "fds", "tasks")]
         print(f"| {name} | {lives} x | {rss.last:.0f} | {' | '.join(cells)} | {rss.slope.span_s / 60:.1f} min |")
     print_rows("soak", [Row(one.what, one.told, "", one.bar, one.good) for one in found])
@@ -39,50 +39,40 @@ def _cell(growth: Growth | None) -> str:
     return f"{slope.per_hour:+.1f} ({slope.low:+.1f} to {slope.high:+.1f})"
 
 
-def write_report(soak: Soak, found: Sequence[Finding], folder: Path) -> None:
+def write_report(record: Record, found: Sequence[Finding], folder: Path) -> None:
     """`soak.json` and `soak.html`, which needs nothing beside it."""
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / "soak.json").write_bytes(msgspec.json.format(msgspec.json.encode(_document(soak, found)), indent=1))
-    (folder / "soak.html").write_text(_page(soak, found), encoding="utf-8")
+    (folder / "soak.json").write_bytes(msgspec.json.format(msgspec.json.encode(_document(record, found)), indent=1))
+    (folder / "soak.html").write_text(_page(record, found), encoding="utf-8")
 
 
-def _document(soak: Soak, found: Sequence[Finding]) -> dict[str, object]:
-    return {
-        "plan": soak.plan,
-        "findings": found,
-        "growth": list(growths(soak)),
-        "deeds": {name: dict(endings) for name, endings in sorted(soak.crowd.endings.items())},
-        "surprises": list(soak.crowd.surprises),
-        "turned_away": soak.crowd.turned_away,
-        "faults": soak.faults,
-        "rests": soak.rests,
-        "redis": soak.stocks,
-        "processes": soak.watch.subjects,
-        "exits": soak.fleet.exits,
-    }
+def _document(record: Record, found: Sequence[Finding]) -> dict[str, object]:
+    return {"findings": found, "growth": list(growths(record)), "record": record}
 
 
-def _page(soak: Soak, found: Sequence[Finding]) -> str:
-    subjects = {name: subject for name, subject in sorted(soak.watch.subjects.items()) if "passing" not in name}
+def _page(record: Record, found: Sequence[Finding]) -> str:
+    subjects = {name: subject for name, subject in sorted(record.subjects.items()) if "passing" not in name}
     plots = []
     for measure, title in (("rss", "RSS, MiB"), ("fds", "open files"), ("tasks", "tasks of the event loop")):
         lines = {
             name: [[(s.at_s, float(getattr(s, measure))) for s in life.samples] for life in subject.lives]
             for name, subject in subjects.items()
         }
-        plots.append(plot(title, lines, [at_s for at_s, _, _ in soak.faults], [rest.at_s for rest in soak.rests]))
-    used = {"used_memory": [[(stock.at_s, stock.used_mib) for stock in soak.stocks]]}
+        plots.append(
+            plot(title, lines, [struck.at_s for struck in record.faults], [rest.at_s for rest in record.rests])
+        )
+    used = {"used_memory": [[(stock.at_s, stock.used_mib) for stock in record.stocks]]}
     plots.append(plot("Redis: memory used, MiB", used, [], []))
     rows = "".join(
         f"<tr class={'good' if one.good else 'bad'}><td>{html.escape(one.what)}</td><td>{html.escape(one.told)}</td>"
         f"<td>{html.escape(one.bar)}</td></tr>"
         for one in found
     )
-    deeds = html.escape(json.dumps({n: dict(e) for n, e in sorted(soak.crowd.endings.items())}, indent=1))
+    deeds = html.escape(json.dumps({n: dict(e) for n, e in sorted(record.endings.items())}, indent=1))
     return (
         "<!doctype html><meta charset=utf-8><title>Soak</title><style>body{font:14px sans-serif;margin:2em}"
         "td{padding:2px 8px;border-top:1px solid #ddd}.bad{background:#fdd}svg{display:block;margin:1em 0}</style>"
-        f"<h1>Soak, {soak.plan.total_s / 60:.0f} minutes</h1><table>{rows}</table>{''.join(plots)}<pre>{deeds}</pre>"
+        f"<h1>Soak, {record.plan.total_s / 60:.0f} minutes</h1><table>{rows}</table>{''.join(plots)}<pre>{deeds}</pre>"
     )
 
 

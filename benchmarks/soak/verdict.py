@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from benchmarks.soak.conductor import Rest, Soak
+from benchmarks.soak.record import Record, Rest
 from benchmarks.soak.slope import HOUR_S, Slope, slope_of
 from benchmarks.soak.storage import Stock
 from benchmarks.soak.subjects import Life, Sample, Subject
@@ -66,23 +66,23 @@ class Growth:
     flat: bool
 
 
-def warm_samples(life: Life, soak: Soak) -> list[Sample]:
+def warm_samples(life: Life, record: Record) -> list[Sample]:
     """Those after the fleet's first rest, and after the process had the same time to warm up."""
-    starts_s = max(soak.rests[0].at_s if soak.rests else 0.0, life.began_s + soak.plan.warm_s if life.began_s else 0.0)
+    starts_s = max(record.rests[0].at_s if record.rests else 0.0, life.began_s + record.plan.warm_s)
     return [sample for sample in life.samples if sample.at_s >= starts_s]
 
 
-def lasting_subjects(soak: Soak) -> Iterator[Subject]:
+def lasting_subjects(record: Record) -> Iterator[Subject]:
     """Those that were there at the last rest."""
-    there = soak.rests[-1].pids if soak.rests else {}
-    for name, subject in sorted(soak.watch.subjects.items()):
+    there = record.rests[-1].pids if record.rests else {}
+    for name, subject in sorted(record.subjects.items()):
         if there.get(name) == subject.life.pid:
             yield subject
 
 
-def growths(soak: Soak) -> Iterator[Growth]:
-    for subject in lasting_subjects(soak):
-        samples = warm_samples(subject.life, soak)
+def growths(record: Record) -> Iterator[Growth]:
+    for subject in lasting_subjects(record):
+        samples = warm_samples(subject.life, record)
         for measure, bound in MEASURES.items():
             values = [float(getattr(sample, measure)) for sample in samples]
             slope = slope_of([sample.at_s for sample in samples], values)
@@ -90,19 +90,19 @@ def growths(soak: Soak) -> Iterator[Growth]:
                 yield Growth(subject.name, measure, slope, values[0], values[-1], bound.allows(slope))
 
 
-def findings(soak: Soak) -> list[Finding]:
+def findings(record: Record) -> list[Finding]:
     """Of a soak that has ended."""
     return [
-        *_slopes(soak),
-        *_redis(soak),
-        *_rests(soak.rests),
-        *_returned(soak),
-        *_ends(soak),
+        *_slopes(record),
+        *_redis(record),
+        *_rests(record.rests),
+        *_returned(record),
+        *_ends(record),
     ]
 
 
-def _slopes(soak: Soak) -> Iterator[Finding]:
-    grown = list(growths(soak))
+def _slopes(record: Record) -> Iterator[Finding]:
+    grown = list(growths(record))
     for measure, bound in MEASURES.items():
         steep = [growth for growth in grown if growth.measure == measure and not growth.flat]
         told = ", ".join(f"{one.subject} {one.slope.per_hour:+.1f}/h" for one in steep) or "flat"
@@ -110,14 +110,14 @@ def _slopes(soak: Soak) -> Iterator[Finding]:
         yield Finding(f"{measure}: what grows", told, bar, not steep)
 
 
-def _redis(soak: Soak) -> Iterator[Finding]:
-    warm = [stock for stock in soak.stocks if soak.rests and stock.at_s >= soak.rests[0].at_s]
+def _redis(record: Record) -> Iterator[Finding]:
+    warm = [stock for stock in record.stocks if record.rests and stock.at_s >= record.rests[0].at_s]
     slope = slope_of([stock.at_s for stock in warm], [stock.used_mib for stock in warm])
     if slope is not None:
         told = f"{slope.per_hour:+.2f} MiB/h ({slope.low:+.2f} to {slope.high:+.2f})"
         yield Finding("Redis: memory used", told, f"<= {REDIS_MIB.per_hour:g}/h", REDIS_MIB.allows(slope))
-    if len(soak.rests) > 1:
-        first, last = soak.rests[0].stock, soak.rests[-1].stock
+    if len(record.rests) > 1:
+        first, last = record.rests[0].stock, record.rests[-1].stock
         more = sorted({*_lasting(first, last), *_elements(first, last)})
         yield Finding("Redis: more than at the first rest", ", ".join(more) or "nothing", "nothing", not more)
 
@@ -144,14 +144,14 @@ def _rests(rests: Sequence[Rest]) -> Iterator[Finding]:
         yield Finding(f"rest {number}: data of admission", whole, "whole", not rest.breaches)
 
 
-def _returned(soak: Soak) -> Iterator[Finding]:
+def _returned(record: Record) -> Iterator[Finding]:
     """The last rest against the first one that each process saw."""
-    if not soak.rests:
+    if not record.rests:
         return
     bad = []
-    for subject in lasting_subjects(soak):
+    for subject in lasting_subjects(record):
         name, pid = subject.name, subject.life.pid
-        seen = [rest.samples[name] for rest in soak.rests if rest.pids.get(name) == pid and name in rest.samples]
+        seen = [rest.samples[name] for rest in record.rests if rest.pids.get(name) == pid and name in rest.samples]
         if len(seen) > 1:
             bad += [f"{subject.name}: {more}" for more in _more(seen[0], seen[-1])]
     told = "; ".join(bad) or "as at its first rest"
@@ -168,17 +168,16 @@ def _more(first: Sample, last: Sample) -> Iterator[str]:
             yield f"{before} -> {after} {name}"
 
 
-def _ends(soak: Soak) -> Iterator[Finding]:
-    there = soak.rests[-1].samples if soak.rests else {}
-    missing = [name for name in soak.fleet.names if name not in there]
+def _ends(record: Record) -> Iterator[Finding]:
+    there = record.rests[-1].samples if record.rests else {}
+    missing = [name for name in record.names if name not in there]
     yield Finding("processes that are missing at the last rest", ", ".join(missing) or "none", "none", not missing)
-    codes = {name: code for name, code in soak.fleet.exits.items() if code}
+    codes = {name: code for name, code in record.exits.items() if code}
     yield Finding("exit codes other than 0", str(codes or "none"), "none", not codes)
-    yield Finding("processes that are left", "; ".join(soak.orphans) or "none", "none", not soak.orphans)
-    left = ", ".join(f"{count} x {name}" for name, count in soak.leftovers.items())
+    yield Finding("processes that are left", "; ".join(record.orphans) or "none", "none", not record.orphans)
+    left = ", ".join(f"{count} x {name}" for name, count in record.leftovers.items())
     yield Finding("records that are left in Redis", left or "none", "none", not left)
-    crowd = soak.crowd
-    told = f"{crowd.num_surprises} of {crowd.num_deeds}" + "".join(f"; {one}" for one in list(crowd.surprises)[:3])
-    yield Finding("answers that nobody should get", told, "0", crowd.num_surprises == 0)
-    failed = [f"{name}: {why}" for _, name, why in soak.faults if why]
+    told = f"{record.num_surprises} of {record.num_deeds}" + "".join(f"; {one}" for one in record.surprises[:3])
+    yield Finding("answers that nobody should get", told, "0", record.num_surprises == 0)
+    failed = [f"{one.fault}: {one.failure}" for one in record.faults if one.failure]
     yield Finding("faults that could not be done", "; ".join(failed[:3]) or "none", "none", not failed)
