@@ -1,0 +1,1 @@
+"""Rules, alerts and boards on a real Prometheus."""
