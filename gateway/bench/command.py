@@ -55,11 +55,12 @@ from gateway.bench.document import Document
 from gateway.bench.driver import Caller, Form
 from gateway.bench.options import BenchUnusable, Options
 from gateway.bench.page import page
+from gateway.bench.probe import KeyRefused
 from gateway.bench.progress import Progress
 from gateway.bench.runner import Plan, Runner
 from gateway.bench.table import table
 from gateway.bench.traces import Recorded, TraceUnusable, read
-from gateway.client import Client, ClientError
+from gateway.client import AuthenticationFailed, Client, ClientError
 from gateway.reach import Access, find
 from gateway.settings import GatewaySettings
 from workers import command, sources
@@ -93,6 +94,9 @@ def _bench(options: Options, access: Access) -> int:
         plan = _plan(options, access)
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             done = runner.run(Runner(plan, Progress()).run())
+    except (KeyRefused, AuthenticationFailed) as error:
+        print(f"paddock: {error} ({'a key of --keys' if options.keys else access.key_from})", file=sys.stderr)
+        return int(Exit.CRASHED)
     except (BenchUnusable, TraceUnusable, ClientError) as error:
         print(f"paddock: {error}", file=sys.stderr)
         return int(Exit.CRASHED)

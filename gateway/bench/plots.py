@@ -11,6 +11,9 @@ from math import ceil, floor, log10
 WIDE, NARROW, HEIGHT = 620, 420, 268
 LEFT, RIGHT, TOP, BOTTOM = 58, 16, 14, 40
 INNER_H = HEIGHT - TOP - BOTTOM
+FACTORS = ((1, 1.2, 1.5, 2, 2.5, 3, 4, 5, 6, 8), (1, 1.5, 2, 3, 5), (1, 2, 5), (1, 3), (1,))
+MOST_TICKS = 7
+"""Of a logarithm: it has at most six powers of ten."""
 Point = tuple[float, float]
 
 
@@ -135,14 +138,19 @@ def exact(most: float, label: str, text: Callable[[float], str], *, ticks: int =
 
 
 def logarithmic(least: float, most: float, label: str, text: Callable[[float], str]) -> Axis:
-    """By powers of ten; with 2 and 5 between them where there are few."""
+    """By powers of ten, and as many values between them as have room."""
     low, high = log10(max(least, 1e-6)), log10(max(most, least * 1.5, 1.5e-6))
     margin = 0.04 * (high - low)
     low, high = low - margin, high + margin
-    factors = (1,) if high - low > 3 else ((1, 2, 5) if high - low > 0.7 else (1, 1.5, 2, 3, 4, 5, 6, 8))
-    found = [factor * 10.0**power for power in range(floor(low), ceil(high) + 1) for factor in factors]
-    marks = tuple((value, text(value)) for value in found if low <= log10(value) <= high)
+    chosen = next(found for factors in FACTORS if len(found := _rounds(factors, low, high)) <= MOST_TICKS)
+    marks = tuple((value, text(value)) for value in chosen)
     return Axis(marks, lambda value: (log10(max(value, 10**low)) - low) / (high - low), label)
+
+
+def _rounds(factors: Sequence[float], low: float, high: float) -> list[float]:
+    """`low` and `high` are logarithms."""
+    found = [factor * 10.0**power for power in range(floor(low), ceil(high) + 1) for factor in factors]
+    return [value for value in found if low <= log10(value) <= high]
 
 
 def shares(label: str) -> Axis:

@@ -52,7 +52,12 @@ async def _tokens(connections: Connections, there: Target, form: Form, caller: C
     if tape.error in ("", "empty"):
         return tape.prompt_tokens
     detail = tape.detail.replace(caller.key, "***") if caller.key else tape.detail
-    raise BenchUnusable(f"{there.origin}: {_said(tape.error, detail)}")
+    kind = KeyRefused if tape.error in ("http_401", "http_403") else BenchUnusable
+    raise kind(f"{there.origin}: {_said(tape.error, detail)}")
+
+
+class KeyRefused(BenchUnusable):
+    """The server does not know the key."""
 
 
 class _Message(Struct):

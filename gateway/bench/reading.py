@@ -24,7 +24,7 @@ class _Delta(Struct):
     content: str | None = None
     reasoning_content: str | None = None
     reasoning: str | None = None
-    tool_calls: msgspec.Raw | None = None
+    tool_calls: Any = None
 
 
 class _Choice(Struct):

@@ -121,7 +121,9 @@ class Replay:
             return self._text(tokens, f"call {self._number}")
         block, parts = max(1, round(BLOCK_TOKENS * self._scale)), []
         for id in call.blocks:
-            parts.append(self._text(min(block, tokens), f"block {id}"))
+            text = self._text(block, f"block {id}")
+            # A last block that is not full begins as the full one does.
+            parts.append(text if tokens >= block else text[: max(1, len(text) * tokens // block)])
             tokens -= block
             if tokens <= 0:
                 break
