@@ -24,12 +24,14 @@ from workers.engine.engine import Engine
 from workers.engine.fingerprint import KvIdentity
 from workers.engine.watchdog import Watchdog
 from workers.llama.context import Context
+from workers.llama.devices import Devices
 from workers.llama.grammar import GbnfGrammars
 from workers.llama.model import Model
 from workers.protocol.catalog import AdapterSpec
 from workers.protocol.failures import CallFailed
 from workers.served_text import infill_prompts, open_renderer, text_routes
 from workers.service.adapters import AdapterRoutes
+from workers.service.memory import free_bytes
 from workers.service.server import Emit, OnCrash
 from workers.service.services import Services
 from workers.service.slots import SlotKeeper, SlotRoutes
@@ -128,6 +130,7 @@ def generating_parts(
         answers=answers,
         adapters=AdapterRoutes(shelf, settings.adapters_dir),
         slots=SlotRoutes(),
+        devices=Devices(free_bytes).memory,
         texts=text_routes(model, prompts, renderer, wishes.sampling, name=name, slots=settings.slots, n_ctx=n_ctx),
     )
     return GeneratingParts(wishes, model, context, n_ctx, shelf, watchdog, storage, offered)

@@ -9,11 +9,13 @@ from workers.chat.prompts import Prompts
 from workers.contexts import make_pooled_context
 from workers.engine.pooled import PooledEngine
 from workers.engine.watchdog import Watchdog
+from workers.llama.devices import Devices
 from workers.llama.inputs import PooledInputs
 from workers.llama.model import Model
 from workers.llama.pooling import PooledContext, Pooling, pooling_of
 from workers.protocol.requests import Sampling
 from workers.served_text import text_routes
+from workers.service.memory import free_bytes
 from workers.service.pooled import PooledDesk, TextRefused
 from workers.service.server import Emit, OnCrash
 from workers.service.services import Services
@@ -44,7 +46,7 @@ class PooledParts:
             slots=self.slots,
             n_ctx=self.context.longest,
         )
-        return Services(prompts=prompts, texts=texts, pool=desk)
+        return Services(prompts=prompts, texts=texts, devices=Devices(free_bytes).memory, pool=desk)
 
     def engine(self, services: Services, emit: Emit, on_crash: OnCrash) -> TextRefused:
         """Connects the desk to it."""

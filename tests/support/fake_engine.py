@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from tests.support.fake_cache import FakeCache
 from tests.support.tally import Tally as TokenTally
 from workers.engine.census import Found
-from workers.engine.counters import GAP_BOUNDS_S, EngineCounters, Tally
+from workers.engine.counters import EngineCounters, Tally
 from workers.engine.request import CallLeft, EngineLoad, EngineRequest
 from workers.protocol.events import (
     CallEvent,
@@ -32,6 +32,7 @@ from workers.protocol.events import (
     Usage,
 )
 from workers.protocol.failures import CallFailed, Failure, FailureCode
+from workers.protocol.metrics.metric import GAP_S
 from workers.protocol.requests import Notice
 
 CHARS_PER_TOKEN = 4
@@ -114,7 +115,7 @@ class FakeEngine:
         self._cache = FakeCache(options.cache_tokens or options.slots * options.n_ctx)
         self._requests: dict[int, EngineRequest] = {}
         """Of the calls that wait."""
-        self._gaps = Tally(GAP_BOUNDS_S)
+        self._gaps = Tally(GAP_S)
         self._stopping = False
         self._num_tokens = 0
         self._num_refused = 0

@@ -14,9 +14,11 @@ from collections.abc import Collection
 
 from workers.engine.adapter_set import AdapterSet, Entry
 from workers.engine.cache import IntegrityError
-from workers.llama.adapters import Adapter, AppliedAdapters
+from workers.engine.counters import Distribution, Tally
+from workers.llama.adapters import Adapter, AdapterError, AppliedAdapters
 from workers.llama.context import Context
 from workers.llama.model import Model
+from workers.protocol.metrics.metric import LOAD_S
 
 NUM_LOADS = 8
 """The last ones, of which `load_ms` is the median."""
@@ -33,6 +35,14 @@ class AdapterMemory:
         self._model = model
         self._applied = AppliedAdapters(context.pointer)
         self._load_ms: deque[float] = deque(maxlen=NUM_LOADS)
+        self._load_s = Tally(LOAD_S)
+        self.num_failures = 0
+        """Loads that llama.cpp refused. May be read on any thread."""
+
+    @property
+    def load_s(self) -> Distribution:
+        """What all loads took. On any thread."""
+        return self._load_s.distribution
 
     @property
     def load_ms(self) -> float:
@@ -54,8 +64,14 @@ class AdapterMemory:
         while evictable and not self.fits([*self.resident, entry]):
             self.free(evictable.pop(0))
         started = time.perf_counter()
-        entry.adapter = Adapter.load(self._model, entry.file)
-        self._load_ms.append((time.perf_counter() - started) * 1e3)
+        try:
+            entry.adapter = Adapter.load(self._model, entry.file)
+        except AdapterError:
+            self.num_failures += 1
+            raise
+        took_s = time.perf_counter() - started
+        self._load_ms.append(took_s * 1e3)
+        self._load_s.add(took_s)
         self.resident = (*self.resident, entry)
 
     def free(self, entry: Entry) -> None:

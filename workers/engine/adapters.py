@@ -22,6 +22,7 @@ import numpy as np
 from workers.engine.adapter_memory import AdapterMemory
 from workers.engine.adapter_set import NO_ADAPTERS, AdapterSet, Entry
 from workers.engine.cache import IntegrityError
+from workers.engine.counters import Distribution
 from workers.llama.adapters import AdapterError, AdapterFile, inspect
 from workers.llama.context import Context
 from workers.llama.model import Model
@@ -147,6 +148,16 @@ class AdapterShelf:
     def num_loaded(self) -> int:
         """Adapters in memory."""
         return len(self._memory.resident)
+
+    @property
+    def load_s(self) -> Distribution:
+        """What bringing one into memory took, each time."""
+        return self._memory.load_s
+
+    @property
+    def num_failures(self) -> int:
+        """Times that llama.cpp refused one."""
+        return self._memory.num_failures
 
     @property
     def load_ms(self) -> float:

@@ -8,14 +8,7 @@ from dataclasses import dataclass
 
 from workers.engine.disk import DiskStats
 from workers.engine.sequence import Sequence
-
-GAP_BOUNDS_S = (
-    *(0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75),
-    *(1, 2.5, 5, 7.5, 10, 20, 40, 80),
-)
-"""vLLM's, so that quantiles compare."""
-
-DECODE_BOUNDS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30)
+from workers.protocol.metrics.metric import DECODE_S, GAP_S, LOAD_S
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +43,7 @@ class TokenGaps:
     """Times between the tokens of each call, as the model made them: text that waits for a stop string counts too."""
 
     def __init__(self) -> None:
-        self.tally = Tally(GAP_BOUNDS_S)
+        self.tally = Tally(GAP_S)
 
     def note(self, sequences: Iterable[Sequence], now: float) -> None:
         """A step that ended at `now` made one token for each of these, and none was the call's first.
@@ -124,9 +117,9 @@ class EngineCounters:
     num_queried: int = 0
     """Prompt tokens of calls that could have used the cache."""
     sources: PromptSources = PromptSources()
-    decode_s: Distribution = Tally(DECODE_BOUNDS_S).distribution
+    decode_s: Distribution = Tally(DECODE_S).distribution
     """Of one `llama_decode`, seconds."""
-    gap_s: Distribution = Tally(GAP_BOUNDS_S).distribution
+    gap_s: Distribution = Tally(GAP_S).distribution
     """Between two tokens of a call, seconds."""
     idle_cells: int = 0
     """KV cells of prefixes that nobody computes on."""
@@ -139,6 +132,10 @@ class EngineCounters:
     """Steps before which llama.cpp had to change adapters."""
     adapters_loaded: int = 0
     """Adapters in memory now."""
+    adapter_load_s: Distribution = Tally(LOAD_S).distribution
+    """Of bringing one into memory, seconds."""
+    num_adapter_failures: int = 0
+    """Times that this failed."""
     max_adapters: int = 0
     adapters_running: tuple[str, ...] = ()
     """Names that calls with a slot use, sorted."""

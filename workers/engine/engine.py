@@ -160,6 +160,8 @@ class Engine:
             idle_cells=self._num_idle,
             disk=None if self._disk is None else self._disk.stats,
             adapters_loaded=self._adapters.num_loaded,
+            adapter_load_s=self._adapters.load_s,
+            num_adapter_failures=self._adapters.num_failures,
             max_adapters=self._adapters.max_adapters,
             adapters_running=running,
             adapters_waiting=waiting,

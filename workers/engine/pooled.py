@@ -13,7 +13,7 @@ from functools import partial
 import numpy as np
 
 from workers.engine.cache import IntegrityError
-from workers.engine.counters import DECODE_BOUNDS_S, EngineCounters, Tally
+from workers.engine.counters import EngineCounters, Tally
 from workers.engine.door import Door
 from workers.engine.pooled_job import NO_SEQUENCE, Job, PooledRequest
 from workers.engine.pooled_plan import Part, Room, plan_batch
@@ -23,6 +23,7 @@ from workers.engine.vectors import Vectors
 from workers.engine.watchdog import Watchdog
 from workers.llama.pooling import PooledContext, Pooling
 from workers.protocol.failures import CallFailed, Failure, FailureCode
+from workers.protocol.metrics.metric import DECODE_S
 
 __all__ = ["Outcome", "PooledEngine", "PooledRequest", "Tell"]
 
@@ -69,7 +70,7 @@ class PooledEngine:
         self._jobs: list[Job] = []
         self._num_computed = 0
         self._num_busy = 0
-        self._compute_s = Tally(DECODE_BOUNDS_S)
+        self._compute_s = Tally(DECODE_S)
 
     # From any thread.
 

@@ -16,7 +16,7 @@ from workers.engine.adapters import AdapterShelf
 from workers.engine.cache import IntegrityError, PrefixCache
 from workers.engine.census import Census
 from workers.engine.checkpoints import CheckpointCache
-from workers.engine.counters import DECODE_BOUNDS_S, EngineCounters, Tally, TokenGaps
+from workers.engine.counters import EngineCounters, Tally, TokenGaps
 from workers.engine.disk_link import DiskLink
 from workers.engine.farewell import Farewell
 from workers.engine.pace import MovePace, PrefillPace
@@ -31,6 +31,7 @@ from workers.engine.turns import Turns, chosen
 from workers.llama.context import Context
 from workers.protocol.events import CallEvent, Failed, FinishReason
 from workers.protocol.failures import CallFailed, Failure
+from workers.protocol.metrics.metric import DECODE_S
 
 log = logging.getLogger("paddock.engine")
 
@@ -104,7 +105,7 @@ class Stepper:
         self._num_decodes = 0
         self._num_busy = 0
         self._num_switches = 0
-        self._decode_s = Tally(DECODE_BOUNDS_S)
+        self._decode_s = Tally(DECODE_S)
         self._gaps = TokenGaps()
         self._decoded_at = 0.0
         self._refused: list[tuple[Sequence, Failure]] = []

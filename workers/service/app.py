@@ -25,6 +25,7 @@ from workers.protocol.framing import (
     KEEP_ALIVE_INTERVAL_S,
     SUBMIT_PATH,
 )
+from workers.protocol.metrics.book import CONTENT_TYPE
 from workers.protocol.pooled import POOL_PATH, PoolRequest, PoolResult, decode_request
 from workers.protocol.requests import Accepted, Cancel, Submit
 from workers.service.bodies import answer, decoded, read_body, refusal
@@ -230,7 +231,8 @@ def build_app(
     calls = CallRoutes(desk, hub.boot)
 
     async def show_metrics(request: Request) -> Response:
-        return Response(metrics.render(), media_type="text/plain; version=0.0.4; charset=utf-8")
+        # In a thread: asking a GPU for its memory takes milliseconds.
+        return Response(await asyncio.to_thread(metrics.book.render_aside), media_type=CONTENT_TYPE)
 
     routes = [
         Route(SUBMIT_PATH, calls.submit, methods=["POST"]),

@@ -1,34 +1,24 @@
-"""What `GET /metrics` of a worker shows: llama-server's and vLLM's names, so that existing boards and scalers work.
+"""What `GET /metrics` of a worker shows, as `workers.protocol.metrics.of_worker` declares it.
 
-This is what is known of calls; of the engine: `workers.service.engine_metrics`.
-
-Counts per token are plain integers here and become samples when somebody scrapes. Sources: tools/server/README.md of
-llama.cpp; vLLM's metrics reference (the histograms keep its buckets, so that quantiles compare).
+This is what is known of calls; of the engine: `workers.service.engine_metrics`. Counts per token are plain integers
+here and are written down when somebody scrapes.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping
-
-from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
-from prometheus_client.registry import Collector
+from collections.abc import Callable, Mapping, Sequence
 
 from workers.engine.counters import EngineCounters
 from workers.engine.request import EngineLoad
+from workers.protocol.devices import DeviceMemory
 from workers.protocol.events import Finished, FinishReason, Started
+from workers.protocol.metrics import catalogue, of_worker
+from workers.protocol.metrics.book import Book
+from workers.protocol.metrics.families import Histogram
+from workers.protocol.metrics.metric import Metric
+from workers.protocol.metrics.process import Process
 from workers.service.engine_metrics import EngineMetrics
-
-TTFT_BUCKETS_S = (
-    *(0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5),
-    *(0.75, 1, 2.5, 5, 7.5, 10, 20, 40, 80, 160, 640, 2560),
-)
-E2E_BUCKETS_S = (
-    *(0.3, 0.5, 0.8, 1, 1.5, 2, 2.5, 5, 10, 15, 20),
-    *(30, 40, 50, 60, 120, 240, 480, 960, 1920, 7680),
-)
-TOKEN_BUCKETS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10_000, 20_000, 50_000, 100_000)
 
 FORM_OUTCOMES = ("compiled", "reused", "refused")
 
@@ -55,8 +45,20 @@ class Pace:
         return self._tokens / self._seconds if self._seconds else 0.0
 
 
-class WorkerMetrics(Collector):
-    """One worker's metrics in a registry of their own."""
+class Times:
+    """A histogram of one model."""
+
+    def __init__(self, book: Book, metric: Metric, model: str) -> None:
+        self._family: Histogram = book.histogram(metric)
+        self._model = model
+        self._family.become([0] * (len(metric.buckets) + 1), 0.0, model)  # shown before the first call
+
+    def observe(self, value: float) -> None:
+        self._family.observe(value, self._model)
+
+
+class WorkerMetrics:
+    """One worker's metrics. The event loop counts; `book` renders in any thread."""
 
     def __init__(
         self,
@@ -64,43 +66,42 @@ class WorkerMetrics(Collector):
         load: Callable[[], EngineLoad],
         counters: Callable[[], EngineCounters] = EngineCounters,
         forms: Callable[[], Mapping[str, int]] = dict,
+        *,
+        worker: str = "",
+        version: str = "",
+        draining: Callable[[], bool] = bool,
+        devices: Callable[[], Sequence[DeviceMemory]] = tuple,
     ) -> None:
-        """`forms`: what became of the forms that answers were to be kept to, as `FORM_OUTCOMES`."""
+        """`forms`: what became of the forms that answers were to be kept to, as `FORM_OUTCOMES`. All of the functions
+        are asked at each scrape, in its thread.
+        """
         self.prompt_tokens = 0
         self.computed_prompt_tokens = 0
         self.predicted_tokens = 0
         self._prompt_ms = 0.0
         self._predicted_ms = 0.0
         self._forms = forms
+        self._draining = draining
+        self._devices = devices
         self._longest = 0
         self._prompt_pace, self._predicted_pace = Pace(), Pace()
         self._model = model
-        self._registry = CollectorRegistry()
-        self.time_to_first_token = self._histogram(
-            "vllm:time_to_first_token_seconds", "From submit to the first token.", TTFT_BUCKETS_S
-        )
-        self._queue_time = self._histogram("vllm:request_queue_time_seconds", "From submit to a slot.", E2E_BUCKETS_S)
-        self._prefill_time = self._histogram(
-            "vllm:request_prefill_time_seconds", "Computing the prompt.", E2E_BUCKETS_S
-        )
-        self._decode_time = self._histogram(
-            "vllm:request_decode_time_seconds", "From the first token to the last.", E2E_BUCKETS_S
-        )
-        self._e2e = self._histogram("vllm:e2e_request_latency_seconds", "From submit to the last token.", E2E_BUCKETS_S)
-        self._request_prompt_tokens = self._histogram(
-            "vllm:request_prompt_tokens", "Prompt tokens of a finished request.", TOKEN_BUCKETS
-        )
-        self._request_generation_tokens = self._histogram(
-            "vllm:request_generation_tokens", "Tokens generated for a finished request.", TOKEN_BUCKETS
-        )
-        self._success = Counter(
-            "vllm:request_success",
-            "Requests that ended as they should.",
-            ("model_name", "finished_reason"),
-            registry=self._registry,
-        )
-        self._registry.register(self)
-        self._registry.register(EngineMetrics(model, load, counters))
+        book = self.book = Book(catalogue.metrics_of(catalogue.WORKER))
+        self.time_to_first_token = Times(book, of_worker.TTFT, model)
+        self._queue_time = Times(book, of_worker.QUEUE_TIME, model)
+        self._prefill_time = Times(book, of_worker.PREFILL_TIME, model)
+        self._decode_time = Times(book, of_worker.DECODE_TIME, model)
+        self._e2e = Times(book, of_worker.E2E, model)
+        self._request_prompt_tokens = Times(book, of_worker.REQUEST_PROMPT_TOKENS, model)
+        self._request_generation_tokens = Times(book, of_worker.REQUEST_GENERATION_TOKENS, model)
+        self._success = book.counter(of_worker.REQUEST_SUCCESS)
+        self._of_calls = OfCalls(book)
+        book.gauge(of_worker.WORKER_INFO).set(1, model, worker, version)
+        self._is_draining = book.gauge(of_worker.WORKER_DRAINING)
+        self._device_memory = book.gauge(of_worker.DEVICE_MEMORY)
+        book.read_first(self._read)
+        book.read_first(EngineMetrics(book, model, load, counters).read)
+        Process(book)
 
     def started(self, event: Started, queue_s: float) -> None:
         self.prompt_tokens += event.num_prompt_tokens
@@ -120,7 +121,7 @@ class WorkerMetrics(Collector):
         self._e2e.observe(e2e_s)
         self._request_prompt_tokens.observe(event.usage.prompt_tokens)
         self._request_generation_tokens.observe(event.usage.completion_tokens)
-        self._success.labels(self._model, reason.value).inc()
+        self._success.inc(self._model, reason.value)
 
     def pooled(self, num_tokens: int, e2e_s: float) -> None:
         """A call for vectors or scores was answered."""
@@ -131,51 +132,42 @@ class WorkerMetrics(Collector):
 
     def render(self) -> bytes:
         """Prometheus' text format."""
-        return generate_latest(self._registry)
+        return self.book.render()
 
-    def describe(self) -> list[Metric]:
-        """Nothing: spares the registry a `collect` before there is an engine."""
-        return []
-
-    def collect(self) -> Iterator[Metric]:
-        """Called at each scrape, on the event loop."""
-        gauges = {
-            "llamacpp:prompt_tokens_seconds": (
-                "Prompt tokens computed per second, in calls that finished lately.",
-                self._prompt_pace.per_second,
-            ),
-            "llamacpp:predicted_tokens_seconds": (
-                "Tokens generated per second and call, in calls that finished lately.",
-                self._predicted_pace.per_second,
-            ),
-            "llamacpp:n_tokens_max": ("Tokens of the longest conversation so far.", self._longest),
-        }
-        counters = {
-            "llamacpp:prompt_tokens": ("Prompt tokens computed.", self.computed_prompt_tokens),
-            "llamacpp:prompt_seconds": ("Time spent on the prompts of finished calls.", self._prompt_ms / 1000),
-            "llamacpp:tokens_predicted": ("Tokens generated.", self.predicted_tokens),
-            "llamacpp:tokens_predicted_seconds": ("Time spent generating, finished calls.", self._predicted_ms / 1000),
-            "vllm:prompt_tokens": ("Prompt tokens of started calls, cached ones included.", self.prompt_tokens),
-            "vllm:generation_tokens": ("Tokens generated.", self.predicted_tokens),
-        }
-        forms = CounterMetricFamily(
-            "paddock_answer_forms",
-            "Schemas and grammars that answers were to be kept to.",
-            labels=("model_name", "outcome"),
-        )
+    def _read(self) -> None:
+        model, calls = self._model, self._of_calls
+        for counter, value in (
+            (calls.prompt_tokens, self.computed_prompt_tokens),
+            (calls.prompt_seconds, self._prompt_ms / 1000),
+            (calls.tokens_predicted, self.predicted_tokens),
+            (calls.predicted_seconds, self._predicted_ms / 1000),
+            (calls.vllm_prompt_tokens, self.prompt_tokens),
+            (calls.vllm_generation_tokens, self.predicted_tokens),
+        ):
+            counter.become(value, model)
+        calls.prompt_pace.set(self._prompt_pace.per_second, model)
+        calls.predicted_pace.set(self._predicted_pace.per_second, model)
+        calls.n_tokens_max.set(self._longest, model)
         told = self._forms()
         for outcome in FORM_OUTCOMES:
-            forms.add_metric((self._model, outcome), told.get(outcome, 0))
-        yield forms
-        for name, (help_, value) in gauges.items():
-            gauge = GaugeMetricFamily(name, help_, labels=("model_name",))
-            gauge.add_metric((self._model,), value)
-            yield gauge
-        for name, (help_, value) in counters.items():
-            counter = CounterMetricFamily(name, help_, labels=("model_name",))
-            counter.add_metric((self._model,), value)
-            yield counter
+            calls.answer_forms.become(told.get(outcome, 0), model, outcome)
+        self._is_draining.set(self._draining(), model)
+        for one in self._devices():
+            self._device_memory.set(one.total - one.free, model, one.device, "used")
+            self._device_memory.set(one.free, model, one.device, "free")
 
-    def _histogram(self, name: str, help_: str, buckets: tuple[float, ...]) -> Histogram:
-        family = Histogram(name, help_, ("model_name",), buckets=buckets, registry=self._registry)
-        return family.labels(self._model)
+
+class OfCalls:
+    """What is counted as plain numbers."""
+
+    def __init__(self, book: Book) -> None:
+        self.prompt_tokens = book.counter(of_worker.PROMPT_TOKENS)
+        self.prompt_seconds = book.counter(of_worker.PROMPT_SECONDS)
+        self.tokens_predicted = book.counter(of_worker.TOKENS_PREDICTED)
+        self.predicted_seconds = book.counter(of_worker.PREDICTED_SECONDS)
+        self.vllm_prompt_tokens = book.counter(of_worker.VLLM_PROMPT_TOKENS)
+        self.vllm_generation_tokens = book.counter(of_worker.VLLM_GENERATION_TOKENS)
+        self.prompt_pace = book.gauge(of_worker.PROMPT_PACE)
+        self.predicted_pace = book.gauge(of_worker.PREDICTED_PACE)
+        self.n_tokens_max = book.gauge(of_worker.N_TOKENS_MAX)
+        self.answer_forms = book.counter(of_worker.ANSWER_FORMS)

@@ -180,7 +180,14 @@ class WorkerServer:
         self._mailbox = Mailbox(self._loop)
         self._engine = build_engine(self._mailbox.put, self._crash_from_thread)
         self._metrics = WorkerMetrics(
-            place.model, self._engine.load, lambda: self._engine.counters, lambda: services.form_counts
+            place.model,
+            self._engine.load,
+            lambda: self._engine.counters,
+            lambda: services.form_counts,
+            worker=place.worker,
+            version=place.version,
+            draining=lambda: self._calls.draining,
+            devices=services.devices,
         )
         self._hub = EventHub(self._boot, grace_s=place.gateway_grace_s)
         stories = Stories(tracer, place.worker, place.model)

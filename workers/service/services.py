@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from starlette.routing import Route
 
 from workers.chat.answers import Answers
 from workers.chat.prompts import Prompts
+from workers.protocol.devices import DeviceMemory
 from workers.protocol.heartbeat import WorkerKind
 from workers.protocol.requests import Sampling
 from workers.service.adapters import AdapterRoutes
@@ -36,6 +38,8 @@ class Services:
     heads: HeadBook = field(default_factory=HeadBook)
     """Unless it is connected to an engine, what was cached once counts as cached."""
     texts: TextRoutes | None = None
+    devices: Callable[[], Sequence[DeviceMemory]] = tuple
+    """The memory of what it computes on, at each call; for any thread."""
     pool: PooledDesk | None = None
     """For a worker that does pooled work, which is all that it does then."""
 

@@ -129,7 +129,9 @@ class Histogram(Family):
 
     def become(self, counts: Sequence[int], total: float, *labels: str) -> None:
         """As somebody else has counted: `counts` per bucket, and above them all."""
-        self._cells[labels] = [*map(float, counts), total]
+        if len(counts) != len(self._bounds) + 1:
+            raise ValueError(f"{self.metric.name} has {len(self._bounds) + 1} buckets, and got {len(counts)}")
+        self._cells[labels] = [*map(float, counts), float(total)]
 
     def count(self, *labels: str) -> float:
         """How many values; 0 where there is no such series."""

@@ -104,6 +104,8 @@ KV_CELLS = gauge(
 )
 PREFIX_QUERIES = counter("vllm:prefix_cache_queries_total", "prompt tokens of calls that began and may use the cache")
 PREFIX_HITS = counter("vllm:prefix_cache_hits_total", "those of them that need not be computed")
+GPU_PREFIX_QUERIES = counter("vllm:gpu_prefix_cache_queries_total", "the same by its older name")
+GPU_PREFIX_HITS = counter("vllm:gpu_prefix_cache_hits_total", "the same by its older name")
 PROMPT_SOURCES = counter(
     "paddock_prompt_source_tokens_total",
     "prompt tokens of calls that began: `computed`, `kv` (shared in the cache), `ram`, `disk`",
@@ -146,7 +148,8 @@ LORA_INFO = gauge(
 
 DEVICE_MEMORY = gauge(
     "paddock_device_memory_bytes",
-    "memory of a device that llama.cpp computes on, `used` (by any process) or `free`; `CPU` is the machine's",
+    "memory of a device that llama.cpp computes on, `used` (by any process) or `free`; `CPU` is main memory, of which "
+    "`free` is what this process may still take",
     "device",
     "state",
 )
@@ -175,6 +178,7 @@ GROUPS = (
         "Caches",
         (
             *(KV_USAGE_RATIO, KV_TOKENS, KV_USAGE, GPU_USAGE, CACHE_CONFIG, KV_CELLS, PREFIX_QUERIES, PREFIX_HITS),
+            *(GPU_PREFIX_QUERIES, GPU_PREFIX_HITS),
             *(PROMPT_SOURCES, PACKED, RESTORED, FETCHED, RAM_BYTES, RAM_BLOCKS),
             *(DISK_BYTES, DISK_FILES, DISK_QUEUED, DISK_BLOCKS),
         ),

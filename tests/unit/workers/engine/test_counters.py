@@ -7,8 +7,9 @@ from typing import cast
 
 import pytest
 
-from workers.engine.counters import GAP_BOUNDS_S, Distribution, PromptSources, PromptTally, Tally, TokenGaps
+from workers.engine.counters import Distribution, PromptSources, PromptTally, Tally, TokenGaps
 from workers.engine.sequence import Sequence
+from workers.protocol.metrics.metric import GAP_S
 
 
 @dataclass
@@ -61,7 +62,7 @@ def test_gaps_are_each_calls_own() -> None:
 def test_a_step_of_nobody_counts_nothing() -> None:
     gaps = TokenGaps()
     gaps.note([], 5.0)
-    assert gaps.tally.distribution == Distribution(GAP_BOUNDS_S, (0,) * (len(GAP_BOUNDS_S) + 1), 0.0)
+    assert gaps.tally.distribution == Distribution(GAP_S, (0,) * (len(GAP_S) + 1), 0.0)
 
 
 @pytest.mark.parametrize(

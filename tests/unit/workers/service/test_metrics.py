@@ -2,11 +2,25 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+import pytest
+
+from tests.support.scrape import Scrape
 from workers.engine.counters import Distribution, EngineCounters, PromptSources
 from workers.engine.disk import DiskStats
 from workers.engine.request import EngineLoad
+from workers.protocol.devices import DeviceMemory
 from workers.protocol.events import Finished, FinishReason, Timings, Usage
+from workers.protocol.metrics import catalogue
+from workers.protocol.metrics.metric import DECODE_S, GAP_S, LOAD_S
 from workers.service.metrics import PACE_S, Pace, WorkerMetrics
+
+
+def spread(bounds: tuple[float, ...], total: float, counts: dict[float, int]) -> Distribution:
+    """`counts`: how many values lie in the bucket up to a bound."""
+    return Distribution(bounds, (*(counts.get(bound, 0) for bound in bounds), 0), total)
+
 
 LOAD = EngineLoad(slots=4, slots_busy=3, waiting=2, kv_tokens=1000, kv_tokens_used=250)
 DISK = DiskStats(5000, 7, 11, 12, 13, 14, 15, 16, 17, 1.0, 2.0)
@@ -18,18 +32,22 @@ COUNTERS = EngineCounters(
     num_fetched=128,
     num_queried=900,
     sources=PromptSources(computed=300, kv=350, ram=200, disk=100),
-    decode_s=Distribution((0.1, 1), (4, 5, 1), 6.5),
-    gap_s=Distribution((0.01, 0.5), (1, 2, 0), 0.75),
+    decode_s=spread(DECODE_S, 6.5, {0.1: 4, 1.0: 5, 30.0: 1}),
+    gap_s=spread(GAP_S, 0.75, {0.01: 1, 0.5: 2}),
     idle_cells=150,
     ram_bytes=4096,
     ram_blocks=6,
     disk=DISK,
     num_switches=21,
+    adapter_load_s=spread(LOAD_S, 0.5, {0.1: 2, 0.25: 1}),
+    num_adapter_failures=4,
     adapters_loaded=2,
     max_adapters=8,
     adapters_running=("a", "b"),
     adapters_waiting=("c",),
 )
+
+FINISHED = Finished(1, FinishReason.STOP, Usage(40, 20, 10), Timings(10, 30, 500.0, 20, 2000.0))
 
 
 def samples(metrics: WorkerMetrics) -> dict[str, float]:
@@ -82,17 +100,97 @@ def test_what_has_a_label_of_its_own() -> None:
             "outcome",
             {"written": 11, "read": 12, "dropped": 13, "refused": 14, "failed": 15, "evicted": 16},
         ),
-        ("paddock_decode_seconds_bucket", "le", {"0.1": 4, "1.0": 9, "+Inf": 10}),
-        ("vllm:inter_token_latency_seconds_bucket", "le", {"0.01": 1, "0.5": 3, "+Inf": 3}),
+        ("paddock_adapter_loads_total", "outcome", {"loaded": 3, "failed": 4}),
     ):
         shown = {key: value for key, value in found.items() if key.startswith(name + "{")}
         assert shown == {name + labels(**{label: key}): value for key, value in values.items()}
+    for name, values in (
+        ("paddock_decode_seconds", {"0.05": 0, "0.1": 4, "1.0": 9, "10.0": 9, "30.0": 10, "+Inf": 10}),
+        ("vllm:inter_token_latency_seconds", {"0.01": 1, "0.4": 1, "0.5": 3, "+Inf": 3}),
+        ("paddock_adapter_load_seconds", {"0.05": 0, "0.1": 2, "0.25": 3, "+Inf": 3}),
+    ):
+        assert {le: found[f"{name}_bucket{labels(le=le)}"] for le in values} == values
 
 
 def test_adapters_in_use_are_named() -> None:
     found = samples(WorkerMetrics("m", lambda: LOAD, lambda: COUNTERS))
     series = "vllm:lora_requests_info" + labels(max_lora="8", running_lora_adapters="a,b", waiting_lora_adapters="c")
     assert found[series] > 1.6e9
+
+
+def test_what_the_worker_says_of_itself() -> None:
+    draining = [False]
+    memory = (DeviceMemory("CUDA0", 1000, 400), DeviceMemory("CPU", 50, 50))
+    metrics = WorkerMetrics(
+        "m", lambda: LOAD, worker="w1", version="1.2", draining=lambda: draining[0], devices=lambda: memory
+    )
+    found = samples(metrics)
+    assert found["paddock_worker_info" + labels(worker="w1", version="1.2")] == 1
+    assert found["paddock_worker_slots" + labels()] == 4
+    assert found["paddock_worker_draining" + labels()] == 0
+    for device, state, value in (
+        ("CUDA0", "used", 600),
+        ("CUDA0", "free", 400),
+        ("CPU", "used", 0),
+        ("CPU", "free", 50),
+    ):
+        assert found["paddock_device_memory_bytes" + labels(device=device, state=state)] == value
+    draining[0] = True
+    assert samples(metrics)["paddock_worker_draining" + labels()] == 1
+
+
+def test_the_catalogue_is_what_is_shown() -> None:
+    memory = (DeviceMemory("CPU", 50, 50),)
+    metrics = WorkerMetrics("m", lambda: LOAD, lambda: COUNTERS, devices=lambda: memory)
+    metrics.finished(FINISHED, FinishReason.STOP, 2.5)
+    assert metrics.book.unopened == ()
+    Scrape(metrics.render().decode()).has_exactly(catalogue.metrics_of(catalogue.WORKER))
+
+
+# What others read. A name that changes here breaks what they do.
+
+INFERENCE_EXTENSION = {
+    # The Gateway API inference extension's model server protocol, and the flags of its endpoint picker.
+    "vllm:num_requests_waiting": {"model_name"},
+    "vllm:num_requests_running": {"model_name"},
+    "vllm:kv_cache_usage_perc": {"model_name"},
+    "vllm:lora_requests_info": {"model_name", "max_lora", "running_lora_adapters", "waiting_lora_adapters"},
+    "vllm:cache_config_info": {"model_name", "block_size", "num_gpu_blocks"},
+}
+PRODUCTION_STACK = {
+    # The scraper of vLLM's production stack, which keeps to older names of vLLM; its boards read the newer ones.
+    "vllm:num_requests_running": {"model_name"},
+    "vllm:num_requests_waiting": {"model_name"},
+    "vllm:gpu_cache_usage_perc": {"model_name"},
+    "vllm:gpu_prefix_cache_hits_total": {"model_name"},
+    "vllm:gpu_prefix_cache_queries_total": {"model_name"},
+}
+
+
+@pytest.mark.parametrize("read", [INFERENCE_EXTENSION, PRODUCTION_STACK], ids=["extension", "stack"])
+def test_what_pickers_and_scrapers_read(read: dict[str, set[str]]) -> None:
+    shown = Scrape(WorkerMetrics("m", lambda: LOAD, lambda: COUNTERS).render().decode())
+    for name, wanted in read.items():
+        assert shown.labels[name] == {frozenset(wanted)}, name
+        if not name.endswith("_total"):
+            assert shown.kinds[name] == "gauge", name
+    assert shown.value("vllm:cache_config_info", model_name="m", block_size="1", num_gpu_blocks="1000") == 1
+    assert 0 <= shown.sum("vllm:kv_cache_usage_perc") <= 1
+    lora = [dict(has) for of, has in shown.values if of == "vllm:lora_requests_info"]
+    assert [(one["max_lora"], one["running_lora_adapters"], one["waiting_lora_adapters"]) for one in lora] == [
+        ("8", "a,b", "c")
+    ], "one series, which the latest value stands in"
+
+
+def test_adapters_that_are_no_longer_used_leave_no_series() -> None:
+    counters = [COUNTERS]
+    metrics = WorkerMetrics("m", lambda: LOAD, lambda: counters[0])
+    metrics.render()
+    counters[0] = replace(COUNTERS, adapters_running=(), adapters_waiting=())
+    found = [name for name in samples(metrics) if name.startswith("vllm:lora_requests_info")]
+    assert found == [
+        "vllm:lora_requests_info" + labels(max_lora="8", running_lora_adapters="", waiting_lora_adapters="")
+    ]
 
 
 def test_an_engine_that_counts_nothing_shows_the_same_metrics() -> None:
@@ -120,8 +218,7 @@ def test_the_pace_is_that_of_late() -> None:
 
 def test_a_finished_call_shows_its_pace_and_its_length() -> None:
     metrics = WorkerMetrics("m", lambda: LOAD)
-    usage, timings = Usage(40, 20, 10), Timings(10, 30, 500.0, 20, 2000.0)
-    metrics.finished(Finished(1, FinishReason.STOP, usage, timings), FinishReason.STOP, 2.5)
+    metrics.finished(FINISHED, FinishReason.STOP, 2.5)
     found = samples(metrics)
     assert found["llamacpp:prompt_tokens_seconds" + labels()] == 60
     assert found["llamacpp:predicted_tokens_seconds" + labels()] == 10

@@ -4,8 +4,9 @@ import time
 
 import pytest
 
-from workers.engine.counters import GAP_BOUNDS_S, EngineCounters, Tally
+from workers.engine.counters import EngineCounters, Tally
 from workers.engine.request import CallLeft, EngineLoad
+from workers.protocol.metrics.metric import GAP_S
 from workers.service.rates import NUM_ANSWERS, Rates
 
 IDLE = EngineLoad(slots=2, slots_busy=0, waiting=0, kv_tokens=1000, kv_tokens_used=0)
@@ -16,7 +17,7 @@ def busy(*running: CallLeft, prefill_s: float = 0.001) -> EngineLoad:
 
 
 def gaps(*seconds: float) -> EngineCounters:
-    tally = Tally(GAP_BOUNDS_S)
+    tally = Tally(GAP_S)
     for one in seconds:
         tally.add(one)
     return EngineCounters(gap_s=tally.distribution, num_preempted=3)

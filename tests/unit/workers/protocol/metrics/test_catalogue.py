@@ -9,7 +9,7 @@ import pytest
 from gateway import errors
 from workers.protocol.failures import FailureCode
 from workers.protocol.metrics import catalogue
-from workers.protocol.metrics.metric import Kind, Metric
+from workers.protocol.metrics.metric import Group, Kind, Metric
 from workers.protocol.metrics.who import FAILED_BY, OTHER, Who, blamed
 
 ALL = (*catalogue.metrics_of(catalogue.GATEWAY), *catalogue.metrics_of(catalogue.WORKER))
@@ -17,7 +17,7 @@ OF_PEOPLE = {"team", "alias", "gen_ai_request_model"}
 
 
 @pytest.mark.parametrize("groups", [catalogue.GATEWAY, catalogue.WORKER])
-def test_a_name_is_declared_once(groups: tuple[catalogue.Group, ...]) -> None:
+def test_a_name_is_declared_once(groups: tuple[Group, ...]) -> None:
     names = [metric.name for metric in catalogue.metrics_of(groups)]
     assert sorted(set(names)) == sorted(names)
 
