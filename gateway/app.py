@@ -55,6 +55,7 @@ from gateway.store.look import LineReader
 from gateway.store.responses import ResponseStore
 from gateway.store.stream_log import StreamLog
 from gateway.telemetry.metrics import Metrics
+from gateway.telemetry.prompts import UNWRITTEN, WrittenPrompts
 from workers import catalog_file
 from workers.protocol.heartbeat import Heartbeat
 from workers.tracing.tracer import OFF, Tracer
@@ -143,7 +144,8 @@ async def build(settings: GatewaySettings, redis: redis.asyncio.Redis, tracer: T
     store = Store(redis, took=metrics.redis_time.observe)
     admission = Admission(store, fleet, gateway_id, **of_line, lost=metrics.lost_leases)
     limits = Limits(settings.queue_timeout_s, settings.request_timeout_s, settings.retry_share)
-    pipeline = Pipeline(names, fleet, admission, relay, metrics, limits, wishes)
+    prompts = WrittenPrompts() if settings.log_prompts else UNWRITTEN
+    pipeline = Pipeline(names, fleet, admission, relay, metrics, limits, wishes, prompts)
     sight = Sight(metrics, fleet, admission, pipeline.attempts, names.models, lambda: pipeline.stopping)
     inquiries = Inquiries(fleet, relay)
     model_wishes = ModelWishes(redis)

@@ -28,6 +28,7 @@ from gateway.relay.relay import Relay
 from gateway.routing.chain import Reason
 from gateway.routing.slot_numbers import ANY, located
 from gateway.telemetry.metrics import Metrics, UnderWay
+from gateway.telemetry.prompts import UNWRITTEN, Prompts
 from gateway.telemetry.trail import Trail
 from gateway.tries import Admission, Lease, Tries, on_model
 from workers.protocol.events import CallEvent, Failed, Finished, Started
@@ -103,12 +104,14 @@ class Pipeline:
         metrics: Metrics,
         limits: Limits,
         adapters: AdapterScales,
+        prompts: Prompts = UNWRITTEN,
     ) -> None:
         self._names = names
         self._fleet = fleet
         self._adapters = adapters
         self._relay = relay
         self._metrics = metrics
+        self._prompts = prompts
         self._limits = limits
         self.attempts = Attempts(
             fleet, admission, relay, metrics, self._adapted, limits.queue_timeout_s, limits.retry_share
@@ -197,14 +200,15 @@ class Pipeline:
 
         Raises PaddockError: no slot in time, refused by the worker, failed, cut off.
         """
-        cutoff = self._cutoff(call)
+        cutoff, heard = self._cutoff(call), self._prompts.begins(trail, request)
         with UnderWay(self._metrics.in_flight, call.model):
             self._under_way.add(cutoff)
             try:
                 async with cutoff, self._placed(call, request, trail, cutoff) as answer:
-                    yield answer
+                    yield heard.of(answer)
             finally:
                 self._under_way.discard(cutoff)
+                heard.ends()
 
     async def pool(self, call: Call, request: PoolRequest, trail: Trail) -> PoolResult:
         """Pooled work, which is one answer: placed like any call, and anew where its worker is lost.
@@ -212,7 +216,7 @@ class Pipeline:
         Raises PaddockError.
         """
         request = replace_struct(request, tenant=call.principal.team, request_id=call.request_id)
-        cutoff = self._cutoff(call)
+        cutoff, heard = self._cutoff(call), self._prompts.begins(trail, request)
         with UnderWay(self._metrics.in_flight, call.model):
             self._under_way.add(cutoff)
             try:
@@ -220,6 +224,7 @@ class Pipeline:
                     return await self._pooled(call, request, trail)
             finally:
                 self._under_way.discard(cutoff)
+                heard.ends()
 
     async def _pooled(self, call: Call, request: PoolRequest, trail: Trail) -> PoolResult:
         tries = self.attempts.begin_pooled(call, trail, request)

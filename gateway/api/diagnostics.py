@@ -57,9 +57,7 @@ def trail_of(scope: Scope) -> Trail:
 
 def answer_headers(trail: Trail) -> list[tuple[bytes, bytes]]:
     """What is known when the headers go out; a caller that still waits for a slot has no worker yet."""
-    headers = [(b"x-request-id", trail.request_id.encode()), *origin_headers(trail.origin)]
-    if trail.trace_id:
-        headers.append((b"x-paddock-trace-id", trail.trace_id.encode()))
+    headers = [*name_headers(trail), *origin_headers(trail.origin)]
     headers += connection_headers(trail)
     if trail.worker:
         headers += [
@@ -76,6 +74,12 @@ def answer_headers(trail: Trail) -> list[tuple[bytes, bytes]]:
     if trail.placement:
         headers.append((b"x-paddock-placement", trail.placement.encode("ascii", "replace")))
     return headers
+
+
+def name_headers(trail: Trail) -> list[tuple[bytes, bytes]]:
+    """What the request is found by, in logs and traces; for every answer, errors as well."""
+    headers = [(b"x-request-id", trail.request_id.encode())]
+    return [*headers, (b"x-paddock-trace-id", trail.trace_id.encode())] if trail.trace_id else headers
 
 
 def connection_headers(trail: Trail) -> list[tuple[bytes, bytes]]:

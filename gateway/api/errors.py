@@ -8,6 +8,7 @@ import math
 from starlette.types import Message, Receive, Scope, Send
 
 from gateway.api.cors import origin_headers
+from gateway.api.diagnostics import name_headers
 from gateway.api.dialect import SHAPE, ErrorShape
 from gateway.errors import (
     AuthenticationFailed,
@@ -62,7 +63,7 @@ async def send_error(receive: Receive, send: Send, error: PaddockError, trail: T
     note_error(trail, error)
     body = shape.body(error, trail)
     headers = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(body))]
-    headers += [(b"x-request-id", trail.request_id.encode()), *origin_headers(trail.origin), *error_headers(error)]
+    headers += [*name_headers(trail), *origin_headers(trail.origin), *error_headers(error)]
     if trail.closes and not ends_connection(error):
         headers.append((b"connection", b"close"))
     await send({"type": "http.response.start", "status": trail.status, "headers": headers})

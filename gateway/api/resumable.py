@@ -19,6 +19,7 @@ from gateway.resume.recordings import Owner, Produce, Recordings
 from gateway.telemetry.accounts import close_trail
 from gateway.telemetry.metrics import Metrics
 from gateway.telemetry.trail import Trail
+from workers.tracing.context import read_context
 
 
 class Resumable:
@@ -46,7 +47,9 @@ class Resumable:
                     trail.outcome = trail.outcome or "client_gone"
                     close_trail(trail, self._metrics)
 
-        return await self._recordings.begin(stream, owner, write, grace_s)
+        context = trail.record.context
+        trace = "" if context is None else context.traceparent
+        return await self._recordings.begin(stream, owner, write, grace_s, trace)
 
     async def follow(self, reading: LocalReading, scope: Scope, receive: Receive, send: Send) -> None:
         """Sends a stream that has just begun. Where the client leaves before its end, the trail is handed over."""
@@ -63,6 +66,7 @@ class Resumable:
     async def send(self, reading: Reading, scope: Scope, receive: Receive, send: Send) -> None:
         """The whole response, with pings while there is nothing else to say. Closes the reading."""
         trail = trail_of(scope)
+        trail.record.follows(read_context(reading.trace))
         stream = EventStream(send, lambda: answer_headers(trail), lambda: ping(trail))
         try:
             async with while_present(receive):

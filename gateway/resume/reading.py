@@ -24,6 +24,11 @@ class Reading(Protocol):
         """Why there will be no answer."""
         ...
 
+    @property
+    def trace(self) -> str:
+        """Where in a trace the stream is made, as a `traceparent`; empty: nowhere."""
+        ...
+
     async def take(self) -> bytes:
         """More whole events; waits for them. Empty: there will be no more. Raises StreamGone, StoreUnavailable."""
         ...
@@ -43,6 +48,10 @@ class LocalReading:
     @property
     def refusal(self) -> PaddockError | None:
         return self.recording.refusal
+
+    @property
+    def trace(self) -> str:
+        return self.recording.head.trace
 
     async def take(self) -> bytes:
         recording = self.recording
@@ -68,7 +77,8 @@ class RemoteReading:
 
     refusal: PaddockError | None = None
 
-    def __init__(self, log: StreamLog, stream: str, after: int) -> None:
+    def __init__(self, log: StreamLog, stream: str, after: int, trace: str) -> None:
+        self.trace = trace
         self._log = log
         self._stream = stream
         self._after = after

@@ -88,14 +88,16 @@ class Recordings:
             await asyncio.wait(self._writers.values(), timeout=CLOSE_S)
         await self._flushed(renew=False)
 
-    async def begin(self, stream: str, owner: Owner, produce: Produce, grace_s: float | None) -> LocalReading:
+    async def begin(
+        self, stream: str, owner: Owner, produce: Produce, grace_s: float | None, trace: str = ""
+    ) -> LocalReading:
         """Starts a stream and reads it from its beginning. `grace_s` None: it goes on without readers.
 
         Other gateways know of it once this returns, unless Redis is away: then this one alone can go on with it.
         """
         if self._tasks is None:
             raise RuntimeError("streams are begun while `run` runs")
-        recording = Recording(stream, StreamHead(owner.team, owner.request, self._gateway), self._max_bytes)
+        recording = Recording(stream, StreamHead(owner.team, owner.request, self._gateway, trace), self._max_bytes)
         reading = LocalReading(recording, 0)
         try:
             await self._write([recording], renew=True)
@@ -119,7 +121,7 @@ class Recordings:
                 "`Last-Event-ID` is of another request. Send the same method, path and body as the first time."
             )
         if recording is None:
-            return RemoteReading(self._log, stream, after)
+            return RemoteReading(self._log, stream, after, head.trace)
         recording.after(after)
         return LocalReading(recording, after)
 

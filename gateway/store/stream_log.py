@@ -28,6 +28,8 @@ class StreamHead:
     """What the request said, as a digest."""
     gateway: str
     """Who writes it."""
+    trace: str = ""
+    """Where in a trace it is made, as a `traceparent`; empty: nowhere."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,11 +89,12 @@ class StreamLog:
 
     async def head(self, stream: str) -> StreamHead | None:
         """None: there is no such stream, or no more."""
-        fields = await self._answers(self._redis.hmget(keys.stream(stream), ["team", "request", "gateway"]))
+        names = ["team", "request", "gateway", "trace"]
+        *fields, trace = await self._answers(self._redis.hmget(keys.stream(stream), names))
         if None in fields:
             return None
         team, request, gateway = (field.decode() for field in fields)
-        return StreamHead(team, request, gateway)
+        return StreamHead(team, request, gateway, (trace or b"").decode())
 
     async def read(self, stream: str, after: int) -> Page:
         """What follows an event; the first batch may begin before that."""
@@ -153,7 +156,8 @@ def _add(pipeline: Any, write: Write) -> None:
 def _renew(pipeline: Any, write: Write, ttl_ms: int) -> None:
     """The last of the answers tells whether the stream is to end."""
     head, told = keys.stream(write.stream), write.head
-    pipeline.hset(head, mapping={"team": told.team, "request": told.request, "gateway": told.gateway})
+    fields = {"team": told.team, "request": told.request, "gateway": told.gateway}
+    pipeline.hset(head, mapping=fields | {"trace": told.trace} if told.trace else fields)
     pipeline.pexpire(head, ttl_ms)
     pipeline.pexpire(keys.stream_log(write.stream), ttl_ms)
     pipeline.hget(head, "end")

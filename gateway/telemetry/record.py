@@ -66,7 +66,7 @@ class Record:
         """Something that happened on its way."""
 
     def follows(self, other: TraceContext | None) -> None:
-        """What is sent was made for a request of another trace."""
+        """What is sent was made for that request."""
 
     def beside(self) -> Record:
         """Of a request inside this one: the connection carries several."""
@@ -163,7 +163,7 @@ class KeptRecord(Record):
         self.events.append(SpanEvent(event, time.monotonic(), facts))
 
     def follows(self, other: TraceContext | None) -> None:
-        if other is not None:
+        if other is not None and other.span_id != self.own.span_id:
             self.links.append(other)
 
     def beside(self) -> Record:

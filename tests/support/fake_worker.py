@@ -171,7 +171,7 @@ async def serve(args: argparse.Namespace) -> Exit:
         return fake
 
     resource = {"service.name": "paddock-worker", "service.instance.id": place.worker}
-    with tracing(args.otlp_endpoint, "", 0.0, resource, "fake", {}) as tracer:
+    with tracing(args.otlp_endpoint, "", 0.0, resource, "fake", os.environ) as tracer:
         server = WorkerServer(place, listen(args.host, args.port), services, engine, http=http, tracer=tracer)
         print(server.address, flush=True)
         return await server.run()

@@ -12,7 +12,7 @@ from importlib import import_module
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
-from workers.tracing.tracer import BackgroundTracer, NoTracer, Tracer
+from workers.tracing.tracer import EVERY_S, OFF, BackgroundTracer, Tracer
 
 log = logging.getLogger(__name__)
 
@@ -24,6 +24,7 @@ STANDARD_BASE = "OTEL_EXPORTER_OTLP_ENDPOINT"
 STANDARD_HEADERS = ("OTEL_EXPORTER_OTLP_TRACES_HEADERS", "OTEL_EXPORTER_OTLP_HEADERS")
 STANDARD_NAME, STANDARD_RESOURCE = "OTEL_SERVICE_NAME", "OTEL_RESOURCE_ATTRIBUTES"
 STANDARD_OFF = "OTEL_SDK_DISABLED"
+STANDARD_EVERY_MS = "OTEL_BSP_SCHEDULE_DELAY"
 
 NOT_INSTALLED = "tracing needs {name}, which is not installed; install paddock[tracing], or unset {setting}"
 
@@ -48,9 +49,9 @@ def tracing(
     url, setting = _endpoint(endpoint, environment)
     exporter = _exporter(url, setting, headers, resource, version, environment) if url else None
     if exporter is None:
-        yield NoTracer()
+        yield OFF
         return
-    tracer = BackgroundTracer(exporter, share)
+    tracer = BackgroundTracer(exporter, share, _every_s(environment))
     log.info("traces go to %s", url)
     with tracer.running():
         yield tracer
@@ -101,6 +102,11 @@ def _check(url: str, setting: str) -> None:
         )
     if parts.username is not None or parts.password is not None:
         raise TracingUnusable(f"{setting}: the URL must not have a password in it; say it with otlp_headers")
+
+
+def _every_s(environment: Mapping[str, str]) -> float:
+    told = environment.get(STANDARD_EVERY_MS, "")
+    return max(0.01, int(told) / 1e3) if told.isdecimal() else EVERY_S
 
 
 def _pairs(setting: str, text: str) -> dict[str, str]:

@@ -24,7 +24,6 @@ MAX_WAITING = 4096
 """Journeys that wait to be sent; further ones are lost. Each is a few kilobytes."""
 BATCH = 256
 EVERY_S = 1.0
-"""How long one may wait while there are few."""
 RETRY_S = (0.5, 1.0, 2.0)
 """Pauses before what could not be sent is sent again; then it is lost."""
 CLOSE_S = 1.5
@@ -85,10 +84,14 @@ class Exporter(Protocol):
 class BackgroundTracer:
     """Samples what begins here and sends what is told, from a thread of its own, while `running` is entered."""
 
-    def __init__(self, exporter: Exporter, share: float = 1.0) -> None:
-        """`share`: of the traces that begin here, how many are recorded. Who comes with a trace has decided that."""
+    def __init__(self, exporter: Exporter, share: float = 1.0, every_s: float = EVERY_S) -> None:
+        """`share`: of the traces that begin here, how many are recorded. Who comes with a trace has decided that.
+
+        `every_s`: how long a journey may wait while there are few.
+        """
         self._exporter = exporter
         self._share = share
+        self._every_s = every_s
         self._waiting: deque[Journey] = deque()
         self._num_lost = 0
         self._is_failing = False
@@ -125,7 +128,7 @@ class BackgroundTracer:
 
     def _run(self) -> None:
         while True:
-            self._wake.wait(EVERY_S)
+            self._wake.wait(self._every_s)
             self._wake.clear()
             closing = self._closing.is_set()
             while self._waiting:

@@ -1,0 +1,163 @@
+"""What callers ask and are answered, in the log: only where an operator has asked for that (`log_prompts`).
+
+heard = prompts.begins(trail, request)      once per answer
+answer = heard.of(answer)                   what is read from it is noted
+heard.ends()                                one line, however it ended
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import Protocol
+
+import msgspec
+
+from gateway.telemetry.trail import Trail
+from workers.protocol.events import CallEvent, Failed, Finished, Reasoning, Text, ToolCallDelta
+from workers.protocol.pooled import PoolRequest
+from workers.protocol.requests import GenerateRequest
+
+log = logging.getLogger("paddock.prompts")
+
+MAX_CHARS = 16_384
+"""Of a prompt, and of each part of an answer; of what is longer the middle is left out."""
+
+WARNING = (
+    "prompts and answers are written into the log, at level info (log_prompts): whoever may read it reads what every "
+    "team asks; unset it when you have seen enough"
+)
+
+_encode = msgspec.json.Encoder().encode
+
+
+class Answer(Protocol):
+    """As `gateway.pipeline.Answer`."""
+
+    @property
+    def ended(self) -> bool: ...
+    @property
+    def choice(self) -> int: ...
+    @property
+    def end(self) -> Finished | Failed | None: ...
+    async def take(self) -> list[CallEvent]: ...
+
+
+class Heard:
+    """Nothing is noted."""
+
+    __slots__ = ()
+
+    def of(self, answer: Answer) -> Answer:
+        return answer
+
+    def ends(self) -> None:
+        """The answer is complete, or there will be none."""
+
+
+class Prompts:
+    """Nothing is written."""
+
+    def begins(self, trail: Trail, request: GenerateRequest | PoolRequest) -> Heard:
+        return UNHEARD
+
+
+UNHEARD = Heard()
+UNWRITTEN = Prompts()
+
+
+class WrittenPrompts(Prompts):
+    """One line per answer. Says so once, when it is made."""
+
+    def __init__(self) -> None:
+        log.warning(WARNING)
+
+    def begins(self, trail: Trail, request: GenerateRequest | PoolRequest) -> Heard:
+        return Noted(trail, request)
+
+
+class Noted(Heard):
+    __slots__ = ("_calls", "_request", "_text", "_thought", "_trail")
+
+    def __init__(self, trail: Trail, request: GenerateRequest | PoolRequest) -> None:
+        self._trail = trail
+        self._request = request
+        self._text, self._thought, self._calls = Excerpt(), Excerpt(), Excerpt()
+
+    def of(self, answer: Answer) -> Answer:
+        return Overheard(answer, self)
+
+    def note(self, events: list[CallEvent]) -> None:
+        for event in events:
+            if isinstance(event, Text):
+                self._text.add(event.text)
+            elif isinstance(event, Reasoning):
+                self._thought.add(event.text)
+            elif isinstance(event, ToolCallDelta):
+                self._calls.add(f"{event.name}{event.arguments}")
+
+    def ends(self) -> None:
+        prompt = Excerpt()
+        prompt.add(_asked(self._request))
+        told = {"prompt": prompt, "answer": self._text, "thought": self._thought, "tool_calls": self._calls}
+        fields = {"team": self._trail.team, "model": self._trail.model}
+        fields |= {name: text for name, excerpt in told.items() if (text := excerpt.text())}
+        log.info("prompt", extra={"fields": self._trail.name() | fields})
+
+
+class Overheard:
+    """An answer whose events are noted as they are taken."""
+
+    __slots__ = ("_answer", "_noted")
+
+    def __init__(self, answer: Answer, noted: Noted) -> None:
+        self._answer = answer
+        self._noted = noted
+
+    @property
+    def ended(self) -> bool:
+        return self._answer.ended
+
+    @property
+    def choice(self) -> int:
+        return self._answer.choice
+
+    @property
+    def end(self) -> Finished | Failed | None:
+        return self._answer.end
+
+    async def take(self) -> list[CallEvent]:
+        events = await self._answer.take()
+        self._noted.note(events)
+        return events
+
+
+class Excerpt:
+    """A text that grows, and of which the beginning and the end are kept."""
+
+    __slots__ = ("_head", "_num_chars", "_tail")
+
+    def __init__(self) -> None:
+        self._head = self._tail = ""
+        self._num_chars = 0
+
+    def add(self, text: str) -> None:
+        half = MAX_CHARS // 2
+        self._num_chars += len(text)
+        room = half - len(self._head)
+        self._head += text[:room]
+        self._tail = (self._tail + text[room:])[-half:]
+
+    def text(self) -> str:
+        left_out = self._num_chars - len(self._head) - len(self._tail)
+        gap = f" [{left_out} characters are left out here] " if left_out else ""
+        return f"{self._head}{gap}{self._tail}"
+
+
+def _asked(request: GenerateRequest | PoolRequest) -> str:
+    if isinstance(request, PoolRequest):
+        return _encode([request.query, *request.inputs] if request.query is not None else request.inputs).decode()
+    if request.messages:
+        return _encode(request.messages).decode()
+    if isinstance(request.prompt, str):
+        return request.prompt
+    return _encode(request.infill or request.prompt).decode()

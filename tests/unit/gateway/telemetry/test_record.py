@@ -1,0 +1,169 @@
+"""What is kept of a request's way, and the spans that are made of it."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import pytest
+
+from gateway.call import Principal
+from gateway.telemetry import request_spans
+from gateway.telemetry.record import NO_WAIT, UNRECORDED, KeptRecord, begun
+from gateway.telemetry.standing import Standing
+from gateway.telemetry.trail import Trail
+from workers.protocol.events import Failed, Finished, FinishReason, Timings, Usage
+from workers.protocol.failures import Failure, FailureCode
+from workers.tracing.context import TraceContext, new_context
+from workers.tracing.span import Span
+from workers.tracing.tracer import OFF, Journey
+
+FINISHED = Finished(1, FinishReason.STOP, Usage(10, 5, 4), Timings(4, 6, 10.0, 5, 20.0))
+
+
+class Tracer:
+    """Records everything, here."""
+
+    def __init__(self) -> None:
+        self.spans: list[Span] = []
+
+    def inside(self, caller: TraceContext | None) -> TraceContext:
+        return new_context() if caller is None else caller.inside()
+
+    def tell(self, journey: Journey) -> None:
+        self.spans += journey.spans()
+
+    def named(self, name: str) -> list[Span]:
+        return [span for span in self.spans if span.name == name]
+
+
+def asked(tracer: Any, caller: TraceContext | None = None, **facts: Any) -> Trail:
+    trail = Trail("req-1", "POST", "/v1/messages", route="/v1/messages", record=begun(tracer, caller))
+    trail.asked_by(Principal("ci", "red", None, False))
+    trail.alias, trail.model, trail.status, trail.outcome = "chat", "llama", 200, "ok"
+    for name, value in facts.items():
+        setattr(trail, name, value)
+    return trail
+
+
+def test_a_request_that_is_not_recorded_keeps_nothing() -> None:
+    assert begun(OFF, None) is UNRECORDED
+    record = UNRECORDED
+    assert record.waits("llama", Standing()) is NO_WAIT
+    attempt = record.asks("llama", "w", "http://w", 1)
+    attempt.begun()
+    attempt.over("internal", FINISHED)
+    assert attempt.context is None
+    record.notes("fallback", model="a")
+    request_spans.tell(asked(OFF))
+    assert "trace_id" not in asked(OFF).line()
+
+
+def test_a_caller_s_trace_is_handed_on_where_nothing_is_recorded() -> None:
+    caller = new_context()
+    trail = asked(OFF, caller)
+    assert trail.record.asks("llama", "w", "http://w", 1).context is caller
+    assert trail.line()["trace_id"] == caller.trace_id
+    assert trail.record.beside().context is caller
+
+
+def test_the_spans_of_a_call_that_went_well() -> None:
+    tracer, caller = Tracer(), new_context()
+    trail = asked(tracer, caller, usage=Usage(10, 5, 4))
+    wait = trail.record.waits("llama", trail.standing)
+    trail.standing.waits(3, 1.5)
+    wait.over(overtaken=1)
+    attempt = trail.record.asks("llama", "w1", "http://10.0.0.7:8081", 1)
+    attempt.begun()
+    trail.first_token_at = time.monotonic()
+    attempt.over(end=FINISHED)
+    attempt.over("too late to count")
+    request_spans.tell(trail)
+    top, queue, tried = tracer.spans
+    assert (top.name, queue.name, tried.name) == ("POST /v1/messages", "queue", "attempt")
+    assert top.parent_id == caller.span_id
+    assert {top.context.trace_id, queue.context.trace_id, tried.context.trace_id} == {caller.trace_id}
+    assert queue.parent_id == tried.parent_id == top.context.span_id
+    assert tried.context is attempt.context
+    assert top.began_at <= queue.began_at <= queue.ended_at <= tried.began_at <= tried.ended_at <= top.ended_at
+    assert queue.attributes == {
+        "gen_ai.request.model": "llama",
+        "paddock.queue.position": 3,
+        "paddock.queue.predicted_ms": 1500.0,
+        "paddock.queue.overtaken": 1,
+        "error.type": "",
+    }
+    assert (tried.attributes["server.address"], tried.attributes["server.port"]) == ("10.0.0.7", 8081)
+    told = top.attributes
+    assert (told["gen_ai.usage.input_tokens"], told["gen_ai.usage.output_tokens"]) == (10, 5)
+    assert told["gen_ai.usage.cache_read.input_tokens"] == 4
+    assert told["gen_ai.response.finish_reasons"] == ("stop",)
+    assert (told["gen_ai.operation.name"], told["paddock.team"]) == ("chat", "red")
+    assert [span.error for span in tracer.spans] == ["", "", ""]
+
+
+def test_a_second_wait_does_not_tell_of_the_first() -> None:
+    tracer = Tracer()
+    trail = asked(tracer)
+    first = trail.record.waits("llama", trail.standing)
+    trail.standing.waits(2, 1.0)
+    first.over()
+    trail.record.waits("llama", trail.standing).over()
+    request_spans.tell(trail)
+    positions = [span.attributes.get("paddock.queue.position") for span in tracer.named("queue")]
+    assert positions == [2, None]
+
+
+@pytest.mark.parametrize(
+    ("status", "outcome", "error"),
+    [
+        (200, "ok", ""),
+        (200, "worker_lost", "worker_lost"),
+        (503, "queue_timeout", "queue_timeout"),
+        (404, "model_not_found", ""),
+        (499, "client_gone", ""),
+        (200, "client_gone", ""),
+    ],
+)
+def test_what_is_an_error(status: int, outcome: str, error: str) -> None:
+    tracer = Tracer()
+    request_spans.tell(asked(tracer, status=status, outcome=outcome))
+    (top,) = tracer.spans
+    assert top.error == error
+    assert top.attributes["error.type"] == ("" if outcome == "ok" else outcome)
+
+
+def test_what_a_worker_failed_with_is_told() -> None:
+    tracer = Tracer()
+    trail = asked(tracer)
+    trail.record.asks("llama", "w1", "http://w1", 1).over(end=Failed(1, Failure(FailureCode.INTERNAL, "a prompt")))
+    request_spans.tell(trail)
+    assert tracer.named("attempt")[0].error == "internal"
+    assert "a prompt" not in repr(tracer.spans)
+
+
+def test_what_never_ended_ends_with_the_request() -> None:
+    tracer = Tracer()
+    trail = asked(tracer, status=503, outcome="request_timeout")
+    trail.record.waits("llama", trail.standing)
+    trail.record.asks("llama", "w1", "http://w1", 2)
+    request_spans.tell(trail)
+    top = tracer.spans[0]
+    for span in tracer.spans[1:]:
+        assert (span.ended_at, span.error) == (top.ended_at, "request_timeout")
+
+
+def test_an_unknown_method_is_not_told() -> None:
+    tracer = Tracer()
+    request_spans.tell(asked(tracer, method="BREW-SECRET", route=""))
+    assert tracer.spans[0].name == tracer.spans[0].attributes["http.request.method"] == "_OTHER"
+
+
+def test_a_stream_that_is_read_leads_to_the_request_that_made_it_but_not_to_itself() -> None:
+    tracer, maker = Tracer(), new_context()
+    trail = asked(tracer)
+    assert isinstance(trail.record, KeptRecord)
+    for context in (None, trail.record.own, maker):
+        trail.record.follows(context)
+    request_spans.tell(trail)
+    assert tracer.spans[0].links == (maker,)
