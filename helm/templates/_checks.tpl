@@ -45,6 +45,20 @@
 {{- $wrong = append $wrong (printf "%s: rollout: maxSurge and maxUnavailable can't both be 0" $where) -}}
 {{- end -}}
 {{- end -}}
+{{- range $alias, $entry := .Values.aliases -}}
+{{- $chain := ternary (dict "targets" (list $entry)) $entry (kindIs "string" $entry) -}}
+{{- range $chain.targets -}}
+{{- $target := ternary . (get (ternary dict . (kindIs "string" .)) "model") (kindIs "string" .) -}}
+{{- if not (has $target $names) -}}
+{{- $wrong = append $wrong (printf "aliases.%s: no model is named %s; use one of: %s" $alias $target (join ", " $names)) -}}
+{{- end -}}
+{{- end -}}
+{{- range $chain.fallbacks -}}
+{{- if not (or (has . $names) (hasKey $.Values.aliases .)) -}}
+{{- $wrong = append $wrong (printf "aliases.%s: fallbacks: no model or alias is named %s" $alias .) -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
 {{- if and (not .Values.redis.bundled) (not .Values.redis.external.url) (not (or .Values.redis.external.existingSecret .Values.secrets.existingSecret)) -}}
 {{- $wrong = append $wrong "redis: not bundled, and no other is named: set redis.external.url or redis.external.existingSecret" -}}
 {{- end -}}

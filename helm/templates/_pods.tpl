@@ -57,12 +57,12 @@ topologySpreadConstraints:
 {{- end -}}
 {{- end -}}
 
-{{/* Takes settings: a map of Paddock's setting names. */}}
+{{/* Takes settings: a map of Paddock's setting names. Kubernetes reads `$$` in a variable as `$`, and `$(X)` as X's value. */}}
 {{- define "paddock.settingsEnv" -}}
 {{- range $name, $value := .settings }}
 {{- if not (kindIs "invalid" $value) }}
 - name: PADDOCK_{{ upper $name }}
-  value: {{ ternary $value (mustToRawJson $value) (kindIs "string" $value) | quote }}
+  value: {{ ternary $value (mustToRawJson $value) (kindIs "string" $value) | replace "$" "$$" | quote }}
 {{- end }}
 {{- end }}
 {{- end -}}

@@ -1,0 +1,342 @@
+"""What the pods of the chart are told is what the programs read, and what Kubernetes asks of them is there."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from gateway.api.routes import ROUTES
+from gateway.settings import GatewaySettings, known_settings
+from tests.support.chart import EXAMPLES, Object, Rendered, container, example, plain_env, render
+from workers import catalog_file, sources
+from workers.drain_command import PATH as DRAINS_AT
+from workers.model_file import plain_name
+from workers.protocol.catalog import AdapterSpec, DefaultSampling, LlamaSettings, convert
+from workers.protocol.framing import HEALTH_PATH
+from workers.service.probes import DRAIN_PATH, READY_PATH
+from workers.settings import SupervisorSettings, WorkerSettings
+from workers.supervisor.library import wanted
+
+KNOWN = {
+    "redis-password": "secret",
+    "redis-url": "redis+sentinel://:secret@sentinel-0,sentinel-1/mymaster",
+    "worker-secret": "between us",
+    "api-key": "sk-first",
+    "api-keys": "[]",
+    "cache-secret": "sealed",
+    "hf-token": "hf_x",
+    "metadata.name": "p-worker-x-abc",
+    "status.podIP": "10.1.2.3",
+}
+FILES = pytest.mark.parametrize("file", [None, *EXAMPLES], ids=lambda file: file.stem[7:] if file else "as-it-is")
+
+
+def rendered(file: Path | None) -> Rendered:
+    return render({}, *([file] if file else []))
+
+
+def pods_of(found: Rendered, component: str) -> list[Object]:
+    label = "app.kubernetes.io/component"
+    return [pod for told, pod in found.pods() if told["labels"][label] == component]
+
+
+def settings_of(
+    kind: type[sources.S], of: Object, monkeypatch: pytest.MonkeyPatch, program: str
+) -> sources.Reading[sources.S]:
+    assert of["command"] == ["paddock", program]
+    for name, value in plain_env(of, KNOWN).items():
+        monkeypatch.setenv(name, value)
+    return sources.read(kind, [], known=known_settings())
+
+
+@FILES
+def test_a_gateway_reads_what_it_is_told(file: Path | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = rendered(file)
+    (pod,) = pods_of(found, "gateway")
+    reading = settings_of(GatewaySettings, container(pod), monkeypatch, "gateway")
+    assert reading.warnings == ()
+    settings = reading.settings
+    assert (settings.host, settings.port) == ("0.0.0.0", container(pod)["ports"][0]["containerPort"])
+    assert (settings.worker_secret, settings.api_key) == ("between us", "sk-first")
+    assert "secret@" in settings.redis_url
+    assert settings.catalog == Path("/etc/paddock/catalog.json")
+    assert settings.drain_s >= settings.request_timeout_s >= settings.start_timeout_s > settings.queue_timeout_s
+
+
+@FILES
+def test_a_worker_reads_what_it_is_told(file: Path | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = rendered(file)
+    (gateway,) = pods_of(found, "gateway")
+    gateways_redis = plain_env(container(gateway), KNOWN)["PADDOCK_REDIS_URL"]
+    models = (
+        {
+            model["name"]: model
+            for model in json.loads(found.one("ConfigMap", "gateway")["data"]["catalog.json"])["models"]
+        }
+        if len(found.of("ConfigMap", "gateway")) == 1
+        else {}
+    )
+    assert models
+    for pod in pods_of(found, "worker"):
+        with monkeypatch.context() as patch:
+            reading = settings_of(WorkerSettings, container(pod), patch, "worker")
+        assert reading.warnings == ()
+        settings = reading.settings
+        assert settings.worker_address == "http://10.1.2.3:8081"
+        assert (settings.worker_host, settings.worker_port) == ("0.0.0.0", container(pod)["ports"][0]["containerPort"])
+        assert settings.worker_id == "p-worker-x-abc"
+        assert settings.redis_url == gateways_redis
+        told = models[settings.alias]
+        assert (settings.slots, settings.ctx) == (told.get("slots", 8), told.get("ctx", 0))
+        llama = msgspec.json.decode(settings.llama, type=LlamaSettings)
+        assert llama.n_threads > 0, "it would count the cores of its node"
+        assert {name: getattr(llama, name) for name in told.get("llama", {})} == told.get("llama", {})
+        msgspec.json.decode(settings.sampling, type=DefaultSampling)
+        msgspec.json.decode(settings.adapters, type=list[AdapterSpec])
+
+
+@FILES
+def test_what_is_fetched_lies_where_the_worker_looks(file: Path | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    for pod in pods_of(rendered(file), "worker"):
+        told = plain_env(container(pod), KNOWN)
+        for first in pod.get("initContainers", ()):
+            with monkeypatch.context() as patch:
+                reading = settings_of(SupervisorSettings, first, patch, "fetch")
+            assert reading.warnings == ()
+            (model,) = wanted(reading.settings).catalog.models
+            assert model.hf
+            assert model.name == told["PADDOCK_ALIAS"]
+            assert told["PADDOCK_MODEL"] == f"{reading.settings.models_dir}/{plain_name(model.name)}.gguf"
+            mounts = {mount["mountPath"]: mount["name"] for mount in first["volumeMounts"]}
+            assert mounts["/models"] == {m["mountPath"]: m["name"] for m in container(pod)["volumeMounts"]}["/models"]
+
+
+@FILES
+def test_the_catalog_is_one(file: Path | None, tmp_path: Path) -> None:
+    found = rendered(file)
+    told = found.one("ConfigMap", "gateway")["data"]["catalog.json"]
+    catalog = tmp_path / "catalog.json"
+    catalog.write_text(told)
+    names = [model.name for model in catalog_file.load(catalog).models]
+    served = [plain_env(container(pod), KNOWN)["PADDOCK_ALIAS"] for pod in pods_of(found, "worker")]
+    assert names == served
+    assert len(names) == len(found.of("Deployment", "worker")) + len(found.of("StatefulSet", "worker"))
+
+
+def test_every_field_of_a_catalog_arrives() -> None:
+    model: dict[str, Any] = {
+        "name": "org/Model:Q4",
+        "hf": "org/model-GGUF:Q4_K_M",
+        "slots": 3,
+        "ctx": 4096,
+        "kv_tokens": 9000,
+        "gpus": 2,
+        "llama": {"n_batch": 1024, "tensor_split": [3, 1], "n_threads": 3, "flash_attn": "on"},
+        "sampling": {"temperature": 0.6, "dry_sequence_breakers": ["\n", '"', "<x>"]},
+        "adapters": [{"name": "pirate", "path": "/models/pirate.gguf", "pinned": True}],
+        "tool_family": "hermes",
+        "chat_template": "{% for m in messages %}\n{{ m.content }} <b>$(POD_IP) $$x$$ $y\n{% endfor %}",
+        "shared_prompts": ['You are the help desk of "Example".\nBe <brief> & kind.\n'],
+    }
+    found = render({"models": [model], "aliases": {"fast": {"targets": [{"model": "org/Model:Q4", "weight": 2}]}}})
+    catalog = convert(json.loads(found.one("ConfigMap", "gateway")["data"]["catalog.json"]), "rendered")
+    assert catalog == convert(
+        {"models": [model], "aliases": {"fast": {"targets": [{"model": "org/Model:Q4", "weight": 2}]}}}, "given"
+    )
+    (pod,) = pods_of(found, "worker")
+    told = plain_env(container(pod), KNOWN)
+    spec = catalog.models[0]
+    assert told["PADDOCK_CHAT_TEMPLATE"] == spec.chat_template
+    assert json.loads(told["PADDOCK_SHARED_PROMPTS"]) == list(spec.shared_prompts)
+    assert msgspec.json.decode(told["PADDOCK_LLAMA"], type=LlamaSettings) == spec.llama
+    assert msgspec.json.decode(told["PADDOCK_SAMPLING"], type=DefaultSampling) == spec.sampling
+    assert msgspec.json.decode(told["PADDOCK_ADAPTERS"], type=list[AdapterSpec]) == list(spec.adapters)
+    assert (told["PADDOCK_KV_TOKENS"], told["PADDOCK_TOOL_FAMILY"]) == ("9000", "hermes")
+    assert container(pod)["resources"]["limits"]["nvidia.com/gpu"] == 2
+    assert container(pod)["image"].startswith("paddock-worker-cuda:")
+
+
+@FILES
+def test_probes_and_hooks_ask_what_is_there(file: Path | None) -> None:
+    found = rendered(file)
+    gateways = {row.path for row in ROUTES if row.method == "GET"}
+    for component, paths in (("gateway", gateways), ("worker", {HEALTH_PATH, READY_PATH})):
+        for pod in pods_of(found, component):
+            of = container(pod)
+            ports = {port["name"] for port in of["ports"]}
+            for probe, path in (("startup", None), ("liveness", "/health"), ("readiness", "/ready")):
+                asked = of[f"{probe}Probe"]["httpGet"]
+                assert asked["path"] in paths
+                assert asked["port"] in ports
+                assert path in (None, asked["path"])
+            hook = of["lifecycle"]["preStop"]["exec"]["command"]
+            assert hook[:3] == ["paddock", "drain", component]
+    assert ("POST", DRAINS_AT) in {(row.method, row.path) for row in ROUTES}
+    assert DRAINS_AT == DRAIN_PATH
+
+
+@FILES
+def test_a_pod_may_take_as_long_to_stop_as_the_longest_call(file: Path | None) -> None:
+    found = rendered(file)
+    (gateway,) = pods_of(found, "gateway")
+    longest = float(plain_env(container(gateway), KNOWN)["PADDOCK_REQUEST_TIMEOUT_S"])
+    for component in ("gateway", "worker"):
+        for pod in pods_of(found, component):
+            flags = container(pod)["lifecycle"]["preStop"]["exec"]["command"][3:]
+            asked = dict(zip(flags[::2], map(float, flags[1::2]), strict=True))
+            own = plain_env(container(pod), KNOWN)[
+                "PADDOCK_DRAIN_S" if component == "gateway" else "PADDOCK_WORKER_DRAIN_S"
+            ]
+            assert asked["--timeout-s"] >= longest + asked.get("--settle-s", 0)
+            assert float(own) >= longest, "where the hook fails, SIGTERM must not cut a call off"
+            # What is left after the hook: last words, closing connections, cached prompts going to disk for 5 s.
+            assert pod["terminationGracePeriodSeconds"] >= asked["--timeout-s"] + 20
+    assert longest <= 3600
+
+
+def test_a_shorter_end_is_taken_at_its_word() -> None:
+    found = render(
+        {
+            "gateway": {"settings": {"request_timeout_s": 600.5, "start_timeout_s": 60, "drain_s": 30}},
+            "workers": {"settings": {"worker_drain_s": 90}},
+        }
+    )
+    (gateway,), (worker,) = pods_of(found, "gateway"), pods_of(found, "worker")
+    assert plain_env(container(gateway), KNOWN)["PADDOCK_DRAIN_S"] == "30"
+    assert plain_env(container(worker), KNOWN)["PADDOCK_WORKER_DRAIN_S"] == "90"
+    assert (gateway["terminationGracePeriodSeconds"], worker["terminationGracePeriodSeconds"]) == (641, 120)
+
+
+@FILES
+def test_every_container_is_shut_in(file: Path | None) -> None:
+    for told, pod in rendered(file).pods():
+        assert pod["automountServiceAccountToken"] is False, told
+        assert pod["enableServiceLinks"] is False, "it would set PADDOCK_PORT"
+        assert not {"hostNetwork", "hostPID", "hostIPC"} & set(pod)
+        assert pod["securityContext"]["runAsNonRoot"] is True
+        assert pod["securityContext"]["runAsUser"] == 10001
+        assert pod["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
+        for each in (*pod.get("initContainers", ()), *pod["containers"]):
+            assert each["securityContext"] == {
+                "allowPrivilegeEscalation": False,
+                "readOnlyRootFilesystem": True,
+                "capabilities": {"drop": ["ALL"]},
+            }
+            assert {"cpu", "memory"} <= set(each["resources"]["requests"])
+            assert "memory" in each["resources"]["limits"]
+
+
+@FILES
+def test_what_is_written_lies_on_a_volume(file: Path | None) -> None:
+    found = rendered(file)
+    for component in ("gateway", "worker"):
+        for pod in pods_of(found, component):
+            volumes = {volume["name"] for volume in pod["volumes"]}
+            mounts = {mount["mountPath"]: mount for mount in container(pod)["volumeMounts"]}
+            claimed = {
+                claim["metadata"]["name"]
+                for item in found.of("StatefulSet", component)
+                for claim in item["spec"].get("volumeClaimTemplates", ())
+            }
+            assert {mount["name"] for mount in mounts.values()} <= volumes | claimed
+            told = plain_env(container(pod), KNOWN)
+            assert told["PADDOCK_STATE_DIR"] in mounts
+            assert {"/tmp", "/var/lib/paddock"} <= {path for path, mount in mounts.items() if not mount.get("readOnly")}
+            if "PADDOCK_CACHE_DIR" in told:
+                # A folder within the volume: the volume's own is its group's as well, which workers refuse.
+                assert told["PADDOCK_CACHE_DIR"].startswith("/cache/")
+                assert "/cache" in mounts
+
+
+@FILES
+def test_selectors_find_the_pods_and_nothing_else(file: Path | None) -> None:
+    found = rendered(file)
+    pods = {told["name"]: told["labels"] for told, _ in found.pods()}
+
+    def chosen(selector: dict[str, str]) -> set[str]:
+        return {name for name, labels in pods.items() if selector.items() <= labels.items()}
+
+    for item in found.workloads():
+        if item["kind"] != "Pod":
+            assert chosen(item["spec"]["selector"]["matchLabels"]) == {item["metadata"]["name"]}
+    for item in found.of("PodDisruptionBudget"):
+        assert chosen(item["spec"]["selector"]["matchLabels"]) == {item["metadata"]["name"]}
+    services = {item["metadata"]["name"]: item for item in found.of("Service")}
+    for service in services.values():
+        (name,) = chosen(service["spec"]["selector"])
+        (pod,) = (pod for told, pod in found.pods() if told["name"] == name)
+        ports = {port["name"] for port in container(pod)["ports"]}
+        assert {port["targetPort"] for port in service["spec"]["ports"]} <= ports
+    for item in found.of("StatefulSet"):
+        assert item["spec"]["serviceName"] in services
+    for item in (*found.of("HorizontalPodAutoscaler"), *found.of("ScaledObject")):
+        target = item["spec"]["scaleTargetRef"]
+        assert (target["kind"], target["name"]) in {
+            (each["kind"], each["metadata"]["name"]) for each in found.workloads()
+        }
+
+
+@FILES
+def test_what_is_referred_to_is_made_or_is_the_operators(file: Path | None) -> None:
+    found = rendered(file)
+    made = {(item["kind"], item["metadata"]["name"]): item for item in found.objects}
+    text = file.read_text() if file else ""
+    for _, pod in found.pods():
+        for volume in pod.get("volumes", ()):
+            claim = volume.get("persistentVolumeClaim", {}).get("claimName")
+            assert claim is None or ("PersistentVolumeClaim", claim) in made or f"existingClaim: {claim}" in text
+            config = volume.get("configMap", {}).get("name")
+            assert config is None or ("ConfigMap", config) in made
+        for each in (*pod.get("initContainers", ()), *pod["containers"]):
+            for entry in each["env"]:
+                if "secretKeyRef" in (source := entry.get("valueFrom", {})):
+                    name, key = source["secretKeyRef"]["name"], source["secretKeyRef"]["key"]
+                    own = made.get(("Secret", name))
+                    assert key in own["stringData"] if own else f"existingSecret: {name}" in text
+
+
+def test_threads_are_those_that_the_container_may_use() -> None:
+    for cpu, threads in (("4", 4), (3, 3), ("2500m", 2), ("500m", 1), (0.5, 1)):
+        found = render({"workers": {"resources": {"limits": {"cpu": cpu}}}})
+        (pod,) = pods_of(found, "worker")
+        assert json.loads(plain_env(container(pod), KNOWN)["PADDOCK_LLAMA"])["n_threads"] == threads
+
+
+def test_cached_prompts_fit_their_volume() -> None:
+    for size, most in (("20Gi", 18432), ("512Mi", 460), ("1Ti", 943718)):
+        found = render({"workers": {"promptCache": {"type": "emptyDir", "size": size}}})
+        (pod,) = pods_of(found, "worker")
+        assert plain_env(container(pod), KNOWN)["PADDOCK_CACHE_DISK_MIB"] == str(most)
+
+
+def test_in_an_ipv6_cluster() -> None:
+    found = render({"ipv6": True})
+    (gateway,), (worker,) = pods_of(found, "gateway"), pods_of(found, "worker")
+    told = plain_env(container(worker), {**KNOWN, "status.podIP": "fd00::7"})
+    assert told["PADDOCK_WORKER_ADDRESS"] == "http://[fd00::7]:8081"
+    assert told["PADDOCK_WORKER_HOST"] == plain_env(container(gateway), KNOWN)["PADDOCK_HOST"] == "::"
+
+
+def test_gateways_roll_without_a_gap_and_on_a_new_catalog() -> None:
+    before, after = render({}), render({"aliases": {"fast": "gemma-3-1b"}})
+    for found in (before, after):
+        assert found.one("Deployment", "gateway")["spec"]["strategy"]["rollingUpdate"] == {
+            "maxSurge": 1,
+            "maxUnavailable": 0,
+        }
+    templates = [found.one("Deployment", "gateway")["spec"]["template"] for found in (before, after)]
+    assert templates[0] != templates[1]
+    assert before.one("Deployment", "worker") == after.one("Deployment", "worker")
+
+
+def test_redis_is_pinned_and_asks_for_its_password() -> None:
+    (pod,) = pods_of(render({}), "redis")
+    of = container(pod)
+    assert of["image"].partition(":")[2][0].isdigit()
+    assert "--requirepass" in of["command"][-1]
+    assert plain_env(of, KNOWN)["REDISCLI_AUTH"] == "secret"
+    assert not pods_of(example("external-redis"), "redis")

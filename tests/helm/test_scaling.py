@@ -1,0 +1,165 @@
+"""What decides how many workers a model has: the series exist, and what they lead to is sensible."""
+
+from __future__ import annotations
+
+import math
+import re
+from typing import Any
+
+import pytest
+
+from gateway.settings import GatewaySettings
+from tests.support.chart import Object, Rendered, example, render
+from workers.protocol.metrics import catalogue
+
+GATEWAYS = {metric.name: metric for metric in catalogue.metrics_of(catalogue.GATEWAY)}
+KEDA = {"keda": {"prometheusAddress": "http://prometheus:9090"}}
+
+
+def scaled(**autoscaling: Any) -> Rendered:
+    model = {"name": "m", "hf": "org/m", "slots": 16, "autoscaling": {"type": "keda", **autoscaling}}
+    return render({**KEDA, "models": [model]})
+
+
+def triggers(found: Rendered) -> dict[str, Object]:
+    return {trigger["name"]: trigger for trigger in found.one("ScaledObject")["spec"]["triggers"]}
+
+
+def desired(found: Rendered, current: int, in_flight: float, waiting: float, wait_s: float) -> int:
+    """What an HPA makes of KEDA's values: the most that any of them asks for, within the bounds.
+
+    Source: "Horizontal Pod Autoscaling" in Kubernetes' documentation.
+    """
+    values = {"in-flight": in_flight, "waiting": waiting, "predicted-wait": wait_s}
+    asked = []
+    for name, trigger in triggers(found).items():
+        share = values[name] / float(trigger["metadata"]["threshold"])
+        asked.append(math.ceil(share if trigger["metricType"] == "AverageValue" else share * current))
+    spec = found.one("ScaledObject")["spec"]
+    return max(1, spec["minReplicaCount"], min(spec["maxReplicaCount"], max(asked)))
+
+
+def is_active(found: Rendered, in_flight: float, waiting: float, wait_s: float) -> bool:
+    """Whether KEDA keeps at least one worker."""
+    values = {"in-flight": in_flight, "waiting": waiting, "predicted-wait": wait_s}
+    return any(
+        values[name] > float(trigger["metadata"]["activationThreshold"]) for name, trigger in triggers(found).items()
+    )
+
+
+def test_queries_name_only_what_gateways_export() -> None:
+    for found in (example("keda"), example("multi-node")):
+        for item in found.of("ScaledObject"):
+            for trigger in item["spec"]["triggers"]:
+                query = trigger["metadata"]["query"]
+                named = set(re.findall(r"\bpaddock_[a-z_]+", query))
+                assert named <= set(GATEWAYS), query
+                (series,) = named - {"paddock_build_info"}
+                assert GATEWAYS[series].labels == ("model",)
+                # All gateways see the fleet alike, but each its own calls.
+                assert query.startswith("max(" if series == "paddock_predicted_wait_seconds" else "sum(")
+
+
+def test_each_model_is_asked_for_by_its_own_name() -> None:
+    found = example("keda")
+    told = {
+        model
+        for item in found.of("ScaledObject")
+        for trigger in item["spec"]["triggers"]
+        for model in re.findall(r'model="([^"]+)"', trigger["metadata"]["query"])
+    }
+    assert told == {"qwen3-8b", "Qwen/Qwen3-Coder-30B-A3B"}
+
+
+def test_a_lost_prometheus_is_no_idle_model() -> None:
+    """No series at all is an error, which takes no worker away; a scraped gateway without the series is a zero."""
+    found = scaled(min=0)
+    for trigger in triggers(found).values():
+        assert trigger["metadata"]["ignoreNullValues"] == "false"
+        assert trigger["metadata"]["query"].endswith(" or 0 * sum(paddock_build_info)")
+    fallback = found.one("ScaledObject")["spec"]["fallback"]
+    assert fallback["behavior"] == "currentReplicasIfHigher"
+    assert fallback["replicas"] >= 1
+
+
+def test_a_call_brings_the_first_worker_and_what_runs_keeps_it() -> None:
+    found = scaled(min=0)
+    assert not is_active(found, 0, 0, 0)
+    assert is_active(found, in_flight=1, waiting=1, wait_s=0.5)
+    assert is_active(found, in_flight=1, waiting=0, wait_s=0), "it runs and nobody waits"
+    assert found.one("ScaledObject")["spec"]["cooldownPeriod"] >= 60
+
+
+def test_what_runs_is_never_left_without_slots() -> None:
+    found = scaled(min=0, max=50)
+    slots = 16
+    for in_flight in range(1, 600, 7):
+        workers = desired(found, current=10, in_flight=in_flight, waiting=0, wait_s=0)
+        assert workers * slots >= in_flight
+
+
+def test_a_line_brings_more_than_its_calls_need_and_so_does_a_long_wait() -> None:
+    found = scaled(min=1, max=50)
+    busy = desired(found, current=2, in_flight=24, waiting=0, wait_s=0)
+    assert busy == 2
+    assert desired(found, current=2, in_flight=32 + 64, waiting=64, wait_s=0) == 8
+    assert desired(found, current=2, in_flight=24, waiting=0, wait_s=40) == 8
+    assert desired(found, current=2, in_flight=24, waiting=0, wait_s=9) == 2
+
+
+def test_workers_come_at_once_and_go_one_by_one() -> None:
+    behavior = scaled().one("ScaledObject")["spec"]["advanced"]["horizontalPodAutoscalerConfig"]["behavior"]
+    assert behavior["scaleUp"]["stabilizationWindowSeconds"] == 0
+    assert behavior["scaleDown"]["stabilizationWindowSeconds"] >= 120
+    assert behavior["scaleDown"]["policies"] == [{"type": "Pods", "value": 1, "periodSeconds": 60}]
+
+
+def test_matchers_hold_everywhere() -> None:
+    found = render(
+        {
+            "keda": {"prometheusAddress": "http://p:9090", "matchers": 'namespace="llm"'},
+            "workers": {"autoscaling": {"type": "keda"}},
+        }
+    )
+    for trigger in triggers(found).values():
+        query = trigger["metadata"]["query"]
+        assert query.count('namespace="llm"') == 2
+        assert query.count("{") == 2
+
+
+@pytest.mark.parametrize("name", ["keda", "hpa", "cpu", "multi-node"])
+def test_who_is_scaled_has_no_fixed_number(name: str) -> None:
+    """Or each upgrade would set it back."""
+    found = example(name)
+    targets = {
+        item["spec"]["scaleTargetRef"]["name"]
+        for kind in ("ScaledObject", "HorizontalPodAutoscaler")
+        for item in found.of(kind)
+    }
+    for item in found.workloads():
+        if item["kind"] != "Pod":
+            assert ("replicas" in item["spec"]) == (item["metadata"]["name"] not in targets)
+    assert targets
+
+
+def test_plain_hpas_read_the_same_series() -> None:
+    found = example("hpa")
+    (of_model,) = found.of("HorizontalPodAutoscaler", "worker")
+    metrics = {metric["external"]["metric"]["name"]: metric["external"] for metric in of_model["spec"]["metrics"]}
+    assert set(metrics) == {"paddock_requests_in_flight", "paddock_queue_length"}
+    assert set(metrics) <= set(GATEWAYS)
+    for metric in metrics.values():
+        assert metric["metric"]["selector"]["matchLabels"] == {"model": "qwen3-8b"}
+        assert metric["target"]["type"] == "AverageValue"
+    (of_gateway,) = found.of("HorizontalPodAutoscaler", "gateway")
+    assert {metric["type"] for metric in of_gateway["spec"]["metrics"]} == {"Resource", "Pods"}
+
+
+def test_calls_are_held_for_as_long_as_a_first_worker_takes() -> None:
+    """A model at zero is no refused call: the gateway waits longer than it does for a slot."""
+    settings = {
+        entry["name"]: entry.get("value")
+        for entry in example("keda").one("Deployment", "gateway")["spec"]["template"]["spec"]["containers"][0]["env"]
+    }
+    held_s = float(settings["PADDOCK_START_TIMEOUT_S"] or 0)
+    assert held_s > GatewaySettings.model_fields["queue_timeout_s"].default
