@@ -6,6 +6,7 @@ from boards.board import Board
 from boards.panel import Panel, Query, Row, Shape, Step
 from boards.promql import OF_MODEL, OF_WORKER, all_see, mean, or_zero, quantile, rate, ratio
 
+CAME_TO_ONE = f'model!="", {OF_MODEL}'
 SHARES = (0.5, 0.95, 0.99)
 
 
@@ -63,7 +64,7 @@ CALLS = Row(
         Panel(
             "Calls",
             "Requests that ended, per second.",
-            (Query(rate("paddock_requests_total", by="model"), "{{model}}"),),
+            (Query(rate("paddock_requests_total", CAME_TO_ONE, by="model"), "{{model}}"),),
             "reqps",
             stacked=True,
         ),
@@ -81,8 +82,8 @@ CALLS = Row(
         ),
         Panel(
             "Calls by alias",
-            "By the name that callers used. An alias that goes nowhere has no model.",
-            (Query(rate("paddock_requests_total", by="alias"), "{{alias}}"),),
+            "By the name that callers used, which may be the model's own.",
+            (Query(rate("paddock_requests_total", CAME_TO_ONE, by="alias"), "{{alias}}"),),
             "reqps",
             stacked=True,
         ),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from boards.board import Board
 from boards.panel import Panel, Query, Row, Step, figure
-from boards.promql import OF_MODEL, all_see, each_has, or_zero, quantile, rate
+from boards.promql import OF_MODEL, all_see, came_and_went, each_has, or_zero, quantile, rate
 
 ORANGE_FROM_ONE = (Step(1, "orange"),)
 BURN = (Step(1, "orange"), Step(14.4, "red"))
@@ -165,15 +165,7 @@ FLEET = Row(
         Panel(
             "Worker processes that came and went",
             "In the last five minutes. `lost` did not drain before it went.",
-            (
-                Query(f"max by (model) (increase(paddock_worker_starts_total{{{OF_MODEL}}}[5m]))", "{{model}}: came"),
-                Query(
-                    or_zero(
-                        f"max by (model, how) (increase(paddock_worker_losses_total{{{OF_MODEL}}}[5m]))", "how", "lost"
-                    ),
-                    "{{model}}: {{how}}",
-                ),
-            ),
+            tuple(Query(expr, legend) for legend, expr in came_and_went().items()),
         ),
         Panel(
             "Circuits open",

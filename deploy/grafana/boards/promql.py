@@ -47,5 +47,12 @@ def or_zero(expr: str, label: str = "", value: str = "none") -> str:
     return f"{expr} or on () {zero}"
 
 
+def came_and_went() -> dict[str, str]:
+    """Legend -> expression: worker processes of five minutes. All gateways see the same ones."""
+    came = f"max by (model) (increase(paddock_worker_starts_total{{{OF_MODEL}}}[5m]))"
+    went = f"max by (model, how) (increase(paddock_worker_losses_total{{{OF_MODEL}}}[5m]))"
+    return {"{{model}}: came": or_zero(came, "model", "any"), "{{model}}: {{how}}": or_zero(went, "how", "lost")}
+
+
 def _sum(by: str) -> str:
     return f"sum by ({by})" if by else "sum"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from boards.board import Board
 from boards.panel import Panel, Query, Row, Shape, Step
-from boards.promql import OF_MODEL, OF_WORKER, all_see, or_zero, quantile, rate, ratio
+from boards.promql import OF_WORKER, all_see, came_and_went, or_zero, quantile, rate, ratio
 
 WORKER = "{{worker}}"
 USED, FREE = 'state="used"', 'state="free"'
@@ -37,15 +37,7 @@ FLEET = Row(
         Panel(
             "Processes that came and went",
             "In five minutes, as gateways saw it. `lost` did not drain before it went.",
-            (
-                Query(f"max by (model) (increase(paddock_worker_starts_total{{{OF_MODEL}}}[5m]))", "{{model}}: came"),
-                Query(
-                    or_zero(
-                        f"max by (model, how) (increase(paddock_worker_losses_total{{{OF_MODEL}}}[5m]))", "how", "lost"
-                    ),
-                    "{{model}}: {{how}}",
-                ),
-            ),
+            tuple(Query(expr, legend) for legend, expr in came_and_went().items()),
             width=6,
         ),
         Panel(
