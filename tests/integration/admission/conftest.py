@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 
 import pytest
@@ -44,6 +44,8 @@ class Gateway:
     store: Store
     redis: redis.asyncio.Redis
     tasks: tuple[asyncio.Task[None], ...]
+    lost: list[tuple[str, str, int]] = field(default_factory=list)
+    """Leases that ended otherwise than by their call, as they were told."""
 
     async def kill(self) -> None:
         """It stops doing anything; nothing is given back."""
@@ -65,6 +67,7 @@ async def _start(url: str, stack: AsyncExitStack, id: str, max_queue: int, lives
         timeout_s=lives.timeout_s,
     )
     fleet = Fleet(connected, interval_s=0.1)
+    lost: list[tuple[str, str, int]] = []
     admission = Admission(
         store,
         fleet,
@@ -74,10 +77,11 @@ async def _start(url: str, stack: AsyncExitStack, id: str, max_queue: int, lives
         renew_s=lives.renew_s,
         sweep_s=lives.sweep_s,
         seat_after_s=lives.seat_after_s,
+        lost=lambda *told: lost.append(told),
     )
     await fleet.refresh()
     tasks = (asyncio.create_task(fleet.run()), asyncio.create_task(admission.run()))
-    gateway = Gateway(id, admission, fleet, store, connected, tasks)
+    gateway = Gateway(id, admission, fleet, store, connected, tasks, lost)
     stack.push_async_callback(admission.close)
     stack.push_async_callback(gateway.kill)
     return gateway

@@ -36,6 +36,7 @@ async def test_a_killed_gateway_blocks_nobody(client: redis.asyncio.Redis, start
     assert await until(lambda: waiter.served, 4.0, "the other gateway's call served") > 0.5
     assert await client.zcard(keys.tickets("m")) == 0
     assert await leases(client) == 1
+    assert other.lost == [("m", "expired", 1)]
     await waiter.go()
     for guest in lost:
         await guest.cancel()
@@ -127,6 +128,7 @@ async def test_a_restarted_worker_starts_with_all_its_slots(
     assert await leases(client) == 1
     await until(lambda: one.admission.in_flight("m") == 1, 1.0, "the void lease forgotten")
     assert "is void" in caplog.text
+    assert ("m", "void", 1) in one.lost
     await holder.go()
     await one.store.close()
     assert await leases(client) == 1

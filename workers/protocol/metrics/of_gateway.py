@@ -182,8 +182,9 @@ LEASES = Metric("paddock_leases", GAUGE, "slots that calls of this gateway hold"
 LEASES_LOST = Metric(
     "paddock_leases_lost_total",
     COUNTER,
-    "leases that ended otherwise than by their call: `void` (its worker process is gone), `crowded` (Redis had lost "
-    "it and the slot was taken), `expired` (nobody renewed it; counted by the gateway that swept it away)",
+    "leases that ended otherwise than by their call: `void` (its worker process is gone) and `crowded` (Redis had lost "
+    "it and the slot was taken), told by the gateway that held it; `expired` (nobody renewed it, or its worker process "
+    "is gone), told by the gateway that swept it out of Redis",
     ("model", "why"),
     When.HAPPENS,
 )
