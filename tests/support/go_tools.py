@@ -1,10 +1,12 @@
 """Programs written in Go that tests run: helm, the compose tool, and the library that reads compose files.
 
 One is taken from the PATH, else from the folder that GO_TOOLS_FOLDER names, else from
-`$XDG_CACHE_HOME/paddock/go/bin`, where it is built at its pinned version once, outside of the checkout, if Go is on
-this machine. Where there is none of these, the test is skipped and says why.
+`$XDG_CACHE_HOME/paddock/go/bin`. Where it is in none of these, the test is skipped and says why. They are built at
+their pinned versions, once and outside of the checkout, before the tests begin, where Go is on the machine:
 
-    python -m tests.support.go_tools [NAME ...]    builds what is not there yet, and tells how long each took
+    python -m tests.support.go_tools [NAME|quick ...]    builds what is not there yet, and tells how long each took
+
+`make test` builds the quick ones, and in CI helm as well; `make test-full` builds all.
 """
 
 from __future__ import annotations
@@ -23,6 +25,7 @@ from pathlib import Path
 
 import pytest
 
+SOURCES = Path(__file__).parent / "go"
 GO_USUALLY = Path("/usr/local/go/bin/go")
 BUILD_TIMEOUT_S = 1800.0
 MODULE = "module paddock.invalid/tools\n\ngo 1.24\n"
@@ -36,8 +39,10 @@ class GoTool:
     version: str
     links: str = ""
     """What the linker writes into it."""
-    on_path: bool = True
-    """Whether one that a machine has already serves as well."""
+    source: str = ""
+    """A program of our own in the folder `go`, which uses the package; empty: the package is the program."""
+    quick: bool = False
+    """Whether it is built in any run of the tests, rather than in `make test-full` and in CI."""
 
 
 HELM = GoTool("helm", "helm.sh/helm/v3/cmd/helm", "v3.22.0")
@@ -47,10 +52,12 @@ COMPOSE = GoTool(
     "v2.40.3",
     links="-X github.com/docker/compose/v2/internal.Version=v2.40.3",
 )
-COMPOSE_SPEC = GoTool("compose-spec", "github.com/compose-spec/compose-go/v2/cmd", "v2.9.0", on_path=False)
-"""Reads and resolves compose files as the compose tool does, being the library in it; quick to build."""
+COMPOSE_CONFIG = GoTool(
+    "compose-config", "github.com/compose-spec/compose-go/v2/cli", "v2.9.0", source="compose_config.go", quick=True
+)
+"""Resolves compose files by the library in the compose tool, which takes a tenth of the time to build."""
 
-TOOLS = (HELM, COMPOSE, COMPOSE_SPEC)
+TOOLS = (HELM, COMPOSE, COMPOSE_CONFIG)
 
 
 class NoTool(Exception):
@@ -67,11 +74,6 @@ def docker_compose() -> Path:
     return _or_skip(COMPOSE)
 
 
-def compose_spec() -> Path:
-    """The same for the library's own program, `compose-spec FILE`."""
-    return _or_skip(COMPOSE_SPEC)
-
-
 def go() -> Path | None:
     """Go's own program, which need not be on the PATH."""
     found = shutil.which("go")
@@ -80,7 +82,7 @@ def go() -> Path | None:
 
 def there(tool: GoTool) -> Path | None:
     """Where the tool is already."""
-    on_path = shutil.which(tool.name) if tool.on_path else None
+    on_path = shutil.which(tool.name) if not tool.source else None
     named = [Path(folder) / tool.name for folder in (os.environ.get("GO_TOOLS_FOLDER"),) if folder]
     found = [Path(on_path)] if on_path else []
     return next((path for path in (*found, *named, built(tool)) if path.is_file() and os.access(path, os.X_OK)), None)
@@ -101,17 +103,20 @@ def have(tool: GoTool) -> Path:
         raise NoTool(f"no {tool.name} on the PATH or in GO_TOOLS_FOLDER, and no Go to build it with")
     target = built(tool)
     target.parent.mkdir(parents=True, exist_ok=True)
-    with _alone(target.with_suffix(".lock")):
+    with _alone(target.with_name(f"{target.name}.lock")):
         if not target.is_file():
             _build(tool, program, target)
     return target
 
 
 def _or_skip(tool: GoTool) -> Path:
-    try:
-        return have(tool)
-    except NoTool as error:
-        pytest.skip(str(error))
+    path = there(tool)
+    if path is None:
+        pytest.skip(
+            f"no {tool.name} on the PATH or in GO_TOOLS_FOLDER; where Go is, `make test-full` builds it, and so does "
+            f"`python -m tests.support.go_tools {tool.name}`"
+        )
+    return path
 
 
 @contextmanager
@@ -126,8 +131,11 @@ def _build(tool: GoTool, program: Path, target: Path) -> None:
     with tempfile.TemporaryDirectory(dir=target.parent) as scratch:
         Path(scratch, "go.mod").write_text(MODULE)
         made = Path(scratch, "made")
+        if tool.source:
+            shutil.copy(SOURCES / tool.source, scratch)
         flags = ("-trimpath", "-ldflags", f"-s -w {tool.links}".strip(), "-o", str(made))
-        for arguments in (("get", f"{tool.package}@{tool.version}"), ("build", *flags, tool.package)):
+        program_of = "." if tool.source else tool.package
+        for arguments in (("get", f"{tool.package}@{tool.version}"), ("build", *flags, program_of)):
             _run(tool, [str(program), *arguments], Path(scratch))
         os.replace(made, target)
 
@@ -147,7 +155,8 @@ def _run(tool: GoTool, command: list[str], folder: Path) -> None:
 
 def main(names: list[str]) -> int:
     for tool in TOOLS:
-        if names and tool.name not in names:
+        wanted = tool.name in names or (tool.quick and "quick" in names)
+        if names and not wanted:
             continue
         started = time.monotonic()
         try:

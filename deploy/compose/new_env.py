@@ -1,0 +1,48 @@
+"""An `.env` for docker-compose.yml, its secrets made on this machine: `python3 deploy/compose/new_env.py > .env`.
+
+Standard library only. What is not a secret stands there as a comment, with its default.
+"""
+
+from __future__ import annotations
+
+import secrets
+import sys
+
+SECRETS = {
+    "PADDOCK_API_KEY": "the first API key, an admin's; callers send it as `Authorization: Bearer`",
+    "PADDOCK_WORKER_SECRET": "what gateways and workers know each other by",
+    "REDIS_PASSWORD": "of the Redis in its container",
+    "GRAFANA_PASSWORD": "of Grafana's user `admin`",
+}
+CHOICES = {
+    "PADDOCK_HF": ("Qwen/Qwen2.5-0.5B-Instruct-GGUF:Q4_K_M", "model of the Hugging Face hub; unset: the demo model"),
+    "PADDOCK_ALIAS": ("qwen", "the name that callers use; goes with the model"),
+    "HF_TOKEN": ("", "where the model is gated"),
+    "PADDOCK_SLOTS": ("8", "conversations at once, per worker"),
+    "PADDOCK_CTX": ("0", "longest conversation, tokens; 0: what the model was trained for"),
+    "WORKERS": ("2", "workers on processors; 0 with `--profile gpu`"),
+    "WORKER_MEMORY": ("8g", "most memory of a worker: the model, its KV cache and cache_ram_mib"),
+    "GPUS": ("1", "GPUs of the worker in `--profile gpu`"),
+    "BIND_ADDRESS": ("127.0.0.1", "where the gateway listens; put TLS in front of it before you open it"),
+    "GATEWAY_PORT": ("8080", "of this machine"),
+    "PROMETHEUS_PORT": ("9090", "the same"),
+    "GRAFANA_PORT": ("3000", "the same"),
+    "PROMETHEUS_RETENTION": ("15d", "how long series are kept"),
+    "PADDOCK_VERSION": ("0.1.0", "tag of the images"),
+}
+"""Variable -> its default (an example, where there is none) and what it says."""
+
+
+def document() -> str:
+    lines = ["# Read by `docker compose`. Keep it to yourself: it is not tracked."]
+    for name, meaning in SECRETS.items():
+        prefix = "pk-" if name == "PADDOCK_API_KEY" else ""
+        lines += ["", f"# {meaning}", f"{name}={prefix}{secrets.token_hex(24)}"]
+    lines += ["", "# --- as you like ---"]
+    for name, (value, meaning) in CHOICES.items():
+        lines += ["", f"# {meaning}", f"#{name}={value}"]
+    return "\n".join(lines) + "\n"
+
+
+if __name__ == "__main__":
+    sys.stdout.write(document())

@@ -1,0 +1,171 @@
+"""docker-compose.yml as it resolves: nothing open, nothing unbounded, and only what the programs know."""
+
+from __future__ import annotations
+
+import re
+from itertools import combinations
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gateway import __version__, cli
+from gateway.settings import GatewaySettings, known_settings
+from tests.support.compose import FILE, ROOT, Refused, Resolved, new_env, resolved
+from tests.support.dockerfile import Dockerfile, read
+from workers.settings import WorkerSettings
+from workers.sources import variable
+
+OURS = {"gateway", "worker", "worker-cuda", "fetch"}
+SECRETS = ("PADDOCK_API_KEY", "PADDOCK_WORKER_SECRET", "REDIS_PASSWORD", "GRAFANA_PASSWORD")
+PUBLISHED = {"gateway": "8080", "prometheus": "9090", "grafana": "3000"}
+
+
+@pytest.fixture(scope="module")
+def project() -> Resolved:
+    return resolved(new_env(), ["gpu"])
+
+
+def services(project: Resolved) -> dict[str, dict[str, Any]]:
+    found: dict[str, dict[str, Any]] = project["services"]
+    return found
+
+
+def image_of(service: dict[str, Any]) -> Dockerfile:
+    return read(ROOT / service["build"]["dockerfile"])
+
+
+def seconds(text: str) -> float:
+    units = {"h": 3600.0, "m": 60.0, "s": 1.0}
+    return sum(float(count) * units[unit] for count, unit in re.findall(r"([\d.]+)([hms])", text))
+
+
+def test_who_runs(project: Resolved) -> None:
+    others = {"redis", "prometheus", "grafana"}
+    assert set(services(project)) == OURS | others
+    assert set(services(resolved(new_env()))) == (OURS | others) - {"worker-cuda"}
+
+
+@pytest.mark.parametrize("missing", SECRETS)
+def test_without_a_secret_nothing_starts(missing: str) -> None:
+    variables = {name: value for name, value in new_env().items() if name != missing}
+    for without in (variables, variables | {missing: ""}):
+        with pytest.raises(Refused, match=rf"{missing} is missing a value: is unset; deploy/compose/new_env.py makes"):
+            resolved(without)
+
+
+def test_secrets_are_made_anew_and_long() -> None:
+    first, second = new_env(), new_env()
+    assert set(first) == set(SECRETS)
+    assert all(len(first[name]) >= 48 and first[name] != second[name] for name in SECRETS)
+    assert len({*first.values()}) == len(SECRETS)
+
+
+def test_every_variable_of_the_file_is_told_with_its_default() -> None:
+    told = (ROOT / "deploy" / "compose" / "new_env.py").read_text()
+    text = re.sub(r"^\s*#.*$", "", FILE.read_text(), flags=re.MULTILINE)
+    used = re.findall(r"(?<!\$)\$\{(\w+)(:-([^}]*))?", text)
+    assert {name for name, _, _ in used} >= set(SECRETS)
+    for name, _, default in used:
+        assert f'"{name}": ' in told, name
+        if default and not name.startswith("PADDOCK_A"):
+            assert f'"{name}": ("{default}", ' in told, name
+
+
+def test_every_variable_is_a_setting_of_the_program_that_gets_it(project: Resolved) -> None:
+    for name in OURS:
+        service = services(project)[name]
+        settings = cli.COMMANDS[service["command"][0]]
+        known = {variable(field) for field in known_settings()}
+        fields = {"gateway": GatewaySettings, "worker": WorkerSettings}.get(service["command"][0])
+        given = {key for key in service["environment"] if key.startswith("PADDOCK_")}
+        assert given <= known, (name, settings)
+        if fields:
+            assert given <= {variable(field) for field in fields.model_fields}, name
+
+
+def test_only_these_can_be_reached_and_from_this_machine_only(project: Resolved) -> None:
+    published = {
+        (name, port["host_ip"], str(port["target"]))
+        for name, service in services(project).items()
+        for port in service.get("ports", [])
+    }
+    assert published == {(name, "127.0.0.1", port) for name, port in PUBLISHED.items()}
+    assert image_of(services(project)["gateway"]).stages[-1].last("EXPOSE") == PUBLISHED["gateway"]
+
+
+def test_redis_and_workers_are_in_a_network_without_a_way_in_or_out(project: Resolved) -> None:
+    assert project["networks"]["inside"]["internal"] is True
+    for name in ("redis", "worker", "worker-cuda"):
+        assert set(services(project)[name]["networks"]) == {"inside"}, name
+
+
+def test_nobody_has_rights_or_writes_to_the_root(project: Resolved) -> None:
+    for name, service in services(project).items():
+        assert service["read_only"] is True, name
+        assert service["cap_drop"] == ["ALL"], name
+        assert service["security_opt"] == ["no-new-privileges:true"], name
+        assert not service.get("privileged"), name
+        assert "cap_add" not in service, name
+        limits = service["deploy"]["resources"]["limits"]
+        assert int(limits["memory"]) >= 512 << 20, name
+        assert limits["pids"] > 0, name
+
+
+def test_what_is_bounded_fits_together(project: Resolved) -> None:
+    """A container is killed after its grace: what drains must be done by then."""
+    for name, drain in (("gateway", "DRAIN_S"), ("worker", "WORKER_DRAIN_S"), ("worker-cuda", "WORKER_DRAIN_S")):
+        service = services(project)[name]
+        drains_s = float(service["environment"][f"PADDOCK_{drain}"])
+        assert seconds(service["stop_grace_period"]) >= drains_s + 20, name
+    redis = " ".join(services(project)["redis"]["command"])
+    (most,) = re.findall(r"--maxmemory (\d+)mb", redis)
+    assert int(most) * 2**20 < int(services(project)["redis"]["deploy"]["resources"]["limits"]["memory"])
+
+
+def test_the_order_of_starting_which_is_the_order_of_stopping_reversed(project: Resolved) -> None:
+    waits = {name: service.get("depends_on", {}) for name, service in services(project).items()}
+    for worker in ("worker", "worker-cuda"):
+        assert waits[worker]["redis"]["condition"] == "service_healthy"
+        assert waits[worker]["fetch"]["condition"] == "service_completed_successfully"
+        assert worker in waits["gateway"]
+    assert waits["gateway"]["redis"]["condition"] == "service_healthy"
+    assert waits["gateway"]["worker-cuda"]["required"] is False
+    for name in services(project):
+        image_has_one = name in OURS and image_of(services(project)[name]).stages[-1].last("HEALTHCHECK")
+        assert image_has_one or services(project)[name].get("healthcheck"), name
+
+
+def test_images_are_pinned_and_ours_are_this_version(project: Resolved) -> None:
+    for name, service in services(project).items():
+        if name in OURS:
+            assert service["image"].endswith(f":{__version__}"), name
+            assert service["build"]["args"]["VERSION"] == __version__, name
+            assert Path(service["build"]["context"]) == ROOT
+        else:
+            assert re.fullmatch(r"[a-z/]+:v?\d+\.\d+\.\d+(-[a-z]+)?(@sha256:[0-9a-f]{64})?", service["image"]), name
+
+
+def test_what_is_mounted_is_tracked_and_named_volumes_are_declared(project: Resolved) -> None:
+    for name, service in services(project).items():
+        for volume in service.get("volumes", []):
+            if volume["type"] == "bind":
+                assert Path(volume["source"]).relative_to(ROOT), name
+                assert Path(volume["source"]).exists(), volume["source"]
+                assert volume["read_only"] is True, name
+            else:
+                assert volume["source"] in project["volumes"], name
+        for told, other in combinations(sorted(v["target"] for v in service.get("volumes", [])), 2):
+            assert told != other, name
+
+
+def test_a_worker_looks_where_fetch_puts_it(project: Resolved) -> None:
+    variables = new_env() | {"PADDOCK_HF": "owner/model-GGUF", "PADDOCK_ALIAS": "m"}
+    named = services(resolved(variables))
+    assert named["worker"]["environment"]["PADDOCK_MODEL"] == "/models/m.gguf"
+    assert named["fetch"]["environment"]["PADDOCK_ALIAS"] == named["worker"]["environment"]["PADDOCK_ALIAS"] == "m"
+    assert image_of(named["fetch"]).environment()["PADDOCK_MODELS_DIR"] == "/models"
+    (volume,) = named["worker"]["volumes"]
+    assert (volume["source"], volume["target"], volume["read_only"]) == ("models", "/models", True)
+    demo = services(project)["worker"]["environment"]
+    assert demo["PADDOCK_MODEL"] == f"/models/{demo['PADDOCK_ALIAS']}.gguf" == "/models/paddock-demo.gguf"
