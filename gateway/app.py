@@ -7,6 +7,7 @@ import secrets
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from functools import partial
 
 import redis.asyncio
 from starlette.types import ASGIApp
@@ -143,10 +144,13 @@ async def build(settings: GatewaySettings, redis: redis.asyncio.Redis, tracer: T
     names, metrics, keys = Names(catalog), Metrics(), Keys()
     store = Store(redis, took=metrics.redis_time.observe)
     admission = Admission(store, fleet, gateway_id, **of_line, lost=metrics.lost_leases)
-    limits = Limits(settings.queue_timeout_s, settings.request_timeout_s, settings.retry_share)
+    start_s = settings.start_timeout_s or settings.queue_timeout_s
+    limits = Limits(settings.queue_timeout_s, start_s, settings.request_timeout_s, settings.retry_share)
     prompts = WrittenPrompts() if settings.log_prompts else UNWRITTEN
     pipeline = Pipeline(names, fleet, admission, relay, metrics, limits, wishes, prompts)
-    sight = Sight(metrics, fleet, admission, pipeline.attempts, names.models, lambda: pipeline.stopping)
+    sockets, attendance = Sockets(), Attendance()
+    leaving = partial(_is_leaving, attendance, pipeline)
+    sight = Sight(metrics, fleet, admission, pipeline.attempts, names.models, leaving)
     inquiries = Inquiries(fleet, relay)
     model_wishes = ModelWishes(redis)
     models = Models(keys, names, fleet, model_wishes)
@@ -155,7 +159,6 @@ async def build(settings: GatewaySettings, redis: redis.asyncio.Redis, tracer: T
     answers = (keys, pipeline, settings.max_body_bytes, settings.ping_interval_s, resumable)
     counting = (keys, pipeline, inquiries, settings.max_body_bytes)
     reception = Reception(keys, pipeline, fleet, settings.max_body_bytes)
-    sockets, attendance = Sockets(), Attendance()
     bounds = Bounds(settings.max_body_bytes, settings.socket_idle_s, settings.socket_life_s)
     kept = (settings.response_ttl_s, settings.responses_bytes_per_team)
     router = build_router(
@@ -171,7 +174,7 @@ async def build(settings: GatewaySettings, redis: redis.asyncio.Redis, tracer: T
             "models": models,
             "model": models,
             "health": Health(),
-            "ready": Ready(redis, fleet, admission, lambda: attendance.draining or pipeline.stopping, names.models),
+            "ready": Ready(redis, fleet, admission, leaving, names.models),
             "drain": DrainRoute(attendance, keys, settings.worker_secret, pipeline, sockets),
             "explain": ExplainRoute(reception, pipeline, fleet, admission, LineReader(redis), ChatDialect()),
             "metrics": MetricsPage(metrics.book, sight.look),
@@ -188,6 +191,11 @@ async def build(settings: GatewaySettings, redis: redis.asyncio.Redis, tracer: T
     asgi = Door(router, metrics, attendance, tracer)
     runs = (pipeline, fleet, admission, relay, recordings, wishes, keeper, keys, key_store, redis, sockets, sight)
     return App(asgi, *runs)
+
+
+def _is_leaving(attendance: Attendance, pipeline: Pipeline) -> bool:
+    """Nobody new is to be sent to this gateway."""
+    return attendance.draining or pipeline.stopping
 
 
 def _beats(snapshot: FleetSnapshot) -> list[Heartbeat]:

@@ -20,7 +20,8 @@ from functools import partial
 from msgspec.structs import replace as replace_struct
 
 from gateway.call import Call
-from gateway.errors import InvalidRequest, PaddockError, QueueFull, QueueTimeout, Unavailable
+from gateway.catalog.kinds import check_kind
+from gateway.errors import InvalidRequest, NotSupported, PaddockError, QueueFull, QueueTimeout, Unavailable
 from gateway.relay.failures import answer_to
 from gateway.routing.ask import ask_of, ask_of_pooled
 from gateway.routing.chain import Outlook, Reason, chosen
@@ -67,16 +68,21 @@ class Attempts:
         connections: Connections,
         metrics: Metrics,
         adapted: Callable[[Call, GenerateRequest], GenerateRequest],
-        queue_timeout_s: float,
         retry_share: float,
+        *,
+        queue_s: float,
+        start_s: float,
     ) -> None:
-        """`adapted` gives a request the adapters that it is computed with; it may raise InvalidRequest."""
+        """`adapted` gives a request the adapters that it is computed with; it may raise InvalidRequest. `queue_s`,
+        `start_s`: how long a call waits for a slot, and for the first worker of its model.
+        """
         self._fleet = fleet
         self._admission = admission
         self._connections = connections
         self._metrics = metrics
         self._adapted = adapted
-        self._queue_timeout_s = queue_timeout_s
+        self._queue_s = queue_s
+        self._start_s = start_s
         self._budget = RetryBudget(retry_share)
         self.circuits = Circuits()
         """By time.monotonic()."""
@@ -107,10 +113,17 @@ class Attempts:
                 priority, standing = tries.request.priority, tries.trail.standing
                 bad_now = partial(self._bad_now, tries)
                 slot = self._admission.slot(tries.call, avoid, tries.ask, priority, standing, bad_now)
+                blind = not self._fleet.snapshot.workers.get(tries.call.model)
                 lease = await self._waited(tries, held, slot)
+                if blind and lease is not None:
+                    await self._look_closer(tries, lease)
             except (QueueFull, QueueTimeout) as error:
                 wait.over(str(error.code))
                 self._fall_back(tries, Reason(str(error.code)), error)
+                continue
+            except NotSupported as error:
+                await held.aclose()
+                self._fall_back(tries, Reason.UNSUITED, error)
                 continue
             if lease is None:
                 wait.over(Reason.NO_WORKER.value)
@@ -157,7 +170,8 @@ class Attempts:
             self._metrics.retries.inc(model, "granted" if granted else "denied")
             if not granted:
                 raise answer_to(failure)
-        tries.rest(boot, failure, self._queue_timeout_s)
+        tries.rest(boot, failure, time.monotonic())
+        self._wait_anew(tries)  # losing a worker is not the caller's fault
 
     def over(self, tries: Tries) -> None:
         """The call is over, however it ended."""
@@ -226,16 +240,21 @@ class Attempts:
         best = chosen(self._outlooks(tries, here), _patience_s(call))
         if best is not None and best.model != call.model:
             self._go_on(tries, best.model, Reason.WAIT if here.ready else Reason.NO_WORKER)
+            if not here.ready:
+                self._wait_anew(tries)  # it may have waited for a first worker
 
     def _fall_back(self, tries: Tries, reason: Reason, error: PaddockError) -> None:
         """On to a model that stands in for this one. Raises `error`, or what was wrong with the first, if none does."""
         tries.told = tries.told or error
         if reason is Reason.QUEUE_TIMEOUT:
-            tries.wait_anew(time.monotonic(), self._queue_timeout_s)
+            self._wait_anew(tries)
         best = chosen(self._outlooks(tries), _patience_s(tries.call))
         if best is None:
             raise tries.told
         self._go_on(tries, best.model, reason)
+
+    def _wait_anew(self, tries: Tries) -> None:
+        tries.call = tries.call.waiting(time.monotonic(), queue_s=self._queue_s, start_s=self._start_s)
 
     def _go_on(self, tries: Tries, model: str, reason: Reason) -> None:
         self._metrics.fallbacks.inc(tries.call.model, model, reason.value)
@@ -315,14 +334,27 @@ class Attempts:
 
     async def _arrived(self, call: Call, adapters: frozenset[str]) -> None:
         """Returns when a worker has these: those that have just started get what is registered in a moment."""
-        until = call.queue_deadline
+        until = min(call.queue_deadline, time.monotonic() + ADAPTERS_S)
         while time.monotonic() < until:
             beats = [beat for beat in self._fleet.snapshot.workers.get(call.model, ()) if not beat.draining]
-            if any(adapters.issubset(beat.adapters) for beat in beats):
-                return
-            if beats:
-                until = min(until, time.monotonic() + ADAPTERS_S)
+            if not beats or any(adapters.issubset(beat.adapters) for beat in beats):
+                return  # without workers it waits in line
             await asyncio.sleep(LOOK_AGAIN_S)
+
+    async def _look_closer(self, tries: Tries, lease: Lease) -> None:
+        """What could not be known of a model while it had no worker. Raises NotSupported where it does other work;
+        returns when the worker has the adapters, or says itself what is wrong.
+        """
+        until = time.monotonic() + ADAPTERS_S
+        while beat := self._beat_of(tries.call.model, lease.boot):
+            if tries.call.kind is not None:
+                check_kind(tries.call.alias, tries.call.kind, (beat,))
+            if tries.ask.adapters.issubset(beat.adapters) or time.monotonic() >= until:
+                return
+            await asyncio.sleep(LOOK_AGAIN_S)
+
+    def _beat_of(self, model: str, boot: str) -> Heartbeat | None:
+        return next((beat for beat in self._fleet.snapshot.workers.get(model, ()) if beat.boot == boot), None)
 
 
 @contextmanager

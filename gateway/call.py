@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+
+from workers.protocol.heartbeat import WorkerKind
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,13 +38,22 @@ class Call:
     """time.monotonic() after which nobody waits for the answer any more."""
     queue_deadline: float
     """time.monotonic() after which the call stops waiting for a slot."""
+    start_deadline: float = 0.0
+    """The same where its model has no worker; when one has come, it waits for a slot. 0: as `queue_deadline`."""
     begin_by: float = 0.0
     """Unix time by which the caller would like the answer to have begun; 0: it did not say."""
     adapter: str = ""
     """The LoRA adapter that was called by its name."""
+    kind: WorkerKind | None = None
+    """What the model is to do; None: what any model can."""
     fallbacks: tuple[str, ...] = ()
     """Pools that stand in for `model`, in this order, until the answer has begun."""
     meant_for: str = ""
     """The pool that `model` stands in for; empty: none."""
     session: str = ""
     """A newer call of the same key and session ends this one; empty: none does."""
+
+    def waiting(self, now: float, *, queue_s: float, start_s: float) -> Call:
+        """From now on it waits so long: for a slot, for a first worker; never beyond its end."""
+        queue_deadline, start_deadline = min(self.deadline, now + queue_s), min(self.deadline, now + start_s)
+        return replace(self, queue_deadline=queue_deadline, start_deadline=start_deadline)

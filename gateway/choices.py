@@ -124,8 +124,9 @@ def _in_turn(call: Call, number: int) -> Call:
     """Those that had to wait for the first ones wait for a slot as long as these could."""
     if number < MAX_BESIDE:
         return call
-    patience_s = call.queue_deadline - call.received_at
-    return replace(call, queue_deadline=min(call.deadline, time.monotonic() + patience_s))
+    began = call.received_at
+    queue_s, start_s = call.queue_deadline - began, (call.start_deadline or call.queue_deadline) - began
+    return call.waiting(time.monotonic(), queue_s=queue_s, start_s=start_s)
 
 
 def first_of(group: BaseExceptionGroup[PaddockError]) -> PaddockError:

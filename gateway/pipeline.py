@@ -70,6 +70,8 @@ class Fleet(Protocol):
 @dataclass(frozen=True, slots=True)
 class Limits:
     queue_timeout_s: float
+    start_timeout_s: float
+    """While its model has no worker."""
     request_timeout_s: float
     retry_share: float = 0.2
     """Of a model's calls, that may be tried again on another worker."""
@@ -114,7 +116,14 @@ class Pipeline:
         self._prompts = prompts
         self._limits = limits
         self.attempts = Attempts(
-            fleet, admission, relay, metrics, self._adapted, limits.queue_timeout_s, limits.retry_share
+            fleet,
+            admission,
+            relay,
+            metrics,
+            self._adapted,
+            limits.retry_share,
+            queue_s=limits.queue_timeout_s,
+            start_s=limits.start_timeout_s,
         )
         self._under_way: set[Cutoff] = set()
         self._stopping = False
@@ -169,8 +178,10 @@ class Pipeline:
             received_at=trail.received_at,
             deadline=trail.received_at + self._limits.request_timeout_s,
             queue_deadline=trail.received_at + self._limits.queue_timeout_s,
+            start_deadline=trail.received_at + self._limits.start_timeout_s,
             begin_by=begin_by,
             adapter=alias if self._names.is_adapter(alias, fleet.models, fleet.adapters) else "",
+            kind=kind,
             fallbacks=models[1:],
         )
         return self._served(call, trail)

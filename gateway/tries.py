@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Mapping
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field, replace
@@ -107,14 +106,9 @@ class Tries:
     told: PaddockError | None = None
     """Why the first model that had no place had none."""
 
-    def rest(self, boot: str, failure: Failure, patience_s: float) -> None:
-        now = time.monotonic()
+    def rest(self, boot: str, failure: Failure, now: float) -> None:
+        """It leaves that process alone for a while."""
         self.resting[boot] = float("inf") if failure.code is FailureCode.DRAINING else now + _rest_s(failure.code)
-        # Losing a worker is not the caller's fault: it may wait for a slot once more.
-        self.wait_anew(now, patience_s)
-
-    def wait_anew(self, now: float, patience_s: float) -> None:
-        self.call = replace(self.call, queue_deadline=min(self.call.deadline, now + patience_s))
 
 
 def on_model(call: Call, model: str) -> Call:

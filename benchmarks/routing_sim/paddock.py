@@ -22,6 +22,7 @@ from benchmarks.routing_sim.machine import Job, Machine
 from benchmarks.routing_sim.reports import MODEL, Reporter, machine_number, prefix_of
 from gateway.admission.line import Line, Waiter
 from gateway.admission.offers import offers_of
+from gateway.admission.patience import Patience
 from gateway.admission.upkeep import REFRESHED, REREAD_AT_ONCE
 from gateway.routing.ask import Ask, Ranking
 from gateway.routing.pool import PoolBook
@@ -106,7 +107,8 @@ class Paddock:
         ask = Ask(prefix=prefix_of(arrival), max_tokens=None)
         ranking = desk.rank(ask, now)
         order = Order(f"c{job.number}", arrival.team, ranking.charge / self._weights.get(arrival.team, 1.0))
-        waiter = Waiter(order, MODEL, ask, frozenset(), inf, job.due_at, ranking, Offers())
+        patience = Patience(now, served=True, queue_deadline=inf, start_deadline=inf)
+        waiter = Waiter(order, MODEL, ask, frozenset(), patience, job.due_at, ranking, Offers())
         waiter.offers = _offers(waiter, now)
         desk.jobs[order.id] = job
         desk.line.enter(waiter)

@@ -19,6 +19,7 @@ from functools import partial
 
 from gateway.admission.alone import Alone
 from gateway.admission.line import Line, Waiter
+from gateway.admission.patience import Patience
 from gateway.admission.placing import Placing
 from gateway.admission.share import Roll
 from gateway.admission.upkeep import Upkeep
@@ -37,6 +38,8 @@ __all__ = ["Admission", "Held", "Lease"]
 log = logging.getLogger(__name__)
 
 MAX_RETRY_AFTER_S = 60.0
+START_RETRY_AFTER_S = 10.0
+"""A model whose first worker is on its way is a matter of seconds to minutes."""
 
 SEAT_AFTER_S = 2 * keys.GATEWAY_INTERVAL_S
 """A gateway that has been on the list for so long is known to all others."""
@@ -111,6 +114,7 @@ class Admission:
         self._roll = Roll(gateway_id, seat_after_s, MISSED_S)
         self._alone = Alone(self._line, fleet, self._roll, max_queue=max_queue, max_team_queue=self._max_team_queue)
         self._closed = False
+        fleet.listen(lambda _: self._fleet_changed())
         self._upkeep = Upkeep(
             store,
             fleet,
@@ -124,6 +128,14 @@ class Admission:
             sweep_s=sweep_s,
             lost=lost,
         )
+
+    def _fleet_changed(self) -> None:
+        now, served = time.monotonic(), dict[str, bool]()
+        for waiter in self._line.waiters.values():
+            model = waiter.model
+            if model not in served:
+                served[model] = bool(self._placing.num_slots(model))
+            waiter.turn(now, served=served[model])
 
     async def run(self) -> None:
         """Renews, listens, re-reads and sweeps until cancelled; goes on after Redis was away."""
@@ -180,7 +192,8 @@ class Admission:
         standing: Standing | None = None,
         avoid_now: Callable[[], frozenset[str]] | None = None,
     ) -> AbstractAsyncContextManager[Held]:
-        """A slot for the time of the block, waited for until `call.queue_deadline`.
+        """A slot for the time of the block, waited for until `call.queue_deadline`, or while its model has no worker
+        until `call.start_deadline`.
 
         `avoid` names workers that have failed this call; they are used only if no other lives. A call that waits asks
         `avoid_now` which they are by then; None: they stay the same. `priority`: the
@@ -228,7 +241,10 @@ class Admission:
         )
         begin_by = time.monotonic() + call.begin_by - time.time() if call.begin_by else 0.0
         offers = self._placing.offers(ranking, begin_by)
-        return Waiter(order, call.model, ask, avoid, call.queue_deadline, begin_by, ranking, offers)
+        now, served = time.monotonic(), bool(self._placing.num_slots(call.model))
+        start_deadline = call.start_deadline or call.queue_deadline
+        patience = Patience(now, served=served, queue_deadline=call.queue_deadline, start_deadline=start_deadline)
+        return Waiter(order, call.model, ask, avoid, patience, begin_by, ranking, offers)
 
     async def _admit(self, waiter: Waiter, call: Call, standing: Standing) -> Lease:
         if self._closed:
@@ -236,11 +252,11 @@ class Admission:
         taken = None
         self._line.enter(waiter)
         try:
-            async with asyncio.timeout(max(0.0, call.queue_deadline - time.monotonic())):
+            async with asyncio.timeout(max(0.0, waiter.deadline - time.monotonic())) as waiter.timer:
                 while taken is None:
                     taken = await self._ask(waiter, standing) or await self._wait(waiter)
         except TimeoutError:
-            raise self._timed_out(call) from None
+            raise self._timed_out(call, waiter) from None
         finally:
             standing.served()
             self._line.leave(waiter)
@@ -338,10 +354,16 @@ class Admission:
     def _stopping(self) -> Stopping:
         return Stopping("this gateway is stopping; send the request again", retry_after_s=1.0)
 
-    def _timed_out(self, call: Call) -> QueueTimeout:
+    def _timed_out(self, call: Call, waiter: Waiter) -> QueueTimeout:
         waited_s = time.monotonic() - call.received_at
         slots = self._placing.num_slots(call.model)
-        pool = f"its {slots} slots were taken" if slots else "no worker serves it now"
+        if not waiter.patience.served:
+            return QueueTimeout(
+                f"no worker of model {call.model!r} came in {waited_s:.1f} s (start_timeout_s); start one, or try again"
+                " later",
+                retry_after_s=START_RETRY_AFTER_S,
+            )
+        pool = f"its {slots} slots were taken"
         if self._alone.is_away(call.model):
             pool += ", and while Redis is away this gateway uses its share of them only"
         wait_s = self._line.predicted_wait_s(call.model, self._line.in_line(call.model), slots)

@@ -117,9 +117,8 @@ class Alone:
         seat = self._roll.seat()
         if seat is None:
             raise _unavailable("this gateway does not know yet which slots are its own meanwhile")
-        if not self._fleet.snapshot.of(waiter.model):
-            raise _unavailable(f"this gateway has seen no worker of model {waiter.model!r}")
-        if not self.num_slots(waiter.model):
+        starts = not self._fleet.snapshot.of(waiter.model)  # its first worker, and Redis, may come
+        if not starts and not self.num_slots(waiter.model):
             raise _unavailable(f"none of the slots of model {waiter.model!r} is this gateway's share meanwhile")
         self.offer(waiter.model)
         if waiter.local is None:

@@ -8,6 +8,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
+from gateway.admission.patience import Patience
 from gateway.admission.placements import Placements
 from gateway.routing.ask import Ask, Ranking
 from gateway.store.client import Filed, Lease, Offers, Order
@@ -23,8 +24,7 @@ class Waiter:
     ask: Ask
     avoid: frozenset[str]
     """Workers that have failed it; used only if no other lives."""
-    deadline: float
-    """time.monotonic() after which it stops waiting."""
+    patience: Patience
     begin_by: float
     """time.monotonic() by which it would like its first token; 0: no matter when."""
     ranking: Ranking
@@ -44,9 +44,22 @@ class Waiter:
     since: float = field(default_factory=time.monotonic)
     """When it came, time.monotonic()."""
 
+    timer: asyncio.Timeout | None = None
+    """Ends its wait."""
+
     @property
     def id(self) -> str:
         return self.order.id
+
+    @property
+    def deadline(self) -> float:
+        """time.monotonic() after which it stops waiting, as things stand."""
+        return self.patience.deadline
+
+    def turn(self, now: float, *, served: bool) -> None:
+        """Whether its model has workers that take calls: it waits for another time where that is new."""
+        if self.patience.turn(now, served=served) and self.timer is not None and not self.timer.expired():
+            self.timer.reschedule(asyncio.get_running_loop().time() + max(0.0, self.deadline - now))
 
 
 class HoldTime:

@@ -236,8 +236,9 @@ class Upkeep:
         """Whoever waits for the call hears where it stands."""
         if waiter.standing is not None and waiter.filed is not None:
             ahead = waiter.filed.position - 1
-            wait_s = self._line.predicted_wait_s(waiter.model, ahead, self._placing.num_slots(waiter.model))
-            waiter.standing.waits(waiter.filed.position, wait_s)
+            slots = self._placing.num_slots(waiter.model)
+            wait_s = self._line.predicted_wait_s(waiter.model, ahead, slots)
+            waiter.standing.waits(waiter.filed.position, wait_s, for_worker=not slots)
 
     async def _sweep(self) -> None:
         if self._alone.models:

@@ -92,4 +92,6 @@ def ping(trail: Trail) -> bytes:
     standing = trail.standing
     if not standing.position:
         return PING
+    if standing.for_worker:
+        return b": waiting position=%d for=worker\n\n" % standing.position
     return b": waiting position=%d wait_s=%.1f\n\n" % (standing.position, standing.wait_s)

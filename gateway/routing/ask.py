@@ -88,7 +88,9 @@ class Ranking:
     left_out: frozenset[str] = frozenset()
     """With `elsewhere`: workers that would not do, at most MAX_LEFT_OUT."""
     charge: float = 0.0
-    """Tokens that the call is predicted to take, for fair shares: uncached prompt and answer, on the best worker."""
+    """Tokens that the call is predicted to take, for fair shares: uncached prompt and answer, on the best worker; where
+    there is none, all of the prompt.
+    """
     hold_ms: float = 0.0
     """How long its answer is predicted to take after the first token."""
 

@@ -52,7 +52,9 @@ def rank(
         best = _Search(ask, pool, price, needs, now, turn).best()
         if best:
             return _ranking(best, price, pool, needs)
-    return Ranking(())
+    # Where nobody serves yet, whoever waits is in the line with what the call will take.
+    answer_tokens = price.answer_tokens
+    return Ranking((), charge=price.uncached_tokens(0) + answer_tokens, hold_ms=answer_tokens * pool.typical.decode_ms)
 
 
 def _ranking(found: list[Estimate], price: Price, pool: Pool, needs: Needs) -> Ranking:

@@ -8,20 +8,23 @@ import time
 class Standing:
     """Written by whoever waits for a slot, read by whoever talks to the caller meanwhile."""
 
-    __slots__ = ("_told_at", "_wait_s", "filed", "position", "predicted_s")
+    __slots__ = ("_told_at", "_wait_s", "filed", "for_worker", "position", "predicted_s")
 
     def __init__(self) -> None:
         self.filed = 0
         """Position in the line when the call was filed, from 1; 0: it never had to wait."""
         self.position = 0
         """Position by the latest news; 0: it does not wait now."""
+        self.for_worker = False
+        """Its model has no worker: it waits for the first one, and how long is not known."""
         self.predicted_s = 0.0
         """How long it was predicted to wait when it was filed."""
         self._wait_s = 0.0
         self._told_at = 0.0
 
-    def waits(self, position: int, wait_s: float) -> None:
+    def waits(self, position: int, wait_s: float, *, for_worker: bool = False) -> None:
         """`wait_s`: predicted, from now on."""
+        self.for_worker = for_worker
         if not self.filed:
             self.filed, self.predicted_s = position, wait_s
         self.position = position

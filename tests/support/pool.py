@@ -86,6 +86,8 @@ async def vanish(redis: redis.asyncio.Redis, record: Heartbeat) -> None:
     await redis.delete(keys.worker(record.model, record.worker))
 
 
-def call(model: str = "m", *, patience_s: float = 10.0) -> Call:
+def call(model: str = "m", *, patience_s: float = 10.0, start_s: float | None = None) -> Call:
+    """`start_s`: how long it waits while its model has no worker; None: as long as for a slot."""
     now = time.monotonic()
-    return Call("request", ANYONE, model, model, now, now + 600, now + patience_s)
+    made = Call("request", ANYONE, model, model, now, now + 600, 0.0)
+    return made.waiting(now, queue_s=patience_s, start_s=patience_s if start_s is None else start_s)

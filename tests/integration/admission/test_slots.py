@@ -162,9 +162,61 @@ async def test_a_pool_without_workers_is_waited_for(client: redis.asyncio.Redis,
     await beat(client, heartbeat("w1"))
     await until(lambda: guest.served, 1.0, "served by the worker that came")
     await guest.go()
-    with pytest.raises(QueueTimeout, match="no worker serves it now"):
+    with pytest.raises(QueueTimeout, match="no worker of model 'empty' came"):
         async with one.admission.slot(call("empty", patience_s=0.05)):
             raise AssertionError("got a slot that is not there")
+
+
+async def test_who_waited_for_a_worker_waits_for_a_slot_anew(client: redis.asyncio.Redis, start: Start) -> None:
+    """Its time without a worker is over before a slot of the one that came is free."""
+    one = await start("g1")
+    holder, guest = Guest(one, call(start_s=0.6)), Guest(one, call(start_s=0.6))
+    await in_line(client, 2)
+    await beat(client, heartbeat("w1", slots=1))
+    await until(lambda: holder.served or guest.served, 1.0, "one served by the worker that came")
+    await asyncio.sleep(0.7)
+    first, second = (holder, guest) if holder.served else (guest, holder)
+    assert not second.served
+    await first.go()
+    await until(lambda: second.served, 1.0, "the other one served")
+    await second.go()
+
+
+async def test_who_waits_for_a_slot_waits_for_a_worker_when_the_last_one_drains(
+    client: redis.asyncio.Redis, start: Start
+) -> None:
+    record = heartbeat("w1", slots=1)
+    await beat(client, record)
+    one = await start("g1")
+    holder = Guest(one)
+    await until(lambda: holder.served, 1.0, "the first call served")
+    guest = Guest(one, call(patience_s=0.6, start_s=30.0))
+    await in_line(client, 1)
+    await drain(client, record)
+    await holder.go()
+    await asyncio.sleep(0.8)
+    await beat(client, heartbeat("w2"))
+    await until(lambda: guest.served, 1.0, "served by the next worker")
+    await guest.go()
+
+
+async def test_calls_for_a_model_without_workers_stand_in_line_as_they_came(
+    client: redis.asyncio.Redis, start: Start
+) -> None:
+    one = await start("g1")
+    guests = []
+    for number in range(40):
+        guests.append(Guest(one))
+        await in_line(client, number + 1)
+    await beat(client, heartbeat("w1", slots=1))
+    order = []
+    for _ in guests:
+        await until(lambda: any(guest.served for guest in guests if guest not in order), 2.0, "the next one served")
+        guest = next(guest for guest in guests if guest.served and guest not in order)
+        order.append(guest)
+        await guest.go()
+    late = max(abs(guests.index(guest) - place) for place, guest in enumerate(order))
+    assert late <= 16, "so many of those next in line are asked who loses most by waiting"
 
 
 async def test_a_draining_worker_gets_nothing_until_it_is_back(client: redis.asyncio.Redis, start: Start) -> None:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from gateway.admission.line import Line, Waiter
+from gateway.admission.patience import Patience
 from gateway.routing.ask import ANYWHERE, Ranking
 from gateway.store.client import Filed, Offers, Order
 
 
 def waiter(id: str) -> Waiter:
-    return Waiter(Order(id, "team", 1.0), "m", ANYWHERE, frozenset(), 0.0, 0.0, Ranking(()), Offers())
+    patience = Patience(0.0, served=True, queue_deadline=1.0, start_deadline=1.0)
+    return Waiter(Order(id, "team", 1.0), "m", ANYWHERE, frozenset(), patience, 0.0, Ranking(()), Offers())
 
 
 def test_an_urgent_call_does_not_make_the_line_look_short() -> None:
