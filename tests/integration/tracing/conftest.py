@@ -21,8 +21,11 @@ aliases:
   steady: {targets: [absent], fallbacks: [quick]}
 """
 
+ANSWERED = "answered-canary-7a1f-in-32-chars"
+"""What one of the workers says."""
+
 POOLS = {
-    "quick": ("--step-ms", "2", "--tokens", "8"),
+    "quick": ("--step-ms", "2", "--tokens", "8", "--answer", ANSWERED),
     "slow": ("--step-ms", "10", "--tokens", "20"),
     "failing": ("--step-ms", "2", "--tokens", "20", "--fail-after", "3"),
     "refusing": ("--step-ms", "2", "--tokens", "8", "--refuse", "internal", "--refuse-calls", "1"),
@@ -38,18 +41,19 @@ def sink() -> Iterator[OtlpSink]:
 
 @pytest.fixture(scope="session")
 def stack(sink: OtlpSink) -> Iterator[Stack]:
-    """Gateways: one that records all, one that begins no trace and has a catalog."""
+    """Gateways: one that records all, and one that begins no trace, has a catalog, and logs prompts."""
     os.environ["OTEL_BSP_SCHEDULE_DELAY"] = str(EXPORT_MS)
     try:
         with Stack() as running:
             for alias, flags in POOLS.items():
                 told = (*flags, "--otlp-endpoint", sink.url, "--log-level", "debug")
                 running.fake_worker(alias, *told, worker_id=f"{alias}-a", slots=1 if alias == "slow" else 8, wait=False)
-            running.worker(DEMO_MODEL, "demo", worker_id="demo-a", slots=2, ctx=512, otlp_endpoint=sink.url, wait=False)
+            more = {"otlp_endpoint": sink.url, "log_level": "debug"}
+            running.worker(DEMO_MODEL, "demo", worker_id="demo-a", slots=2, ctx=512, wait=False, **more)
             catalog = running.folder / "catalog.yaml"
             catalog.write_text(CATALOG)
-            running.gateway(wait=False, otlp_endpoint=sink.url, otlp_headers="x-token=a%20b")
-            running.gateway(wait=False, otlp_endpoint=sink.url, trace_share=0, catalog=catalog)
+            running.gateway(wait=False, otlp_headers="x-token=a%20b", **more)
+            running.gateway(wait=False, trace_share=0, catalog=catalog, log_prompts=True, **more)
             for alias, process in zip([*POOLS, "demo"], running.workers, strict=True):
                 running.wait_for_worker(alias, f"{alias}-a", process)
             for gateway in running.gateways:

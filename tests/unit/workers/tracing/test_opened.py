@@ -121,7 +121,15 @@ def test_a_collector_that_is_down_is_a_line(caplog: pytest.LogCaptureFixture) ->
 def test_a_span_arrives_whole(sink: OtlpSink) -> None:
     context = new_context()
     link = new_context()
-    told: dict[str, Value] = {"text": "a", "half": "\ud800", "long": "x" * 9000, "none": "", "yes": True, "number": 7, "part": 0.5}
+    told: dict[str, Value] = {
+        "text": "a",
+        "half": "\ud800",
+        "long": "x" * 9000,
+        "none": "",
+        "yes": True,
+        "number": 7,
+        "part": 0.5,
+    }
     span = Span(
         "work",
         context,

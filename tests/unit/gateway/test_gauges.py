@@ -1,0 +1,103 @@
+"""What a gateway sees of its fleet and its line when it is scraped."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+from gateway.gauges import Sight
+from gateway.registry.snapshot import FleetSnapshot
+from gateway.telemetry.metrics import Metrics
+from tests.support.scrape import Scrape
+from tests.unit.gateway.registry.test_turnover import beat, fleet
+
+
+@dataclass(slots=True)
+class Seen:
+    snapshot: FleetSnapshot
+    listeners: list[Callable[[FleetSnapshot], None]] = field(default_factory=list)
+
+    def listen(self, on_change: Callable[[FleetSnapshot], None]) -> None:
+        self.listeners.append(on_change)
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """One model has two calls in line and three with a slot, another one call in line and no worker."""
+
+    waits: Mapping[str, float] = field(default_factory=lambda: {"m": 4.0, "empty": 9.0})
+    models: tuple[str, ...] = ("m", "empty")
+    alone_for: frozenset[str] = frozenset({"m"})
+    redis_up: bool = False
+
+    def waiting(self, model: str) -> int:
+        return {"m": 2, "empty": 1}.get(model, 0)
+
+    def in_flight(self, model: str) -> int:
+        return 3 if model == "m" else 0
+
+    def oldest_wait_s(self) -> Mapping[str, float]:
+        return self.waits
+
+    def predicted_wait_s(self, model: str) -> float:
+        return 1.5
+
+
+class Aside:
+    def set_aside(self) -> dict[str, tuple[int, float]]:
+        return {"m": (5, 7.0), "adapted": (1, 2.0)}
+
+    def left_alone(self) -> dict[str, int]:
+        return {"m": 1}
+
+
+def sight(seen: Seen, metrics: Metrics) -> Sight:
+    return Sight(metrics, seen, Line(), Aside(), frozenset({"named"}), lambda: True)
+
+
+def test_the_line_and_the_fleet_are_shown_as_they_are() -> None:
+    metrics = Metrics()
+    sight(Seen(fleet(beat("a", "1"), beat("b", "2"), beat("c", "3", draining=True))), metrics).look()
+    shown = Scrape(metrics.book.render().decode())
+
+    def values(name: str) -> dict[str, float]:
+        models = ("m", "empty", "adapted", "named")
+        return {model: shown.value(f"paddock_{name}", model=model) for model in models}
+
+    assert values("queue_length") == {"m": 7, "empty": 1, "adapted": 1, "named": 0}, "those set aside wait as well"
+    assert values("queue_oldest_seconds") == {"m": 7, "empty": 9, "adapted": 2, "named": 0}
+    assert values("predicted_wait_seconds") == {"m": 1.5, "empty": 9, "adapted": 2, "named": 0}
+    assert values("leases") == {"m": 3, "empty": 0, "adapted": 0, "named": 0}
+    assert values("without_redis") == {"m": 1, "empty": 0, "adapted": 0, "named": 0}
+    assert values("workers") == {"m": 3, "empty": 0, "adapted": 0, "named": 0}
+    assert [shown.value(f"paddock_{name}", model="m") for name in ("workers_draining", "slots", "circuits")] == [
+        1,
+        2,
+        1,
+    ]
+    assert (shown.value("paddock_redis_up"), shown.value("paddock_stopping")) == (0, 1)
+
+
+def test_models_that_are_gone_are_not_shown_any_more() -> None:
+    metrics, seen = Metrics(), Seen(fleet(old=(beat("a", "1"),)))
+    looking = sight(seen, metrics)
+    seen.snapshot = FleetSnapshot({"old": (beat("a", "1"),)}, frozenset({"old"}))
+    looking.look()
+    assert 'paddock_workers{model="old"} 1.0' in metrics.book.render().decode()
+    seen.snapshot = FleetSnapshot()
+    looking.look()
+    assert 'paddock_workers{model="old"}' not in metrics.book.render().decode()
+
+
+async def test_who_comes_and_how_late_the_loop_is() -> None:
+    metrics, seen = Metrics(), Seen(fleet(beat("a", "1")))
+    watching = asyncio.create_task(sight(seen, metrics).run())
+    await asyncio.sleep(0.25)
+    for listener in seen.listeners:
+        listener(fleet(beat("b", "2")))
+    watching.cancel()
+    await asyncio.gather(watching, return_exceptions=True)
+    assert metrics.worker_starts.value("m") == 1
+    assert metrics.worker_losses.value("m", "lost") == 1
+    assert 1 <= metrics.loop_lag.count() <= 3
