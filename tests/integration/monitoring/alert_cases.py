@@ -75,19 +75,19 @@ DOWN = (
     Case("PaddockGatewaysDown", "2m", BUILD),
     Case(
         "PaddockNoWorker",
-        "6m",
+        "11m",
         fleet("2x20", "0x20", "0x20"),
         "m: up to 2 calls wait, and no worker takes them",
         M,
     ),
     Case(
         "PaddockNoWorker",
-        "6m",
-        fleet("0 3 0 0 3 0 3x20", "1x20", "1x20"),
+        "11m",
+        fleet("0 3 0 0 3 0 0 3 0 0 3 3", "1x20", "1x20"),
         "m: up to 3 calls wait, and no worker takes them",
         M,
     ),
-    Case("PaddockNoWorker", "4m", fleet("2x20", "0x20", "0x20")),
+    Case("PaddockNoWorker", "9m", fleet("2x20", "0x20", "0x20")),
     Case("PaddockNoWorker", "15m", fleet("2x20", "2x20", "1x20")),
     Case("PaddockNoWorker", "15m", fleet("0x20", "0x20", "0x20")),
     Case("PaddockRedisAway", "6m", redis_up("0x20", "0x20"), "No gateway reaches Redis"),
@@ -155,23 +155,27 @@ OBJECTIVES = (
     Case("PaddockFirstTokensBurnSlow", "4h", first_tokens("0+58x500"), every="5m"),
 )
 
+ONE, NONE = {'paddock_workers{model="m"}': "1x40"}, {'paddock_workers{model="m"}': "0x40"}
+
 LINE = (
     Case(
         "PaddockQueueOld",
         "6m",
-        {'paddock_queue_oldest_seconds{model="m"}': "50x20"},
+        ONE | {'paddock_queue_oldest_seconds{model="m"}': "50x20"},
         "m: the oldest call has waited 50s",
         M,
     ),
-    Case("PaddockQueueOld", "6m", {'paddock_queue_oldest_seconds{model="m"}': "50x3 10 50x20"}),
+    Case("PaddockQueueOld", "6m", ONE | {'paddock_queue_oldest_seconds{model="m"}': "50x3 10 50x20"}),
+    Case("PaddockQueueOld", "6m", NONE | {'paddock_queue_oldest_seconds{model="m"}': "50x20"}),
     Case(
         "PaddockWaitPredictedLong",
         "20m",
-        {'paddock_predicted_wait_seconds{model="m"}': "40x30"},
+        ONE | {'paddock_predicted_wait_seconds{model="m"}': "40x30"},
         "m: a new call would wait 40s",
         M,
     ),
-    Case("PaddockWaitPredictedLong", "20m", {'paddock_predicted_wait_seconds{model="m"}': "20x30"}),
+    Case("PaddockWaitPredictedLong", "20m", ONE | {'paddock_predicted_wait_seconds{model="m"}': "20x30"}),
+    Case("PaddockWaitPredictedLong", "20m", NONE | {'paddock_predicted_wait_seconds{model="m"}': "40x30"}),
     Case(
         "PaddockCallsTurnedAway",
         "40m",
