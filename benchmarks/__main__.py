@@ -10,6 +10,7 @@ from functools import partial
 from benchmarks import (
     admission,
     against_llama_server,
+    capacity,
     constrained,
     dialects,
     engine,
@@ -18,6 +19,7 @@ from benchmarks import (
     many_streams,
     placement_cost,
     routing_sim,
+    scrape_cost,
     ttft_added,
 )
 from benchmarks.table import Row, print_rows
@@ -33,6 +35,8 @@ CLAIMS: dict[str, tuple[str, Callable[[int], list[Row]], int]] = {
     "constrained": ("answers in a form: what they cost, and which schemas are kept", constrained.measure, 3),
     "routing_sim": ("placement in simulated time, against the usual ways", routing_sim.measure, 3),
     "placement_cost": ("what placing costs", placement_cost.measure, 2),
+    "scrape_cost": ("what being scraped costs a gateway", scrape_cost.measure, 3),
+    "capacity": ("unit costs, and the model of docs/capacity.md against runs of many streams", capacity.measure, 1),
     "many_streams": ("200 concurrent streams through one gateway", many_streams.measure, 6),
 }
 

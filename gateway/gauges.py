@@ -5,10 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from typing import Protocol
 
-from gateway.registry.fleet import Fleet
+from gateway.registry.snapshot import FleetSnapshot
 from gateway.registry.turnover import Turnover
 from gateway.telemetry.loop_lag import watch_loop
 from gateway.telemetry.metrics import Metrics
+
+
+class Fleet(Protocol):
+    @property
+    def snapshot(self) -> FleetSnapshot: ...
+    def listen(self, on_change: Callable[[FleetSnapshot], None]) -> None: ...
 
 
 class Places(Protocol):
