@@ -210,9 +210,10 @@ async def until_swept(client: redis.asyncio.Redis) -> None:
 
 
 async def test_the_gateway_is_seen_to_live(client: redis.asyncio.Redis, start: Start) -> None:
-    await start("g1")
+    one = await start("g1")
     for _ in range(100):
         if await client.exists(keys.gateway("g1")):
             break
         await asyncio.sleep(0.01)
+    await until(lambda: one.admission.redis_up, 1.0, "the heartbeat taken")
     assert 3000 < await client.pttl(keys.gateway("g1")) <= 5000
