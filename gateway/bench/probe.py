@@ -51,7 +51,7 @@ async def _tokens(connections: Connections, there: Target, form: Form, caller: C
         ) from None
     if tape.error in ("", "empty"):
         return tape.prompt_tokens
-    detail = tape.detail.replace(caller.key, "***") if caller.key else tape.detail
+    detail = caller.covered(tape.detail)
     kind = KeyRefused if tape.error in ("http_401", "http_403") else BenchUnusable
     raise kind(f"{there.origin}: {_said(tape.error, detail)}")
 
