@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-Series = Mapping[str, str]
+Series = dict[str, str]
 
 
 @dataclass(frozen=True, slots=True)

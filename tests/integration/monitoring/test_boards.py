@@ -135,7 +135,7 @@ def test_the_runbook_names_what_there_is() -> None:
     titles = {panel["title"] for board in all_boards for panel in board["panels"]}
     titles |= {board["title"] for board in all_boards} | {file.stem for file in FILES}
     assert set(re.findall(r"(?<!\*)\*([^*\n]+)\*(?!\*)", told)) <= titles
-    names = {*UpSettings.model_fields, *WorkerSettings.model_fields, *LABELS, *FAILED_BY}
+    names = {*UpSettings.model_fields, *WorkerSettings.model_fields, *FAILED_BY, *(metric.name for metric in METRICS)}
     names |= {field.name for struct in (ModelSpec, LlamaSettings) for field in msgspec.structs.fields(struct)}
     assert set(re.findall(r"`([a-z]+_[a-z_]+)`", told)) - names <= OTHERS_NAMES
 
