@@ -86,6 +86,7 @@ class Sight:
         now.circuits.replace(self._aside.left_alone())
         now.redis_up.set(places.redis_up)
         now.stopping.set(self._stopping())
+        self._metrics.process.count_tasks()
 
     def _look_at_line(self, models: Iterable[str], aside: Mapping[str, tuple[int, float]]) -> None:
         length, oldest, predicted = dict[str, float](), dict[str, float](), dict[str, float]()

@@ -46,7 +46,7 @@ class Metrics:
         self.now = Gauges(book)
         self._gen_ai = GenAi(book)
         book.gauge(of_gateway.BUILD_INFO).set(1, __version__)
-        Process(book)
+        self.process = Process(book)
 
     def ended(self, trail: Trail, total_s: float) -> None:
         """Count one request that reached a model."""

@@ -231,6 +231,7 @@ def build_app(
     calls = CallRoutes(desk, hub.boot)
 
     async def show_metrics(request: Request) -> Response:
+        metrics.process.count_tasks()
         # In a thread: asking a GPU for its memory takes milliseconds.
         return Response(await asyncio.to_thread(metrics.book.render_aside), media_type=CONTENT_TYPE)
 

@@ -101,7 +101,7 @@ class WorkerMetrics:
         self._device_memory = book.gauge(of_worker.DEVICE_MEMORY)
         book.read_first(self._read)
         book.read_first(EngineMetrics(book, model, load, counters).read)
-        Process(book)
+        self.process = Process(book)
 
     def started(self, event: Started, queue_s: float) -> None:
         self.prompt_tokens += event.num_prompt_tokens

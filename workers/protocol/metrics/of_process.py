@@ -10,6 +10,7 @@ START_TIME = Metric("process_start_time_seconds", Kind.GAUGE, "unix time at whic
 CPU = Metric("process_cpu_seconds_total", Kind.COUNTER, "CPU time, user's and system's")
 OPEN_FDS = Metric("process_open_fds", Kind.GAUGE, "open file descriptors")
 MAX_FDS = Metric("process_max_fds", Kind.GAUGE, "most that it may open")
+TASKS = Metric("paddock_event_loop_tasks", Kind.GAUGE, "tasks of its event loop, those that wait included")
 PYTHON_INFO = Metric(
     "python_info",
     Kind.GAUGE,
@@ -18,4 +19,7 @@ PYTHON_INFO = Metric(
     When.START,
 )
 
-GROUP = Group("Every process", (VIRTUAL_MEMORY, RESIDENT_MEMORY, START_TIME, CPU, OPEN_FDS, MAX_FDS, PYTHON_INFO))
+GROUP = Group(
+    "Every process",
+    (VIRTUAL_MEMORY, RESIDENT_MEMORY, START_TIME, CPU, OPEN_FDS, MAX_FDS, TASKS, PYTHON_INFO),
+)

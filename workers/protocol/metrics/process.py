@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import platform
 import sys
@@ -23,6 +24,7 @@ class Process:
         self._cpu = book.counter(of_process.CPU)
         self._open = book.gauge(of_process.OPEN_FDS)
         self._most = book.gauge(of_process.MAX_FDS)
+        self._tasks = book.gauge(of_process.TASKS)
         version = sys.version_info
         book.gauge(of_process.PYTHON_INFO).set(
             1,
@@ -31,6 +33,10 @@ class Process:
             *(str(part) for part in (version.major, version.minor, version.micro)),
         )
         book.read_first(self.read)
+
+    def count_tasks(self) -> None:
+        """On the event loop: no other thread may count them. A millisecond for some thousands."""
+        self._tasks.set(len(asyncio.all_tasks()))
 
     def read(self) -> None:
         """For any thread."""
