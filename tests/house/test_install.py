@@ -150,5 +150,6 @@ def test_an_environment_for_the_processor_needs_no_word(
 @pytest.mark.skipif(not shutil.which("make"), reason="no make on this machine")
 def test_make_help_lists_the_targets() -> None:
     done = subprocess.run(["make", "help"], cwd=ROOT, capture_output=True, text=True, check=True, env={**os.environ})
-    for target in ("up", "test", "test-full", "bench", "lint", "format", "types", "lock", "clean", "help"):
+    told = ("up", "test", "test-full", "bench", "soak", "lint", "format", "types", "lock", "images", "images-lock")
+    for target in (*told, "clean", "help"):
         assert f"  make {target} " in done.stdout
