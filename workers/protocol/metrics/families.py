@@ -62,9 +62,11 @@ class _Plain(Family):
         return self._values.get(labels, 0.0)
 
     def lines(self) -> Iterator[str]:
-        names = self._names
         # A copy is made in one go; the other thread may add series meanwhile.
-        for labels, value in self._values.copy().items():
+        values, names = self._values.copy(), self._names
+        if len(names) > len(values):  # of series that are gone
+            names = self._names = {labels: name for labels, name in names.items() if labels in values}
+        for labels, value in values.items():
             name = names.get(labels)
             if name is None:
                 name = names[labels] = f"{self.metric.name}{_braced(self.metric.labels, labels)} "

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import threading
+import tracemalloc
 
 import pytest
 
@@ -50,6 +51,26 @@ def test_gauges_forget_what_is_gone() -> None:
     shown = Scrape(book.render().decode())
     assert shown.value("level", zone="south") == 3
     assert shown.sum("level") == 3
+
+
+def test_series_that_come_and_go_leave_nothing_behind() -> None:
+    """As those of an info metric whose labels say which adapters are in use."""
+    book = Book(ALL)
+    level = book.gauge(LEVEL)
+
+    def grown(times: int) -> int:
+        before = tracemalloc.get_traced_memory()[0]
+        for number in range(times):
+            level.only(1.0, f"{number} " * 50)
+            book.render()
+        return tracemalloc.get_traced_memory()[0] - before
+
+    tracemalloc.start()
+    try:
+        grown(50)
+        assert grown(300) < 20_000
+    finally:
+        tracemalloc.stop()
 
 
 def test_what_is_not_declared_can_not_be_counted() -> None:
