@@ -50,7 +50,13 @@ paddock/model: {{ include "paddock.slug" .name }}
 {{- end }}
 {{- end -}}
 
-{{/* Of objects. Not of pods: a new version of the chart alone must not restart them. */}}
+{{/* Of pods: without the version, which must not restart what is otherwise the same. */}}
+{{- define "paddock.podLabels" -}}
+{{ include "paddock.selector" . }}
+app.kubernetes.io/part-of: paddock
+{{- end -}}
+
+{{/* Of objects. */}}
 {{- define "paddock.labels" -}}
 {{ include "paddock.selector" . }}
 app.kubernetes.io/version: {{ .root.Chart.AppVersion | quote }}

@@ -117,7 +117,7 @@
 {{- $name := include "paddock.workerName" . -}}
 metadata:
   labels:
-    {{- $selector | nindent 4 }}
+    {{- include "paddock.podLabels" (dict "root" $root "component" "worker" "model" $model) | nindent 4 }}
     {{- with $model.podLabels }}
     {{- toYaml . | nindent 4 }}
     {{- end }}

@@ -337,6 +337,6 @@ def test_redis_is_pinned_and_asks_for_its_password() -> None:
     (pod,) = pods_of(render({}), "redis")
     of = container(pod)
     assert of["image"].partition(":")[2][0].isdigit()
-    assert "--requirepass" in of["command"][-1]
+    assert "requirepass $REDISCLI_AUTH" in of["command"][-1]
     assert plain_env(of, KNOWN)["REDISCLI_AUTH"] == "secret"
     assert not pods_of(example("external-redis"), "redis")

@@ -31,8 +31,13 @@ def download():
             return
         raise
     with answer, open(partial, "ab" if answer.status == 206 else "wb") as file:
+        length = int(answer.headers.get("content-length", -1))
+        come = 0
         while chunk := answer.read(CHUNK):
             file.write(chunk)
+            come += len(chunk)
+    if come < length:
+        raise OSError(f"it broke off after {there + come} bytes")
 
 
 if os.path.exists(target):

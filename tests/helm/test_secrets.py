@@ -1,0 +1,132 @@
+"""Keys that the chart makes are made once: an upgrade has those of before, or refuses to begin."""
+
+from __future__ import annotations
+
+import base64
+import json
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+import pytest
+
+from tests.support.chart import Object, Refused, Rendered, render
+
+OLD = {"api-key": "sk-old", "worker-secret": "between us", "redis-password": "of redis"}
+
+
+class Cluster(BaseHTTPRequestHandler):
+    """As much of Kubernetes' API as a lookup of one Secret needs."""
+
+    secret = "/api/v1/namespaces/llm/secrets/p-paddock"
+    held: dict[str, str] | None = OLD
+
+    def do_GET(self) -> None:
+        path, status = self.path.partition("?")[0], 200
+        body: Object
+        if path == "/api/v1":
+            known = {
+                "name": "secrets",
+                "singularName": "secret",
+                "namespaced": True,
+                "kind": "Secret",
+                "verbs": ["get"],
+            }
+            body = {"kind": "APIResourceList", "groupVersion": "v1", "resources": [known]}
+        elif path == self.secret and self.held is not None:
+            data = {key: base64.b64encode(value.encode()).decode() for key, value in self.held.items()}
+            body = {"kind": "Secret", "apiVersion": "v1", "metadata": {"name": "p-paddock"}, "data": data}
+        else:
+            status = 404
+            body = {"kind": "Status", "apiVersion": "v1", "status": "Failure", "reason": "NotFound", "code": 404}
+        raw = json.dumps(body).encode()
+        self.send_response(status)
+        self.send_header("content-type", "application/json")
+        self.send_header("content-length", str(len(raw)))
+        self.end_headers()
+        self.wfile.write(raw)
+
+    def log_message(self, format: str, *args: object) -> None:
+        pass
+
+
+class EmptyCluster(Cluster):
+    held = None
+
+
+@pytest.fixture
+def cluster(request: pytest.FixtureRequest) -> Iterator[str]:
+    """The address of the API of a cluster; its handler is the parameter."""
+    server = ThreadingHTTPServer(("127.0.0.1", 0), request.param)
+    thread = threading.Thread(target=server.serve_forever, args=(0.01,))
+    thread.start()
+    yield f"http://127.0.0.1:{server.server_address[1]}"
+    server.shutdown()
+    thread.join()
+    server.server_close()
+
+
+def told(found: Rendered) -> dict[str, str]:
+    return dict(found.one("Secret")["stringData"])
+
+
+def flags(cluster: str, *more: str) -> tuple[str, ...]:
+    return ("--dry-run=server", "--kube-apiserver", cluster, *more)
+
+
+@pytest.mark.parametrize("cluster", [Cluster], indirect=True)
+def test_an_upgrade_keeps_the_keys(cluster: str) -> None:
+    assert told(render({}, flags=flags(cluster, "--is-upgrade"))) == OLD
+    assert told(render({}, flags=flags(cluster))) == OLD, "an install over what an uninstalled release has left"
+
+
+@pytest.mark.parametrize("cluster", [Cluster], indirect=True)
+def test_a_given_key_wins(cluster: str) -> None:
+    values = {"secrets": {"apiKey": "sk-new"}}
+    assert told(render(values, flags=flags(cluster, "--is-upgrade"))) == {**OLD, "api-key": "sk-new"}
+
+
+@pytest.mark.parametrize("cluster", [EmptyCluster], indirect=True)
+def test_an_install_makes_them(cluster: str) -> None:
+    one, other = (told(render({}, release=name, flags=flags(cluster))) for name in ("p", "q"))
+    assert set(one) == set(OLD)
+    assert not set(one.values()) & set(other.values())
+    assert all(len(value) >= 40 for value in one.values())
+
+
+@pytest.mark.parametrize("cluster", [EmptyCluster], indirect=True)
+def test_an_upgrade_without_them_is_refused(cluster: str) -> None:
+    with pytest.raises(Refused, match="can't be read, so an upgrade would make new keys"):
+        render({}, flags=flags(cluster, "--is-upgrade"))
+
+
+def test_so_is_one_that_is_rendered_without_the_cluster() -> None:
+    with pytest.raises(Refused, match="--dry-run=server"):
+        render({}, flags=("--is-upgrade",))
+
+
+def test_a_secret_of_ones_own_needs_no_cluster() -> None:
+    values = {"secrets": {"existingSecret": "keys"}}
+    before, after = render(values), render(values, flags=("--is-upgrade",))
+    assert not before.of("Secret")
+    assert before.objects == after.objects
+
+
+def test_all_given_keys_render_the_same_every_time() -> None:
+    """For those who render without a cluster and keep values in a vault."""
+    values = {"secrets": {"apiKey": "a", "workerSecret": "w", "redisPassword": "r"}}
+    assert told(render(values)) == told(render(values, flags=("--is-upgrade",)))
+
+
+def test_no_secret_stands_in_a_pod() -> None:
+    values = {
+        "secrets": {
+            "apiKey": "sk-visible",
+            "workerSecret": "w-visible",
+            "redisPassword": "r-visible",
+            "hfToken": "h-visible",
+            "cacheSecret": "c-visible",
+        }
+    }
+    found = render(values)
+    assert "visible" not in json.dumps([item for item in found.objects if item["kind"] != "Secret"])
