@@ -1,6 +1,6 @@
 """Draws boards from a running Prometheus, without a Grafana: a page each, and a picture where there is a Chromium.
 
-python deploy/grafana/preview_board.py http://127.0.0.1:9090 overview queue --minutes 15 --out boards
+python deploy/grafana/preview_board.py http://127.0.0.1:9090 overview queue --minutes 15
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ def main() -> int:
     parser.add_argument("--minutes", type=float, default=60.0, help="how far back")
     parser.add_argument("--rate-s", type=int, default=60, help="window of rates: four scrapes and more")
     parser.add_argument("--rows", type=int, default=0, help="of the grid, in the picture; 0: all")
-    parser.add_argument("--out", type=Path, default=Path("boards"), help="folder for the pages")
+    parser.add_argument("--out", type=Path, default=Path("build/boards"), help="folder for the pages")
     asked = parser.parse_args()
     asked.out.mkdir(parents=True, exist_ok=True)
     now = time.time()

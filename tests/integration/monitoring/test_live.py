@@ -5,12 +5,16 @@ from __future__ import annotations
 import json
 import math
 import threading
+import time
 from collections.abc import Iterator
+from html import escape
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+import preview_board
+from preview.source import Source
 from tests.integration.monitoring.watched import ASLEEP, MODEL, TEAMS, Watched, watched
 from tests.support.teams_at_work import TeamsAtWork, ask
 from tests.support.waiting import until
@@ -69,6 +73,23 @@ async def test_the_workers_are_found(scene: Watched) -> None:
     seen = {(target["scrapePool"], target["labels"].get("worker"), target["health"]) for target in found}
     workers = {("paddock-worker", f"worker-{number}", "up") for number in range(len(scene.stack.workers))}
     assert seen == workers | {("paddock-gateway", None, "up"), ("prometheus", None, "up")}
+
+
+async def test_boards_are_drawn(scene: Watched, tmp_path: Path) -> None:
+    now = time.time()
+    source = Source(scene.prometheus.url, now - 60, now, rate_s=15)
+    for file in sorted(BOARDS.glob("*.json")):
+        drawn = preview_board.draw(file.stem, source, tmp_path).read_text()
+        panels = [panel for panel in json.loads(file.read_text())["panels"] if panel["type"] != "text"]
+        assert all(f">{escape(panel['title'])}<" in drawn for panel in panels)
+        kinds = {panel["type"] for panel in panels}
+        for kind, mark in (
+            ("timeseries", "<polyline"),
+            ("stat", 'class="figure"'),
+            ("table", "<td>"),
+            ("heatmap", "<rect"),
+        ):
+            assert (mark in drawn) >= (kind in kinds), (file.stem, kind)
 
 
 async def test_alerts_arrive(scene: Watched) -> None:
