@@ -77,9 +77,9 @@ storageClassName: {{ . }}
 {{- end -}}
 {{- end -}}
 
-{{/* Seconds. */}}
+{{/* Seconds. Nobody waits for a pod to end for longer than a day, which `paddock drain` would refuse. */}}
 {{- define "paddock.requestTimeout" -}}
-{{- ceil (default 3600 .Values.gateway.settings.request_timeout_s) | int -}}
+{{- ceil (default 3600 .Values.gateway.settings.request_timeout_s) | int | min 86000 -}}
 {{- end -}}
 {{- define "paddock.gatewayDrain" -}}
 {{- $own := .Values.gateway.settings.drain_s -}}
