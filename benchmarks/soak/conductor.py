@@ -22,6 +22,8 @@ from benchmarks.soak.storage import breaches, take_stock
 from benchmarks.soak.subjects import Watch, read_metrics
 from gateway.client import ClientError
 
+BREATH_S = 0.5
+"""How long a short rest goes on when nothing is held any more."""
 REST_S = 40.0
 """Longest time until nothing is held: beyond it what is still there counts as leaked."""
 BUSY = ("llamacpp:requests_processing", "llamacpp:requests_deferred", "paddock_requests_in_flight")
@@ -49,22 +51,38 @@ class Conductor:
         """The whole of it; the fleet is stopped at the end."""
         plan = self.record.plan
         async with self._looking():
+            await self._fill()
             await self._loaded("warming up", plan.warm_s, ALL)
-            await self._rest()
+            await self._rest(plan.settle_s)
+            self.record.warm_at_s = self.record.rests[-1].at_s
             await self._loaded("every fault", plan.total_s * FIRST, ALL)
-            await self._rest()
+            await self._fill()
+            await self._rest(plan.settle_s)
             await self._loaded("milder faults", plan.total_s - self.now_s, HARMLESS)
-            await self._rest()
+            await self._rest(plan.settle_s)
         self.phase = "stopping"
         await asyncio.to_thread(self.fleet.stop)
         self.record.exits = self.fleet.exits
         await self._look_behind()
 
+    async def _fill(self) -> None:
+        """After the start, and again for those that were restarted since."""
+        self.phase = "filling caches"
+        await self.crowd.fill()
+
     async def _loaded(self, phase: str, for_s: float, faults: Sequence[Fault]) -> None:
+        """In rounds, with a short rest between two of them."""
+        ends_s, round_s = self.now_s + for_s, self.record.plan.round_s
+        while ends_s - self.now_s > round_s * 1.5:
+            await self._round(phase, round_s, faults)
+            await self._rest(BREATH_S)
+        await self._round(phase, max(ends_s - self.now_s, self.record.plan.sample_s), faults)
+
+    async def _round(self, phase: str, for_s: float, faults: Sequence[Fault]) -> None:
         self.phase, over = phase, asyncio.Event()
         striking = asyncio.create_task(self._strike(faults, over))
         try:
-            await self.crowd.visit(max(for_s, self.record.plan.sample_s))
+            await self.crowd.visit(for_s)
         finally:
             over.set()
             await asyncio.wait([striking])
@@ -89,13 +107,13 @@ class Conductor:
             failure = f"{type(error).__name__}: {error}"[:300]
         self.record.faults.append(Struck(began_s, fault.__name__, failure))
 
-    async def _rest(self) -> None:
-        """Waits until nothing is held, lets connections go, and looks at everybody."""
+    async def _rest(self, settle_s: float) -> None:
+        """Waits until nothing is held, then so long, and looks at everybody."""
         self.phase, began_s = "a rest", self.now_s
         while (held := await self._held()) and self.now_s - began_s < REST_S:  # noqa: ASYNC110 - nobody tells
             await asyncio.sleep(0.25)
         took_s = self.now_s - began_s
-        await asyncio.sleep(self.record.plan.settle_s)
+        await asyncio.sleep(settle_s)
         stock, busy = await take_stock(self.fleet.client, self.now_s), await self._busy()
         pids = await self._look()
         lives = {name: self.watch.subjects[name].life for name in pids}
@@ -103,6 +121,7 @@ class Conductor:
             Rest(
                 at_s=self.now_s,
                 took_s=took_s,
+                is_long=settle_s > BREATH_S,
                 held=stock.held() or {name: round(count) for name, count in held.items() if name in busy},
                 busy=busy,
                 breaches=await breaches(self.fleet.client, self.fleet.models),

@@ -48,6 +48,9 @@ MIX: dict[Deed, int] = {
     responses.over_a_socket: 3,
 }
 """Deed -> how often, of all."""
+FILLING: dict[Deed, int] = {deeds.long_chat: 320, deeds.long_infill: 60}
+"""How many of which: 8,192 beginnings (`workers.protocol.news.MAX_HEADS`) for each of two workers, and some more."""
+FILLERS_AT_ONCE = 6
 MOST_AT_ONCE = 24
 PATIENCE_S = 60.0
 """Longest deed; one that takes longer is a surprise."""
@@ -63,11 +66,20 @@ class Crowd:
     mix: Mapping[Deed, int] = field(default_factory=lambda: MIX)
     _running: set[asyncio.Task[None]] = field(default_factory=set)
 
+    async def fill(self) -> None:
+        """What fills with use, up to a bound, is full after this: caches, and what is remembered of beginnings."""
+        async with _session() as session:
+            for deed, count in FILLING.items():
+                for _ in range(round(count * self.record.plan.filling)):
+                    while len(self._running) >= FILLERS_AT_ONCE:
+                        await asyncio.wait(self._running, return_when=asyncio.FIRST_COMPLETED)
+                    self._send(deed, session)
+            if self._running:
+                await asyncio.wait(self._running)
+
     async def visit(self, for_s: float) -> None:
         """Load for so long; returns when every caller has gone."""
-        async with aiohttp.ClientSession(
-            connector=aiohttp.TCPConnector(limit=0), timeout=aiohttp.ClientTimeout(total=PATIENCE_S)
-        ) as session:
+        async with _session() as session:
             ends = asyncio.get_running_loop().time() + for_s
             try:
                 for deed in self._deeds():
@@ -125,6 +137,11 @@ class Crowd:
         if len(self.record.surprises) < NUM_KEPT:
             self.record.surprises.append(f"{name_of(deed)}: {type(error).__name__} {error}"[:500])
         return "surprise"
+
+
+def _session() -> aiohttp.ClientSession:
+    timeout = aiohttp.ClientTimeout(total=PATIENCE_S)
+    return aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0), timeout=timeout)
 
 
 def name_of(deed: Deed) -> str:

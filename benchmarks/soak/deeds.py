@@ -21,7 +21,7 @@ WEATHER = {
     "description": "Current weather of a city",
     "parameters": {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]},
 }
-GONE = (404, 409, 501)
+NUM_TURNS = 71
 
 
 def chat(visitor: Visitor, **more: object) -> dict[str, object]:
@@ -163,6 +163,19 @@ async def leaving(visitor: Visitor) -> None:
     await asyncio.wait([asking])
     if not asking.cancelled() and (error := asking.exception()) is not None and body.get("stream"):
         raise error
+
+
+async def long_chat(visitor: Visitor) -> None:
+    """A hundred short messages: as many beginnings that workers and gateways remember, and half of a cache."""
+    turns = [{"role": ("user", "assistant")[n % 2], "content": visitor.words(1, 3)} for n in range(NUM_TURNS)]
+    turns[0]["content"] += str(visitor.chance.random())
+    await visitor.post(CHAT, chat(visitor, messages=turns, max_tokens=1))
+
+
+async def long_infill(visitor: Visitor) -> None:
+    if INFILLER in visitor.models:
+        body = {"model": INFILLER, "input_prefix": visitor.words(120, 160), "input_suffix": "x", "n_predict": 1}
+        await visitor.post("/infill", body)
 
 
 async def half_a_request(visitor: Visitor) -> None:

@@ -42,8 +42,8 @@ FOLDERS = {
 """Settings of workers that name folders."""
 OF_A_MODEL: dict[str, Any] = {"slots": 4, "ctx": 1024, "kv_tokens": 3072}
 SMALL: dict[str, Any] = OF_A_MODEL | {
-    "cache_ram_mib": 16,
-    "cache_disk_mib": 32,
+    "cache_ram_mib": 4,
+    "cache_disk_mib": 16,
     "max_adapters": 2,
     "worker_drain_s": 10,
     "response_ttl_s": 60,

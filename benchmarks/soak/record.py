@@ -13,6 +13,8 @@ WARM, FIRST = 0.2, 0.35
 KEPT_ALIVE_S = 32.0
 """After so long, idle connections of gateways to workers are closed."""
 SETTLE_SHARE = 0.02
+FILLED_S = 900.0
+NUM_ROUNDS, MIN_ROUND_S = 24, 8.0
 NUM_FAULTS = 45
 """In all, but no closer than `LEAST_GAP_S`."""
 LEAST_GAP_S = 5.0
@@ -36,8 +38,18 @@ class Plan:
         return min(5.0, max(1.0, self.total_s / 240))
 
     @property
+    def filling(self) -> float:
+        """How much is done to fill caches: all of it in a quarter of an hour and longer."""
+        return min(1.0, self.total_s / FILLED_S)
+
+    @property
+    def round_s(self) -> float:
+        """Load between two rests."""
+        return max(MIN_ROUND_S, self.total_s / NUM_ROUNDS)
+
+    @property
     def settle_s(self) -> float:
-        """How long a rest goes on when nothing is held any more."""
+        """How long the three long rests go on when nothing is held any more."""
         return min(KEPT_ALIVE_S, self.total_s * SETTLE_SHARE)
 
     @property
@@ -52,6 +64,8 @@ class Rest:
     at_s: float
     took_s: float
     """Until nothing was held, or as long as was waited for that."""
+    is_long: bool
+    """Idle connections had time to close."""
     held: dict[str, int]
     """Leases and tickets by family."""
     busy: dict[str, float]
@@ -82,6 +96,8 @@ class Record:
     subjects: dict[str, Subject] = field(default_factory=dict)
     stocks: list[Stock] = field(default_factory=list)
     rests: list[Rest] = field(default_factory=list)
+    warm_at_s: float = 0.0
+    """From then on it counts."""
     faults: list[Struck] = field(default_factory=list)
     endings: dict[str, Counter[str]] = field(default_factory=dict)
     """Deed -> `ok`, a code, `broken` or `surprise` -> how often."""

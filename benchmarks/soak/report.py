@@ -59,7 +59,12 @@ def _page(record: Record, found: Sequence[Finding]) -> str:
             for name, subject in subjects.items()
         }
         plots.append(
-            plot(title, lines, [struck.at_s for struck in record.faults], [rest.at_s for rest in record.rests])
+            plot(
+                title,
+                lines,
+                [struck.at_s for struck in record.faults],
+                [rest.at_s for rest in record.rests if rest.is_long],
+            )
         )
     used = {"used_memory": [[(stock.at_s, stock.used_mib) for stock in record.stocks]]}
     plots.append(plot("Redis: memory used, MiB", used, [], []))

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from benchmarks.soak.record import Record, Rest
 from benchmarks.soak.slope import HOUR_S, Slope, slope_of
 from benchmarks.soak.storage import Stock
-from benchmarks.soak.subjects import Life, Sample, Subject
+from benchmarks.soak.subjects import Sample, Subject
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,11 +31,13 @@ MEASURES: Mapping[str, Bound] = {
     "rss": Bound(6.0, 3.0),
     "uss": Bound(6.0, 3.0),
     "children_rss": Bound(6.0, 3.0),
-    "fds": Bound(20.0, 6.0),
+    "fds": Bound(10.0, 8.0),
     "threads": Bound(10.0, 4.0),
-    "tasks": Bound(20.0, 6.0),
+    "tasks": Bound(10.0, 8.0),
 }
 """Of a process; memory in MiB."""
+AT_RESTS = ("fds", "threads", "tasks")
+"""What calls have while they run: only what is there without calls is compared."""
 RETURNED_MIB, RETURNED_SHARE = 6.0, 0.06
 """Memory at the last rest may be so much above what it was at the first rest of the process."""
 MORE_FDS, MORE_TASKS, MORE_THREADS = 8, 8, 4
@@ -66,10 +68,16 @@ class Growth:
     flat: bool
 
 
-def warm_samples(life: Life, record: Record) -> list[Sample]:
-    """Those after the fleet's first rest, and after the process had the same time to warm up."""
-    starts_s = max(record.rests[0].at_s if record.rests else 0.0, life.began_s + record.plan.warm_s)
-    return [sample for sample in life.samples if sample.at_s >= starts_s]
+def warm_samples(subject: Subject, measure: str, record: Record) -> list[Sample]:
+    """Those after the fleet was warm, and after the process had as long to warm up; of counts those of rests."""
+    life = subject.life
+    starts_s = max(record.warm_at_s, life.began_s + record.plan.warm_s)
+    if measure in AT_RESTS:
+        rests = [rest for rest in record.rests if rest.pids.get(subject.name) == life.pid]
+        samples = [rest.samples[subject.name] for rest in rests if subject.name in rest.samples]
+    else:
+        samples = life.samples
+    return [sample for sample in samples if sample.at_s >= starts_s]
 
 
 def lasting_subjects(record: Record) -> Iterator[Subject]:
@@ -82,8 +90,8 @@ def lasting_subjects(record: Record) -> Iterator[Subject]:
 
 def growths(record: Record) -> Iterator[Growth]:
     for subject in lasting_subjects(record):
-        samples = warm_samples(subject.life, record)
         for measure, bound in MEASURES.items():
+            samples = warm_samples(subject, measure, record)
             values = [float(getattr(sample, measure)) for sample in samples]
             slope = slope_of([sample.at_s for sample in samples], values)
             if slope is not None and min(values) >= 0:
@@ -111,13 +119,14 @@ def _slopes(record: Record) -> Iterator[Finding]:
 
 
 def _redis(record: Record) -> Iterator[Finding]:
-    warm = [stock for stock in record.stocks if record.rests and stock.at_s >= record.rests[0].at_s]
+    warm = [stock for stock in record.stocks if stock.at_s >= record.warm_at_s]
+    rests = [rest for rest in record.rests if rest.at_s >= record.warm_at_s]
     slope = slope_of([stock.at_s for stock in warm], [stock.used_mib for stock in warm])
     if slope is not None:
         told = f"{slope.per_hour:+.2f} MiB/h ({slope.low:+.2f} to {slope.high:+.2f})"
         yield Finding("Redis: memory used", told, f"<= {REDIS_MIB.per_hour:g}/h", REDIS_MIB.allows(slope))
-    if len(record.rests) > 1:
-        first, last = record.rests[0].stock, record.rests[-1].stock
+    if len(rests) > 1:
+        first, last = rests[0].stock, rests[-1].stock
         more = sorted({*_lasting(first, last), *_elements(first, last)})
         yield Finding("Redis: more than at the first rest", ", ".join(more) or "nothing", "nothing", not more)
 
@@ -136,26 +145,31 @@ def _elements(first: Stock, last: Stock) -> Iterator[str]:
 
 
 def _rests(rests: Sequence[Rest]) -> Iterator[Finding]:
-    for number, rest in enumerate(rests, 1):
-        bad = [f"{count:g} x {name}" for name, count in {**rest.held, **rest.busy}.items()]
-        told = ", ".join(bad) or f"nothing, after {rest.took_s:.1f} s"
-        yield Finding(f"rest {number}: leases, tickets and calls that are left", told, "nothing", not bad)
-        whole = "; ".join(rest.breaches) or "whole"
-        yield Finding(f"rest {number}: data of admission", whole, "whole", not rest.breaches)
+    held = [
+        f"rest {number}: {count:g} x {name}"
+        for number, rest in enumerate(rests, 1)
+        for name, count in {**rest.held, **rest.busy}.items()
+    ]
+    longest_s = max((rest.took_s for rest in rests), default=0.0)
+    told = "; ".join(held) or f"nothing, {longest_s:.1f} s after the last call at most"
+    yield Finding(f"leases, tickets and calls left at {len(rests)} rests", told, "nothing", bool(rests) and not held)
+    broken = [f"rest {number}: {one}" for number, rest in enumerate(rests, 1) for one in rest.breaches]
+    yield Finding("data of admission at rests", "; ".join(broken) or "whole", "whole", not broken)
 
 
 def _returned(record: Record) -> Iterator[Finding]:
-    """The last rest against the first one that each process saw."""
+    """The last rest against the first long one that each process saw."""
     if not record.rests:
         return
     bad = []
     for subject in lasting_subjects(record):
         name, pid = subject.name, subject.life.pid
-        seen = [rest.samples[name] for rest in record.rests if rest.pids.get(name) == pid and name in rest.samples]
+        there = [rest for rest in record.rests if rest.is_long and rest.pids.get(name) == pid]
+        seen = [rest.samples[name] for rest in there if name in rest.samples]
         if len(seen) > 1:
             bad += [f"{subject.name}: {more}" for more in _more(seen[0], seen[-1])]
-    told = "; ".join(bad) or "as at its first rest"
-    yield Finding("each process at the last rest", told, "as at its first rest", not bad)
+    told = "; ".join(bad) or "as at its first long one"
+    yield Finding("each process at the last rest", told, "as at its first long one", not bad)
 
 
 def _more(first: Sample, last: Sample) -> Iterator[str]:

@@ -54,10 +54,12 @@ class Visitor:
     def headers(self, more: Mapping[str, str] | None = None) -> dict[str, str]:
         return {"authorization": f"Bearer {self.key}", **(more or {})}
 
-    def text(self, least: int = 3, most: int = 40) -> str:
+    def words(self, least: int = 3, most: int = 40) -> str:
+        return " ".join(self.chance.choices(WORDS, k=self.chance.randrange(least, most)))
+
+    def text(self) -> str:
         """Some words; every sixth time the same beginning as others have, which is cached somewhere."""
-        words = " ".join(self.chance.choices(WORDS, k=self.chance.randrange(least, most)))
-        return f"Tell me a story about a boat. {words}" if self.chance.random() < 1 / 6 else words
+        return f"Tell me a story about a boat. {self.words()}" if self.chance.random() < 1 / 6 else self.words()
 
     def tokens(self) -> int:
         return self.chance.randrange(4, 48)

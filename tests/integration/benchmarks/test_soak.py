@@ -11,7 +11,6 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 
 import pytest
 import redis.asyncio
@@ -21,7 +20,7 @@ from benchmarks.soak.deeds import Deed
 from benchmarks.soak.fleet import Fleet
 from benchmarks.soak.record import Plan, Record, Rest
 from benchmarks.soak.storage import Stock, breaches, take_stock
-from benchmarks.soak.subjects import Watch
+from benchmarks.soak.subjects import Sample, Watch
 from benchmarks.soak.verdict import findings
 from benchmarks.soak.visitor import Broken, Refused, Surprise, Visitor
 from tests.support.stack import Stack
@@ -70,10 +69,14 @@ def test_a_process_that_leaks_is_found(what: str, found: set[str]) -> None:
             watch.look(number * MINUTE_S, {"fake": pid}, {})
             time.sleep(EVERY_S)
         assert [line for line in watch.orphans() if "time.sleep" in line]
-    record.rests = [Rest(LOOKS * MINUTE_S, 0.0, {}, {}, [], Stock(0.0, 0.0, {}, {}, {}), {}, {"fake": pid})]
-    record.rests.insert(0, replace(record.rests[0], at_s=0.0))
+    samples = record.subjects["fake"].life.samples
+    record.rests = [at_rest(sample, pid) for sample in samples]
     grown = {one.what for one in findings(record) if one.what.endswith("what grows") and not one.good}
     assert grown == found
+
+
+def at_rest(sample: Sample, pid: int) -> Rest:
+    return Rest(sample.at_s, 0.0, False, {}, {}, [], Stock(0.0, 0.0, {}, {}, {}), {"fake": sample}, {"fake": pid})
 
 
 def test_who_ends_is_no_orphan() -> None:

@@ -27,8 +27,8 @@ def stock(at_s: float, **more: int) -> Stock:
     return Stock(at_s, 8.0, {"pd:keys": 1, **more}, {"pd:keys": 1}, {"pd:keys": 2})
 
 
-def rest(at_s: float) -> Rest:
-    return Rest(at_s, 0.2, {}, {}, [], stock(at_s), {"gateway-0": sample(at_s)}, {"gateway-0": 7})
+def rest(at_s: float, **more: int) -> Rest:
+    return Rest(at_s, 0.2, True, {}, {}, [], stock(at_s), {"gateway-0": sample(at_s, **more)}, {"gateway-0": 7})
 
 
 def sound() -> Record:
@@ -36,7 +36,8 @@ def sound() -> Record:
     samples = [sample(at_s, rss=80.0 + at_s % 3) for at_s in range(0, int(TOTAL_S), 5)]
     record = Record(Plan(TOTAL_S, 5.0, 0), ("gateway-0",), {"gateway-0": Subject("gateway-0", [Life(7, 0.0, samples)])})
     record.stocks = [stock(float(at_s)) for at_s in range(0, int(TOTAL_S), 5)]
-    record.rests = [rest(400.0), rest(1000.0), rest(1790.0)]
+    record.rests = [rest(at_s) for at_s in range(400, 1800, 70)]
+    record.warm_at_s = 400.0
     record.num_deeds, record.exits = 9000, {"gateway-0, pid 7": 0}
     return record
 
@@ -55,13 +56,11 @@ def leaks_memory(record: Record) -> None:
 
 
 def leaks_files(record: Record) -> None:
-    life = record.subjects["gateway-0"].life
-    life.samples[:] = [replace(one, fds=20 + int(one.at_s / 60)) for one in life.samples]
+    record.rests = [replace(rest(one.at_s, fds=20 + int(one.at_s / 60)), is_long=False) for one in record.rests]
 
 
 def leaks_tasks(record: Record) -> None:
-    life = record.subjects["gateway-0"].life
-    life.samples[:] = [replace(one, tasks=12 + int(one.at_s / 60)) for one in life.samples]
+    record.rests = [replace(rest(one.at_s, tasks=12 + int(one.at_s / 60)), is_long=False) for one in record.rests]
 
 
 def keeps_memory(record: Record) -> None:
@@ -128,9 +127,9 @@ def could_not_strike(record: Record) -> None:
         (leaks_tasks, "tasks: what grows"),
         (keeps_memory, "each process at the last rest"),
         (keeps_tasks, "each process at the last rest"),
-        (holds_a_lease, "rest 2: leases, tickets and calls that are left"),
-        (is_busy, "rest 3: leases, tickets and calls that are left"),
-        (breaks_the_data, "rest 1: data of admission"),
+        (holds_a_lease, "leases, tickets and calls left at 20 rests"),
+        (is_busy, "leases, tickets and calls left at 20 rests"),
+        (breaks_the_data, "data of admission at rests"),
         (fills_redis, "Redis: memory used"),
         (grows_a_hash, "Redis: more than at the first rest"),
         (keeps_keys_for_ever, "Redis: more than at the first rest"),
@@ -153,7 +152,8 @@ def test_a_process_that_was_restarted_counts_from_its_last_start_and_warms_up_ag
     growing = [sample(900 + at_s, rss=60 + at_s / 20) for at_s in range(0, 360, 5)]
     flat = [sample(1260 + at_s, rss=78.0) for at_s in range(0, 540, 5)]
     record.subjects["gateway-0"].lives.append(Life(8, 900.0, [*growing, *flat]))
-    record.rests[2].pids["gateway-0"] = 8
+    for one in record.rests:
+        one.pids["gateway-0"] = 8 if one.at_s > 900 else 7
     [rss] = [growth for growth in growths(record) if growth.measure == "rss"]
     assert rss.slope.per_hour == 0
     assert rss.slope.span_s < 540
@@ -162,8 +162,7 @@ def test_a_process_that_was_restarted_counts_from_its_last_start_and_warms_up_ag
 
 def test_what_was_not_told_is_not_judged() -> None:
     record = sound()
-    life = record.subjects["gateway-0"].life
-    life.samples[:] = [replace(one, tasks=-1) for one in life.samples]
+    record.rests = [rest(one.at_s, tasks=-1) for one in record.rests]
     assert "tasks" not in {growth.measure for growth in growths(record)}
 
 
