@@ -113,7 +113,12 @@ def _lines(panel: dict[str, Any], lines: Sequence[Line], source: Source, wide: i
     limit = panel["fieldConfig"]["defaults"].get("max")
     frame_height = tall - HEAD_PX - len(told) * LEGEND_LINE_PX - 6
     frame = Frame(
-        wide, frame_height, source.start, source.end, limit if limit is not None else rounded_up(top), _unit(panel)
+        wide,
+        frame_height,
+        source.start,
+        source.end,
+        limit if limit is not None else rounded_up(top, _unit(panel)),
+        _unit(panel),
     )
     legend = "".join(_legend(told, frame.unit))
     return f'{line_plot(drawn, frame, stacked, _steps(panel))}<div class="legend">{legend}</div>'

@@ -40,13 +40,16 @@ class Frame:
         return MARGIN_TOP + inner * (1 - min(value, self.top) / self.top)
 
 
-def rounded_up(value: float) -> float:
+def rounded_up(value: float, unit: str) -> float:
     """The next number that an axis can end at."""
     if value <= 0:
         return 1.0
+    if unit == "bytes":
+        size = 1024.0 ** int(math.log(max(value, 1.0), 1024))
+        return size * rounded_up(value / size, "")
     power = 10.0 ** math.floor(math.log10(value))
     return next(
-        factor * power for factor in (1, 1.2, 1.6, 2, 2.4, 3, 4, 5, 6, 8, 10) if factor * power >= value * 0.999
+        factor * power for factor in (1, 1.2, 1.6, 2, 2.4, 3.2, 4, 5, 6, 8, 10) if factor * power >= value * 0.999
     )
 
 
@@ -62,7 +65,7 @@ def line_plot(lines: Sequence[Line], frame: Frame, stacked: bool, steps: Sequenc
             )
     drawn = list(_stacked(lines) if stacked else ((line.points, ()) for line in lines))
     for number, (upper, lower) in reversed(list(enumerate(drawn))):
-        parts.append(_area(upper, lower, frame, COLOURS[number % len(COLOURS)], 0.35 if stacked else 0.07))
+        parts.append(_area(upper, lower, frame, COLOURS[number % len(COLOURS)], 0.35 if stacked else 0.04))
     return _svg(parts, frame)
 
 

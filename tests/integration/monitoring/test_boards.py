@@ -24,7 +24,7 @@ from workers.settings import WorkerSettings
 ROOT = Path(__file__).resolve().parents[3]
 FILES = sorted((ROOT / "helm" / "files" / "dashboards").glob("*.json"))
 RULES = sorted((ROOT / "helm" / "files" / "rules").glob("*.yaml"))
-SCHEMA = json.loads(Path(__file__).with_name("board.schema.json").read_text())
+VALIDATOR = jsonschema.Draft202012Validator(json.loads(Path(__file__).with_name("board.schema.json").read_text()))
 METRICS = catalogue.metrics_of((*catalogue.GATEWAY, *catalogue.WORKER))
 LABELS = {name: {"le", *metric.labels} for metric in METRICS for name in metric.series}
 OF_PROMETHEUS = {"up": set[str](), "ALERTS": {"alertname", "alertstate", "severity"}}
@@ -74,7 +74,7 @@ def test_the_files_are_what_the_values_write() -> None:
 @pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
 def test_grafana_can_read_it(file: Path) -> None:
     board = json.loads(file.read_text())
-    jsonschema.validate(board, SCHEMA)
+    VALIDATOR.validate(board)
     assert board["uid"] == f"paddock-{file.stem}"
     numbers = [panel["id"] for panel in board["panels"]]
     assert len(set(numbers)) == len(numbers)
@@ -85,6 +85,19 @@ def test_grafana_can_read_it(file: Path) -> None:
         cells = {(place["x"] + x, place["y"] + y) for x in range(place["w"]) for y in range(place["h"])}
         assert not cells & taken, panel["title"]
         taken |= cells
+
+
+@pytest.mark.parametrize(
+    "misspelt", ["uidd", "panels.1.descriptoin", "panels.1.options.colourMode", "panels.1.targets.0.exp"]
+)
+def test_a_misspelt_field_is_seen(misspelt: str) -> None:
+    board = json.loads(FILES[0].with_stem("overview").read_text())
+    *way, name = misspelt.split(".")
+    inside = board
+    for step in way:
+        inside = inside[int(step) if step.isdigit() else step]
+    inside[name] = "x"
+    assert not VALIDATOR.is_valid(board)
 
 
 @pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
