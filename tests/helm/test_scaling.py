@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import json
 import math
 import re
+import subprocess
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from gateway.settings import GatewaySettings
 from tests.support.chart import Object, Rendered, example, render
+from tests.support.prometheus import program
 from workers.protocol.metrics import catalogue
 
 GATEWAYS = {metric.name: metric for metric in catalogue.metrics_of(catalogue.GATEWAY)}
@@ -36,7 +40,8 @@ def desired(found: Rendered, current: int, in_flight: float, waiting: float, wai
         share = values[name] / float(trigger["metadata"]["threshold"])
         asked.append(math.ceil(share if trigger["metricType"] == "AverageValue" else share * current))
     spec = found.one("ScaledObject")["spec"]
-    return max(1, spec["minReplicaCount"], min(spec["maxReplicaCount"], max(asked)))
+    least, most = int(spec["minReplicaCount"]), int(spec["maxReplicaCount"])
+    return max(1, least, min(most, max(asked)))
 
 
 def is_active(found: Rendered, in_flight: float, waiting: float, wait_s: float) -> bool:
@@ -80,6 +85,47 @@ def test_a_lost_prometheus_is_no_idle_model() -> None:
     fallback = found.one("ScaledObject")["spec"]["fallback"]
     assert fallback["behavior"] == "currentReplicasIfHigher"
     assert fallback["replicas"] >= 1
+
+
+GATEWAY_SERIES = [{"series": f'paddock_build_info{{instance="{name}",version="1"}}', "values": "1x4"} for name in "ab"]
+OF_MODEL = [
+    {"series": f'{name}{{instance="{gateway}",model="m"}}', "values": f"{value}x4"}
+    for name, values in (
+        ("paddock_requests_in_flight", (3, 5)),
+        ("paddock_queue_length", (0, 2)),
+        ("paddock_predicted_wait_seconds", (4, 7)),
+    )
+    for gateway, value in zip("ab", values, strict=True)
+]
+OF_ANOTHER = [{"series": 'paddock_requests_in_flight{instance="a",model="m2"}', "values": "9x4"}]
+
+
+@pytest.mark.parametrize(
+    ("series", "found"),
+    [
+        ([*GATEWAY_SERIES, *OF_MODEL, *OF_ANOTHER], {"in-flight": 8, "waiting": 2, "predicted-wait": 7}),
+        ([*GATEWAY_SERIES, *OF_ANOTHER], {"in-flight": 0, "waiting": 0, "predicted-wait": 0}),
+        ([], {"in-flight": None, "waiting": None, "predicted-wait": None}),
+    ],
+    ids=["called", "idle", "no gateway"],
+)
+def test_prometheus_answers_with_one_number_or_none(
+    series: list[Object], found: dict[str, float | None], tmp_path: Path
+) -> None:
+    """None is what KEDA takes for an error."""
+    asked = [
+        {
+            "expr": trigger["metadata"]["query"],
+            "eval_time": "30s",
+            "exp_samples": [] if found[name] is None else [{"labels": "{}", "value": found[name]}],
+        }
+        for name, trigger in triggers(scaled(min=0)).items()
+    ]
+    rules = {"tests": [{"interval": "15s", "input_series": series, "promql_expr_test": asked}]}
+    file = tmp_path / "queries.yaml"
+    file.write_text(json.dumps(rules))
+    done = subprocess.run([program("promtool"), "test", "rules", str(file)], capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
 
 
 def test_a_call_brings_the_first_worker_and_what_runs_keeps_it() -> None:

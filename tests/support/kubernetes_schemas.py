@@ -13,18 +13,18 @@ import subprocess
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
+from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
 import jsonschema
-import kubernetes_validate
 import pytest
 import referencing
 import yaml
 
 from tests.support import go_tools
 
-PACKAGED = Path(kubernetes_validate.__file__).parent / "kubernetes-json-schema"
+PACKAGED = Path(str(files("kubernetes_validate"))) / "kubernetes-json-schema"
 DOWNLOAD_TIMEOUT_S = 300.0
 
 
@@ -52,7 +52,11 @@ class _Loader(yaml.CSafeLoader):
     """YAML 1.1 reads a bare `=` as a sign of its own; in a schema it is text."""
 
 
-_Loader.add_constructor("tag:yaml.org,2002:value", yaml.SafeLoader.construct_yaml_str)
+def _text(loader: _Loader, node: yaml.ScalarNode) -> str:
+    return str(node.value)
+
+
+_Loader.add_constructor("tag:yaml.org,2002:value", _text)
 
 
 class NoSchema(Exception):

@@ -41,14 +41,13 @@ def kubernetes() -> Schema:
     return {"type": "object"}
 
 
-def fields(required: tuple[str, ...] = (), **properties: Schema) -> Schema:
+def fields(**properties: Schema) -> Schema:
     """A mapping that has these keys and no others."""
-    return {
-        "type": "object",
-        "properties": properties,
-        "additionalProperties": False,
-        **({"required": list(required)} if required else {}),
-    }
+    return {"type": "object", "properties": properties, "additionalProperties": False}
+
+
+def with_required(mapping: Schema, *names: str) -> Schema:
+    return {**mapping, "required": list(names)}
 
 
 QUANTITY = r"^[0-9]+(\.[0-9]+)?(m|[kKMGTPE]i?)?$"

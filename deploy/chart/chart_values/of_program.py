@@ -57,24 +57,30 @@ def _setting(said: dict[str, Any]) -> Schema:
 
 def definitions() -> dict[str, Schema]:
     """What the entries of `models`, and `aliases`, are made of."""
-    found = json.loads(json.dumps(catalog.schema()["$defs"]).replace("#/$defs/", "#/definitions/"))
+    found = _of_catalog()
     parts = ("LlamaSettings", "DefaultSampling", "AdapterSpec", "AliasChain", "Target")
     return {
-        **{name: _without_defaults(found[name]) for name in parts},
+        **{name: found[name] for name in parts},
         "gatewaySettings": settings(GatewaySettings),
         "workerSettings": settings(WorkerSettings),
     }
 
 
 def model_fields() -> dict[str, Schema]:
-    found = json.loads(json.dumps(catalog.schema()["$defs"]["ModelSpec"]["properties"]))
-    chosen = {name: _without_defaults(_given(found[name])) for name in OF_CATALOG}
-    return json.loads(json.dumps(chosen).replace("#/$defs/", "#/definitions/"))  # type: ignore[no-any-return]
+    found = _of_catalog()["ModelSpec"]["properties"]
+    return {name: _given(found[name]) for name in OF_CATALOG}
 
 
 def aliases() -> Schema:
-    found = catalog.schema()["$defs"]["Catalog"]["properties"]["aliases"]
-    return _without_defaults(json.loads(json.dumps(found).replace("#/$defs/", "#/definitions/")))
+    found: Schema = _of_catalog()["Catalog"]["properties"]["aliases"]
+    return found
+
+
+def _of_catalog() -> dict[str, Schema]:
+    """The catalog's own schema, without defaults: an absent value is the program's."""
+    text = json.dumps(_without_defaults(catalog.schema()["$defs"]))
+    found: dict[str, Schema] = json.loads(text.replace("#/$defs/", "#/definitions/"))
+    return found
 
 
 def _given(said: Schema) -> Schema:

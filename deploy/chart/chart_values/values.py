@@ -25,6 +25,7 @@ from chart_values.kinds import (
     text,
     volume,
     whole,
+    with_required,
 )
 
 
@@ -91,7 +92,7 @@ def model() -> Schema:
         "image": text(IMAGE),
         "modelCache": volume("emptyDir", "claim", "existing"),
     }
-    return fields(("name",), **of_program.model_fields(), **own, **worker_fields())
+    return with_required(fields(**of_program.model_fields(), **own, **worker_fields()), "name")
 
 
 def redis() -> Schema:
@@ -112,7 +113,6 @@ def redis() -> Schema:
 
 def secrets() -> Schema:
     key = fields(
-        ("name", "sha256"),
         name=text(),
         team=text(),
         sha256=text("^[0-9a-f]{64}$"),
@@ -129,7 +129,7 @@ def secrets() -> Schema:
         redisPassword=text("^[A-Za-z0-9._~-]*$"),
         cacheSecret=text(),
         hfToken=text(),
-        apiKeys=several(key),
+        apiKeys=several(with_required(key, "name", "sha256")),
     )
 
 
@@ -198,7 +198,7 @@ def whole_schema() -> Schema:
             fullnameOverride=text(),
             commonLabels=named(text()),
             image=image,
-            imagePullSecrets=several(fields(("name",), name=text(OPTIONAL_DNS))),
+            imagePullSecrets=several(with_required(fields(name=text(OPTIONAL_DNS)), "name")),
             serviceAccount=fields(create=flag(), name=text(OPTIONAL_DNS), annotations=named(text())),
             secrets=secrets(),
             gateway=gateway(),
