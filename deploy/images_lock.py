@@ -1,4 +1,4 @@
-"""Pins the base images of deploy/docker and the images of docker-compose.yml to the digests that their tags have now.
+"""Pins the images that deploy/docker, docker-compose.yml and the chart name to the digests that their tags have now.
 
     python3 deploy/images_lock.py [--check] [--registry HOST=URL ...]
 
@@ -70,7 +70,8 @@ class Image:
 
 
 def files(root: Path) -> list[Path]:
-    return [*sorted((root / "deploy" / "docker").glob("*.Dockerfile")), root / "docker-compose.yml"]
+    named = (root / "docker-compose.yml", root / "helm" / "values.yaml")
+    return [*sorted((root / "deploy" / "docker").glob("*.Dockerfile")), *named]
 
 
 def images(texts: Sequence[str]) -> list[Image]:

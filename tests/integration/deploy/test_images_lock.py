@@ -98,9 +98,10 @@ def registry() -> Iterator[Registry]:
 
 @pytest.fixture
 def checkout(tmp_path: Path) -> Path:
-    (tmp_path / "deploy").mkdir()
+    for name in ("deploy", "helm"):
+        (tmp_path / name).mkdir()
     shutil.copytree(ROOT / "deploy" / "docker", tmp_path / "deploy" / "docker")
-    for name in ("docker-compose.yml", "deploy/images_lock.py"):
+    for name in ("docker-compose.yml", "helm/values.yaml", "deploy/images_lock.py"):
         shutil.copy(ROOT / name, tmp_path / name)
     return tmp_path
 
@@ -115,7 +116,8 @@ def contents(checkout: Path) -> dict[str, str]:
 
 
 def test_every_image_gets_its_digest_and_a_new_one_later(checkout: Path, registry: Registry) -> None:
-    for registry.edition in (1, 2):
+    for edition in (1, 2):
+        registry.edition = edition
         done = lock(checkout, registry.url)
         assert done.returncode == 0, done.stderr
         bases = {
@@ -134,6 +136,8 @@ def test_every_image_gets_its_digest_and_a_new_one_later(checkout: Path, registr
             tag = TAGS[repository]
             name = repository.removeprefix("library/")
             assert f"    image: {name}:{tag}@{registry.digest(repository, tag)}\n" in compose
+        redis = f"  image: redis:7.4.2-bookworm@{registry.digest('library/redis', '7.4.2-bookworm')}\n"
+        assert redis in (checkout / "helm" / "values.yaml").read_text()
         assert "image: paddock-gateway:${PADDOCK_VERSION:-0.1.0}\n" in compose
         assert lock(checkout, registry.url, "--check").returncode == 0
     before = contents(checkout)
