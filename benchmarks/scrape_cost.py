@@ -165,15 +165,21 @@ def _rendering() -> list[Row]:
     """The whole catalogue with 50 models and 20 teams, in this process."""
     book = filled_book()
     book.render()  # names of series are made once
-    took = []
+    took, longest, lines = [], [], 0
     for _ in range(9):
-        began = time.process_time()
-        page = book.render_aside()
-        took.append((time.process_time() - began) * 1000)
-    median = statistics.median(took)
-    lines = page.count(b"\n")
+        pieces_ms, lines, began = [], 0, time.thread_time()
+        for piece in book.slices():
+            now = time.thread_time()
+            pieces_ms.append((now - began) * 1000)
+            lines, began = lines + piece.count(b"\n"), now
+        took.append(sum(pieces_ms))
+        longest.append(max(pieces_ms))
+    median, hold = statistics.median(took), statistics.median(longest)
     figure = f"{median:.1f} ms of CPU, {lines:,} lines"
-    return [Row("rendering 50 models x 20 teams", figure, "", f"<= {SCRAPE_BAR_MS:.0f} ms", median <= SCRAPE_BAR_MS)]
+    return [
+        Row("rendering 50 models x 20 teams", figure, "", f"<= {SCRAPE_BAR_MS:.0f} ms", median <= SCRAPE_BAR_MS),
+        Row("its longest slice, which a stream may wait for", f"{hold:.2f} ms", "", "<= 5 ms", hold <= GAP_BAR_MS),
+    ]
 
 
 def filled_book() -> Book:

@@ -17,7 +17,7 @@ in a label, and a metric keeps at most 20,000 series; what comes after those is 
 counters only: a histogram by team would be a hundred thousand lines where there are 50 models and 20 teams.
 
 Nothing is counted per token while it streams; a request is counted once, just after its last byte. A scrape is rendered
-beside the event loop, in slices of a third of a millisecond, and scrapes that come together share one page
+beside the event loop, in slices of less than a millisecond, and scrapes that come together share one page
 ([performance.md](performance.md#what-a-scrape-costs)). Prometheus finds workers by `GET /metrics/targets` of any
 gateway, which answers as `http_sd_configs` reads it: each worker process by its own address, with the labels `model`
 and `worker`. Several processes on one host, of gateways or workers, are several targets; none answers for another.

@@ -56,7 +56,7 @@ def sight(seen: Seen, metrics: Metrics) -> Sight:
     return Sight(metrics, seen, Line(), Aside(), frozenset({"named"}), lambda: True)
 
 
-def test_the_line_and_the_fleet_are_shown_as_they_are() -> None:
+async def test_the_line_and_the_fleet_are_shown_as_they_are() -> None:
     metrics = Metrics()
     sight(Seen(fleet(beat("a", "1"), beat("b", "2"), beat("c", "3", draining=True))), metrics).look()
     shown = Scrape(metrics.book.render().decode())
@@ -79,7 +79,7 @@ def test_the_line_and_the_fleet_are_shown_as_they_are() -> None:
     assert (shown.value("paddock_redis_up"), shown.value("paddock_stopping")) == (0, 1)
 
 
-def test_models_that_are_gone_are_not_shown_any_more() -> None:
+async def test_models_that_are_gone_are_not_shown_any_more() -> None:
     metrics, seen = Metrics(), Seen(fleet(old=(beat("a", "1"),)))
     looking = sight(seen, metrics)
     seen.snapshot = FleetSnapshot({"old": (beat("a", "1"),)}, frozenset({"old"}))
