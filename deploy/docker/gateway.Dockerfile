@@ -6,9 +6,9 @@ ENV PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_ROOT_USER_ACTION=igno
 WORKDIR /src
 COPY requirements/build.lock requirements/gateway.lock requirements/
 RUN python -m venv /opt/paddock \
-    && /opt/paddock/bin/python -m pip install --no-deps --require-hashes --requirement requirements/gateway.lock
+    && /opt/paddock/bin/python -m pip install --no-compile --no-deps --require-hashes --requirement requirements/gateway.lock
 RUN python -m venv /opt/build \
-    && /opt/build/bin/python -m pip install --no-deps --require-hashes --requirement requirements/build.lock
+    && /opt/build/bin/python -m pip install --no-compile --no-deps --require-hashes --requirement requirements/build.lock
 COPY pyproject.toml README.md LICENSE ./
 COPY gateway gateway
 COPY workers workers
@@ -16,7 +16,7 @@ COPY deploy/demo/paddock-demo.gguf deploy/demo/paddock-demo.gguf
 ARG VERSION
 RUN /opt/build/bin/python -c "import sys, gateway; sys.exit(None if gateway.__version__ == '$VERSION' else f'this checkout is {gateway.__version__}, not the VERSION $VERSION')" \
     && /opt/build/bin/python -m pip wheel --no-deps --no-index --no-build-isolation --wheel-dir /tmp/wheel . \
-    && /opt/paddock/bin/python -m pip install --no-deps --no-index /tmp/wheel/*.whl \
+    && /opt/paddock/bin/python -m pip install --no-compile --no-deps --no-index /tmp/wheel/*.whl \
     && /opt/paddock/bin/python -m compileall -q /opt/paddock/lib \
     && /opt/paddock/bin/python -m pip uninstall --yes --quiet pip
 

@@ -10,7 +10,7 @@ RUN apt-get update \
 WORKDIR /src
 COPY requirements/build.lock requirements/worker.lock requirements/
 RUN python3 -m venv /opt/build \
-    && /opt/build/bin/python -m pip install --no-deps --require-hashes --requirement requirements/build.lock
+    && /opt/build/bin/python -m pip install --no-compile --no-deps --require-hashes --requirement requirements/build.lock
 ARG CMAKE_ARGS="-DGGML_NATIVE=OFF -DGGML_AVX=ON -DGGML_AVX2=ON -DGGML_FMA=ON -DGGML_F16C=ON -DGGML_BMI2=ON"
 RUN awk '/^[a-z]/ { wanted = /^llama-cpp-python==/ } wanted' requirements/worker.lock > /tmp/engine.lock \
     && CMAKE_ARGS="$CMAKE_ARGS" PATH="/opt/build/bin:$PATH" /opt/build/bin/python -m pip wheel --no-deps --require-hashes \
@@ -19,8 +19,8 @@ RUN awk '/^[a-z]/ { wanted = /^llama-cpp-python==/ } wanted' requirements/worker
 FROM engine AS build
 RUN python3 -m venv /opt/paddock \
     && awk '/^[a-z]/ { wanted = !/^llama-cpp-python==/ } wanted' requirements/worker.lock > /tmp/others.lock \
-    && /opt/paddock/bin/python -m pip install --no-deps --require-hashes --requirement /tmp/others.lock \
-    && /opt/paddock/bin/python -m pip install --no-deps --no-index /opt/engine/*.whl
+    && /opt/paddock/bin/python -m pip install --no-compile --no-deps --require-hashes --requirement /tmp/others.lock \
+    && /opt/paddock/bin/python -m pip install --no-compile --no-deps --no-index /opt/engine/*.whl
 COPY pyproject.toml README.md LICENSE ./
 COPY gateway gateway
 COPY workers workers
@@ -28,7 +28,7 @@ COPY deploy/demo/paddock-demo.gguf deploy/demo/paddock-demo.gguf
 ARG VERSION
 RUN /opt/build/bin/python -c "import sys, gateway; sys.exit(None if gateway.__version__ == '$VERSION' else f'this checkout is {gateway.__version__}, not the VERSION $VERSION')" \
     && /opt/build/bin/python -m pip wheel --no-deps --no-index --no-build-isolation --wheel-dir /tmp/wheel . \
-    && /opt/paddock/bin/python -m pip install --no-deps --no-index /tmp/wheel/*.whl \
+    && /opt/paddock/bin/python -m pip install --no-compile --no-deps --no-index /tmp/wheel/*.whl \
     && /opt/paddock/bin/python -m compileall -q /opt/paddock/lib \
     && /opt/paddock/bin/python -m pip uninstall --yes --quiet pip
 

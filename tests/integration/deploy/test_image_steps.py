@@ -58,22 +58,21 @@ class Tree:
             timeout=800,
         )
 
-    def build(self, name: str, version: str) -> subprocess.CompletedProcess[str]:
-        """The stage `build`, and its step that ended badly, or the last one."""
+    def build(self, name: str, version: str, first: int = 0) -> tuple[int, subprocess.CompletedProcess[str]]:
+        """The stage `build`, from a step on -> the step that ended badly, or how many there are, and how it ended."""
         environment = {"PATH": f"{self.root}/python/bin:/usr/bin:/bin", "HOME": str(self.root / "tmp")}
         environment |= {key: value for key, value in os.environ.items() if key in KEPT} | {"VERSION": version}
+        stages = read(ROOT / "deploy" / "docker" / f"{name}.Dockerfile").stages
+        steps = next(stage for stage in stages if stage.name == "build").instructions
         done = subprocess.CompletedProcess[str]([], 0, "", "")
-        stage = next(
-            stage for stage in read(ROOT / "deploy" / "docker" / f"{name}.Dockerfile").stages if stage.name == "build"
-        )
-        for step in stage.instructions:
+        for number, step in enumerate(steps[first:], first):
             if step.word == "COPY":
                 self._copy(step.rest)
             elif step.word == "RUN":
                 done = self.run(step.rest, environment)
                 if done.returncode != 0:
-                    break
-        return done
+                    return number, done
+        return len(steps), done
 
     def _copy(self, rest: str) -> None:
         _, sources = copied(rest)
@@ -141,7 +140,7 @@ def until(answers: Callable[[], bool], process: subprocess.Popen[bytes], log: Pa
 def answers(url: str) -> bool:
     try:
         with urllib.request.urlopen(url, timeout=5) as answer:
-            return answer.status == 200
+            return bool(answer.status == 200)
     except OSError:
         return False
 
@@ -168,12 +167,10 @@ def serve(tree: Tree, name: str, port: int, **settings: str) -> None:
 
 
 def test_a_gateway(tree: Tree) -> None:
-    wrong = tree.build("gateway", "9.9.9")
+    reached, wrong = tree.build("gateway", "9.9.9")
     assert wrong.returncode != 0
     assert f"this checkout is {__version__}, not the VERSION 9.9.9" in wrong.stderr
-    shutil.rmtree(tree.root / "opt")
-    (tree.root / "opt").mkdir()
-    done = tree.build("gateway", __version__)
+    _, done = tree.build("gateway", __version__, reached)
     assert done.returncode == 0, done.stderr
     missing = tree.run("/opt/paddock/bin/python -c 'import llama_cpp'", {"PATH": "/usr/bin:/bin"})
     assert "No module named 'llama_cpp'" in missing.stderr
@@ -195,13 +192,13 @@ def test_a_worker_with_the_engine_of_this_machine(tree: Tree) -> None:
     (tree.root / "src/requirements").mkdir()
     for name in ("build.lock", "worker.lock"):
         shutil.copy(ROOT / "requirements" / name, tree.root / "src/requirements")
-    pip = "/opt/build/bin/python -m pip install --no-deps --require-hashes"
+    pip = "/opt/build/bin/python -m pip install --no-compile --no-deps --require-hashes"
     install = f"python3 -m venv /opt/build && {pip} --requirement requirements/build.lock"
     environment = {"PATH": f"{tree.root}/python/bin:/usr/bin:/bin", "HOME": str(tree.root / "tmp")}
     environment |= {key: value for key, value in os.environ.items() if key in KEPT}
     made = tree.run(install, environment)
     assert made.returncode == 0, made.stderr
-    done = tree.build("worker", __version__)
+    _, done = tree.build("worker", __version__)
     assert done.returncode == 0, done.stderr
     shutil.copy(DEMO_MODEL, tree.root / "models/m.gguf")
     port = free_port()
