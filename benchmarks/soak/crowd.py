@@ -48,8 +48,10 @@ MIX: dict[Deed, int] = {
     responses.over_a_socket: 3,
 }
 """Deed -> how often, of all."""
-FILLING: dict[Deed, int] = {deeds.long_chat: 320, deeds.long_infill: 60}
-"""How many of which: 8,192 beginnings (`workers.protocol.news.MAX_HEADS`) for each of two workers, and some more."""
+FILLING: dict[Deed, int] = {deeds.long_chat: 240, deeds.long_infill: 60, deeds.short_chat: 5000}
+"""How many of which: 8,192 beginnings (`workers.protocol.news.MAX_HEADS`) for each of two workers, and as many calls as
+it takes until each gateway's collector, which waits for 50,000 objects, has run: a gateway grows until then.
+"""
 FILLERS_AT_ONCE = 6
 MOST_AT_ONCE = 24
 PATIENCE_S = 60.0

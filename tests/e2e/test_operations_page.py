@@ -1,0 +1,139 @@
+"""The commands of docs/operations.md: those that ask a running Paddock are run, the others name what there is."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from gateway.settings import known_settings
+from tests.support.stack import ROOT, Stack
+from workers.flags import flag
+from workers.protocol.metrics import catalogue
+from workers.sources import variable
+
+MODEL = "story"
+PAGE = (ROOT / "docs" / "operations.md").read_text()
+SEEN_S = 5.0
+"""Keys in Redis are valid on every gateway after three."""
+
+
+def commands() -> list[str]:
+    """Lines of its indented blocks that are commands; blocks of YAML are none."""
+    blocks = re.findall(r"(?:^ {4,}\S.*\n)+", PAGE, re.MULTILINE)
+    lines = [line.strip() for block in blocks if ":\n" not in block for line in block.splitlines()]
+    return [line for line in lines if re.match(r"[a-zA-Z_-]+[ =]", line)]
+
+
+def of(*programs: str) -> list[str]:
+    return [command for command in commands() if command.split()[0] in programs]
+
+
+def test_every_command_is_looked_at_here() -> None:
+    known = of("make", "paddock", "helm", "docker", "python3", "--set", "export", "curl", "redis-cli", "printf")
+    assert [command for command in commands() if command not in known and not command.startswith("KEY=$(")] == []
+    assert len(commands()) >= 20
+
+
+@pytest.mark.parametrize("command", of("make"))
+def test_targets_of_make(command: str) -> None:
+    assert f"\n{shlex.split(command)[1]}:" in (ROOT / "Makefile").read_text()
+
+
+@pytest.mark.parametrize("command", of("paddock"))
+def test_flags_of_paddock(command: str) -> None:
+    flags = {flag(name) for name in known_settings()}
+    if command.startswith("paddock bench"):
+        flags |= set(re.findall(r"`(--[a-z-]+)", (ROOT / "docs" / "bench.md").read_text()))
+    assert [word for word in shlex.split(command) if word.startswith("--") and word not in flags] == []
+
+
+@pytest.mark.parametrize("command", of("docker", "helm", "python3", "--set"))
+def test_what_stands_on_the_pages_of_containers_and_of_the_chart_too(command: str) -> None:
+    """There it is told, and tested with the compose file and the chart."""
+    pages = "".join((ROOT / "docs" / name).read_text() for name in ("docker.md", "kubernetes.md"))
+    assert command.removesuffix(" \\") in pages
+    assert [word for word in command.split() if word.startswith("helm/") and not (ROOT / word).exists()] == []
+
+
+def test_names_are_those_that_there_are() -> None:
+    metrics = {metric.name for metric in catalogue.metrics_of((*catalogue.GATEWAY, *catalogue.WORKER))}
+    told = set(re.findall(r"`((?:paddock|vllm|llamacpp|process)[_:][a-z_:]+)`", PAGE))
+    assert told
+    assert told - metrics == set()
+    variables = {variable(name) for name in known_settings()}
+    assert set(re.findall(r"PADDOCK_[A-Z_]+", PAGE)) <= variables
+    settings = set(re.findall(r"`([a-z_]+_(?:s|bytes|dir|url|host))`", PAGE)) - told
+    assert settings
+    assert settings - set(known_settings()) == set()
+
+
+@pytest.fixture(scope="module")
+def stack() -> Iterator[Stack]:
+    with Stack() as running:
+        running.fake_worker(MODEL, wait=False)
+        running.gateway()
+        yield running
+
+
+def shell(stack: Stack, command: str, **more: str) -> str:
+    """Runs it as it stands on the page, but for the address."""
+    for program in ("curl", "redis-cli"):
+        if command.startswith(program) and shutil.which(program) is None:
+            pytest.skip(f"no {program} on this machine")
+    text = command.replace("http://127.0.0.1:8080", stack.gateways[0].url)
+    # The stack's Redis listens on a Unix socket, which redis-cli's -u does not know.
+    text = text.replace('-u "$PADDOCK_REDIS_URL"', f"-s {stack.redis.socket}")
+    environment = {**os.environ, "KEY": stack.key, "MODEL": MODEL, **more}
+    done = subprocess.run(["bash", "-euc", text], env=environment, capture_output=True, text=True, timeout=20)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_is_it_well(stack: Stack) -> None:
+    ready, models, metrics, explained = [shell(stack, command) for command in of("curl")]
+    assert json.loads(ready)["status"] == "ready"
+    assert [model["id"] for model in json.loads(models)["data"]] == [MODEL]
+    assert "paddock_workers{" in metrics
+    assert MODEL in explained
+
+
+def test_a_key_that_is_made_on_the_page(stack: Stack) -> None:
+    making = next(command for command in commands() if command.startswith("KEY="))
+    [hashing] = of("printf")
+    key = shell(stack, f'{making}; echo "$KEY"').strip()
+    sha256 = shell(stack, hashing, KEY=key).split()[0]
+    adding, removing = [command for command in of("redis-cli") if "pd:keys" in command]
+    [models] = [command for command in of("curl") if "/v1/models" in command]
+    shell(stack, adding, SHA256=sha256)
+    until_told(stack, models, key, '"data"')
+    shell(stack, removing)
+    until_told(stack, models, key, "invalid_api_key")
+
+
+def until_told(stack: Stack, command: str, key: str, part: str) -> None:
+    ends = time.monotonic() + SEEN_S
+    while part not in (told := shell(stack, command, KEY=key)):
+        assert time.monotonic() < ends, told
+        time.sleep(0.2)
+
+
+def test_the_password_of_redis_changes_while_both_are_valid(stack: Stack) -> None:
+    adding, removing = [command for command in of("redis-cli") if "ACL" in command]
+    login = f"redis-cli -s {stack.redis.socket} -a new --no-auth-warning PING"
+    try:
+        shell(stack, adding, NEW_PASSWORD="new")
+        shell(stack, adding, NEW_PASSWORD="old")
+        assert shell(stack, login) == "PONG\n"
+        shell(stack, removing, OLD_PASSWORD="old")
+        assert shell(stack, login) == "PONG\n"
+        assert "PONG" not in shell(stack, login.replace("-a new", "-a old") + " 2>&1 || true")
+    finally:
+        shell(stack, f"redis-cli -s {stack.redis.socket} ACL SETUSER default nopass")
