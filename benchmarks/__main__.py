@@ -10,6 +10,7 @@ from functools import partial
 from benchmarks import (
     admission,
     against_llama_server,
+    capacity,
     constrained,
     dialects,
     engine,
@@ -19,6 +20,7 @@ from benchmarks import (
     placement_cost,
     routing_sim,
     scrape_cost,
+    tracing_cost,
     ttft_added,
 )
 from benchmarks.table import Row, print_rows
@@ -35,6 +37,8 @@ CLAIMS: dict[str, tuple[str, Callable[[int], list[Row]], int]] = {
     "routing_sim": ("placement in simulated time, against the usual ways", routing_sim.measure, 3),
     "placement_cost": ("what placing costs", placement_cost.measure, 2),
     "scrape_cost": ("what being scraped costs a gateway", scrape_cost.measure, 3),
+    "tracing_cost": ("what tracing costs a gateway", tracing_cost.measure, 5),
+    "capacity": ("unit costs, and the model of docs/capacity.md against runs of many streams", capacity.measure, 1),
     "many_streams": ("200 concurrent streams through one gateway", many_streams.measure, 6),
 }
 

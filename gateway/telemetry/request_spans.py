@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from urllib.parse import urlsplit
 
 from gateway.telemetry.gen_ai import PROVIDER, operation_of
 from gateway.telemetry.record import KeptAttempt, KeptRecord, KeptWait
@@ -22,12 +21,24 @@ OTHER_METHOD = "_OTHER"
 LEFT = frozenset({"client_gone", "cancelled", "superseded"})
 """Nobody wanted the answer any more: no fault of anybody's."""
 
+DEFAULT_PORTS = {"http": 80, "https": 443}
+
 
 def tell(trail: Trail) -> None:
     """Hands a request that is over to its tracer, if it is recorded. Nothing of it may change any more."""
     record = trail.record
     if isinstance(record, KeptRecord):
         record.tracer.tell(RequestJourney(trail, record, time.monotonic()))
+
+
+def _server(url: str) -> tuple[str, int]:
+    """Host and port of a worker's address; the standard library's reader takes as long as the rest of a span."""
+    scheme, _, rest = url.partition("://")
+    place = rest.partition("/")[0]
+    host, _, port = place.rpartition(":")
+    if host and port.isdecimal():
+        return host.strip("[]"), int(port)
+    return place.strip("[]"), DEFAULT_PORTS.get(scheme, 0)
 
 
 class RequestJourney:
@@ -90,7 +101,7 @@ class RequestJourney:
         if reasons := tuple(end.reason.value for end in ends if isinstance(end, Finished)):
             told["gen_ai.response.finish_reasons"] = reasons
         if trail.ttft_s is not None:
-            told["paddock.ttft_ms"] = round(trail.ttft_s * 1e3, 3)
+            told["paddock.ttft_ms"] = round(trail.ttft_s * 1e3)
         if trail.handed_over:
             told["paddock.detached"] = True
         return told
@@ -99,7 +110,7 @@ class RequestJourney:
         told: dict[str, Value] = {"gen_ai.request.model": wait.model}
         if wait.position:
             told["paddock.queue.position"] = wait.position
-            told["paddock.queue.predicted_ms"] = round(wait.predicted_s * 1e3, 3)
+            told["paddock.queue.predicted_ms"] = round(wait.predicted_s * 1e3)
         if wait.overtaken:
             told["paddock.queue.overtaken"] = wait.overtaken
         error = wait.error if wait.ended_at else self._trail.outcome
@@ -111,22 +122,21 @@ class RequestJourney:
         )
 
     def _attempt(self, attempt: KeptAttempt) -> Span:
-        address = urlsplit(attempt.address)
+        host, port = _server(attempt.address)
         error = attempt.error if attempt.ended_at else self._trail.outcome
         told: dict[str, Value] = {
             "gen_ai.operation.name": operation_of(self._trail.path),
             "gen_ai.provider.name": PROVIDER,
             "gen_ai.request.model": attempt.model,
-            "server.address": address.hostname or "",
+            "server.address": host,
+            "server.port": port,
             "paddock.worker": attempt.worker,
             "error.type": error,
         }
-        if address.port:
-            told["server.port"] = address.port
         if attempt.number > 1:
             told["paddock.attempt"] = attempt.number
         if attempt.begun_at:
-            told["paddock.begun_ms"] = round((attempt.begun_at - attempt.began_at) * 1e3, 3)
+            told["paddock.begun_ms"] = round((attempt.begun_at - attempt.began_at) * 1e3)
         if isinstance(attempt.end, Finished):
             told["gen_ai.response.finish_reasons"] = (attempt.end.reason.value,)
         return Span(

@@ -5,9 +5,10 @@ Source: W3C Trace Context, level 1 (https://www.w3.org/TR/trace-context/). What 
 
 from __future__ import annotations
 
-import os
+import random
 import re
-from dataclasses import dataclass, replace
+
+import msgspec
 
 TRACEPARENT, TRACESTATE = b"traceparent", b"tracestate"
 
@@ -22,8 +23,7 @@ _UNUSABLE_VERSION = "ff"
 _OUR_VERSION = "00"
 
 
-@dataclass(frozen=True, slots=True)
-class TraceContext:
+class TraceContext(msgspec.Struct, frozen=True):
     """One span of one trace, for whatever happens inside it."""
 
     trace_id: str
@@ -41,16 +41,17 @@ class TraceContext:
 
     def inside(self) -> TraceContext:
         """Of a new span within this one."""
-        return replace(self, span_id=new_span_id())
+        return TraceContext(self.trace_id, new_span_id(), self.is_sampled, self.state)
 
 
 def new_context() -> TraceContext:
     """Of the first span of a new trace."""
-    return TraceContext(os.urandom(16).hex(), new_span_id())
+    return TraceContext(f"{random.getrandbits(128) or 1:032x}", new_span_id())
 
 
 def new_span_id() -> str:
-    return os.urandom(8).hex()
+    """Ids must differ, and are no secrets."""
+    return f"{random.getrandbits(64) or 1:016x}"
 
 
 def read_context(traceparent: str, tracestate: str = "") -> TraceContext | None:

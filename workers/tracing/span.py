@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from enum import IntEnum
+
+import msgspec
 
 from workers.tracing.context import TraceContext
 
@@ -21,18 +22,16 @@ class Kind(IntEnum):
     CLIENT = 3
 
 
-@dataclass(frozen=True, slots=True)
-class SpanEvent:
+class SpanEvent(msgspec.Struct, frozen=True):
     """Something that happened within a span."""
 
     name: str
     at: float
     """time.monotonic()."""
-    attributes: Attributes = field(default_factory=dict)
+    attributes: Attributes = {}
 
 
-@dataclass(frozen=True, slots=True)
-class Span:
+class Span(msgspec.Struct, frozen=True):
     """Times are time.monotonic() of the process that made it; attributes that are empty texts are not sent."""
 
     name: str
@@ -43,7 +42,7 @@ class Span:
     began_at: float
     ended_at: float
     kind: Kind = Kind.INTERNAL
-    attributes: Attributes = field(default_factory=dict)
+    attributes: Attributes = {}
     error: str = ""
     """What failed, as a code; empty: nothing did."""
     events: tuple[SpanEvent, ...] = ()

@@ -23,12 +23,13 @@ log = logging.getLogger(__name__)
 MAX_WAITING = 4096
 """Journeys that wait to be sent; further ones are lost. Each is a few kilobytes."""
 BATCH = 256
-EVERY_S = 1.0
+EVERY_S = 5.0
+"""How long one may wait while there are few: OpenTelemetry's own default."""
 RETRY_S = (0.5, 1.0, 2.0)
 """Pauses before what could not be sent is sent again; then it is lost."""
 CLOSE_S = 1.5
 """How long an ending process waits for the last ones to leave."""
-BREATH_S, BREATH_JOURNEYS = 0.0002, 8
+BREATH_S, BREATH_JOURNEYS = 0.0002, 16
 """So long, after so many, the event loop gets the interpreter lock: a whole batch would hold it for 30 ms."""
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import AsyncIterator, Iterator
+from typing import Any
 
 import pytest
 
@@ -48,7 +49,7 @@ def stack(sink: OtlpSink) -> Iterator[Stack]:
             for alias, flags in POOLS.items():
                 told = (*flags, "--otlp-endpoint", sink.url, "--log-level", "debug")
                 running.fake_worker(alias, *told, worker_id=f"{alias}-a", slots=1 if alias == "slow" else 8, wait=False)
-            more = {"otlp_endpoint": sink.url, "log_level": "debug"}
+            more: dict[str, Any] = {"otlp_endpoint": sink.url, "log_level": "debug"}
             running.worker(DEMO_MODEL, "demo", worker_id="demo-a", slots=2, ctx=512, wait=False, **more)
             catalog = running.folder / "catalog.yaml"
             catalog.write_text(CATALOG)

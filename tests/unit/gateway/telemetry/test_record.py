@@ -89,7 +89,7 @@ def test_the_spans_of_a_call_that_went_well() -> None:
     assert queue.attributes == {
         "gen_ai.request.model": "llama",
         "paddock.queue.position": 3,
-        "paddock.queue.predicted_ms": 1500.0,
+        "paddock.queue.predicted_ms": 1500,
         "paddock.queue.overtaken": 1,
         "error.type": "",
     }
@@ -167,3 +167,22 @@ def test_a_stream_that_is_read_leads_to_the_request_that_made_it_but_not_to_itse
         trail.record.follows(context)
     request_spans.tell(trail)
     assert tracer.spans[0].links == (maker,)
+
+
+@pytest.mark.parametrize(
+    ("address", "host", "port"),
+    [
+        ("http://10.0.0.7:8081", "10.0.0.7", 8081),
+        ("http://[::1]:8081", "::1", 8081),
+        ("https://worker.example", "worker.example", 443),
+        ("https://worker.example/below", "worker.example", 443),
+        ("http://[::1]", "::1", 80),
+    ],
+)
+def test_where_a_worker_is(address: str, host: str, port: int) -> None:
+    tracer = Tracer()
+    trail = asked(tracer)
+    trail.record.asks("llama", "w", address, 1).over()
+    request_spans.tell(trail)
+    told = tracer.named("attempt")[0].attributes
+    assert (told["server.address"], told["server.port"]) == (host, port)
