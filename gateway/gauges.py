@@ -78,6 +78,7 @@ class Sight:
         snapshot, now = self._fleet.snapshot, self._metrics.now
         aside = self._aside.set_aside()
         models = sorted(self._named | snapshot.models | set(self._places.models) | aside.keys())
+        self._metrics.announce(models)
         self._look_at_line(models, aside)
         self._look_at_fleet(models)
         alone_for, places = self._places.alone_for, self._places

@@ -21,6 +21,8 @@ from preview.source import Source
 FOLDER = Path(__file__).resolve().parents[2] / "helm" / "files" / "dashboards"
 BROWSERS = ("chromium", "chromium-browser", "google-chrome")
 HEAD_PX = 50
+SCALE = 0.85
+"""Of the picture: a board is 1360 pixels wide, a page of documentation less."""
 
 
 def draw(name: str, source: Source, folder: Path) -> Path:
@@ -47,6 +49,7 @@ def photograph(name: str, file: Path, browser: str, rows: int = 0) -> Path:
             "--disable-gpu",
             "--no-sandbox",
             "--hide-scrollbars",
+            f"--force-device-scale-factor={SCALE}",
             f"--user-data-dir={profile}",
         ]
         command += [f"--window-size={width()},{tall}", f"--screenshot={picture}", file.resolve().as_uri()]

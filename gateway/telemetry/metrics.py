@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from gateway import __version__
 from gateway.telemetry.gen_ai import GenAi
 from gateway.telemetry.trail import Trail
@@ -9,9 +11,17 @@ from workers.protocol.metrics import catalogue, of_gateway
 from workers.protocol.metrics.book import Book
 from workers.protocol.metrics.families import Gauge
 from workers.protocol.metrics.process import Process
-from workers.protocol.metrics.who import OTHER, blamed
+from workers.protocol.metrics.who import FAILED_BY, OTHER, Who, blamed
 
 OK = "ok"
+WATCHED = (
+    *((who, code) for code, who in FAILED_BY.items() if who in (Who.WORKER, Who.GATEWAY)),
+    (Who.GATEWAY, OTHER),
+    *((Who.POLICY, code) for code in ("queue_full", "queue_timeout")),
+)
+"""Failures that alerts look at."""
+LOSSES = ("drained", "lost")
+LEASE_ENDS = ("void", "crowded", "expired")
 
 
 class Metrics:
@@ -47,6 +57,21 @@ class Metrics:
         self._gen_ai = GenAi(book)
         book.gauge(of_gateway.BUILD_INFO).set(1, __version__)
         self.process = Process(book)
+        self._announced = set[str]()
+
+    def announce(self, models: Iterable[str]) -> None:
+        """Says zero of what may go wrong with them: a series that begins with its first event does not rise by it."""
+        for model in models:
+            if model in self._announced:
+                continue
+            self._announced.add(model)
+            for who, code in WATCHED:
+                self.failures.inc(model, who, code, by=0)
+            self.worker_starts.inc(model, by=0)
+            for how in LOSSES:
+                self.worker_losses.inc(model, how, by=0)
+            for why in LEASE_ENDS:
+                self.leases_lost.inc(model, why, by=0)
 
     def ended(self, trail: Trail, total_s: float) -> None:
         """Count one request that reached a model."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from boards.board import Board
 from boards.panel import Panel, Query, Row, Shape, Step
-from boards.promql import OF_MODEL, OF_WORKER, all_see, mean, or_zero, quantile, rate, ratio
+from boards.promql import OF_MODEL, OF_WORKER, all_see, mean, or_zero, quantile, rate, ratio, where_any
 
 CAME_TO_ONE = f'model!="", {OF_MODEL}'
 SHARES = (0.5, 0.95, 0.99)
@@ -73,7 +73,7 @@ CALLS = Row(
             "Requests per second that did not end well, by who is to blame and the error's code.",
             (
                 Query(
-                    or_zero(rate("paddock_failures_total", by="model, who, code"), "code"),
+                    where_any(rate("paddock_failures_total", by="model, who, code"), "code"),
                     "{{model}} {{who}}: {{code}}",
                 ),
             ),

@@ -54,5 +54,10 @@ def came_and_went() -> dict[str, str]:
     return {"{{model}}: came": or_zero(came, "model", "any"), "{{model}}: {{how}}": or_zero(went, "how", "lost")}
 
 
+def where_any(expr: str, label: str) -> str:
+    """Leaves out what is zero; one zero where all are."""
+    return or_zero(f"{expr} > 0", label)
+
+
 def _sum(by: str) -> str:
     return f"sum by ({by})" if by else "sum"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from boards.board import Board
 from boards.panel import Panel, Query, Row, Shape, Step, figure
-from boards.promql import OF_MODEL, all_see, each_has, or_zero, quantile, rate, ratio
+from boards.promql import OF_MODEL, all_see, each_has, or_zero, quantile, rate, ratio, where_any
 
 NOW = Row(
     "Now",
@@ -179,9 +179,7 @@ BOUNDS = Row(
             "Calls per second that a bound of the operator's ended: full line (429), too long a wait (503) or a call.",
             (
                 Query(
-                    or_zero(
-                        rate("paddock_failures_total", f'who="policy", {OF_MODEL}', by="model, code"), "code", "nobody"
-                    ),
+                    where_any(rate("paddock_failures_total", f'who="policy", {OF_MODEL}', by="model, code"), "code"),
                     "{{model}} {{code}}",
                 ),
             ),
@@ -200,9 +198,7 @@ BOUNDS = Row(
             "In five minutes: `void` with their worker, `crowded` after Redis lost them, `expired` with their gateway.",
             (
                 Query(
-                    or_zero(
-                        f"sum by (model, why) (increase(paddock_leases_lost_total{{{OF_MODEL}}}[5m]))", "why", "none"
-                    ),
+                    where_any(f"sum by (model, why) (increase(paddock_leases_lost_total{{{OF_MODEL}}}[5m]))", "why"),
                     "{{model}} {{why}}",
                 ),
             ),

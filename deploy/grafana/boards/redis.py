@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from boards.board import Board
 from boards.panel import Panel, Query, Row, Step, figure
-from boards.promql import OF_MODEL, all_see, each_has, or_zero, quantile, rate
+from boards.promql import OF_MODEL, all_see, each_has, quantile, rate, where_any
 
 ANY = ""
 
@@ -113,9 +113,7 @@ STATE = Row(
             "In five minutes: `void` with their worker, `crowded` after Redis lost them, `expired` with their gateway.",
             (
                 Query(
-                    or_zero(
-                        f"sum by (model, why) (increase(paddock_leases_lost_total{{{OF_MODEL}}}[5m]))", "why", "none"
-                    ),
+                    where_any(f"sum by (model, why) (increase(paddock_leases_lost_total{{{OF_MODEL}}}[5m]))", "why"),
                     "{{model}} {{why}}",
                 ),
             ),
@@ -126,7 +124,7 @@ STATE = Row(
             "Requests per second that ended with `store_unavailable` or another fault of the gateway.",
             (
                 Query(
-                    or_zero(rate("paddock_failures_total", f'who="gateway", {OF_MODEL}', by="code"), "code"),
+                    where_any(rate("paddock_failures_total", f'who="gateway", {OF_MODEL}', by="code"), "code"),
                     "{{code}}",
                 ),
             ),

@@ -18,6 +18,7 @@ COLOURS = (
 STEP_COLOURS = {"green": "#73bf69", "orange": "#ff9830", "red": "#f2495c"}
 MARGIN_LEFT, MARGIN_RIGHT, MARGIN_TOP, MARGIN_BOTTOM = 62, 10, 8, 20
 NUM_TICKS = 4
+TIME_LABEL_PX = 90
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,7 +165,8 @@ def _grid(frame: Frame) -> Iterator[str]:
 
 def _times(frame: Frame) -> Iterator[str]:
     span = frame.end - frame.start
-    every = next(size for size in (30, 60, 120, 300, 900, 3600, 14_400, 86_400) if span / size <= 7)
+    most = frame.width / TIME_LABEL_PX
+    every = next(size for size in (30, 60, 120, 300, 900, 3600, 14_400, 86_400, math.inf) if span / size <= most)
     at = math.ceil(frame.start / every) * every
     while at <= frame.end:
         told = time.strftime("%H:%M:%S" if every < 60 else "%H:%M", time.gmtime(at))

@@ -7,6 +7,7 @@ import time
 import pytest
 
 from gateway import __version__
+from gateway.admission.upkeep import WHY
 from gateway.telemetry.metrics import Metrics
 from gateway.telemetry.trail import Trail
 from tests.support.scrape import Scrape
@@ -133,3 +134,19 @@ def test_counting_a_request_is_cheap() -> None:
             metrics.ended(trail, 1.0)
         times.append((time.process_time() - began) / 200)
     assert min(times) < 60e-6
+
+
+def test_what_may_go_wrong_begins_at_zero() -> None:
+    metrics = Metrics()
+    metrics.announce(["llama"])
+    metrics.ended(finished_trail("worker_lost"), 1.0)
+    metrics.announce(["llama"])
+    shown = told(metrics)
+    assert shown.value("paddock_failures_total", model="llama", who="worker", code="worker_lost") == 1
+    assert shown.value("paddock_failures_total", model="llama", who="worker", code="unavailable") == 0
+    assert shown.value("paddock_failures_total", model="llama", who="gateway", code="other") == 0
+    assert shown.value("paddock_worker_starts_total", model="llama") == 0
+    for how in ("drained", "lost"):
+        assert shown.value("paddock_worker_losses_total", model="llama", how=how) == 0
+    for why in WHY:
+        assert shown.value("paddock_leases_lost_total", model="llama", why=why) == 0
