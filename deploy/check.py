@@ -8,6 +8,7 @@ pytest runs last, so that its summary is the end of the output.
 from __future__ import annotations
 
 import os
+import argparse
 import subprocess
 import sys
 import time
@@ -40,9 +41,13 @@ def go_tools(long: bool) -> list[str]:
 
 
 def main() -> int:
-    only = sys.argv[sys.argv.index("--only") + 1].split(",") if "--only" in sys.argv else []
+    parser = argparse.ArgumentParser(prog="deploy/check.py", description="Every check of `make test`.")
+    parser.add_argument("--long", action="store_true", help="the long tests, too")
+    parser.add_argument("--only", default="", help=f"some of them: {','.join(stages(long=False))}")
+    asked = parser.parse_args()
+    only = asked.only.split(",") if asked.only else []
     results: list[tuple[str, int, float]] = []
-    for name, command in stages("--long" in sys.argv).items():
+    for name, command in stages(asked.long).items():
         if only and name not in only:
             continue
         started = time.monotonic()
