@@ -300,17 +300,24 @@ def test_what_is_referred_to_is_made_or_is_the_operators(file: Path | None) -> N
 
 
 def test_threads_are_those_that_the_container_may_use() -> None:
-    for cpu, threads in (("4", 4), (3, 3), ("2500m", 2), ("500m", 1), (0.5, 1)):
-        found = render({"workers": {"resources": {"limits": {"cpu": cpu}}}})
-        (pod,) = pods_of(found, "worker")
-        assert json.loads(plain_env(container(pod), KNOWN)["PADDOCK_LLAMA"])["n_threads"] == threads
+    cores: tuple[tuple[Any, int], ...] = (("4", 4), (3, 3), ("2500m", 2), ("500m", 1), (0.5, 1))
+    models = [
+        {"name": f"m{number}", "hf": "org/m", "resources": {"limits": {"cpu": cpu}}}
+        for number, (cpu, _) in enumerate(cores)
+    ]
+    found = pods_of(render({"models": models}), "worker")
+    told = [json.loads(plain_env(container(pod), KNOWN)["PADDOCK_LLAMA"])["n_threads"] for pod in found]
+    assert told == [threads for _, threads in cores]
 
 
 def test_cached_prompts_fit_their_volume() -> None:
-    for size, most in (("20Gi", 18432), ("512Mi", 460), ("1Ti", 943718)):
-        found = render({"workers": {"promptCache": {"type": "emptyDir", "size": size}}})
-        (pod,) = pods_of(found, "worker")
-        assert plain_env(container(pod), KNOWN)["PADDOCK_CACHE_DISK_MIB"] == str(most)
+    sizes = {"20Gi": "18432", "512Mi": "460", "1Ti": "943718"}
+    models = [
+        {"name": f"m{number}", "hf": "org/m", "promptCache": {"type": "emptyDir", "size": size}}
+        for number, size in enumerate(sizes)
+    ]
+    found = pods_of(render({"models": models}), "worker")
+    assert [plain_env(container(pod), KNOWN)["PADDOCK_CACHE_DISK_MIB"] for pod in found] == list(sizes.values())
 
 
 def test_in_an_ipv6_cluster() -> None:

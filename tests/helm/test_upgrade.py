@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.chart import CHART, EXAMPLES, Object, Rendered, container, example, render
+from tests.support.chart import CHART, Object, Rendered, container, example, render
 
 INSTALLED = Path(__file__).with_name("installed.json")
 """What releases of before have in clusters: object -> its parts that no upgrade may change."""
@@ -56,8 +56,9 @@ def next_chart(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("file", EXAMPLES, ids=lambda file: file.stem[7:])
-def test_a_new_version_changes_images_and_nothing_that_is_fixed(file: Path, next_chart: Path) -> None:
+@pytest.mark.parametrize("name", ["cpu", "keda", "multi-node"])
+def test_a_new_version_changes_images_and_nothing_that_is_fixed(name: str, next_chart: Path) -> None:
+    file = CHART / "examples" / f"values-{name}.yaml"
     before, after = render({}, file), render({}, file, chart=next_chart)
     assert fixed(before) == fixed(after)
     for old, new in zip(before.pods(), after.pods(), strict=True):
