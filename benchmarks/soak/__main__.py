@@ -10,10 +10,12 @@ from __future__ import annotations
 import argparse
 import asyncio
 import random
+import signal
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from pathlib import Path
+from typing import Any
 
 from benchmarks.soak.conductor import Conductor
 from benchmarks.soak.crowd import Crowd
@@ -77,7 +79,14 @@ def main() -> int:
     parser.add_argument("--out", type=Path, default=OUT, help="folder for soak.json and soak.html")
     given = parser.parse_args()
     plan = Plan(given.minutes * 60, given.rate, given.seed)
-    return 0 if asyncio.run(soak(plan, given.out, progress())) else 1
+    return 0 if asyncio.run(until_told(soak(plan, given.out, progress()))) else 1
+
+
+async def until_told(running: Coroutine[Any, Any, bool]) -> bool:
+    """Ends it on SIGTERM as on Ctrl-C: nothing of the fleet is left."""
+    task = asyncio.ensure_future(running)
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
+    return await task
 
 
 if __name__ == "__main__":

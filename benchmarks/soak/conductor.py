@@ -18,7 +18,7 @@ from benchmarks.soak.crowd import Crowd
 from benchmarks.soak.faults import ALL, HARMLESS, Fault
 from benchmarks.soak.fleet import Fleet
 from benchmarks.soak.record import FIRST, Record, Rest, Struck
-from benchmarks.soak.storage import breaches, take_stock
+from benchmarks.soak.storage import Stock, breaches, patiently, take_stock
 from benchmarks.soak.subjects import Watch, read_metrics
 from gateway.client import ClientError
 
@@ -114,7 +114,7 @@ class Conductor:
             await asyncio.sleep(0.25)
         took_s = self.now_s - began_s
         await asyncio.sleep(settle_s)
-        stock, busy = await take_stock(self.fleet.client, self.now_s), await self._busy()
+        stock, busy = await self._stock(), await self._busy()
         pids = await self._look()
         lives = {name: self.watch.subjects[name].life for name in pids}
         self.record.rests.append(
@@ -124,15 +124,18 @@ class Conductor:
                 is_long=settle_s > BREATH_S,
                 held=stock.held() or {name: round(count) for name, count in held.items() if name in busy},
                 busy=busy,
-                breaches=await breaches(self.fleet.client, self.fleet.models),
+                breaches=await patiently(lambda: breaches(self.fleet.client, self.fleet.models)),
                 stock=stock,
                 samples={name: life.samples[-1] for name, life in lives.items() if life.samples},
                 pids=pids,
             )
         )
 
+    async def _stock(self) -> Stock:
+        return await patiently(lambda: take_stock(self.fleet.client, self.now_s))
+
     async def _held(self) -> dict[str, float]:
-        stock = await take_stock(self.fleet.client, self.now_s)
+        stock = await self._stock()
         return {**stock.held(), **await self._busy()}
 
     async def _busy(self) -> dict[str, float]:
@@ -147,7 +150,7 @@ class Conductor:
         return gateways | await self.fleet.worker_urls()
 
     async def _look(self) -> dict[str, int]:
-        """One sample of everybody. Raises redis.RedisError while Redis is struck."""
+        """One sample of everybody."""
         pids, urls = self.fleet.pids(), await self._urls()
         await asyncio.to_thread(self.watch.look, self.now_s, pids, urls)
         return pids
@@ -167,7 +170,7 @@ class Conductor:
         while True:
             with suppress(RedisError, OSError):
                 await self._look()
-                self.record.stocks.append(await take_stock(self.fleet.client, self.now_s))
+                self.record.stocks.append(await self._stock())
             self.tell(self.line())
             await asyncio.sleep(self.record.plan.sample_s)
 
@@ -175,7 +178,7 @@ class Conductor:
         """What is left of them: keys that say who holds or who is there, and processes."""
         ends_s = self.now_s + LAST_S
         while True:
-            stock = await take_stock(self.fleet.client, self.now_s)
+            stock = await self._stock()
             here = {name: n for name, n in stock.families.items() if name in ("pd:gateway:", "pd:{}:worker:")}
             self.record.leftovers = stock.held() | here
             self.record.orphans = [line for line in self.watch.orphans() if "redis-server" not in line]

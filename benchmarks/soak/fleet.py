@@ -24,6 +24,7 @@ from typing import Any
 import redis
 import redis.asyncio
 
+from benchmarks.soak.storage import patiently
 from benchmarks.soak.subjects import children_by_environment
 from gateway.access.records import digest
 from gateway.store.client import connect
@@ -100,7 +101,10 @@ class Fleet:
         return f"{self.models[int(worker_id.rsplit('-', 1)[-1])]}-0"
 
     async def worker_urls(self) -> dict[str, str]:
-        """Name of a worker -> where its metrics are."""
+        """Name of a worker -> where its metrics are; waits for a Redis that is struck."""
+        return await patiently(self._worker_urls)
+
+    async def _worker_urls(self) -> dict[str, str]:
         found = {}
         for model in self.models:
             for member in await self.client.smembers(keys.workers(model)):

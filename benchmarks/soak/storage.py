@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
+import time
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass
+from typing import TypeVar
 
 import redis.asyncio
+from redis.exceptions import RedisError
 
 from gateway.store.integrity import IntegrityError, check_integrity
+
+T = TypeVar("T")
 
 VARIABLE = re.compile(r"\{[^}]*\}|(?<=worker:)[^:]+|(?<=lease:).+|(?<=ticket:)[^:]+|(?<=of:).+|(?<=pd:gateway:).+")
 """Parts of a name that tell one key of a family from another."""
 HELD = ("pd:{}:lease:", "pd:{}:ticket:", "pd:{}:queue", "pd:{}:tickets", "pd:{}:worker::leases")
 """Families of which nothing may be left when nobody calls."""
+PATIENCE_S = 10.0
 PAGE = 500
 GONE, FOR_EVER = -2, -1
 """What PTTL tells."""
@@ -43,6 +50,18 @@ class Stock:
 def family(name: str) -> str:
     """`pd:{toy}:lease:ab12` -> `pd:{}:lease:`."""
     return VARIABLE.sub(lambda match: "{}" if match[0].startswith("{") else "", name)
+
+
+async def patiently(ask: Callable[[], Awaitable[T]]) -> T:
+    """Asks again while Redis is struck. Raises redis.RedisError or OSError where it stays away for `PATIENCE_S`."""
+    ends = time.monotonic() + PATIENCE_S
+    while True:
+        try:
+            return await ask()
+        except (RedisError, OSError):
+            if time.monotonic() > ends:
+                raise
+        await asyncio.sleep(0.1)
 
 
 async def take_stock(client: redis.asyncio.Redis, now_s: float) -> Stock:
