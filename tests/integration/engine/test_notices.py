@@ -10,7 +10,17 @@ import pytest
 from tests.integration.engine.listener import ONE_THREAD, Bench, running
 from workers.llama.model import Model
 from workers.protocol.catalog import LlamaSettings
-from workers.protocol.events import CallEvent, FinishReason, Logprobs, Progress, Started, Text, TimingsSoFar, Tokens
+from workers.protocol.events import (
+    CallEvent,
+    Finished,
+    FinishReason,
+    Logprobs,
+    Progress,
+    Started,
+    Text,
+    TimingsSoFar,
+    Tokens,
+)
 from workers.protocol.requests import Notice, Sampling
 
 LONG = "There was a big tree and a little girl named Lily. " * 6
@@ -115,6 +125,8 @@ def test_a_prompt_that_is_computed_again_is_not_told_of(stories: Model) -> None:
         ]
         bench.wait(*keys)
         assert bench.engine.counters.num_preempted
+        ends = [event for key in keys for event in bench.heard.calls[key] if isinstance(event, Finished)]
+        assert sum(end.num_preempted for end in ends) == bench.engine.counters.num_preempted
         for key in keys:
             events = bench.heard.calls[key]
             first_text = next(n for n, event in enumerate(events) if isinstance(event, Text))

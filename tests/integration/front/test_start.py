@@ -98,6 +98,7 @@ def test_redis_that_does_not_answer_is_waited_for(capsys: pytest.CaptureFixture[
     ("settings", "words"),
     [
         ({"api_keys": "[{]"}, "api_keys"),
+        ({"otlp_endpoint": "collector:4318"}, "otlp_endpoint"),
         ({"catalog": "/nowhere/catalog.yaml"}, "/nowhere/catalog.yaml"),
         ({"state_dir": "/proc/none"}, "--state-dir"),
     ],
