@@ -46,10 +46,12 @@ def watched(folder: Path, *, waits: str = SCRAPE) -> Iterator[Watched]:
         for number in range(2):
             cache = folder / f"cache-{number}"
             stack.worker(DEMO_MODEL, MODEL, slots=4, ctx=512, kv_tokens=768, cache_dir=cache, wait=False)
+        for _ in range(2):
+            stack.gateway(catalog=catalog, api_keys=keys_of(TEAMS), wait=False)
         for number, process in enumerate(stack.workers):
             process.url = stack.wait_for_worker(MODEL, f"worker-{number}", process).address
-        for _ in range(2):
-            stack.gateway(catalog=catalog, api_keys=keys_of(TEAMS))
+        for gateway in stack.gateways:
+            stack.wait_until_ready(gateway)
         rules = _hasty_rules(folder, waits)
         with Prometheus(folder, lambda port: _config(stack, rules, port)) as prometheus:
             yield Watched(stack, prometheus)
