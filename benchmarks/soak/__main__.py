@@ -73,7 +73,9 @@ def progress() -> Callable[[str], None]:
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.soak", description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--minutes", type=float, default=30.0, help="how long (default: 30)")
+    parser.add_argument(
+        "--minutes", type=float, default=30.0, help="of load; filling caches comes on top (default: 30)"
+    )
     parser.add_argument("--rate", type=float, default=5.0, help="deeds of callers per second (default: 5)")
     parser.add_argument("--seed", type=int, default=0, help="of who comes when, and what breaks (default: 0)")
     parser.add_argument("--out", type=Path, default=OUT, help="folder for soak.json and soak.html")

@@ -17,7 +17,7 @@ from redis.exceptions import RedisError
 from benchmarks.soak.crowd import Crowd
 from benchmarks.soak.faults import ALL, HARMLESS, Fault
 from benchmarks.soak.fleet import Fleet
-from benchmarks.soak.record import FIRST, Record, Rest, Struck
+from benchmarks.soak.record import FIRST, WARM, Record, Rest, Struck
 from benchmarks.soak.storage import Stock, breaches, patiently, take_stock
 from benchmarks.soak.subjects import Watch, read_metrics
 from gateway.client import ClientError
@@ -58,7 +58,7 @@ class Conductor:
             await self._loaded("every fault", plan.total_s * FIRST, ALL)
             await self._fill()
             await self._rest(plan.settle_s)
-            await self._loaded("milder faults", plan.total_s - self.now_s, HARMLESS)
+            await self._loaded("milder faults", plan.total_s * (1 - WARM - FIRST), HARMLESS)
             await self._rest(plan.settle_s)
         self.phase = "stopping"
         await asyncio.to_thread(self.fleet.stop)

@@ -23,6 +23,7 @@ LEAST_GAP_S = 5.0
 @dataclass(frozen=True, slots=True)
 class Plan:
     total_s: float
+    """Of load; filling caches comes on top."""
     rate: float
     """Deeds of callers per second."""
     seed: int
