@@ -77,9 +77,6 @@ class GatewaySettings(PaddockSettings):
         bool,
         Field(description="write prompts and answers into the log, at level info; whoever reads it reads them"),
     ] = False
-    redis_wait_s: Annotated[float, Field(ge=0, description="how long a starting gateway waits for Redis to answer")] = (
-        10.0
-    )
 
 
 class UpSettings(GatewaySettings, SupervisorSettings):

@@ -27,9 +27,11 @@ from workers.protocol.exits import Exit
 from workers.settings import PaddockSettings, WorkerSettings
 from workers.supervisor.state_folder import SECRET_FILE
 
-PATH = "/health/drain"
+PATH, ALIVE = "/health/drain", "/health"
 PARTS: Mapping[str, type[PaddockSettings]] = {"worker": WorkerSettings}
 LOCAL_HOSTS = {"0.0.0.0": "127.0.0.1", "::": "::1", "": "127.0.0.1"}  # noqa: S104 - where to look, not to listen
+ANSWER_S = 10.0
+"""Who does not say within this time that it is alive, loads its model yet: there is nothing to wait for."""
 MARGIN_S = 10.0
 """Beyond the time that it is asked to answer in."""
 LONGEST_S = 86_400.0
@@ -107,7 +109,9 @@ def _drain(target: Target, options: Namespace) -> int:
     asked = {name: getattr(options, name) for name in ("timeout_s", "settle_s")}
     asked = {name: value for name, value in asked.items() if value is not None}
     try:
-        status, told = _post(target, asked, (options.timeout_s or LONGEST_S) + MARGIN_S)
+        _ask(target, "GET", ALIVE, ANSWER_S)
+        path = f"{PATH}?{urlencode(asked)}"
+        status, told = _ask(target, "POST", path, (options.timeout_s or LONGEST_S) + MARGIN_S)
     except (OSError, HTTPException, ValueError) as error:
         print(f"paddock: {target.url} does not answer ({error})", file=sys.stderr)
         return int(Exit.CRASHED)
@@ -117,14 +121,13 @@ def _drain(target: Target, options: Namespace) -> int:
     return int(Exit.OK if told["status"] == "drained" else Exit.DRAIN_CUT)
 
 
-def _post(target: Target, asked: Mapping[str, float], timeout_s: float) -> tuple[int, dict[str, Any]]:
+def _ask(target: Target, method: str, path: str, timeout_s: float) -> tuple[int, dict[str, Any]]:
     """Raises OSError, HTTPException, ValueError (the answer is no JSON)."""
     parts = urlsplit(target.url)
     kind = HTTPSConnection if parts.scheme == "https" else HTTPConnection
     connection = kind(parts.netloc, timeout=timeout_s)
     try:
-        path = f"{parts.path}{PATH}?{urlencode(asked)}"
-        connection.request("POST", path, headers={"Authorization": f"Bearer {target.key}"})
+        connection.request(method, parts.path + path, headers={"Authorization": f"Bearer {target.key}"})
         response = connection.getresponse()
         return response.status, json.loads(response.read())
     finally:

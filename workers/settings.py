@@ -37,6 +37,9 @@ class PaddockSettings(BaseSettings):
             "`paddock up` starts a private one on a Unix socket"
         ),
     ] = ""
+    redis_wait_s: Annotated[
+        float, Field(ge=0, description="how long a starting gateway or worker waits for Redis to answer")
+    ] = 60.0
     worker_secret: Annotated[
         str, Field(description="secret that gateways and workers share; empty: `paddock up` makes one")
     ] = ""

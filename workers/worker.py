@@ -23,6 +23,7 @@ from workers import log_lines
 from workers.black_box import BlackBox, describe, take
 from workers.chat.families import FamilyUnknown
 from workers.chat.template import TemplateUnusable
+from workers.early_end import ending_at_once
 from workers.engine.disk_folder import CacheFolderUnusable
 from workers.engine.watchdog import Watchdog
 from workers.generating import generating_parts
@@ -99,11 +100,13 @@ def _run(settings: WorkerSettings) -> int:
     with contextlib.ExitStack() as opened:
         tracer = opened.enter_context(_tracing(settings))
         sock = opened.enter_context(_listen(settings))
-        model = opened.enter_context(Model.load(path, wishes.llama))
-        place = _place(settings, path, model)
-        watchdog = opened.enter_context(Watchdog(settings.step_timeout_s, opened.enter_context(_black_box(settings))))
-        open_parts: OpenParts = pooled_parts if is_pooled(model, wishes.llama) else generating_parts
-        parts = open_parts(opened, model, wishes, watchdog, place.model)
+        with ending_at_once():
+            model = opened.enter_context(Model.load(path, wishes.llama))
+            place = _place(settings, path, model)
+            black_box = opened.enter_context(_black_box(settings))
+            watchdog = opened.enter_context(Watchdog(settings.step_timeout_s, black_box))
+            open_parts: OpenParts = pooled_parts if is_pooled(model, wishes.llama) else generating_parts
+            parts = open_parts(opened, model, wishes, watchdog, place.model)
 
         async def serve() -> Exit:
             services = parts.services()
@@ -164,6 +167,7 @@ def _place(settings: WorkerSettings, path: Path, model: Model) -> Place:
         version=_version(),
         drain_s=settings.worker_drain_s,
         gateway_grace_s=settings.gateway_grace_s,
+        redis_wait_s=settings.redis_wait_s,
     )
 
 

@@ -72,6 +72,8 @@ class Registration:
         self._heads_bytes = 0
         self._beat_at = self._news_at = self._heads_at = 0.0
         """When each is due, `time.monotonic` seconds."""
+        self._waits = False
+        """Whether the log has it that Redis is not there."""
         self._fleet = 1
         """Workers of the model, as Redis last knew."""
         self.registered = asyncio.Event()
@@ -93,6 +95,9 @@ class Registration:
                     logger.warning(
                         "Redis does not answer (%s); serving goes on, registering again when it is back", error
                     )
+                elif not self.registered.is_set() and not self._waits:
+                    logger.warning("Redis does not answer yet (%s); waiting for it", error)
+                self._waits = True
                 self._announced = self._told = None
                 self._heads_changed, self._heads_at = True, 0.0
             try:

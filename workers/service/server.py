@@ -102,8 +102,10 @@ class Place:
     version: str
     drain_s: float = 20.0
     gateway_grace_s: float = 5.0
-    redis_wait_s: float = 15.0
-    """How long a starting worker waits for Redis: without it no gateway would ever find the worker."""
+    redis_wait_s: float = 60.0
+    """How long a starting worker waits for Redis: without it no gateway would ever find the worker. Starting anew, it
+    would have to load its model again.
+    """
 
 
 def listen(host: str, port: int) -> socket.socket:

@@ -56,6 +56,21 @@ def test_an_idle_engine_and_a_bound_of_zero_are_left_alone() -> None:
             assert not ended.wait(0.2)
 
 
+def test_a_step_is_over_its_bound_while_it_runs() -> None:
+    watchdog = Watchdog(0.05)  # not started: nothing is ended
+    assert watchdog.hung_s() == 0.0
+    watchdog.step_began()
+    assert watchdog.hung_s() == 0.0
+    time.sleep(0.1)
+    assert 0.04 < watchdog.hung_s() < 5.0
+    watchdog.step_ended()
+    assert watchdog.hung_s() == 0.0
+    unbound = Watchdog()
+    unbound.step_began()
+    time.sleep(0.01)
+    assert unbound.hung_s() == 0.0
+
+
 HANGING = """
 import ctypes, pathlib, sys
 from workers.black_box import BlackBox
