@@ -7,8 +7,8 @@ pytest runs last, so that its summary is the end of the output.
 
 from __future__ import annotations
 
-import os
 import argparse
+import os
 import subprocess
 import sys
 import time

@@ -38,7 +38,7 @@ it. An unknown key or flag is an error, an unknown `PADDOCK_*` variable a warnin
 | `paddock fetch` | brings what `catalog` or `hf` names into `models_dir`; prints each model's name and file |
 | `paddock chat` | talk to a model in the terminal, or answer what comes in on a pipe; see [client.md](client.md) |
 | `paddock drain gateway` (or `worker`) | out of service, nobody refused: [lifecycle.md](lifecycle.md#draining) |
-| `paddock bench` | load as of many people on any OpenAI-compatible address, and what they would see; see [bench.md](bench.md) |
+| `paddock bench` | load of many people on any OpenAI-compatible address, and what they see: [bench.md](bench.md) |
 | `paddock cache show [--tenant TEAM] [--json]` | files in `cache_dir` and `slot_save_dir`, by version and team |
 | `paddock cache erase --tenant TEAM` (or `--all`) | removes a team's files from both, of all versions |
 | `paddock config show [--json]` | each setting of `paddock up`, its value and origin; secrets are covered |
