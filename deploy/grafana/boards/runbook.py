@@ -14,7 +14,5 @@ LINES_TALL = 36
 def board(page: str) -> Board:
     """`page`: docs/runbook.md. Its links into other pages lead nowhere from here, so their words are kept only."""
     title, _, text = LINK.sub(r"\1", page).partition("\n")
-    told = Panel(
-        title.lstrip("# "), "", shape=Shape.TEXT, width=24, height=LINES_TALL, text=text.strip().replace("](#", "](")
-    )
+    told = Panel(title.lstrip("# "), "", shape=Shape.TEXT, width=24, height=LINES_TALL, text=text.strip())
     return Board("runbook", "Paddock: runbook", "What to do about each alert.", (Row("Runbook", (told,)),), ())
