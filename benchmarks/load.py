@@ -126,6 +126,8 @@ class Plan:
     """A file: what is sent in place of a chat, the same each time."""
     header: tuple[str, ...] = ()
     """More of them, as `name: value`."""
+    ramp: float = 0.0
+    """Seconds over which the callers begin."""
 
 
 @dataclass(slots=True)
@@ -179,7 +181,8 @@ async def run(plan: Plan) -> Tally:
     numbers = iter(range(plan.first, plan.first + plan.requests))
     tally = Tally()
 
-    async def caller() -> None:
+    async def caller(begin_s: float) -> None:
+        await asyncio.sleep(begin_s)
         for number in numbers:
             # A connection each: some servers close theirs after a stream, and a reused one may be gone just then.
             _, reader = await loop.create_connection(Reader, host, port)
@@ -190,8 +193,9 @@ async def run(plan: Plan) -> Tally:
     cpu_before = cpu_seconds(plan.watch)
     tally.began = time.perf_counter()
     async with asyncio.TaskGroup() as group:
-        for _ in range(min(plan.callers, plan.requests)):
-            group.create_task(caller())
+        callers = min(plan.callers, plan.requests)
+        for place in range(callers):
+            group.create_task(caller(plan.ramp * place / callers))
     tally.ended = time.perf_counter()
     tally.cpu_s = cpu_seconds(plan.watch) - cpu_before
     return tally
@@ -237,6 +241,7 @@ def main() -> int:
     parser.add_argument("--watch", type=int, nargs="*", default=[], help="process ids whose CPU time is counted")
     parser.add_argument("--path", default="/v1/chat/completions")
     parser.add_argument("--body", type=Path, help="file with the body to send in place of a chat")
+    parser.add_argument("--ramp", type=float, default=0.0, help="seconds over which the callers begin")
     parser.add_argument("--header", action="append", default=[], help="one more, as NAME: VALUE; may be repeated")
     given = vars(parser.parse_args())
     plan = Plan(**{**given, "watch": tuple(given["watch"]), "header": tuple(given["header"])})

@@ -26,6 +26,7 @@ from benchmarks.capacity.sizing import (
     workers_by_formula,
 )
 from benchmarks.capacity.tables import load, tables
+from benchmarks.capacity.trial import Run, fitted
 
 COSTS = Costs(
     gateway_token_us=25.0,
@@ -45,7 +46,7 @@ WORKER = Worker("w", 8, 1_500.0, 0.025)
 
 def test_the_page_has_the_tables_that_the_measurement_makes() -> None:
     page, made = PAGE.read_text(), tables(load())
-    assert [place[1] for place in PLACE.finditer(page)] == list(made)
+    assert {place[1] for place in PLACE.finditer(page)} == set(made)
     for name, table in made.items():
         assert f"<!-- table: {name} -->\n{table}\n<!-- end -->" in page, (
             "run: python -m benchmarks.capacity.save --tables"
@@ -72,6 +73,12 @@ def test_the_model_foretold_what_was_measured() -> None:
     assert max(point.streams for point in trial.checked) >= 2_000
     for point in trial.checked:
         assert point.predicted_cpu == pytest.approx(point.measured_cpu, rel=0.25), point.streams
+
+
+def test_two_runs_tell_what_a_token_and_a_call_cost() -> None:
+    few, many = (Run(calls, tokens, 1.0, 0.0, 0.0, 0, 0.0) for calls, tokens in ((100, 50_000), (1_000, 20_000)))
+    costs = [(run, run.tokens * 25e-6 + run.calls * 5e-3) for run in (few, many)]
+    assert fitted(costs) == pytest.approx((25.0, 5_000.0))
 
 
 def test_cpu_is_the_sum_of_its_parts() -> None:
