@@ -94,7 +94,10 @@ def tree() -> Iterator[Tree]:
     root.chmod(0o755)
     # This machine's Python may lie in a folder that user 10001 can't enter either.
     shutil.copytree(
-        sys.base_prefix, root / "python", symlinks=True, ignore=shutil.ignore_patterns("test", "__pycache__")
+        sys.base_prefix,
+        root / "python",
+        symlinks=True,
+        ignore=shutil.ignore_patterns("test", "__pycache__", "site-packages"),
     )
     for path in ("src", "opt", "tmp", "var/lib/paddock", "models"):
         (root / path).mkdir(parents=True)
@@ -115,7 +118,9 @@ def engine_wheel() -> Path:
 def started(tree: Tree, name: str, **settings: str) -> subprocess.Popen[bytes]:
     """The image's entry point as its user, who may write to what the image's user may."""
     image = read(ROOT / "deploy" / "docker" / f"{name}.Dockerfile").environment()
-    environment = {key: tree.here(value) for key, value in (image | settings).items()}
+    # Where this machine's Python has its own library in a file, it is the copied one.
+    environment = {"LD_LIBRARY_PATH": str(tree.root / "python/lib")}
+    environment |= {key: tree.here(value) for key, value in (image | settings).items()}
     with (tree.root / f"{name}.log").open("wb") as log:
         return subprocess.Popen(
             [str(tree.root / "opt/paddock/bin/paddock"), "worker" if name == "worker" else name],
