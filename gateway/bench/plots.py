@@ -12,8 +12,8 @@ WIDE, NARROW, HEIGHT = 620, 420, 268
 LEFT, RIGHT, TOP, BOTTOM = 58, 16, 14, 40
 INNER_H = HEIGHT - TOP - BOTTOM
 FACTORS = ((1, 1.2, 1.5, 2, 2.5, 3, 4, 5, 6, 8), (1, 1.5, 2, 3, 5), (1, 2, 5), (1, 3), (1,))
-MOST_TICKS = 7
-"""Of a logarithm: it has at most six powers of ten."""
+MOST_TICKS = 6
+"""Of a logarithm, as many as have room."""
 Point = tuple[float, float]
 
 
@@ -142,7 +142,9 @@ def logarithmic(least: float, most: float, label: str, text: Callable[[float], s
     low, high = log10(max(least, 1e-6)), log10(max(most, least * 1.5, 1.5e-6))
     margin = 0.04 * (high - low)
     low, high = low - margin, high + margin
-    chosen = next(found for factors in FACTORS if len(found := _rounds(factors, low, high)) <= MOST_TICKS)
+    wide = _rounds((1,), low, high)
+    sparse = wide[:: 1 + len(wide) // MOST_TICKS]
+    chosen = next((found for factors in FACTORS if len(found := _rounds(factors, low, high)) <= MOST_TICKS), sparse)
     marks = tuple((value, text(value)) for value in chosen)
     return Axis(marks, lambda value: (log10(max(value, 10**low)) - low) / (high - low), label)
 

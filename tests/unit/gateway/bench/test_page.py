@@ -16,6 +16,7 @@ from gateway.bench.bounds import SINGLE
 from gateway.bench.document import SCHEMA, Document, Spread
 from gateway.bench.lengths import PRESETS
 from gateway.bench.page import page
+from gateway.bench.plots import logarithmic
 from gateway.bench.spread import curve, quantile, spread
 from tests.support.timed_server import Timing, timed_server
 from tests.unit.gateway.bench.conftest import Bench
@@ -133,3 +134,10 @@ def test_every_flag_workload_and_bound_is_documented() -> None:
         assert f"`{flag}" in DOCS, flag
     for name in (*PRESETS, *SINGLE):
         assert f"`{name}`" in DOCS, name
+
+
+@pytest.mark.parametrize(("least", "most"), [(1e-6, 900.0), (0.5, 0.5), (0.02, 0.021), (1e-3, 1.0), (0.0, 0.0)])
+def test_an_axis_of_any_width_has_a_few_marks(least: float, most: float) -> None:
+    axis = logarithmic(least, most, "", str)
+    assert 1 <= len(axis.ticks) <= 6
+    assert 0 <= axis.place(least) <= axis.place(most) <= 1
