@@ -7,9 +7,7 @@ from dataclasses import dataclass
 from gateway.access import first_key
 from gateway.settings import GatewaySettings
 from gateway.welcome import address_file
-from workers import sources
-
-LOCAL_HOSTS = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104 - where to look, not where to listen
+from workers import own_address, sources
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,8 +32,7 @@ def find(url: str | None, reading: sources.Reading[GatewaySettings]) -> Access:
         )
     told = any(reading.origins[name] != "default" for name in ("host", "port"))
     running = address_file(settings.state_dir.expanduser())
-    host = LOCAL_HOSTS.get(settings.host, settings.host)
-    address = f"http://{f'[{host}]' if ':' in host else host}:{settings.port}"
+    address = own_address.url_of(settings.host, settings.port)
     if not told and running.is_file():
         address = running.read_text(encoding="utf-8").strip()
     if settings.api_key:

@@ -17,7 +17,7 @@ import msgspec
 from gateway.access.records import KeysInvalid, read_records
 from gateway.settings import GatewaySettings, UpSettings
 from gateway.welcome import address_file, welcome
-from workers import sources
+from workers import own_address, sources
 from workers.protocol.catalog import CatalogError
 from workers.protocol.exits import FINAL, Exit
 from workers.supervisor import gpus
@@ -36,7 +36,6 @@ READY_TIMEOUT_S = 900.0
 PROGRESS_S = 5.0
 POLL_S = 0.03
 KILL_MARGIN_S = 5.0
-PROBE_HOSTS = {"": "127.0.0.1", "0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104 - where to look, not where to listen
 
 
 class PortTaken(RuntimeError):
@@ -243,7 +242,7 @@ class Machine:
 
     async def _gateway_agrees(self, path: str, key: str = "") -> bool:
         """Whether a GET of this path is answered with 200."""
-        host = PROBE_HOSTS.get(self._settings.host, self._settings.host)
+        host = own_address.host_of(self._settings.host)
         try:
             reader, writer = await asyncio.open_connection(host, self._settings.port)
         except OSError:
@@ -258,8 +257,7 @@ class Machine:
             writer.close()
 
     async def _welcome(self) -> None:
-        host = PROBE_HOSTS.get(self._settings.host, self._settings.host)
-        address = f"http://{f'[{host}]' if ':' in host else host}:{self._settings.port}"
+        address = own_address.url_of(self._settings.host, self._settings.port)
         key_file = self._folder.first_key
         filed = key_file.read_text().strip() if key_file.is_file() else ""
         key = self._settings.api_key or filed

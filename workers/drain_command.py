@@ -15,26 +15,25 @@ from __future__ import annotations
 
 import json
 import sys
-from argparse import ArgumentParser, Namespace
+from argparse import ArgumentParser, ArgumentTypeError, Namespace
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from http.client import HTTPConnection, HTTPException, HTTPSConnection
 from typing import Any, NoReturn
 from urllib.parse import urlencode, urlsplit
 
-from workers import command, sources
+from workers import command, own_address, sources
+from workers.protocol import drain
 from workers.protocol.exits import Exit
+from workers.protocol.framing import HEALTH_PATH
 from workers.settings import PaddockSettings, WorkerSettings
 from workers.supervisor.state_folder import SECRET_FILE
 
-PATH, ALIVE = "/health/drain", "/health"
 PARTS: Mapping[str, type[PaddockSettings]] = {"worker": WorkerSettings}
-LOCAL_HOSTS = {"0.0.0.0": "127.0.0.1", "::": "::1", "": "127.0.0.1"}  # noqa: S104 - where to look, not to listen
 ANSWER_S = 10.0
 """Who does not say within this time that it is alive, loads its model yet: there is nothing to wait for."""
 MARGIN_S = 10.0
 """Beyond the time that it is asked to answer in."""
-LONGEST_S = 86_400.0
 
 
 class _Unusable(ValueError):
@@ -75,9 +74,17 @@ def _parser(parts: Mapping[str, type[PaddockSettings]]) -> _Parser:
     parser = _Parser(prog="paddock drain", allow_abbrev=False, add_help=False)
     parser.add_argument("part", choices=sorted(parts))
     parser.add_argument("--url", default="")
-    parser.add_argument("--timeout-s", type=float)
-    parser.add_argument("--settle-s", type=float)
+    parser.add_argument("--timeout-s", type=_seconds)
+    parser.add_argument("--settle-s", type=_seconds)
     return parser
+
+
+def _seconds(text: str) -> float:
+    """Raises ArgumentTypeError."""
+    try:
+        return drain.seconds_of(text)
+    except ValueError as error:
+        raise ArgumentTypeError(f"it {error}, and is {text!r}") from None
 
 
 def _target(options: Namespace, settings: PaddockSettings) -> Target:
@@ -98,20 +105,19 @@ def _target(options: Namespace, settings: PaddockSettings) -> Target:
 
 def _own_url(part: str, settings: PaddockSettings) -> str:
     prefix = "worker_" if part == "worker" else ""
-    named, port = str(getattr(settings, f"{prefix}host")), int(getattr(settings, f"{prefix}port"))
+    host, port = str(getattr(settings, f"{prefix}host")), int(getattr(settings, f"{prefix}port"))
     if not port:
         raise _Unusable(f"drain: {prefix}port is 0, so the port is not known; give --url")
-    host = LOCAL_HOSTS.get(named, named)
-    return f"http://{f'[{host}]' if ':' in host else host}:{port}"
+    return own_address.url_of(host, port)
 
 
 def _drain(target: Target, options: Namespace) -> int:
     asked = {name: getattr(options, name) for name in ("timeout_s", "settle_s")}
     asked = {name: value for name, value in asked.items() if value is not None}
     try:
-        _ask(target, "GET", ALIVE, ANSWER_S)
-        path = f"{PATH}?{urlencode(asked)}"
-        status, told = _ask(target, "POST", path, (options.timeout_s or LONGEST_S) + MARGIN_S)
+        _ask(target, "GET", HEALTH_PATH, ANSWER_S)
+        path = f"{drain.DRAIN_PATH}?{urlencode(asked)}"
+        status, told = _ask(target, "POST", path, asked.get("timeout_s", drain.LONGEST_S) + MARGIN_S)
     except (OSError, HTTPException, ValueError) as error:
         print(f"paddock: {target.url} does not answer ({error})", file=sys.stderr)
         return int(Exit.CRASHED)

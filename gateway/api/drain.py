@@ -23,16 +23,15 @@ from gateway.api.presence import while_present
 from gateway.api.sockets import Sockets
 from gateway.errors import InvalidRequest, PermissionDenied
 from gateway.pipeline import Pipeline
+from workers.protocol.drain import DRAIN_PATH, LONGEST_S, seconds_of
 
 log = logging.getLogger(__name__)
 
-PATH = "/health/drain"
-PROBES = frozenset({"/health", "/v1/health", "/ready", "/metrics", "/metrics/targets", PATH})
+PROBES = frozenset({"/health", "/v1/health", "/ready", "/metrics", "/metrics/targets", DRAIN_PATH})
 """Who asks for these is no caller: probes and scrapers go on until the end."""
 
 SETTLE_S = 5.0
 """Balancers hear of a failing `/ready` one after another: the last one's callers come some seconds later."""
-LONGEST_S = 86_400.0
 LOOK_S = 0.05
 
 AUTHORIZATION = b"authorization"
@@ -133,13 +132,8 @@ class DrainRoute:
 
 def seconds(scope: Scope, name: str, default: float) -> float:
     """A number of the query. Raises InvalidRequest."""
-    text = query_of(scope).get(name, "")
-    if not text:
-        return default
+    text = query_of(scope).get(name)
     try:
-        found = float(text)
-    except ValueError:
-        found = math.nan
-    if not 0 <= found <= LONGEST_S:
-        raise InvalidRequest(f"`{name}` must be a number of seconds from 0 to {LONGEST_S:g}.", param=name)
-    return found
+        return default if text is None else seconds_of(text)
+    except ValueError as error:
+        raise InvalidRequest(f"`{name}` {error}.", param=name) from None

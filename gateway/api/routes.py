@@ -11,11 +11,11 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from gateway.api.anthropic.error_shape import ANTHROPIC
 from gateway.api.dialect import ROUTE, SHAPE, ErrorShape
-from gateway.api.drain import PATH as DRAIN_PATH
 from gateway.api.native.error_shape import NATIVE
 from gateway.api.openai.error_shape import OPENAI
 from gateway.api.sockets import METHOD
 from gateway.errors import MethodNotAllowed, NotFound
+from workers.protocol.drain import DRAIN_PATH
 
 
 class RouteRow(NamedTuple):

@@ -13,11 +13,11 @@ from gateway.api.routes import ROUTES
 from gateway.settings import GatewaySettings, known_settings
 from tests.support.chart import EXAMPLES, Object, Rendered, container, example, plain_env, render
 from workers import catalog_file, sources
-from workers.drain_command import PATH as DRAINS_AT
 from workers.model_file import plain_name
 from workers.protocol.catalog import AdapterSpec, DefaultSampling, LlamaSettings, convert
+from workers.protocol.drain import DRAIN_PATH
 from workers.protocol.framing import HEALTH_PATH
-from workers.service.probes import DRAIN_PATH, READY_PATH
+from workers.service.probes import READY_PATH
 from workers.settings import SupervisorSettings, WorkerSettings
 from workers.supervisor.library import wanted
 
@@ -175,8 +175,7 @@ def test_probes_and_hooks_ask_what_is_there(file: Path | None) -> None:
                 assert path in (None, asked["path"])
             hook = of["lifecycle"]["preStop"]["exec"]["command"]
             assert hook[:3] == ["paddock", "drain", component]
-    assert ("POST", DRAINS_AT) in {(row.method, row.path) for row in ROUTES}
-    assert DRAINS_AT == DRAIN_PATH
+    assert ("POST", DRAIN_PATH) in {(row.method, row.path) for row in ROUTES}
 
 
 @FILES

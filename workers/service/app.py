@@ -17,6 +17,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from workers.protocol.drain import DRAIN_PATH
 from workers.protocol.failures import HTTP_STATUS, CallFailed, Failure, FailureCode
 from workers.protocol.framing import (
     CANCEL_PATH,
@@ -32,7 +33,6 @@ from workers.service.bodies import answer, decoded, read_body, refusal
 from workers.service.desk import CallDesk
 from workers.service.metrics import WorkerMetrics
 from workers.service.pooled import PooledDesk, no_pooled_work
-from workers.service.probes import DRAIN_PATH
 from workers.service.stream import EventHub, Feed
 
 METRICS_PATH = "/metrics"

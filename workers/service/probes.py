@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import math
 import time
 from collections.abc import Callable
 from typing import Any, Protocol
@@ -13,14 +12,13 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
+from workers.protocol.drain import DRAIN_PATH, LONGEST_S, seconds_of
 from workers.protocol.failures import Failure, FailureCode
 from workers.protocol.framing import HEALTH_PATH
 from workers.service.bodies import answer, refusal
 
 READY_PATH = "/ready"
-DRAIN_PATH = "/health/drain"
 
-LONGEST_S = 86_400.0
 SETTLE_S = 0.5
 """Calls that were given a slot before the fleet heard of the draining come within this time, and are sent elsewhere by
 an answer, which is quicker and cheaper than by a connection that nobody takes."""
@@ -86,12 +84,9 @@ class Probes:
     async def drain(self, request: Request) -> Response:
         """Answers when the last call has ended, or after `timeout_s` of the query."""
         try:
-            timeout_s = float(request.query_params.get("timeout_s", LONGEST_S))
-        except ValueError:
-            timeout_s = math.nan
-        if not 0 <= timeout_s <= LONGEST_S:
-            wrong = f"`timeout_s` must be a number of seconds from 0 to {LONGEST_S:g}"
-            return refusal(Failure(FailureCode.INVALID_REQUEST, wrong, "timeout_s"))
+            timeout_s = seconds_of(request.query_params.get("timeout_s", str(LONGEST_S)))
+        except ValueError as error:
+            return refusal(Failure(FailureCode.INVALID_REQUEST, f"`timeout_s` {error}", "timeout_s"))
         began = time.monotonic()
         self._drain()
         with contextlib.suppress(TimeoutError):
