@@ -13,6 +13,9 @@ from workers.tracing.context import TraceContext
 Value = str | bool | int | float | tuple[str, ...]
 Attributes = Mapping[str, Value]
 
+PROVIDER = "paddock"
+"""`gen_ai.provider.name`, in spans and in metrics."""
+
 
 class Kind(IntEnum):
     """As OTLP numbers them."""
