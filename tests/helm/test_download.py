@@ -6,6 +6,7 @@ import hashlib
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -25,12 +26,15 @@ class Site:
     asked: list[str] = field(default_factory=list)
     """The ranges that were asked for."""
     breaks_at: int = 0
+    is_open: threading.Event = field(default_factory=threading.Event)
+    """Not set: half of the file goes out, and the rest waits."""
 
 
 @pytest.fixture
 def site() -> Iterator[Site]:
     """One file; with `breaks_at` the connection ends there."""
     told = Site()
+    told.is_open.set()
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
@@ -43,7 +47,11 @@ def site() -> Iterator[Site]:
             self.send_response(206 if wanted else 200)
             self.send_header("content-length", str(len(CONTENT) - start))
             self.end_headers()
-            self.wfile.write(CONTENT[start : told.breaks_at or None])
+            half = len(CONTENT) // 2
+            self.wfile.write(CONTENT[start : told.breaks_at or half])
+            if not told.breaks_at:
+                told.is_open.wait(30)
+                self.wfile.write(CONTENT[max(start, half) :])
 
         def log_message(self, format: str, *args: object) -> None:
             pass
@@ -58,10 +66,18 @@ def site() -> Iterator[Site]:
     server.server_close()
 
 
-def download(site: Site, target: Path, sha256: str = "") -> subprocess.CompletedProcess[str]:
+def command(site: Site, target: Path, sha256: str = "") -> list[str]:
     script = (CHART / "files" / "hooks" / "download.py").read_text()
-    command = [sys.executable, "-I", "-c", script, site.url, str(target), sha256]
-    return subprocess.run(command, capture_output=True, text=True, timeout=60)
+    return [sys.executable, "-I", "-c", script, site.url, str(target), sha256]
+
+
+def download(site: Site, target: Path, sha256: str = "") -> subprocess.CompletedProcess[str]:
+    return subprocess.run(command(site, target, sha256), capture_output=True, text=True, timeout=60)
+
+
+def holds(pid: int, file: Path) -> bool:
+    """Whether a process has it open."""
+    return any(each.exists() and each.readlink() == file for each in Path(f"/proc/{pid}/fd").iterdir())
 
 
 @pytest.mark.parametrize("sha256", ["", SHA256, SHA256.upper()])
@@ -69,7 +85,7 @@ def test_it_comes_whole(site: Site, tmp_path: Path, sha256: str) -> None:
     target = tmp_path / "m.gguf"
     assert download(site, target, sha256).returncode == 0
     assert target.read_bytes() == CONTENT
-    assert [path.name for path in tmp_path.iterdir()] == ["m.gguf"]
+    assert {path.name for path in tmp_path.iterdir()} == {"m.gguf", "m.gguf.lock"}
 
 
 def test_it_goes_on_where_it_ended(site: Site, tmp_path: Path) -> None:
@@ -101,4 +117,20 @@ def test_another_file_is_never_served(site: Site, tmp_path: Path) -> None:
     done = download(site, tmp_path / "m.gguf", "0" * 64)
     assert done.returncode == 1
     assert f"its SHA-256 is {SHA256}, and not {'0' * 64}; correct models[].sha256 or the address" in done.stderr
-    assert list(tmp_path.iterdir()) == []
+    assert {path.name for path in tmp_path.iterdir()} == {"m.gguf.lock"}
+
+
+def test_of_two_pods_on_one_volume_one_brings_it(site: Site, tmp_path: Path) -> None:
+    target, lock = tmp_path / "m.gguf", tmp_path / "m.gguf.lock"
+    site.is_open.clear()
+    end = time.monotonic() + 30
+    with subprocess.Popen(command(site, target, SHA256)) as first:
+        while not site.asked and time.monotonic() < end:
+            time.sleep(0.01)
+        with subprocess.Popen(command(site, target, SHA256)) as second:
+            while not holds(second.pid, lock) and len(site.asked) < 2 and time.monotonic() < end:
+                time.sleep(0.01)
+            site.is_open.set()
+    assert (first.returncode, second.returncode) == (0, 0)
+    assert target.read_bytes() == CONTENT
+    assert site.asked == [""]

@@ -1,9 +1,10 @@
 """Brings a model's file from a URL to the models' volume, before its worker starts.
 
 Arguments: the URL, the file, and the SHA-256 that it must have (empty: any). What has come is kept, and the next try
-goes on there.
+goes on there. Of several pods on one volume one brings it, and the others wait.
 """
 
+import fcntl
 import hashlib
 import os
 import sys
@@ -40,14 +41,25 @@ def download():
         raise OSError(f"it broke off after {there + come} bytes")
 
 
+def bring():
+    try:
+        download()
+    except OSError as error:
+        sys.exit(f"{url}: {error}; the next start goes on where this one ended")
+    if wanted and (found := digest(partial)) != wanted.lower():
+        os.unlink(partial)
+        sys.exit(f"{url}: its SHA-256 is {found}, and not {wanted}; correct models[].sha256 or the address")
+    os.replace(partial, target)
+    print(target)
+
+
 if os.path.exists(target):
     sys.exit(0)
-try:
-    download()
-except OSError as error:
-    sys.exit(f"{url}: {error}; the next start goes on where this one ended")
-if wanted and (found := digest(partial)) != wanted.lower():
-    os.unlink(partial)
-    sys.exit(f"{url}: its SHA-256 is {found}, and not {wanted}; correct models[].sha256 or the address")
-os.replace(partial, target)
-print(target)
+# Never removed: whoever waits for a file without a name would hold another lock than the one who makes a new one.
+with open(f"{target}.lock", "w") as lock:
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+    except OSError as error:
+        sys.exit(f"{target}.lock: {error}; the volume must know locks (flock), since its pods share it")
+    if not os.path.exists(target):
+        bring()
