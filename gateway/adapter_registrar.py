@@ -16,7 +16,7 @@ from urllib.parse import quote
 from msgspec.structs import replace
 
 from gateway.errors import InvalidRequest, PaddockError, Unavailable, WorkerLost
-from gateway.inquiries import Inquiries
+from gateway.inquiries import Inquiries, no_worker
 from gateway.registry.adapter_wishes import AdapterRecord, AdapterWishes
 from workers.protocol.adapters import (
     ADAPTERS_PATH,
@@ -56,8 +56,8 @@ class AdapterRegistrar:
     async def register(self, model: str, asked: LoadAdapter) -> AdapterRecord:
         """Every worker that can be asked checks the file; then all are told to take it.
 
-        Raises Unavailable where none can be asked, StoreUnavailable, and what the first one that would not take it
-        says: nothing has changed then.
+        Raises NoWorker, Unavailable where none can be asked, StoreUnavailable, and what the first one that would not
+        take it says: nothing has changed then.
         """
         beats = self._serving(model)
         record = await self._first(beats, model, asked)
@@ -133,7 +133,7 @@ class AdapterRegistrar:
     def _serving(self, model: str) -> list[Heartbeat]:
         beats = [beat for beat in self._inquiries.workers(model) if not beat.draining]
         if not beats:
-            raise Unavailable(f"No worker serves `{model}` at the moment. Start one, or send the request again later.")
+            raise no_worker(model)
         return beats
 
     async def _settled(self, beats: list[Heartbeat], is_told: Callable[[Heartbeat], bool]) -> None:

@@ -21,7 +21,7 @@ from msgspec.structs import replace as replace_struct
 
 from gateway.call import Call
 from gateway.catalog.kinds import check_kind
-from gateway.errors import InvalidRequest, NotSupported, PaddockError, QueueFull, QueueTimeout, Unavailable
+from gateway.errors import InvalidRequest, NotSupported, PaddockError, QueueFull, QueueTimeout, Unsuited
 from gateway.relay.failures import answer_to
 from gateway.routing.ask import ask_of, ask_of_pooled
 from gateway.routing.chain import Outlook, Reason, chosen
@@ -382,8 +382,8 @@ def _patience_s(call: Call) -> float:
     return min(left_s, call.begin_by - time.time()) if call.begin_by else left_s
 
 
-def _unsuited(call: Call, failure: Failure) -> Unavailable:
-    return Unavailable(
+def _unsuited(call: Call, failure: Failure) -> Unsuited:
+    return Unsuited(
         f"The model `{call.meant_for}` has no place now, and `{call.model}`, which stands in for it, can't take this "
         f"request: {failure.message} Send it again later.",
         retry_after_s=1.0,

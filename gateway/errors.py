@@ -23,6 +23,10 @@ PaddockError                     status  type
 │   ├── QueueTimeout             503       code queue_timeout
 │   ├── StoreUnavailable         503       code store_unavailable
 │   ├── RequestTimeout           503       code request_timeout
+│   ├── NoWorker                 503       code no_worker
+│   ├── Unsuited                 503       code unsuited
+│   ├── SlotsBusy                503       code busy
+│   ├── StorageFull              503       code storage_full
 │   └── Stopping                 503       code stopping
 ├── WorkerLost                   502     unavailable_error
 ├── ClientTooSlow                -       in-stream only
@@ -180,6 +184,30 @@ class StoreUnavailable(Unavailable):
 
 class RequestTimeout(Unavailable):
     code = "request_timeout"
+
+
+class NoWorker(Unavailable):
+    """To a question that is not held until a worker is there: a model at zero is no failure."""
+
+    code = "no_worker"
+
+
+class Unsuited(Unavailable):
+    """Its model has no place, and one that stands in can't take what was asked."""
+
+    code = "unsuited"
+
+
+class SlotsBusy(Unavailable):
+    """To a caller who asked not to wait for one."""
+
+    code = "busy"
+
+
+class StorageFull(Unavailable):
+    """Of a team: what it may keep."""
+
+    code = "storage_full"
 
 
 class Stopping(Unavailable):

@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 import msgspec
 
-from gateway.errors import Unavailable
+from gateway.errors import NoWorker
 from gateway.pipeline import Fleet
 from gateway.relay.failures import answer_to
 from gateway.relay.fanin import Place
@@ -52,7 +52,7 @@ class Inquiries:
                 if failure.code not in RETRYABLE:
                     break
         if failure is None:
-            raise Unavailable(f"No worker serves `{model}` at the moment. Start one, or send the request again later.")
+            raise no_worker(model)
         raise answer_to(failure)
 
     async def num_tokens(self, model: str, request: GenerateRequest) -> int:
@@ -87,9 +87,14 @@ class Inquiries:
         """Every worker's answer, in the order of `workers`. Raises PaddockError where one does not answer."""
         beats = self.workers(model)
         if not beats:
-            raise Unavailable(f"No worker serves `{model}` at the moment. Start one, or send the request again later.")
+            raise no_worker(model)
         replies = await asyncio.gather(*(self.of_worker(beat, method, path, decode, message) for beat in beats))
         return list(zip(beats, replies, strict=True))
+
+
+def no_worker(model: str) -> NoWorker:
+    """What whoever asks is told, by the name that it used or the model's."""
+    return NoWorker(f"No worker serves `{model}` at the moment. Start one, or send the request again later.")
 
 
 def _place(beat: Heartbeat) -> Place:

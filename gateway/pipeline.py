@@ -154,7 +154,7 @@ class Pipeline:
         begin_by: float = 0.0,
         conversation: Callable[[], str] | None = None,
     ) -> Call:
-        """With no `alias`: the only model there is. `kind`: what the model is to do; None: what any model can.
+        """With no `alias`: the only model there is. `kind`: what the model is to do; None: it is only asked about.
 
         `begin_by` as in `Call`; `conversation`: for names of several models, which of them it is to be (`shares`).
         Raises Stopping, ModelNotFound, PermissionDenied, NotSupported where the model does something else.
@@ -167,7 +167,7 @@ class Pipeline:
         models: tuple[str, ...] = (model,)
         if self._names.is_chain(alias):
             models = self._names.chain(alias, conversation() if conversation is not None else "")
-        trail.alias, trail.model = alias, models[0]
+        trail.alias, trail.model, trail.asks_only = alias, models[0], kind is None
         if kind is not None:
             models = of_kind(alias, kind, models, fleet.workers)
         call = Call(

@@ -102,7 +102,7 @@ class Admission:
     ) -> None:
         """Bounds of the line are per model; `max_queue_per_team` is the same unless it is given. `seat_after_s`: how
         long this gateway must have been known to the others before it places calls without Redis. `lost` is told of
-        leases that ended otherwise than by their call: the model, why (`upkeep.WHY`), and how many.
+        leases that ended otherwise than by their call: the model, why (`of_gateway.LEASE_ENDS`), and how many.
         """
         self._store = store
         self._fleet = fleet

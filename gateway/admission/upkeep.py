@@ -26,6 +26,7 @@ from gateway.store.channel import follow
 from gateway.store.client import Store, Ticket
 from gateway.store.gateways import GatewayBook
 from workers.protocol import keys
+from workers.protocol.metrics.of_gateway import CROWDED, EXPIRED, VOID
 
 log = logging.getLogger(__name__)
 
@@ -35,9 +36,6 @@ REFRESHED = 64
 """Tickets per model whose bids are made anew each round: those next in line, which slots are offered to."""
 REREAD_AT_ONCE = 256
 """Tickets in one script: a longer one would hold other callers up."""
-
-WHY = VOID, CROWDED, EXPIRED = "void", "crowded", "expired"
-"""How a lease may end otherwise than by its call (docs/metrics.md)."""
 
 
 class Upkeep:
@@ -58,7 +56,9 @@ class Upkeep:
         sweep_s: float,
         lost: Callable[[str, str, int], None],
     ) -> None:
-        """`lost` is told of leases that ended otherwise than by their call: the model, why (`WHY`), and how many."""
+        """`lost` is told of leases that ended otherwise than by their call: the model, why (one of
+        `of_gateway.LEASE_ENDS`), and how many.
+        """
         self._store = store
         self._fleet = fleet
         self._gateway = gateway_id

@@ -23,12 +23,13 @@ from gateway.api.presence import while_present
 from gateway.api.sockets import Sockets
 from gateway.errors import InvalidRequest, PermissionDenied
 from gateway.pipeline import Pipeline
+from gateway.telemetry.logs import PROBED
 from workers.protocol.drain import DRAIN_PATH, LONGEST_S, seconds_of
 
 log = logging.getLogger(__name__)
 
-PROBES = frozenset({"/health", "/v1/health", "/ready", "/metrics", "/metrics/targets", DRAIN_PATH})
-"""Who asks for these is no caller: probes and scrapers go on until the end."""
+UNCOUNTED = PROBED | {DRAIN_PATH}
+"""Who asks for these is nobody to wait for: probes and scrapers go on until the end."""
 
 SETTLE_S = 5.0
 """Balancers hear of a failing `/ready` one after another: the last one's callers come some seconds later."""
@@ -62,7 +63,7 @@ class Attendance:
 
     def came(self, scope: Scope) -> bool:
         """Whether it counts, and `gone` is to be called."""
-        if scope["path"] in PROBES:
+        if scope["path"] in UNCOUNTED:
             return False
         self._num_open += 1
         self._came_at = monotonic()

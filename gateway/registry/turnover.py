@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from gateway.registry.snapshot import FleetSnapshot
-
-DRAINED, LOST = "drained", "lost"
+from workers.protocol.metrics.of_gateway import DRAINED, LOST
 
 
 class Turnover:

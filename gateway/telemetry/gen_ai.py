@@ -9,8 +9,8 @@ from __future__ import annotations
 from gateway.telemetry.trail import Trail
 from workers.protocol.metrics import of_gateway
 from workers.protocol.metrics.book import Book
+from workers.tracing.span import PROVIDER
 
-PROVIDER = "paddock"
 CHAT, TEXT, EMBEDDINGS, RERANK = "chat", "text_completion", "embeddings", "rerank"
 
 OPERATIONS = {

@@ -11,8 +11,8 @@ from gateway.telemetry.trail import Trail
 from workers import log_lines
 
 REQUEST_LOGGER = "paddock.request"
-PROBED = frozenset({"/health", "/ready", "/metrics", "/metrics/targets"})
-"""Asked every few seconds by machines: worth a line at debug level only."""
+PROBED = frozenset({"/health", "/v1/health", "/ready", "/metrics", "/metrics/targets"})
+"""Asked every few seconds by machines, which are no callers: worth a line at debug level only."""
 
 NOISE = ("without completing response", "without completing handshake", "Invalid UTF-8 sequence")
 """A stream that is cut off on purpose lacks its last chunk, and a handshake that is refused its end; uvicorn calls both

@@ -20,8 +20,6 @@ WATCHED = (
     *((Who.POLICY, code) for code in ("queue_full", "queue_timeout")),
 )
 """Failures that alerts look at."""
-LOSSES = ("drained", "lost")
-LEASE_ENDS = ("void", "crowded", "expired")
 
 
 class Metrics:
@@ -68,16 +66,18 @@ class Metrics:
             for who, code in WATCHED:
                 self.failures.inc(model, who, code, by=0)
             self.worker_starts.inc(model, by=0)
-            for how in LOSSES:
+            for how in of_gateway.LOSSES:
                 self.worker_losses.inc(model, how, by=0)
-            for why in LEASE_ENDS:
+            for why in of_gateway.LEASE_ENDS:
                 self.leases_lost.inc(model, why, by=0)
 
     def ended(self, trail: Trail, total_s: float) -> None:
-        """Count one request that reached a model."""
+        """Count one request that reached a model. One that only asks about it is not among the times of answers."""
         model, outcome = trail.model, self._outcome(trail)
         who = (model, trail.alias, trail.team)
         self.requests.inc(*who, outcome)
+        if trail.asks_only:
+            return
         self.e2e.observe(total_s, model)
         if trail.attempts:
             queue_s = trail.queue_ms / 1e3

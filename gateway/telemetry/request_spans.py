@@ -9,11 +9,11 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 
-from gateway.telemetry.gen_ai import PROVIDER, operation_of
+from gateway.telemetry.gen_ai import operation_of
 from gateway.telemetry.record import KeptAttempt, KeptRecord, KeptWait
 from gateway.telemetry.trail import Trail
 from workers.protocol.events import Finished
-from workers.tracing.span import Attributes, Kind, Span, Value
+from workers.tracing.span import PROVIDER, Attributes, Kind, Span, Value
 
 METHODS = frozenset({"CONNECT", "DELETE", "GET", "HEAD", "OPTIONS", "PATCH", "POST", "PUT", "TRACE", "WEBSOCKET"})
 OTHER_METHOD = "_OTHER"

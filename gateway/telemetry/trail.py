@@ -33,6 +33,8 @@ class Trail:
     model: str = ""
     worker: str = ""
     slot: int | None = None
+    asks_only: bool = False
+    """It is a question about its model, or one for an admin: no work is to be placed for it."""
     attempts: int = 0
     """Workers that the call was submitted to."""
     queue_ms: float = 0.0

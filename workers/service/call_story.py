@@ -13,12 +13,11 @@ from dataclasses import dataclass, field
 from workers.protocol.events import Failed, Finished
 from workers.protocol.failures import FailureCode
 from workers.tracing.context import TraceContext, read_context
-from workers.tracing.span import Kind, Span, Value
+from workers.tracing.span import PROVIDER, Kind, Span, Value
 from workers.tracing.tracer import OFF, Tracer
 
 log = logging.getLogger(__name__)
 
-PROVIDER = "paddock"
 CANCELLED = "cancelled"
 """Nobody wanted the call any more."""
 ANSWERED = "ok"

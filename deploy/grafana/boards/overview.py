@@ -149,8 +149,8 @@ FLEET = Row(
         ),
         Panel(
             "Predicted wait",
-            "How long a call that came now would wait for a slot; of a model without a worker, what the oldest has "
-            "waited.",
+            "How long a call that came now would wait for a slot, 0 while nobody waits; of a model without a worker, "
+            "what the oldest has waited.",
             (Query(all_see("paddock_predicted_wait_seconds"), "{{model}}"),),
             "s",
         ),

@@ -26,7 +26,7 @@ NOW = Row(
         ),
         figure(
             "A new call would wait",
-            "The longest prediction of the chosen models.",
+            "The longest prediction of the chosen models; 0 while nobody waits.",
             f"max({all_see('paddock_predicted_wait_seconds')})",
             unit="s",
             steps=(Step(10, "orange"), Step(30, "red")),
@@ -74,7 +74,7 @@ LINE = Row(
         ),
         Panel(
             "Predicted wait",
-            "Of a call that came now. Callers are told it in `retry-after` and while they wait.",
+            "Of a call that came now, behind those that wait; 0 while nobody does. Callers are told it in `retry-after` and while they wait.",
             (Query(all_see("paddock_predicted_wait_seconds"), "{{model}}"),),
             "s",
         ),

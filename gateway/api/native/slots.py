@@ -23,8 +23,8 @@ from gateway.api.parameters.faults import shown
 from gateway.api.parameters.hints import MAX_SALT_CHARS
 from gateway.api.parameters.lora import LoraBody, read_lora
 from gateway.call import Principal
-from gateway.errors import InvalidRequest, Unavailable
-from gateway.inquiries import Inquiries
+from gateway.errors import InvalidRequest, SlotsBusy
+from gateway.inquiries import Inquiries, no_worker
 from gateway.pipeline import Pipeline
 from gateway.routing.slot_numbers import firsts, located
 from workers.protocol.heartbeat import Heartbeat
@@ -65,7 +65,7 @@ class SlotsRoute:
         call = self._reception.call(caller, {}, scope)
         found = await self._inquiries.of_each(call.model, "GET", SLOTS_PATH, decode_infos)
         if query_of(scope).get("fail_on_no_slot") and all(info.is_processing for _, infos in found for info in infos):
-            raise Unavailable(f"No slot of `{call.alias}` is free. Send the request again later.")
+            raise SlotsBusy(f"No slot of `{call.alias}` is free. Send the request again later.")
         first = dict(zip((beat.boot for beat, _ in found), firsts([beat for beat, _ in found]), strict=True))
         slots = [slot_object(first[beat.boot], beat, info, caller.principal) for beat, infos in found for info in infos]
         await send_json(send, slots, caller.trail)
@@ -101,9 +101,9 @@ class SlotRoute:
 
 
 def _located(number: int, beats: list[Heartbeat], model: str) -> tuple[Heartbeat, int]:
-    """Raises InvalidRequest, Unavailable."""
+    """Raises InvalidRequest, NoWorker."""
     if not beats:
-        raise Unavailable(f"No worker serves `{model}` at the moment. Start one, or send the request again later.")
+        raise no_worker(model)
     place = located(number, beats)
     if place is None:
         num_slots = sum(beat.slots for beat in beats)

@@ -19,7 +19,7 @@ from gateway.api.responses.shelf import Shelf
 from gateway.api.resumable import Resumable
 from gateway.api.wish import Wish
 from gateway.call import Call
-from gateway.errors import StoreUnavailable, Unavailable
+from gateway.errors import StorageFull, StoreUnavailable, Unavailable
 from gateway.resume.recording import Recording
 from gateway.resume.recordings import Owner, Recordings
 from gateway.telemetry.trail import Trail
@@ -44,7 +44,7 @@ class Background:
     async def begin(
         self, asked: ResponseRequest, call: Call, wish: Wish | None, scope: Scope, receive: Receive, send: Send
     ) -> None:
-        """Answers at once, or with the events as they come. Raises StoreUnavailable, Unavailable."""
+        """Answers at once, or with the events as they come. Raises StoreUnavailable, StorageFull."""
         trail, team = trail_of(scope), call.principal.team
         # Nobody waits: it may stay in the line as long as any request may take.
         call = replace(call, queue_deadline=call.deadline, start_deadline=call.deadline)
@@ -52,7 +52,7 @@ class Background:
         queued = writer.snapshot.object("queued")
         if not await self._shelf.keep(team, writer.record(queued)):
             message = "The request does not fit into what a team may store. Send less, or send it without `background`."
-            raise Unavailable(message)
+            raise StorageFull(message)
 
         async def produce(recording: Recording) -> None:
             await self._produce(asked, call, trail, writer, recording)

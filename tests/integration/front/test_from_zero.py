@@ -15,6 +15,7 @@ import redis
 from prometheus_client.parser import text_string_to_metric_families
 
 from tests.support.caller import Caller, Stream, calling
+from tests.support.scrape import Scrape
 from tests.support.stack import DEMO_MODEL, Process, Stack
 from tests.support.waiting import until
 from workers.protocol import keys
@@ -233,7 +234,19 @@ async def test_questions_to_a_worker_are_told_that_there_is_none(cold: Stack) ->
         path = "/v1/chat/completions/input_tokens"
         status, body = await posted(caller, path, {"model": "never", "messages": messages})
         assert status == 503
+        assert (body["error"]["type"], body["error"]["code"]) == ("unavailable_error", "no_worker")
         assert "No worker serves `never`" in body["error"]["message"]
+        status, body = await posted(caller, "/v1/messages/count_tokens", {"model": "never", "messages": messages})
+        assert (status, body["error"]["type"]) == (529, "overloaded_error")
+        async with caller.session.get(f"{caller.url}/slots", params={"model": "never"}) as response:
+            assert response.status == 503
+        async with caller.session.get(f"{caller.url}/metrics") as response:
+            shown = Scrape(await response.text())
+    assert shown.value("paddock_failures_total", model="never", who="policy", code="no_worker") == 4
+    assert shown.sum("paddock_failures_total", model="never", who="worker") == 0, "nobody is woken for it"
+    assert shown.sum("paddock_requests_total", model="never") == 4
+    assert shown.sum("paddock_e2e_seconds_count", model="never") == 0
+    assert shown.sum("gen_ai_server_request_duration_seconds_count", gen_ai_response_model="never") == 0
 
 
 async def test_whoever_of_a_chain_has_the_first_worker_answers(cold: Stack) -> None:

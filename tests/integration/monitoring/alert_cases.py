@@ -29,7 +29,9 @@ class Case:
 
 
 M = {"model": "m"}
-CALLS = {'paddock_requests_total{model="m", outcome="ok"}': "0+60x500"}
+CALLS = {'paddock_e2e_seconds_count{model="m"}': "0+60x500"}
+QUESTIONS = {'paddock_requests_total{model="m", outcome="ok"}': "0+6000x500"}
+"""With the calls: most ask for numbers of tokens."""
 
 
 def failing(per_minute: str, who: str = "worker") -> Series:
@@ -65,10 +67,17 @@ def redis_up(first: str, second: str) -> Series:
     return {'paddock_redis_up{instance="a"}': first, 'paddock_redis_up{instance="b"}': second}
 
 
-UP = {'up{job="paddock-worker", instance="w:8081"}': "0x20"}
+
+
+def up(samples: str, job: str = "paddock-worker", instance: str = "w:8081") -> Series:
+    return {f'up{{job="{job}", instance="{instance}"}}': samples}
+
+
 BUILD = {'paddock_build_info{version="1", job="paddock-gateway", instance="g:8080"}': "1x60"}
 STARTS = {'process_start_time_seconds{job="paddock-gateway", instance="g:8080"}': "100x5 200x5 300x5 400x30"}
 G = {"instance": "g:8080"}
+W = {"job": "paddock-worker", "instance": "w:8081"}
+W_DOWN = "paddock-worker at w:8081 does not answer Prometheus"
 
 DOWN = (
     Case("PaddockGatewaysDown", "2m", {"up": "0x20"}, "No gateway answers Prometheus"),
@@ -95,22 +104,37 @@ DOWN = (
     Case(
         "PaddockTargetDown",
         "6m",
-        UP,
-        "paddock-worker at w:8081 does not answer Prometheus",
-        {"job": "paddock-worker", "instance": "w:8081"},
+        up("0x20", "paddock-gateway", "g:8080"),
+        "paddock-gateway at g:8080 does not answer Prometheus",
+        {"job": "paddock-gateway", **G},
     ),
-    Case("PaddockTargetDown", "6m", {'up{job="node", instance="n:9100"}': "0x20"}),
+    Case("PaddockTargetDown", "7m", up("1 0x20"), W_DOWN, W),
+    Case("PaddockTargetDown", "55m", up("1x5 0x60"), W_DOWN, W),
+    Case("PaddockTargetDown", "34m", up("0x60")),
+    Case("PaddockTargetDown", "36m", up("0x60"), W_DOWN, W),
+    Case("PaddockTargetDown", "36m", up("0x28 1x20")),
+    Case("PaddockTargetDown", "6m", up("0x20", "node", "n:9100")),
 )
 
 OBJECTIVES = (
-    Case("PaddockErrorsBurnFast", "70m", failing("0+12x80"), "m: 20% of calls failed in the last hour", M),
+    Case("PaddockErrorsBurnFast", "70m", QUESTIONS | failing("0+12x80"), "m: 20% of calls failed in the last hour", M),
+    Case("PaddockErrorsBurnFast", "70m", failing("0+120x80"), "m: 100% of calls failed in the last hour", M),
+    Case(
+        "PaddockErrorsBurnFast",
+        "70m",
+        {
+            'paddock_requests_total{model="", outcome="store_unavailable"}': "0+1x80",
+            'paddock_failures_total{model="", who="gateway", code="store_unavailable"}': "0+1x80",
+        },
+        "no model: 100% of calls failed in the last hour",
+    ),
     Case("PaddockErrorsBurnFast", "70m", failing("0+12x80", who="caller")),
     Case("PaddockErrorsBurnFast", "70m", failing("0+12x60 720x20")),
     Case(
         "PaddockErrorsBurnFast",
         "70m",
         {
-            'paddock_requests_total{model="m", outcome="worker_lost"}': "0+0.1x80",
+            'paddock_e2e_seconds_count{model="m"}': "0+0.1x80",
             'paddock_failures_total{model="m", who="worker", code="worker_lost"}': "0+0.1x80",
         },
     ),
@@ -179,7 +203,7 @@ LINE = (
     Case(
         "PaddockCallsTurnedAway",
         "40m",
-        CALLS | {'paddock_failures_total{model="m", who="policy", code="queue_full"}': "0+6x60"},
+        QUESTIONS | CALLS | {'paddock_failures_total{model="m", who="policy", code="queue_full"}': "0+6x60"},
         "m: 10% of calls are turned away",
         M,
     ),

@@ -48,7 +48,15 @@ IN_FLIGHT = Metric(
     When.HAPPENS,
 )
 TTFT = Metric("paddock_ttft_seconds", HISTOGRAM, "arrival to first token", MODEL, When.ENDED, TTFT_S)
-E2E = Metric("paddock_e2e_seconds", HISTOGRAM, "arrival to end, however it ended", MODEL, When.ENDED, E2E_S)
+E2E = Metric(
+    "paddock_e2e_seconds",
+    HISTOGRAM,
+    "arrival to end, however it ended; questions about a model (`input_tokens`, `/tokenize`, `/props`, ...) are among "
+    "the requests alone, neither here nor by OpenTelemetry's names",
+    MODEL,
+    When.ENDED,
+    E2E_S,
+)
 TIME_PER_TOKEN = Metric(
     "paddock_time_per_output_token_seconds",
     HISTOGRAM,
@@ -84,7 +92,8 @@ QUEUE_OLDEST = Metric(
 PREDICTED_WAIT = Metric(
     "paddock_predicted_wait_seconds",
     GAUGE,
-    "how long a call that came now would wait for a slot; of a model without a worker, what the oldest call has waited",
+    "how long a call that came now, behind those that wait, would wait for a slot; 0 at a gateway where nobody waits, "
+    "though all slots may be busy; of a model without a worker, what the oldest call has waited",
     MODEL,
 )
 QUEUE_WAIT = Metric(
@@ -171,6 +180,7 @@ WORKER_STARTS = Metric(
     MODEL,
     When.HAPPENS,
 )
+LOSSES = DRAINED, LOST = "drained", "lost"
 WORKER_LOSSES = Metric(
     "paddock_worker_losses_total",
     COUNTER,
@@ -179,6 +189,8 @@ WORKER_LOSSES = Metric(
     When.HAPPENS,
 )
 LEASES = Metric("paddock_leases", GAUGE, "slots that calls of this gateway hold", MODEL)
+LEASE_ENDS = VOID, CROWDED, EXPIRED = "void", "crowded", "expired"
+"""How a lease may end otherwise than by its call."""
 LEASES_LOST = Metric(
     "paddock_leases_lost_total",
     COUNTER,

@@ -9,7 +9,8 @@ class Who(StrEnum):
     CALLER = "caller"
     """It asked for what can't be had, or went away."""
     POLICY = "policy"
-    """A bound that an operator has set: of the line, of time, of what a key may."""
+    """A bound that an operator has set: of the line, of time, of what a key may or a team keeps, of how many workers
+    there are (none, for a model at zero)."""
     WORKER = "worker"
     """It failed, or there was none."""
     GATEWAY = "gateway"
@@ -44,6 +45,9 @@ FAILED_BY = {
     "queue_timeout": Who.POLICY,
     "request_timeout": Who.POLICY,
     "busy": Who.POLICY,
+    "no_worker": Who.POLICY,
+    "unsuited": Who.POLICY,
+    "storage_full": Who.POLICY,
     "unavailable": Who.WORKER,
     "draining": Who.WORKER,
     "worker_lost": Who.WORKER,

@@ -7,12 +7,11 @@ import time
 import pytest
 
 from gateway import __version__
-from gateway.admission.upkeep import WHY
 from gateway.telemetry.metrics import Metrics
 from gateway.telemetry.trail import Trail
 from tests.support.scrape import Scrape
 from workers.protocol.events import Usage
-from workers.protocol.metrics import catalogue
+from workers.protocol.metrics import catalogue, of_gateway
 
 
 def finished_trail(outcome: str = "ok") -> Trail:
@@ -70,6 +69,19 @@ def test_the_same_by_opentelemetrys_names() -> None:
     assert shown.value("gen_ai_client_token_usage_sum", **about, gen_ai_token_type="output") == 12
     about["gen_ai_operation_name"] = "embeddings"
     assert shown.value("gen_ai_server_request_duration_seconds_count", **about, error_type="") == 1
+
+
+def test_a_question_is_counted_and_not_timed() -> None:
+    metrics = Metrics()
+    for outcome in ("ok", "no_worker"):
+        trail = finished_trail(outcome)
+        trail.path, trail.asks_only, trail.attempts = "/tokenize", True, 0
+        metrics.ended(trail, 1.0)
+    shown = told(metrics)
+    assert shown.sum("paddock_requests_total", model="llama") == 2
+    assert shown.value("paddock_failures_total", model="llama", who="policy", code="no_worker") == 1
+    timed = ("paddock_e2e_seconds_count", "paddock_ttft_seconds_count", "gen_ai_server_request_duration_seconds_count")
+    assert [shown.sum(name) for name in timed] == [0, 0, 0]
 
 
 @pytest.mark.parametrize(
@@ -146,7 +158,7 @@ def test_what_may_go_wrong_begins_at_zero() -> None:
     assert shown.value("paddock_failures_total", model="llama", who="worker", code="unavailable") == 0
     assert shown.value("paddock_failures_total", model="llama", who="gateway", code="other") == 0
     assert shown.value("paddock_worker_starts_total", model="llama") == 0
-    for how in ("drained", "lost"):
+    for how in of_gateway.LOSSES:
         assert shown.value("paddock_worker_losses_total", model="llama", how=how) == 0
-    for why in WHY:
+    for why in of_gateway.LEASE_ENDS:
         assert shown.value("paddock_leases_lost_total", model="llama", why=why) == 0

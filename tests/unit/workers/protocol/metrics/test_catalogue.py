@@ -48,6 +48,13 @@ def test_every_way_to_end_has_somebody_to_blame() -> None:
     assert told == set(FAILED_BY), "a closed table: none is missing, none is left over"
 
 
+@pytest.mark.parametrize("kind", [errors.NoWorker, errors.Unsuited, errors.SlotsBusy, errors.StorageFull])
+def test_what_an_operator_has_bounded_is_no_failure(kind: type[errors.Unavailable]) -> None:
+    assert blamed(str(kind.code)) == (Who.POLICY, kind.code)
+    plain = errors.Unavailable
+    assert (kind.status, kind.type) == (plain.status, plain.type), "to callers nothing else changed"
+
+
 def test_what_nobody_knows_is_the_gateways_fault() -> None:
     assert blamed("queue_full") == (Who.POLICY, "queue_full")
     assert blamed("a raw text") == (Who.GATEWAY, OTHER)
