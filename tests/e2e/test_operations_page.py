@@ -12,6 +12,7 @@ import time
 from collections.abc import Iterator
 
 import pytest
+import yaml
 
 from gateway.settings import known_settings
 from tests.support.stack import ROOT, Stack
@@ -23,6 +24,8 @@ MODEL = "story"
 PAGE = (ROOT / "docs" / "operations.md").read_text()
 SEEN_S = 5.0
 """Keys in Redis are valid on every gateway after three."""
+IN_REDIS = "kubectl exec -n llm paddock-redis-0 -- redis-cli "
+MAKING = ("KEY=$(", "SUM=$(")
 
 
 def commands() -> list[str]:
@@ -37,8 +40,8 @@ def of(*programs: str) -> list[str]:
 
 
 def test_every_command_is_looked_at_here() -> None:
-    known = of("make", "paddock", "helm", "docker", "python3", "--set", "export", "curl", "redis-cli", "printf")
-    assert [command for command in commands() if command not in known and not command.startswith("KEY=$(")] == []
+    known = of("make", "paddock", "helm", "docker", "python3", "--set", "export", "curl", "kubectl", "for")
+    assert [command for command in commands() if command not in known and not command.startswith(MAKING)] == []
     assert len(commands()) >= 20
 
 
@@ -63,6 +66,24 @@ def test_what_stands_on_the_pages_of_containers_and_of_the_chart_too(command: st
     assert [word for word in command.split() if word.startswith("helm/") and not (ROOT / word).exists()] == []
 
 
+@pytest.mark.parametrize("page", ["operations.md", "kubernetes.md"])
+def test_the_images_that_the_chart_asks_for_are_built_and_pushed(page: str) -> None:
+    told = (ROOT / "docs" / page).read_text()
+    [names, pushing] = re.findall(
+        r"^    make images IMAGES=\"(.+)\"\n(    for (?:.*\n)+?    done\n)", told, re.MULTILINE
+    )[0]
+    [setting] = re.findall(r"^    export REGISTRY=.+ TAG=.+", told, re.MULTILINE)
+    script = f'docker() {{ echo "$*"; }}\n{setting}\n{pushing}'
+    done = subprocess.run(["bash", "-euc", script], capture_output=True, text=True, check=True)
+    asked = yaml.safe_load((ROOT / "helm" / "values.yaml").read_text())["image"]
+    version = yaml.safe_load((ROOT / "helm" / "Chart.yaml").read_text())["appVersion"]
+    images = {f"registry.example.com/llm/{asked[part]}:{version}" for part in ("gateway", "worker", "workerCuda")}
+    assert {line.split()[1] for line in done.stdout.splitlines() if line.startswith("push ")} == images
+    assert {line.split()[1] for line in done.stdout.splitlines() if line.startswith("tag ")} == {
+        f"paddock-{name}:{version}" for name in names.split()
+    }
+
+
 def test_names_are_those_that_there_are() -> None:
     metrics = {metric.name for metric in catalogue.metrics_of((*catalogue.GATEWAY, *catalogue.WORKER))}
     told = set(re.findall(r"`((?:paddock|vllm|llamacpp|process)[_:][a-z_:]+)`", PAGE))
@@ -85,12 +106,11 @@ def stack() -> Iterator[Stack]:
 
 def shell(stack: Stack, command: str, **more: str) -> str:
     """Runs it as it stands on the page, but for the address."""
-    for program in ("curl", "redis-cli"):
-        if command.startswith(program) and shutil.which(program) is None:
-            pytest.skip(f"no {program} on this machine")
     text = command.replace("http://127.0.0.1:8080", stack.gateways[0].url)
-    # The stack's Redis listens on a Unix socket, which redis-cli's -u does not know.
-    text = text.replace('-u "$PADDOCK_REDIS_URL"', f"-s {stack.redis.socket}")
+    text = text.replace(IN_REDIS, f"redis-cli -s {stack.redis.socket} ")
+    for program in ("curl", "redis-cli"):
+        if text.startswith(program) and shutil.which(program) is None:
+            pytest.skip(f"no {program} on this machine")
     environment = {**os.environ, "KEY": stack.key, "MODEL": MODEL, **more}
     done = subprocess.run(["bash", "-euc", text], env=environment, capture_output=True, text=True, timeout=20)
     assert done.returncode == 0, done.stderr
@@ -106,13 +126,11 @@ def test_is_it_well(stack: Stack) -> None:
 
 
 def test_a_key_that_is_made_on_the_page(stack: Stack) -> None:
-    making = next(command for command in commands() if command.startswith("KEY="))
-    [hashing] = of("printf")
-    key = shell(stack, f'{making}; echo "$KEY"').strip()
-    sha256 = shell(stack, hashing, KEY=key).split()[0]
-    adding, removing = [command for command in of("redis-cli") if "pd:keys" in command]
+    making, hashing = [command for command in commands() if command.startswith(MAKING)]
+    key, sha256 = shell(stack, f'{making}; {hashing}; echo "$KEY" "$SUM"').split()
+    adding, removing = [command for command in of("kubectl") if "pd:keys" in command]
     [models] = [command for command in of("curl") if "/v1/models" in command]
-    shell(stack, adding, SHA256=sha256)
+    shell(stack, adding, SUM=sha256)
     until_told(stack, models, key, '"data"')
     shell(stack, removing)
     until_told(stack, models, key, "invalid_api_key")
@@ -126,7 +144,7 @@ def until_told(stack: Stack, command: str, key: str, part: str) -> None:
 
 
 def test_the_password_of_redis_changes_while_both_are_valid(stack: Stack) -> None:
-    adding, removing = [command for command in of("redis-cli") if "ACL" in command]
+    adding, removing = [command for command in of("kubectl") if "ACL" in command]
     login = f"redis-cli -s {stack.redis.socket} -a new --no-auth-warning PING"
     try:
         shell(stack, adding, NEW_PASSWORD="new")
