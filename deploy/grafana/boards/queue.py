@@ -74,7 +74,8 @@ LINE = Row(
         ),
         Panel(
             "Predicted wait",
-            "Of a call that came now, behind those that wait; 0 while nobody does. Callers are told it in `retry-after` and while they wait.",
+            "Of a call that came now, behind those that wait; 0 while nobody does. Callers are told it in "
+            "`retry-after` and while they wait.",
             (Query(all_see("paddock_predicted_wait_seconds"), "{{model}}"),),
             "s",
         ),
