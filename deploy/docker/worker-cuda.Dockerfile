@@ -1,5 +1,6 @@
 # A worker for NVIDIA GPUs: llama.cpp compiled with CUDA for the architectures in CUDA_ARCHITECTURES (75 Turing, 80 and 86
-# Ampere, 89 Ada, 90 Hopper, 120 Blackwell; the last also as PTX, for newer ones), its processor part as in worker.Dockerfile.
+# Ampere, 89 Ada, 90 Hopper, 100 and 120 Blackwell; 90 and 120 also as PTX, which the driver compiles on others that are newer:
+# 120's does not do for 10.3), its processor part as in worker.Dockerfile.
 # Built from the top of the checkout: `make images`. What is in it and how it is run: docs/docker.md.
 
 FROM nvidia/cuda:12.8.1-devel-ubuntu24.04 AS engine
@@ -11,7 +12,7 @@ WORKDIR /src
 COPY requirements/build.lock requirements/worker.lock requirements/
 RUN python3 -m venv /opt/build \
     && /opt/build/bin/python -m pip install --no-compile --no-deps --require-hashes --requirement requirements/build.lock
-ARG CUDA_ARCHITECTURES="75-real;80-real;86-real;89-real;90-real;120"
+ARG CUDA_ARCHITECTURES="75-real;80-real;86-real;89-real;90;100-real;120"
 ARG CMAKE_ARGS="-DGGML_NATIVE=OFF -DGGML_AVX=ON -DGGML_AVX2=ON -DGGML_FMA=ON -DGGML_F16C=ON -DGGML_BMI2=ON"
 RUN awk '/^[a-z]/ { wanted = /^llama-cpp-python==/ } wanted' requirements/worker.lock > /tmp/engine.lock \
     && CMAKE_ARGS="$CMAKE_ARGS -DGGML_CUDA=on -DCMAKE_CUDA_ARCHITECTURES=$CUDA_ARCHITECTURES -DCMAKE_EXE_LINKER_FLAGS=-Wl,--allow-shlib-undefined" PATH="/opt/build/bin:$PATH" /opt/build/bin/python -m pip wheel --no-deps --require-hashes \

@@ -78,6 +78,19 @@ def test_both_workers_are_made_the_same_but_for_the_gpu() -> None:
     assert cpu == cuda
 
 
+@pytest.mark.parametrize("device", [75, 80, 86, 87, 89, 90, 100, 103, 120, 121])
+def test_every_nvidia_gpu_since_turing_has_code(device: int) -> None:
+    """Machine code runs on its own generation from its number on, PTX on everything from its number on."""
+    (told,) = re.findall(r'^ARG CUDA_ARCHITECTURES="(.+)"$', FILES["worker-cuda"].read_text(), re.MULTILINE)
+    parts = [part.partition("-") for part in told.split(";")]
+    real = {int(number) for number, _, kind in parts if kind != "virtual"}
+    # llama.cpp takes 12X as 12Xa, whose PTX is for that very one.
+    ptx = {int(number) for number, _, kind in parts if kind != "real" and int(number) < 120}
+    own = any(number <= device and number // 10 == device // 10 for number in real)
+    assert own or any(number <= device for number in ptx)
+    assert any(number <= device for number in ptx) == (device >= 90)
+
+
 BROKEN = """
 FROM python:latest AS forgotten
 RUN apt-get update && apt-get install -y gcc
