@@ -148,7 +148,7 @@ spec:
         - name: http
           containerPort: 8081
       startupProbe:
-        httpGet: {path: /ready, port: http}
+        httpGet: {path: /health, port: http}
         periodSeconds: 2
         timeoutSeconds: 2
         failureThreshold: {{ ceil (divf $model.startupS 2) | int }}

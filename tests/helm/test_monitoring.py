@@ -13,33 +13,40 @@ ON: dict[str, Any] = {"monitoring": {"enabled": True, "rules": True, "dashboards
 
 
 def test_monitors_find_their_pods() -> None:
+    """By their labels, drained ones too: those are no endpoints of a Service any more."""
     found = render(ON)
-    (service,) = found.of("Service", "gateway")
-    chosen = found.one("ServiceMonitor")["spec"]
-    assert chosen["selector"]["matchLabels"].items() <= service["metadata"]["labels"].items()
-    assert chosen["endpoints"][0]["port"] in {port["name"] for port in service["spec"]["ports"]}
-    others = [item for item in found.of("Service") if item is not service]
-    assert not any(chosen["selector"]["matchLabels"].items() <= other["metadata"]["labels"].items() for other in others)
-    of_pods = found.one("PodMonitor")["spec"]
-    selected = [
-        pod["containers"][0]["ports"][0]["name"]
-        for told, pod in found.pods()
-        if of_pods["selector"]["matchLabels"].items() <= told["labels"].items()
-    ]
-    assert selected == [of_pods["podMetricsEndpoints"][0]["port"]]
-    assert all(found.one(kind)["metadata"]["labels"]["release"] == "prom" for kind in ("ServiceMonitor", "PodMonitor"))
+    assert not found.of("ServiceMonitor")
+    for component in ("gateway", "worker"):
+        monitor = found.one("PodMonitor", component)
+        assert monitor["metadata"]["labels"]["release"] == "prom"
+        (endpoint,) = monitor["spec"]["podMetricsEndpoints"]
+        chosen = [
+            (told["labels"]["app.kubernetes.io/component"], pod["containers"][0]["ports"][0]["name"])
+            for told, pod in found.pods()
+            if monitor["spec"]["selector"]["matchLabels"].items() <= told["labels"].items()
+        ]
+        assert chosen == [(component, endpoint["port"])]
+        assert {"targetLabel": "job", "action": "replace", "replacement": f"paddock-{component}"} in endpoint[
+            "relabelings"
+        ]
+        # A pod that still fetches its model is Pending: nobody listens there, and that is no alert.
+        assert endpoint["relabelings"][0] == {
+            "action": "keep",
+            "sourceLabels": ["__meta_kubernetes_pod_phase"],
+            "regex": "Running",
+        }
 
 
 def test_workers_get_the_labels_that_boards_ask_for() -> None:
     """As `GET /metrics/targets` of a gateway gives them: the model's true name, and the worker's."""
     found = render({**ON, "models": [{"name": "org/Model:Q4", "hf": "org/m"}]})
-    (relabelings,) = (each["relabelings"] for each in found.one("PodMonitor")["spec"]["podMetricsEndpoints"])
-    assert {"model", "worker", "job"} == {each["targetLabel"] for each in relabelings}
+    (relabelings,) = (each["relabelings"] for each in found.one("PodMonitor", "worker")["spec"]["podMetricsEndpoints"])
+    assert {"model", "worker", "job"} == {each["targetLabel"] for each in relabelings if each["action"] == "replace"}
     annotated = next(
         told["annotations"] for told, _ in found.pods() if told["labels"]["app.kubernetes.io/component"] == "worker"
     )
     assert annotated["paddock/model"] == "org/Model:Q4"
-    source = next(each["sourceLabels"] for each in relabelings if each["targetLabel"] == "model")
+    source = next(each["sourceLabels"] for each in relabelings if each.get("targetLabel") == "model")
     assert source == ["__meta_kubernetes_pod_annotation_paddock_model"]
 
 

@@ -135,6 +135,26 @@ def test_everybody_but_redis_asks_for_names() -> None:
             assert reaches(found, party(found, name), dns, 53, protocol) == (name != "redis")
 
 
+@pytest.mark.parametrize(
+    ("address", "passes"),
+    [
+        ("93.184.216.34", True),
+        ("10.0.0.1", False),
+        ("100.64.0.1", False),
+        ("100.127.255.254", False),
+        ("172.16.0.1", False),
+        ("192.168.0.1", False),
+        ("169.254.169.254", False),
+        ("2606:2800:220:1::1", True),
+        ("fd00::1", False),
+        ("fe80::1", False),
+    ],
+)
+def test_the_hub_is_a_public_address(address: str, passes: bool) -> None:
+    found = render({})
+    assert reaches(found, party(found, "worker"), Party(address=address, namespace=""), 443) is passes
+
+
 def test_named_callers_are_the_only_ones() -> None:
     found = example("multi-node")
     gateway = party(found, "gateway")

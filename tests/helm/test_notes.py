@@ -53,10 +53,12 @@ def test_the_first_steps_are_true(notes: Notes) -> None:
     assert (service, int(port)) == (of_gateway["metadata"]["name"], of_gateway["spec"]["ports"][0]["port"])
     assert '"model": "gemma-3-1b"' in text
     assert "held, for 900 s at most" in text
-    assert "-n llm test p" in text
+    assert "-n llm test p --timeout 17m\n" in text
     assert "were generated and stay over upgrades" in text
     assert "Redis keeps nothing on disk" in text
     assert "Network policies are off" not in text
+    assert "KEDA" not in text
+    assert "Alerts link to" not in text
 
 
 def test_they_follow_the_values(notes: Notes) -> None:
@@ -66,6 +68,10 @@ def test_they_follow_the_values(notes: Notes) -> None:
             "secrets": {"existingSecret": "mine"},
             "redis": {"persistence": {"enabled": True}},
             "networkPolicy": {"enabled": False},
+            "monitoring": {"rules": True},
+            "workers": {"autoscaling": {"type": "keda"}},
+            "keda": {"prometheusAddress": "http://prom:9090"},
+            "test": {"timeoutS": 3601},
         }
     )
     assert "export URL=https://llm.example.com\n" in text
@@ -74,3 +80,19 @@ def test_they_follow_the_values(notes: Notes) -> None:
     assert "were generated" not in text
     assert "Redis keeps nothing" not in text
     assert "Network policies are off" in text
+    assert "set monitoring.runbook to the address" in text
+    assert "KEDA, 2.18 or later" in text
+    assert "while http://prom:9090 is away" in text
+    assert "--timeout 63m\n" in text
+
+
+def test_a_runbook_that_has_an_address_needs_no_words(notes: Notes) -> None:
+    text, _ = notes({"monitoring": {"rules": True, "runbook": "https://wiki.example.com/paddock"}})
+    assert "Alerts link to" not in text
+
+
+def test_helm_waits_for_longer_than_the_test_may_take(notes: Notes) -> None:
+    """The pod's own deadline ends it, so that its words are there to be read."""
+    text, found = notes({"test": {"timeoutS": 1000}})
+    (minutes,) = re.findall(r"--timeout (\d+)m", text)
+    assert int(minutes) * 60 > found.one("Pod")["spec"]["activeDeadlineSeconds"]

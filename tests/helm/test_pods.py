@@ -11,7 +11,7 @@ import pytest
 
 from gateway.api.routes import ROUTES
 from gateway.settings import GatewaySettings, known_settings
-from tests.support.chart import EXAMPLES, Object, Rendered, container, example, plain_env, render
+from tests.support.chart import CHART, EXAMPLES, Object, Rendered, container, example, plain_env, render
 from workers import catalog_file, sources
 from workers.model_file import plain_name
 from workers.protocol.catalog import AdapterSpec, DefaultSampling, LlamaSettings, convert
@@ -32,6 +32,9 @@ KNOWN = {
     "metadata.name": "p-worker-x-abc",
     "status.podIP": "10.1.2.3",
 }
+WITHOUT_SPARE_GPUS = ("values-1-gpu", "values-8-gpu")
+WITHOUT_SPARE_GPUS_S = 300.0
+"""Longest drain of a worker there: its successor waits for the GPU, and calls wait for the successor."""
 FILES = pytest.mark.parametrize("file", [None, *EXAMPLES], ids=lambda file: file.stem[7:] if file else "as-it-is")
 
 
@@ -168,13 +171,16 @@ def test_probes_and_hooks_ask_what_is_there(file: Path | None) -> None:
         for pod in pods_of(found, component):
             of = container(pod)
             ports = {port["name"] for port in of["ports"]}
-            for probe, path in (("startup", None), ("liveness", "/health"), ("readiness", "/ready")):
+            for probe, path in (("startup", "/health"), ("liveness", "/health"), ("readiness", "/ready")):
                 asked = of[f"{probe}Probe"]["httpGet"]
                 assert asked["path"] in paths
                 assert asked["port"] in ports
-                assert path in (None, asked["path"])
+                assert asked["path"] == path
             hook = of["lifecycle"]["preStop"]["exec"]["command"]
             assert hook[:3] == ["paddock", "drain", component]
+    page = (CHART.parent / "docs" / "lifecycle.md").read_text()
+    for probe, path in (("startup", "/health"), ("liveness", "/health"), ("readiness", "/ready")):
+        assert f"| {probe} | `GET {path}`" in page
     assert ("POST", DRAIN_PATH) in {(row.method, row.path) for row in ROUTES}
 
 
@@ -183,6 +189,7 @@ def test_a_pod_may_take_as_long_to_stop_as_the_longest_call(file: Path | None) -
     found = rendered(file)
     (gateway,) = pods_of(found, "gateway")
     longest = float(plain_env(container(gateway), KNOWN)["PADDOCK_REQUEST_TIMEOUT_S"])
+    cut = WITHOUT_SPARE_GPUS_S if file and file.stem in WITHOUT_SPARE_GPUS else longest
     for component in ("gateway", "worker"):
         for pod in pods_of(found, component):
             flags = container(pod)["lifecycle"]["preStop"]["exec"]["command"][3:]
@@ -190,11 +197,22 @@ def test_a_pod_may_take_as_long_to_stop_as_the_longest_call(file: Path | None) -
             own = plain_env(container(pod), KNOWN)[
                 "PADDOCK_DRAIN_S" if component == "gateway" else "PADDOCK_WORKER_DRAIN_S"
             ]
-            assert asked["--timeout-s"] >= longest + asked.get("--settle-s", 0)
-            assert float(own) >= longest, "where the hook fails, SIGTERM must not cut a call off"
+            enough = longest if component == "gateway" else min(longest, cut)
+            assert asked["--timeout-s"] >= enough + asked.get("--settle-s", 0)
+            assert float(own) >= enough, "where the hook fails, SIGTERM must not cut a call off"
             # What is left after the hook: last words, closing connections, cached prompts going to disk for 5 s.
             assert pod["terminationGracePeriodSeconds"] >= asked["--timeout-s"] + 20
     assert longest <= 3600
+
+
+@pytest.mark.parametrize("name", WITHOUT_SPARE_GPUS)
+def test_calls_are_held_for_longer_than_a_worker_drains_and_its_successor_loads(name: str) -> None:
+    found = rendered(next(file for file in EXAMPLES if file.stem == name))
+    (gateway,) = pods_of(found, "gateway")
+    held = float(plain_env(container(gateway), KNOWN)["PADDOCK_START_TIMEOUT_S"])
+    for pod in pods_of(found, "worker"):
+        assert pod["terminationGracePeriodSeconds"] == WITHOUT_SPARE_GPUS_S + 30
+        assert held >= pod["terminationGracePeriodSeconds"] + 500
 
 
 def test_a_shorter_end_is_taken_at_its_word() -> None:
