@@ -107,6 +107,9 @@ class PooledDesk:
             told = True
             story.num_prompt_tokens = sum(map(len, tokens))
             story.outcome = outcome.code.value if isinstance(outcome, Failure) else ANSWERED
+        except CallFailed as refused:
+            story.outcome = refused.failure.code.value
+            raise
         finally:
             self._stories.end(story)
             del self._calls[key]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import threading
 
 import pytest
@@ -40,6 +41,14 @@ async def test_a_query_that_is_too_long_is_read_once() -> None:
         await desk_of(inputs).pool(PoolRequest(kind="rank", query="long " * 1000, inputs=("a",) * 500))
     assert caught.value.failure.code is FailureCode.CONTEXT_OVERFLOW
     assert inputs.num_read == 1
+
+
+async def test_a_call_that_the_engine_refuses_is_told_with_the_reason(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "workers.service.call_story")
+    with pytest.raises(CallFailed):
+        await desk_of(FakeInputs()).pool(PoolRequest(kind="rank", query="long " * 1000, inputs=("a",)))
+    (line,) = caplog.records
+    assert vars(line)["fields"]["outcome"] == FailureCode.CONTEXT_OVERFLOW.value
 
 
 async def test_nothing_more_is_read_for_one_who_has_gone() -> None:
