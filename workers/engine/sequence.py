@@ -107,10 +107,8 @@ class Sequence:
         """Tokens at the beginning that are in the cache."""
         self.num_cached = 0
         """Prompt tokens that were not computed for this call."""
-        self.num_restored = 0
-        """Tokens that came back for it from RAM so far."""
-        self.num_fetched = 0
-        """Tokens that came for it from disk."""
+        self.num_restored = self.num_fetched = 0
+        """Tokens that came back for it so far: from RAM, and to there from disk."""
         self.num_preempted = 0
         """How often it gave its cells up."""
         self.restores: deque[Restore] = deque()
