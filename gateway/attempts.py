@@ -109,19 +109,13 @@ class Attempts:
             self._settle(tries)
             wait = tries.trail.record.waits(tries.call.model, tries.trail.standing)
             try:
-                avoid = await self._set_aside(tries)
-                priority, standing = tries.request.priority, tries.trail.standing
-                bad_now = partial(self._bad_now, tries)
-                slot = self._admission.slot(tries.call, avoid, tries.ask, priority, standing, bad_now)
-                blind = not self._fleet.snapshot.workers.get(tries.call.model)
-                lease = await self._waited(tries, held, slot)
-                if blind and lease is not None:
-                    await self._look_closer(tries, lease)
+                lease = await self._one_slot(tries, held)
             except (QueueFull, QueueTimeout) as error:
                 wait.over(str(error.code))
                 self._fall_back(tries, Reason(str(error.code)), error)
                 continue
             except NotSupported as error:
+                wait.over(Reason.UNSUITED.value)
                 await held.aclose()
                 self._fall_back(tries, Reason.UNSUITED, error)
                 continue
@@ -133,6 +127,20 @@ class Attempts:
             tries.with_boot = lease.boot
             _note_attempt(tries, lease)
             return lease
+
+    async def _one_slot(self, tries: Tries, held: AsyncExitStack) -> Lease | None:
+        """Of the model that the call is with; None as `_waited`. Raises QueueFull, QueueTimeout, NotSupported."""
+        with _waiting(tries.trail):
+            avoid = await self._set_aside(tries)
+        priority, standing = tries.request.priority, tries.trail.standing
+        bad_now = partial(self._bad_now, tries)
+        slot = self._admission.slot(tries.call, avoid, tries.ask, priority, standing, bad_now)
+        blind = not self._fleet.snapshot.workers.get(tries.call.model)
+        with _waiting(tries.trail):
+            lease = await self._waited(tries, held, slot)
+            if blind and lease is not None:
+                await self._look_closer(tries, lease)
+        return lease
 
     def begun(self, tries: Tries, boot: str) -> None:
         tries.with_boot = ""
@@ -155,6 +163,8 @@ class Attempts:
         tries.with_boot = ""
         model, code = tries.call.model, failure.code
         tries.attempt.over(code.value)
+        if tries.trail.submitted_at is not None:
+            tries.trail.failed_ms += (time.monotonic() - tries.trail.submitted_at) * 1e3
         self._metrics.attempts.inc(model, code.value)
         if code is FailureCode.WORKER_LOST:
             tries.lost.add(boot)
@@ -376,6 +386,16 @@ def _watch(found: Callable[[], bool], then: Callable[[], None]) -> Iterator[None
         timers[0].cancel()
 
 
+@contextmanager
+def _waiting(trail: Trail) -> Iterator[None]:
+    """However the wait ends, its caller has waited."""
+    began = time.monotonic()
+    try:
+        yield
+    finally:
+        trail.queue_ms += (time.monotonic() - began) * 1e3
+
+
 def _patience_s(call: Call) -> float:
     """How long its caller waits for a slot."""
     left_s = call.queue_deadline - time.monotonic()
@@ -394,7 +414,6 @@ def _note_attempt(tries: Tries, lease: Lease) -> None:
     trail = tries.trail
     trail.attempts += 1
     trail.worker = lease.worker
-    trail.queue_ms += lease.queue_ms
     trail.submitted_at = time.monotonic()
     tries.attempt = trail.record.asks(tries.call.model, lease.worker, lease.address, trail.attempts)
     trail.overtaken += lease.overtaken

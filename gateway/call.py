@@ -52,8 +52,12 @@ class Call:
     """The pool that `model` stands in for; empty: none."""
     session: str = ""
     """A newer call of the same key and session ends this one; empty: none does."""
+    unhurried: bool = False
+    """Nobody waits for the answer: it may stay in line until its deadline."""
 
     def waiting(self, now: float, *, queue_s: float, start_s: float) -> Call:
         """From now on it waits so long: for a slot, for a first worker; never beyond its end."""
+        if self.unhurried:
+            return replace(self, queue_deadline=self.deadline, start_deadline=self.deadline)
         queue_deadline, start_deadline = min(self.deadline, now + queue_s), min(self.deadline, now + start_s)
         return replace(self, queue_deadline=queue_deadline, start_deadline=start_deadline)

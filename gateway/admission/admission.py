@@ -286,7 +286,8 @@ class Admission:
                 self._alone.enter(waiter)
                 if waiter.local is None:
                     ahead, slots = self._alone.ahead_of(waiter), self._alone.num_slots(waiter.model)
-                    standing.waits(ahead + 1, self._line.predicted_wait_s(waiter.model, ahead, slots))
+                    wait_s = self._line.predicted_wait_s(waiter.model, ahead, slots)
+                    standing.waits(ahead + 1, wait_s, for_worker=not self._placing.num_slots(waiter.model))
                 return None
             case Lease():
                 return answer

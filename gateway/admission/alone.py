@@ -117,7 +117,8 @@ class Alone:
         seat = self._roll.seat()
         if seat is None:
             raise _unavailable("this gateway does not know yet which slots are its own meanwhile")
-        starts = not self._fleet.snapshot.of(waiter.model)  # its first worker, and Redis, may come
+        # Its first worker, and Redis, may come.
+        starts = all(beat.draining for beat in self._fleet.snapshot.of(waiter.model))
         if not starts and not self.num_slots(waiter.model):
             raise _unavailable(f"none of the slots of model {waiter.model!r} is this gateway's share meanwhile")
         self.offer(waiter.model)

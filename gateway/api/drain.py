@@ -34,6 +34,8 @@ UNCOUNTED = PROBED | {DRAIN_PATH}
 SETTLE_S = 5.0
 """Balancers hear of a failing `/ready` one after another: the last one's callers come some seconds later."""
 LOOK_S = 0.05
+FIRST_REQUEST_S = 1.0
+"""A WebSocket that is opened all the same is not closed before it had time to ask something."""
 
 AUTHORIZATION = b"authorization"
 
@@ -122,7 +124,7 @@ class DrainRoute:
             if left_s <= 0 or self._pipeline.stopping:
                 return False
             if self._attendance.drains_s() >= settle_s:
-                self._sockets.stop()  # whoever opens a new one is led elsewhere by now
+                self._sockets.stop(older_than_s=FIRST_REQUEST_S)
             await asyncio.sleep(min(LOOK_S, left_s))
         return True
 

@@ -5,6 +5,7 @@ Source: RFC 6455; ASGI, "WebSocket" and its extension "WebSocket Denial Response
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Protocol
@@ -83,7 +84,8 @@ class Sockets:
     """Every connection that is open."""
 
     def __init__(self) -> None:
-        self._open: set[Stoppable] = set()
+        self._open: dict[Stoppable, float] = {}
+        """Since when, time.monotonic()."""
 
     @property
     def num_open(self) -> int:
@@ -91,12 +93,15 @@ class Sockets:
 
     @contextmanager
     def opened(self, connection: Stoppable) -> Iterator[None]:
-        self._open.add(connection)
+        self._open[connection] = time.monotonic()
         try:
             yield
         finally:
-            self._open.discard(connection)
+            del self._open[connection]
 
-    def stop(self) -> None:
-        for connection in self._open:
-            connection.stop()
+    def stop(self, *, older_than_s: float = 0.0) -> None:
+        """Those that were opened before: who has just come is to be able to ask something."""
+        before = time.monotonic() - older_than_s
+        for connection, opened_at in self._open.items():
+            if opened_at <= before:
+                connection.stop()

@@ -79,10 +79,11 @@ class Metrics:
         if trail.asks_only:
             return
         self.e2e.observe(total_s, model)
-        if trail.attempts:
+        if trail.attempts or trail.queue_ms:
             queue_s = trail.queue_ms / 1e3
             self.queue_wait.observe(queue_s, model)
             self.team_queue.inc(model, trail.team, by=queue_s)
+        if trail.attempts:
             self.overhead.observe(trail.overhead_ms / 1e3, model)
             self._placed(trail)
         ttft_s, token_s = trail.ttft_s, None
@@ -118,7 +119,7 @@ class Metrics:
             self.placements.inc(trail.model, "cached" if trail.expected_cached else "uncached")
         if trail.overtaken:
             self.overtaken.inc(trail.model, by=trail.overtaken)
-        if trail.standing.filed and trail.attempts == 1:
+        if trail.standing.predicted_s is not None and trail.attempts == 1:
             self.wait_error.observe(abs(trail.queue_ms / 1e3 - trail.standing.predicted_s), trail.model)
 
 

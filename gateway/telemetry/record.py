@@ -99,7 +99,7 @@ class KeptWait(Wait):
     error: str = ""
     position: int = 0
     """In the line when it was filed; 0: there was a slot at once."""
-    predicted_s: float = 0.0
+    predicted_s: float | None = None
     overtaken: int = 0
 
     def over(self, error: str = "", overtaken: int = 0) -> None:

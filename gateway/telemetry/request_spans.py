@@ -110,6 +110,7 @@ class RequestJourney:
         told: dict[str, Value] = {"gen_ai.request.model": wait.model}
         if wait.position:
             told["paddock.queue.position"] = wait.position
+        if wait.predicted_s is not None:
             told["paddock.queue.predicted_ms"] = round(wait.predicted_s * 1e3)
         if wait.overtaken:
             told["paddock.queue.overtaken"] = wait.overtaken

@@ -17,8 +17,8 @@ class Standing:
         """Position by the latest news; 0: it does not wait now."""
         self.for_worker = False
         """Its model has no worker: it waits for the first one, and how long is not known."""
-        self.predicted_s = 0.0
-        """How long it was predicted to wait when it was filed."""
+        self.predicted_s: float | None = None
+        """How long it was predicted to wait when it was filed; None: it never had to, or nobody could know."""
         self._wait_s = 0.0
         self._told_at = 0.0
 
@@ -26,7 +26,7 @@ class Standing:
         """`wait_s`: predicted, from now on."""
         self.for_worker = for_worker
         if not self.filed:
-            self.filed, self.predicted_s = position, wait_s
+            self.filed, self.predicted_s = position, None if for_worker else wait_s
         self.position = position
         self._wait_s = wait_s
         self._told_at = time.monotonic()

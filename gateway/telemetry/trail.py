@@ -38,7 +38,9 @@ class Trail:
     attempts: int = 0
     """Workers that the call was submitted to."""
     queue_ms: float = 0.0
-    """Waiting for slots, all attempts together."""
+    """Waiting for slots, and for workers that would do, all attempts together; in vain, too."""
+    failed_ms: float = 0.0
+    """With workers that it was submitted to and that failed before its first token."""
     standing: Standing = field(default_factory=Standing)
     overtaken: int = 0
     """How often a slot went to another call that stood behind this one in line."""
@@ -69,10 +71,10 @@ class Trail:
 
     @property
     def overhead_ms(self) -> float:
-        """From arrival to leaving for the worker, without the time spent waiting for a slot."""
+        """From arrival to leaving for the worker that answers, without waiting for a slot and without failed tries."""
         if self.submitted_at is None:
             return 0.0
-        return max(0.0, (self.submitted_at - self.received_at) * 1e3 - self.queue_ms)
+        return max(0.0, (self.submitted_at - self.received_at) * 1e3 - self.queue_ms - self.failed_ms)
 
     @property
     def ttft_s(self) -> float | None:

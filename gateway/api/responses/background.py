@@ -46,8 +46,7 @@ class Background:
     ) -> None:
         """Answers at once, or with the events as they come. Raises StoreUnavailable, StorageFull."""
         trail, team = trail_of(scope), call.principal.team
-        # Nobody waits: it may stay in the line as long as any request may take.
-        call = replace(call, queue_deadline=call.deadline, start_deadline=call.deadline)
+        call = replace(call, unhurried=True, queue_deadline=call.deadline, start_deadline=call.deadline)
         writer = EventWriter(asked, call)
         queued = writer.snapshot.object("queued")
         if not await self._shelf.keep(team, writer.record(queued)):

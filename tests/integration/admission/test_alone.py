@@ -244,7 +244,8 @@ async def test_bounds_of_the_line_are_shared_as_well(fragile: RedisServer, start
 
 
 async def test_a_gateway_that_has_no_share_says_why(fragile: RedisServer, start_on: Start) -> None:
-    async with beating(fragile, [heartbeat("w1", slots=1)]):
+    leaving = heartbeat("w2", model="leaving", draining=True)
+    async with beating(fragile, [heartbeat("w1", slots=1), leaving]):
         pair = await two(fragile, start_on, workers=1)
         late = await start_on(fragile.url, "g3", lives=Lifetimes(seat_after_s=60.0))
         await until(lambda: seat(pair[0]) == Seat(0, 3), 3.0, "the third is known")
@@ -261,6 +262,9 @@ async def test_a_gateway_that_has_no_share_says_why(fragile: RedisServer, start_
         assert "does not know yet which slots are its own" in outcomes[2]
         assert sum("none of the slots of model 'm' is this gateway's share" in text for text in outcomes) >= 1
         assert outcomes.count("served") <= 1
-        with pytest.raises(QueueTimeout, match="no worker of model 'nobody' came"):
-            async with pair[0].admission.slot(call("nobody", patience_s=0.1)):
-                raise AssertionError("got a slot of nobody")
+        for model in ("leaving", "nobody"):
+            standing = Standing()
+            with pytest.raises(QueueTimeout, match=f"no worker of model '{model}' came"):
+                async with pair[0].admission.slot(call(model, patience_s=0.1), standing=standing):
+                    raise AssertionError("got a slot of nobody")
+            assert (standing.filed, standing.for_worker, standing.predicted_s) == (1, True, None)

@@ -110,6 +110,8 @@ async def test_who_has_waited_in_vain_goes_on(other_caller: Caller, stream: bool
     other_caller.model = "slow"
     async with taken(other_caller, 2):
         other_caller.model = "patient"
+        waits = await counted(other_caller, "paddock_queue_wait_seconds_sum", model="quick")
+        overheads = await counted(other_caller, "paddock_overhead_seconds_sum", model="quick")
         began = time.monotonic()
         if stream:
             async with other_caller.stream(max_tokens=2) as answer:
@@ -120,6 +122,10 @@ async def test_who_has_waited_in_vain_goes_on(other_caller: Caller, stream: bool
             status, _, headers = await chat(other_caller)
             assert (status, headers["x-paddock-model"]) == (200, "quick")
         assert QUEUE_TIMEOUT_S <= time.monotonic() - began < 2 * QUEUE_TIMEOUT_S
+        waited_s = await counted(other_caller, "paddock_queue_wait_seconds_sum", model="quick") - waits
+        assert waited_s >= QUEUE_TIMEOUT_S, "waiting in vain is waiting"
+        overhead_s = await counted(other_caller, "paddock_overhead_seconds_sum", model="quick") - overheads
+        assert overhead_s < QUEUE_TIMEOUT_S / 2, "and no work of the gateway's"
 
 
 async def test_a_caller_in_a_hurry_is_not_kept_in_line(other_caller: Caller) -> None:

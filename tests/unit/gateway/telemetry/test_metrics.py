@@ -116,6 +116,10 @@ def test_placing() -> None:
             trail.standing.waits(2, predicted_s)
             trail.standing.waits(1, 9.0)
         metrics.ended(trail, 1.0)
+    held = finished_trail()  # nobody could tell when its model's first worker would come
+    held.attempts = 1
+    held.standing.waits(1, 2.0, for_worker=True)
+    metrics.ended(held, 1.0)
     lost = finished_trail()  # by its first worker: two waits, of which one was predicted
     lost.standing.waits(2, 9.0)
     metrics.ended(lost, 1.0)
