@@ -194,4 +194,4 @@ async def test_of_two_gateways_and_two_workers(stack: Stack) -> None:
 @pytest.mark.long
 @pytest.mark.timeout(900)
 async def test_of_three_gateways_and_three_workers_again_and_again(stack: Stack) -> None:
-    await roll(stack, gateways=3, workers=3, callers=24, rounds=3)
+    await roll(stack, gateways=3, workers=3, callers=24, rounds=2)
