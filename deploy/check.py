@@ -28,11 +28,16 @@ def stages(long: bool) -> dict[str, list[str]]:
         "types": [str(BIN / "mypy")],
         "imports": [str(BIN / "lint-imports")],
         "house": [sys.executable, str(HOUSE), ".", "--strict"],
-        "tests": [sys.executable, "-m", "pytest", "-q", *chosen],
+        "tests": [sys.executable, "-m", "pytest", "-q", "-n", str(num_at_once()), "--dist", "loadfile", *chosen],
     }
     if not HOUSE.is_file():
         del commands["house"]
     return commands
+
+
+def num_at_once() -> int:
+    """Test files that run side by side: most of a test's time is processes that start and waits that pass."""
+    return max(2, min(4, len(os.sched_getaffinity(0)) // 2))
 
 
 def go_tools(long: bool) -> list[str]:
