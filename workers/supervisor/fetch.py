@@ -3,15 +3,17 @@
 For whoever starts workers by themselves: an init container, a compose file, a machine's setup. One line per model,
 its name and its file, separated by a tab. The file's name is the model's, whatever the hub calls it (`NAME.gguf`, or
 `NAME-00001-of-0000N.gguf` for a split model), so that a worker can be told where to look before anything is fetched.
+Links of these names are ours; a file is not, and is neither replaced nor removed.
 """
 
 from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from workers.model_file import SPLIT, parts, plain_name
+from workers.model_file import SPLIT, SUFFIX, parts, plain_name
 from workers.protocol.catalog import CatalogError
 from workers.protocol.exits import Exit
 from workers.settings import SupervisorSettings
@@ -35,15 +37,45 @@ def run(settings: SupervisorSettings) -> int:
 
 
 def named(folder: Path, model: str, first: Path) -> Path:
-    """Links `folder/NAME.gguf`, or a link for each part, to the model's files; the first. Raises OSError."""
-    links = []
+    """Links `folder/NAME.gguf`, or a link for each part, to the model's files, in place of all older links of the name;
+    the first. Raises OSError, and ModelUnusable where a file that is no link has the name.
+    """
+    plain, links = folder / f"{plain_name(model)}{SUFFIX}", dict[Path, Path]()
     for part in parts(first.absolute()):
         split = SPLIT.search(part.name)
-        links.append((folder / f"{plain_name(model)}{split[0] if split else ''}.gguf", part))
-    for link, part in links:
-        if part != link and not (link.is_symlink() and link.readlink() == part):
+        links[plain.with_stem(f"{plain.stem}{split[0] if split else ''}")] = part
+    others = [near for near in _called(plain) if near not in links]
+    _check_free(model, plain, links, others)
+    for link, part in links.items():
+        if not _is_real(link) and not (link.is_symlink() and link.readlink() == part):
             _link(link, part)
-    return links[0][0]
+    for other in others:
+        if other.is_symlink():
+            other.unlink(missing_ok=True)
+    return next(iter(links))
+
+
+def _called(plain: Path) -> list[Path]:
+    """What is there that a worker takes for the model where it is told the plain name."""
+    if not plain.parent.is_dir():
+        return []
+    return [near for near in plain.parent.iterdir() if SPLIT.sub("", near.name) == plain.name]
+
+
+def _check_free(model: str, plain: Path, links: Mapping[Path, Path], others: Sequence[Path]) -> None:
+    """Raises ModelUnusable where a real file would be replaced, or be found instead of the model."""
+    taken = [link for link, part in links.items() if _is_real(link) and not (part.exists() and link.samefile(part))]
+    if plain not in links:
+        taken += [other for other in others if _is_real(other)]
+    if taken:
+        raise ModelUnusable(
+            f"model {model}: {taken[0]} is a file that `paddock fetch` has not made, and has the name under which the "
+            "model is to be found; move it away, or give the model another name"
+        )
+
+
+def _is_real(path: Path) -> bool:
+    return path.exists() and not path.is_symlink()
 
 
 def _link(link: Path, target: Path) -> None:
