@@ -26,7 +26,7 @@ from workers.protocol.framing import (
     KEEP_ALIVE_INTERVAL_S,
     SUBMIT_PATH,
 )
-from workers.protocol.metrics.book import CONTENT_TYPE
+from workers.protocol.metrics.page import Page
 from workers.protocol.pooled import POOL_PATH, PoolRequest, PoolResult, decode_request
 from workers.protocol.requests import Accepted, Cancel, Submit
 from workers.service.bodies import answer, decoded, read_body, refusal
@@ -228,12 +228,11 @@ def build_app(
     """The routes of one worker. `pool`: the desk of a worker that does pooled work. `more`: its probes, and routes of
     what only some workers have.
     """
-    calls = CallRoutes(desk, hub.boot)
+    calls, page = CallRoutes(desk, hub.boot), Page(metrics.book, metrics.process.count_tasks)
 
     async def show_metrics(request: Request) -> Response:
-        metrics.process.count_tasks()
-        # In a thread: asking a GPU for its memory takes milliseconds.
-        return Response(await asyncio.to_thread(metrics.book.render_aside), media_type=CONTENT_TYPE)
+        body, headers = await page.answer(request.headers.get("accept-encoding", ""))
+        return Response(body, headers=headers)
 
     routes = [
         Route(SUBMIT_PATH, calls.submit, methods=["POST"]),

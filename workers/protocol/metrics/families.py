@@ -65,7 +65,7 @@ class _Plain(Family):
         # A copy is made in one go; the other thread may add series meanwhile.
         values, names = self._values.copy(), self._names
         if len(names) > len(values):  # of series that are gone
-            names = self._names = {labels: name for labels, name in names.items() if labels in values}
+            names = self._names = {labels: name for labels, name in names.copy().items() if labels in values}
         for labels, value in values.items():
             name = names.get(labels)
             if name is None:

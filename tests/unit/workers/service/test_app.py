@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
+import time
 from collections.abc import Sequence
 from typing import Any
 
+import httpx2
 from starlette.types import Message
 
 from workers.chat.prompts import Prompts
@@ -65,3 +68,25 @@ async def test_a_body_without_end_is_refused_at_the_bound() -> None:
     assert num_bytes <= MAX_SUBMIT_BYTES + len(chunk)
     assert answers[0]["status"] == 400
     assert str(MAX_SUBMIT_BYTES).encode() in answers[1]["body"]
+
+
+async def test_scrapes_that_come_together_share_a_page() -> None:
+    num_rendered = 0
+
+    def load() -> EngineLoad:
+        nonlocal num_rendered
+        num_rendered += 1
+        time.sleep(0.02)
+        return EngineLoad(1, 0, 0, 1, 0)
+
+    hub = EventHub("boot", grace_s=1)
+    metrics = WorkerMetrics("m", load)
+    desk = CallDesk(hub, Nothing(), Prompts(ChatTemplate(None), Nothing()), metrics, Sampling())
+    transport = httpx2.ASGITransport(build_app(desk=desk, hub=hub, metrics=metrics, secret="s"))
+    async with httpx2.AsyncClient(transport=transport, base_url="http://worker") as http:
+        alone = (await http.get("/metrics")).text
+        num_of_one, num_rendered = num_rendered, 0
+        pages = [page.text for page in await asyncio.gather(*(http.get("/metrics") for _ in range(10)))]
+    assert num_rendered <= 2 * num_of_one
+    assert len(set(pages)) <= 2
+    assert 'vllm:num_requests_running{model_name="m"}' in alone
