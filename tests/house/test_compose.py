@@ -47,6 +47,16 @@ def test_who_runs(project: Resolved) -> None:
     assert set(services(resolved(new_env()))) == (OURS | others) - {"worker-cuda"}
 
 
+def test_the_gpu_is_named_in_the_env_file_so_that_every_command_knows_of_it() -> None:
+    told = (ROOT / "deploy" / "compose" / "new_env.py").read_text()
+    assert '"COMPOSE_PROFILES": ("gpu", ' in told
+    found = services(resolved(new_env() | {"COMPOSE_PROFILES": "gpu", "WORKERS": "0"}))
+    assert "worker-cuda" in found
+    assert found["worker"]["deploy"]["replicas"] == 0
+    for file in (FILE, ROOT / "docs" / "docker.md"):
+        assert "docker compose --profile" not in file.read_text()
+
+
 @pytest.mark.parametrize("missing", SECRETS)
 def test_without_a_secret_nothing_starts(missing: str) -> None:
     variables = {name: value for name, value in new_env().items() if name != missing}

@@ -46,7 +46,8 @@ def resolved(variables: dict[str, str], profiles: Sequence[str] = (), file: Path
         tool = there(COMPOSE_CONFIG)
         if tool is None:
             pytest.skip(f"no {COMPOSE.name}, no {COMPOSE_CONFIG.name}: `python -m tests.support.go_tools` builds them")
-        return _answer([str(tool), str(file), str(env_file), *profiles], Path(folder))
+        named = [name for name in variables.get("COMPOSE_PROFILES", "").split(",") if name]
+        return _answer([str(tool), str(file), str(env_file), *(profiles or named)], Path(folder))
 
 
 def _answer(command: list[str], folder: Path, twice: str = "$") -> Resolved:
