@@ -10,9 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from gateway.settings import GatewaySettings
-from tests.support.chart import Object, Rendered, example, render
+from tests.support.chart import CHART, Object, Rendered, example, render
 from tests.support.prometheus import program
 from workers.protocol.metrics import catalogue
 
@@ -199,6 +200,33 @@ def test_plain_hpas_read_the_same_series() -> None:
         assert metric["target"]["type"] == "AverageValue"
     (of_gateway,) = found.of("HorizontalPodAutoscaler", "gateway")
     assert {metric["type"] for metric in of_gateway["spec"]["metrics"]} == {"Resource", "Pods"}
+
+
+def test_the_adapter_is_told_to_serve_what_the_hpas_ask_for(tmp_path: Path) -> None:
+    text = (CHART / "examples" / "values-hpa.yaml").read_text()
+    lines = [line.removeprefix("#     ") for line in text.splitlines() if line.startswith("#     ")]
+    rules = yaml.safe_load("\n".join(lines))
+    served = {
+        kind: {rule["seriesQuery"].partition("{")[0]: rule for rule in rules[kind]}
+        for kind in ("rules", "externalRules")
+    }
+    found = example("hpa")
+    (of_model,) = found.of("HorizontalPodAutoscaler", "worker")
+    (of_gateway,) = found.of("HorizontalPodAutoscaler", "gateway")
+    external = {metric["external"]["metric"]["name"] for metric in of_model["spec"]["metrics"]}
+    of_pods = {metric["pods"]["metric"]["name"] for metric in of_gateway["spec"]["metrics"] if "pods" in metric}
+    assert (set(served["externalRules"]), set(served["rules"])) == (external, of_pods)
+    recorded = []
+    for kind, labels in (("rules", ["namespace", "pod"]), ("externalRules", ["namespace"])):
+        for name, rule in served[kind].items():
+            assert list(rule["resources"]["overrides"]) == labels
+            query = rule["metricsQuery"].replace("<<.Series>>", name).replace("<<.GroupBy>>", "pod")
+            recorded.append({"record": f"a:{kind}:{name}", "expr": query.replace("<<.LabelMatchers>>", 'model="m"')})
+    file = tmp_path / "rules.yaml"
+    file.write_text(json.dumps({"groups": [{"name": "adapter", "rules": recorded}]}))
+    done = subprocess.run([program("promtool"), "check", "rules", str(file)], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert len(recorded) == 3
 
 
 def test_calls_are_held_for_as_long_as_a_first_worker_takes() -> None:
