@@ -104,6 +104,26 @@ def test_every_example_is_told_of() -> None:
         assert f"examples/{file.name}" in page
 
 
+def test_pages_let_helm_test_take_as_long_as_it_may() -> None:
+    """Its pod ends a minute after the answer's time, and helm has to be there to see it."""
+    wanted_s = yaml.safe_load(VALUES)["test"]["timeoutS"] + 120
+    told = [
+        (file, minutes)
+        for file in (*sorted((ROOT / "docs").glob("*.md")), CHART / "README.md")
+        for minutes in re.findall(r"^ +helm test paddock(?:.* --timeout (\d+)m)?", file.read_text(), re.MULTILINE)
+    ]
+    assert len(told) == 3
+    assert {minutes for _, minutes in told} == {str(-(-wanted_s // 60))}, told
+
+
+def test_the_page_tells_what_keda_and_a_shared_prometheus_ask() -> None:
+    page = (ROOT / "docs" / "kubernetes.md").read_text()
+    assert "KEDA 2.18 or later" in page
+    assert "A model at zero can't start while Prometheus is away" in page
+    assert "set `monitoring.rules` in one of them only" in page
+    assert "once per Prometheus" in descriptions(VALUES)["monitoring.rules"]
+
+
 def test_the_page_names_values_that_there_are() -> None:
     page = (ROOT / "docs" / "kubernetes.md").read_text() + (CHART / "README.md").read_text().partition("<!--")[0]
     known = {path for path, _ in defaults(VALUES)} | {path.strip(".") for path, _ in mappings(SCHEMA)}
