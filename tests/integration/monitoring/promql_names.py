@@ -31,6 +31,7 @@ WORDS = frozenset(
         "scalar",
         "absent",
         "changes",
+        "clamp_max",
         "time",
         "max_over_time",
     }
