@@ -17,6 +17,7 @@ ROOT = Path(__file__).resolve().parents[3]
 RULES = ROOT / "helm" / "files" / "rules"
 CONFIG = ROOT / "deploy" / "prometheus" / "prometheus.yml"
 RUNBOOK = ROOT / "docs" / "runbook.md"
+DOCKER = ROOT / "docs" / "docker.md"
 SEVERITIES = {"page", "ticket"}
 MOST_PAGES = 5
 
@@ -88,6 +89,14 @@ def test_the_configuration_is_sound(tmp_path: Path) -> None:
     done = promtool("check", "config", str(file))
     assert done.returncode == 0, done.stdout + done.stderr
     assert "2 rule files found" in done.stdout
+
+
+def test_an_alertmanager_is_added_as_the_page_says(tmp_path: Path) -> None:
+    snippet = re.findall(r"```yaml\n(alerting:\n.+?)```", DOCKER.read_text(), re.DOTALL)[0]
+    file = tmp_path / "prometheus.yml"
+    file.write_text(replaced(CONFIG.read_text(), {"/etc/prometheus/rules": str(RULES)}) + snippet)
+    done = promtool("check", "config", str(file))
+    assert done.returncode == 0, done.stdout + done.stderr
 
 
 @pytest.mark.parametrize("cases", TOGETHER.values(), ids=TOGETHER)
