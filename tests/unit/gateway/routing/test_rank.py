@@ -32,8 +32,11 @@ def totals(ranking: Ranking) -> dict[str, object]:
     return {bid.worker: pytest.approx(bid.wait_ms + bid.cost_ms) for bid in ranking.bids}
 
 
-def test_a_pool_of_nobody_has_no_ranking() -> None:
-    assert rank(prompt(10), Pool(), Sent(), now=NOW) == Ranking(())
+def test_a_pool_of_nobody_ranks_nobody_and_charges_all_the_same() -> None:
+    """Calls wait for the first worker, in fair order."""
+    few, many = (rank(prompt(number), Pool(), Sent(), now=NOW) for number in (10, 4000))
+    assert (few.bids, few.elsewhere) == (many.bids, many.elsewhere) == ((), None)
+    assert 0 < few.charge < many.charge
 
 
 def test_the_cost_is_what_is_not_cached() -> None:
@@ -161,7 +164,9 @@ def test_a_worker_whose_places_for_adapters_are_all_in_use_is_passed_by() -> Non
 
 def test_draining_workers_get_nothing() -> None:
     assert order(ranked(book_of([worker("a", draining=True), worker("b")]), prompt(9))) == ["b"]
-    assert ranked(book_of([worker("a", draining=True)]), prompt(9)) == Ranking(())
+    nobody = ranked(book_of([worker("a", draining=True)]), prompt(9))
+    assert (nobody.bids, nobody.elsewhere) == ((), None)
+    assert nobody.charge > 0
 
 
 def test_workers_of_another_protocol_get_nothing() -> None:
