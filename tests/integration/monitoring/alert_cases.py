@@ -67,8 +67,6 @@ def redis_up(first: str, second: str) -> Series:
     return {'paddock_redis_up{instance="a"}': first, 'paddock_redis_up{instance="b"}': second}
 
 
-
-
 def up(samples: str, job: str = "paddock-worker", instance: str = "w:8081") -> Series:
     return {f'up{{job="{job}", instance="{instance}"}}': samples}
 
