@@ -11,11 +11,15 @@ import argparse
 import os
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 BIN = Path(sys.executable).parent
+SOME_FAILED = 1
+"""pytest's exit code."""
+FEW = 20
 HOUSE = ROOT.parent / "shared" / "tools" / "house.py"
 
 
@@ -59,14 +63,30 @@ def main() -> int:
         if name == "tests":
             # Before pytest, not after: its own summary ends the output.
             report(results)
-        quiet = name != "tests"
-        done = subprocess.run(command, cwd=ROOT, capture_output=quiet, text=True)
-        if quiet and done.returncode != 0:
-            print(done.stdout + done.stderr)
-        results.append((name, done.returncode, time.monotonic() - started))
+        code = run_tests(command) if name == "tests" else run_quietly(command)
+        results.append((name, code, time.monotonic() - started))
     if "tests" not in [name for name, _, _ in results]:
         report(results)
     return next((code for _, code, _ in results if code), 0)
+
+
+def run_quietly(command: list[str]) -> int:
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    if done.returncode != 0:
+        print(done.stdout + done.stderr)
+    return done.returncode
+
+
+def run_tests(command: list[str]) -> int:
+    """Side by side; where a few fail so, these once more, alone: tests that compute may make each other late."""
+    with tempfile.TemporaryDirectory() as folder:
+        failed = Path(folder) / "failed"
+        code = subprocess.run([*command, f"--failed-to={failed}"], cwd=ROOT).returncode
+        ids = failed.read_text().splitlines() if failed.exists() else []
+        if code != SOME_FAILED or not 0 < len(ids) <= FEW:
+            return code
+        print(f"check: {len(ids)} failed side by side, and are run alone: {', '.join(ids)}", flush=True)
+        return subprocess.run([sys.executable, "-m", "pytest", "-q", f"@{failed}"], cwd=ROOT).returncode
 
 
 def report(results: list[tuple[str, int, float]]) -> None:

@@ -13,6 +13,16 @@ import pytest
 SHARED = Path(__file__).resolve().parents[1].parent / "shared"
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--failed-to", type=Path, help="file that ids of failed tests are written to, a line each")
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    if to := config.getoption("failed_to"):
+        failed = (*terminalreporter.getreports("failed"), *terminalreporter.getreports("error"))
+        to.write_text("".join(f"{nodeid}\n" for nodeid in dict.fromkeys(report.nodeid for report in failed)))
+
+
 def pytest_configure() -> None:
     for name in [name for name in os.environ if name.startswith("PADDOCK_")]:
         del os.environ[name]
