@@ -57,7 +57,7 @@ def line(caplog: pytest.LogCaptureFixture) -> tuple[str, dict[str, Any]]:
 
 @pytest.fixture
 async def bench(caplog: pytest.LogCaptureFixture) -> TracedBench:
-    caplog.set_level(logging.INFO)
+    caplog.set_level(logging.INFO, logger="workers")  # another test may have set its own
     return TracedBench()
 
 
