@@ -7,6 +7,7 @@ teams would spend at each scrape while its streams wait (docs/performance.md).
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from bisect import bisect_left
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import accumulate
@@ -21,7 +22,7 @@ Labels = tuple[str, ...]
 """Values, in the order in which the metric declares their names."""
 
 
-class Family:
+class Family(ABC):
     """What all kinds have."""
 
     kind: Kind
@@ -37,9 +38,9 @@ class Family:
         name, about = self.metric.name, self.metric.help.replace("\\", r"\\").replace("\n", r"\n")
         return f"# HELP {name} {about}\n# TYPE {name} {self.kind}\n"
 
+    @abstractmethod
     def lines(self) -> Iterator[str]:
         """Text, some lines at a time. For any thread."""
-        raise NotImplementedError
 
     def _admitted(self, labels: Labels, num_series: int) -> Labels:
         if len(labels) != len(self._other):
