@@ -16,7 +16,7 @@ from benchmarks.soak.fleet import TEAM_KEY, Fleet
 
 LAST_WORDS = ("message_stop", "response.completed", "response.incomplete")
 TROUBLE = frozenset({409, 429, 502, 503, 529})
-"""What a sound request may be told where processes are killed, paused and cut off; Anthropic's dialect says 529 for 503."""
+"""What a sound request may be told where processes are killed, paused and cut off; 529 is Anthropic's 503."""
 WORDS = ("boat", "fox", "Tom", "cat", "river", "tree", "cake", "Paddock", "red", "small", "rain", "seven", "bird")
 
 

@@ -41,11 +41,10 @@ class ChunkWriter:
     """The chunks of one streamed answer. What is the same in all of them is encoded once."""
 
     def __init__(self, asked: ChatRequest, call: Call) -> None:
-        self.as_function = asked.as_function
-        self.usage = StreamUsage(asked.usage, len(asked.requests), num_prompts=1)
-        self.head = StreamHead(chat_id(), "chat.completion.chunk", call.alias, self.usage)
+        usage, legacy = StreamUsage(asked.usage, len(asked.requests), num_prompts=1), asked.as_function
+        self._head = StreamHead(chat_id(), "chat.completion.chunk", call.alias, usage)
         self._choices = [
-            _Choice(self, number, LogprobsCollector(one.post_sampling_probs))
+            _Choice(self._head, usage, number, LogprobsCollector(one.post_sampling_probs), as_function=legacy)
             for number, one in enumerate(asked.requests)
         ]
 
@@ -62,28 +61,32 @@ class ChunkWriter:
         return b"".join([writer.one(event) for event in events])
 
     def closing(self) -> bytes:
-        return self.head.last() + DONE
+        return self._head.last() + DONE
 
     def broken(self, error: PaddockError) -> bytes:
         return data(error_body(error)) + DONE
 
 
 class _Choice:
-    """The chunks of one of the answers."""
+    """The chunks of one of the answers. Knows nothing of its writer: the two would be garbage that only cycles hold."""
 
-    def __init__(self, stream: ChunkWriter, number: int, logprobs: LogprobsCollector) -> None:
-        self._stream = stream
+    def __init__(
+        self, head: StreamHead, usage: StreamUsage, number: int, logprobs: LogprobsCollector, *, as_function: bool
+    ) -> None:
+        self._head = head
+        self._usage = usage
         self._number = number
         self._logprobs = logprobs
+        self._as_function = as_function
         self._tokens: list[int] = []
         self._timings: TimingsSoFar | None = None
-        self._counts = stream.usage.always
+        self._counts = usage.always
         self._plain = not self._counts
         """Nothing but the text is to be told in the next chunk."""
         self._text_head, self._text_tail = self._framed(b'{"content":', b"}")
         self._thought_head, _ = self._framed(b'{"reasoning_content":', b"}")
         self._logprobs_head = b'},"logprobs":{"content":'
-        _, self._logprobs_tail = stream.head.framed(b"", b',"refusal":null},"finish_reason":null}')
+        _, self._logprobs_tail = head.framed(b"", b',"refusal":null},"finish_reason":null}')
         self._call = -1
         """The tool call whose arguments these are for."""
         self._arguments_head, self._arguments_tail = b"", b""
@@ -93,7 +96,7 @@ class _Choice:
             case Text():
                 return self.text(event)
             case Reasoning():
-                self._stream.usage.thought(self._number, event.num_tokens)
+                self._usage.thought(self._number, event.num_tokens)
                 if self._plain:
                     return self._thought_head + _encode(event.text) + self._text_tail
                 return self.chunk({"reasoning_content": event.text}, event.num_tokens)
@@ -109,7 +112,7 @@ class _Choice:
             case Progress():
                 return self.chunk({}, extra=b',"prompt_progress":' + _encode(progress_object(event)))
             case Started():
-                self._stream.usage.started(self._number, event)
+                self._usage.started(self._number, event)
                 return b""
             case Finished():
                 return self._end(event)
@@ -134,14 +137,14 @@ class _Choice:
     def _framed(self, before: bytes, after: bytes) -> tuple[bytes, bytes]:
         """What stands before and behind the text of a plain chunk, whose delta is `before` + text + `after`."""
         index = b'{"index":%d,"delta":' % self._number
-        return self._stream.head.framed(index + before, after + b',"logprobs":null,"finish_reason":null}')
+        return self._head.framed(index + before, after + b',"logprobs":null,"finish_reason":null}')
 
     def chunk(
         self, delta: dict[str, Any], num_tokens: int = 0, finish_reason: str | None = None, extra: bytes = b""
     ) -> bytes:
         """`num_tokens` made it."""
         if self._counts:
-            self._stream.usage.generated(self._number, num_tokens)
+            self._usage.generated(self._number, num_tokens)
         choice: dict[str, Any] = {"index": self._number, "delta": delta}
         # What is left at the end became no text: the end token, a stop string.
         said = finish_reason is None
@@ -153,7 +156,7 @@ class _Choice:
             extra += b',"timings":' + _encode(timings_object(self._timings.timings))
             self._timings = None
         self._plain = not self._counts
-        return self._stream.head.chunk(choice, extra)
+        return self._head.chunk(choice, extra)
 
     def _keep(self, event: Tokens | TimingsSoFar) -> None:
         """For the chunk of the text that it comes before."""
@@ -164,7 +167,7 @@ class _Choice:
             self._timings = event
 
     def _tool_call(self, event: ToolCallDelta) -> bytes:
-        if not self._stream.as_function:
+        if not self._as_function:
             if event.id or event.name or not self._plain:
                 return self.chunk({"tool_calls": [_tool_call_delta(event)]}, event.num_tokens)
             if event.index != self._call:
@@ -178,8 +181,8 @@ class _Choice:
         return self.chunk({"function_call": {**name, "arguments": event.arguments}}, event.num_tokens)
 
     def _end(self, event: Finished) -> bytes:
-        extra = self._stream.head.end(self._number, event)
-        return self.chunk({}, finish_reason=finish_reason(event, as_function=self._stream.as_function), extra=extra)
+        extra = self._head.end(self._number, event)
+        return self.chunk({}, finish_reason=finish_reason(event, as_function=self._as_function), extra=extra)
 
 
 def finish_reason(end: Finished, *, as_function: bool) -> str:

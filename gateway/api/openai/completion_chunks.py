@@ -40,10 +40,10 @@ class CompletionChunks:
     """The chunks of one streamed request, over all prompts and answers."""
 
     def __init__(self, asked: CompletionRequest, call: Call) -> None:
-        self.usage = StreamUsage(asked.usage, len(asked.requests), len(asked.prompts))
-        self.head = StreamHead(completion_id(), "text_completion", call.alias, self.usage)
+        usage = StreamUsage(asked.usage, len(asked.requests), len(asked.prompts))
+        self._head = StreamHead(completion_id(), "text_completion", call.alias, usage)
         self._choices = [
-            _Choice(self, number, Echo(asked, number), Probabilities(asked, one))
+            _Choice(self._head, usage, number, Echo(asked, number), Probabilities(asked, one))
             for number, one in enumerate(asked.requests)
         ]
 
@@ -59,26 +59,27 @@ class CompletionChunks:
         return b"".join([writer.one(event) for event in events])
 
     def closing(self) -> bytes:
-        return self.head.last() + DONE
+        return self._head.last() + DONE
 
     def broken(self, error: PaddockError) -> bytes:
         return data(error_body(error)) + DONE
 
 
 class _Choice:
-    """The chunks of one of the answers."""
+    """The chunks of one of the answers. Knows nothing of its writer: the two would be garbage that only cycles hold."""
 
-    def __init__(self, stream: CompletionChunks, number: int, echo: Echo, probs: Probabilities) -> None:
-        self._stream = stream
+    def __init__(self, head: StreamHead, usage: StreamUsage, number: int, echo: Echo, probs: Probabilities) -> None:
+        self._head = head
+        self._usage = usage
         self._number = number
         self._echo = echo
         self._probs = probs
         self._tokens: list[int] = []
         self._timings: TimingsSoFar | None = None
-        self._counts = stream.usage.always
+        self._counts = usage.always
         self._plain = not self._counts
         """Nothing but the text is to be told in the next chunk."""
-        self._text_head, self._text_tail = stream.head.framed(
+        self._text_head, self._text_tail = head.framed(
             b'{"index":%d,"text":' % number, b',"logprobs":null,"finish_reason":null}'
         )
 
@@ -94,12 +95,12 @@ class _Choice:
             case Progress():
                 return self._chunk("", extra=b',"prompt_progress":' + _encode(progress_object(event)))
             case Started():
-                self._stream.usage.started(self._number, event)
+                self._usage.started(self._number, event)
                 return self._echoed(self._echo.at_start())
             case Settings():
                 return self._echoed(self._echo.in_settings(event))
             case Finished():
-                extra = self._stream.head.end(self._number, event)
+                extra = self._head.end(self._number, event)
                 return self._chunk("", finish_reason=event.reason.value, extra=extra)
             case _:
                 return b""
@@ -114,7 +115,7 @@ class _Choice:
 
     def _chunk(self, text: str, num_tokens: int = 0, finish_reason: str | None = None, extra: bytes = b"") -> bytes:
         if self._counts:
-            self._stream.usage.generated(self._number, num_tokens)
+            self._usage.generated(self._number, num_tokens)
         said = finish_reason is None
         choice: dict[str, Any] = {"index": self._number, "text": text}
         choice["logprobs"] = self._probs.take() if self._probs.waiting and said else None
@@ -125,7 +126,7 @@ class _Choice:
             extra += b',"timings":' + _encode(timings_object(self._timings.timings))
             self._timings = None
         self._plain = not self._counts
-        return self._stream.head.chunk(choice, extra)
+        return self._head.chunk(choice, extra)
 
     def _keep(self, event: Logprobs | Tokens | TimingsSoFar) -> None:
         """For the chunk of the text that it comes before."""

@@ -1,0 +1,94 @@
+"""The events of a response's items as they grow, and the numbers of all events, from 0.
+
+Source of the shapes: OpenAI's API reference, "Streaming events" of Responses.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from gateway.api.responses.output import FunctionCall, Message, OutputItem, Thought
+
+_encode = msgspec.json.Encoder().encode
+
+DELTAS = {
+    Message: "response.output_text.delta",
+    Thought: "response.reasoning_text.delta",
+    FunctionCall: "response.function_call_arguments.delta",
+}
+
+
+class ItemEvents:
+    """Hears of one response's items (`gateway.api.responses.output.Listener`). Knows nothing of who writes the stream,
+    or both would be garbage that only the collector of cycles finds."""
+
+    def __init__(self) -> None:
+        self._num_events = 0
+        self._parts: list[bytes] = []
+        self._heads: dict[str, bytes] = {}
+        """Id of an item -> what is the same in all of its deltas, encoded once."""
+        self._delta_head = b""
+        """That of the message that grows."""
+
+    def take(self) -> bytes:
+        """What was heard since the last time."""
+        parts, self._parts = self._parts, []
+        return b"".join(parts)
+
+    def event(self, kind: str, fields: dict[str, Any]) -> bytes:
+        body = _encode({"type": kind, **fields, "sequence_number": self._num_events})
+        self._num_events += 1
+        return b"event: %b\ndata: %b\n\n" % (kind.encode(), body)
+
+    def delta(self, text: str, logprobs: list[dict[str, Any]] | None = None) -> bytes:
+        """More of the message that grows."""
+        number = self._num_events
+        self._num_events = number + 1
+        head = self._delta_head + _encode(text)
+        if logprobs:
+            return head + b',"logprobs":%b,"sequence_number":%d}\n\n' % (_encode(logprobs), number)
+        return head + b',"logprobs":[],"sequence_number":%d}\n\n' % number
+
+    def opened(self, item: OutputItem) -> None:
+        place = {"output_index": item.index, "item": item.object("in_progress")}
+        self._parts.append(self.event("response.output_item.added", place))
+        if isinstance(item, Message | Thought):
+            self._parts.append(self.event("response.content_part.added", {**_content(item), "part": item.part()}))
+        place = _place(item) if isinstance(item, FunctionCall) else _content(item)
+        kind = DELTAS[type(item)]
+        head = _encode({"type": kind, **place})[:-1]
+        self._heads[item.id] = b'event: %b\ndata: %b,"delta":' % (kind.encode(), head)
+        if isinstance(item, Message):
+            self._delta_head = self._heads[item.id]
+
+    def grew(self, item: OutputItem, text: str, logprobs: list[dict[str, Any]]) -> None:
+        if isinstance(item, Message):
+            self._parts.append(self.delta(text, logprobs))
+            return
+        number = self._num_events
+        self._num_events = number + 1
+        self._parts.append(b'%b%b,"sequence_number":%d}\n\n' % (self._heads[item.id], _encode(text), number))
+
+    def closed(self, item: OutputItem, status: str) -> None:
+        if isinstance(item, FunctionCall):
+            told: dict[str, Any] = {**_place(item), "name": item.name, "arguments": item.text}
+            self._parts.append(self.event("response.function_call_arguments.done", told))
+        else:
+            told = {**_content(item), "text": item.text}
+            if isinstance(item, Message):
+                told["logprobs"] = item.logprobs
+            kind = "output_text" if isinstance(item, Message) else "reasoning_text"
+            self._parts.append(self.event(f"response.{kind}.done", told))
+            self._parts.append(self.event("response.content_part.done", {**_content(item), "part": item.part()}))
+        place = {"output_index": item.index, "item": item.object(status)}
+        self._parts.append(self.event("response.output_item.done", place))
+
+
+def _place(item: OutputItem) -> dict[str, Any]:
+    return {"item_id": item.id, "output_index": item.index}
+
+
+def _content(item: OutputItem) -> dict[str, Any]:
+    return {**_place(item), "content_index": 0}
