@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import random
 from collections import Counter
 from collections.abc import Iterator, Mapping
@@ -48,11 +49,20 @@ MIX: dict[Deed, int] = {
     responses.over_a_socket: 3,
 }
 """Deed -> how often, of all."""
-FILLING: dict[Deed, int] = {deeds.long_chat: 240, deeds.long_infill: 60, deeds.short_chat: 5000}
-"""How many of which: 8,192 beginnings (`workers.protocol.news.MAX_HEADS`) for each of two workers, and as many calls as
-it takes until each gateway's collector, which waits for 50,000 objects, has run: a gateway grows until then.
+FILLING: dict[Deed, int] = {
+    deeds.long_chat: 240,
+    deeds.long_infill: 60,
+    deeds.chat_in_a_schema: 240,
+    deeds.slow_reader: 60,
+    deeds.leaving: 120,
+}
+"""How many of which, before as many of all: 8,192 beginnings (`workers.protocol.news.MAX_HEADS`) for each of two
+workers; 64 compiled forms (`workers.constraint.compiler`); large frames for the rings that gateways may read again
+(`workers.service.stream`); calls that were cut off, until each gateway's collector has run.
 """
-FILLERS_AT_ONCE = 6
+FILLING_MIX = 1200
+"""Of all deeds, as the load has them: 8,192 frames for each of four rings, and allocators that know every size."""
+FILLERS_AT_ONCE = 8
 MOST_AT_ONCE = 24
 PATIENCE_S = 60.0
 """Longest deed; one that takes longer is a surprise."""
@@ -71,11 +81,12 @@ class Crowd:
     async def fill(self) -> None:
         """What fills with use, up to a bound, is full after this: caches, and what is remembered of beginnings."""
         async with _session() as session:
-            for deed, count in FILLING.items():
-                for _ in range(round(count * self.record.plan.filling)):
-                    while len(self._running) >= FILLERS_AT_ONCE:
-                        await asyncio.wait(self._running, return_when=asyncio.FIRST_COMPLETED)
-                    self._send(deed, session)
+            share = self.record.plan.filling
+            first = [deed for deed, count in FILLING.items() for _ in range(round(count * share))]
+            for deed in (*first, *itertools.islice(self._deeds(), round(FILLING_MIX * share))):
+                while len(self._running) >= FILLERS_AT_ONCE:
+                    await asyncio.wait(self._running, return_when=asyncio.FIRST_COMPLETED)
+                self._send(deed, session)
             if self._running:
                 await asyncio.wait(self._running)
 

@@ -165,10 +165,6 @@ async def leaving(visitor: Visitor) -> None:
         raise error
 
 
-async def short_chat(visitor: Visitor) -> None:
-    await visitor.post(CHAT, chat(visitor, messages=[{"role": "user", "content": visitor.words(1, 6)}], max_tokens=2))
-
-
 async def long_chat(visitor: Visitor) -> None:
     """A hundred short messages: as many beginnings that workers and gateways remember, and half of a cache."""
     turns = [{"role": ("user", "assistant")[n % 2], "content": visitor.words(1, 3)} for n in range(NUM_TURNS)]

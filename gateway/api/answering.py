@@ -124,11 +124,7 @@ class Answering(Generic[AskedIn]):
     ) -> None:
         stream = EventStream(send, lambda: answer_headers(trail), lambda: ping(trail))
         writer = self._writers.stream_writer(asked, call, trail)
-        async with asyncio.TaskGroup() as tasks:
-            pings = tasks.create_task(stream.ping_every(self._ping_interval_s))
-            # In a task of its own, a token's wake-up does not climb through every frame of the way in.
-            failure = await tasks.create_task(self._write(asked, call, trail, writer, stream))
-            pings.cancel()
+        failure = await stream.pinged(self._write(asked, call, trail, writer, stream), self._ping_interval_s)
         # Whatever is sent below is the last: the server then tells the watcher that the client is gone.
         if failure is None:
             trail.status, trail.outcome = 200, "ok"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import secrets
 
 from starlette.types import Receive, Scope, Send
@@ -70,10 +69,7 @@ class Resumable:
         stream = EventStream(send, lambda: answer_headers(trail), lambda: ping(trail))
         try:
             async with while_present(receive):
-                async with asyncio.TaskGroup() as tasks:
-                    pings = tasks.create_task(stream.ping_every(self._ping_interval_s))
-                    failure = await tasks.create_task(_copy(reading, stream))
-                    pings.cancel()
+                failure = await stream.pinged(_copy(reading, stream), self._ping_interval_s)
                 if failure is None:
                     _note_told(trail)
                     await stream.start()

@@ -6,9 +6,12 @@ Source: WHATWG HTML, "Server-sent events"; a line that starts with a colon is a 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import TypeVar
 
 from starlette.types import Send
+
+from gateway.api.presence import beside
 
 END = b"\n\n"
 """Of an event. Each is one chunk of the response: there are clients that take a chunk for an event."""
@@ -17,6 +20,7 @@ PING = b": ping\n\n"
 DONE = b"data: [DONE]\n\n"
 
 Headers = list[tuple[bytes, bytes]]
+ResultT = TypeVar("ResultT")
 
 STREAM_HEADERS: Headers = [
     (b"content-type", b"text/event-stream; charset=utf-8"),
@@ -63,8 +67,14 @@ class EventStream:
         for event in split(body):
             await self._send({"type": "http.response.body", "body": event, "more_body": True})
 
-    async def ping_every(self, interval_s: float) -> None:
-        """Sends a comment whenever nothing else was sent for `interval_s`, until cancelled."""
+    async def pinged(self, writing: Coroutine[None, None, ResultT], interval_s: float) -> ResultT:
+        """What `writing` returns; whenever it sends nothing for `interval_s`, a comment is sent."""
+        async with beside(self._ping_every(interval_s)):
+            # In a task of its own, a token's wake-up does not climb through every frame of the way in. No group of
+            # tasks: one that is cancelled is left, with all its frames, to the collector of cycles.
+            return await asyncio.get_running_loop().create_task(writing)
+
+    async def _ping_every(self, interval_s: float) -> None:
         while True:
             self._quiet = True
             await asyncio.sleep(interval_s)

@@ -14,30 +14,32 @@ class Cutoff:
 
     def __init__(self, deadline: float, limit: str) -> None:
         """`deadline` is a time.monotonic() after which the block ends by itself, because of `limit`."""
-        when = asyncio.get_running_loop().time() + deadline - time.monotonic()
-        self._timeout = asyncio.timeout_at(when)
+        self._when = asyncio.get_running_loop().time() + deadline - time.monotonic()
+        self._timeout: asyncio.Timeout | None = None
+        """While the block runs. It knows the task, which knows how it ended, and so all of its frames: kept longer it
+        would leave a call that was cut off to the collector of cycles."""
         self._limit = limit
         self._error: PaddockError | None = None
-        self._open = False
 
     def cut(self, error: PaddockError) -> None:
         """Never waits; only the first one counts, and none after the block has ended."""
-        if self._open and self._error is None and not self._timeout.expired():
+        if self._timeout is not None and self._error is None and not self._timeout.expired():
             self._error = error
             self._timeout.reschedule(0)
 
     async def __aenter__(self) -> None:
-        await self._timeout.__aenter__()
-        self._open = True
+        self._timeout = await asyncio.timeout_at(self._when).__aenter__()
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._open = False
+        timeout, self._timeout = self._timeout, None
+        if timeout is None:
+            raise RuntimeError("left without being entered")
         try:
-            await self._timeout.__aexit__(kind, error, trace)
+            await timeout.__aexit__(kind, error, trace)
         except TimeoutError:
-            if not self._timeout.expired():
+            if not timeout.expired():
                 raise
             raise self._error or RequestTimeout(
                 f"The request passed {self._limit}. Ask for fewer tokens or raise the limit."

@@ -51,13 +51,40 @@ async def test_a_comment_comes_only_where_nothing_else_does() -> None:
 
     words = chain((PING,), repeat(b": waiting\n\n"))
     stream = EventStream(send, list, lambda: next(words))
-    pings = asyncio.create_task(stream.ping_every(0.02))
-    await asyncio.sleep(0.03)
-    assert sent == [b"", PING], "the headers go out with it"
-    for _ in range(3):
-        await stream.write(b"data: 1\n\ndata: 2\n\n")
-        await asyncio.sleep(0.01)
-    assert sent.count(PING) == 1
-    await asyncio.sleep(0.05)
-    pings.cancel()
+
+    async def writing() -> str:
+        await asyncio.sleep(0.03)
+        assert sent == [b"", PING], "the headers go out with it"
+        for _ in range(3):
+            await stream.write(b"data: 1\n\ndata: 2\n\n")
+            await asyncio.sleep(0.01)
+        assert sent.count(PING) == 1
+        await asyncio.sleep(0.05)
+        return "done"
+
+    assert await stream.pinged(writing(), 0.02) == "done"
     assert sent[-1] == b": waiting\n\n", "each says what is so by then"
+    num_sent = len(sent)
+    await asyncio.sleep(0.05)
+    assert len(sent) == num_sent, "no comments come when it is over"
+
+
+async def test_who_is_cut_off_while_pinged_ends_what_is_written() -> None:
+    ended = asyncio.Event()
+
+    async def send(message: Any) -> None:
+        """Goes nowhere."""
+
+    async def writing() -> None:
+        try:
+            await asyncio.sleep(60)
+        finally:
+            ended.set()
+
+    answering = asyncio.create_task(EventStream(send, list).pinged(writing(), 0.01))
+    await asyncio.sleep(0.03)
+    answering.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await answering
+    assert ended.is_set()
+    assert asyncio.all_tasks() == {asyncio.current_task()}, "nor are comments left running"
