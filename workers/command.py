@@ -50,9 +50,8 @@ def run(name: str, command: Command, args: Sequence[str], known: Collection[str]
     except ModuleNotFoundError as error:
         if (error.name or "").partition(".")[0] in OWN_PACKAGES:
             raise
-        return complain(
-            [f"`paddock {name}` needs {error.name}, which is not installed; install paddock[{command.extra}]"]
-        )
+        remedy = f"install the extra {command.extra!r}: pip install '.[{command.extra}]' in Paddock's checkout"
+        return complain([f"`paddock {name}` needs {error.name}, which is not installed; {remedy}"])
     try:
         reading = sources.read(settings_class, args, prog=f"paddock {name}", known=known)
     except sources.SettingsError as error:

@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 import shutil
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -64,6 +66,12 @@ class Server:
 
     def get(self, path: str) -> Any:
         return self._http.get(path).raise_for_status().json()
+
+    def status(self, path: str, told: list[tuple[int, Any]]) -> int:
+        """Of a GET; adds what was told."""
+        answer = self._http.get(path)
+        told.append((answer.status_code, answer.json()))
+        return answer.status_code
 
     def post(self, path: str, body: Any) -> Any:
         return self._http.post(path, json=body).raise_for_status().json()
@@ -166,6 +174,31 @@ def test_slots_of_both_workers(server: Server) -> None:
     assert slots[3]["n_prompt_tokens"] > 0
     assert not any("prompt" in slot or "generated" in slot for slot in slots)
     assert server.get("/slots?fail_on_no_slot=1")
+
+
+def test_a_check_of_the_slots_fails_while_all_are_busy(stack: Stack, server: Server) -> None:
+    """As llama-server's: 503 where a load balancer asks whether one is free."""
+    over = threading.Event()
+
+    def call() -> None:
+        with httpx2.Client(headers={"Authorization": f"Bearer {stack.key}"}, timeout=60) as http:
+            body = {"prompt": PROMPT, "n_predict": 200, "ignore_eos": True}
+            while not over.is_set():
+                http.post(f"{stack.gateways[0].url}/completion", json=body).raise_for_status()
+
+    with ThreadPoolExecutor(max_workers=8) as callers:
+        asked = [callers.submit(call) for _ in range(8)]
+        try:
+            refused: list[tuple[int, Any]] = []
+            until(lambda: server.status("/slots?fail_on_no_slot=1", refused) == 503)
+        finally:
+            over.set()
+        for one in asked:
+            one.result()
+    error = refused[-1][1]["error"]
+    assert (refused[-1][0], error["type"]) == (503, "unavailable_error")
+    assert error["message"] == f"No slot of `{MODEL}` is free. Send the request again later."
+    until(lambda: server.status("/slots?fail_on_no_slot=1", []) == 200)
 
 
 def test_a_slot_is_saved_erased_and_brought_back(server: Server) -> None:

@@ -26,7 +26,10 @@ STANDARD_NAME, STANDARD_RESOURCE = "OTEL_SERVICE_NAME", "OTEL_RESOURCE_ATTRIBUTE
 STANDARD_OFF = "OTEL_SDK_DISABLED"
 STANDARD_EVERY_MS = "OTEL_BSP_SCHEDULE_DELAY"
 
-NOT_INSTALLED = "tracing needs {name}, which is not installed; install paddock[tracing], or unset {setting}"
+NOT_INSTALLED = (
+    "tracing needs {name}, which is not installed; install the extra 'tracing': pip install '.[tracing]' in Paddock's "
+    "checkout, or unset {setting}"
+)
 
 
 class TracingUnusable(ValueError):

@@ -192,6 +192,20 @@ async def test_in_the_background(client: AsyncOpenAI, other: AsyncOpenAI, stack:
     await until(lambda: stack.leases("slow") == 0, 1.0, "the slot is free")
 
 
+async def test_what_does_not_fit_into_the_store_is_not_begun_in_the_background(stack: Stack) -> None:
+    gateway = stack.gateway(responses_bytes_per_team=4096, max_body_bytes=1 << 20)
+    try:
+        async with client_of(gateway, stack.key) as asking:
+            with pytest.raises(APIStatusError) as full:
+                await asking.responses.create(model="quick", input="word " * 2000, background=True)
+            assert (full.value.status_code, full.value.code) == (503, "storage_full")
+            assert "Send less, or send it without `background`." in full.value.message
+            assert (await asking.responses.create(model="quick", input="hi", background=True)).status == "queued"
+    finally:
+        gateway.stop()
+        stack.gateways.remove(gateway)
+
+
 async def test_a_background_stream_is_taken_up_anywhere(client: AsyncOpenAI, other: AsyncOpenAI, stack: Stack) -> None:
     stream = await client.responses.create(model="slow", input="hi", background=True, stream=True, max_output_tokens=40)
     events: list[Any] = []

@@ -68,7 +68,7 @@ def test_a_bad_flag_is_one_line(capsys: pytest.CaptureFixture[str], monkeypatch:
 def test_a_missing_extra_is_named(capsys: pytest.CaptureFixture[str]) -> None:
     missing = Command("no_such_library:Settings", "no_such_library:run", "", "worker")
     assert command.run("worker", missing, []) == 2
-    assert "`paddock worker` needs no_such_library, which is not installed; install paddock[worker]" in (
+    assert "`paddock worker` needs no_such_library, which is not installed; install the extra 'worker': pip" in (
         capsys.readouterr().err
     )
 
