@@ -1,7 +1,8 @@
 """The event hub: one bounded ring of encoded frames per gateway, and the connections that read from it.
 
 Everything here runs on the event loop. The ring is the only buffer: a connection keeps a position in it and reads at
-its own pace, so a slow or absent gateway costs at most one ring of memory.
+its own pace, so a slow or absent gateway costs at most one ring of memory. What a connection took a minute ago is let
+go, so that a fleet of many gateways costs a worker what they read in a minute and not a full ring each.
 
 What a connection gets first depends on its `Last-Event-ID`:
 
@@ -23,6 +24,7 @@ Source of `Last-Event-ID`: WHATWG HTML, "Server-sent events".
 from __future__ import annotations
 
 import asyncio
+import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -33,6 +35,12 @@ from workers.protocol.framing import ALIVE_EVENT, encode_frame, event_id, parse_
 RING_FRAMES = 8192
 RING_BYTES = 4 << 20
 """About ten seconds of sixteen streams at 1.4 ms per step: twice the default grace."""
+
+KEPT_S = 60.0
+"""Frames that a connection has taken are kept so long, which is the longest that one may be dead unnoticed (30 s, see
+`workers.service.app.STALL_S`), and the default grace, with room to spare."""
+
+SWEEP_S = 5.0
 
 MAX_FORGOTTEN = 256
 
@@ -66,6 +74,14 @@ class GatewayBook:
     feed: Feed | None = None
     expiry: asyncio.TimerHandle | None = None
 
+    def drop(self) -> None:
+        """The oldest frame, and the ends of calls that are in no frame any more."""
+        self.floor, dropped = self.frames.popleft()
+        self.num_bytes -= len(dropped)
+        self.lossy = True
+        while self.ended and self.ended[0][0] <= self.floor:
+            self.ended.popleft()
+
 
 class Feed:
     """One connection's place in its gateway's ring. One reader; `close` may be called by anyone on the loop."""
@@ -81,6 +97,11 @@ class Feed:
     @property
     def closed(self) -> bool:
         return self._closed
+
+    @property
+    def position(self) -> int:
+        """Step of the last frame taken."""
+        return self._position
 
     @property
     def caught_up(self) -> bool:
@@ -139,7 +160,10 @@ class EventHub:
         grace_s: float,
         ring_frames: int = RING_FRAMES,
         ring_bytes: int = RING_BYTES,
+        kept_s: float = KEPT_S,
+        sweep_s: float = SWEEP_S,
     ) -> None:
+        """`kept_s`: how long frames stay that a connection has taken; `sweep_s`: how often that is looked at."""
         self.boot = boot
         self._grace_s = grace_s
         self._on_lost: Callable[[int], None] = _ignore
@@ -150,6 +174,10 @@ class EventHub:
         """Gateways whose book was closed, oldest first, so that a late return is told about it."""
         self._step = 0
         self._closed = False
+        self._kept_s, self._sweep_s = kept_s, sweep_s
+        self._passed: deque[tuple[float, int]] = deque()
+        """(time.monotonic(), newest step by then) of the last sweeps."""
+        self._sweep_at = 0.0
 
     def follow(self, on_lost: Callable[[int], None]) -> None:
         """`on_lost(key)` will be called for each call that the hub gives up: its gateway stayed away past the grace
@@ -178,6 +206,9 @@ class EventHub:
 
     def begin_step(self, step: int) -> int:
         """Opens the next frame of every gateway; returns its number, which only ever grows."""
+        now = time.monotonic()
+        if now >= self._sweep_at:
+            self._sweep(now)
         self._step = step if step > self._step else self._step + 1
         return self._step
 
@@ -187,11 +218,7 @@ class EventHub:
         book.frames.append((self._step, frame))
         book.num_bytes += len(frame)
         while len(book.frames) > 1 and (len(book.frames) > self._ring_frames or book.num_bytes > self._ring_bytes):
-            book.floor, dropped = book.frames.popleft()
-            book.num_bytes -= len(dropped)
-            book.lossy = True
-        while book.ended and book.ended[0][0] <= book.floor:
-            book.ended.popleft()
+            book.drop()
         if book.feed is not None:
             book.feed.wake()
 
@@ -250,6 +277,16 @@ class EventHub:
                 raise AssertionError(f"{gateway_id}: ring counts {book.num_bytes} bytes wrongly")
             if book.feed is None and book.expiry is None and not self._closed:
                 raise AssertionError(f"{gateway_id}: neither connected nor in its grace period")
+
+    def _sweep(self, now: float) -> None:
+        """Lets go of what connections took long ago; what they have not taken, and what absent ones may want, stays."""
+        self._sweep_at = now + self._sweep_s
+        self._passed.append((now, self._step))
+        while self._passed and self._passed[0][0] <= now - self._kept_s:
+            _, old = self._passed.popleft()
+            for book in self._books.values():
+                while book.feed is not None and book.frames and book.frames[0][0] <= min(old, book.feed.position):
+                    book.drop()
 
     def _open(self, gateway_id: str) -> GatewayBook:
         book = self._books.get(gateway_id)

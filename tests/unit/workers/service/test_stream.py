@@ -15,8 +15,10 @@ GRACE_S = 0.05
 class Bench:
     """A hub with one gateway, `g`, and the keys of the calls that the hub gave up."""
 
-    def __init__(self, ring_frames: int = 100, ring_bytes: int = 1 << 20) -> None:
-        self.hub = EventHub("boot", grace_s=GRACE_S, ring_frames=ring_frames, ring_bytes=ring_bytes)
+    def __init__(self, ring_frames: int = 100, ring_bytes: int = 1 << 20, kept_s: float = 60.0) -> None:
+        self.hub = EventHub(
+            "boot", grace_s=GRACE_S, ring_frames=ring_frames, ring_bytes=ring_bytes, kept_s=kept_s, sweep_s=0.0
+        )
         self.lost: list[int] = []
         self.hub.follow(self.lost.append)
 
@@ -231,3 +233,38 @@ async def test_closing_ends_connections_after_what_they_have_to_send(bench: Benc
 
 async def test_steps_only_grow(bench: Bench) -> None:
     assert [bench.hub.begin_step(step) for step in (5, 6, 0, 7, 7, 9)] == [5, 6, 7, 8, 9, 10]
+
+
+async def test_what_was_taken_long_ago_is_let_go() -> None:
+    bench = Bench(kept_s=0.05)
+    one = bench.enter(1)
+    feed = bench.hub.attach("g", None)
+    for _ in range(5):
+        bench.publish(one)
+    assert len(taken(feed)) == 5
+    bench.publish(one)
+    assert len(one.gateway.frames) == 6, "not yet: its connection may break"
+    await asyncio.sleep(0.06)
+    bench.publish(one)
+    assert [step for step, _ in one.gateway.frames] == [6, 7]
+    bench.hub.check_integrity()
+    assert taken(feed) == ["boot-6 [1]", "boot-7 [1]"]
+    assert taken(bench.hub.attach("g", "boot-6")) == ["boot-7 [1]"], "who is back goes on"
+    assert bench.lost == []
+
+
+async def test_what_no_connection_took_stays_however_old() -> None:
+    bench = Bench(kept_s=0.0)
+    one = bench.enter(1)
+    feed = bench.hub.attach("g", None)
+    for _ in range(5):
+        bench.publish(one)
+        await asyncio.sleep(0.01)
+    assert len(taken(feed)) == 5
+    bench.hub.detach(feed)
+    for _ in range(3):
+        bench.publish(one)
+    assert len(one.gateway.frames) == 8, "nobody knows what it got before it went away"
+    assert taken(bench.hub.attach("g", "boot-2"))[0] == "boot-3 [1]"
+    bench.hub.check_integrity()
+    assert bench.lost == []
