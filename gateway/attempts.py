@@ -90,14 +90,16 @@ class Attempts:
         """Calls that wait for a worker that would do, before they get into line -> since when, time.monotonic()."""
 
     def begin(self, call: Call, trail: Trail, asked: GenerateRequest) -> Tries:
-        """Raises InvalidRequest for adapters that are not there."""
+        """`over` has to be told of its end. Raises InvalidRequest for adapters that are not there."""
         self._budget.called(call.model, time.monotonic())
         tries = Tries(call, trail, asked)
         self._adapt(tries, asked)
+        self._metrics.in_flight.inc(call.model)
         return tries
 
     def begin_pooled(self, call: Call, trail: Trail, asked: PoolRequest) -> Tries:
         self._budget.called(call.model, time.monotonic())
+        self._metrics.in_flight.inc(call.model)
         return Tries(call, trail, None, ask=ask_of_pooled(asked))
 
     async def slot(self, tries: Tries, held: AsyncExitStack) -> Lease:
@@ -185,6 +187,7 @@ class Attempts:
 
     def over(self, tries: Tries) -> None:
         """The call is over, however it ended."""
+        self._metrics.in_flight.inc(tries.call.model, by=-1.0)
         self.circuits.leaves(tries)
         if tries.with_boot and time.monotonic() >= tries.call.deadline - TIMER_S:
             self._blame(tries.with_boot)  # it had all the time that there was, and has not begun
@@ -269,6 +272,8 @@ class Attempts:
     def _go_on(self, tries: Tries, model: str, reason: Reason) -> None:
         self._metrics.fallbacks.inc(tries.call.model, model, reason.value)
         tries.trail.record.notes("fallback", model=tries.call.model, fallback=model, reason=reason.value)
+        self._metrics.in_flight.inc(tries.call.model, by=-1.0)
+        self._metrics.in_flight.inc(model)  # its workers are those who are needed
         tries.call = on_model(tries.call, model)
         tries.trail.model = model
         self._budget.called(model, time.monotonic())

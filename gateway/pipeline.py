@@ -27,7 +27,7 @@ from gateway.relay.mailbox import Mailbox
 from gateway.relay.relay import Relay
 from gateway.routing.chain import Reason
 from gateway.routing.slot_numbers import ANY, located
-from gateway.telemetry.metrics import Metrics, UnderWay
+from gateway.telemetry.metrics import Metrics
 from gateway.telemetry.prompts import UNWRITTEN, Prompts
 from gateway.telemetry.trail import Trail
 from gateway.tries import Admission, Lease, Tries, on_model
@@ -212,14 +212,13 @@ class Pipeline:
         Raises PaddockError: no slot in time, refused by the worker, failed, cut off.
         """
         cutoff, heard = self._cutoff(call), self._prompts.begins(trail, request)
-        with UnderWay(self._metrics.in_flight, call.model):
-            self._under_way.add(cutoff)
-            try:
-                async with cutoff, self._placed(call, request, trail, cutoff) as answer:
-                    yield heard.of(answer)
-            finally:
-                self._under_way.discard(cutoff)
-                heard.ends()
+        self._under_way.add(cutoff)
+        try:
+            async with cutoff, self._placed(call, request, trail, cutoff) as answer:
+                yield heard.of(answer)
+        finally:
+            self._under_way.discard(cutoff)
+            heard.ends()
 
     async def pool(self, call: Call, request: PoolRequest, trail: Trail) -> PoolResult:
         """Pooled work, which is one answer: placed like any call, and anew where its worker is lost.
@@ -228,14 +227,13 @@ class Pipeline:
         """
         request = replace_struct(request, tenant=call.principal.team, request_id=call.request_id)
         cutoff, heard = self._cutoff(call), self._prompts.begins(trail, request)
-        with UnderWay(self._metrics.in_flight, call.model):
-            self._under_way.add(cutoff)
-            try:
-                async with cutoff:
-                    return await self._pooled(call, request, trail)
-            finally:
-                self._under_way.discard(cutoff)
-                heard.ends()
+        self._under_way.add(cutoff)
+        try:
+            async with cutoff:
+                return await self._pooled(call, request, trail)
+        finally:
+            self._under_way.discard(cutoff)
+            heard.ends()
 
     async def _pooled(self, call: Call, request: PoolRequest, trail: Trail) -> PoolResult:
         tries = self.attempts.begin_pooled(call, trail, request)

@@ -43,6 +43,23 @@ async def chat(caller: Caller, prompt: str = "Hi", **more: Any) -> tuple[int, di
     return await asked(caller, "/v1/chat/completions", messages=[{"role": "user", "content": prompt}], **more)
 
 
+async def test_a_call_in_flight_counts_for_the_model_that_serves_it(other_caller: Caller) -> None:
+    """Or the workers that answer were scaled away, and those of a model that does nothing kept."""
+
+    async def in_flight() -> tuple[float, float]:
+        first = await counted(other_caller, "paddock_requests_in_flight", model="quick")
+        return first, await counted(other_caller, "paddock_requests_in_flight", model="slow")
+
+    other_caller.model = "roomy"
+    before = await in_flight()
+    async with other_caller.stream(LONG, max_tokens=60) as answer:
+        await answer.until_text()
+        assert await in_flight() == (before[0], before[1] + 1)
+        await answer.finish()
+    assert answer.headers["x-paddock-model"] == "slow"
+    assert await in_flight() == before
+
+
 async def test_a_model_without_workers_is_stood_in_for_at_once(other_caller: Caller) -> None:
     other_caller.model = "steady"
     before = await counted(
