@@ -61,6 +61,7 @@ async def choices(
             yield answer
         return
     merged = Merged(len(requests))
+    trail.num_answers = len(requests)
     try:
         async with asyncio.TaskGroup() as tasks:
             branches = [
@@ -106,11 +107,15 @@ class Merged:
         """Hands on one answer's events. Raises PaddockError."""
         # The caller is told where the first of them stands.
         own = replace(trail, standing=trail.standing if number == 0 else Standing())
-        async with self._turns, pipeline.answer(_in_turn(call, number), request, own) as answer:
-            if not self.begun.is_set():
-                _note_first(trail, own)
-                self.begun.set()
-            await self._hand_on(number, answer)
+        try:
+            async with self._turns, pipeline.answer(_in_turn(call, number), request, own) as answer:
+                if not self.begun.is_set():
+                    _note_first(trail, own)
+                    self.begun.set()
+                await self._hand_on(number, answer)
+        finally:
+            if number == 0 and not self.begun.is_set():
+                _note_first(trail, own)  # in vain, so far: none has begun
 
     async def _hand_on(self, number: int, answer: Answer) -> None:
         while not answer.ended:

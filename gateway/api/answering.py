@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Awaitable, Callable
 from functools import partial
 from time import monotonic
@@ -21,17 +22,18 @@ from gateway.api.superseding import Superseding
 from gateway.api.wish import Wish
 from gateway.call import Call
 from gateway.choices import Choices, choices
-from gateway.errors import PaddockError
+from gateway.errors import InternalError, PaddockError
 from gateway.pipeline import Pipeline
 from gateway.relay.failures import answer_to
 from gateway.resume.recording import Recording
 from gateway.telemetry.trail import Trail
-from workers.protocol.events import CallEvent, Failed, Finished, Reasoning, Text, ToolCallDelta, Usage
+from gateway.telemetry.unended import OUTPUT, Unended
+from workers.protocol.events import CallEvent, Failed, Finished
 
 LAST_WORD_S = 2.0
 """How long a client that is cut off gets to take in why."""
 
-OUTPUT = (Text, Reasoning, ToolCallDelta)
+log = logging.getLogger(__name__)
 
 Conclude = Callable[[StreamWriter | WholeWriter, PaddockError | None], Awaitable[None]]
 
@@ -98,7 +100,11 @@ class Answering(Generic[AskedIn]):
         self, asked: AskedIn, call: Call, trail: Trail, writer: StreamWriter, sink: Sink
     ) -> PaddockError | None:
         """A stream but for its last word, and its end in the books; why the answer is not complete."""
-        failure = await self._write(asked, call, trail, writer, sink)
+        try:
+            failure = await self._write(asked, call, trail, writer, sink)
+        except Exception:  # the edge of a stream that others may read: they are told of it, too
+            log.exception("a stream broke", extra={"fields": trail.name()})
+            failure = InternalError(f"Something broke in the gateway; its log has request {trail.request_id}.")
         if failure is None:
             trail.status, trail.outcome = 200, "ok"
         else:
@@ -107,15 +113,19 @@ class Answering(Generic[AskedIn]):
         return failure
 
     async def _whole(self, asked: AskedIn, call: Call, trail: Trail, send: Send) -> None:
-        writer = self._writers.whole_writer(asked, call, trail)
+        writer, unended = self._writers.whole_writer(asked, call, trail), Unended()
         async with self._superseding.turn(call), choices(self._pipeline, call, asked.requests, trail) as answer:
-            while not answer.ended:
-                events = await answer.take()
-                if trail.first_token_at is None:
-                    note_first(trail, events)
-                writer.add(events, answer.choice)
-                if answer.end is not None:
-                    note_end(trail, answer.end)
+            try:
+                while not answer.ended:
+                    events = await answer.take()
+                    unended.hear(events)
+                    if trail.first_token_at is None:
+                        note_first(trail, events)
+                    writer.add(events, answer.choice)
+                    if answer.end is not None:
+                        note_end(trail, answer.end, unended)
+            finally:
+                unended.note(trail)
         await self._concluded(writer, None)
         await send_bytes(send, writer.body(), JSON, trail)
 
@@ -160,16 +170,20 @@ class Answering(Generic[AskedIn]):
 async def relay(answer: Choices, writer: StreamWriter, trail: Trail, sink: Sink) -> None:
     """Every event of the answer to where it goes; the body of the loop runs once per token. Raises PaddockError."""
     take, chunks, write = answer.take, writer.chunks, sink.write
-    waits = True
-    while not answer.ended:
-        events = await take()
-        if waits:
-            waits = not note_first(trail, events)
-        body = chunks(events, answer.choice)
-        if body:
-            await write(body)
-        if answer.end is not None:
-            note_end(trail, answer.end)
+    waits, unended = True, Unended()
+    try:
+        while not answer.ended:
+            events = await take()
+            unended.hear(events)
+            if waits:
+                waits = not note_first(trail, events)
+            body = chunks(events, answer.choice)
+            if body:
+                await write(body)
+            if answer.end is not None:
+                note_end(trail, answer.end, unended)
+    finally:
+        unended.note(trail)
 
 
 def note_first(trail: Trail, events: list[CallEvent]) -> bool:
@@ -180,16 +194,12 @@ def note_first(trail: Trail, events: list[CallEvent]) -> bool:
     return True
 
 
-def note_end(trail: Trail, end: Finished | Failed) -> None:
+def note_end(trail: Trail, end: Finished | Failed, unended: Unended) -> None:
     """Raises PaddockError where the answer failed."""
     if isinstance(end, Failed):
         raise answer_to(end.failure)
-    before, usage = trail.usage or Usage(0, 0, 0), end.usage
-    trail.usage = Usage(
-        before.prompt_tokens + usage.prompt_tokens,
-        before.completion_tokens + usage.completion_tokens,
-        before.cached_tokens + usage.cached_tokens,
-    )
+    unended.ended(end.usage)
+    trail.used(end.usage)
 
 
 async def _last_word(stream: EventStream, body: bytes) -> None:

@@ -7,22 +7,33 @@ from collections.abc import Callable
 from gateway.registry.snapshot import FleetSnapshot
 from workers.protocol.metrics.of_gateway import DRAINED, LOST
 
+MOST_LOST = 1024
+
 
 class Turnover:
-    """Told of each new snapshot, in order."""
+    """Told of each new snapshot, in order. A process that was taken for lost and is back has not started anew."""
 
     def __init__(self, first: FleetSnapshot, came: Callable[[str], None], went: Callable[[str, str], None]) -> None:
         """Those in `first` have not come. `came` is told the model, `went` the model, and `DRAINED` or `LOST`."""
         self._there = _processes(first)
         self._came = came
         self._went = went
+        self._lost: dict[tuple[str, str], None] = {}
+        """The last ones, oldest first."""
 
     def changed(self, snapshot: FleetSnapshot) -> None:
         before, self._there = self._there, _processes(snapshot)
         for process in self._there.keys() - before.keys():
-            self._came(process[0])
+            if process in self._lost:
+                del self._lost[process]
+            else:
+                self._came(process[0])
         for process in before.keys() - self._there.keys():
             self._went(process[0], DRAINED if before[process] else LOST)
+            if not before[process]:
+                self._lost[process] = None
+        while len(self._lost) > MOST_LOST:
+            del self._lost[next(iter(self._lost))]
 
 
 def _processes(snapshot: FleetSnapshot) -> dict[tuple[str, str], bool]:

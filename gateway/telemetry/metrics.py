@@ -9,7 +9,6 @@ from gateway.telemetry.gen_ai import GenAi
 from gateway.telemetry.trail import Trail
 from workers.protocol.metrics import catalogue, of_gateway
 from workers.protocol.metrics.book import Book
-from workers.protocol.metrics.families import Gauge
 from workers.protocol.metrics.process import Process
 from workers.protocol.metrics.who import FAILED_BY, OTHER, Who, blamed
 
@@ -93,7 +92,8 @@ class Metrics:
             self.prompt_tokens.inc(*who, by=usage.prompt_tokens)
             self.cached_tokens.inc(*who, by=usage.cached_tokens)
             self.generated_tokens.inc(*who, by=usage.completion_tokens)
-            if ttft_s is not None and usage.completion_tokens > 1:
+            # Answers that grow side by side have no common time per token.
+            if ttft_s is not None and usage.completion_tokens > 1 and trail.num_answers == 1:
                 token_s = max(0.0, total_s - ttft_s) / (usage.completion_tokens - 1)
                 self.time_per_token.observe(token_s, model)
         self._gen_ai.ended(trail, "" if outcome == OK else outcome, total_s, token_s)
@@ -139,19 +139,3 @@ class Gauges:
         self.without_redis = book.gauge(of_gateway.WITHOUT_REDIS)
         self.redis_up = book.gauge(of_gateway.REDIS_UP)
         self.stopping = book.gauge(of_gateway.STOPPING)
-
-
-class UnderWay:
-    """Counts a request of a model for the time of a block."""
-
-    __slots__ = ("_gauge", "_model")
-
-    def __init__(self, gauge: Gauge, model: str) -> None:
-        self._gauge = gauge
-        self._model = model
-
-    def __enter__(self) -> None:
-        self._gauge.inc(self._model)
-
-    def __exit__(self, *_: object) -> None:
-        self._gauge.inc(self._model, by=-1.0)

@@ -54,6 +54,9 @@ class Trail:
     """When the attempt that answered left for its worker."""
     first_token_at: float | None = None
     usage: Usage | None = None
+    """Of all its answers, as far as they came."""
+    num_answers: int = 1
+    """That it asks for, over all prompts."""
     status: int = 0
     outcome: str = ""
     """`ok`, `client_gone`, or the code of the error."""
@@ -62,6 +65,15 @@ class Trail:
 
     def asked_by(self, principal: Principal) -> None:
         self.team, self.key_id = principal.team, principal.key_id
+
+    def used(self, usage: Usage) -> None:
+        """By one more of its answers."""
+        before = self.usage or Usage(0, 0, 0)
+        self.usage = Usage(
+            before.prompt_tokens + usage.prompt_tokens,
+            before.completion_tokens + usage.completion_tokens,
+            before.cached_tokens + usage.cached_tokens,
+        )
 
     @property
     def trace_id(self) -> str:

@@ -9,7 +9,8 @@ from collections.abc import Awaitable, Callable, Mapping
 
 import pytest
 
-from tests.support.caller import Caller
+from tests.integration.front.conftest import QUEUE_TIMEOUT_S
+from tests.support.caller import Caller, taken
 from tests.support.scrape import Scrape
 from tests.support.stack import Stack
 from workers.protocol.metrics import catalogue
@@ -78,6 +79,47 @@ async def test_what_a_caller_writes_is_no_label(caller: Caller) -> None:
     shown = await scraped(caller)
     assert shown.value("paddock_failures_total", model="", who="caller", code="model_not_found") >= 1
     assert shown.value("paddock_failures_total", model="", who="caller", code="unknown_route") >= 1
+
+
+async def test_tokens_of_an_answer_that_is_cut_off_count(caller: Caller) -> None:
+    """Or a team whose callers always leave used nothing."""
+    caller.model = "slow"
+    names = ("paddock_prompt_tokens_total", "paddock_generated_tokens_total")
+    before = [(await scraped(caller)).sum(name, model="slow") for name in names]
+    async with caller.stream() as answer:
+        while len(answer.text.split()) < 5:
+            await answer.until_text()
+
+    async def counted() -> bool:
+        shown = await scraped(caller)
+        prompt, generated = (shown.sum(name, model="slow") - then for name, then in zip(names, before, strict=True))
+        return prompt > 0 and 5 <= generated < 50
+
+    await eventually(counted, 2.0)
+
+
+async def test_answers_side_by_side_have_no_common_time_per_token(caller: Caller) -> None:
+    caller.model, name = "quick", "paddock_time_per_output_token_seconds_count"
+    before = (await scraped(caller)).sum(name, model="quick")
+    assert (await caller.whole(n=3))[0] == 200
+    await asyncio.sleep(0.05)
+    assert (await scraped(caller)).sum(name, model="quick") == before
+    assert (await caller.whole())[0] == 200
+
+    async def counted() -> bool:
+        return (await scraped(caller)).sum(name, model="quick") == before + 1
+
+    await eventually(counted, 1.0)
+
+
+async def test_several_answers_that_wait_in_vain_have_waited(caller: Caller) -> None:
+    caller.model, name = "slow", "paddock_queue_wait_seconds_sum"
+    async with taken(caller, 2):
+        before = (await scraped(caller)).sum(name, model="slow")
+        status, body = await caller.whole(n=2)
+        assert (status, body["error"]["code"]) == (503, "queue_timeout")
+    waited_s = (await scraped(caller)).sum(name, model="slow") - before
+    assert waited_s > 0.9 * QUEUE_TIMEOUT_S
 
 
 async def test_a_model_without_workers_has_its_series_and_shows_who_waits(other_caller: Caller) -> None:

@@ -43,7 +43,7 @@ FAILURES = Metric(
 IN_FLIGHT = Metric(
     "paddock_requests_in_flight",
     GAUGE,
-    "requests between their permission and their end, waiting ones included",
+    "requests between their permission and their end, waiting ones included, by the model that they are with now",
     MODEL,
     When.HAPPENS,
 )
@@ -60,7 +60,7 @@ E2E = Metric(
 TIME_PER_TOKEN = Metric(
     "paddock_time_per_output_token_seconds",
     HISTOGRAM,
-    "first token to end, by the tokens after the first; of answers of two tokens and more",
+    "first token to end, by the tokens after the first; of single answers of two tokens and more",
     MODEL,
     When.ENDED,
     GAP_S,
@@ -77,7 +77,13 @@ PROMPT_TOKENS = Metric("paddock_prompt_tokens_total", COUNTER, "prompt tokens, c
 CACHED_TOKENS = Metric(
     "paddock_cached_tokens_total", COUNTER, "those of them that were in a KV cache", USER, When.ENDED
 )
-GENERATED_TOKENS = Metric("paddock_generated_tokens_total", COUNTER, "generated tokens", USER, When.ENDED)
+GENERATED_TOKENS = Metric(
+    "paddock_generated_tokens_total",
+    COUNTER,
+    "generated tokens, those of answers that were cut off included as far as they came",
+    USER,
+    When.ENDED,
+)
 
 QUEUE_LENGTH = Metric(
     "paddock_queue_length",
@@ -176,7 +182,8 @@ SLOTS_BUSY = Metric("paddock_slots_busy", GAUGE, "those of them that calls hold,
 WORKER_STARTS = Metric(
     "paddock_worker_starts_total",
     COUNTER,
-    "worker processes that came, those that were there when the gateway started not counted",
+    "worker processes that came; not those that were there when the gateway started, nor those that were only silent "
+    "for a while",
     MODEL,
     When.HAPPENS,
 )

@@ -46,3 +46,15 @@ def test_who_comes_and_goes_is_told_once() -> None:
     assert sorted(told[2:]) == [("m",), ("m", "lost")], "a worker that restarts is another process"
     turnover.changed(fleet(more=(beat("c", "3"),)))
     assert sorted(told[4:]) == [("m", "lost"), ("more",)]
+
+
+def test_a_process_that_was_silent_for_a_while_has_not_come_anew() -> None:
+    told: list[tuple[str, ...]] = []
+    turnover = Turnover(fleet(), lambda model: told.append((model,)), lambda model, how: told.append((model, how)))
+    turnover.changed(fleet(beat("a", "1")))
+    for _ in range(3):
+        turnover.changed(fleet())
+        turnover.changed(fleet(beat("a", "1")))
+    assert told == [("m",), *[("m", "lost")] * 3]
+    turnover.changed(fleet(beat("a", "2")))
+    assert sorted(told[4:]) == [("m",), ("m", "lost")]

@@ -43,6 +43,14 @@ def test_a_line_for_people() -> None:
     assert "ttft_ms=250.0" in line
 
 
+def test_a_path_with_a_line_end_begins_no_line_of_its_own() -> None:
+    trail = Trail("req-1", "GET", "/x\n12:00:00 ERROR   the gateway is\x1b[2J gone")
+    line = TextFormatter().format(record(trail))
+    assert "\n" not in line
+    assert "\x1b" not in line
+    assert r"path='/x\n12:00:00 ERROR   the gateway is\x1b[2J gone'" in line
+
+
 def test_what_never_happened_is_left_out() -> None:
     line = Trail("r", "GET", "/nope").line()
     assert not {"team", "model", "attempts", "ttft_ms", "prompt_tokens"} & set(line)

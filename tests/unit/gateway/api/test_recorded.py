@@ -1,0 +1,65 @@
+"""A stream that others may read again, and that breaks in the gateway: they are told, and it is counted."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from gateway.api.answering import Answering
+from gateway.api.openai.chat import ChatDialect
+from gateway.call import Call, Principal
+from gateway.resume.recording import Recording
+from gateway.store.stream_log import StreamHead
+from gateway.telemetry.trail import Trail
+from workers.protocol.events import CallEvent, Started, Text
+
+CALL = Call("r", Principal("k", "team", None, admin=False), "alias", "model", 0.0, 1.0, 1.0)
+
+
+class Answer:
+    """Two tokens, and then something that nobody expected."""
+
+    choice, end, ended = 0, None, False
+
+    def __init__(self, *steps: list[CallEvent]) -> None:
+        self._steps = iter(steps)
+
+    async def take(self) -> list[CallEvent]:
+        for step in self._steps:
+            return step
+        raise ZeroDivisionError
+
+
+def answering(*steps: list[CallEvent], begins: bool = True) -> Any:
+    @asynccontextmanager
+    async def answer(*_: object) -> AsyncIterator[Answer]:
+        if not begins:
+            raise ZeroDivisionError
+        yield Answer(*steps)
+
+    pipeline: Any = SimpleNamespace(answer=answer)
+    nothing: Any = None
+    return Answering(ChatDialect(), pipeline, 1.0, nothing)
+
+
+@pytest.mark.parametrize("begins", [True, False])
+async def test_readers_are_told_of_a_break(begins: bool, caplog: pytest.LogCaptureFixture) -> None:
+    one = answering([Started(1, 0, 7, 3), Text(1, "boat")], begins=begins)
+    asked = ChatDialect().read(b'{"model": "m", "messages": [{"role": "user", "content": "hi"}], "stream": true}', {})
+    trail = Trail("req-7", "POST", "/v1/chat/completions")
+    recording = Recording("s", StreamHead("team", "", "gateway"), 1 << 16)
+    await one.record(asked, CALL, trail, ChatDialect().stream_writer(asked, CALL, trail), recording)
+    told = recording.after(0)
+    assert b"Something broke in the gateway; its log has request req-7." in told
+    assert trail.outcome == "internal_error"
+    assert "a stream broke" in caplog.text
+    if begins:
+        assert told.index(b"boat") < told.index(b"Something broke"), "in the stream, behind what there was"
+        assert trail.usage is not None
+        assert (trail.usage.prompt_tokens, trail.usage.completion_tokens) == (7, 1)
+    else:
+        assert recording.refusal is not None
