@@ -7,11 +7,12 @@ libraries can run `paddock worker`.
 from __future__ import annotations
 
 import os
+import signal
 import sys
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from importlib import import_module
-from typing import Any
+from typing import Any, NoReturn
 
 from workers.protocol.exits import Exit
 
@@ -42,7 +43,12 @@ def named(target: str) -> Any:
 
 
 def run(name: str, command: Command, args: Sequence[str], known: Collection[str] = ()) -> int:
-    """Reads the settings and runs the command; what is wrong with the settings goes to stderr, one line each."""
+    """Reads the settings and runs the command; what is wrong with the settings goes to stderr, one line each.
+
+    SIGTERM ends it in order until it has a handler of its own: in a container it may be process 1, for which Linux
+    ignores signals that have none, and loading libraries takes seconds.
+    """
+    signal.signal(signal.SIGTERM, _stopped)
     try:
         sources = import_module("workers.sources")
         settings_class = named(command.settings)
@@ -59,6 +65,10 @@ def run(name: str, command: Command, args: Sequence[str], known: Collection[str]
     for warning in reading.warnings:
         print(f"paddock: warning: {warning}", file=sys.stderr)
     return int(runner(reading.settings))
+
+
+def _stopped(*_: object) -> NoReturn:
+    raise SystemExit(int(Exit.OK))
 
 
 def guarded(program: Callable[[], int]) -> int:

@@ -31,8 +31,8 @@ def ending_at_once() -> Iterator[None]:
     try:
         yield
     finally:
+        signal.signal(signal.SIGTERM, before)  # first: no signal falls between the two
         signal.set_wakeup_fd(fd)
-        signal.signal(signal.SIGTERM, before)
         write.send(OVER)
         watcher.join()
         read.close()

@@ -27,7 +27,13 @@ class TextFormatter(logging.Formatter):
         fields = getattr(record, "fields", None)
         if not isinstance(fields, dict):
             return line
-        return line + "  " + " ".join(f"{name}={value}" for name, value in fields.items())
+        return line + "  " + " ".join(f"{name}={_in_line(value)}" for name, value in fields.items())
+
+
+def _in_line(value: object) -> str:
+    """A caller's text, such as a path, begins no line of its own and moves no cursor."""
+    text = str(value)
+    return text if text.isprintable() else repr(text)
 
 
 class FieldsFormatter(JsonFormatter):

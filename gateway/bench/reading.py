@@ -16,7 +16,7 @@ from msgspec import Struct
 from gateway.bench.tape import Tape
 
 DETAIL_CHARS = 300
-_WAITING = re.compile(rb"waiting position=(\d+) wait_s=([\d.]+)")
+_WAITING = re.compile(rb"waiting position=(\d+)(?: wait_s=([\d.]+))?")
 _LAST_WORD = b"data: [DONE]"
 
 
@@ -117,7 +117,7 @@ class Reading:
             elif line.startswith(b"data:"):
                 self._chunk(line[5:], now)
             elif line.startswith(b":") and self.tape.wait_s is None and (told := _WAITING.search(line)):
-                self.tape.wait_s = float(told[2])
+                self.tape.wait_s = float(told[2]) if told[2] else None  # unknown before there is a worker
                 if self.tape.position is None:
                     self.tape.position = int(told[1])
 

@@ -29,6 +29,8 @@ TIMEOUT_S = 5.0
 PASSING_STATUS = frozenset({429, 502, 503, 504})
 MAX_TEXT_CHARS = 512
 KEPT_ATTRIBUTES = 16_384
+KEPT_CHARS = 64
+"""Longer texts are a caller's own, such as the path of a page that is not there: they would fill what is kept."""
 KEPT_INT = 1 << 16
 """Whole numbers below this one repeat often enough to be kept."""
 SCOPE = "paddock"
@@ -41,6 +43,17 @@ NAME, ATTRIBUTE, KIND = b"\x2a", b"\x4a", b"\x30"
 TIMES = struct.Struct("<cQcQ")
 BEGAN, ENDED = b"\x39", b"\x41"
 RESOURCE_SPANS, SCOPE_SPANS, SPAN = b"\x0a", b"\x12", b"\x12"  # of the request, and of one within the other
+
+
+class _NoRedirects(urllib.request.HTTPRedirectHandler):
+    """A collector that has moved is an error: followed, a POST would become a GET that takes the headers' secrets to
+    another host, and its answer would count as taken."""
+
+    def redirect_request(self, *_: object) -> None:
+        return None
+
+
+_opener = urllib.request.build_opener(_NoRedirects)
 
 
 class OtlpExporter:
@@ -63,7 +76,7 @@ class OtlpExporter:
         """Raises ExportFailed."""
         request = urllib.request.Request(self._endpoint, self.encoded(spans), self._headers)  # noqa: S310 - http(s) only
         try:
-            with urllib.request.urlopen(request, timeout=TIMEOUT_S) as answer:  # noqa: S310
+            with _opener.open(request, timeout=TIMEOUT_S) as answer:
                 answer.read()
         except urllib.error.HTTPError as error:
             error.close()
@@ -92,7 +105,7 @@ class OtlpExporter:
             trace_id,
             SPAN_ID,
             span_id,
-            self._head(span.name, int(span.kind)),
+            self._head(_bounded(span.name), int(span.kind)),
             TIMES.pack(BEGAN, began_ns, ENDED, max(began_ns, clock.unix_ns(span.ended_at))),
         ]
         if span.parent_id:
@@ -100,13 +113,17 @@ class OtlpExporter:
         for name, value in span.attributes.items():
             if value == "":
                 continue
-            if type(value) is float or (type(value) is int and value >= KEPT_INT):
-                parts.append(_attribute(name, value))
-            else:
-                parts.append(self._kept(name, value))
+            parts.append(self._kept(name, value) if _repeats(value) else _attribute(name, value))
         if span.error or span.events or span.links or span.context.state:
             parts.append(_rest(span, clock))
         return b"".join(parts)
+
+
+def _repeats(value: Value) -> bool:
+    """Whether it is worth keeping, and small."""
+    if type(value) is str:
+        return len(value) <= KEPT_CHARS
+    return type(value) is bool or (type(value) is int and value < KEPT_INT)
 
 
 def _rest(span: Span, clock: WallClock) -> bytes:
@@ -129,7 +146,7 @@ def _ids(context: TraceContext) -> tuple[bytes, bytes]:
 
 
 def _head(name: str, kind: int) -> bytes:
-    return _field(NAME, _bounded(name).encode()) + KIND + bytes((kind,))
+    return _field(NAME, name.encode()) + KIND + bytes((kind,))
 
 
 def _attribute(name: str, value: Value) -> bytes:

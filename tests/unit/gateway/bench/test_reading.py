@@ -73,3 +73,13 @@ def test_what_went_wrong(status: int, headers: dict[bytes, bytes], body: str, ki
     assert tape.error == kind
     assert tape.detail
     assert not tape.good
+
+
+def test_a_place_in_line_is_told_before_there_is_a_worker() -> None:
+    tape = Tape(10.0)
+    reading = Reading(tape)
+    reading.begin(200, {b"content-type": STREAM[b"content-type"]})
+    reading.feed(b": waiting position=2 for=worker\n\n: waiting position=1 for=worker\n\n", 11.0)
+    assert (tape.position, tape.wait_s) == (2, None)
+    reading.feed(b": waiting position=1 wait_s=0.5\n\n", 12.0)
+    assert (tape.position, tape.wait_s) == (2, 0.5)

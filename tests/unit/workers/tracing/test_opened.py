@@ -104,7 +104,7 @@ def test_a_missing_library_is_an_error_for_who_asked_and_a_line_for_who_may_not_
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(opened, "EXPORTER", "workers.tracing.is_not_there")
-    with pytest.raises(TracingUnusable, match=r"install paddock\[tracing\]"), tracing("http://c", "", 1.0, {}, "", {}):
+    with pytest.raises(TracingUnusable, match=r"install the extra 'tracing'"), tracing("http://c", "", 1.0, {}, "", {}):
         pass
     with tracing("", "", 1.0, {}, "", {"OTEL_EXPORTER_OTLP_ENDPOINT": "http://c"}) as tracer:
         assert tracer is OFF
