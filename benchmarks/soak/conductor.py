@@ -139,11 +139,13 @@ class Conductor:
         return {**stock.held(), **await self._busy()}
 
     async def _busy(self) -> dict[str, float]:
-        """Of those that tell metrics: the calls that they have."""
+        """Of those that tell metrics: the calls that they have; one that should and does not may have any."""
         urls = await self._urls()
         told = await asyncio.gather(*(asyncio.to_thread(read_metrics, url) for url in urls.values()))
-        sums = {name: sum(one.get(metric, 0.0) for metric in BUSY) for name, one in zip(urls, told, strict=True)}
-        return {name: count for name, count in sums.items() if count}
+        named = dict(zip(urls, told, strict=True))
+        sums = {name: sum(one.get(metric, 0.0) for metric in BUSY) for name, one in named.items()}
+        silent = {f"{name}, which tells nothing": 1.0 for name, one in named.items() if not one}
+        return {name: count for name, count in sums.items() if count} | silent
 
     async def _urls(self) -> dict[str, str]:
         gateways = {gateway.name: gateway.url for gateway in self.fleet.gateways}

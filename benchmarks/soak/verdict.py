@@ -111,6 +111,11 @@ def findings(record: Record) -> list[Finding]:
 
 def _slopes(record: Record) -> Iterator[Finding]:
     grown = list(growths(record))
+    measured = {growth.subject for growth in grown if growth.measure == "rss"}
+    there = [subject.name for subject in lasting_subjects(record)]
+    unknown = [name for name in there if name not in measured]
+    told = f"{len(there) - len(unknown)} of {len(there)}" + (f"; not {', '.join(unknown)}" if unknown else "")
+    yield Finding("processes that were measured for long enough", told, "all", bool(there) and not unknown)
     for measure, bound in MEASURES.items():
         steep = [growth for growth in grown if growth.measure == measure and not growth.flat]
         told = ", ".join(f"{one.subject} {one.slope.per_hour:+.1f}/h" for one in steep) or "flat"

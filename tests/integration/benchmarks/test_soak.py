@@ -129,10 +129,25 @@ async def is_wrong(visitor: Visitor) -> None:
     raise Surprise("200 in place of 401")
 
 
+async def hangs(visitor: Visitor) -> None:
+    raise TimeoutError
+
+
+async def is_cut_by_redis(visitor: Visitor) -> None:
+    raise OSError("connection to Redis reset")
+
+
+async def is_odd(visitor: Visitor) -> None:
+    raise IndexError("choices")
+
+
 @pytest.mark.parametrize(
     ("deed", "ending"),
     [
         (answers, "ok"),
+        (hangs, "surprise"),
+        (is_cut_by_redis, "redis"),
+        (is_odd, "surprise"),
         (is_lost, "worker_lost"),
         (is_cut_off, "broken"),
         (fails, "surprise"),

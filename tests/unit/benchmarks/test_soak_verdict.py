@@ -50,6 +50,11 @@ def test_nothing_wrong() -> None:
     assert bad(sound()) == []
 
 
+def was_not_there_for_long(record: Record) -> None:
+    life = record.subjects["gateway-0"].life
+    life.began_s, life.samples[:] = 1790.0, life.samples[-3:]
+
+
 def leaks_memory(record: Record) -> None:
     life = record.subjects["gateway-0"].life
     life.samples[:] = [replace(one, rss=80 + 30 * one.at_s / 3600) for one in life.samples]
@@ -122,6 +127,7 @@ def could_not_strike(record: Record) -> None:
 @pytest.mark.parametrize(
     ("harm", "what"),
     [
+        (was_not_there_for_long, "processes that were measured for long enough"),
         (leaks_memory, "rss: what grows"),
         (leaks_files, "fds: what grows"),
         (leaks_tasks, "tasks: what grows"),
