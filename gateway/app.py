@@ -58,6 +58,7 @@ from gateway.store.stream_log import StreamLog
 from gateway.telemetry.metrics import Metrics
 from gateway.telemetry.prompts import UNWRITTEN, WrittenPrompts
 from workers import catalog_file
+from workers.protocol.drain import left_s
 from workers.protocol.heartbeat import Heartbeat
 from workers.tracing.tracer import OFF, Tracer
 
@@ -79,6 +80,7 @@ class App:
     redis: redis.asyncio.Redis
     sockets: Sockets
     sight: Sight
+    attendance: Attendance
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
@@ -106,11 +108,13 @@ class App:
                 for task in background:
                     task.cancel()
 
-    async def drain(self, timeout_s: float) -> bool:
-        """Take no new calls and wait for those under way; after `timeout_s` end them. Whether none had to be ended."""
+    async def drain(self, drain_s: float) -> bool:
+        """Take no new calls and wait for those under way; end them `drain_s` after the draining began. Whether none had
+        to be ended.
+        """
         self.pipeline.stop_taking()
         self.sockets.stop()
-        complete = await _within(timeout_s, lambda: self.pipeline.num_calls == 0)
+        complete = await _within(left_s(drain_s, self.attendance.drains_s()), lambda: self.pipeline.num_calls == 0)
         if not complete:
             self.pipeline.cut_all()
         await _within(LAST_WORDS_S, lambda: self.pipeline.num_calls == 0 and self.sockets.num_open == 0)
@@ -190,7 +194,7 @@ async def build(settings: GatewaySettings, redis: redis.asyncio.Redis, tracer: T
     fleet.listen(lambda _: keeper.hurry())
     asgi = Door(router, metrics, attendance, tracer)
     runs = (pipeline, fleet, admission, relay, recordings, wishes, keeper, keys, key_store, redis, sockets, sight)
-    return App(asgi, *runs)
+    return App(asgi, *runs, attendance)
 
 
 def _is_leaving(attendance: Attendance, pipeline: Pipeline) -> bool:

@@ -3,6 +3,8 @@
 PaddockError                     status  type
 ├── InvalidRequest               400     invalid_request_error
 │   ├── ContextOverflow          400       code context_length_exceeded
+│   ├── HeadTooLarge             431       code request_head_too_large
+│   ├── HeadTooSlow              408       code request_head_timeout
 │   ├── BodyTooLarge             413       code request_too_large
 │   ├── BodyTooSlow              408       code request_body_timeout
 │   ├── PreviousNotFound         400       code previous_response_not_found
@@ -75,6 +77,16 @@ class ContextOverflow(InvalidRequest):
         super().__init__(message, param=param, retry_after_s=retry_after_s)
         self.num_prompt_tokens = num_prompt_tokens
         self.n_ctx = n_ctx
+
+
+class HeadTooLarge(InvalidRequest):
+    status = 431
+    code = "request_head_too_large"
+
+
+class HeadTooSlow(InvalidRequest):
+    status = 408
+    code = "request_head_timeout"
 
 
 class BodyTooLarge(InvalidRequest):

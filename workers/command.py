@@ -19,6 +19,9 @@ from workers.protocol.exits import Exit
 INTERRUPTED = 130
 """As shells count a program that Ctrl-C ended: 128 and the signal's number."""
 
+TERMINATED = 143
+"""The same for SIGTERM, where a command has not begun to serve: whoever waits for its end must not take it for done."""
+
 UNREAD = 141
 """The same for one whose output nobody reads any more (SIGPIPE)."""
 
@@ -68,7 +71,7 @@ def run(name: str, command: Command, args: Sequence[str], known: Collection[str]
 
 
 def _stopped(*_: object) -> NoReturn:
-    raise SystemExit(int(Exit.OK))
+    raise SystemExit(TERMINATED)
 
 
 def guarded(program: Callable[[], int]) -> int:

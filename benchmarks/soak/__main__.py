@@ -53,7 +53,7 @@ def keep_logs(fleet: Fleet, out: Path) -> None:
     for old in folder.glob("*.log"):
         old.unlink()
     for process in fleet.stack.processes:
-        (folder / process.log.name).write_text(process.text()[-LOG_BYTES:], encoding="utf-8")
+        (folder / process.log.name).write_bytes(process.log.read_bytes()[-LOG_BYTES:])
 
 
 def progress() -> Callable[[str], None]:

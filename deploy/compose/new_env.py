@@ -20,6 +20,8 @@ CHOICES = {
     "HF_TOKEN": ("", "where the model is gated"),
     "PADDOCK_SLOTS": ("8", "conversations at once, per worker"),
     "PADDOCK_CTX": ("0", "longest conversation, tokens; 0: what the model was trained for"),
+    "PADDOCK_START_TIMEOUT_S": ("600", "how long a call is held while its model has no worker"),
+    "PADDOCK_RESPONSES_BYTES_PER_TEAM": ("16777216", "most bytes of stored responses per team; they lie in Redis"),
     "COMPOSE_PROFILES": ("gpu", "a worker on GPUs; with WORKERS=0. Kept here, `down` and upgrades know of it as well"),
     "WORKERS": ("2", "workers on processors; 0 with COMPOSE_PROFILES=gpu"),
     "WORKER_MEMORY": ("8g", "most memory of a worker: the model, its KV cache and cache_ram_mib"),

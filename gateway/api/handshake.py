@@ -4,13 +4,14 @@ time that it takes, and of the fragments of a message."""
 from __future__ import annotations
 
 import asyncio
+from http import HTTPStatus
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 from websockets.frames import CloseCode, Frame
 
 from gateway.api.openai.error_shape import error_body
-from gateway.errors import InvalidRequest
+from gateway.errors import HeadTooLarge, HeadTooSlow, InvalidRequest
 
 MAX_FRAGMENTS = 16_384
 """Of one message: empty ones count for nothing in its size, and each takes memory."""
@@ -20,7 +21,13 @@ MAX_HEAD_BYTES = 64 << 10
 HEAD_S = 60.0
 """How long a connection may take for a head, its first one included."""
 
-REFUSED = b"HTTP/1.1 %b\r\ncontent-type: application/json\r\ncontent-length: %d\r\nconnection: close\r\n\r\n%b"
+REFUSED = b"HTTP/1.1 %d %b\r\ncontent-type: application/json\r\ncontent-length: %d\r\nconnection: close\r\n\r\n%b"
+
+
+def refused(error: InvalidRequest) -> bytes:
+    """A whole response."""
+    status, body = HTTPStatus(error.status), error_body(error)
+    return REFUSED % (status, status.phrase.encode(), len(body), body)
 
 
 class HttpProtocol(HttpToolsProtocol):
@@ -46,7 +53,7 @@ class HttpProtocol(HttpToolsProtocol):
                 told = (
                     f"The head of the request has more than {MAX_HEAD_BYTES >> 10} KiB. Send fewer and shorter headers."
                 )
-                self._refuse(b"431 Request Header Fields Too Large", told)
+                self._refuse(HeadTooLarge(told))
             elif self._head_timer is None:
                 self._head_timer = self.loop.call_later(HEAD_S, self._head_is_late)
 
@@ -66,9 +73,7 @@ class HttpProtocol(HttpToolsProtocol):
     def _head_is_late(self) -> None:
         self._head_timer = None
         if self._is_free and self._head_bytes:
-            self._refuse(
-                b"408 Request Timeout", f"The head of the request did not come in {HEAD_S:.0f} s. Send it at once."
-            )
+            self._refuse(HeadTooSlow(f"The head of the request did not come in {HEAD_S:.0f} s. Send it at once."))
         elif self._is_free:
             self.transport.close()
 
@@ -77,11 +82,10 @@ class HttpProtocol(HttpToolsProtocol):
         """No answer is under way."""
         return self.cycle is None or self.cycle.response_complete
 
-    def _refuse(self, status: bytes, told: str) -> None:
+    def _refuse(self, error: InvalidRequest) -> None:
         """The last word of the connection; within an answer it can only be cut."""
         if self._is_free:
-            body = error_body(InvalidRequest(told))
-            self.transport.write(REFUSED % (status, len(body), body))
+            self.transport.write(refused(error))
         self.transport.close()
 
     def _should_upgrade(self) -> bool:
@@ -97,8 +101,7 @@ class WebSocketProtocol(WebSocketsSansIOProtocol):
         super().data_received(data)
         if self.conn.handshake_exc is not None and not self.handshake_initiated:
             told = f"This is no handshake of a WebSocket: {self.conn.handshake_exc}. Send fewer and shorter headers."
-            body = error_body(InvalidRequest(told))
-            self.transport.write(REFUSED % (b"400 Bad Request", len(body), body))
+            self.transport.write(refused(InvalidRequest(told)))
             self.transport.close()
 
     def handle_cont(self, event: Frame) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+from math import ceil
 from pathlib import Path
 from typing import Any
 
@@ -215,17 +217,47 @@ def test_calls_are_held_for_longer_than_a_worker_drains_and_its_successor_loads(
         assert held >= pod["terminationGracePeriodSeconds"] + 500
 
 
-def test_a_shorter_end_is_taken_at_its_word() -> None:
+@pytest.mark.parametrize("drain_s", [0, 29.5])
+def test_a_shorter_end_is_taken_at_its_word(drain_s: float) -> None:
     found = render(
         {
-            "gateway": {"settings": {"request_timeout_s": 600.5, "start_timeout_s": 60, "drain_s": 30}},
+            "gateway": {"settings": {"request_timeout_s": 600.5, "start_timeout_s": 60, "drain_s": drain_s}},
             "workers": {"settings": {"worker_drain_s": 90}},
         }
     )
     (gateway,), (worker,) = pods_of(found, "gateway"), pods_of(found, "worker")
-    assert plain_env(container(gateway), KNOWN)["PADDOCK_DRAIN_S"] == "30"
+    drains = ceil(drain_s)
+    assert plain_env(container(gateway), KNOWN)["PADDOCK_DRAIN_S"] == str(drains)
     assert plain_env(container(worker), KNOWN)["PADDOCK_WORKER_DRAIN_S"] == "90"
-    assert (gateway["terminationGracePeriodSeconds"], worker["terminationGracePeriodSeconds"]) == (641, 120)
+    hooks = [container(pod)["lifecycle"]["preStop"]["exec"]["command"][3:] for pod in (gateway, worker)]
+    assert hooks == [["--settle-s", "10", "--timeout-s", str(10 + drains)], ["--timeout-s", "90"]]
+    assert (gateway["terminationGracePeriodSeconds"], worker["terminationGracePeriodSeconds"]) == (40 + drains, 120)
+
+
+def test_an_end_that_nobody_has_named_is_the_longest_call() -> None:
+    found = render({"gateway": {"settings": {"request_timeout_s": 600.5, "start_timeout_s": 60}}})
+    (gateway,), (worker,) = pods_of(found, "gateway"), pods_of(found, "worker")
+    assert (gateway["terminationGracePeriodSeconds"], worker["terminationGracePeriodSeconds"]) == (641, 631)
+
+
+def kept(values: dict[str, Any]) -> str | None:
+    (gateway,) = pods_of(render(values), "gateway")
+    return plain_env(container(gateway), KNOWN).get("PADDOCK_RESPONSES_BYTES_PER_TEAM")
+
+
+def test_stored_responses_fit_the_bundled_redis() -> None:
+    (most,) = re.findall(r"maxmemory (\d+)mb", render({}).one("ConfigMap", "redis")["data"]["redis.conf"])
+    assert 20 * 1.2 * int(kept({}) or 0) <= int(most) * 2**20 / 2, "docs/capacity.md, Memory of Redis"
+    assert int(kept({}) or 0) < GatewaySettings.model_fields["responses_bytes_per_team"].default
+
+
+@pytest.mark.parametrize("own", [0, 1 << 30])
+def test_an_operators_word_on_stored_responses_counts(own: int) -> None:
+    assert kept({"gateway": {"settings": {"responses_bytes_per_team": own}}}) == str(own)
+
+
+def test_a_redis_of_ones_own_is_as_large_as_its_operator_says() -> None:
+    assert kept({"redis": {"bundled": False, "external": {"url": "redis://r:6379/0"}}}) is None
 
 
 @FILES

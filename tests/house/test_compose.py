@@ -129,6 +129,25 @@ def test_what_is_bounded_fits_together(project: Resolved) -> None:
     redis = " ".join(services(project)["redis"]["command"])
     (most,) = re.findall(r"--maxmemory (\d+)mb", redis)
     assert int(most) * 2**20 < int(services(project)["redis"]["deploy"]["resources"]["limits"]["memory"])
+    gateway = services(project)["gateway"]["environment"]
+    kept = int(gateway["PADDOCK_RESPONSES_BYTES_PER_TEAM"])
+    assert 20 * 1.2 * kept <= int(most) * 2**20 / 2, "docs/capacity.md, Memory of Redis"
+    # `up` replaces all workers at once: a call waits for one that drains, and for its successor to load.
+    drains_s = float(services(project)["worker"]["environment"]["PADDOCK_WORKER_DRAIN_S"])
+    assert float(gateway["PADDOCK_START_TIMEOUT_S"]) >= drains_s + 300
+
+
+def test_what_the_gateway_is_told_can_be_told_otherwise() -> None:
+    own = {"PADDOCK_START_TIMEOUT_S": "60", "PADDOCK_RESPONSES_BYTES_PER_TEAM": "0"}
+    assert own.items() <= services(resolved(new_env() | own))["gateway"]["environment"].items()
+
+
+def test_the_page_on_capacity_says_how_much_redis_has(project: Resolved) -> None:
+    page = (ROOT / "docs" / "capacity.md").read_text()
+    (most,) = re.findall(r"--maxmemory (\d+)mb", " ".join(services(project)["redis"]["command"]))
+    assert f"The Redis of compose and the bundled one of the chart have {most} MiB." in page
+    kept = int(services(project)["gateway"]["environment"]["PADDOCK_RESPONSES_BYTES_PER_TEAM"])
+    assert f"both set `responses_bytes_per_team` to {kept >> 20} MiB" in page
 
 
 def test_the_order_of_starting_which_is_the_order_of_stopping_reversed(project: Resolved) -> None:

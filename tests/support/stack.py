@@ -52,6 +52,8 @@ class Process:
     name: str
     popen: subprocess.Popen[bytes]
     log: Path
+    log_begins: int = 0
+    """In bytes: before that stands what another one of the name wrote."""
     url: str = ""
 
     @property
@@ -76,7 +78,7 @@ class Process:
             return -signal.SIGKILL
 
     def text(self) -> str:
-        return self.log.read_text(errors="replace")
+        return self.log.read_bytes()[self.log_begins :].decode(errors="replace")
 
 
 @dataclass(slots=True)
@@ -129,6 +131,7 @@ class Stack:
         """Any process, with the stack's settings in its environment."""
         log = self.folder / f"{name}.log"
         with log.open("ab") as output:
+            begins = output.tell()
             popen = subprocess.Popen(
                 command,
                 env=self.environment() | (environment or {}),
@@ -138,7 +141,7 @@ class Stack:
                 cwd=ROOT,
                 start_new_session=True,
             )
-        process = Process(name, popen, log)
+        process = Process(name, popen, log, begins)
         self._pin(name, popen.pid)
         self.processes.append(process)
         return process

@@ -11,6 +11,16 @@ DRAIN_PATH = "/health/drain"
 LONGEST_S = 86_400.0
 """Nobody waits longer, nor asks for it."""
 
+LEAST_S = 20.0
+"""For calls after SIGTERM, however long the draining has gone on: the chart kills 30 s after its hook."""
+
+
+def left_s(bound_s: float, drained_s: float) -> float:
+    """Of a bound for draining, when SIGTERM comes `drained_s` after it began; negative: it begins now. A hook that has
+    waited in vain was given the bound already, and whoever waits for it no longer kills what is not told in time.
+    """
+    return min(bound_s, max(LEAST_S, bound_s - max(0.0, drained_s)))
+
 
 def seconds_of(text: str) -> float:
     """A time that is asked for. Raises ValueError: what it must be."""

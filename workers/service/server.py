@@ -25,6 +25,7 @@ from starlette.types import ASGIApp
 
 from workers.engine.counters import EngineCounters
 from workers.engine.request import EngineLoad
+from workers.protocol.drain import left_s
 from workers.protocol.events import CallEvent
 from workers.protocol.exits import Exit
 from workers.protocol.failures import Failure, FailureCode
@@ -192,6 +193,8 @@ class WorkerServer:
             devices=services.devices,
         )
         self._hub = EventHub(self._boot, grace_s=place.gateway_grace_s)
+        self._drains_since = 0.0
+        """time.monotonic(), once it drains."""
         stories = Stories(tracer, place.worker, place.model)
         self.desk = CallDesk(
             self._hub,
@@ -261,15 +264,17 @@ class WorkerServer:
         """No new calls; those that run go on."""
         if not self._calls.draining:
             self._calls.draining = True
+            self._drains_since = time.monotonic()
             self._engine.retire()
             self._registration.hurry()
             logger.info("draining %d calls", self._calls.num_calls)
 
     async def _drain(self) -> Exit:
         self._begin_to_drain()
-        logger.info("stopping in %.0f s at most", self._place.drain_s)
+        bound_s = left_s(self._place.drain_s, time.monotonic() - self._drains_since)
+        logger.info("stopping in %.0f s at most", bound_s)
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(self._place.drain_s):
+            async with asyncio.timeout(bound_s):
                 await _first(self._calls.idle, self._stop_now)
         if self._crash is not None:
             return Exit.CRASHED

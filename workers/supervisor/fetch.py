@@ -3,7 +3,8 @@
 For whoever starts workers by themselves: an init container, a compose file, a machine's setup. One line per model,
 its name and its file, separated by a tab. The file's name is the model's, whatever the hub calls it (`NAME.gguf`, or
 `NAME-00001-of-0000N.gguf` for a split model), so that a worker can be told where to look before anything is fetched.
-Links of these names are ours; a file is not, and is neither replaced nor removed.
+Links of these names are ours; a file is not, and is neither replaced nor removed. Where the settings name no model and
+a file of the name lies there, it is the model.
 """
 
 from __future__ import annotations
@@ -13,18 +14,18 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from workers.model_file import SPLIT, SUFFIX, parts, plain_name
+from workers.model_file import SPLIT, SUFFIX, first_part, parts, plain_name
 from workers.protocol.catalog import CatalogError
 from workers.protocol.exits import Exit
 from workers.settings import SupervisorSettings
-from workers.supervisor.library import Library, ModelUnusable, wanted
+from workers.supervisor.library import DEMO_ALIAS, Library, ModelUnusable, wanted
 
 
 def run(settings: SupervisorSettings) -> int:
     """Blocks until all is there; returns the exit code. What was fetched before is not asked for again."""
     try:
-        wish = wanted(settings)
         library = Library.of(settings)
+        wish = wanted(_with_own_file(settings, library.folder))
         for name, path in library.locate_all(wish).items():
             print(f"{name}\t{named(library.folder, name, path)}", flush=True)
     except CatalogError as error:
@@ -34,6 +35,16 @@ def run(settings: SupervisorSettings) -> int:
     except OSError as error:
         return _complain(f"models_dir: {error.filename}: {error.strerror}; name a folder with --models-dir", Exit.USAGE)
     return Exit.OK
+
+
+def _with_own_file(settings: SupervisorSettings, folder: Path) -> SupervisorSettings:
+    """The settings, with somebody's own `folder/NAME.gguf` as the model where they name none: the demo would be in its
+    way. Raises OSError.
+    """
+    if settings.catalog or settings.model or settings.hf:
+        return settings
+    own = first_part(folder / f"{plain_name(settings.alias or DEMO_ALIAS)}{SUFFIX}")
+    return settings.model_copy(update={"model": own}) if _is_real(own) else settings
 
 
 def named(folder: Path, model: str, first: Path) -> Path:

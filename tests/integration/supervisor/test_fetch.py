@@ -16,6 +16,7 @@ import pytest
 
 from tests.support.hub_server import TOKEN, Hub
 from tests.support.stack import DEMO_MODEL
+from workers.command import TERMINATED
 from workers.model_file import first_part
 from workers.protocol.exits import Exit
 
@@ -127,6 +128,53 @@ def test_without_a_word_it_is_the_demo(machine: Machine, hub: Hub) -> None:
     assert hub.requests == []
 
 
+@pytest.mark.parametrize(
+    ("alias", "files"),
+    [
+        ("", ["paddock-demo.gguf"]),
+        ("mine", ["mine.gguf"]),
+        ("team/mine:8b", ["team--mine--8b.gguf"]),
+        ("mine", ["mine-00001-of-00002.gguf", "mine-00002-of-00002.gguf"]),
+    ],
+)
+def test_a_file_of_ones_own_is_the_model_where_none_is_named(
+    machine: Machine, hub: Hub, alias: str, files: list[str]
+) -> None:
+    machine.volume.mkdir()
+    for file in files:
+        (machine.volume / file).write_bytes(GGUF)
+    for _ in range(2):
+        code, found, complaint = machine.fetch(PADDOCK_ALIAS=alias)
+        assert (code, found) == (0, {alias or "paddock-demo": machine.volume / files[0]}), complaint
+    assert {path.name for path in machine.volume.iterdir() if path.suffix == ".gguf"} == set(files)
+    assert all(not (machine.volume / file).is_symlink() for file in files)
+    assert hub.requests == []
+
+
+def test_a_link_of_an_earlier_choice_is_no_file_of_ones_own(machine: Machine) -> None:
+    assert machine.fetch("--hf", "owner/model-GGUF:Q8_0", "--alias", "m")[0] == 0
+    code, files, complaint = machine.fetch("--alias", "m")
+    assert code == 0, complaint
+    assert files["m"].resolve() == DEMO_MODEL.resolve()
+
+
+def test_a_file_of_ones_own_is_in_the_way_of_a_model_that_is_named(machine: Machine) -> None:
+    machine.volume.mkdir()
+    (machine.volume / "mine.gguf").write_bytes(GGUF)
+    code, files, complaint = machine.fetch("--hf", "owner/model-GGUF:Q8_0", "--alias", "mine")
+    assert (code, files) == (Exit.BAD_MODEL, {})
+    assert "is a file that `paddock fetch` has not made" in complaint
+    assert (machine.volume / "mine.gguf").read_bytes() == GGUF
+
+
+def test_a_file_of_ones_own_is_looked_at_like_any_other(machine: Machine) -> None:
+    machine.volume.mkdir()
+    (machine.volume / "mine.gguf").write_bytes(b"GGML, of long ago")
+    code, files, complaint = machine.fetch("--alias", "mine")
+    assert (code, files) == (Exit.BAD_MODEL, {})
+    assert "mine.gguf is not a GGUF file" in complaint
+
+
 def test_a_token_in_the_environment_opens_a_gated_repository(machine: Machine) -> None:
     code, _, complaint = machine.fetch("--hf", "owner/locked")
     assert code == Exit.BAD_MODEL
@@ -153,7 +201,7 @@ def test_an_end_in_the_middle_costs_what_was_missing(machine: Machine, hub: Hub)
     until(lambda: hub.paused and came() > 0)
     broken_off.send_signal(signal.SIGTERM)
     broken_off.communicate(timeout=10)
-    assert broken_off.returncode == -signal.SIGTERM
+    assert broken_off.returncode == TERMINATED, "who waits for it must not take it for done"
     assert not (machine.volume / "model.gguf").exists()
     kept = came()
 

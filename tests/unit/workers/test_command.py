@@ -7,7 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from workers.protocol.exits import Exit
+from workers.command import TERMINATED
 
 ROOT = Path(__file__).parents[3]
 LOADING = """
@@ -33,5 +33,5 @@ def test_it_ends_in_order_while_it_loads() -> None:
         assert process.stdout is not None
         assert process.stdout.readline() == b"loads\n"
         process.send_signal(signal.SIGTERM)
-        assert process.wait(20) == Exit.OK
+        assert process.wait(20) == TERMINATED
         assert process.stdout.read() == b"tidy\n"

@@ -26,6 +26,8 @@ FAILED_BY = {
     "invalid_request": Who.CALLER,
     "context_length_exceeded": Who.CALLER,
     "context_overflow": Who.CALLER,
+    "request_head_too_large": Who.CALLER,
+    "request_head_timeout": Who.CALLER,
     "request_too_large": Who.CALLER,
     "request_body_timeout": Who.CALLER,
     "previous_response_not_found": Who.CALLER,
