@@ -27,7 +27,7 @@ from workers.early_end import ending_at_once
 from workers.engine.disk_folder import CacheFolderUnusable
 from workers.engine.watchdog import Watchdog
 from workers.generating import generating_parts
-from workers.heap import give_large_blocks_back
+from workers.heap import keep_little
 from workers.isolation import isolate
 from workers.llama.errors import AdapterError
 from workers.llama.model import Model, ModelError, ModelTooLarge
@@ -68,7 +68,7 @@ OpenParts = Callable[[contextlib.ExitStack, Model, Wishes, Watchdog, str], Parts
 def main(settings: WorkerSettings) -> int:
     """`run` for a process that does nothing else."""
     isolate(core_dumps=settings.core_dumps)
-    give_large_blocks_back()
+    keep_little()
     return run(settings)
 
 

@@ -72,11 +72,13 @@ class Conductor:
 
     async def _loaded(self, phase: str, for_s: float, faults: Sequence[Fault]) -> None:
         """In rounds, with a short rest between two of them."""
-        ends_s, round_s = self.now_s + for_s, self.record.plan.round_s
+        began_s, round_s = self.now_s, self.record.plan.round_s
+        ends_s = began_s + for_s
         while ends_s - self.now_s > round_s * 1.5:
             await self._round(phase, round_s, faults)
             await self._rest(BREATH_S)
         await self._round(phase, max(ends_s - self.now_s, self.record.plan.sample_s), faults)
+        self.record.loads.append((began_s, self.now_s))
 
     async def _round(self, phase: str, for_s: float, faults: Sequence[Fault]) -> None:
         self.phase, over = phase, asyncio.Event()

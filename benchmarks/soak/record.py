@@ -99,6 +99,8 @@ class Record:
     rests: list[Rest] = field(default_factory=list)
     warm_at_s: float = 0.0
     """From then on it counts."""
+    loads: list[tuple[float, float]] = field(default_factory=list)
+    """From when to when there was load, without the fillings of caches before and between."""
     faults: list[Struck] = field(default_factory=list)
     endings: dict[str, Counter[str]] = field(default_factory=dict)
     """Deed -> `ok`, a code, `broken` or `surprise` -> how often."""

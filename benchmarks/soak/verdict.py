@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -93,7 +94,10 @@ def growths(record: Record) -> Iterator[Growth]:
         for measure, bound in MEASURES.items():
             samples = warm_samples(subject, measure, record)
             values = [float(getattr(sample, measure)) for sample in samples]
-            slope = slope_of([sample.at_s for sample in samples], values)
+            points = [(sample.at_s, value) for sample, value in zip(samples, values, strict=True)]
+            # What filling caches once more takes stays taken: it is no growth under load, and the last rest shows it.
+            loads = [(0.0, math.inf)] if measure in AT_RESTS or not record.loads else record.loads
+            slope = slope_of(*([point for point in points if began <= point[0] <= ended] for began, ended in loads))
             if slope is not None and min(values) >= 0:
                 yield Growth(subject.name, measure, slope, values[0], values[-1], bound.allows(slope))
 
@@ -126,7 +130,7 @@ def _slopes(record: Record) -> Iterator[Finding]:
 def _redis(record: Record) -> Iterator[Finding]:
     warm = [stock for stock in record.stocks if stock.at_s >= record.warm_at_s]
     rests = [rest for rest in record.rests if rest.at_s >= record.warm_at_s]
-    slope = slope_of([stock.at_s for stock in warm], [stock.used_mib for stock in warm])
+    slope = slope_of([(stock.at_s, stock.used_mib) for stock in warm])
     if slope is not None:
         told = f"{slope.per_hour:+.2f} MiB/h ({slope.low:+.2f} to {slope.high:+.2f})"
         yield Finding("Redis: memory used", told, f"<= {REDIS_MIB.per_hour:g}/h", REDIS_MIB.allows(slope))
