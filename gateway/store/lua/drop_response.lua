@@ -6,8 +6,9 @@
 --
 -- Keeps: the sizes are those of what is there.
 local id = ARGV[1]
+local was_there = redis.call("DEL", response_key(id))  -- first: a full Redis lets pass what begins so
 local bytes = redis.call("HGET", response_sizes_key, id)
 if bytes then redis.call("HINCRBY", response_sizes_key, "all", -bytes) end
 redis.call("HDEL", response_sizes_key, id)
 redis.call("ZREM", responses_key, id)
-return redis.call("DEL", response_key(id))
+return was_there

@@ -56,6 +56,23 @@ async def test_kept_found_and_dropped(client: redis.asyncio.Redis, store: Respon
     assert await held(client, "blue") == 3
 
 
+async def test_a_full_redis_takes_no_more_and_loses_nothing(client: redis.asyncio.Redis, store: ResponseStore) -> None:
+    """Let through, responses would grow past `maxmemory` until the machine kills Redis with everything else in it."""
+    assert await store.keep("blue", "a", b"one")
+    used = int((await client.info("memory"))["used_memory"])
+    await client.config_set("maxmemory", used // 2)
+    try:
+        assert not await store.keep("blue", "b", b"two")
+        assert await store.find("blue", ["a", "b"]) == [b"one", None]
+        assert await store.keep("blue", "a", b"won", again=True), "one that is there may end"
+        assert await held(client, "blue") == 3
+        assert await store.drop("blue", "a")
+    finally:
+        await client.config_set("maxmemory", 0)
+    assert await store.keep("blue", "b", b"two")
+    assert await held(client, "blue") == 3
+
+
 async def test_the_oldest_make_room(client: redis.asyncio.Redis, store: ResponseStore) -> None:
     for name in "abcd":
         assert await store.keep("blue", name, name.encode() * 30)
