@@ -92,7 +92,7 @@ def _exit_codes() -> str:
     width = min(len(line) - len(line.lstrip()) for line in table.splitlines() if line)
     plain = "\n".join(line[width:] for line in table.splitlines())
     interrupted = (
-        "Ctrl-C before anything was started (while a model is downloaded, say) ends with 130, as in a shell, and SIGTERM "
-        "with 143; while a worker reads its model, with 0."
+        "Ctrl-C before anything was started (while a model is downloaded, say) ends with 130, as in a shell, and "
+        "SIGTERM with 143; while a worker reads its model, with 0."
     )
     return f"## Exit codes\n\n{indent(plain, '    ')}\n\n{interrupted}\n"
