@@ -15,7 +15,7 @@ from gateway.api.answers import JSON, send_bytes
 from gateway.api.diagnostics import answer_headers, ping, trail_of
 from gateway.api.dialect import AskedIn, StreamWriter, WholeWriter, Writers
 from gateway.api.errors import note_error, send_error, shape_of
-from gateway.api.presence import while_present
+from gateway.api.presence import ClientGone, while_present
 from gateway.api.resumable import Resumable
 from gateway.api.streaming import EventStream
 from gateway.api.superseding import Superseding
@@ -102,6 +102,8 @@ class Answering(Generic[AskedIn]):
         """A stream but for its last word, and its end in the books; why the answer is not complete."""
         try:
             failure = await self._write(asked, call, trail, writer, sink)
+        except ClientGone:
+            raise
         except Exception:  # the edge of a stream that others may read: they are told of it, too
             log.exception("a stream broke", extra={"fields": trail.name()})
             failure = InternalError(f"Something broke in the gateway; its log has request {trail.request_id}.")
@@ -118,12 +120,12 @@ class Answering(Generic[AskedIn]):
             try:
                 while not answer.ended:
                     events = await answer.take()
-                    unended.hear(events)
+                    unended.hear(answer.choice, events)
                     if trail.first_token_at is None:
                         note_first(trail, events)
                     writer.add(events, answer.choice)
                     if answer.end is not None:
-                        note_end(trail, answer.end, unended)
+                        note_end(trail, answer.end, answer.choice, unended)
             finally:
                 unended.note(trail)
         await self._concluded(writer, None)
@@ -174,14 +176,14 @@ async def relay(answer: Choices, writer: StreamWriter, trail: Trail, sink: Sink)
     try:
         while not answer.ended:
             events = await take()
-            unended.hear(events)
+            unended.hear(answer.choice, events)
             if waits:
                 waits = not note_first(trail, events)
             body = chunks(events, answer.choice)
             if body:
                 await write(body)
             if answer.end is not None:
-                note_end(trail, answer.end, unended)
+                note_end(trail, answer.end, answer.choice, unended)
     finally:
         unended.note(trail)
 
@@ -194,11 +196,11 @@ def note_first(trail: Trail, events: list[CallEvent]) -> bool:
     return True
 
 
-def note_end(trail: Trail, end: Finished | Failed, unended: Unended) -> None:
+def note_end(trail: Trail, end: Finished | Failed, choice: int, unended: Unended) -> None:
     """Raises PaddockError where the answer failed."""
     if isinstance(end, Failed):
         raise answer_to(end.failure)
-    unended.ended(end.usage)
+    unended.ended(choice)
     trail.used(end.usage)
 
 

@@ -17,9 +17,9 @@ MAX_FRAGMENTS = 16_384
 """Of one message: empty ones count for nothing in its size, and each takes memory."""
 
 MAX_HEAD_BYTES = 64 << 10
-"""Of a request's line and headers; what came with it in one read may be more."""
+"""Of a request's line and headers, without the read that they began in."""
 HEAD_S = 60.0
-"""How long a connection may take for a head, its first one included."""
+"""How long a head may take from its first byte on."""
 
 REFUSED = b"HTTP/1.1 %d %b\r\ncontent-type: application/json\r\ncontent-length: %d\r\nconnection: close\r\n\r\n%b"
 
@@ -32,38 +32,57 @@ def refused(error: InvalidRequest) -> bytes:
 
 class HttpProtocol(HttpToolsProtocol):
     _in_head = True
+    _head_begun = False
+    """In this read."""
     _head_bytes = 0
     _head_timer: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
-        self._head_timer = self.loop.call_later(HEAD_S, self._head_is_late)
+        # Balancers open connections in advance, and keep them as they keep idle ones.
+        self._head_timer = self.loop.call_later(self.timeout_keep_alive, self._head_is_late)
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._head_has_come()
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
+        self._head_begun = False
         super().data_received(data)
-        if not self._in_head:
+        if self.transport.is_closing() or self.transport.get_protocol() is not self:
             self._head_has_come()
-        elif not self.transport.is_closing():
-            self._head_bytes += len(data)
-            if self._head_bytes > MAX_HEAD_BYTES:
-                told = (
-                    f"The head of the request has more than {MAX_HEAD_BYTES >> 10} KiB. Send fewer and shorter headers."
+        elif self._in_head:
+            self._head_goes_on(len(data))
+        else:
+            self._head_has_come()
+            if self._is_free and self.timeout_keep_alive_task is None:
+                # What came was no request: an empty line, the rest of a body that was not wanted.
+                self.timeout_keep_alive_task = self.loop.call_later(
+                    self.timeout_keep_alive, self.timeout_keep_alive_handler
                 )
-                self._refuse(HeadTooLarge(told))
-            elif self._head_timer is None:
-                self._head_timer = self.loop.call_later(HEAD_S, self._head_is_late)
 
     def on_message_begin(self) -> None:
-        self._in_head, self._head_bytes = True, 0
+        self._in_head, self._head_begun, self._head_bytes = True, True, 0
         super().on_message_begin()
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        if self._in_head:  # behind a body they are trailers, which nobody reads
+            super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
         self._in_head = False
         super().on_headers_complete()
+
+    def _head_goes_on(self, num_bytes: int) -> None:
+        if not self._head_bytes:
+            self._head_has_come()
+        # How much of the read that it began in belongs to it is not known: a body may lie before.
+        self._head_bytes += 1 if self._head_begun else num_bytes
+        if self._head_bytes > MAX_HEAD_BYTES:
+            told = f"The head of the request has more than {MAX_HEAD_BYTES >> 10} KiB. Send fewer and shorter headers."
+            self._refuse(HeadTooLarge(told))
+        elif self._head_timer is None:
+            self._head_timer = self.loop.call_later(HEAD_S, self._head_is_late)
 
     def _head_has_come(self) -> None:
         if self._head_timer is not None:

@@ -92,8 +92,9 @@ class Metrics:
             self.prompt_tokens.inc(*who, by=usage.prompt_tokens)
             self.cached_tokens.inc(*who, by=usage.cached_tokens)
             self.generated_tokens.inc(*who, by=usage.completion_tokens)
-            # Answers that grow side by side have no common time per token.
-            if ttft_s is not None and usage.completion_tokens > 1 and trail.num_answers == 1:
+            # Answers that grow side by side have no common time per token, and one that was cut off may have stood.
+            is_whole = outcome == OK and trail.num_answers == 1
+            if ttft_s is not None and usage.completion_tokens > 1 and is_whole:
                 token_s = max(0.0, total_s - ttft_s) / (usage.completion_tokens - 1)
                 self.time_per_token.observe(token_s, model)
         self._gen_ai.ended(trail, "" if outcome == OK else outcome, total_s, token_s)

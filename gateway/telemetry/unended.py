@@ -11,29 +11,33 @@ OUTPUT = (Text, Reasoning, ToolCallDelta)
 
 
 class Unended:
-    """Of all answers of one request together. `hear` comes once per token."""
+    """Of the answers of one request. `hear` comes once per token."""
 
-    __slots__ = ("_cached", "_generated", "_prompt")
+    __slots__ = ("_generated", "_started")
 
     def __init__(self) -> None:
-        self._prompt = self._cached = self._generated = 0
+        self._started: dict[int, Started] = {}
+        self._generated: dict[int, int] = {}
+        """Both by the number of the answer, without those that have ended: these tell their own tokens."""
 
-    def hear(self, events: Iterable[CallEvent]) -> None:
+    def hear(self, choice: int, events: Iterable[CallEvent]) -> None:
         for event in events:
             if isinstance(event, OUTPUT):
-                self._generated += event.num_tokens
+                self._generated[choice] = self._generated.get(choice, 0) + event.num_tokens
             elif type(event) is Started:
-                self._prompt += event.num_prompt_tokens
-                self._cached += event.num_cached_tokens
+                self._started[choice] = event
 
-    def ended(self, usage: Usage) -> None:
-        """One of them has, and tells its own tokens; those that became no text are among them."""
-        self._prompt -= usage.prompt_tokens
-        self._cached -= usage.cached_tokens
-        self._generated -= usage.completion_tokens
+    def ended(self, choice: int) -> None:
+        self._generated.pop(choice, None)
+        self._started.pop(choice, None)
 
     def note(self, trail: Trail) -> None:
-        """What is left, once: they will have no end."""
-        left = Usage(max(0, self._prompt), max(0, self._generated), max(0, self._cached))
+        """What is left will have no end."""
+        started = self._started.values()
+        left = Usage(
+            sum(event.num_prompt_tokens for event in started),
+            sum(self._generated.values()),
+            sum(event.num_cached_tokens for event in started),
+        )
         if left.prompt_tokens or left.completion_tokens:
             trail.used(left)

@@ -37,8 +37,8 @@ RING_BYTES = 4 << 20
 """About ten seconds of sixteen streams at 1.4 ms per step: twice the default grace."""
 
 KEPT_S = 60.0
-"""Frames that a connection has taken are kept so long, which is the longest that one may be dead unnoticed (30 s, see
-`workers.service.app.STALL_S`), and the default grace, with room to spare."""
+"""How long frames stay that a connection has taken, from when they were made: ten times as long as gateways take to
+notice a dead connection and come back. Who stays away for longer goes on with `alive`, and loses what it missed."""
 
 SWEEP_S = 5.0
 

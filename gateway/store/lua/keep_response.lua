@@ -7,8 +7,8 @@
 --   ARGV[4]  most bytes that the team may have
 --   ARGV[5]  "1": only if the response is there already
 --   ARGV[6+] ids of the responses that it follows: they live as long
--- Result: 1, or 0 when nothing was stored: it is larger than all that the team may have, or not there any more, or Redis
--- has no memory left for one more
+-- Result: 1, or 0 when nothing was stored: it is larger than all that the team may have, or not there any more. An error
+-- where Redis takes no more
 --
 -- Keeps: the sizes are those of what is there, and of what is over but for the next 500; their sum is at most ARGV[4].
 local id, body, ttl, bound = ARGV[1], ARGV[2], tonumber(ARGV[3]), tonumber(ARGV[4])
@@ -18,7 +18,7 @@ local now = clock[1] * 1000 + math.floor(clock[2] / 1000)
 -- Redis looks at its bound of memory before a script's first write only, and only where that may take some, as this one
 -- may. It writes nothing: there is no such key. With a deletion first all that follows would be let through.
 local told = redis.pcall("SET", KEYS[1] .. ":none", "", "XX")
-local is_full = type(told) == "table" and told.err ~= nil
+local is_refused = type(told) == "table" and told.err ~= nil
 
 local function drop(old)
   redis.call("DEL", response_key(old))  -- first: a full Redis lets pass what begins so
@@ -31,7 +31,7 @@ end
 -- As many as a script may take along: all of a quiet team's at once would hold every other caller up.
 for _, old in ipairs(redis.call("ZRANGEBYSCORE", responses_key, "-inf", now, "LIMIT", 0, 500)) do drop(old) end
 if ARGV[5] == "1" and not redis.call("ZSCORE", responses_key, id) then return 0 end
-if is_full and ARGV[5] ~= "1" then return 0 end
+if is_refused and ARGV[5] ~= "1" then return told end
 drop(id)
 if #body > bound then return 0 end
 for i = 6, #ARGV do

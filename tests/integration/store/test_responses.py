@@ -62,7 +62,8 @@ async def test_a_full_redis_takes_no_more_and_loses_nothing(client: redis.asynci
     used = int((await client.info("memory"))["used_memory"])
     await client.config_set("maxmemory", used // 2)
     try:
-        assert not await store.keep("blue", "b", b"two")
+        with pytest.raises(StoreUnavailable):
+            await store.keep("blue", "b", b"two")
         assert await store.find("blue", ["a", "b"]) == [b"one", None]
         assert await store.keep("blue", "a", b"won", again=True), "one that is there may end"
         assert await held(client, "blue") == 3

@@ -11,6 +11,7 @@ import pytest
 
 from gateway.api.answering import Answering
 from gateway.api.openai.chat import ChatDialect
+from gateway.api.presence import ClientGone
 from gateway.call import Call, Principal
 from gateway.resume.recording import Recording
 from gateway.store.stream_log import StreamHead
@@ -63,3 +64,20 @@ async def test_readers_are_told_of_a_break(begins: bool, caplog: pytest.LogCaptu
         assert (trail.usage.prompt_tokens, trail.usage.completion_tokens) == (7, 1)
     else:
         assert recording.refusal is not None
+
+
+async def test_a_caller_who_leaves_is_no_break(caplog: pytest.LogCaptureFixture) -> None:
+    """As one does whose WebSocket closes while its answer is written."""
+
+    class Gone:
+        async def start(self) -> None: ...
+
+        async def write(self, body: bytes) -> None:
+            raise ClientGone
+
+    one = answering([Started(1, 0, 7, 3), Text(1, "boat")])
+    asked = ChatDialect().read(b'{"model": "m", "messages": [{"role": "user", "content": "hi"}], "stream": true}', {})
+    trail = Trail("req-7", "POST", "/v1/chat/completions")
+    with pytest.raises(ClientGone):
+        await one.write(asked, CALL, trail, ChatDialect().stream_writer(asked, CALL, trail), Gone())
+    assert (trail.outcome, caplog.text) == ("", "")
