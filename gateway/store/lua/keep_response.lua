@@ -16,8 +16,8 @@ local clock = redis.call("TIME")
 local now = clock[1] * 1000 + math.floor(clock[2] / 1000)
 
 -- Redis looks at its bound of memory before a script's first write only, and only where that may take some, as this one
--- may. It writes nothing: there is no such key. With a deletion first all that follows would be let through.
-local told = redis.pcall("SET", KEYS[1] .. ":none", "", "XX")
+-- may. It writes nothing: no response has this id. With a deletion first all that follows would be let through.
+local told = redis.pcall("SET", response_key(""), "", "XX")
 local is_refused = type(told) == "table" and told.err ~= nil
 
 local function drop(old)
