@@ -55,6 +55,11 @@ class PaddockError(Exception):
 class InternalError(PaddockError):
     code = "internal_error"
 
+    @classmethod
+    def logged(cls, request_id: str) -> InternalError:
+        """What a caller is told of an error that nobody expected."""
+        return cls(f"Something broke in the gateway; its log has request {request_id}.")
+
 
 class InvalidRequest(PaddockError):
     status = 400

@@ -106,7 +106,7 @@ class Answering(Generic[AskedIn]):
             raise
         except Exception:  # the edge of a stream that others may read: they are told of it, too
             log.exception("a stream broke", extra={"fields": trail.name()})
-            failure = InternalError(f"Something broke in the gateway; its log has request {trail.request_id}.")
+            failure = InternalError.logged(trail.request_id)
         if failure is None:
             trail.status, trail.outcome = 200, "ok"
         else:

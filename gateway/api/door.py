@@ -53,7 +53,7 @@ class Door:
                 trail.status, trail.outcome = trail.status or CLIENT_GONE_STATUS, trail.outcome or "client_gone"
         except Exception:
             log.exception("request failed", extra={"fields": trail.name()})
-            broken = InternalError(f"Something broke in the gateway; its log has request {trail.request_id}.")
+            broken = InternalError.logged(trail.request_id)
             await self._answer(scope, receive, send, broken, trail)
         finally:
             trail.route = scope.get(ROUTE, "")

@@ -193,8 +193,7 @@ class WorkerServer:
             devices=services.devices,
         )
         self._hub = EventHub(self._boot, grace_s=place.gateway_grace_s)
-        self._drains_since = 0.0
-        """time.monotonic(), once it drains."""
+        self._drains_since = 0.0  # time.monotonic(), once it drains
         stories = Stories(tracer, place.worker, place.model)
         self.desk = CallDesk(
             self._hub,

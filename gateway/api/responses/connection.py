@@ -144,7 +144,7 @@ class Connection:
             raise
         except Exception:
             log.exception("request failed", extra={"fields": trail.name()})
-            broken = InternalError(f"Something broke in the gateway; its log has request {trail.request_id}.")
+            broken = InternalError.logged(trail.request_id)
             await self._refuse(broken, trail, message.lane)
         finally:
             close_trail(trail, self._rooms.metrics)
