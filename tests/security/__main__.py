@@ -1,0 +1,94 @@
+"""Try attacks on a Paddock, one after the other, each beside a caller of another team.
+
+    python -m tests.security                              a fleet of its own, every attack for 60 s
+    python -m tests.security --list
+    python -m tests.security --only nested-parts --seconds 10
+    python -m tests.security --url http://127.0.0.1:8080 --model small
+        (with the environment variables ATTACKER_KEY and VICTIM_KEY, and --pid NAME=PID for processes of this machine)
+
+Only attack what is yours. Exits with 1 when an attack gets through.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import os
+import sys
+from collections.abc import Mapping
+
+from tests.security.attack import Attack, Target
+from tests.security.attacks import all_attacks
+from tests.security.fleet import attacked_fleet
+from tests.security.trial import Bounds, Outcome, try_attack, undisturbed
+
+SECONDS = 60.0
+REST_S = 60.0
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m tests.security", description="Try attacks on a Paddock.")
+    parser.add_argument("--list", action="store_true", help="show the attacks")
+    parser.add_argument("--only", default="", help="some attacks, by name, with commas between them")
+    parser.add_argument("--seconds", type=float, default=SECONDS, help="how long each goes on")
+    parser.add_argument("--rest", type=float, default=REST_S, help="seconds until memory is looked at again; 0: never")
+    parser.add_argument("--url", default="", help="a gateway that runs already")
+    parser.add_argument("--model", default="", help="the model to ask for there")
+    parser.add_argument("--worker-url", default="", help="a worker's own address, for attacks on its port")
+    parser.add_argument("--pid", action="append", default=[], metavar="NAME=PID", help="a process to watch")
+    asked = parser.parse_args()
+    chosen = _chosen(asked.only)
+    if asked.list:
+        for attack in chosen:
+            print(f"{attack.name:28} {attack.about}")
+        return 0
+    bounds = Bounds(rest_s=asked.rest)
+    with contextlib.ExitStack() as opened:
+        if asked.url:
+            pids = {name: int(pid) for name, _, pid in (each.partition("=") for each in asked.pid)}
+            keys = (os.environ["ATTACKER_KEY"], os.environ["VICTIM_KEY"])
+            target = Target(asked.url.rstrip("/"), asked.model, *keys, asked.worker_url.rstrip("/"))
+        else:
+            target, pids = opened.enter_context(attacked_fleet())
+            with contextlib.suppress(OSError, AttributeError):
+                os.sched_setaffinity(0, {sorted(os.sched_getaffinity(0))[-1]})
+        return asyncio.run(_try_all(chosen, target, asked.seconds, pids, bounds))
+
+
+def _chosen(only: str) -> list[Attack]:
+    names = [name for name in only.split(",") if name]
+    known = {attack.name: attack for attack in all_attacks()}
+    if unknown := [name for name in names if name not in known]:
+        raise SystemExit(f"there is no attack {unknown[0]}; --list shows them")
+    return [known[name] for name in names] if names else list(known.values())
+
+
+async def _try_all(
+    attacks: list[Attack], target: Target, seconds: float, pids: Mapping[str, int], bounds: Bounds
+) -> int:
+    failed = 0
+    for attack in attacks:
+        if attack.needs_worker and not target.worker_url:
+            continue
+        calm = await undisturbed(target)
+        outcome = await try_attack(attack, target, seconds, calm, pids, bounds)
+        complaints = outcome.complaints(bounds)
+        failed += bool(complaints)
+        print(_line(outcome, complaints), flush=True)
+    print(f"{len(attacks)} attacks, {failed} got through")
+    return 1 if failed else 0
+
+
+def _line(outcome: Outcome, complaints: list[str]) -> str:
+    calm, attacked = outcome.calm, outcome.attacked
+    figures = f"gap {calm.longest_gap_s * 1e3:.0f} -> {attacked.longest_gap_s * 1e3:.0f} ms"
+    figures += f", TTFT p95 {calm.ttft_p95_s * 1e3:.0f} -> {attacked.ttft_p95_s * 1e3:.0f} ms"
+    for name, memory in outcome.memory.items():
+        figures += f", {name} {memory.quiet >> 20}/{memory.most >> 20}/{memory.after >> 20} MiB"
+    told = "ok" if not complaints else "GOT THROUGH: " + "; ".join(complaints)
+    return f"{outcome.attack:28} {outcome.rounds:6} rounds, {figures}: {told}"
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,31 @@
+"""The fleet that is attacked when no address is given: Redis, one worker with the demo model, one gateway."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+from collections.abc import Iterator
+
+from gateway.access.records import digest
+from tests.security.attack import Target
+from tests.support.stack import DEMO_MODEL, Stack
+
+MODEL = "paddock-demo"
+ATTACKER_KEY, VICTIM_KEY = "pk-attacker-0123456789abcdef", "pk-victim-0123456789abcdef"
+KEYS = (("attacker", "red", ATTACKER_KEY), ("victim", "blue", VICTIM_KEY))
+SLOTS = 4
+
+
+@contextlib.contextmanager
+def attacked_fleet() -> Iterator[tuple[Target, dict[str, int]]]:
+    """Start it; yields what is aimed at and the ids of its processes by name. Server and load get a core each."""
+    cores = sorted(os.sched_getaffinity(0))
+    served_by = str(cores[0]) if len(cores) > 1 else ""
+    pinned = {name: served_by for name in ("redis", "gateway", "worker") if served_by}
+    records = [{"name": name, "team": team, "sha256": digest(key)} for name, team, key in KEYS]
+    with Stack(cores=pinned) as stack:
+        worker = stack.worker(DEMO_MODEL, MODEL, slots=SLOTS)
+        gateway = stack.gateway(api_keys=json.dumps(records))
+        target = Target(gateway.url, MODEL, ATTACKER_KEY, VICTIM_KEY, worker.url)
+        yield target, {"gateway": gateway.pid, "worker": worker.pid, "redis": stack.redis.pid}

@@ -1,0 +1,127 @@
+"""One attack beside one victim: what the victim felt, undisturbed and attacked, and what the processes took."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import psutil
+
+from tests.security.attack import Attack, Target, carry_out
+from tests.security.victim import Felt, decode_felt
+
+MAX_ADDED_GAP_S = 0.1
+MAX_TTFT_FACTOR = 2.0
+TTFT_NOISE_S = 0.05
+"""Twice a few milliseconds is no sign of anything."""
+MAX_MEMORY_FACTOR, MAX_MEMORY_EXTRA = 2.0, 256 << 20
+BACK_FACTOR = 1.1
+MEMORY_LOOK_S = 0.1
+UNDISTURBED_S = 4.0
+
+
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    """What an attack may do to others; the defaults are what the project promises on a quiet machine."""
+
+    added_gap_s: float = MAX_ADDED_GAP_S
+    ttft_factor: float = MAX_TTFT_FACTOR
+    ttft_noise_s: float = TTFT_NOISE_S
+    rest_s: float = 0.0
+    """How long after the attack memory is compared with what it was before; 0: not at all."""
+
+
+@dataclass(slots=True)
+class Memory:
+    """Resident bytes of one process: before the attack, at most during it, and some time after it."""
+
+    quiet: int
+    most: int = 0
+    after: int = 0
+
+
+@dataclass(slots=True)
+class Outcome:
+    """What came of one attack."""
+
+    attack: str
+    rounds: int
+    calm: Felt
+    attacked: Felt
+    memory: dict[str, Memory]
+    dead: list[str] = field(default_factory=list)
+    """Processes that were there before and are not any more."""
+
+    def complaints(self, bounds: Bounds) -> list[str]:
+        """Return a line for everything that is out of bounds."""
+        lines = [f"{name} ended" for name in self.dead]
+        lines += [f"the victim got {error}" for error in self.attacked.errors[:3]]
+        added_s = self.attacked.longest_gap_s - self.calm.longest_gap_s
+        if added_s > bounds.added_gap_s:
+            lines.append(f"the longest gap grew by {added_s:.2f} s (bound {bounds.added_gap_s:g} s)")
+        most_s = max(self.calm.ttft_p95_s * bounds.ttft_factor, self.calm.ttft_p95_s + bounds.ttft_noise_s)
+        if self.attacked.ttft_p95_s > most_s:
+            lines.append(f"TTFT p95 was {self.attacked.ttft_p95_s:.2f} s (bound {most_s:.2f} s)")
+        for name, memory in self.memory.items():
+            if memory.most > memory.quiet * MAX_MEMORY_FACTOR + MAX_MEMORY_EXTRA:
+                lines.append(f"{name} took {memory.most >> 20} MiB (quiet: {memory.quiet >> 20})")
+            if bounds.rest_s and memory.after > memory.quiet * BACK_FACTOR:
+                lines.append(f"{name} kept {memory.after >> 20} MiB (before: {memory.quiet >> 20})")
+        return lines
+
+
+async def undisturbed(target: Target, seconds: float = UNDISTURBED_S) -> Felt:
+    """Measure the victim with nothing beside it."""
+    return await _victim(target, seconds)
+
+
+async def try_attack(
+    attack: Attack, target: Target, seconds: float, calm: Felt, pids: Mapping[str, int], bounds: Bounds
+) -> Outcome:
+    """Carry the attack out beside the victim. `pids`: processes of the service on this machine, by name."""
+    processes = {name: psutil.Process(pid) for name, pid in pids.items()}
+    memory = {name: Memory(_rss(process)) for name, process in processes.items()}
+    watcher = asyncio.create_task(_watch(processes, memory))
+    victim = asyncio.create_task(_victim(target, seconds))
+    try:
+        rounds = await carry_out(attack, target, seconds)
+        attacked = await victim
+        if bounds.rest_s:
+            await asyncio.sleep(bounds.rest_s)
+    finally:
+        for task in (victim, watcher):
+            task.cancel()
+        await asyncio.wait((victim, watcher))
+    dead = [name for name, process in processes.items() if not process.is_running() or _rss(process) == 0]
+    for name, process in processes.items():
+        memory[name].after = _rss(process)
+    return Outcome(attack.name, rounds, calm, attacked, memory, dead)
+
+
+async def _watch(processes: Mapping[str, psutil.Process], memory: Mapping[str, Memory]) -> None:
+    while True:
+        for name, process in processes.items():
+            memory[name].most = max(memory[name].most, _rss(process))
+        await asyncio.sleep(MEMORY_LOOK_S)
+
+
+def _rss(process: psutil.Process) -> int:
+    """Return resident bytes; 0 for a process that has ended."""
+    with contextlib.suppress(psutil.Error):
+        return 0 if process.status() == psutil.STATUS_ZOMBIE else int(process.memory_info().rss)
+    return 0
+
+
+async def _victim(target: Target, seconds: float) -> Felt:
+    command: Sequence[str] = ("-m", "tests.security.victim", target.url, target.model, str(seconds))
+    pipe = asyncio.subprocess.PIPE
+    process = await asyncio.create_subprocess_exec(sys.executable, *command, stdin=pipe, stdout=pipe)
+    try:
+        output, _ = await process.communicate(target.victim_key.encode() + b"\n")
+        return decode_felt(output)
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            process.kill()

@@ -1,0 +1,96 @@
+"""A caller of another team, in a process of its own: streams one after the other, timed token by token.
+
+    python -m tests.security.victim URL MODEL SECONDS        (the key on standard input)
+
+Prints one line of JSON (`Felt`) at the end.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import time
+
+import aiohttp
+import msgspec
+
+NUM_TOKENS = 100
+STREAM_TIMEOUT_S = 600.0
+BREAK_S = 0.02
+
+
+class Felt(msgspec.Struct, kw_only=True):
+    """What the victim saw."""
+
+    num_streams: int = 0
+    """Answered whole."""
+    longest_gap_s: float = 0.0
+    """Between two pieces of one answer."""
+    ttfts_s: list[float] = []
+    """From the request to the first piece of text."""
+    errors: list[str] = []
+    """Status or error in the stream, each with what was told."""
+
+    @property
+    def ttft_p95_s(self) -> float:
+        """Return the TTFT that 95 % of the streams kept to; infinite without any."""
+        ordered = sorted(self.ttfts_s)
+        return ordered[min(len(ordered) - 1, int(len(ordered) * 0.95))] if ordered else float("inf")
+
+
+decode_felt = msgspec.json.Decoder(Felt).decode
+
+
+async def feel(url: str, key: str, model: str, seconds: float) -> Felt:
+    """Stream answers until the time is up; the last one is read to its end."""
+    felt, end = Felt(), time.monotonic() + seconds
+    headers = {"Authorization": f"Bearer {key}"}
+    timeout = aiohttp.ClientTimeout(total=STREAM_TIMEOUT_S)
+    async with aiohttp.ClientSession(headers=headers, timeout=timeout) as session:
+        while time.monotonic() < end:
+            try:
+                await _stream(session, f"{url}/v1/chat/completions", model, felt)
+            except (aiohttp.ClientError, TimeoutError, OSError) as error:
+                felt.errors.append(f"{type(error).__name__}: {error}")
+            await asyncio.sleep(BREAK_S)
+    return felt
+
+
+async def _stream(session: aiohttp.ClientSession, address: str, model: str, felt: Felt) -> None:
+    messages = [{"role": "user", "content": "Tell me a story about a boat."}]
+    body = {"model": model, "messages": messages, "stream": True, "max_tokens": NUM_TOKENS, "ignore_eos": True}
+    asked_at = time.monotonic()
+    last_at = 0.0
+    async with session.post(address, json=body) as response:
+        if response.status != 200:
+            felt.errors.append(f"{response.status}: {(await response.text())[:300]}")
+            return
+        async for line in response.content:
+            if not line.startswith(b"data: "):
+                continue
+            now = time.monotonic()
+            if line.startswith(b'data: {"error"'):
+                felt.errors.append(line[:300].decode(errors="replace"))
+                return
+            if line.strip() == b"data: [DONE]":
+                felt.num_streams += 1
+                return
+            if last_at:
+                felt.longest_gap_s = max(felt.longest_gap_s, now - last_at)
+            elif b'"content":"' in line and b'"content":""' not in line:
+                felt.ttfts_s.append(now - asked_at)
+                last_at = now
+                continue
+            if last_at:
+                last_at = now
+    felt.errors.append("the stream broke off")
+
+
+def main() -> None:
+    url, model, seconds = sys.argv[1], sys.argv[2], float(sys.argv[3])
+    felt = asyncio.run(feel(url, sys.stdin.readline().strip(), model, seconds))
+    sys.stdout.write(msgspec.json.encode(felt).decode() + "\n")
+
+
+if __name__ == "__main__":
+    main()
