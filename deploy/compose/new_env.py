@@ -1,12 +1,17 @@
-"""An `.env` for docker-compose.yml, its secrets made on this machine: `python3 deploy/compose/new_env.py > .env`.
+"""Write the `.env` of docker-compose.yml, its secrets made on this machine: `python3 deploy/compose/new_env.py [FILE]`.
 
-Standard library only. What is not a secret stands there as a comment, with its default.
+Standard library only. What is not a secret stands there as a comment, with its default. The program writes the file
+itself, for its owner's eyes only: a shell's `>` would make it as readable as everything else.
 """
 
 from __future__ import annotations
 
+import os
 import secrets
 import sys
+from pathlib import Path
+
+DEFAULT = Path(__file__).resolve().parents[2] / ".env"
 
 SECRETS = {
     "PADDOCK_API_KEY": "the first API key, an admin's; callers send it as `Authorization: Bearer`",
@@ -47,5 +52,26 @@ def document() -> str:
     return "\n".join(lines) + "\n"
 
 
+def write_new(path: Path) -> None:
+    """Make the file, readable by its owner only. Raises FileExistsError; secrets in use are never replaced."""
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+        file.write(document())
+
+
+def main() -> int:
+    path = Path(sys.argv[1]) if len(sys.argv) > 1 else DEFAULT
+    try:
+        write_new(path)
+    except FileExistsError:
+        sys.stderr.write(f"{path} is there already, and its secrets may be in use. Move it away for new ones.\n")
+        return 1
+    except OSError as error:
+        sys.stderr.write(f"{path} can't be written: {error.strerror}.\n")
+        return 1
+    sys.stdout.write(f"{path} holds new secrets; only you can read it.\n")
+    return 0
+
+
 if __name__ == "__main__":
-    sys.stdout.write(document())
+    sys.exit(main())

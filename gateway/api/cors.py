@@ -1,4 +1,8 @@
-"""What lets web pages ask: any page may, with a key that it has itself, as in llama-server.
+"""Let web pages ask: any page may, with a key that it has itself, as in llama-server.
+
+The key travels in a header that the page sets, never in what the browser keeps (cookies, client certificates, HTTP
+passwords). So no answer allows credentials: llama-server does, and a page that somebody happens to visit could then ask
+with what a proxy before the gateway has let that person log in with.
 
 Source: `pre_routing_handler` in tools/server/server-http.cpp of llama.cpp; WHATWG Fetch, "CORS protocol".
 """
@@ -9,7 +13,7 @@ from starlette.types import Scope, Send
 
 Headers = list[tuple[bytes, bytes]]
 
-PRIVATE = frozenset({"/metrics", "/ready"})
+PRIVATE = frozenset({"/metrics", "/metrics/targets", "/ready"})
 """Told without a key: a page that somebody happens to visit may not read these."""
 
 MAX_ORIGIN_BYTES = 512
@@ -35,7 +39,6 @@ async def answer_preflight(scope: Scope, send: Send, origin: bytes) -> None:
     wanted = _header(scope, b"access-control-request-headers") or b"*"
     headers = [
         *origin_headers(origin),
-        (b"access-control-allow-credentials", b"true"),
         (b"access-control-allow-methods", METHODS),
         (b"access-control-allow-headers", wanted),
         (b"content-type", b"text/html"),

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
 from itertools import combinations
 from pathlib import Path
 from typing import Any
@@ -11,7 +13,7 @@ import pytest
 
 from gateway import __version__, cli
 from gateway.settings import GatewaySettings, known_settings
-from tests.support.compose import FILE, ROOT, Refused, Resolved, new_env, resolved
+from tests.support.compose import FILE, NEW_ENV, ROOT, Refused, Resolved, new_env, resolved
 from tests.support.dockerfile import Dockerfile, read
 from workers.settings import WorkerSettings
 from workers.sources import variable
@@ -70,6 +72,26 @@ def test_secrets_are_made_anew_and_long() -> None:
     assert set(first) == set(SECRETS)
     assert all(len(first[name]) >= 48 and first[name] != second[name] for name in SECRETS)
     assert len({*first.values()}) == len(SECRETS)
+
+
+def test_the_file_of_secrets_is_its_owners_only_and_never_replaced(tmp_path: Path) -> None:
+    path = tmp_path / ".env"
+    command = ["sh", "-c", 'umask 000; exec "$0" "$@"', sys.executable, str(NEW_ENV), str(path)]
+    made = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert path.stat().st_mode & 0o777 == 0o600
+    told = path.read_text()
+    assert not any(
+        line.partition("=")[2] in made.stdout for line in told.splitlines() if "=" in line and line[0] != "#"
+    )
+    again = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert again.returncode == 1
+    assert f"{path} is there already" in again.stderr
+    assert path.read_text() == told
+
+
+def test_no_page_has_a_shell_write_the_secrets() -> None:
+    for page in (FILE, ROOT / "README.md", *(ROOT / "docs").glob("*.md")):
+        assert "new_env.py >" not in page.read_text(), page.name
 
 
 def test_every_variable_of_the_file_is_told_with_its_default() -> None:

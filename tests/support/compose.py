@@ -25,10 +25,15 @@ class Refused(Exception):
     """The tool does not take the file; the message is the tool's."""
 
 
+NEW_ENV = ROOT / "deploy" / "compose" / "new_env.py"
+
+
 def new_env() -> dict[str, str]:
-    """The variables of the `.env` that deploy/compose/new_env.py makes."""
-    command = [sys.executable, str(ROOT / "deploy" / "compose" / "new_env.py")]
-    text = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    """Return the variables of the `.env` that deploy/compose/new_env.py writes."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder, ".env")
+        subprocess.run([sys.executable, str(NEW_ENV), str(path)], capture_output=True, check=True)
+        text = path.read_text()
     rows = [line.partition("=") for line in text.splitlines() if line and not line.startswith("#")]
     return {name: value for name, _, value in rows}
 

@@ -9,6 +9,8 @@ from typing import Any
 import aiohttp
 import pytest
 
+from gateway.api.cors import PRIVATE
+from gateway.api.routes import ROUTES
 from tests.integration.front.conftest import NARROW_KEY
 from tests.support.caller import Caller, calling
 from tests.support.stack import Process
@@ -200,7 +202,7 @@ async def test_pages_may_ask(caller: Caller, gateway: Process) -> None:
             async with session.options(gateway.url + path, headers=origin | wanted) as response:
                 assert (response.status, await response.read()) == (200, b"")
                 assert response.headers["access-control-allow-origin"] == "http://page.example"
-                assert response.headers["access-control-allow-credentials"] == "true"
+                assert "access-control-allow-credentials" not in response.headers
                 assert response.headers["access-control-allow-methods"] == "GET, POST, DELETE, OPTIONS"
                 assert response.headers["access-control-allow-headers"] == "authorization, content-type"
     whole = {"model": "quick", "prompt": "a", "n_predict": 1}
@@ -216,11 +218,16 @@ async def test_pages_may_ask(caller: Caller, gateway: Process) -> None:
         assert "access-control-allow-origin" not in response.headers
 
 
-@pytest.mark.parametrize("path", ["/metrics", "/ready"])
+@pytest.mark.parametrize("path", ["/metrics", "/metrics/targets", "/ready"])
 async def test_what_needs_no_key_is_not_for_pages(gateway: Process, path: str) -> None:
-    async with (
-        aiohttp.ClientSession() as session,
-        session.get(gateway.url + path, headers={"Origin": "http://page.example"}) as response,
-    ):
-        assert response.status == 200
-        assert "access-control-allow-origin" not in response.headers
+    origin = {"Origin": "http://page.example"}
+    async with aiohttp.ClientSession() as session:
+        for ask in (session.get, session.options):
+            async with ask(gateway.url + path, headers=origin) as response:
+                assert response.status == 200
+                assert "access-control-allow-origin" not in response.headers
+
+
+def test_every_route_without_a_key_that_tells_of_the_fleet_is_private() -> None:
+    open_to_all = {row.path for row in ROUTES if "no key needed" in row.about}
+    assert open_to_all - PRIVATE == {"/health", "/v1/health"}
