@@ -21,7 +21,15 @@ from msgspec.structs import replace as replace_struct
 
 from gateway.call import Call
 from gateway.catalog.kinds import check_kind
-from gateway.errors import InvalidRequest, NotSupported, PaddockError, QueueFull, QueueTimeout, Unsuited
+from gateway.errors import (
+    InvalidRequest,
+    NotSupported,
+    PaddockError,
+    PermissionDenied,
+    QueueFull,
+    QueueTimeout,
+    Unsuited,
+)
 from gateway.relay.failures import answer_to
 from gateway.routing.ask import ask_of, ask_of_pooled
 from gateway.routing.chain import Outlook, Reason, chosen
@@ -73,8 +81,8 @@ class Attempts:
         queue_s: float,
         start_s: float,
     ) -> None:
-        """`adapted` gives a request the adapters that it is computed with; it may raise InvalidRequest. `queue_s`,
-        `start_s`: how long a call waits for a slot, and for the first worker of its model.
+        """`adapted` gives a request the adapters that it is computed with; it may raise InvalidRequest or
+        PermissionDenied. `queue_s`, `start_s`: how long a call waits for a slot, and for the first worker of its model.
         """
         self._fleet = fleet
         self._admission = admission
@@ -90,7 +98,7 @@ class Attempts:
         """Calls that wait for a worker that would do, before they get into line -> since when, time.monotonic()."""
 
     def begin(self, call: Call, trail: Trail, asked: GenerateRequest) -> Tries:
-        """`over` has to be told of its end. Raises InvalidRequest for adapters that are not there."""
+        """`over` has to be told of its end. Raises InvalidRequest, PermissionDenied for adapters."""
         self._budget.called(call.model, time.monotonic())
         tries = Tries(call, trail, asked)
         self._adapt(tries, asked)
@@ -302,7 +310,7 @@ class Attempts:
             return True
         try:
             self._adapted(replace(tries.call, model=model), tries.asked)
-        except InvalidRequest:
+        except (InvalidRequest, PermissionDenied):
             return False
         return True
 

@@ -198,12 +198,15 @@ class Pipeline:
         return call
 
     def adapters(self, call: Call, asked: tuple[AdapterUse, ...]) -> tuple[AdapterUse, ...]:
-        """What a call computes with that asks for these, by name. Raises InvalidRequest for one that is not known."""
+        """Return what a call computes with that asks for these, by name.
+
+        Raises InvalidRequest for one that is not known, PermissionDenied for one that the key may not use.
+        """
         scales = self._adapters.scales(call.model)
         if not (asked or call.adapter or scales):
             return ()
         known = tuple(self._fleet.snapshot.contents.get(call.model, ()))
-        return uses_of(asked, call.adapter, scales, known)
+        return uses_of(asked, call.adapter, scales, known, call.principal)
 
     @asynccontextmanager
     async def answer(self, call: Call, request: GenerateRequest, trail: Trail) -> AsyncIterator[Answer]:

@@ -8,32 +8,60 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from gateway.errors import InvalidRequest
+from gateway.call import Principal
+from gateway.errors import InvalidRequest, PermissionDenied
 from workers.protocol.requests import AdapterUse
 
 MAX_NAMES_TOLD = 20
 
 
 def uses_of(
-    asked: Sequence[AdapterUse], called: str, scales: Mapping[str, float], known: Sequence[str]
+    asked: Sequence[AdapterUse], called: str, scales: Mapping[str, float], known: Sequence[str], principal: Principal
 ) -> tuple[AdapterUse, ...]:
-    """What a call computes with: the adapters that it asked for and the one that it called as `model`.
+    """Return what a call computes with: the adapters that it asked for and the one that it called as `model`.
 
-    A call that did neither gets the model's default `scales`. Raises InvalidRequest.
+    Each that acts has to be one of the key's names. A call that asked for none gets the model's default `scales`, which
+    are the operator's word and hold for every key. Raises InvalidRequest, PermissionDenied.
     """
     if not asked and not called:
         return tuple(AdapterUse(name, scale) for name, scale in sorted(scales.items()) if scale and name in known)
-    uses = tuple(AdapterUse(named(use.name, known), use.scale) for use in asked)
+    uses = tuple(_permitted(use, known, principal) for use in asked)
     if called and all(use.name != called for use in uses):
         uses = (AdapterUse(called), *uses)
     return uses
 
 
-def named(wanted: str, known: Sequence[str]) -> str:
-    """The adapter of this name or number. Raises InvalidRequest."""
+def visible(known: Sequence[str], principal: Principal) -> list[str]:
+    """Return the adapters that a key is told of."""
+    return [name for name in known if principal.admin or principal.may_use(name)]
+
+
+def named(wanted: str, known: Sequence[str], principal: Principal) -> str:
+    """Return the adapter of this name or number. Raises InvalidRequest, which tells those that the key may use."""
     if wanted in known:
         return wanted
     if wanted.isascii() and wanted.isdigit() and len(wanted) < 9 and int(wanted) < len(known):
         return known[int(wanted)]
-    told = ", ".join(f"`{name}`" for name in known[:MAX_NAMES_TOLD]) or "none; load one first"
-    raise InvalidRequest(f"`lora` names {wanted[:128]!r}, which is no adapter here. There are: {told}.", param="lora")
+    raise InvalidRequest(
+        f"`lora` names {wanted[:128]!r}, which is no adapter here. {_told(known, principal)}", param="lora"
+    )
+
+
+def _permitted(use: AdapterUse, known: Sequence[str], principal: Principal) -> AdapterUse:
+    """With a scale of 0 an adapter is as if it were not named, which any key may ask for."""
+    name = named(use.name, known, principal)
+    if use.scale and not principal.may_use(name):
+        # What was sent is repeated: a number does not tell its adapter's name.
+        message = f"This API key may not use the adapter {use.name[:128]!r}. {_told(known, principal)}"
+        raise PermissionDenied(message, param="lora")
+    return AdapterUse(name, use.scale)
+
+
+def _told(known: Sequence[str], principal: Principal) -> str:
+    usable = visible(known, principal)
+    names = ", ".join(f"`{name}`" for name in usable[:MAX_NAMES_TOLD])
+    if names:
+        return f"There are: {names}."
+    if known:
+        return "There is none that this key may use; ask the operator to add its name to the key's `aliases`."
+    return "There are: none; load one first."

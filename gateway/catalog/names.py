@@ -19,7 +19,8 @@ class Names:
     """Every name and its model. A model's own name is an alias of itself.
 
     Models that workers serve without being in the catalog count as well, so that a worker started alone is reachable.
-    So do LoRA adapters (name -> model) whose names nothing else has; whoever may use the model may use them.
+    So do LoRA adapters (name -> model) whose names nothing else has. A key that is limited to some names needs an
+    adapter's own name among them: the base model's does not open its adapters.
     A name of several models leads to the heaviest of its targets, and to the others as `chain` says.
     """
 
@@ -43,7 +44,7 @@ class Names:
         self, principal: Principal, fleet_models: Iterable[str], adapters: Mapping[str, str] = NO_ADAPTERS
     ) -> dict[str, str]:
         names = self.all(fleet_models, adapters)
-        return {name: model for name, model in names.items() if _may(principal, name, model, adapters)}
+        return {name: model for name, model in names.items() if principal.may_use(name)}
 
     def resolve(
         self,
@@ -59,11 +60,12 @@ class Names:
         """
         names = self.all(fleet_models, adapters)
         if not name:
-            return self._only(names, principal, frozenset(served))
+            own = {other: model for other, model in names.items() if not self.is_adapter(other, fleet_models, adapters)}
+            return self._only(own, principal, frozenset(served))
         model = names.get(name)
-        if model is not None and _may(principal, name, model, adapters):
+        if model is not None and principal.may_use(name):
             return model
-        usable = [other for other in names if _may(principal, other, names[other], adapters)]
+        usable = [other for other in names if principal.may_use(other)]
         if model is None:
             raise ModelNotFound(f"The model {_shown(name)} does not exist. {_told(usable)}", param="model")
         raise PermissionDenied(f"This API key may not use the model {_shown(name)}. {_told(usable)}", param="model")
@@ -86,7 +88,10 @@ class Names:
         return name in adapters and name not in self._fixed and name not in fleet_models
 
     def _only(self, names: dict[str, str], principal: Principal, served: frozenset[str]) -> str:
-        """The model of a caller that named none. Raises InvalidRequest, or ModelNotFound where there is none at all."""
+        """Return the model of a caller that named none; adapters don't count, since one is only used when it is named.
+
+        Raises InvalidRequest, or ModelNotFound where there is none at all.
+        """
         usable = [name for name in names if principal.may_use(name)]
         models = {names[name] for name in usable}
         if len(models) > 1:
@@ -96,10 +101,6 @@ class Names:
         if len(models) != 1:
             raise InvalidRequest(f"`model` is missing. {_told(usable)}", param="model")
         return models.pop()
-
-
-def _may(principal: Principal, name: str, model: str, adapters: Mapping[str, str]) -> bool:
-    return principal.may_use(name) or (name in adapters and principal.may_use(model))
 
 
 def _shown(name: str) -> str:

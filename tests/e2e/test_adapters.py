@@ -26,6 +26,7 @@ MODEL = "demo"
 PROMPT = "Tom and the cat went to the"
 NAMES = ("a", "b")
 USER_KEY = "pk-user-0123456789"
+BASE_KEY = "pk-base-0123456789"
 SEEN_S = 1.0
 """Within which every gateway knows what one was told."""
 
@@ -59,8 +60,9 @@ def stack(folder: Path) -> Iterator[Stack]:
         for name in NAMES:
             start_worker(running, folder, name, wait=False)
         user = {"name": "user", "team": "blue", "sha256": digest(USER_KEY)}
+        base = {"name": "base", "team": "red", "sha256": digest(BASE_KEY), "aliases": [MODEL]}
         for _ in range(2):
-            running.gateway(wait=False, api_keys=json.dumps([user]))
+            running.gateway(wait=False, api_keys=json.dumps([user, base]))
         for name, process in zip(NAMES, running.workers, strict=True):
             running.wait_for_worker(MODEL, name, process)
         for gateway in running.gateways:
@@ -220,6 +222,63 @@ def test_only_admins_register(server: Server, stack: Stack) -> None:
             assert (status, "Only an admin's API key may" in message) == (403, True)
         assert user.names() == ["house"]
         assert user.say("house") == server.say("house")
+
+
+CHAT = {"messages": [{"role": "user", "content": "Who are you?"}], "max_tokens": 2}
+OF_EACH_DIALECT: list[tuple[str, dict[str, Any]]] = [
+    ("/v1/chat/completions", CHAT),
+    ("/v1/completions", {"prompt": "a", "max_tokens": 2}),
+    ("/v1/responses", {"input": "a", "max_output_tokens": 2}),
+    ("/v1/messages", CHAT),
+    ("/completion", {"prompt": "a", "n_predict": 2}),
+    ("/infill", {"input_prefix": "a", "input_suffix": "b", "n_predict": 2}),
+]
+
+
+@pytest.mark.parametrize(("path", "body"), OF_EACH_DIALECT, ids=[path for path, _ in OF_EACH_DIALECT])
+def test_a_key_for_the_base_model_reaches_no_adapter(
+    server: Server, stack: Stack, path: str, body: dict[str, Any]
+) -> None:
+    headers = {"Authorization": f"Bearer {BASE_KEY}"}
+    with httpx2.Client(base_url=stack.gateways[0].url, headers=headers, timeout=150) as http:
+        limited = Server(http, stack)
+        for stream in (False, True):
+            by_name = limited.post(path, **body, model="house", stream=stream)
+            by_field = limited.post(path, **body, model=MODEL, lora=[{"id": "house"}], stream=stream)
+            by_number = limited.post(path, **body, model=MODEL, lora=[{"id": 0, "scale": 0.01}], stream=stream)
+            for answer in (by_name, by_field, by_number):
+                assert answer.status_code == 403, answer.text
+                assert "This API key may not use" in answer.text
+            assert "house" not in by_number.text
+        assert server.post(path, **body, model=MODEL, lora=[{"id": "house"}]).status_code != 403
+        assert limited.post(path, **body, model=MODEL, lora=[{"id": 0, "scale": 0}]).status_code != 403
+
+
+def test_a_key_for_the_base_model_is_told_of_no_adapter(server: Server, stack: Stack) -> None:
+    headers = {"Authorization": f"Bearer {BASE_KEY}"}
+    with httpx2.Client(base_url=stack.gateways[0].url, headers=headers, timeout=150) as http:
+        limited = Server(http, stack)
+        assert limited.names() == []
+        assert [card["id"] for card in http.get("/v1/models").json()["data"]] == [MODEL]
+        assert http.get("/v1/models/house").status_code == 403
+        saving = http.post("/slots/0?action=save", json={"filename": "x", "lora": [{"id": "house"}]})
+        assert saving.status_code == 403
+        assert limited.post("/tokenize", content="a", model="house").status_code == 403
+        # What an admin sets for everybody is everybody's.
+        plain = limited.say()
+        assert server.http.post("/lora-adapters", json=[{"id": "house", "scale": 1.0}]).status_code == 200
+        until(lambda: limited.say() == server.say("house"))
+        assert limited.say(lora=[{"id": 0, "scale": 0}]) == plain
+        assert server.http.post("/lora-adapters", json=[]).status_code == 200
+
+
+def test_only_admins_see_where_files_lie(server: Server, stack: Stack) -> None:
+    assert server.load("one", "one.gguf").status_code == 200
+    headers = {"Authorization": f"Bearer {USER_KEY}"}
+    with httpx2.Client(base_url=stack.gateways[0].url, headers=headers, timeout=150) as http:
+        assert [one["path"] for one in http.get("/lora-adapters").json()] == ["", ""]
+    assert [one["path"] for one in server.http.get("/lora-adapters").json()] == ["", "one.gguf"]
+    assert server.unload("one").status_code == 200
 
 
 def test_it_is_there_again_where_redis_has_lost_it_and_where_all_workers_are_new(

@@ -26,7 +26,7 @@ class Place(Protocol):
         ...
 
     def adapters(self, call: Call, asked: tuple[AdapterUse, ...]) -> tuple[AdapterUse, ...]:
-        """What the call computes with, by name. Raises InvalidRequest."""
+        """What the call computes with, by name. Raises InvalidRequest, PermissionDenied."""
         ...
 
 

@@ -19,5 +19,5 @@ class FleetPlace:
         return number_of(worker, slot, self._inquiries.workers(model))
 
     def adapters(self, call: Call, asked: tuple[AdapterUse, ...]) -> tuple[AdapterUse, ...]:
-        """Raises InvalidRequest."""
+        """Raises InvalidRequest, PermissionDenied."""
         return self._pipeline.adapters(call, asked)

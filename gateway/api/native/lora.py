@@ -18,7 +18,7 @@ from gateway.api.native.query import named_model
 from gateway.api.native.reception import Reception, validated
 from gateway.api.parameters.base import Body
 from gateway.api.parameters.lora import LoraBody, read_lora
-from gateway.catalog.adapters import named
+from gateway.catalog.adapters import named, visible
 from gateway.errors import InvalidRequest, ModelNotFound
 from gateway.inquiries import Inquiries
 from gateway.registry.adapter_names import NOTHING, known_adapters
@@ -62,17 +62,19 @@ class AdaptersRoute:
         caller = self._reception.caller(scope)
         call = self._reception.call(caller, {}, scope)
         records, scales = self._wishes.records(call.model), self._wishes.scales(call.model)
-        names = self._known(call.model)
+        known, admin = self._known(call.model), caller.principal.admin
+        shown = frozenset(visible(known, caller.principal))
         adapters = [
             {
                 "id": number,
                 "name": name,
-                "path": records[name].path if name in records else "",
+                "path": records[name].path if admin and name in records else "",
                 "scale": scales.get(name, 0.0),
                 "task_name": "",
                 "prompt_prefix": "",
             }
-            for number, name in enumerate(names)
+            for number, name in enumerate(known)
+            if name in shown
         ]
         await send_json(send, adapters, caller.trail)
 
@@ -82,7 +84,7 @@ class AdaptersRoute:
         body = validated(LoraBody, {"lora": _array(await self._reception.raw(scope, receive))})
         call = self._reception.call(caller, {}, scope)
         known = self._known(call.model)
-        scales = {named(use.name, known): use.scale for use in read_lora(body)}
+        scales = {named(use.name, known, caller.principal): use.scale for use in read_lora(body)}
         await self._wishes.set_scales(call.model, scales)
         await send_json(send, {"success": True}, caller.trail)
 
