@@ -55,9 +55,9 @@ class Inquiries:
             raise no_worker(model)
         raise answer_to(failure)
 
-    async def num_tokens(self, model: str, request: GenerateRequest) -> int:
-        """Of the prompt that a request becomes. Raises PaddockError."""
-        render = Render(request=request, text=False)
+    async def num_tokens(self, model: str, request: GenerateRequest, team: str) -> int:
+        """Return the number of tokens of the prompt that a request of the team becomes. Raises PaddockError."""
+        render = Render(request=request, text=False, tenant=team)
         rendered = await self.of_model(model, "POST", RENDER_PATH, decode_rendered, render)
         return rendered.num_tokens or 0
 

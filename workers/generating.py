@@ -31,6 +31,7 @@ from workers.protocol.catalog import AdapterSpec
 from workers.protocol.failures import CallFailed
 from workers.served_text import infill_prompts, open_renderer, text_routes
 from workers.service.adapters import AdapterRoutes
+from workers.service.lanes import prompt_lane
 from workers.service.memory import free_bytes
 from workers.service.server import Emit, OnCrash
 from workers.service.services import Services
@@ -123,15 +124,19 @@ def generating_parts(
     constraints.warm_up()
     context.warm_up()
     _register_adapters(shelf, wishes.adapters)
+    lane = prompt_lane()
     offered = Services(
         prompts=prompts,
+        lane=lane,
         defaults=wishes.sampling,
         constraints=constraints,
         answers=answers,
         adapters=AdapterRoutes(shelf, settings.adapters_dir),
         slots=SlotRoutes(),
         devices=Devices(free_bytes).memory,
-        texts=text_routes(model, prompts, renderer, wishes.sampling, name=name, slots=settings.slots, n_ctx=n_ctx),
+        texts=text_routes(
+            model, prompts, lane, renderer, wishes.sampling, name=name, slots=settings.slots, n_ctx=n_ctx
+        ),
     )
     return GeneratingParts(wishes, model, context, n_ctx, shelf, watchdog, storage, offered)
 

@@ -15,6 +15,7 @@ from workers.llama.model import Model
 from workers.llama.pooling import PooledContext, Pooling, pooling_of
 from workers.protocol.requests import Sampling
 from workers.served_text import text_routes
+from workers.service.lanes import prompt_lane
 from workers.service.memory import free_bytes
 from workers.service.pooled import PooledDesk, TextRefused
 from workers.service.server import Emit, OnCrash
@@ -34,11 +35,13 @@ class PooledParts:
 
     def services(self) -> Services:
         """On the loop that serves them."""
-        desk = PooledDesk(self.inputs, pooling=self.pooling, width=self.context.width)
+        lane = prompt_lane()
+        desk = PooledDesk(self.inputs, pooling=self.pooling, width=self.context.width, lane=lane)
         prompts = Prompts(None, self.model, num_tokens=self.model.facts.n_vocab)
         texts = text_routes(
             self.model,
             prompts,
+            lane,
             None,
             Sampling(),
             name=self.name,
@@ -46,7 +49,7 @@ class PooledParts:
             slots=self.slots,
             n_ctx=self.context.longest,
         )
-        return Services(prompts=prompts, texts=texts, devices=Devices(free_bytes).memory, pool=desk)
+        return Services(prompts=prompts, lane=lane, texts=texts, devices=Devices(free_bytes).memory, pool=desk)
 
     def engine(self, services: Services, emit: Emit, on_crash: OnCrash) -> TextRefused:
         """Connects the desk to it."""

@@ -17,6 +17,7 @@ from workers.protocol.catalog import LlamaSettings, is_template
 from workers.protocol.heartbeat import WorkerKind
 from workers.protocol.requests import Sampling
 from workers.protocol.text import Props
+from workers.service.lanes import FairLane
 from workers.service.text import TextRoutes, Texts
 
 MAX_TEMPLATE_BYTES = 1 << 20
@@ -75,6 +76,7 @@ def infill_prompts(vocab: Vocab, llama: LlamaSettings, *, n_ctx: int) -> InfillP
 def text_routes(
     model: Model,
     prompts: Prompts,
+    lane: FairLane,
     renderer: Renderer | None,
     defaults: Sampling,
     *,
@@ -106,4 +108,4 @@ def text_routes(
         sampling=Sampling(**values),
     )
     begin = model.bos_text if model.vocab.adds_bos else ""
-    return TextRoutes(Texts(model.vocab, prompts, bos_text=begin), props)
+    return TextRoutes(Texts(model.vocab, prompts, bos_text=begin), props, lane)

@@ -10,6 +10,7 @@ from gateway.access.keys import Keys
 from gateway.api.answers import send_json
 from gateway.api.body import read_body
 from gateway.api.caller import identified
+from gateway.api.presence import while_present
 from gateway.inquiries import Inquiries
 from gateway.pipeline import Pipeline
 from workers.protocol.requests import GenerateRequest
@@ -41,5 +42,6 @@ class TokenCount:
         principal, trail = identified(self._keys, scope)
         name, request = self._dialect.read(await read_body(scope, receive, self._max_body_bytes))
         call = self._pipeline.call(principal, name, trail)
-        num_tokens = await self._inquiries.num_tokens(call.model, request)
+        async with while_present(receive):
+            num_tokens = await self._inquiries.num_tokens(call.model, request, principal.team)
         await send_json(send, self._dialect.told(num_tokens), trail)

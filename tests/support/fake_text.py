@@ -10,6 +10,7 @@ from workers.chat.template import ChatTemplate
 from workers.protocol.heartbeat import ModelFacts
 from workers.protocol.requests import Sampling
 from workers.protocol.text import Props
+from workers.service.lanes import prompt_lane
 from workers.service.text import TextRoutes, Texts
 
 BYTES_PER_TOKEN = 4
@@ -64,4 +65,4 @@ def fake_routes(prompts: Prompts, facts: ModelFacts, *, model: str, slots: int, 
         build_info="fake",
         sampling=PROPS_SAMPLING,
     )
-    return TextRoutes(Texts(FakeVocab(), prompts), props)
+    return TextRoutes(Texts(FakeVocab(), prompts), props, prompt_lane())

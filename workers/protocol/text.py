@@ -35,6 +35,8 @@ class Tokenize(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     parse_special: bool = True
     """Control tokens that are written out in the text become those tokens."""
     with_pieces: bool = False
+    tenant: str = ""
+    """The team that asks: teams are served in turn."""
 
 
 class Tokenized(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -43,8 +45,10 @@ class Tokenized(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Each token's bytes, control tokens written out, where they were asked for; a character may be cut."""
 
 
-class Detokenize(msgspec.Struct, frozen=True, kw_only=True):
+class Detokenize(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     tokens: tuple[int, ...]
+    tenant: str = ""
+    """As in `Tokenize`."""
 
 
 class Detokenized(msgspec.Struct, frozen=True, kw_only=True):
@@ -60,6 +64,14 @@ class Render(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """False: the text is not wanted."""
     count: bool = True
     """False: the number of tokens is not wanted, and nothing is tokenised that need not be."""
+    tenant: str = ""
+    """As in `Tokenize`."""
+
+
+class Asker(msgspec.Struct, frozen=True, kw_only=True):
+    """The part of a question that tells whose turn it waits for; read before the rest, which may be long."""
+
+    tenant: str = ""
 
 
 class Rendered(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -103,6 +115,7 @@ class Props(msgspec.Struct, frozen=True, kw_only=True):
     """Every parameter with what a caller gets who does not say; `seed` is left out, since it is drawn for each call."""
 
 
+decode_asker = msgspec.json.Decoder(Asker).decode
 decode_tokenize = msgspec.json.Decoder(Tokenize).decode
 decode_tokenized = msgspec.json.Decoder(Tokenized).decode
 decode_detokenize = msgspec.json.Decoder(Detokenize).decode

@@ -27,9 +27,9 @@ from workers.protocol.framing import (
     SUBMIT_PATH,
 )
 from workers.protocol.metrics.page import Page
-from workers.protocol.pooled import POOL_PATH, PoolRequest, PoolResult, decode_request
+from workers.protocol.pooled import POOL_PATH, decode_request
 from workers.protocol.requests import Accepted, Cancel, Submit
-from workers.service.bodies import answer, decoded, read_body, refusal
+from workers.service.bodies import PeerGone, answer, decoded, read_body, refusal, while_peer_stays
 from workers.service.desk import CallDesk
 from workers.service.metrics import WorkerMetrics
 from workers.service.pooled import PooledDesk, no_pooled_work
@@ -109,30 +109,12 @@ class PoolRoute:
                 raise CallFailed(no_pooled_work())
         except CallFailed as failed:
             return refusal(failed.failure)
-        async with asyncio.TaskGroup() as group:
-            work = group.create_task(_outcome(self._desk, asked))
-            watcher = group.create_task(_cancel_when_gone(request.receive, work))
-            await asyncio.wait([work])
-            watcher.cancel()
-        if work.cancelled():
-            return Response(status_code=HTTP_STATUS[FailureCode.WORKER_LOST])  # nobody is there to read it
-        outcome = work.result()
-        if isinstance(outcome, Failure):
-            return refusal(outcome)
-        return answer(outcome)
-
-
-async def _outcome(desk: PooledDesk, asked: PoolRequest) -> PoolResult | Failure:
-    try:
-        return await desk.pool(asked)
-    except CallFailed as failed:
-        return failed.failure
-
-
-async def _cancel_when_gone(receive: Receive, work: asyncio.Task[PoolResult | Failure]) -> None:
-    while (await receive())["type"] != "http.disconnect":
-        pass
-    work.cancel()
+        try:
+            return answer(await while_peer_stays(request.receive, self._desk.pool(asked)))
+        except PeerGone:
+            return Response(status_code=HTTP_STATUS[FailureCode.WORKER_LOST])
+        except CallFailed as failed:
+            return refusal(failed.failure)
 
 
 class EventStream:

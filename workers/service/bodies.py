@@ -2,18 +2,48 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import asyncio
+from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
 import msgspec
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
+from starlette.types import Receive
 
 from workers.protocol.failures import HTTP_STATUS, CallFailed, Failure, FailureCode
 
 Message = TypeVar("Message")
+Result = TypeVar("Result")
 
 encode = msgspec.json.Encoder().encode
+
+
+class PeerGone(Exception):
+    """Whoever asked has closed the connection: nobody is there to read an answer."""
+
+
+async def while_peer_stays(receive: Receive, work: Coroutine[None, None, Result]) -> Result:
+    """Return or raise what `work` does; it is cancelled when the peer goes away. Read the body first.
+
+    Raises PeerGone.
+    """
+    task = asyncio.ensure_future(work)
+    watcher = asyncio.ensure_future(_cancel_when_gone(receive, task))
+    try:
+        await asyncio.wait([task])
+    finally:
+        watcher.cancel()
+        task.cancel()
+    if task.cancelled():
+        raise PeerGone
+    return task.result()
+
+
+async def _cancel_when_gone(receive: Receive, work: asyncio.Task[Result]) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+    work.cancel()
 
 
 async def read_body(request: Request, max_bytes: int) -> bytes:

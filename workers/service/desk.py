@@ -10,9 +10,9 @@ import itertools
 import math
 import secrets
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Any, Protocol, TypeVar
 
 from msgspec.structs import asdict, replace
 
@@ -45,12 +45,15 @@ from workers.protocol.prefixes import Chain, chain_of
 from workers.protocol.requests import Cancel, GenerateRequest, Sampling, Submit
 from workers.service.call_story import Stories, Story
 from workers.service.heads import CallHeads, HeadBook
+from workers.service.lanes import FairLane, prompt_lane
 from workers.service.metrics import WorkerMetrics
 from workers.service.rates import Rates
 from workers.service.stream import EventHub, GatewayBook, Listing
 from workers.service.thinking import thought_before
 
 MAX_EARLY_CANCELS = 1024
+
+Result = TypeVar("Result")
 
 PASSED_ON = (Logprobs, Tokens, TimingsSoFar, Progress)
 """Events that leave as they are."""
@@ -99,6 +102,8 @@ class LiveCall:
     """To be told when it starts."""
     heads: CallHeads | None = None
     """None: its prompt is not kept."""
+    preparing: asyncio.Future[Any] | None = None
+    """What is being done before the engine takes it; cancelled where nobody wants the call any more."""
     outcome: asyncio.Future[int | Failure] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
     """What the submit came to: the number of prompt tokens, or why it was refused."""
 
@@ -118,8 +123,11 @@ class CallDesk:
         heads: HeadBook | None = None,
         adapter_hashes: Callable[[], Mapping[str, str]] = dict,
         stories: Stories | None = None,
+        lane: FairLane | None = None,
     ) -> None:
         """Without `constraints`, calls that ask for a form are refused; without `answers` they are read as Hermes'.
+
+        `lane`: where prompts are made that take longer than an instant; None: one of its own.
 
         `adapter_hashes`: name -> hash of the adapters' contents, for any thread.
         """
@@ -136,6 +144,7 @@ class CallDesk:
         self._heads = heads or HeadBook()
         self._adapter_hashes = adapter_hashes
         self._stories = stories or Stories()
+        self._lane = lane or prompt_lane()
         self.rates = Rates()
         """What calls have been like."""
         self._defaults = {name: value for name, value in asdict(defaults).items() if value is not None}
@@ -230,7 +239,7 @@ class CallDesk:
         call = self._calls[key] = LiveCall(listing, story)
         outcome: int | Failure = Failure(FailureCode.INTERNAL, "the worker could not begin the call; its log says why")
         try:
-            tokens, num_public, chain = await self._prompt(submit)
+            tokens, num_public, chain = await self._prompt(call, submit)
             mask = await self._mask(request, tokens)
             sampling = self._sampling(request.sampling)
             if "settings" in request.tell:
@@ -314,11 +323,23 @@ class CallDesk:
     def _settings(self, number: int, prompt: Sequence[int], sampling: Sampling) -> Settings:
         return Settings(number, self._answers.text(prompt), settled(sampling, self._engine.n_ctx))
 
-    async def _prompt(self, submit: Submit) -> tuple[Sequence[int], int, Chain]:
+    async def _prompt(self, call: LiveCall, submit: Submit) -> tuple[Sequence[int], int, Chain]:
         """The prompt's tokens, how many of them are everybody's, and what its heads are. Raises CallFailed."""
         if is_quick(submit.request):
             return self._tokens(submit)
-        return await asyncio.to_thread(self._tokens, submit)
+        return await self._prepared(call, submit, self._lane.run(submit.tenant, 0, self._tokens, submit))
+
+    async def _prepared(self, call: LiveCall, submit: Submit, work: Coroutine[None, None, Result]) -> Result:
+        """Wait for a lane's work until nobody wants the call any more. Raises CallFailed."""
+        task = call.preparing = asyncio.ensure_future(work)
+        try:
+            return await task
+        except asyncio.CancelledError:
+            if call.listing.key in self._calls:
+                raise
+            raise CallFailed(_cancelled(submit.call)) from None
+        finally:
+            call.preparing = None
 
     def _tokens(self, submit: Submit) -> tuple[Sequence[int], int, Chain]:
         request = submit.request
@@ -403,6 +424,8 @@ class CallDesk:
         """Whether the call was still there. `end`: how it ended; None: nobody wants it any more."""
         call = self._calls.pop(key, None)
         if call is not None:
+            if call.preparing is not None:
+                call.preparing.cancel()
             self._stories.end(call.story, end)
             if call.story.started_at:
                 self.rates.held(call.story.started_at)

@@ -19,6 +19,7 @@ from workers.llama.pooling import Pooling
 from workers.protocol.failures import CallFailed, Failure, FailureCode
 from workers.protocol.pooled import PoolKind, PoolRequest, PoolResult
 from workers.service.call_story import ANSWERED, Stories
+from workers.service.lanes import FairLane, prompt_lane
 
 LONG_INPUT_CHARS = 4096
 """Longer requests are tokenised off the loop; below it the hop costs more than the work."""
@@ -58,7 +59,8 @@ class WholeEngine(Engine, Protocol):
 class PooledDesk:
     """Every call of a worker that does pooled work. Build it on the running loop, and connect its engine."""
 
-    def __init__(self, inputs: Inputs, *, pooling: Pooling, width: int) -> None:
+    def __init__(self, inputs: Inputs, *, pooling: Pooling, width: int, lane: FairLane | None = None) -> None:
+        """`lane`: where long inputs are tokenised; None: one of its own."""
         self.kind: PoolKind = "rank" if pooling is Pooling.RANK else "embed"
         self.draining = False
         self.idle = asyncio.Event()
@@ -68,6 +70,7 @@ class PooledDesk:
         self._pooling = pooling
         self._width = width
         self._loop = asyncio.get_running_loop()
+        self._lane = lane or prompt_lane()
         self._engine: Engine | None = None
         self._longest = 0
         """Tokens in one input that the engine takes."""
@@ -162,7 +165,7 @@ class PooledDesk:
         size = sum(query + len(one) if isinstance(one, str) else 0 for one in request.inputs)
         if size <= LONG_INPUT_CHARS:
             return self._tokenized(key, request)
-        return await asyncio.to_thread(self._tokenized, key, request)
+        return await self._lane.run(request.tenant, 0, self._tokenized, key, request)
 
     def _tokenized(self, key: int, request: PoolRequest) -> list[Sequence[int]]:
         """No more than up to an input that is too long, for which the engine refuses the call: a query of megabytes

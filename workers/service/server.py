@@ -206,6 +206,7 @@ class WorkerServer:
             services.heads,
             services.adapter_hashes,
             stories,
+            services.lane,
         )
         self._mailbox.connect(self._deliver)
         self._calls: Desk = self.desk if services.pool is None else services.pool

@@ -15,6 +15,7 @@ from workers.protocol.requests import Sampling
 from workers.service.adapters import AdapterRoutes
 from workers.service.desk import Constraints
 from workers.service.heads import HeadBook
+from workers.service.lanes import FairLane, prompt_lane
 from workers.service.pooled import PooledDesk
 from workers.service.slots import SlotRoutes
 from workers.service.text import TextRoutes
@@ -37,6 +38,8 @@ class Services:
     """Unless they are connected to an engine, the worker says that it has none."""
     heads: HeadBook = field(default_factory=HeadBook)
     """Unless it is connected to an engine, what was cached once counts as cached."""
+    lane: FairLane = field(default_factory=prompt_lane)
+    """Where prompts are made; `texts` and `pool` share it."""
     texts: TextRoutes | None = None
     devices: Callable[[], Sequence[DeviceMemory]] = tuple
     """The memory of what it computes on, at each call; for any thread."""

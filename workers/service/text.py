@@ -1,11 +1,10 @@
 """The routes for text without the engine: tokens of a text, text of tokens, a request as its prompt, what is served.
 
-What takes longer than an instant runs on other threads, a few at a time: results of the largest texts are large.
+What takes longer than an instant runs in a lane, where teams take turns: results of the largest texts are large.
 """
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
@@ -15,7 +14,7 @@ from starlette.routing import Route
 
 from workers.chat.conversation import conversation_of
 from workers.chat.prompts import SHORT_CHARS, Prompts
-from workers.protocol.failures import CallFailed, Failure, FailureCode
+from workers.protocol.failures import HTTP_STATUS, CallFailed, Failure, FailureCode
 from workers.protocol.text import (
     DETOKENIZE_PATH,
     MAX_TEXT_BYTES,
@@ -29,19 +28,19 @@ from workers.protocol.text import (
     Rendered,
     Tokenize,
     Tokenized,
+    decode_asker,
     decode_detokenize,
     decode_render,
     decode_tokenize,
 )
-from workers.service.bodies import answer, decoded, encode, read_body, refusal
+from workers.service.bodies import PeerGone, answer, decoded, encode, read_body, refusal, while_peer_stays
+from workers.service.lanes import FairLane
 
 MAX_RENDER_BYTES = 64 << 20
 """As of a request to be answered."""
 
 SHORT_BYTES = SHORT_CHARS
 """Bodies up to this long are dealt with at once."""
-
-AT_ONCE = 2
 
 
 class Vocabulary(Protocol):
@@ -94,10 +93,10 @@ class Texts:
 
 
 class TextRoutes:
-    def __init__(self, texts: Texts, props: Props) -> None:
+    def __init__(self, texts: Texts, props: Props, lane: FairLane) -> None:
         self._texts = texts
         self._props = encode(props)
-        self._turn = asyncio.Semaphore(AT_ONCE)
+        self._lane = lane
 
     def routes(self) -> list[Route]:
         return [
@@ -135,7 +134,9 @@ class TextRoutes:
             body = await read_body(request, max_bytes)
             if len(body) <= SHORT_BYTES and not renders:
                 return told(body)
-            async with self._turn:
-                return await asyncio.to_thread(told, body)
+            team = decoded(decode_asker, body).tenant
+            return await while_peer_stays(request.receive, self._lane.run(team, len(body), told, body))
+        except PeerGone:
+            return Response(status_code=HTTP_STATUS[FailureCode.WORKER_LOST])
         except CallFailed as failed:
             return refusal(failed.failure)

@@ -18,6 +18,7 @@ from gateway.api.native.prompts import read_native_prompt
 from gateway.api.native.query import named_model
 from gateway.api.native.reception import Reception, validated
 from gateway.api.parameters.base import Body
+from gateway.api.presence import while_present
 from gateway.inquiries import Inquiries
 from workers.protocol.requests import GenerateRequest
 from workers.protocol.text import (
@@ -72,8 +73,10 @@ class TokenizeRoute:
             add_special=body.add_special,
             parse_special=body.parse_special,
             with_pieces=body.with_pieces,
+            tenant=caller.principal.team,
         )
-        found = await self._inquiries.of_model(call.model, "POST", TOKENIZE_PATH, decode_tokenized, asked)
+        async with while_present(receive):
+            found = await self._inquiries.of_model(call.model, "POST", TOKENIZE_PATH, decode_tokenized, asked)
         await send_bytes(send, await tokens_body(found), JSON, caller.trail)
 
 
@@ -86,8 +89,10 @@ class DetokenizeRoute:
         caller = self._reception.caller(scope)
         document = await self._reception.document(scope, receive)
         call = self._reception.call(caller, document, scope)
-        asked = Detokenize(tokens=tuple(validated(DetokenizeBody, document).tokens))
-        found = await self._inquiries.of_model(call.model, "POST", DETOKENIZE_PATH, decode_detokenized, asked)
+        tokens = tuple(validated(DetokenizeBody, document).tokens)
+        asked = Detokenize(tokens=tokens, tenant=caller.principal.team)
+        async with while_present(receive):
+            found = await self._inquiries.of_model(call.model, "POST", DETOKENIZE_PATH, decode_detokenized, asked)
         await send_json(send, {"content": found.content}, caller.trail)
 
 
@@ -118,8 +123,9 @@ class ApplyTemplateRoute:
         caller = self._reception.caller(scope)
         asked = self._chat.read(await self._reception.raw(scope, receive), scope)
         call = self._reception.call(caller, {"model": asked.model or named_model({}, scope)}, scope)
-        render = Render(request=asked.requests[0], count=False)
-        found = await self._inquiries.of_model(call.model, "POST", RENDER_PATH, decode_rendered, render)
+        render = Render(request=asked.requests[0], count=False, tenant=caller.principal.team)
+        async with while_present(receive):
+            found = await self._inquiries.of_model(call.model, "POST", RENDER_PATH, decode_rendered, render)
         await send_json(send, {"prompt": found.prompt or ""}, caller.trail)
 
 

@@ -8,6 +8,7 @@ from gateway.access.keys import Keys
 from gateway.api.answers import send_json
 from gateway.api.body import read_body
 from gateway.api.caller import identified
+from gateway.api.presence import while_present
 from gateway.api.responses.request import read_draft
 from gateway.api.responses.shelf import Shelf
 from gateway.inquiries import Inquiries
@@ -27,5 +28,6 @@ class InputTokens:
         draft = read_draft(await read_body(scope, receive, self._max_body_bytes))
         asked = await self._shelf.complete(draft, principal.team)
         call = self._pipeline.call(principal, asked.model, trail)
-        num_tokens = await self._inquiries.num_tokens(call.model, asked.requests[0])
+        async with while_present(receive):
+            num_tokens = await self._inquiries.num_tokens(call.model, asked.requests[0], principal.team)
         await send_json(send, {"object": "response.input_tokens", "input_tokens": num_tokens}, trail)

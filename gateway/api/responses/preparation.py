@@ -27,5 +27,5 @@ class Preparation:
         talk = conversation(scope, asked.requests[0], principal.team)
         call = self._pipeline.call(principal, asked.model, trail, "generate", read_begin_by(scope), talk)
         if asked.fit:
-            asked = await self._truncation.fitted(asked, call.model)
+            asked = await self._truncation.fitted(asked, call.model, principal.team)
         return asked, call

@@ -23,20 +23,20 @@ class Truncation:
     def __init__(self, inquiries: Inquiries) -> None:
         self._inquiries = inquiries
 
-    async def fitted(self, asked: ResponseRequest, model: str) -> ResponseRequest:
+    async def fitted(self, asked: ResponseRequest, model: str, team: str) -> ResponseRequest:
         """Without as many of the first turns as it takes to fit; the last one and system messages stay.
 
         What does not fit even so is left to the worker to refuse. Raises PaddockError.
         """
         request = asked.requests[0]
         room = self._room(model, request)
-        if room is None or await self._inquiries.num_tokens(model, request) <= room:
+        if room is None or await self._inquiries.num_tokens(model, request, team) <= room:
             return asked
         turns = turns_of(request.messages)
         fewest, most = 1, len(turns) - 1
         while fewest < most:
             middle = (fewest + most) // 2
-            if await self._inquiries.num_tokens(model, without(request, turns, middle)) <= room:
+            if await self._inquiries.num_tokens(model, without(request, turns, middle), team) <= room:
                 most = middle
             else:
                 fewest = middle + 1

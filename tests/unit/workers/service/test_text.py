@@ -37,6 +37,7 @@ from workers.protocol.text import (
     decode_tokenized,
 )
 from workers.service.app import SharedSecret
+from workers.service.lanes import prompt_lane
 from workers.service.text import TextRoutes, Texts
 
 DEMO = Path(__file__).parents[4] / "deploy" / "demo" / "paddock-demo.gguf"
@@ -57,7 +58,7 @@ async def client(vocab: Vocab) -> AsyncIterator[httpx2.AsyncClient]:
     prompts = Prompts(template, vocab, bos_text=begin, num_tokens=vocab.num_tokens)
     props = MESSAGES["props.json"]
     assert isinstance(props, Props)
-    routes = TextRoutes(Texts(vocab, prompts, bos_text=begin), props).routes()
+    routes = TextRoutes(Texts(vocab, prompts, bos_text=begin), props, prompt_lane()).routes()
     app = Starlette(routes=routes, middleware=[Middleware(SharedSecret, secret="s")])
     transport = httpx2.ASGITransport(app)
     async with httpx2.AsyncClient(

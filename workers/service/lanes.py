@@ -1,0 +1,198 @@
+"""Work that takes a thread for longer than an instant, a few jobs at a time and the teams in turn.
+
+A crowd of one team's questions waits behind itself: the teams take turns, no team has all threads at once, and what
+waits is bounded per team, in all, in bytes and in time. A job whose caller left while it waited never runs.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+from collections import Counter, deque
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from functools import partial
+from typing import ParamSpec, TypeVar
+
+from workers.protocol.failures import CallFailed, Failure, FailureCode
+
+P = ParamSpec("P")
+Result = TypeVar("Result")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LaneBounds:
+    """Bound what may wait for a thread of a lane; what runs does not count."""
+
+    jobs_per_team: int = 128
+    jobs: int = 512
+    bytes_per_team: int = 64 << 20
+    """Of what the jobs keep in memory while they wait, as far as their callers say."""
+    bytes: int = 256 << 20
+    wait_s: float = 30.0
+
+
+PROMPTS_AT_ONCE = 2
+"""As many processes for templates and for long texts does a worker have."""
+
+
+@dataclass(slots=True, eq=False)
+class _Waiting:
+    """One job that waits for a thread."""
+
+    turn: asyncio.Future[None]
+    num_bytes: int
+
+
+@dataclass(slots=True, eq=False)
+class _Team:
+    """The jobs of one team that wait, in their order."""
+
+    waiting: deque[_Waiting] = field(default_factory=deque)
+    num_bytes: int = 0
+
+
+class FairLane:
+    """Runs jobs on threads. For one event loop; threads begin with the first job."""
+
+    def __init__(self, doing: str, *, at_once: int, bounds: LaneBounds | None = None) -> None:
+        """`doing`: what its jobs do, as callers are told (`tokenising`). `at_once`: threads; a team has at most all but
+        one of them, so that the next team need not wait for the slowest job of another.
+        """
+        self._doing = doing
+        self._at_once = at_once
+        self._per_team = max(1, at_once - 1)
+        self._bounds = bounds or LaneBounds()
+        self._threads = ThreadPoolExecutor(at_once, thread_name_prefix=f"paddock-{doing}")
+        self._running: Counter[str] = Counter()
+        self._num_running = 0
+        self._line: dict[str, _Team] = {}
+        """Teams with jobs that wait; the one whose turn is next comes first."""
+        self._num_waiting = self._num_bytes = 0
+
+    @property
+    def num_running(self) -> int:
+        return self._num_running
+
+    @property
+    def num_waiting(self) -> int:
+        return self._num_waiting
+
+    async def run(
+        self, team: str, num_bytes: int, work: Callable[P, Result], *args: P.args, **named: P.kwargs
+    ) -> Result:
+        """Return what `work` returns, or raise what it raises. Cancelling drops the job where it still waits; one that
+        runs keeps its thread until it ends.
+
+        `num_bytes`: what the job keeps in memory while it waits. Raises CallFailed (BUSY) at once where too much waits,
+        and where no thread is free in time.
+        """
+        await self._turn(team, num_bytes)
+        context = contextvars.copy_context()
+        try:
+            job = asyncio.get_running_loop().run_in_executor(self._threads, partial(context.run, work, *args, **named))
+        except RuntimeError:  # the lane is closed
+            self._free(team)
+            raise
+        job.add_done_callback(lambda done: self._leave(team, done))
+        # Cancelling the future would free the place while the thread still works.
+        return await asyncio.shield(job)
+
+    def close(self) -> None:
+        """End the threads as soon as their jobs end."""
+        self._threads.shutdown(wait=False, cancel_futures=True)
+
+    async def _turn(self, team: str, num_bytes: int) -> None:
+        """Wait for a place, and take it. Raises CallFailed."""
+        if self._num_running < self._at_once and team not in self._line and self._running[team] < self._per_team:
+            self._enter(team)
+            return
+        self._check(team, num_bytes)
+        waiting = _Waiting(asyncio.get_running_loop().create_future(), num_bytes)
+        self._join(team, waiting)
+        try:
+            async with asyncio.timeout(self._bounds.wait_s):
+                await waiting.turn
+        except TimeoutError:
+            self._give_up(team, waiting)
+            raise _busy(f"{self._doing} did not get its turn on this worker within {self._bounds.wait_s:g} s") from None
+        except asyncio.CancelledError:
+            self._give_up(team, waiting)
+            raise
+
+    def _check(self, team: str, num_bytes: int) -> None:
+        """Raises CallFailed."""
+        bounds, own = self._bounds, self._line.get(team) or _Team()
+        if len(own.waiting) >= bounds.jobs_per_team:
+            raise _busy(f"{bounds.jobs_per_team} requests of your team wait for {self._doing} on this worker already")
+        if own.waiting and own.num_bytes + num_bytes > bounds.bytes_per_team:
+            size = f"{bounds.bytes_per_team >> 20} MiB"
+            raise _busy(f"requests of your team with {size} wait for {self._doing} on this worker already")
+        if self._num_waiting >= bounds.jobs or (self._num_waiting and self._num_bytes + num_bytes > bounds.bytes):
+            raise _busy(
+                f"{self._num_waiting} requests wait for {self._doing} on this worker; "
+                f"at most {bounds.jobs}, and {bounds.bytes >> 20} MiB, may"
+            )
+
+    def _join(self, team: str, waiting: _Waiting) -> None:
+        own = self._line.setdefault(team, _Team())
+        own.waiting.append(waiting)
+        own.num_bytes += waiting.num_bytes
+        self._num_waiting += 1
+        self._num_bytes += waiting.num_bytes
+
+    def _give_up(self, team: str, waiting: _Waiting) -> None:
+        """The caller left or has waited for too long."""
+        if waiting.turn.done() and not waiting.turn.cancelled():
+            self._free(team)  # its turn had come in the same moment
+            return
+        self._remove(team, waiting)
+
+    def _remove(self, team: str, waiting: _Waiting) -> None:
+        own = self._line.get(team)
+        if own is None or waiting not in own.waiting:
+            return  # it was passed over in the moment in which its caller left
+        own.waiting.remove(waiting)
+        own.num_bytes -= waiting.num_bytes
+        self._num_waiting -= 1
+        self._num_bytes -= waiting.num_bytes
+        if not own.waiting:
+            del self._line[team]
+
+    def _enter(self, team: str) -> None:
+        self._running[team] += 1
+        self._num_running += 1
+
+    def _leave(self, team: str, job: asyncio.Future[Result]) -> None:
+        if not job.cancelled():
+            job.exception()  # nobody may be left to hear of it
+        self._free(team)
+
+    def _free(self, team: str) -> None:
+        """Give the place to the next team that may have it."""
+        self._num_running -= 1
+        self._running[team] -= 1
+        if not self._running[team]:
+            del self._running[team]
+        while self._num_running < self._at_once:
+            team_next = next((one for one in self._line if self._running[one] < self._per_team), None)
+            if team_next is None:
+                return
+            own = self._line[team_next]
+            waiting = own.waiting[0]
+            self._remove(team_next, waiting)
+            if own.waiting:  # its next turn comes after everybody else's
+                self._line[team_next] = self._line.pop(team_next)
+            if not waiting.turn.done():
+                self._enter(team_next)
+                waiting.turn.set_result(None)
+
+
+def prompt_lane() -> FairLane:
+    """Return the lane in which a worker makes prompts: from messages text, from text tokens."""
+    return FairLane("tokenising", at_once=PROMPTS_AT_ONCE)
+
+
+def _busy(message: str) -> CallFailed:
+    return CallFailed(Failure(FailureCode.BUSY, f"{message}; send fewer at once, or ask again in a moment"))
