@@ -331,7 +331,8 @@ class CallDesk:
 
     async def _prepared(self, call: LiveCall, submit: Submit, work: Coroutine[None, None, Result]) -> Result:
         """Wait for a lane's work until nobody wants the call any more. Raises CallFailed."""
-        task = call.preparing = asyncio.ensure_future(work)
+        task: asyncio.Future[Result] = asyncio.ensure_future(work)
+        call.preparing = task
         try:
             return await task
         except asyncio.CancelledError:

@@ -83,7 +83,7 @@ async def test_a_job_whose_caller_left_never_runs(gate: Gate) -> None:
     left.cancel()
     await settled(lane, running=1, waiting=1)
     gate.open.set()
-    assert await asyncio.gather(first, stays) == ["first", "stays"]
+    assert [await first, await stays] == ["first", "stays"]
     assert gate.began == ["first", "stays"]
     assert left.cancelled()
 

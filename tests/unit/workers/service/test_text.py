@@ -83,7 +83,7 @@ async def tokens(client: httpx2.AsyncClient, **fields: Any) -> Tokenized:
     return decode_tokenized(await post(client, TOKENIZE_PATH, Tokenize(**fields)))
 
 
-async def rendered(client: httpx2.AsyncClient, request: GenerateRequest, **fields: bool) -> Rendered:
+async def rendered(client: httpx2.AsyncClient, request: GenerateRequest, **fields: Any) -> Rendered:
     return decode_rendered(await post(client, RENDER_PATH, Render(request=request, **fields)))
 
 
