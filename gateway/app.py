@@ -55,6 +55,7 @@ from gateway.store.client import Store
 from gateway.store.look import LineReader
 from gateway.store.responses import ResponseStore
 from gateway.store.stream_log import StreamLog
+from gateway.store.stream_quota import StreamBounds, StreamQuota
 from gateway.telemetry.metrics import Metrics
 from gateway.telemetry.prompts import UNWRITTEN, WrittenPrompts
 from workers import catalog_file
@@ -158,7 +159,9 @@ async def build(settings: GatewaySettings, redis: redis.asyncio.Redis, tracer: T
     inquiries = Inquiries(fleet, relay)
     model_wishes = ModelWishes(redis)
     models = Models(keys, names, fleet, model_wishes)
-    recordings = Recordings(StreamLog(redis, settings.resume_ttl_s), gateway_id, settings.resume_buffer_bytes)
+    stream_bounds = StreamBounds(settings.resume_streams_per_team, settings.resume_bytes_per_team)
+    quota = StreamQuota(redis, stream_bounds, settings.resume_ttl_s)
+    recordings = Recordings(StreamLog(redis, settings.resume_ttl_s), quota, gateway_id, settings.resume_buffer_bytes)
     resumable = Resumable(recordings, metrics, settings.ping_interval_s)
     answers = (keys, pipeline, settings.max_body_bytes, settings.ping_interval_s, resumable)
     counting = (keys, pipeline, inquiries, settings.max_body_bytes)

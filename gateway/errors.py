@@ -21,6 +21,7 @@ PaddockError                     status  type
 ├── Superseded                   409     invalid_request_error   code superseded
 ├── NotSupported                 501     not_supported_error
 ├── QueueFull                    429     rate_limit_error
+│   └── TooManyStreams           429       code too_many_streams
 ├── Unavailable                  503     unavailable_error
 │   ├── QueueTimeout             503       code queue_timeout
 │   ├── StoreUnavailable         503       code store_unavailable
@@ -183,6 +184,12 @@ class QueueFull(PaddockError):
     status = 429
     type = "rate_limit_error"
     code = "queue_full"
+
+
+class TooManyStreams(QueueFull):
+    """Of a team: streams that go on without their connection."""
+
+    code = "too_many_streams"
 
 
 class Unavailable(PaddockError):

@@ -58,6 +58,18 @@ class GatewaySettings(PaddockSettings):
     resume_buffer_bytes: Annotated[
         int, Field(ge=4096, description="how far back one such stream can be read again, in this process and in Redis")
     ] = 4 << 20
+    resume_streams_per_team: Annotated[
+        int,
+        Field(ge=1, le=10_000, description="most such streams of one team that run at a time; further ones get a 429"),
+    ] = 256
+    resume_bytes_per_team: Annotated[
+        int,
+        Field(
+            ge=1 << 16,
+            description="most bytes of such streams per team, over all gateways; ended ones make room, and of many "
+            "that run each keeps less",
+        ),
+    ] = 16 << 20
     response_ttl_s: Annotated[
         float, Field(ge=1, description="how long a stored response stays in Redis; continuing from it begins anew")
     ] = 86_400.0

@@ -52,6 +52,15 @@ class Recording:
         """Number of the newest event; 0: there is none yet."""
         return self._first + len(self._events) - 1
 
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of the events that are kept."""
+        return self._num_bytes
+
+    def keep_at_most(self, num_bytes: int) -> None:
+        """Lower or raise how far back it can be read again; what is over goes with the next event."""
+        self._max_bytes = num_bytes
+
     async def start(self) -> None:
         self.started = True
         if self.on_start is not None:

@@ -12,13 +12,15 @@ import logging
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
-from gateway.errors import InternalError, InvalidRequest, StoreUnavailable, StreamGone
+from gateway.errors import InternalError, InvalidRequest, StoreUnavailable, StreamGone, TooManyStreams
 from gateway.resume.grace import unread
 from gateway.resume.reading import LocalReading, Reading, RemoteReading
 from gateway.resume.recording import GONE, Recording
 from gateway.store.cancellation import raise_if_cancelled
 from gateway.store.stream_log import StreamHead, StreamLog
+from gateway.store.stream_quota import Count, Held, StreamQuota
 from workers.protocol import keys
 
 log = logging.getLogger(__name__)
@@ -29,6 +31,9 @@ UNFLUSHED_S = 60.0
 """How long a stream that has ended waits for a Redis that is away."""
 CLOSE_S = 2.0
 """How long an ending process waits for the streams' last words, and again for Redis to take them."""
+
+RETRY_AFTER_S = 5.0
+"""When a team that runs as many streams as it may have should try again."""
 
 Produce = Callable[[Recording], Awaitable[None]]
 """Writes a whole stream, its last word included. Cancelled where it is given up."""
@@ -44,13 +49,16 @@ class Owner:
 
 
 class Recordings:
-    def __init__(self, stream_log: StreamLog, gateway: str, max_bytes: int) -> None:
+    def __init__(self, stream_log: StreamLog, quota: StreamQuota, gateway: str, max_bytes: int) -> None:
         """`gateway`: id of this process; `max_bytes`: how far back one stream can be read again."""
         self._log = stream_log
+        self._quota = quota
         self._gateway = gateway
         self._max_bytes = max_bytes
         self._running: dict[str, Recording] = {}
-        """Those of which Redis has not got everything."""
+        """Those of which Redis has not got everything, or that somebody reads here."""
+        self._over: dict[str, list[Held]] = {}
+        """By team: those that were in `_running` until now, and count as running in Redis yet."""
         self._writers: dict[str, asyncio.Task[None]] = {}
         self._tasks: asyncio.TaskGroup | None = None
         self._some = asyncio.Event()
@@ -68,7 +76,7 @@ class Recordings:
             self._tasks = tasks
             while True:
                 raise_if_cancelled()
-                if not self._running:
+                if not self._running and not self._over:
                     self._some.clear()
                     await self._some.wait()
                 renew = time.monotonic() - renewed_at >= keys.STREAM_RENEW_S
@@ -94,15 +102,18 @@ class Recordings:
         """Starts a stream and reads it from its beginning. `grace_s` None: it goes on without readers.
 
         Other gateways know of it once this returns, unless Redis is away: then this one alone can go on with it.
+        Raises TooManyStreams.
         """
         if self._tasks is None:
             raise RuntimeError("streams are begun while `run` runs")
         recording = Recording(stream, StreamHead(owner.team, owner.request, self._gateway, trace), self._max_bytes)
-        reading = LocalReading(recording, 0)
         try:
+            self._share(recording, await self._quota.begin(owner.team, stream))
             await self._write([recording], renew=True)
         except StoreUnavailable:
             log.warning("a stream began that only this gateway can go on with: Redis does not answer")
+            self._share(recording, self._counted_here(owner.team))
+        reading = LocalReading(recording, 0)
         self._running[stream] = recording
         self._some.set()
         self._writers[stream] = self._tasks.create_task(self._carry(recording, produce))
@@ -161,12 +172,50 @@ class Recordings:
             self._away = False
         for recording in [one for one in self._running.values() if _done(one)]:
             del self._running[recording.stream]
+            state: Literal["gone", "ended"] = "gone" if recording.dropped else "ended"
+            self._over.setdefault(recording.head.team, []).append(Held(recording.stream, recording.num_bytes, state))
+        teams = {one.head.team for one in self._running.values()} if renew else set()
+        await asyncio.gather(*(self._charge(team, renew=renew) for team in teams.union(self._over)))
         return not self._away
+
+    async def _charge(self, team: str, *, renew: bool) -> None:
+        """Tell what the team's streams here hold, and have each keep no more than its share."""
+        running = [one for one in self._running.values() if one.head.team == team] if renew else []
+        over = self._over.get(team, [])
+        held = [*over, *(Held(one.stream, one.num_bytes, "running") for one in running)]
+        try:
+            count = await self._quota.note(team, held)
+            await self._log.forget(count.made_room)
+        except StoreUnavailable:
+            count = Count(len(running), ())
+        else:
+            # More may be over by now.
+            del over[: len(held) - len(running)]
+            if not over:
+                self._over.pop(team, None)
+        for recording in running:
+            self._share(recording, count)
+
+    def _counted_here(self, team: str) -> Count | None:
+        """Return what is known of a team while Redis is away; None: it runs as many as it may have."""
+        num_running = sum(one.head.team == team for one in self._running.values())
+        return Count(num_running + 1, ()) if num_running < self._quota.bounds.max_streams else None
+
+    def _share(self, recording: Recording, count: Count | None) -> None:
+        """Bound what a stream keeps by its share of its team's. Raises TooManyStreams."""
+        if count is None:
+            raise TooManyStreams(
+                f"This key's team runs {self._quota.bounds.max_streams} streams that outlive their connections, and no "
+                "more may run at a time (resume_streams_per_team). Send the request again when one has ended, or send "
+                "it without `x-resume-grace` or `background`.",
+                retry_after_s=RETRY_AFTER_S,
+            )
+        recording.keep_at_most(min(self._max_bytes, self._quota.bounds.share(count.num_running)))
 
     async def _write(self, recordings: Sequence[Recording], *, renew: bool) -> None:
         for recording in recordings:
             if recording.dropped and recording.ended:
-                await self._log.forget(recording.stream)
+                await self._log.forget((recording.stream,))
                 recording.settled = True
         news = [(one, write) for one in recordings if (write := one.news(renew=renew)) is not None]
         if not news:
@@ -187,5 +236,6 @@ class Recordings:
 
 
 def _done(recording: Recording) -> bool:
-    """Redis has it all, or has been away for too long."""
-    return recording.settled or (recording.ended and time.monotonic() - recording.ended_at > UNFLUSHED_S)
+    """Redis has it all, or has been away for too long, and nobody reads it here: what it keeps is in memory no more."""
+    is_kept = recording.settled or (recording.ended and time.monotonic() - recording.ended_at > UNFLUSHED_S)
+    return is_kept and not recording.num_readers

@@ -61,6 +61,17 @@ def load_response_script(name: str) -> Script:
     return _script(name, "\n".join(names))
 
 
+def load_stream_script(name: str) -> Script:
+    """`lua/<name>.lua` below the names of one team's resumable streams."""
+    prefix = keys.streams("")
+    names = (
+        "local streams_key = KEYS[1]",
+        f'local streams_ended_key = KEYS[1] .. "{keys.streams_ended("").removeprefix(prefix)}"',
+        f'local stream_sizes_key = KEYS[1] .. "{keys.stream_sizes("").removeprefix(prefix)}"',
+    )
+    return _script(name, "\n".join(names))
+
+
 def load_beat_script() -> Script:
     """`lua/beat.lua`, whose key is given to it whole."""
     return _script("beat", "")

@@ -129,11 +129,13 @@ class StreamLog:
             pipeline.pexpire(keys.stream(stream), self._running_ms)
             await self._answers(pipeline.execute())
 
-    async def forget(self, stream: str) -> None:
-        names = (keys.stream(stream), keys.stream_log(stream), keys.stream_readers(stream))
+    async def forget(self, streams: Sequence[str]) -> None:
+        if not streams:
+            return
         async with self._redis.pipeline(transaction=False) as pipeline:
-            for name in names:
-                pipeline.delete(name)
+            for stream in streams:
+                for name in (keys.stream(stream), keys.stream_log(stream), keys.stream_readers(stream)):
+                    pipeline.delete(name)
             await self._answers(pipeline.execute())
 
     async def _answers(self, asking: Any) -> Any:

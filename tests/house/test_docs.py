@@ -109,6 +109,7 @@ def test_every_redis_key_is_documented() -> None:
         *(keys.lease("model", "<id>"), keys.queue("model"), keys.ticket("model", "<id>")),
         *(keys.adapters("model"), keys.adapter_scales("model"), keys.supervised("model"), keys.unloaded("model")),
         *(keys.stream("<id>"), keys.stream_log("<id>"), keys.stream_readers("<id>")),
+        *(keys.streams("<team>"), keys.streams_ended("<team>"), keys.stream_sizes("<team>")),
         *(keys.responses("<team>"), keys.response_sizes("<team>"), keys.response("<team>", "<id>")),
     }
     assert made <= set(declared)
@@ -122,7 +123,9 @@ def test_every_script_is_told_with_what_it_keeps_true() -> None:
     shared = scripts.pop("shared")
     for name, text in scripts.items():
         assert "\n-- Keeps: " in text, name
-        assert f"\n| `{name}` | " in page("redis.md" if name.endswith("_response") else "placement.md"), name
+        assert f"\n| `{name}` | " in page("redis.md" if name.endswith(("_response", "_streams")) else "placement.md"), (
+            name
+        )
     bounds = {name: int(value) for name, value in re.findall(r"^local ([A-Z_]+) = (\d+) ", shared, re.MULTILINE)}
     told = page("placement.md")
     assert f"the\nfirst {bounds['WINDOW']} tickets" in told or f"the first {bounds['WINDOW']} tickets" in told

@@ -13,6 +13,9 @@ heartbeat and nothing else; the rest belongs to the gateways' admission scripts 
     pd:stream:{<id>}                  hash    gateway      a stream that may be resumed: team, request, gateway, end
     pd:stream:{<id>}:log              stream  gateway      its events in batches; an entry's id: its last event's number
     pd:stream:{<id>}:readers          string  gateway      a count that grows while another gateway reads the stream
+    pd:streams:{<team>}               zset    gateway      id of a resumable stream that runs -> expiry, unix ms
+    pd:streams:{<team>}:ended         zset    gateway      id of one that has ended -> expiry, unix ms
+    pd:streams:{<team>}:sizes         hash    gateway      id of either -> bytes; `all`: of all together
     pd:responses:{<team>}             zset    gateway      id of a stored response -> expiry, unix ms
     pd:responses:{<team>}:sizes       hash    gateway      id of a stored response -> bytes; `all`: of all together
     pd:responses:{<team>}:of:<id>     string  gateway      a stored response with its input (JSON)
@@ -99,6 +102,18 @@ def stream_log(stream_id: str) -> str:
 
 def stream_readers(stream_id: str) -> str:
     return stream(stream_id) + ":readers"
+
+
+def streams(team: str) -> str:
+    return f"pd:streams:{{{team}}}"
+
+
+def streams_ended(team: str) -> str:
+    return streams(team) + ":ended"
+
+
+def stream_sizes(team: str) -> str:
+    return streams(team) + ":sizes"
 
 
 def responses(team: str) -> str:

@@ -19,7 +19,7 @@ from gateway.api.responses.shelf import Shelf
 from gateway.api.resumable import Resumable
 from gateway.api.wish import Wish
 from gateway.call import Call
-from gateway.errors import StorageFull, StoreUnavailable, Unavailable
+from gateway.errors import StorageFull, StoreUnavailable, TooManyStreams, Unavailable
 from gateway.resume.recording import Recording
 from gateway.resume.recordings import Owner, Recordings
 from gateway.telemetry.trail import Trail
@@ -44,7 +44,7 @@ class Background:
     async def begin(
         self, asked: ResponseRequest, call: Call, wish: Wish | None, scope: Scope, receive: Receive, send: Send
     ) -> None:
-        """Answers at once, or with the events as they come. Raises StoreUnavailable, StorageFull."""
+        """Answers at once, or with the events as they come. Raises StoreUnavailable, StorageFull, TooManyStreams."""
         trail, team = trail_of(scope), call.principal.team
         call = replace(call, unhurried=True, queue_deadline=call.deadline, start_deadline=call.deadline)
         writer = EventWriter(asked, call)
@@ -57,7 +57,11 @@ class Background:
             await self._produce(asked, call, trail, writer, recording)
 
         owner = Owner(team, "") if wish is None else wish.owner
-        reading = await self._resumable.begin(stream_of(asked.id), owner, None, produce, trail)
+        try:
+            reading = await self._resumable.begin(stream_of(asked.id), owner, None, produce, trail)
+        except TooManyStreams:
+            await self._shelf.drop(team, asked.id)
+            raise
         if asked.stream:
             await self._resumable.follow(reading, scope, receive, send)
         else:

@@ -11,7 +11,8 @@ from typing import Any
 import aiohttp
 import pytest
 
-from tests.integration.front.conftest import NARROW_KEY
+from gateway.access.records import digest
+from tests.integration.front.conftest import NARROW, NARROW_KEY
 from tests.support.caller import Caller, calling
 from tests.support.stack import Process, Stack
 from tests.support.waiting import until
@@ -213,3 +214,34 @@ async def test_what_is_made_without_a_client_is_counted_and_logged_once(caller: 
     assert len(lines) == 1
     assert (lines[0]["outcome"], lines[0]["status"], lines[0]["completion_tokens"]) == ("ok", 200, 40)
     assert isinstance(response, aiohttp.ClientResponse)
+
+
+async def test_one_stream_too_many_of_a_team(stack: Stack) -> None:
+    """Refused as a stream and in the background; answers that end with their connection and other teams are not."""
+    key = "pk-gold-0123456789"
+    own = {"name": "gold", "team": "gold", "sha256": digest(key)}
+    gateway = stack.gateway(resume_streams_per_team=1, api_keys=json.dumps([NARROW, own]))
+    try:
+        async with (
+            calling(gateway.url, key, "slow") as caller,
+            calling(gateway.url, NARROW_KEY, "quick") as other,
+        ):
+            first = Follower(caller, body("slow", 400))
+            assert not await first.read(gateway, 300)
+            again = Follower(caller, body("quick", 5))
+            await again.read(gateway)
+            assert (again.status, again.error and again.error["code"]) == (429, "too_many_streams")
+            asked = {"model": "quick", "input": "a", "background": True}
+            async with caller.session.post(f"{gateway.url}/v1/responses", json=asked) as response:
+                assert (response.status, (await response.json())["error"]["code"]) == (429, "too_many_streams")
+                assert int(response.headers["retry-after"]) >= 1
+            async with caller.session.post(f"{gateway.url}/v1/chat/completions", json=body("quick", 3)) as response:
+                assert response.status == 200
+            elsewhere = Follower(other, body("quick", 5))
+            assert await elsewhere.read(gateway)
+            assert elsewhere.text == story(5)
+            assert await first.read(gateway)
+            assert first.error is None
+    finally:
+        gateway.stop()
+        stack.gateways.remove(gateway)

@@ -8,17 +8,20 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from gateway.errors import InternalError, InvalidRequest, StreamGone
+from gateway.errors import InternalError, InvalidRequest, StreamGone, TooManyStreams
 from gateway.resume.reading import Reading
 from gateway.resume.recording import Recording
 from gateway.resume.recordings import Owner, Recordings
 from gateway.store.client import connect
 from gateway.store.stream_log import StreamLog
+from gateway.store.stream_quota import StreamBounds, StreamQuota
 from tests.support.redis_server import RedisServer
 from tests.support.waiting import until
+from workers.protocol import keys
 
 OWNER = Owner("blue", "digest")
 ANY = Owner("blue", "")
+BOUNDS = StreamBounds(max_streams=64, max_bytes=1 << 26)
 
 
 @pytest.fixture(scope="module")
@@ -28,10 +31,13 @@ def server() -> Iterator[RedisServer]:
 
 
 @asynccontextmanager
-async def gateway(server: RedisServer, max_bytes: int = 1 << 20) -> AsyncIterator[Recordings]:
+async def gateway(
+    server: RedisServer, max_bytes: int = 1 << 20, bounds: StreamBounds = BOUNDS
+) -> AsyncIterator[Recordings]:
     """One process's half."""
     async with connect(server.url) as client:
-        recordings = Recordings(StreamLog(client, kept_s=30.0), "gw", max_bytes)
+        quota = StreamQuota(client, bounds, kept_s=30.0)
+        recordings = Recordings(StreamLog(client, kept_s=30.0), quota, "gw", max_bytes)
         running = asyncio.create_task(recordings.run())
         await asyncio.sleep(0)
         try:
@@ -229,6 +235,133 @@ async def test_an_ending_process_leaves_everything_in_redis(server: RedisServer,
     async with gateway(server) as here:
         (await here.begin("a10", OWNER, telling(30, 0.005), None)).close()
     assert await numbers(await there.open("a10", 0, OWNER)) == list(range(1, 31))
+
+
+async def counted(server: RedisServer) -> tuple[int, int, int]:
+    """Streams of the team that run and that have ended, and the bytes of both, which must be those of their sizes."""
+    async with connect(server.url) as client:
+        running, ended = await client.zcard(keys.streams("blue")), await client.zcard(keys.streams_ended("blue"))
+        sizes = {name: int(size) for name, size in (await client.hgetall(keys.stream_sizes("blue"))).items()}
+        total = sizes.pop(b"all", 0)
+        assert total == sum(sizes.values())
+        assert len(sizes) == running + ended
+        return running, ended, total
+
+
+async def logged(server: RedisServer) -> int:
+    """Bytes of all streams' events in Redis."""
+    async with connect(server.url) as client:
+        names = [name async for name in client.scan_iter("pd:stream:*:log")]
+        entries: list[tuple[bytes, dict[bytes, bytes]]] = []
+        for name in names:
+            entries += await client.xrange(name)  # type: ignore[arg-type]  # an answer that is bytes here
+        return sum(len(fields.get(b"body", b"")) for _, fields in entries)
+
+
+@pytest.fixture
+def own_server() -> Iterator[RedisServer]:
+    with RedisServer() as running:
+        yield running
+
+
+async def test_a_team_runs_so_many_streams_over_all_gateways(own_server: RedisServer) -> None:
+    bounds = StreamBounds(max_streams=3, max_bytes=1 << 20)
+    async with gateway(own_server, bounds=bounds) as here, gateway(own_server, bounds=bounds) as there:
+        readings = [await (here, there, here)[n].begin(f"d{n}", OWNER, telling(10_000, 0.01), None) for n in range(3)]
+        for recordings in (here, there):
+            with pytest.raises(TooManyStreams, match="runs 3 streams"):
+                await recordings.begin("d9", OWNER, telling(1), None)
+            with pytest.raises(StreamGone):
+                await recordings.open("d9", 0, OWNER)
+        other_team = await there.begin("e0", Owner("green", ""), telling(3), None)
+        assert await numbers(other_team) == [1, 2, 3]
+        readings[1].close()
+        await there.stop("d1")
+        await until(lambda: not there.busy, 2.0, "its place is free")
+        again = await here.begin("d9", OWNER, telling(3), None)
+        assert await numbers(again) == [1, 2, 3]
+        for n in (0, 2):
+            readings[n].close()
+            await here.stop(f"d{n}")
+
+
+async def test_the_place_of_a_gateway_that_is_gone_is_free_again(own_server: RedisServer) -> None:
+    async with connect(own_server.url) as client:
+        quota = StreamQuota(client, StreamBounds(1, 1 << 20), kept_s=30.0)
+        assert await quota.begin("blue", "f0")
+        assert await quota.begin("blue", "f1") is None
+        await client.zadd(keys.streams("blue"), {"f0": 1})
+        assert await quota.begin("blue", "f1")
+        assert await counted(own_server) == (1, 0, 0)
+
+
+async def test_without_redis_each_gateway_counts_its_own(own_server: RedisServer) -> None:
+    async with gateway(own_server, bounds=StreamBounds(max_streams=2, max_bytes=1 << 20)) as here:
+        own_server.kill()
+        readings = [await here.begin(f"g{n}", OWNER, telling(10_000, 0.01), None) for n in range(2)]
+        with pytest.raises(TooManyStreams):
+            await here.begin("g9", OWNER, telling(1), None)
+        own_server.start()
+        for n, reading in enumerate(readings):
+            reading.close()
+            await here.stop(f"g{n}")
+
+
+async def test_what_a_team_keeps_is_bounded_and_the_oldest_make_room(own_server: RedisServer) -> None:
+    """Twelve streams of some 40 KB each, one after the other, of which the team may keep 100 KB."""
+    bounds = StreamBounds(max_streams=64, max_bytes=100_000)
+    body = b"data: " + b"x" * 2000 + b"\n\n"
+
+    async def produce(recording: Recording) -> None:
+        for _ in range(20):
+            await recording.write(body)
+
+    async with gateway(own_server, bounds=bounds) as here:
+        for n in range(12):
+            reading = await here.begin(f"h{n}", OWNER, produce, None)
+            while await reading.take():
+                pass
+            reading.close()
+            await until(lambda: not here.busy, 2.0, "Redis has it all")
+            # One that runs counts with what it had at its last renewal.
+            assert await logged(own_server) <= bounds.max_bytes
+        running, ended, total = await counted(own_server)
+        assert (running, ended) == (0, 2)
+        assert 80_000 < total <= bounds.max_bytes
+        assert (await here.open("h11", 0, OWNER)).refusal is None
+        with pytest.raises(StreamGone):
+            await here.open("h0", 0, OWNER)
+
+
+async def test_of_many_that_run_each_keeps_its_share(own_server: RedisServer) -> None:
+    bounds = StreamBounds(max_streams=64, max_bytes=200_000)
+    body = b"data: " + b"x" * 1000 + b"\n\n"
+
+    async def produce(recording: Recording) -> None:
+        for _ in range(300):
+            await recording.write(body)
+            await asyncio.sleep(0.01)
+
+    async with gateway(own_server, bounds=bounds) as here:
+        for n in range(10):
+            (await here.begin(f"i{n}", OWNER, produce, None)).close()
+        await asyncio.sleep(2.5)
+        assert await logged(own_server) <= bounds.max_bytes * 1.2
+        for n in range(10):
+            await here.stop(f"i{n}")
+
+
+async def test_a_stream_that_somebody_holds_on_to_counts_as_running(own_server: RedisServer) -> None:
+    """What has ended is in this process's memory as long as a client reads it, however slowly."""
+    async with gateway(own_server, bounds=StreamBounds(max_streams=2, max_bytes=1 << 20)) as here:
+        readings = [await here.begin(f"j{n}", OWNER, telling(5), 5.0) for n in range(2)]
+        await asyncio.sleep(0.2)
+        with pytest.raises(TooManyStreams):
+            await here.begin("j9", OWNER, telling(1), 5.0)
+        for reading in readings:
+            assert await numbers(reading) == [1, 2, 3, 4, 5]
+        await until(lambda: not here.busy, 2.0, "nobody reads")
+        assert await numbers(await here.begin("j9", OWNER, telling(1), 5.0)) == [1]
 
 
 async def test_idle_it_sleeps(here: Recordings) -> None:

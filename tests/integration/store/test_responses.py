@@ -219,7 +219,7 @@ async def test_readers_and_the_end_are_told(client: redis.asyncio.Redis, log: St
     assert await log.write([write(2, 2)]) == frozenset()
     await log.ask_to_end("s")
     assert await log.write([Write("s", HEAD, None, 1, False, 2)]) == {"s"}
-    await log.forget("s")
+    await log.forget(["s"])
     assert not await client.keys("pd:stream:*")
     await log.ask_to_end("s")
     assert await client.pttl(keys.stream("s")) > 0

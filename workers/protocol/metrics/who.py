@@ -44,6 +44,7 @@ FAILED_BY = {
     "websocket_stream_limit_reached": Who.POLICY,
     "model_not_allowed": Who.POLICY,
     "queue_full": Who.POLICY,
+    "too_many_streams": Who.POLICY,
     "queue_timeout": Who.POLICY,
     "request_timeout": Who.POLICY,
     "busy": Who.POLICY,

@@ -1,0 +1,68 @@
+"""What a team's resumable streams may hold, counted over all gateways. Methods raise StoreUnavailable."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
+
+import redis.asyncio
+
+from gateway.store.client import ANSWER_TIMEOUT_S
+from gateway.store.pipe import Pipe
+from gateway.store.scripts import load_stream_script
+from workers.protocol import keys
+
+LEAST_BYTES = 4096
+"""A stream keeps that much however many others its team has."""
+
+
+@dataclass(frozen=True, slots=True)
+class StreamBounds:
+    """Of one team, over all gateways."""
+
+    max_streams: int
+    max_bytes: int
+
+    def share(self, num_running: int) -> int:
+        """Return the bytes that each of so many streams may keep."""
+        return max(LEAST_BYTES, self.max_bytes // max(1, num_running))
+
+
+class Held(NamedTuple):
+    """One stream, as far as its team is charged for it."""
+
+    stream: str
+    num_bytes: int
+    state: Literal["running", "ended", "gone"]
+
+
+class Count(NamedTuple):
+    num_running: int
+    """Streams of the team, at all gateways."""
+    made_room: tuple[str, ...]
+    """Streams that had ended and may be forgotten now."""
+
+
+class StreamQuota:
+    def __init__(self, redis: redis.asyncio.Redis, bounds: StreamBounds, kept_s: float) -> None:
+        """`kept_s`: how long a stream stays after its end."""
+        self.bounds = bounds
+        self._lifetimes_ms = (round(keys.STREAM_TTL_S * 1000), round(kept_s * 1000))
+        self._script = load_stream_script("count_streams")
+        self._pipe = Pipe(redis, (self._script,), ANSWER_TIMEOUT_S)
+
+    async def begin(self, team: str, stream: str) -> Count | None:
+        """Count a new stream in; None: the team runs as many as it may have."""
+        return await self._count(team, "1", (Held(stream, 0, "running"),))
+
+    async def note(self, team: str, held: Iterable[Held]) -> Count:
+        """Count what these streams hold now. To be repeated for those that run, every `keys.STREAM_RENEW_S`."""
+        return await self._count(team, "", held) or Count(0, ())
+
+    async def _count(self, team: str, is_new: str, held: Iterable[Held]) -> Count | None:
+        bounds = (self.bounds.max_streams, self.bounds.max_bytes)
+        told = [field for one in held for field in one]
+        answer = await self._pipe.send(self._script, keys.streams(team), *bounds, *self._lifetimes_ms, is_new, *told)
+        num_running, *made_room = answer
+        return None if num_running < 0 else Count(num_running, tuple(stream.decode() for stream in made_room))

@@ -1,0 +1,46 @@
+"""Attacks on what is kept for a team longer than one call."""
+
+from __future__ import annotations
+
+import asyncio
+
+import aiohttp
+
+from tests.security.attack import Attack, Target
+
+
+async def _leave_a_stream_behind(target: Target, session: aiohttp.ClientSession) -> None:
+    """Begin a stream that outlives its connection, with as many bytes per token as there can be, and leave."""
+    body = {"model": target.model, "prompt": "a", "stream": True, "n_predict": 40, "n_probs": 100, "ignore_eos": True}
+    headers = {"x-resume-grace": "60"}
+    async with session.post(f"{target.url}/completion", json=body, headers=headers) as response:
+        await response.content.readany()
+
+
+async def _resumable_streams(target: Target) -> None:
+    async with target.session() as session:
+        await asyncio.gather(*(_leave_a_stream_behind(target, session) for _ in range(8)), return_exceptions=True)
+
+
+async def _background_responses(target: Target) -> None:
+    body = {"model": target.model, "input": "a", "background": True, "max_output_tokens": 4}
+    async with target.session() as session:
+        await asyncio.gather(*(target.post(session, "/v1/responses", body) for _ in range(16)))
+
+
+ATTACKS = (
+    Attack(
+        name="resumable-streams",
+        about="Streams with a grace are begun and left, each with log probabilities of 100 tokens at every step.",
+        strike=_resumable_streams,
+        at_once=2,
+        pause_s=0.2,
+    ),
+    Attack(
+        name="background-responses",
+        about="Responses are begun in the background, more than anybody could read.",
+        strike=_background_responses,
+        at_once=2,
+        pause_s=0.2,
+    ),
+)
