@@ -116,7 +116,7 @@ def _rows(settings: CacheSettings) -> Iterator[dict[str, str | int]]:
         yield {"version": version, "tenant": tenant, "files": num_files, "bytes": num_bytes}
     with _opened(settings.slot_save_dir) as folder:
         for tenant in folder.versions() if folder else ():
-            sizes = folder.sizes(tenant) if folder else []
+            sizes = list(folder.files(tenant).values()) if folder else []
             yield {"version": "", "tenant": tenant, "files": len(sizes), "bytes": sum(sizes)}
 
 

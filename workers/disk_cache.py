@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 
-from workers.engine.conversation_file import ConversationFiles
+from workers.engine.conversation_file import ConversationFiles, SaveBounds
 from workers.engine.disk import DiskTier
 from workers.engine.disk_folder import CacheFolder, CacheFolderUnusable
 from workers.engine.disk_names import CacheKeys
@@ -45,8 +45,11 @@ def open_slot_files(settings: WorkerSettings) -> ConversationFiles | None:
     """None where no `slot_save_dir` is set. Raises CacheFolderUnusable."""
     if settings.slot_save_dir is None:
         return None
+    bounds = SaveBounds(
+        settings.slot_saves_per_team, settings.slot_save_mib_per_team << 20, settings.slot_save_mib << 20
+    )
     try:
-        return ConversationFiles(settings.slot_save_dir, cache_keys(settings))
+        return ConversationFiles(settings.slot_save_dir, cache_keys(settings), bounds)
     except CacheFolderUnusable as error:
         raise CacheFolderUnusable(f"slot_save_dir: {error}") from None
 

@@ -116,6 +116,15 @@ class CacheSettings(PaddockSettings):
         Path | None,
         Field(description="folder for slots that are saved by name (`/slots/{id}?action=save`); unset: none can be"),
     ] = None
+    slot_save_mib: Annotated[
+        int, Field(ge=1, description="most MiB of files in slot_save_dir, all teams' together")
+    ] = 10240
+    slot_save_mib_per_team: Annotated[int, Field(ge=1, description="most MiB of one team's files in slot_save_dir")] = (
+        4096
+    )
+    slot_saves_per_team: Annotated[
+        int, Field(ge=1, le=10_000, description="most files of one team in slot_save_dir")
+    ] = 256
 
 
 class ModelSettings(PaddockSettings):

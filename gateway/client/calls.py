@@ -92,9 +92,9 @@ def restore_slot(id_slot: int, filename: str, *, model: str | None = None) -> As
     return _slot(id_slot, "restore", server_answers.read_slot_restored, filename, model)
 
 
-def erase_slot(id_slot: int, *, model: str | None = None) -> Ask[SlotErased]:
-    """Drops the conversation in a slot."""
-    return _slot(id_slot, "erase", server_answers.read_slot_erased, None, model)
+def erase_slot(id_slot: int, filename: str | None = None, *, model: str | None = None) -> Ask[SlotErased]:
+    """Drops the conversation in a slot; with `filename` a file that was saved on its worker instead."""
+    return _slot(id_slot, "erase", server_answers.read_slot_erased, filename, model)
 
 
 def list_adapters(*, model: str | None = None) -> Ask[tuple[LoraAdapter, ...]]:

@@ -112,6 +112,8 @@ class SlotErased(Struct, frozen=True):
     id_slot: int
     n_erased: int = 0
     """Tokens."""
+    n_freed: int = 0
+    """Bytes of the file."""
 
 
 class LoraAdapter(Struct, frozen=True):

@@ -8,6 +8,7 @@ from gateway.errors import (
     InvalidRequest,
     PaddockError,
     QueueFull,
+    StorageFull,
     Unavailable,
     UnsupportedParameter,
     WorkerLost,
@@ -24,6 +25,7 @@ ANSWERS: dict[FailureCode, type[PaddockError]] = {
     FailureCode.BUSY: QueueFull,
     FailureCode.DRAINING: Unavailable,
     FailureCode.WORKER_LOST: WorkerLost,
+    FailureCode.STORAGE_FULL: StorageFull,
     FailureCode.INTERNAL: InternalError,
 }
 

@@ -7,6 +7,7 @@ everybody's 4, number of blocks 4; the tokens, 4 each; for each block start 4, e
 
 from __future__ import annotations
 
+import os
 import re
 import struct
 from dataclasses import dataclass
@@ -18,7 +19,7 @@ from numpy.typing import NDArray
 from workers.engine.disk_folder import CacheFolder, sync_folder
 from workers.engine.disk_names import CacheKeys
 from workers.engine.scope import Scope
-from workers.engine.sealed import FileRefused, Kind, Label, SealedReader, write_sealed
+from workers.engine.sealed import SEALED_OVERHEAD, FileRefused, Kind, Label, SealedReader, write_sealed
 
 NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,127}")
 MAX_TOKENS = 1 << 24
@@ -29,6 +30,20 @@ _BLOCK = struct.Struct("<IIQ")
 
 class ConversationUnusable(ValueError):
     """A conversation can't be saved or restored; the message is for the caller."""
+
+
+class ConversationOverBound(Exception):
+    """A conversation would take more than is left to its team, or to all; the message is for the caller."""
+
+
+@dataclass(frozen=True, slots=True)
+class SaveBounds:
+    """What the files in the folder may take."""
+
+    max_files_per_team: int
+    max_bytes_per_team: int
+    max_bytes: int
+    """Of all teams together."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,22 +69,64 @@ class SavedConversation:
 class ConversationFiles:
     """The configured folder: one folder per team in it, made when it is needed. Methods block for the file's length."""
 
-    def __init__(self, path: Path, keys: CacheKeys) -> None:
+    def __init__(self, path: Path, keys: CacheKeys, bounds: SaveBounds) -> None:
         """Raises CacheFolderUnusable."""
         self._folder = CacheFolder(path)
         self._keys = keys
+        self._bounds = bounds
 
     def close(self) -> None:
         self._folder.close()
 
+    def check_room(self, name: str, tenant: str | None, num_bytes: int = 1) -> None:
+        """Refuse a file of that many bytes where it would be over a bound; it replaces one of its name.
+
+        Workers that save into one folder at the same moment may be over by one file each. Raises ConversationOverBound.
+        """
+        bounds, own = self._bounds, self._keys.tenant_folder(tenant)
+        held = {team: self._folder.files(team) for team in {own, *self._folder.versions()}}
+        held[own].pop(name, 0)
+        num_files, num_own = len(held[own]), sum(held[own].values())
+        remedy = "Erase some with `action=erase` and their `filename`, or save under a name that is there"
+        if num_files >= bounds.max_files_per_team:
+            raise ConversationOverBound(
+                f"this team has {num_files} saved slots, and slot_saves_per_team is {bounds.max_files_per_team}. "
+                + remedy
+            )
+        if num_own + num_bytes > bounds.max_bytes_per_team:
+            raise ConversationOverBound(
+                f"{name}: with its {num_bytes:,} bytes this team's saved slots would take {num_own + num_bytes:,}, and "
+                f"slot_save_mib_per_team is {bounds.max_bytes_per_team >> 20:,}. {remedy}"
+            )
+        if sum(sum(files.values()) for files in held.values()) + num_bytes > bounds.max_bytes:
+            raise ConversationOverBound(
+                f"{name}: the folder of saved slots has no room for {num_bytes:,} bytes more; slot_save_mib is "
+                f"{bounds.max_bytes >> 20:,}, for all teams. {remedy}, or ask the operator for more"
+            )
+
+    def erase(self, name: str, tenant: str | None) -> int:
+        """Remove a team's file -> its bytes. Raises ConversationUnusable."""
+        check_name(name)
+        try:
+            with self._folder.opened(self._keys.tenant_folder(tenant)) as folder:
+                num_bytes = os.stat(name, dir_fd=folder, follow_symlinks=False).st_size
+                os.unlink(name, dir_fd=folder)
+                sync_folder(folder)
+        except FileNotFoundError:
+            raise ConversationUnusable(f"{name}: there is no such file") from None
+        except OSError as error:
+            raise ConversationUnusable(f"{name}: can't be erased: {error.strerror}") from None
+        return num_bytes
+
     def write(self, name: str, scope: Scope, fingerprint: bytes, saved: SavedConversation) -> int:
-        """Replaces a file of that name -> bytes written. Raises ConversationUnusable."""
+        """Replaces a file of that name -> bytes written. Raises ConversationUnusable, ConversationOverBound."""
         check_name(name)
         counts = _COUNTS.pack(len(saved.tokens), saved.num_public, len(saved.blocks))
         table = b"".join(_BLOCK.pack(block.start, block.end, len(block.state)) for block in saved.blocks)
         tokens = np.ascontiguousarray(saved.tokens, dtype="<i4").tobytes()
         parts = [counts + tokens + table, *(block.state for block in saved.blocks)]
         label = _label(scope, fingerprint, len(saved.tokens))
+        self.check_room(name, scope.tenant, sum(map(len, parts)) + SEALED_OVERHEAD)
         try:
             with self._folder.opened(self._team(scope), create=True) as folder:
                 written = write_sealed(folder, name, self._keys.seal, label, parts)

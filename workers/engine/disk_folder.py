@@ -163,11 +163,16 @@ class CacheFolder:
             pass
         return found
 
-    def sizes(self, *names: str) -> list[int]:
-        """Bytes of each plain file directly in a folder."""
+    def files(self, *names: str) -> dict[str, int]:
+        """Return the bytes of each plain file in a folder; what a killed process left unfinished is removed."""
+        found, now = {}, time.time()
         with suppress(FileNotFoundError), self.opened(*names) as folder:
-            return [status.st_size for _, status in _stats(folder) if stat.S_ISREG(status.st_mode)]
-        return []
+            for name, status in _stats(folder):
+                if name.endswith(TEMPORARY) and now - status.st_mtime > STALE_S:
+                    discard(folder, name)
+                elif stat.S_ISREG(status.st_mode):
+                    found[name] = status.st_size
+        return found
 
     def erase(self, tenant: str) -> int:
         """Remove a team's files of every version -> how many there were. `tenant`: `CacheKeys.tenant_folder`."""

@@ -24,6 +24,8 @@ MAGIC = b"PADDOCK\x00"
 FORMAT = 1
 HEADER = struct.Struct("<8sHHI32s32sIIQ")
 SEAL_BYTES = 32
+SEALED_OVERHEAD = HEADER.size + SEAL_BYTES
+"""Bytes of a file beside its parts."""
 ALGORITHM = "sha256"
 TEMPORARY = ".tmp"
 """How the names of files end that are being written."""

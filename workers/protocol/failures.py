@@ -9,6 +9,7 @@ unauthorized       401           no   (wrong shared secret)
 busy               429           yes  (every slot and the waiting room are taken)
 draining           503           yes
 worker_lost        502           yes  (written by the gateway, when the worker is gone)
+storage_full       503           no   (what is to be kept is over the team's bound, or everybody's)
 internal           500           yes
 """
 
@@ -27,6 +28,7 @@ class FailureCode(StrEnum):
     BUSY = "busy"
     DRAINING = "draining"
     WORKER_LOST = "worker_lost"
+    STORAGE_FULL = "storage_full"
     INTERNAL = "internal"
 
 
@@ -40,6 +42,7 @@ HTTP_STATUS = {
     FailureCode.BUSY: 429,
     FailureCode.DRAINING: 503,
     FailureCode.WORKER_LOST: 502,
+    FailureCode.STORAGE_FULL: 503,
     FailureCode.INTERNAL: 500,
 }
 

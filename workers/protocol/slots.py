@@ -37,7 +37,7 @@ class SlotAction(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     action: Literal["save", "restore", "erase"]
     tenant: str
     filename: Annotated[str, Meta(max_length=1024)] = ""
-    """In the team's own folder; not for `erase`."""
+    """In the team's own folder. `erase` with one forgets the file and leaves the slot as it is."""
     salt: str = ""
     """The `cache_salt` of the conversation."""
     adapters: tuple[AdapterUse, ...] = ()
@@ -76,10 +76,12 @@ class SlotRestored(msgspec.Struct, frozen=True, kw_only=True):
     timings: RestoreTimings
 
 
-class SlotErased(msgspec.Struct, frozen=True, kw_only=True):
+class SlotErased(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     id_slot: int
     n_erased: int
     """Tokens that the slot held. Those that other conversations share, or that are on disk, are not forgotten."""
+    n_freed: int = 0
+    """Bytes of the file that was erased; 0: it was the slot."""
 
 
 decode_action = msgspec.json.Decoder(SlotAction).decode

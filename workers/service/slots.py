@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future
+from contextlib import contextmanager
 from typing import Protocol, TypeVar
 
 from starlette.requests import Request
@@ -14,7 +16,12 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from workers.engine.adapter_set import AdapterSet
-from workers.engine.conversation_file import ConversationFiles, ConversationUnusable, check_name
+from workers.engine.conversation_file import (
+    ConversationFiles,
+    ConversationOverBound,
+    ConversationUnusable,
+    check_name,
+)
 from workers.engine.fingerprint import ModelChanged
 from workers.engine.scope import Scope
 from workers.engine.slots import SlotDoor
@@ -78,20 +85,30 @@ class SlotKeeper:
         return _waited(self._door.infos())
 
     def act(self, slot: int, asked: SlotAction) -> SlotSaved | SlotRestored | SlotErased:
-        if asked.action == "erase":
+        if asked.action == "erase" and not asked.filename:
             return SlotErased(id_slot=slot, n_erased=_waited(self._door.erase(slot, asked.tenant, asked.salt)))
         if self._files is None:
             message = "this worker saves no slots; give it a folder for them with --slot-save-dir"
             raise CallFailed(Failure(FailureCode.UNSUPPORTED, message, "action"))
         try:
             check_name(asked.filename)
-            act = self._save if asked.action == "save" else self._restore
-            return act(self._files, slot, asked)
+            match asked.action:
+                case "save":
+                    return self._save(self._files, slot, asked)
+                case "restore":
+                    return self._restore(self._files, slot, asked)
+            self._door.check(slot)
+            num_freed = self._files.erase(asked.filename, asked.tenant)
+            return SlotErased(id_slot=slot, n_erased=0, n_freed=num_freed)
         except ConversationUnusable as error:
             raise CallFailed(Failure(FailureCode.INVALID_REQUEST, str(error), "filename")) from None
+        except ConversationOverBound as error:
+            raise CallFailed(Failure(FailureCode.STORAGE_FULL, str(error), "filename")) from None
 
     def _save(self, files: ConversationFiles, slot: int, asked: SlotAction) -> SlotSaved:
         started = time.perf_counter()
+        # Before anything is copied, and again when its bytes are known.
+        files.check_room(asked.filename, asked.tenant)
         identity = self._identity()
         copied = _waited(self._door.copy(slot, asked.tenant, asked.salt))
         num_saved = num_written = num_left = 0
@@ -146,12 +163,18 @@ class SlotKeeper:
         return found
 
 
+MAX_ACTIONS_PER_TEAM = 2
+"""Under way and in line: files are long, and one team's are not to hold up all others'."""
+
+
 class SlotRoutes:
     """One action at a time. Until it is connected, the worker has no slots that could be saved."""
 
     def __init__(self) -> None:
         self._keeper: SlotKeeper | None = None
         self._acting = asyncio.Lock()
+        self._teams: Counter[str] = Counter()
+        """Whose actions run or wait."""
 
     def connect(self, keeper: SlotKeeper) -> None:
         self._keeper = keeper
@@ -172,10 +195,28 @@ class SlotRoutes:
         try:
             asked = decoded(decode_action, await read_body(request, MAX_BODY_BYTES))
             keeper = self._connected()
-            async with self._acting:
-                return answer(await asyncio.to_thread(keeper.act, request.path_params["id"], asked))
+            with self._counted(asked.tenant):
+                async with self._acting:
+                    return answer(await asyncio.to_thread(keeper.act, request.path_params["id"], asked))
         except CallFailed as failed:
             return refusal(failed.failure)
+
+    @contextmanager
+    def _counted(self, tenant: str) -> Iterator[None]:
+        """Raises CallFailed where the team has as many actions under way as it may."""
+        if self._teams[tenant] >= MAX_ACTIONS_PER_TEAM:
+            message = (
+                f"{MAX_ACTIONS_PER_TEAM} actions on this worker's slots are under way for this team; send this one "
+                "when one of them has ended"
+            )
+            raise CallFailed(Failure(FailureCode.BUSY, message))
+        self._teams[tenant] += 1
+        try:
+            yield
+        finally:
+            self._teams[tenant] -= 1
+            if not self._teams[tenant]:
+                del self._teams[tenant]
 
     def _connected(self) -> SlotKeeper:
         if self._keeper is None:

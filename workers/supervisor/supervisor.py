@@ -238,6 +238,9 @@ def recipe(place: Place, settings: SupervisorSettings, environment: Mapping[str,
         cache_disk_mib=settings.cache_disk_mib,
         cache_secret=settings.cache_secret,
         slot_save_dir=settings.slot_save_dir,
+        slot_save_mib=settings.slot_save_mib,
+        slot_save_mib_per_team=settings.slot_save_mib_per_team,
+        slot_saves_per_team=settings.slot_saves_per_team,
     )
     # Callers' keys are the gateways' business only.
     inherited = {name: value for name, value in environment.items() if name not in KEY_VARIABLES}

@@ -92,7 +92,7 @@ class SlotRoute:
         asked = SlotAction(
             action=action,
             tenant=caller.principal.team,
-            filename="" if action == "erase" else body.filename,
+            filename=body.filename,
             salt=body.cache_salt,
             adapters=self._pipeline.adapters(call, read_lora(body)),
         )

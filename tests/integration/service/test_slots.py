@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import secrets
 import shutil
@@ -287,6 +288,41 @@ async def test_the_routes_are_behind_the_secret(session: aiohttp.ClientSession, 
     for method, path in (("GET", SLOTS_PATH), ("POST", f"{SLOTS_PATH}/0")):
         async with session.request(method, address + path) as response:
             assert response.status == 401
+
+
+async def test_what_is_saved_is_bounded_per_team_and_erasing_frees(
+    redis_server: RedisServer, folder: Path, session: aiohttp.ClientSession
+) -> None:
+    saved_in = folder / "bounded"
+    flags = ("--slot-save-dir", str(saved_in), "--slot-saves-per-team", "2", "--slot-save-mib-per-team", "1")
+    with worker(redis_server, folder, "bounded", *flags) as found:
+        client = Client(session, found)
+        await client.say(STORY)
+        slot = await client.slot()
+        for name in ("one", "two"):
+            assert (await client.save(slot, name)).n_written > 0
+        failure = await client.refused(slot, "save", filename="three")
+        assert (failure.code, failure.param) == (FailureCode.STORAGE_FULL, "filename")
+        assert "slot_saves_per_team is 2. Erase some with `action=erase`" in failure.message
+        await client.save(slot, "two")
+        size = saved_file(saved_in, "one").stat().st_size
+        assert await client.act(slot, "erase", filename="one") == {"id_slot": slot, "n_erased": 0, "n_freed": size}
+        assert not list(saved_in.glob("*/one"))
+        assert (await client.refused(slot, "erase", filename="one")).message == "one: there is no such file"
+        assert (await client.refused(slot, "erase", "blue", filename="two")).message == "two: there is no such file"
+        assert (await client.save(slot, "three")).n_written > 0, "erasing a file leaves the slot as it was"
+        await client.act(slot, "erase", filename="three")
+        saved_file(saved_in, "two").with_name("large").write_bytes(b"x" * (1 << 20))
+        failure = await client.refused(slot, "save", filename="two")
+        assert "slot_save_mib_per_team is 1" in failure.message
+
+
+async def test_one_team_does_not_fill_the_line_of_actions(client: Client) -> None:
+    answers = await asyncio.gather(*(client.act(0, "restore", filename="nowhere") for _ in range(12)))
+    busy = [one for one in answers if one["code"] == FailureCode.BUSY]
+    assert len(busy) >= 1
+    assert all("under way for this team" in str(one["message"]) for one in busy)
+    assert (await client.refused(0, "restore", filename="nowhere")).message.startswith("nowhere: there is no such file")
 
 
 async def test_without_a_folder_nothing_is_saved_but_slots_are_told_and_erased(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import secrets
 
 import aiohttp
 
@@ -28,6 +29,14 @@ async def _background_responses(target: Target) -> None:
         await asyncio.gather(*(target.post(session, "/v1/responses", body) for _ in range(16)))
 
 
+async def _saved_slots(target: Target) -> None:
+    """Save whatever lies in the slots under ever new names."""
+    async with target.session() as session:
+        for slot in range(4):
+            body = {"model": target.model, "filename": secrets.token_hex(8)}
+            await asyncio.gather(*(target.post(session, f"/slots/{slot}?action=save", body) for _ in range(4)))
+
+
 ATTACKS = (
     Attack(
         name="resumable-streams",
@@ -42,5 +51,11 @@ ATTACKS = (
         strike=_background_responses,
         at_once=2,
         pause_s=0.2,
+    ),
+    Attack(
+        name="saved-slots",
+        about="Slots are saved under ever new names, several at a time.",
+        strike=_saved_slots,
+        at_once=2,
     ),
 )

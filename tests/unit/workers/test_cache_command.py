@@ -11,7 +11,18 @@ import numpy as np
 import pytest
 
 from gateway import cli
-from tests.unit.workers.engine.disk_support import FINGERPRINT, KEYS, SECRET, TEAM, files, names, states, store, tier
+from tests.unit.workers.engine.disk_support import (
+    FINGERPRINT,
+    KEYS,
+    SAVE_BOUNDS,
+    SECRET,
+    TEAM,
+    files,
+    names,
+    states,
+    store,
+    tier,
+)
 from workers import cache_command
 from workers.engine.conversation_file import ConversationFiles, SavedConversation
 from workers.engine.disk_names import version_folder
@@ -29,7 +40,7 @@ def flags(tmp_path: Path) -> list[str]:
         with tier(tmp_path / "cache", fingerprint=fingerprint) as one:
             store(one, names(3), states(3))
             store(one, names(2, Scope("red")), states(2))
-    slots = ConversationFiles(tmp_path / "slots", KEYS)
+    slots = ConversationFiles(tmp_path / "slots", KEYS, SAVE_BOUNDS)
     for scope in (TEAM, Scope("red")):
         slots.write("chat", scope, FINGERPRINT, SavedConversation(np.arange(9, dtype=np.int32), ()))
     slots.close()

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
+from workers.engine.conversation_file import SaveBounds
 from workers.engine.disk import DiskTier, Identify
 from workers.engine.disk_folder import LEFT, CacheFolder
 from workers.engine.disk_names import BlockName, CacheKeys, block_names
@@ -21,6 +22,7 @@ FINGERPRINT = bytes(range(32))
 KEYS = CacheKeys(SECRET)
 TEAM = Scope("blue", "", b"")
 STATE_BYTES = 4096
+SAVE_BOUNDS = SaveBounds(max_files_per_team=99, max_bytes_per_team=1 << 30, max_bytes=1 << 30)
 
 
 @contextmanager

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import os
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -9,10 +10,12 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tests.unit.workers.engine.disk_support import FINGERPRINT, KEYS, TEAM
+from tests.unit.workers.engine.disk_support import FINGERPRINT, KEYS, SAVE_BOUNDS, TEAM
 from workers.engine.conversation_file import (
     ConversationFiles,
+    ConversationOverBound,
     ConversationUnusable,
+    SaveBounds,
     SavedBlock,
     SavedConversation,
 )
@@ -28,7 +31,7 @@ SAVED = SavedConversation(
 
 @pytest.fixture
 def kept(tmp_path: Path) -> Iterator[ConversationFiles]:
-    one = ConversationFiles(tmp_path / "slots", KEYS)
+    one = ConversationFiles(tmp_path / "slots", KEYS, SAVE_BOUNDS)
     yield one
     one.close()
 
@@ -84,7 +87,7 @@ def test_nobody_else_restores_it(kept: ConversationFiles, tmp_path: Path) -> Non
     assert "another team, salt or adapter" in refusal(kept, scope=Scope("blue", "salt"))
     assert "another team, salt or adapter" in refusal(kept, scope=Scope("blue", "", b"adapter"))
     assert "another model" in refusal(kept, fingerprint=b"o" * 32)
-    other = ConversationFiles(tmp_path / "slots", CacheKeys("other"))
+    other = ConversationFiles(tmp_path / "slots", CacheKeys("other"), SAVE_BOUNDS)
     (tmp_path / "slots" / CacheKeys("other").tenant_folder("blue")).symlink_to(path_of(tmp_path).parent)
     assert "can't be read" in refusal(other)
     other.close()
@@ -165,3 +168,64 @@ def test_a_block_of_the_disk_tier_is_no_conversation(kept: ConversationFiles, tm
     assert whole[10] == 2
     path_of(tmp_path).write_bytes(whole[:10] + b"\x01" + whole[11:])
     assert "save the slot again" in refusal(kept)
+
+
+def bounded(tmp_path: Path, files: int = 99, team_kib: int = 999, all_kib: int = 999) -> ConversationFiles:
+    return ConversationFiles(tmp_path / "slots", KEYS, SaveBounds(files, team_kib << 10, all_kib << 10))
+
+
+RED = Scope("red")
+LARGE = SavedConversation(np.arange(9, dtype=np.int32), (SavedBlock(0, 9, b"x" * 9_000),))
+
+
+def test_a_team_has_so_many_files_and_erasing_frees(tmp_path: Path) -> None:
+    kept = bounded(tmp_path, files=2)
+    for name in ("a", "b"):
+        kept.write(name, TEAM, FINGERPRINT, SAVED)
+    with pytest.raises(ConversationOverBound, match=r"has 2 saved slots, and slot_saves_per_team is 2.*action=erase"):
+        kept.write("c", TEAM, FINGERPRINT, SAVED)
+    kept.write("a", TEAM, FINGERPRINT, SAVED)
+    kept.write("c", RED, FINGERPRINT, SAVED)
+    size = path_of(tmp_path, "a").stat().st_size
+    assert kept.erase("a", "blue") == size
+    assert not path_of(tmp_path, "a").exists()
+    kept.write("c", TEAM, FINGERPRINT, SAVED)
+    for name, team in (("a", "blue"), ("b", "red"), ("c", "green")):
+        with pytest.raises(ConversationUnusable, match="there is no such file"):
+            kept.erase(name, team)
+    assert same(read(kept, "b"), SAVED)
+    for name in ("../b", "", ".b"):
+        with pytest.raises(ConversationUnusable, match="at most 128"):
+            kept.erase(name, "blue")
+
+
+@pytest.mark.parametrize(
+    ("bounds", "says"), [({"team_kib": 20}, "slot_save_mib_per_team is"), ({"all_kib": 20}, "slot_save_mib is")]
+)
+def test_a_team_and_all_have_so_many_bytes(tmp_path: Path, bounds: dict[str, int], says: str) -> None:
+    kept = bounded(tmp_path, **bounds)
+    for name in ("a", "b"):
+        kept.write(name, TEAM, FINGERPRINT, LARGE)
+    with pytest.raises(ConversationOverBound, match=says):
+        kept.write("c", TEAM, FINGERPRINT, LARGE)
+    assert not path_of(tmp_path, "c").exists()
+    kept.write("a", TEAM, FINGERPRINT, LARGE)  # in its own place
+    if "all_kib" in bounds:
+        with pytest.raises(ConversationOverBound, match=says):
+            kept.write("a", RED, FINGERPRINT, LARGE)
+    else:
+        kept.write("a", RED, FINGERPRINT, LARGE)
+    kept.erase("b", "blue")
+    kept.write("c", TEAM, FINGERPRINT, LARGE)
+
+
+def test_what_killed_workers_left_counts_for_an_hour(tmp_path: Path) -> None:
+    kept = bounded(tmp_path, team_kib=20)
+    kept.write("a", TEAM, FINGERPRINT, LARGE)
+    left = path_of(tmp_path, ".0123456789abcdef.tmp")
+    left.write_bytes(b"x" * 9_000)
+    with pytest.raises(ConversationOverBound):
+        kept.write("b", TEAM, FINGERPRINT, LARGE)
+    os.utime(left, (0, 0))
+    kept.write("b", TEAM, FINGERPRINT, LARGE)
+    assert not left.exists()
