@@ -285,14 +285,13 @@ class Pipeline:
                     place = _place(lease)
                     failure: Failure
                     try:
-                        async with self._passage(tries, place, cutoff) as mailbox:
+                        async with self._passage(tries, place, lease, cutoff) as mailbox:
                             failed = await _failed(mailbox, tries)
                             if failed is None:
                                 self.attempts.begun(tries, place.boot)
                                 try:
                                     yield mailbox
                                 finally:
-                                    lease.took = _took(mailbox.end)
                                     tries.attempt.over("cancelled", mailbox.end)
                                     self.attempts.ended(place.boot, mailbox.end)
                                 return
@@ -303,13 +302,23 @@ class Pipeline:
         finally:
             self.attempts.over(tries)
 
-    def _passage(self, tries: Tries, place: Place, cutoff: Cutoff) -> AbstractAsyncContextManager[Mailbox]:
+    def _passage(
+        self, tries: Tries, place: Place, lease: Lease, cutoff: Cutoff
+    ) -> AbstractAsyncContextManager[Mailbox]:
+        """The way to the worker. The slot is given back when the worker's answer ends, read or not."""
         call = tries.call
         slow = ClientTooSlow("The client reads too slowly: its buffer of events is full, so the answer was cut off.")
         asked = self._in_slot(tries.request, call.model, place.worker)
         context = tries.attempt.context
         return self._relay.passage(
-            place, asked, call.principal.team, call.request_id, lambda: cutoff.cut(slow), call.begin_by, context
+            place,
+            asked,
+            call.principal.team,
+            call.request_id,
+            lambda: cutoff.cut(slow),
+            call.begin_by,
+            context,
+            on_end=lambda end: lease.give_back(_took(end)),
         )
 
 
@@ -335,8 +344,8 @@ def _in_trace(request: PoolRequest, tries: Tries) -> PoolRequest:
     return replace_struct(request, traceparent=context.traceparent, tracestate=context.state)
 
 
-def _took(end: Finished | Failed | None) -> float | None:
-    """Tokens that a call's team is charged; None: as was predicted."""
+def _took(end: Finished | Failed) -> float | None:
+    """Return the tokens that a call's team is charged; None: as was predicted."""
     if not isinstance(end, Finished):
         return None
     usage = end.usage

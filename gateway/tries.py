@@ -39,8 +39,9 @@ class Lease(Protocol):
     @property
     def overtaken(self) -> int: ...
 
-    took: float | None
-    """Tokens that the call took, as far as it is known."""
+    def give_back(self, took: float | None) -> None:
+        """The worker is done with the call, which took so many tokens; None: as many as were predicted. Never waits."""
+        ...
 
 
 class Admission(Protocol):

@@ -46,17 +46,23 @@ SEAT_AFTER_S = 2 * keys.GATEWAY_INTERVAL_S
 MISSED_S = 1.5 * keys.GATEWAY_INTERVAL_S
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class Held:
-    """A slot, for the time of a block."""
+    """A slot, for the time of a block or until it is given back."""
 
     lease: Lease
     ranking: Ranking
     """Where the call was to go, as of when it was placed last."""
     weight: float
     """Of the call's team."""
-    took: float | None = None
-    """Tokens that the call took; None: not known, it is charged what was predicted."""
+    release: Callable[[Lease, float | None], None]
+
+    def give_back(self, took: float | None = None) -> None:
+        """The slot is free; the call took so many tokens. None: not known, it is charged what was predicted.
+
+        Never waits. Only the first time counts.
+        """
+        self.release(self.lease, None if took is None else took / self.weight)
 
     @property
     def worker(self) -> str:
@@ -211,15 +217,17 @@ class Admission:
         now = time.monotonic()
         lease = replace(taken, queue_ms=(now - asked_at) * 1000)
         self._line.hold(lease, now, _prefill_ms(waiter.ranking, lease.worker))
-        held = Held(lease, waiter.ranking, call.principal.weight)
+        held = Held(lease, waiter.ranking, call.principal.weight, self._give_back)
         try:
             yield held
         finally:
-            lease = self._line.held.get(lease.id, lease)
-            if self._line.let_go(lease, time.monotonic()):
-                self._give_back(lease, None if held.took is None else held.took / held.weight)
+            held.give_back()
 
     def _give_back(self, lease: Lease, share: float | None) -> None:
+        """Give a slot back, once. `share`: what its call took, virtual tokens."""
+        lease = self._line.held.get(lease.id, lease)  # it may have got its fencing token since
+        if not self._line.let_go(lease, time.monotonic()):
+            return
         if self._alone.is_away(lease.model) or lease.fence == UNFENCED:
             self._withdraw(lease.model, lease.id)
         else:

@@ -12,15 +12,21 @@ class Mailbox:
     """Events of one call, in order. One writer that never waits, one reader that takes all that is there.
 
     Used on one event loop. When the reader falls `limit` events behind, `on_overflow` is called once and what comes
-    after is dropped: the call is over for the reader. `put` and `take` run once per token.
+    after is dropped: the call is over for the reader. `on_end` is called with the last event as soon as it is there,
+    whether or not the reader comes for it. `put` and `take` run once per token.
     """
 
-    __slots__ = ("_events", "_limit", "_loop", "_on_overflow", "_overflowed", "_reader", "end", "ended")
+    __slots__ = ("_events", "_limit", "_loop", "_on_end", "_on_overflow", "_overflowed", "_reader", "end", "ended")
 
     choice = 0
     """One call is one answer."""
 
-    def __init__(self, limit: int, on_overflow: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        limit: int,
+        on_overflow: Callable[[], None],
+        on_end: Callable[[Finished | Failed], None] = lambda end: None,
+    ) -> None:
         self.ended = False
         """The reader has taken the call's last event."""
         self.end: Finished | Failed | None = None
@@ -30,9 +36,12 @@ class Mailbox:
         self._reader: asyncio.Future[None] | None = None
         self._limit = limit
         self._on_overflow = on_overflow
+        self._on_end = on_end
         self._overflowed = False
 
     def put(self, event: CallEvent) -> None:
+        if isinstance(event, Finished) or isinstance(event, Failed):  # noqa: SIM101 - a union is made anew each time
+            self._on_end(event)
         events = self._events
         if len(events) >= self._limit:
             self._overflow()

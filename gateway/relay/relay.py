@@ -17,7 +17,7 @@ from gateway.relay.fanin import CONNECT_TIMEOUT_S, Place, WorkerStream
 from gateway.relay.mailbox import Mailbox
 from gateway.relay.worker_asks import ReplyT, ask
 from gateway.relay.worker_client import Cancellations, WorkerClient
-from workers.protocol.events import Failed
+from workers.protocol.events import Failed, Finished
 from workers.protocol.failures import CallFailed, Failure, FailureCode
 from workers.protocol.heartbeat import PROTOCOL_VERSION, Heartbeat
 from workers.protocol.requests import GenerateRequest, Submit
@@ -103,9 +103,11 @@ class Relay:
         on_overflow: Callable[[], None],
         begin_by: float = 0.0,
         context: TraceContext | None = None,
+        on_end: Callable[[Finished | Failed], None] = lambda end: None,
     ) -> AsyncIterator[Mailbox]:
         """Submit a call; leaving the block before its end cancels it on the worker, without waiting.
 
+        `on_end` hears of the answer's last event when it comes, which may be long before the caller takes it.
         Raises CallFailed when the worker cannot be asked; a worker that refuses the call does so in a `Failed` event.
         """
         line = self._open_line(place)
@@ -113,7 +115,7 @@ class Relay:
             message = f"The worker {place.worker} cannot be reached. Send the request again."
             raise CallFailed(Failure(FailureCode.WORKER_LOST, message))
         number = next(self._numbers)
-        mailbox = Mailbox(self._buffer_events, on_overflow)
+        mailbox = Mailbox(self._buffer_events, on_overflow, on_end)
         submit = Submit(
             gateway=self._gateway_id,
             call=number,

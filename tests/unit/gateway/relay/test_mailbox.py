@@ -39,6 +39,16 @@ async def test_the_end_is_seen_when_it_is_taken() -> None:
         assert box.ended
 
 
+async def test_the_end_is_told_of_when_it_comes_whoever_reads() -> None:
+    told: list[object] = []
+    box = Mailbox(10, lambda: None, told.append)
+    box.put(Text(1, "a"))
+    assert not told
+    box.put(END)
+    assert told == [END]
+    assert not box.ended
+
+
 async def test_overflow_is_told_once_and_what_comes_after_is_dropped() -> None:
     told = []
     box = Mailbox(2, lambda: told.append(1))
