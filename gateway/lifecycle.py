@@ -27,12 +27,14 @@ from redis.exceptions import RedisError
 
 from gateway import __version__
 from gateway.access.records import KeysInvalid
-from gateway.api.handshake import HttpProtocol, WebSocketProtocol
+from gateway.api.handshake import WebSocketProtocol, refusal_body
 from gateway.api.presence import beside
 from gateway.app import App, build
 from gateway.settings import GatewaySettings
 from gateway.store.client import connect
 from gateway.telemetry import logs
+from workers.http_server.protocol import HttpProtocol
+from workers.http_server.server import HttpServer
 from workers.protocol.catalog import CatalogError
 from workers.protocol.exits import Exit
 from workers.tracing.opened import TracingUnusable, tracing
@@ -116,7 +118,7 @@ def _check(settings: GatewaySettings) -> None:
 
 
 async def _serve(app: App, listener: socket.socket, settings: GatewaySettings, asked: Asked) -> Exit:
-    server = Server(
+    server = HttpServer(
         uvicorn.Config(
             app.asgi,
             http=HttpProtocol,
@@ -134,7 +136,8 @@ async def _serve(app: App, listener: socket.socket, settings: GatewaySettings, a
             backlog=BACKLOG,
             timeout_keep_alive=KEEP_ALIVE_S,
             timeout_graceful_shutdown=int(CLOSE_S),
-        )
+        ),
+        refusal_body,
     )
     host, port = listener.getsockname()[:2]
     gc.collect()
@@ -155,14 +158,6 @@ async def _serve(app: App, listener: socket.socket, settings: GatewaySettings, a
     clean = bool(drained) and drained[0] and not asked.second.is_set()
     log.info("gateway stopped", extra={"fields": {"cut": not clean}})
     return Exit.OK if clean else Exit.DRAIN_CUT
-
-
-class Server(uvicorn.Server):
-    """uvicorn without its signal handlers: stopping is decided here."""
-
-    @contextlib.contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        yield
 
 
 class Asked:

@@ -1,126 +1,51 @@
-"""uvicorn's protocols, with what they lack: handshakes that always end, and bounds: of the head of a request, of the
-time that it takes, and of the fragments of a message."""
+"""uvicorn's WebSocket protocol, with what it lacks: handshakes that always end, and a bound of a message's fragments.
+
+HTTP is spoken by `workers.http_server`; here is how a gateway writes that server's own answers.
+"""
 
 from __future__ import annotations
 
 import asyncio
-from http import HTTPStatus
+from typing import Any
 
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.config import Config
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 from websockets.frames import CloseCode, Frame
 
 from gateway.api.openai.error_shape import error_body
-from gateway.errors import HeadTooLarge, HeadTooSlow, InvalidRequest
+from gateway.errors import HeadTooLarge, HeadTooSlow, InvalidRequest, PaddockError
+from workers.http_server.refusals import Refusal, response_of
+from workers.http_server.state import ServerState
 
 MAX_FRAGMENTS = 16_384
 """Of one message: empty ones count for nothing in its size, and each takes memory."""
 
-MAX_HEAD_BYTES = 64 << 10
-"""Of a request's line and headers, without the read that they began in."""
-HEAD_S = 60.0
-"""How long a head may take from its first byte on."""
-
-REFUSED = b"HTTP/1.1 %d %b\r\ncontent-type: application/json\r\ncontent-length: %d\r\nconnection: close\r\n\r\n%b"
+ERRORS: dict[int, type[PaddockError]] = {400: InvalidRequest, 408: HeadTooSlow, 431: HeadTooLarge}
 
 
-def refused(error: InvalidRequest) -> bytes:
-    """A whole response."""
-    status, body = HTTPStatus(error.status), error_body(error)
-    return REFUSED % (status, status.phrase.encode(), len(body), body)
-
-
-class HttpProtocol(HttpToolsProtocol):
-    _in_head = True
-    _head_begun = False
-    """In this read."""
-    _head_bytes = 0
-    _head_timer: asyncio.TimerHandle | None = None
-
-    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        super().connection_made(transport)
-        # Balancers open connections in advance, and keep them as they keep idle ones.
-        self._head_timer = self.loop.call_later(self.timeout_keep_alive, self._head_is_late)
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        self._head_has_come()
-        super().connection_lost(exc)
-
-    def data_received(self, data: bytes) -> None:
-        self._head_begun = False
-        super().data_received(data)
-        if self.transport.is_closing() or self.transport.get_protocol() is not self:
-            self._head_has_come()
-        elif self._in_head:
-            self._head_goes_on(len(data))
-        else:
-            self._head_has_come()
-            if self._is_free and self.timeout_keep_alive_task is None:
-                # What came was no request: an empty line, the rest of a body that was not wanted.
-                self.timeout_keep_alive_task = self.loop.call_later(
-                    self.timeout_keep_alive, self.timeout_keep_alive_handler
-                )
-
-    def on_message_begin(self) -> None:
-        self._in_head, self._head_begun, self._head_bytes = True, True, 0
-        super().on_message_begin()
-
-    def on_header(self, name: bytes, value: bytes) -> None:
-        if self._in_head:  # behind a body they are trailers, which nobody reads
-            super().on_header(name, value)
-
-    def on_headers_complete(self) -> None:
-        self._in_head = False
-        super().on_headers_complete()
-
-    def _head_goes_on(self, num_bytes: int) -> None:
-        if not self._head_bytes:
-            self._head_has_come()
-        # How much of the read that it began in belongs to it is not known: a body may lie before.
-        self._head_bytes += 1 if self._head_begun else num_bytes
-        if self._head_bytes > MAX_HEAD_BYTES:
-            told = f"The head of the request has more than {MAX_HEAD_BYTES >> 10} KiB. Send fewer and shorter headers."
-            self._refuse(HeadTooLarge(told))
-        elif self._head_timer is None:
-            self._head_timer = self.loop.call_later(HEAD_S, self._head_is_late)
-
-    def _head_has_come(self) -> None:
-        if self._head_timer is not None:
-            self._head_timer.cancel()
-            self._head_timer = None
-
-    def _head_is_late(self) -> None:
-        self._head_timer = None
-        if self._is_free and self._head_bytes:
-            self._refuse(HeadTooSlow(f"The head of the request did not come in {HEAD_S:.0f} s. Send it at once."))
-        elif self._is_free:
-            self.transport.close()
-
-    @property
-    def _is_free(self) -> bool:
-        """No answer is under way."""
-        return self.cycle is None or self.cycle.response_complete
-
-    def _refuse(self, error: InvalidRequest) -> None:
-        """The last word of the connection; within an answer it can only be cut."""
-        if self._is_free:
-            self.transport.write(refused(error))
-        self.transport.close()
-
-    def _should_upgrade(self) -> bool:
-        """Whether a request begins a WebSocket. Other methods than GET are answered as if they had not asked.
-
-        An answer under way would lose its connection, and with it all that slows it down or ends it.
-        """
-        return self._is_free and self.scope["method"] == "GET" and super()._should_upgrade()
+def refusal_body(refusal: Refusal) -> bytes:
+    """Return the body of an answer that the server gives itself, as OpenAI's dialect tells errors."""
+    return error_body(ERRORS[refusal.status](refusal.message))
 
 
 class WebSocketProtocol(WebSocketsSansIOProtocol):
+    """One WebSocket. It begins as a connection of `workers.http_server.protocol`."""
+
+    def __init__(
+        self,
+        config: Config,
+        server_state: ServerState,
+        app_state: dict[str, Any],
+        _loop: asyncio.AbstractEventLoop | None = None,
+    ) -> None:
+        super().__init__(config, server_state, app_state, _loop)
+        self._server = server_state
+
     def data_received(self, data: bytes) -> None:
         super().data_received(data)
         if self.conn.handshake_exc is not None and not self.handshake_initiated:
             told = f"This is no handshake of a WebSocket: {self.conn.handshake_exc}. Send fewer and shorter headers."
-            self.transport.write(refused(InvalidRequest(told)))
+            self.transport.write(response_of(Refusal(400, told), self._server.form))
             self.transport.close()
 
     def handle_cont(self, event: Frame) -> None:

@@ -16,7 +16,6 @@ from dataclasses import replace
 from typing import Any, cast
 
 import uvloop
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from tests.support.fake_engine import FakeEngine, FakeOptions
 from tests.support.fake_pooled import fake_pool
@@ -25,6 +24,7 @@ from workers import log_lines
 from workers.chat.answers import Answers
 from workers.chat.reasoning import THINK
 from workers.chat.tools.hermes import HERMES
+from workers.http_server.protocol import HttpProtocol
 from workers.protocol.exits import Exit
 from workers.protocol.framing import EVENTS_PATH
 from workers.protocol.heartbeat import ModelFacts
@@ -35,7 +35,7 @@ from workers.tracing.opened import tracing
 FACTS = ModelFacts(n_ctx_train=4096, n_params=1_000_000, size=4_000_000, n_vocab=32_000)
 
 
-class CuttingProtocol(HttpToolsProtocol):
+class CuttingProtocol(HttpProtocol):
     """Aborts an event stream's TCP connection after so many writes, as a bad network would."""
 
     writes_left = 0
@@ -152,7 +152,7 @@ async def serve(args: argparse.Namespace) -> Exit:
         redis_wait_s=args.redis_wait_s,
     )
     prompts = fake_prompts(args.ctx)
-    http: Any = "httptools"
+    http: type[HttpProtocol] = HttpProtocol
     if args.drop_stream_every:
         http = type("Cutting", (CuttingProtocol,), {"writes_left": args.drop_stream_every})
     desk, pooled = fake_pool(args.kind, args.slots, args.ctx) if args.kind != "generate" else (None, None)

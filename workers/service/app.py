@@ -68,7 +68,10 @@ class SharedSecret:
                 message = (
                     "the shared secret is missing or wrong; give gateways and workers the same PADDOCK_WORKER_SECRET"
                 )
-                await refusal(Failure(FailureCode.UNAUTHORIZED, message))(scope, receive, send)
+                refused = refusal(Failure(FailureCode.UNAUTHORIZED, message))
+                # Whatever else such a peer sends, its body first of all, is not read.
+                refused.headers["connection"] = "close"
+                await refused(scope, receive, send)
                 return
         await self._app(scope, receive, send)
 

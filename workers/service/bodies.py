@@ -11,12 +11,16 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.types import Receive
 
+from workers.http_server.refusals import Refusal
 from workers.protocol.failures import HTTP_STATUS, CallFailed, Failure, FailureCode
 
 Message = TypeVar("Message")
 Result = TypeVar("Result")
 
 encode = msgspec.json.Encoder().encode
+
+CODES = {401: FailureCode.UNAUTHORIZED, 503: FailureCode.BUSY}
+"""Of what the server refuses by itself, by status."""
 
 
 class PeerGone(Exception):
@@ -77,3 +81,8 @@ def answer(message: Any, status: int = 200) -> Response:
 
 def refusal(failure: Failure) -> Response:
     return answer(failure, HTTP_STATUS[failure.code])
+
+
+def refusal_body(refused: Refusal) -> bytes:
+    """Return the body of an answer that the server gives itself, as a failure."""
+    return encode(Failure(CODES.get(refused.status, FailureCode.INVALID_REQUEST), refused.message))

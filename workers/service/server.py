@@ -16,7 +16,7 @@ import secrets
 import signal
 import socket
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -25,12 +25,15 @@ from starlette.types import ASGIApp
 
 from workers.engine.counters import EngineCounters
 from workers.engine.request import EngineLoad
+from workers.http_server.protocol import HttpProtocol
+from workers.http_server.server import HttpServer
 from workers.protocol.drain import left_s
 from workers.protocol.events import CallEvent
 from workers.protocol.exits import Exit
 from workers.protocol.failures import Failure, FailureCode
 from workers.protocol.heartbeat import Heartbeat, ModelFacts
 from workers.service.app import build_app
+from workers.service.bodies import refusal_body
 from workers.service.call_story import Stories
 from workers.service.desk import CallDesk
 from workers.service.desk import Engine as DeskEngine
@@ -135,15 +138,7 @@ def address_of(sock: socket.socket) -> str:
     return f"http://{f'[{host}]' if ':' in host else host}:{port}"
 
 
-class _HttpServer(uvicorn.Server):
-    """Uvicorn without its signal handlers: the worker decides when it is over."""
-
-    @contextlib.contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        yield
-
-
-def _http_server(app: ASGIApp, http: Any) -> _HttpServer:
+def _http_server(app: ASGIApp, http: type[HttpProtocol]) -> HttpServer:
     config = uvicorn.Config(
         app,
         http=http,
@@ -154,7 +149,7 @@ def _http_server(app: ASGIApp, http: Any) -> _HttpServer:
         timeout_keep_alive=KEEP_ALIVE_S,
         timeout_graceful_shutdown=int(FLUSH_S),
     )
-    return _HttpServer(config)
+    return HttpServer(config, refusal_body)
 
 
 class WorkerServer:
@@ -168,7 +163,7 @@ class WorkerServer:
         build_engine: BuildEngine,
         *,
         hung_s: Callable[[], float] = float,
-        http: Any = "httptools",
+        http: type[HttpProtocol] = HttpProtocol,
         tracer: Tracer = OFF,
     ) -> None:
         """`build_engine` connects what is in `services` to the engine that it makes. `hung_s` as `Probes` has it."""

@@ -1,0 +1,107 @@
+"""Attacks by connections: what is sent over them ahead of any answer, without a key, and without end."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncGenerator
+from urllib.parse import urlsplit
+
+from tests.security.attack import Attack, Target
+
+SHORTEST = b"GET /health HTTP/1.1\r\n\r\n"
+NUM_PIPELINED = 900_000
+FLOOD_BYTES = 100 << 20
+CHUNK_BYTES = 1 << 20
+GIVES_UP_S = 10.0
+"""A sender that nobody reads waits that long."""
+
+
+@contextlib.asynccontextmanager
+async def _connection(url: str) -> AsyncGenerator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
+    address = urlsplit(url)
+    reader, writer = await asyncio.open_connection(address.hostname, address.port)
+    try:
+        yield reader, writer
+    finally:
+        writer.transport.abort()
+
+
+async def _pour(url: str, first: bytes, chunk: bytes, num_bytes: int) -> None:
+    """Send so many bytes, or until the other side has had enough; answers are thrown away."""
+    async with _connection(url) as (reader, writer):
+        reading = asyncio.create_task(_drop(reader))
+        try:
+            writer.write(first)
+            async with asyncio.timeout(GIVES_UP_S):
+                for _ in range(num_bytes // len(chunk)):
+                    writer.write(chunk)
+                    await writer.drain()
+                await reading
+        finally:
+            reading.cancel()
+
+
+async def _drop(reader: asyncio.StreamReader) -> None:
+    while await reader.read(1 << 16):
+        pass
+
+
+async def _pipelined(target: Target) -> None:
+    many = CHUNK_BYTES // len(SHORTEST)
+    await _pour(target.url, b"", SHORTEST * many, NUM_PIPELINED * len(SHORTEST))
+
+
+async def _pipelined_at_worker(target: Target) -> None:
+    many = CHUNK_BYTES // len(SHORTEST)
+    await _pour(target.worker_url, b"", SHORTEST * many, NUM_PIPELINED * len(SHORTEST))
+
+
+async def _endless_head(target: Target) -> None:
+    await _pour(target.url, b"GET /health HTTP/1.1\r\n", b"a: b\r\n" * (CHUNK_BYTES // 6), FLOOD_BYTES)
+
+
+async def _endless_head_at_worker(target: Target) -> None:
+    await _pour(target.worker_url, b"POST /v1/submit HTTP/1.1\r\n", b"a: b\r\n" * (CHUNK_BYTES // 6), FLOOD_BYTES)
+
+
+async def _body_without_secret(target: Target) -> None:
+    head = b"POST /v1/submit HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n" % FLOOD_BYTES
+    await _pour(target.worker_url, head, b"x" * CHUNK_BYTES, FLOOD_BYTES)
+
+
+ATTACKS = (
+    Attack(
+        name="pipelining",
+        about="900,000 tiny requests on one connection, no key: 1.9 GiB and gaps of 8 s.",
+        strike=_pipelined,
+        at_once=2,
+    ),
+    Attack(
+        name="endless-head",
+        about="100 MiB of headers at the gateway, no key.",
+        strike=_endless_head,
+        at_once=2,
+    ),
+    Attack(
+        name="worker-pipelining",
+        about="900,000 tiny requests on one connection to a worker, without its secret.",
+        strike=_pipelined_at_worker,
+        at_once=2,
+        needs_worker=True,
+    ),
+    Attack(
+        name="worker-endless-head",
+        about="100 MiB of headers at a worker, without its secret: 3.7 GiB, and its calls failed.",
+        strike=_endless_head_at_worker,
+        at_once=2,
+        needs_worker=True,
+    ),
+    Attack(
+        name="worker-body-without-secret",
+        about="100 MiB of body to a worker's submit, without its secret.",
+        strike=_body_without_secret,
+        at_once=4,
+        needs_worker=True,
+    ),
+)

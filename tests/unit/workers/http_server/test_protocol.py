@@ -1,0 +1,188 @@
+"""Heads of requests are bounded in size, number and time; what is sent ahead waits as bytes, and not much of it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+import uvicorn
+
+from workers.http_server import protocol
+from workers.http_server.protocol import MAX_HEAD_BYTES, MAX_HEADERS, MAX_PIPELINED, HttpProtocol
+from workers.http_server.refusals import Refusal
+from workers.http_server.state import ServerState
+
+PAUSE_S = 0.3
+TINY = b"GET / HTTP/1.1\r\n\r\n"
+
+
+def form(refusal: Refusal) -> bytes:
+    return refusal.message.encode()
+
+
+async def app(scope: Any, receive: Any, send: Any) -> None:
+    told = b"ok"
+    if scope["path"] == "/slow":
+        await asyncio.sleep(PAUSE_S)
+    if scope["path"] == "/stuck":
+        await asyncio.sleep(10)
+    if scope["path"] == "/headers":
+        while (await receive()).get("more_body"):
+            pass
+        told = b"%d headers" % len(scope["headers"])
+    await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"%d" % len(told))]})
+    await send({"type": "http.response.body", "body": told})
+
+
+@pytest.fixture
+async def port(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[int]:
+    monkeypatch.setattr(protocol, "HEAD_S", PAUSE_S / 2)
+    config = uvicorn.Config(app, lifespan="off", log_config=None, timeout_keep_alive=1)
+    state = ServerState(form)
+    loop = asyncio.get_running_loop()
+    server = await loop.create_server(lambda: HttpProtocol(config, state, {}), "127.0.0.1", 0)
+    yield server.sockets[0].getsockname()[1]
+    server.close()
+    for task in state.tasks:
+        task.cancel()
+    for connection in [*state.connections]:
+        connection.transport.abort()
+    await asyncio.sleep(0)
+
+
+async def said(port: int, *parts: bytes, pause_s: float = 0.0) -> bytes:
+    """All that is answered, until the connection ends; it does by itself where a head is refused."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    try:
+        for part in parts:
+            writer.write(part)
+            await asyncio.sleep(pause_s)
+        async with asyncio.timeout(5):
+            return await reader.read()
+    except ConnectionResetError:
+        return b""
+    finally:
+        writer.close()
+
+
+async def test_a_sound_head_is_answered(port: int) -> None:
+    assert (await said(port, b"GET / HTTP/1.1\r\nconnection: close\r\n\r\n")).endswith(b"ok")
+    parts = b"GET / HTTP/1.1\r\n", b"connection: close\r\n", b"\r\n"
+    assert (await said(port, *parts, pause_s=0.01)).endswith(b"ok")
+
+
+@pytest.mark.parametrize("head", [b"GET /%b", b"GET / HTTP/1.1\r\nx: %b", b"GET / HTTP/1.1\r\n%b: "])
+async def test_a_head_without_end_is_refused(port: int, head: bytes) -> None:
+    chunk = b"x" * (MAX_HEAD_BYTES // 4)
+    answer = await said(port, head % chunk, *[chunk] * 4, pause_s=0.02)
+    assert answer.startswith(b"HTTP/1.1 431 ")
+    assert b"The head of the request has more than 64 KiB. Send fewer and shorter headers." in answer
+
+
+async def test_a_head_that_does_not_come_is_not_waited_for(port: int) -> None:
+    answer = await said(port, b"GET / HTTP/1.1\r\nx: 1\r\n")
+    assert answer.startswith(b"HTTP/1.1 408 ")
+    assert await said(port) == b"", "who says nothing is told nothing"
+    kept = b"GET / HTTP/1.1\r\n\r\n", b"GET /"
+    answer = await said(port, *kept, pause_s=0.02)
+    assert answer.startswith(b"HTTP/1.1 200 ")
+    assert b"HTTP/1.1 408 " in answer
+
+
+async def test_an_answer_under_way_is_not_cut_for_the_next_head(port: int) -> None:
+    answer = await said(
+        port, b"GET /slow HTTP/1.1\r\n\r\nGET / HT", b"TP/1.1\r\nconnection: close\r\n\r\n", pause_s=PAUSE_S
+    )
+    assert answer.count(b"HTTP/1.1 200 ") == 2
+
+
+async def test_a_body_before_it_does_not_count_as_a_head(port: int) -> None:
+    body = b"x" * (2 * MAX_HEAD_BYTES)
+    first = b"POST /slow HTTP/1.1\r\ncontent-length: %d\r\n\r\n" % len(body)
+    answer = await said(port, first, body + b"GET / HT", b"TP/1.1\r\nconnection: close\r\n\r\n", pause_s=0.02)
+    assert answer.count(b"HTTP/1.1 200 ") == 2
+
+
+async def test_what_is_no_request_keeps_no_connection(port: int) -> None:
+    began = asyncio.get_running_loop().time()
+    answer = await said(port, b"GET / HTTP/1.1\r\n\r\n", b"\r\n", pause_s=0.1)
+    assert answer.count(b"HTTP/1.1 200 ") == 1
+    assert asyncio.get_running_loop().time() - began < 3, "it ends as an idle one does"
+
+
+async def test_trailers_are_not_kept(port: int) -> None:
+    head = b"POST /headers HTTP/1.1\r\ntransfer-encoding: chunked\r\nconnection: close\r\n\r\n0\r\n"
+    answer = await said(port, head + b"a: b\r\n" * 1000 + b"\r\n")
+    assert answer.endswith(b"2 headers")
+
+
+@pytest.mark.parametrize("num_headers", [MAX_HEADERS, MAX_HEADERS + 1])
+async def test_headers_are_counted(port: int, num_headers: int) -> None:
+    headers = b"x: y\r\n" * (num_headers - 1)
+    answer = await said(port, b"GET / HTTP/1.1\r\nconnection: close\r\n" + headers + b"\r\n")
+    assert answer.startswith(b"HTTP/1.1 200 " if num_headers == MAX_HEADERS else b"HTTP/1.1 431 ")
+
+
+async def test_what_is_no_http_is_told_so(port: int) -> None:
+    answer = await said(port, b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03")
+    assert answer.startswith(b"HTTP/1.1 400 ")
+    assert b"This is no HTTP request." in answer
+
+
+@pytest.mark.parametrize("cut", [0, 1, 2, 3, 4, 5, 17])
+async def test_requests_ahead_of_answers_are_answered_in_turn(port: int, cut: int) -> None:
+    """Wherever the reads divide them."""
+    ahead = b"".join(b"GET /%s HTTP/1.1\r\n\r\n" % path for path in (b"slow", b"headers", b"slow"))
+    last = b"GET / HTTP/1.1\r\nconnection: close\r\n\r\n"
+    sent = ahead + last
+    half = len(b"GET /slow HTTP/1.1\r\n\r\n") + cut
+    answer = await said(port, sent[:half], sent[half:], pause_s=0.05)
+    assert answer.count(b"HTTP/1.1 200 ") == 4
+    assert answer.index(b"0 headers") < answer.rindex(b"HTTP/1.1 200 ")
+
+
+async def test_more_requests_ahead_end_the_connection(port: int) -> None:
+    answer = await said(port, TINY * (MAX_PIPELINED + 1))
+    assert answer.count(b"HTTP/1.1 200 ") == MAX_PIPELINED + 1
+    answer = await said(port, TINY * 1000)
+    assert answer.count(b"HTTP/1.1 200 ") <= MAX_PIPELINED + 1
+    assert b"connection: close" in answer
+
+
+async def test_more_requests_behind_chunks_end_the_connection(port: int) -> None:
+    """The end of such a body is not known until it is parsed, and requests may be parsed with it."""
+    first = b"POST /slow HTTP/1.1\r\ntransfer-encoding: chunked\r\n\r\n"
+    answer = await said(port, first, b"1\r\nx\r\n0\r\n\r\n" + TINY * 1000, pause_s=0.02)
+    assert 1 < answer.count(b"HTTP/1.1 200 ") <= MAX_PIPELINED + 2
+    assert b"connection: close" in answer
+
+
+async def test_many_requests_ahead_are_not_kept(port: int) -> None:
+    """The connection is not read while one is being answered, so the sender has to wait."""
+    _, writer = await asyncio.open_connection("127.0.0.1", port)
+    try:
+        writer.write(b"GET /stuck HTTP/1.1\r\n\r\n")
+        num_bytes = 0
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(1.0):
+                while num_bytes < 64 << 20:
+                    writer.write(TINY * 50_000)
+                    await writer.drain()
+                    num_bytes += 50_000 * len(TINY)
+        # What the kernel keeps of a connection on loopback is some MiB.
+        assert num_bytes < 64 << 20
+    finally:
+        writer.transport.abort()
+
+
+async def test_a_refused_peer_reads_why_though_it_goes_on_sending(port: int) -> None:
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    try:
+        writer.write(b"GET / HTTP/1.1\r\nx: " + b"x" * (2 << 20))
+        async with asyncio.timeout(5):
+            assert (await reader.read()).startswith(b"HTTP/1.1 431 ")
+    finally:
+        writer.transport.abort()

@@ -1,0 +1,246 @@
+"""uvicorn's HTTP protocol, with what it lacks: a peer's requests are read one at a time, and their heads are bounded.
+
+What comes is given to the parser in pieces that end where a head or a body does. The next request is parsed when the
+one before is answered; what lies behind it waits as bytes, and little of it, for then the connection is not read.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import httptools
+from uvicorn.config import Config
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+from workers.http_server.flow import Flow
+from workers.http_server.refusals import Refusal, response_of
+from workers.http_server.state import ServerState
+
+MAX_HEAD_BYTES = 64 << 10
+"""Of a request's line and headers."""
+MAX_HEADERS = 256
+"""Each takes some hundred bytes here, however short it is."""
+HEAD_S = 60.0
+"""How long a head may take from its first byte on."""
+
+MAX_PIPELINED = 8
+"""Requests in a row that a peer may send ahead of the answer to the one before; then its connection ends."""
+MAX_UNREAD_BYTES = 64 << 10
+"""Of what waits behind a request that is being answered, beside the read that went beyond it."""
+CHUNKED_PIECE_BYTES = 16 << 10
+"""Of a body whose end is not known in advance."""
+
+LINGER_S, LINGER_BYTES = 1.0, 4 << 20
+"""How long, and how much, a refused peer may go on sending: closed at once, its connection would be reset, and the
+answer with it."""
+
+END_OF_HEAD = b"\r\n\r\n"
+
+MALFORMED = Refusal(400, "This is no HTTP request. Send HTTP/1.1; TLS ends before this address.")
+TOO_LARGE = Refusal(
+    431, f"The head of the request has more than {MAX_HEAD_BYTES >> 10} KiB. Send fewer and shorter headers."
+)
+TOO_MANY_HEADERS = Refusal(431, f"The request has more than {MAX_HEADERS} headers. Send fewer.")
+
+
+class Unwanted(Exception):
+    """Raised into the parser, which then stops."""
+
+
+class HttpProtocol(HttpToolsProtocol):
+    """One connection. What it uses of uvicorn's class is listed in `tests/unit/workers/http_server/test_pins.py`."""
+
+    def __init__(
+        self,
+        config: Config,
+        server_state: ServerState,
+        app_state: dict[str, Any],
+        _loop: asyncio.AbstractEventLoop | None = None,
+    ) -> None:
+        super().__init__(config, server_state, app_state, _loop)
+        self._server = server_state
+        self._flow: Flow
+        self._unread = b""
+        """Received, not parsed yet."""
+        self._in_head = False
+        self._in_body = False
+        self._body_left: int | None = None
+        """None: its chunks tell its end."""
+        self._head_bytes = 0
+        self._head_timer: asyncio.TimerHandle | None = None
+        self._num_ahead = 0
+        """Requests in a row that had come before the one ahead of them was answered."""
+        self._deaf = False
+        """What comes is thrown away."""
+        self._num_deaf_bytes = 0
+        self._refusal = MALFORMED
+        """What is told if the parser stops now."""
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self.flow = self._flow = Flow(transport)
+        # Balancers open connections in advance, and keep them as they keep idle ones.
+        self._head_timer = self.loop.call_later(self.timeout_keep_alive, self._head_is_late)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._deaf, self._unread = True, b""
+        self._end_head_timer()
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        if self._deaf:
+            self._num_deaf_bytes += len(data)
+            if self._num_deaf_bytes > LINGER_BYTES:
+                self.transport.abort()
+            return
+        self._unset_keepalive_if_required()
+        self._unread = self._unread + data if self._unread else data
+        self._parse()
+
+    def on_message_begin(self) -> None:
+        if len(self.pipeline) >= MAX_PIPELINED:
+            self._end_after_answers()
+            raise Unwanted
+        self._end_head_timer()
+        self._in_head = True
+        super().on_message_begin()
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        if not self._in_head:  # behind a body they are trailers, which nobody reads
+            return
+        if len(self.headers) >= MAX_HEADERS:
+            self._refusal = TOO_MANY_HEADERS
+            raise Unwanted
+        super().on_header(name, value)
+
+    def on_headers_complete(self) -> None:
+        self._in_head, self._in_body, self._head_bytes = False, True, 0
+        self._body_left = _length_of(self.headers)
+        self._end_head_timer()
+        super().on_headers_complete()
+        if self._num_ahead >= MAX_PIPELINED and not self._is_free:
+            self.cycle.keep_alive = False
+
+    def on_message_complete(self) -> None:
+        self._in_body = False
+        super().on_message_complete()
+
+    def on_response_complete(self) -> None:
+        self._num_ahead = self._num_ahead + 1 if self._unread or self.pipeline else 0
+        super().on_response_complete()
+        if self._unread and not self.transport.is_closing():
+            self._unset_keepalive_if_required()
+            self._parse()
+
+    def send_400_response(self, msg: str) -> None:
+        self._refuse(self._refusal)
+
+    def _parse(self) -> None:
+        """Feed the parser until a request waits for its answer."""
+        while self._unread and not self._deaf and (self._in_body or self._is_free):
+            piece = self._unread[: self._end_of_piece()]
+            if self._head_bytes + len(piece) > MAX_HEAD_BYTES and not self._in_body:
+                self._refuse(TOO_LARGE)
+                return
+            self._unread = self._unread[len(piece) :]
+            if self._in_body and self._body_left is not None:
+                self._body_left -= len(piece)
+            self._feed(piece)
+        if self._deaf:
+            self._unread = b""
+        elif len(self._unread) >= MAX_UNREAD_BYTES:
+            self._flow.hold()
+        else:
+            self._flow.release()
+            self._watch_silence()
+
+    def _end_of_piece(self) -> int:
+        """Return how much of what is unread goes to the parser at once: nothing of a further request, if it can be
+        seen.
+        """
+        if not self._in_body:
+            end = self._unread.find(END_OF_HEAD)
+            return end + len(END_OF_HEAD) if end >= 0 else len(self._unread)
+        return CHUNKED_PIECE_BYTES if self._body_left is None else max(1, self._body_left)
+
+    def _feed(self, piece: bytes) -> None:
+        try:
+            self.parser.feed_data(piece)
+        except httptools.HttpParserUpgrade:
+            if self._should_upgrade():
+                self._deaf = True
+                self._end_head_timer()
+                self.handle_websocket_upgrade()
+        except httptools.HttpParserError:
+            if not self._deaf:
+                self._refuse(self._refusal)
+        if self._in_head:
+            self._head_bytes += len(piece)
+
+    def _watch_silence(self) -> None:
+        """Set a timer for what the peer owes: the rest of a head, or another request."""
+        if self.transport.is_closing():
+            self._end_head_timer()
+        elif self._in_head:
+            if self._head_bytes and self._head_timer is None:
+                self._head_timer = self.loop.call_later(HEAD_S, self._head_is_late)
+        elif self._is_free and self._head_timer is None and self.timeout_keep_alive_task is None:
+            # What came was no request: an empty line, the rest of a body that was not wanted.
+            self.timeout_keep_alive_task = self.loop.call_later(
+                self.timeout_keep_alive, self.timeout_keep_alive_handler
+            )
+
+    def _end_head_timer(self) -> None:
+        if self._head_timer is not None:
+            self._head_timer.cancel()
+            self._head_timer = None
+
+    def _head_is_late(self) -> None:
+        self._head_timer = None
+        if self._is_free and self._head_bytes:
+            self._refuse(Refusal(408, f"The head of the request did not come in {HEAD_S:.0f} s. Send it at once."))
+        elif self._is_free:
+            self.transport.close()
+
+    @property
+    def _is_free(self) -> bool:
+        """No answer is under way."""
+        return self.cycle is None or self.cycle.response_complete
+
+    def _end_after_answers(self) -> None:
+        """Answer what has been parsed, read nothing more, and close."""
+        self._deaf, self._unread = True, b""
+        self._flow.hold()
+        self.pipeline[0][0].keep_alive = False
+
+    def _refuse(self, refusal: Refusal) -> None:
+        """The last word of the connection; within an answer it can only be cut."""
+        self._deaf, self._unread = True, b""
+        self._end_head_timer()
+        if not self._is_free or self.transport.is_closing():
+            self.transport.close()
+            return
+        self.transport.write(response_of(refusal, self._server.form))
+        self.transport.write_eof()
+        self._flow.release()
+        self._flow.resume_reading()
+        self.loop.call_later(LINGER_S, self.transport.close)
+
+    def _should_upgrade(self) -> bool:
+        """Whether a request begins a WebSocket. Other methods than GET are answered as if they had not asked.
+
+        An answer under way would lose its connection, and with it all that slows it down or ends it.
+        """
+        return self._is_free and self.scope["method"] == "GET" and super()._should_upgrade()
+
+
+def _length_of(headers: list[tuple[bytes, bytes]]) -> int | None:
+    """Return the bytes of the body that follows; None: unknown. The parser refuses lengths that are none, or two."""
+    length: int | None = 0
+    for name, value in headers:
+        if name == b"transfer-encoding":
+            return None
+        if name == b"content-length":
+            length = int(value) if value.isdigit() else None
+    return length
