@@ -6,6 +6,7 @@ import asyncio
 import signal
 from collections.abc import Callable
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import aiohttp
 import msgspec
@@ -55,6 +56,19 @@ async def test_draining_lets_running_calls_finish_and_takes_no_new_ones(
     assert during.draining
     assert worker.wait() == Exit.OK
     assert record(redis_server, "drain", "w") is None
+
+
+async def test_without_the_secret_no_body_is_read(spawn: Spawn) -> None:
+    address = urlsplit(spawn(*FAST).address)
+    reader, writer = await asyncio.open_connection(address.hostname, address.port)
+    try:
+        writer.write(b"POST /v1/submit HTTP/1.1\r\ncontent-length: %d\r\n\r\n" % (100 << 20))
+        async with asyncio.timeout(5):
+            answer = await reader.read()
+        assert answer.startswith(b"HTTP/1.1 401 ")
+        assert b"connection: close" in answer
+    finally:
+        writer.transport.abort()
 
 
 async def test_calls_past_the_drain_bound_are_cut_in_stream(session: aiohttp.ClientSession, spawn: Spawn) -> None:

@@ -1,0 +1,83 @@
+"""What our protocols use of uvicorn's and websockets' classes is there, and a new version has to be let in by hand."""
+
+from __future__ import annotations
+
+import ast
+import asyncio
+import inspect
+import textwrap
+import tomllib
+from collections.abc import Iterator
+from importlib.metadata import version
+from pathlib import Path
+
+import pytest
+import uvicorn
+from uvicorn.protocols.http.flow_control import FlowControl
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
+from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
+from uvicorn.server import ServerState
+
+from gateway.api.handshake import WebSocketProtocol
+from workers.http_server.protocol import HttpProtocol
+
+ROOT = Path(__file__).resolve().parents[4]
+PINNED = ("uvicorn", "websockets", "httptools")
+
+
+async def app(scope: object, receive: object, send: object) -> None:
+    raise NotImplementedError
+
+
+def chains(ours: type, prefix: str) -> Iterator[str]:
+    """Names behind `prefix.` or `super().` in a class."""
+    for node in ast.walk(ast.parse(textwrap.dedent(inspect.getsource(ours)))):
+        if isinstance(node, ast.Attribute) and ast.unparse(node.value) in (prefix, "super()"):
+            yield node.attr
+
+
+@pytest.mark.parametrize(
+    ("ours", "theirs"), [(HttpProtocol, HttpToolsProtocol), (WebSocketProtocol, WebSocketsSansIOProtocol)]
+)
+async def test_what_the_protocols_use_is_there(ours: type, theirs: type) -> None:
+    own = {name for name in vars(ours) if name not in vars(theirs)}
+    config = uvicorn.Config(app, lifespan="off", log_config=None)
+    there = set(dir(theirs(config, ServerState(), {}, asyncio.get_running_loop())))
+    source = ast.parse(textwrap.dedent(inspect.getsource(ours)))
+    made = {
+        target.attr
+        for node in ast.walk(source)
+        if isinstance(node, ast.Assign | ast.AnnAssign)
+        for target in (node.targets if isinstance(node, ast.Assign) else [node.target])
+        if isinstance(target, ast.Attribute) and ast.unparse(target.value) == "self" and target.attr.startswith("_")
+    }
+    used = set(chains(ours, "self")) - own - made
+    assert used
+    assert used <= there, f"{theirs.__name__} has lost {sorted(used - there)}"
+
+
+async def test_what_is_used_of_their_parts_is_there() -> None:
+    config = uvicorn.Config(app, lifespan="off", log_config=None)
+    loop = asyncio.get_running_loop()
+    http = HttpToolsProtocol(config, ServerState(), {}, loop)
+    assert hasattr(http.pipeline, "appendleft")
+    cycle = inspect.signature(RequestResponseCycle.__init__).parameters
+    assert {"flow", "keep_alive", "on_response"} <= cycle.keys()
+    assert "response_complete" in inspect.getsource(RequestResponseCycle)
+    assert {"pause_reading", "resume_reading"} <= vars(FlowControl).keys()
+    assert "self.read_paused = False" in inspect.getsource(FlowControl.__init__)
+    socket = WebSocketsSansIOProtocol(config, ServerState(), {}, loop)
+    assert hasattr(socket.conn, "handshake_exc")
+    assert callable(socket.conn.fail)
+    assert "capture_signals" in vars(uvicorn.Server)
+    assert "server_state" in vars(uvicorn.Server(config))
+
+
+@pytest.mark.parametrize("name", PINNED)
+def test_newer_versions_are_let_in_by_hand(name: str) -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    wanted = [*project["dependencies"], *project["optional-dependencies"]["gateway"]]
+    (bound,) = [each.partition("<")[2] for each in wanted if each.startswith(name)]
+    assert bound, f"{name} has no upper bound in pyproject.toml"
+    installed = [int(part) for part in version(name).split(".")[:2]]
+    assert installed < [int(part) for part in bound.split(".")]
