@@ -7,11 +7,11 @@ import logging
 
 import msgspec
 import redis.asyncio
-from redis.exceptions import RedisError
 
 from gateway.access.keys import Keys
 from gateway.access.records import FIRST_KEY_NAME, AccessRecord, decode_record, encode_record
 from gateway.store.cancellation import raise_if_cancelled
+from gateway.store.outage import Outage
 from workers.protocol import keys
 
 log = logging.getLogger(__name__)
@@ -33,7 +33,6 @@ class KeyStore:
         self._target = target
         self._fixed = {record.name: record for record in fixed}
         self._first = first
-        self._away = False
 
     async def refresh(self) -> None:
         """Raises redis.RedisError when Redis is away."""
@@ -53,13 +52,9 @@ class KeyStore:
 
     async def run(self) -> None:
         """Re-reads until cancelled."""
+        outage = Outage("the API keys can't be read", "keeping the last ones", "the API keys can be read again")
         while True:
-            try:
+            with outage.outlived():
                 await self.refresh()
-                self._away = False
-            except (RedisError, OSError) as error:
-                if not self._away:
-                    log.warning("the API keys can't be re-read (%s); keeping the last ones", type(error).__name__)
-                self._away = True
             raise_if_cancelled()
             await asyncio.sleep(REREAD_S)

@@ -13,8 +13,6 @@ from collections.abc import Awaitable, Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 
-from redis.exceptions import RedisError
-
 from gateway.admission.alone import Alone
 from gateway.admission.line import Line, Waiter
 from gateway.admission.placing import Placing
@@ -25,6 +23,8 @@ from gateway.store.cancellation import raise_if_cancelled
 from gateway.store.channel import follow
 from gateway.store.client import Store, Ticket
 from gateway.store.gateways import GatewayBook
+from gateway.store.outage import Outage
+from gateway.store.trouble import NO_ANSWER
 from workers.protocol import keys
 from workers.protocol.metrics.of_gateway import CROWDED, EXPIRED, VOID
 
@@ -73,8 +73,8 @@ class Upkeep:
         self._lost = lost
         self._crowded: dict[str, frozenset[str]] = {}
         """Model -> leases that had no place at the last renewal: told once."""
-        self.redis_up = False
-        """Whether Redis took the last heartbeat."""
+        self.redis_up = True
+        """Whether Redis took the last heartbeat; before the first, it is taken to."""
         self._over = False
         self._renew_now = asyncio.Event()
         self._reread_now = asyncio.Event()
@@ -105,25 +105,19 @@ class Upkeep:
         for lease in list(self._line.held.values()):
             ids.setdefault(lease.model, []).append(lease.id)
             self._line.let_go(lease, time.monotonic())
-        with suppress(StoreUnavailable, RedisError, OSError):
+        with suppress(StoreUnavailable, *NO_ANSWER):
             for model, given_up in ids.items():
                 await self._store.withdraw(self._gateway, model, given_up)
             await self._book.leave()
 
     async def _repeat(self, work: Callable[[], Awaitable[None]], interval_s: float, hurry: asyncio.Event) -> None:
-        """Does the work every interval and when hurried; one log line when Redis goes and one when it is back."""
-        away = False
+        """Does the work every interval and when hurried."""
+        name = work.__name__.strip("_")
+        outage = Outage(f"Redis is away, no {name}", "it is tried again and again", f"Redis is back, {name} again")
         while True:
             hurry.clear()
-            try:
+            with outage.outlived():
                 await work()
-                if away:
-                    log.info("Redis is back (%s)", work.__name__.strip("_"))
-                away = False
-            except (StoreUnavailable, RedisError, OSError) as error:
-                if not away:
-                    log.warning("Redis is away (%s): %s", work.__name__.strip("_"), error)
-                away = True
             raise_if_cancelled()
             with suppress(TimeoutError):
                 async with asyncio.timeout(interval_s):
@@ -134,7 +128,7 @@ class Upkeep:
             return
         try:
             gateways = await self._book.beat()
-        except (RedisError, OSError):
+        except NO_ANSWER:
             self.redis_up = False
             raise
         self.redis_up = True
@@ -142,7 +136,7 @@ class Upkeep:
 
     async def _meet(self) -> None:
         """Who else was without Redis? Not to be known is no reason to stay so: on a Cluster the list is elsewhere."""
-        with suppress(RedisError, OSError):
+        with suppress(*NO_ANSWER):
             await self._beat()
 
     def _back(self) -> None:

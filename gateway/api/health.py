@@ -11,13 +11,13 @@ from collections.abc import Callable
 from typing import Protocol
 
 import redis.asyncio
-from redis.exceptions import RedisError
 from starlette.types import Receive, Scope, Send
 
 from gateway.api.answers import send_json
 from gateway.api.diagnostics import trail_of
 from gateway.errors import Stopping, Unavailable
 from gateway.pipeline import Fleet
+from gateway.store.trouble import NO_ANSWER
 
 REDIS_PATIENCE_S = 1.0
 
@@ -36,12 +36,14 @@ class Places(Protocol):
     def can_be_alone(self) -> bool: ...
     @property
     def alone_for(self) -> frozenset[str]: ...
+    @property
+    def redis_up(self) -> bool: ...
 
 
 class Ready:
     """Calls would be answered: at least one worker is there, or a catalog names models, whose calls wait for the first
-    one; nobody has asked this process to drain or to stop; and Redis is there, or it is not, and this gateway places
-    calls on its share of the slots (`degraded`).
+    one; nobody has asked this process to drain or to stop; and Redis takes what it is told, or it does not, and this
+    gateway places calls on its share of the slots (`degraded`).
     """
 
     def __init__(
@@ -63,9 +65,10 @@ class Ready:
         if self._leaving():
             raise Stopping("This gateway is stopping.")
         missing = []
-        answers = await self._redis_answers()
-        if not answers and not self._places.can_be_alone:
-            missing.append("Redis does not answer (check PADDOCK_REDIS_URL)")
+        # One that answers pings may refuse to write all the same.
+        takes = self._places.redis_up and await self._redis_answers()
+        if not takes and not self._places.can_be_alone:
+            missing.append("Redis does not answer, or takes no writes (check PADDOCK_REDIS_URL, and its log)")
         snapshot = self._fleet.snapshot
         num_workers = sum(not beat.draining for beats in snapshot.workers.values() for beat in beats)
         if num_workers == 0 and not self._models:
@@ -76,7 +79,7 @@ class Ready:
         body = {"status": "ready", "workers": num_workers, "models": models}
         if without := sorted(self._models.difference(models)):
             body["without_workers"] = without
-        if alone_for := (self._places.alone_for if answers else frozenset(models)):
+        if alone_for := (self._places.alone_for if takes else frozenset(models)):
             body |= {"status": "degraded", "without_redis": sorted(alone_for)}
         await send_json(send, body, trail_of(scope))
 
@@ -84,6 +87,6 @@ class Ready:
         try:
             async with asyncio.timeout(REDIS_PATIENCE_S):
                 await self._redis.ping()
-        except (RedisError, OSError, TimeoutError):
+        except NO_ANSWER:
             return False
         return True

@@ -10,16 +10,16 @@ import logging
 import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Annotated, Any
+from typing import Annotated
 
 import msgspec
 import redis.asyncio
 from msgspec import Meta
-from redis.exceptions import RedisError
 
-from gateway.errors import StoreUnavailable
 from gateway.registry.adapter_names import NOTHING, Contents
 from gateway.store.cancellation import raise_if_cancelled
+from gateway.store.outage import Outage
+from gateway.store.trouble import answered
 from workers.protocol import keys
 from workers.protocol.adapters import LoadAdapter
 from workers.protocol.catalog import Name
@@ -74,7 +74,6 @@ class AdapterWishes:
         self._redis = redis
         self._models = models
         self._known: dict[str, _Known] = {}
-        self._away = False
 
     @property
     def models(self) -> list[str]:
@@ -111,7 +110,7 @@ class AdapterWishes:
         async with self._redis.pipeline(transaction=True) as pipeline:
             pipeline.hset(keys.adapters(record.base), record.name, _encode(record))
             pipeline.hdel(keys.adapters_removed(record.base), record.name)
-            await self._written(pipeline.execute())
+            await answered(pipeline.execute())
         known = self._known.get(record.base, _NOTHING)
         self._note(record.base, {**known.records, record.name: record}, known.removed - {record.name}, known.scales)
 
@@ -128,7 +127,7 @@ class AdapterWishes:
             pipeline.expire(keys.adapters_removed(model), REMOVED_TTL_S)
             pipeline.hdel(keys.adapters(model), name)
             pipeline.hdel(keys.adapter_scales(model), name)
-            await self._written(pipeline.execute())
+            await answered(pipeline.execute())
         known = self._known.get(model, _NOTHING)
         records = {other: record for other, record in known.records.items() if other != name}
         scales = {other: scale for other, scale in known.scales.items() if other != name}
@@ -141,7 +140,7 @@ class AdapterWishes:
             pipeline.delete(keys.adapter_scales(model))
             if wanted:
                 pipeline.hset(keys.adapter_scales(model), mapping={name: str(wanted[name]) for name in wanted})
-            await self._written(pipeline.execute())
+            await answered(pipeline.execute())
         known = self._known.get(model, _NOTHING)
         self._note(model, known.records, known.removed, wanted)
 
@@ -160,14 +159,11 @@ class AdapterWishes:
 
     async def run(self) -> None:
         """Re-reads until cancelled."""
+        what = "what is wanted of adapters can"
+        outage = Outage(f"{what}'t be read", "keeping the last", f"{what} be read again")
         while True:
-            try:
+            with outage.outlived():
                 await self.refresh()
-                self._away = False
-            except (RedisError, OSError) as error:
-                if not self._away:
-                    log.warning("what is wanted of adapters can't be read (%s); keeping the last", type(error).__name__)
-                self._away = True
             raise_if_cancelled()
             await asyncio.sleep(REREAD_S)
 
@@ -180,13 +176,6 @@ class AdapterWishes:
     ) -> None:
         contents = {name: record.sha256 for name, record in records.items()} if records else NOTHING
         self._known[model] = _Known(records, removed, scales, contents)
-
-    async def _written(self, act: Any) -> None:
-        try:
-            await act
-        except (RedisError, OSError) as error:
-            message = f"Redis did not take the change ({type(error).__name__}). Send the request again."
-            raise StoreUnavailable(message, retry_after_s=1.0) from error
 
 
 def _records(found: Mapping[bytes, bytes]) -> dict[str, AdapterRecord]:

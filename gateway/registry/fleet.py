@@ -9,7 +9,6 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 
 import redis.asyncio
-from redis.exceptions import RedisError
 
 from gateway.registry.adapter_names import Contents
 from gateway.registry.census import Census
@@ -19,6 +18,7 @@ from gateway.registry.snapshot import FleetSnapshot
 from gateway.routing.pool import Pool
 from gateway.store.cancellation import raise_if_cancelled
 from gateway.store.channel import follow
+from gateway.store.outage import Outage
 from workers.protocol import keys
 
 __all__ = ["Fleet", "FleetSnapshot"]
@@ -68,7 +68,7 @@ class Fleet:
         """Workers that have said that their records are new."""
         self._hurry = asyncio.Event()
         self._reading = asyncio.Lock()
-        self._away = False
+        self._outage = Outage("the fleet can't be read", "keeping the last one", "the fleet can be read again")
 
     @property
     def snapshot(self) -> FleetSnapshot:
@@ -115,16 +115,10 @@ class Fleet:
     async def _poll(self) -> None:
         while True:
             self._hurry.clear()
-            try:
+            with self._outage.outlived():
                 async with self._reading:
                     await self._read_what_is_due()
-                if self._away:
-                    log.info("the fleet can be read again")
-                self._away = False
-            except (RedisError, OSError) as error:
-                if not self._away:
-                    log.warning("the fleet can't be read (%s: %s); keeping the last one", type(error).__name__, error)
-                self._away = self._read_all = True
+            self._read_all = self._read_all or self._outage.lasts
             raise_if_cancelled()
             with suppress(TimeoutError):
                 async with asyncio.timeout(min(keys.NEWS_INTERVAL_S, self._interval_s)):

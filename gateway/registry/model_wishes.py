@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import redis.asyncio
-from redis.exceptions import RedisError
 
 from gateway.errors import StoreUnavailable
+from gateway.store.trouble import answered
 from workers.protocol import keys
 
 
@@ -19,17 +19,11 @@ class ModelWishes:
 
     async def is_supervised(self, model: str) -> bool:
         """Whether a supervisor is there that starts and stops workers of the model. Raises StoreUnavailable."""
-        try:
-            return bool(await self._redis.exists(keys.supervised(model)))
-        except (RedisError, OSError) as error:
-            raise _unavailable(error) from error
+        return bool(await answered(self._redis.exists(keys.supervised(model))))
 
     async def is_unloaded(self, model: str) -> bool:
         """Whether its supervisors were last told to stop its workers. Raises StoreUnavailable."""
-        try:
-            return bool(await self._redis.exists(keys.unloaded(model)))
-        except (RedisError, OSError) as error:
-            raise _unavailable(error) from error
+        return bool(await answered(self._redis.exists(keys.unloaded(model))))
 
     async def coming(self, models: Sequence[str]) -> frozenset[str]:
         """Those whose supervisors are to keep workers; none of them while Redis does not answer."""
@@ -40,8 +34,8 @@ class ModelWishes:
                 for model in models:
                     pipeline.exists(keys.supervised(model))
                     pipeline.exists(keys.unloaded(model))
-                found = iter(await pipeline.execute())
-        except (RedisError, OSError):
+                found = iter(await answered(pipeline.execute()))
+        except StoreUnavailable:
             return frozenset()
         return frozenset(
             model for model, kept, unloaded in zip(models, found, found, strict=True) if kept and not unloaded
@@ -49,15 +43,7 @@ class ModelWishes:
 
     async def want(self, model: str, wanted: bool) -> None:
         """Raises StoreUnavailable."""
-        try:
-            if wanted:
-                await self._redis.delete(keys.unloaded(model))
-            else:
-                await self._redis.set(keys.unloaded(model), 1)
-        except (RedisError, OSError) as error:
-            raise _unavailable(error) from error
-
-
-def _unavailable(error: Exception) -> StoreUnavailable:
-    message = f"Redis does not answer ({type(error).__name__}). Send the request again."
-    return StoreUnavailable(message, retry_after_s=1.0)
+        if wanted:
+            await answered(self._redis.delete(keys.unloaded(model)))
+        else:
+            await answered(self._redis.set(keys.unloaded(model), 1))

@@ -11,6 +11,7 @@ import redis.asyncio
 
 from gateway.store.pipe import Pipe
 from gateway.store.scripts import Script, load_script
+from gateway.store.trouble import reading
 from workers import redis_link
 from workers.protocol import keys
 from workers.protocol.heartbeat import PROTOCOL_VERSION
@@ -216,20 +217,22 @@ class Store:
             _bids(offers),
             *(item for offer in offers.take for item in (offer.worker, offer.kv_tokens)),
         )
-        match answer[0]:
-            case b"lease":
-                return _lease(model, order.id, answer, offers)
-            case b"queued":
-                return Filed(answer[1].decode(), answer[2].decode(), answer[3])
-            case b"team full":
-                return LineFull(answer[1], of_team=True)
-            case _:
-                return LineFull(answer[1])
+        with reading():
+            match answer[0]:
+                case b"lease":
+                    return _lease(model, order.id, answer, offers)
+                case b"queued":
+                    return Filed(answer[1].decode(), answer[2].decode(), answer[3])
+                case b"team full":
+                    return LineFull(answer[1], of_team=True)
+                case _:
+                    return LineFull(answer[1])
 
     async def claim(self, gateway: str, model: str, id: str, offers: Offers) -> Lease | None:
         """The lease that a ticket was granted; None while there is none."""
         answer = await self._send(self._claim, gateway, model, id, self._lease_ttl_ms)
-        return _lease(model, id, answer, offers) if answer[0] == b"lease" else None
+        with reading():
+            return _lease(model, id, answer, offers) if answer[0] == b"lease" else None
 
     async def release(self, gateway: str, lease: Lease, share: float | None = None) -> bool:
         """Hands the slot on; `share`: what the call took, as in `Order`. False when the lease was not this caller's."""
@@ -256,8 +259,9 @@ class Store:
         rows = [item for one in leases for item in (one.id, one.fence, one.worker, one.boot, one.kv_tokens)]
         head = (self._lease_ttl_ms, self._settle_ms, "settle" if settle else "away" if was_away else "")
         void, crowded, given = await self._send(self._renew, gateway, model, *head, *rows)
-        fences = {id.decode(): int(fence) for id, fence in zip(given[::2], given[1::2], strict=True)}
-        return Renewed(_texts(void), _texts(crowded), fences)
+        with reading():
+            fences = {id.decode(): int(fence) for id, fence in zip(given[::2], given[1::2], strict=True)}
+            return Renewed(_texts(void), _texts(crowded), fences)
 
     async def reread(self, gateway: str, model: str, tickets: Sequence[Ticket]) -> dict[str, int]:
         """Keeps tickets alive and in line: id -> position, 0 for those that hold a grant."""

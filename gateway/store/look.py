@@ -8,8 +8,8 @@ from typing import Any
 
 import redis.asyncio
 
-from gateway.store.pipe import AWAY, unavailable
 from gateway.store.scripts import load_script
+from gateway.store.trouble import answered, reading
 from workers.protocol import keys
 from workers.protocol.heartbeat import PROTOCOL_VERSION
 
@@ -74,28 +74,25 @@ class LineReader:
         Raises StoreUnavailable.
         """
         head = (keys.model_prefix(model), PROTOCOL_VERSION, 0, "")
-        try:
-            answer = await self._redis.eval(self._script.source, 1, *map(str, (*head, -classes, classes)), *workers)
-        except AWAY as error:
-            raise unavailable(error) from error
-        settling, waiting, by_priority, by_team, tickets, leased, now_ms = answer
-        counts = iter(leased)
-        return LineView(
-            bool(settling),
-            waiting,
-            dict(_pairs(by_priority)),
-            {team.decode(): count for team, count in _pairs(by_team)},
-            tuple(_ticket(row, now_ms) for row in tickets),
-            {worker: (next(counts), next(counts)) for worker in workers},
-        )
+        asked = (*map(str, (*head, -classes, classes)), *workers)
+        answer: Any = await answered(self._redis.eval(self._script.source, 1, *asked))
+        with reading():
+            settling, waiting, by_priority, by_team, tickets, leased, now_ms = answer
+            counts = iter(leased)
+            return LineView(
+                bool(settling),
+                waiting,
+                dict(_pairs(by_priority)),
+                {team.decode(): count for team, count in _pairs(by_team)},
+                tuple(_ticket(row, now_ms) for row in tickets),
+                {worker: (next(counts), next(counts)) for worker in workers},
+            )
 
     async def gateways(self) -> dict[str, float]:
         """Gateway processes -> unix time of their last beat. Raises StoreUnavailable."""
-        try:
-            beats: list[Any] = await self._redis.zrange(keys.GATEWAYS, 0, -1, withscores=True)
-        except AWAY as error:
-            raise unavailable(error) from error
-        return {id.decode(): float(at) for id, at in beats}
+        beats: list[Any] = await answered(self._redis.zrange(keys.GATEWAYS, 0, -1, withscores=True))
+        with reading():
+            return {id.decode(): float(at) for id, at in beats}
 
 
 def _pairs(row: Iterable[Any]) -> Iterator[tuple[Any, Any]]:

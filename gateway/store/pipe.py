@@ -11,70 +11,24 @@ import logging
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypeGuard
+from typing import Any
 
 import redis.asyncio
-from redis.exceptions import (
-    AskError,
-    BusyLoadingError,
-    ClusterDownError,
-    ClusterError,
-    ConnectionError,
-    MasterDownError,
-    OutOfMemoryError,
-    ReadOnlyError,
-    RedisError,
-    ResponseError,
-    TimeoutError,
-    TryAgainError,
-)
 
 from gateway.errors import StoreUnavailable
 from gateway.store.runner import MENDABLE, Call, runner_for
 from gateway.store.scripts import Script
+from gateway.store.trouble import NO_ANSWER, remedy_for, unavailable
 
 log = logging.getLogger(__name__)
 
 MAX_BATCH = 256
-
-AWAY = (
-    OSError,
-    ConnectionError,
-    TimeoutError,
-    BusyLoadingError,
-    ClusterDownError,
-    MasterDownError,
-    OutOfMemoryError,
-    ReadOnlyError,
-    TryAgainError,
-    AskError,
-    ClusterError,
-)
-"""What a Redis that is away, starting, full or being replaced answers with. A slot that is on its way to another server
-(AskError) has keys on both: no script can see them all."""
-
-AWAY_IN_SCRIPTS = ("-LOADING", "-MASTERDOWN", "-MISCONF", "-NOREPLICAS", "-OOM", "-READONLY", "non local key")
-"""The same, met by a script while it ran; in some versions it is the script's error then."""
 
 MENDS = 3
 """How often a batch is tried again after what was wrong has been put right."""
 
 LOG_EVERY_S = 10.0
 """How often at most the log says why Redis does not take requests."""
-
-
-def unavailable(error: BaseException) -> StoreUnavailable:
-    """What callers get to read; the client's own words have addresses in them, so they stay in the log."""
-    told = StoreUnavailable("This gateway's store does not answer. Send the request again.", retry_after_s=1.0)
-    told.__cause__ = error
-    return told
-
-
-def is_away(answer: object) -> TypeGuard[BaseException]:
-    """Whether this answer says that the store can't be used now, and not that the request was wrong."""
-    if isinstance(answer, AWAY):
-        return True
-    return isinstance(answer, ResponseError) and any(sign in str(answer) for sign in AWAY_IN_SCRIPTS)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -115,7 +69,7 @@ class Pipe:
 
     def send(self, script: Script, prefix: str, *arguments: str | int) -> asyncio.Future[Any]:
         """Asks without waiting. The script runs whether or not anybody awaits the answer, which may fail with
-        StoreUnavailable, or redis.ResponseError if the script itself is at fault."""
+        StoreUnavailable and nothing else: what a script meets under our names is no fault of who asks."""
         answer: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         name = self._runner.lane(prefix)
         lane = self._lanes.setdefault(name, _Lane())
@@ -125,14 +79,11 @@ class Pipe:
         return answer
 
     def post(self, lost: Callable[[], None], script: Script, prefix: str, *arguments: str | int) -> None:
-        """Asks without waiting; `lost` is called if Redis is away, any other failure is logged."""
+        """Asks without waiting; `lost` is called if there is no answer."""
 
         def done(answer: asyncio.Future[Any]) -> None:
-            error = None if answer.cancelled() else answer.exception()
-            if isinstance(error, StoreUnavailable):
+            if not answer.cancelled() and isinstance(answer.exception(), StoreUnavailable):
                 lost()
-            elif error is not None:
-                log.error("the script %s failed: %s", script.name, error)
 
         self.send(script, prefix, *arguments).add_done_callback(done)
 
@@ -155,7 +106,7 @@ class Pipe:
         try:
             async with asyncio.timeout(self._timeout_s):
                 answers = await self._answers([job.call for job in batch])
-        except (RedisError, OSError) as error:  # TimeoutError is one of the latter
+        except NO_ANSWER as error:
             answers = [error] * len(batch)
         except asyncio.CancelledError:
             for job in batch:
@@ -163,8 +114,8 @@ class Pipe:
             raise
         self._note_time(batch)
         for job, answer in zip(batch, answers, strict=True):
-            if is_away(answer):
-                self._log_why(answer)
+            if isinstance(answer, BaseException):
+                self._log_why(answer, job)
             _settle(job, answer)
 
     def _note_time(self, batch: list[_Job]) -> None:
@@ -174,12 +125,13 @@ class Pipe:
         for job in batch:
             self._took(now - job.asked_at, job.script)
 
-    def _log_why(self, error: BaseException) -> None:
+    def _log_why(self, error: BaseException, job: _Job) -> None:
         now = time.monotonic()
         if now - self._logged_at >= LOG_EVERY_S:
             self._logged_at = now
             what = str(error) or "no answer in time"
-            log.warning("no requests to Redis (%s: %s); check PADDOCK_REDIS_URL", type(error).__name__, what)
+            told = (job.script, job.call[2], type(error).__name__, what, remedy_for(error))
+            log.warning("Redis does not run the script %s for %s (%s: %s): %s", *told)
 
     async def _answers(self, calls: list[Call]) -> list[Any]:
         """From the first call on that a server could not run as it is, all run again: in order, and some twice."""
@@ -196,9 +148,7 @@ class Pipe:
 def _settle(job: _Job, answer: Any) -> None:
     if job.answer.done():  # whoever asked has given up
         return
-    if is_away(answer):
+    if isinstance(answer, BaseException):
         job.answer.set_exception(unavailable(answer))
-    elif isinstance(answer, BaseException):
-        job.answer.set_exception(answer)
     else:
         job.answer.set_result(answer)

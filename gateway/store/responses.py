@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import redis.asyncio
-from redis.exceptions import RedisError
 
 from gateway.store.client import ANSWER_TIMEOUT_S
-from gateway.store.pipe import Pipe, unavailable
+from gateway.store.pipe import Pipe
 from gateway.store.scripts import load_response_script
+from gateway.store.trouble import answered
 from workers.protocol import keys
 
 
@@ -34,10 +34,7 @@ class ResponseStore:
         """Records in the order of the ids; None where there is none, or none of this team."""
         if not ids:
             return []
-        try:
-            found = await self._redis.mget([keys.response(team, id_) for id_ in ids])
-        except (RedisError, OSError) as error:
-            raise unavailable(error) from None
+        found = await answered(self._redis.mget([keys.response(team, id_) for id_ in ids]))
         return [record if isinstance(record, bytes) else None for record in found]
 
     async def drop(self, team: str, id: str) -> bool:

@@ -10,9 +10,8 @@ from dataclasses import dataclass
 from typing import Any
 
 import redis.asyncio
-from redis.exceptions import RedisError
 
-from gateway.store.pipe import AWAY, unavailable
+from gateway.store.trouble import NO_ANSWER, answered, is_of_one_name, reading, unavailable
 from workers.protocol import keys
 
 PAGE = 64
@@ -80,33 +79,38 @@ class StreamLog:
                 if write.renew:
                     _renew(pipeline, write, self._kept_ms if write.ended else self._running_ms)
                     asked.append((len(pipeline) - 1, write.stream))
-            answers = await self._answers(pipeline.execute(raise_on_error=False))
+            answers = await answered(pipeline.execute(raise_on_error=False))
         for answer in answers:
-            # What was added before a connection broke is refused the second time; anything else has no such excuse.
-            if isinstance(answer, AWAY):
+            # What was added before a connection broke is refused the second time, and a name that something else has
+            # taken can't be written: neither is a reason to keep the other streams back.
+            if isinstance(answer, NO_ANSWER) and not is_of_one_name(answer):
                 raise unavailable(answer)
         return frozenset(stream for position, stream in asked if answers[position] == b"1")
 
     async def head(self, stream: str) -> StreamHead | None:
         """None: there is no such stream, or no more."""
         names = ["team", "request", "gateway", "trace"]
-        *fields, trace = await self._answers(self._redis.hmget(keys.stream(stream), names))
+        found: list[Any] = await answered(self._redis.hmget(keys.stream(stream), names))
+        *fields, trace = found
         if None in fields:
             return None
-        team, request, gateway = (field.decode() for field in fields)
-        return StreamHead(team, request, gateway, (trace or b"").decode())
+        with reading():
+            team, request, gateway = ((field or b"").decode() for field in fields)
+            return StreamHead(team, request, gateway, (trace or b"").decode())
 
     async def read(self, stream: str, after: int) -> Page:
         """What follows an event; the first batch may begin before that."""
         log = keys.stream_log(stream)
-        entries = await self._answers(self._redis.xrange(log, min=f"({after}-0", count=PAGE))
-        batches = tuple(_batch(id_, fields) for id_, fields in entries if b"end" not in fields)
+        entries: Any = await answered(self._redis.xrange(log, min=f"({after}-0", count=PAGE))
+        with reading():
+            batches = tuple(_batch(id_, fields) for id_, fields in entries if b"end" not in fields)
         return Page(batches, len(batches) < len(entries))
 
     async def ended_by(self, stream: str, number: int) -> bool:
         """Whether it has ended, with that event or before it."""
-        entries = await self._answers(self._redis.xrevrange(keys.stream_log(stream), count=1))
-        return any(b"end" in fields and int(id_.partition(b"-")[0]) <= number for id_, fields in entries)
+        entries: Any = await answered(self._redis.xrevrange(keys.stream_log(stream), count=1))
+        with reading():
+            return any(b"end" in fields and int(id_.partition(b"-")[0]) <= number for id_, fields in entries)
 
     async def sign(self, stream: str) -> None:
         """Tells the stream's gateway that somebody reads."""
@@ -114,12 +118,12 @@ class StreamLog:
         async with self._redis.pipeline(transaction=False) as pipeline:
             pipeline.incr(name)
             pipeline.pexpire(name, round(keys.STREAM_READERS_TTL_S * 1000))
-            await self._answers(pipeline.execute())
+            await answered(pipeline.execute())
 
     async def signs(self, stream: str) -> bytes | None:
         """Another value than before: somebody reads elsewhere."""
-        found: bytes | None = await self._answers(self._redis.get(keys.stream_readers(stream)))
-        return found
+        found: Any = await answered(self._redis.get(keys.stream_readers(stream)))
+        return found if isinstance(found, bytes) else None
 
     async def ask_to_end(self, stream: str) -> None:
         """Its gateway ends it at the next renewal."""
@@ -127,7 +131,7 @@ class StreamLog:
             pipeline.hset(keys.stream(stream), "end", "1")
             # Where it has just expired, nothing may stay.
             pipeline.pexpire(keys.stream(stream), self._running_ms)
-            await self._answers(pipeline.execute())
+            await answered(pipeline.execute())
 
     async def forget(self, streams: Sequence[str]) -> None:
         if not streams:
@@ -136,13 +140,7 @@ class StreamLog:
             for stream in streams:
                 for name in (keys.stream(stream), keys.stream_log(stream), keys.stream_readers(stream)):
                     pipeline.delete(name)
-            await self._answers(pipeline.execute())
-
-    async def _answers(self, asking: Any) -> Any:
-        try:
-            return await asking
-        except (RedisError, OSError) as error:
-            raise unavailable(error) from None
+            await answered(pipeline.execute())
 
 
 def _add(pipeline: Any, write: Write) -> None:

@@ -474,11 +474,16 @@ async def test_a_redis_that_is_away_is_told_as_such(caplog: pytest.LogCaptureFix
     assert "PADDOCK_REDIS_URL" in lines[0]
 
 
-async def test_a_fault_in_a_script_is_not_mistaken_for_an_outage(client: redis.asyncio.Redis, one: Caller) -> None:
+async def test_what_lies_under_a_name_in_the_wrong_type_counts_as_an_outage(
+    client: redis.asyncio.Redis, one: Caller, caplog: pytest.LogCaptureFixture
+) -> None:
     await client.set(keys.queue("m"), "not a sorted set")
-    with pytest.raises(redis.asyncio.RedisError, match="WRONGTYPE"):
+    with pytest.raises(StoreUnavailable):
         await one.acquire("a", "w1")
     await client.delete(keys.queue("m"))
+    (line,) = [record.getMessage() for record in caplog.records]
+    assert "acquire for pd:{m}:" in line
+    assert "holds something of another type" in line
 
 
 async def test_all_keys_of_a_model_share_a_cluster_slot(client: redis.asyncio.Redis, one: Caller) -> None:
