@@ -149,6 +149,7 @@ async def build(settings: GatewaySettings, redis: redis.asyncio.Redis, tracer: T
     names, metrics, keys = Names(catalog), Metrics(), Keys()
     store = Store(redis, took=metrics.redis_time.observe)
     admission = Admission(store, fleet, gateway_id, **of_line, lost=metrics.lost_leases)
+    fleet.keep_unless(admission.takes_writes)
     start_s = settings.start_timeout_s or settings.queue_timeout_s
     limits = Limits(settings.queue_timeout_s, start_s, settings.request_timeout_s, settings.retry_share)
     prompts = WrittenPrompts() if settings.log_prompts else UNWRITTEN

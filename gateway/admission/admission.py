@@ -162,6 +162,10 @@ class Admission:
         """Whether Redis took this gateway's last heartbeat."""
         return self._upkeep.redis_up
 
+    def takes_writes(self, model: str) -> bool:
+        """Whether Redis takes what is written of a model, as far as this gateway's own writing shows."""
+        return self._upkeep.redis_up and not self._alone.is_away(model)
+
     @property
     def models(self) -> set[str]:
         """Those of which calls wait or hold slots here."""

@@ -24,6 +24,10 @@ from workers.protocol.news import News
 REMEMBERED = 16
 """News of each worker, to bring heads up to date that were written before them: some seconds of them."""
 
+REMEMBERED_S = 300.0
+"""How long a name is still known after its model left Redis or its last worker went: a moment ago it could be called,
+so it is unavailable, and not unknown."""
+
 NO_POOL = Pool()
 NO_HEADS = Heads(0, {})
 
@@ -35,6 +39,10 @@ class Census:
         """`registered`: model -> adapters that all its workers are to have -> SHA-256."""
         self._registered = registered
         self._models: frozenset[str] = frozenset()
+        self._named_at: dict[str, float] = {}
+        """Model -> when it was last among those of Redis."""
+        self._served_at: dict[str, float] = {}
+        """Model -> when it last had a worker."""
         self._records: dict[str, dict[str, Heartbeat]] = {}
         """As they were read: by model, by worker."""
         self._books: dict[str, PoolBook] = {}
@@ -47,12 +55,21 @@ class Census:
         """Who told something, and had no record that can be read."""
         self._behind: dict[Place, int] = {}
         """Workers whose record knew of news that had not been read yet, and of which."""
-        self._contents: Mapping[str, Contents] = {}
+        self._contents: dict[str, Contents] = {}
         self._snapshot: FleetSnapshot | None = FleetSnapshot()
 
     @property
     def num_workers(self) -> int:
         return sum(map(len, self._records.values()))
+
+    @property
+    def served(self) -> frozenset[str]:
+        """Models that have workers."""
+        return frozenset(model for model, workers in self._records.items() if workers)
+
+    def records_of(self, models: Iterable[str]) -> dict[Place, Heartbeat]:
+        """As they were read last."""
+        return {(model, worker): beat for model in models for worker, beat in self._records.get(model, {}).items()}
 
     @property
     def ill(self) -> tuple[Place, ...]:
@@ -71,8 +88,10 @@ class Census:
         return book.pool if book else NO_POOL
 
     def read_all(self, models: frozenset[str], beats: Mapping[Place, Heartbeat], now: float) -> None:
-        """Every record there is. Who is not in it is gone."""
-        self._models = models
+        """Every record there is. Who is not in it is gone; names are remembered for a while (REMEMBERED_S)."""
+        self._named_at |= dict.fromkeys(models, now)
+        self._named_at = {model: at for model, at in self._named_at.items() if now - at < REMEMBERED_S}
+        self._models = frozenset(self._named_at)
         self._records = {}
         for (model, worker), beat in beats.items():
             self._records.setdefault(model, {})[worker] = beat
@@ -83,7 +102,7 @@ class Census:
         self._ill.update(dict.fromkeys(self._once_more))
         self._once_more.clear()
         self._strangers.clear()
-        self._agree()
+        self._agree(now)
 
     def read_some(self, places: Iterable[Place], beats: Mapping[Place, Heartbeat], now: float) -> None:
         """The records of these workers, as far as they have one."""
@@ -94,12 +113,12 @@ class Census:
             records = self._records.setdefault(model, {})
             if place in beats:
                 records[worker] = beats[place]
-                self._models |= {model}
+                self._name(model, now)
             elif records.pop(worker, None):
                 self._forget(place)
         for model in touched:
             self._settle(model, now)
-        self._agree()
+        self._agree(now)
 
     def hear(self, news: News, now: float) -> bool:
         """One entry, told at `now`. True where it changed who serves."""
@@ -126,7 +145,7 @@ class Census:
             return
         book = self._books.setdefault(model, PoolBook())
         self._records.setdefault(model, {})[worker] = record
-        self._models |= {model}
+        self._name(model, now)
         news = [one for one in self._lately.get(place, ()) if one.boot == record.boot]
         known = book.beat(worker)
         least = known.version if known is not None and known.boot == record.boot else 0
@@ -172,12 +191,21 @@ class Census:
         self._once_more.discard(place)
         self._behind.pop(place, None)
 
-    def _agree(self) -> None:
+    def _name(self, model: str, now: float) -> None:
+        self._named_at[model] = now
+        self._models |= {model}
+
+    def _agree(self, now: float) -> None:
         registered = self._registered()
-        self._contents = {
-            model: contents_of(self._records.get(model, {}).values(), registered.get(model, NOTHING))
-            for model in self._records.keys() | registered.keys()
-        }
+        self._served_at |= dict.fromkeys(self.served, now)
+        self._served_at = {model: at for model, at in self._served_at.items() if now - at < REMEMBERED_S}
+        before, self._contents = self._contents, {}
+        for model in self._served_at.keys() | registered.keys():
+            wanted = registered.get(model, NOTHING)
+            if workers := self._records.get(model):
+                self._contents[model] = contents_of(workers.values(), wanted)
+            else:
+                self._contents[model] = {**before.get(model, NOTHING), **wanted}
         self._snapshot = None
 
     def _drawn(self) -> FleetSnapshot:

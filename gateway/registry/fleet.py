@@ -35,8 +35,13 @@ BEFORE_S = 0.02
 """A call that was placed less than this before a worker's news is not in them: it was still on its way there."""
 
 
+def _always(model: str) -> bool:
+    """Redis takes what is written."""
+    return True
+
+
 class Fleet:
-    """The fleet as Redis has it; the last known one while Redis is away.
+    """The fleet as Redis has it; the last known one while Redis is away, or refuses what workers write.
 
     Loads and heads are at most twice `keys.NEWS_INTERVAL_S` old. Who is there, and what else records say, is read every
     `interval_s`, in a large fleet more rarely (RECORD_S), and at once where a worker tells.
@@ -57,6 +62,9 @@ class Fleet:
         self._census = Census(registered)
         self._listeners = [on_change] if on_change else []
         self._membership = FleetSnapshot().membership()
+        self._takes_writes: Callable[[str], bool] = _always
+        self._kept_until: dict[str, float] = {}
+        """Models whose workers could not say that they live -> how long their last picture stays, time.monotonic()."""
         self._interval_s = interval_s
         self._read_at = 0.0
         """When all records were last read, time.monotonic()."""
@@ -82,6 +90,12 @@ class Fleet:
     def listen(self, on_change: Callable[[FleetSnapshot], None]) -> None:
         """Calls `on_change` when a worker joins, leaves, restarts, starts or stops draining, or changes its size."""
         self._listeners.append(on_change)
+
+    def keep_unless(self, takes_writes: Callable[[str], bool]) -> None:
+        """`takes_writes`: whether Redis takes what is written of a model. Where it does not, its workers can't say that
+        they live: the last picture of them stays.
+        """
+        self._takes_writes = takes_writes
 
     async def refresh(self) -> FleetSnapshot:
         """Reads everything now. Raises redis.RedisError when Redis is away; the snapshot then stays as it was."""
@@ -147,15 +161,25 @@ class Fleet:
         self._read_all = False
         self._told.clear()
         models = await self._records.models()
-        if not models and self._census.num_workers and self._forgot_at is None:
+        if self._forgot_at is None and not self._census.served <= models:
             self._forgot_at = begun
         if self._forgot_at is not None and begun - self._forgot_at < PATIENCE_S:
             self._read_all = True
             return
         self._forgot_at = None
-        self._census.read_all(models, await self._records.all(models), begun - keys.HEARTBEAT_INTERVAL_S)
+        found = await self._records.all(models)
+        kept = self._kept(begun)
+        beats = {**self._census.records_of(kept), **found}
+        self._census.read_all(models | kept, beats, begun - keys.HEARTBEAT_INTERVAL_S)
         self._read_at = begun
         self._tell()
+
+    def _kept(self, now: float) -> frozenset[str]:
+        """Models whose workers are there though their records are not, or may not be: they could not write them."""
+        refused = [model for model in self._census.served if not self._takes_writes(model)]
+        self._kept_until |= dict.fromkeys(refused, now + PATIENCE_S)
+        self._kept_until = {model: until for model, until in self._kept_until.items() if until > now}
+        return frozenset(self._kept_until)
 
     async def _read_told(self) -> None:
         begun, places = time.monotonic(), sorted(self._told)

@@ -161,7 +161,7 @@ async def recovered(callers: list[Caller]) -> None:
 
 async def test_it_counts_as_away() -> None:
     async with fleet() as (stack, callers):
-        for name in ("BUSY", "MISCONF", "NOREPLICAS"):
+        for name in ("BUSY", "MISCONF"):
             await strike(stack, callers, name, SHORT_S)
             await recovered(callers)
 

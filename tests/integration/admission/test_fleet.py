@@ -10,9 +10,10 @@ import msgspec
 import pytest
 import redis.asyncio
 
+from gateway.catalog.names import Names
 from gateway.registry.fleet import Fleet, FleetSnapshot
 from gateway.store.client import connect
-from tests.support.pool import beat, drain, heartbeat, vanish
+from tests.support.pool import ANYONE, beat, drain, heartbeat, vanish
 from tests.support.redis_server import RedisServer
 from tests.support.waiting import until
 from workers.protocol import keys
@@ -144,3 +145,32 @@ async def test_the_last_snapshot_outlives_redis(fragile: RedisServer, caplog: py
     lines = [record.getMessage() for record in caplog.records]
     assert len([line for line in lines if "can't be read (" in line]) == 1
     assert len([line for line in lines if "can be read again" in line]) == 1
+
+
+async def test_a_model_that_redis_has_lost_is_unavailable_and_not_unknown(client: redis.asyncio.Redis) -> None:
+    adapted = msgspec.structs.replace(heartbeat("w1", model="lost"), adapters=("story",))
+    async with running(Fleet(client, interval_s=0.05)) as fleet:
+        await beat(client, adapted)
+        await beat(client, heartbeat("w2", model="kept"))
+        await until(lambda: fleet.snapshot.workers.keys() == {"kept", "lost"}, 2.0, "saw the workers")
+        await client.flushall()
+        await beat(client, heartbeat("w2", model="kept"))
+        await until(lambda: not fleet.snapshot.of("lost"), 3.0, "saw that it is gone")
+        assert fleet.snapshot.models == {"kept", "lost"}
+        assert fleet.snapshot.adapters == {"story": "lost"}
+        assert Names(None).resolve("lost", ANYONE, fleet.snapshot.models) == "lost"
+
+
+async def test_workers_whose_writing_redis_refuses_are_kept(client: redis.asyncio.Redis) -> None:
+    refused = {"m"}
+    fleet = Fleet(client, interval_s=0.05)
+    fleet.keep_unless(lambda model: model not in refused)
+    async with running(fleet):
+        await beat(client, heartbeat("w1"), ttl_s=0.3)
+        await beat(client, heartbeat("w1", model="other"), ttl_s=0.3)
+        await until(lambda: fleet.snapshot.workers.keys() == {"m", "other"}, 2.0, "saw the workers")
+        await until(lambda: fleet.snapshot.workers.keys() == {"m"}, 2.0, "one expired")
+        await asyncio.sleep(0.3)
+        assert fleet.snapshot.workers.keys() == {"m"}
+        refused.clear()
+        assert await until(lambda: not fleet.snapshot.workers, 3.0, "gone") > 0.3
