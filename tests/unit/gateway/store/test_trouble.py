@@ -31,7 +31,7 @@ SAID = [
 
 @pytest.mark.parametrize(("line", "code"), SAID)
 def test_codes_are_found_wherever_they_stand(line: str, code: str) -> None:
-    error = BaseParser.parse_error(line)
+    error = BaseParser.parse_error(line)  # type: ignore[no-untyped-call]
     assert code_of(error) == code
     assert remedy_for(error)
     assert is_of_one_name(error) == (code in ("", "WRONGTYPE"))
