@@ -110,9 +110,20 @@ class PrefixCache:
     @property
     def num_idle(self) -> int:
         """Cells that `make_room` can free."""
-        live: set[int] = set(self._live)
-        nodes = {id(node): node for sequence in self._idle for node in self.index.nodes_of(sequence)}
-        return sum(len(node.tokens) for node in nodes.values() if not node.holders & live)
+        return self.num_idle_without(())
+
+    @property
+    def keeps_parts(self) -> bool:
+        """Whether a prompt that is read in part loses nothing by leaving the cache for a while."""
+        return not self.needs_stops and self.ram.max_bytes > 0
+
+    def num_idle_without(self, leaving: Iterable[Sequence]) -> int:
+        """Cells that `make_room` could free if these left."""
+        left = {one.id: one for one in leaving if one.id != NOWHERE}
+        live: set[int] = self._live.keys() - left.keys()
+        nodes = {id(node): node for id_ in (*self._idle, *left) for node in self.index.nodes_of(id_)}
+        tails = sum(one.num_cells - self.index.held_by(id_) for id_, one in left.items())
+        return tails + sum(len(node.tokens) for node in nodes.values() if not node.holders & live)
 
     def lookup(self, sequence: Sequence) -> Match:
         """What is known of the sequence's tokens; running calls' newest tokens included."""

@@ -107,7 +107,9 @@ class EngineCounters:
     num_busy: int = 0
     """Calls that held a slot at each of those, all together."""
     num_preempted: int = 0
-    """Times that a call lost its cells for a while."""
+    """Times that a call lost its cells for a while, for want of cells."""
+    num_sliced: int = 0
+    """Times that a call of a team over its share gave its slot to another team's for a while."""
     num_packed: int = 0
     """Tokens that were moved within the cache to close holes."""
     num_restored: int = 0

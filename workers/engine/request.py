@@ -48,6 +48,8 @@ class EngineRequest:
     """For log lines."""
     tenant: str = ""
     """Trust line of everything cached: only calls of one team share."""
+    weight: float = 1.0
+    """What the team is owed of the slots, beside other teams."""
     salt: str = ""
     """The caller's `cache_salt`: of one team, only calls with the same one share."""
     num_public: int = 0

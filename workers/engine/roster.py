@@ -2,14 +2,15 @@
 
 Order is priority, then deadline, then arrival. A call enters as soon as its cells and what answers usually need are
 free; should they run out after all, the last in order goes back to waiting, its cells to RAM, and comes back without
-loss. The first in order always runs, so everyone's turn comes.
+loss. The first in order always runs, so everyone's turn comes. Where calls of several teams are here, one of a team
+that has more than its share goes back in the same way, for a call of a team that has less (`workers.engine.shares`).
 """
 
 from __future__ import annotations
 
 import bisect
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Protocol
 
 from workers.engine.counters import PromptTally
@@ -17,6 +18,7 @@ from workers.engine.pace import PrefillPace
 from workers.engine.prefix import Match, common
 from workers.engine.scheduler import Limits, Plan, plan_step
 from workers.engine.sequence import NOWHERE, Sequence
+from workers.engine.shares import gives_way, is_shared, last_of, next_in
 from workers.protocol.events import CallEvent
 
 MIN_WAIT_TOKENS = 16
@@ -44,7 +46,9 @@ class Cache(Protocol):
     def num_free(self) -> int: ...
 
     @property
-    def num_idle(self) -> int: ...
+    def keeps_parts(self) -> bool: ...
+
+    def num_idle_without(self, leaving: Iterable[Sequence]) -> int: ...
 
     def lookup(self, sequence: Sequence) -> Match: ...
 
@@ -65,6 +69,8 @@ class Roster:
         """Those that hold a slot, in order."""
         self.waiting: list[Sequence] = []
         self.num_preempted = 0
+        self.num_sliced = 0
+        """Times that a call gave its slot to another team's."""
         self.has_spare_room = False
         """Whether the planned step leaves `SPARE_CELLS`."""
         self.prompts = PromptTally()
@@ -89,8 +95,8 @@ class Roster:
         return Plan(self.running.copy(), [])
 
     def join(self, sequence: Sequence) -> None:
-        if self._free_slots:
-            self._calm_steps = 0
+        self._calm_steps = 0
+        sequence.waits_since = time.perf_counter()
         bisect.insort(self.waiting, sequence, key=_order)
 
     def find(self, key: int) -> Sequence | None:
@@ -107,16 +113,20 @@ class Roster:
 
     def admit(self, events: list[CallEvent], may_enter: Callable[[Sequence], bool]) -> None:
         """Give free slots to those who wait and fit. `may_enter`: whether a call needs nothing else first."""
-        passed = 0
-        while self._free_slots and passed < len(self.waiting):
-            sequence = self.waiting[passed]
-            if not may_enter(sequence):
-                passed += 1
-                continue
-            if not self._fits(sequence):
+        now = time.perf_counter()
+        waiting, shared = self.waiting.copy(), self._is_shared
+        while waiting and (self._free_slots or shared):
+            sequence = next_in(waiting, self.running) if shared else waiting[0]
+            waiting.remove(sequence)
+            if not self._free_slots and self._giving_way(sequence, self.running, now) is None:
                 break
-            del self.waiting[passed]
+            if not may_enter(sequence):
+                continue
+            if not self._make_way(sequence, now):
+                break
+            self.waiting.remove(sequence)
             sequence.slot = self._free_slot(sequence.request.slot)
+            sequence.turn.enter(now, sequence.num_predicted)
             bisect.insort(self.running, sequence, key=_order)
             self._enter(sequence)
         self._enter_blocked()
@@ -161,21 +171,51 @@ class Roster:
         self._free_slots.remove(wanted)
         return wanted
 
-    def _fits(self, sequence: Sequence) -> bool:
-        """Whether the call's cells are free, and what the answers of all usually take."""
-        if not self.running:
+    @property
+    def _is_shared(self) -> bool:
+        """Whether somebody waits beside calls of another team."""
+        return bool(self.waiting) and is_shared(self.running, self.waiting)
+
+    def _giving_way(self, newcomer: Sequence, running: list[Sequence], now: float) -> Sequence | None:
+        keeps_parts = self._cache.keeps_parts
+
+        def has_had_slice(one: Sequence) -> bool:
+            keeps_prompt = keeps_parts and one.request.cache_prompt and not one.shifted
+            return one.turn.is_over(now, one.num_predicted, keeps_prompt=keeps_prompt)
+
+        return gives_way(running, newcomer, has_had_slice)
+
+    def _make_way(self, sequence: Sequence, now: float) -> bool:
+        """Have a slot and cells free for a call, of those who owe it theirs if need be -> whether there is room."""
+        leaving: list[Sequence] = []
+        staying = self.running.copy()
+        while not (self._free_slots or leaving) or not self._fits(sequence, staying, leaving):
+            one = self._giving_way(sequence, staying, now)
+            if one is None:
+                return False
+            staying.remove(one)
+            leaving.append(one)
+        for one in leaving:
+            self.num_sliced += 1
+            one.turn.num_cut += not one.turn.resumed_at
+            self._put_off(one)
+        return True
+
+    def _fits(self, sequence: Sequence, running: list[Sequence], leaving: list[Sequence]) -> bool:
+        """Whether the call's cells are free once some have left, and what the answers of all usually take."""
+        if not running:
             return True
         match = self._cache.lookup(sequence)
-        shared = match.num_held if any(one.id == match.holder for one in self.running) else 0
+        shared = match.num_held if any(one.id == match.holder for one in running) else 0
         demand = sequence.num_known - shared + self._growth(sequence)
-        for one in self.running:
+        for one in running:
             demand += one.num_prompt_left - (one.waits_until if one.waits_for else 0) + self._growth(one)
-        return demand <= self._cache.num_free + self._cache.num_idle
+        return demand <= self._cache.num_free + self._cache.num_idle_without(leaving)
 
     def _num_calm(self, plan: Plan[Sequence], room: int) -> int:
         """How many steps like this one may follow without another look."""
         num_decode = len(plan.decode)
-        open_question = self.waiting and self._free_slots
+        open_question = self.waiting and (self._free_slots or self._is_shared)
         if not num_decode or num_decode < len(self.running) or open_question:
             return 0
         if len({one.adapter_set.key for one in plan.decode}) > 1 or any(o.request.context_shift for o in plan.decode):
@@ -230,12 +270,15 @@ class Roster:
                     return
 
     def _preempt(self) -> None:
-        """The last in order gives its cells up, and waits for its next turn."""
+        """One gives its cells up, and waits for its next turn: never the first in order."""
         holders = [sequence for sequence in self.running if sequence.id != NOWHERE]
         if len(holders) < 2:
             raise RuntimeError("one conversation does not fit the KV cache alone; this must not be possible")
-        sequence = holders[-1]
         self.num_preempted += 1
+        self._put_off(last_of(holders[1:]))
+
+    def _put_off(self, sequence: Sequence) -> None:
+        """A call leaves its slot and its cells, and waits for them."""
         sequence.num_preempted += 1
         sequence.decoding = False
         self._step_down(sequence, keep=True)

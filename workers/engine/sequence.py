@@ -13,6 +13,7 @@ from workers.engine.picker import Picker
 from workers.engine.prefix import Path, Restore, Tokens
 from workers.engine.request import EngineRequest
 from workers.engine.scope import Scope
+from workers.engine.shares import Turn
 from workers.engine.text import AnswerText
 from workers.llama.context import Context
 from workers.llama.samplers import SamplerChain
@@ -74,10 +75,14 @@ class Sequence:
         "slot",
         "started_at",
         "stops",
+        "team",
         "token",
         "token_at",
+        "turn",
         "waits_for",
+        "waits_since",
         "waits_until",
+        "weight",
     )
 
     def __init__(
@@ -96,6 +101,10 @@ class Sequence:
         """Draws for calls that want more than the chain alone does; None: this is no such call."""
         self.order = (-request.priority, request.deadline, request.key)
         """Smaller goes first, and is the last to be thrown out."""
+        self.team, self.weight = request.tenant, request.weight
+        self.turn = Turn()
+        self.waits_since = 0.0
+        """When it began to wait for a slot."""
         self.adapter_set = adapters
         self.scope = Scope(request.tenant, request.salt, adapters.key)
         self.num_prompt = len(request.tokens)
@@ -110,7 +119,7 @@ class Sequence:
         self.num_restored = self.num_fetched = 0
         """Tokens that came back for it so far: from RAM, and to there from disk."""
         self.num_preempted = 0
-        """How often it gave its cells up."""
+        """How often it gave its cells up, or its slot to another team's call."""
         self.restores: deque[Restore] = deque()
         """Saved parts that come back before anything is computed."""
         self.waits_for: Sequence | None = None

@@ -159,6 +159,7 @@ class Stepper:
             num_decodes=self._num_decodes,
             num_busy=self._num_busy,
             num_preempted=self._roster.num_preempted,
+            num_sliced=self._roster.num_sliced,
             num_packed=cache.num_packed,
             num_restored=cache.num_restored,
             num_fetched=self._disk.num_fetched if self._disk else 0,
@@ -344,6 +345,7 @@ class Stepper:
             if sequence.token_at:
                 self._gaps.note((sequence,), self._decoded_at)
             sequence.token_at = self._decoded_at
+            sequence.turn.resume(self._decoded_at, again=sequence.num_predicted > 0)
             reason = sequence.pick(self._context, self.events)
             sequence.decoding = True
         if not sequence.first_token_at:

@@ -232,6 +232,8 @@ class Submit(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     request: GenerateRequest
     tenant: str
     """The team that asks: the trust line for everything that is cached."""
+    weight: float = 1.0
+    """What the team is owed of the worker's slots, beside other teams."""
     request_id: str = ""
     """For the worker's log lines."""
     deadline: float = 0.0

@@ -280,6 +280,7 @@ class CallDesk:
             request.ignore_eos,
             submit.request_id,
             tenant=submit.tenant,
+            weight=submit.weight,
             salt=request.cache_salt,
             num_public=num_public,
             cache_prompt=request.cache_prompt,

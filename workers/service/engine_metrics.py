@@ -22,7 +22,7 @@ PLAIN = (
     *(of_worker.REQUESTS_PROCESSING, of_worker.REQUESTS_DEFERRED),
     *(of_worker.NUM_REQUESTS_RUNNING, of_worker.NUM_REQUESTS_WAITING),
     *(of_worker.KV_USAGE_RATIO, of_worker.KV_USAGE, of_worker.GPU_USAGE, of_worker.KV_TOKENS),
-    *(of_worker.N_DECODE, of_worker.N_BUSY, of_worker.NUM_PREEMPTIONS),
+    *(of_worker.N_DECODE, of_worker.N_BUSY, of_worker.NUM_PREEMPTIONS, of_worker.NUM_SLICES),
     *(of_worker.PREFIX_QUERIES, of_worker.PREFIX_HITS, of_worker.GPU_PREFIX_QUERIES, of_worker.GPU_PREFIX_HITS),
     *(of_worker.PACKED, of_worker.RESTORED, of_worker.FETCHED, of_worker.RAM_BYTES, of_worker.RAM_BLOCKS),
     *(of_worker.DISK_BYTES, of_worker.DISK_FILES, of_worker.DISK_QUEUED),
@@ -98,6 +98,7 @@ def _of_steps(counters: EngineCounters) -> Iterable[Row]:
     yield of_worker.N_DECODE, counters.num_decodes
     yield of_worker.N_BUSY, counters.num_busy / max(counters.num_decodes, 1)
     yield of_worker.NUM_PREEMPTIONS, counters.num_preempted
+    yield of_worker.NUM_SLICES, counters.num_sliced
     num_hits = sources.kv + sources.ram + sources.disk
     yield of_worker.PREFIX_QUERIES, counters.num_queried
     yield of_worker.PREFIX_HITS, num_hits

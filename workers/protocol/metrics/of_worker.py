@@ -80,6 +80,10 @@ DECODE = histogram(
 VLLM_PROMPT_TOKENS = counter("vllm:prompt_tokens_total", "prompt tokens of started calls, cached ones included")
 VLLM_GENERATION_TOKENS = counter("vllm:generation_tokens_total", "tokens generated")
 NUM_PREEMPTIONS = counter("vllm:num_preemptions_total", "times that a running call gave its cells up for a while")
+NUM_SLICES = counter(
+    "paddock_slices_total",
+    "times that a call of a team over its share gave its slot to another team's call for a while",
+)
 ANSWER_FORMS = counter(
     "paddock_answer_forms_total",
     "schemas and grammars that answers were to be kept to: `compiled`, `reused` (the compiled one was still there), "
@@ -171,7 +175,7 @@ GROUPS = (
         (
             *(PROMPT_TOKENS, PROMPT_SECONDS, TOKENS_PREDICTED, PREDICTED_SECONDS, PROMPT_PACE, PREDICTED_PACE),
             *(N_TOKENS_MAX, N_DECODE, N_BUSY, DECODE, VLLM_PROMPT_TOKENS, VLLM_GENERATION_TOKENS),
-            *(NUM_PREEMPTIONS, ANSWER_FORMS),
+            *(NUM_PREEMPTIONS, NUM_SLICES, ANSWER_FORMS),
         ),
     ),
     Group(

@@ -1,0 +1,126 @@
+"""Calls of several teams in one engine: one that has more than its share gives slots up while it runs, without loss."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from tests.integration.engine.listener import ONE_THREAD, Bench, running
+from tests.integration.engine.test_prefix_cache import ENDS, STORY
+from workers.engine.request import EngineRequest
+from workers.llama.model import Model
+from workers.protocol.events import Text
+
+LONG = 300
+
+
+def of_team(team: str, request: EngineRequest, *, weight: float = 1.0, priority: int = 0) -> EngineRequest:
+    return replace(request, tenant=team, weight=weight, priority=priority)
+
+
+def endless(bench: Bench, team: str, number: int, num_tokens: int = LONG, **more: float) -> EngineRequest:
+    prompt = [*bench.tokens(ENDS[number]), *bench.tokens(STORY)[1:40]]
+    return of_team(team, bench.request(prompt, num_tokens, ignore_eos=True), **more)  # type: ignore[arg-type]
+
+
+def step_of_end(bench: Bench, key: int) -> int:
+    return next(step for step, events in bench.heard.steps if bench.heard.finished(key) in events)
+
+
+def first_step(bench: Bench, key: int) -> int:
+    return next(step for step, events in bench.heard.steps if any(event.call == key for event in events))
+
+
+def all_begun(bench: Bench, keys: list[int]) -> None:
+    bench.heard.until(lambda: all(any(isinstance(e, Text) for e in bench.heard.calls[key]) for key in keys))
+
+
+@pytest.mark.parametrize("ram_bytes", [64 << 20, 0])
+def test_others_are_served_while_one_team_holds_every_slot(demo: Model, ram_bytes: int) -> None:
+    """`n: 4` with `ignore_eos`: eight calls of another team end long before, and nothing of the four is lost."""
+    with running(demo, slots=4, n_ctx=512, kv_tokens=2048, ram_bytes=ram_bytes) as bench:
+        alone = [bench.answer(replace(endless(bench, "red", n), cache_prompt=False)) for n in range(4)]
+        red = [bench.submit(endless(bench, "red", n)) for n in range(4)]
+        all_begun(bench, red)
+        blue = [bench.submit(of_team("blue", bench.request(end, 8, ignore_eos=True))) for end in ENDS[:4]]
+        bench.wait(*blue)
+        assert not any(bench.heard.has_ended(key) for key in red)
+        more = [bench.submit(of_team("blue", bench.request(end, 8, ignore_eos=True))) for end in ENDS[4:]]
+        bench.wait(*red, *more)
+        assert [bench.heard.text(key) for key in red] == alone
+        assert [bench.heard.finished(key).usage.completion_tokens for key in red] == [LONG] * 4
+        assert bench.engine.counters.num_sliced > 0
+        assert sum(bench.heard.finished(key).num_preempted for key in red) == bench.engine.counters.num_sliced
+        assert max(step_of_end(bench, key) for key in more) < min(step_of_end(bench, key) for key in red)
+
+
+def test_teams_take_turns_in_one_slot(demo: Model) -> None:
+    """Three endless answers: each goes on while the others do."""
+    with running(demo, slots=1, n_ctx=512) as bench:
+        alone = [bench.answer(replace(endless(bench, "red", n), cache_prompt=False)) for n in range(3)]
+        keys = [bench.submit(endless(bench, team, n)) for n, team in enumerate(("red", "blue", "green"))]
+        bench.wait(*keys)
+        assert [bench.heard.text(key) for key in keys] == alone
+        assert max(first_step(bench, key) for key in keys) < min(step_of_end(bench, key) for key in keys)
+        assert bench.engine.counters.num_preempted == 0
+
+
+def test_calls_of_one_team_are_never_sliced(demo: Model) -> None:
+    with running(demo, slots=2, n_ctx=512) as bench:
+        keys = [bench.submit(endless(bench, "red", n, 200)) for n in range(6)]
+        bench.wait(*keys)
+        assert bench.engine.counters.num_sliced == 0
+        assert [bench.heard.finished(key).num_preempted for key in keys] == [0] * 6
+
+
+def most_at_once(bench: Bench, team: str, beside: str) -> list[int]:
+    """Slots that a team holds, in each step from now on in which another one holds some."""
+    held: list[int] = [0]
+
+    def look(step: int, events: object) -> None:
+        teams = [one.team for one in bench.engine._stepper._roster.running]
+        if beside in teams:
+            held.append(teams.count(team))
+
+    bench.heard.on_step = look
+    return held
+
+
+def test_shares_follow_weights(demo: Model) -> None:
+    """Of four slots a team of weight 3 comes to have three."""
+    with running(demo, slots=4, n_ctx=512) as bench:
+        red = [bench.submit(endless(bench, "red", n)) for n in range(4)]
+        all_begun(bench, red)
+        held = most_at_once(bench, "blue", beside="red")
+        blue = [bench.submit(endless(bench, "blue", n, 200, weight=3.0)) for n in range(4)]
+        bench.wait(*blue, *red)
+        assert max(held) == 3
+
+
+def test_a_less_urgent_team_gets_one_slot_of_a_more_urgent_one(demo: Model) -> None:
+    """Urgency is worth more than shares, and not everything."""
+    with running(demo, slots=3, n_ctx=512) as bench:
+        urgent = [bench.submit(endless(bench, "red", n, priority=8)) for n in range(3)]
+        all_begun(bench, urgent)
+        held = most_at_once(bench, "blue", beside="red")
+        patient = [bench.submit(endless(bench, "blue", n, 50, priority=-8)) for n in range(2)]
+        bench.wait(*patient)
+        assert not any(bench.heard.has_ended(key) for key in urgent)
+        assert max(held) == 1
+        bench.wait(*urgent)
+
+
+@pytest.mark.parametrize("name", ["window", "recurrent", "hybrid"])
+def test_memory_that_cant_be_cut_loses_nothing(small_models: dict[str, Path], name: str) -> None:
+    with Model.load(small_models[name], ONE_THREAD) as model, running(model, slots=2, n_ctx=512) as bench:
+        requests = [of_team("red", bench.request(list(range(5 + n, 45 + n)), 300, ignore_eos=True)) for n in range(2)]
+        red = [bench.submit(request) for request in requests]
+        all_begun(bench, red)
+        blue = [bench.submit(of_team("blue", bench.request(list(range(9, 30)), 8, ignore_eos=True))) for _ in range(2)]
+        bench.wait(*blue)
+        assert not any(bench.heard.has_ended(key) for key in red)
+        bench.wait(*red)
+        assert [bench.heard.finished(key).usage.completion_tokens for key in red] == [300] * 2
+        assert bench.engine.counters.num_sliced > 0

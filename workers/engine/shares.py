@@ -1,0 +1,145 @@
+"""Whose call gives its slot up, where calls of several teams are in one engine: a pure decision.
+
+Each team with work is owed slots by its weight. A gateway's line sees to that as calls come; here it holds while they
+run: a call of a team that is owed more takes the slot of a team that has more, once the call there has had its slice.
+What gave way waits, its cells kept, and goes on later where it was. Calls of one team alone are never sliced.
+
+Attained service decides who gives way (Nuyens, Wierman, "The foreground-background queue", 2008): of the team that has
+most, the call that has the longest answer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Protocol, TypeVar
+
+SLICE_TOKENS = 64
+"""An answer goes on for so many tokens at least before its call gives way,"""
+SLICE_S = 1.0
+"""or for so long, where that is sooner."""
+RETURN_SHARE = 0.2
+"""Of the time of a slice that coming back may take: where that is dear, slices are longer."""
+LONGEST_SLICE_S = 10.0
+
+
+class Sharer(Protocol):
+    """What must be known of a call. Times are seconds of any one clock."""
+
+    @property
+    def team(self) -> str: ...
+    @property
+    def weight(self) -> float:
+        """Of its team."""
+        ...
+
+    @property
+    def order(self) -> tuple[float, float, int]:
+        """Class, deadline, number; smaller goes first."""
+        ...
+
+    @property
+    def waits_since(self) -> float:
+        """When it began to wait for a slot, of a call that waits."""
+        ...
+
+    @property
+    def num_predicted(self) -> int:
+        """Tokens of its answer so far."""
+        ...
+
+
+S = TypeVar("S", bound=Sharer)
+
+
+@dataclass(slots=True)
+class Turn:
+    """What a call has got since it last took a slot."""
+
+    entered_at: float = 0.0
+    resumed_at: float = 0.0
+    """When its answer began, or went on; 0: it reads its prompt."""
+    return_s: float = 0.0
+    """What coming back took, of a call that gave way before."""
+    num_before: int = 0
+    """Tokens of its answer when it took the slot."""
+    num_cut: int = 0
+    """Times that it gave way before its answer went on."""
+
+    def enter(self, now: float, num_predicted: int) -> None:
+        self.entered_at, self.resumed_at, self.num_before = now, 0.0, num_predicted
+
+    def resume(self, now: float, *, again: bool) -> None:
+        """A token has come. `again`: not the answer's first one."""
+        self.resumed_at, self.num_cut = now, 0
+        self.return_s = now - self.entered_at if again else 0.0
+
+    def is_over(self, now: float, num_predicted: int, *, keeps_prompt: bool) -> bool:
+        """Whether the call may give way. `keeps_prompt`: of a prompt that is read in part nothing would be lost."""
+        if not self.resumed_at:
+            # Twice as long each time: should something be lost after all, it gets to its answer some day.
+            return keeps_prompt and now - self.entered_at >= SLICE_S * 2**self.num_cut
+        ran_s = now - self.resumed_at
+        if ran_s < min(LONGEST_SLICE_S, self.return_s / RETURN_SHARE):
+            return False
+        return ran_s >= SLICE_S or num_predicted - self.num_before >= SLICE_TOKENS
+
+
+def is_shared(running: Iterable[Sharer], waiting: Iterable[Sharer]) -> bool:
+    """Whether calls of several teams are there."""
+    teams = {one.team for one in running}
+    teams.update(one.team for one in waiting)
+    return len(teams) > 1
+
+
+def next_in(waiting: Collection[S], running: Collection[Sharer]) -> S:
+    """Return who is let in next, of those that wait: in order, where they are all of one team.
+
+    Else a team that has nothing goes first, the one that has waited longest of several; then the more urgent class, and
+    of one class the team that has least for its weight.
+    """
+    held = _held(running)
+
+    def turn(one: S) -> tuple[bool, float, float, tuple[float, float, int]]:
+        share = held.get(one.team, 0.0)
+        return (True, one.order[0], share, one.order) if share else (False, one.waits_since, 0.0, one.order)
+
+    firsts: dict[str, S] = {}
+    for one in sorted(waiting, key=lambda one: one.order):
+        firsts.setdefault(one.team, one)
+    return min(firsts.values(), key=turn)
+
+
+def gives_way(running: Collection[S], newcomer: Sharer, has_had_slice: Callable[[S], bool]) -> S | None:
+    """Return the call whose place the newcomer takes; None: nobody owes it one, or none has had its slice yet.
+
+    A team that has nothing is owed a place by everybody. One that has some gets more from calls no more urgent than its
+    own, of teams that would still have more than it.
+    """
+    held = _held(running)
+    mine = held.get(newcomer.team, 0.0)
+    found: S | None = None
+    best = (0.0, 0.0, 0)
+    for one in running:
+        if one.team == newcomer.team:
+            continue
+        if mine and (held[one.team] <= mine + 1 / newcomer.weight or one.order[0] < newcomer.order[0]):
+            continue
+        rank = (held[one.team], one.order[0], one.num_predicted)
+        if (found is None or rank > best) and has_had_slice(one):
+            found, best = one, rank
+    return found
+
+
+def last_of(holders: Collection[S]) -> S:
+    """Return who gives cells up when they run out: the last in order, of the team that has most for its weight."""
+    held = _held(holders)
+    return max(holders, key=lambda one: (held[one.team], one.order))
+
+
+def _held(running: Iterable[Sharer]) -> Mapping[str, float]:
+    """Team -> its slots for its weight."""
+    held: dict[str, float] = {}
+    for one in running:
+        held[one.team] = held.get(one.team, 0.0) + 1 / one.weight
+    return held
