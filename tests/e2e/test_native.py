@@ -15,12 +15,14 @@ from typing import Any
 import httpx2
 import pytest
 
+from gateway.access.records import digest
 from tests.support.stack import DEMO_MODEL, Process, Stack
 from workers.protocol import keys
 
 ADAPTER = DEMO_MODEL.with_name("paddock-demo-pirate-lora.gguf")
 MODEL = "paddock-demo"
 PROMPT = "Tom and the cat went to the"
+TEAM_KEYS = {"red": "pk-red-0123456789", "blue": "pk-blue-0123456789"}
 
 
 @pytest.fixture(scope="module")
@@ -49,8 +51,9 @@ def stack(folder: Path) -> Iterator[Stack]:
     with Stack() as running:
         for name in ("a", "b"):
             start_worker(running, folder, name, wait=False)
-        running.gateway(wait=False)
-        running.gateway(wait=False)
+        records = [{"name": name, "team": name, "sha256": digest(key)} for name, key in TEAM_KEYS.items()]
+        for _ in range(2):
+            running.gateway(wait=False, api_keys=json.dumps(records))
         for name, process in zip(("a", "b"), running.workers, strict=True):
             running.wait_for_worker(MODEL, name, process)
         for gateway in running.gateways:
@@ -174,6 +177,46 @@ def test_slots_of_both_workers(server: Server) -> None:
     assert slots[3]["n_prompt_tokens"] > 0
     assert not any("prompt" in slot or "generated" in slot for slot in slots)
     assert server.get("/slots?fail_on_no_slot=1")
+
+
+def test_lengths_of_other_teams_are_not_told(stack: Stack, server: Server) -> None:
+    """Neither while a call runs nor of what it left; a slot of nobody looks the same."""
+
+    def slot(key: str, number: int) -> dict[str, Any]:
+        headers = {"Authorization": f"Bearer {key}"}
+        found: list[dict[str, Any]] = httpx2.get(f"{stack.gateways[0].url}/slots", headers=headers).json()
+        return found[number]
+
+    told = {"id", "n_ctx", "speculative", "is_processing", "model", "worker"}
+    lengths = {"n_prompt_tokens", "next_token", "id_task"}
+    red, blue = TEAM_KEYS["red"], TEAM_KEYS["blue"]
+
+    def is_busy(found: dict[str, Any]) -> bool:
+        assert set(found) == told
+        return bool(found["is_processing"])
+
+    over = threading.Event()
+
+    def call() -> None:
+        with httpx2.Client(headers={"Authorization": f"Bearer {red}"}, timeout=60) as http:
+            body = {"prompt": PROMPT, "n_predict": 200, "ignore_eos": True, "id_slot": 1}
+            while not over.is_set():
+                http.post(f"{stack.gateways[0].url}/completion", json=body).raise_for_status()
+
+    with ThreadPoolExecutor(max_workers=2) as callers:
+        asked = [callers.submit(call) for _ in range(2)]
+        try:
+            until(lambda: is_busy(slot(blue, 1)))
+            until(lambda: slot(red, 1)["is_processing"])
+        finally:
+            over.set()
+        for one in asked:
+            one.result()
+    until(lambda: not slot(stack.key, 1)["is_processing"])
+    assert set(slot(red, 1)) == told | lengths
+    assert slot(red, 1)["n_prompt_tokens"] == slot(stack.key, 1)["n_prompt_tokens"] > 0
+    assert not is_busy(slot(blue, 1))
+    assert not is_busy(slot(blue, 0))
 
 
 def test_a_check_of_the_slots_fails_while_all_are_busy(stack: Stack, server: Server) -> None:

@@ -25,7 +25,7 @@ def attacked_fleet() -> Iterator[tuple[Target, dict[str, int]]]:
     pinned = {name: served_by for name in ("redis", "gateway", "worker") if served_by}
     records = [{"name": name, "team": team, "sha256": digest(key)} for name, team, key in KEYS]
     with Stack(cores=pinned) as stack:
-        worker = stack.worker(DEMO_MODEL, MODEL, slots=SLOTS)
+        worker = stack.worker(DEMO_MODEL, MODEL, slots=SLOTS, slot_save_dir=stack.folder / "slots")
         gateway = stack.gateway(api_keys=json.dumps(records))
         target = Target(gateway.url, MODEL, ATTACKER_KEY, VICTIM_KEY, worker.url)
         yield target, {"gateway": gateway.pid, "worker": worker.pid, "redis": stack.redis.pid}

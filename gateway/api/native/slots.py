@@ -1,7 +1,8 @@
 """`GET /slots` and `POST /slots/{id_slot}?action=save|restore|erase`: slots numbered over all workers of a model.
 
 The workers go by their ids, and each has as many numbers as it has slots. What a slot holds is its team's: others see
-how long it is and nothing else. Files are each worker's own: restore where you saved, or give the workers one folder.
+whether a call runs in it and nothing else. Files are each worker's own: restore where you saved, or give the workers
+one folder.
 
 Source of the names: tools/server/README.md of llama.cpp.
 """
@@ -112,19 +113,20 @@ def _located(number: int, beats: list[Heartbeat], model: str) -> tuple[Heartbeat
 
 
 def slot_object(first: int, beat: Heartbeat, info: SlotInfo, principal: Principal) -> dict[str, Any]:
+    """Return what a key may know of a slot: of another team's, or nobody's, only whether a call runs in it."""
     document: dict[str, Any] = {
         "id": first + info.id,
         "n_ctx": info.n_ctx,
         "speculative": False,
         "is_processing": info.is_processing,
-        "n_prompt_tokens": info.n_prompt_tokens,
-        "next_token": [{"has_next_token": info.is_processing, "n_decoded": info.n_decoded}],
         "model": beat.model,
         "worker": beat.worker,
     }
-    if info.request_id and (principal.admin or info.tenant == principal.team):
-        document["id_task"] = info.request_id
-    return document
+    if not (principal.admin or info.tenant == principal.team):
+        return document
+    document["n_prompt_tokens"] = info.n_prompt_tokens
+    document["next_token"] = [{"has_next_token": info.is_processing, "n_decoded": info.n_decoded}]
+    return document | ({"id_task": info.request_id} if info.request_id else {})
 
 
 def _action(name: str) -> Literal["save", "restore", "erase"]:

@@ -20,13 +20,13 @@ async def _leave_a_stream_behind(target: Target, session: aiohttp.ClientSession)
 
 async def _resumable_streams(target: Target) -> None:
     async with target.session() as session:
-        await asyncio.gather(*(_leave_a_stream_behind(target, session) for _ in range(8)), return_exceptions=True)
+        await asyncio.gather(*(_leave_a_stream_behind(target, session) for _ in range(2)), return_exceptions=True)
 
 
 async def _background_responses(target: Target) -> None:
     body = {"model": target.model, "input": "a", "background": True, "max_output_tokens": 4}
     async with target.session() as session:
-        await asyncio.gather(*(target.post(session, "/v1/responses", body) for _ in range(16)))
+        await asyncio.gather(*(target.post(session, "/v1/responses", body) for _ in range(2)))
 
 
 async def _saved_slots(target: Target) -> None:
@@ -42,15 +42,13 @@ ATTACKS = (
         name="resumable-streams",
         about="Streams with a grace are begun and left, each with log probabilities of 100 tokens at every step.",
         strike=_resumable_streams,
-        at_once=2,
-        pause_s=0.2,
+        pause_s=0.02,
     ),
     Attack(
         name="background-responses",
         about="Responses are begun in the background, more than anybody could read.",
         strike=_background_responses,
-        at_once=2,
-        pause_s=0.2,
+        pause_s=0.02,
     ),
     Attack(
         name="saved-slots",
