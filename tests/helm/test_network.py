@@ -37,7 +37,8 @@ OUTSIDE = Party(address="93.184.216.34", namespace="")
 METADATA = Party(address="169.254.169.254", namespace="")
 STRANGER = Party((("app", "x"),))
 ELSEWHERE = Party((("app", "x"),), namespace="other")
-PROMETHEUS = Party((("app", "prometheus"),), namespace="monitoring")
+PROMETHEUS = Party((("app.kubernetes.io/name", "prometheus"),), namespace="monitoring")
+GRAFANA = Party((("app.kubernetes.io/name", "grafana"),), namespace="monitoring")
 INGRESS = Party((("app", "nginx"),), namespace="ingress-nginx")
 
 
@@ -111,9 +112,9 @@ def test_what_the_parts_need_passes_and_nothing_else() -> None:
         (test, gateway, at["gateway"]),
         (worker, OUTSIDE, 443),
         (PROMETHEUS, worker, at["worker"]),
-        *((who, gateway, at["gateway"]) for who in (STRANGER, ELSEWHERE, PROMETHEUS, INGRESS, OUTSIDE)),
+        *((who, gateway, at["gateway"]) for who in (STRANGER, ELSEWHERE, PROMETHEUS, GRAFANA, INGRESS, OUTSIDE)),
     }
-    parties = (gateway, worker, redis, test, OUTSIDE, METADATA, STRANGER, ELSEWHERE, PROMETHEUS, INGRESS)
+    parties = (gateway, worker, redis, test, OUTSIDE, METADATA, STRANGER, ELSEWHERE, PROMETHEUS, GRAFANA, INGRESS)
     own = {gateway, worker, redis, test}
     passing = {
         (source, target, port)
@@ -161,7 +162,16 @@ def test_named_callers_are_the_only_ones() -> None:
     assert reaches(found, INGRESS, gateway, 8080)
     assert reaches(found, PROMETHEUS, gateway, 8080)
     assert reaches(found, party(found, "test"), gateway, 8080)
-    assert not any(reaches(found, who, gateway, 8080) for who in (STRANGER, ELSEWHERE, OUTSIDE))
+    assert not any(reaches(found, who, gateway, 8080) for who in (STRANGER, ELSEWHERE, GRAFANA, OUTSIDE))
+
+
+def test_of_a_namespace_that_watches_only_the_scraper_reaches_workers() -> None:
+    """Prometheus' own label; whoever else runs beside it has no way to the workers' routes."""
+    for found in (render({}), example("multi-node")):
+        worker = party(found, "worker")
+        assert reaches(found, PROMETHEUS, worker, 8081)
+        assert not reaches(found, GRAFANA, worker, 8081)
+        assert not reaches(found, Party(PROMETHEUS.labels, namespace="other"), worker, 8081)
 
 
 def test_a_redis_outside_is_reached_at_its_ports() -> None:
