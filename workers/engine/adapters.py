@@ -8,6 +8,7 @@ the engine's thread alone (`workers.engine.adapter_memory`): by `enter`, `apply`
 from __future__ import annotations
 
 import itertools
+import logging
 import math
 import struct
 import threading
@@ -29,6 +30,8 @@ from workers.llama.model import Model
 from workers.protocol.adapters import AdapterInfo
 from workers.protocol.failures import CallFailed, Failure, FailureCode
 from workers.protocol.requests import AdapterUse
+
+logger = logging.getLogger(__name__)
 
 Post = Callable[[Callable[[], None]], None]
 """Has an act carried out on the engine's thread, between two steps."""
@@ -297,7 +300,8 @@ class AdapterShelf:
                 try:
                     self._memory.load(entry, keep)
                 except AdapterError as error:
-                    message = f"adapter {entry.name!r} can't be brought into memory: {error}"
+                    logger.error("adapter %s can't be brought into memory: %s", entry.name, error)
+                    message = f"adapter {entry.name!r} can't be brought into memory; the worker's log says why"
                     raise CallFailed(Failure(FailureCode.INTERNAL, message, "adapters")) from None
 
     def _sweep(self) -> None:

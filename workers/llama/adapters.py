@@ -123,7 +123,9 @@ class Adapter:
         log.clear()
         pointer = c.llama_adapter_lora_init(model.pointer, os.fsencode(file.path))
         if not pointer:
-            raise AdapterError(f"{file.path.name}: llama.cpp can't load it ({log.reason() or 'no reason given'})")
+            # llama.cpp names the file with its folder, which is nobody's business outside of this machine.
+            reason = log.reason().replace(str(file.path), file.path.name) or "no reason given"
+            raise AdapterError(f"{file.path.name}: llama.cpp can't load it ({reason})")
         adapter = cls(pointer, file)
         if not file.is_unchanged():
             adapter.close()

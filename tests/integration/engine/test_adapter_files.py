@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import resource
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -301,6 +302,18 @@ def test_a_file_that_changes_after_the_check_is_not_loaded(demo: Model, tmp_path
     os.replace(tmp_path / "other.gguf", path)
     with pytest.raises(AdapterError, match="changed since it was checked"):
         Adapter.load(demo, file)
+
+
+def test_what_llama_cpp_says_of_a_file_does_not_tell_its_folder(demo: Model) -> None:
+    file = inspect(PIRATE, demo.header)
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (0, hard))  # nothing can be opened
+    try:
+        with pytest.raises(AdapterError, match="failed to open") as caught:
+            Adapter.load(demo, file)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    assert str(PIRATE.parent) not in str(caught.value)
 
 
 def _damaged(data: bytes, rng: random.Random) -> bytes:

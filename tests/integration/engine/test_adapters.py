@@ -299,7 +299,10 @@ def test_bytes_bound_the_shelf_too(demo: Model, files: list[Path]) -> None:
         bench.shelf.register("a", files[0])
 
 
-def test_an_adapter_whose_file_changed_meanwhile_fails_its_call_only(demo: Model, files: list[Path]) -> None:
+def test_an_adapter_whose_file_changed_meanwhile_fails_its_call_only(
+    demo: Model, files: list[Path], caplog: pytest.LogCaptureFixture
+) -> None:
+    """Its caller reads the adapter's name; which file and why is the operator's to know."""
     with shop(demo, max_adapters=1) as bench:
         bench.shelf.register("a", files[0])
         files[0].write_bytes(files[2].read_bytes())
@@ -308,7 +311,8 @@ def test_an_adapter_whose_file_changed_meanwhile_fails_its_call_only(demo: Model
         bench.wait(key)
         last = bench.heard.calls[key][-1]
         assert isinstance(last, Failed)
-        assert "changed since it was checked" in last.failure.message
+        assert last.failure.message == "adapter 'a' can't be brought into memory; the worker's log says why"
+        assert "changed since it was checked" in caplog.text
         assert not any(isinstance(event, Started) for event in bench.heard.calls[key])
         bench.shelf.register("a", files[0])
         bench.answer(bench.with_(request, "a"))
