@@ -16,7 +16,7 @@ from benchmarks.table import Row
 from gateway.admission.admission import Admission
 from gateway.registry.fleet import Fleet
 from gateway.store.client import Store, connect
-from tests.support.pool import beat, call, heartbeat
+from tests.support.pool import SECRET, beat, call, heartbeat
 from tests.support.redis_server import RedisServer
 
 CALLS = 2000
@@ -67,7 +67,7 @@ async def _admitted(client: redis.asyncio.Redis, together: int, slots: int, roun
     await client.flushall()
     for number in range(WORKERS):
         await beat(client, heartbeat(f"w{number}", slots=slots), ttl_s=600.0)
-    fleet = Fleet(client)
+    fleet = Fleet(client, SECRET)
     admission = Admission(Store(client), fleet, "bench", max_queue=together)
     await fleet.refresh()
     async with asyncio.TaskGroup() as tasks:

@@ -43,7 +43,9 @@ from workers.llama.model import Model
 from workers.protocol.catalog import LlamaSettings
 from workers.protocol.events import CallEvent, Finished, decode_step
 from workers.protocol.framing import EVENTS_PATH, SUBMIT_PATH, FrameReader, parse_event_id
+from workers.protocol.proofs import access_token
 from workers.protocol.requests import GenerateRequest, Message, Sampling, Submit
+from workers.service.access import WorkerAccess
 from workers.service.app import build_app
 from workers.service.desk import CallDesk
 from workers.service.desk import Engine as DeskEngine
@@ -56,6 +58,7 @@ WAYS = {"alone": 0.005, "shared, 5 ms": 0.005, "shared, 0.5 ms": 0.0005, "own pr
 """Name -> switch interval of the process that holds the engine, seconds."""
 
 SECRET = "benchmark"
+WORKER, BOOT = "bench", "boot"
 SKIPPED_STEPS = 5
 _HEAD = struct.Struct("<I")
 _encode = msgspec.msgpack.Encoder().encode
@@ -168,7 +171,7 @@ async def serve(options: argparse.Namespace) -> None:
         host = EngineHost(options, mailbox.put)
         engine, model = host.engine, host.model
     metrics = WorkerMetrics("bench", lambda: EngineLoad(options.slot_count, 0, 0, 1, 0))
-    hub = EventHub("boot", grace_s=60)
+    hub = EventHub(BOOT, grace_s=60)
     prompts = Prompts(ChatTemplate(model.chat_template), model)
     desk = CallDesk(hub, engine, prompts, metrics, Sampling())
     mailbox.connect(desk.deliver)
@@ -176,7 +179,7 @@ async def serve(options: argparse.Namespace) -> None:
     if child is not None:
         assert child.stdout is not None
         steps = asyncio.create_task(read_steps(child.stdout, desk.deliver))
-    app = build_app(desk=desk, hub=hub, metrics=metrics, secret=SECRET)
+    app = build_app(desk=desk, hub=hub, metrics=metrics, access=WorkerAccess(SECRET, WORKER, BOOT))
     sock = listen("127.0.0.1", 0)
     server = uvicorn.Server(uvicorn.Config(app, lifespan="off", ws="none", log_level="error", access_log=False))
     http = asyncio.create_task(server.serve(sockets=[sock]))
@@ -245,7 +248,7 @@ async def load(options: argparse.Namespace, address: str) -> dict[int, float]:
     """Submits one call per slot, over the gateways in turn, and reads all streams to the end -> when each step came."""
     arrived: dict[int, float] = {}
     finished = 0
-    headers = {"Authorization": f"Bearer {SECRET}"}
+    headers = {"Authorization": f"Bearer {access_token(SECRET, WORKER, BOOT)}"}
 
     async def listen_to(session: aiohttp.ClientSession, gateway: str, ready: asyncio.Event) -> None:
         nonlocal finished

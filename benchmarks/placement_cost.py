@@ -31,11 +31,11 @@ from gateway.routing.ask import Ask
 from gateway.routing.pool import PoolBook
 from gateway.routing.rank import rank
 from gateway.store.client import Filed, Lease, Offer, Offers, Order, Store, connect
-from tests.support.pool import heartbeat
+from tests.support.pool import SECRET, heartbeat
 from tests.support.redis_server import RedisServer
 from workers.protocol import keys
 from workers.protocol.heartbeat import Heartbeat, record_of
-from workers.protocol.news import FIELD, Load, News, encode_news, pack_heads
+from workers.protocol.news import FIELD, Load, News, pack_heads, sealed_news
 from workers.protocol.prefixes import Prefix
 
 MODEL = "m"
@@ -165,7 +165,7 @@ class _Published:
         async with client.pipeline(transaction=False) as pipeline:
             pipeline.sadd(keys.MODELS, MODEL)
             pipeline.sadd(keys.workers(MODEL), beat.worker)
-            pipeline.hset(keys.worker(MODEL, beat.worker), mapping=record_of(beat))
+            pipeline.hset(keys.worker(MODEL, beat.worker), mapping=record_of(beat, SECRET))
             pipeline.set(keys.worker_heads(MODEL, beat.worker), pack_heads(0, self._heads))
             await pipeline.execute()
 
@@ -187,8 +187,8 @@ class _Published:
             added=added,
             dropped=dropped,
         )
-        pipeline.hset(keys.worker(MODEL, beat.worker), mapping=record_of(beat))
-        pipeline.xadd(keys.NEWS, {FIELD: encode_news(news)}, maxlen=keys.NEWS_KEPT, approximate=True)
+        pipeline.hset(keys.worker(MODEL, beat.worker), mapping=record_of(beat, SECRET))
+        pipeline.xadd(keys.NEWS, {FIELD: sealed_news(news, SECRET)}, maxlen=keys.NEWS_KEPT, approximate=True)
 
 
 async def _follow(url: str) -> None:
@@ -196,7 +196,7 @@ async def _follow(url: str) -> None:
     async with connect(url) as client:
         while not await client.exists(READY):  # noqa: ASYNC110 - another process
             await asyncio.sleep(0.1)
-        fleet = Fleet(client)
+        fleet = Fleet(client, SECRET)
         await fleet.refresh()
         task = asyncio.create_task(fleet.run())
         await client.set(GO, 1)
@@ -299,7 +299,7 @@ class _Pairs:
             for number in range(WORKERS):
                 beat = _beat(number, Load())
                 pipeline.sadd(keys.workers(MODEL), beat.worker)
-                pipeline.hset(keys.worker(MODEL, beat.worker), mapping=record_of(beat))
+                pipeline.hset(keys.worker(MODEL, beat.worker), mapping=record_of(beat, SECRET))
             await pipeline.execute()
         await self._grants.subscribe(keys.grants_channel(GATEWAY))
         await self._grants.get_message(timeout=5.0)

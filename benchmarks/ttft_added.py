@@ -20,6 +20,7 @@ import msgspec
 
 from benchmarks.table import Row, print_rows
 from tests.support.stack import DEMO_MODEL, Stack
+from tests.support.worker_access import access_headers_of
 from workers.protocol import framing
 from workers.protocol.events import Failed, Finished, Text, decode_step
 from workers.protocol.requests import GenerateRequest, Message, Sampling, Submit
@@ -82,7 +83,7 @@ async def paired(
     """Seconds to first text, (direct, through the gateway), in alternation; the first ten pairs warm up."""
     direct_s, gateway_s = [], []
     async with (
-        aiohttp.ClientSession(headers={"Authorization": f"Bearer {secret}"}) as worker_session,
+        aiohttp.ClientSession(headers=access_headers_of(worker_url, secret)) as worker_session,
         aiohttp.ClientSession(headers={"Authorization": f"Bearer {key}"}) as gateway_session,
         asyncio.TaskGroup() as group,
     ):

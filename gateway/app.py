@@ -142,11 +142,13 @@ async def build(settings: GatewaySettings, redis: redis.asyncio.Redis, tracer: T
     catalog = catalog_file.load(settings.catalog) if settings.catalog else None
     gateway_id = settings.gateway_id or secrets.token_hex(6)
     # Each process numbers its calls from 1: on the wire, a restarted gateway must not be taken for its forerunner.
-    relay = Relay(f"{gateway_id}.{secrets.token_hex(4)}", settings.worker_secret, settings.stream_buffer_events)
+    secret = settings.worker_secret
+    relay = Relay(f"{gateway_id}.{secrets.token_hex(4)}", secret, settings.stream_buffer_events)
     wishes = AdapterWishes(redis, lambda: fleet.snapshot.models)
-    fleet = Fleet(redis, lambda snapshot: relay.follow(_beats(snapshot)), registered=wishes.contents)
-    of_line = {"max_queue": settings.max_queue, "max_queue_per_team": settings.max_queue_per_team}
     names, metrics, keys = Names(catalog), Metrics(), Keys()
+    known, refused = wishes.contents, metrics.refused_records.inc
+    fleet = Fleet(redis, secret, lambda snapshot: relay.follow(_beats(snapshot)), registered=known, refused=refused)
+    of_line = {"max_queue": settings.max_queue, "max_queue_per_team": settings.max_queue_per_team}
     store = Store(redis, took=metrics.redis_time.observe)
     admission = Admission(store, fleet, gateway_id, **of_line, lost=metrics.lost_leases)
     fleet.keep_unless(admission.takes_writes)
@@ -183,7 +185,7 @@ async def build(settings: GatewaySettings, redis: redis.asyncio.Redis, tracer: T
             "model": models,
             "health": Health(),
             "ready": Ready(redis, fleet, admission, leaving, names.models),
-            "drain": DrainRoute(attendance, keys, settings.worker_secret, pipeline, sockets),
+            "drain": DrainRoute(attendance, keys, secret, pipeline, sockets),
             "explain": ExplainRoute(reception, pipeline, fleet, admission, LineReader(redis), ChatDialect()),
             "metrics": MetricsPage(metrics.book, sight.look),
             "targets": Targets(fleet),

@@ -98,4 +98,4 @@ def no_worker(model: str) -> NoWorker:
 
 
 def _place(beat: Heartbeat) -> Place:
-    return Place(beat.worker, beat.boot, beat.address.rstrip("/"))
+    return Place(beat.worker, beat.boot, beat.address.rstrip("/"), beat.model)

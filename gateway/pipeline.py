@@ -353,4 +353,4 @@ def _took(end: Finished | Failed) -> float | None:
 
 
 def _place(lease: Lease) -> Place:
-    return Place(lease.worker, lease.boot, lease.address.rstrip("/"))
+    return Place(lease.worker, lease.boot, lease.address.rstrip("/"), lease.model)

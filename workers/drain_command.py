@@ -23,7 +23,7 @@ from typing import Any, NoReturn
 from urllib.parse import urlencode, urlsplit
 
 from workers import command, own_address, sources
-from workers.protocol import drain
+from workers.protocol import drain, proofs
 from workers.protocol.exits import Exit
 from workers.protocol.framing import HEALTH_PATH
 from workers.settings import PaddockSettings, WorkerSettings
@@ -32,6 +32,7 @@ from workers.supervisor.state_folder import SECRET_FILE
 PARTS: Mapping[str, type[PaddockSettings]] = {"worker": WorkerSettings}
 ANSWER_S = 10.0
 """Who does not say within this time that it is alive, loads its model yet: there is nothing to wait for."""
+MAX_ANSWER_BYTES = 64 << 10
 MARGIN_S = 10.0
 """Beyond the time that it is asked to answer in."""
 
@@ -47,10 +48,20 @@ class _Parser(ArgumentParser):
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """Who is to drain."""
+    """Who is to drain, and what the asker has to show: the secret, else an admin's API key."""
 
+    part: str
     url: str
-    key: str
+    secret: str
+    key: str = ""
+
+    def bearer(self, told: Mapping[str, Any]) -> str:
+        """Return what it is shown. `told`: what it says of itself; the secret is not sent, but a token made from it."""
+        if not self.secret:
+            return self.key
+        if self.part == "worker":
+            return proofs.drain_token(self.secret, str(told.get("worker", "")), str(told.get("boot", "")))
+        return proofs.gateway_drain_token(self.secret)
 
 
 def main(args: Sequence[str], known: Collection[str] = (), parts: Mapping[str, type[PaddockSettings]] = PARTS) -> int:
@@ -92,15 +103,15 @@ def _target(options: Namespace, settings: PaddockSettings) -> Target:
     url = options.url or _own_url(options.part, settings)
     if urlsplit(url).scheme not in ("http", "https"):
         raise _Unusable(f"drain: --url {url!r} is no address; give http://HOST:PORT")
-    key = settings.worker_secret or getattr(settings, "api_key", "")
-    if not key:
+    secret, key = settings.worker_secret, getattr(settings, "api_key", "")
+    if not secret and not key:
         try:
-            key = (settings.state_dir / SECRET_FILE).read_text(encoding="ascii").strip()
+            secret = (settings.state_dir / SECRET_FILE).read_text(encoding="ascii").strip()
         except OSError:
             raise _Unusable(
                 "drain: worker_secret is unset, and there is none in the state folder; give --worker-secret"
             ) from None
-    return Target(url.rstrip("/"), key)
+    return Target(options.part, url.rstrip("/"), secret, key)
 
 
 def _own_url(part: str, settings: PaddockSettings) -> str:
@@ -115,9 +126,9 @@ def _drain(target: Target, options: Namespace) -> int:
     asked = {name: getattr(options, name) for name in ("timeout_s", "settle_s")}
     asked = {name: value for name, value in asked.items() if value is not None}
     try:
-        _ask(target, "GET", HEALTH_PATH, ANSWER_S)
-        path = f"{drain.DRAIN_PATH}?{urlencode(asked)}"
-        status, told = _ask(target, "POST", path, asked.get("timeout_s", drain.LONGEST_S) + MARGIN_S)
+        _, alive = _ask(target, "GET", HEALTH_PATH, ANSWER_S)
+        path, patience_s = f"{drain.DRAIN_PATH}?{urlencode(asked)}", asked.get("timeout_s", drain.LONGEST_S) + MARGIN_S
+        status, told = _ask(target, "POST", path, patience_s, f"Bearer {target.bearer(alive)}")
     except (OSError, HTTPException, ValueError) as error:
         print(f"paddock: {target.url} does not answer ({error})", file=sys.stderr)
         return int(Exit.CRASHED)
@@ -127,15 +138,20 @@ def _drain(target: Target, options: Namespace) -> int:
     return int(Exit.OK if told["status"] == "drained" else Exit.DRAIN_CUT)
 
 
-def _ask(target: Target, method: str, path: str, timeout_s: float) -> tuple[int, dict[str, Any]]:
-    """Raises OSError, HTTPException, ValueError (the answer is no JSON)."""
+def _ask(
+    target: Target, method: str, path: str, timeout_s: float, authorization: str = ""
+) -> tuple[int, dict[str, Any]]:
+    """Raises OSError, HTTPException, ValueError (the answer is no JSON object, or a long one)."""
     parts = urlsplit(target.url)
     kind = HTTPSConnection if parts.scheme == "https" else HTTPConnection
     connection = kind(parts.netloc, timeout=timeout_s)
     try:
-        connection.request(method, parts.path + path, headers={"Authorization": f"Bearer {target.key}"})
+        connection.request(method, parts.path + path, headers={"Authorization": authorization} if authorization else {})
         response = connection.getresponse()
-        return response.status, json.loads(response.read())
+        answer = json.loads(response.read(MAX_ANSWER_BYTES))
+        if not isinstance(answer, dict):
+            raise ValueError("no JSON object")
+        return response.status, answer
     finally:
         connection.close()
 

@@ -22,6 +22,7 @@ import msgspec
 from benchmarks.engine.calls import Answer, Call, Unmeasured
 from benchmarks.reference import llama_server
 from tests.support.stack import Process, Stack, free_port
+from tests.support.worker_access import access_headers_of
 from workers.protocol.events import Failed, Finished, Started, Text, decode_step
 from workers.protocol.framing import CANCEL_PATH, EVENTS_PATH, SUBMIT_PATH, FrameReader
 from workers.protocol.requests import Cancel, GenerateRequest, Sampling, Submit
@@ -217,7 +218,7 @@ def paddock(**settings: Any) -> Serve:
             log_level="warning",
             **settings,
         )
-        headers = {"Authorization": f"Bearer {stack.secret}", "Content-Type": "application/json"}
+        headers = {**access_headers_of(process.url, stack.secret), "Content-Type": "application/json"}
         async with aiohttp.ClientSession(headers=headers, connector=connections()) as session:
             client, opened = PaddockClient(session, process.url, process.pid), asyncio.Event()
             async with asyncio.TaskGroup() as group:

@@ -28,6 +28,7 @@ from gateway.routing.ask import Ask, Ranking
 from gateway.routing.pool import PoolBook
 from gateway.routing.rank import rank
 from gateway.store.client import Filed, Lease, Offers, Order, Store, Ticket
+from tests.support.pool import SECRET
 from workers.protocol import keys
 from workers.protocol.heartbeat import record_of
 from workers.protocol.news import News
@@ -218,7 +219,7 @@ class Paddock:
             for reporter in self._reporters:
                 beat = reporter.heartbeat(0.0)
                 pipeline.sadd(keys.workers(MODEL), beat.worker)
-                pipeline.hset(keys.worker(MODEL, beat.worker), mapping=record_of(beat))
+                pipeline.hset(keys.worker(MODEL, beat.worker), mapping=record_of(beat, SECRET))
                 for desk in self._desks:
                     desk.book.join(beat, now=0.0)
             await pipeline.execute()

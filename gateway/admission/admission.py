@@ -65,6 +65,10 @@ class Held:
         self.release(self.lease, None if took is None else took / self.weight)
 
     @property
+    def model(self) -> str:
+        return self.lease.model
+
+    @property
     def worker(self) -> str:
         return self.lease.worker
 

@@ -8,7 +8,6 @@ answered when nothing runs and nobody has come for a while: then SIGTERM meets a
 from __future__ import annotations
 
 import asyncio
-import hmac
 import logging
 import math
 from time import monotonic
@@ -24,6 +23,7 @@ from gateway.api.sockets import Sockets
 from gateway.errors import InvalidRequest, PermissionDenied
 from gateway.pipeline import Pipeline
 from gateway.telemetry.logs import PROBED
+from workers.protocol import proofs
 from workers.protocol.drain import DRAIN_PATH, LONGEST_S, seconds_of
 
 log = logging.getLogger(__name__)
@@ -87,10 +87,10 @@ class DrainRoute:
     """Answers when this gateway can be stopped without a loss, or after `timeout_s` of the query."""
 
     def __init__(self, attendance: Attendance, keys: Keys, secret: str, pipeline: Pipeline, sockets: Sockets) -> None:
-        """`secret`: what gateways and workers share; whoever has it may drain, as an admin may."""
+        """`secret`: whoever shows the token that is made from it may drain, as an admin may."""
         self._attendance = attendance
         self._keys = keys
-        self._secret = secret.encode()
+        self._bearer = b"Bearer " + proofs.gateway_drain_token(secret).encode()
         self._pipeline = pipeline
         self._sockets = sockets
 
@@ -111,11 +111,11 @@ class DrainRoute:
     def _check(self, scope: Scope) -> None:
         """Raises AuthenticationFailed, PermissionDenied."""
         given = next((value for name, value in scope["headers"] if name == AUTHORIZATION), b"")
-        if self._secret and hmac.compare_digest(given, b"Bearer " + self._secret):
+        if proofs.fits(given, self._bearer):
             return
         # Where a caller connects from proves nothing: behind a proxy on this machine everybody comes from here.
         if not self._keys.authenticate(scope["headers"]).admin:
-            raise PermissionDenied("Only an admin's API key, or the workers' secret, may drain this gateway.")
+            raise PermissionDenied("Only an admin's API key, or `paddock drain`, may drain this gateway.")
 
     async def _drained(self, settle_s: float, until: float) -> bool:
         """Until nobody is there and nobody new has come for `settle_s`; False where `until`, or SIGTERM, came first."""

@@ -50,15 +50,19 @@ class Fleet:
     def __init__(
         self,
         redis: redis.asyncio.Redis,
+        secret: str,
         on_change: Callable[[FleetSnapshot], None] | None = None,
         *,
         interval_s: float = keys.HEARTBEAT_INTERVAL_S,
         registered: Callable[[], Mapping[str, Contents]] = dict,
+        refused: Callable[[str], None] = lambda kind: None,
     ) -> None:
-        """`registered`: model -> adapters that all its workers are to have -> SHA-256."""
+        """`secret`: what workers seal with. `registered`: model -> adapters that all its workers are to have -> their
+        SHA-256. `refused` is told of what is not sealed: `record` or `news`.
+        """
         self._redis = redis
-        self._records = Records(redis)
-        self._news = NewsReader(redis)
+        self._records = Records(redis, secret, lambda: refused("record"))
+        self._news = NewsReader(redis, secret, lambda: refused("news"))
         self._census = Census(registered)
         self._listeners = [on_change] if on_change else []
         self._membership = FleetSnapshot().membership()

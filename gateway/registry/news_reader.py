@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from struct import Struct
 
@@ -11,7 +11,7 @@ import redis.asyncio
 
 from gateway.store.scripts import load_news_script
 from workers.protocol import keys
-from workers.protocol.news import News, decode_news
+from workers.protocol.news import News, NotSealed, open_news
 
 FIRST_MS = 5000
 """The first reading goes so far back: a worker's heads, as they were last written as a whole, are about as old."""
@@ -31,8 +31,11 @@ class Told:
 class NewsReader:
     """Remembers what it has read. Not for two tasks at a time."""
 
-    def __init__(self, redis: redis.asyncio.Redis) -> None:
+    def __init__(self, redis: redis.asyncio.Redis, secret: str, refused: Callable[[], None]) -> None:
+        """`secret`: seals what workers write. `refused` is told of each entry that is not sealed with it."""
         self._redis = redis
+        self._secret = secret
+        self._refused = refused
         self._source = load_news_script().source
         self._last = ""
 
@@ -47,9 +50,18 @@ class NewsReader:
             last, packed = await self._redis.execute_command(*call)  # type: ignore[no-untyped-call]
             self._last = last.decode()
             entries = list(_unpacked(packed))
-            told += [one for entry in entries if (one := _told(*entry)) is not None]
+            told += [one for entry in entries if (one := self._told(*entry)) is not None]
             if len(entries) < AT_ONCE:
                 return told
+
+    def _told(self, age_ms: int, value: bytes) -> Told | None:
+        try:
+            return Told(open_news(value, self._secret), age_ms / 1000)
+        except NotSealed:
+            self._refused()
+            return None
+        except msgspec.MsgspecError:  # of another version: the worker's record says so, which is logged
+            return None
 
 
 def _unpacked(packed: bytes) -> Iterator[tuple[int, bytes]]:
@@ -58,10 +70,3 @@ def _unpacked(packed: bytes) -> Iterator[tuple[int, bytes]]:
         age_ms, length = _HEADER.unpack_from(packed, at)
         at += _HEADER.size + length
         yield age_ms, packed[at - length : at]
-
-
-def _told(age_ms: int, value: bytes) -> Told | None:
-    try:
-        return Told(decode_news(value), age_ms / 1000)
-    except msgspec.MsgspecError:  # of another version: the worker's record says so, which is logged
-        return None

@@ -4,17 +4,22 @@ from __future__ import annotations
 
 import logging
 import struct
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import msgspec
 import redis.asyncio
 
 from workers.protocol import keys
-from workers.protocol.heartbeat import BEAT, PROTOCOL_VERSION, Heartbeat, decode_heartbeat
+from workers.protocol.heartbeat import BEAT, PROTOCOL_VERSION, SEAL, Heartbeat, decode_heartbeat
 from workers.protocol.news import unpack_heads
+from workers.protocol.proofs import fits, seal_heartbeat
 
 log = logging.getLogger(__name__)
+
+MAX_NAMED = 256
+"""Workers that are left out of which the log has told; names are whatever stands in Redis."""
+MAX_NAME_CHARS = 128
 
 Place = tuple[str, str]
 """A model, and a worker of it."""
@@ -28,21 +33,19 @@ class Heads:
     """Head -> tokens."""
 
 
-class _Name(msgspec.Struct):
-    """As much of a heartbeat as every version has."""
-
-    worker: str = "?"
-
-
 class Records:
-    """Workers of another protocol version, and records that can't be read, are left out, which is logged once.
+    """Workers of another protocol version, and records that can't be read or that no holder of the worker secret wrote
+    for this place, are left out, which is logged once.
 
     Methods raise redis.RedisError.
     """
 
-    def __init__(self, redis: redis.asyncio.Redis) -> None:
+    def __init__(self, redis: redis.asyncio.Redis, secret: str, refused: Callable[[], None]) -> None:
+        """`refused` is told of each record that is not sealed with the secret."""
         self._redis = redis
-        self._left_out: set[str] = set()
+        self._secret = secret
+        self._refused = refused
+        self._left_out: set[Place] = set()
 
     async def models(self) -> frozenset[str]:
         """Every model that has ever had a worker on this Redis."""
@@ -62,11 +65,12 @@ class Records:
         """Those of these that are there."""
         async with self._redis.pipeline(transaction=False) as pipeline:
             for model, worker in places:
-                pipeline.hget(keys.worker(model, worker), BEAT)
+                pipeline.hmget(keys.worker(model, worker), BEAT, SEAL)
             answers = await pipeline.execute(raise_on_error=False) if places else []
         found: dict[Place, Heartbeat] = {}
-        for place, record in zip(places, answers, strict=True):
-            beat = self._read(record) if isinstance(record, bytes) else None
+        for place, answer in zip(places, answers, strict=True):
+            record, seal = answer if isinstance(answer, list) else (None, None)
+            beat = self._read(place, record, seal or b"") if isinstance(record, bytes) else None
             if beat is not None:
                 found[place] = beat
         return found
@@ -79,27 +83,32 @@ class Records:
             answers = await pipeline.execute(raise_on_error=False) if places else []
         return {place: _heads(packed) for place, packed in zip(places, answers, strict=True)}
 
-    def _read(self, record: bytes) -> Heartbeat | None:
+    def _read(self, place: Place, record: bytes, seal: bytes) -> Heartbeat | None:
         try:
             beat = decode_heartbeat(record)
         except msgspec.MsgspecError as error:
-            self._leave_out(record, f"its record can't be read: {error}")
+            self._leave_out(place, f"its record can't be read: {error}")
             return None
         if beat.protocol != PROTOCOL_VERSION:
-            self._leave_out(record, f"it speaks protocol {beat.protocol}, this gateway {PROTOCOL_VERSION}")
+            self._leave_out(place, f"it speaks protocol {beat.protocol}, this gateway {PROTOCOL_VERSION}")
             return None
-        self._left_out.discard(beat.worker)
+        # A true record of one place, copied to another, would have that one's calls sent to it.
+        if (beat.model, beat.worker) != place or not fits(seal, seal_heartbeat(self._secret, record)):
+            self._refused()
+            self._leave_out(
+                place,
+                "its record is not sealed with this gateway's worker secret, so something else wrote it",
+                "give gateways and workers the same PADDOCK_WORKER_SECRET, or see who may write to Redis",
+            )
+            return None
+        self._left_out.discard(place)
         return beat
 
-    def _leave_out(self, record: bytes, why: str) -> None:
+    def _leave_out(self, place: Place, why: str, remedy: str = "update the older of the two") -> None:
         """Once per worker: records are read again and again."""
-        try:
-            worker = msgspec.json.decode(record, type=_Name).worker
-        except msgspec.MsgspecError:
-            worker = "?"
-        if worker not in self._left_out:
-            log.warning("worker %s is left out: %s; update the older of the two", worker, why)
-            self._left_out.add(worker)
+        if place not in self._left_out and len(self._left_out) < MAX_NAMED:
+            log.warning("worker %s is left out: %s; %s", place[1][:MAX_NAME_CHARS], why, remedy)
+            self._left_out.add(place)
 
 
 def _heads(packed: object) -> Heads | None:

@@ -8,6 +8,7 @@ parser.
 from __future__ import annotations
 
 import asyncio
+import hmac
 from collections.abc import Callable, Mapping
 from typing import cast
 from urllib.parse import urlsplit
@@ -15,10 +16,11 @@ from urllib.parse import urlsplit
 import httptools
 
 MAX_REFUSAL_BYTES = 2000
+MAX_HEAD_BYTES = 64 << 10
 
 
 class EventStreamRefused(Exception):
-    """The worker answered the request for its events with another status than 200."""
+    """The worker answered the request for its events with another status than 200, or without the proof."""
 
 
 class EventStreamBroken(ConnectionError):
@@ -29,6 +31,7 @@ async def read_events(
     url: str,
     headers: Mapping[str, str],
     *,
+    expected: tuple[str, str] | None = None,
     on_open: Callable[[], None],
     on_data: Callable[[bytes], None],
     connect_timeout_s: float,
@@ -36,6 +39,7 @@ async def read_events(
 ) -> None:
     """GET `url` and hand on its body until it ends, which always raises.
 
+    `expected`: a header that the answer must have, and its value; one without it is refused before it is open.
     Raises OSError or TimeoutError when no connection can be made, EventStreamRefused, EventStreamBroken (also when
     nothing came for one to two times `silence_s`), and what `on_data` raises.
     """
@@ -48,7 +52,7 @@ async def read_events(
     port = parts.port or (443 if secure else 80)
     async with asyncio.timeout(connect_timeout_s):
         transport, source = await loop.create_connection(
-            lambda: _Source(request, on_open, on_data), parts.hostname or "", port, ssl=secure or None
+            lambda: _Source(request, expected, on_open, on_data), parts.hostname or "", port, ssl=secure or None
         )
     try:
         while True:
@@ -66,10 +70,19 @@ async def read_events(
 class _Source(asyncio.Protocol):
     """The connection; `ended` gets the exception that ended it."""
 
-    def __init__(self, request: bytes, on_open: Callable[[], None], on_data: Callable[[bytes], None]) -> None:
+    def __init__(
+        self,
+        request: bytes,
+        expected: tuple[str, str] | None,
+        on_open: Callable[[], None],
+        on_data: Callable[[bytes], None],
+    ) -> None:
         self.ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.heard = False
         self._request = request
+        self._expected = None if expected is None else (expected[0].lower().encode(), expected[1].encode())
+        self._is_expected = expected is None
+        self._head_bytes_left = MAX_HEAD_BYTES
         self._on_open = on_open
         self._on_data = on_data
         self._parser = httptools.HttpResponseParser(self)
@@ -81,8 +94,15 @@ class _Source(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         self.heard = True
+        if self.ended.done():  # it is only closed any more
+            return
+        if not self._status:
+            # The parser keeps a header until it is whole.
+            self._head_bytes_left -= len(data)
         try:
             self._parser.feed_data(data)
+            if not self._status and self._head_bytes_left < 0:
+                self._end(EventStreamBroken(f"a head of more than {MAX_HEAD_BYTES} bytes"))
             if self._status == 200 and self._bodies:
                 bodies, self._bodies = self._bodies, []
                 self._on_data(bodies[0] if len(bodies) == 1 else b"".join(bodies))
@@ -94,20 +114,33 @@ class _Source(asyncio.Protocol):
     def connection_lost(self, error: Exception | None) -> None:
         self._end(EventStreamBroken(str(error or "the connection was closed")))
 
+    def on_header(self, name: bytes, value: bytes) -> None:
+        if self._expected is not None and name.lower() == self._expected[0]:
+            self._is_expected = hmac.compare_digest(value, self._expected[1])
+
     def on_headers_complete(self) -> None:
         self._status = self._parser.get_status_code()
-        if self._status == 200:
+        if self._status == 200 and not self._is_expected:
+            self._status = 0
+            self._end(EventStreamRefused("it does not prove that it knows the worker secret"))
+        elif self._status == 200:
             self._on_open()
 
     def on_body(self, body: bytes) -> None:
         self._bodies.append(body)
+        if self._status != 200 and sum(map(len, self._bodies)) > MAX_REFUSAL_BYTES:
+            self._refuse()
 
     def on_message_complete(self) -> None:
         if self._status == 200:
             self._end(EventStreamBroken("the worker closed the stream"))
         else:
-            text = b"".join(self._bodies)[:MAX_REFUSAL_BYTES].decode(errors="replace")
-            self._end(EventStreamRefused(f"HTTP {self._status}: {text}"))
+            self._refuse()
+
+    def _refuse(self) -> None:
+        text = b"".join(self._bodies)[:MAX_REFUSAL_BYTES].decode(errors="replace")
+        self._bodies.clear()
+        self._end(EventStreamRefused(f"HTTP {self._status}: {text}"))
 
     def _end(self, error: Exception) -> None:
         if not self.ended.done():

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import secrets
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from time import monotonic
 from urllib.parse import urlencode
@@ -24,6 +25,7 @@ from workers.protocol.framing import (
     FrameReader,
     FrameTooLong,
 )
+from workers.protocol.proofs import CHALLENGE_HEADER, PROOF_HEADER, access_token, proof
 
 log = logging.getLogger(__name__)
 
@@ -37,6 +39,12 @@ AWAY_FOR_S = 5.0
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.02, 0.5
 FRAMES_PER_TURN = 256
 """After a stall, readers get a turn between this many steps, so that a backlog does not look like slow clients."""
+MAX_BACKLOG_FRAMES = 1 << 16
+"""Some minutes of steps. A worker that sends more than can be read would have this gateway keep it all."""
+
+
+class TooMuchToldAtOnce(ValueError):
+    """A worker sends steps faster than they can be read."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +54,25 @@ class Place:
     worker: str
     boot: str
     address: str
+    model: str
+
+
+@dataclass(frozen=True, slots=True)
+class Credentials:
+    """What a gateway shows one worker process, and what it wants to be shown."""
+
+    secret: str
+    worker: str
+    boot: str
+
+    @property
+    def headers(self) -> dict[str, str]:
+        """Of every request: a token that this process alone takes."""
+        return {"Authorization": f"Bearer {access_token(self.secret, self.worker, self.boot)}"}
+
+    def proof(self, challenge: str) -> str:
+        """Return the only right answer to a challenge."""
+        return proof(self.secret, self.worker, self.boot, challenge)
 
 
 class WorkerStream:
@@ -59,7 +86,7 @@ class WorkerStream:
         self,
         place: Place,
         gateway_id: str,
-        headers: Mapping[str, str],
+        credentials: Credentials,
         cancel: Callable[[list[int]], None],
         lost: set[str],
     ) -> None:
@@ -69,7 +96,8 @@ class WorkerStream:
         """Set while the stream is open: only then are calls submitted."""
         self._lost = lost
         self._url = f"{place.address}{EVENTS_PATH}?{urlencode({'gateway': gateway_id})}"
-        self._headers = {"Accept": "text/event-stream", **headers}
+        self._headers = {"Accept": "text/event-stream", **credentials.headers}
+        self._credentials = credentials
         self._cancel = cancel
         self._reader = FrameReader()
         self._backlog: deque[Frame] = deque()
@@ -146,7 +174,7 @@ class WorkerStream:
                 self.lose(f"refused its event stream ({error})")
             except (OSError, TimeoutError) as error:
                 self._trouble(f"broke off its event stream ({error or type(error).__name__})")
-            except (FrameTooLong, msgspec.DecodeError):
+            except (FrameTooLong, TooMuchToldAtOnce, msgspec.DecodeError):
                 log.exception("worker speaks another protocol", extra={"fields": {"worker": self.place.worker}})
                 self.lose("sent events that this gateway cannot read")
             finally:
@@ -168,10 +196,13 @@ class WorkerStream:
         while self._backlog:  # noqa: ASYNC110 - it is worked off turn by turn
             await asyncio.sleep(0)
         resume = {"Last-Event-ID": self._last_id} if self._last_id else {}
+        challenge = secrets.token_hex(16)
         self._reader = FrameReader()
         await read_events(
             self._url,
-            self._headers | resume,
+            self._headers | resume | {CHALLENGE_HEADER: challenge},
+            # Before it is sent any call: the address may be somebody else's by now.
+            expected=(PROOF_HEADER, self._credentials.proof(challenge)),
             on_open=self._opened,
             on_data=self._received,
             connect_timeout_s=CONNECT_TIMEOUT_S,
@@ -193,6 +224,9 @@ class WorkerStream:
             if not self._backlog:
                 asyncio.get_running_loop().call_soon(self._work_off)
             self._backlog.extend(frames)
+            if len(self._backlog) > MAX_BACKLOG_FRAMES:
+                self._backlog.clear()
+                raise TooMuchToldAtOnce(f"more than {MAX_BACKLOG_FRAMES} steps are not read yet")
 
     def _work_off(self) -> None:
         turn = [self._backlog.popleft() for _ in range(min(FRAMES_PER_TURN, len(self._backlog)))]

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
 import logging
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
@@ -13,7 +14,7 @@ import aiohttp
 import msgspec
 
 from gateway.errors import Stopping
-from gateway.relay.fanin import CONNECT_TIMEOUT_S, Place, WorkerStream
+from gateway.relay.fanin import CONNECT_TIMEOUT_S, Credentials, Place, WorkerStream
 from gateway.relay.mailbox import Mailbox
 from gateway.relay.worker_asks import ReplyT, ask
 from gateway.relay.worker_client import Cancellations, WorkerClient
@@ -28,6 +29,8 @@ log = logging.getLogger(__name__)
 SETTLE_TIMEOUT_S = 2 * CONNECT_TIMEOUT_S
 """How long a call waits for the event stream of a worker that was seen this moment."""
 ASK_TIMEOUT_S = 60.0
+HEARD_OF_S = 1.0
+"""How long a call waits for the record of a worker process that gave it a slot before this gateway had read of it."""
 
 
 @dataclass(slots=True)
@@ -35,6 +38,8 @@ class Line:
     """One worker process as the relay keeps it."""
 
     stream: WorkerStream
+    headers: Mapping[str, str]
+    """Of every request to it."""
     client: WorkerClient
     cancellations: Cancellations
     group: asyncio.TaskGroup
@@ -48,21 +53,23 @@ class Relay:
 
     def __init__(self, gateway_id: str, secret: str, buffer_events: int) -> None:
         self._gateway_id = gateway_id
-        self._headers = {"Authorization": f"Bearer {secret}"} if secret else {}
+        self._secret = secret
         self._buffer_events = buffer_events
         self._numbers = itertools.count(1)
         self._lines: dict[str, Line] = {}
         self._lost: set[str] = set()
         """Boot ids of processes that are gone though the fleet may still show them."""
         self._places: dict[str, Place] = {}
-        """The fleet as last seen, by boot id."""
+        """The fleet as last seen, by boot id. Calls go to no other address than these, which are sealed."""
+        self._told = asyncio.Event()
+        """Set, and replaced, when there are new ones."""
         self._group: asyncio.TaskGroup | None = None
         self._session: aiohttp.ClientSession | None = None
 
     async def run(self) -> None:
         """Hold the streams until cancelled. Calls still under way end with their worker's grace period."""
         connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=30.0)
-        async with aiohttp.ClientSession(connector=connector, headers=self._headers, auto_decompress=False) as session:
+        async with aiohttp.ClientSession(connector=connector, auto_decompress=False) as session:
             try:
                 async with asyncio.TaskGroup() as group:
                     self._session, self._group = session, group
@@ -76,10 +83,12 @@ class Relay:
     def follow(self, heartbeats: Iterable[Heartbeat]) -> None:
         """The fleet as it is now: open streams to new processes, take leave of the gone ones. Never waits."""
         self._places = {
-            beat.boot: Place(beat.worker, beat.boot, beat.address.rstrip("/"))
+            beat.boot: Place(beat.worker, beat.boot, beat.address.rstrip("/"), beat.model)
             for beat in heartbeats
             if beat.protocol == PROTOCOL_VERSION
         }
+        self._told.set()
+        self._told = asyncio.Event()
         if self._group is None:
             return
         successors = {place.worker: boot for boot, place in self._places.items()}
@@ -110,10 +119,7 @@ class Relay:
         `on_end` hears of the answer's last event when it comes, which may be long before the caller takes it.
         Raises CallFailed when the worker cannot be asked; a worker that refuses the call does so in a `Failed` event.
         """
-        line = self._open_line(place)
-        if line.stream.lost or not await line.stream.settled(SETTLE_TIMEOUT_S):
-            message = f"The worker {place.worker} cannot be reached. Send the request again."
-            raise CallFailed(Failure(FailureCode.WORKER_LOST, message))
+        line = await self._line_to(place)
         number = next(self._numbers)
         mailbox = Mailbox(self._buffer_events, on_overflow, on_end)
         submit = Submit(
@@ -147,9 +153,11 @@ class Relay:
         timeout_s: float = ASK_TIMEOUT_S,
     ) -> ReplyT:
         """One question to one worker. Raises CallFailed, Stopping."""
+        # Questions have prompts in them, too: none is sent before the worker has shown that it knows the secret.
+        line = await self._line_to(place)
         if self._session is None:
             raise _stopping()
-        return await ask(self._session, place, method, path, message, decode, timeout_s)
+        return await ask(self._session, line.headers, line.stream.place, method, path, message, decode, timeout_s)
 
     def is_lost(self, boot: str) -> bool:
         """Whether the process is known to be gone though the fleet may still show it."""
@@ -159,16 +167,35 @@ class Relay:
     def any_lost(self) -> bool:
         return bool(self._lost)
 
+    async def _line_to(self, place: Place) -> Line:
+        """The line to a process that a sealed record has told of, its stream open. Raises CallFailed, Stopping."""
+        if place.boot not in self._lines and place.boot not in self._places:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(HEARD_OF_S):
+                    while place.boot not in self._places:
+                        await self._told.wait()
+        known = self._places.get(place.boot)
+        line = self._lines.get(place.boot) if known is None else self._open_line(known)
+        # A lease is as true as what stands in Redis: it may be of another model's worker, or lead elsewhere.
+        told = None if line is None else line.stream.place
+        if told is not None and (told.worker, told.model) != (place.worker, place.model):
+            line = None
+        if line is None or line.stream.lost or not await line.stream.settled(SETTLE_TIMEOUT_S):
+            message = f"The worker {place.worker} cannot be reached. Send the request again."
+            raise CallFailed(Failure(FailureCode.WORKER_LOST, message))
+        return line
+
     def _open_line(self, place: Place) -> Line:
         line = self._lines.get(place.boot)
         if line is not None:
             return line
         if self._group is None or self._session is None:
             raise _stopping()
-        client = WorkerClient(self._session, self._gateway_id)
+        credentials = Credentials(self._secret, place.worker, place.boot)
+        client = WorkerClient(self._session, credentials.headers, self._gateway_id)
         cancellations = Cancellations(client, place, self._group)
-        stream = WorkerStream(place, self._gateway_id, self._headers, cancellations.add, self._lost)
-        line = self._lines[place.boot] = Line(stream, client, cancellations, self._group)
+        stream = WorkerStream(place, self._gateway_id, credentials, cancellations.add, self._lost)
+        line = self._lines[place.boot] = Line(stream, credentials.headers, client, cancellations, self._group)
         self._group.create_task(self._hold(stream))
         return line
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import TypeVar
 
 import aiohttp
@@ -10,6 +10,14 @@ import msgspec
 
 from gateway.relay.fanin import CONNECT_TIMEOUT_S, Place
 from workers.protocol.failures import CallFailed, Failure, FailureCode
+from workers.protocol.pooled import POOL_PATH
+from workers.protocol.text import DETOKENIZE_PATH, RENDER_PATH, TOKENIZE_PATH
+
+MAX_REPLY_BYTES = 4 << 20
+"""Of an answer that tells a few things of a model, its slots or its adapters."""
+MAX_LONG_REPLY_BYTES = 128 << 20
+"""Of one that is as long as what was asked: 2,048 vectors of 8,192 numbers, eight million tokens."""
+LONG_REPLIES = frozenset({POOL_PATH, TOKENIZE_PATH, DETOKENIZE_PATH, RENDER_PATH})
 
 NO_SUCH_ROUTE = (404, 405)
 """A worker of another kind: one for pooled work has no adapters."""
@@ -22,8 +30,25 @@ _decode_failure = msgspec.json.Decoder(Failure).decode
 ReplyT = TypeVar("ReplyT")
 
 
+class ReplyTooLong(aiohttp.ClientError):
+    """A worker answers more than any honest one would."""
+
+
+async def read_bounded(response: aiohttp.ClientResponse, max_bytes: int) -> bytes:
+    """Return the body. Raises ReplyTooLong, with the connection closed, as soon as it is longer than that."""
+    pieces, left = [], max_bytes
+    async for piece in response.content.iter_any():
+        left -= len(piece)
+        if left < 0:
+            response.close()
+            raise ReplyTooLong(f"more than {max_bytes} bytes")
+        pieces.append(piece)
+    return b"".join(pieces)
+
+
 async def ask(
     session: aiohttp.ClientSession,
+    headers: Mapping[str, str],
     place: Place,
     method: str,
     path: str,
@@ -31,18 +56,21 @@ async def ask(
     decode: Callable[[bytes], ReplyT],
     timeout_s: float,
 ) -> ReplyT:
-    """Raises CallFailed: the worker's own failure, WORKER_LOST when it cannot be asked, INTERNAL when it answers in
-    words of another version.
+    """`headers`: of every request to this worker.
+
+    Raises CallFailed: the worker's own failure, WORKER_LOST when it cannot be asked, INTERNAL when it answers in words
+    of another version.
     """
     try:
         async with session.request(
             method,
             place.address + path,
             data=None if message is None else _encode(message),
-            headers=JSON_HEADERS,
+            headers={**JSON_HEADERS, **headers},
             timeout=aiohttp.ClientTimeout(total=timeout_s, sock_connect=CONNECT_TIMEOUT_S),
+            allow_redirects=False,
         ) as response:
-            body = await response.read()
+            body = await read_bounded(response, MAX_LONG_REPLY_BYTES if path in LONG_REPLIES else MAX_REPLY_BYTES)
     except (aiohttp.ClientError, TimeoutError, OSError) as error:
         message_ = f"The worker {place.worker} did not answer ({type(error).__name__}). Send the request again."
         raise CallFailed(Failure(FailureCode.WORKER_LOST, message_)) from error

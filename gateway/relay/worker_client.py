@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import aiohttp
 import msgspec
 
 from gateway.relay.fanin import CONNECT_TIMEOUT_S, Place
-from gateway.relay.worker_asks import JSON_HEADERS, failure_in, unreadable
+from gateway.relay.worker_asks import JSON_HEADERS, failure_in, read_bounded, unreadable
 from workers.protocol.failures import CallFailed, Failure, FailureCode
 from workers.protocol.framing import CANCEL_PATH, SUBMIT_PATH
 from workers.protocol.requests import Accepted, Cancel, Submit
@@ -20,16 +21,20 @@ log = logging.getLogger(__name__)
 SUBMIT_TIMEOUT_S = 60.0
 """A worker tokenises a prompt before it answers; its death is noticed by the event stream, not by this bound."""
 CANCEL_TIMEOUT_S = 5.0
+MAX_REPLY_BYTES = 64 << 10
+"""Of the few numbers that a call was accepted with, or of a failure."""
 
 _encode = msgspec.json.Encoder().encode
 _decode_accepted = msgspec.json.Decoder(Accepted).decode
 
 
 class WorkerClient:
-    """The two POSTs of the wire, over one shared session that carries the secret."""
+    """The two POSTs of the wire to one worker process, over a session that all share."""
 
-    def __init__(self, session: aiohttp.ClientSession, gateway_id: str) -> None:
+    def __init__(self, session: aiohttp.ClientSession, headers: Mapping[str, str], gateway_id: str) -> None:
+        """`headers`: of every request to this worker."""
         self._session = session
+        self._headers = {**JSON_HEADERS, **headers}
         self._gateway_id = gateway_id
 
     async def submit(self, place: Place, submit: Submit) -> Accepted:
@@ -38,10 +43,11 @@ class WorkerClient:
             async with self._session.post(
                 place.address + SUBMIT_PATH,
                 data=_encode(submit),
-                headers=JSON_HEADERS,
+                headers=self._headers,
                 timeout=aiohttp.ClientTimeout(total=SUBMIT_TIMEOUT_S, sock_connect=CONNECT_TIMEOUT_S),
+                allow_redirects=False,
             ) as response:
-                body = await response.read()
+                body = await read_bounded(response, MAX_REPLY_BYTES)
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
             message = (
                 f"The worker {place.worker} did not take the call ({type(error).__name__}). Send the request again."
@@ -64,10 +70,11 @@ class WorkerClient:
             async with self._session.post(
                 place.address + CANCEL_PATH,
                 data=_encode(Cancel(self._gateway_id, tuple(calls))),
-                headers=JSON_HEADERS,
+                headers=self._headers,
                 timeout=aiohttp.ClientTimeout(total=CANCEL_TIMEOUT_S, sock_connect=CONNECT_TIMEOUT_S),
+                allow_redirects=False,
             ) as response:
-                await response.read()
+                await read_bounded(response, MAX_REPLY_BYTES)
                 return response.status < 300
         except (aiohttp.ClientError, TimeoutError, OSError):
             return False

@@ -48,6 +48,9 @@ class Metrics:
         self.worker_starts = book.counter(of_gateway.WORKER_STARTS)
         self.worker_losses = book.counter(of_gateway.WORKER_LOSSES)
         self.leases_lost = book.counter(of_gateway.LEASES_LOST)
+        self.refused_records = book.counter(of_gateway.REFUSED_RECORDS)
+        for kind in of_gateway.REFUSED_KINDS:
+            self.refused_records.inc(kind, by=0)
         self.redis_time = book.histogram(of_gateway.REDIS_TIME)
         self.loop_lag = book.histogram(of_gateway.LOOP_LAG)
         self.now = Gauges(book)

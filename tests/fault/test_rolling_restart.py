@@ -23,7 +23,9 @@ import pytest
 
 from tests.support.service import Service, serving
 from tests.support.stack import DEMO_MODEL, Process, Stack
+from tests.support.worker_access import drain_headers_of
 from workers.protocol.exits import Exit
+from workers.protocol.proofs import gateway_drain_token
 
 MODEL = "toy"
 SETTLE_S = 1.0
@@ -136,7 +138,10 @@ class Fleet:
     async def _retire(self, old: Process, part: str) -> None:
         """The preStop hook, then SIGTERM; the endpoint is taken away when nobody is there."""
         began = time.monotonic()
-        headers, query = {"Authorization": f"Bearer {self.stack.secret}"}, f"timeout_s={PATIENCE_S}"
+        headers = {"Authorization": f"Bearer {gateway_drain_token(self.stack.secret)}"}
+        query = f"timeout_s={PATIENCE_S}"
+        if part == "worker":
+            headers = await asyncio.to_thread(drain_headers_of, old.url, self.stack.secret)
         query += f"&settle_s={SETTLE_S}" if part == "gateway" else ""
         async with (
             aiohttp.ClientSession(headers=headers) as session,

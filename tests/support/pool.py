@@ -11,7 +11,10 @@ import redis.asyncio
 from gateway.call import Call, Principal
 from workers.protocol import keys
 from workers.protocol.heartbeat import Heartbeat, ModelFacts, record_of
-from workers.protocol.news import FIELD, Load, News, encode_news, pack_heads
+from workers.protocol.news import FIELD, Load, News, pack_heads, sealed_news
+
+SECRET = "secret-of-the-pool"
+"""What its workers seal with."""
 
 ANYONE = Principal("key", "team", None, False)
 
@@ -39,7 +42,7 @@ async def beat(redis: redis.asyncio.Redis, record: Heartbeat, *, ttl_s: float = 
     async with redis.pipeline() as pipeline:
         pipeline.sadd(keys.MODELS, record.model)
         pipeline.sadd(keys.workers(record.model), record.worker)
-        pipeline.hset(keys.worker(record.model, record.worker), mapping=record_of(record))
+        pipeline.hset(keys.worker(record.model, record.worker), mapping=record_of(record, SECRET))
         pipeline.pexpire(keys.worker(record.model, record.worker), round(ttl_s * 1000))
         if tell:
             pipeline.publish(keys.FLEET_CHANNEL, record.worker)
@@ -68,7 +71,7 @@ async def tell(
         added=dict(added or {}),
         dropped=dropped,
     )
-    await redis.xadd(keys.NEWS, {FIELD: encode_news(news)}, maxlen=kept, approximate=kept == keys.NEWS_KEPT)
+    await redis.xadd(keys.NEWS, {FIELD: sealed_news(news, SECRET)}, maxlen=kept, approximate=kept == keys.NEWS_KEPT)
     return news
 
 

@@ -56,19 +56,24 @@ class FrameReader:
     """Cuts a stream of chunks into frames; chunks may end anywhere. Holds at most one frame of bytes."""
 
     def __init__(self, max_frame_bytes: int = MAX_FRAME_BYTES) -> None:
-        self._buffer = b""
+        self._begun = bytearray()
+        """Of the frame that has not ended: a long one that comes byte by byte is not copied with each of them."""
+        self._held = b""
+        """A CR at the end of the last chunk, which may be half of a CRLF."""
         self._max_frame_bytes = max_frame_bytes
 
     def feed(self, chunk: bytes) -> list[Frame]:
         """Frames completed by this chunk, in order. Raises FrameTooLong."""
-        buffer = self._buffer + chunk if self._buffer else chunk
-        if b"\r" in buffer:
-            # A lone CR at the end may be half of a CRLF: leave it for the next chunk.
-            held = buffer.endswith(b"\r")
-            body = buffer[:-1] if held else buffer
-            buffer = body.replace(b"\r\n", b"\n").replace(b"\r", b"\n") + (b"\r" if held else b"")
-        *blocks, self._buffer = buffer.split(b"\n\n")
-        if len(self._buffer) > self._max_frame_bytes:
+        if self._held or b"\r" in chunk:
+            chunk = self._held + chunk
+            self._held = b"\r" if chunk.endswith(b"\r") else b""
+            chunk = chunk.removesuffix(b"\r").replace(b"\r\n", b"\n").replace(b"\r", b"\n")
+        blocks: list[bytes] = []
+        if b"\n\n" in chunk or (chunk[:1] == b"\n" and self._begun[-1:] == b"\n"):
+            *blocks, chunk = (bytes(self._begun) + chunk if self._begun else chunk).split(b"\n\n")
+            self._begun.clear()
+        self._begun += chunk
+        if len(self._begun) > self._max_frame_bytes:
             raise FrameTooLong(f"a server-sent event grew past {self._max_frame_bytes} bytes")
         return [frame for block in blocks if (frame := _parse_block(block)) is not None]
 

@@ -7,16 +7,19 @@ from typing import Any, Literal
 import msgspec
 
 from workers.protocol.news import Load
+from workers.protocol.proofs import seal_heartbeat
 
 WorkerKind = Literal["generate", "embed", "rank"]
 """What a worker does: continue text, or pooled work of one kind (`workers.protocol.pooled`)."""
 
-PROTOCOL_VERSION = 2
+PROTOCOL_VERSION = 3
 """Raised when gateways and workers of different versions would misunderstand each other; only equal ones talk."""
 
 
 BEAT = "beat"
 """The field of a worker's record that holds its `Heartbeat`."""
+SEAL = "seal"
+"""The field that holds the heartbeat's seal: gateways believe no other record."""
 
 
 class ModelFacts(msgspec.Struct, frozen=True, kw_only=True):
@@ -72,10 +75,15 @@ class Heartbeat(msgspec.Struct, frozen=True, kw_only=True):
     """Number of the last entry of `pd:news` that went into this."""
 
 
-def record_of(beat: Heartbeat) -> dict[Any, Any]:
-    """The fields of `keys.worker`: the heartbeat, and beside it what the admission scripts read, which is quicker."""
+def record_of(beat: Heartbeat, secret: str) -> dict[Any, Any]:
+    """Return the fields of `keys.worker`: the heartbeat, its seal, and what the admission scripts read, quicker so.
+
+    What scripts read is not sealed: it says how many calls are sent, while the heartbeat alone says where to.
+    """
+    encoded = encode_heartbeat(beat)
     return {
-        BEAT: encode_heartbeat(beat),
+        BEAT: encoded,
+        SEAL: seal_heartbeat(secret, encoded),
         "boot": beat.boot,
         "address": beat.address,
         "protocol": beat.protocol,

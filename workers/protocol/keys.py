@@ -7,7 +7,7 @@ heartbeat and nothing else; the rest belongs to the gateways' admission scripts 
     --------------------------------  ------  -----------  ---------------------------------------------------------
     pd:models                         set     worker       names of models that have had a worker
     pd:keys                           hash    gateway      key id -> access record (JSON, the key's SHA-256 only)
-    pd:news                           stream  worker       what changes in each worker (`news.News`, msgpack)
+    pd:news                           stream  worker       what changes in each worker (`news.sealed_news`)
     pd:gateways                       zset    gateway      id of a gateway process -> unix time of its last beat
     pd:gateway:<id>                   string  gateway      heartbeat of a gateway process: unix time, seconds
     pd:stream:{<id>}                  hash    gateway      a stream that may be resumed: team, request, gateway, end
@@ -20,7 +20,7 @@ heartbeat and nothing else; the rest belongs to the gateways' admission scripts 
     pd:responses:{<team>}:sizes       hash    gateway      id of a stored response -> bytes; `all`: of all together
     pd:responses:{<team>}:of:<id>     string  gateway      a stored response with its input (JSON)
     pd:{model}:workers                set     worker       ids of workers; the sweep removes those without a record
-    pd:{model}:worker:<id>            hash    worker       `beat`: `Heartbeat` (JSON), and what scripts read
+    pd:{model}:worker:<id>            hash    worker       `beat` (JSON) and its `seal`, and what scripts read
     pd:{model}:worker:<id>:heads      string  worker       heads of what is cached there (`news.pack_heads`)
     pd:{model}:worker:<id>:leases     zset    gateway      lease id -> expiry, unix ms: the slots in use
     pd:{model}:leased                 hash    gateway      worker id -> its process, leases, their KV, slots

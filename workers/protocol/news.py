@@ -11,11 +11,13 @@ from struct import Struct
 
 import msgspec
 
+from workers.protocol.proofs import SEAL_BYTES, fits, seal_news
+
 MAX_HEADS = 8192
 """Of one worker; those used longest ago are left out."""
 
 FIELD = "n"
-"""Of an entry of the stream: holds its `News`."""
+"""Of an entry of the stream: holds `sealed_news`."""
 
 _HEAD = Struct("<QI")
 _VERSION = Struct("<Q")
@@ -64,6 +66,24 @@ class News(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 encode_news = msgspec.msgpack.Encoder().encode
 decode_news = msgspec.msgpack.Decoder(News).decode
+
+
+class NotSealed(ValueError):
+    """An entry that no holder of the secret wrote."""
+
+
+def sealed_news(news: News, secret: str) -> bytes:
+    """Return the value of an entry of `keys.NEWS`: its seal, then the news."""
+    encoded = encode_news(news)
+    return seal_news(secret, encoded) + encoded
+
+
+def open_news(value: bytes, secret: str) -> News:
+    """Return the news of such a value. Raises NotSealed; msgspec.MsgspecError for what is of another version."""
+    encoded = value[SEAL_BYTES:]
+    if not fits(value[:SEAL_BYTES], seal_news(secret, encoded)):
+        raise NotSealed
+    return decode_news(encoded)
 
 
 def pack_heads(version: int, heads: Mapping[int, int]) -> bytes:

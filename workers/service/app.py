@@ -4,7 +4,6 @@ what only some workers have."""
 from __future__ import annotations
 
 import asyncio
-import hmac
 import time
 from collections.abc import Iterable
 
@@ -17,7 +16,6 @@ from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from workers.protocol.drain import DRAIN_PATH
 from workers.protocol.failures import HTTP_STATUS, CallFailed, Failure, FailureCode
 from workers.protocol.framing import (
     CANCEL_PATH,
@@ -28,7 +26,9 @@ from workers.protocol.framing import (
 )
 from workers.protocol.metrics.page import Page
 from workers.protocol.pooled import POOL_PATH, decode_request
+from workers.protocol.proofs import CHALLENGE_HEADER, MAX_CHALLENGE_CHARS, PROOF_HEADER
 from workers.protocol.requests import Accepted, Cancel, Submit
+from workers.service.access import WorkerAccess
 from workers.service.bodies import PeerGone, answer, decoded, read_body, refusal, while_peer_stays
 from workers.service.desk import CallDesk
 from workers.service.metrics import WorkerMetrics
@@ -36,7 +36,6 @@ from workers.service.pooled import PooledDesk, no_pooled_work
 from workers.service.stream import EventHub, Feed
 
 METRICS_PATH = "/metrics"
-GUARDED = ("/v1/", DRAIN_PATH)
 
 MAX_SUBMIT_BYTES = 64 << 20
 """Far above what a gateway lets in (8 MiB by default): only a broken peer meets this."""
@@ -54,19 +53,20 @@ _decode_submit = msgspec.json.Decoder(Submit).decode
 _decode_cancel = msgspec.json.Decoder(Cancel).decode
 
 
-class SharedSecret:
-    """Lets requests below `/v1/`, and to drain, pass when they carry the secret that gateways and workers share."""
+class Guard:
+    """Lets requests pass that the worker's access admits, and refuses the others."""
 
-    def __init__(self, app: ASGIApp, secret: str) -> None:
+    def __init__(self, app: ASGIApp, access: WorkerAccess) -> None:
         self._app = app
-        self._expected = b"Bearer " + secret.encode()
+        self._access = access
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http" and scope["path"].startswith(GUARDED):
+        if scope["type"] == "http":
             given = Headers(scope=scope).get("authorization", "").encode("latin-1")
-            if not hmac.compare_digest(given, self._expected):
+            if not self._access.admits(scope["path"], given):
                 message = (
-                    "the shared secret is missing or wrong; give gateways and workers the same PADDOCK_WORKER_SECRET"
+                    "the token of this worker process is missing or wrong; give gateways and workers the same "
+                    "PADDOCK_WORKER_SECRET, from which it is made"
                 )
                 refused = refusal(Failure(FailureCode.UNAUTHORIZED, message))
                 # Whatever else such a peer sends, its body first of all, is not read.
@@ -123,18 +123,21 @@ class PoolRoute:
 class EventStream:
     """`GET /v1/events`: raw ASGI, because it writes several hundred times a second."""
 
-    def __init__(self, hub: EventHub) -> None:
+    def __init__(self, hub: EventHub, access: WorkerAccess) -> None:
         self._hub = hub
+        self._access = access
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        gateway = Request(scope).query_params.get("gateway", "")
+        gateway, asked = Request(scope).query_params.get("gateway", ""), Headers(scope=scope)
         if not 0 < len(gateway) <= MAX_GATEWAY_ID_CHARS:
             message = f"the query parameter `gateway` must be 1 to {MAX_GATEWAY_ID_CHARS} characters long"
             await refusal(Failure(FailureCode.INVALID_REQUEST, message, "gateway"))(scope, receive, send)
             return
-        feed = self._hub.attach(gateway, Headers(scope=scope).get("last-event-id"))
+        feed = self._hub.attach(gateway, asked.get("last-event-id"))
         try:
             headers = [(b"content-type", b"text/event-stream"), (b"cache-control", b"no-store")]
+            proof = self._access.proof(asked.get(CHALLENGE_HEADER, "")[:MAX_CHALLENGE_CHARS])
+            headers.append((PROOF_HEADER.encode(), proof.encode()))
             await send({"type": "http.response.start", "status": 200, "headers": headers})
             async with asyncio.TaskGroup() as group:
                 pump = Pump(feed, send)
@@ -206,7 +209,7 @@ def build_app(
     desk: CallDesk,
     hub: EventHub,
     metrics: WorkerMetrics,
-    secret: str,
+    access: WorkerAccess,
     pool: PooledDesk | None = None,
     more: Iterable[Route] = (),
 ) -> Starlette:
@@ -222,9 +225,9 @@ def build_app(
     routes = [
         Route(SUBMIT_PATH, calls.submit, methods=["POST"]),
         Route(CANCEL_PATH, calls.cancel, methods=["POST"]),
-        Route(EVENTS_PATH, EventStream(hub), methods=["GET"]),
+        Route(EVENTS_PATH, EventStream(hub, access), methods=["GET"]),
         Route(POOL_PATH, PoolRoute(pool).pool, methods=["POST"]),
         Route(METRICS_PATH, show_metrics),
         *more,
     ]
-    return Starlette(routes=routes, middleware=[Middleware(SharedSecret, secret=secret)])
+    return Starlette(routes=routes, middleware=[Middleware(Guard, access=access)])

@@ -19,7 +19,7 @@ from redis.exceptions import RedisError
 from workers import redis_link
 from workers.protocol import keys
 from workers.protocol.heartbeat import Heartbeat, record_of
-from workers.protocol.news import FIELD, Load, News, encode_news, pack_heads, pack_version
+from workers.protocol.news import FIELD, Load, News, pack_heads, pack_version, sealed_news
 
 REDIS_TIMEOUT_S = 1.0
 """For connecting, and for one answer: below the heartbeat's lifetime, so that a slow Redis is noticed in time."""
@@ -56,9 +56,10 @@ class Registration:
     be told is told by the next record and heads: the entry's number is lost, by which gateways notice.
     """
 
-    def __init__(self, redis: Redis, read: Callable[[], Heartbeat], heads: Heads | None = None) -> None:
-        """`heads`: None for a worker that caches no conversations."""
+    def __init__(self, redis: Redis, secret: str, read: Callable[[], Heartbeat], heads: Heads | None = None) -> None:
+        """`secret`: seals what is written. `heads`: None for a worker that caches no conversations."""
         self._redis = redis
+        self._secret = secret
         self._read = read
         self._heads = heads
         self._hurry = asyncio.Event()
@@ -157,7 +158,7 @@ class Registration:
     async def _write(self, beat: Heartbeat, *, with_heads: bool) -> None:
         """The record, and with it the heads or at least their lifetime."""
         name, heads = keys.worker(beat.model, beat.worker), keys.worker_heads(beat.model, beat.worker)
-        ttl_ms, record = int(keys.HEARTBEAT_TTL_S * 1000), record_of(beat)
+        ttl_ms, record = int(keys.HEARTBEAT_TTL_S * 1000), record_of(beat, self._secret)
         async with self._redis.pipeline(transaction=True) as pipe:
             pipe.hset(name, mapping=record)
             pipe.pexpire(name, ttl_ms)
@@ -187,7 +188,7 @@ class Registration:
             if registers:
                 pipe.sadd(keys.MODELS, beat.model)
             if news is not None:
-                pipe.xadd(keys.NEWS, {FIELD: encode_news(news)}, maxlen=keys.NEWS_KEPT, approximate=True)
+                pipe.xadd(keys.NEWS, {FIELD: sealed_news(news, self._secret)}, maxlen=keys.NEWS_KEPT, approximate=True)
             if len(pipe):
                 await pipe.execute()
         announced = beat.draining, beat.adapter_hashes

@@ -32,6 +32,7 @@ from workers.protocol.events import CallEvent
 from workers.protocol.exits import Exit
 from workers.protocol.failures import Failure, FailureCode
 from workers.protocol.heartbeat import Heartbeat, ModelFacts
+from workers.service.access import WorkerAccess
 from workers.service.app import build_app
 from workers.service.bodies import refusal_body
 from workers.service.call_story import Stories
@@ -208,9 +209,8 @@ class WorkerServer:
         if services.pool is not None:
             services.pool.follow(self._pooled, stories)
         self._redis = connect(place.redis_url)
-        self._registration = Registration(
-            self._redis, self._heartbeat, services.heads if services.pool is None else None
-        )
+        heads = services.heads if services.pool is None else None
+        self._registration = Registration(self._redis, place.secret, self._heartbeat, heads)
         probes = Probes(self._facts, self._calls, self._registration.registered, self._begin_to_drain, hung_s)
         self._http = _http_server(self._app(probes), http)
         self._stop = asyncio.Event()
@@ -326,7 +326,7 @@ class WorkerServer:
             desk=self.desk,
             hub=self._hub,
             metrics=self._metrics,
-            secret=self._place.secret,
+            access=WorkerAccess(self._place.secret, self._place.worker, self._boot),
             pool=self._services.pool,
             more=[*probes.routes(), *self._services.routes()],
         )

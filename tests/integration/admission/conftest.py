@@ -15,6 +15,7 @@ from gateway.admission.admission import Admission
 from gateway.registry.fleet import Fleet
 from gateway.store.client import Store, connect
 from tests.integration.store.conftest import client, server
+from tests.support.pool import SECRET
 from tests.support.redis_server import RedisServer
 
 __all__ = ["client", "server"]
@@ -66,7 +67,7 @@ async def _start(url: str, stack: AsyncExitStack, id: str, max_queue: int, lives
         settle_s=lives.settle_s,
         timeout_s=lives.timeout_s,
     )
-    fleet = Fleet(connected, interval_s=0.1)
+    fleet = Fleet(connected, SECRET, interval_s=0.1)
     lost: list[tuple[str, str, int]] = []
     admission = Admission(
         store,

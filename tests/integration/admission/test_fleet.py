@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 
@@ -13,11 +14,12 @@ import redis.asyncio
 from gateway.catalog.names import Names
 from gateway.registry.fleet import Fleet, FleetSnapshot
 from gateway.store.client import connect
-from tests.support.pool import ANYONE, beat, drain, heartbeat, vanish
+from tests.support.pool import ANYONE, SECRET, beat, drain, heartbeat, vanish
 from tests.support.redis_server import RedisServer
 from tests.support.waiting import until
 from workers.protocol import keys
-from workers.protocol.heartbeat import PROTOCOL_VERSION
+from workers.protocol.heartbeat import PROTOCOL_VERSION, encode_heartbeat, record_of
+from workers.protocol.news import FIELD, Load, News, encode_news, sealed_news
 
 
 @asynccontextmanager
@@ -31,7 +33,7 @@ async def running(fleet: Fleet) -> AsyncIterator[Fleet]:
 
 
 async def test_a_snapshot_has_every_live_worker_by_model(client: redis.asyncio.Redis) -> None:
-    fleet = Fleet(client)
+    fleet = Fleet(client, SECRET)
     assert await fleet.refresh() == FleetSnapshot()
     for record in (heartbeat("w2"), heartbeat("w1"), heartbeat("w3", model="Qwen/0.5B:q8@x", draining=True)):
         await beat(client, record)
@@ -56,7 +58,7 @@ async def test_strangers_are_left_out_and_named_once(
     await client.hset(keys.worker("m", "odd"), "beat", b'{"worker":"odd","slots":"many"}')
     await beat(client, heartbeat("garbage"))
     await client.hset(keys.worker("m", "garbage"), "beat", b"\xff")
-    fleet = Fleet(client)
+    fleet = Fleet(client, SECRET)
     for _ in range(3):
         assert [worker.worker for worker in (await fleet.refresh()).of("m")] == ["w1"]
     lines = [record.getMessage() for record in caplog.records]
@@ -65,9 +67,52 @@ async def test_strangers_are_left_out_and_named_once(
     await client.delete(keys.worker("m", "odd"), keys.worker("m", "garbage"), keys.worker("m", "newer"))
 
 
+async def test_records_that_no_holder_of_the_secret_wrote_for_their_place_are_left_out(
+    client: redis.asyncio.Redis, caplog: pytest.LogCaptureFixture
+) -> None:
+    true, refused = heartbeat("w1"), Counter[str]()
+    fleet = Fleet(client, SECRET, refused=lambda kind: refused.update([kind]))
+    await beat(client, true)
+    # One's own words, a true record with another address, and a true one in another place.
+    forged = heartbeat("forged")
+    await beat(client, forged)
+    await client.hset(keys.worker("m", "forged"), mapping=record_of(forged, "guessed"))
+    await beat(client, heartbeat("moved"))
+    moved = encode_heartbeat(msgspec.structs.replace(heartbeat("moved"), address="http://elsewhere:1"))
+    await client.hset(keys.worker("m", "moved"), "beat", moved)
+    await beat(client, heartbeat("bare"))
+    await client.hdel(keys.worker("m", "bare"), "seal")
+    await beat(client, heartbeat("copied", model="large"))
+    await client.hset(keys.worker("large", "copied"), mapping=record_of(true, SECRET))
+    for _ in range(2):
+        snapshot = await fleet.refresh()
+        assert [worker.address for worker in snapshot.of("m")] == ["http://w1:1"]
+        assert snapshot.of("large") == ()
+    told = [record.getMessage() for record in caplog.records if "not sealed" in record.getMessage()]
+    assert len(told) == 4
+    assert all("PADDOCK_WORKER_SECRET" in line for line in told)
+    assert refused["record"] >= 8
+
+
+async def test_news_that_no_holder_of_the_secret_told_change_nothing(client: redis.asyncio.Redis) -> None:
+    """Else whoever may write there takes every worker out of service, or draws all calls to one."""
+    record, refused = heartbeat("w1"), Counter[str]()
+    fleet = Fleet(client, SECRET, refused=lambda kind: refused.update([kind]))
+    await beat(client, record)
+    await fleet.refresh()
+    drains = News(model="m", worker="w1", boot=record.boot, version=1, load=Load(), draining=True)
+    for value in (sealed_news(drains, "guessed"), encode_news(drains), b"", sealed_news(drains, SECRET)[:-1]):
+        await client.xadd(keys.NEWS, {FIELD: value})
+    await fleet.refresh()
+    assert not fleet.snapshot.of("m")[0].draining
+    assert refused["news"] == 4
+    await client.xadd(keys.NEWS, {FIELD: sealed_news(drains, SECRET)})
+    assert (await fleet.refresh()).of("m")[0].draining, "the worker's own word counts"
+
+
 async def test_listeners_hear_of_changes_of_who_is_there_only(client: redis.asyncio.Redis) -> None:
     heard: list[FleetSnapshot] = []
-    fleet = Fleet(client, heard.append)
+    fleet = Fleet(client, SECRET, heard.append)
     fleet.listen(heard.append)
     record = heartbeat("w1")
     changes = [
@@ -91,7 +136,7 @@ async def test_listeners_hear_of_changes_of_who_is_there_only(client: redis.asyn
 
 
 async def test_news_are_followed_at_once_and_silence_is_polled(client: redis.asyncio.Redis) -> None:
-    hurried, patient = Fleet(client, interval_s=30.0), Fleet(client, interval_s=0.1)
+    hurried, patient = Fleet(client, SECRET, interval_s=30.0), Fleet(client, SECRET, interval_s=0.1)
     async with running(hurried), running(patient):
         await asyncio.sleep(0.1)
         record = heartbeat("w1")
@@ -112,7 +157,7 @@ def fragile(server: RedisServer) -> Iterator[RedisServer]:
 
 async def test_a_redis_that_comes_back_empty_is_given_time(fragile: RedisServer) -> None:
     """Until the workers have beaten again, calls for their models are not told that there is no such model."""
-    async with connect(fragile.url) as client, running(Fleet(client, interval_s=0.05)) as fleet:
+    async with connect(fragile.url) as client, running(Fleet(client, SECRET, interval_s=0.05)) as fleet:
         for worker in ("w1", "w2"):
             await beat(client, heartbeat(worker))
         await until(lambda: len(fleet.snapshot.of("m")) == 2, 2.0, "saw the workers")
@@ -129,7 +174,7 @@ async def test_a_redis_that_comes_back_empty_is_given_time(fragile: RedisServer)
 
 async def test_the_last_snapshot_outlives_redis(fragile: RedisServer, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO")
-    async with connect(fragile.url) as client, running(Fleet(client, interval_s=0.05)) as fleet:
+    async with connect(fragile.url) as client, running(Fleet(client, SECRET, interval_s=0.05)) as fleet:
         await beat(client, heartbeat("w1"))
         await until(lambda: len(fleet.snapshot.of("m")) == 1, 2.0, "saw the worker")
         fragile.kill()
@@ -149,7 +194,7 @@ async def test_the_last_snapshot_outlives_redis(fragile: RedisServer, caplog: py
 
 async def test_a_model_that_redis_has_lost_is_unavailable_and_not_unknown(client: redis.asyncio.Redis) -> None:
     adapted = msgspec.structs.replace(heartbeat("w1", model="lost"), adapters=("story",))
-    async with running(Fleet(client, interval_s=0.05)) as fleet:
+    async with running(Fleet(client, SECRET, interval_s=0.05)) as fleet:
         await beat(client, adapted)
         await beat(client, heartbeat("w2", model="kept"))
         await until(lambda: fleet.snapshot.workers.keys() == {"kept", "lost"}, 2.0, "saw the workers")
@@ -163,7 +208,7 @@ async def test_a_model_that_redis_has_lost_is_unavailable_and_not_unknown(client
 
 async def test_workers_whose_writing_redis_refuses_are_kept(client: redis.asyncio.Redis) -> None:
     refused = {"m"}
-    fleet = Fleet(client, interval_s=0.05)
+    fleet = Fleet(client, SECRET, interval_s=0.05)
     fleet.keep_unless(lambda model: model not in refused)
     async with running(fleet):
         await beat(client, heartbeat("w1"), ttl_s=0.3)

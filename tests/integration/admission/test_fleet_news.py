@@ -13,7 +13,7 @@ from msgspec.structs import replace
 from gateway.registry.fleet import Fleet
 from gateway.store.client import connect
 from tests.integration.admission.test_fleet import running
-from tests.support.pool import beat, heartbeat, tell, vanish, write_heads
+from tests.support.pool import SECRET, beat, heartbeat, tell, vanish, write_heads
 from tests.support.redis_server import RedisServer
 from tests.support.waiting import until
 from workers.protocol import keys
@@ -40,7 +40,7 @@ async def fleet(client: redis.asyncio.Redis) -> AsyncIterator[Fleet]:
     """With w1 in it; records are read once."""
     await beat(client, replace(W1, version=7), tell=False)
     await write_heads(client, W1, 7, HEADS)
-    fleet = Fleet(client, interval_s=30.0)
+    fleet = Fleet(client, SECRET, interval_s=30.0)
     await fleet.refresh()
     async with running(fleet):
         await asyncio.sleep(0.05)
@@ -116,7 +116,7 @@ async def test_who_joins_late_has_what_was_told_before(client: redis.asyncio.Red
     await tell(client, W1, 7, added={100: 10})
     await tell(client, W1, 8, added={101: 10})
     await tell(client, W1, 9, added={102: 10}, dropped=(2,))
-    fleet = Fleet(client)
+    fleet = Fleet(client, SECRET)
     await fleet.refresh()
     assert heads_of(fleet) == set(HEADS) - {2} | {101, 102}
 
@@ -196,7 +196,7 @@ def fragile(server: RedisServer) -> Iterator[RedisServer]:
 
 async def test_redis_comes_back_without_its_data(fragile: RedisServer) -> None:
     """The stream begins anew, and what was told while Redis was away is known from records and heads."""
-    async with connect(fragile.url) as client, running(Fleet(client)) as fleet:
+    async with connect(fragile.url) as client, running(Fleet(client, SECRET)) as fleet:
         async with connect(fragile.url) as worker:
             await beat(worker, replace(W1, version=7))
             await write_heads(worker, W1, 7, HEADS)

@@ -19,6 +19,7 @@ from tests.support.caller import Caller, calling, seen, taken
 from tests.support.socket_caller import connected
 from tests.support.stack import Process, Stack
 from workers.protocol.exits import Exit
+from workers.protocol.proofs import gateway_drain_token
 
 QUICKLY_S = 10.0
 
@@ -49,7 +50,7 @@ async def test_calls_are_answered_until_the_end(stack: Stack) -> None:
         async with calling(process.url, stack.key, "slow") as caller:
             async with caller.stream(max_tokens=100) as stream:
                 await stream.until_text()
-                status, answer = await drained(caller, "?timeout_s=0.3&settle_s=0", stack.secret)
+                status, answer = await drained(caller, "?timeout_s=0.3&settle_s=0", gateway_drain_token(stack.secret))
                 assert (status, answer["status"], answer["calls"]) == (200, "draining", 1), (
                     "it runs, and could not wait"
                 )
@@ -96,6 +97,7 @@ async def test_only_who_runs_it_may_drain_it(caller: Caller, stack: Stack) -> No
     async with calling(caller.url, NARROW_KEY, "quick") as anybody:
         assert (await drained(anybody))[0] == 403
     assert (await drained(caller, key="wrong"))[0] == 401
+    assert (await drained(caller, key=stack.secret))[0] == 401, "the secret itself opens nothing on the wire"
     async with caller.session.get(f"{caller.url}/health/drain") as response:
         assert response.status == 405
     for wrong in ("?timeout_s=soon", "?settle_s=-1", "?timeout_s=nan"):

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from typing import Any
 
 import msgspec
 from aiohttp import web
@@ -15,6 +17,7 @@ from workers.protocol.events import CallEvent, encode_alive, encode_step
 from workers.protocol.failures import HTTP_STATUS, Failure
 from workers.protocol.framing import ALIVE_EVENT, CANCEL_PATH, EVENTS_PATH, SUBMIT_PATH, encode_frame, event_id
 from workers.protocol.heartbeat import Heartbeat, ModelFacts
+from workers.protocol.proofs import CHALLENGE_HEADER, PROOF_HEADER, proof
 from workers.protocol.requests import Accepted, Cancel, Submit
 
 
@@ -28,6 +31,14 @@ class ScriptedWorker:
     acceptance: bytes = b""
     """In place of the right answer to a submit that is not refused."""
     stream_status: int = 200
+    secret: str = "secret"
+    """What it proves to know."""
+    redirects_to: str = ""
+    """Where it sends whoever asks for anything but events."""
+    reply_bytes: int = 0
+    """In place of every answer: so many bytes."""
+    num_sent: int = 0
+    """Of them, as far as they were taken."""
     cancel_delay_s: float = 0.0
     reply: bytes = b""
     """Answer to whatever else is asked."""
@@ -56,7 +67,7 @@ class ScriptedWorker:
 
     @property
     def place(self) -> Place:
-        return Place("w1", self.boot, self.address)
+        return Place("w1", self.boot, self.address, "m")
 
     def heartbeat(self, boot: str = "") -> Heartbeat:
         facts = ModelFacts(n_ctx_train=1, n_params=1, size=1, n_vocab=1)
@@ -132,7 +143,8 @@ class ScriptedWorker:
     async def _events(self, request: web.Request) -> web.StreamResponse:
         if self.stream_status != 200:
             return web.Response(status=self.stream_status, text="no")
-        response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
+        shown = proof(self.secret, "w1", self.boot, request.headers.get(CHALLENGE_HEADER, ""))
+        response = web.StreamResponse(headers={"Content-Type": "text/event-stream", PROOF_HEADER: shown})
         await response.prepare(request)
         self._over = over = asyncio.Event()
         self._stream, self._request = response, request
@@ -141,12 +153,25 @@ class ScriptedWorker:
         await over.wait()
         return response
 
-    async def _submit(self, request: web.Request) -> web.Response:
+    async def _submit(self, request: web.Request) -> Any:
         self.submits.append(msgspec.json.decode(await request.read(), type=Submit))
         self.secrets.add(request.headers.get("Authorization", ""))
+        if self.redirects_to or self.reply_bytes:
+            return await self._misbehaved(request)
         if self.refusal is not None:
             return web.Response(status=HTTP_STATUS[self.refusal.code], body=msgspec.json.encode(self.refusal))
         return web.Response(status=202, body=self.acceptance or msgspec.json.encode(Accepted(self.boot, 3)))
+
+    async def _misbehaved(self, request: web.Request) -> Any:
+        if self.redirects_to:
+            return web.Response(status=307, headers={"Location": self.redirects_to + request.path})
+        response = web.StreamResponse()
+        await response.prepare(request)
+        with contextlib.suppress(OSError):
+            while self.num_sent < self.reply_bytes:
+                await response.write(b" " * (1 << 20))
+                self.num_sent += 1 << 20
+        return response
 
     async def _cancel(self, request: web.Request) -> web.Response:
         calls = msgspec.json.decode(await request.read(), type=Cancel).calls
@@ -154,10 +179,12 @@ class ScriptedWorker:
         await asyncio.sleep(self.cancel_delay_s)
         return web.Response(status=204)
 
-    async def _reply(self, request: web.Request) -> web.Response:
+    async def _reply(self, request: web.Request) -> Any:
         self.asks.append((request.method, request.path_qs))
         self.asked.append(await request.text())
         await asyncio.sleep(self.reply_delay_s)
+        if self.redirects_to or self.reply_bytes:
+            return await self._misbehaved(request)
         return web.Response(body=self.replies.get(request.method, self.reply))
 
 

@@ -20,6 +20,7 @@ from tests.support.waiting import until
 from workers.protocol.events import CallEvent, Failed, Finished, FinishReason, Started, Text, Timings, Usage
 from workers.protocol.failures import RETRYABLE, CallFailed, Failure, FailureCode
 from workers.protocol.framing import KEEP_ALIVE
+from workers.protocol.proofs import access_token
 from workers.protocol.requests import GenerateRequest, Message
 from workers.protocol.text import decode_props
 
@@ -79,10 +80,10 @@ async def test_what_the_caller_wants_travels_with_the_call(relay: Relay, worker:
     assert submit.deadline == begin_by
 
 
-async def test_the_stream_is_open_before_any_call_and_carries_the_secret(relay: Relay, worker: ScriptedWorker) -> None:
+async def test_the_stream_is_open_before_any_call_and_carries_a_token(relay: Relay, worker: ScriptedWorker) -> None:
     assert worker.submits == []
     async with call(relay, worker):
-        assert worker.secrets == {"Bearer secret"}
+        assert worker.secrets == {f"Bearer {access_token('secret', 'w1', worker.boot)}"}
         assert worker.submits[0].gateway == "gw"
         assert worker.submits[0].tenant == "team"
         assert worker.submits[0].request == REQUEST
@@ -218,6 +219,7 @@ async def test_a_worker_with_another_secret_is_lost_and_says_so() -> None:
         relay = Relay("gw", "secret", 600)
         async with beside(relay.run()):
             await asyncio.sleep(0)
+            relay.follow([worker.heartbeat()])
             with pytest.raises(CallFailed):
                 async with relay.passage(worker.place, REQUEST, "team", "req", lambda: None):
                     pass

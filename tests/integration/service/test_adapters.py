@@ -18,6 +18,7 @@ import pytest
 from tests.integration.service.conftest import ROOT, Process, RedisServer
 from tests.integration.service.wire import SECRET, Gateway
 from tests.support import adapter_files
+from tests.support.worker_access import access_headers
 from workers.llama.gguf import read_header
 from workers.protocol import keys
 from workers.protocol.adapters import ADAPTERS_PATH, AdapterInfo, AdapterState, decode_info, decode_infos
@@ -85,13 +86,14 @@ async def load(gateway: Gateway, **fields: Any) -> AdapterInfo | Failure:
 
 
 async def listed(session: aiohttp.ClientSession, address: str) -> dict[str, AdapterInfo]:
-    async with session.get(address + ADAPTERS_PATH, headers={"Authorization": f"Bearer {SECRET}"}) as response:
+    headers = await access_headers(session, address, SECRET)
+    async with session.get(address + ADAPTERS_PATH, headers=headers) as response:
         assert response.status == 200
         return {info.name: info for info in decode_infos(await response.read())}
 
 
 async def unload(session: aiohttp.ClientSession, address: str, name: str) -> tuple[int, bytes]:
-    headers = {"Authorization": f"Bearer {SECRET}"}
+    headers = await access_headers(session, address, SECRET)
     async with session.delete(f"{address}{ADAPTERS_PATH}/{name}", headers=headers) as response:
         return response.status, await response.read()
 

@@ -18,10 +18,11 @@ from tests.integration.service.wire import Gateway
 from workers.protocol import keys
 from workers.protocol.exits import Exit
 from workers.protocol.heartbeat import BEAT, Heartbeat, ModelFacts, decode_heartbeat
-from workers.protocol.news import FIELD, Load, News, decode_news, unpack_heads
+from workers.protocol.news import FIELD, Load, News, open_news, unpack_heads
 from workers.service.heartbeat import NEWS_RATE, Registration, connect
 
 MODEL = "told"
+SECRET = "secret"
 BEGINNING = Heartbeat(
     worker="w",
     boot="b1",
@@ -58,14 +59,14 @@ class Bench:
         self.beat = beat
         self.book = Book()
         self.redis = connect(server.url)
-        self.registration = Registration(self.redis, lambda: self.beat, self.book)
+        self.registration = Registration(self.redis, SECRET, lambda: self.beat, self.book)
 
     def busy(self, slots_busy: int) -> None:
         self.beat = msgspec.structs.replace(self.beat, load=Load(slots_busy=slots_busy))
 
     def news(self) -> list[News]:
         entries: Any = self.server.client.xrange(keys.NEWS)
-        news = [decode_news(fields[FIELD.encode()]) for _, fields in entries]
+        news = [open_news(fields[FIELD.encode()], SECRET) for _, fields in entries]
         return [one for one in news if (one.model, one.boot) == (MODEL, self.beat.boot)]
 
     def record(self) -> Heartbeat:
@@ -235,7 +236,7 @@ async def test_a_worker_process_tells_its_prompts_and_its_end(
 
     def entries() -> list[News]:
         found: Any = redis_server.client.xrange(keys.NEWS)
-        news = [decode_news(fields[FIELD.encode()]) for _, fields in found]
+        news = [open_news(fields[FIELD.encode()], "fake-secret") for _, fields in found]
         return [one for one in news if one.model == "teller"]
 
     async with gateway.connected() as heard:

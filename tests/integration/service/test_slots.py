@@ -123,11 +123,9 @@ class Client:
         return msgspec.convert(await self.act(slot, action, tenant, **fields), Failure)
 
     async def slots(self) -> list[SlotInfo]:
-        async with self.session.get(
-            self.address + SLOTS_PATH, headers={"Authorization": f"Bearer {SECRET}"}
-        ) as response:
-            assert response.status == 200
-            return decode_infos(await response.read())
+        status, body = await self.gateway.get(SLOTS_PATH, **await self.gateway.headers())
+        assert status == 200
+        return decode_infos(body)
 
 
 @pytest.fixture(scope="module")

@@ -107,7 +107,7 @@ async def rendered(gateway: Gateway, **fields: Any) -> Rendered | Failure:
 
 
 async def props_of(gateway: Gateway) -> Props:
-    status, body = await gateway.get(PROPS_PATH, Authorization=f"Bearer {SECRET}")
+    status, body = await gateway.get(PROPS_PATH, **await gateway.headers())
     assert status == 200
     return decode_props(body)
 

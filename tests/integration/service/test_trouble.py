@@ -229,13 +229,13 @@ async def test_leaving_takes_away_ones_own_record_only(redis_server: RedisServer
     name = keys.worker("heir", "w")
     redis = connect(redis_server.url)
     try:
-        redis_server.client.hset(name, mapping=record_of(heir))
-        await Registration(redis, lambda: old).leave()
+        redis_server.client.hset(name, mapping=record_of(heir, "secret"))
+        await Registration(redis, "secret", lambda: old).leave()
         assert record(redis_server, "heir", "w") == heir
         redis_server.client.hset(name, "beat", b"of a later version")
-        await Registration(redis, lambda: old).leave()
+        await Registration(redis, "secret", lambda: old).leave()
         assert redis_server.client.exists(name)
-        await Registration(redis, lambda: heir).leave()
+        await Registration(redis, "secret", lambda: heir).leave()
         assert record(redis_server, "heir", "w") is None
     finally:
         await redis.aclose()

@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from tests.integration.service.conftest import Process
-from tests.integration.service.wire import Gateway, words
+from tests.integration.service.wire import SECRET, Gateway, words
 from workers.protocol.events import Finished, FinishReason, Started
 from workers.protocol.failures import Failure, FailureCode
 from workers.protocol.framing import CANCEL_PATH, EVENTS_PATH, SUBMIT_PATH
@@ -151,9 +151,9 @@ async def test_a_body_that_is_no_cancel(gateway: Gateway) -> None:
     assert (status, msgspec.json.decode(answer, type=Failure).code) == (400, FailureCode.INVALID_REQUEST)
 
 
-@pytest.mark.parametrize("headers", [{}, {"Authorization": "Bearer wrong"}, {"Authorization": "Bearer fake-secretx"}])
+@pytest.mark.parametrize("headers", [{}, {"Authorization": "Bearer wrong"}, {"Authorization": f"Bearer {SECRET}"}])
 @pytest.mark.parametrize("path", [SUBMIT_PATH, CANCEL_PATH, EVENTS_PATH + "?gateway=g", "/v1/unknown"])
-async def test_the_secret_is_asked_for(
+async def test_a_token_of_this_process_is_asked_for_and_the_secret_itself_is_none(
     session: aiohttp.ClientSession, worker: Process, path: str, headers: dict[str, str]
 ) -> None:
     method = "GET" if path.startswith(EVENTS_PATH) else "POST"
@@ -165,7 +165,7 @@ async def test_the_secret_is_asked_for(
 
 
 async def test_the_event_stream_needs_to_know_whose_it_is(gateway: Gateway) -> None:
-    status, body = await gateway.get(EVENTS_PATH, Authorization="Bearer fake-secret")
+    status, body = await gateway.get(EVENTS_PATH, **await gateway.headers())
     assert (status, msgspec.json.decode(body, type=Failure).param) == (400, "gateway")
 
 

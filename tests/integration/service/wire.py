@@ -10,6 +10,7 @@ from typing import Any
 import aiohttp
 import msgspec
 
+from tests.support.worker_access import access_headers
 from workers.protocol.events import CallEvent, Failed, Finished, Text, decode_alive, decode_step
 from workers.protocol.failures import Failure
 from workers.protocol.framing import ALIVE_EVENT, CANCEL_PATH, EVENTS_PATH, SUBMIT_PATH, FrameReader
@@ -67,10 +68,17 @@ class Gateway:
         self._session = session
         self._address = address
         self._name = name
-        self._headers = {"Authorization": f"Bearer {secret}"}
+        self._secret = secret
+        self._headers: dict[str, str] = {}
+
+    async def headers(self) -> dict[str, str]:
+        """What the worker wants to be shown."""
+        self._headers = self._headers or await access_headers(self._session, self._address, self._secret)
+        return self._headers
 
     async def post(self, path: str, body: bytes, **headers: str) -> tuple[int, bytes]:
-        async with self._session.post(self._address + path, data=body, headers=self._headers | headers) as response:
+        shown = await self.headers() | headers
+        async with self._session.post(self._address + path, data=body, headers=shown) as response:
             return response.status, await response.read()
 
     async def get(self, path: str, **headers: str) -> tuple[int, bytes]:
@@ -92,7 +100,7 @@ class Gateway:
     @contextlib.asynccontextmanager
     async def connected(self) -> AsyncIterator[Heard]:
         """One connection of the event stream, from where the last one ended."""
-        headers = dict(self._headers)
+        headers = dict(await self.headers())
         if self.heard.last_id:
             headers["Last-Event-ID"] = self.heard.last_id
         url = f"{self._address}{EVENTS_PATH}?gateway={self._name}"

@@ -48,7 +48,7 @@ class StillFleet:
 @asynccontextmanager
 async def kept(wishes: AdapterWishes, worker: ScriptedWorker, **hashes: str) -> AsyncIterator[None]:
     """A keeper at work on a worker that has adapters of these contents; the block ends with what ended it."""
-    relay = Relay("gw", "", 100)
+    relay = Relay("gw", "secret", 100)
     beat = replace(worker.heartbeat(), adapters=tuple(hashes), adapter_hashes=hashes)
     fleet = StillFleet(Shown({"m": (beat,)}))
     keeper = AdapterKeeper(fleet, Inquiries(fleet, relay), wishes)

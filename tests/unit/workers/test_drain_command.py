@@ -14,6 +14,7 @@ from gateway.settings import GatewaySettings
 from gateway.settings import known_settings as known
 from workers import drain_command
 from workers.protocol.exits import Exit
+from workers.protocol.proofs import drain_token, gateway_drain_token
 from workers.settings import PaddockSettings
 
 PARTS: dict[str, type[PaddockSettings]] = {"gateway": GatewaySettings, **drain_command.PARTS}
@@ -25,7 +26,7 @@ class Asked(HTTPServer):
     def __init__(self) -> None:
         super().__init__(("127.0.0.1", 0), Handler)
         self.requests: list[tuple[str, str]] = []
-        self.body = b'{"status": "drained", "calls": 0, "waited_s": 1.5}'
+        self.body = b'{"status": "drained", "calls": 0, "waited_s": 1.5, "worker": "w", "boot": "b"}'
 
 
 class Handler(BaseHTTPRequestHandler):
@@ -72,9 +73,9 @@ def test_it_asks_the_process_that_the_settings_name(
     assert run("worker", "--worker-port", port, "--state-dir", str(tmp_path)) == 0
     assert run("gateway", "--port", port, "--state-dir", str(tmp_path), "--api-key", "pk-admin") == 0
     assert asked.requests == [
-        ("/health/drain?settle_s=2.0", "Bearer hush"),
-        ("/health/drain?timeout_s=30.0", "Bearer hush"),
-        ("/health/drain?", "Bearer of the folder"),
+        ("/health/drain?settle_s=2.0", f"Bearer {gateway_drain_token('hush')}"),
+        ("/health/drain?timeout_s=30.0", f"Bearer {drain_token('hush', 'w', 'b')}"),
+        ("/health/drain?", f"Bearer {drain_token('of the folder', 'w', 'b')}"),
         ("/health/drain?", "Bearer pk-admin"),
     ]
     assert capsys.readouterr().out.splitlines() == ["paddock: drained after 1.5 s, 0 calls run"] * 4

@@ -207,6 +207,15 @@ LEASES_LOST = Metric(
     ("model", "why"),
     When.HAPPENS,
 )
+REFUSED_KINDS = ("record", "news")
+REFUSED_RECORDS = Metric(
+    "paddock_redis_records_refused_total",
+    COUNTER,
+    "readings of what stands in Redis and was not written by who may: a worker's `record` or `news` without the seal "
+    "of the worker secret; any at all mean a wrong secret or an intruder",
+    ("kind",),
+    When.HAPPENS,
+)
 
 WITHOUT_REDIS = Metric(
     "paddock_without_redis",
@@ -285,8 +294,18 @@ GROUPS = (
     Group("Trying again", (ATTEMPTS, RETRIES, FALLBACKS, CIRCUITS_OPENED, CIRCUITS)),
     Group(
         "The fleet",
-        (WORKERS, WORKERS_DRAINING, SLOTS, SLOTS_BUSY, WORKER_STARTS, WORKER_LOSSES, LEASES, LEASES_LOST),
+        (
+            WORKERS,
+            WORKERS_DRAINING,
+            SLOTS,
+            SLOTS_BUSY,
+            WORKER_STARTS,
+            WORKER_LOSSES,
+            LEASES,
+            LEASES_LOST,
+            REFUSED_RECORDS,
+        ),
     ),
-    Group("The gateway itself", (WITHOUT_REDIS, REDIS_UP, REDIS_TIME, LOOP_LAG, STOPPING, BUILD_INFO)),
+    Group("The gateway itself", (WITHOUT_REDIS, REDIS_UP, REDIS_TIME, REFUSED_RECORDS, LOOP_LAG, STOPPING, BUILD_INFO)),
     Group("By OpenTelemetry's names", (GEN_AI_DURATION, GEN_AI_TTFT, GEN_AI_TOKEN, GEN_AI_USAGE)),
 )

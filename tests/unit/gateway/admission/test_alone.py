@@ -11,7 +11,7 @@ from gateway.store.client import connect
 
 def test_calls_that_ended_long_ago_are_not_told_to_redis() -> None:
     """After hours they would be so many that Redis could not take them in time, and never be asked again."""
-    fleet = Fleet(connect("redis://localhost:1"))
+    fleet = Fleet(connect("redis://localhost:1"), "secret")
     alone = Alone(Line(), fleet, Roll("g", 2.0, 1.5), max_queue=1, max_team_queue=1)
     for number in range(MOST_ENDED + 5):
         alone.ended("m", str(number))

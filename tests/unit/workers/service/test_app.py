@@ -14,11 +14,15 @@ from workers.chat.prompts import Prompts
 from workers.chat.template import ChatTemplate
 from workers.engine.request import EngineLoad, EngineRequest
 from workers.protocol.framing import SUBMIT_PATH
+from workers.protocol.proofs import access_token
 from workers.protocol.requests import Sampling
+from workers.service.access import WorkerAccess
 from workers.service.app import MAX_SUBMIT_BYTES, build_app
 from workers.service.desk import CallDesk
 from workers.service.metrics import WorkerMetrics
 from workers.service.stream import EventHub
+
+ACCESS = WorkerAccess("s", "w", "boot")
 
 
 class Nothing:
@@ -40,7 +44,7 @@ async def test_a_body_without_end_is_refused_at_the_bound() -> None:
     hub = EventHub("boot", grace_s=1)
     metrics = WorkerMetrics("m", lambda: EngineLoad(1, 0, 0, 1, 0))
     desk = CallDesk(hub, Nothing(), Prompts(ChatTemplate(None), Nothing()), metrics, Sampling())
-    app = build_app(desk=desk, hub=hub, metrics=metrics, secret="s")
+    app = build_app(desk=desk, hub=hub, metrics=metrics, access=ACCESS)
     chunk = b" " * (8 << 20)
     num_bytes = 0
     answers: list[Message] = []
@@ -60,7 +64,7 @@ async def test_a_body_without_end_is_refused_at_the_bound() -> None:
         "path": SUBMIT_PATH,
         "raw_path": SUBMIT_PATH.encode(),
         "query_string": b"",
-        "headers": [(b"authorization", b"Bearer s")],
+        "headers": [(b"authorization", f"Bearer {access_token('s', 'w', 'boot')}".encode())],
         "server": ("127.0.0.1", 1),
         "client": ("127.0.0.1", 2),
     }
@@ -82,7 +86,7 @@ async def test_scrapes_that_come_together_share_a_page() -> None:
     hub = EventHub("boot", grace_s=1)
     metrics = WorkerMetrics("m", load)
     desk = CallDesk(hub, Nothing(), Prompts(ChatTemplate(None), Nothing()), metrics, Sampling())
-    transport = httpx2.ASGITransport(build_app(desk=desk, hub=hub, metrics=metrics, secret="s"))
+    transport = httpx2.ASGITransport(build_app(desk=desk, hub=hub, metrics=metrics, access=ACCESS))
     async with httpx2.AsyncClient(transport=transport, base_url="http://worker") as http:
         alone = (await http.get("/metrics")).text
         num_of_one, num_rendered = num_rendered, 0

@@ -18,6 +18,7 @@ from workers.chat.template import ChatTemplate
 from workers.llama.vocab import Vocab
 from workers.llama.vocab_file import VocabFile
 from workers.protocol.failures import Failure, FailureCode
+from workers.protocol.proofs import access_token
 from workers.protocol.requests import GenerateRequest, Infill, Message
 from workers.protocol.text import (
     DETOKENIZE_PATH,
@@ -36,7 +37,8 @@ from workers.protocol.text import (
     decode_rendered,
     decode_tokenized,
 )
-from workers.service.app import SharedSecret
+from workers.service.access import WorkerAccess
+from workers.service.app import Guard
 from workers.service.lanes import prompt_lane
 from workers.service.text import TextRoutes, Texts
 
@@ -59,10 +61,10 @@ async def client(vocab: Vocab) -> AsyncIterator[httpx2.AsyncClient]:
     props = MESSAGES["props.json"]
     assert isinstance(props, Props)
     routes = TextRoutes(Texts(vocab, prompts, bos_text=begin), props, prompt_lane()).routes()
-    app = Starlette(routes=routes, middleware=[Middleware(SharedSecret, secret="s")])
+    app = Starlette(routes=routes, middleware=[Middleware(Guard, access=WorkerAccess("s", "w", "boot"))])
     transport = httpx2.ASGITransport(app)
     async with httpx2.AsyncClient(
-        transport=transport, base_url="http://w", headers={"authorization": "Bearer s"}
+        transport=transport, base_url="http://w", headers={"authorization": f"Bearer {access_token('s', 'w', 'boot')}"}
     ) as client:
         yield client
 

@@ -1,0 +1,141 @@
+"""What a gateway believes of a worker, and how little it takes from one that is none of its own."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import replace
+
+import psutil
+import pytest
+
+from gateway.api.presence import beside
+from gateway.relay.event_source import MAX_HEAD_BYTES, EventStreamBroken, EventStreamRefused, read_events
+from gateway.relay.fanin import Place
+from gateway.relay.relay import Relay
+from tests.integration.relay.scripted import ScriptedWorker, scripted_worker
+from tests.integration.relay.test_relay import REQUEST, failure_of, raw_server
+from workers.protocol.failures import CallFailed, Failure, FailureCode
+from workers.protocol.framing import FrameReader
+from workers.protocol.text import PROPS_PATH, RENDER_PATH, Render, decode_props, decode_rendered
+
+SECRET = "secret"
+MIB = 1 << 20
+
+
+@asynccontextmanager
+async def following(worker: ScriptedWorker) -> AsyncIterator[Relay]:
+    relay = Relay("gw", SECRET, 600)
+    async with beside(relay.run()):
+        await asyncio.sleep(0)
+        relay.follow([worker.heartbeat()])
+        yield relay
+
+
+async def placed(relay: Relay, place: Place) -> Failure:
+    """Why the call that goes to this place fails."""
+    try:
+        async with relay.passage(place, REQUEST, "team", "req", lambda: None) as mailbox:
+            return await failure_of(mailbox)
+    except CallFailed as failed:
+        return failed.failure
+
+
+async def test_whoever_can_not_prove_the_secret_gets_no_prompt_and_no_secret() -> None:
+    """It listens where a sealed record says, as after a worker's death, and has no secret."""
+    async with scripted_worker(secret="guessed") as fake, following(fake) as relay:
+        assert (await placed(relay, fake.place)).code is FailureCode.WORKER_LOST
+        with pytest.raises(CallFailed):
+            await relay.ask(fake.place, "POST", RENDER_PATH, Render(request=REQUEST), decode_rendered)
+        assert (fake.submits, fake.asked) == ([], [])
+        assert not any(SECRET in shown for shown in fake.secrets)
+
+
+async def test_a_token_of_one_process_is_none_of_another() -> None:
+    async with scripted_worker() as one, scripted_worker(boot="boot2") as other:
+        async with following(one), following(other):
+            await one.connected()
+            await other.connected()
+        assert len(one.secrets | other.secrets) == 2
+
+
+async def test_calls_go_where_the_sealed_record_says_whatever_the_lease_does() -> None:
+    """The address in a lease comes from a field that is not sealed."""
+    async with scripted_worker() as true, scripted_worker() as fake, following(true) as relay:
+        forged = Place("w1", true.boot, fake.address, "m")
+        async with relay.passage(forged, REQUEST, "team", "req", lambda: None):
+            await true.submitted(1)
+        assert (fake.submits, fake.resumed_from) == ([], [])
+
+
+async def test_a_lease_of_another_models_worker_is_none() -> None:
+    async with scripted_worker() as worker, following(worker) as relay:
+        await worker.connected()
+        for place in (replace(worker.place, model="large"), replace(worker.place, worker="w2")):
+            assert (await placed(relay, place)).code is FailureCode.WORKER_LOST
+        assert worker.submits == []
+
+
+async def test_a_process_that_no_record_tells_of_is_sent_nothing() -> None:
+    async with scripted_worker() as true, scripted_worker(boot="boot2") as unknown, following(true) as relay:
+        began = time.monotonic()
+        assert (await placed(relay, unknown.place)).code is FailureCode.WORKER_LOST
+        assert time.monotonic() - began < 5
+        assert (unknown.submits, unknown.resumed_from) == ([], [])
+
+
+async def test_a_process_whose_record_comes_a_moment_later_is_sent_the_call() -> None:
+    async with scripted_worker() as old, scripted_worker(boot="boot2") as new, following(old) as relay:
+        loop = asyncio.get_running_loop()
+        loop.call_later(0.2, relay.follow, [old.heartbeat(), new.heartbeat()])
+        async with relay.passage(new.place, REQUEST, "team", "req", lambda: None):
+            await new.submitted(1)
+
+
+async def test_redirects_are_not_followed() -> None:
+    async with scripted_worker() as elsewhere, scripted_worker(redirects_to=elsewhere.address) as worker:
+        async with following(worker) as relay:
+            await placed(relay, worker.place)
+            with pytest.raises(CallFailed):
+                await relay.ask(worker.place, "POST", RENDER_PATH, Render(request=REQUEST), decode_rendered)
+        assert (len(worker.submits), len(worker.asked)) == (1, 1)
+        assert (elsewhere.submits, elsewhere.asked) == ([], [])
+
+
+async def test_answers_that_never_end_are_cut_off() -> None:
+    async with scripted_worker(reply_bytes=1 << 30) as worker, following(worker) as relay:
+        before = psutil.Process().memory_info().rss
+        assert (await placed(relay, worker.place)).code is FailureCode.WORKER_LOST
+        with pytest.raises(CallFailed, match="ReplyTooLong"):
+            await relay.ask(worker.place, "GET", PROPS_PATH, None, decode_props)
+        assert worker.num_sent < 64 * MIB
+        assert psutil.Process().memory_info().rss - before < 128 * MIB
+
+
+async def test_a_head_that_never_ends_breaks_the_stream() -> None:
+    async with raw_server(b"HTTP/1.1 200 OK\r\nX: ", *[b"x" * MAX_HEAD_BYTES] * 4, pause_s=0.01) as url:
+        with pytest.raises(EventStreamBroken, match="head"):
+            await read_events(url, {}, on_open=lambda: None, on_data=lambda _: None, connect_timeout_s=1, silence_s=2)
+
+
+async def test_a_refusal_that_never_ends_is_read_as_far_as_it_is_told() -> None:
+    head = b"HTTP/1.1 401 No\r\nTransfer-Encoding: chunked\r\n\r\n"
+    chunk = b"%x\r\n%b\r\n" % (65536, b"n" * 65536)
+    async with raw_server(head, *[chunk] * 8, pause_s=0.01) as url:
+        with pytest.raises(EventStreamRefused, match="HTTP 401: nnn") as refused:
+            await read_events(url, {}, on_open=lambda: None, on_data=lambda _: None, connect_timeout_s=1, silence_s=2)
+    assert len(str(refused.value)) < 3000
+
+
+def test_a_long_frame_that_comes_byte_by_byte_costs_what_its_bytes_do() -> None:
+    """Copied and searched anew with each of them, eight MiB so held up the whole gateway for minutes."""
+    reader = FrameReader()
+    reader.feed(b"data: " + b"x" * (8 * MIB))
+    began = time.process_time()
+    for _ in range(20_000):
+        assert reader.feed(b"y") == []
+    assert time.process_time() - began < 1.0
+    [frame] = reader.feed(b"\n\n")
+    assert len(frame.data) == 8 * MIB + 20_000
