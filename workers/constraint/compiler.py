@@ -14,6 +14,7 @@ from workers.constraint.failures import Unusable, refused
 from workers.constraint.gbnf import check
 from workers.constraint.guidance import Grammar, regex_to_lark, schema_to_lark, tokenizer
 from workers.constraint.mask import Mask
+from workers.constraint.piece_index import PieceIndex
 from workers.constraint.schema import enforceable, parse
 from workers.constraint.thought import Thought, ThoughtMask, Words
 from workers.constraint.tool_calls import CallForms
@@ -31,6 +32,8 @@ MAX_PATTERNS = 6
 
 MAX_TRIGGERS = 16
 MAX_TRIGGER_CHARS = 128
+MAX_TRIGGER_SETS = 16
+"""Sets of triggers that are remembered; in practice they are always those of the model's tool calls."""
 
 
 class Compiled(Protocol):
@@ -67,12 +70,15 @@ class Compiler:
         self._num_bytes = 0
         self._counts = {"compiled": 0, "reused": 0, "refused": 0}
         self._making = threading.Lock()
-        self._last_triggers: Triggers | None = None
-        """In practice they are always those of the model's tool calls."""
+        self._triggers_of = functools.lru_cache(MAX_TRIGGER_SETS)(self._new_triggers)
 
     @functools.cached_property
     def _words(self) -> LLTokenizer:
         return tokenizer(self._vocab)
+
+    @functools.cached_property
+    def _pieces(self) -> PieceIndex:
+        return PieceIndex(self._vocab, self._calls.controls)
 
     @property
     def counts(self) -> dict[str, int]:
@@ -82,7 +88,7 @@ class Compiler:
 
     def warm_up(self) -> None:
         """Read the vocabulary now: it takes a second at 150,000 tokens, half of it with every other thread at rest."""
-        _ = self._words
+        _ = self._words, self._pieces
 
     def answer_mask(self, request: GenerateRequest, thought: Thought | None = None) -> Mask | None:
         """What keeps the answer to the form that the request asks for; None if it asks for none. Raises CallFailed.
@@ -157,11 +163,10 @@ class Compiler:
     def _triggers(self, strings: tuple[str, ...]) -> Triggers:
         if len(strings) > MAX_TRIGGERS or not all(0 < len(string) <= MAX_TRIGGER_CHARS for string in strings):
             raise Unusable(f"at most {MAX_TRIGGERS} triggers of 1 to {MAX_TRIGGER_CHARS} characters are allowed")
-        with self._making:
-            if self._last_triggers is None or self._last_triggers.texts != strings:
-                # Reads the vocabulary: some tenths of a second.
-                self._last_triggers = Triggers(strings, self._vocab, self._calls.controls)
-            return self._last_triggers
+        return self._triggers_of(strings)
+
+    def _new_triggers(self, strings: tuple[str, ...]) -> Triggers:
+        return Triggers(strings, self._pieces)
 
     def _lark(self, text: str) -> Grammar:
         if is_heavy(text):

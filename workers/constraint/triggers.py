@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
-from types import MappingProxyType
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
 from workers.constraint.failures import broken
-from workers.constraint.mask import Bits, Mask, Vocabulary, bits_for
+from workers.constraint.mask import Bits, Mask, bits_for
+from workers.constraint.piece_index import PieceIndex, Tokens
 
-NONE: Mapping[int, bytes] = MappingProxyType({})
+MAX_KNOWN = 128
+"""Beginnings of triggers after which the permitted tokens are remembered: 20 KB each at 150,000 tokens."""
 
 
 class Triggers:
@@ -21,41 +21,49 @@ class Triggers:
     those tokens are ruled out where they would. Most vocabularies have a token for each trigger, and there are none.
     """
 
-    def __init__(self, strings: Sequence[str], vocab: Vocabulary, controls: Mapping[int, bytes] = NONE) -> None:
-        """`controls`: control tokens that triggers may be made of, with their texts."""
-        self._controls = controls
+    def __init__(self, strings: Sequence[str], pieces: PieceIndex) -> None:
+        """Takes milliseconds: the pieces are looked up, not compared one by one."""
         self.texts = tuple(strings)
         self.strings = tuple(string.encode() for string in strings)
-        self.vocab = vocab
-        self._overshooting: dict[bytes, set[int]] = defaultdict(set)
-        inside: set[int] = set()
+        self.pieces = pieces
         ends = {string[start:] for string in self.strings for start in range(len(string))}
-        first_bytes = {end[:1] for end in ends}
-        for token in range(vocab.num_tokens):
-            piece = self.piece(token)
-            if piece[:1] in first_bytes:
-                for end in ends:
-                    if len(piece) > len(end) and piece.startswith(end):
-                        self._overshooting[end].add(token)
-            if any(string in piece[:-1] for string in self.strings):
-                inside.add(token)
-        self._inside = frozenset(inside)
+        self._overshooting = {end: tokens for end in ends if (tokens := pieces.longer(end)).size}
+        self._inside = np.concatenate([pieces.with_inside(string) for string in self.strings])
+        self._begun = frozenset(string[:length] for string in self.strings for length in range(len(string)))
+        self._longest = max(map(len, self.strings))
+        self._known: dict[bytes, Bits] = {}
 
-    def piece(self, token: int) -> bytes:
-        return self._controls.get(token) or self.vocab.piece(token)
+    def begun(self, text: bytes) -> bytes:
+        """Return the longest end of `text` that a trigger begins with, and that is none yet."""
+        for start in range(max(0, len(text) - self._longest + 1), len(text)):
+            if text[start:] in self._begun:
+                return text[start:]
+        return b""
 
-    def ruled_out(self, text: bytes) -> frozenset[int]:
-        """Tokens that may not follow `text`."""
-        out = self._inside
-        for string in self.strings:
-            for length in range(len(string)):
-                if text.endswith(string[:length]):
-                    out = out.union(self._overshooting.get(string[length:], ()))
-        return out
+    def permitted(self, text: bytes) -> Bits | None:
+        """Return the tokens that may follow `text`; None: all of them. Not to be written to."""
+        begun = self.begun(text)
+        if (known := self._known.get(begun)) is not None:
+            return known
+        permitted = _all_but(self._ruled_out(begun), self.pieces.num_tokens)
+        if permitted is not None:
+            if len(self._known) >= MAX_KNOWN:
+                self._known.clear()  # another thread may be at it too, which at worst computes one twice
+            self._known[begun] = permitted
+        return permitted
 
     def found(self, text: bytes) -> bytes | None:
-        """The trigger that `text` ends with."""
+        """Return the trigger that `text` ends with."""
         return next((string for string in self.strings if text.endswith(string)), None)
+
+    def _ruled_out(self, begun: bytes) -> Tokens:
+        overshooting = [
+            self._overshooting[string[length:]]
+            for string in self.strings
+            for length in range(min(len(string), len(begun) + 1))
+            if string[length:] in self._overshooting and begun.endswith(string[:length])
+        ]
+        return np.concatenate((self._inside, *overshooting))
 
 
 class TriggeredMask:
@@ -66,35 +74,37 @@ class TriggeredMask:
         self._begin = begin
         self._inner: Mask | None = None
         self._tail = b""
-        self._longest = max(map(len, triggers.strings))
-        self._out = triggers.ruled_out(b"")
+        self._permitted = triggers.permitted(b"")
 
     @property
     def is_done(self) -> bool:
         return self._inner is not None and self._inner.is_done
 
     def permits(self, token: int) -> bool:
-        return token not in self._out if self._inner is None else self._inner.permits(token)
+        if self._inner is not None:
+            return self._inner.permits(token)
+        return self._permitted is None or bool(self._permitted[token >> 5] >> np.uint32(token & 31) & np.uint32(1))
 
     def allowed(self) -> Bits | None:
-        if self._inner is not None:
-            return self._inner.allowed()
-        if not self._out:
-            return None
-        bits = ~bits_for(self._triggers.vocab.num_tokens)
-        out = np.fromiter(self._out, dtype=np.uint32)
-        np.bitwise_and.at(bits, out >> 5, ~(np.uint32(1) << (out & np.uint32(31))))
-        return bits
+        return self._permitted if self._inner is None else self._inner.allowed()
 
     def accept(self, token: int) -> None:
         if self._inner is not None:
             self._inner.accept(token)
             return
-        text = self._tail + self._triggers.piece(token)
+        text = self._tail + self._triggers.pieces.piece(token)
         trigger = self._triggers.found(text)
         if trigger is not None:
             self._inner = self._begin(trigger)
             if self._inner is None:
                 raise broken(f"it does not allow its own trigger {trigger.decode()!r}")
-        self._tail = text[-self._longest :]
-        self._out = self._triggers.ruled_out(self._tail)
+        self._tail = self._triggers.begun(text)
+        self._permitted = self._triggers.permitted(self._tail)
+
+
+def _all_but(tokens: Tokens, num_tokens: int) -> Bits | None:
+    if not tokens.size:
+        return None
+    bits = ~bits_for(num_tokens)
+    np.bitwise_and.at(bits, tokens >> 5, ~(np.uint32(1) << (tokens & 31).astype(np.uint32)))
+    return bits
