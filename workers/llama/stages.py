@@ -105,7 +105,7 @@ def settled(sampling: Sampling, n_ctx: int) -> Sampling:
 
 
 def working_stages(settings: Settings) -> tuple[SamplerName, ...]:
-    """The stages that change something, in order, without what draws the token in the end."""
+    """Return the stages that change something, each once, in order, without what draws the token in the end."""
     if settings.mirostat:
         return ("temperature",)
     at_work: dict[SamplerName, bool] = {
@@ -121,7 +121,7 @@ def working_stages(settings: Settings) -> tuple[SamplerName, ...]:
         "infill": True,
         "adaptive_p": True,
     }
-    return tuple(name for name in settings.samplers if at_work[name])
+    return tuple(name for name in dict.fromkeys(settings.samplers) if at_work[name])
 
 
 def is_greedy(settings: Settings, stages: Sequence[SamplerName]) -> bool:
@@ -141,8 +141,8 @@ def sorts_all(settings: Settings, stages: Sequence[SamplerName]) -> bool:
     if settings.mirostat:
         return True
     for name in stages:
-        if name == "top_k" and settings.top_k <= FEW:
-            return False
-        if name in ("typ_p", "xtc") or (name == "temperature" and settings.dynatemp_range > 0):
+        if name == "top_k":
+            return settings.top_k > FEW
+        if name in ("typ_p", "xtc", "top_p") or (name == "temperature" and settings.dynatemp_range > 0):
             return True
     return False

@@ -16,6 +16,8 @@ NUM_SEEDS = 2**32 - 1
 
 MAX_BIAS = 100
 MAX_BIAS_CHARS = 512
+MAX_ALL_BIAS_CHARS = 16_384
+"""Of all texts: a worker tokenises each."""
 
 INITIALS: dict[str, SamplerName] = {
     "e": "penalties",
@@ -52,7 +54,7 @@ def read_sampling(body: SamplingBody) -> Sampling:
         **{name: getattr(body, name) for name in _PLAIN},
         dry_sequence_breakers=None if breakers is None else tuple(breakers),
         samplers=None if body.samplers is None else _stages(body.samplers),
-        logit_bias=_biases(body.logit_bias) if body.logit_bias else None,
+        logit_bias=_bounded(_biases(body.logit_bias)) if body.logit_bias else None,
         # -1 asks for a random one even where the catalog has a default, which "not given" would bring back.
         seed=secrets.randbelow(NUM_SEEDS) if body.seed == -1 else body.seed,
     )
@@ -66,6 +68,10 @@ def _stages(asked: str | list[str]) -> tuple[SamplerName, ...]:
         if stage is None:
             path, those = ("samplers", INITIALS) if isinstance(asked, str) else (f"samplers.{n}", NAMES)
             message = f"`{path}` has {shown(word)}, which is no sampler. Send some of: {', '.join(those)}."
+            raise InvalidRequest(message, param=path)
+        if stage in stages:
+            path = "samplers" if isinstance(asked, str) else f"samplers.{n}"
+            message = f"`{path}` names {stage} a second time. Name each sampler once."
             raise InvalidRequest(message, param=path)
         stages.append(stage)
     return tuple(stages)
@@ -82,6 +88,15 @@ def _biases(asked: dict[str, Any] | list[Any]) -> tuple[Bias, ...]:
             message = f"`logit_bias.{n}` is {shown(pair)}. Send a pair: a token or a text, and a number or false."
             raise InvalidRequest(message, param=f"logit_bias.{n}")
     return tuple(_bias(f"logit_bias.{n}", what, value) for n, (what, value) in enumerate(asked))
+
+
+def _bounded(biases: tuple[Bias, ...]) -> tuple[Bias, ...]:
+    """Raises InvalidRequest where the texts have too many characters in all."""
+    num_chars = sum(len(what) for what, _ in biases if isinstance(what, str))
+    if num_chars > MAX_ALL_BIAS_CHARS:
+        message = f"`logit_bias` has texts of {num_chars} characters. Send at most {MAX_ALL_BIAS_CHARS} in all."
+        raise InvalidRequest(message, param="logit_bias")
+    return biases
 
 
 def _bias(path: str, what: Any, value: Any) -> Bias:

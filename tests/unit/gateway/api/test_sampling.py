@@ -108,10 +108,11 @@ def test_forms_of_a_bias(bias: Any, read_as: Any) -> None:
 def test_sampler_names_as_llama_server_takes_them() -> None:
     assert read(samplers="edskypmxt").sampling.samplers == NAMES[:9]
     assert read(samplers=list(NAMES)).sampling.samplers == NAMES
-    others = ["top-k", "TopK", "nucleus", "temp", "typ", "typ-p", "minp", "top-n-sigma", "adaptive-p"]
+    others = ["top-k", "nucleus", "temp", "typ", "minp", "top-n-sigma", "adaptive-p"]
     assert read(samplers=others).sampling.samplers == (
-        *("top_k", "top_k", "top_p", "temperature", "typ_p", "typ_p", "min_p", "top_n_sigma", "adaptive_p"),
+        *("top_k", "top_p", "temperature", "typ_p", "min_p", "top_n_sigma", "adaptive_p"),
     )
+    assert read(samplers=["TopK", "typ-p"]).sampling.samplers == ("top_k", "typ_p")
     assert read(samplers=[]).sampling.samplers == ()
     assert set(INITIALS.values()) == set(NAMES)
 
@@ -123,6 +124,14 @@ def test_sampler_names_as_llama_server_takes_them() -> None:
         ({"samplers": "kz"}, "samplers", "'z', which is no sampler. Send some of: e, d, s"),
         ({"samplers": ["top_k"] * 33}, "samplers", "at most 32"),
         ({"samplers": 3}, "samplers", "string"),
+        ({"samplers": ["top_k", "typ_p", "typical"]}, "samplers.2", "no sampler"),
+        ({"samplers": ["typ_p", "top_k", "typ-p"]}, "samplers.2", "names typ_p a second time. Name each sampler once."),
+        ({"samplers": "yky"}, "samplers", "names typ_p a second time"),
+        (
+            {"logit_bias": {f"{n:04}" + "x" * 100: 1 for n in range(158)}},
+            "logit_bias",
+            "texts of 16432 characters. Send at most 16384 in all.",
+        ),
         ({"logit_bias": 3}, "logit_bias", "Send an object."),
         ({"logit_bias": {"5": "x"}}, "logit_bias.5", "is 'x'. Send a number from -100 to 100, or false"),
         ({"logit_bias": {"5": True}}, "logit_bias.5", "is true"),

@@ -61,7 +61,12 @@ def test_what_would_change_nothing_is_left_out(sampling: Sampling, name: Sampler
 
 
 def test_an_order_of_ones_own_leaves_the_others_out() -> None:
-    assert stages(Sampling(samplers=("temperature", "top_k", "top_k"))) == ("temperature", "top_k", "top_k")
+    assert stages(Sampling(samplers=("temperature", "top_k"))) == ("temperature", "top_k")
+
+
+def test_a_stage_that_is_named_again_works_once() -> None:
+    named_often: tuple[SamplerName, ...] = ("typ_p",) * 32 + ("top_k", "typ_p")
+    assert stages(Sampling(samplers=named_often, typical_p=0.9)) == ("typ_p", "top_k")
     assert stages(Sampling(samplers=())) == ()
 
 
@@ -116,7 +121,9 @@ def test_temperature_0_is_not_greedy_where_another_stage_has_a_say(sampling: Sam
     ("sampling", "slow"),
     [
         (Sampling(), False),
-        (Sampling(top_k=0), False),
+        (Sampling(top_k=0), True),
+        (Sampling(top_k=0, top_p=1.0), False),
+        (Sampling(top_k=100_000, top_p=1.0), True),
         (Sampling(typical_p=0.5, xtc_probability=1.0, dynatemp_range=1.0), False),
         (Sampling(top_k=0, typical_p=0.5), True),
         (Sampling(top_k=100_000, xtc_probability=0.5), True),
