@@ -13,6 +13,8 @@ from workers.chat.answers import Answers
 from workers.chat.families import family_of
 from workers.chat.prompts import Prompts
 from workers.constraint.compiler import Compiler
+from workers.constraint.forked_grammars import ForkedGrammars
+from workers.constraint.forks import Forks
 from workers.constraint.tool_calls import CallForms
 from workers.constraint.trial import Trial
 from workers.contexts import make_context
@@ -25,7 +27,6 @@ from workers.engine.fingerprint import KvIdentity
 from workers.engine.watchdog import Watchdog
 from workers.llama.context import Context
 from workers.llama.devices import Devices
-from workers.llama.grammar import GbnfGrammars
 from workers.llama.model import Model
 from workers.protocol.catalog import AdapterSpec
 from workers.protocol.failures import CallFailed
@@ -117,10 +118,10 @@ def generating_parts(
     )
     identity = kv_identity(settings, model.header, wishes.llama, n_ctx=context.kv_tokens, loaded_at=loaded_at)
     shelf = opened.enter_context(contextlib.closing(_shelf(model, context, wishes)))
-    trial = opened.enter_context(contextlib.closing(Trial(wishes.path)))
+    processes = opened.enter_context(contextlib.closing(Forks(wishes.path)))
     storage = _storage(opened, wishes, identity)
     forms = CallForms(answers.family.syntax, answers.controls)
-    constraints = Compiler(model.vocab, GbnfGrammars(model.vocab), trial, forms)
+    constraints = Compiler(model.vocab, ForkedGrammars(processes, model.vocab), Trial(processes), forms)
     constraints.warm_up()
     context.warm_up()
     _register_adapters(shelf, wishes.adapters)

@@ -42,6 +42,15 @@ class NotStarted(Exception):
     """It did not come to its first line; the message says why."""
 
 
+def helper_environment() -> dict[str, str]:
+    """Return what such a process gets of the environment: no secret of the worker's."""
+    environment = {name: os.environ[name] for name in KEPT_VARIABLES if name in os.environ}
+    # No GPU and no pool of threads: none of them is needed, and each takes memory.
+    environment |= {"CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
+    environment["PYTHONPATH"] = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]).rstrip(os.pathsep)
+    return environment
+
+
 class StoppableProcess:
     """May be used from several threads; one question at a time."""
 
@@ -100,16 +109,12 @@ class StoppableProcess:
         return self._process
 
     def _new(self) -> subprocess.Popen[bytes]:
-        environment = {name: os.environ[name] for name in KEPT_VARIABLES if name in os.environ}
-        # No GPU and no pool of threads: none of them is needed, and each takes memory.
-        environment |= {"CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
-        environment["PYTHONPATH"] = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]).rstrip(os.pathsep)
         process = subprocess.Popen(
             self._command,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
-            env=environment,
+            env=helper_environment(),
             bufsize=0,
         )
         for pipe in (process.stdin, process.stdout):

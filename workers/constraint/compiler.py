@@ -43,7 +43,10 @@ class Compiled(Protocol):
         """For an answer from its first token."""
 
     def mask_after(self, begun: bytes) -> Mask | None:
-        """For what follows `begun`; None if no answer begins so."""
+        """For what follows `begun`; None if no answer begins so. Does not block: the engine asks for it."""
+
+    def allows(self, begun: bytes) -> bool:
+        """Whether an answer may begin so. May block."""
 
 
 class GbnfCompiler(Protocol):
@@ -113,7 +116,7 @@ class Compiler:
                 return grammar.mask
             triggers = self._triggers(constraint.triggers)
             for string in triggers.strings:
-                if grammar.mask_after(string) is None:
+                if not grammar.allows(string):
                     raise Unusable(f"the grammar does not allow its own trigger {string.decode()!r}")
         except Unusable as error:
             raise refused(str(error), constraint.param) from None

@@ -91,6 +91,9 @@ class Grammar:
         mask = self.mask()
         return mask if mask.feed(self._words.greedy_tokenize(begun.decode())) else None
 
+    def allows(self, begun: bytes) -> bool:
+        return self.mask_after(begun) is not None
+
 
 class GuidanceMask:
     __slots__ = ("_address", "_bits", "_eog", "_matcher", "_size", "is_done")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Protocol
 
 import numpy as np
@@ -11,8 +12,17 @@ Bits = NDArray[np.uint32]
 """Bit t % 32 of word t // 32 tells whether token t may come."""
 
 
+class MaskPending(Exception):
+    """The mask has no answer yet: ask the same again once `is_ready`, and meanwhile nothing else."""
+
+    def __init__(self, is_ready: Callable[[float], bool]) -> None:
+        """`is_ready(wait_s)`: whether to ask again; blocks for `wait_s` at most."""
+        super().__init__()
+        self.is_ready = is_ready
+
+
 class Mask(Protocol):
-    """One answer's own, used by one thread at a time. Anything but `is_done` may raise CallFailed.
+    """One answer's own, used by one thread at a time. Anything may raise CallFailed, and MaskPending.
 
     It can be used in two ways. Ask for `allowed` before each token; or draw a token first and ask `permits`, and only
     if it is refused ask for `allowed` and draw again: for drawing from all tokens by their probability the result is

@@ -4,15 +4,15 @@ llama.cpp asks its grammar about every token of the vocabulary, which takes 11 t
 that was drawn is checked alone, as llama-server does it, and where a whole mask is needed the tokens of one byte are
 asked first: those that begin with a byte that can't come are not asked at all.
 
-A grammar may abort the process: it must have passed `workers.constraint.trial` before. Nothing here gives llama.cpp a
-token that the grammar refuses, because it throws on those.
+A grammar may abort the process or keep it busy for ever: a caller's runs in a process of its own only
+(`workers.llama.grammar_forks`). Nothing here gives llama.cpp a token that the
+grammar refuses, because it throws on those.
 """
 
 from __future__ import annotations
 
 import ctypes
 import functools
-import time
 import weakref
 from collections.abc import Callable
 from typing import Any
@@ -28,9 +28,6 @@ from workers.llama.native import held, native_log
 from workers.llama.vocab import Vocab
 
 ROOT = b"root"
-
-MAX_ACCEPT_S = 0.1
-"""An ambiguous grammar takes longer with each token: this ends its call before it holds up the others for long."""
 
 _CANDIDATE = np.dtype([("id", np.int32), ("logit", np.float32), ("p", np.float32)])
 """`llama_token_data`."""
@@ -100,6 +97,9 @@ class GbnfGrammar:
             mask.accept(token)
         return mask
 
+    def allows(self, begun: bytes) -> bool:
+        return self.mask_after(begun) is not None
+
 
 class GbnfMask:
     __slots__ = (
@@ -157,10 +157,7 @@ class GbnfMask:
         if token in self.eog:
             return
         self._permitted = None
-        start = time.perf_counter()
         held().sampler_accept(self._pointer, token)
-        if time.perf_counter() - start > MAX_ACCEPT_S:
-            raise broken("the grammar has become too costly to follow; make it less ambiguous")
 
     def _open(self) -> NDArray[np.int32]:
         """Ids of the tokens that may come next."""

@@ -1,0 +1,183 @@
+"""GBNF as masks of tokens, followed in a process of its own for each answer (`workers.constraint.forks`).
+
+The engine's thread never waits long for one: a mask that has no answer yet raises `MaskPending`, and its call skips
+the step.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+
+import numpy as np
+
+from workers.constraint import forks
+from workers.constraint.failures import broken
+from workers.constraint.forks import Fork, Forks
+from workers.constraint.gbnf import check
+from workers.constraint.mask import Bits, MaskPending
+from workers.constraint.thought import Words
+from workers.protocol.failures import CallFailed, Failure, FailureCode
+from workers.stoppable import NotStarted, ProcessEnded, TookTooLong
+
+GRACE_S = 0.001
+"""How long a question is waited for within a step: most are answered in a tenth of it."""
+
+WAIT_S = 5.0
+"""How long a caller who may wait does so, while a trigger is looked at."""
+
+Question = tuple[int, bytes]
+
+
+class ForkedGrammars:
+    """What the caller wrote is compiled where it is followed; here it is only bounded."""
+
+    def __init__(self, processes: Forks, vocab: Words) -> None:
+        self._processes = processes
+        self._vocab = vocab
+
+    def compile(self, text: str) -> ForkedGrammar:
+        """`text` has been tried. Raises Unusable."""
+        check(text)
+        return ForkedGrammar(text, self._processes, self._vocab)
+
+
+class ForkedGrammar:
+    """A grammar that has been tried. Immutable: may be used from several threads."""
+
+    def __init__(self, text: str, processes: Forks, vocab: Words) -> None:
+        self._text = text.encode()
+        self._processes = processes
+        self._vocab = vocab
+
+    def mask(self) -> ForkedMask:
+        """For an answer from its first token. May block while the process that forks starts. Raises CallFailed."""
+        try:
+            self._processes.start()
+        except NotStarted as error:
+            raise _not_followed(str(error)) from None
+        return self._mask(())
+
+    def mask_after(self, begun: bytes) -> ForkedMask | None:
+        """For what follows `begun`, which `allows` has been asked about. Does not block."""
+        return self._mask(self._tokens(begun))
+
+    def allows(self, begun: bytes) -> bool:
+        """Whether an answer may begin so. Blocks. Raises CallFailed."""
+        mask = self.mask()
+        return mask.begins(self._tokens(begun))
+
+    def _mask(self, tokens: tuple[int, ...]) -> ForkedMask:
+        return ForkedMask(self._processes, self._text, tokens, self._vocab.eog)
+
+    def _tokens(self, begun: bytes) -> tuple[int, ...]:
+        return tuple(self._vocab.tokenize(begun.decode(), add_special=False, parse_special=True))
+
+
+class ForkedMask:
+    """One answer's. Its process is forked when it is first asked."""
+
+    __slots__ = ("_answers", "_asked", "_begun", "_done", "_eog", "_fork", "_processes", "_text")
+
+    def __init__(self, processes: Forks, text: bytes, begun: tuple[int, ...], eog: frozenset[int]) -> None:
+        self._processes = processes
+        self._text = text
+        self._begun = begun
+        self._eog = eog
+        self._fork: Fork | None = None
+        self._asked: deque[Question] = deque()
+        """What has no answer yet."""
+        self._answers: dict[Question, bytes] = {}
+        """What was answered since the last token."""
+        self._done = False
+
+    @property
+    def is_done(self) -> bool:
+        """Raises MaskPending, CallFailed."""
+        self._catch_up(GRACE_S)
+        return self._done
+
+    def permits(self, token: int) -> bool:
+        """Raises MaskPending, CallFailed."""
+        return self._answer((forks.PERMITS, _bytes(token))) != b"\0"
+
+    def allowed(self) -> Bits:
+        """Raises MaskPending, CallFailed."""
+        return np.frombuffer(self._answer((forks.ALLOWED, b"")), dtype="<u4").astype(np.uint32, copy=False)
+
+    def accept(self, token: int) -> None:
+        """Does not wait for the answer."""
+        self._answers.clear()
+        if token not in self._eog:
+            self._ask((forks.ACCEPT, _bytes(token)))
+
+    def begins(self, tokens: tuple[int, ...]) -> bool:
+        """Whether an answer may begin with these tokens. Blocks. Raises CallFailed."""
+        question = (forks.BEGIN, _tokens(tokens))
+        self._ask(question)
+        self._catch_up(WAIT_S)
+        return self._answers[question][:1] != b"\0"
+
+    def is_ready(self, wait_s: float) -> bool:
+        """Whether the next answer is there, or will never be; blocks for `wait_s` at most."""
+        return self._fork is None or self._fork.is_ready(wait_s)
+
+    def _answer(self, question: Question) -> bytes:
+        if question not in self._answers and question not in self._asked:
+            self._ask(question)
+        self._catch_up(GRACE_S)
+        return self._answers[question]
+
+    def _ask(self, question: Question) -> None:
+        if self._fork is None:
+            try:
+                self._fork = self._processes.fork()
+            except NotStarted as error:
+                raise _not_followed(str(error)) from None
+            self._send((forks.COMPILE, self._text))
+            if self._begun:
+                self._send((forks.BEGIN, _tokens(self._begun)))
+        self._send(question)
+
+    def _send(self, question: Question) -> None:
+        assert self._fork is not None  # noqa: S101 - for the type checker
+        self._fork.ask(*question)
+        self._asked.append(question)
+
+    def _catch_up(self, wait_s: float) -> None:
+        """Take every answer that is still to come. Raises MaskPending if one is not there in time, CallFailed."""
+        while self._asked:
+            assert self._fork is not None  # noqa: S101 - for the type checker
+            try:
+                answer = self._fork.take(wait_s)
+            except TookTooLong:
+                raise broken("following the grammar took too long; make it less ambiguous") from None
+            except ProcessEnded:
+                raise broken("the grammar has become too costly to follow; make it less ambiguous") from None
+            if answer is None:
+                raise MaskPending(self.is_ready)
+            self._note(self._asked.popleft(), *answer)
+
+    def _note(self, question: Question, kind: int, answer: bytes) -> None:
+        if kind != forks.OK:
+            raise broken(answer.decode("utf-8", "replace"))
+        if question[0] == forks.ACCEPT:
+            self._done = answer != b"\0"
+        elif question[0] in (forks.COMPILE, forks.BEGIN):
+            if answer[:1] == b"\0" and question == (forks.BEGIN, _tokens(self._begun)) and self._begun:
+                raise broken("it does not allow its own trigger")
+            self._done = answer[1:] != b"\0"
+        if question[0] not in (forks.ACCEPT, forks.COMPILE):
+            self._answers[question] = answer
+
+
+def _bytes(token: int) -> bytes:
+    return token.to_bytes(4, "little")
+
+
+def _tokens(tokens: tuple[int, ...]) -> bytes:
+    return np.array(tokens, dtype="<i4").tobytes()
+
+
+def _not_followed(reason: str) -> CallFailed:
+    message = f"grammars can't be followed on this worker now: the process for it did not start ({reason}); ask again"
+    return CallFailed(Failure(FailureCode.INTERNAL, message))

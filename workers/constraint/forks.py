@@ -1,0 +1,220 @@
+"""Grammars of callers, each in a process of its own: llama.cpp may abort over one or never return, and can't be stopped
+within a process.
+
+One process holds the model's vocabulary and forks another for each grammar that is tried or followed
+(`workers.llama.grammar_forks`). A forked process ends by itself when a question takes more than its time, and when
+nobody holds the other end of its socket any more.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import socket
+import struct
+import subprocess
+import sys
+import threading
+import time
+from collections import deque
+from pathlib import Path
+
+from workers.stoppable import NotStarted, ProcessEnded, TookTooLong, helper_environment
+
+START_S = 60.0
+
+COMPILE, TRY, BEGIN, PERMITS, ALLOWED, ACCEPT = b"CTBPLA"
+"""What a forked process is asked: to compile GBNF, to try a grammar, to begin anew behind some tokens, whether a token
+may come, which tokens may, and to take one."""
+
+OK, REFUSED = 0, 1
+"""First byte of an answer: what follows is the answer, or why there is none."""
+
+HEADER = struct.Struct("<BI")
+"""What is asked, or the kind of an answer; and how many bytes follow."""
+
+MAX_ANSWER = 4 << 20
+SENT_AT_ONCE = 256 << 10
+
+ANSWER_S = 10.0
+"""A forked process that is silent for so long has no processor, or is stopped."""
+
+
+class Fork:
+    """One forked process, from the asking side. Used by one thread at a time; it ends when this is collected."""
+
+    def __init__(self, end: socket.socket) -> None:
+        self._end = end
+        self._received = b""
+        self._unsent: deque[memoryview] = deque()
+        self._asked_at = 0.0
+        self._poll = select.poll()
+        self._poll.register(end, select.POLLIN)
+
+    def ask(self, what: int, body: bytes = b"") -> None:
+        """Send a question without waiting for anything; answers come in the order of the questions."""
+        self._unsent.append(memoryview(HEADER.pack(what, len(body)) + body))
+        self._asked_at = time.monotonic()
+        self._send()
+
+    def is_ready(self, wait_s: float = 0.0) -> bool:
+        """Whether `take` would not wait; blocks for `wait_s` at most."""
+        self._send()
+        if time.monotonic() - self._asked_at > ANSWER_S:
+            return True
+        return bool(self._poll.poll(wait_s * 1e3))
+
+    def take(self, wait_s: float) -> tuple[int, bytes] | None:
+        """Return the next answer, OK or REFUSED and what follows it; None if it is not there within the time.
+
+        Raises TookTooLong, ProcessEnded.
+        """
+        until = time.monotonic() + wait_s
+        while (answer := self._whole()) is None:
+            left = until - time.monotonic()
+            self._send()
+            if not self._poll.poll(max(0.0, left) * 1e3):
+                if time.monotonic() - self._asked_at > max(ANSWER_S, wait_s):
+                    raise TookTooLong
+                if left <= 0:
+                    return None
+                continue
+            self._read()
+        return answer
+
+    def close(self) -> None:
+        """End the process."""
+        self._end.close()
+
+    def _whole(self) -> tuple[int, bytes] | None:
+        if len(self._received) < HEADER.size:
+            return None
+        kind, length = HEADER.unpack_from(self._received)
+        if length > MAX_ANSWER:
+            raise ProcessEnded("it sent too much")
+        end = HEADER.size + length
+        if len(self._received) < end:
+            return None
+        body, self._received = self._received[HEADER.size : end], self._received[end:]
+        return kind, body
+
+    def _read(self) -> None:
+        try:
+            data = self._end.recv(SENT_AT_ONCE)
+        except BlockingIOError:
+            return
+        except OSError as error:
+            raise ProcessEnded(str(error)) from None
+        if not data:
+            raise ProcessEnded("its process ended")
+        self._received += data
+
+    def _send(self) -> None:
+        """Send what the socket has room for. A process that is gone is noticed by `take`."""
+        with contextlib.suppress(BlockingIOError, BrokenPipeError, ConnectionError):
+            while self._unsent:
+                first = self._unsent[0]
+                sent = self._end.send(first[:SENT_AT_ONCE])
+                if sent < len(first):
+                    self._unsent[0] = first[sent:]
+                else:
+                    self._unsent.popleft()
+
+
+class Forks:
+    """The process that forks. May be used from several threads."""
+
+    def __init__(self, model: Path, *, start_s: float = START_S) -> None:
+        """`model`: the GGUF file whose vocabulary the grammars are for."""
+        self._command = [sys.executable, "-m", "workers.llama.grammar_forks", str(model)]
+        self._start_s = start_s
+        self._lock = threading.Lock()
+        self._process: subprocess.Popen[bytes] | None = None
+        self._control: socket.socket | None = None
+
+    @property
+    def pid(self) -> int | None:
+        process = self._process
+        return None if process is None else process.pid
+
+    def start(self) -> None:
+        """Start the process, if none runs; blocks until it is ready. Raises NotStarted."""
+        with self._lock:
+            if self._process is not None and self._process.poll() is None:
+                return
+            self._end()
+            self._control, theirs = socket.socketpair()
+            with theirs:
+                self._process = subprocess.Popen(
+                    self._command,
+                    stdin=theirs,
+                    stdout=subprocess.DEVNULL,
+                    stderr=subprocess.DEVNULL,
+                    env=helper_environment(),
+                )
+            self._control.settimeout(self._start_s)
+            try:
+                is_ready = self._control.recv(1)
+            except OSError:
+                is_ready = b""
+            if not is_ready:
+                self._end()
+                raise NotStarted(f"not ready within {self._start_s:g} s, or ended")
+            self._control.setblocking(False)
+
+    def fork(self) -> Fork:
+        """Return a new process that knows no grammar yet; does not block. Raises NotStarted where none can be had."""
+        ours, theirs = socket.socketpair()
+        ours.setblocking(False)
+        with theirs:
+            try:
+                if self._control is None:
+                    raise NotStarted("the process that forks does not run")
+                socket.send_fds(self._control, [b"f"], [theirs.fileno()])
+            except OSError as error:
+                ours.close()
+                raise NotStarted(str(error)) from None
+        return Fork(ours)
+
+    def close(self) -> None:
+        """End the process; a later `start` starts another. Those that it forked end with their sockets."""
+        with self._lock:
+            self._end()
+
+    def _end(self) -> None:
+        process, self._process = self._process, None
+        control, self._control = self._control, None
+        if control is not None:
+            control.close()
+        if process is not None:
+            process.kill()
+            process.wait()
+
+
+def receive(end: int) -> tuple[int, bytes] | None:
+    """Return what is asked next, on the forked side; None at the end."""
+    header = _exactly(end, HEADER.size)
+    if header is None:
+        return None
+    what, length = HEADER.unpack(header)
+    body = _exactly(end, length)
+    return None if body is None else (what, body)
+
+
+def answer(end: int, kind: int, body: bytes) -> None:
+    """Send one answer, on the forked side."""
+    data = memoryview(HEADER.pack(kind, len(body)) + body)
+    while data:
+        data = data[os.write(end, data) :]
+
+
+def _exactly(end: int, length: int) -> bytes | None:
+    parts = []
+    while length:
+        part = os.read(end, min(length, SENT_AT_ONCE))
+        if not part:
+            return None
+        parts.append(part)
+        length -= len(part)
+    return b"".join(parts)

@@ -1,0 +1,217 @@
+"""The process that forks another for each grammar of a caller's (`workers.constraint.forks` is its other end).
+
+    python -m workers.llama.grammar_forks MODEL.gguf
+
+Standard input is a socket: each descriptor that comes over it is the end of a new process, which is asked what
+`workers.constraint.forks` lists. A question that takes too much processor time ends its process, whatever it is at.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import gc
+import json
+import os
+import random
+import re
+import signal
+import socket
+import sys
+import time
+from contextlib import suppress
+from pathlib import Path
+
+import numpy as np
+
+from workers.bounds import bound_memory, shut_off
+from workers.constraint import forks
+from workers.constraint.failures import Unusable
+from workers.constraint.guidance import Grammar, tokenizer
+from workers.llama.grammar import GbnfGrammar, GbnfGrammars, GbnfMask
+from workers.llama.vocab_file import VocabFile
+from workers.protocol.failures import CallFailed
+
+EXERCISE_S = 0.2
+WALK_STEPS = 200
+STEP_S = 0.25
+"""Processor time for one question about a grammar that is followed; the mask of 150,000 tokens takes a fifth of it."""
+
+TRIAL_CPU_S = 3.0
+"""To compile a grammar, and to try it."""
+
+BASE_CPU_S, TOKEN_CPU_S = 1.5, 0.06
+"""Of a whole answer: so much, and so much more with each of its tokens."""
+
+EXTRA_BYTES = 256 << 20
+"""Memory beyond what the vocabulary takes: a grammar that grows without end meets this."""
+
+NICENESS = 10
+"""The worker's own threads go first."""
+
+PARSE_ERROR = re.compile(r"error parsing grammar: (.{1,120})")
+MAX_SAID = 64 << 10
+
+WARM = 'root ::= "a" [0-9]* | "b"'
+
+
+class Bytes:
+    """A vocabulary of bytes and an end: whether Lark compiles does not depend on the model's."""
+
+    num_tokens, eos, bos, eog = 257, 256, -1, frozenset({256})
+
+    def piece(self, token: int) -> bytes:
+        return bytes([token]) if token < self.eos else b""
+
+
+class Said:
+    """What llama.cpp prints to stdout and stderr, which says why it can't read a grammar."""
+
+    def __init__(self) -> None:
+        self._reader, writer = os.pipe()
+        for end in (self._reader, writer):
+            os.set_blocking(end, False)  # what does not fit is lost, and nobody waits
+        with suppress(OSError, AttributeError):
+            fcntl.fcntl(writer, fcntl.F_SETPIPE_SZ, 2 * MAX_SAID)
+        os.dup2(writer, sys.stdout.fileno())
+        os.dup2(writer, sys.stderr.fileno())
+        os.close(writer)
+
+    def reason(self) -> str:
+        """Return what llama.cpp's parser printed, in brackets."""
+        with suppress(BlockingIOError):
+            found = PARSE_ERROR.search(os.read(self._reader, MAX_SAID).decode("utf-8", "replace"))
+            return f" ({found[1]})" if found else ""
+        return ""
+
+
+class Forked:
+    """One forked process: the grammar that it was given, and where the answer in it stands."""
+
+    def __init__(self, grammars: GbnfGrammars, end: int) -> None:
+        self._grammars = grammars
+        self._end = end
+        self._said = Said()
+        self._grammar: GbnfGrammar | None = None
+        self._mask: GbnfMask | None = None
+        self._num_tokens = 0
+
+    def serve(self) -> None:
+        """Answer until nobody asks any more."""
+        while (asked := forks.receive(self._end)) is not None:
+            what, body = asked
+            limit = TRIAL_CPU_S if what in (forks.COMPILE, forks.TRY) else STEP_S
+            signal.setitimer(signal.ITIMER_PROF, limit)
+            try:
+                kind, answer = forks.OK, self._answer(what, body)
+            except Unusable as error:
+                kind, answer = forks.REFUSED, f"{error}{self._said.reason()}".encode()
+            except CallFailed as failed:
+                kind, answer = forks.REFUSED, failed.failure.message.encode()
+            signal.setitimer(signal.ITIMER_PROF, 0)
+            forks.answer(self._end, kind, answer)
+
+    def _answer(self, what: int, body: bytes) -> bytes:
+        """Raises Unusable, CallFailed."""
+        if what == forks.TRY:
+            return self._try(*json.loads(body))
+        if what == forks.COMPILE:
+            self._grammar = self._grammars.compile(body.decode())
+            return self._begin([])
+        if what == forks.BEGIN:
+            return self._begin(np.frombuffer(body, dtype="<i4").tolist())
+        if self._mask is None:
+            raise Unusable("there is no grammar")
+        if what == forks.ALLOWED:
+            return self._mask.allowed().astype("<u4").tobytes()
+        token = int.from_bytes(body, "little")
+        if what == forks.PERMITS:
+            return bytes([self._mask.permits(token)])
+        self._mask.accept(token)
+        self._num_tokens += 1
+        self._charge()
+        return bytes([self._mask.is_done])
+
+    def _try(self, kind: str, text: str) -> bytes:
+        if kind == "lark":
+            Grammar(tokenizer(Bytes()), text)
+            return b""
+        grammar = self._grammars.compile(text)
+        # Which tokens are tried is of no importance; that they are the same ones each time is.
+        chance = random.Random(text)  # noqa: S311
+        end = time.monotonic() + EXERCISE_S
+        while time.monotonic() < end:
+            walk(grammar.mask(), chance, end)
+        return b""
+
+    def _begin(self, tokens: list[int]) -> bytes:
+        """Whether an answer may begin with these tokens, and whether only its end can follow them."""
+        assert self._grammar is not None  # noqa: S101 - for the type checker
+        mask = self._mask = self._grammar.mask()
+        for token in tokens:
+            if not mask.permits(token):
+                return bytes([False, False])
+            mask.accept(token)
+        return bytes([True, mask.is_done])
+
+    def _charge(self) -> None:
+        """End the answer whose grammar takes more than its share, though each step is within its bound."""
+        if time.process_time() > BASE_CPU_S + TOKEN_CPU_S * self._num_tokens:
+            raise Unusable("the grammar has become too costly to follow; make it less ambiguous")
+
+
+def main(path: Path) -> None:
+    control = socket.socket(fileno=sys.stdin.fileno())
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for those that are forked
+    signal.signal(signal.SIGPROF, signal.SIG_DFL)
+    with VocabFile.load(path) as file:
+        grammars = GbnfGrammars(file.vocab)
+        walk(grammars.compile(WARM).mask(), random.Random(1), time.monotonic() + EXERCISE_S)  # noqa: S311
+        gc.collect()
+        gc.freeze()
+        control.sendall(b"r")
+        while True:
+            told, ends, _, _ = socket.recv_fds(control, 1, 1)
+            if not told:
+                return
+            for end in ends:
+                _fork(grammars, control, end)
+                os.close(end)
+
+
+def _fork(grammars: GbnfGrammars, control: socket.socket, end: int) -> None:
+    try:
+        pid = os.fork()
+    except OSError:
+        return  # who asked sees the end of the socket
+    if pid:
+        return
+    try:
+        control.close()
+        os.nice(NICENESS)
+        forked = Forked(grammars, end)
+        bound_memory(EXTRA_BYTES)
+        shut_off()
+        forked.serve()
+    finally:
+        os._exit(0)
+
+
+def walk(mask: GbnfMask, chance: random.Random, end: float) -> None:
+    """One answer of random tokens, as far as time allows. Raises CallFailed, Unusable."""
+    for _ in range(WALK_STEPS):
+        start = time.process_time()
+        bits = mask.allowed()
+        tokens = np.flatnonzero(np.unpackbits(bits.view(np.uint8), bitorder="little"))
+        token = int(tokens[chance.randrange(len(tokens))])
+        if token in mask.eog:
+            return
+        mask.accept(token)
+        took_s = time.process_time() - start
+        if took_s > STEP_S:
+            raise Unusable(f"one token took {took_s:.1f} s; make the grammar less ambiguous")
+        if time.monotonic() > end:
+            return
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))
