@@ -13,6 +13,7 @@ from tests.support.stack import DEMO_MODEL
 from workers.chat.tools.hermes import HERMES
 from workers.constraint.compiler import Compiler
 from workers.constraint.failures import Unusable
+from workers.constraint.forks import Forks
 from workers.constraint.tool_calls import CallForms
 from workers.constraint.trial import Trial
 from workers.llama.grammar import GbnfGrammars
@@ -34,7 +35,7 @@ def measure(cases: list[Case]) -> list[Row]:
 
 def compiler_for(vocab: Vocab) -> Compiler:
     """Schemas need no trial, so its process never starts."""
-    return Compiler(vocab, GbnfGrammars(vocab), Trial(DEMO_MODEL), CallForms(HERMES.syntax))
+    return Compiler(vocab, GbnfGrammars(vocab), Trial(Forks(DEMO_MODEL)), CallForms(HERMES.syntax))
 
 
 def judge_ours(case: Case, vocab: Vocab, compiler: Compiler) -> Verdict:

@@ -15,3 +15,11 @@ async def until(condition: Callable[[], bool], timeout_s: float, what: str) -> f
             raise AssertionError(f"not within {timeout_s} s: {what}")
         await asyncio.sleep(0.01)
     return time.monotonic() - began
+
+
+def wait_until(condition: Callable[[], bool], timeout_s: float) -> None:
+    """The same for tests without an event loop."""
+    end = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < end, f"not within {timeout_s} s"
+        time.sleep(0.01)

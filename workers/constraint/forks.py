@@ -17,6 +17,7 @@ import subprocess
 import sys
 import threading
 import time
+import weakref
 from collections import deque
 from pathlib import Path
 
@@ -46,6 +47,7 @@ class Fork:
 
     def __init__(self, end: socket.socket) -> None:
         self._end = end
+        weakref.finalize(self, end.close).atexit = False
         self._received = b""
         self._unsent: deque[memoryview] = deque()
         self._asked_at = 0.0
@@ -148,7 +150,7 @@ class Forks:
             with theirs:
                 self._process = subprocess.Popen(
                     self._command,
-                    stdin=theirs,
+                    stdin=theirs.fileno(),
                     stdout=subprocess.DEVNULL,
                     stderr=subprocess.DEVNULL,
                     env=helper_environment(),

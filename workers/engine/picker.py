@@ -5,8 +5,10 @@ All other calls draw theirs with `Context.sample` alone and never come here.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Protocol
 
+from workers.constraint.mask import MaskPending
 from workers.engine.logprobs import LogSoftmax
 from workers.engine.request import EngineRequest, TokenMask
 from workers.llama.candidates import Candidates, Logits, Words
@@ -40,10 +42,33 @@ class PickerTools:
         return Picker(request, chain, self)
 
 
+@dataclass(slots=True)
+class Draw:
+    """A token that was drawn, and how far its mask has been asked about it."""
+
+    logits: Logits
+    """The row's, which probabilities are told of."""
+    biased: Logits
+    """It was drawn from these, and another one will be if the mask refuses it."""
+    token: int = 0
+    told: Logprobs | None = None
+    is_permitted: bool = False
+    is_accepted: bool = False
+    owns_logits: bool = False
+
+    def own_logits(self) -> None:
+        """Copy them: where they are now, those of the next step will be."""
+        if not self.owns_logits:
+            is_biased = self.biased is not self.logits
+            self.logits = self.logits.copy()
+            self.biased = self.biased.copy() if is_biased else self.logits
+            self.owns_logits = True
+
+
 class Picker:
     """One call's. Belongs to the engine's thread."""
 
-    __slots__ = ("_chain", "_key", "_mask", "_num_top", "_post", "_tools", "_wants_probs")
+    __slots__ = ("_chain", "_draw", "_key", "_mask", "_num_top", "_post", "_tools", "_wants_probs")
 
     def __init__(self, request: EngineRequest, chain: SamplerChain, tools: PickerTools) -> None:
         self._key = request.key
@@ -53,36 +78,65 @@ class Picker:
         self._wants_probs = request.n_probs != 0
         self._num_top = max(request.n_probs, 0)
         self._post = self._wants_probs and request.post_sampling_probs
+        self._draw: Draw | None = None
+        """While the mask has no answer."""
+
+    @property
+    def drawn(self) -> int:
+        """The token that the mask is asked about."""
+        return self._draw.token if self._draw is not None else 0
 
     def pick(self, context: Drawing, row: int, events: list[CallEvent]) -> int:
         """Draw from the logits of batch row `row`; the chain and the mask accept the token.
 
-        Adds a `Logprobs` event where the call wants one. Raises CallFailed where no token may come.
+        Adds a `Logprobs` event where the call wants one. Raises CallFailed where no token may come, and MaskPending:
+        then `resume` goes on with what was drawn.
         """
+        candidates = self._tools.candidates
         if self._mask is None and not self._post and not self._chain.slow:
             token = context.sample(self._chain.pointer, row)
-            if not self._wants_probs:
-                return token
-            logits = self._tools.candidates.logits(context.pointer, row)
-        else:
-            logits = self._tools.candidates.logits(context.pointer, row)
-            token = self._draw(logits)
-        if self._wants_probs:
-            events.append(self._logprobs(token, logits))
-        return token
+            if self._wants_probs:
+                events.append(self._logprobs(token, candidates.logits(context.pointer, row)))
+            return token
+        logits = candidates.logits(context.pointer, row)
+        biases = self._chain.biases
+        self._draw = Draw(logits, logits if biases is None else candidates.biased(logits, *biases))
+        self._choose_for(self._draw, None)
+        return self.resume(events)
 
-    def _draw(self, logits: Logits) -> int:
+    def resume(self, events: list[CallEvent]) -> int:
+        """Go on with the token that was drawn, as `pick` does. Raises CallFailed, MaskPending."""
+        draw = self._draw
+        assert draw is not None  # noqa: S101 - for the type checker
+        try:
+            self._ask_mask(draw)
+        except MaskPending:
+            draw.own_logits()
+            raise
+        self._draw = None
+        self._tools.candidates.accept(self._chain.pointer, draw.token)
+        if draw.told is not None:
+            events.append(draw.told)
+        return draw.token
+
+    def _ask_mask(self, draw: Draw) -> None:
         """As llama-server does it: a token from all that there are, and another one if the mask refuses it."""
-        mask, chain, candidates = self._mask, self._chain, self._tools.candidates
-        if chain.biases is not None:
-            logits = candidates.biased(logits, *chain.biases)
-        token = self._choose(logits, None)
-        if mask is not None:
-            if not mask.permits(token):
-                token = self._choose(logits, mask.allowed())
-            mask.accept(token)
-        candidates.accept(chain.pointer, token)
-        return token
+        mask = self._mask
+        if mask is None:
+            return
+        if not draw.is_permitted:
+            if not mask.permits(draw.token):
+                self._choose_for(draw, mask.allowed())
+            draw.is_permitted = True
+        if not draw.is_accepted:
+            mask.accept(draw.token)
+            draw.is_accepted = True
+        _ = mask.is_done  # is asked for later, where it must not be pending any more
+
+    def _choose_for(self, draw: Draw, allowed: Words | None) -> None:
+        """Draw a token; what is told of it is seen now, as others draw with the same tools."""
+        draw.token = self._choose(draw.biased, allowed)
+        draw.told = self._logprobs(draw.token, draw.logits) if self._wants_probs else None
 
     def _choose(self, logits: Logits, allowed: Words | None) -> int:
         if not self._tools.candidates.fill(logits, allowed, self._chain.permitted):

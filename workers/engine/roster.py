@@ -99,6 +99,10 @@ class Roster:
         sequence.waits_since = time.perf_counter()
         bisect.insort(self.waiting, sequence, key=_order)
 
+    def disturb(self) -> None:
+        """The next step is to be planned anew: somebody can't take part in it."""
+        self._calm_steps = 0
+
     def find(self, key: int) -> Sequence | None:
         return next((one for one in (*self.running, *self.waiting) if one.key == key), None)
 

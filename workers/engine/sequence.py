@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 import numpy as np
 
+from workers.constraint.mask import MaskPending
 from workers.engine.adapter_set import NO_ADAPTERS, AdapterSet
 from workers.engine.notices import Watch
 from workers.engine.picker import Picker
@@ -21,6 +22,13 @@ from workers.llama.vocab import Vocab
 from workers.protocol.events import CallEvent, Finished, FinishReason, Progress, Started, Text, Timings, Usage
 from workers.protocol.failures import CallFailed, Failure, FailureCode
 
+
+class Pending:
+    """In the place of why an answer ends: the mask has no answer yet, and no token came."""
+
+
+PENDING = Pending()
+
 NOWHERE = -1
 """Id or slot of a sequence that holds none."""
 
@@ -33,6 +41,9 @@ NOT_A_NUMBER = Failure(
     "the model computed something that is not a number: its weights, an adapter's scale or the KV type do not bear "
     "this conversation; ask again, or serve the model with another KV type",
 )
+
+
+Outcome = FinishReason | Failure | Pending | None
 
 
 class Sequence:
@@ -66,6 +77,7 @@ class Sequence:
         "num_prompt",
         "num_restored",
         "order",
+        "pending",
         "picker",
         "request",
         "restores",
@@ -99,6 +111,8 @@ class Sequence:
         self.chain = chain
         self.picker = picker
         """Draws for calls that want more than the chain alone does; None: this is no such call."""
+        self.pending: Callable[[float], bool] | None = None
+        """Its token was drawn and the mask asked: whether there is an answer, waited for so long at most."""
         self.order = (-request.priority, request.deadline, request.key)
         """Smaller goes first, and is the last to be thrown out."""
         self.team, self.weight = request.tenant, request.weight
@@ -169,7 +183,7 @@ class Sequence:
     @property
     def ready(self) -> bool:
         """Whether a step can do something for it."""
-        return self.id != NOWHERE and not self.restores
+        return self.id != NOWHERE and not self.restores and self.pending is None
 
     def tokens(self) -> Tokens:
         """The conversation so far. The array is not to be written to."""
@@ -211,7 +225,7 @@ class Sequence:
         self.num_cells -= end - start
         self.shifted = True
 
-    def pick(self, context: Context, events: list[CallEvent]) -> FinishReason | Failure | None:
+    def pick(self, context: Context, events: list[CallEvent]) -> Outcome:
         """Draw the next token from the logits of its row -> why it was the last one, if it was."""
         if self.picker is not None:
             return self._pick_with(self.picker, context, events)
@@ -266,13 +280,34 @@ class Sequence:
         truncated = self.shifted or is_full
         return Finished(self.key, reason, usage, self.timings(now), self._text.stop, truncated, self.num_preempted)
 
-    def _pick_with(self, picker: Picker, context: Context, events: list[CallEvent]) -> FinishReason | Failure | None:
+    def resume(self, events: list[CallEvent]) -> Outcome:
+        """Go on with the token that was drawn, as the mask may have answered."""
+        assert self.picker is not None  # noqa: S101 - for the type checker
+        try:
+            token = self.picker.resume(events)
+        except CallFailed as failed:
+            return failed.failure
+        except MaskPending as pending:
+            self.pending = pending.is_ready
+            return PENDING
+        self.pending = None
+        return self._said(token, events)
+
+    def _pick_with(self, picker: Picker, context: Context, events: list[CallEvent]) -> Outcome:
+        if self.pending is not None:
+            return PENDING  # it was thrown out meanwhile, and is back
         try:
             token = picker.pick(context, self.row, events)
         except CallFailed as failed:
             return failed.failure
-        if not context.is_number(self.row, token):
-            return NOT_A_NUMBER
+        except MaskPending as pending:
+            if not context.is_number(self.row, picker.drawn):
+                return NOT_A_NUMBER
+            self.pending = pending.is_ready
+            return PENDING
+        return self._said(token, events) if context.is_number(self.row, token) else NOT_A_NUMBER
+
+    def _said(self, token: int, events: list[CallEvent]) -> Outcome:
         return self.accept(token, events) if self._watch is None else self._watch.accept(self, token, events)
 
 

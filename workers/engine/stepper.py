@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import partial
 
@@ -25,7 +25,7 @@ from workers.engine.request import CallLeft
 from workers.engine.roster import MOVE_S, Roster
 from workers.engine.rows import MULTIPLE, Layout, RowLayouts, padding
 from workers.engine.scheduler import Limits, Plan
-from workers.engine.sequence import NOT_A_NUMBER, Sequence
+from workers.engine.sequence import NOT_A_NUMBER, PENDING, Outcome, Pending, Sequence
 from workers.engine.slots import SlotBook
 from workers.engine.turns import Turns, chosen
 from workers.llama.context import Context
@@ -42,6 +42,9 @@ CLEAN_WAIT_S = 1.0
 
 Where it spoils others they soon end too, and then it is clean; where it does not (flash attention), nobody need wait.
 """
+
+PENDING_S = 0.005
+"""How long a step without anything to compute waits for the mask of a call: new calls wait as long."""
 
 MIN_SHIFT = 4
 """Tokens at the end of a full context that `n_keep` can't keep: something must go."""
@@ -110,6 +113,8 @@ class Stepper:
         self._decoded_at = 0.0
         self._refused: list[tuple[Sequence, Failure]] = []
         """Calls whose adapters could not be brought into memory, while others are let in."""
+        self._pending: list[Sequence] = []
+        """Their tokens were drawn, and their masks had no answer yet."""
         self._farewell: Farewell | None = None
         self._spoiled = False
         self._spoiled_at = 0.0
@@ -184,12 +189,16 @@ class Stepper:
             self._forget(sequence)
 
     def step(self) -> None:
+        if self._pending:
+            self._resume()
         plan = self._schedule()
         if plan.prefill:
             self._run(plan, self._num_empty(plan))
             self._sample(plan)
         elif plan.decode:
             self._decode(plan)
+        elif self._pending and (is_ready := self._pending[0].pending) is not None:
+            is_ready(PENDING_S)
 
     def end_all(self, failure: Failure) -> None:
         for sequence in (*self._roster.running, *self._roster.waiting):
@@ -322,23 +331,31 @@ class Stepper:
 
     def _sample(self, plan: Plan[Sequence]) -> None:
         context, events = self._context, self.events
-        ended = [(one, reason) for one in plan.decode if (reason := one.pick(context, events)) is not None]
+        ended = [(one, outcome) for one in plan.decode if (outcome := one.pick(context, events)) is not None]
         for chunk in plan.prefill:
             sequence = chunk.sequence
             sequence.tell_progress(self._decoded_at, events)
             if not sequence.num_prompt_left or sequence.num_cells in sequence.stops:
                 self._cache.reached(sequence)
-            if not sequence.num_prompt_left and (reason := self._first(sequence)) is not None:
-                ended.append((sequence, reason))
-        for sequence, outcome in ended:
-            if isinstance(outcome, Failure):
-                self._fail(sequence, outcome)
-            else:
-                self._finish(sequence, outcome)
+            if not sequence.num_prompt_left and (outcome := self._first(sequence)) is not None:
+                ended.append((sequence, outcome))
+        self._end(ended)
 
-    def _first(self, sequence: Sequence) -> FinishReason | Failure | None:
+    def _resume(self) -> None:
+        """Those whose masks have an answer by now go on with the token that was drawn."""
+        waiting, self._pending = self._pending, []
+        ended: list[tuple[Sequence, Outcome]] = []
+        for sequence in waiting:
+            if sequence.pending is None or not sequence.decoding:
+                continue  # it is over, or was thrown out: it will be asked when it is back
+            outcome = sequence.resume(self.events) if sequence.pending(0.0) else PENDING
+            if outcome is not None:
+                ended.append((sequence, outcome))
+        self._end(ended)
+
+    def _first(self, sequence: Sequence) -> Outcome:
         """The prompt is computed, or a call that was thrown out is back: draw the next token."""
-        reason: FinishReason | Failure | None = FinishReason.LENGTH
+        outcome: Outcome = FinishReason.LENGTH
         if sequence.limit:
             if not sequence.num_predicted:
                 sequence.chain.accept_prompt(sequence.request.tokens)
@@ -346,11 +363,22 @@ class Stepper:
                 self._gaps.note((sequence,), self._decoded_at)
             sequence.token_at = self._decoded_at
             sequence.turn.resume(self._decoded_at, again=sequence.num_predicted > 0)
-            reason = sequence.pick(self._context, self.events)
+            outcome = sequence.pick(self._context, self.events)
             sequence.decoding = True
         if not sequence.first_token_at:
             sequence.first_token_at = time.perf_counter()
-        return reason
+        return outcome
+
+    def _end(self, ended: Iterable[tuple[Sequence, Outcome]]) -> None:
+        """Tell of those that are over, and remember those whose masks are to be asked again."""
+        for sequence, outcome in ended:
+            if isinstance(outcome, Pending):
+                self._pending.append(sequence)
+                self._roster.disturb()
+            elif isinstance(outcome, Failure):
+                self._fail(sequence, outcome)
+            elif outcome is not None:
+                self._finish(sequence, outcome)
 
     def _finish(self, sequence: Sequence, reason: FinishReason) -> None:
         self.events.append(sequence.finished(reason, time.perf_counter()))
@@ -365,6 +393,7 @@ class Stepper:
     def _forget(self, sequence: Sequence, *, keep: bool = True) -> None:
         """Give back everything that the call holds; with `keep` its prefix stays for those who come after."""
         sequence.chain.close()
+        sequence.pending = None
         self._adapters.release(sequence.adapter_set)
         self.slots.ended(sequence, keep=keep)
         self._roster.remove(sequence, keep=keep)

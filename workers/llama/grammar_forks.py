@@ -45,7 +45,7 @@ BASE_CPU_S, TOKEN_CPU_S = 1.5, 0.06
 EXTRA_BYTES = 256 << 20
 """Memory beyond what the vocabulary takes: a grammar that grows without end meets this."""
 
-NICENESS = 10
+NICENESS = 5
 """The worker's own threads go first."""
 
 PARSE_ERROR = re.compile(r"error parsing grammar: (.{1,120})")

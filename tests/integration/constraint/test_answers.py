@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Iterator
 from dataclasses import replace
@@ -14,11 +15,12 @@ import pytest
 from tests.integration.engine.listener import ONE_THREAD, Bench, running
 from workers.chat.tools.hermes import HERMES
 from workers.constraint.compiler import Compiler
+from workers.constraint.forked_grammars import ForkedGrammars
+from workers.constraint.forks import Forks
 from workers.constraint.thought import Thought
 from workers.constraint.tool_calls import CallForms
 from workers.constraint.trial import Trial
 from workers.engine.request import EngineRequest
-from workers.llama.grammar import GbnfGrammars
 from workers.llama.model import Model
 from workers.protocol.events import Failed, FinishReason, Logprobs
 from workers.protocol.requests import Constraint, GenerateRequest, Message, Sampling
@@ -59,9 +61,9 @@ def bench() -> Iterator[Bench]:
 
 @pytest.fixture(scope="module")
 def compiler(bench: Bench) -> Iterator[Compiler]:
-    trial = Trial(DEMO)
-    yield Compiler(bench.model.vocab, GbnfGrammars(bench.model.vocab), trial, CallForms(HERMES.syntax))
-    trial.close()
+    vocab = bench.model.vocab
+    with contextlib.closing(Forks(DEMO)) as processes:
+        yield Compiler(vocab, ForkedGrammars(processes, vocab), Trial(processes), CallForms(HERMES.syntax))
 
 
 def submit(bench: Bench, compiler: Compiler, constraint: Constraint | None, *, seed: int, max_tokens: int = 100) -> int:

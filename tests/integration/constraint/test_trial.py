@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import resource
 import signal
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -13,12 +16,15 @@ from pathlib import Path
 import psutil
 import pytest
 
+from tests.support.waiting import wait_until
 from workers.chat.tools.hermes import HERMES
+from workers.constraint import forks
 from workers.constraint.compiler import Compiler
 from workers.constraint.failures import Unusable
+from workers.constraint.forked_grammars import ForkedGrammars
+from workers.constraint.forks import Forks
 from workers.constraint.tool_calls import CallForms
 from workers.constraint.trial import Trial
-from workers.llama.grammar import GbnfGrammars
 from workers.llama.vocab_file import VocabFile
 from workers.protocol.failures import CallFailed, FailureCode
 from workers.protocol.requests import Constraint
@@ -33,12 +39,19 @@ HANGS = 'root ::= ("x"?){0,900} ("x"?){0,900} ("x"?){0,900}'
 
 
 @pytest.fixture(scope="module")
-def trial() -> Iterator[Trial]:
-    one = Trial(DEMO, trial_s=30.0)
-    try:
+def processes() -> Iterator[Forks]:
+    with contextlib.closing(Forks(DEMO)) as one:
         yield one
-    finally:
-        one.close()
+
+
+@pytest.fixture
+def trial(processes: Forks) -> Trial:
+    return Trial(processes, trial_s=30.0)
+
+
+def children(processes: Forks) -> list[psutil.Process]:
+    """The processes that were forked and are still there."""
+    return psutil.Process(processes.pid).children()
 
 
 def reason(trial: Trial, gbnf: str) -> str:
@@ -47,31 +60,29 @@ def reason(trial: Trial, gbnf: str) -> str:
     return str(caught.value)
 
 
-def test_a_crash_is_told_and_the_next_grammar_is_tried(trial: Trial) -> None:
+def test_a_crash_is_told_and_the_next_grammar_is_tried(trial: Trial, processes: Forks) -> None:
     trial.check("gbnf", GOOD)
-    first = trial.pid
+    first = processes.pid
     assert "crashed" in reason(trial, GROWS)
     trial.check("gbnf", GOOD)
-    assert trial.pid not in (None, first)
+    assert processes.pid == first
 
 
-def test_a_hang_is_ended_in_time() -> None:
-    trial = Trial(DEMO, trial_s=0.7)
-    try:
-        trial.check("gbnf", GOOD)
-        start = time.monotonic()
-        assert "longer than 0.7 s" in reason(trial, HANGS)
-        assert time.monotonic() - start < 5
-        assert trial.pid is None
-    finally:
-        trial.close()
-
-
-def test_a_process_that_somebody_killed_is_replaced(trial: Trial) -> None:
+def test_a_hang_is_ended_in_time(processes: Forks) -> None:
+    trial = Trial(processes, trial_s=0.7)
     trial.check("gbnf", GOOD)
-    assert trial.pid is not None
-    os.kill(trial.pid, signal.SIGKILL)
-    psutil.wait_procs([psutil.Process(trial.pid)], timeout=5)
+    start = time.monotonic()
+    assert "longer than 0.7 s" in reason(trial, HANGS)
+    assert time.monotonic() - start < 5
+    # It does not go on for nobody: its processor time is bounded.
+    wait_until(lambda: not children(processes), 30)
+
+
+def test_a_process_that_somebody_killed_is_replaced(trial: Trial, processes: Forks) -> None:
+    trial.check("gbnf", GOOD)
+    assert processes.pid is not None
+    os.kill(processes.pid, signal.SIGKILL)
+    psutil.wait_procs([psutil.Process(processes.pid)], timeout=5)
     trial.check("gbnf", GOOD)
 
 
@@ -91,15 +102,29 @@ def test_what_llama_cpp_refuses_comes_with_its_reason(trial: Trial, gbnf: str, w
     assert words in reason(trial, gbnf)
 
 
-def test_the_process_knows_no_secrets(trial: Trial, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_process_knows_no_secrets(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PADDOCK_WORKER_SECRET", "hush")
-    trial.close()
-    trial.check("gbnf", GOOD)
-    assert "PADDOCK_WORKER_SECRET" not in psutil.Process(trial.pid).environ()
+    with contextlib.closing(Forks(DEMO)) as processes:
+        Trial(processes).check("gbnf", GOOD)
+        assert "PADDOCK_WORKER_SECRET" not in psutil.Process(processes.pid).environ()
 
 
-def test_a_crowd_is_turned_away() -> None:
-    trial = Trial(DEMO, trial_s=0.4)
+@pytest.mark.skipif(sys.platform != "linux", reason="reads the limits of another process")
+def test_a_process_that_is_given_a_grammar_is_shut_off(processes: Forks) -> None:
+    processes.start()
+    fork = processes.fork()
+    fork.ask(forks.COMPILE, GOOD.encode())
+    assert fork.take(10.0) is not None
+    (child,) = children(processes)
+    for kind in (resource.RLIMIT_NOFILE, resource.RLIMIT_NPROC, resource.RLIMIT_FSIZE):
+        assert resource.prlimit(child.pid, kind) == (0, 0)
+    assert resource.prlimit(child.pid, resource.RLIMIT_AS)[0] < 4 << 30
+    fork.close()
+    wait_until(lambda: not children(processes), 10)
+
+
+def test_a_crowd_is_turned_away(processes: Forks) -> None:
+    trial = Trial(processes, trial_s=0.4)
     outcomes: list[str] = []
 
     def ask() -> None:
@@ -110,32 +135,24 @@ def test_a_crowd_is_turned_away() -> None:
         except Unusable:
             outcomes.append("tried")
 
-    try:
-        trial.check("gbnf", GOOD)
-        threads = [threading.Thread(target=ask) for _ in range(5)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-    finally:
-        trial.close()
+    trial.check("gbnf", GOOD)
+    threads = [threading.Thread(target=ask) for _ in range(5)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
     assert outcomes.count(FailureCode.BUSY) == 2
     assert outcomes.count("tried") == 3
 
 
-def test_patterns_without_a_known_end_are_ended_in_time() -> None:
+def test_patterns_without_a_known_end_are_ended_in_time(processes: Forks) -> None:
     parts = [{"pattern": f"a.{{{n}}}b"} for n in range(40)]
-    trial = Trial(DEMO, trial_s=1.0)
+    trial = Trial(processes, trial_s=1.0)
     with VocabFile.load(DEMO) as file:
-        compiler = Compiler(file.vocab, GbnfGrammars(file.vocab), trial, CallForms(HERMES.syntax))
-        try:
-            with pytest.raises(CallFailed, match="make it simpler"):
-                compiler.mask(Constraint("json_schema", json.dumps({"type": "string", "allOf": parts})))
-            assert trial.pid is None
-            compiler.mask(Constraint("json_schema", json.dumps({"type": "string", "allOf": parts[:2]})))
-            assert trial.pid is None
-        finally:
-            trial.close()
+        compiler = Compiler(file.vocab, ForkedGrammars(processes, file.vocab), trial, CallForms(HERMES.syntax))
+        with pytest.raises(CallFailed, match="make it simpler"):
+            compiler.mask(Constraint("json_schema", json.dumps({"type": "string", "allOf": parts})))
+        compiler.mask(Constraint("json_schema", json.dumps({"type": "string", "allOf": parts[:2]})))
 
 
 def test_lark_is_compiled_only(trial: Trial) -> None:
@@ -145,8 +162,7 @@ def test_lark_is_compiled_only(trial: Trial) -> None:
 
 
 def test_without_a_model_there_is_no_trial(tmp_path: Path) -> None:
-    trial = Trial(tmp_path / "missing.gguf")
-    with pytest.raises(CallFailed) as caught:
-        trial.check("gbnf", GOOD)
-    assert caught.value.failure.code == FailureCode.INTERNAL
-    trial.close()
+    with contextlib.closing(Forks(tmp_path / "missing.gguf")) as processes:
+        with pytest.raises(CallFailed) as caught:
+            Trial(processes).check("gbnf", GOOD)
+        assert caught.value.failure.code == FailureCode.INTERNAL

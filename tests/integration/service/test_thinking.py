@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 from collections.abc import AsyncIterator, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -17,11 +18,12 @@ from workers.chat.prompts import Prompts
 from workers.chat.reasoning import THINK
 from workers.chat.tools.hermes import HERMES
 from workers.constraint.compiler import Compiler
+from workers.constraint.forked_grammars import ForkedGrammars
+from workers.constraint.forks import Forks
 from workers.constraint.tool_calls import CallForms
 from workers.constraint.trial import Trial
 from workers.engine.engine import Engine
 from workers.llama.context import Context
-from workers.llama.grammar import GbnfGrammars
 from workers.llama.model import Model
 from workers.protocol.events import (
     CallEvent,
@@ -132,9 +134,9 @@ def model() -> Iterator[Model]:
 
 @pytest.fixture(scope="module")
 def compiler(model: Model) -> Iterator[Compiler]:
-    trial = Trial(DEMO)
-    yield Compiler(model.vocab, GbnfGrammars(model.vocab), trial, CallForms(HERMES.syntax))
-    trial.close()
+    with contextlib.closing(Forks(DEMO)) as processes:
+        forms = CallForms(HERMES.syntax)
+        yield Compiler(model.vocab, ForkedGrammars(processes, model.vocab), Trial(processes), forms)
 
 
 @pytest.fixture

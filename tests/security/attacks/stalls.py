@@ -24,7 +24,7 @@ def _complete(target: Target, **fields: object) -> dict[str, object]:
 
 
 async def _long_triggers(target: Target) -> None:
-    mark = "".join(random.choices("abcdefgh", k=8))  # noqa: S311
+    mark = "".join(random.choices("abcdefgh", k=8))
     words = [("a" * 127 + chr(97 + n) + mark)[-128:] for n in range(16)]
     body = _complete(
         target,
@@ -63,7 +63,7 @@ async def _many_probabilities(target: Target) -> None:
 
 
 async def _long_biases(target: Target) -> None:
-    chance = random.Random()  # noqa: S311
+    chance = random.Random()
     biases = [["".join(chance.choices("abcdefghij klmnop", k=512)), 0.5] for _ in range(1024)]
     await _ask(target, "/completion", _complete(target, logit_bias=biases))
 
