@@ -35,6 +35,14 @@ async def _long_triggers(target: Target) -> None:
     await _ask(target, "/completion", body, leave_after_s=LEAVES_AFTER_S)
 
 
+async def _ambiguous_gbnf(target: Target) -> None:
+    """Each x in a row doubles the ways to read the answer, and nothing but x is said."""
+    mark = "".join(random.choices("abcdefgh", k=8))  # noqa: S311
+    grammar = f'root ::= ([^x] | p)* | "{mark}"\np ::= "x" p "y" | "x" p "z" | "x"'
+    body = _complete(target, grammar=grammar, logit_bias=[["x", 100]], temperature=0)
+    await _ask(target, "/completion", body, leave_after_s=random.choice([1.0, 10.0]))  # noqa: S311
+
+
 async def _repeated_sampler(target: Target) -> None:
     await _ask(target, "/completion", _complete(target, samplers=["typ_p"] * 32, typical_p=0.99))
 
@@ -74,6 +82,12 @@ ATTACKS = (
         about="A lazy grammar has 16 triggers of 128 characters, and its caller leaves at once; eight took 89 s.",
         strike=_long_triggers,
         at_once=8,
+    ),
+    Attack(
+        name="ambiguous-gbnf",
+        about="A GBNF grammar takes twice as long with each token; others got none for 321 s.",
+        strike=_ambiguous_gbnf,
+        at_once=3,
     ),
     Attack(
         name="repeated-sampler",
