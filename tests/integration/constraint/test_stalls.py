@@ -76,7 +76,7 @@ class Gaps:
 
 def streaming(bench: Bench) -> Gaps:
     """Another caller's stream, which has begun."""
-    request = bench.request(PROMPT, 3900, sampling=Sampling(temperature=1, seed=3), ignore_eos=True)
+    request = bench.request(PROMPT, 2000, sampling=Sampling(temperature=1, seed=3), ignore_eos=True)
     gaps = Gaps(bench, bench.submit(request))
     wait_until(lambda: len(gaps.at) > 3, 30)
     return gaps
@@ -91,7 +91,7 @@ def of_many_x(bench: Bench, compiler: Compiler, constraint: Constraint) -> Engin
 def test_an_ambiguous_grammar_ends_and_nobody_else_waits(bench: Bench, compiler: Compiler) -> None:
     gaps = streaming(bench)
     keys = [bench.submit(of_many_x(bench, compiler, Constraint("gbnf", DOUBLES + f"\na{n} ::= [a]"))) for n in range(1)]
-    bench.wait(*keys)
+    bench.heard.until(lambda: all(map(bench.heard.has_ended, keys)), 100)
     for key in keys:
         (failed,) = [event for event in bench.heard.calls[key] if isinstance(event, Failed)]
         assert "make it less ambiguous" in failed.failure.message
