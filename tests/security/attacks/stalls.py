@@ -37,10 +37,10 @@ async def _long_triggers(target: Target) -> None:
 
 async def _ambiguous_gbnf(target: Target) -> None:
     """Each x in a row doubles the ways to read the answer, and nothing but x is said."""
-    mark = "".join(random.choices("abcdefgh", k=8))  # noqa: S311
+    mark = "".join(random.choices("abcdefgh", k=8))
     grammar = f'root ::= ([^x] | p)* | "{mark}"\np ::= "x" p "y" | "x" p "z" | "x"'
     body = _complete(target, grammar=grammar, logit_bias=[["x", 100]], temperature=0)
-    await _ask(target, "/completion", body, leave_after_s=random.choice([1.0, 10.0]))  # noqa: S311
+    await _ask(target, "/completion", body, leave_after_s=random.choice([1.0, 10.0]))
 
 
 async def _repeated_sampler(target: Target) -> None:
