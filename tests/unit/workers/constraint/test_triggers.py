@@ -14,7 +14,7 @@ from workers.constraint.piece_index import PieceIndex
 from workers.constraint.triggers import MAX_KNOWN, TriggeredMask, Triggers
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass
 class Pieces:
     """A vocabulary that is a list."""
 
@@ -23,9 +23,8 @@ class Pieces:
     bos: int = -1
     eog: frozenset[int] = frozenset()
 
-    @property
-    def num_tokens(self) -> int:
-        return len(self.pieces)
+    def __post_init__(self) -> None:
+        self.num_tokens = len(self.pieces)
 
     def piece(self, token: int) -> bytes:
         return self.pieces[token]
