@@ -30,6 +30,7 @@ PaddockError                     status  type
 │   ├── Unsuited                 503       code unsuited
 │   ├── SlotsBusy                503       code busy
 │   ├── StorageFull              503       code storage_full
+│   ├── TooManyConnections       503       code too_many_connections
 │   └── Stopping                 503       code stopping
 ├── WorkerLost                   502     unavailable_error
 ├── ClientTooSlow                -       in-stream only
@@ -232,6 +233,10 @@ class StorageFull(Unavailable):
     """Of a team: what it may keep."""
 
     code = "storage_full"
+
+
+class TooManyConnections(Unavailable):
+    code = "too_many_connections"
 
 
 class Stopping(Unavailable):

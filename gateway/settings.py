@@ -24,6 +24,23 @@ class GatewaySettings(PaddockSettings):
         str,
         Field(description="JSON list of further keys: {name, team, sha256, aliases, admin, weight}; see docs/keys.md"),
     ] = "[]"
+    max_connections: Annotated[
+        int,
+        Field(
+            ge=0,
+            description="most connections at once; idle ones make room, further ones get a 503, probes are still "
+            "answered; 0: what the limit of open files leaves, 16,384 at most",
+        ),
+    ] = 0
+    address_share: Annotated[
+        float,
+        Field(
+            gt=0,
+            le=1,
+            description="share of max_connections that one address may have; 1: all of them, where every caller comes "
+            "through one proxy",
+        ),
+    ] = 0.5
     max_body_bytes: Annotated[int, Field(ge=1024, description="largest request body")] = 8 << 20
     queue_timeout_s: Annotated[
         float, Field(gt=0, description="longest wait for a slot before the caller gets a 503")

@@ -13,14 +13,19 @@ from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIO
 from websockets.frames import CloseCode, Frame
 
 from gateway.api.openai.error_shape import error_body
-from gateway.errors import HeadTooLarge, HeadTooSlow, InvalidRequest, PaddockError
+from gateway.errors import HeadTooLarge, HeadTooSlow, InvalidRequest, PaddockError, TooManyConnections
 from workers.http_server.refusals import Refusal, response_of
 from workers.http_server.state import ServerState
 
 MAX_FRAGMENTS = 16_384
 """Of one message: empty ones count for nothing in its size, and each takes memory."""
 
-ERRORS: dict[int, type[PaddockError]] = {400: InvalidRequest, 408: HeadTooSlow, 431: HeadTooLarge}
+ERRORS: dict[int, type[PaddockError]] = {
+    400: InvalidRequest,
+    408: HeadTooSlow,
+    431: HeadTooLarge,
+    503: TooManyConnections,
+}
 
 
 def refusal_body(refusal: Refusal) -> bytes:
@@ -40,6 +45,13 @@ class WebSocketProtocol(WebSocketsSansIOProtocol):
     ) -> None:
         super().__init__(config, server_state, app_state, _loop)
         self._server = server_state
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._server.bounded.gone(self)
+        super().connection_lost(exc)
+
+    def make_room(self) -> None:
+        """Never asked for: a WebSocket is not idle while it is open (`gateway.api.sockets` bounds them)."""
 
     def data_received(self, data: bytes) -> None:
         super().data_received(data)

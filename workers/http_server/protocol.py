@@ -7,12 +7,13 @@ one before is answered; what lies behind it waits as bytes, and little of it, fo
 from __future__ import annotations
 
 import asyncio
-from typing import Any
+from typing import Any, cast
 
 import httptools
 from uvicorn.config import Config
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
+from workers.http_server.connections import Closable, Verdict
 from workers.http_server.flow import Flow
 from workers.http_server.refusals import Refusal, response_of
 from workers.http_server.state import ServerState
@@ -23,6 +24,8 @@ MAX_HEADERS = 256
 """Each takes some hundred bytes here, however short it is."""
 HEAD_S = 60.0
 """How long a head may take from its first byte on."""
+BEYOND_HEAD_S = 2.0
+"""The same on a connection for which there is no room."""
 
 MAX_PIPELINED = 8
 """Requests in a row that a peer may send ahead of the answer to the one before; then its connection ends."""
@@ -42,6 +45,7 @@ TOO_LARGE = Refusal(
     431, f"The head of the request has more than {MAX_HEAD_BYTES >> 10} KiB. Send fewer and shorter headers."
 )
 TOO_MANY_HEADERS = Refusal(431, f"The request has more than {MAX_HEADERS} headers. Send fewer.")
+CROWDED = Refusal(503, "There are too many connections to this address. Use those that are open, or try again later.")
 
 
 class Unwanted(Exception):
@@ -74,19 +78,35 @@ class HttpProtocol(HttpToolsProtocol):
         self._deaf = False
         """What comes is thrown away."""
         self._num_deaf_bytes = 0
+        self._beyond = False
+        """There is no room for this connection; only a probe is answered."""
         self._refusal = MALFORMED
         """What is told if the parser stops now."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
         self.flow = self._flow = Flow(transport)
+        descriptor = transport.get_extra_info("socket").fileno()
+        verdict = self._server.bounded.came(self, self.client[0] if self.client else "", descriptor)
+        self._beyond = verdict is not Verdict.WITHIN
         # Balancers open connections in advance, and keep them as they keep idle ones.
-        self._head_timer = self.loop.call_later(self.timeout_keep_alive, self._head_is_late)
+        patience_s = BEYOND_HEAD_S if self._beyond else self.timeout_keep_alive
+        self._head_timer = self.loop.call_later(patience_s, self._head_is_late)
+        if verdict is Verdict.REFUSED:
+            self.make_room()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._deaf, self._unread = True, b""
         self._end_head_timer()
+        self._server.bounded.gone(self)
         super().connection_lost(exc)
+
+    def make_room(self) -> None:
+        """Close at once: there are too many connections, and no answer is under way on this one."""
+        self._deaf, self._unread = True, b""
+        if self._beyond or self._head_bytes:
+            self.transport.write(response_of(CROWDED, self._server.form))
+        self.transport.close()
 
     def data_received(self, data: bytes) -> None:
         if self._deaf:
@@ -118,8 +138,12 @@ class HttpProtocol(HttpToolsProtocol):
         self._in_head, self._in_body, self._head_bytes = False, True, 0
         self._body_left = _length_of(self.headers)
         self._end_head_timer()
+        self._server.bounded.busy(self)
+        if self._beyond and self.url.partition(b"?")[0] not in self._server.bounded.bounds.reserved:
+            self._refusal = CROWDED
+            raise Unwanted
         super().on_headers_complete()
-        if self._num_ahead >= MAX_PIPELINED and not self._is_free:
+        if (self._beyond or self._num_ahead >= MAX_PIPELINED) and not self._is_free:
             self.cycle.keep_alive = False
 
     def on_message_complete(self) -> None:
@@ -132,6 +156,8 @@ class HttpProtocol(HttpToolsProtocol):
         if self._unread and not self.transport.is_closing():
             self._unset_keepalive_if_required()
             self._parse()
+        if self._is_free and not self._in_head:
+            self._server.bounded.idle(self)
 
     def send_400_response(self, msg: str) -> None:
         self._refuse(self._refusal)
@@ -172,11 +198,13 @@ class HttpProtocol(HttpToolsProtocol):
                 self._deaf = True
                 self._end_head_timer()
                 self.handle_websocket_upgrade()
+                self._server.bounded.replaced(self, cast(Closable, self.transport.get_protocol()))
         except httptools.HttpParserError:
             if not self._deaf:
                 self._refuse(self._refusal)
         if self._in_head:
             self._head_bytes += len(piece)
+            self._server.bounded.head_grew(self, len(piece))
 
     def _watch_silence(self) -> None:
         """Set a timer for what the peer owes: the rest of a head, or another request."""
@@ -184,7 +212,7 @@ class HttpProtocol(HttpToolsProtocol):
             self._end_head_timer()
         elif self._in_head:
             if self._head_bytes and self._head_timer is None:
-                self._head_timer = self.loop.call_later(HEAD_S, self._head_is_late)
+                self._head_timer = self.loop.call_later(BEYOND_HEAD_S if self._beyond else HEAD_S, self._head_is_late)
         elif self._is_free and self._head_timer is None and self.timeout_keep_alive_task is None:
             # What came was no request: an empty line, the rest of a body that was not wanted.
             self.timeout_keep_alive_task = self.loop.call_later(

@@ -1,24 +1,42 @@
-"""uvicorn's server without its signal handlers: whoever runs it decides when it is over."""
+"""uvicorn's server, its connections bounded, without its signal handlers: its owner decides when it is over."""
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
+import socket
 from collections.abc import Iterator
+from typing import cast
 
 import uvicorn
 
+from workers.http_server.acceptor import Acceptor
+from workers.http_server.connections import ConnectionBounds, Connections
 from workers.http_server.refusals import Form
 from workers.http_server.state import ServerState
 
 
 class HttpServer(uvicorn.Server):
-    """Serves until `should_exit` is set."""
+    """Serves on sockets that listen, until `should_exit` is set."""
 
-    def __init__(self, config: uvicorn.Config, form: Form) -> None:
+    def __init__(self, config: uvicorn.Config, form: Form, bounds: ConnectionBounds) -> None:
         """`form`: how the server's own answers are written."""
         super().__init__(config)
-        self.server_state = ServerState(form)
+        self.server_state = self._state = ServerState(form, Connections(bounds))
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await self.lifespan.startup()
+        acceptors = [Acceptor(listener, self._state.bounded, self._protocol) for listener in sockets or ()]
+        # uvicorn closes them and waits for them, as it does with its own.
+        self.servers = cast(list[asyncio.base_events.Server], acceptors)
+        for acceptor in acceptors:
+            acceptor.start()
+        self.started = True
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
         yield
+
+    def _protocol(self) -> asyncio.Protocol:
+        make = self.config.http_protocol_class
+        return make(config=self.config, server_state=self._state, app_state=self.lifespan.state)  # type: ignore[call-arg]

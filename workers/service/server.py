@@ -25,15 +25,18 @@ from starlette.types import ASGIApp
 
 from workers.engine.counters import EngineCounters
 from workers.engine.request import EngineLoad
+from workers.http_server.connections import ConnectionBounds
+from workers.http_server.descriptors import raise_limit
 from workers.http_server.protocol import HttpProtocol
 from workers.http_server.server import HttpServer
 from workers.protocol.drain import left_s
 from workers.protocol.events import CallEvent
 from workers.protocol.exits import Exit
 from workers.protocol.failures import Failure, FailureCode
+from workers.protocol.framing import HEALTH_PATH
 from workers.protocol.heartbeat import Heartbeat, ModelFacts
 from workers.service.access import WorkerAccess
-from workers.service.app import build_app
+from workers.service.app import METRICS_PATH, build_app
 from workers.service.bodies import refusal_body
 from workers.service.call_story import Stories
 from workers.service.desk import CallDesk
@@ -41,7 +44,7 @@ from workers.service.desk import Engine as DeskEngine
 from workers.service.heartbeat import Registration, connect
 from workers.service.mailbox import Mailbox
 from workers.service.metrics import WorkerMetrics
-from workers.service.probes import Probes
+from workers.service.probes import READY_PATH, Probes
 from workers.service.services import Services
 from workers.service.stream import EventHub
 from workers.tracing.tracer import OFF, Tracer
@@ -51,6 +54,9 @@ FLUSH_S = 2.0
 
 KEEP_ALIVE_S = 90
 """Idle HTTP connections are kept longer than any client keeps them, so that none is closed under a request."""
+
+RESERVED_PATHS = frozenset(path.encode() for path in (HEALTH_PATH, READY_PATH, METRICS_PATH))
+"""Answered when there is no room for other requests."""
 
 logger = logging.getLogger(__name__)
 
@@ -150,7 +156,7 @@ def _http_server(app: ASGIApp, http: type[HttpProtocol]) -> HttpServer:
         timeout_keep_alive=KEEP_ALIVE_S,
         timeout_graceful_shutdown=int(FLUSH_S),
     )
-    return HttpServer(config, refusal_body)
+    return HttpServer(config, refusal_body, ConnectionBounds.of(raise_limit(), reserved=RESERVED_PATHS))
 
 
 class WorkerServer:

@@ -13,6 +13,8 @@ SHORTEST = b"GET /health HTTP/1.1\r\n\r\n"
 NUM_PIPELINED = 900_000
 FLOOD_BYTES = 100 << 20
 CHUNK_BYTES = 1 << 20
+NUM_HALF_HEADS, HALF_A_HEAD = 1500, b"GET /health HTTP/1.1\r\nx: "
+HELD_S = 2.0
 GIVES_UP_S = 10.0
 """A sender that nobody reads waits that long."""
 
@@ -70,7 +72,21 @@ async def _body_without_secret(target: Target) -> None:
     await _pour(target.worker_url, head, b"x" * CHUNK_BYTES, FLOOD_BYTES)
 
 
+async def _half_heads(target: Target) -> None:
+    """Open connections that never send the whole of a request."""
+    async with contextlib.AsyncExitStack() as held:
+        for _ in range(NUM_HALF_HEADS):
+            _, writer = await held.enter_async_context(_connection(target.url))
+            writer.write(HALF_A_HEAD)
+        await asyncio.sleep(HELD_S)
+
+
 ATTACKS = (
+    Attack(
+        name="half-heads",
+        about="1,500 connections with half a request each, no key: /health was reset.",
+        strike=_half_heads,
+    ),
     Attack(
         name="pipelining",
         about="900,000 tiny requests on one connection, no key: 1.9 GiB and gaps of 8 s.",

@@ -42,7 +42,10 @@ def chains(ours: type, prefix: str) -> Iterator[str]:
 async def test_what_the_protocols_use_is_there(ours: type, theirs: type) -> None:
     own = {name for name in vars(ours) if name not in vars(theirs)}
     config = uvicorn.Config(app, lifespan="off", log_config=None)
-    there = set(dir(theirs(config, ServerState(), {}, asyncio.get_running_loop())))
+    instance = theirs(config, ServerState(), {}, asyncio.get_running_loop())
+    if isinstance(instance, HttpToolsProtocol):
+        instance.on_message_begin()
+    there = set(dir(instance))
     source = ast.parse(textwrap.dedent(inspect.getsource(ours)))
     made = {
         target.attr

@@ -11,6 +11,7 @@ import pytest
 import uvicorn
 
 from workers.http_server import protocol
+from workers.http_server.connections import ConnectionBounds, Connections
 from workers.http_server.protocol import MAX_HEAD_BYTES, MAX_HEADERS, MAX_PIPELINED, HttpProtocol
 from workers.http_server.refusals import Refusal
 from workers.http_server.state import ServerState
@@ -41,7 +42,7 @@ async def app(scope: Any, receive: Any, send: Any) -> None:
 async def port(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[int]:
     monkeypatch.setattr(protocol, "HEAD_S", PAUSE_S / 2)
     config = uvicorn.Config(app, lifespan="off", log_config=None, timeout_keep_alive=1)
-    state = ServerState(form)
+    state = ServerState(form, Connections(ConnectionBounds.of(1024)))
     loop = asyncio.get_running_loop()
     server = await loop.create_server(lambda: HttpProtocol(config, state, {}), "127.0.0.1", 0)
     yield server.sockets[0].getsockname()[1]

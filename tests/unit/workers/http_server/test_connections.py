@@ -1,0 +1,186 @@
+"""Connections are bounded in all and per address; idle ones make room, and probes are answered beyond the bound."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+import time
+from collections.abc import AsyncGenerator, AsyncIterator
+from typing import Any
+
+import pytest
+import uvicorn
+
+from tests.support.waiting import until
+from workers.http_server import connections
+from workers.http_server.connections import ConnectionBounds, Connections, Verdict
+from workers.http_server.protocol import HttpProtocol
+from workers.http_server.server import HttpServer
+
+MOST, PER_ADDRESS = 12, 8
+IDLE_S = 0.5
+HALF_A_HEAD = b"GET / HTTP/1.1\r\nx: "
+
+
+async def app(scope: Any, receive: Any, send: Any) -> None:
+    if scope["path"] == "/busy":
+        await asyncio.sleep(30)
+    await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"2")]})
+    await send({"type": "http.response.body", "body": b"ok"})
+
+
+class Served:
+    """A server on two addresses of this machine."""
+
+    def __init__(self, server: HttpServer, port: int) -> None:
+        self.connections: Connections = server.server_state.bounded  # type: ignore[attr-defined]
+        self.port = port
+        self.opened = contextlib.AsyncExitStack()
+
+    @contextlib.asynccontextmanager
+    async def open(
+        self, sent: bytes = b"", host: str = "127.0.0.1"
+    ) -> AsyncGenerator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
+        reader, writer = await asyncio.open_connection("127.0.0.1", self.port, local_addr=(host, 0))
+        try:
+            writer.write(sent)
+            yield reader, writer
+        finally:
+            writer.transport.abort()
+
+    async def keep_open(self, count: int, sent: bytes = b"", host: str = "127.0.0.1") -> list[asyncio.StreamReader]:
+        return [(await self.opened.enter_async_context(self.open(sent, host)))[0] for _ in range(count)]
+
+    async def ask(self, path: str, host: str = "127.0.0.1") -> bytes:
+        """What is answered to a request that ends its connection."""
+        request = f"GET {path} HTTP/1.1\r\nconnection: close\r\n\r\n".encode()
+        async with self.open(request, host) as (reader, _), asyncio.timeout(5):
+            return await reader.read()
+
+
+@pytest.fixture
+async def served(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Served]:
+    monkeypatch.setattr(connections, "IDLE_S", IDLE_S)
+    config = uvicorn.Config(app, http=HttpProtocol, lifespan="off", log_config=None, timeout_graceful_shutdown=1)
+    bounds = ConnectionBounds(MOST, PER_ADDRESS, 1024, frozenset((b"/health",)))
+    server = HttpServer(config, lambda refusal: refusal.message.encode(), bounds)
+    with socket.socket() as listener:
+        listener.bind(("0.0.0.0", 0))
+        listener.listen(64)
+        task = asyncio.create_task(server.serve(sockets=[listener]))
+        await until(lambda: server.started, 5.0, "it listens")
+        there = Served(server, listener.getsockname()[1])
+        try:
+            yield there
+        finally:
+            await there.opened.aclose()
+            server.should_exit = True
+            await task
+
+
+async def test_half_heads_make_room(served: Served) -> None:
+    await served.keep_open(PER_ADDRESS, HALF_A_HEAD, "127.0.0.2")
+    await served.keep_open(MOST - PER_ADDRESS, HALF_A_HEAD, "127.0.0.3")
+    answer = await served.ask("/")
+    assert answer.startswith(b"HTTP/1.1 503 ")
+    assert b"There are too many connections" in answer
+    assert (await served.ask("/health?x=1")).startswith(b"HTTP/1.1 200 ")
+    await asyncio.sleep(IDLE_S)
+    assert (await served.ask("/")).startswith(b"HTTP/1.1 200 ")
+
+
+async def test_one_address_leaves_room_to_others(served: Served) -> None:
+    await served.keep_open(PER_ADDRESS, b"GET /busy HTTP/1.1\r\n\r\n", "127.0.0.2")
+    await until(lambda: served.connections.num_open == PER_ADDRESS, 5.0, "they are there")
+    await asyncio.sleep(IDLE_S)
+    assert (await served.ask("/", "127.0.0.2")).startswith(b"HTTP/1.1 503 ")
+    assert (await served.ask("/health", "127.0.0.2")).startswith(b"HTTP/1.1 200 ")
+    assert (await served.ask("/")).startswith(b"HTTP/1.1 200 ")
+
+
+async def test_the_longest_idle_is_closed_first_and_none_that_is_answered(served: Served) -> None:
+    asked = b"GET / HTTP/1.1\r\n\r\n"
+    first, second = await served.keep_open(2, asked)
+    await first.readuntil(b"ok")
+    await second.readuntil(b"ok")
+    await served.keep_open(MOST - PER_ADDRESS, b"GET /busy HTTP/1.1\r\n\r\n", "127.0.0.2")
+    await asyncio.sleep(IDLE_S)
+    await served.keep_open(PER_ADDRESS - 2, b"GET /busy HTTP/1.1\r\n\r\n")
+    await served.keep_open(1, b"GET /busy HTTP/1.1\r\n\r\n", "127.0.0.3")
+    async with asyncio.timeout(5):
+        assert await first.read() == b""
+    assert not second.at_eof()
+    assert served.connections.num_open == MOST
+
+
+async def test_a_flood_of_connections_without_a_head_lets_probes_through(served: Served) -> None:
+    """Beyond what is kept in reserve they wait in the system's queue, and are not reset."""
+
+    async def flood() -> None:
+        while True:
+            await served.keep_open(20, HALF_A_HEAD, "127.0.0.2")
+            await asyncio.sleep(0.01)
+
+    flooding = asyncio.create_task(flood())
+    try:
+        await asyncio.sleep(0.3)
+        for _ in range(5):
+            assert (await served.ask("/health")).startswith(b"HTTP/1.1 200 ")
+    finally:
+        flooding.cancel()
+        await asyncio.wait((flooding,))
+
+
+async def test_heads_that_have_begun_are_bounded_together(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connections, "MAX_HEADS_BYTES", 100_000)
+    first, second = await served.keep_open(2, HALF_A_HEAD + b"x" * 40_000)
+    await asyncio.sleep(0.05)
+    await served.keep_open(1, HALF_A_HEAD + b"x" * 40_000)
+    async with asyncio.timeout(5):
+        assert (await first.read()).startswith(b"HTTP/1.1 503 ")
+    assert not second.at_eof()
+
+
+async def test_what_closes_is_not_counted(served: Served) -> None:
+    for _ in range(3 * MOST):
+        assert (await served.ask("/")).startswith(b"HTTP/1.1 200 ")
+    await until(lambda: served.connections.num_open == 0, 5.0, "none is left")
+
+
+class Quiet:
+    """A connection that is closed when it is told to."""
+
+    def __init__(self) -> None:
+        self.closed = False
+
+    def make_room(self) -> None:
+        self.closed = True
+
+
+def test_a_high_descriptor_shows_that_few_are_left() -> None:
+    few = Connections(ConnectionBounds.of(400))
+    assert few.came(Quiet(), "a", 200) is Verdict.WITHIN
+    assert few.came(Quiet(), "a", 350) is Verdict.BEYOND
+
+
+@pytest.mark.parametrize("num_descriptors", [16, 64, 256, 1024, 4096, 20_000, 1 << 20])
+def test_bounds_leave_descriptors_for_everything_else(num_descriptors: int) -> None:
+    bounds = ConnectionBounds.of(num_descriptors)
+    assert 1 <= bounds.most <= connections.MAX_CONNECTIONS
+    assert num_descriptors - bounds.most >= num_descriptors // 4 or num_descriptors > 1024
+    assert ConnectionBounds.of(num_descriptors, 10, 0.5).most_per_address <= 5
+    assert ConnectionBounds.of(num_descriptors, most=1 << 30).most <= num_descriptors
+
+
+def test_counting_costs_little() -> None:
+    """Twice per request, with as many connections as there may be."""
+    many = Connections(ConnectionBounds(20_000, 20_000, 1 << 20))
+    there = [Quiet() for _ in range(16_000)]
+    for connection in there:
+        many.came(connection, "a", 100)
+    began = time.perf_counter()
+    for connection in there:
+        many.busy(connection)
+        many.idle(connection)
+    assert (time.perf_counter() - began) / len(there) < 50e-6

@@ -1,0 +1,121 @@
+"""Takes connections from a listening socket, as many as there is room for; the others wait in the system's queue.
+
+uvloop accepts whatever waits, and resets it where no descriptor is left (libuv's way with EMFILE). Here descriptors are
+held in reserve: who comes then is told so, and probes are answered.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import logging
+import math
+import socket
+from collections.abc import Callable
+
+from workers.http_server.connections import Connections
+from workers.http_server.descriptors import SpareDescriptors
+
+AT_ONCE = 16
+"""Connections taken in one turn of the loop."""
+PAUSE_S = 0.05
+"""Until it is looked again whether there is room."""
+NUM_TURNS = 3
+"""Of the loop, before connections make room."""
+TELL_S = 60.0
+"""Between two lines of the log that say so."""
+
+GONE = (BlockingIOError, InterruptedError, ConnectionAbortedError)
+NO_ROOM = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
+
+log = logging.getLogger(__name__)
+
+
+class Acceptor:
+    """One listening socket, from `start` to `close`. In the place of an `asyncio.Server`."""
+
+    def __init__(
+        self, listener: socket.socket, connections: Connections, protocol: Callable[[], asyncio.Protocol]
+    ) -> None:
+        self._listener = listener
+        self._connections = connections
+        self._protocol = protocol
+        self._loop = asyncio.get_running_loop()
+        self._spare = SpareDescriptors()
+        self._opening: set[asyncio.Task[None]] = set()
+        self._pause: asyncio.Handle | None = None
+        self._refilling: asyncio.TimerHandle | None = None
+        self._told_at = -math.inf
+        self._closed = False
+
+    def start(self) -> None:
+        self._listener.setblocking(False)
+        self._loop.add_reader(self._listener, self._accept)
+
+    def close(self) -> None:
+        """Take no more. Those that are open stay so."""
+        if self._closed:
+            return
+        self._closed = True
+        self._loop.remove_reader(self._listener)
+        for timer in (self._pause, self._refilling):
+            if timer is not None:
+                timer.cancel()
+        self._spare.close()
+
+    async def wait_closed(self) -> None:
+        if self._opening:
+            await asyncio.wait(self._opening)
+
+    def _accept(self) -> None:
+        for _ in range(AT_ONCE):
+            if self._connections.full:
+                self._rest()
+                return
+            try:
+                connection, _ = self._listener.accept()
+            except GONE:
+                return
+            except OSError as error:
+                if error.errno in NO_ROOM and self._freed(error):
+                    continue
+                self._rest()
+                return
+            connection.setblocking(False)
+            task = self._loop.create_task(self._open(connection))
+            self._opening.add(task)
+            task.add_done_callback(self._opening.discard)
+
+    async def _open(self, connection: socket.socket) -> None:
+        try:
+            await self._loop.connect_accepted_socket(self._protocol, connection)
+        except OSError:
+            connection.close()  # it was gone already
+
+    def _freed(self, error: OSError) -> bool:
+        """Whether there is a descriptor now for who waits: one of those in reserve."""
+        now = self._loop.time()
+        if now > self._told_at + TELL_S:
+            self._told_at = now
+            log.warning("no connection can be taken (%s); raise the limit of open files (ulimit -n)", error.strerror)
+        self._connections.starve()
+        if self._refilling is None:
+            self._refilling = self._loop.call_later(PAUSE_S, self._refill)
+        return self._spare.give_up()
+
+    def _refill(self) -> None:
+        self._refilling = None if self._spare.refill() else self._loop.call_later(PAUSE_S, self._refill)
+
+    def _rest(self) -> None:
+        """Leave who comes in the system's queue for a moment."""
+        self._loop.remove_reader(self._listener)
+        self._pause = self._loop.call_later(PAUSE_S, self._look, NUM_TURNS)
+
+    def _look(self, num_turns: int) -> None:
+        # A loop that is late runs its timers before it reads: who has long sent a request must not be taken for idle.
+        if num_turns:
+            self._pause = self._loop.call_soon(self._look, num_turns - 1)
+            return
+        self._pause = None
+        self._connections.make_room()
+        self._loop.add_reader(self._listener, self._accept)

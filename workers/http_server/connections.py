@@ -1,0 +1,198 @@
+"""The connections of one server: how many there may be, in all and of one address, and which of them make room.
+
+Within its bounds a connection may stay idle for as long as the server lets it. Where a bound is reached, the one that
+has been idle for longest is closed for the new one; where none is, the new one is beyond the bound: it gets one answer,
+to a probe as ever, to anything else that there is no room. Some descriptors are kept for those.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter, OrderedDict
+from dataclasses import dataclass
+from enum import Enum, auto
+from itertools import islice
+from time import monotonic
+from typing import Protocol
+
+MAX_CONNECTIONS = 16_384
+"""Unless a setting says otherwise, and where there are descriptors for them: an idle one takes about 10 KiB."""
+OWN_DESCRIPTORS = 256
+"""For Redis, workers, logs and files, or a quarter of all where that is less."""
+MAX_BEYOND = 64
+"""Connections beyond a bound at a time, or a sixteenth of all descriptors."""
+IDLE_S = 1.0
+"""A connection that just came has its first request on the way."""
+BEYOND_S = 0.1
+"""The same for one that is beyond a bound, when others who are have to wait for it."""
+LOOKED_AT = 256
+"""Of the connections that have been idle for longest, when one of a certain address is looked for."""
+STARVED_S = 0.2
+"""A connection that was taken by a descriptor in reserve is counted within this time."""
+FREED_AT_ONCE = 8
+"""Connections that make room where no descriptor is left."""
+MAX_HEADS_BYTES = 32 << 20
+"""Of all heads that have begun and not ended."""
+
+
+@dataclass(frozen=True, slots=True)
+class ConnectionBounds:
+    """`reserved`: paths that are answered beyond the bounds, too."""
+
+    most: int
+    most_per_address: int
+    num_descriptors: int
+    reserved: frozenset[bytes] = frozenset()
+
+    @classmethod
+    def of(
+        cls, num_descriptors: int, most: int = 0, address_share: float = 1.0, reserved: frozenset[bytes] = frozenset()
+    ) -> ConnectionBounds:
+        """Return what a process with so many descriptors may have; `most` 0: as many as it can, within reason."""
+        room = num_descriptors - min(OWN_DESCRIPTORS, num_descriptors // 4) - 2 * _beyond_of(num_descriptors)
+        most = max(1, min(most or MAX_CONNECTIONS, room))
+        return cls(most, max(1, int(most * address_share)), num_descriptors, reserved)
+
+
+def _beyond_of(num_descriptors: int) -> int:
+    return max(1, min(MAX_BEYOND, num_descriptors // 16))
+
+
+class Verdict(Enum):
+    """What becomes of a new connection."""
+
+    WITHIN = auto()
+    BEYOND = auto()
+    REFUSED = auto()
+    """At once: its address has too many already, and many others are beyond the bound."""
+
+
+class Closable(Protocol):
+    """A connection."""
+
+    def make_room(self) -> None:
+        """Close at once."""
+
+
+@dataclass(slots=True)
+class _Known:
+    address: str
+    beyond: bool
+
+
+class Connections:
+    """Those that are open. Methods ignore connections that are not known, or not any more."""
+
+    def __init__(self, bounds: ConnectionBounds) -> None:
+        self.bounds = bounds
+        self._max_beyond = _beyond_of(bounds.num_descriptors)
+        self._last_descriptor = bounds.num_descriptors - min(OWN_DESCRIPTORS, bounds.num_descriptors // 4)
+        self._known: dict[Closable, _Known] = {}
+        self._per_address: Counter[str] = Counter()
+        # Since when, the longest first.
+        self._unused: OrderedDict[Closable, float] = OrderedDict()
+        self._idle: OrderedDict[Closable, float] = OrderedDict()
+        self._beyond: OrderedDict[Closable, float] = OrderedDict()
+        self._num_beyond = 0
+        self._heads: OrderedDict[Closable, int] = OrderedDict()
+        self._heads_bytes = 0
+        self._starved_until = -math.inf
+
+    @property
+    def num_open(self) -> int:
+        return len(self._known)
+
+    @property
+    def full(self) -> bool:
+        """No connection can be taken, not even to refuse it."""
+        return self._num_beyond >= self._max_beyond
+
+    def came(self, connection: Closable, address: str, descriptor: int) -> Verdict:
+        """Count a new connection, and close another one for it if need be.
+
+        `descriptor`: the system gives the lowest that is free, so a high one shows that few are left.
+        """
+        bounds, beyond = self.bounds, False
+        too_many = bounds.most_per_address < bounds.most and self._per_address[address] >= bounds.most_per_address
+        if too_many and not self._close_idle(address):
+            if self._num_beyond >= self._max_beyond // 2:
+                return Verdict.REFUSED
+            beyond = True
+        crowded = len(self._known) - self._num_beyond >= bounds.most or descriptor >= self._last_descriptor
+        beyond = beyond or (crowded and not self._close_idle()) or monotonic() < self._starved_until
+        self._known[connection] = _Known(address, beyond)
+        self._num_beyond += beyond
+        self._per_address[address] += 1
+        (self._beyond if beyond else self._unused)[connection] = monotonic()
+        return Verdict.BEYOND if beyond else Verdict.WITHIN
+
+    def busy(self, connection: Closable) -> None:
+        """A whole head has come."""
+        for waiting in (self._unused, self._idle, self._beyond):
+            waiting.pop(connection, None)
+        self._forget_head(connection)
+
+    def idle(self, connection: Closable) -> None:
+        """Everything that came is answered."""
+        if connection in self._known:
+            self._idle[connection] = monotonic()
+
+    def head_grew(self, connection: Closable, num_bytes: int) -> None:
+        """So many bytes of a head that has not ended; the one that began first makes room where all have too many."""
+        if connection not in self._known:
+            return
+        self._heads[connection] = self._heads.get(connection, 0) + num_bytes
+        self._heads_bytes += num_bytes
+        while self._heads_bytes > MAX_HEADS_BYTES:
+            self._close(next(iter(self._heads)))
+
+    def replaced(self, connection: Closable, by: Closable) -> None:
+        """Its transport has another protocol now."""
+        known = self._known.pop(connection, None)
+        if known is not None:
+            self._known[by] = known
+        self.busy(connection)
+
+    def gone(self, connection: Closable) -> None:
+        known = self._known.pop(connection, None)
+        if known is None:
+            return
+        self.busy(connection)
+        self._num_beyond -= known.beyond
+        self._per_address[known.address] -= 1
+        if not self._per_address[known.address]:
+            del self._per_address[known.address]
+
+    def starve(self) -> None:
+        """No descriptor is left: for a moment all who come are beyond the bound."""
+        self._starved_until = monotonic() + STARVED_S
+
+    def make_room(self) -> None:
+        """Close those beyond the bound that have sent no head; idle ones too, where no descriptor is left.
+
+        To be called when what they may have sent has been read.
+        """
+        while self._close_first(self._beyond, BEYOND_S):
+            pass
+        if monotonic() < self._starved_until:
+            any(not self._close_idle() for _ in range(FREED_AT_ONCE))
+
+    def _close_idle(self, address: str | None = None) -> bool:
+        return any(self._close_first(waiting, IDLE_S, address) for waiting in (self._unused, self._idle))
+
+    def _close_first(self, waiting: OrderedDict[Closable, float], least_s: float, address: str | None = None) -> bool:
+        before = monotonic() - least_s
+        for connection, since in islice(waiting.items(), LOOKED_AT):
+            if since > before:
+                return False
+            if address is None or self._known[connection].address == address:
+                self._close(connection)
+                return True
+        return False
+
+    def _close(self, connection: Closable) -> None:
+        self.gone(connection)
+        connection.make_room()
+
+    def _forget_head(self, connection: Closable) -> None:
+        self._heads_bytes -= self._heads.pop(connection, 0)
