@@ -28,11 +28,12 @@ from workers.engine.watchdog import Watchdog
 from workers.llama.context import Context
 from workers.llama.devices import Devices
 from workers.llama.model import Model
+from workers.llama.tokenizer import GuardedTokenizer, TokenProcesses
 from workers.protocol.catalog import AdapterSpec
 from workers.protocol.failures import CallFailed
 from workers.served_text import infill_prompts, open_renderer, text_routes
 from workers.service.adapters import AdapterRoutes
-from workers.service.lanes import prompt_lane
+from workers.service.lanes import PROMPTS_AT_ONCE, prompt_lane
 from workers.service.memory import free_bytes
 from workers.service.server import Emit, OnCrash
 from workers.service.services import Services
@@ -108,9 +109,10 @@ def generating_parts(
     logger.info("answers are read as those of the family %s", answers.family.name)
     context, n_ctx = make_context(model, settings, wishes.llama)
     opened.enter_context(context)
+    long_texts = opened.enter_context(contextlib.closing(TokenProcesses(wishes.path, number=PROMPTS_AT_ONCE)))
     prompts = Prompts(
         renderer,
-        model,
+        GuardedTokenizer(model.vocab, long_texts),
         bos_text=model.bos_text,
         num_tokens=model.facts.n_vocab,
         shared=wishes.shared_prompts,

@@ -29,13 +29,19 @@ def hold() -> None:
     if not expected:
         return
     parent = os.getppid()
-    if sys.platform == "linux":
-        ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-    else:
+    if not end_with_parent():
         threading.Thread(target=_watch, args=(parent,), name="lifeline", daemon=True).start()
     # The parent may have ended before the line above.
     if os.getppid() != parent or (expected.isdigit() and int(expected) > 1 and int(expected) != parent):
         os._exit(1)
+
+
+def end_with_parent() -> bool:
+    """Have Linux end this process when the thread that started it ends; False: this is another system."""
+    if sys.platform != "linux":
+        return False
+    ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    return True
 
 
 def _watch(parent: int) -> None:

@@ -13,9 +13,10 @@ from workers.llama.devices import Devices
 from workers.llama.inputs import PooledInputs
 from workers.llama.model import Model
 from workers.llama.pooling import PooledContext, Pooling, pooling_of
+from workers.llama.tokenizer import GuardedTokenizer, TokenProcesses
 from workers.protocol.requests import Sampling
 from workers.served_text import text_routes
-from workers.service.lanes import prompt_lane
+from workers.service.lanes import PROMPTS_AT_ONCE, prompt_lane
 from workers.service.memory import free_bytes
 from workers.service.pooled import PooledDesk, TextRefused
 from workers.service.server import Emit, OnCrash
@@ -28,6 +29,7 @@ class PooledParts:
     model: Model
     context: PooledContext
     watchdog: Watchdog
+    tokenizer: GuardedTokenizer
     inputs: PooledInputs
     pooling: Pooling
     slots: int
@@ -37,7 +39,7 @@ class PooledParts:
         """On the loop that serves them."""
         lane = prompt_lane()
         desk = PooledDesk(self.inputs, pooling=self.pooling, width=self.context.width, lane=lane)
-        prompts = Prompts(None, self.model, num_tokens=self.model.facts.n_vocab)
+        prompts = Prompts(None, self.tokenizer, num_tokens=self.model.facts.n_vocab)
         texts = text_routes(
             self.model,
             prompts,
@@ -69,7 +71,9 @@ def pooled_parts(
     Raises ModelError, ModelTooLarge.
     """
     pooling = pooling_of(model, wishes.llama)
-    inputs = PooledInputs(model, pooling)
+    processes = opened.enter_context(contextlib.closing(TokenProcesses(wishes.path, number=PROMPTS_AT_ONCE)))
+    tokenizer = GuardedTokenizer(model.vocab, processes)
+    inputs = PooledInputs(model, pooling, tokenizer)
     context = opened.enter_context(make_pooled_context(model, wishes.settings, wishes.llama, pooling))
     context.warm_up()
-    return PooledParts(model, context, watchdog, inputs, pooling, wishes.settings.slots, name)
+    return PooledParts(model, context, watchdog, tokenizer, inputs, pooling, wishes.settings.slots, name)

@@ -47,6 +47,8 @@ def helper_environment() -> dict[str, str]:
     environment = {name: os.environ[name] for name in KEPT_VARIABLES if name in os.environ}
     # No GPU and no pool of threads: none of them is needed, and each takes memory.
     environment |= {"CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
+    # Else ggml starts a debugger where it aborts, which takes seconds.
+    environment["GGML_NO_BACKTRACE"] = "1"
     environment["PYTHONPATH"] = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]).rstrip(os.pathsep)
     return environment
 
@@ -74,6 +76,11 @@ class StoppableProcess:
             self._opening = opening
             self._running()
             return self._greeting
+
+    def restart(self) -> None:
+        """Start it anew if it has ended; what it is told first stays the same. Raises NotStarted."""
+        with self._lock:
+            self._running()
 
     def tell_successors(self, *opening: bytes) -> None:
         """What a process that follows this one is told at once, in place of what this one was."""

@@ -23,6 +23,7 @@ N_EMBD, N_HEAD, N_HEAD_KV, N_FF, N_CTX = 64, 4, 2, 128, 4096
 HEAD = N_EMBD // N_HEAD
 WINDOW = 16
 """Tokens that a layer with a sliding window sees."""
+PRE_TOKENIZER = "tokenizer.ggml.pre"
 D_STATE, D_CONV, D_INNER, DT_RANK = 8, 4, 2 * N_EMBD, 4
 L_CACHE = 3
 
@@ -285,11 +286,11 @@ def _vocabulary() -> tuple[tuple[str, Any, Any, Any], ...]:
     return tuple(found)
 
 
-def write_small_model(folder: Path, name: str, *, seed: int = 1) -> Path:
-    """Writes `folder`/`name`.gguf: the same bytes for the same seed."""
+def write_small_model(folder: Path, name: str, *, seed: int = 1, pre: str = "") -> Path:
+    """Writes `folder`/`name`.gguf: the same bytes for the same seed. `pre`: another pre-tokenizer than the demo's."""
     small = SMALL_MODELS[name]
     path = folder / f"{name}.gguf"
-    write_model(path, small.architecture, small.write, seed=seed)
+    write_model(path, small.architecture, small.write, seed=seed, pre=pre)
     return path
 
 
@@ -301,12 +302,12 @@ def spoil_token(path: Path, token: int) -> None:
     embeddings.flush()
 
 
-def write_model(path: Path, architecture: str, fill: Callable[[Draft], None], *, seed: int = 1) -> None:
+def write_model(path: Path, architecture: str, fill: Callable[[Draft], None], *, seed: int = 1, pre: str = "") -> None:
     """A model of these tensors with the demo model's vocabulary."""
     draft = Draft(path, architecture, seed)
     draft.writer.add_name(f"small {path.stem}")
     for key, value, kind, sub in _vocabulary():
-        draft.writer.add_key_value(key, value, kind, sub)
+        draft.writer.add_key_value(key, pre if pre and key == PRE_TOKENIZER else value, kind, sub)
         if key == "tokenizer.ggml.tokens":
             draft.n_vocab = len(value)
     draft.writer.add_vocab_size(draft.n_vocab)

@@ -9,17 +9,19 @@ from typing import Protocol
 from workers.chat.conversation import Conversation, conversation_of
 from workers.chat.infill import InfillPrompts
 from workers.chat.shared import SharedPrompts
+from workers.patience import Patience
 from workers.protocol.failures import CallFailed, Failure, FailureCode
 from workers.protocol.requests import GenerateRequest, Message
 
-SHORT_CHARS = 4096
-"""Up to this long, texts are tokenised in less time than a hop to another thread takes."""
+SHORT_CHARS = 1024
+"""Up to this long, texts are tokenised at once, on whichever thread: any of them takes some milliseconds at most."""
 
 
 class Tokenizer(Protocol):
     """The model's vocabulary; safe to call from several threads."""
 
-    def tokenize(self, text: str, *, add_special: bool, parse_special: bool) -> Sequence[int]: ...
+    def tokenize(self, text: str, *, add_special: bool, parse_special: bool) -> Sequence[int]:
+        """May block for seconds. Raises CallFailed for a text that can't be tokenised."""
 
 
 class Templates(Protocol):
@@ -88,8 +90,10 @@ class Prompts:
         if isinstance(prompt, str):
             return self._tokenizer.tokenize(prompt, add_special=add_special, parse_special=parse_special)
         tokens: list[int] = []
+        patience = Patience(num_chars(prompt))
         for position, part in enumerate(prompt):
             if isinstance(part, str):
+                patience.check()
                 add = add_special and position == 0
                 tokens += self._tokenizer.tokenize(part, add_special=add, parse_special=parse_special)
             else:
@@ -112,10 +116,14 @@ class Prompts:
             message = "this worker fills no gaps in code; ask a model that generates text"
             raise CallFailed(Failure(FailureCode.UNSUPPORTED, message, "input_prefix"))
 
+        infill = request.infill
+        patience = Patience(len(infill.prefix) + len(infill.suffix) + sum(len(file.text) for file in infill.files))
+
         def tokenize(text: str, *, parse_special: bool = False) -> list[int]:
+            patience.check()
             return list(self._tokenizer.tokenize(text, add_special=False, parse_special=parse_special))
 
-        return self._infill.tokens(request.infill, tokenize, lambda text: tokenize(text, parse_special=True))
+        return self._infill.tokens(infill, tokenize, lambda text: tokenize(text, parse_special=True))
 
     def _checked(self, token: int, position: int) -> int:
         """Raises CallFailed."""
@@ -130,4 +138,9 @@ def is_quick(request: GenerateRequest) -> bool:
     prompt = request.prompt
     if request.infill is not None or prompt is None or len(prompt) > SHORT_CHARS:
         return False
-    return isinstance(prompt, str) or sum(len(part) for part in prompt if isinstance(part, str)) <= SHORT_CHARS
+    return isinstance(prompt, str) or num_chars(prompt) <= SHORT_CHARS
+
+
+def num_chars(prompt: Sequence[int | str]) -> int:
+    """Return the length of the texts in it."""
+    return sum(len(part) for part in prompt if isinstance(part, str))

@@ -9,6 +9,8 @@ beside the rest of a request (docs/chat-templates.md).
 
 from __future__ import annotations
 
+import contextlib
+import queue
 from collections.abc import Callable, Mapping
 from types import TracebackType
 from typing import Self
@@ -26,13 +28,16 @@ START_S = 30.0
 RENDER_S = 5.0
 """From the question to the answer. A hundred tools and two hundred messages take some hundredths of it."""
 
+NUM_PROCESSES = 2
+"""While one team's conversation keeps one busy, the other is there for the next team's."""
+
 _encode = msgspec.json.Encoder().encode
 _decode_start: Callable[[bytes], Ready | Unusable] = msgspec.json.Decoder(Ready | Unusable).decode
 _decode_answer: Callable[[bytes], Answer] = msgspec.json.Decoder(Answer).decode
 
 
 class Renderer:
-    """A model's templates; may be used from several threads, one conversation at a time."""
+    """A model's templates; may be used from several threads, as many conversations at a time as it has processes."""
 
     def __init__(
         self,
@@ -42,33 +47,51 @@ class Renderer:
         eos_text: str = "",
         render_s: float = RENDER_S,
         start_s: float = START_S,
+        number: int = NUM_PROCESSES,
     ) -> None:
-        """`sources`: Jinja by name, `default` among them; where that is missing, it is ChatML.
+        """`sources`: Jinja by name, `default` among them; where that is missing, it is ChatML. `number`: of processes;
+        all but the first start when they are first needed.
 
         Starts the process and lets it try the templates: takes some tenths of a second. Raises TemplateUnusable.
         """
         self.sources = {DEFAULT: CHATML, **sources}
         self._render_s = render_s
-        self._process = StoppableProcess("workers.chat.render_process", start_s=start_s)
+        self._processes = [StoppableProcess("workers.chat.render_process", start_s=start_s) for _ in range(number)]
+        self._free: queue.LifoQueue[StoppableProcess] = queue.LifoQueue()
         self._setup = Setup(sources=self.sources, bos_text=bos_text, eos_text=eos_text)
         self.abilities: Mapping[str, Abilities] = self._started().abilities
-        self._process.tell_successors(_encode(msgspec.structs.replace(self._setup, abilities=dict(self.abilities))))
+        known = _encode(msgspec.structs.replace(self._setup, abilities=dict(self.abilities)))
+        for process in reversed(self._processes):
+            process.tell_successors(known)
+            self._free.put(process)
 
     @property
     def pid(self) -> int | None:
-        return self._process.pid
+        """Of the process that is used first."""
+        return self._processes[0].pid
 
     def render(self, conversation: Conversation) -> str:
-        """The prompt's text. Blocks, for `render_s` at most once it is this conversation's turn. Raises CallFailed."""
+        """The prompt's text. Blocks, for `render_s` at most once a process is free. Raises CallFailed."""
+        question = _encode(conversation)
+        process = self._free.get()
         try:
-            answer = _decode_answer(self._process.ask(_encode(conversation), self._render_s))
+            return self._rendered(process, question)
+        finally:
+            self._free.put(process)
+
+    def _rendered(self, process: StoppableProcess, question: bytes) -> str:
+        """Raises CallFailed."""
+        try:
+            answer = _decode_answer(process.ask(question, self._render_s))
         except TookTooLong:
+            _restart(process)
             message = f"the model's chat template took longer than {self._render_s:g} s; send fewer or shorter messages"
             raise CallFailed(Failure(FailureCode.INVALID_REQUEST, message, "messages")) from None
         except NotStarted as error:
             message = f"chat templates can't be rendered on this worker: the process for it did not start ({error})"
             raise CallFailed(Failure(FailureCode.INTERNAL, message)) from None
         except ProcessEnded as ended:
+            _restart(process)
             message = f"the model's chat template broke down over these messages ({ended}); send fewer or shorter ones"
             raise CallFailed(Failure(FailureCode.INVALID_REQUEST, message, "messages")) from None
         if isinstance(answer, Failure):
@@ -76,7 +99,8 @@ class Renderer:
         return answer
 
     def close(self) -> None:
-        self._process.close()
+        for process in self._processes:
+            process.close()
 
     def __enter__(self) -> Self:
         return self
@@ -89,10 +113,16 @@ class Renderer:
     def _started(self) -> Ready:
         """Raises TemplateUnusable."""
         try:
-            ready = _decode_start(self._process.start(_encode(self._setup)))
+            ready = _decode_start(self._processes[0].start(_encode(self._setup)))
         except NotStarted as error:
             raise TemplateUnusable(f"the chat template can't render the shortest conversations ({error})") from None
         if isinstance(ready, Unusable):
             self.close()
             raise TemplateUnusable(ready.reason)
         return ready
+
+
+def _restart(process: StoppableProcess) -> None:
+    """At once, so that the one who comes next does not wait for it."""
+    with contextlib.suppress(NotStarted):  # who comes next will hear of it
+        process.restart()

@@ -6,9 +6,11 @@ Source: `tokenize_input_prompts` and `format_prompt_rerank` in server-common.cpp
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 
 from llama_cpp import llama_cpp as c
 
+from workers.chat.prompts import Tokenizer
 from workers.llama.errors import ModelError
 from workers.llama.model import Model
 from workers.llama.pooling import Pooling
@@ -20,9 +22,9 @@ _PLACEHOLDER = re.compile(r"\{(query|document)\}")
 class PooledInputs:
     """Safe from any thread; lives as long as its model."""
 
-    def __init__(self, model: Model, pooling: Pooling) -> None:
+    def __init__(self, model: Model, pooling: Pooling, tokenizer: Tokenizer) -> None:
         """Raises ModelError for a ranking model that says nothing of how query and document are told apart."""
-        self._model = model
+        self._tokenizer = tokenizer
         vocab = model.vocab.pointer
         template = c.llama_model_chat_template(model.pointer, b"rerank")
         self._template: str | None = template.decode("utf-8", "replace") if template else None
@@ -39,17 +41,20 @@ class PooledInputs:
                 "template; give a reranker's file"
             )
 
-    def of_text(self, text: str) -> list[int]:
-        """For embedding: with begin and end tokens as the model asks; control tokens in the text count as such."""
-        return self._model.tokenize(text, add_special=True, parse_special=True)
+    def of_text(self, text: str) -> Sequence[int]:
+        """For embedding: with begin and end tokens as the model asks; control tokens in the text count as such.
 
-    def of_pair(self, query: str, document: str) -> list[int]:
-        """For ranking: query and document in the model's form for pairs."""
+        Raises CallFailed.
+        """
+        return self._tokenizer.tokenize(text, add_special=True, parse_special=True)
+
+    def of_pair(self, query: str, document: str) -> Sequence[int]:
+        """For ranking: query and document in the model's form for pairs. Raises CallFailed."""
         if self._template is not None:
             texts = {"query": query, "document": document}
             text = _PLACEHOLDER.sub(lambda match: texts[match[1]], self._template)
-            return self._model.tokenize(text, add_special=False, parse_special=True)
+            return self._tokenizer.tokenize(text, add_special=False, parse_special=True)
         return [*self._before, *self._plain(query), *self._between, *self._plain(document), *self._after]
 
-    def _plain(self, text: str) -> list[int]:
-        return self._model.tokenize(text, add_special=False, parse_special=False)
+    def _plain(self, text: str) -> Sequence[int]:
+        return self._tokenizer.tokenize(text, add_special=False, parse_special=False)

@@ -12,6 +12,11 @@ from workers.llama.native import held
 NO_TOKEN = -1
 
 
+def encoded(text: str) -> bytes:
+    """Return the text as UTF-8; what is half a character becomes a question mark."""
+    return text.encode("utf-8", "replace")
+
+
 class Vocab:
     """Lives as long as its model; `pointer` is a `llama_vocab *`."""
 
@@ -30,14 +35,21 @@ class Vocab:
         self.suppressed = self._read_suppressed()
 
     def tokenize(self, text: str, *, add_special: bool, parse_special: bool) -> list[int]:
-        """`add_special`: begin and end tokens as the model asks; `parse_special`: control tokens in the text."""
-        data = text.encode("utf-8", "replace")
+        """`add_special`: begin and end tokens as the model asks; `parse_special`: control tokens in the text.
+
+        llama.cpp may need 320 bytes of stack for each character, and time that grows with the square of a run of like
+        ones: what callers send goes through `workers.llama.tokenizer`.
+        """
+        return self.token_array(encoded(text), add_special=add_special, parse_special=parse_special).tolist()
+
+    def token_array(self, data: bytes, *, add_special: bool, parse_special: bool) -> memoryview:
+        """The same for UTF-8, as int32 of this machine."""
         room = len(data) + 8
         while True:
             tokens = (ctypes.c_int32 * room)()
             count: int = c.llama_tokenize(self.pointer, data, len(data), tokens, room, add_special, parse_special)
             if count >= 0:
-                return tokens[:count]
+                return memoryview(tokens).cast("B").cast("i")[:count]
             room = -count
 
     def piece(self, token: int) -> bytes:

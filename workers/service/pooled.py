@@ -12,24 +12,23 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Protocol, assert_never
 
+from workers.chat.prompts import SHORT_CHARS
 from workers.engine.counters import EngineCounters
 from workers.engine.pooled import Outcome, PooledRequest
 from workers.engine.request import EngineLoad, EngineRequest
 from workers.llama.pooling import Pooling
+from workers.patience import Patience
 from workers.protocol.failures import CallFailed, Failure, FailureCode
 from workers.protocol.pooled import PoolKind, PoolRequest, PoolResult
 from workers.service.call_story import ANSWERED, Stories
 from workers.service.lanes import FairLane, prompt_lane
 
-LONG_INPUT_CHARS = 4096
-"""Longer requests are tokenised off the loop; below it the hop costs more than the work."""
-
 
 class Inputs(Protocol):
     """Text to tokens, from any thread."""
 
-    def of_text(self, text: str) -> list[int]: ...
-    def of_pair(self, query: str, document: str) -> list[int]: ...
+    def of_text(self, text: str) -> Sequence[int]: ...
+    def of_pair(self, query: str, document: str) -> Sequence[int]: ...
 
 
 class Engine(Protocol):
@@ -161,9 +160,7 @@ class PooledDesk:
                 raise CallFailed(_invalid("documents to rank must be texts, not token ids", "input"))
 
     async def _tokens(self, key: int, request: PoolRequest) -> list[Sequence[int]]:
-        query = len(request.query or "")
-        size = sum(query + len(one) if isinstance(one, str) else 0 for one in request.inputs)
-        if size <= LONG_INPUT_CHARS:
+        if _num_chars(request) <= SHORT_CHARS:
             return self._tokenized(key, request)
         return await self._lane.run(request.tenant, 0, self._tokenized, key, request)
 
@@ -172,9 +169,11 @@ class PooledDesk:
         would be read again with each document. No more either once nobody waits.
         """
         tokens: list[Sequence[int]] = []
+        patience = Patience(_num_chars(request))
         for one in request.inputs:
             if key not in self._calls:
                 break
+            patience.check()
             if not isinstance(one, str):
                 tokens.append(one)
             elif request.query is not None and request.kind == "rank":
@@ -235,6 +234,12 @@ def _other_kind(kind: PoolKind) -> Failure:
         case _:
             assert_never(kind)
     return Failure(FailureCode.UNSUPPORTED, message, "model")
+
+
+def _num_chars(request: PoolRequest) -> int:
+    """Return the length of all that is tokenised: a query is, with each document."""
+    query = len(request.query or "")
+    return sum(query + len(one) if isinstance(one, str) else 0 for one in request.inputs)
 
 
 def _invalid(message: str, param: str) -> Failure:

@@ -28,7 +28,7 @@ class PooledBench:
 
     def __init__(self, context: PooledContext, slots: int) -> None:
         self.context = context
-        self.inputs = PooledInputs(context.model, context.pooling)
+        self.inputs = PooledInputs(context.model, context.pooling, context.model)
         self.engine = PooledEngine(context, slots=slots, tell=self._tell)
         self.ended: list[int] = []
         """Keys, in the order in which the calls ended."""

@@ -195,11 +195,11 @@ def test_which_pooling_a_model_gets(demo: Model, bert: Model, reranker: Model) -
     with pytest.raises(ModelError, match="ranking head"):
         pooling_of(bert, LlamaSettings(pooling="rank"))
     with pytest.raises(ModelError, match="can't rank"):
-        PooledInputs(demo, Pooling.RANK)
+        PooledInputs(demo, Pooling.RANK, demo)
 
 
 def test_a_pair_is_put_together_as_the_vocabulary_says(reranker: Model) -> None:
-    inputs = PooledInputs(reranker, Pooling.RANK)
+    inputs = PooledInputs(reranker, Pooling.RANK, reranker)
     hello, cat = (reranker.tokenize(text, add_special=False, parse_special=False) for text in ("hello", "a cat [SEP]"))
     assert inputs.of_pair("hello", "a cat [SEP]") == [101, *hello, 102, *cat]
     assert 102 not in cat

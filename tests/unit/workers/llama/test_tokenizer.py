@@ -1,0 +1,215 @@
+"""Long texts: what llama.cpp's tokenizer dies of ends a process that holds nothing, and ids are llama.cpp's own.
+
+The model has a pre-tokenizer that llama.cpp runs by std::regex, which calls itself for each character of a run.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import random
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from tests.support.llama_source import files_of
+from tests.support.small_models import write_small_model
+from tests.support.texts import fuzzed_texts
+from workers.llama.tokenizer import IN_PROCESS_CHARS, GuardedTokenizer, TokenProcesses
+from workers.llama.vocab import Vocab, encoded
+from workers.llama.vocab_file import VocabFile
+from workers.patience import patience_s
+from workers.protocol.failures import CallFailed, FailureCode
+from workers.stoppable import NotStarted, ProcessEnded, TookTooLong
+
+PLAIN = """
+import sys, threading
+from pathlib import Path
+from workers.llama.vocab_file import VocabFile
+with VocabFile.load(Path(sys.argv[1])) as file:
+    threading.stack_size(8 << 20)
+    text = "=" * int(sys.argv[2])
+    asked = {"add_special": False, "parse_special": True}
+    thread = threading.Thread(target=file.vocab.tokenize, args=(text,), kwargs=asked)
+    thread.start()
+    thread.join()
+"""
+RUNS = ("=", " ", "a", "1", "\n", "'", "\u4f60", "\u0301", "aA", " \n", "A1 ")
+VOCABULARIES = files_of("models", "ggml-vocab-*.gguf")
+QUICK = ("ggml-vocab-llama-spm", "ggml-vocab-bert-bge", "ggml-vocab-falcon", "ggml-vocab-deepseek-coder")
+
+
+@dataclass(frozen=True, slots=True)
+class Bench:
+    path: Path
+    vocab: Vocab
+    processes: TokenProcesses
+
+    @property
+    def tokenizer(self) -> GuardedTokenizer:
+        return GuardedTokenizer(self.vocab, self.processes)
+
+    def guarded(self, text: str) -> list[int]:
+        return self.tokenizer.tokenize(text, add_special=True, parse_special=True)
+
+    def plain(self, text: str) -> list[int]:
+        """llama.cpp's own, on a thread with a stack that takes it."""
+        found: list[list[int]] = []
+        before = threading.stack_size(256 << 20)
+        try:
+            thread = threading.Thread(
+                target=lambda: found.append(self.vocab.tokenize(text, add_special=True, parse_special=True))
+            )
+            thread.start()
+        finally:
+            threading.stack_size(before)
+        thread.join()
+        return found[0]
+
+
+@pytest.fixture(scope="module")
+def bench(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
+    path = write_small_model(tmp_path_factory.mktemp("model"), "attention", pre="deepseek-v3")
+    with VocabFile.load(path) as file:
+        processes = TokenProcesses(path)
+        yield Bench(path, file.vocab, processes)
+        processes.close()
+
+
+def test_llama_cpp_itself_dies_of_a_run(bench: Bench) -> None:
+    """If this ever fails, llama.cpp has mended it, and the processes may go."""
+    command = [sys.executable, "-c", PLAIN, str(bench.path)]
+    environment = os.environ | {"GGML_NO_BACKTRACE": "1"}
+    assert subprocess.run([*command, "1000"], env=environment, capture_output=True, check=False).returncode == 0
+    died = subprocess.run([*command, "30000"], env=environment, capture_output=True, check=False)
+    assert died.returncode == -signal.SIGSEGV
+
+
+@pytest.mark.parametrize("run", RUNS, ids=ascii)
+def test_runs_of_like_characters_become_the_right_tokens(bench: Bench, run: str) -> None:
+    text = run * (50_000 // len(run))
+    assert bench.guarded(text) == bench.plain(text)
+
+
+def test_what_is_short_needs_no_process(bench: Bench) -> None:
+    nothing = TokenProcesses(bench.path.with_name("missing.gguf"))
+    tokenizer = GuardedTokenizer(bench.vocab, nothing)
+    text = "=" * IN_PROCESS_CHARS
+    assert tokenizer.tokenize(text, add_special=True, parse_special=True) == bench.plain(text)
+    with pytest.raises(CallFailed, match="did not start") as failed:
+        tokenizer.tokenize(text + "=", add_special=True, parse_special=True)
+    assert failed.value.failure.code is FailureCode.INTERNAL
+    nothing.close()
+
+
+def test_a_text_that_ends_the_process_is_told_and_the_next_one_is_served(bench: Bench) -> None:
+    for _ in range(2):
+        with pytest.raises(CallFailed) as failed:
+            bench.guarded("=" * 1_000_000)
+        assert failed.value.failure.code is FailureCode.INVALID_REQUEST
+        assert "1000000 characters" in failed.value.failure.message
+        assert "SIG" in failed.value.failure.message
+        start = time.monotonic()
+        text = "= a" * 2000
+        assert bench.guarded(text) == bench.plain(text)
+        assert time.monotonic() - start < 2.0, "the next one waited for a vocabulary to load"
+
+
+def test_what_takes_too_long_is_ended(bench: Bench) -> None:
+    data = encoded("word " * 400_000)
+    start = time.monotonic()
+    with pytest.raises(TookTooLong):
+        bench.processes.tokens(data, 0.01, add_special=False, parse_special=False)
+    assert time.monotonic() - start < 5.0
+    assert bench.processes.tokens(b"word", 5.0, add_special=False, parse_special=False) == bench.vocab.tokenize(
+        "word", add_special=False, parse_special=False
+    )
+
+
+def test_time_is_told_in_the_error(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("workers.llama.tokenizer.patience_s", lambda num_chars: 0.01)
+    with pytest.raises(CallFailed, match=r"took longer than 0\.0 s to tokenise; send a shorter one") as failed:
+        bench.guarded("word " * 400_000)
+    assert failed.value.failure.code is FailureCode.INVALID_REQUEST
+
+
+def test_a_longer_text_may_take_longer() -> None:
+    assert patience_s(1000) < 5.1
+    assert patience_s(8 << 20) > 15
+
+
+def test_texts_side_by_side(bench: Bench) -> None:
+    texts = [f"{number} " * 5000 for number in range(12)]
+    found: dict[int, list[int]] = {}
+
+    def ask(number: int) -> None:
+        found[number] = bench.guarded(texts[number])
+
+    threads = [threading.Thread(target=ask, args=(number,)) for number in range(len(texts))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert [found[number] for number in range(len(texts))] == [bench.plain(text) for text in texts]
+
+
+def test_the_process_that_holds_the_vocabulary_is_replaced(bench: Bench) -> None:
+    pid = bench.processes.pid
+    assert pid is not None
+    os.kill(pid, signal.SIGKILL)
+    text = "a = b " * 2000
+    for _ in range(3):  # those that it had forked end with it, and say so once each
+        try:
+            assert bench.guarded(text) == bench.plain(text)
+            break
+        except CallFailed as failed:
+            assert failed.failure.code is FailureCode.INTERNAL  # noqa: PT017 - it may be told so
+    assert bench.processes.pid not in (None, pid)
+    assert bench.guarded(text) == bench.plain(text)
+
+
+def test_nothing_is_left_when_it_closes(bench: Bench) -> None:
+    processes = TokenProcesses(bench.path)
+    assert processes.tokens(b"word", 5.0, add_special=False, parse_special=False)
+    pid = processes.pid
+    assert pid is not None
+    children = [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+    assert len(children) == 2, "one works, one is kept ready"
+    processes.close()
+    deadline = time.monotonic() + 10
+    while any(Path(f"/proc/{one}").exists() for one in [pid, *children]) and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert not any(Path(f"/proc/{one}").exists() for one in [pid, *children])
+    with pytest.raises((NotStarted, ProcessEnded, TookTooLong)):
+        processes.tokens(b"word", 0.1, add_special=False, parse_special=False)
+
+
+def test_the_ids_are_llama_cpps(bench: Bench) -> None:
+    _compare(bench.processes, bench.vocab, 100)
+
+
+@pytest.mark.parametrize("path", [path for path in VOCABULARIES if path.stem in QUICK], ids=lambda path: path.stem)
+def test_the_ids_of_well_known_vocabularies_are_llama_cpps(path: Path) -> None:
+    with VocabFile.load(path) as file, contextlib.closing(TokenProcesses(path, number=1)) as processes:
+        _compare(processes, file.vocab, 10)
+
+
+@pytest.mark.long
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("path", VOCABULARIES, ids=lambda path: path.stem)
+def test_the_ids_of_twenty_thousand_texts_are_llama_cpps(path: Path) -> None:
+    with VocabFile.load(path) as file, contextlib.closing(TokenProcesses(path, number=1)) as processes:
+        _compare(processes, file.vocab, 20_000)
+
+
+def _compare(processes: TokenProcesses, vocab: Vocab, num_texts: int) -> None:
+    for number, text in enumerate(fuzzed_texts(random.Random(7), num_texts)):
+        asked = {"add_special": number % 2 == 0, "parse_special": number % 3 > 0}
+        assert processes.tokens(encoded(text), 60.0, **asked) == vocab.tokenize(text, **asked), text

@@ -1,0 +1,133 @@
+"""The processes in which a caller's long text may crash or hang llama.cpp's tokenizer (`workers.llama.tokenizer`).
+
+    python -m workers.llama.token_process MODEL.gguf DESCRIPTOR
+
+The first process loads the vocabulary and does nothing but fork others, which share its memory: each takes texts from
+a socket of its own, and a new one is there within some milliseconds. It reads orders from the socket DESCRIPTOR until
+that ends: `FORK` with a socket (-> the child's process id), `END` with a process id (-> its exit code, negative: the
+signal that ended it).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import os
+import resource
+import signal
+import socket
+import struct
+import sys
+import threading
+from pathlib import Path
+
+from workers.bounds import bound_cpu, bound_memory, shut_off
+from workers.lifeline import end_with_parent
+from workers.llama.vocab import Vocab
+from workers.llama.vocab_file import VocabFile
+
+READY = b"+"
+FORK, END = 1, 2
+ORDER, REPLY = struct.Struct("=ii"), struct.Struct("=i")
+"""An order and a process id; what is answered."""
+
+TEXT, TOKENS = struct.Struct("=QiBB"), struct.Struct("=qB")
+"""Bytes of text, seconds of processor time, `add_special`, `parse_special`; number of tokens, whether the process
+wants to be replaced."""
+
+STACK_BYTES = 192 << 20
+"""For the recursion of std::regex: 320 bytes for each character of a run, measured over all of llama.cpp's
+pre-tokenizers. Pages are taken when they are touched."""
+
+EXTRA_BYTES = 384 << 20
+"""Memory beyond what the process takes itself."""
+
+GROWN_BYTES = 48 << 20
+"""A process that has taken so much for a text gives it back by its end."""
+
+SOCKET_BYTES = 1 << 20
+
+
+def main(path: Path, descriptor: int) -> None:
+    """Serve orders until the worker closes the socket or ends."""
+    with socket.socket(fileno=descriptor) as orders, VocabFile.load(path) as file:
+        children: set[int] = set()
+        gc.freeze()  # what the children share is not written to
+        try:
+            orders.sendall(READY)
+            while _obey(orders, file.vocab, children):
+                pass
+        finally:
+            for pid in children:
+                os.kill(pid, signal.SIGKILL)
+
+
+def _obey(orders: socket.socket, vocab: Vocab, children: set[int]) -> bool:
+    """Carry out one order; False: there are no more."""
+    data, descriptors, _, _ = socket.recv_fds(orders, ORDER.size, 1)
+    if len(data) < ORDER.size:
+        return False
+    order, pid = ORDER.unpack(data)
+    if order == FORK:
+        pid = os.fork()
+        if pid == 0:
+            _child(vocab, orders, descriptors[0])
+        os.close(descriptors[0])
+        children.add(pid)
+        orders.sendall(REPLY.pack(pid))
+    elif order == END:
+        orders.sendall(REPLY.pack(_ended(pid) if pid in children else -signal.SIGKILL))
+        children.discard(pid)
+    return True
+
+
+def _ended(pid: int) -> int:
+    """End a child; -> its exit code. It may have ended: until it is waited for, the number stays its own."""
+    os.kill(pid, signal.SIGKILL)
+    _, status = os.waitpid(pid, 0)
+    return os.waitstatus_to_exitcode(status)
+
+
+def _child(vocab: Vocab, orders: socket.socket, descriptor: int) -> None:
+    """Never returns."""
+    try:
+        end_with_parent()
+        orders.close()
+        threading.stack_size(STACK_BYTES)
+        with socket.socket(fileno=descriptor) as texts:
+            thread = threading.Thread(target=_serve, args=(vocab, texts), daemon=True)
+            thread.start()
+            thread.join()
+    finally:
+        os._exit(0)
+
+
+def _serve(vocab: Vocab, texts: socket.socket) -> None:
+    bound_memory(EXTRA_BYTES)
+    shut_off()
+    quiet = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    with contextlib.suppress(EOFError, OSError):  # the worker has gone
+        while True:
+            num_bytes, cpu_s, add_special, parse_special = TEXT.unpack(read_exactly(texts, TEXT.size))
+            bound_cpu(cpu_s)
+            text = bytes(read_exactly(texts, num_bytes))
+            tokens = vocab.token_array(text, add_special=bool(add_special), parse_special=bool(parse_special))
+            grown = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - quiet) << 10 > GROWN_BYTES
+            texts.sendall(TOKENS.pack(len(tokens), grown))
+            texts.sendall(tokens)
+
+
+def read_exactly(source: socket.socket, num_bytes: int) -> bytearray:
+    """Raises EOFError, and what the socket raises (TimeoutError where it has a time)."""
+    data = bytearray(num_bytes)
+    view, have = memoryview(data), 0
+    while have < num_bytes:
+        count = source.recv_into(view[have:])
+        if not count:
+            raise EOFError
+        have += count
+    return data
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), int(sys.argv[2]))

@@ -1,0 +1,307 @@
+"""Text to tokens where the text is a caller's: whatever it is, the worker lives, and its other calls go on.
+
+llama.cpp splits text by std::regex for many models, which calls itself for every character of a match: a run of 27,000
+like characters overflows a thread's stack and ends the process (ggml-org/llama.cpp#27783). For others time grows with
+the square of a run. So only short texts are tokenised in the worker's process. Longer ones go to processes that hold
+nothing but the vocabulary, have stacks of their own size, are killed at a deadline and replaced at once.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import queue
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from array import array
+from pathlib import Path
+
+from workers.llama.token_process import (
+    END,
+    FORK,
+    ORDER,
+    READY,
+    REPLY,
+    SOCKET_BYTES,
+    TEXT,
+    TOKENS,
+    read_exactly,
+)
+from workers.llama.vocab import Vocab, encoded
+from workers.patience import patience_s, too_slow
+from workers.protocol.failures import CallFailed, Failure, FailureCode
+from workers.stoppable import NotStarted, ProcessEnded, TookTooLong, helper_environment
+
+IN_PROCESS_CHARS = 4096
+"""No run of so many needs more than 1.3 MiB of stack, or a few hundredths of a second."""
+
+NUM_PROCESSES = 2
+START_S = 60.0
+ORDER_S = 5.0
+"""Forking, or ending what is forked, takes some milliseconds."""
+
+
+class GuardedTokenizer:
+    """A model's vocabulary for callers' texts. May be used from several threads."""
+
+    def __init__(self, vocab: Vocab, processes: TokenProcesses) -> None:
+        """`processes`: of the same model."""
+        self._vocab = vocab
+        self._processes = processes
+
+    def tokenize(self, text: str, *, add_special: bool, parse_special: bool) -> list[int]:
+        """As `Vocab.tokenize`. Blocks, for seconds at most. Raises CallFailed for a text that takes too long or that
+        llama.cpp can't take.
+        """
+        if len(text) <= IN_PROCESS_CHARS:
+            return self._vocab.tokenize(text, add_special=add_special, parse_special=parse_special)
+        seconds = patience_s(len(text))
+        try:
+            data = encoded(text)
+            return self._processes.tokens(data, seconds, add_special=add_special, parse_special=parse_special)
+        except TookTooLong:
+            raise too_slow(len(text), seconds) from None
+        except ProcessEnded as ended:
+            if ended.args == (signal.SIGKILL.name,):
+                message = "the process that tokenises long texts was ended from outside; send the request again"
+                raise CallFailed(Failure(FailureCode.INTERNAL, message)) from None
+            message = (
+                f"llama.cpp's tokenizer broke down over a text of {len(text)} characters ({ended}); send a shorter "
+                "one, or one with fewer like characters in a row"
+            )
+            raise CallFailed(Failure(FailureCode.INVALID_REQUEST, message)) from None
+        except NotStarted as error:
+            message = f"long texts can't be tokenised on this worker: the process for it did not start ({error})"
+            raise CallFailed(Failure(FailureCode.INTERNAL, message)) from None
+
+
+class TokenProcesses:
+    """Processes for long texts. May be used from several threads; begins to start with its making."""
+
+    def __init__(self, model: Path, *, number: int = NUM_PROCESSES, start_s: float = START_S) -> None:
+        """`model`: the GGUF file. `number`: of texts at once."""
+        self._keeper = _Keeper(model, start_s)
+        self._seats: queue.LifoQueue[_Seat] = queue.LifoQueue()
+        for _ in range(number):
+            self._seats.put(_Seat(self._keeper))
+        self._warming = threading.Thread(target=self._warm_up, name="paddock-token-processes", daemon=True)
+        self._warming.start()
+
+    def tokens(self, data: bytes, seconds: float, *, add_special: bool, parse_special: bool) -> list[int]:
+        """Return the tokens of UTF-8. Blocks for `seconds` at most, beside the time in which a process starts.
+
+        Raises TookTooLong, ProcessEnded, NotStarted.
+        """
+        try:
+            seat = self._seats.get(timeout=seconds)
+        except queue.Empty:
+            raise TookTooLong from None
+        try:
+            return seat.tokens(data, seconds, add_special=add_special, parse_special=parse_special)
+        finally:
+            self._seats.put(seat)
+
+    @property
+    def pid(self) -> int | None:
+        """Of the process that the others come from."""
+        return self._keeper.pid
+
+    def close(self) -> None:
+        """End all processes; texts under way fail."""
+        self._keeper.close()
+        self._warming.join(ORDER_S)
+        with contextlib.suppress(queue.Empty):
+            while True:
+                self._seats.get_nowait().close()
+
+    def _warm_up(self) -> None:
+        seats = [self._seats.get() for _ in range(self._seats.qsize())]
+        with contextlib.suppress(NotStarted):  # who needs it will hear of it
+            for seat in seats:
+                seat.begin()
+        for seat in seats:
+            self._seats.put(seat)
+
+
+class _Seat:
+    """One process, and the one that follows it. For one thread at a time."""
+
+    def __init__(self, keeper: _Keeper) -> None:
+        self._keeper = keeper
+        self._texts: socket.socket | None = None
+        self._pid = 0
+
+    def tokens(self, data: bytes, seconds: float, *, add_special: bool, parse_special: bool) -> list[int]:
+        """Raises TookTooLong, ProcessEnded, NotStarted."""
+        asked_of = self.begin()
+        header = TEXT.pack(len(data), int(seconds) + 2, add_special, parse_special)
+        try:
+            count, grown = self._asked(asked_of, header, data, time.monotonic() + seconds)
+        except TimeoutError:
+            self._replace()
+            raise TookTooLong from None
+        except (EOFError, OSError):
+            raise ProcessEnded(self._replace()) from None
+        except BaseException:
+            self._replace()
+            raise
+        if grown:
+            self._replace()
+        return count
+
+    def begin(self) -> socket.socket:
+        """Return the socket of a process that is there. Raises NotStarted."""
+        if self._texts is None:
+            self._texts, self._pid = self._keeper.fork()
+        return self._texts
+
+    def close(self) -> None:
+        """Close the socket, by which the process ends."""
+        texts, self._texts = self._texts, None
+        if texts is not None:
+            texts.close()
+
+    def _asked(self, texts: socket.socket, header: bytes, data: bytes, end: float) -> tuple[list[int], bool]:
+        _send(texts, header, end)
+        _send(texts, data, end)
+        num_tokens, grown = TOKENS.unpack(_read(texts, TOKENS.size, end))
+        tokens = array("i")
+        tokens.frombytes(_read(texts, num_tokens * tokens.itemsize, end))
+        return tokens.tolist(), bool(grown)
+
+    def _replace(self) -> str:
+        """End the process and begin the next one, so that no other text waits for it; -> how it ended."""
+        self.close()
+        how = self._keeper.end(self._pid)
+        with contextlib.suppress(NotStarted):  # the next text will hear of it
+            self.begin()
+        return how
+
+
+class _Keeper:
+    """The process that holds the vocabulary and forks the others. May be used from several threads."""
+
+    def __init__(self, model: Path, start_s: float) -> None:
+        self._model = model
+        self._start_s = start_s
+        self._lock = threading.Lock()
+        self._process: subprocess.Popen[bytes] | None = None
+        self._orders: socket.socket | None = None
+        self._closed = False
+
+    @property
+    def pid(self) -> int | None:
+        return self._process.pid if self._process is not None else None
+
+    def fork(self) -> tuple[socket.socket, int]:
+        """Return the socket and the process id of a new process. Raises NotStarted."""
+        ours, theirs = socket.socketpair()
+        for one in (ours, theirs):
+            one.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SOCKET_BYTES)
+        with theirs, self._lock:
+            try:
+                orders = self._running()
+                socket.send_fds(orders, [ORDER.pack(FORK, 0)], [theirs.fileno()])
+                (pid,) = REPLY.unpack(read_exactly(orders, REPLY.size))
+            except (EOFError, OSError) as error:
+                ours.close()
+                self._end()
+                raise NotStarted(f"{type(error).__name__} while forking") from None
+            except NotStarted:
+                ours.close()
+                raise
+        return ours, pid
+
+    def end(self, pid: int) -> str:
+        """End a forked process; -> how it ended, or had ended before."""
+        with self._lock:
+            if self._orders is None:
+                return signal.SIGKILL.name
+            try:
+                self._orders.sendall(ORDER.pack(END, pid))
+                (code,) = REPLY.unpack(read_exactly(self._orders, REPLY.size))
+            except (EOFError, OSError):
+                self._end()  # its children end with it
+                return signal.SIGKILL.name
+        return signal.Signals(-code).name if code < 0 else f"exit code {code}"
+
+    def close(self) -> None:
+        self._closed = True
+        process = self._process
+        if process is not None and self._orders is None:
+            process.kill()  # it is still loading
+        with self._lock:
+            self._end()
+
+    def _running(self) -> socket.socket:
+        """Raises NotStarted."""
+        if self._closed:
+            raise NotStarted("the worker is stopping")
+        if self._orders is not None and self._process is not None and self._process.poll() is None:
+            return self._orders
+        self._end()
+        ours, theirs = socket.socketpair()
+        with theirs:
+            command = [sys.executable, "-m", "workers.llama.token_process", str(self._model), str(theirs.fileno())]
+            self._process = subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+                pass_fds=[theirs.fileno()],
+                env=helper_environment() | {"MALLOC_ARENA_MAX": "1"},
+            )
+        ours.settimeout(self._start_s)
+        try:
+            if read_exactly(ours, len(READY)) != READY:
+                raise EOFError
+        except (EOFError, OSError) as error:
+            ours.close()
+            self._process.kill()
+            self._end()
+            late = isinstance(error, TimeoutError)
+            raise NotStarted(f"not ready within {self._start_s:g} s" if late else "it ended at once") from None
+        ours.settimeout(ORDER_S)
+        self._orders = ours
+        return ours
+
+    def _end(self) -> None:
+        orders, self._orders = self._orders, None
+        process, self._process = self._process, None
+        if orders is not None:
+            orders.close()  # it ends its children, and itself
+        if process is not None:
+            try:
+                process.wait(ORDER_S)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+
+
+def _send(texts: socket.socket, data: bytes, end: float) -> None:
+    texts.settimeout(_left(end))
+    texts.sendall(data)
+
+
+def _read(texts: socket.socket, num_bytes: int, end: float) -> bytearray:
+    """Raises EOFError, TimeoutError."""
+    data = bytearray(num_bytes)
+    view, have = memoryview(data), 0
+    while have < num_bytes:
+        texts.settimeout(_left(end))
+        count = texts.recv_into(view[have:])
+        if not count:
+            raise EOFError
+        have += count
+    return data
+
+
+def _left(end: float) -> float:
+    """Raises TimeoutError."""
+    left = end - time.monotonic()
+    if left <= 0:
+        raise TimeoutError
+    return left

@@ -1,0 +1,39 @@
+"""The time that the texts of one request may take to become tokens."""
+
+from __future__ import annotations
+
+import time
+
+from workers.protocol.failures import CallFailed, Failure, FailureCode
+
+LEAST_S = 5.0
+S_PER_MIB = 2.0
+"""Per 2**20 characters. The slowest pre-tokenizers of llama.cpp take about a second for so much ordinary text."""
+
+
+def patience_s(num_chars: int) -> float:
+    """Return the seconds that so much text may take."""
+    return LEAST_S + S_PER_MIB * num_chars / (1 << 20)
+
+
+class Patience:
+    """The bound for texts that are tokenised one after the other, each of them too short for a bound of its own."""
+
+    def __init__(self, num_chars: int) -> None:
+        self._num_chars = num_chars
+        self._seconds = patience_s(num_chars)
+        self._end = time.monotonic() + self._seconds
+
+    def check(self) -> None:
+        """Raises CallFailed once the time is up."""
+        if time.monotonic() > self._end:
+            raise too_slow(self._num_chars, self._seconds)
+
+
+def too_slow(num_chars: int, seconds: float) -> CallFailed:
+    """Return what a caller is told whose text takes too long."""
+    message = (
+        f"a text of {num_chars} characters took longer than {seconds:.1f} s to tokenise; send a shorter one, or one "
+        "with fewer like characters in a row"
+    )
+    return CallFailed(Failure(FailureCode.INVALID_REQUEST, message))
