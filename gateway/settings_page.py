@@ -65,7 +65,7 @@ It is made with mode 0700. A folder that is there already keeps its mode; a warn
 | `worker-secret` | the secret that gateways and workers share, mode 0600, made once |
 | `config.yaml` | your settings, if you write it |
 | `logs/` | one file per process, each bounded to 3 x 8 MiB |
-| `hub/` | fetched models, unless `models_dir` or `HF_HOME` is set; `fetched.json`: served without asking the hub |
+| `hub/` | fetched models, unless `models_dir` or `HF_HOME` is set; `*.json`: where each lies, its commit and SHA-256 |
 | `run/` | lock, Redis socket, catalog and address of the running `paddock up`; `*.calls`: ids of requests in workers |
 """
 

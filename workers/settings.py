@@ -257,7 +257,7 @@ class SupervisorSettings(ModelSettings, CacheSettings):
     catalog: Annotated[Path | None, Field(description="catalog file (YAML or JSON) that names the models to serve")] = (
         None
     )
-    hf: Annotated[str, Field(description="model to fetch from the Hugging Face hub, REPO[:QUANT]")] = ""
+    hf: Annotated[str, Field(description="model to fetch from the Hugging Face hub, REPO[:QUANT][@REVISION]")] = ""
     models_dir: Annotated[
         Path | None,
         Field(

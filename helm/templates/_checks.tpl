@@ -10,7 +10,7 @@
 {{- $sources := list -}}
 {{- range list "hf" "path" "url" -}}{{- if get $model . -}}{{- $sources = append $sources . -}}{{- end -}}{{- end -}}
 {{- if ne (len $sources) 1 -}}
-{{- $wrong = append $wrong (printf "%s: give exactly one source: hf (REPO[:QUANT]), path (a GGUF file on the models' volume) or url" $where) -}}
+{{- $wrong = append $wrong (printf "%s: give exactly one source: hf (REPO[:QUANT][@REVISION]), path (a GGUF file on the models' volume) or url" $where) -}}
 {{- end -}}
 {{- $cache := include "paddock.modelCache" (dict "root" $ "model" $model) | fromJson -}}
 {{- if and $model.path (not (hasPrefix "/" $model.path)) (eq $cache.type "emptyDir") -}}

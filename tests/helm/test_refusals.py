@@ -46,7 +46,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "a kind": (of_model(kind="DaemonSet"), "at '/models/0/kind': value must be one of"),
     "too many GPUs": (of_model(gpus=17), "at '/models/0/gpus': maximum: got 17, want 16"),
     "a password that breaks the URL": ({"secrets": {"redisPassword": "a@b"}}, "at '/secrets/redisPassword'"),
-    "two sources": (of_model(path="m.gguf"), "models[0] (m): give exactly one source: hf (REPO[:QUANT])"),
+    "two sources": (of_model(path="m.gguf"), "models[0] (m): give exactly one source: hf (REPO[:QUANT][@REVISION])"),
     "no source": ({"models": [{"name": "m"}]}, "models[0] (m): give exactly one source"),
     "a file on an empty volume": (
         {"models": [{"name": "m", "path": "m.gguf"}]},

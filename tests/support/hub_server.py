@@ -2,7 +2,8 @@
 
 Repositories are dictionaries {"owner/name": {"path": bytes}}; those in `gated` answer as gated ones do, unless the
 right token comes along. Every request is remembered in `requests` as "METHOD path". With `pause_after`, a file's body
-stops there and does not go on before the hub is closed.
+stops there and does not go on before the hub is closed. `history` has repositories at other commits than the newest,
+`forged` what is sent in place of a file's content.
 """
 
 from __future__ import annotations
@@ -17,6 +18,8 @@ from types import TracebackType
 from urllib.parse import unquote, urlsplit
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
+TAGGED = "f" * 40
+"""The commit of every tag in `history`."""
 TOKEN = "hf_token_of_the_test"
 
 
@@ -26,7 +29,14 @@ class Hub:
 
     repositories: Mapping[str, Mapping[str, bytes]]
     gated: frozenset[str] = frozenset()
+    newest: str = COMMIT
+    """Of all repositories."""
+    claims: str = ""
+    """The commit that it says it answers with, whatever is asked; empty: the true one."""
     requests: list[str] = field(default_factory=list)
+    history: Mapping[str, Mapping[str, Mapping[str, bytes]]] = field(default_factory=dict)
+    """Commit or tag -> repository -> files."""
+    forged: Mapping[str, bytes] = field(default_factory=dict)
     ranges: list[str] = field(default_factory=list)
     """The ranges that were asked for."""
     pause_after: int = 0
@@ -83,36 +93,43 @@ class _Handler(BaseHTTPRequestHandler):
         words = path.removeprefix("/api/models/").lstrip("/").split("/")
         repository = "/".join(words[:2])
         files = self.hub.repositories.get(repository)
+        revision = words[3] if words[2:3] in (["revision"], ["resolve"]) else "main"
+        if files is not None and revision not in ("main", self.hub.newest):
+            files = self.hub.history.get(revision, {}).get(repository)
+            if files is None:
+                self._refuse(404, "RevisionNotFound", "Revision not found")
+                return
+        commit = revision if len(revision) == len(COMMIT) else self.hub.newest if revision == "main" else TAGGED
         if files is None:
             self._refuse(401 if not self._has_token() else 404, "RepoNotFound", "Repository not found")
         elif api and words[2:3] == ["tree"]:
             self._send(json.dumps([_entry(name, content) for name, content in files.items()]).encode())
         elif api:
             siblings = [{"rfilename": name} for name in files]
-            self._send(json.dumps({"id": repository, "sha": COMMIT, "siblings": siblings}).encode())
+            self._send(json.dumps({"id": repository, "sha": self.hub.claims or commit, "siblings": siblings}).encode())
         elif repository in self.hub.gated and not self._has_token():
             self._refuse(403, "GatedRepo", "Access to this model is restricted")
         elif words[2:3] == ["resolve"] and (content := files.get("/".join(words[4:]))) is not None:
-            self._file(content)
+            self._file(content, commit, self.hub.forged.get(words[-1], content))
         else:
             self._refuse(404, "EntryNotFound", "Entry not found")
 
     def _has_token(self) -> bool:
         return self.headers.get("Authorization") == f"Bearer {TOKEN}"
 
-    def _file(self, content: bytes) -> None:
+    def _file(self, content: bytes, commit: str, sent: bytes) -> None:
         first = 0
         if wanted := self.headers.get("Range"):
             self.hub.ranges.append(wanted)
             first = int(wanted.removeprefix("bytes=").partition("-")[0])
         headers = {
             "ETag": f'"{hashlib.sha256(content).hexdigest()}"',
-            "X-Repo-Commit": COMMIT,
+            "X-Repo-Commit": commit,
             "Accept-Ranges": "bytes",
         }
         if first:
             headers["Content-Range"] = f"bytes {first}-{len(content) - 1}/{len(content)}"
-        self._send(content[first:], 206 if first else 200, **headers)
+        self._send(sent[first:], 206 if first else 200, **headers)
 
     def _refuse(self, status: int, code: str, message: str) -> None:
         self._send(b"{}", status, **{"X-Error-Code": code, "X-Error-Message": message})

@@ -173,7 +173,14 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     name: Name
     path: Annotated[str, Meta(min_length=1, description="GGUF file, relative to the catalog file")] | None = None
     hf: (
-        Annotated[str, Meta(pattern=r"^[^/\s:]+/[^/\s:]+(:[^/\s:]+)?$", description="Hugging Face REPO[:QUANT]")] | None
+        Annotated[
+            str,
+            Meta(
+                pattern=r"^[^/\s:@]+/[^/\s:@]+(:[^/\s:@]+)?(@[^\s:@]+)?$",
+                description="Hugging Face REPO[:QUANT][@REVISION]; a commit as revision always means the same files",
+            ),
+        ]
+        | None
     ) = None
     workers: Annotated[int, Meta(ge=0, le=256, description="worker processes on this machine")] = 1
     slots: Annotated[int, Meta(ge=1, le=MAX_SLOTS, description="conversations at once, per worker")] = 8
@@ -267,7 +274,9 @@ def check(catalog: Catalog, origin: str) -> Catalog:
     for number, model in enumerate(catalog.models):
         where = f"{origin}: models[{number}] ({model.name})"
         if (model.path is None) == (model.hf is None):
-            raise CatalogError(f"{where}: give exactly one source: `path` (a GGUF file) or `hf` (REPO[:QUANT])")
+            raise CatalogError(
+                f"{where}: give exactly one source: `path` (a GGUF file) or `hf` (REPO[:QUANT][@REVISION])"
+            )
         if (wanted := max(len(model.llama.tensor_split), model.llama.main_gpu + 1)) > model.gpus:
             raise CatalogError(
                 f"{where}: `llama` speaks of {wanted} GPUs and each worker gets {model.gpus}; raise `gpus`"

@@ -1,7 +1,8 @@
-"""Fetches a model from the Hugging Face hub: `python -m workers.supervisor.hub REPO[:QUANT] CACHE_FOLDER`.
+"""Fetches a model from the Hugging Face hub: `python -m workers.supervisor.hub REFERENCE CACHE_FOLDER [COMMIT]`.
 
-Runs as a process of its own so that the supervisor needs not carry the hub's library. Prints the path of the GGUF file
-(the first part of a split one) on stdout, the progress bar and errors on stderr. `HF_TOKEN`, `HF_HOME`, `HF_ENDPOINT`
+Runs as a process of its own so that the supervisor needs not carry the hub's library. Prints a line of JSON on stdout
+(`FetchedModel`), the progress bar and errors on stderr. With COMMIT it is that one, whatever the reference leads to
+now. All files are of one commit, also where the repository changes meanwhile. `HF_TOKEN`, `HF_HOME`, `HF_ENDPOINT`
 and `HF_HUB_OFFLINE` mean what they mean to the library; without `HF_HOME` files go to CACHE_FOLDER.
 """
 
@@ -12,6 +13,7 @@ import re
 import sys
 from collections.abc import Iterable, Sequence
 
+import msgspec
 from huggingface_hub import HfApi
 from huggingface_hub.errors import (
     GatedRepoError,
@@ -20,11 +22,14 @@ from huggingface_hub.errors import (
     LocalEntryNotFoundError,
     OfflineModeIsEnabled,
     RepositoryNotFoundError,
+    RevisionNotFoundError,
 )
 
 from workers import lifeline
 from workers.model_file import SPLIT
 from workers.protocol.exits import Exit
+from workers.supervisor.fetched import FetchedModel
+from workers.supervisor.hub_reference import COMMIT, HubReference, parsed
 from workers.supervisor.resuming import Unusable, download
 
 PREFERRED = ("Q4_K_M", "Q8_0")
@@ -57,19 +62,25 @@ def choose(repo: str, names: Iterable[str], quant: str = "") -> tuple[str, ...]:
     return _whole(repo, models[min(models)])
 
 
-def fetch(repo: str, quant: str, cache: str, api: HfApi) -> str:
-    """Downloads what is not in the cache yet; the local path of the (first) file. Raises HubError."""
+def fetch(asked: HubReference, cache: str, api: HfApi) -> FetchedModel:
+    """Downloads what is not in the cache yet. Raises HubError."""
+    repo = asked.repo
     folder = None if os.environ.get("HF_HOME") or os.environ.get("HF_HUB_CACHE") else cache
     try:
         # Unlike the listing of a repository's tree, this fails at once when the hub is out of reach.
-        listed = api.model_info(repo, timeout=LIST_TIMEOUT_S).siblings or []
-        files = choose(repo, [sibling.rfilename for sibling in listed], quant)
-        paths = [download(api, repo, name, folder) for name in files]
+        told = api.model_info(repo, revision=asked.revision or None, timeout=LIST_TIMEOUT_S)
+        commit = _commit(asked, told.sha)
+        files = choose(repo, [sibling.rfilename for sibling in told.siblings or []], asked.quant)
+        found = [download(api, repo, name, commit, folder) for name in files]
     except Unusable as error:
         raise HubError(f"{repo}: {error}") from None
     except GatedRepoError:
         raise HubError(
             f"{repo} is gated: accept its terms on the hub's page, then set HF_TOKEN to a token that may read it"
+        ) from None
+    except RevisionNotFoundError:
+        raise HubError(
+            f"{repo} has no revision {asked.revision!r} (any more); name a commit, a tag or a branch that it has"
         ) from None
     except RepositoryNotFoundError:
         raise HubError(f"{repo}: no such model on the hub, or it is private; check the name, or set HF_TOKEN") from None
@@ -83,17 +94,35 @@ def fetch(repo: str, quant: str, cache: str, api: HfApi) -> str:
         ) from None
     except OSError as error:
         raise HubError(f"{repo}: download failed: {_one_line(error)}; check the network and the disk") from None
-    return str(paths[0])
+    return FetchedModel(str(found[0][0]), commit, {path.name: digest for path, digest in found})
+
+
+def _commit(asked: HubReference, told: str | None) -> str:
+    """The commit that all files are taken of. Raises HubError where it is another one than was asked for."""
+    if told is None or not COMMIT.fullmatch(told):
+        raise HubError(f"{asked.repo}: the hub does not say which commit it has; name another hub with HF_ENDPOINT")
+    if asked.is_pinned and told != asked.revision:
+        raise HubError(f"{asked.repo}: the hub answered with commit {told}, and {asked.revision} was asked for")
+    return told
 
 
 def main(args: Sequence[str]) -> int:
     lifeline.hold()
-    if len(args) != 2:
+    if len(args) not in (2, 3):
         print(__doc__, file=sys.stderr)
         return int(Exit.USAGE)
-    repo, _, quant = args[0].partition(":")
+    asked = parsed(args[0])
+    repo = asked.repo
+    if not asked.is_pinned and args[2:]:
+        asked = asked._replace(revision=args[2])
     try:
-        print(fetch(repo, quant, args[1], HfApi()))
+        found = fetch(asked, args[1], HfApi())
+        print(msgspec.json.encode(found).decode())
+        if not parsed(args[0]).is_pinned:
+            print(
+                f"paddock: {args[0]} is of commit {found.commit}; pin it as {asked._replace(revision=found.commit)}",
+                file=sys.stderr,
+            )
     except HubError as error:
         print(f"paddock: {error}", file=sys.stderr)
         return int(Exit.BAD_MODEL)

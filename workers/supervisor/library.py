@@ -17,11 +17,13 @@ from pathlib import Path
 from msgspec.structs import replace
 
 from workers import catalog_file, lifeline
-from workers.model_file import first_part, parts
+from workers.model_file import first_part
 from workers.protocol import catalog
 from workers.protocol.catalog import Catalog, CatalogError, ModelSpec
 from workers.protocol.exits import Exit
 from workers.settings import SupervisorSettings
+from workers.supervisor.fetched import Fetched, FileChanged, decode_model
+from workers.supervisor.hub_reference import parsed
 
 MAGIC = b"GGUF"
 HEADER_BYTES = 24
@@ -100,7 +102,7 @@ class Library:
     def __init__(self, folder: Path, patience_s: float = PATIENCE_S) -> None:
         self.folder = folder
         self._patience_s = patience_s
-        self._fetched = folder / "fetched.json"
+        self._fetched = Fetched(folder)
 
     @classmethod
     def of(cls, settings: SupervisorSettings) -> Library:
@@ -125,14 +127,19 @@ class Library:
 
     def _from_hub(self, reference: str) -> Path:
         # What was fetched once is served without asking the hub: starts stay fast and work offline.
-        if (path := self._kept(reference)) is not None:
-            return path
+        try:
+            return self._fetched.path_of(reference) or self._brought(reference)
+        except FileChanged as error:
+            raise ModelUnusable(str(error)) from None
+
+    def _brought(self, reference: str) -> Path:
+        """Raises ModelUnusable, FileChanged."""
         deadline = time.monotonic() + self._patience_s
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
             with self._alone(reference, deadline):
                 # Another machine on the same volume may have fetched it meanwhile.
-                return self._kept(reference) or self._fetch(reference, deadline)
+                return self._fetched.path_of(reference) or self._fetch(reference, deadline)
         except OSError as error:
             raise ModelUnusable(
                 f"could not keep {reference} in {self.folder}: {error.strerror}; "
@@ -141,6 +148,8 @@ class Library:
 
     def _fetch(self, reference: str, deadline: float) -> Path:
         command = [sys.executable, "-m", "workers.supervisor.hub", reference, str(self.folder)]
+        # What is missing of a model comes from the commit that the rest of it is of.
+        command += [commit] if (commit := self._fetched.commit_of(reference)) else []
         environment = {**os.environ, lifeline.VARIABLE: str(os.getpid())}
         left_s = max(deadline - time.monotonic(), 1.0)
         try:
@@ -158,11 +167,9 @@ class Library:
             raise self._late(reference) from None
         if answer.returncode != 0:
             raise ModelUnusable(f"could not fetch {reference} from the Hugging Face hub")
-        path = Path(answer.stdout.strip().splitlines()[-1])
-        temporary = self._fetched.with_suffix(".new")
-        temporary.write_text(json.dumps({**self._read(), reference: str(path)}, indent=2))
-        os.replace(temporary, self._fetched)
-        return path
+        model = decode_model(answer.stdout.strip().splitlines()[-1])
+        self._fetched.keep(reference, model)
+        return Path(model.path)
 
     @contextlib.contextmanager
     def _alone(self, reference: str, deadline: float) -> Iterator[None]:
@@ -183,18 +190,6 @@ class Library:
             f"{reference} was not fetched within {self._patience_s:g} s (fetch_timeout_s); what has come is kept: "
             "start again to go on, or allow more time"
         )
-
-    def _kept(self, reference: str) -> Path | None:
-        """All parts must still be there."""
-        fetched = self._read()
-        path = Path(fetched.get(reference, ""))
-        return path if reference in fetched and all(part.is_file() for part in parts(path)) else None
-
-    def _read(self) -> dict[str, str]:
-        try:
-            return {str(name): str(path) for name, path in json.loads(self._fetched.read_text()).items()}
-        except (OSError, ValueError, AttributeError):
-            return {}
 
 
 def check_gguf(path: Path, name: str) -> None:
@@ -243,7 +238,7 @@ def _located(template: str, folder: Path) -> str:
 
 def _alias(settings: SupervisorSettings) -> str:
     if settings.hf:
-        repository = settings.hf.partition(":")[0].rpartition("/")[2]
+        repository = parsed(settings.hf).repo.rpartition("/")[2]
         return re.sub(r"[-_]gguf$", "", repository, flags=re.IGNORECASE)
     if settings.model is None:
         return DEMO_ALIAS

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import subprocess
 import sys
@@ -11,10 +12,12 @@ from pathlib import Path
 import pytest
 from huggingface_hub import HfApi
 
-from tests.support.hub_server import TOKEN, Hub
+from tests.support.hub_server import COMMIT, TAGGED, TOKEN, Hub
 from workers.protocol.catalog import ModelSpec
 from workers.protocol.exits import Exit
+from workers.supervisor.fetched import Fetched, decode_model
 from workers.supervisor.hub import HubError, fetch
+from workers.supervisor.hub_reference import parsed
 from workers.supervisor.library import Library, ModelUnusable
 
 GGUF = b"GGUF" + (3).to_bytes(4, "little") + bytes(16)
@@ -38,6 +41,10 @@ def hub() -> Iterator[Hub]:
         yield served
 
 
+def fetched(hub: Hub, reference: str, cache: Path) -> Path:
+    return Path(fetch(parsed(reference), str(cache), HfApi(endpoint=hub.url)).path)
+
+
 def run(hub: Hub, reference: str, cache: Path, **environment: str) -> subprocess.CompletedProcess[str]:
     clean = {name: value for name, value in os.environ.items() if not name.startswith(("HF_", "PADDOCK_"))}
     clean |= {"HF_HOME": str(cache / "home"), **hub.environment, **environment}
@@ -48,7 +55,10 @@ def run(hub: Hub, reference: str, cache: Path, **environment: str) -> subprocess
 def test_fetches_the_preferred_file_once(hub: Hub, tmp_path: Path) -> None:
     done = run(hub, "owner/model-GGUF", tmp_path)
     assert done.returncode == 0, done.stderr
-    assert Path(done.stdout.strip()).read_bytes() == GGUF + b"q4"
+    model = decode_model(done.stdout)
+    assert Path(model.path).read_bytes() == GGUF + b"q4"
+    assert (model.commit, model.sha256) == (COMMIT, {"m-Q4_K_M.gguf": hashlib.sha256(GGUF + b"q4").hexdigest()})
+    assert f"owner/model-GGUF is of commit {COMMIT}; pin it as owner/model-GGUF@{COMMIT}" in done.stderr
     hub.requests.clear()
     again = run(hub, "owner/model-GGUF", tmp_path)
     assert again.stdout == done.stdout, again.stderr
@@ -56,7 +66,7 @@ def test_fetches_the_preferred_file_once(hub: Hub, tmp_path: Path) -> None:
 
 
 def test_fetches_every_part_and_names_the_first(hub: Hub, tmp_path: Path) -> None:
-    first = Path(fetch("owner/model-GGUF", "bf16", str(tmp_path), HfApi(endpoint=hub.url)))
+    first = fetched(hub, "owner/model-GGUF:bf16", tmp_path)
     assert first.name == "m-BF16-00001-of-00002.gguf"
     assert (first.parent / "m-BF16-00002-of-00002.gguf").read_bytes() == PARTS["big/m-BF16-00002-of-00002.gguf"]
 
@@ -69,19 +79,20 @@ def test_fetches_every_part_and_names_the_first(hub: Hub, tmp_path: Path) -> Non
         ("owner/weights", "holds no GGUF file"),
         ("owner/model-GGUF:Q2_K", "has no file for 'Q2_K'; it has: big/m-BF16.gguf, m-Q4_K_M.gguf, m-Q8_0.gguf"),
         ("not a name", "not a repository name"),
+        ("owner/model-GGUF@v9", "has no revision 'v9' (any more)"),
+        (f"owner/model-GGUF@{'9' * 40}", "has no revision"),
     ],
 )
 def test_says_in_one_line_what_is_wrong(hub: Hub, tmp_path: Path, reference: str, said: str) -> None:
-    repo, _, quant = reference.partition(":")
     with pytest.raises(HubError) as caught:
-        fetch(repo, quant, str(tmp_path), HfApi(endpoint=hub.url))
+        fetched(hub, reference, tmp_path)
     assert said in str(caught.value)
     assert "\n" not in str(caught.value)
 
 
 def test_a_token_opens_a_gated_repository(hub: Hub, tmp_path: Path) -> None:
-    path = fetch("owner/locked", "", str(tmp_path), HfApi(endpoint=hub.url, token=TOKEN))
-    assert Path(path).read_bytes() == GGUF
+    model = fetch(parsed("owner/locked"), str(tmp_path), HfApi(endpoint=hub.url, token=TOKEN))
+    assert Path(model.path).read_bytes() == GGUF
 
 
 def test_an_error_is_one_line_and_an_exit_code(hub: Hub, tmp_path: Path) -> None:
@@ -89,6 +100,78 @@ def test_an_error_is_one_line_and_an_exit_code(hub: Hub, tmp_path: Path) -> None
     assert (done.returncode, done.stdout) == (Exit.BAD_MODEL, "")
     assert done.stderr.startswith("paddock: owner/weights holds no GGUF file")
     assert len(done.stderr.splitlines()) == 1
+
+
+OLD, OLDER = "1" * 40, "2" * 40
+MOVED = {"owner/model-GGUF": {"m-Q8_0.gguf": GGUF + b"newest", **dict.fromkeys(PARTS, GGUF + b"new parts")}}
+HISTORY = {OLD: REPOSITORIES, OLDER: {"owner/model-GGUF": {"m-Q8_0.gguf": GGUF + b"older"}}, TAGGED: REPOSITORIES}
+
+
+@pytest.fixture
+def moved(monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
+    """A hub whose repository has changed since; the library asks it."""
+    with Hub(MOVED, history={**HISTORY, "v1": REPOSITORIES}) as served:
+        for name, value in served.environment.items():
+            monkeypatch.setenv(name, value)
+        yield served
+
+
+def library(folder: Path, reference: str) -> Path:
+    return Library(folder).locate(ModelSpec(name="m", hf=reference), folder)
+
+
+@pytest.mark.parametrize(
+    ("revision", "content", "commit"),
+    [("", b"newest", COMMIT), (f"@{OLD}", b"q8", OLD), (f"@{OLDER}", b"older", OLDER), ("@v1", b"q8", TAGGED)],
+)
+def test_a_revision_is_what_is_asked_for(
+    moved: Hub, tmp_path: Path, revision: str, content: bytes, commit: str
+) -> None:
+    reference = f"owner/model-GGUF:Q8_0{revision}"
+    assert library(tmp_path, reference).read_bytes() == GGUF + content
+    assert Fetched(tmp_path).commit_of(reference) == commit
+
+
+def test_a_hub_that_answers_with_another_commit_is_refused(tmp_path: Path) -> None:
+    with (
+        Hub(MOVED, history={OLD: REPOSITORIES}, claims=COMMIT) as served,
+        pytest.raises(HubError, match=rf"answered with commit {COMMIT}, and {OLD} was asked for"),
+    ):
+        fetched(served, f"owner/model-GGUF:Q8_0@{OLD}", tmp_path)
+
+
+def test_what_is_missing_comes_from_the_commit_of_the_rest(moved: Hub, tmp_path: Path) -> None:
+    moved.repositories, moved.newest = REPOSITORIES, OLD
+    first = library(tmp_path, "owner/model-GGUF:BF16")
+    second = first.with_name("m-BF16-00002-of-00002.gguf")
+    moved.repositories, moved.newest = MOVED, COMMIT
+    second.resolve().unlink()
+    assert library(tmp_path, "owner/model-GGUF:BF16") == first
+    assert second.read_bytes() == PARTS["big/m-BF16-00002-of-00002.gguf"]
+    # Whoever wants the newest takes its line out.
+    (tmp_path / "fetched.json").write_text("{}")
+    assert library(tmp_path, "owner/model-GGUF:BF16").read_bytes() == GGUF + b"new parts"
+
+
+def test_a_file_that_was_changed_here_is_refused(moved: Hub, tmp_path: Path) -> None:
+    path = library(tmp_path, "owner/model-GGUF:Q8_0")
+    os.utime(path)
+    assert library(tmp_path, "owner/model-GGUF:Q8_0") == path, "touched, and the same"
+    os.chmod(path.resolve(), 0o644)
+    path.resolve().write_bytes(GGUF + b"forged")
+    with pytest.raises(ModelUnusable, match=rf"is not what was fetched of owner/model-GGUF:Q8_0 \(commit {COMMIT}\)"):
+        library(tmp_path, "owner/model-GGUF:Q8_0")
+    path.resolve().unlink()
+    assert library(tmp_path, "owner/model-GGUF:Q8_0").read_bytes() == GGUF + b"newest"
+
+
+def test_what_came_is_what_the_hub_describes(tmp_path: Path) -> None:
+    with Hub(MOVED, forged={"m-Q8_0.gguf": GGUF + b"forged"}) as served:
+        for _ in range(2):
+            with pytest.raises(HubError, match="is not the file that the hub describes"):
+                fetched(served, "owner/model-GGUF:Q8_0", tmp_path)
+        served.forged = {}
+        assert fetched(served, "owner/model-GGUF:Q8_0", tmp_path).read_bytes() == GGUF + b"newest"
 
 
 @pytest.mark.parametrize(

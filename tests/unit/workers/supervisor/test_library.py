@@ -34,7 +34,12 @@ def test_one_model_with_its_settings(model: Path) -> None:
 
 
 def test_a_model_of_the_hub_is_named_after_its_repository() -> None:
-    assert wanted(SupervisorSettings(hf="owner/Some-Model-GGUF:Q8_0")).catalog.models[0].name == "Some-Model"
+    for reference in (
+        "owner/Some-Model-GGUF:Q8_0",
+        "owner/Some-Model-GGUF@main",
+        f"owner/Some-Model-GGUF:Q8_0@{'0' * 40}",
+    ):
+        assert wanted(SupervisorSettings(hf=reference)).catalog.models[0].name == "Some-Model"
 
 
 @pytest.mark.parametrize(
