@@ -52,7 +52,8 @@ lock: ## renew requirements/*.lock from pyproject.toml (needs uv)
 	$(UV_COMPILE) pyproject.toml --extra worker --extra tracing $(NOT_IN_IMAGES) -c requirements/run.lock -o requirements/worker.lock
 	$(UV_COMPILE) --group pyproject.toml:build -o requirements/build.lock
 
-images: ## build the images with docker, podman or buildah (others: make images IMAGES="gateway worker-cuda")
+images: ## build the images with docker, podman or buildah (others: make images IMAGES="gateway worker-cuda"; only on pinned bases: PINNED=1)
+	@$(PYTHON) deploy/images_lock.py --offline || [ -z "$(PINNED)" ]
 	@builder=$$(command -v docker || command -v podman || command -v buildah) || \
 		{ echo "images: no docker, podman or buildah on this machine; install one of them" >&2; exit 1; }; \
 	case "$$builder" in *docker) format= ;; *) format="--format docker" ;; esac; \

@@ -1,10 +1,11 @@
 """Pins the images that deploy/docker, docker-compose.yml and the chart name to the digests that their tags have now.
 
-    python3 deploy/images_lock.py [--check] [--registry HOST=URL ...]
+    python3 deploy/images_lock.py [--check | --offline] [--registry HOST=URL ...]
 
 Asks each image's registry for the digest of its tag (the OCI distribution API) and writes `name:tag@sha256:...` in
-place; what is pinned is renewed. `--check` writes nothing and exits with 1 where a tag has moved. `--registry` names
-another address for a registry, such as a mirror. Standard library only. Exit codes: 0 done, 1 a registry can't be
+place; what is pinned is renewed. `--check` writes nothing and exits with 1 where a tag has moved. `--offline` asks
+nobody and exits with 1 where an image is named without a digest, or with two. `--registry` names another address for a
+registry, such as a mirror. Standard library only. Exit codes: 0 done, 1 a registry can't be
 reached or a tag has moved, 2 an image has no such tag; then nothing is written.
 """
 
@@ -37,7 +38,8 @@ ACCEPTED = ", ".join(
 )
 DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
 REFERENCE = re.compile(
-    r"^(?P<before>FROM |\s+image: )(?P<name>[a-z0-9][a-z0-9./-]*):(?P<tag>[\w.-]+)(?:@sha256:[0-9a-f]{64})?(?=\s|$)",
+    r"^(?P<before>FROM |\s+image: )(?P<name>[a-z0-9][a-z0-9./-]*):(?P<tag>[\w.-]+)"
+    r"(?:@(?P<digest>sha256:[0-9a-f]{64}))?(?=\s|$)",
     re.MULTILINE,
 )
 """Ours carry their version by a variable, and are no match."""
@@ -85,6 +87,26 @@ def pinned(text: str, digests: Mapping[Image, str]) -> str:
         return f"{match['before']}{name}:{tag}@{digests[Image(name, tag)]}"
 
     return REFERENCE.sub(with_digest, text)
+
+
+def told(texts: Sequence[str]) -> dict[Image, set[str]]:
+    """Return the digests that the files give each image; an empty one where it stands without."""
+    found: dict[Image, set[str]] = {}
+    for match in (match for text in texts for match in REFERENCE.finditer(text)):
+        found.setdefault(Image(match["name"], match["tag"]), set()).add(match["digest"] or "")
+    return found
+
+
+def complaints(texts: Sequence[str]) -> list[str]:
+    """Return a line for each image that is not one image for ever: a tag alone may point at another tomorrow."""
+    lines = []
+    for image, digests in sorted(told(texts).items(), key=lambda pair: (pair[0].name, pair[0].tag)):
+        name = f"{image.name}:{image.tag}"
+        if digests == {""}:
+            lines.append(f"{name} is named by its tag only; `make images-lock` pins it where its registry is reachable")
+        elif len(digests) > 1:
+            lines.append(f"{name} has a digest here and none, or another, there; `make images-lock` writes one in all")
+    return lines
 
 
 def digest(image: Image, addresses: Mapping[str, str]) -> str:
@@ -139,11 +161,18 @@ def _refused(image: Image, error: urllib.error.HTTPError) -> LockError:
 
 def main(args: Sequence[str], root: Path = ROOT) -> int:
     parser = argparse.ArgumentParser(prog="images_lock.py")
-    parser.add_argument("--check", action="store_true")
+    ways = parser.add_mutually_exclusive_group()
+    ways.add_argument("--check", action="store_true")
+    ways.add_argument("--offline", action="store_true")
     parser.add_argument("--registry", action="append", default=[], metavar="HOST=URL")
     flags = parser.parse_args(args)
     addresses = ADDRESSES | dict(pair.partition("=")[::2] for pair in flags.registry)
     texts = {path: path.read_text() for path in files(root)}
+    if flags.offline:
+        lines = complaints(list(texts.values()))
+        for line in lines:
+            print(f"images-lock: {line}", file=sys.stderr)
+        return int(bool(lines))
     try:
         digests = {image: digest(image, addresses) for image in images(list(texts.values()))}
     except LockError as error:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 import shutil
 import subprocess
 import sys
@@ -163,3 +164,34 @@ def test_where_something_is_wrong_nothing_is_written(checkout: Path, registry: R
         assert "Nothing was written" in done.stderr
         assert "Traceback" not in done.stderr
         registry.missing, registry.lies = set(), False
+
+
+def test_offline_every_tag_without_its_digest_is_named(checkout: Path, registry: Registry) -> None:
+    nowhere = "http://127.0.0.1:9"
+    done = lock(checkout, nowhere, "--offline")
+    assert done.returncode == 1
+    assert "redis:7.4.2-bookworm is named by its tag only" in done.stderr
+    assert lock(checkout, registry.url).returncode == 0
+    done = lock(checkout, nowhere, "--offline")
+    assert (done.returncode, done.stderr) == (0, "")
+    values = checkout / "helm" / "values.yaml"
+    for other in ("", f"@sha256:{'0' * 64}"):
+        was = values.read_text()
+        values.write_text(re.sub(r"(image: redis:[^@\s]+)(@sha256:\w+)?", rf"\1{other}", was))
+        done = lock(checkout, nowhere, "--offline")
+        assert done.returncode == 1
+        assert done.stderr.splitlines() == [
+            "images-lock: redis:7.4.2-bookworm has a digest here and none, or another, there; `make images-lock` "
+            "writes one in all"
+        ]
+
+
+def test_an_image_whose_digest_is_known_has_it_in_all_files() -> None:
+    """Of the checkout itself: all tags of an image are pinned, or none is."""
+    done = subprocess.run(
+        [sys.executable, str(ROOT / "deploy" / "images_lock.py"), "--offline"],
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert "has a digest here and none" not in done.stderr
