@@ -41,6 +41,14 @@ class GatewaySettings(PaddockSettings):
             "through one proxy",
         ),
     ] = 0.5
+    gateway_secret: Annotated[
+        str,
+        Field(
+            description="secret that all gateways share and workers do not have: proves who wrote a key's record in "
+            "Redis, and who may drain a gateway; empty: one is made in the state folder, which gateways on other "
+            "machines do not know"
+        ),
+    ] = ""
     max_body_bytes: Annotated[int, Field(ge=1024, description="largest request body")] = 8 << 20
     queue_timeout_s: Annotated[
         float, Field(gt=0, description="longest wait for a slot before the caller gets a 503")
@@ -110,6 +118,14 @@ class GatewaySettings(PaddockSettings):
 
 class UpSettings(GatewaySettings, SupervisorSettings):
     """`paddock up`: the gateway, the supervisor and a private Redis on one machine."""
+
+    worker_redis_url: Annotated[
+        str,
+        Field(
+            description="redis_url for the workers of `paddock up`, with the login of their own user (docs/redis.md); "
+            "empty: redis_url"
+        ),
+    ] = ""
 
 
 def known_settings() -> frozenset[str]:

@@ -6,7 +6,7 @@ from textwrap import indent
 
 from pydantic_settings import BaseSettings
 
-from gateway.settings import GatewaySettings
+from gateway.settings import GatewaySettings, UpSettings
 from workers import flags, sources
 from workers.protocol import exits
 from workers.settings import CacheSettings, ModelSettings, PaddockSettings, SupervisorSettings, WorkerSettings
@@ -18,6 +18,7 @@ SECTIONS: tuple[tuple[str, type[BaseSettings]], ...] = (
     ("Supervisor: `paddock supervisor`, `paddock up`", SupervisorSettings),
     ("Gateway: `paddock gateway`, `paddock up`", GatewaySettings),
     ("Worker: `paddock worker`", WorkerSettings),
+    ("`paddock up` alone", UpSettings),
 )
 
 HEAD = """# Settings
@@ -41,6 +42,7 @@ it. An unknown key or flag is an error, an unknown `PADDOCK_*` variable a warnin
 | `paddock bench` | load of many people on any OpenAI-compatible address, and what they see: [bench.md](bench.md) |
 | `paddock cache show [--tenant TEAM] [--json]` | files in `cache_dir` and `slot_save_dir`, by version and team |
 | `paddock cache erase --tenant TEAM` (or `--all`) | removes a team's files from both, of all versions |
+| `paddock redis acl` | users of gateways and workers for a Redis of your own: [redis.md](redis.md#users) |
 | `paddock config show [--json]` | each setting of `paddock up`, its value and origin; secrets are covered |
 | `paddock config schema` | JSON Schema of a catalog file ([catalog.schema.json](catalog.schema.json)) |
 | `paddock config docs` | this page |
@@ -63,10 +65,11 @@ It is made with mode 0700. A folder that is there already keeps its mode; a warn
 |---|---|
 | `first-key` | the first API key, mode 0600, unless one is preset |
 | `worker-secret` | the secret that gateways and workers share, mode 0600, made once |
+| `gateway-secret` | the secret of gateways alone, mode 0600, made once |
 | `config.yaml` | your settings, if you write it |
 | `logs/` | one file per process, each bounded to 3 x 8 MiB |
 | `hub/` | fetched models, unless `models_dir` or `HF_HOME` is set; `*.json`: where each lies, its commit and SHA-256 |
-| `run/` | lock, Redis socket, catalog and address of the running `paddock up`; `*.calls`: ids of requests in workers |
+| `run/` | lock, Redis socket and users, catalog and address of `paddock up`; `*.calls`: ids of calls in workers |
 """
 
 

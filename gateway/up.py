@@ -20,6 +20,8 @@ from gateway.welcome import address_file, welcome
 from workers import own_address, sources
 from workers.protocol.catalog import CatalogError
 from workers.protocol.exits import FINAL, Exit
+from workers.protocol.redis_users import ROLES, Role
+from workers.secret_file import GATEWAY_SECRET, WORKER_SECRET
 from workers.supervisor import gpus
 from workers.supervisor.child import Child, Recipe, describe
 from workers.supervisor.fleet import Fleet, NoRedis
@@ -101,7 +103,8 @@ def _prepared(settings: UpSettings, folder: StateFolder, wish: Wanted, port: int
             "state_dir": folder.path,
             "port": port,
             "catalog": catalog.absolute(),
-            "worker_secret": settings.worker_secret or folder.secret(),
+            "worker_secret": settings.worker_secret or folder.secret(WORKER_SECRET),
+            "gateway_secret": settings.gateway_secret or folder.secret(GATEWAY_SECRET),
         }
     )
 
@@ -129,7 +132,10 @@ class Machine:
         self._places = places
         self._console = console
         self._started = started
-        self._url = settings.redis_url
+        self._urls: dict[Role, str] = {
+            "gateway": settings.redis_url,
+            "worker": settings.worker_redis_url or settings.redis_url,
+        }
         self._stack: list[Child | Supervisor] = []
         """What runs, in the order of starting."""
         self._over = asyncio.Event()
@@ -137,9 +143,8 @@ class Machine:
         self._ready = False
 
     async def run(self) -> int:
-        private = None if self._url else PrivateRedis(self._folder.path)
-        self._url = private.url if private else self._url
-        fleet = Fleet(self._url)
+        private = None if self._settings.redis_url else self._private_redis()
+        fleet = Fleet(self._urls["worker"])
         try:
             if private:
                 await private.prepare()
@@ -155,6 +160,12 @@ class Machine:
             await fleet.aclose()
             if private:
                 private.remove()
+
+    def _private_redis(self) -> PrivateRedis:
+        secrets: dict[Role, str] = {"gateway": self._settings.gateway_secret, "worker": self._settings.worker_secret}
+        private = PrivateRedis(self._folder.path, secrets)
+        self._urls = {role: private.url(role) for role in ROLES}
+        return private
 
     async def _start(self, tasks: asyncio.TaskGroup, private: PrivateRedis | None, fleet: Fleet) -> None:
         """Redis, workers, gateway; returns when all are ready and told so. What fails here ends the run."""
@@ -184,14 +195,14 @@ class Machine:
                 await self._welcome()
 
     def _workers(self, fleet: Fleet) -> Supervisor:
-        settings = self._settings.model_copy(update={"redis_url": self._url})
+        settings = self._settings.model_copy(update={"redis_url": self._urls["worker"]})
         return Supervisor(
             self._places, settings, fleet, self._console, environment=os.environ, on_final=self._worker_lost
         )
 
     def _gateway(self) -> Recipe:
         values = {name: getattr(self._settings, name) for name in GatewaySettings.model_fields}
-        values |= {"redis_url": self._url, "log_format": "json"}
+        values |= {"redis_url": self._urls["gateway"], "log_format": "json"}
         environment = sources.environment_of(GatewaySettings.model_construct(**values), os.environ)
         argv = (sys.executable, "-m", "gateway.cli", "gateway")
         return Recipe("gateway", argv, environment, self._settings.drain_s + KILL_MARGIN_S)

@@ -23,8 +23,8 @@ from workers import command, sources
 from workers.engine.disk_folder import CacheFolder, CacheFolderUnusable
 from workers.engine.disk_names import CacheKeys
 from workers.protocol.exits import Exit
+from workers.secret_file import WORKER_SECRET
 from workers.settings import CacheSettings
-from workers.supervisor.state_folder import SECRET_FILE
 
 FORMS = "use `cache show [--tenant TEAM] [--json]` or `cache erase --tenant TEAM|--all`"
 
@@ -143,7 +143,7 @@ def _keys(settings: CacheSettings) -> CacheKeys:
     secret = settings.cache_secret or settings.worker_secret
     if not secret:
         try:
-            secret = (settings.state_dir / SECRET_FILE).read_text(encoding="ascii").strip()
+            secret = (settings.state_dir / WORKER_SECRET).read_text(encoding="ascii").strip()
         except OSError:
             raise _Unusable(
                 "cache_secret and worker_secret are unset, and there is none in the state folder: a team's files can't "

@@ -26,8 +26,8 @@ from workers import command, own_address, sources
 from workers.protocol import drain, proofs
 from workers.protocol.exits import Exit
 from workers.protocol.framing import HEALTH_PATH
+from workers.secret_file import WORKER_SECRET
 from workers.settings import PaddockSettings, WorkerSettings
-from workers.supervisor.state_folder import SECRET_FILE
 
 PARTS: Mapping[str, type[PaddockSettings]] = {"worker": WorkerSettings}
 ANSWER_S = 10.0
@@ -106,7 +106,7 @@ def _target(options: Namespace, settings: PaddockSettings) -> Target:
     secret, key = settings.worker_secret, getattr(settings, "api_key", "")
     if not secret and not key:
         try:
-            secret = (settings.state_dir / SECRET_FILE).read_text(encoding="ascii").strip()
+            secret = (settings.state_dir / WORKER_SECRET).read_text(encoding="ascii").strip()
         except OSError:
             raise _Unusable(
                 "drain: worker_secret is unset, and there is none in the state folder; give --worker-secret"

@@ -138,7 +138,7 @@ async def take_picture(redis: redis.asyncio.Redis, model: str) -> Picture:
     expiries: dict[str, dict[str, float]] = {}
     hashes: dict[str, dict[str, dict[str, str]]] = {"lease": {}, "ticket": {}}
     for name, value in names.items():
-        match = re.fullmatch(r"(worker|lease|ticket):(.+?)(:leases|:heads|:bids)?", name.removeprefix(prefix))
+        match = re.fullmatch(r"(worker|leases|lease|ticket):(.+?)(:heads|:bids)?", name.removeprefix(prefix))
         if match is None:
             continue
         kind, id, suffix = match.groups()
@@ -146,7 +146,7 @@ async def take_picture(redis: redis.asyncio.Redis, model: str) -> Picture:
             bids.add(id)
         elif suffix == ":heads":
             continue
-        elif suffix:
+        elif kind == "leases":
             expiries[id] = _scores(value)
         elif kind == "worker":
             records[id] = dict(_raw_pairs(value))[BEAT.encode()]

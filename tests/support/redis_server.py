@@ -17,7 +17,10 @@ import redis
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
+from workers.protocol.redis_users import ROLES, Role, user_line, user_of
+
 START_TIMEOUT_S = 10.0
+PASSWORDS: dict[Role, str] = {"gateway": "gateways-only", "worker": "workers-only"}
 
 
 def system_redis() -> Path | None:
@@ -44,6 +47,12 @@ def redis_version(binary: Path) -> str:
     """Such as `6.2.14`."""
     words = subprocess.run([binary, "--version"], capture_output=True, text=True, check=True).stdout.split()
     return next(word.removeprefix("v=") for word in words if word.startswith("v="))
+
+
+def logged_in(url: str, role: Role) -> str:
+    """The URL of one of these servers, or of several, with the role's login in place of any other."""
+    scheme, place = url.split("://", 1)
+    return f"{scheme}://{user_of(role)}:{PASSWORDS[role]}@{place.rpartition('@')[2]}"
 
 
 class RedisServer:
@@ -73,12 +82,19 @@ class RedisServer:
         self.folder = Path(tempfile.mkdtemp(prefix="pd-redis-"))
         self.socket = self.folder / "redis.sock"
         self.config = self.folder / "redis.conf"
-        self.config.write_text(config)
+        # Beside them everybody may do everything, as tests do; what is tested logs in as its role.
+        # A Sentinel has no such commands, and no such data.
+        users = "".join(user_line(role, PASSWORDS[role]) + "\n" for role in ROLES if "--sentinel" not in options)
+        self.config.write_text(users + config)
         self._process: subprocess.Popen[bytes] | None = None
 
     @property
     def url(self) -> str:
         return f"unix://{self.socket}"
+
+    def url_of(self, role: Role) -> str:
+        """Where a gateway or a worker logs in, with no more rights than it has in production."""
+        return logged_in(self.url, role)
 
     @property
     def pid(self) -> int:

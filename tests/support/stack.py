@@ -26,9 +26,10 @@ from types import TracebackType
 
 import redis
 
-from tests.support.redis_server import RedisServer
+from tests.support.redis_server import RedisServer, logged_in
 from workers.protocol import keys
 from workers.protocol.heartbeat import Heartbeat, decode_heartbeat
+from workers.protocol.redis_users import Role
 
 ROOT = Path(__file__).resolve().parents[2]
 SHARED_MODELS = ROOT.parent / "shared" / "models"
@@ -92,7 +93,7 @@ class Stack:
     folder: Path = field(default_factory=lambda: Path(tempfile.mkdtemp(prefix="pd-stack-")))
     redis: RedisServer = field(default_factory=RedisServer)
     site: str = ""
-    """URL of a Redis that is there already, in place of one's own."""
+    """URL of a Redis of `tests.support.redis_fleet` that is there already, in place of one's own."""
     processes: list[Process] = field(default_factory=list)
     gateways: list[Process] = field(default_factory=list)
     workers: list[Process] = field(default_factory=list)
@@ -116,25 +117,28 @@ class Stack:
         self.redis.close()
         shutil.rmtree(self.folder, ignore_errors=True)
 
-    def environment(self) -> dict[str, str]:
+    def environment(self, role: Role = "gateway") -> dict[str, str]:
+        """The settings of a process of this role, without those of whoever runs the tests."""
         clean = {name: value for name, value in os.environ.items() if not name.startswith("PADDOCK_")}
         return clean | {
-            "PADDOCK_REDIS_URL": self.site or self.redis.url,
+            "PADDOCK_REDIS_URL": logged_in(self.site or self.redis.url, role),
             "PADDOCK_WORKER_SECRET": self.secret,
             "PADDOCK_STATE_DIR": str(self.folder / "state"),
-            "PADDOCK_API_KEY": self.key,
+            **({"PADDOCK_API_KEY": self.key} if role == "gateway" else {}),
             "PADDOCK_LOG_FORMAT": "json",
             "PYTHONUNBUFFERED": "1",
         }
 
-    def spawn(self, name: str, command: list[str], environment: dict[str, str] | None = None) -> Process:
-        """Any process, with the stack's settings in its environment."""
+    def spawn(
+        self, name: str, command: list[str], environment: dict[str, str] | None = None, role: Role = "gateway"
+    ) -> Process:
+        """Any process, with the stack's settings of that role in its environment."""
         log = self.folder / f"{name}.log"
         with log.open("ab") as output:
             begins = output.tell()
             popen = subprocess.Popen(
                 command,
-                env=self.environment() | (environment or {}),
+                env=self.environment(role) | (environment or {}),
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=output,
@@ -153,7 +157,7 @@ class Stack:
         worker_id = worker_id or f"worker-{len(self.workers)}"
         values = {"model": model, "alias": alias, "worker_id": worker_id, "llama": json.dumps({"n_threads": threads})}
         environment = {f"PADDOCK_{name.upper()}": str(value) for name, value in {**values, **settings}.items()}
-        process = self.spawn(worker_id, [sys.executable, "-m", "gateway.cli", "worker"], environment)
+        process = self.spawn(worker_id, [sys.executable, "-m", "gateway.cli", "worker"], environment, "worker")
         self.workers.append(process)
         if wait:
             process.url = self.wait_for_worker(alias, worker_id, process).address
@@ -162,10 +166,10 @@ class Stack:
     def fake_worker(self, alias: str, *flags: str, worker_id: str = "", slots: int = 8, wait: bool = True) -> Process:
         """A fake worker (`python -m tests.support.fake_worker --help` for the flags)."""
         worker_id = worker_id or f"fake-{len(self.workers)}"
-        url = self.site or self.redis.url
+        url = logged_in(self.site or self.redis.url, "worker")
         command = [sys.executable, "-m", "tests.support.fake_worker", "--redis-url", url, "--model", alias]
         command += ["--worker-id", worker_id, "--slots", str(slots), "--secret", self.secret, *flags]
-        process = self.spawn(worker_id, command)
+        process = self.spawn(worker_id, command, role="worker")
         self.workers.append(process)
         if wait:
             process.url = self.wait_for_worker(alias, worker_id, process).address

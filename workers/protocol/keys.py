@@ -22,7 +22,7 @@ heartbeat and nothing else; the rest belongs to the gateways' admission scripts 
     pd:{model}:workers                set     worker       ids of workers; the sweep removes those without a record
     pd:{model}:worker:<id>            hash    worker       `beat` (JSON) and its `seal`, and what scripts read
     pd:{model}:worker:<id>:heads      string  worker       heads of what is cached there (`news.pack_heads`)
-    pd:{model}:worker:<id>:leases     zset    gateway      lease id -> expiry, unix ms: the slots in use
+    pd:{model}:leases:<id>            zset    gateway      lease id -> expiry, unix ms: the slots in use there
     pd:{model}:leased                 hash    gateway      worker id -> its process, leases, their KV, slots
     pd:{model}:lease:<id>             hash    gateway      worker, boot, address, gateway, fence, kv, team, charge
     pd:{model}:fence                  string  gateway      last fencing token
@@ -146,7 +146,8 @@ def worker_heads(model: str, worker_id: str) -> str:
 
 
 def worker_leases(model: str, worker_id: str) -> str:
-    return worker(model, worker_id) + ":leases"
+    # Not below the worker's own name: what lies there, workers may write (`workers.protocol.redis_users`).
+    return model_prefix(model) + f"leases:{worker_id}"
 
 
 def lease(model: str, lease_id: str) -> str:

@@ -20,6 +20,7 @@ from redis.backoff import NoBackoff
 from redis.exceptions import RedisError
 
 from workers import lifeline
+from workers.protocol.redis_users import ROLES, Role, derived_password, operator_line, user_line, user_of
 from workers.supervisor.child import Recipe
 from workers.supervisor.fleet import NoRedis
 
@@ -81,14 +82,18 @@ def socket_path(state_dir: Path) -> Path:
 class PrivateRedis:
     """The private server of one state folder. The caller holds the folder's lock and keeps the process."""
 
-    def __init__(self, state_dir: Path, server: Path | None = None) -> None:
+    def __init__(self, state_dir: Path, secrets: Mapping[Role, str], server: Path | None = None) -> None:
+        """`secrets`: what the password of each role is made from; that of the gateway makes an operator's, too."""
         self.server = server or find_server()
         self.socket = socket_path(state_dir)
         self._state_dir = state_dir
+        self._passwords = {role: derived_password(secrets[role], user_of(role)) for role in ROLES}
+        self._operator = derived_password(secrets["gateway"], "default")
+        self._users = state_dir.absolute() / "run" / "redis.acl"
 
-    @property
-    def url(self) -> str:
-        return f"unix://{self.socket}"
+    def url(self, role: Role) -> str:
+        """Return where the role logs in."""
+        return f"unix://{user_of(role)}:{self._passwords[role]}@{self.socket}"
 
     def recipe(self, environment: Mapping[str, str]) -> Recipe:
         """How to start it; through `workers.lifeline`, so that it ends with a killed supervisor."""
@@ -97,11 +102,12 @@ class PrivateRedis:
             *(str(self.server), "--port", "0", "--unixsocket", str(self.socket), "--unixsocketperm", "700"),
             *("--dir", str(self._state_dir.absolute() / "run"), "--save", "", "--appendonly", "no"),
             *("--maxmemory-policy", "noeviction", "--daemonize", "no", "--loglevel", "notice"),
+            *("--aclfile", str(self._users)),
         ]
         return Recipe("redis", tuple(words), environment, GRACE_S)
 
     async def prepare(self) -> None:
-        """Makes the folder, and removes what a killed predecessor left: its socket, even its server."""
+        """Makes the folder and the file of users, and removes what a killed predecessor left, even its server."""
         self.socket.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         owner = self.socket.parent.stat()
         if owner.st_uid != os.getuid():
@@ -109,19 +115,34 @@ class PrivateRedis:
                 f"{self.socket.parent} belongs to another user; set --state-dir to a shorter path of your own"
             )
         self.socket.parent.chmod(0o700)
-        if not self.socket.exists():
-            return
-        with contextlib.suppress(RedisError, OSError):
-            leftover = redis.asyncio.Redis(
-                unix_socket_path=str(self.socket), socket_timeout=2.0, retry=Retry(NoBackoff(), 0)
-            )
-            async with leftover:
-                await leftover.shutdown(nosave=True)
+        self._write_users()
+        # One of an earlier version wants no password, and refuses those who give one.
+        for password in (self._operator, None):
+            if self.socket.exists():
+                with contextlib.suppress(RedisError, OSError):
+                    leftover = redis.asyncio.Redis(
+                        unix_socket_path=str(self.socket),
+                        password=password,
+                        socket_timeout=2.0,
+                        retry=Retry(NoBackoff(), 0),
+                    )
+                    async with leftover:
+                        await leftover.shutdown(nosave=True)
         self.socket.unlink(missing_ok=True)
 
+    def _write_users(self) -> None:
+        """In a file, since a command line is for everybody to read; it has the hashes of passwords only."""
+        self._users.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        lines = [operator_line(self._operator), *(user_line(role, self._passwords[role]) for role in ROLES)]
+        self._users.unlink(missing_ok=True)
+        descriptor = os.open(self._users, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        with os.fdopen(descriptor, "w", encoding="ascii") as file:
+            file.write("\n".join(lines) + "\n")
+
     def remove(self) -> None:
-        """Leaves no socket, and no folder made for it."""
+        """Leaves no socket, no file of users, and no folder made for them."""
         self.socket.unlink(missing_ok=True)
+        self._users.unlink(missing_ok=True)
         if self.socket.parent.parent != self._state_dir.absolute():
             with contextlib.suppress(OSError):
                 self.socket.parent.rmdir()

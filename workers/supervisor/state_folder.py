@@ -1,16 +1,14 @@
-"""The state folder: private to its user, used by one supervisor at a time, keeper of the workers' shared secret."""
+"""The state folder: private to its user, used by one supervisor at a time, keeper of the secrets made there."""
 
 from __future__ import annotations
 
 import fcntl
 import os
-import secrets
 import stat
 from pathlib import Path
 from types import TracebackType
 
-SECRET_BYTES = 32
-SECRET_FILE = "worker-secret"  # noqa: S105 - where it is kept
+from workers import secret_file
 
 
 class FolderTaken(RuntimeError):
@@ -59,17 +57,9 @@ class StateFolder:
             return ""
         return f"warning: other users may enter the state folder {self.path} (mode {mode:03o}); `chmod 700` closes it"
 
-    def secret(self) -> str:
-        """The secret of gateways and workers: made once, kept in a file of mode 0600."""
-        path = self.path / SECRET_FILE
-        try:
-            descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-        except FileExistsError:
-            return path.read_text(encoding="ascii").strip()
-        with os.fdopen(descriptor, "w", encoding="ascii") as file:
-            secret = secrets.token_urlsafe(SECRET_BYTES)
-            file.write(secret + "\n")
-        return secret
+    def secret(self, name: str) -> str:
+        """The secret of this name (`workers.secret_file`): made once, kept in a file of mode 0600."""
+        return secret_file.made_once(self.path / name)
 
     def _locked(self) -> int:
         while True:

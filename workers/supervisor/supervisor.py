@@ -29,7 +29,7 @@ from workers.supervisor.seat import Seat
 KILL_MARGIN_S = 5.0
 """What a worker gets beyond its own drain time before it is killed."""
 
-KEY_VARIABLES = frozenset({sources.variable("api_key"), sources.variable("api_keys")})
+KEY_VARIABLES = frozenset(map(sources.variable, ("api_key", "api_keys", "gateway_secret", "worker_redis_url")))
 
 CPU_QUOTA = Path("/sys/fs/cgroup/cpu.max")
 """Microseconds of CPU per period that this control group may use, or `max`. Source: Linux, cgroup-v2, cpu.max."""

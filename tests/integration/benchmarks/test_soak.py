@@ -95,8 +95,8 @@ async def test_a_lease_that_nobody_gives_back_is_found(client: redis.asyncio.Red
     await client.set(keys.gateway("g"), 1, px=5000)
     try:
         stock = await take_stock(client, 3.0)
-        assert stock.held() == {"pd:{}:lease:": 1, "pd:{}:worker::leases": 1}
-        assert stock.lasting == {"pd:{}:lease:": 1, "pd:{}:worker::leases": 1, "pd:keys": 1}
+        assert stock.held() == {"pd:{}:lease:": 1, "pd:{}:leases:": 1}
+        assert stock.lasting == {"pd:{}:lease:": 1, "pd:{}:leases:": 1, "pd:keys": 1}
         assert stock.families["pd:gateway:"] == 1
         assert stock.elements["pd:keys"] == 2
         assert (stock.at_s, stock.used_mib > 0) == (3.0, True)

@@ -13,12 +13,17 @@ from pathlib import Path
 
 import psutil
 import pytest
+from redis.exceptions import NoPermissionError, RedisError
 
 from tests.support.redis_server import redis_binaries, wheel_redis
+from workers.protocol.redis_users import ROLES, Role
+from workers.redis_link import connect
 from workers.supervisor.child import Child
 from workers.supervisor.fleet import Fleet, NoRedis
 from workers.supervisor.output import Console, Output
 from workers.supervisor.redis_process import SOCKET_BYTES, PrivateRedis, find_server, socket_path
+
+SECRETS: dict[Role, str] = {"gateway": "of-gateways", "worker": "of-workers"}
 
 
 @asynccontextmanager
@@ -37,8 +42,8 @@ async def running(private: PrivateRedis, folder: Path) -> AsyncIterator[Child]:
 
 @pytest.mark.parametrize("server", redis_binaries(), ids=lambda path: path.parent.name)
 async def test_answers_on_its_socket_only_and_leaves_nothing(short_folder: Path, server: Path) -> None:
-    private = PrivateRedis(short_folder, server)
-    fleet = Fleet(private.url)
+    private = PrivateRedis(short_folder, SECRETS, server)
+    fleet = Fleet(private.url("worker"))
     async with running(private, short_folder) as child:
         await fleet.wait_until_reachable()
         assert stat.S_IMODE(private.socket.stat().st_mode) == 0o700
@@ -49,9 +54,46 @@ async def test_answers_on_its_socket_only_and_leaves_nothing(short_folder: Path,
     assert list((short_folder / "run").iterdir()) == []
 
 
+async def test_each_role_has_a_login_and_nobody_gets_in_without(short_folder: Path) -> None:
+    private = PrivateRedis(short_folder, SECRETS)
+    fleet = Fleet(private.url("worker"))
+    async with running(private, short_folder):
+        await fleet.wait_until_reachable()
+        users = short_folder / "run" / "redis.acl"
+        assert stat.S_IMODE(users.stat().st_mode) == 0o600
+        for role in ROLES:
+            assert private.url(role).split(":")[2].partition("@")[0] not in users.read_text(), "its hash only"
+        async with connect(private.url("worker"), timeout_s=2, retries=0) as worker:
+            with pytest.raises(NoPermissionError):
+                await worker.hset("pd:keys", "mine", "{}")
+        async with connect(private.url("gateway"), timeout_s=2, retries=0) as gateway:
+            await gateway.hset("pd:keys", "mine", "{}")
+            with pytest.raises(NoPermissionError):
+                await gateway.config_set("maxmemory", 1)
+        async with connect(f"unix://{private.socket}", timeout_s=2, retries=0) as nobody:
+            with pytest.raises(RedisError, match="authenticated"):
+                await nobody.ping()
+    await fleet.aclose()
+
+
+async def test_a_leftover_with_its_users_is_shut_down(short_folder: Path) -> None:
+    """Left by a supervisor that was killed together with what watches over its children."""
+    private = PrivateRedis(short_folder, SECRETS)
+    (short_folder / "run").mkdir()
+    await private.prepare()
+    words = [str(private.server), "--port", "0", "--unixsocket", str(private.socket), "--save", ""]
+    words += ["--aclfile", str(short_folder / "run" / "redis.acl")]
+    leftover = subprocess.Popen(words, cwd=short_folder, stdout=subprocess.DEVNULL)
+    fleet = Fleet(private.url("worker"))
+    await fleet.wait_until_reachable()
+    await fleet.aclose()
+    await PrivateRedis(short_folder, SECRETS).prepare()
+    assert await asyncio.to_thread(leftover.wait, 10) == 0
+
+
 async def test_a_killed_server_is_back(short_folder: Path) -> None:
-    private = PrivateRedis(short_folder)
-    fleet = Fleet(private.url)
+    private = PrivateRedis(short_folder, SECRETS)
+    fleet = Fleet(private.url("worker"))
     async with running(private, short_folder) as child:
         await fleet.wait_until_reachable()
         first = child.pid
@@ -65,11 +107,11 @@ async def test_a_killed_server_is_back(short_folder: Path) -> None:
 
 async def test_a_leftover_of_a_killed_predecessor_goes(short_folder: Path) -> None:
     """A server that outlived its supervisor is shut down, and a dead one's socket is removed."""
-    private = PrivateRedis(short_folder)
+    private = PrivateRedis(short_folder, SECRETS)
     (short_folder / "run").mkdir()
     words = [str(private.server), "--port", "0", "--unixsocket", str(private.socket), "--save", ""]
     leftover = subprocess.Popen(words, cwd=short_folder, stdout=subprocess.DEVNULL)
-    fleet = Fleet(private.url)
+    fleet = Fleet(f"unix://{private.socket}")
     await fleet.wait_until_reachable()
     await fleet.aclose()
     await private.prepare()
@@ -92,8 +134,8 @@ def test_a_long_state_folder_gets_a_short_socket(tmp_path: Path) -> None:
 async def test_the_short_socket_works_and_its_folder_goes(tmp_path: Path) -> None:
     long = tmp_path / ("x" * 100)
     long.mkdir()
-    private = PrivateRedis(long)
-    fleet = Fleet(private.url)
+    private = PrivateRedis(long, SECRETS)
+    fleet = Fleet(private.url("worker"))
     async with running(private, long):
         await fleet.wait_until_reachable()
         assert stat.S_IMODE(private.socket.parent.stat().st_mode) == 0o700

@@ -31,7 +31,7 @@ def beats(server: RedisServer, model: str) -> dict[str, Heartbeat]:
     with redis.Redis(unix_socket_path=str(server.socket)) as client:
         found = {}
         for name in client.scan_iter(match=keys.model_prefix(model).replace("{", "\\{") + "worker:*"):
-            if not name.endswith((b":leases", b":heads")) and isinstance(record := client.hget(name, BEAT), bytes):
+            if not name.endswith(b":heads") and isinstance(record := client.hget(name, BEAT), bytes):
                 beat = decode_heartbeat(record)
                 found[beat.worker] = beat
         return found

@@ -1,0 +1,156 @@
+"""What the users of gateways and workers may do in a real Redis, and that nothing they need is refused them."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from typing import Any
+
+import pytest
+import redis.asyncio
+from redis.exceptions import NoPermissionError, RedisError
+
+from gateway.store import scripts
+from tests.support.redis_server import RedisServer, redis_binaries
+from workers.protocol import keys
+from workers.protocol.redis_users import ROLES, rules_of
+from workers.redis_link import connect
+
+Client = redis.asyncio.Redis
+
+
+@pytest.fixture(scope="module", params=redis_binaries(), ids=lambda path: path.parent.name)
+def server(request: pytest.FixtureRequest) -> Iterator[RedisServer]:
+    with RedisServer(request.param) as running:
+        yield running
+
+
+@pytest.fixture
+async def worker(server: RedisServer) -> AsyncIterator[Client]:
+    async with connect(server.url_of("worker"), timeout_s=2.0, retries=0) as client:
+        yield client
+
+
+@pytest.fixture
+async def gateway(server: RedisServer) -> AsyncIterator[Client]:
+    async with connect(server.url_of("gateway"), timeout_s=2.0, retries=0) as client:
+        yield client
+
+
+FORBIDDEN: dict[str, Callable[[Client], Awaitable[Any]]] = {
+    "make an admin's key": lambda redis: redis.hset(keys.ACCESS_KEYS, "mine", "{}"),
+    "read keys": lambda redis: redis.hgetall(keys.ACCESS_KEYS),
+    "take keys away": lambda redis: redis.delete(keys.ACCESS_KEYS),
+    "read a stored response": lambda redis: redis.get(keys.response("red", "resp_1")),
+    "list stored responses": lambda redis: redis.zrange(keys.responses("red"), 0, -1),
+    "read an answer that is streamed": lambda redis: redis.xrange(keys.stream_log("s1")),
+    "write into such an answer": lambda redis: redis.xadd(keys.stream_log("s1"), {"e": "x"}),
+    "end it": lambda redis: redis.hset(keys.stream("s1"), "end", "x"),
+    "hold a slot": lambda redis: redis.hset(keys.lease("m", "l1"), "worker", "w"),
+    "free a slot": lambda redis: redis.zrem(keys.worker_leases("m", "w"), "l1"),
+    "empty the line": lambda redis: redis.delete(keys.queue("m")),
+    "move a team in the line": lambda redis: redis.hset(keys.fair("m"), "f:red", "0"),
+    "drop a ticket": lambda redis: redis.delete(keys.ticket("m", "t1")),
+    "grant a slot": lambda redis: redis.publish(keys.grants_channel("g"), "t1"),
+    "listen to grants": lambda redis: _subscribed(redis, keys.grants_channel("g")),
+    "pass for a gateway": lambda redis: redis.zadd(keys.GATEWAYS, {"mine": 1}),
+    "have an adapter loaded": lambda redis: redis.hset(keys.adapters("m"), "a", "{}"),
+    "run a script": lambda redis: redis.eval("return redis.call('HGETALL', 'pd:keys')", 0),
+    "list names": lambda redis: redis.keys("*"),
+    "walk over names": lambda redis: redis.scan(),
+    "copy a key to where it may read": lambda redis: redis.copy(keys.ACCESS_KEYS, keys.worker("m", "w")),
+    "rename one": lambda redis: redis.rename(keys.ACCESS_KEYS, keys.worker("m", "w")),
+    "dump one": lambda redis: redis.dump(keys.ACCESS_KEYS),
+    "empty Redis": lambda redis: redis.flushall(),
+    "set it up": lambda redis: redis.config_set("maxmemory", 1),
+    "make users": lambda redis: redis.acl_setuser("mine", enabled=True, nopass=True),
+    "watch what others ask": lambda redis: _told(redis, "MONITOR"),
+    "end connections of others": lambda redis: _told(redis, "CLIENT", "KILL", "TYPE", "normal"),
+    "hold everybody up": lambda redis: _told(redis, "CLIENT", "PAUSE", "1"),
+    "have it copy another server": lambda redis: _told(redis, "REPLICAOF", "127.0.0.1", "1"),
+    "end it for all": lambda redis: _told(redis, "SHUTDOWN", "NOSAVE"),
+    "write something of its own": lambda redis: redis.set("mine", "x"),
+}
+
+
+async def _told(client: Client, *words: str) -> Any:
+    return await client.execute_command(*words)  # type: ignore[no-untyped-call]
+
+
+async def _subscribed(client: Client, channel: str) -> None:
+    async with client.pubsub() as heard:
+        await heard.subscribe(channel)
+        await heard.get_message(timeout=1.0)
+
+
+@pytest.mark.parametrize("deed", FORBIDDEN)
+async def test_a_worker_may_not(worker: Client, gateway: Client, server: RedisServer, deed: str) -> None:
+    with pytest.raises(NoPermissionError):
+        await FORBIDDEN[deed](worker)
+    assert await gateway.ping()
+
+
+GATEWAYS_TOO = (
+    "walk over names",
+    "list names",
+    "dump one",
+    "empty Redis",
+    "set it up",
+    "make users",
+    "watch what others ask",
+    "end connections of others",
+    "hold everybody up",
+    "have it copy another server",
+    "end it for all",
+    "write something of its own",
+)
+
+
+@pytest.mark.parametrize("deed", GATEWAYS_TOO)
+async def test_a_gateway_may_not(gateway: Client, deed: str) -> None:
+    with pytest.raises(NoPermissionError):
+        await FORBIDDEN[deed](gateway)
+
+
+async def test_a_worker_keeps_its_records_and_tells_of_them(worker: Client) -> None:
+    async with worker.pipeline(transaction=True) as pipe:
+        pipe.sadd(keys.MODELS, "Qwen/0.5B:q8@x")
+        pipe.sadd(keys.workers("m"), "w")
+        pipe.hset(keys.worker("m", "host/w:1"), mapping={"beat": "{}"})
+        pipe.pexpire(keys.worker("m", "host/w:1"), 1000)
+        pipe.set(keys.worker_heads("m", "host/w:1"), b"12345678")
+        pipe.setrange(keys.worker_heads("m", "host/w:1"), 0, b"8")
+        pipe.xadd(keys.NEWS, {"n": "x"}, maxlen=10, approximate=True)
+        pipe.set(keys.supervised("m"), 1, px=100)
+        pipe.exists(keys.unloaded("m"))
+        assert all(answer is not None for answer in await pipe.execute())
+    assert await worker.publish(keys.FLEET_CHANNEL, keys.worker("m", "host/w:1")) == 0
+
+
+def test_what_scripts_call_is_what_gateways_may() -> None:
+    """A command that a script begins to use would be refused in production only."""
+    allowed = {word[1:].upper() for word in rules_of("gateway").split() if word.startswith("+")}
+    for path in sorted(scripts.FOLDER.glob("*.lua")):
+        for called in _calls(path.read_text(encoding="utf-8")):
+            assert called in allowed, f"{path.name} calls {called}"
+
+
+def _calls(source: str) -> list[str]:
+    return [
+        piece.split('"', 1)[0] for opener in ('redis.call("', 'redis.pcall("') for piece in source.split(opener)[1:]
+    ]
+
+
+@pytest.mark.parametrize("role", ROLES)
+async def test_the_rules_are_those_that_redis_has_understood(server: RedisServer, role: str) -> None:
+    async with connect(server.url, timeout_s=2.0, retries=0) as operator:
+        found: Any = await operator.acl_getuser(f"paddock-{role}")
+    assert "on" in found["flags"]
+    assert "allkeys" not in found["flags"]
+    assert "allchannels" not in found["flags"]
+    assert "-@all" in found["categories"]
+
+
+async def test_a_name_without_its_password_is_nobody(server: RedisServer) -> None:
+    async with connect(f"unix://paddock-gateway:wrong@{server.socket}", timeout_s=2.0, retries=0) as client:
+        with pytest.raises(RedisError, match="invalid username-password"):
+            await client.hgetall(keys.ACCESS_KEYS)

@@ -1,0 +1,80 @@
+"""Who may do what in Redis: one user for gateways, one for workers, each with no more than it needs.
+
+A worker parses models and prompts of strangers in C++. Should one fall, its login writes no API key, reads no stored
+response, and moves nobody in the line: it reaches the records that workers keep of themselves, and nothing else.
+Supervisors keep workers, and log in as they do. The rules are those of Redis 6.2, where a name may be read and written
+or neither; scripts run with the rights of whoever calls them.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+from collections.abc import Mapping
+from typing import Literal
+
+from workers.protocol import keys
+
+Role = Literal["gateway", "worker"]
+ROLES: tuple[Role, ...] = ("gateway", "worker")
+
+_ANY = "*"
+_NAMES: Mapping[Role, tuple[str, ...]] = {
+    "gateway": ("pd:*",),
+    "worker": (
+        keys.MODELS,
+        keys.NEWS,
+        keys.workers(_ANY),
+        keys.worker(_ANY, _ANY),
+        # Of supervisors: what they keep, and whether an admin wants no workers of a model.
+        keys.supervised(_ANY),
+        keys.unloaded(_ANY),
+    ),
+}
+_CHANNELS: Mapping[Role, tuple[str, ...]] = {"gateway": ("pd:*",), "worker": (keys.FLEET_CHANNEL,)}
+
+_CONNECTING = (
+    "hello select ping echo client|setname client|id command asking readonly readwrite "
+    "cluster|slots cluster|nodes cluster|info cluster|keyslot cluster|myid cluster|shards"
+)
+_COMMANDS: Mapping[Role, str] = {
+    "gateway": (
+        "del exists get set setnx mget incr expire pexpire pttl time publish subscribe unsubscribe multi exec discard "
+        "hdel hexists hget hgetall hincrby hincrbyfloat hkeys hmget hset hsetnx sadd scard smembers srem "
+        "xadd xlen xrange xread xrevrange xtrim zadd zcard zcount zrange zrangebyscore zrank zrem zremrangebyscore "
+        "zscore eval evalsha script|load"
+    ),
+    "worker": "del exists set setrange strlen pexpire hget hset sadd scard xadd publish multi exec discard",
+}
+
+
+def user_of(role: Role) -> str:
+    """Return the name of the role's user."""
+    return f"paddock-{role}"
+
+
+def rules_of(role: Role) -> str:
+    """Return what the user may do, as `ACL SETUSER`, `redis.conf` and an ACL file have it; nothing of its password."""
+    words = ["resetkeys", *(f"~{name}" for name in _NAMES[role])]
+    words += ["resetchannels", *(f"&{channel}" for channel in _CHANNELS[role])]
+    words += ["-@all", *(f"+{command}" for command in f"{_CONNECTING} {_COMMANDS[role]}".split())]
+    return " ".join(words)
+
+
+def user_line(role: Role, password: str) -> str:
+    """Return the line that makes the user in `redis.conf` or an ACL file; it holds the password's SHA-256 only."""
+    return f"user {user_of(role)} on #{_digest(password)} {rules_of(role)}"
+
+
+def operator_line(password: str) -> str:
+    """Return the line for the user that a client without a name is: may do everything, with the password."""
+    return f"user default on #{_digest(password)} ~* &* +@all"
+
+
+def derived_password(secret: str, user: str) -> str:
+    """Return the password of a user whom nobody gave one, made from a secret that those have who may log in."""
+    return hmac.digest(secret.encode(), f"paddock redis {user}".encode(), "sha256").hex()
+
+
+def _digest(password: str) -> str:
+    return hashlib.sha256(password.encode()).hexdigest()

@@ -1,0 +1,41 @@
+"""A secret that a process makes for itself, once: a file in the state folder that only its owner can read."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import tempfile
+from pathlib import Path
+
+SECRET_BYTES = 32
+
+WORKER_SECRET = "worker-secret"  # noqa: S105 - the names of files
+GATEWAY_SECRET = "gateway-secret"  # noqa: S105
+
+
+def made_once(path: Path) -> str:
+    """Return the secret in the file, which is made, mode 0600, where there is none. Raises OSError.
+
+    Processes that start at once agree: the file appears whole, and the first one stays.
+    """
+    while not (found := read(path)):
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}-")  # mode 0600
+        try:
+            with os.fdopen(descriptor, "w", encoding="ascii") as file:
+                file.write(secrets.token_urlsafe(SECRET_BYTES) + "\n")
+            os.link(temporary, path)
+        except FileExistsError:
+            if not read(path):
+                raise OSError(None, "the file is empty; remove it", str(path)) from None
+        finally:
+            os.unlink(temporary)
+    return found
+
+
+def read(path: Path) -> str:
+    """Return the secret; empty where there is none."""
+    try:
+        return path.read_text(encoding="ascii").strip()
+    except FileNotFoundError:
+        return ""
