@@ -21,10 +21,13 @@ from gateway.admission.admission import Admission
 from gateway.api.admin.explain import ExplainRoute
 from gateway.api.anthropic.count_tokens import CountTokens
 from gateway.api.anthropic.messages import MessagesDialect
+from gateway.api.decoding import DecodingLane
 from gateway.api.door import Door
 from gateway.api.drain import Attendance, DrainRoute
 from gateway.api.generation import Generation
 from gateway.api.health import Health, Ready
+from gateway.api.intake import Intake
+from gateway.api.memory_budget import MemoryBudget
 from gateway.api.metrics import MetricsPage, Targets
 from gateway.api.native.assembly import native_apps
 from gateway.api.native.reception import Reception
@@ -62,6 +65,11 @@ from workers import catalog_file
 from workers.protocol.drain import left_s
 from workers.protocol.heartbeat import Heartbeat
 from workers.tracing.tracer import OFF, Tracer
+
+LONGEST_CONTEXT = 1 << 20
+"""Tokens that no model's context goes beyond."""
+LEAST_CALL_MEMORY = 128 << 20
+"""What requests may hold together, however small their bodies must be."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,9 +174,11 @@ async def build(settings: GatewaySettings, redis: redis.asyncio.Redis, tracer: T
     quota = StreamQuota(redis, stream_bounds, settings.resume_ttl_s)
     recordings = Recordings(StreamLog(redis, settings.resume_ttl_s), quota, gateway_id, settings.resume_buffer_bytes)
     resumable = Resumable(recordings, metrics, settings.ping_interval_s)
-    answers = (keys, pipeline, settings.max_body_bytes, settings.ping_interval_s, resumable)
-    counting = (keys, pipeline, inquiries, settings.max_body_bytes)
-    reception = Reception(keys, pipeline, fleet, settings.max_body_bytes)
+    budget = MemoryBudget(settings.call_memory_bytes or max(LEAST_CALL_MEMORY, 16 * settings.max_body_bytes))
+    intake = Intake(settings.max_body_bytes, budget, DecodingLane(), lambda: longest_context(fleet.snapshot, names))
+    answers = (keys, pipeline, intake, settings.ping_interval_s, resumable)
+    counting = (keys, pipeline, inquiries, intake)
+    reception = Reception(keys, pipeline, fleet, intake)
     bounds = Bounds(settings.max_body_bytes, settings.socket_idle_s, settings.socket_life_s)
     kept = (settings.response_ttl_s, settings.responses_bytes_per_team)
     router = build_router(
@@ -176,8 +186,8 @@ async def build(settings: GatewaySettings, redis: redis.asyncio.Redis, tracer: T
             "chat": Generation(ChatDialect(), *answers),
             "chat_input_tokens": TokenCount(ChatInputTokens(), *counting),
             "completion": Generation(CompletionDialect(), *answers),
-            "embeddings": Pooled(EmbeddingsDialect(), keys, pipeline, settings.max_body_bytes),
-            "rerank": Pooled(RerankDialect(), keys, pipeline, settings.max_body_bytes),
+            "embeddings": Pooled(EmbeddingsDialect(), keys, pipeline, intake),
+            "rerank": Pooled(RerankDialect(), keys, pipeline, intake),
             **responses_apps(*answers, recordings, ResponseStore(redis, *kept), inquiries, sockets, bounds, metrics),
             "messages": Generation(MessagesDialect(), *answers),
             "count_tokens": TokenCount(CountTokens(), *counting),
@@ -201,6 +211,13 @@ async def build(settings: GatewaySettings, redis: redis.asyncio.Redis, tracer: T
     asgi = Door(router, metrics, attendance, tracer)
     runs = (pipeline, fleet, admission, relay, recordings, wishes, keeper, keys, key_store, redis, sockets, sight)
     return App(asgi, *runs, attendance)
+
+
+def longest_context(snapshot: FleetSnapshot, names: Names) -> int:
+    """Return the tokens of the longest context in the fleet; a bound for all while there is a model without workers."""
+    if not all(snapshot.workers.get(model) for model in names.models | snapshot.models):
+        return LONGEST_CONTEXT
+    return max((beat.n_ctx for beat in _beats(snapshot)), default=LONGEST_CONTEXT)
 
 
 def _is_leaving(attendance: Attendance, pipeline: Pipeline) -> bool:

@@ -6,6 +6,7 @@ PaddockError                     status  type
 │   ├── HeadTooLarge             431       code request_head_too_large
 │   ├── HeadTooSlow              408       code request_head_timeout
 │   ├── BodyTooLarge             413       code request_too_large
+│   ├── TakesTooMuch             413       code request_too_large
 │   ├── BodyTooSlow              408       code request_body_timeout
 │   ├── PreviousNotFound         400       code previous_response_not_found
 │   ├── ConnectionLimit          400       code websocket_connection_limit_reached
@@ -22,6 +23,7 @@ PaddockError                     status  type
 ├── NotSupported                 501     not_supported_error
 ├── QueueFull                    429     rate_limit_error
 │   └── TooManyStreams           429       code too_many_streams
+├── HeldTooMuch                  429     rate_limit_error   code memory_share_taken
 ├── Unavailable                  503     unavailable_error
 │   ├── QueueTimeout             503       code queue_timeout
 │   ├── StoreUnavailable         503       code store_unavailable
@@ -31,6 +33,7 @@ PaddockError                     status  type
 │   ├── SlotsBusy                503       code busy
 │   ├── StorageFull              503       code storage_full
 │   ├── TooManyConnections       503       code too_many_connections
+│   ├── MemoryFull               503       code memory_full
 │   └── Stopping                 503       code stopping
 ├── WorkerLost                   502     unavailable_error
 ├── ClientTooSlow                -       in-stream only
@@ -97,6 +100,13 @@ class HeadTooSlow(InvalidRequest):
 
 
 class BodyTooLarge(InvalidRequest):
+    status = 413
+    code = "request_too_large"
+
+
+class TakesTooMuch(InvalidRequest):
+    """A body that was read, and takes more memory than one caller may ever hold."""
+
     status = 413
     code = "request_too_large"
 
@@ -193,6 +203,14 @@ class TooManyStreams(QueueFull):
     code = "too_many_streams"
 
 
+class HeldTooMuch(PaddockError):
+    """The requests of one team or key hold their share of the gateway's memory."""
+
+    status = 429
+    type = "rate_limit_error"
+    code = "memory_share_taken"
+
+
 class Unavailable(PaddockError):
     status = 503
     type = "unavailable_error"
@@ -237,6 +255,12 @@ class StorageFull(Unavailable):
 
 class TooManyConnections(Unavailable):
     code = "too_many_connections"
+
+
+class MemoryFull(Unavailable):
+    """Requests of all teams hold as much of the gateway's memory as they may."""
+
+    code = "memory_full"
 
 
 class Stopping(Unavailable):

@@ -50,6 +50,14 @@ class GatewaySettings(PaddockSettings):
         ),
     ] = ""
     max_body_bytes: Annotated[int, Field(ge=1024, description="largest request body")] = 8 << 20
+    call_memory_bytes: Annotated[
+        int,
+        Field(
+            ge=0,
+            description="most memory that requests may hold together, from their first byte to their answer's end; a "
+            "team may have as much as is free beside it; 0: sixteen times max_body_bytes, at least 128 MiB",
+        ),
+    ] = 0
     queue_timeout_s: Annotated[
         float, Field(gt=0, description="longest wait for a slot before the caller gets a 503")
     ] = 60.0

@@ -15,6 +15,7 @@ from gateway.api.answers import JSON, send_bytes
 from gateway.api.diagnostics import answer_headers, ping, trail_of
 from gateway.api.dialect import AskedIn, StreamWriter, WholeWriter, Writers
 from gateway.api.errors import note_error, send_error, shape_of
+from gateway.api.intake import held_while
 from gateway.api.presence import ClientGone, while_present
 from gateway.api.resumable import Resumable
 from gateway.api.streaming import EventStream
@@ -75,7 +76,8 @@ class Answering(Generic[AskedIn]):
         trail = trail_of(scope)
         if asked.stream and wish is not None:
             writer = self._writers.stream_writer(asked, call, trail)
-            await self._resumable.first(wish, partial(self.record, asked, call, trail, writer), scope, receive, send)
+            produce = held_while(scope, partial(self.record, asked, call, trail, writer))
+            await self._resumable.first(wish, produce, scope, receive, send)
             return
         async with while_present(receive):
             if asked.stream:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
@@ -14,17 +15,38 @@ from gateway.errors import BodyTooLarge, BodyTooSlow, InvalidRequest
 BODY_TIMEOUT_S = 60.0
 """From the headers to the body's last byte: a sender that never ends would hold its connection and memory for ever."""
 
+MAX_FIELDS = 1000
+"""Of the body's own object."""
+
 _decode = msgspec.json.Decoder().decode
 
 
-async def read_body(scope: Scope, receive: Receive, limit: int, timeout_s: float = BODY_TIMEOUT_S) -> bytes:
-    """Raises BodyTooLarge (by its Content-Length before reading, else while counting), BodyTooSlow and ClientGone."""
+def declared_bytes(scope: Scope) -> int:
+    """Return the body's Content-Length; 0 where there is none."""
     declared = dict(scope["headers"]).get(b"content-length", b"")
-    if declared.isdigit() and int(declared) > limit:
-        raise _too_large(f"{int(declared)} bytes", limit)
+    return int(declared) if declared.isdigit() else 0
+
+
+def _grows(num_bytes: int) -> None:
+    """Nobody counts."""
+
+
+async def read_body(
+    scope: Scope,
+    receive: Receive,
+    limit: int,
+    timeout_s: float = BODY_TIMEOUT_S,
+    grown: Callable[[int], None] = _grows,
+) -> bytes:
+    """Read it whole; `grown` is told how many bytes there are so far, and may raise.
+
+    Raises BodyTooLarge (by its Content-Length before reading, else while counting), BodyTooSlow and ClientGone.
+    """
+    if (declared := declared_bytes(scope)) > limit:
+        raise _too_large(f"{declared} bytes", limit)
     try:
         async with asyncio.timeout(timeout_s):
-            return await _read_whole(receive, limit)
+            return await _read_whole(receive, limit, grown)
     except TimeoutError:
         raise BodyTooSlow(
             f"The request body was not complete within {timeout_s:g} s. Send the request again, smaller or over a "
@@ -32,7 +54,7 @@ async def read_body(scope: Scope, receive: Receive, limit: int, timeout_s: float
         ) from None
 
 
-async def _read_whole(receive: Receive, limit: int) -> bytes:
+async def _read_whole(receive: Receive, limit: int, grown: Callable[[int], None]) -> bytes:
     parts: list[bytes] = []
     num_bytes = 0
     while True:
@@ -43,6 +65,7 @@ async def _read_whole(receive: Receive, limit: int) -> bytes:
         num_bytes += len(part)
         if num_bytes > limit:
             raise _too_large(f"more than {limit} bytes", limit)
+        grown(num_bytes)
         parts.append(part)
         if not message.get("more_body", False):
             return parts[0] if len(parts) == 1 else b"".join(parts)
@@ -62,13 +85,15 @@ def read_object(body: bytes) -> dict[str, Any]:
         raise InvalidRequest(f"The body is not valid JSON: {_where(str(error), body)}") from None
     if not isinstance(document, dict):
         raise InvalidRequest(f"The body must be a JSON object, not {_kind(document)}.")
+    if len(document) > MAX_FIELDS:
+        raise InvalidRequest(f"The body has {len(document)} fields. Send at most {MAX_FIELDS}.")
     return document
 
 
 def _too_large(size: str, limit: int) -> BodyTooLarge:
     return BodyTooLarge(
-        f"The request body has {size}; the limit is {limit}. Send less, or have the operator raise "
-        "PADDOCK_MAX_BODY_BYTES."
+        f"The request body has {size}; the limit of this route is {limit}. Send less, or, where it takes prompts, have "
+        "the operator raise PADDOCK_MAX_BODY_BYTES."
     )
 
 

@@ -9,9 +9,9 @@ from starlette.types import Receive, Scope, Send
 
 from gateway.access.keys import Keys
 from gateway.api.answering import Answering
-from gateway.api.body import read_body
 from gateway.api.caller import identified
 from gateway.api.dialect import AskedT, Dialect
+from gateway.api.intake import Intake
 from gateway.api.resumable import Resumable
 from gateway.api.session import conversation, session_of
 from gateway.api.slo import read_begin_by
@@ -27,7 +27,7 @@ class Generation(Generic[AskedT]):
         dialect: Dialect[AskedT],
         keys: Keys,
         pipeline: Pipeline,
-        max_body_bytes: int,
+        intake: Intake,
         ping_interval_s: float,
         resumable: Resumable,
         *,
@@ -37,21 +37,21 @@ class Generation(Generic[AskedT]):
         self._dialect = dialect
         self._keys = keys
         self._pipeline = pipeline
-        self._max_body_bytes = max_body_bytes
+        self._intake = intake
         self._resumable = resumable
         self._supersedes = supersedes
         self._answering = Answering(dialect, pipeline, ping_interval_s, resumable)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         principal, trail = identified(self._keys, scope)
-        raw = await read_body(scope, receive, self._max_body_bytes)
-        wish = read_wish(scope, raw, principal.team)
-        if wish is not None and wish.stream:
-            await self._resumable.again(wish, scope, receive, send)
-            return
-        asked = self._dialect.read(raw, scope)
-        talk = conversation(scope, asked.requests[0], principal.team)
-        call = self._pipeline.call(principal, asked.model, trail, "generate", read_begin_by(scope), talk)
-        if self._supersedes:
-            call = replace(call, session=session_of(scope))
-        await self._answering.answer(asked, call, wish, scope, receive, send)
+        async with self._intake.opened(principal, scope, receive) as body:
+            wish = read_wish(scope, body.raw, principal.team)
+            if wish is not None and wish.stream:
+                await self._resumable.again(wish, scope, receive, send)
+                return
+            asked = await body.decoded(lambda raw: self._dialect.read(raw, scope))
+            talk = conversation(scope, asked.requests[0], principal.team)
+            call = self._pipeline.call(principal, asked.model, trail, "generate", read_begin_by(scope), talk)
+            if self._supersedes:
+                call = replace(call, session=session_of(scope))
+            await self._answering.answer(asked, call, wish, scope, receive, send)

@@ -8,8 +8,8 @@ from starlette.types import Receive, Scope, Send
 
 from gateway.access.keys import Keys
 from gateway.api.answers import JSON, send_bytes
-from gateway.api.body import read_body
 from gateway.api.caller import identified
+from gateway.api.intake import Intake
 from gateway.api.presence import while_present
 from gateway.api.session import talk_of
 from gateway.api.slo import read_begin_by
@@ -49,18 +49,19 @@ class PoolDialect(Protocol[PoolAskedT]):
 class Pooled(Generic[PoolAskedT]):
     """The ASGI app of a route for pooled work."""
 
-    def __init__(self, dialect: PoolDialect[PoolAskedT], keys: Keys, pipeline: Pipeline, max_body_bytes: int) -> None:
+    def __init__(self, dialect: PoolDialect[PoolAskedT], keys: Keys, pipeline: Pipeline, intake: Intake) -> None:
         self._dialect = dialect
         self._keys = keys
         self._pipeline = pipeline
-        self._max_body_bytes = max_body_bytes
+        self._intake = intake
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         principal, trail = identified(self._keys, scope)
-        asked = self._dialect.read(await read_body(scope, receive, self._max_body_bytes), scope)
-        begin_by, talk = read_begin_by(scope), talk_of(scope, trail.request_id)
-        call = self._pipeline.call(principal, asked.model, trail, asked.request.kind, begin_by, talk)
-        async with while_present(receive):
-            result = await self._pipeline.pool(call, asked.request, trail)
-            trail.usage = Usage(sum(result.num_tokens), 0, 0)
-            await send_bytes(send, await self._dialect.body(asked, call, result), JSON, trail)
+        async with self._intake.opened(principal, scope, receive) as body:
+            asked = await body.decoded(lambda raw: self._dialect.read(raw, scope))
+            begin_by, talk = read_begin_by(scope), talk_of(scope, trail.request_id)
+            call = self._pipeline.call(principal, asked.model, trail, asked.request.kind, begin_by, talk)
+            async with while_present(receive):
+                result = await self._pipeline.pool(call, asked.request, trail)
+                trail.usage = Usage(sum(result.num_tokens), 0, 0)
+                await send_bytes(send, await self._dialect.body(asked, call, result), JSON, trail)

@@ -8,8 +8,8 @@ from starlette.types import Receive, Scope, Send
 
 from gateway.access.keys import Keys
 from gateway.api.answers import send_json
-from gateway.api.body import read_body
 from gateway.api.caller import identified
+from gateway.api.intake import Intake
 from gateway.api.presence import while_present
 from gateway.inquiries import Inquiries
 from gateway.pipeline import Pipeline
@@ -30,18 +30,19 @@ class TokenCount:
     """The ASGI app of the route."""
 
     def __init__(
-        self, dialect: CountDialect, keys: Keys, pipeline: Pipeline, inquiries: Inquiries, max_body_bytes: int
+        self, dialect: CountDialect, keys: Keys, pipeline: Pipeline, inquiries: Inquiries, intake: Intake
     ) -> None:
         self._dialect = dialect
         self._keys = keys
         self._pipeline = pipeline
         self._inquiries = inquiries
-        self._max_body_bytes = max_body_bytes
+        self._intake = intake
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         principal, trail = identified(self._keys, scope)
-        name, request = self._dialect.read(await read_body(scope, receive, self._max_body_bytes))
-        call = self._pipeline.call(principal, name, trail)
-        async with while_present(receive):
-            num_tokens = await self._inquiries.num_tokens(call.model, request, principal.team)
+        async with self._intake.opened(principal, scope, receive) as body:
+            name, request = await body.decoded(self._dialect.read)
+            call = self._pipeline.call(principal, name, trail)
+            async with while_present(receive):
+                num_tokens = await self._inquiries.num_tokens(call.model, request, principal.team)
         await send_json(send, self._dialect.told(num_tokens), trail)

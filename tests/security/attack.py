@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import io
 import json
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from dataclasses import dataclass
@@ -36,7 +37,8 @@ class Target:
 
     async def post(self, session: aiohttp.ClientSession, path: str, body: bytes | str | object) -> int:
         """Send one request and drop its answer; returns the status, 0 where the connection broke."""
-        data = body if isinstance(body, bytes | str) else json.dumps(body)
+        text = body if isinstance(body, bytes | str) else json.dumps(body)
+        data = io.BytesIO(text.encode() if isinstance(text, str) else text)
         headers = {"Content-Type": "application/json"}
         try:
             async with session.post(self.url + path, data=data, headers=headers) as response:

@@ -77,7 +77,8 @@ class ExplainRoute:
 
     async def _asked(self, caller: Caller, scope: Scope, receive: Receive) -> tuple[Call, Ask]:
         """Raises PaddockError, as the chat route does."""
-        asked = self._chat.read(await self._reception.raw(scope, receive), scope)
+        async with self._reception.opened(caller, scope, receive) as body:
+            asked = await body.decoded(lambda raw: self._chat.read(raw, scope))
         query = query_of(scope)
         call = self._reception.call(caller, {"model": asked.model or None}, scope)
         request = asked.requests[0]

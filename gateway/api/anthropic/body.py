@@ -37,7 +37,8 @@ class Block(Loose):
 
 
 Content = Annotated[
-    Annotated[str, Tag("<text>")] | Annotated[list[Block], Field(max_length=MAX_BLOCKS), Tag("<parts>")],
+    Annotated[str, Tag("<text>")]
+    | Annotated[list[Block], Field(max_length=MAX_BLOCKS, fail_fast=True), Tag("<parts>")],
     Discriminator(text_or_parts),
 ]
 
@@ -80,9 +81,9 @@ class PromptBody(Body):
     """What a prompt is made of: the body of `count_tokens`."""
 
     model: str = ""
-    messages: Annotated[list[MessageBody], Field(min_length=1, max_length=MAX_MESSAGES)]
+    messages: Annotated[list[MessageBody], Field(min_length=1, max_length=MAX_MESSAGES, fail_fast=True)]
     system: Content | None = None
-    tools: Annotated[list[ToolBody], Field(max_length=MAX_TOOLS)] | None = None
+    tools: Annotated[list[ToolBody], Field(max_length=MAX_TOOLS, fail_fast=True)] | None = None
     tool_choice: ToolChoiceBody | None = None
     thinking: ThinkingBody | None = None
     output_config: OutputConfigBody | None = None
@@ -92,4 +93,4 @@ class PromptBody(Body):
 class MessagesBody(PromptBody, SamplingBody, HintsBody, LoraBody):
     max_tokens: Annotated[int, Field(ge=0, le=MAX_TOKENS)]
     stream: bool = False
-    stop_sequences: Annotated[list[str], Field(max_length=MAX_STOPS)] | None = None
+    stop_sequences: Annotated[list[str], Field(max_length=MAX_STOPS, fail_fast=True)] | None = None

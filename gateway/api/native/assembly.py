@@ -9,6 +9,7 @@ from starlette.types import ASGIApp
 from gateway.access.keys import Keys
 from gateway.adapter_registrar import AdapterRegistrar
 from gateway.api.generation import Generation
+from gateway.api.intake import Intake
 from gateway.api.native.completion import CompletionDialect
 from gateway.api.native.embedding import EmbeddingDialect
 from gateway.api.native.fleet_place import FleetPlace
@@ -25,7 +26,7 @@ from gateway.pipeline import Fleet, Pipeline
 from gateway.registry.adapter_wishes import AdapterWishes
 from gateway.registry.model_wishes import ModelWishes
 
-Answers = tuple[Keys, Pipeline, int, float, Resumable]
+Answers = tuple[Keys, Pipeline, Intake, float, Resumable]
 """What `Generation` takes beside its dialect."""
 
 
@@ -38,8 +39,8 @@ def native_apps(
     chat: ChatReader,
 ) -> Mapping[str, ASGIApp]:
     """Named as in `gateway.api.routes`. `chat` reads chat bodies."""
-    keys, pipeline, max_body_bytes, *_ = answers
-    reception = Reception(keys, pipeline, fleet, max_body_bytes)
+    keys, pipeline, intake, *_ = answers
+    reception = Reception(keys, pipeline, fleet, intake)
     place = FleetPlace(inquiries, pipeline)
     registrar = AdapterRegistrar(inquiries, wishes)
     return {
@@ -48,7 +49,7 @@ def native_apps(
         "tokenize": TokenizeRoute(reception, inquiries),
         "detokenize": DetokenizeRoute(reception, inquiries),
         "apply_template": ApplyTemplateRoute(reception, inquiries, chat),
-        "native_embedding": Pooled(EmbeddingDialect(), keys, pipeline, max_body_bytes),
+        "native_embedding": Pooled(EmbeddingDialect(), keys, pipeline, intake),
         "props": PropsRoute(reception, inquiries),
         "slots": SlotsRoute(reception, inquiries),
         "slot": SlotRoute(reception, inquiries, pipeline),

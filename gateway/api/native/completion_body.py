@@ -55,16 +55,18 @@ class GenerationBody(SamplingBody, TokenProbsBody, FormBody, HintsBody, NoticesB
     n_cmpl: Annotated[int, Field(ge=1, le=MAX_ANSWERS)] = 1
     stop: (
         Annotated[
-            Annotated[str, Tag("<text>")] | Annotated[list[str], Field(max_length=MAX_STOPS), Tag("<parts>")],
+            Annotated[str, Tag("<text>")]
+            | Annotated[list[str], Field(max_length=MAX_STOPS, fail_fast=True), Tag("<parts>")],
             Discriminator(text_or_parts),
         ]
         | None
     ) = None
     json_schema: Annotated[Schema | None, BeforeValidator(_any_object)] = None
     grammar_lazy: bool = False
-    grammar_triggers: Annotated[list[Trigger], Field(max_length=MAX_TRIGGERS)] | None = None
+    grammar_triggers: Annotated[list[Trigger], Field(max_length=MAX_TRIGGERS, fail_fast=True)] | None = None
     response_fields: (
-        Annotated[list[Annotated[str, Field(max_length=MAX_FIELD_CHARS)]], Field(max_length=MAX_FIELDS)] | None
+        Annotated[list[Annotated[str, Field(max_length=MAX_FIELD_CHARS)]], Field(max_length=MAX_FIELDS, fail_fast=True)]
+        | None
     ) = None
 
 
@@ -81,5 +83,5 @@ class ExtraFile(Loose):
 class InfillBody(GenerationBody):
     input_prefix: str
     input_suffix: str
-    input_extra: Annotated[list[ExtraFile], Field(max_length=MAX_FILES)] | None = None
+    input_extra: Annotated[list[ExtraFile], Field(max_length=MAX_FILES, fail_fast=True)] | None = None
     prompt: str = ""

@@ -81,7 +81,7 @@ class AdaptersRoute:
     async def _set_scales(self, scope: Scope, receive: Receive, send: Send) -> None:
         """For every caller of the model who names no adapters, on all gateways within a second."""
         caller = self._reception.admin(scope, "set the scales of adapters for everybody")
-        body = validated(LoraBody, {"lora": _array(await self._reception.raw(scope, receive))})
+        body = validated(LoraBody, {"lora": await self._reception.small(scope, receive, _array)})
         call = self._reception.call(caller, {}, scope)
         known = self._known(call.model)
         scales = {named(use.name, known, caller.principal): use.scale for use in read_lora(body)}

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -9,8 +11,9 @@ from pydantic import BaseModel, ValidationError
 from starlette.types import Receive, Scope
 
 from gateway.access.keys import Keys
-from gateway.api.body import read_body, read_object
+from gateway.api.body import read_object
 from gateway.api.caller import identified
+from gateway.api.intake import Body, Intake
 from gateway.api.native.query import named_model
 from gateway.api.parameters.faults import too_nested, translated
 from gateway.call import Call, Principal
@@ -19,6 +22,7 @@ from gateway.pipeline import Fleet, Pipeline
 from gateway.telemetry.trail import Trail
 
 BodyT = TypeVar("BodyT", bound=BaseModel)
+SmallT = TypeVar("SmallT")
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,11 +34,11 @@ class Caller:
 class Reception:
     """Lets callers in and reads what they bring."""
 
-    def __init__(self, keys: Keys, pipeline: Pipeline, fleet: Fleet, max_body_bytes: int) -> None:
+    def __init__(self, keys: Keys, pipeline: Pipeline, fleet: Fleet, intake: Intake) -> None:
         self._keys = keys
         self._pipeline = pipeline
         self._fleet = fleet
-        self._max_body_bytes = max_body_bytes
+        self._intake = intake
 
     def caller(self, scope: Scope) -> Caller:
         """Raises AuthenticationFailed."""
@@ -48,13 +52,17 @@ class Reception:
             raise PermissionDenied(f"Only an admin's API key may {what}. Ask the operator.")
         return caller
 
-    async def raw(self, scope: Scope, receive: Receive) -> bytes:
-        return await read_body(scope, receive, self._max_body_bytes)
+    def opened(self, caller: Caller, scope: Scope, receive: Receive) -> AbstractAsyncContextManager[Body]:
+        """Read a body that may be large. Raises as `Intake.opened`."""
+        return self._intake.opened(caller.principal, scope, receive)
+
+    async def small(self, scope: Scope, receive: Receive, read: Callable[[bytes], SmallT]) -> SmallT:
+        """Read a body that holds no prompt. Raises as `Intake.small`."""
+        return await self._intake.small(scope, receive, read)
 
     async def document(self, scope: Scope, receive: Receive) -> dict[str, Any]:
-        """The body as an object, an empty one where nothing is sent. Raises InvalidRequest."""
-        raw = await self.raw(scope, receive)
-        return read_object(raw) if raw.strip() else {}
+        """Return a small body as an object, an empty one where nothing is sent. Raises InvalidRequest."""
+        return await self.small(scope, receive, document_of)
 
     def adapter_model(self, adapter: str) -> str:
         """The model of an adapter; empty where it is not known, or several models have one of the name."""
@@ -63,6 +71,11 @@ class Reception:
     def call(self, caller: Caller, document: dict[str, Any], scope: Scope) -> Call:
         """For the model that is named in the body or the address. Raises ModelNotFound, PermissionDenied, Stopping."""
         return self._pipeline.call(caller.principal, named_model(document, scope), caller.trail)
+
+
+def document_of(raw: bytes) -> dict[str, Any]:
+    """Return the body as an object, an empty one where nothing is sent. Raises InvalidRequest."""
+    return read_object(raw) if raw.strip() else {}
 
 
 def validated(kind: type[BodyT], document: dict[str, Any]) -> BodyT:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from functools import partial
 from typing import Annotated, Any, Protocol
 
 import msgspec
@@ -16,7 +17,7 @@ from starlette.types import Receive, Scope, Send
 from gateway.api.answers import JSON, send_bytes, send_json
 from gateway.api.native.prompts import read_native_prompt
 from gateway.api.native.query import named_model
-from gateway.api.native.reception import Reception, validated
+from gateway.api.native.reception import Reception, document_of, validated
 from gateway.api.parameters.base import Body
 from gateway.api.presence import while_present
 from gateway.inquiries import Inquiries
@@ -52,7 +53,7 @@ class TokenizeBody(Body):
 
 class DetokenizeBody(Body):
     model: str = ""
-    tokens: list[Annotated[int, Field(ge=0, le=MAX_TOKEN)]] = Field(default_factory=list)
+    tokens: list[Annotated[int, Field(ge=0, le=MAX_TOKEN)]] = Field(default_factory=list, fail_fast=True)
 
 
 class TokenizeRoute:
@@ -62,22 +63,15 @@ class TokenizeRoute:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         caller = self._reception.caller(scope)
-        document = await self._reception.document(scope, receive)
-        call = self._reception.call(caller, document, scope)
-        body = validated(TokenizeBody, document)
-        if body.content is None or body.content == []:
-            await send_json(send, {"tokens": []}, caller.trail)
-            return
-        asked = Tokenize(
-            content=read_native_prompt(body.content, "content"),
-            add_special=body.add_special,
-            parse_special=body.parse_special,
-            with_pieces=body.with_pieces,
-            tenant=caller.principal.team,
-        )
-        async with while_present(receive):
-            found = await self._inquiries.of_model(call.model, "POST", TOKENIZE_PATH, decode_tokenized, asked)
-        await send_bytes(send, await tokens_body(found), JSON, caller.trail)
+        async with self._reception.opened(caller, scope, receive) as raw:
+            name, asked = await raw.decoded(partial(_tokenize_of, scope=scope, team=caller.principal.team))
+            call = self._reception.call(caller, {"model": name}, scope)
+            if asked is None:
+                await send_json(send, {"tokens": []}, caller.trail)
+                return
+            async with while_present(receive):
+                found = await self._inquiries.of_model(call.model, "POST", TOKENIZE_PATH, decode_tokenized, asked)
+            await send_bytes(send, await tokens_body(found), JSON, caller.trail)
 
 
 class DetokenizeRoute:
@@ -87,13 +81,13 @@ class DetokenizeRoute:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         caller = self._reception.caller(scope)
-        document = await self._reception.document(scope, receive)
-        call = self._reception.call(caller, document, scope)
-        tokens = tuple(validated(DetokenizeBody, document).tokens)
-        asked = Detokenize(tokens=tokens, tenant=caller.principal.team)
-        async with while_present(receive):
-            found = await self._inquiries.of_model(call.model, "POST", DETOKENIZE_PATH, decode_detokenized, asked)
-        await send_json(send, {"content": found.content}, caller.trail)
+        async with self._reception.opened(caller, scope, receive) as raw:
+            name, tokens = await raw.decoded(partial(_tokens_of, scope=scope))
+            call = self._reception.call(caller, {"model": name}, scope)
+            asked = Detokenize(tokens=tokens, tenant=caller.principal.team)
+            async with while_present(receive):
+                found = await self._inquiries.of_model(call.model, "POST", DETOKENIZE_PATH, decode_detokenized, asked)
+            await send_json(send, {"content": found.content}, caller.trail)
 
 
 class Conversation(Protocol):
@@ -121,12 +115,30 @@ class ApplyTemplateRoute:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         caller = self._reception.caller(scope)
-        asked = self._chat.read(await self._reception.raw(scope, receive), scope)
-        call = self._reception.call(caller, {"model": asked.model or named_model({}, scope)}, scope)
-        render = Render(request=asked.requests[0], count=False, tenant=caller.principal.team)
-        async with while_present(receive):
-            found = await self._inquiries.of_model(call.model, "POST", RENDER_PATH, decode_rendered, render)
-        await send_json(send, {"prompt": found.prompt or ""}, caller.trail)
+        async with self._reception.opened(caller, scope, receive) as raw:
+            asked = await raw.decoded(lambda body: self._chat.read(body, scope))
+            call = self._reception.call(caller, {"model": asked.model or named_model({}, scope)}, scope)
+            render = Render(request=asked.requests[0], count=False, tenant=caller.principal.team)
+            async with while_present(receive):
+                found = await self._inquiries.of_model(call.model, "POST", RENDER_PATH, decode_rendered, render)
+            await send_json(send, {"prompt": found.prompt or ""}, caller.trail)
+
+
+def _tokenize_of(raw: bytes, scope: Scope, team: str) -> tuple[str, Tokenize | None]:
+    """Return the model's name and the question; None: there is no text. Raises InvalidRequest."""
+    document = document_of(raw)
+    name, body = named_model(document, scope), validated(TokenizeBody, document)
+    if body.content is None or body.content == []:
+        return name, None
+    content = read_native_prompt(body.content, "content")
+    flags = {"add_special": body.add_special, "parse_special": body.parse_special, "with_pieces": body.with_pieces}
+    return name, Tokenize(content=content, tenant=team, **flags)
+
+
+def _tokens_of(raw: bytes, scope: Scope) -> tuple[str, tuple[int, ...]]:
+    """Return the model's name and the tokens. Raises InvalidRequest."""
+    document = document_of(raw)
+    return named_model(document, scope), tuple(validated(DetokenizeBody, document).tokens)
 
 
 async def tokens_body(found: Tokenized) -> bytes:

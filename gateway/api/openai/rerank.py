@@ -46,10 +46,10 @@ Document = Annotated[
 class RerankBody(Body):
     model: str = ""
     query: str
-    documents: Annotated[list[Document], Field(min_length=1, max_length=MAX_DOCUMENTS)] | None = None
+    documents: Annotated[list[Document], Field(min_length=1, max_length=MAX_DOCUMENTS, fail_fast=True)] | None = None
     top_n: Annotated[int, Field(ge=1, le=MAX_TOP)] | None = None
     return_documents: bool = False
-    texts: Annotated[list[str], Field(min_length=1, max_length=MAX_DOCUMENTS)] | None = None
+    texts: Annotated[list[str], Field(min_length=1, max_length=MAX_DOCUMENTS, fail_fast=True)] | None = None
     return_text: bool = False
 
 

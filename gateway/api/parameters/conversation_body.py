@@ -24,7 +24,7 @@ class Part(Loose):
 
 
 Content = Annotated[
-    Annotated[str, Tag("<text>")] | Annotated[list[Part], Field(max_length=MAX_PARTS), Tag("<parts>")],
+    Annotated[str, Tag("<text>")] | Annotated[list[Part], Field(max_length=MAX_PARTS, fail_fast=True), Tag("<parts>")],
     Discriminator(text_or_parts),
 ]
 
@@ -47,7 +47,7 @@ class MessageBody(Loose):
     reasoning_content: str | None = None
     reasoning: str | None = None
     name: str | None = None
-    tool_calls: Annotated[list[ToolCallBody], Field(max_length=MAX_TOOLS)] | None = None
+    tool_calls: Annotated[list[ToolCallBody], Field(max_length=MAX_TOOLS, fail_fast=True)] | None = None
     tool_call_id: str | None = None
     function_call: FunctionCallBody | None = None
     audio: dict[str, Any] | None = None
@@ -76,7 +76,7 @@ class NamedTool(Loose):
 
 class AllowedTools(Loose):
     mode: Literal["auto", "required"]
-    tools: Annotated[list[NamedTool], Field(min_length=1, max_length=MAX_TOOLS)]
+    tools: Annotated[list[NamedTool], Field(min_length=1, max_length=MAX_TOOLS, fail_fast=True)]
 
 
 class NamedChoice(NamedTool):
@@ -98,9 +98,9 @@ FunctionChoice = Annotated[
 
 
 class ConversationBody(Body):
-    messages: Annotated[list[MessageBody], Field(min_length=1, max_length=MAX_MESSAGES)]
-    tools: Annotated[list[ToolBody], Field(max_length=MAX_TOOLS)] | None = None
+    messages: Annotated[list[MessageBody], Field(min_length=1, max_length=MAX_MESSAGES, fail_fast=True)]
+    tools: Annotated[list[ToolBody], Field(max_length=MAX_TOOLS, fail_fast=True)] | None = None
     tool_choice: ToolChoice | None = None
     parallel_tool_calls: bool = True
-    functions: Annotated[list[FunctionBody], Field(max_length=MAX_TOOLS)] | None = None
+    functions: Annotated[list[FunctionBody], Field(max_length=MAX_TOOLS, fail_fast=True)] | None = None
     function_call: FunctionChoice | None = None

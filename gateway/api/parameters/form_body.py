@@ -32,7 +32,7 @@ SchemaOrText = Annotated[
     Annotated[str, Tag("<text>")] | Annotated[Schema, Tag("<object>")],
     Discriminator(_schema_kind),
 ]
-Choices = Annotated[list[str], Field(min_length=1, max_length=MAX_CHOICES)]
+Choices = Annotated[list[str], Field(min_length=1, max_length=MAX_CHOICES, fail_fast=True)]
 
 
 class StructuredOutputs(Body):

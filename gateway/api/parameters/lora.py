@@ -34,7 +34,7 @@ class LoraUse(Body):
 
 
 class LoraBody(Body):
-    lora: Annotated[list[LoraUse], Field(max_length=MAX_ADAPTERS)] | None = None
+    lora: Annotated[list[LoraUse], Field(max_length=MAX_ADAPTERS, fail_fast=True)] | None = None
 
 
 def read_lora(body: LoraBody) -> tuple[AdapterUse, ...]:

@@ -41,7 +41,9 @@ class SamplingBody(Body):
     dry_base: Annotated[float, Field(ge=0, le=10)] | None = None
     dry_allowed_length: Annotated[int, Field(ge=0, le=MAX_INT)] | None = None
     dry_penalty_last_n: Recent | None = None
-    dry_sequence_breakers: Annotated[list[Breaker], Field(min_length=1, max_length=MAX_BREAKERS)] | None = None
+    dry_sequence_breakers: (
+        Annotated[list[Breaker], Field(min_length=1, max_length=MAX_BREAKERS, fail_fast=True)] | None
+    ) = None
     mirostat: Annotated[int, Field(ge=0, le=2)] | None = None
     mirostat_tau: Annotated[float, Field(ge=0, le=100)] | None = None
     mirostat_eta: Share | None = None
@@ -51,7 +53,7 @@ class SamplingBody(Body):
     samplers: (
         Annotated[
             Annotated[str, Field(max_length=MAX_STAGES), Tag("<text>")]
-            | Annotated[list[str], Field(max_length=MAX_STAGES), Tag("<parts>")],
+            | Annotated[list[str], Field(max_length=MAX_STAGES, fail_fast=True), Tag("<parts>")],
             Discriminator(text_or_parts),
         ]
         | None
@@ -59,7 +61,7 @@ class SamplingBody(Body):
     logit_bias: (
         Annotated[
             Annotated[dict[str, Any], Field(max_length=MAX_BIASES), Tag("<object>")]
-            | Annotated[list[Any], Field(max_length=MAX_BIASES), Tag("<parts>")],
+            | Annotated[list[Any], Field(max_length=MAX_BIASES, fail_fast=True), Tag("<parts>")],
             Discriminator(parts_or_object),
         ]
         | None

@@ -13,7 +13,7 @@ MAX_STOPS = 16
 MAX_STOP_CHARS = 512
 
 Stop = Annotated[
-    Annotated[str, Tag("<text>")] | Annotated[list[str], Field(max_length=MAX_STOPS), Tag("<parts>")],
+    Annotated[str, Tag("<text>")] | Annotated[list[str], Field(max_length=MAX_STOPS, fail_fast=True), Tag("<parts>")],
     Discriminator(text_or_parts),
 ]
 

@@ -31,7 +31,7 @@ class ThinkingBody(Body):
     reasoning_budget_tokens: Budget | None = None
     thinking_budget_tokens: Budget | None = None
     chat_template_kwargs: Annotated[dict[str, Any], Field(max_length=MAX_KWARGS)] | None = None
-    documents: Annotated[list[dict[str, Any] | str], Field(max_length=MAX_DOCUMENTS)] | None = None
+    documents: Annotated[list[dict[str, Any] | str], Field(max_length=MAX_DOCUMENTS, fail_fast=True)] | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
 

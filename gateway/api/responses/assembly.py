@@ -6,6 +6,7 @@ from starlette.types import ASGIApp
 
 from gateway.access.keys import Keys
 from gateway.api.answering import Answering
+from gateway.api.intake import Intake
 from gateway.api.responses.background import Background
 from gateway.api.responses.connection import Bounds, Rooms
 from gateway.api.responses.create import CreateResponse
@@ -27,7 +28,7 @@ from gateway.telemetry.metrics import Metrics
 def responses_apps(
     keys: Keys,
     pipeline: Pipeline,
-    max_body_bytes: int,
+    intake: Intake,
     ping_interval_s: float,
     resumable: Resumable,
     recordings: Recordings,
@@ -44,11 +45,11 @@ def responses_apps(
     )
     background = Background(answering, recordings, resumable, shelf)
     stored = StoredResponses(keys, shelf, background, recordings, resumable)
-    rooms = Rooms(keys, pipeline, preparation, resumable, store, metrics, ping_interval_s, bounds)
+    rooms = Rooms(keys, pipeline, intake, preparation, resumable, store, metrics, ping_interval_s, bounds)
     return {
-        "responses": CreateResponse(keys, max_body_bytes, resumable, shelf, answering, background, preparation),
+        "responses": CreateResponse(keys, intake, resumable, shelf, answering, background, preparation),
         "responses_socket": ResponsesSocket(rooms, sockets),
-        "input_tokens": InputTokens(keys, pipeline, max_body_bytes, shelf, inquiries),
+        "input_tokens": InputTokens(keys, pipeline, intake, shelf, inquiries),
         "response": Endpoint(stored.retrieve),
         "delete_response": Endpoint(stored.delete),
         "cancel_response": Endpoint(stored.cancel),

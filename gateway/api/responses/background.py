@@ -12,6 +12,7 @@ from starlette.types import Receive, Scope, Send
 from gateway.api.answering import Answering
 from gateway.api.answers import send_json
 from gateway.api.diagnostics import trail_of
+from gateway.api.intake import held_while
 from gateway.api.responses.events import EventWriter
 from gateway.api.responses.ids import stream_of
 from gateway.api.responses.request import ResponseRequest
@@ -58,7 +59,7 @@ class Background:
 
         owner = Owner(team, "") if wish is None else wish.owner
         try:
-            reading = await self._resumable.begin(stream_of(asked.id), owner, None, produce, trail)
+            reading = await self._resumable.begin(stream_of(asked.id), owner, None, held_while(scope, produce), trail)
         except TooManyStreams:
             await self._shelf.drop(team, asked.id)
             raise

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import Discriminator, Field, Tag
+from pydantic import BeforeValidator, Discriminator, Field, Tag
+from pydantic_core import PydanticKnownError
 
 from gateway.api.parameters.base import Body, Loose, text_or_parts
 from gateway.api.parameters.conversation_body import MAX_PARTS, Content, Part
@@ -37,7 +38,7 @@ class ItemBody(Loose):
     id: Id | None = None
     role: Literal["system", "developer", "user", "assistant"] | None = None
     content: Content | None = None
-    summary: Annotated[list[Part], Field(max_length=MAX_PARTS)] | None = None
+    summary: Annotated[list[Part], Field(max_length=MAX_PARTS, fail_fast=True)] | None = None
     call_id: Id | None = None
     name: str | None = None
     arguments: str | None = None
@@ -45,7 +46,8 @@ class ItemBody(Loose):
 
 
 Input = Annotated[
-    Annotated[str, Tag("<text>")] | Annotated[list[ItemBody], Field(max_length=MAX_ITEMS), Tag("<parts>")],
+    Annotated[str, Tag("<text>")]
+    | Annotated[list[ItemBody], Field(max_length=MAX_ITEMS, fail_fast=True), Tag("<parts>")],
     Discriminator(text_or_parts),
 ]
 
@@ -65,7 +67,7 @@ class NamedTool(Loose):
 
 class ChoiceBody(NamedTool):
     mode: Literal["auto", "required"] = "auto"
-    tools: Annotated[list[NamedTool], Field(max_length=MAX_TOOLS)] | None = None
+    tools: Annotated[list[NamedTool], Field(max_length=MAX_TOOLS, fail_fast=True)] | None = None
 
 
 def _choice_kind(value: Any) -> str:
@@ -116,22 +118,30 @@ Metadata = dict[
 ]
 
 
+def _few(value: Any) -> Any:
+    """Checked before its fields are, of which each could be wrong."""
+    if isinstance(value, dict) and len(value) > MAX_METADATA:
+        known = {"field_type": "Dictionary", "max_length": MAX_METADATA, "actual_length": len(value)}
+        raise PydanticKnownError("too_long", known)
+    return value
+
+
 class ResponsesBody(SamplingBody, GrammarBody, ThinkingBody, LoraBody, HintsBody):
     model: str = ""
     input: Input | None = None
     instructions: str | None = None
     previous_response_id: Id | None = None
-    tools: Annotated[list[ToolBody], Field(max_length=MAX_TOOLS)] | None = None
+    tools: Annotated[list[ToolBody], Field(max_length=MAX_TOOLS, fail_fast=True)] | None = None
     tool_choice: ToolChoice = "auto"
     parallel_tool_calls: bool = True
     text: TextBody = TextBody()
     reasoning: ReasoningBody = ReasoningBody()
     max_output_tokens: Annotated[int, Field(ge=1, le=MAX_TOKENS)] | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
-    include: Annotated[list[Include], Field(max_length=16)] | None = None
+    include: Annotated[list[Include], Field(max_length=16, fail_fast=True)] | None = None
     stop: Stop | None = None
     truncation: Literal["auto", "disabled"] = "disabled"
-    metadata: Annotated[Metadata, Field(max_length=MAX_METADATA)] | None = None
+    metadata: Annotated[Metadata, BeforeValidator(_few)] | None = None
     store: bool = True
     background: bool = False
     stream: bool = False

@@ -6,6 +6,7 @@ import asyncio
 import logging
 from collections.abc import Coroutine
 from dataclasses import dataclass
+from functools import partial
 from time import monotonic
 
 from starlette.types import Scope
@@ -16,11 +17,19 @@ from gateway.api.cors import origin_of
 from gateway.api.diagnostics import trail_of
 from gateway.api.dialect import StreamWriter, WholeWriter
 from gateway.api.errors import note_error, shape_of
+from gateway.api.intake import Intake
 from gateway.api.presence import CLIENT_GONE_STATUS, ClientGone
 from gateway.api.responses.events import EventWriter
 from gateway.api.responses.lanes import Lanes
 from gateway.api.responses.memory import Memory
-from gateway.api.responses.messages import Create, EventMessages, draft_of_message, error_text, read_message
+from gateway.api.responses.messages import (
+    Create,
+    EventMessages,
+    draft_of_message,
+    error_text,
+    raw_message,
+    read_message,
+)
 from gateway.api.responses.preparation import Preparation
 from gateway.api.responses.request import ResponseRequest
 from gateway.api.responses.shelf import ResponseWriters, Shelf, Store
@@ -56,6 +65,7 @@ class Rooms:
 
     keys: Keys
     pipeline: Pipeline
+    intake: Intake
     preparation: Preparation
     resumable: Resumable
     store: Store
@@ -115,14 +125,19 @@ class Connection:
             self._leave()
 
     async def _take(self, text: str | None, lanes: Lanes) -> None:
-        lane = ""
+        lane, body = "", None
         try:
-            message = read_message(text)
+            # A key may have been withdrawn since the handshake.
+            principal = self._rooms.keys.authenticate(self._scope["headers"])
+            body = self._rooms.intake.message(principal, raw_message(text))
+            message = await body.decoded(read_message)
             lane = message.lane
             if monotonic() >= self._ends_at:
                 raise self._limit()
-            lanes.add(message)
+            lanes.add(message, body)
         except PaddockError as error:
+            if body is not None:
+                body.close()
             trail = self._new_trail()
             try:
                 await self._refuse(error, trail, lane)
@@ -155,7 +170,7 @@ class Connection:
         # A key may have been withdrawn since the handshake.
         principal = rooms.keys.authenticate(self._scope["headers"])
         trail.asked_by(principal)
-        draft = draft_of_message(message)
+        draft = await rooms.intake.aside_from(message.num_bytes, principal.team, partial(draft_of_message, message))
         asked, call = await rooms.preparation.prepare(draft, self._shelf, principal, trail, self._scope)
         writer, sink = EventWriter(asked, call), EventMessages(self._socket, message.lane)
         failure = await self._answering.write(asked, call, trail, writer, sink)

@@ -6,8 +6,8 @@ from starlette.types import Receive, Scope, Send
 
 from gateway.access.keys import Keys
 from gateway.api.answering import Answering
-from gateway.api.body import read_body
 from gateway.api.caller import identified
+from gateway.api.intake import Intake
 from gateway.api.responses.background import Background
 from gateway.api.responses.preparation import Preparation
 from gateway.api.responses.request import ResponseRequest, read_draft
@@ -20,7 +20,7 @@ class CreateResponse:
     def __init__(
         self,
         keys: Keys,
-        max_body_bytes: int,
+        intake: Intake,
         resumable: Resumable,
         shelf: Shelf,
         answering: Answering[ResponseRequest],
@@ -28,7 +28,7 @@ class CreateResponse:
         preparation: Preparation,
     ) -> None:
         self._keys = keys
-        self._max_body_bytes = max_body_bytes
+        self._intake = intake
         self._resumable = resumable
         self._shelf = shelf
         self._answering = answering
@@ -37,13 +37,14 @@ class CreateResponse:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         principal, trail = identified(self._keys, scope)
-        raw = await read_body(scope, receive, self._max_body_bytes)
-        wish = read_wish(scope, raw, principal.team)
-        if wish is not None and wish.stream:
-            await self._resumable.again(wish, scope, receive, send)
-            return
-        asked, call = await self._preparation.prepare(read_draft(raw), self._shelf, principal, trail, scope)
-        if asked.background:
-            await self._background.begin(asked, call, wish, scope, receive, send)
-        else:
-            await self._answering.answer(asked, call, wish, scope, receive, send)
+        async with self._intake.opened(principal, scope, receive) as body:
+            wish = read_wish(scope, body.raw, principal.team)
+            if wish is not None and wish.stream:
+                await self._resumable.again(wish, scope, receive, send)
+                return
+            draft = await body.decoded(read_draft)
+            asked, call = await self._preparation.prepare(draft, self._shelf, principal, trail, scope)
+            if asked.background:
+                await self._background.begin(asked, call, wish, scope, receive, send)
+            else:
+                await self._answering.answer(asked, call, wish, scope, receive, send)

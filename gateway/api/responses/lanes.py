@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Awaitable, Callable
+from typing import Protocol
 
 from gateway.api.responses.messages import Create
 from gateway.errors import StreamLimit
@@ -13,6 +14,12 @@ MAX_LANES = 16
 """That have something to do."""
 MAX_MESSAGES = 32
 """That wait, or are being answered."""
+
+
+class Held(Protocol):
+    """What a message takes of the memory budget."""
+
+    def close(self) -> None: ...
 
 
 class Lanes:
@@ -30,7 +37,7 @@ class Lanes:
         self._respond = respond
         self._on_rest = on_rest
         self._max_bytes = max_bytes
-        self._waiting: dict[str, deque[Create]] = {}
+        self._waiting: dict[str, deque[tuple[Create, Held]]] = {}
         self._running: set[asyncio.Task[None]] = set()
         self._num_messages = 0
         self._num_bytes = 0
@@ -39,16 +46,16 @@ class Lanes:
     def busy(self) -> bool:
         return bool(self._waiting)
 
-    def add(self, message: Create) -> None:
-        """Answers it, in its turn. Raises StreamLimit."""
+    def add(self, message: Create, held: Held) -> None:
+        """Answers it, in its turn; `held` is closed when that is over. Raises StreamLimit."""
         self._check(message)
         self._num_messages += 1
         self._num_bytes += message.num_bytes
         lane = self._waiting.get(message.lane)
         if lane is not None:
-            lane.append(message)
+            lane.append((message, held))
             return
-        lane = self._waiting[message.lane] = deque([message])
+        lane = self._waiting[message.lane] = deque([(message, held)])
         task = self._tasks.create_task(self._run(message.lane, lane))
         self._running.add(task)
         task.add_done_callback(self._running.discard)
@@ -68,14 +75,18 @@ class Lanes:
             return
         raise StreamLimit(text, param="stream_id")
 
-    async def _run(self, name: str, lane: deque[Create]) -> None:
+    async def _run(self, name: str, lane: deque[tuple[Create, Held]]) -> None:
         try:
             while lane:
-                message = lane.popleft()
+                message, held = lane[0]
                 await self._respond(message)
+                lane.popleft()
+                held.close()
                 self._num_messages -= 1
                 self._num_bytes -= message.num_bytes
         finally:
+            for _, held in lane:
+                held.close()
             del self._waiting[name]
             if not self._waiting:
                 self._on_rest()

@@ -39,11 +39,15 @@ class Create:
     num_bytes: int
 
 
-def read_message(text: str | None) -> Create:
+def raw_message(text: str | None) -> bytes:
     """Raises InvalidRequest."""
     if text is None:
         raise InvalidRequest("The message is of bytes. Send JSON as text.")
-    raw = text.encode()
+    return text.encode()
+
+
+def read_message(raw: bytes) -> Create:
+    """Raises InvalidRequest."""
     document = read_object(raw)
     kind, lane = document.pop("type", None), document.pop("stream_id", None)
     if kind != CREATE:

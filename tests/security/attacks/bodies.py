@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from tests.security.attack import Attack, Target
+from tests.support.large_bodies import LARGE_BODIES, LargeBody
 
 
 async def _nested_parts(target: Target) -> None:
@@ -11,11 +14,25 @@ async def _nested_parts(target: Target) -> None:
         await target.post(session, "/v1/chat/completions", body)
 
 
+async def _large(large: LargeBody, target: Target) -> None:
+    async with target.session() as session:
+        await target.post(session, large.path, large.of())
+
+
 ATTACKS = (
     Attack(
         name="nested-parts",
         about="A message's content is nested hundreds of arrays deep.",
         strike=_nested_parts,
         at_once=4,
+    ),
+    *(
+        Attack(
+            name=f"large-{large.name}",
+            about=f"8 MiB to {large.path}, of which each piece was an object, and each wrong one an error.",
+            strike=partial(_large, large),
+            at_once=4,
+        )
+        for large in LARGE_BODIES
     ),
 )

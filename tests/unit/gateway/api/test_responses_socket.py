@@ -91,8 +91,18 @@ async def test_forks_of_one_conversation() -> None:
     assert await known(memory, "a", "b", "c", "d") == ["a", "b", "c", "d"]
 
 
+class Held:
+    """Counts what is over."""
+
+    def __init__(self) -> None:
+        self.num_closed = 0
+
+    def close(self) -> None:
+        self.num_closed += 1
+
+
 async def test_bounds_of_what_waits() -> None:
-    go, done = asyncio.Event(), []
+    go, done, held = asyncio.Event(), [], Held()
 
     async def respond(message: Create) -> None:
         await go.wait()
@@ -101,36 +111,39 @@ async def test_bounds_of_what_waits() -> None:
     rested = asyncio.Event()
     async with asyncio.TaskGroup() as tasks:
         lanes = Lanes(tasks, respond, rested.set, max_bytes=1000)
-        lanes.add(Create({}, "big", 5000))
+        lanes.add(Create({}, "big", 5000), held)
         with pytest.raises(StreamLimit, match="more than 1000 bytes"):
-            lanes.add(Create({}, "big", 10))
+            lanes.add(Create({}, "big", 10), held)
         go.set()
         await rested.wait()
         assert not lanes.busy
         go.clear()
         rested.clear()
         for number in range(MAX_LANES):
-            lanes.add(Create({}, str(number), 1))
+            lanes.add(Create({}, str(number), 1), held)
         with pytest.raises(StreamLimit, match="16 streams"):
-            lanes.add(Create({}, "one more", 1))
+            lanes.add(Create({}, "one more", 1), held)
         for _ in range(MAX_MESSAGES - MAX_LANES):
-            lanes.add(Create({}, "0", 1))
+            lanes.add(Create({}, "0", 1), held)
         with pytest.raises(StreamLimit, match="32 requests"):
-            lanes.add(Create({}, "0", 1))
+            lanes.add(Create({}, "0", 1), held)
         go.set()
         await rested.wait()
-    assert len(done) == 1 + MAX_MESSAGES
+    assert len(done) == held.num_closed == 1 + MAX_MESSAGES
     assert lanes.busy is False
 
 
 async def test_a_client_that_has_left_ends_all_lanes() -> None:
+    held = Held()
+
     async def respond(message: Create) -> None:
         await asyncio.Event().wait()
 
     async with asyncio.TaskGroup() as tasks:
         lanes = Lanes(tasks, respond, lambda: None, max_bytes=1000)
-        lanes.add(Create({}, "a", 1))
-        lanes.add(Create({}, "", 1))
+        lanes.add(Create({}, "a", 1), held)
+        lanes.add(Create({}, "", 1), held)
         await asyncio.sleep(0)
         lanes.cancel()
     assert not lanes.busy
+    assert held.num_closed == 2

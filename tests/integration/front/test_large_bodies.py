@@ -1,0 +1,99 @@
+"""Large bodies beside a stream of another team: refused before anything of them is decoded, in bounded memory."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import json
+import time
+from collections.abc import AsyncIterator, Iterator
+
+import aiohttp
+import psutil
+import pytest
+
+from gateway.access.records import digest
+from tests.support.caller import Caller, Stream, calling
+from tests.support.large_bodies import LARGE_BODIES, LargeBody
+from tests.support.stack import Process, Stack
+
+ATTACKER_KEY = "pk-large-0123456789abcdef"
+ATTACKER = {"name": "large", "team": "large", "sha256": digest(ATTACKER_KEY)}
+MAX_BODY_BYTES = 8 << 20
+MAX_GAP_S = 1.5
+"""On a machine that others load; these bodies took the process from everybody for 5 to 40 s."""
+MAX_ADDED_BYTES = 256 << 20
+
+
+@pytest.fixture(scope="module")
+def large_gateway(stack: Stack) -> Iterator[Process]:
+    """A gateway that takes bodies of the default size."""
+    process = stack.gateway(api_keys=json.dumps([ATTACKER]), max_body_bytes=MAX_BODY_BYTES, queue_timeout_s=30)
+    yield process
+    process.stop()
+    stack.gateways.remove(process)
+
+
+@pytest.fixture
+async def attacker(large_gateway: Process) -> AsyncIterator[Caller]:
+    async with calling(large_gateway.url, ATTACKER_KEY, "quick") as asking:
+        yield asking
+
+
+@pytest.fixture
+async def victim(stack: Stack, large_gateway: Process) -> AsyncIterator[Caller]:
+    async with calling(large_gateway.url, stack.key, "slow") as asking:
+        yield asking
+
+
+class Memory:
+    """The largest resident size of a process while the block runs."""
+
+    def __init__(self, process: Process) -> None:
+        self._process = psutil.Process(process.pid)
+        self.quiet = self.most = self._rss()
+
+    async def watch(self) -> None:
+        while True:
+            self.most = max(self.most, self._rss())
+            await asyncio.sleep(0.02)
+
+    def check(self) -> None:
+        assert self.most <= 2 * self.quiet + MAX_ADDED_BYTES, f"{self.most >> 20} MiB, before {self.quiet >> 20}"
+
+    def _rss(self) -> int:
+        return int(self._process.memory_info().rss)
+
+
+async def post(attacker: Caller, path: str, body: bytes) -> tuple[int, str]:
+    """Return status and answer."""
+    headers = {"content-type": "application/json"}
+    async with attacker.session.post(attacker.url + path, data=io.BytesIO(body), headers=headers) as response:
+        return response.status, await response.text()
+
+
+def longest_gap_s(stream: Stream) -> float:
+    return max(after - before for before, after in zip(stream.arrived, stream.arrived[1:], strict=False))
+
+
+@pytest.mark.parametrize("large", LARGE_BODIES, ids=lambda large: large.name)
+async def test_costs_others_nothing(attacker: Caller, victim: Caller, large_gateway: Process, large: LargeBody) -> None:
+    body, memory = large.of(MAX_BODY_BYTES), Memory(large_gateway)
+    watching = asyncio.create_task(memory.watch())
+    async with victim.stream(max_tokens=80) as stream:
+        await stream.until_text()
+        reading = asyncio.create_task(stream.finish())
+        began = time.monotonic()
+        answers = await asyncio.gather(*(post(attacker, large.path, body) for _ in range(4)), return_exceptions=True)
+        took_s = time.monotonic() - began
+        await reading
+    watching.cancel()
+    statuses = [answer[0] for answer in answers if isinstance(answer, tuple)]
+    assert set(statuses) <= {400, 429}, answers
+    assert 400 in statuses
+    assert all(not isinstance(answer, BaseException) or isinstance(answer, aiohttp.ClientError) for answer in answers)
+    assert stream.done
+    assert stream.error is None
+    assert longest_gap_s(stream) < MAX_GAP_S
+    assert took_s < 15.0
+    memory.check()

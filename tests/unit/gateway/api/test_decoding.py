@@ -1,0 +1,59 @@
+"""The lane for large bodies: one at a time, teams in turn."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from functools import partial
+
+import pytest
+
+from gateway.api.decoding import DecodingLane
+
+
+async def test_teams_take_turns() -> None:
+    lane, order = DecodingLane(), list[str]()
+    asked = [("red", n) for n in range(4)] + [("blue", 0)]
+    work = [lane.run(team, partial(order.append, f"{team} {n}")) for team, n in asked]
+    await asyncio.gather(*work)
+    assert order == ["red 0", "red 1", "blue 0", "red 2", "red 3"]
+
+
+async def test_the_loop_goes_on_meanwhile() -> None:
+    lane = DecodingLane()
+    assert await lane.run("red", threading.get_ident) != threading.get_ident()
+    working = asyncio.create_task(lane.run("red", lambda: time.sleep(0.3)))
+    began, longest_s = time.monotonic(), 0.0
+    while not working.done():
+        before = time.monotonic()
+        await asyncio.sleep(0.001)
+        longest_s = max(longest_s, time.monotonic() - before)
+    assert time.monotonic() - began >= 0.3
+    assert longest_s < 0.25
+
+
+async def test_it_rests_as_long_as_it_worked() -> None:
+    lane, began = DecodingLane(), time.monotonic()
+    await asyncio.gather(*(lane.run("red", lambda: time.sleep(0.1)) for _ in range(2)))
+    assert time.monotonic() - began >= 0.3
+
+
+async def test_a_caller_who_leaves_gives_its_turn_to_the_next() -> None:
+    lane, go = DecodingLane(), threading.Event()
+    first = asyncio.create_task(lane.run("red", go.wait))
+    waiting = [asyncio.create_task(lane.run("red", lambda: "told")) for _ in range(3)]
+    await asyncio.sleep(0.05)
+    for gone in (first, waiting[0], waiting[2]):
+        gone.cancel()
+    go.set()
+    async with asyncio.timeout(5.0):
+        assert await waiting[1] == "told"
+        assert await lane.run("red", lambda: "again") == "again"
+
+
+async def test_what_fails_is_raised_and_the_lane_goes_on() -> None:
+    lane = DecodingLane()
+    with pytest.raises(ZeroDivisionError):
+        await lane.run("red", lambda: 1 // 0)
+    assert await lane.run("red", lambda: 5) == 5
