@@ -13,13 +13,13 @@ from collections.abc import Coroutine
 from contextlib import suppress
 from urllib.parse import quote
 
-from redis.exceptions import RedisError
-
 from gateway.errors import PaddockError
 from gateway.inquiries import Inquiries
 from gateway.pipeline import Fleet
 from gateway.registry.adapter_wishes import AdapterRecord, AdapterWishes
 from gateway.store.cancellation import raise_if_cancelled
+from gateway.store.outage import Outage
+from gateway.store.trouble import NO_ANSWER
 from workers.protocol.adapters import ADAPTERS_PATH, AdapterInfo, AdapterState, decode_info, decode_infos
 from workers.protocol.heartbeat import Heartbeat
 
@@ -56,19 +56,24 @@ class AdapterKeeper:
 
     async def run(self) -> None:
         """Looks until cancelled."""
+        outage = Outage("adapters can't be looked after", "workers keep those that they have", "adapters are cared for")
         while True:
             self._hurry.clear()
-            turns = asyncio.Semaphore(AT_ONCE)
-            async with asyncio.TaskGroup() as group:
-                for model in list(self._fleet.snapshot.workers):
-                    for beat in self._inquiries.workers(model):
-                        if not beat.draining and self._has_work(beat):
-                            group.create_task(self._look_after(beat, turns))
-            self._forget_the_gone()
+            with outage.outlived():
+                await self._look()
             raise_if_cancelled()
             with suppress(TimeoutError):
                 async with asyncio.timeout(LOOK_S):
                     await self._hurry.wait()
+
+    async def _look(self) -> None:
+        turns = asyncio.Semaphore(AT_ONCE)
+        async with asyncio.TaskGroup() as group:
+            for model in list(self._fleet.snapshot.workers):
+                for beat in self._inquiries.workers(model):
+                    if not beat.draining and self._has_work(beat):
+                        group.create_task(self._look_after(beat, turns))
+        self._forget_the_gone()
 
     def _has_work(self, beat: Heartbeat) -> bool:
         return bool(self._lacking(beat) or self._unwanted(beat) or self._unknown(beat))
@@ -104,7 +109,7 @@ class AdapterKeeper:
     async def _tried(self, beat: Heartbeat, act: Coroutine[None, None, None], complaint: str) -> None:
         try:
             await act
-        except (PaddockError, RedisError, OSError) as error:
+        except (PaddockError, *NO_ANSWER) as error:
             log.warning("worker %s %s: %s", beat.worker, complaint, error)
 
     async def _register(self, beat: Heartbeat, record: AdapterRecord) -> None:

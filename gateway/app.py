@@ -56,9 +56,11 @@ from gateway.resume.recordings import Recordings
 from gateway.settings import GatewaySettings
 from gateway.store.client import Store
 from gateway.store.look import LineReader
+from gateway.store.outage import Outage
 from gateway.store.responses import ResponseStore
 from gateway.store.stream_log import StreamLog
 from gateway.store.stream_quota import StreamBounds, StreamQuota
+from gateway.store.unreadable import Unreadable
 from gateway.telemetry.metrics import Metrics
 from gateway.telemetry.prompts import UNWRITTEN, WrittenPrompts
 from workers import catalog_file
@@ -93,10 +95,11 @@ class App:
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
-        """Everything that goes on in the background; a part that breaks ends the block. Raises redis.RedisError."""
-        await self.fleet.refresh()
-        await self.wishes.refresh()
-        await self.key_store.refresh()
+        """Everything that goes on in the background; a part that breaks ends the block."""
+        start = Outage("not all of Redis can be read at the start", "serving what is known", "")
+        for refresh in (self.fleet.refresh, self.wishes.refresh, self.key_store.refresh):
+            with start.outlived():  # each goes on trying
+                await refresh()
         async with asyncio.TaskGroup() as tasks:
             parts = (
                 self.relay,
@@ -150,15 +153,16 @@ async def build(settings: GatewaySettings, redis: redis.asyncio.Redis, tracer: T
     catalog = catalog_file.load(settings.catalog) if settings.catalog else None
     gateway_id = settings.gateway_id or secrets.token_hex(6)
     # Each process numbers its calls from 1: on the wire, a restarted gateway must not be taken for its forerunner.
-    secret = settings.worker_secret
+    secret, metrics = settings.worker_secret, Metrics()
     relay = Relay(f"{gateway_id}.{secrets.token_hex(4)}", secret, settings.stream_buffer_events)
-    wishes = AdapterWishes(redis, lambda: fleet.snapshot.models)
-    names, metrics, keys = Names(catalog), Metrics(), Keys()
-    known, refused = wishes.contents, metrics.refused_records.inc
-    fleet = Fleet(redis, secret, lambda snapshot: relay.follow(_beats(snapshot)), registered=known, refused=refused)
+    unreadable, refused = Unreadable(metrics.unreadable.inc), metrics.refused_records.inc
+    wishes = AdapterWishes(redis, lambda: fleet.snapshot.models, unreadable)
+    fleet = Fleet(redis, secret, registered=wishes.contents, refused=refused, unreadable=unreadable)
+    fleet.listen(lambda snapshot: relay.follow(_beats(snapshot)))
     of_line = {"max_queue": settings.max_queue, "max_queue_per_team": settings.max_queue_per_team}
+    names, keys = Names(catalog), Keys()
     store = Store(redis, took=metrics.redis_time.observe)
-    admission = Admission(store, fleet, gateway_id, **of_line, lost=metrics.lost_leases)
+    admission = Admission(store, fleet, gateway_id, **of_line, lost=metrics.lost_leases, unreadable=unreadable)
     fleet.keep_unless(admission.takes_writes)
     start_s = settings.start_timeout_s or settings.queue_timeout_s
     limits = Limits(settings.queue_timeout_s, start_s, settings.request_timeout_s, settings.retry_share)
@@ -205,7 +209,7 @@ async def build(settings: GatewaySettings, redis: redis.asyncio.Redis, tracer: T
     fixed = read_records(settings.api_keys)
     first = await first_key.settle(redis, settings.api_key, settings.state_dir)
     # A preset key cannot be overruled by what stands in Redis.
-    key_store = KeyStore(redis, keys, (*fixed, first) if settings.api_key else fixed, first)
+    key_store = KeyStore(redis, keys, (*fixed, first) if settings.api_key else fixed, first, unreadable)
     keeper = AdapterKeeper(fleet, inquiries, wishes)
     fleet.listen(lambda _: keeper.hurry())
     asgi = Door(router, metrics, attendance, tracer)

@@ -8,10 +8,11 @@ import secrets
 import tempfile
 from pathlib import Path
 
-import msgspec
 import redis.asyncio
+from redis.exceptions import ResponseError
 
 from gateway.access.records import FIRST_KEY_NAME, AccessRecord, decode_record, encode_record, first_record
+from gateway.store.trouble import is_of_one_name
 from workers.protocol import keys
 
 log = logging.getLogger(__name__)
@@ -29,8 +30,24 @@ async def settle(redis: redis.asyncio.Redis, preset: str, state_dir: Path) -> Ac
     """The record of the first key that is valid now; a key that is made here is also written to the file.
 
     Only a preset key replaces the one in Redis, which others may be using: a key in the file and one that is made now
-    yield to it. Raises OSError when the folder can't be written.
+    yield to it. Where Redis has something else under the name of the keys, this gateway's own is valid here. Raises
+    OSError when the folder can't be written.
     """
+    try:
+        return await _settled(redis, preset, state_dir)
+    except ResponseError as error:
+        if not is_of_one_name(error):
+            raise
+        log.error("the API keys in Redis can't be read: %s of another type (%s); delete it", keys.ACCESS_KEYS, error)
+    path = path_in(state_dir)
+    own = preset or _read(path)
+    if not own:
+        own = PREFIX + secrets.token_urlsafe(NUM_RANDOM_BYTES)
+        _write_new(path, own)
+    return first_record(own)
+
+
+async def _settled(redis: redis.asyncio.Redis, preset: str, state_dir: Path) -> AccessRecord:
     if preset:
         return await _replace(redis, first_record(preset))
     path = path_in(state_dir)
@@ -82,7 +99,7 @@ async def _held(redis: redis.asyncio.Redis) -> AccessRecord | None:
     text = await redis.hget(keys.ACCESS_KEYS, FIRST_KEY_NAME)
     try:
         return None if text is None else decode_record(text)
-    except msgspec.DecodeError:
+    except ValueError:
         return None
 
 

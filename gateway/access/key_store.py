@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 
-import msgspec
 import redis.asyncio
 
 from gateway.access.keys import Keys
 from gateway.access.records import FIRST_KEY_NAME, AccessRecord, decode_record, encode_record
 from gateway.store.cancellation import raise_if_cancelled
 from gateway.store.outage import Outage
+from gateway.store.unreadable import Unreadable
 from workers.protocol import keys
-
-log = logging.getLogger(__name__)
+from workers.protocol.metrics.of_gateway import Unread
 
 REREAD_S = 3.0
 
@@ -27,8 +25,15 @@ class KeyStore:
     """
 
     def __init__(
-        self, redis: redis.asyncio.Redis, target: Keys, fixed: tuple[AccessRecord, ...], first: AccessRecord
+        self,
+        redis: redis.asyncio.Redis,
+        target: Keys,
+        fixed: tuple[AccessRecord, ...],
+        first: AccessRecord,
+        unreadable: Unreadable | None = None,
     ) -> None:
+        """`unreadable` hears of records that can't be read; they are no keys."""
+        self._unreadable = unreadable or Unreadable()
         self._redis = redis
         self._target = target
         self._fixed = {record.name: record for record in fixed}
@@ -40,8 +45,8 @@ class KeyStore:
         for name, text in (await self._redis.hgetall(keys.ACCESS_KEYS)).items():
             try:
                 record = decode_record(text)
-            except msgspec.DecodeError as error:
-                log.warning("the access record %r in %s is not usable: %s", name, keys.ACCESS_KEYS, error)
+            except ValueError as error:
+                self._unreadable.skip(Unread.KEYS, name, error)
                 continue
             found[record.name] = record
         if FIRST_KEY_NAME in found:

@@ -30,6 +30,7 @@ from gateway.routing.ask import ANYWHERE, Ask, Ranking
 from gateway.routing.explain import Explanation
 from gateway.routing.urgency import urgency
 from gateway.store.client import UNFENCED, Filed, Lease, LineFull, Order, Store
+from gateway.store.unreadable import Unreadable
 from gateway.telemetry.standing import Standing
 from workers.protocol import keys
 
@@ -109,6 +110,7 @@ class Admission:
         sweep_s: float = keys.SWEEP_INTERVAL_S,
         seat_after_s: float = SEAT_AFTER_S,
         lost: Callable[[str, str, int], None] = _unheard,
+        unreadable: Unreadable | None = None,
     ) -> None:
         """Bounds of the line are per model; `max_queue_per_team` is the same unless it is given. `seat_after_s`: how
         long this gateway must have been known to the others before it places calls without Redis. `lost` is told of
@@ -137,6 +139,7 @@ class Admission:
             renew_s=renew_s,
             sweep_s=sweep_s,
             lost=lost,
+            unreadable=unreadable,
         )
 
     def _fleet_changed(self) -> None:

@@ -25,6 +25,7 @@ from gateway.store.client import Store, Ticket
 from gateway.store.gateways import GatewayBook
 from gateway.store.outage import Outage
 from gateway.store.trouble import NO_ANSWER
+from gateway.store.unreadable import Unreadable
 from workers.protocol import keys
 from workers.protocol.metrics.of_gateway import CROWDED, EXPIRED, VOID
 
@@ -55,9 +56,10 @@ class Upkeep:
         renew_s: float,
         sweep_s: float,
         lost: Callable[[str, str, int], None],
+        unreadable: Unreadable | None = None,
     ) -> None:
-        """`lost` is told of leases that ended otherwise than by their call: the model, why (one of
-        `of_gateway.LEASE_ENDS`), and how many.
+        """`unreadable` as `GatewayBook` has it. `lost` is told of leases that ended otherwise than by their call: the
+        model, why (one of `of_gateway.LEASE_ENDS`), and how many.
         """
         self._store = store
         self._fleet = fleet
@@ -66,7 +68,7 @@ class Upkeep:
         self._placing = placing
         self._alone = alone
         self._roll = roll
-        self._book = GatewayBook(store.redis, gateway_id)
+        self._book = GatewayBook(store.redis, gateway_id, unreadable=unreadable)
         self._ticket_ttl_s = ticket_ttl_s
         self._renew_s = renew_s
         self._sweep_s = sweep_s
@@ -132,7 +134,8 @@ class Upkeep:
             self.redis_up = False
             raise
         self.redis_up = True
-        self._roll.seen(gateways.silent_s, stayed=gateways.stayed, now=time.monotonic())
+        if gateways is not None:
+            self._roll.seen(gateways.silent_s, stayed=gateways.stayed, now=time.monotonic())
 
     async def _meet(self) -> None:
         """Who else was without Redis? Not to be known is no reason to stay so: on a Cluster the list is elsewhere."""

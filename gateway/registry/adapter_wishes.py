@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
@@ -19,10 +20,12 @@ from msgspec import Meta
 from gateway.registry.adapter_names import NOTHING, Contents
 from gateway.store.cancellation import raise_if_cancelled
 from gateway.store.outage import Outage
-from gateway.store.trouble import answered
+from gateway.store.trouble import NO_ANSWER, answered, is_of_one_name
+from gateway.store.unreadable import Unreadable
 from workers.protocol import keys
 from workers.protocol.adapters import LoadAdapter
 from workers.protocol.catalog import Name
+from workers.protocol.metrics.of_gateway import Unread
 
 log = logging.getLogger(__name__)
 
@@ -69,8 +72,14 @@ _NOTHING = _Known()
 class AdapterWishes:
     """As Redis has them, at most `REREAD_S` old while Redis answers; the last known ones while it does not."""
 
-    def __init__(self, redis: redis.asyncio.Redis, models: Callable[[], Iterable[str]]) -> None:
-        """`models`: those to look for."""
+    def __init__(
+        self,
+        redis: redis.asyncio.Redis,
+        models: Callable[[], Iterable[str]],
+        unreadable: Unreadable | None = None,
+    ) -> None:
+        """`models`: those to look for; `unreadable` hears of what can't be read."""
+        self._unreadable = unreadable or Unreadable()
         self._redis = redis
         self._models = models
         self._known: dict[str, _Known] = {}
@@ -152,10 +161,16 @@ class AdapterWishes:
                 pipeline.hgetall(keys.adapters(model))
                 pipeline.hkeys(keys.adapters_removed(model))
                 pipeline.hgetall(keys.adapter_scales(model))
-            answers = await pipeline.execute() if models else []
-        self._known = {}
+            answers = await pipeline.execute(raise_on_error=False) if models else []
+        before, self._known = self._known, {}
         for model, records, removed, scales in zip(models, answers[::3], answers[1::3], answers[2::3], strict=True):
-            self._note(model, _records(records), frozenset(name.decode() for name in removed), _scales(scales))
+            known = before.get(model, _NOTHING)
+            self._note(
+                model,
+                known.records if self._is_other(Unread.ADAPTERS, model, records) else self._records(model, records),
+                known.removed if self._is_other(Unread.REMOVED, model, removed) else self._removed(model, removed),
+                known.scales if self._is_other(Unread.SCALES, model, scales) else self._scales(model, scales),
+            )
 
     async def run(self) -> None:
         """Re-reads until cancelled."""
@@ -177,24 +192,43 @@ class AdapterWishes:
         contents = {name: record.sha256 for name, record in records.items()} if records else NOTHING
         self._known[model] = _Known(records, removed, scales, contents)
 
+    def _is_other(self, kind: Unread, model: str, answer: object) -> bool:
+        """Whether something else lies under that name; the last that is known holds then. Raises redis.RedisError."""
+        if not isinstance(answer, NO_ANSWER):
+            return False
+        if not is_of_one_name(answer):
+            raise answer
+        self._unreadable.skip(kind, model, answer)
+        return True
 
-def _records(found: Mapping[bytes, bytes]) -> dict[str, AdapterRecord]:
-    records = {}
-    for raw in found.values():
-        try:
-            record = _decode(raw)
-        except msgspec.MsgspecError as error:
-            log.warning("an adapter's record can't be read: %s", error)
-            continue
-        records[record.name] = record
-    return records
+    def _records(self, model: str, found: Mapping[bytes, bytes]) -> dict[str, AdapterRecord]:
+        records = {}
+        for name, raw in found.items():
+            try:
+                record = _decode(raw)
+            except ValueError as error:
+                self._unreadable.skip(Unread.ADAPTERS, name, error)
+                continue
+            records[record.name] = record
+        return records
 
+    def _removed(self, model: str, found: Iterable[bytes]) -> frozenset[str]:
+        names = set[str]()
+        for name in found:
+            try:
+                names.add(name.decode())
+            except ValueError as error:
+                self._unreadable.skip(Unread.REMOVED, name, error)
+        return frozenset(names)
 
-def _scales(found: Mapping[bytes, bytes]) -> dict[str, float]:
-    scales = {}
-    for name, scale in found.items():
-        try:
-            scales[name.decode()] = float(scale)
-        except ValueError as error:
-            log.warning("an adapter's scale can't be read: %s", error)
-    return scales
+    def _scales(self, model: str, found: Mapping[bytes, bytes]) -> dict[str, float]:
+        scales = {}
+        for name, scale in found.items():
+            try:
+                value = float(scale)
+                if not math.isfinite(value):
+                    raise ValueError(f"{value} is no scale")
+                scales[name.decode()] = value
+            except ValueError as error:
+                self._unreadable.skip(Unread.SCALES, name, error)
+        return scales

@@ -63,6 +63,11 @@ class Census:
         return sum(map(len, self._records.values()))
 
     @property
+    def models(self) -> frozenset[str]:
+        """Those that Redis has, or had a moment ago."""
+        return self._models
+
+    @property
     def served(self) -> frozenset[str]:
         """Models that have workers."""
         return frozenset(model for model, workers in self._records.items() if workers)

@@ -19,6 +19,7 @@ from gateway.routing.pool import Pool
 from gateway.store.cancellation import raise_if_cancelled
 from gateway.store.channel import follow
 from gateway.store.outage import Outage
+from gateway.store.unreadable import Unreadable
 from workers.protocol import keys
 
 __all__ = ["Fleet", "FleetSnapshot"]
@@ -56,13 +57,15 @@ class Fleet:
         interval_s: float = keys.HEARTBEAT_INTERVAL_S,
         registered: Callable[[], Mapping[str, Contents]] = dict,
         refused: Callable[[str], None] = lambda kind: None,
+        unreadable: Unreadable | None = None,
     ) -> None:
         """`secret`: what workers seal with. `registered`: model -> adapters that all its workers are to have -> their
-        SHA-256. `refused` is told of what is not sealed: `record` or `news`.
+        SHA-256. `refused` is told of what is not sealed: `record` or `news`. `unreadable` hears of what can't be read.
         """
+        unreadable = unreadable or Unreadable()
         self._redis = redis
-        self._records = Records(redis, secret, lambda: refused("record"))
-        self._news = NewsReader(redis, secret, lambda: refused("news"))
+        self._records = Records(redis, secret, lambda: refused("record"), unreadable)
+        self._news = NewsReader(redis, secret, lambda: refused("news"), unreadable)
         self._census = Census(registered)
         self._listeners = [on_change] if on_change else []
         self._membership = FleetSnapshot().membership()
@@ -164,15 +167,15 @@ class Fleet:
         begun = time.monotonic()
         self._read_all = False
         self._told.clear()
-        models = await self._records.models()
+        models = await self._records.models(self._census.models)
         if self._forgot_at is None and not self._census.served <= models:
             self._forgot_at = begun
         if self._forgot_at is not None and begun - self._forgot_at < PATIENCE_S:
             self._read_all = True
             return
         self._forgot_at = None
-        found = await self._records.all(models)
-        kept = self._kept(begun)
+        found, unread = await self._records.all(models)
+        kept = self._kept(begun) | unread
         beats = {**self._census.records_of(kept), **found}
         self._census.read_all(models | kept, beats, begun - keys.HEARTBEAT_INTERVAL_S)
         self._read_at = begun

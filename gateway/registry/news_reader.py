@@ -6,11 +6,14 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from struct import Struct
 
-import msgspec
 import redis.asyncio
+from redis.exceptions import ResponseError
 
 from gateway.store.scripts import load_news_script
+from gateway.store.trouble import is_of_one_name
+from gateway.store.unreadable import Unreadable
 from workers.protocol import keys
+from workers.protocol.metrics.of_gateway import Unread
 from workers.protocol.news import News, NotSealed, open_news
 
 FIRST_MS = 5000
@@ -31,11 +34,16 @@ class Told:
 class NewsReader:
     """Remembers what it has read. Not for two tasks at a time."""
 
-    def __init__(self, redis: redis.asyncio.Redis, secret: str, refused: Callable[[], None]) -> None:
-        """`secret`: seals what workers write. `refused` is told of each entry that is not sealed with it."""
+    def __init__(
+        self, redis: redis.asyncio.Redis, secret: str, refused: Callable[[], None], unreadable: Unreadable
+    ) -> None:
+        """`secret`: seals what workers write. `refused` is told of each entry that is not sealed with it, `unreadable`
+        of those that are and can't be read.
+        """
         self._redis = redis
         self._secret = secret
         self._refused = refused
+        self._unreadable = unreadable
         self._source = load_news_script().source
         self._last = ""
 
@@ -47,7 +55,14 @@ class NewsReader:
         while True:
             # Whole each time: it is short, and a server that has lost its scripts knows it again.
             call = ("EVAL", self._source, 1, keys.NEWS, self._last, AT_ONCE, FIRST_MS)
-            last, packed = await self._redis.execute_command(*call)  # type: ignore[no-untyped-call]
+            try:
+                last, packed = await self._redis.execute_command(*call)  # type: ignore[no-untyped-call]
+            except ResponseError as error:
+                if not is_of_one_name(error):
+                    raise
+                # Records and heads say the same, later.
+                self._unreadable.skip(Unread.NEWS, keys.NEWS, error)
+                return told
             self._last = last.decode()
             entries = list(_unpacked(packed))
             told += [one for entry in entries if (one := self._told(*entry)) is not None]
@@ -60,7 +75,8 @@ class NewsReader:
         except NotSealed:
             self._refused()
             return None
-        except msgspec.MsgspecError:  # of another version: the worker's record says so, which is logged
+        except ValueError as error:  # of another version: the worker's record says so
+            self._unreadable.skip(Unread.NEWS, value[:40], error)
             return None
 
 

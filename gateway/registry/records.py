@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import logging
 import struct
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-import msgspec
 import redis.asyncio
+from redis.exceptions import ResponseError
 
+from gateway.store.trouble import NO_ANSWER, is_of_one_name
+from gateway.store.unreadable import Unreadable
 from workers.protocol import keys
 from workers.protocol.heartbeat import BEAT, PROTOCOL_VERSION, SEAL, Heartbeat, decode_heartbeat
+from workers.protocol.metrics.of_gateway import Unread
 from workers.protocol.news import unpack_heads
 from workers.protocol.proofs import fits, seal_heartbeat
 
@@ -19,7 +22,8 @@ log = logging.getLogger(__name__)
 
 MAX_NAMED = 256
 """Workers that are left out of which the log has told; names are whatever stands in Redis."""
-MAX_NAME_CHARS = 128
+MAX_NAME_CHARS = 512
+"""Longer ones are no names of models or workers."""
 
 Place = tuple[str, str]
 """A model, and a worker of it."""
@@ -40,26 +44,45 @@ class Records:
     Methods raise redis.RedisError.
     """
 
-    def __init__(self, redis: redis.asyncio.Redis, secret: str, refused: Callable[[], None]) -> None:
-        """`refused` is told of each record that is not sealed with the secret."""
+    def __init__(
+        self, redis: redis.asyncio.Redis, secret: str, refused: Callable[[], None], unreadable: Unreadable
+    ) -> None:
+        """`refused` is told of each record that is not sealed with the secret, `unreadable` of what can't be read."""
         self._redis = redis
         self._secret = secret
         self._refused = refused
+        self._unreadable = unreadable
         self._left_out: set[Place] = set()
 
-    async def models(self) -> frozenset[str]:
-        """Every model that has ever had a worker on this Redis."""
-        return frozenset(_text(name) for name in await self._redis.smembers(keys.MODELS))
+    async def models(self, known: frozenset[str]) -> frozenset[str]:
+        """Every model that has ever had a worker on this Redis; those that are known where something else is there."""
+        try:
+            names = await self._redis.smembers(keys.MODELS)
+        except ResponseError as error:
+            if not is_of_one_name(error):
+                raise
+            self._unreadable.skip(Unread.MODELS, keys.MODELS, error)
+            return known
+        return frozenset(self._texts(Unread.MODELS, names))
 
-    async def all(self, models: Iterable[str]) -> dict[Place, Heartbeat]:
-        """Two round trips."""
+    async def all(self, models: Iterable[str]) -> tuple[dict[Place, Heartbeat], frozenset[str]]:
+        """Every worker's record, and the models of which it can't be read which workers they have. Two round trips."""
         asked = sorted(models)
         async with self._redis.pipeline(transaction=False) as pipeline:
             for model in asked:
                 pipeline.smembers(keys.workers(model))
-            members = await pipeline.execute()
-        places = [(model, _text(id)) for model, ids in zip(asked, members, strict=True) for id in ids]
-        return await self.some(places)
+            answers = await pipeline.execute(raise_on_error=False) if asked else []
+        places: list[Place] = []
+        unread = set[str]()
+        for model, members in zip(asked, answers, strict=True):
+            if isinstance(members, NO_ANSWER):
+                if not is_of_one_name(members):
+                    raise members
+                self._unreadable.skip(Unread.WORKERS, keys.workers(model), members)
+                unread.add(model)
+                continue
+            places += [(model, id) for id in self._texts(Unread.WORKERS, members)]
+        return await self.some(places), frozenset(unread)
 
     async def some(self, places: Sequence[Place]) -> dict[Place, Heartbeat]:
         """Those of these that are there."""
@@ -69,7 +92,12 @@ class Records:
             answers = await pipeline.execute(raise_on_error=False) if places else []
         found: dict[Place, Heartbeat] = {}
         for place, answer in zip(places, answers, strict=True):
-            record, seal = answer if isinstance(answer, list) else (None, None)
+            if isinstance(answer, NO_ANSWER):
+                if not is_of_one_name(answer):
+                    raise answer
+                self._unreadable.skip(Unread.WORKER, keys.worker(*place), answer)
+                continue
+            record, seal = answer
             beat = self._read(place, record, seal or b"") if isinstance(record, bytes) else None
             if beat is not None:
                 found[place] = beat
@@ -81,13 +109,13 @@ class Records:
             for model, worker in places:
                 pipeline.get(keys.worker_heads(model, worker))
             answers = await pipeline.execute(raise_on_error=False) if places else []
-        return {place: _heads(packed) for place, packed in zip(places, answers, strict=True)}
+        return {place: self._heads(place, packed) for place, packed in zip(places, answers, strict=True)}
 
     def _read(self, place: Place, record: bytes, seal: bytes) -> Heartbeat | None:
         try:
             beat = decode_heartbeat(record)
-        except msgspec.MsgspecError as error:
-            self._leave_out(place, f"its record can't be read: {error}")
+        except ValueError as error:  # msgspec's own, and UnicodeDecodeError
+            self._unreadable.skip(Unread.WORKER, place[1], error)
             return None
         if beat.protocol != PROTOCOL_VERSION:
             self._leave_out(place, f"it speaks protocol {beat.protocol}, this gateway {PROTOCOL_VERSION}")
@@ -110,13 +138,27 @@ class Records:
             log.warning("worker %s is left out: %s; %s", place[1][:MAX_NAME_CHARS], why, remedy)
             self._left_out.add(place)
 
-
-def _heads(packed: object) -> Heads | None:
-    try:
-        return Heads(*unpack_heads(packed)) if isinstance(packed, bytes) else None
-    except struct.error:
+    def _heads(self, place: Place, packed: object) -> Heads | None:
+        if packed is None:
+            return None
+        try:
+            if isinstance(packed, bytes):
+                return Heads(*unpack_heads(packed))
+            why: object = packed
+        except (struct.error, ValueError) as error:
+            why = error
+        self._unreadable.skip(Unread.HEADS, keys.worker_heads(*place), why)
         return None
 
-
-def _text(value: bytes | str) -> str:
-    return value.decode() if isinstance(value, bytes) else value
+    def _texts(self, kind: Unread, values: Iterable[object]) -> Iterator[str]:
+        """Names, without those that are none."""
+        for value in values:
+            try:
+                text = value.decode() if isinstance(value, bytes) else str(value)
+            except UnicodeDecodeError as error:
+                self._unreadable.skip(kind, value, error)
+                continue
+            if 0 < len(text) <= MAX_NAME_CHARS and text.isprintable():
+                yield text
+            else:
+                self._unreadable.skip(kind, text, "it is no name")

@@ -7,9 +7,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 import redis.asyncio
+from redis.exceptions import ResponseError
 
 from gateway.store.scripts import load_beat_script
+from gateway.store.trouble import is_of_one_name
+from gateway.store.unreadable import Unreadable
 from workers.protocol import keys
+from workers.protocol.metrics.of_gateway import Unread
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,18 +29,36 @@ class Gateways:
 class GatewayBook:
     """Methods raise redis.RedisError and OSError."""
 
-    def __init__(self, redis: redis.asyncio.Redis, gateway: str, ttl_s: float = keys.GATEWAY_TTL_S) -> None:
+    def __init__(
+        self,
+        redis: redis.asyncio.Redis,
+        gateway: str,
+        ttl_s: float = keys.GATEWAY_TTL_S,
+        unreadable: Unreadable | None = None,
+    ) -> None:
+        """`unreadable` hears of names that are none."""
+        self._unreadable = unreadable or Unreadable()
         self._redis = redis
         self._gateway = gateway
         self._ttl_s = ttl_s
         self._beat = load_beat_script()
 
-    async def beat(self) -> Gateways:
-        """This process lives -> which others do."""
-        told = await self._redis.eval(self._beat.source, 1, keys.GATEWAYS, self._gateway, self._ttl_s)
+    async def beat(self) -> Gateways | None:
+        """This process lives -> which others do; None where something else lies under the name that lists them."""
         await self._redis.set(keys.gateway(self._gateway), f"{time.time():.3f}", px=round(self._ttl_s * 1000))
-        beats = told[1]
-        silent_s = {id.decode(): ms / 1000 for id, ms in zip(beats[::2], beats[1::2], strict=True)}
+        try:
+            told = await self._redis.eval(self._beat.source, 1, keys.GATEWAYS, self._gateway, self._ttl_s)
+        except ResponseError as error:
+            if not is_of_one_name(error):
+                raise
+            self._unreadable.skip(Unread.GATEWAYS, keys.GATEWAYS, error)
+            return None
+        silent_s: dict[str, float] = {}
+        for id, ms in zip(told[1][::2], told[1][1::2], strict=True):
+            try:
+                silent_s[id.decode()] = ms / 1000
+            except ValueError as error:
+                self._unreadable.skip(Unread.GATEWAYS, id, error)
         return Gateways(silent_s, bool(told[0]))
 
     async def leave(self) -> None:

@@ -16,7 +16,9 @@ class Outage:
     """Of one loop. Nothing that Redis answers ends the loop, and so the process: the last that was read stays."""
 
     def __init__(self, lost: str, meanwhile: str, back: str) -> None:
-        """What the log says: that something can't be done, what holds meanwhile, and that it can again."""
+        """What the log says: that something can't be done, what holds meanwhile, and that it can again; empty: no word
+        of that.
+        """
         self._lost = lost
         self._meanwhile = meanwhile
         self._back = back
@@ -35,7 +37,7 @@ class Outage:
                 log.exception("what Redis holds was not understood")
             self._begin(f"{type(error).__name__}: {error}")
         else:
-            if self.lasts:
+            if self.lasts and self._back:
                 log.info("%s", self._back)
             self.lasts = False
 

@@ -11,6 +11,7 @@ import redis.asyncio
 from gateway.store.client import ANSWER_TIMEOUT_S
 from gateway.store.pipe import Pipe
 from gateway.store.scripts import load_stream_script
+from gateway.store.trouble import reading
 from workers.protocol import keys
 
 LEAST_BYTES = 4096
@@ -64,5 +65,6 @@ class StreamQuota:
         bounds = (self.bounds.max_streams, self.bounds.max_bytes)
         told = [field for one in held for field in one]
         answer = await self._pipe.send(self._script, keys.streams(team), *bounds, *self._lifetimes_ms, is_new, *told)
-        num_running, *made_room = answer
-        return None if num_running < 0 else Count(num_running, tuple(stream.decode() for stream in made_room))
+        with reading():
+            num_running, *made_room = answer
+            return None if num_running < 0 else Count(num_running, tuple(stream.decode() for stream in made_room))

@@ -52,6 +52,9 @@ class Metrics:
         for kind in of_gateway.REFUSED_KINDS:
             self.refused_records.inc(kind, by=0)
         self.redis_time = book.histogram(of_gateway.REDIS_TIME)
+        self.unreadable = book.counter(of_gateway.UNREADABLE)
+        for kind in of_gateway.Unread:
+            self.unreadable.inc(kind.value, by=0)
         self.loop_lag = book.histogram(of_gateway.LOOP_LAG)
         self.now = Gauges(book)
         self._gen_ai = GenAi(book)

@@ -7,6 +7,7 @@ beat that gets through.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import time
 from collections.abc import Callable, Mapping
@@ -14,12 +15,12 @@ from typing import Protocol
 
 from msgspec.structs import replace
 from redis.asyncio import Redis
-from redis.exceptions import RedisError
 
 from workers import redis_link
 from workers.protocol import keys
 from workers.protocol.heartbeat import Heartbeat, record_of
 from workers.protocol.news import FIELD, Load, News, pack_heads, pack_version, sealed_news
+from workers.redis_trouble import NO_ANSWER, is_of_one_name, remedy_for
 
 REDIS_TIMEOUT_S = 1.0
 """For connecting, and for one answer: below the heartbeat's lifetime, so that a slow Redis is noticed in time."""
@@ -91,13 +92,16 @@ class Registration:
         while this is None or not this.cancelling():
             try:
                 await self._tell()
-            except (RedisError, OSError) as error:
+            except NO_ANSWER as error:
+                why = f"{error}; {remedy_for(error)}"
                 if self._announced is not None:
                     logger.warning(
-                        "Redis does not answer (%s); serving goes on, registering again when it is back", error
+                        "Redis does not answer (%s); serving goes on, registering again when it is back", why
                     )
                 elif not self.registered.is_set() and not self._waits:
-                    logger.warning("Redis does not answer yet (%s); waiting for it", error)
+                    logger.warning("Redis does not answer yet (%s); waiting for it", why)
+                if is_of_one_name(error):
+                    await self._clear()
                 self._waits = True
                 self._announced = self._told = None
                 self._heads_changed, self._heads_at = True, 0.0
@@ -106,6 +110,16 @@ class Registration:
                     await self._hurry.wait()
             except TimeoutError:
                 continue
+
+    async def _clear(self) -> None:
+        """Takes away what somebody else has put under this worker's own names, so that the next beat can be written."""
+        mine = self._read()
+        record, heads = keys.worker(mine.model, mine.worker), keys.worker_heads(mine.model, mine.worker)
+        with contextlib.suppress(*NO_ANSWER):
+            for name, kind in ((record, b"hash"), (heads, b"string")):
+                if await self._redis.type(name) not in (kind, b"none"):
+                    logger.error("something else lies under %s in Redis and is deleted", name)
+                    await self._redis.delete(name)
 
     async def leave(self) -> None:
         """Takes the record away, unless a successor in the same place has written its own."""
@@ -117,7 +131,7 @@ class Registration:
                 if await self._redis.hget(name, "boot") == mine.boot.encode():
                     await self._redis.delete(name, keys.worker_heads(mine.model, mine.worker))
                 await self._redis.publish(keys.FLEET_CHANNEL, name)
-        except (RedisError, OSError) as error:
+        except NO_ANSWER as error:
             logger.warning("could not take the record %s out of Redis (%s); it expires by itself", name, error)
 
     async def _tell(self) -> None:
@@ -189,8 +203,13 @@ class Registration:
                 pipe.sadd(keys.MODELS, beat.model)
             if news is not None:
                 pipe.xadd(keys.NEWS, {FIELD: sealed_news(news, self._secret)}, maxlen=keys.NEWS_KEPT, approximate=True)
-            if len(pipe):
-                await pipe.execute()
+            answers = await pipe.execute(raise_on_error=False) if len(pipe) else []
+        for answer in answers:
+            if isinstance(answer, NO_ANSWER):
+                if not is_of_one_name(answer):
+                    raise answer
+                # These names are everybody's: gateways say what lies there, and find this worker without.
+                logger.debug("could not tell all of the fleet: %s", answer)
         announced = beat.draining, beat.adapter_hashes
         if announced == self._announced:
             return

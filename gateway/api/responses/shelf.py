@@ -15,6 +15,7 @@ from gateway.api.responses.records import Record, decode_record, encode_record
 from gateway.api.responses.request import Draft, ResponseRequest, not_found
 from gateway.call import Call
 from gateway.errors import PaddockError, StoreUnavailable
+from gateway.store.trouble import reading
 from gateway.telemetry.trail import Trail
 
 log = logging.getLogger(__name__)
@@ -96,7 +97,8 @@ class Shelf:
 
     async def _found(self, team: str, ids: Sequence[str]) -> dict[str, Record]:
         records = await self._store.find(team, ids)
-        return {id_: decode_record(raw) for id_, raw in zip(ids, records, strict=True) if raw is not None}
+        with reading():
+            return {id_: decode_record(raw) for id_, raw in zip(ids, records, strict=True) if raw is not None}
 
 
 class ResponseWriters:

@@ -6,14 +6,15 @@
 -- Keeps: after it, every lease is unexpired and of a live process, every ticket has a gateway that re-reads it, and no slot
 -- is free while one of the first WINDOW x WINDOWS_OF_ALL tickets is better off with it. Running it again at once changes nothing.
 
--- A clock that was set back leaves ends that lie far ahead: they are drawn near, and the living write theirs anew.
+-- A clock that was set back leaves ends that lie far ahead, and a stranger's writing may have none: they are drawn near, and
+-- the living write theirs anew.
 local FARTHEST, NEAR = 120000, 6000
 local pause = tonumber(ARGV[4])
 
 -- Whether there is such a key.
 local function draw_near(name)
   local left = redis.call("PTTL", name)
-  if left > FARTHEST then redis.call("PEXPIRE", name, NEAR) end
+  if left > FARTHEST or left == -1 then redis.call("PEXPIRE", name, NEAR) end
   return left ~= -2
 end
 
@@ -24,7 +25,8 @@ local function draw_near_all(ends)
 end
 
 draw_near(settling_key)
-if redis.call("PTTL", swept_key) > FARTHEST then redis.call("DEL", swept_key) end
+local pausing = redis.call("PTTL", swept_key)
+if pausing > FARTHEST or pausing == -1 then redis.call("DEL", swept_key) end
 if pause > 0 and not redis.call("SET", swept_key, "1", "PX", pause, "NX") then
   return {0, 0, 0, redis.call("ZCARD", queue_key)}
 end

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from enum import StrEnum
+
 from workers.protocol.metrics.metric import (
     E2E_S,
     GAP_S,
@@ -232,6 +234,31 @@ REDIS_TIME = Metric(
     When.HAPPENS,
     REDIS_S,
 )
+
+
+class Unread(StrEnum):
+    """Names in Redis under which gateways read what others have written."""
+
+    MODELS = "pd:models"
+    KEYS = "pd:keys"
+    NEWS = "pd:news"
+    GATEWAYS = "pd:gateways"
+    WORKERS = "pd:{model}:workers"
+    WORKER = "pd:{model}:worker"
+    HEADS = "pd:{model}:worker:heads"
+    ADAPTERS = "pd:{model}:adapters"
+    REMOVED = "pd:{model}:adapters-removed"
+    SCALES = "pd:{model}:adapter-scales"
+
+
+UNREADABLE = Metric(
+    "paddock_redis_unreadable_total",
+    COUNTER,
+    "readings that left something out which stands in Redis under `key` and is not as Paddock writes it; the log "
+    "names each once. While it stands there, it is met again at each reading",
+    ("key",),
+    When.HAPPENS,
+)
 LOOP_LAG = Metric(
     "paddock_loop_lag_seconds",
     HISTOGRAM,
@@ -306,6 +333,9 @@ GROUPS = (
             REFUSED_RECORDS,
         ),
     ),
-    Group("The gateway itself", (WITHOUT_REDIS, REDIS_UP, REDIS_TIME, REFUSED_RECORDS, LOOP_LAG, STOPPING, BUILD_INFO)),
+    Group(
+        "The gateway itself",
+        (WITHOUT_REDIS, REDIS_UP, REDIS_TIME, REFUSED_RECORDS, UNREADABLE, LOOP_LAG, STOPPING, BUILD_INFO),
+    ),
     Group("By OpenTelemetry's names", (GEN_AI_DURATION, GEN_AI_TTFT, GEN_AI_TOKEN, GEN_AI_USAGE)),
 )

@@ -1,0 +1,61 @@
+"""What Redis says when it does not answer the question, in one table, with what an operator does about it."""
+
+from __future__ import annotations
+
+import re
+from typing import Final
+
+from redis.exceptions import ConnectionError, RedisError, ResponseError, TimeoutError
+
+NO_ANSWER = (RedisError, OSError)
+"""What a command raises, or a pipeline returns, in place of an answer. asyncio's TimeoutError is an OSError."""
+
+REMEDIES: Final = {
+    "BUSY": "a script of somebody else holds it up; SCRIPT KILL ends it",
+    "LOADING": "it reads its data and will be back",
+    "MISCONF": "it can't save its data and takes no writes; look at its log and its disk",
+    "NOREPLICAS": "it has fewer replicas than min-replicas-to-write and takes no writes",
+    "OOM": "it is full; give it more maxmemory",
+    "READONLY": "it is a replica; name the master in PADDOCK_REDIS_URL",
+    "MASTERDOWN": "it is a replica that has lost its master",
+    "CLUSTERDOWN": "slots of the Cluster have no server",
+    "TRYAGAIN": "a slot of the Cluster is on its way to another server",
+    "ASK": "a slot of the Cluster is on its way to another server",
+    "MOVED": "a slot of the Cluster is at another server",
+    "NOAUTH": "it wants a password; put one into PADDOCK_REDIS_URL",
+    "WRONGPASS": "the name or password in PADDOCK_REDIS_URL is wrong",
+    "NOPERM": "its ACL refuses this user something; docs/redis.md has the rules",
+    "WRONGTYPE": "a name of Paddock's holds something of another type; see what else writes to this Redis",
+    "NOSCRIPT": "it forgets scripts that were just loaded; see what else uses this Redis",
+}
+"""Error code -> what an operator does about it."""
+
+_CODE = re.compile(r"(?:^|[-\s])(" + "|".join(REMEDIES) + r")(?=\s)")
+"""A code stands first, but for what a script met: there some versions put their own words before it."""
+
+
+def code_of(error: BaseException) -> str:
+    """The code of an error reply, such as `BUSY`; empty where it is none of REMEDIES, or no reply at all."""
+    if not isinstance(error, RedisError):
+        return ""
+    status = getattr(error, "status_code", None)
+    if status in REMEDIES:
+        return str(status)
+    found = _CODE.search(str(error))
+    return found[1] if found else ""
+
+
+def is_of_one_name(error: BaseException) -> bool:
+    """Whether the server is there and takes requests, and refuses just this one for what stands under its name."""
+    return isinstance(error, ResponseError) and code_of(error) in ("", "WRONGTYPE")
+
+
+def remedy_for(error: BaseException) -> str:
+    """What an operator does about it."""
+    if (code := code_of(error)) in REMEDIES:
+        return REMEDIES[code]
+    if isinstance(error, ResponseError):
+        return "this is not known; see what else uses this Redis"
+    if isinstance(error, (ConnectionError, TimeoutError, OSError)):
+        return "check that it runs, and PADDOCK_REDIS_URL"
+    return "what stands there is not as this version of Paddock wrote it"
