@@ -28,7 +28,11 @@ MODEL, WORKER, TEAM = "pool", "w", "default"
 NO_TEXT = b"\xff\xfe{\x00\x80"
 SEEN_S = 0.35
 """Within it a gateway has read fleet, news and adapters, and beaten or swept with some luck."""
-VITAL = ("pd:models", "pd:keys", "pd:news", "pd:gateways", "pd:{model}:workers", "pd:{model}:adapters")
+QUEUE_TIMEOUT_S = 15
+"""Longer than it takes until a mark is gone that says without end that nothing is to be granted."""
+FLEET = ("pd:models", "pd:{model}:workers")
+"""Without them a gateway that has just started knows no worker."""
+VITAL = ("pd:models", "pd:keys", "pd:gateways", "pd:{model}:workers", "pd:{model}:adapters")
 """What every gateway reads again and again."""
 
 
@@ -87,7 +91,7 @@ async def fleet() -> AsyncIterator[tuple[Stack, Caller]]:
     with Stack() as stack:
         flags = ("--step-ms", "5", "--tokens", "1000000", "--ctx", "1000000")
         stack.fake_worker(MODEL, *flags, worker_id=WORKER, slots=16)
-        gateway = stack.gateway(queue_timeout_s=5)
+        gateway = stack.gateway(queue_timeout_s=QUEUE_TIMEOUT_S)
         await asyncio.sleep(SEAT_AFTER_S + 2 * keys.GATEWAY_INTERVAL_S)
         async with calling(gateway.url, stack.key, MODEL) as caller:
             yield stack, caller
@@ -160,7 +164,7 @@ async def test_a_gateway_starts_among_garbage() -> None:
             if name.key != keys.worker_leases(MODEL, WORKER):  # garbage there holds one of its slots, truly
                 name.clear(admin(stack))
             name.spoil(admin(stack))
-        gateway = stack.gateway(queue_timeout_s=12)
+        gateway = stack.gateway(queue_timeout_s=QUEUE_TIMEOUT_S)
         async with calling(gateway.url, stack.key, MODEL) as caller:
             await answers(caller, "a start among garbage")
         assert gateway.popen.poll() is None
@@ -181,10 +185,11 @@ async def test_no_name_of_another_type_keeps_a_gateway_from_starting() -> None:
     async with fleet() as (stack, _):
         for name in names():
             name.replace(admin(stack))
-            gateway = stack.gateway(wait=False, queue_timeout_s=5)
-            try:
-                stack.wait_until_ready(gateway, 20)
-            finally:
+            gateway = stack.gateway(wait=False)
+            if name.pattern in FLEET:
+                await until(lambda process=gateway: "gateway ready" in process.text(), 20, name.key)  # type: ignore[misc]
                 name.clear(admin(stack))
+            stack.wait_until_ready(gateway, 20)
+            name.clear(admin(stack))
             assert gateway.stop() == 0, name
             stack.gateways.remove(gateway)
