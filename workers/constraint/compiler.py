@@ -10,10 +10,11 @@ from typing import Literal, Protocol
 
 from llguidance import LLTokenizer
 
-from workers.constraint.failures import Unusable, refused
+from workers.constraint.failures import BeyondLimits, Unusable, refused
 from workers.constraint.gbnf import check
-from workers.constraint.guidance import Grammar, regex_to_lark, schema_to_lark, tokenizer
+from workers.constraint.guidance import QUICK, Grammar, regex_to_lark, schema_to_lark, tokenizer
 from workers.constraint.mask import Mask
+from workers.constraint.moving_mask import Elsewhere, MovingGrammar
 from workers.constraint.piece_index import PieceIndex
 from workers.constraint.schema import enforceable, parse
 from workers.constraint.thought import Thought, ThoughtMask, Words
@@ -54,6 +55,11 @@ class GbnfCompiler(Protocol):
         """Raises Unusable."""
 
 
+class LarkCompiler(Protocol):
+    def lark(self, text: str) -> Elsewhere:
+        """For Lark that llguidance can compile."""
+
+
 class Trial(Protocol):
     def check(self, kind: Literal["gbnf", "lark"], text: str) -> None:
         """Raises Unusable for what would harm this process, CallFailed where that can't be found out."""
@@ -62,8 +68,12 @@ class Trial(Protocol):
 class Compiler:
     """One model's. `mask` blocks while it compiles, for milliseconds to seconds: call it on a thread that may wait."""
 
-    def __init__(self, vocab: Words, gbnf: GbnfCompiler, trial: Trial, calls: CallForms) -> None:
+    def __init__(
+        self, vocab: Words, gbnf: GbnfCompiler, trial: Trial, calls: CallForms, elsewhere: LarkCompiler | None = None
+    ) -> None:
+        """`elsewhere`: follows what would take a step of the engine too long; None: it takes its time here."""
         self._vocab = vocab
+        self._elsewhere = elsewhere
         self._calls = calls
         self._gbnf = gbnf
         self._trial = trial
@@ -72,7 +82,6 @@ class Compiler:
         """Refusals too: finding out may have taken seconds."""
         self._num_bytes = 0
         self._counts = {"compiled": 0, "reused": 0, "refused": 0}
-        self._making = threading.Lock()
         self._triggers_of = functools.lru_cache(MAX_TRIGGER_SETS)(self._new_triggers)
 
     @functools.cached_property
@@ -171,11 +180,17 @@ class Compiler:
     def _new_triggers(self, strings: tuple[str, ...]) -> Triggers:
         return Triggers(strings, self._pieces)
 
-    def _lark(self, text: str) -> Grammar:
+    def _lark(self, text: str) -> Compiled:
         if is_heavy(text):
             self._trial.check("lark", text)
-        with self._making:  # one at a time: compiling must not take all cores from the engine
+        if self._elsewhere is None:
             return Grammar(self._words, text)
+        elsewhere = self._elsewhere.lark(text)
+        try:
+            return MovingGrammar(Grammar(self._words, text, QUICK), elsewhere)
+        except BeyondLimits:
+            self._trial.check("lark", text)
+            return elsewhere
 
     def _keep(self, key: tuple[str, str], result: Compiled | Unusable) -> None:
         with self._lock:

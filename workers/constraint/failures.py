@@ -9,6 +9,10 @@ class Unusable(ValueError):
     """This constraint can't be kept as it is written. The message says what and why, and what to do."""
 
 
+class BeyondLimits(Unusable):
+    """It takes more than a step of the engine may; a process of its own may follow it."""
+
+
 def refused(reason: str, param: str) -> CallFailed:
     return CallFailed(Failure(FailureCode.INVALID_REQUEST, f"`{param}`: {reason}", param))
 

@@ -1,4 +1,4 @@
-"""GBNF as masks of tokens, followed in a process of its own for each answer (`workers.constraint.forks`).
+"""Grammars as masks of tokens, followed in a process of its own for each answer (`workers.constraint.forks`).
 
 The engine's thread never waits long for one: a mask that has no answer yet raises `MaskPending`, and its call skips
 the step.
@@ -6,13 +6,15 @@ the step.
 
 from __future__ import annotations
 
+import json
 from collections import deque
+from collections.abc import Iterable
 
 import numpy as np
 
 from workers.constraint import forks
 from workers.constraint.failures import broken
-from workers.constraint.forks import Fork, Forks
+from workers.constraint.forks import Fork, Forks, Kind
 from workers.constraint.gbnf import check
 from workers.constraint.mask import Bits, MaskPending
 from workers.constraint.thought import Words
@@ -36,35 +38,42 @@ class ForkedGrammars:
         self._vocab = vocab
 
     def compile(self, text: str) -> ForkedGrammar:
-        """`text` has been tried. Raises Unusable."""
+        """GBNF that has been tried. Raises Unusable."""
         check(text)
-        return ForkedGrammar(text, self._processes, self._vocab)
+        return ForkedGrammar("gbnf", text, self._processes, self._vocab)
+
+    def lark(self, text: str) -> ForkedGrammar:
+        """Lark that llguidance can compile."""
+        return ForkedGrammar("lark", text, self._processes, self._vocab)
 
 
 class ForkedGrammar:
     """A grammar that has been tried. Immutable: may be used from several threads."""
 
-    def __init__(self, text: str, processes: Forks, vocab: Words) -> None:
-        self._text = text.encode()
+    def __init__(self, kind: Kind, text: str, processes: Forks, vocab: Words) -> None:
+        self._text = json.dumps([kind, text]).encode()
         self._processes = processes
         self._vocab = vocab
 
     def mask(self) -> ForkedMask:
-        """For an answer from its first token. May block while the process that forks starts. Raises CallFailed."""
-        try:
-            self._processes.start()
-        except NotStarted as error:
-            raise _not_followed(str(error)) from None
+        """For an answer from its first token. Does not block."""
         return self._mask(())
 
     def mask_after(self, begun: bytes) -> ForkedMask | None:
         """For what follows `begun`, which `allows` has been asked about. Does not block."""
-        return self._mask(self._tokens(begun))
+        return self.mask_after_tokens(self._tokens(begun))
+
+    def mask_after_tokens(self, begun: Iterable[int]) -> ForkedMask:
+        """For what follows these tokens, which an answer may begin with. Does not block."""
+        return self._mask(tuple(begun))
 
     def allows(self, begun: bytes) -> bool:
         """Whether an answer may begin so. Blocks. Raises CallFailed."""
-        mask = self.mask()
-        return mask.begins(self._tokens(begun))
+        try:
+            self._processes.start()
+        except NotStarted as error:
+            raise _not_followed(str(error)) from None
+        return self.mask().begins(self._tokens(begun))
 
     def _mask(self, tokens: tuple[int, ...]) -> ForkedMask:
         return ForkedMask(self._processes, self._text, tokens, self._vocab.eog)
@@ -100,9 +109,10 @@ class ForkedMask:
         """Raises MaskPending, CallFailed."""
         return self._answer((forks.PERMITS, _bytes(token))) != b"\0"
 
-    def allowed(self) -> Bits:
+    def allowed(self) -> Bits | None:
         """Raises MaskPending, CallFailed."""
-        return np.frombuffer(self._answer((forks.ALLOWED, b"")), dtype="<u4").astype(np.uint32, copy=False)
+        bits = self._answer((forks.ALLOWED, b""))
+        return np.frombuffer(bits, dtype="<u4").astype(np.uint32, copy=False) if bits else None
 
     def accept(self, token: int) -> None:
         """Does not wait for the answer."""
@@ -129,14 +139,21 @@ class ForkedMask:
 
     def _ask(self, question: Question) -> None:
         if self._fork is None:
-            try:
-                self._fork = self._processes.fork()
-            except NotStarted as error:
-                raise _not_followed(str(error)) from None
+            self._fork = self._forked()
             self._send((forks.COMPILE, self._text))
             if self._begun:
                 self._send((forks.BEGIN, _tokens(self._begun)))
         self._send(question)
+
+    def _forked(self) -> Fork:
+        """Raises MaskPending while processes can't be forked yet, CallFailed where they can't be at all."""
+        try:
+            process = self._processes.fork()
+        except NotStarted as error:
+            raise _not_followed(str(error)) from None
+        if process is None:
+            raise MaskPending(self._processes.is_ready)
+        return process
 
     def _send(self, question: Question) -> None:
         assert self._fork is not None  # noqa: S101 - for the type checker
@@ -164,7 +181,7 @@ class ForkedMask:
             self._done = answer != b"\0"
         elif question[0] in (forks.COMPILE, forks.BEGIN):
             if answer[:1] == b"\0" and question == (forks.BEGIN, _tokens(self._begun)) and self._begun:
-                raise broken("it does not allow its own trigger")
+                raise broken("it does not allow what it begins with")
             self._done = answer[1:] != b"\0"
         if question[0] not in (forks.ACCEPT, forks.COMPILE):
             self._answers[question] = answer

@@ -3,7 +3,7 @@ within a process.
 
 One process holds the model's vocabulary and forks another for each grammar that is tried or followed
 (`workers.llama.grammar_forks`). A forked process ends by itself when a question takes more than its time, and when
-nobody holds the other end of its socket any more.
+nobody holds the other ends of its sockets any more.
 """
 
 from __future__ import annotations
@@ -20,13 +20,16 @@ import time
 import weakref
 from collections import deque
 from pathlib import Path
+from typing import Literal
 
 from workers.stoppable import NotStarted, ProcessEnded, TookTooLong, helper_environment
 
 START_S = 60.0
 
+Kind = Literal["gbnf", "lark"]
+
 COMPILE, TRY, BEGIN, PERMITS, ALLOWED, ACCEPT = b"CTBPLA"
-"""What a forked process is asked: to compile GBNF, to try a grammar, to begin anew behind some tokens, whether a token
+"""What a forked process is asked: to compile a grammar, to try one, to begin anew behind some tokens, whether a token
 may come, which tokens may, and to take one."""
 
 OK, REFUSED = 0, 1
@@ -45,9 +48,11 @@ ANSWER_S = 10.0
 class Fork:
     """One forked process, from the asking side. Used by one thread at a time; it ends when this is collected."""
 
-    def __init__(self, end: socket.socket) -> None:
-        self._end = end
-        weakref.finalize(self, end.close).atexit = False
+    def __init__(self, end: socket.socket, life: socket.socket) -> None:
+        """`life`: closing it ends the process, whatever it is at."""
+        self._end, self._life = end, life
+        for one in (end, life):
+            weakref.finalize(self, one.close).atexit = False
         self._received = b""
         self._unsent: deque[memoryview] = deque()
         self._asked_at = 0.0
@@ -86,8 +91,9 @@ class Fork:
         return answer
 
     def close(self) -> None:
-        """End the process."""
+        """End the process at once."""
         self._end.close()
+        self._life.close()
 
     def _whole(self) -> tuple[int, bytes] | None:
         if len(self._received) < HEADER.size:
@@ -134,6 +140,7 @@ class Forks:
         self._lock = threading.Lock()
         self._process: subprocess.Popen[bytes] | None = None
         self._control: socket.socket | None = None
+        self._starting: threading.Thread | None = None
 
     @property
     def pid(self) -> int | None:
@@ -146,38 +153,67 @@ class Forks:
             if self._process is not None and self._process.poll() is None:
                 return
             self._end()
-            self._control, theirs = socket.socketpair()
+            control, theirs = socket.socketpair()
             with theirs:
-                self._process = subprocess.Popen(
+                process = subprocess.Popen(
                     self._command,
                     stdin=theirs.fileno(),
                     stdout=subprocess.DEVNULL,
                     stderr=subprocess.DEVNULL,
                     env=helper_environment(),
                 )
-            self._control.settimeout(self._start_s)
+            control.settimeout(self._start_s)
             try:
-                is_ready = self._control.recv(1)
+                is_ready = control.recv(1)
             except OSError:
                 is_ready = b""
             if not is_ready:
-                self._end()
+                _end(process, control)
                 raise NotStarted(f"not ready within {self._start_s:g} s, or ended")
-            self._control.setblocking(False)
+            control.setblocking(False)
+            self._process, self._control = process, control
 
-    def fork(self) -> Fork:
-        """Return a new process that knows no grammar yet; does not block. Raises NotStarted where none can be had."""
-        ours, theirs = socket.socketpair()
-        ours.setblocking(False)
-        with theirs:
+    def fork(self) -> Fork | None:
+        """Return a new process that knows no grammar yet; does not block.
+
+        None while the process that forks is starting, which this begins where need be. Raises NotStarted.
+        """
+        process, control = self._process, self._control
+        if process is None or control is None or process.poll() is not None:
+            self._begin_start()
+            return None
+        self._starting = None
+        end, their_end = socket.socketpair()
+        life, their_life = socket.socketpair()
+        end.setblocking(False)
+        with their_end, their_life:
             try:
-                if self._control is None:
-                    raise NotStarted("the process that forks does not run")
-                socket.send_fds(self._control, [b"f"], [theirs.fileno()])
+                socket.send_fds(control, [b"f"], [their_end.fileno(), their_life.fileno()])
             except OSError as error:
-                ours.close()
+                end.close()
+                life.close()
                 raise NotStarted(str(error)) from None
-        return Fork(ours)
+        return Fork(end, life)
+
+    def is_ready(self, wait_s: float) -> bool:
+        """Whether `fork` is worth another try; blocks for `wait_s` at most."""
+        starting = self._starting
+        if starting is not None:
+            starting.join(wait_s)
+        return starting is None or not starting.is_alive()
+
+    def _begin_start(self) -> None:
+        starting = self._starting
+        if starting is None:
+            self._starting = threading.Thread(target=self._start_aside, name="forks", daemon=True)
+            self._starting.start()
+        elif not starting.is_alive():
+            self._starting = None
+            raise NotStarted("the process that forks did not start")
+
+    def _start_aside(self) -> None:
+        with contextlib.suppress(NotStarted):  # who waits for it finds out
+            self.start()
 
     def close(self) -> None:
         """End the process; a later `start` starts another. Those that it forked end with their sockets."""
@@ -187,11 +223,14 @@ class Forks:
     def _end(self) -> None:
         process, self._process = self._process, None
         control, self._control = self._control, None
-        if control is not None:
-            control.close()
-        if process is not None:
-            process.kill()
-            process.wait()
+        if process is not None and control is not None:
+            _end(process, control)
+
+
+def _end(process: subprocess.Popen[bytes], control: socket.socket) -> None:
+    control.close()
+    process.kill()
+    process.wait()
 
 
 def receive(end: int) -> tuple[int, bytes] | None:

@@ -8,12 +8,14 @@ in Rust and bounded by its limits: a grammar that is too much is an error, not a
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 
-from workers.constraint.failures import Unusable, broken
+from workers.constraint.failures import BeyondLimits, Unusable, broken
 from workers.constraint.mask import Bits, Vocabulary, bits_for
 from workers.protocol.failures import CallFailed
 
@@ -24,9 +26,27 @@ WHITESPACE = r"( |\n{1,2}[ \t]{0,20})"
 """Between the tokens of a JSON text: one space, or new lines and an indentation. Bounded, so that a model can't go on
 with it for ever."""
 
-MAX_STEP_ITEMS = 50_000
+
+@dataclass(frozen=True, slots=True)
+class StepLimits:
+    """Bound one question about an answer."""
+
+    max_items: int
+    max_items_in_row: int
+
+
 MAX_LEXER_STATES = 25_000
 """Of one answer, each up to two kilobytes."""
+
+QUICK = StepLimits(max_items=20_000, max_items_in_row=500)
+"""Of an Earley parser, whose work grows with the square of the items in a row: a question takes tens of milliseconds
+at most. Schemas have dozens of items."""
+
+WIDE = StepLimits(max_items=50_000, max_items_in_row=2_000)
+"""A question may take seconds: for a process of its own."""
+
+LIMITS = re.compile(r"row has \d+ items|Too many items")
+"""How llguidance names the two above."""
 
 REASON_CHARS = 300
 
@@ -69,19 +89,24 @@ def regex_to_lark(regex: str) -> str:
 class Grammar:
     """A compiled grammar. Immutable: `mask` may be called from several threads."""
 
-    def __init__(self, words: LLTokenizer, lark: str) -> None:
+    def __init__(self, words: LLTokenizer, lark: str, limits: StepLimits = WIDE) -> None:
         """Raises Unusable."""
-        limits = LLParserLimits(step_max_items=MAX_STEP_ITEMS, max_lexer_states=MAX_LEXER_STATES, verbose_errors=False)
+        parser_limits = LLParserLimits(
+            step_max_items=limits.max_items,
+            max_items_in_row=limits.max_items_in_row,
+            max_lexer_states=MAX_LEXER_STATES,
+            verbose_errors=False,
+        )
         self._num_tokens = words.vocab_size
-        self._matcher = LLMatcher(words, without_forcing(lark), log_level=0, limits=limits)
+        self._matcher = LLMatcher(words, without_forcing(lark), log_level=0, limits=parser_limits)
         self._eog = frozenset(words.eos_tokens)
         self._words = words
         if self._matcher.is_error():
-            raise Unusable(_reason(self._matcher))
+            raise _unusable(_reason(self._matcher))
         try:
             self.mask().allowed()  # some limits are met at the first token only
         except CallFailed as failed:
-            raise Unusable(failed.failure.message) from None
+            raise _unusable(failed.failure.message) from None
 
     def mask(self) -> GuidanceMask:
         return GuidanceMask(self._matcher.deep_copy(), self._num_tokens, self._eog)
@@ -89,10 +114,14 @@ class Grammar:
     def mask_after(self, begun: bytes) -> GuidanceMask | None:
         """A mask for what follows `begun`; None if no answer begins so."""
         mask = self.mask()
-        return mask if mask.feed(self._words.greedy_tokenize(begun.decode())) else None
+        return mask if mask.feed(self.tokens(begun)) else None
 
     def allows(self, begun: bytes) -> bool:
         return self.mask_after(begun) is not None
+
+    def tokens(self, begun: bytes) -> list[int]:
+        """Return tokens that make this text, any that do."""
+        return self._words.greedy_tokenize(begun.decode())
 
 
 class GuidanceMask:
@@ -104,6 +133,11 @@ class GuidanceMask:
         self._bits = bits_for(num_tokens)
         self._address, self._size = self._bits.ctypes.data, self._bits.nbytes
         self.is_done = matcher.is_stopped()
+
+    @property
+    def is_beyond_limits(self) -> bool:
+        """The grammar took more than its limits: nothing more can be asked."""
+        return self._matcher.is_error()
 
     def permits(self, token: int) -> bool:
         if token in self._eog:
@@ -140,6 +174,10 @@ def without_forcing(lark: str) -> str:
         return f"{HEADER} {json.dumps({**options, 'no_forcing': True})}\n{rest}"
     except (ValueError, TypeError, RecursionError):
         raise Unusable(f"what follows {HEADER} on its line is no JSON object; write {HEADER} {{}}") from None
+
+
+def _unusable(reason: str) -> Unusable:
+    return BeyondLimits(reason) if LIMITS.search(reason) else Unusable(reason)
 
 
 def _reason(matcher: LLMatcher) -> str:

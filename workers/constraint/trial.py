@@ -5,45 +5,30 @@ llguidance may take minutes over an intersection of patterns, and in the worker'
 from __future__ import annotations
 
 import json
-import threading
-from typing import Literal
 
 from workers.constraint import forks
 from workers.constraint.failures import Unusable
-from workers.constraint.forks import Forks
+from workers.constraint.forks import Forks, Kind
 from workers.protocol.failures import CallFailed, Failure, FailureCode
 from workers.stoppable import NotStarted, ProcessEnded, TookTooLong
-
-Kind = Literal["gbnf", "lark"]
 
 TRIAL_S = 4.0
 """From the question to the answer; the process's own bound on its processor time is a little shorter."""
 
-MAX_CALLERS = 3
-"""The one whose grammar is tried, and those that wait for it."""
-
 
 class Trial:
-    """May be used from several threads; one grammar at a time."""
+    """May be used from several threads; each grammar has a process of its own."""
 
     def __init__(self, processes: Forks, *, trial_s: float = TRIAL_S) -> None:
         self._processes = processes
         self._trial_s = trial_s
-        self._room = threading.Semaphore(MAX_CALLERS)
-        self._turn = threading.Lock()
 
     def check(self, kind: Kind, text: str) -> None:
         """Blocks until the grammar has been tried: GBNF by walks through it, Lark by compiling it.
 
-        Raises Unusable with the reason; CallFailed (BUSY) while others wait for theirs, or where it can't be tried.
+        Raises Unusable with the reason; CallFailed where it can't be tried.
         """
-        if not self._room.acquire(blocking=False):
-            raise CallFailed(Failure(FailureCode.BUSY, "other grammars are being tried on this worker; ask again"))
-        try:
-            with self._turn:
-                reason = self._reason(kind, text)
-        finally:
-            self._room.release()
+        reason = self._reason(kind, text)
         if reason:
             raise Unusable(reason)
 
@@ -53,8 +38,10 @@ class Trial:
             self._processes.start()
             process = self._processes.fork()
         except NotStarted:
+            process = None
+        if process is None:
             message = "grammars can't be tried on this worker: the process for it did not start"
-            raise CallFailed(Failure(FailureCode.INTERNAL, message)) from None
+            raise CallFailed(Failure(FailureCode.INTERNAL, message))
         try:
             process.ask(forks.TRY, json.dumps([kind, text]).encode())
             answer = process.take(self._trial_s)

@@ -2,8 +2,9 @@
 
     python -m workers.llama.grammar_forks MODEL.gguf
 
-Standard input is a socket: each descriptor that comes over it is the end of a new process, which is asked what
-`workers.constraint.forks` lists. A question that takes too much processor time ends its process, whatever it is at.
+Standard input is a socket: each two descriptors that come over it are those of a new process, one over which it is
+asked what `workers.constraint.forks` lists, and one whose end is its own. A question that takes too much processor time
+ends its process, whatever it is at.
 """
 
 from __future__ import annotations
@@ -22,11 +23,12 @@ from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
+from llguidance import LLTokenizer
 
 from workers.bounds import bound_memory, shut_off
 from workers.constraint import forks
 from workers.constraint.failures import Unusable
-from workers.constraint.guidance import Grammar, tokenizer
+from workers.constraint.guidance import Grammar, GuidanceMask, tokenizer
 from workers.llama.grammar import GbnfGrammar, GbnfGrammars, GbnfMask
 from workers.llama.vocab_file import VocabFile
 from workers.protocol.failures import CallFailed
@@ -54,15 +56,6 @@ MAX_SAID = 64 << 10
 WARM = 'root ::= "a" [0-9]* | "b"'
 
 
-class Bytes:
-    """A vocabulary of bytes and an end: whether Lark compiles does not depend on the model's."""
-
-    num_tokens, eos, bos, eog = 257, 256, -1, frozenset({256})
-
-    def piece(self, token: int) -> bytes:
-        return bytes([token]) if token < self.eos else b""
-
-
 class Said:
     """What llama.cpp prints to stdout and stderr, which says why it can't read a grammar."""
 
@@ -87,19 +80,20 @@ class Said:
 class Forked:
     """One forked process: the grammar that it was given, and where the answer in it stands."""
 
-    def __init__(self, grammars: GbnfGrammars, end: int) -> None:
+    def __init__(self, grammars: GbnfGrammars, words: LLTokenizer, end: int) -> None:
         self._grammars = grammars
         self._end = end
         self._said = Said()
-        self._grammar: GbnfGrammar | None = None
-        self._mask: GbnfMask | None = None
+        self._words = words
+        self._grammar: GbnfGrammar | Grammar | None = None
+        self._mask: GbnfMask | GuidanceMask | None = None
         self._num_tokens = 0
 
     def serve(self) -> None:
         """Answer until nobody asks any more."""
         while (asked := forks.receive(self._end)) is not None:
             what, body = asked
-            limit = TRIAL_CPU_S if what in (forks.COMPILE, forks.TRY) else STEP_S
+            limit = TRIAL_CPU_S if what in (forks.COMPILE, forks.TRY, forks.BEGIN) else STEP_S
             signal.setitimer(signal.ITIMER_PROF, limit)
             try:
                 kind, answer = forks.OK, self._answer(what, body)
@@ -115,14 +109,16 @@ class Forked:
         if what == forks.TRY:
             return self._try(*json.loads(body))
         if what == forks.COMPILE:
-            self._grammar = self._grammars.compile(body.decode())
+            kind, text = json.loads(body)
+            self._grammar = self._grammars.compile(text) if kind == "gbnf" else Grammar(self._words, text)
             return self._begin([])
         if what == forks.BEGIN:
             return self._begin(np.frombuffer(body, dtype="<i4").tolist())
         if self._mask is None:
             raise Unusable("there is no grammar")
         if what == forks.ALLOWED:
-            return self._mask.allowed().astype("<u4").tobytes()
+            bits = self._mask.allowed()
+            return b"" if bits is None else bits.astype("<u4").tobytes()
         token = int.from_bytes(body, "little")
         if what == forks.PERMITS:
             return bytes([self._mask.permits(token)])
@@ -133,7 +129,7 @@ class Forked:
 
     def _try(self, kind: str, text: str) -> bytes:
         if kind == "lark":
-            Grammar(tokenizer(Bytes()), text)
+            Grammar(self._words, text)
             return b""
         grammar = self._grammars.compile(text)
         # Which tokens are tried is of no importance; that they are the same ones each time is.
@@ -147,6 +143,7 @@ class Forked:
         """Whether an answer may begin with these tokens, and whether only its end can follow them."""
         assert self._grammar is not None  # noqa: S101 - for the type checker
         mask = self._mask = self._grammar.mask()
+        self._num_tokens = len(tokens)
         for token in tokens:
             if not mask.permits(token):
                 return bytes([False, False])
@@ -163,22 +160,25 @@ def main(path: Path) -> None:
     control = socket.socket(fileno=sys.stdin.fileno())
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for those that are forked
     signal.signal(signal.SIGPROF, signal.SIG_DFL)
+    signal.signal(signal.SIGIO, signal.SIG_DFL)
     with VocabFile.load(path) as file:
         grammars = GbnfGrammars(file.vocab)
+        words = tokenizer(file.vocab)
         walk(grammars.compile(WARM).mask(), random.Random(1), time.monotonic() + EXERCISE_S)  # noqa: S311
         gc.collect()
         gc.freeze()
         control.sendall(b"r")
         while True:
-            told, ends, _, _ = socket.recv_fds(control, 1, 1)
+            told, ends, _, _ = socket.recv_fds(control, 1, 2)
             if not told:
                 return
+            if len(ends) == 2:
+                _fork(grammars, words, control, *ends)
             for end in ends:
-                _fork(grammars, control, end)
                 os.close(end)
 
 
-def _fork(grammars: GbnfGrammars, control: socket.socket, end: int) -> None:
+def _fork(grammars: GbnfGrammars, words: LLTokenizer, control: socket.socket, end: int, life: int) -> None:
     try:
         pid = os.fork()
     except OSError:
@@ -188,7 +188,10 @@ def _fork(grammars: GbnfGrammars, control: socket.socket, end: int) -> None:
     try:
         control.close()
         os.nice(NICENESS)
-        forked = Forked(grammars, end)
+        # The end of this socket is a signal that ends the process, also within llama.cpp.
+        fcntl.fcntl(life, fcntl.F_SETOWN, os.getpid())
+        fcntl.fcntl(life, fcntl.F_SETFL, fcntl.fcntl(life, fcntl.F_GETFL) | os.O_ASYNC)
+        forked = Forked(grammars, words, end)
         bound_memory(EXTRA_BYTES)
         shut_off()
         forked.serve()

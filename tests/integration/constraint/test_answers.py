@@ -63,7 +63,8 @@ def bench() -> Iterator[Bench]:
 def compiler(bench: Bench) -> Iterator[Compiler]:
     vocab = bench.model.vocab
     with contextlib.closing(Forks(DEMO)) as processes:
-        yield Compiler(vocab, ForkedGrammars(processes, vocab), Trial(processes), CallForms(HERMES.syntax))
+        forked = ForkedGrammars(processes, vocab)
+        yield Compiler(vocab, forked, Trial(processes), CallForms(HERMES.syntax), forked)
 
 
 def submit(bench: Bench, compiler: Compiler, constraint: Constraint | None, *, seed: int, max_tokens: int = 100) -> int:

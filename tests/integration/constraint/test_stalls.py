@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import time
 from collections.abc import Iterator
 from dataclasses import replace
@@ -51,7 +52,8 @@ def bench() -> Iterator[Bench]:
 @pytest.fixture(scope="module")
 def compiler(bench: Bench, processes: Forks) -> Compiler:
     vocab = bench.model.vocab
-    return Compiler(vocab, ForkedGrammars(processes, vocab), Trial(processes), CallForms(HERMES.syntax))
+    forked = ForkedGrammars(processes, vocab)
+    return Compiler(vocab, forked, Trial(processes), CallForms(HERMES.syntax), forked)
 
 
 class Gaps:
@@ -96,6 +98,39 @@ def test_an_ambiguous_grammar_ends_and_nobody_else_waits(bench: Bench, compiler:
         (failed,) = [event for event in bench.heard.calls[key] if isinstance(event, Failed)]
         assert "make it less ambiguous" in failed.failure.message
     assert gaps.longest_s() < MAX_GAP_S
+
+
+AMBIGUOUS = 'start: e\ne: e e | "x" | "x" e | e "x"\n'
+"""Ways to read so many x grow with their cube, and the work for the next one with their number's square."""
+
+
+def test_an_ambiguous_lark_grammar_moves_to_a_process_of_its_own(
+    bench: Bench, compiler: Compiler, processes: Forks
+) -> None:
+    gaps = streaming(bench)
+    key = bench.submit(of_many_x(bench, compiler, Constraint("lark", AMBIGUOUS)))
+    wait_until(lambda: bool(psutil.Process(processes.pid).children()) or bench.heard.has_ended(key), 60)
+    at_the_move = len(bench.heard.text(key))
+    assert set(bench.heard.text(key)) == {"x"}
+    wait_until(lambda: len(bench.heard.text(key)) > at_the_move or bench.heard.has_ended(key), 60)
+    bench.engine.cancel(key)
+    wait_until(lambda: not psutil.Process(processes.pid).children(), 60)
+    assert at_the_move > 10
+    assert gaps.longest_s() < MAX_GAP_S
+
+
+def test_a_schema_that_is_beyond_the_limits_of_a_step_is_kept_elsewhere(
+    bench: Bench, compiler: Compiler, processes: Forks
+) -> None:
+    schema = {"type": "object", "properties": {f"p{n}": {"type": "integer"} for n in range(300)}}
+    closed = {**schema, "additionalProperties": False, "required": ["p299"]}
+    mask = compiler.mask(Constraint("json_schema", json.dumps(closed)))
+    key = bench.submit(replace(bench.request(PROMPT, 200, sampling=Sampling(temperature=1, seed=5)), mask=mask))
+    wait_until(lambda: bool(psutil.Process(processes.pid).children()) or bench.heard.has_ended(key), 20)
+    assert psutil.Process(processes.pid).children()
+    bench.heard.until(lambda: bench.heard.has_ended(key), 60)
+    assert not isinstance(bench.heard.calls[key][-1], Failed)
+    assert bench.heard.text(key).startswith("{")
 
 
 def test_a_caller_who_leaves_takes_the_grammars_process_along(

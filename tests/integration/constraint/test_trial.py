@@ -8,7 +8,6 @@ import os
 import resource
 import signal
 import sys
-import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -74,8 +73,7 @@ def test_a_hang_is_ended_in_time(processes: Forks) -> None:
     start = time.monotonic()
     assert "longer than 0.7 s" in reason(trial, HANGS)
     assert time.monotonic() - start < 5
-    # It does not go on for nobody: its processor time is bounded.
-    wait_until(lambda: not children(processes), 30)
+    wait_until(lambda: not children(processes), 2)  # it does not go on for nobody
 
 
 def test_a_process_that_somebody_killed_is_replaced(trial: Trial, processes: Forks) -> None:
@@ -113,7 +111,8 @@ def test_the_process_knows_no_secrets(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_process_that_is_given_a_grammar_is_shut_off(processes: Forks) -> None:
     processes.start()
     fork = processes.fork()
-    fork.ask(forks.COMPILE, GOOD.encode())
+    assert fork is not None
+    fork.ask(forks.COMPILE, json.dumps(["gbnf", GOOD]).encode())
     assert fork.take(10.0) is not None
     (child,) = children(processes)
     for kind in (resource.RLIMIT_NOFILE, resource.RLIMIT_NPROC, resource.RLIMIT_FSIZE):
@@ -121,28 +120,6 @@ def test_a_process_that_is_given_a_grammar_is_shut_off(processes: Forks) -> None
     assert resource.prlimit(child.pid, resource.RLIMIT_AS)[0] < 4 << 30
     fork.close()
     wait_until(lambda: not children(processes), 10)
-
-
-def test_a_crowd_is_turned_away(processes: Forks) -> None:
-    trial = Trial(processes, trial_s=0.4)
-    outcomes: list[str] = []
-
-    def ask() -> None:
-        try:
-            trial.check("gbnf", HANGS)
-        except CallFailed as failed:
-            outcomes.append(failed.failure.code)
-        except Unusable:
-            outcomes.append("tried")
-
-    trial.check("gbnf", GOOD)
-    threads = [threading.Thread(target=ask) for _ in range(5)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert outcomes.count(FailureCode.BUSY) == 2
-    assert outcomes.count("tried") == 3
 
 
 def test_patterns_without_a_known_end_are_ended_in_time(processes: Forks) -> None:

@@ -136,7 +136,8 @@ def model() -> Iterator[Model]:
 def compiler(model: Model) -> Iterator[Compiler]:
     with contextlib.closing(Forks(DEMO)) as processes:
         forms = CallForms(HERMES.syntax)
-        yield Compiler(model.vocab, ForkedGrammars(processes, model.vocab), Trial(processes), forms)
+        forked = ForkedGrammars(processes, model.vocab)
+        yield Compiler(model.vocab, forked, Trial(processes), forms, forked)
 
 
 @pytest.fixture
