@@ -45,7 +45,7 @@ from workers.protocol.prefixes import Chain, chain_of
 from workers.protocol.requests import Cancel, GenerateRequest, Sampling, Submit
 from workers.service.call_story import Stories, Story
 from workers.service.heads import CallHeads, HeadBook
-from workers.service.lanes import FairLane, prompt_lane
+from workers.service.lanes import FairLane, form_lane, prompt_lane
 from workers.service.metrics import WorkerMetrics
 from workers.service.rates import Rates
 from workers.service.stream import EventHub, GatewayBook, Listing
@@ -145,6 +145,8 @@ class CallDesk:
         self._adapter_hashes = adapter_hashes
         self._stories = stories or Stories()
         self._lane = lane or prompt_lane()
+        self._forms = form_lane()
+        """Where forms are compiled, and samplers made that take longer than an instant."""
         self.rates = Rates()
         """What calls have been like."""
         self._defaults = {name: value for name, value in asdict(defaults).items() if value is not None}
@@ -240,18 +242,19 @@ class CallDesk:
         outcome: int | Failure = Failure(FailureCode.INTERNAL, "the worker could not begin the call; its log says why")
         try:
             tokens, num_public, chain = await self._prompt(call, submit)
-            mask = await self._mask(request, tokens)
+            mask = await self._mask(call, submit, tokens)
             sampling = self._sampling(request.sampling)
             if "settings" in request.tell:
                 sampling = _with_seed(sampling)
-                call.settings = await asyncio.to_thread(self._settings, listing.number, tokens, sampling)
+                told = self._lane.run(submit.tenant, 0, self._settings, listing.number, tokens, sampling)
+                call.settings = await self._prepared(call, submit, told)
             if key not in self._calls:
                 raise CallFailed(_cancelled(submit.call))
             call.parser = self._answers.parser(request, tokens)
             if request.cache_prompt:
                 call.heads = CallHeads(self._heads, key, request, chain, len(tokens))
                 self.rates.accepted(call.heads.num_bytes, len(tokens))
-            await self._hand_over(self._engine_request(key, tokens, num_public, mask, sampling, submit), submit)
+            await self._hand_over(call, self._engine_request(key, tokens, num_public, mask, sampling, submit), submit)
             outcome = len(tokens)
         except CallFailed as failed:
             outcome = failed.failure
@@ -300,18 +303,24 @@ class CallDesk:
             tell=request.tell,
         )
 
-    async def _hand_over(self, request: EngineRequest, submit: Submit) -> None:
+    async def _hand_over(self, call: LiveCall, request: EngineRequest, submit: Submit) -> None:
         """Raises CallFailed."""
-        if not request.sampling.dry_multiplier:
+        if not takes_long(request.sampling):
             self._engine.submit(request)
             return
-        # A DRY sampler may have to walk the whole vocabulary first.
-        await asyncio.to_thread(self._engine.submit, request)
+        await self._prepared(call, submit, self._forms.run(submit.tenant, 0, self._submit_aside, request))
         if request.key not in self._calls:
             self._engine.cancel(request.key)
             raise CallFailed(_cancelled(submit.call))
 
-    async def _mask(self, request: GenerateRequest, prompt: Sequence[int]) -> TokenMask | None:
+    def _submit_aside(self, request: EngineRequest) -> None:
+        """On a thread, which may still be at it when nobody wants the call any more. Raises CallFailed."""
+        self._engine.submit(request)
+        if request.key not in self._calls:
+            self._engine.cancel(request.key)
+
+    async def _mask(self, call: LiveCall, submit: Submit, prompt: Sequence[int]) -> TokenMask | None:
+        request = submit.request
         thought = thought_before(request, prompt, self._answers)
         is_bounded = thought is not None and thought.budget != UNBOUNDED
         has_form = request.constraint or request.forced_tools or any(tool.strict for tool in request.tools)
@@ -319,7 +328,8 @@ class CallDesk:
             return None
         if self._constraints is None:
             raise CallFailed(Failure(FailureCode.UNSUPPORTED, "this worker can't keep answers to a form"))
-        return await asyncio.to_thread(self._constraints.answer_mask, request, thought)
+        made = self._forms.run(submit.tenant, 0, self._constraints.answer_mask, request, thought)
+        return await self._prepared(call, submit, made)
 
     def _settings(self, number: int, prompt: Sequence[int], sampling: Sampling) -> Settings:
         return Settings(number, self._answers.text(prompt), settled(sampling, self._engine.n_ctx))
@@ -449,6 +459,11 @@ def _append_pieces(frame: list[CallEvent], call: LiveCall, pieces: list[Piece]) 
             frame.append(Reasoning(number, piece.text, num_tokens))
         else:
             frame.append(Text(number, piece.text, num_tokens))
+
+
+def takes_long(sampling: Sampling) -> bool:
+    """Whether a sampler walks the vocabulary or tokenises texts before it is made."""
+    return bool(sampling.dry_multiplier) or any(isinstance(what, str) for what, _ in sampling.logit_bias or ())
 
 
 def _with_seed(sampling: Sampling) -> Sampling:

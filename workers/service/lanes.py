@@ -33,6 +33,9 @@ class LaneBounds:
     wait_s: float = 30.0
 
 
+FORMS_AT_ONCE = 3
+"""Threads on which forms are compiled: two teams with forms that take seconds leave one for all others."""
+
 PROMPTS_AT_ONCE = 2
 """As many processes for templates and for long texts does a worker have."""
 
@@ -192,6 +195,11 @@ class FairLane:
 def prompt_lane() -> FairLane:
     """Return the lane in which a worker makes prompts: from messages text, from text tokens."""
     return FairLane("tokenising", at_once=PROMPTS_AT_ONCE)
+
+
+def form_lane() -> FairLane:
+    """Return the lane in which a worker compiles forms, and makes samplers that take longer than an instant."""
+    return FairLane("making its form or sampler", at_once=FORMS_AT_ONCE)
 
 
 def _busy(message: str) -> CallFailed:

@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator, Callable, Sequence
 
 import pytest
 
+from tests.support.waiting import until
 from workers.chat.prompts import SHORT_CHARS, Prompts
 from workers.chat.template import ChatTemplate
 from workers.engine.request import EngineLoad, EngineRequest
@@ -360,5 +361,6 @@ async def test_a_cancel_while_the_sampler_is_made_ends_the_call(bench: Bench) ->
     go_on.set()
     with pytest.raises(CallFailed, match="cancelled"):
         await waiting
-    assert bench.engine.cancelled[-1] == bench.engine.taken[0].key
+    await until(lambda: len(bench.engine.taken) == 1, 10, "the thread goes on without its caller")
+    await until(lambda: bench.engine.cancelled[-1:] == [bench.engine.taken[0].key], 10, "what it handed over is ended")
     assert bench.desk.num_calls == 0

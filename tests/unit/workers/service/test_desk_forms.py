@@ -1,0 +1,85 @@
+"""Forms that take long to compile, at the desk: teams take turns, and what a caller left behind is dropped."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+
+import pytest
+from msgspec.structs import replace
+
+from tests.unit.workers.service.test_desk import Bench, submit
+from workers.constraint.thought import Thought
+from workers.engine.request import TokenMask
+from workers.protocol.failures import CallFailed
+from workers.protocol.requests import Cancel, Constraint, GenerateRequest, Sampling, Submit
+from workers.service.desk import CallDesk
+
+
+class SlowForms:
+    """Forms named `slow` wait until they may go on."""
+
+    counts = {"compiled": 0, "reused": 0, "refused": 0}  # noqa: RUF012 - the protocol's own attribute
+
+    def __init__(self) -> None:
+        self.seen: list[str] = []
+        self.began, self.open = threading.Event(), threading.Event()
+
+    def answer_mask(self, request: GenerateRequest, thought: Thought | None = None) -> TokenMask | None:
+        assert request.constraint is not None
+        self.seen.append(request.constraint.text)
+        if request.constraint.text == "slow":
+            self.began.set()
+            assert self.open.wait(20)
+        return None
+
+
+class FormBench(Bench):
+    def __init__(self) -> None:
+        super().__init__()
+        self.forms = SlowForms()
+        self.desk = CallDesk(self.hub, self.engine, self.prompts, self.metrics, Sampling(), self.forms)
+
+
+def asking(call: int, form: str, tenant: str) -> Submit:
+    return replace(submit(call, constraint=Constraint("regex", form)), tenant=tenant)
+
+
+async def test_callers_who_leave_with_slow_forms_do_not_hold_up_another_team() -> None:
+    bench = FormBench()
+    crowd = [asyncio.create_task(bench.desk.submit(asking(n, "slow", "crowd"))) for n in range(1, 9)]
+    await asyncio.to_thread(bench.forms.began.wait, 20)
+    bench.desk.cancel(Cancel(gateway="g", calls=tuple(range(1, 9))))
+    async with asyncio.timeout(10):
+        for outcome in await asyncio.gather(*crowd, return_exceptions=True):
+            assert isinstance(outcome, CallFailed)
+        assert await bench.desk.submit(asking(9, "quick", "other")) == 4
+    assert bench.forms.seen == ["slow", "quick"], "what callers that left had asked was compiled"
+    bench.forms.open.set()
+    assert [request.tenant for request in bench.engine.taken] == ["other"]
+    bench.hub.check_integrity()
+
+
+async def test_a_crowd_with_slow_forms_leaves_a_thread_for_each_of_two_other_teams() -> None:
+    bench = FormBench()
+    slow = [asyncio.create_task(bench.desk.submit(asking(n, "slow", f"crowd {n % 2}"))) for n in range(1, 7)]
+    await asyncio.to_thread(bench.forms.began.wait, 20)
+    await asyncio.sleep(0.05)
+    quick = asyncio.create_task(bench.desk.submit(asking(9, "quick", "other")))
+    bench.forms.open.set()
+    async with asyncio.timeout(10):
+        await quick
+        await asyncio.gather(*slow)
+    assert bench.forms.seen.index("quick") < 4
+    bench.hub.check_integrity()
+
+
+@pytest.mark.parametrize("sampling", [Sampling(dry_multiplier=1.0), Sampling(logit_bias=(("text", 1.0),))])
+async def test_a_sampler_that_takes_long_is_made_off_the_event_loop(sampling: Sampling) -> None:
+    bench = FormBench()
+    threads: list[str] = []
+    bench.engine.before = lambda: threads.append(threading.current_thread().name)
+    await bench.desk.submit(submit(1, sampling=sampling))
+    await bench.desk.submit(submit(2))
+    assert threads[0] != threading.main_thread().name
+    assert threads[1] == threading.main_thread().name
