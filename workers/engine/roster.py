@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Protocol
 
 from workers.engine.counters import PromptTally
+from workers.engine.draws import within_share
 from workers.engine.pace import PrefillPace
 from workers.engine.prefix import Match, common
 from workers.engine.scheduler import Limits, Plan, plan_step
@@ -144,7 +145,7 @@ class Roster:
     def plan(self, chosen: Callable[[list[Sequence]], list[Sequence]]) -> Plan[Sequence]:
         """What the next step computes, with room for all of it. `chosen`: those of the ready that may share a batch."""
         while True:
-            ready = chosen([sequence for sequence in self.running if sequence.ready])
+            ready = within_share(chosen([sequence for sequence in self.running if sequence.ready]))
             num_decode = sum(sequence.decoding for sequence in ready)
             if not (self._cache.make_room(num_decode + SPARE_CELLS) or self._cache.make_room(num_decode)):
                 self._preempt()

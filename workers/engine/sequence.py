@@ -9,6 +9,7 @@ import numpy as np
 
 from workers.constraint.mask import MaskPending
 from workers.engine.adapter_set import NO_ADAPTERS, AdapterSet
+from workers.engine.draws import DrawCost
 from workers.engine.notices import Watch
 from workers.engine.picker import Picker
 from workers.engine.prefix import Path, Restore, Tokens
@@ -62,6 +63,7 @@ class Sequence:
         "_watch",
         "adapter_set",
         "chain",
+        "cost",
         "decoding",
         "fetched",
         "fetching",
@@ -117,6 +119,7 @@ class Sequence:
         """Smaller goes first, and is the last to be thrown out."""
         self.team, self.weight = request.tenant, request.weight
         self.turn = Turn()
+        self.cost = DrawCost()
         self.waits_since = 0.0
         """When it began to wait for a slot."""
         self.adapter_set = adapters

@@ -342,6 +342,9 @@ class CallDesk:
 
     async def _prepared(self, call: LiveCall, submit: Submit, work: Coroutine[None, None, Result]) -> Result:
         """Wait for a lane's work until nobody wants the call any more. Raises CallFailed."""
+        if call.listing.key not in self._calls:  # its caller left between two of them
+            work.close()
+            raise CallFailed(_cancelled(submit.call))
         task: asyncio.Future[Result] = asyncio.ensure_future(work)
         call.preparing = task
         try:

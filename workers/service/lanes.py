@@ -34,7 +34,7 @@ class LaneBounds:
 
 
 FORMS_AT_ONCE = 3
-"""Threads on which forms are compiled: two teams with forms that take seconds leave one for all others."""
+"""Threads on which forms are compiled: a team whose forms take seconds leaves one for all others."""
 
 PROMPTS_AT_ONCE = 2
 """As many processes for templates and for long texts does a worker have."""

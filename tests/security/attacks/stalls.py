@@ -43,6 +43,13 @@ async def _ambiguous_gbnf(target: Target) -> None:
     await _ask(target, "/completion", body, leave_after_s=random.choice([1.0, 10.0]))
 
 
+async def _ambiguous_lark(target: Target) -> None:
+    mark = "".join(random.choices("abcdefgh", k=8))
+    grammar = f'start: e | "{mark}"\ne: e e | "x" | "x" e | e "x"\n'
+    body = _complete(target, grammar="%llguidance {}\n" + grammar, logit_bias=[["x", 100]], temperature=0)
+    await _ask(target, "/completion", body, leave_after_s=random.choice([1.0, 10.0]))
+
+
 async def _repeated_sampler(target: Target) -> None:
     await _ask(target, "/completion", _complete(target, samplers=["typ_p"] * 32, typical_p=0.99))
 
@@ -87,6 +94,12 @@ ATTACKS = (
         name="ambiguous-gbnf",
         about="A GBNF grammar takes twice as long with each token; others got none for 321 s.",
         strike=_ambiguous_gbnf,
+        at_once=3,
+    ),
+    Attack(
+        name="ambiguous-lark",
+        about="A Lark grammar takes longer with each token; others had gaps of 5.4 s.",
+        strike=_ambiguous_lark,
         at_once=3,
     ),
     Attack(

@@ -1,0 +1,68 @@
+"""What slow drawing may take of a step."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from workers.engine.draws import MAX_DEBT_S, MAX_DRAW_S, SHARE_S, DrawCost, within_share
+
+
+@dataclass
+class Call:
+    name: str
+    took_s: float = 0.0
+    token_at: float = 0.0
+    decoding: bool = True
+    cost: DrawCost = field(default_factory=DrawCost)
+
+    def __post_init__(self) -> None:
+        for _ in range(50):
+            self.cost.note(self.took_s)
+
+
+def names(calls: list[Call]) -> list[str]:
+    return [call.name for call in calls]
+
+
+def test_quick_calls_and_prompts_take_part_in_every_step() -> None:
+    calls = [Call(f"quick {n}", 0.001) for n in range(100)]
+    prompt = Call("prompt", 0.09, decoding=False)
+    slow = [Call(f"slow {n}", 0.02, token_at=n) for n in range(2)]
+    assert names(within_share([*calls, prompt, *slow]))[:101] == [*names(calls), "prompt"]
+
+
+def test_slow_calls_take_turns_where_their_share_is_not_enough() -> None:
+    calls = [Call(f"slow {n}", 0.02) for n in range(5)]
+    turns: dict[str, int] = {call.name: 0 for call in calls}
+    for step in range(50):
+        chosen = within_share(calls)
+        assert sum(call.cost.mean_s for call in chosen) <= SHARE_S
+        for call in chosen:
+            call.token_at = step + 1.0
+            turns[call.name] += 1
+    assert set(turns.values()) == {10}
+
+
+def test_one_that_takes_more_than_the_share_goes_on_alone_and_so_do_those_beside_it() -> None:
+    calls = [Call("heavy", 0.09), Call("slow", 0.02, token_at=1.0), Call("quick", 0.0)]
+    assert names(within_share(calls)) == ["heavy", "quick"]
+    calls[0].token_at = 2.0
+    assert names(within_share(calls)) == ["slow", "quick"]
+
+
+def test_slow_calls_that_fit_a_step_all_take_part() -> None:
+    calls = [Call(f"slow {n}", SHARE_S / 4, token_at=n) for n in range(4)]
+    assert within_share(calls) == calls
+
+
+def test_a_call_ends_when_its_tokens_take_too_long_again_and_again() -> None:
+    cost = DrawCost()
+    cost.note(MAX_DEBT_S * 0.9)  # the machine was busy with something else
+    for _ in range(100):
+        cost.note(MAX_DRAW_S * 0.9)
+    assert cost.failure() is None
+    while (failure := cost.failure()) is None:
+        cost.note(MAX_DRAW_S * 1.5)
+        assert cost.debt_s < 2 * MAX_DEBT_S
+    assert "takes 1" in failure.message
+    assert "may take 100 beside other calls" in failure.message

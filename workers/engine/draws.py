@@ -1,0 +1,86 @@
+"""Bound what drawing tokens takes of a step: samplers that sort the vocabulary, probabilities, masks.
+
+Most calls take microseconds. Those that take milliseconds share a part of each step and take turns where it is not
+enough: they become slower, and the others don't wait for them. One that takes more than a call may at all is ended.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol, TypeVar
+
+from workers.protocol.failures import Failure, FailureCode
+
+QUICK_S = 0.002
+"""A call that takes no longer takes part in every step."""
+
+SHARE_S = 0.03
+"""Of one step, for all others together; one of them may take longer by itself."""
+
+MAX_DRAW_S = 0.1
+"""A token may take so long while other calls run,"""
+MAX_DEBT_S = 1.0
+"""and all tokens beyond it so much: a busy machine makes any of them late."""
+
+WEIGHT = 0.2
+"""Of the newest token in the mean."""
+
+
+@dataclass(slots=True)
+class DrawCost:
+    """What the tokens of one call took. Seconds."""
+
+    mean_s: float = 0.0
+    debt_s: float = 0.0
+
+    @property
+    def is_quick(self) -> bool:
+        return self.mean_s <= QUICK_S
+
+    def note(self, seconds: float) -> None:
+        """A token was drawn."""
+        self.mean_s += WEIGHT * (seconds - self.mean_s)
+        self.debt_s = max(0.0, self.debt_s + seconds - MAX_DRAW_S)
+
+    def failure(self) -> Failure | None:
+        """Return why the call may not go on beside others; None: it may."""
+        if self.debt_s <= MAX_DEBT_S:
+            return None
+        message = (
+            f"drawing a token of this answer takes {self.mean_s * 1e3:.0f} ms, and may take {MAX_DRAW_S * 1e3:.0f} "
+            "beside other calls; leave out `samplers` that sort the vocabulary, `n_probs`, or the answer's form"
+        )
+        return Failure(FailureCode.INVALID_REQUEST, message)
+
+
+class Drawer(Protocol):
+    """What must be known of a call."""
+
+    @property
+    def cost(self) -> DrawCost: ...
+
+    @property
+    def decoding(self) -> bool: ...
+
+    @property
+    def token_at(self) -> float:
+        """When its newest token came, seconds of any clock."""
+        ...
+
+
+S = TypeVar("S", bound=Drawer)
+
+
+def within_share(ready: Sequence[S]) -> list[S]:
+    """Return those that take part in the next step: of the slow ones, who waited longest and fit, one in any case."""
+    slow = [one for one in ready if one.decoding and not one.cost.is_quick]
+    if sum(one.cost.mean_s for one in slow) <= SHARE_S:
+        return list(ready)
+    left, passed = SHARE_S, set[int]()
+    for place, one in enumerate(sorted(slow, key=lambda one: one.token_at)):
+        if place and one.cost.mean_s > left:
+            passed.add(id(one))
+        else:
+            left -= one.cost.mean_s
+    return [one for one in ready if id(one) not in passed]
