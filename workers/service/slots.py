@@ -61,7 +61,7 @@ class Shelf(Protocol):
 
 
 class SlotKeeper:
-    """Between the slots of an engine and a folder of files. Everything blocks, and raises CallFailed."""
+    """Between the slots of an engine and a folder of files. `act` blocks. Everything raises CallFailed."""
 
     def __init__(
         self,
@@ -81,8 +81,9 @@ class SlotKeeper:
         self._n_ctx = n_ctx
         self._max_bytes = max_bytes
 
-    def infos(self) -> list[SlotInfo]:
-        return _waited(self._door.infos())
+    def infos(self) -> Future[list[SlotInfo]]:
+        """Does not block."""
+        return self._door.infos()
 
     def act(self, slot: int, asked: SlotAction) -> SlotSaved | SlotRestored | SlotErased:
         if asked.action == "erase" and not asked.filename:
@@ -175,6 +176,8 @@ class SlotRoutes:
         self._acting = asyncio.Lock()
         self._teams: Counter[str] = Counter()
         """Whose actions run or wait."""
+        self._looking: asyncio.Future[list[SlotInfo]] | None = None
+        """What all who ask for the list meanwhile are told: the engine is asked once at a time."""
 
     def connect(self, keeper: SlotKeeper) -> None:
         self._keeper = keeper
@@ -187,9 +190,21 @@ class SlotRoutes:
 
     async def show(self, request: Request) -> Response:
         try:
-            return answer(await asyncio.to_thread(self._connected().infos))
+            return answer(await self._infos())
         except CallFailed as failed:
             return refusal(failed.failure)
+
+    async def _infos(self) -> list[SlotInfo]:
+        """Raises CallFailed."""
+        looking = self._looking
+        if looking is None or looking.done():
+            looking = self._looking = asyncio.wrap_future(self._connected().infos())
+            looking.add_done_callback(lambda ended: ended.cancelled() or ended.exception())
+        try:
+            async with asyncio.timeout(ENGINE_S):
+                return await asyncio.shield(looking)
+        except TimeoutError:
+            raise CallFailed(_late()) from None
 
     async def act(self, request: Request) -> Response:
         try:
@@ -231,8 +246,11 @@ def _waited(future: Future[T]) -> T:
         return future.result(ENGINE_S)
     except TimeoutError:
         future.cancel()
-        message = f"the engine did not get to it within {ENGINE_S:g} s; ask again when less runs"
-        raise CallFailed(Failure(FailureCode.BUSY, message)) from None
+        raise CallFailed(_late()) from None
+
+
+def _late() -> Failure:
+    return Failure(FailureCode.BUSY, f"the engine did not get to it within {ENGINE_S:g} s; ask again when less runs")
 
 
 def _ms_since(started: float) -> float:

@@ -17,7 +17,7 @@ from gateway.api.native.loading import LoadingRoute
 from gateway.api.native.lora import AdaptersRoute, LoadAdapterRoute, UnloadAdapterRoute
 from gateway.api.native.props import PropsRoute
 from gateway.api.native.reception import Reception
-from gateway.api.native.slots import SlotRoute, SlotsRoute
+from gateway.api.native.slots import SlotLooks, SlotRoute, SlotsRoute
 from gateway.api.native.texts import ApplyTemplateRoute, ChatReader, DetokenizeRoute, TokenizeRoute
 from gateway.api.pooled import Pooled
 from gateway.api.resumable import Resumable
@@ -51,7 +51,7 @@ def native_apps(
         "apply_template": ApplyTemplateRoute(reception, inquiries, chat),
         "native_embedding": Pooled(EmbeddingDialect(), keys, pipeline, intake),
         "props": PropsRoute(reception, inquiries),
-        "slots": SlotsRoute(reception, inquiries),
+        "slots": SlotsRoute(reception, SlotLooks(inquiries)),
         "slot": SlotRoute(reception, inquiries, pipeline),
         "adapters": AdaptersRoute(reception, inquiries, wishes),
         "load_model": LoadingRoute(reception, inquiries, model_wishes, load=True),

@@ -9,6 +9,8 @@ Source of the names: tools/server/README.md of llama.cpp.
 
 from __future__ import annotations
 
+import asyncio
+import time
 from collections.abc import Callable
 from typing import Annotated, Any, Literal
 
@@ -54,17 +56,52 @@ class ActionBody(LoraBody):
     cache_salt: Annotated[str, Field(max_length=MAX_SALT_CHARS)] = ""
 
 
+FRESH_S = 0.1
+"""For how long a look at a model's slots is told again: each asks the engines of all its workers."""
+
+Look = list[tuple[Heartbeat, list[SlotInfo]]]
+
+
+class SlotLooks:
+    """Looks at the slots of models, each shared by all who ask at about the same time."""
+
+    def __init__(self, inquiries: Inquiries) -> None:
+        self._inquiries = inquiries
+        self._looks: dict[str, tuple[float, asyncio.Task[Look]]] = {}
+        """Model -> when it was asked for, time.monotonic(), and what is told."""
+
+    async def look(self, model: str) -> Look:
+        """Raises PaddockError."""
+        now = time.monotonic()
+        begun_at, task = self._looks.get(model, (0.0, None))
+        if task is None or (task.done() and (now - begun_at > FRESH_S or task.cancelled() or task.exception())):
+            for other in [name for name, (_, ended) in self._looks.items() if ended.done()]:
+                del self._looks[other]
+            asking = self._inquiries.of_each(model, "GET", SLOTS_PATH, decode_infos)
+            task = asyncio.create_task(asking)
+            task.add_done_callback(_retrieve)
+            self._looks[model] = now, task
+        # Whoever leaves does not take the others' answer along.
+        return await asyncio.shield(task)
+
+
+def _retrieve(task: asyncio.Task[Look]) -> None:
+    """Take note of an exception that nobody waits for any more."""
+    if not task.cancelled():
+        task.exception()
+
+
 class SlotsRoute:
     """The list."""
 
-    def __init__(self, reception: Reception, inquiries: Inquiries) -> None:
+    def __init__(self, reception: Reception, looks: SlotLooks) -> None:
         self._reception = reception
-        self._inquiries = inquiries
+        self._looks = looks
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         caller = self._reception.caller(scope)
         call = self._reception.call(caller, {}, scope)
-        found = await self._inquiries.of_each(call.model, "GET", SLOTS_PATH, decode_infos)
+        found = await self._looks.look(call.model)
         if query_of(scope).get("fail_on_no_slot") and all(info.is_processing for _, infos in found for info in infos):
             raise SlotsBusy(f"No slot of `{call.alias}` is free. Send the request again later.")
         first = dict(zip((beat.boot for beat, _ in found), firsts([beat for beat, _ in found]), strict=True))

@@ -10,23 +10,26 @@ import signal
 import sys
 import time
 from collections.abc import Iterator
+from concurrent.futures import Future
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import aiohttp
 import msgspec
 import pytest
+from starlette.requests import Request
 
 from tests.integration.service.conftest import ROOT, Process, RedisServer
 from tests.integration.service.wire import SECRET, Gateway
 from workers.protocol import keys
 from workers.protocol.events import Finished
-from workers.protocol.failures import Failure, FailureCode
+from workers.protocol.failures import CallFailed, Failure, FailureCode
 from workers.protocol.framing import SUBMIT_PATH
 from workers.protocol.heartbeat import decode_heartbeat
 from workers.protocol.requests import AdapterUse, GenerateRequest, Sampling, Submit
 from workers.protocol.slots import SLOTS_PATH, SlotInfo, SlotRestored, SlotSaved, decode_infos
+from workers.service.slots import SlotKeeper, SlotRoutes
 
 DEMO = ROOT / "deploy" / "demo" / "paddock-demo.gguf"
 PIRATE = ROOT / "deploy" / "demo" / "paddock-demo-pirate-lora.gguf"
@@ -321,6 +324,30 @@ async def test_one_team_does_not_fill_the_line_of_actions(client: Client) -> Non
     assert len(busy) >= 1
     assert all("under way for this team" in str(one["message"]) for one in busy)
     assert (await client.refused(0, "restore", filename="nowhere")).message.startswith("nowhere: there is no such file")
+
+
+async def test_a_crowd_that_lists_slots_asks_the_engine_once_at_a_time() -> None:
+    """Without a thread for each: those are for calls."""
+    asked: list[Future[list[SlotInfo]]] = []
+
+    class Keeper:
+        def infos(self) -> Future[list[SlotInfo]]:
+            asked.append(Future())
+            return asked[-1]
+
+    routes = SlotRoutes()
+    routes.connect(cast(SlotKeeper, Keeper()))
+    request = Request({"type": "http", "method": "GET", "path": SLOTS_PATH, "headers": []})
+    crowd = [asyncio.create_task(routes.show(request)) for _ in range(50)]
+    await asyncio.sleep(0.01)
+    crowd[0].cancel()
+    asked[0].set_result([])
+    assert [(await one).status_code for one in crowd[1:]] == [200] * 49
+    assert len(asked) == 1
+    last = asyncio.create_task(routes.show(request))
+    await asyncio.sleep(0.01)
+    asked[1].set_exception(CallFailed(Failure(FailureCode.BUSY, "no")))
+    assert (await last).status_code == 429
 
 
 async def test_without_a_folder_nothing_is_saved_but_slots_are_told_and_erased(

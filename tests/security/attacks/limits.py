@@ -37,6 +37,15 @@ async def _saved_slots(target: Target) -> None:
             await asyncio.gather(*(target.post(session, f"/slots/{slot}?action=save", body) for _ in range(4)))
 
 
+async def _listed_slots(target: Target) -> None:
+    """Ask for the slots on many connections at once; each question went to the engine of every worker."""
+    async with target.session() as session:
+        asking = (session.get(f"{target.url}/slots") for _ in range(100))
+        for answer in await asyncio.gather(*asking, return_exceptions=True):
+            if isinstance(answer, aiohttp.ClientResponse):
+                answer.release()
+
+
 ATTACKS = (
     Attack(
         name="resumable-streams",
@@ -49,6 +58,12 @@ ATTACKS = (
         about="Responses are begun in the background, more than anybody could read.",
         strike=_background_responses,
         pause_s=0.02,
+    ),
+    Attack(
+        name="listed-slots",
+        about="The slots are asked for 100 times at once; other teams' calls began as much later.",
+        strike=_listed_slots,
+        pause_s=0.0,
     ),
     Attack(
         name="saved-slots",
