@@ -66,7 +66,7 @@ async def _bare(client: redis.asyncio.Redis) -> Cost:
 async def _admitted(client: redis.asyncio.Redis, together: int, slots: int, rounds: int) -> Cost:
     await client.flushall()
     for number in range(WORKERS):
-        await beat(client, heartbeat(f"w{number}", slots=slots), ttl_s=600.0)
+        await beat(client, heartbeat(f"w{number}", slots=slots), ttl_s=100.0)
     fleet = Fleet(client, SECRET)
     admission = Admission(Store(client), fleet, "bench", max_queue=together)
     await fleet.refresh()

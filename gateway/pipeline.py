@@ -319,6 +319,7 @@ class Pipeline:
             call.begin_by,
             context,
             on_end=lambda end: lease.give_back(_took(end)),
+            weight=call.principal.weight,
         )
 
 

@@ -226,7 +226,8 @@ class Admission:
         asked_at = time.monotonic()
         taken = await self._admit(waiter, call, standing)
         now = time.monotonic()
-        lease = replace(taken, queue_ms=(now - asked_at) * 1000)
+        team, weight = waiter.order.team, waiter.order.weight
+        lease = replace(taken, queue_ms=(now - asked_at) * 1000, team=team, weight=weight)
         self._line.hold(lease, now, _prefill_ms(waiter.ranking, lease.worker))
         held = Held(lease, waiter.ranking, call.principal.weight, self._give_back)
         try:
@@ -255,9 +256,8 @@ class Admission:
 
     def _waiter(self, call: Call, avoid: frozenset[str], ask: Ask, priority: int) -> Waiter:
         ranking = self._placing.rank(call.model, ask, avoid)
-        order = Order(
-            secrets.token_hex(8), call.principal.team, ranking.charge / call.principal.weight, urgency(priority)
-        )
+        team, weight = call.principal.team, call.principal.weight
+        order = Order(secrets.token_hex(8), team, ranking.charge / weight, urgency(priority), weight)
         begin_by = time.monotonic() + call.begin_by - time.time() if call.begin_by else 0.0
         offers = self._placing.offers(ranking, begin_by)
         now, served = time.monotonic(), bool(self._placing.num_slots(call.model))

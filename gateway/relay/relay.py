@@ -113,10 +113,12 @@ class Relay:
         begin_by: float = 0.0,
         context: TraceContext | None = None,
         on_end: Callable[[Finished | Failed], None] = lambda end: None,
+        weight: float = 1.0,
     ) -> AsyncIterator[Mailbox]:
         """Submit a call; leaving the block before its end cancels it on the worker, without waiting.
 
         `on_end` hears of the answer's last event when it comes, which may be long before the caller takes it.
+        `weight`: of the tenant, where calls of several share the worker's slots.
         Raises CallFailed when the worker cannot be asked; a worker that refuses the call does so in a `Failed` event.
         """
         line = await self._line_to(place)
@@ -127,6 +129,7 @@ class Relay:
             call=number,
             request=request,
             tenant=tenant,
+            weight=weight,
             request_id=request_id,
             deadline=begin_by,
             traceparent="" if context is None else context.traceparent,

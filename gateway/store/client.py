@@ -49,6 +49,9 @@ class Lease:
     """KV cells that it reckons with."""
     queue_ms: float = 0.0
     """How long the call waited for it, admission itself included."""
+    team: str = ""
+    weight: float = 1.0
+    """Of the team."""
     overtaken: int = 0
     """How often others got slots that its ticket stood before in the line."""
 
@@ -103,6 +106,8 @@ class Order:
     """Predicted tokens by the weight of the team: virtual tokens."""
     priority: int = 0
     """Class; higher goes first."""
+    weight: float = 1.0
+    """Of the team."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,13 +179,13 @@ class Store:
         self._lease_ttl_ms = _ms(lease_ttl_s)
         self._grant_ttl_ms = _ms(grant_ttl_s)
         self._settle_ms = _ms(settle_s)
-        self._acquire = load_script("acquire")
+        self._acquire = load_script("acquire", "shared_overdraft")
         self._claim = load_script("claim")
-        self._release = load_script("release")
+        self._release = load_script("release", "shared_overdraft")
         self._withdraw = load_script("withdraw")
         self._renew = load_script("renew")
         self._reread = load_script("reread")
-        self._sweep = load_script("sweep")
+        self._sweep = load_script("sweep", "shared_overdraft")
         self._pipe = Pipe(
             redis,
             (self._acquire, self._claim, self._release, self._withdraw, self._renew, self._reread, self._sweep),
@@ -215,6 +220,7 @@ class Store:
             repr(order.share),
             f"{offers.begin_within_ms:.0f}",
             _bids(offers),
+            repr(order.weight),
             *(item for offer in offers.take for item in (offer.worker, offer.kv_tokens)),
         )
         with reading():
@@ -256,7 +262,7 @@ class Store:
         """Keeps leases alive; a gateway calls it every `keys.LEASE_RENEW_S` with all that it holds. `was_away`: it may
         have placed calls without Redis. `settle`: others may have, too.
         """
-        rows = [item for one in leases for item in (one.id, one.fence, one.worker, one.boot, one.kv_tokens)]
+        rows = [item for one in leases for item in _held(one)]
         head = (self._lease_ttl_ms, self._settle_ms, "settle" if settle else "away" if was_away else "")
         void, crowded, given = await self._send(self._renew, gateway, model, *head, *rows)
         with reading():
@@ -303,11 +309,17 @@ def _bids(offers: Offers) -> str:
 def _row(ticket: Ticket) -> list[str | int]:
     """One ticket as `reread` takes it."""
     order, filed, offers = ticket.order, ticket.filed, ticket.offers
-    row: list[str | int] = [order.id, _ms(ticket.ttl_s), order.team, repr(order.share), filed.start, filed.rank]
+    whose = (order.id, _ms(ticket.ttl_s), order.team, repr(order.weight))
+    row: list[str | int] = [*whose, repr(order.share), filed.start, filed.rank]
     if offers is None:
         return [*row, 0, "", 0]
     take = [offer.worker for offer in offers.take]
     return [*row, f"{offers.begin_within_ms:.0f}", _bids(offers), len(take), *take]
+
+
+def _held(lease: Lease) -> tuple[str | int, ...]:
+    """One lease as `renew` takes it."""
+    return lease.id, lease.fence, lease.worker, lease.boot, lease.kv_tokens, lease.team, repr(lease.weight)
 
 
 def _released(lease: Lease, share: float | None) -> tuple[str, int, str]:

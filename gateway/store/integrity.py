@@ -88,8 +88,8 @@ def _slot_breaches(picture: Picture) -> Iterable[str]:
         if worker in picture.leased and picture.leased[worker].boot != beat.boot:
             continue  # the leases of an earlier process are void already and go with the next look
         unexpired = sum(expiry > picture.now_ms for expiry in picture.expiries.get(worker, {}).values())
-        if unexpired > beat.slots:
-            yield f"worker {worker} has {unexpired} leases for {beat.slots} slots"
+        if unexpired > beat.slots + beat.overdraft:
+            yield f"worker {worker} has {unexpired} leases for {beat.slots} slots, and {beat.overdraft} beyond"
 
 
 def _ticket_breaches(picture: Picture) -> Iterable[str]:
@@ -126,6 +126,11 @@ def _team_breaches(picture: Picture) -> Iterable[str]:
     for team in teams.keys() | told.keys():
         if teams[team] != told.get(team, 0):
             yield f"team {team} has {teams[team]} tickets and is told to have {told.get(team, 0)}"
+    held = Counter(fields.get("team", "") for fields in picture.leases.values())
+    told = {name[2:]: int(number) for name, number in picture.fair.items() if name.startswith("h:")}
+    for team in held.keys() | told.keys():
+        if held[team] != told.get(team, 0):
+            yield f"team {team} has {held[team]} leases and is told to have {told.get(team, 0)}"
 
 
 async def take_picture(redis: redis.asyncio.Redis, model: str) -> Picture:

@@ -44,9 +44,10 @@ def key_names() -> str:
     return "\n".join(lines) + "\n"
 
 
-def load_script(name: str) -> Script:
-    """`lua/<name>.lua` below the key names and `lua/shared.lua`."""
-    return _script(name, key_names() + "\n" + (FOLDER / "shared.lua").read_text("utf-8"))
+def load_script(name: str, *beside: str) -> Script:
+    """`lua/<name>.lua` below the key names, `lua/shared.lua` and what else it needs."""
+    shared = [(FOLDER / f"{part}.lua").read_text("utf-8") for part in ("shared", *beside)]
+    return _script(name, "\n".join([key_names(), *shared]))
 
 
 def load_response_script(name: str) -> Script:

@@ -178,6 +178,7 @@ HEARTBEAT = Heartbeat(
     adapters_resident=("team/pirate",),
     adapter_load_ms=19.5,
     adapter_room=7,
+    overdraft=8,
     load=LOAD,
     version=17,
 )

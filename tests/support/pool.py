@@ -20,7 +20,7 @@ ANYONE = Principal("key", "team", None, False)
 
 
 def heartbeat(
-    worker: str, *, model: str = "m", slots: int = 2, boot: str = "boot1", draining: bool = False
+    worker: str, *, model: str = "m", slots: int = 2, boot: str = "boot1", draining: bool = False, overdraft: int = 0
 ) -> Heartbeat:
     return Heartbeat(
         worker=worker,
@@ -34,6 +34,7 @@ def heartbeat(
         kv_tokens_used=0,
         facts=ModelFacts(n_ctx_train=512, n_params=1, size=1, n_vocab=1),
         draining=draining,
+        overdraft=overdraft,
     )
 
 

@@ -149,6 +149,7 @@ class Engine:
             backlog_tokens=backlog_tokens,
             running=running,
             prefill_s=self._stepper.prefill_s,
+            overdraft=self.slots,
         )
 
     @property

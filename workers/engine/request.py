@@ -110,3 +110,5 @@ class EngineLoad:
     running: tuple[CallLeft, ...] = ()
     prefill_s: float = 0.0
     """What a token of a prompt takes; 0: not known yet."""
+    overdraft: int = 0
+    """Calls beyond its slots that may be in it, where teams share them: it slices (`workers.engine.shares`)."""

@@ -70,6 +70,8 @@ class Heartbeat(msgspec.Struct, frozen=True, kw_only=True):
     """What loading one took lately; 0: not known yet."""
     adapter_room: int = 0
     """Adapters that could be brought into memory now, beside those that calls use or that are pinned."""
+    overdraft: int = 0
+    """Calls beyond its slots that it takes for teams that have less than their share: it slices its answers."""
     load: Load = Load()
     version: int = 0
     """Number of the last entry of `pd:news` that went into this."""
@@ -91,6 +93,7 @@ def record_of(beat: Heartbeat, secret: str) -> dict[Any, Any]:
         "draining": int(beat.draining),
         "kv": beat.kv_tokens,
         "kv_used": beat.kv_tokens_used,
+        "overdraft": beat.overdraft,
     }
 
 

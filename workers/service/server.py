@@ -358,6 +358,7 @@ class WorkerServer:
             adapters_resident=() if shelf is None else shelf.resident(),
             adapter_load_ms=0.0 if shelf is None else shelf.load_ms(),
             adapter_room=0 if shelf is None else shelf.room(),
+            overdraft=load.overdraft,
             load=self.desk.rates.load(load, self._engine.counters),
         )
 

@@ -11,14 +11,16 @@
 --   ARGV[12]  what the call is charged, virtual tokens
 --   ARGV[13]  ms from now within which its first token is wanted; 0: no matter when
 --   ARGV[14]  what the call bids: the lines of shared.lua that a gateway makes
---   ARGV[15+] workers to take at once, best first, in pairs: worker, KV tokens
+--   ARGV[15]  weight of the team
+--   ARGV[16+] workers to take at once, best first, in pairs: worker, KV tokens
 -- Result: {"lease", fence, worker, boot, address} | {"queued", rank, start, position} | {"full", waiting} |
 --   {"team full", waiting}
 --
--- Keeps: no worker has more leases than slots; nobody overtakes a waiting ticket that loses more by waiting, and none that
+-- Keeps: no worker has more leases than slots and overdraft, and what is beyond its slots is lent to teams that have less
+-- than their share; nobody overtakes a waiting ticket that loses more by waiting, and none that
 -- was overtaken MOST_PASSED times. Running it twice with one id is running it once.
 local id, channel, lease_ttl, ticket_ttl = ARGV[4], ARGV[5], tonumber(ARGV[6]), tonumber(ARGV[7])
-local team, class, share = ARGV[10], tonumber(ARGV[11]), tonumber(ARGV[12])
+local team, class, share, weight = ARGV[10], tonumber(ARGV[11]), tonumber(ARGV[12]), ARGV[15]
 
 local function queued_reply(rank, start)
   return {"queued", rank, start, (redis.call("ZRANK", queue_key, id) or 0) + 1}
@@ -38,10 +40,10 @@ local start = math.max(v, finish)
 finish = start + share
 
 if waiting == 0 and not settles then
-  for i = 15, #ARGV, 2 do
+  for i = 16, #ARGV, 2 do
     local record, kv = open_worker(ARGV[i]), tonumber(ARGV[i + 1])
     if record and kv_fits(record, kv) then
-      local fence = lease_take(record, id, GATEWAY, lease_ttl, kv, nil, "team", team, "share", ARGV[12])
+      local fence = lease_take(record, id, GATEWAY, lease_ttl, kv, nil, team, weight, "share", ARGV[12])
       redis.call("HSET", fair_key, "v", exact(start), "f:" .. team, exact(finish))
       return {"lease", fence, record.worker, record.boot, record.address}
     end
@@ -61,18 +63,22 @@ end
 
 local rank = exact(finish - class * CLASS)
 redis.call("HSET", fair_key, "f:" .. team, exact(finish), "n:" .. team, num_of_team + 1)
-ticket_file(id, channel, ticket_ttl, team, ARGV[12], exact(start), rank)
+ticket_file(id, channel, ticket_ttl, team, weight, ARGV[12], exact(start), rank)
 bids_write(id, ARGV[13], ARGV[14], team)
+local granted = 0
 if waiting > 0 then
   -- Those who wait may all want other workers.
   local workers = {}
-  for i = 15, #ARGV, 2 do workers[#workers + 1] = ARGV[i] end
-  if grant(perhaps_open(workers), nil, id) > 0 then
-    local worker = redis.call("HGET", lease_key(id), "worker")
-    if worker then
-      grant_claim(worker, id, lease_ttl)
-      return lease_reply(id)
-    end
+  for i = 16, #ARGV, 2 do workers[#workers + 1] = ARGV[i] end
+  granted = grant(perhaps_open(workers), nil, id)
+end
+-- The first of its team that waits: it may be owed a slot.
+if granted == 0 and num_of_team == 0 then granted = lend({id}, 2) end
+if granted > 0 then
+  local worker = redis.call("HGET", lease_key(id), "worker")
+  if worker then
+    grant_claim(worker, id, lease_ttl)
+    return lease_reply(id)
   end
 end
 return queued_reply(rank, exact(start))

@@ -3,12 +3,13 @@
 --   ARGV[4]   lifetime of a lease, ms
 --   ARGV[5]   how long to settle where Redis turns out to have lost its data, ms
 --   ARGV[6]   "away": this gateway was without Redis; "settle": others were, too; else ""
---   ARGV[7+]  per lease: id, fencing token (0: it was placed without Redis and has none), worker, boot, KV tokens
+--   ARGV[7+]  per lease: id, fencing token (0: it was placed without Redis and has none), worker, boot, KV tokens,
+--             team, its weight
 -- Result: {ids that are void, ids that found no free slot, {id, token, id, token, ...} of those that had none}
 --
 -- A lease that Redis has lost, or that expired while its gateway was held up, is taken anew with its old token when a slot
 -- of the same process is free: the call is still running there.
--- Keeps: no worker has more leases than slots; a lease with another token or for an earlier process stays untouched and is
+-- Keeps: no worker has more leases than slots and overdraft; a lease with another token or for an earlier process stays untouched and is
 -- void to the caller.
 local lease_ttl, settle_ms = tonumber(ARGV[4]), tonumber(ARGV[5])
 local void, crowded, given = {}, {}, {}
@@ -21,16 +22,16 @@ local function give(id, fence)
   given[#given + 1] = tonumber(fence)
 end
 
-local function restore(id, fence, worker, boot, kv)
+local function restore(id, fence, worker, boot, kv, team, weight)
   local record = worker_record(worker)
   if not record then
     crowded[#crowded + 1] = id
   elseif record.boot ~= boot then
     void[#void + 1] = id
-  elseif record.slots <= record.leases then
+  elseif record.slots + record.overdraft <= record.leases then
     crowded[#crowded + 1] = id
   else
-    local token = lease_take(record, id, GATEWAY, lease_ttl, kv, fence)
+    local token = lease_take(record, id, GATEWAY, lease_ttl, kv, fence, team, weight)
     if not fence then
       give(id, token)
     elseif tonumber(redis.call("GET", fence_key) or 0) < tonumber(fence) then
@@ -40,7 +41,7 @@ local function restore(id, fence, worker, boot, kv)
   end
 end
 
-for i = 7, #ARGV, 5 do
+for i = 7, #ARGV, 7 do
   local id, fence, worker, boot, kv = ARGV[i], ARGV[i + 1], ARGV[i + 2], ARGV[i + 3], tonumber(ARGV[i + 4])
   local holder, owner = unpack(redis.call("HMGET", lease_key(id), "fence", "gateway"))
   if fence == "0" then
@@ -58,7 +59,7 @@ for i = 7, #ARGV, 5 do
     redis.call("ZADD", worker_leases_key(worker), now + lease_ttl, id)
   else
     if holder then lease_drop(worker, id) end
-    restore(id, fence, worker, boot, kv)
+    restore(id, fence, worker, boot, kv, ARGV[i + 5], ARGV[i + 6])
   end
 end
 return {void, crowded, given}

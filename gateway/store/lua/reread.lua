@@ -2,31 +2,31 @@
 --
 --   ARGV[4]   channel that grants to this gateway are published on
 --   ARGV[5]   how long to settle where Redis turns out to have lost its data, ms
---   ARGV[6+]  per ticket: id, lifetime in ms, team, charge, start, rank (as `acquire` has told them), ms within which its
+--   ARGV[6+]  per ticket: id, lifetime in ms, team, its weight, charge, start, rank (as `acquire` has told them), ms within which its
 --             first token is wanted, what it bids (empty: as it was), number of workers to take at once, those workers
 -- Result: {positions in the line, one per ticket, 0 for those that hold a grant}
 --
 -- Keeps: a ticket that Redis has lost is back at its old place, before everyone who came after it.
 local places, wanted, missing, i = {}, {}, false, 6
 while i <= #ARGV do
-  local id, ttl, team, num_take = ARGV[i], tonumber(ARGV[i + 1]), ARGV[i + 2], tonumber(ARGV[i + 8])
+  local id, ttl, team, num_take = ARGV[i], tonumber(ARGV[i + 1]), ARGV[i + 2], tonumber(ARGV[i + 9])
   local granted = redis.call("EXISTS", lease_key(id)) == 1
   if redis.call("ZADD", tickets_key, "XX", "CH", now + ttl, id) == 0 and not granted
       and not redis.call("ZSCORE", tickets_key, id) then
-    local start = tonumber(ARGV[i + 4])
+    local start = tonumber(ARGV[i + 5])
     local v, _, num_of_team = team_read(team)
     redis.call("HSET", fair_key, "n:" .. team, num_of_team + 1)
     if v < start then
       virtual_time_reaches(start)
       settle(tonumber(ARGV[5]))
     end
-    ticket_file(id, ARGV[4], ttl, team, ARGV[i + 3], ARGV[i + 4], ARGV[i + 5])
+    ticket_file(id, ARGV[4], ttl, team, ARGV[i + 3], ARGV[i + 4], ARGV[i + 5], ARGV[i + 6])
     missing = true
   end
-  if ARGV[i + 7] ~= "" and not granted then bids_write(id, ARGV[i + 6], ARGV[i + 7], team) end
-  for at = i + 9, i + 8 + num_take do wanted[ARGV[at]] = true end
+  if ARGV[i + 8] ~= "" and not granted then bids_write(id, ARGV[i + 7], ARGV[i + 8], team) end
+  for at = i + 10, i + 9 + num_take do wanted[ARGV[at]] = true end
   places[#places + 1] = granted and 0 or (redis.call("ZRANK", queue_key, id) or 0) + 1
-  i = i + 9 + num_take
+  i = i + 10 + num_take
 end
 if missing then
   grant_all()

@@ -67,11 +67,12 @@ local function leased_write(worker, boot, leases, kv, slots)
   redis.call("HSET", leased_key, worker, string.format("%s %d %d %d", boot, leases, math.max(0, kv), slots))
 end
 
--- Frees a slot; `lease`: its KV tokens and team, where they are known. If it was a grant that nobody claimed, its ticket
--- goes back to its old place.
+-- Frees a slot; `lease`: its KV tokens, team and charge, where they are known. If it was a grant that nobody claimed, its
+-- ticket goes back to its old place. Returns whether its worker has no slot free all the same.
 local function lease_drop(worker, id, lease)
-  lease = lease or redis.call("HMGET", lease_key(id), "kv", "team")
+  lease = lease or redis.call("HMGET", lease_key(id), "kv", "team", "share")
   redis.call("DEL", lease_key(id))
+  local full = false
   if redis.call("ZREM", worker_leases_key(worker), id) == 1 then
     local boot, leases, kv, slots = leased_read(redis.call("HGET", leased_key, worker))
     if leases == 1 then
@@ -79,9 +80,12 @@ local function lease_drop(worker, id, lease)
     else
       leased_write(worker, boot, leases - 1, kv - (tonumber(lease[1]) or 0), slots)
     end
+    if lease[2] then redis.call("HINCRBY", fair_key, "h:" .. lease[2], -1) end
+    full = leases > slots
   end
-  local rank = not lease[2] and redis.call("HGET", ticket_key(id), "rank")
+  local rank = not lease[3] and redis.call("HGET", ticket_key(id), "rank")
   if rank then redis.call("ZADD", queue_key, rank, id) end
+  return full
 end
 
 local function leases_drop_all(worker)
@@ -91,11 +95,12 @@ end
 
 -- A live worker's record with what is leased of it, or nil. What an earlier process of it held is void and freed here.
 local function worker_record(worker)
-  local fields = redis.call("HMGET", worker_key(worker), "boot", "address", "protocol", "slots", "kv", "kv_used", "draining")
+  local fields = redis.call("HMGET", worker_key(worker), "boot", "address", "protocol", "slots", "kv", "kv_used", "draining",
+    "overdraft")
   if not fields[1] or tonumber(fields[3]) ~= PROTOCOL then return nil end
   local record = {
     worker = worker, boot = fields[1], address = fields[2], slots = tonumber(fields[4]) or 0,
-    draining = fields[7] == "1", leases = 0, kv_leased = 0,
+    draining = fields[7] == "1", leases = 0, kv_leased = 0, overdraft = tonumber(fields[8]) or 0,
   }
   local text = redis.call("HGET", leased_key, worker)
   if text then
@@ -107,7 +112,8 @@ local function worker_record(worker)
     end
   end
   -- What leases reckon with is a prediction, what the worker reports is late: the larger one holds.
-  record.kv_free = (tonumber(fields[5]) or 0) - math.max(record.kv_leased, tonumber(fields[6]) or 0)
+  record.kv = tonumber(fields[5]) or 0
+  record.kv_free = record.kv - math.max(record.kv_leased, tonumber(fields[6]) or 0)
   return record
 end
 
@@ -135,11 +141,13 @@ local function kv_fits(record, kv)
   return record.leases == 0 or kv <= record.kv_free
 end
 
--- Takes a slot that the caller found free; `more` fields go into the lease. Returns its fencing token.
-local function lease_take(record, id, gateway, ttl, kv, fence, ...)
+-- Takes a slot that the caller found free, or a place beyond (shared_overdraft.lua); `more` fields go into the lease. Returns its
+-- fencing token.
+local function lease_take(record, id, gateway, ttl, kv, fence, team, weight, ...)
   fence = fence or redis.call("INCR", fence_key)
   redis.call("HSET", lease_key(id), "worker", record.worker, "boot", record.boot, "address", record.address,
-    "gateway", gateway, "fence", fence, "kv", kv, ...)
+    "gateway", gateway, "fence", fence, "kv", kv, "team", team, "weight", weight, "at", exact(now), ...)
+  redis.call("HINCRBY", fair_key, "h:" .. team, 1)
   redis.call("ZADD", worker_leases_key(record.worker), now + ttl, id)
   record.leases, record.kv_leased, record.kv_free = record.leases + 1, record.kv_leased + kv, record.kv_free - kv
   leased_write(record.worker, record.boot, record.leases, record.kv_leased, record.slots)
@@ -170,6 +178,18 @@ end
 -- on this worker. Else: ms to it on the best other one, the wait for that one included.
 local function team_and_gateway(text)
   return string.match(text, "\n([^\n]*)\n([^\n]*)$")
+end
+
+-- Makes a grant of a ticket that waits. `first`: the ticket at the head of the line.
+local function ticket_grant(record, id, kv, first)
+  local filed = redis.call("HMGET", ticket_key(id), "channel", "start", "gateway", "team", "weight")
+  local start = tonumber(filed[2])
+  -- Not that of a call from far behind: a team that comes back would stand behind it.
+  if first ~= id then start = math.min(start, tonumber(redis.call("HGET", ticket_key(first), "start")) or start) end
+  virtual_time_reaches(start)
+  redis.call("ZREM", queue_key, id)
+  lease_take(record, id, filed[3], GRANT_TTL, kv, nil, filed[4], filed[5] or 1)
+  redis.call("PUBLISH", filed[1], id)
 end
 
 -- Hands the free slots of these workers to waiting tickets; one that none of them suits keeps its place. `newcomer` is
@@ -294,18 +314,9 @@ local function grant_from_line(workers, missed, newcomer, windows)
         in_vain = in_vain + 1
         break
       end
-      local filed = redis.call("HMGET", ticket_key(ticket.id), "channel", "start", "gateway")
-      local start, head = tonumber(filed[2]), line[0].ids[1]
-      -- Not that of a call from far behind: a team that comes back would stand behind it.
-      if head ~= ticket.id then
-        start = math.min(start, tonumber(redis.call("HGET", ticket_key(head), "start")) or start)
-      end
-      virtual_time_reaches(start)
-      redis.call("ZREM", queue_key, ticket.id)
-      lease_take(record, ticket.id, filed[3], GRANT_TTL, ticket.kv)
+      ticket_grant(record, ticket.id, ticket.kv, line[0].ids[1])
       -- Those that wanted the slot too and stood before the ticket that got it.
       if ticket.num_before > 0 then redis.call("HSET", fair_key, unpack(before, 1, 2 * ticket.num_before)) end
-      redis.call("PUBLISH", filed[1], ticket.id)
       if ticket.id == newcomer then newcomer = nil end
       granted, line, wants = granted + 1, {}, nil
     end
@@ -330,9 +341,9 @@ local function bids_write(id, within, text, team)
 end
 
 -- Puts a ticket in the line at its rank. The caller has counted it for its team.
-local function ticket_file(id, channel, ttl, team, share, start, rank)
-  redis.call("HSET", ticket_key(id), "gateway", GATEWAY, "channel", channel, "team", team, "share", share,
-    "start", start, "rank", rank, "at", exact(now))
+local function ticket_file(id, channel, ttl, team, weight, share, start, rank)
+  redis.call("HSET", ticket_key(id), "gateway", GATEWAY, "channel", channel, "team", team, "weight", weight,
+    "share", share, "start", start, "rank", rank, "at", exact(now))
   redis.call("ZADD", queue_key, rank, id)
   redis.call("ZADD", tickets_key, now + ttl, id)
 end
@@ -343,7 +354,7 @@ local function grant_claim(worker, id, ttl)
   local ticket = redis.call("HMGET", ticket_key(id), "team", "share")
   if not ticket[1] then return 0 end
   local passed = tonumber(redis.call("HGET", fair_key, "p:" .. id)) or 0
-  redis.call("HSET", lease_key(id), "team", ticket[1], "share", ticket[2])
+  redis.call("HSET", lease_key(id), "share", ticket[2])
   ticket_forget(id, ticket[1])
   return passed
 end

@@ -4,12 +4,13 @@
 -- Result: {leases freed, tickets dropped, grants made, waiting}
 --
 -- Keeps: after it, every lease is unexpired and of a live process, every ticket has a gateway that re-reads it, and no slot
--- is free while one of the first WINDOW x WINDOWS_OF_ALL tickets is better off with it. Running it again at once changes nothing.
+-- is free while one of the first WINDOW x WINDOWS_OF_ALL tickets is better off with it. No team has none for long while another one holds all. Running it again at once changes nothing.
 
 -- A clock that was set back leaves ends that lie far ahead, and a stranger's writing may have none: they are drawn near, and
 -- the living write theirs anew.
 local FARTHEST, NEAR = 120000, 6000
 local pause = tonumber(ARGV[4])
+local LOOKED_AT = 1024 -- tickets, which may be owed a slot beyond a worker's own
 
 -- Whether there is such a key.
 local function draw_near(name)
@@ -69,6 +70,10 @@ end
 local granted = grant_all(missed)
 if next(missed) then granted = granted + grant_all() end
 local waiting = redis.call("ZCARD", queue_key)
+if waiting > 0 then
+  local lent = lend_to_line(LOOKED_AT)
+  granted, waiting = granted + lent, waiting - lent
+end
 -- Nobody is there: virtual time begins anew, long before its numbers lose their digits.
 if waiting == 0 and redis.call("EXISTS", leased_key, tickets_key) == 0 then redis.call("DEL", fair_key) end
 return {freed, dropped, granted, waiting}

@@ -105,7 +105,9 @@ async def test_a_free_slot_is_leased_at_once(client: redis.asyncio.Redis, one: C
     expiry = await client.zscore(keys.worker_leases("m", "w1"), "a")
     ttl_ms = float(expiry or 0) - 1000 * (await client.time())[0]
     assert 5000 < ttl_ms <= 7000
-    assert await client.hgetall(keys.lease("m", "a")) == {
+    found = await client.hgetall(keys.lease("m", "a"))
+    assert abs(float(found.pop(b"at")) / 1000 - (await client.time())[0]) < 5
+    assert found == {
         b"worker": b"w1",
         b"boot": b"boot1",
         b"address": b"http://w1:1",
@@ -113,6 +115,7 @@ async def test_a_free_slot_is_leased_at_once(client: redis.asyncio.Redis, one: C
         b"fence": b"1",
         b"kv": b"0",
         b"team": b"team",
+        b"weight": b"1.0",
         b"share": b"1.0",
     }
 

@@ -1,0 +1,113 @@
+-- Leases beyond a worker's slots, for teams that have less than their share. Below shared.lua in the scripts that lend them.
+--
+-- A worker that tells an `overdraft` takes so many calls more than it has slots, and slices them (workers/engine/shares.py):
+-- a call of a team that has more than its share of the slots gives way to one of a team that has less. So a team that holds
+-- every slot does not keep others in the line until its answers end.
+local OLD = 2000       -- ms; a lease as old as that may be of an answer without end: nobody waits for it
+local PATIENCE = 1000  -- ms; whoever has waited for so long does not wait for younger ones either
+local LENT_AT_ONCE = 16
+local TRIES = 2        -- tickets of one team that may be refused, before the rest of them is not asked
+
+-- What teams hold of a worker: by name, their leases, their weight, and since when the oldest is there.
+local function holders_read(worker)
+  local holders = {}
+  for _, id in ipairs(redis.call("ZRANGE", worker_leases_key(worker), 0, -1)) do
+    local lease = redis.call("HMGET", lease_key(id), "team", "weight", "at")
+    local team, at = lease[1] or "", tonumber(lease[3]) or now
+    local held = holders[team] or {leases = 0, weight = tonumber(lease[2]) or 1, since = at}
+    held.leases, held.since = held.leases + 1, math.min(held.since, at)
+    holders[team] = held
+  end
+  return holders
+end
+
+local function held_in_all(team)
+  return tonumber(redis.call("HGET", fair_key, "h:" .. team)) or 0
+end
+
+-- Whether a ticket gets a lease of a worker that has no place for it: its team has less than its share there, another one
+-- has more, and the model's slots in all are shared no better the other way round. A team that has none at all takes turns
+-- with those that have one.
+local function may_lend(record, holders, ticket, kv)
+  local all, mine = 0, holders[ticket.team]
+  for _, held in pairs(holders) do all = all + held.weight end
+  if not mine then all = all + ticket.weight end
+  local leases = mine and mine.leases or 0
+  if leases > 0 and leases + 1 > record.slots * ticket.weight / all then return false end
+  local in_all = held_in_all(ticket.team)
+  for team, held in pairs(holders) do
+    local beyond = held.leases - record.slots * held.weight / all
+    local waited = ticket.waited >= PATIENCE or (beyond > 0 and now - held.since >= OLD)
+    if team ~= ticket.team and waited and (beyond > 0 or leases == 0)
+        and (in_all == 0 or (in_all + 1) / ticket.weight <= held_in_all(team) / held.weight) then
+      -- The cells of what gives way come free.
+      local room = (record.kv - record.kv_free) * math.max(beyond, 1) / record.leases
+      if kv <= record.kv_free + room then return true end
+    end
+  end
+  return false
+end
+
+-- Grants tickets, in the order given, what they are owed beyond the slots of the first `most` workers that they name.
+-- Returns how many grants were made.
+local function lend(ids, most)
+  if #ids == 0 or settling() then return 0 end
+  local workers, refused, lent, names = {}, {}, 0, {}
+
+  local function worker_read(name)
+    local found = workers[name]
+    if not found then
+      local record = worker_record(name)
+      local lends = record and not record.draining and record.leases > 0
+          and record.leases < record.slots + record.overdraft
+      found = {record = lends and record.overdraft > 0 and record, holders = lends and holders_read(name)}
+      workers[name] = found
+    end
+    return found.record, found.holders
+  end
+
+  local function take(id, text)
+    local filed = redis.call("HMGET", ticket_key(id), "team", "weight", "at")
+    if not filed[1] then return false end
+    local ticket = {team = filed[1], weight = tonumber(filed[2]) or 1, waited = now - (tonumber(filed[3]) or now)}
+    local asked = 0
+    for worker, rate, kv in string.gmatch(text, "([^|\n]+)=(%S+) (%d+)[^|\n]*|") do
+      asked = asked + 1
+      if asked > most then return false end
+      local record, holders = worker_read(worker)
+      if record and tonumber(rate) >= 0 and may_lend(record, holders, ticket, tonumber(kv)) then
+        ticket_grant(record, id, tonumber(kv), redis.call("ZRANGE", queue_key, 0, 0)[1])
+        workers[worker] = nil
+        return true
+      end
+    end
+    return false
+  end
+
+  for at, id in ipairs(ids) do names[at] = ticket_bids_key(id) end
+  for at, text in ipairs(redis.call("MGET", unpack(names))) do
+    local team = text and team_and_gateway(text)
+    if team and (refused[team] or 0) < TRIES then
+      if take(ids[at], text) then
+        lent = lent + 1
+        if lent == LENT_AT_ONCE then return lent end
+      else
+        refused[team] = (refused[team] or 0) + 1
+      end
+    end
+  end
+  return lent
+end
+
+-- The same for the tickets of the line, from its head on, up to so many.
+local function lend_to_line(up_to)
+  local lent, first = 0, 0
+  while first < up_to do
+    local ids = redis.call("ZRANGE", queue_key, first, first + 4 * WINDOW - 1)
+    if #ids == 0 then break end
+    local here = lend(ids, WINDOW)
+    lent, first = lent + here, first + #ids - here
+    if lent >= LENT_AT_ONCE then break end
+  end
+  return lent
+end
