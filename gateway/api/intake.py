@@ -104,6 +104,10 @@ class Body:
         """It is over."""
         self._reservation.close()
 
+    def holds(self, num_bytes: int) -> None:
+        """Its answer takes so many more. Raises HeldTooMuch, MemoryFull, TakesTooMuch."""
+        self._reservation.resize(self._reservation.num_bytes + num_bytes)
+
     async def decoded(self, read: Callable[[bytes], AskedT]) -> AskedT:
         """Return what `read` makes of it; raises what that raises, InvalidRequest, HeldTooMuch and MemoryFull."""
         raw, self.raw = self.raw, b""

@@ -58,6 +58,7 @@ from workers.protocol.text import (
     Rendered,
     Tokenize,
     Tokenized,
+    packed,
 )
 
 FAILURE = Failure(FailureCode.CONTEXT_OVERFLOW, "the prompt has 600 tokens, the context 512", "messages")
@@ -276,8 +277,8 @@ MESSAGES = {
     "slot_erased.json": SlotErased(id_slot=1, n_erased=1745),
     "tokenize.json": Tokenize(content=("Köln", 15), add_special=True, parse_special=False, with_pieces=True),
     "tokenize_smallest.json": Tokenize(content="hi"),
-    "tokenized.json": Tokenized(tokens=(1, 313), pieces=(b"<s>", b"\xc3")),
-    "tokenized_bare.json": Tokenized(tokens=(1, 313)),
+    "tokenized.json": Tokenized(ids=packed((1, 313)), pieces=(b"<s>", b"\xc3")),
+    "tokenized_bare.json": Tokenized(ids=packed((1, 313))),
     "detokenize.json": Detokenize(tokens=(1, 313)),
     "detokenized.json": Detokenized(content="Köln"),
     "render.json": Render(request=SMALLEST_SUBMIT.request, text=False),

@@ -11,6 +11,10 @@ GET  /v1/props                    ->  Props
 
 from __future__ import annotations
 
+import sys
+from array import array
+from collections.abc import Sequence
+
 import msgspec
 
 from workers.protocol.heartbeat import ModelFacts, WorkerKind
@@ -23,6 +27,10 @@ PROPS_PATH = "/v1/props"
 
 MAX_TEXT_BYTES = 8 << 20
 """Longest body of a `Tokenize` or `Detokenize`."""
+
+TOKEN_BYTES = 4
+MAX_PIECES = 131_072
+"""Tokens that are told with their pieces: each is an object of its own on both sides."""
 
 
 class Tokenize(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -40,9 +48,31 @@ class Tokenize(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class Tokenized(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    tokens: tuple[int, ...]
+    ids: bytes
+    """Tokens as int32, little-endian: eight MiB of text have up to eight million of them."""
     pieces: tuple[bytes, ...] | None = None
     """Each token's bytes, control tokens written out, where they were asked for; a character may be cut."""
+
+    @property
+    def tokens(self) -> tuple[int, ...]:
+        """Return them as numbers."""
+        return tuple(ints_of(self.ids))
+
+
+def packed(tokens: Sequence[int]) -> bytes:
+    """Return tokens as `Tokenized.ids` has them."""
+    numbers = array("i", tokens)
+    if sys.byteorder == "big":
+        numbers.byteswap()
+    return numbers.tobytes()
+
+
+def ints_of(ids: bytes) -> array[int]:
+    """Return what was packed."""
+    numbers = array("i", ids)
+    if sys.byteorder == "big":
+        numbers.byteswap()
+    return numbers
 
 
 class Detokenize(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

@@ -17,6 +17,7 @@ from workers.chat.prompts import SHORT_CHARS, Prompts
 from workers.protocol.failures import HTTP_STATUS, CallFailed, Failure, FailureCode
 from workers.protocol.text import (
     DETOKENIZE_PATH,
+    MAX_PIECES,
     MAX_TEXT_BYTES,
     PROPS_PATH,
     RENDER_PATH,
@@ -32,6 +33,7 @@ from workers.protocol.text import (
     decode_detokenize,
     decode_render,
     decode_tokenize,
+    packed,
 )
 from workers.service.bodies import PeerGone, answer, decoded, encode, read_body, refusal, while_peer_stays
 from workers.service.lanes import FairLane
@@ -63,8 +65,13 @@ class Texts:
 
     def tokenize(self, asked: Tokenize) -> Tokenized:
         tokens = self._prompts.mixed(asked.content, add_special=asked.add_special, parse_special=asked.parse_special)
-        pieces = tuple(map(self._vocab.special_piece, tokens)) if asked.with_pieces else None
-        return Tokenized(tokens=tuple(tokens), pieces=pieces)
+        if not asked.with_pieces:
+            return Tokenized(ids=packed(tokens))
+        if len(tokens) > MAX_PIECES:
+            message = f"the text has {len(tokens)} tokens, and at most {MAX_PIECES} are told with their pieces; "
+            message += "send less of it at once, or leave `with_pieces` out"
+            raise CallFailed(Failure(FailureCode.INVALID_REQUEST, message, "with_pieces"))
+        return Tokenized(ids=packed(tokens), pieces=tuple(map(self._vocab.special_piece, tokens)))
 
     def detokenize(self, asked: Detokenize) -> Detokenized:
         for position, token in enumerate(asked.tokens):

@@ -5,8 +5,7 @@ Source of bodies and answers: tools/server/README.md of llama.cpp.
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Sequence
+from collections.abc import Iterator
 from functools import partial
 from typing import Annotated, Any, Protocol
 
@@ -14,7 +13,7 @@ import msgspec
 from pydantic import Field
 from starlette.types import Receive, Scope, Send
 
-from gateway.api.answers import JSON, send_bytes, send_json
+from gateway.api.answers import JSON, send_json, send_parts
 from gateway.api.native.prompts import read_native_prompt
 from gateway.api.native.query import named_model
 from gateway.api.native.reception import Reception, document_of, validated
@@ -25,6 +24,7 @@ from workers.protocol.requests import GenerateRequest
 from workers.protocol.text import (
     DETOKENIZE_PATH,
     RENDER_PATH,
+    TOKEN_BYTES,
     TOKENIZE_PATH,
     Detokenize,
     Render,
@@ -33,6 +33,7 @@ from workers.protocol.text import (
     decode_detokenized,
     decode_rendered,
     decode_tokenized,
+    ints_of,
 )
 
 MAX_TOKEN = 2**31 - 1
@@ -71,7 +72,8 @@ class TokenizeRoute:
                 return
             async with while_present(receive):
                 found = await self._inquiries.of_model(call.model, "POST", TOKENIZE_PATH, decode_tokenized, asked)
-            await send_bytes(send, await tokens_body(found), JSON, caller.trail)
+            raw.holds(len(found.ids))
+            await send_parts(send, token_parts(found), JSON, caller.trail)
 
 
 class DetokenizeRoute:
@@ -141,21 +143,22 @@ def _tokens_of(raw: bytes, scope: Scope) -> tuple[str, tuple[int, ...]]:
     return named_model(document, scope), tuple(validated(DetokenizeBody, document).tokens)
 
 
-async def tokens_body(found: Tokenized) -> bytes:
-    """JSON with numbers, or objects of a number and a piece; a piece that is no text by itself is told as its bytes.
+def token_parts(found: Tokenized) -> Iterator[bytes]:
+    """Yield JSON with numbers, or objects of a number and a piece, some at a time.
 
-    Millions of tokens give way to other calls while they are written.
+    A piece that is no text by itself is told as its bytes.
     """
-    parts: list[bytes] = []
-    for start in range(0, len(found.tokens), TOKENS_PER_TURN):
-        if start:
-            await asyncio.sleep(0)
-        tokens: Sequence[Any] = found.tokens[start : start + TOKENS_PER_TURN]
+    num_tokens = len(found.ids) // TOKEN_BYTES
+    opening = b'{"tokens":['
+    for start in range(0, num_tokens, TOKENS_PER_TURN):
+        end = min(num_tokens, start + TOKENS_PER_TURN)
+        tokens: list[Any] = ints_of(found.ids[TOKEN_BYTES * start : TOKEN_BYTES * end]).tolist()
         if found.pieces is not None:
-            pieces = found.pieces[start : start + TOKENS_PER_TURN]
+            pieces = found.pieces[start:end]
             tokens = [{"id": token, "piece": _piece(piece)} for token, piece in zip(tokens, pieces, strict=True)]
-        parts.append(_encode(tokens)[1:-1])
-    return b'{"tokens":[%b]}' % b",".join(parts)
+        yield opening + _encode(tokens)[1:-1]
+        opening = b","
+    yield (b"" if num_tokens else opening) + b"]}"
 
 
 def _piece(piece: bytes) -> str | list[int]:

@@ -14,6 +14,12 @@ async def _nested_parts(target: Target) -> None:
         await target.post(session, "/v1/chat/completions", body)
 
 
+async def _pieces(target: Target) -> None:
+    body = b'{"with_pieces":true,"content":"' + b"a b " * (2 << 20) + b'"}'
+    async with target.session() as session:
+        await target.post(session, "/tokenize", body[: (8 << 20) - 2] + b'"}')
+
+
 async def _large(large: LargeBody, target: Target) -> None:
     async with target.session() as session:
         await target.post(session, large.path, large.of())
@@ -25,6 +31,12 @@ ATTACKS = (
         about="A message's content is nested hundreds of arrays deep.",
         strike=_nested_parts,
         at_once=4,
+    ),
+    Attack(
+        name="pieces-of-tokens",
+        about="The tokens of 8 MiB of text, each with its piece: 1.1 GiB in the gateway, 0.8 in the worker.",
+        strike=_pieces,
+        at_once=2,
     ),
     *(
         Attack(

@@ -22,9 +22,11 @@ from workers.protocol.proofs import access_token
 from workers.protocol.requests import GenerateRequest, Infill, Message
 from workers.protocol.text import (
     DETOKENIZE_PATH,
+    MAX_PIECES,
     MAX_TEXT_BYTES,
     PROPS_PATH,
     RENDER_PATH,
+    TOKEN_BYTES,
     TOKENIZE_PATH,
     Detokenize,
     Props,
@@ -109,6 +111,14 @@ async def test_pieces_may_cut_characters(client: httpx2.AsyncClient) -> None:
     assert len(made.pieces) == len(made.tokens)
     assert b"".join(made.pieces) == TEXT.encode()
     assert made.pieces[-1] == b"<|im_end|>"
+
+
+async def test_pieces_are_told_of_so_many_tokens(client: httpx2.AsyncClient) -> None:
+    many = (5,) * (MAX_PIECES + 1)
+    failure = await refused(client, TOKENIZE_PATH, Tokenize(content=many, with_pieces=True))
+    assert (failure.param, f"at most {MAX_PIECES}" in failure.message) == ("with_pieces", True)
+    assert len((await tokens(client, content=many)).ids) == TOKEN_BYTES * len(many)
+    assert len((await tokens(client, content=many[1:], with_pieces=True)).pieces or ()) == MAX_PIECES
 
 
 async def test_texts_and_tokens_in_turn(client: httpx2.AsyncClient) -> None:

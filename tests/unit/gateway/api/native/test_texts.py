@@ -8,10 +8,13 @@ import time
 from typing import Any
 
 import pytest
+from starlette.types import Message
 
+from gateway.api.answers import JSON, send_parts
 from gateway.api.native.prompts import read_native_prompts
-from gateway.api.native.texts import TOKENS_PER_TURN, tokens_body
-from workers.protocol.text import Tokenized
+from gateway.api.native.texts import TOKENS_PER_TURN, token_parts
+from gateway.telemetry.trail import Trail
+from workers.protocol.text import Tokenized, packed
 
 MANY = 20 * TOKENS_PER_TURN + 1
 
@@ -19,19 +22,22 @@ MANY = 20 * TOKENS_PER_TURN + 1
 @pytest.mark.parametrize(
     ("found", "told"),
     [
-        (Tokenized(tokens=()), []),
-        (Tokenized(tokens=(5, 6)), [5, 6]),
-        (Tokenized(tokens=(), pieces=()), []),
-        (Tokenized(tokens=(5, 6), pieces=(b"a", b"\xc3")), [{"id": 5, "piece": "a"}, {"id": 6, "piece": [0xC3]}]),
-        (Tokenized(tokens=tuple(range(MANY))), list(range(MANY))),
+        (Tokenized(ids=b""), []),
+        (Tokenized(ids=packed((5, 6))), [5, 6]),
+        (Tokenized(ids=b"", pieces=()), []),
+        (Tokenized(ids=packed((5, 6)), pieces=(b"a", b"\xc3")), [{"id": 5, "piece": "a"}, {"id": 6, "piece": [0xC3]}]),
+        (Tokenized(ids=packed(range(MANY))), list(range(MANY))),
     ],
 )
-async def test_numbers_or_pieces(found: Tokenized, told: list[Any]) -> None:
-    assert json.loads(await tokens_body(found)) == {"tokens": told}
+def test_numbers_or_pieces(found: Tokenized, told: list[Any]) -> None:
+    assert json.loads(b"".join(token_parts(found))) == {"tokens": told}
 
 
 async def test_others_get_their_turn_while_many_are_written() -> None:
-    num_turns = 0
+    num_turns, sent = 0, list[Message]()
+
+    async def send(message: Message) -> None:
+        sent.append(message)
 
     async def other() -> None:
         nonlocal num_turns
@@ -40,10 +46,12 @@ async def test_others_get_their_turn_while_many_are_written() -> None:
             await asyncio.sleep(0)
 
     beside = asyncio.create_task(other())
-    body = await tokens_body(Tokenized(tokens=tuple(range(MANY)), pieces=(b"ab",) * MANY))
+    found = Tokenized(ids=packed(range(MANY)), pieces=(b"ab",) * MANY)
+    await send_parts(send, token_parts(found), JSON, Trail("r", "POST", "/tokenize"))
     beside.cancel()
-    assert len(json.loads(body)["tokens"]) == MANY
-    assert num_turns == 20
+    assert len(json.loads(b"".join(message["body"] for message in sent[1:]))["tokens"]) == MANY
+    assert num_turns >= 20
+    assert max(len(message["body"]) for message in sent[1:]) < 64 * TOKENS_PER_TURN
 
 
 def test_long_prompts_of_tokens_are_read_at_once() -> None:
