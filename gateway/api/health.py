@@ -15,11 +15,14 @@ from starlette.types import Receive, Scope, Send
 
 from gateway.api.answers import send_json
 from gateway.api.diagnostics import trail_of
+from gateway.api.shared_look import SharedLook
 from gateway.errors import Stopping, Unavailable
 from gateway.pipeline import Fleet
 from gateway.store.trouble import NO_ANSWER
 
 REDIS_PATIENCE_S = 1.0
+FRESH_S = 0.1
+"""For how long an answer of Redis is told again: anybody may ask, and each question would take a connection to it."""
 
 
 class Health:
@@ -56,6 +59,7 @@ class Ready:
     ) -> None:
         """`models`: those that the catalog names."""
         self._redis = redis
+        self._pinged = SharedLook(self._redis_answers, FRESH_S)
         self._fleet = fleet
         self._places = places
         self._leaving = leaving
@@ -66,7 +70,7 @@ class Ready:
             raise Stopping("This gateway is stopping.")
         missing = []
         # One that answers pings may refuse to write all the same.
-        takes = self._places.redis_up and await self._redis_answers()
+        takes = self._places.redis_up and await self._pinged.take()
         if not takes and not self._places.can_be_alone:
             missing.append("Redis does not answer, or takes no writes (check PADDOCK_REDIS_URL, and its log)")
         snapshot = self._fleet.snapshot

@@ -50,10 +50,15 @@ class Targets:
 
     def __init__(self, fleet: Fleet) -> None:
         self._fleet = fleet
+        self._told: tuple[object, bytes] = (None, b"")
+        """A picture of the fleet, and what is told of it: anybody may ask, however large it is."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        groups = [_group(beat) for beats in self._fleet.snapshot.workers.values() for beat in beats]
-        await send_bytes(send, msgspec.json.encode(groups), JSON, trail_of(scope))
+        workers = self._fleet.snapshot.workers
+        if self._told[0] is not workers:
+            groups = [_group(beat) for beats in workers.values() for beat in beats]
+            self._told = workers, msgspec.json.encode(groups)
+        await send_bytes(send, self._told[1], JSON, trail_of(scope))
 
 
 def _group(beat: Heartbeat) -> dict[str, object]:

@@ -10,6 +10,9 @@ from gateway.telemetry.record import UNRECORDED, Record
 from gateway.telemetry.standing import Standing
 from workers.protocol.events import Usage
 
+MAX_PATH_CHARS = 512
+"""Of a path in a log line: whoever has no key writes nothing longer."""
+
 
 @dataclass(slots=True)
 class Trail:
@@ -105,7 +108,7 @@ class Trail:
             "request_id": self.request_id,
             "trace_id": self.trace_id,
             "method": self.method,
-            "path": self.path,
+            "path": self.path[:MAX_PATH_CHARS],
             "status": self.status,
             "outcome": self.outcome,
             "team": self.team,

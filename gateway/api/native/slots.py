@@ -9,9 +9,8 @@ Source of the names: tools/server/README.md of llama.cpp.
 
 from __future__ import annotations
 
-import asyncio
-import time
 from collections.abc import Callable
+from functools import partial
 from typing import Annotated, Any, Literal
 
 import msgspec
@@ -25,6 +24,7 @@ from gateway.api.native.reception import Reception, validated
 from gateway.api.parameters.faults import shown
 from gateway.api.parameters.hints import MAX_SALT_CHARS
 from gateway.api.parameters.lora import LoraBody, read_lora
+from gateway.api.shared_look import SharedLook
 from gateway.call import Principal
 from gateway.errors import InvalidRequest, SlotsBusy
 from gateway.inquiries import Inquiries, no_worker
@@ -67,28 +67,14 @@ class SlotLooks:
 
     def __init__(self, inquiries: Inquiries) -> None:
         self._inquiries = inquiries
-        self._looks: dict[str, tuple[float, asyncio.Task[Look]]] = {}
-        """Model -> when it was asked for, time.monotonic(), and what is told."""
+        self._looks: dict[str, SharedLook[Look]] = {}
 
     async def look(self, model: str) -> Look:
         """Raises PaddockError."""
-        now = time.monotonic()
-        begun_at, task = self._looks.get(model, (0.0, None))
-        if task is None or (task.done() and (now - begun_at > FRESH_S or task.cancelled() or task.exception())):
-            for other in [name for name, (_, ended) in self._looks.items() if ended.done()]:
-                del self._looks[other]
-            asking = self._inquiries.of_each(model, "GET", SLOTS_PATH, decode_infos)
-            task = asyncio.create_task(asking)
-            task.add_done_callback(_retrieve)
-            self._looks[model] = now, task
-        # Whoever leaves does not take the others' answer along.
-        return await asyncio.shield(task)
-
-
-def _retrieve(task: asyncio.Task[Look]) -> None:
-    """Take note of an exception that nobody waits for any more."""
-    if not task.cancelled():
-        task.exception()
+        if model not in self._looks:
+            ask = partial(self._inquiries.of_each, model, "GET", SLOTS_PATH, decode_infos)
+            self._looks[model] = SharedLook(ask, FRESH_S)
+        return await self._looks[model].take()
 
 
 class SlotsRoute:

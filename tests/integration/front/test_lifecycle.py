@@ -160,3 +160,23 @@ async def _ready(process: Process) -> None:
                 if response.status == 200:
                     return
             await asyncio.sleep(0.05)
+
+
+async def test_a_crowd_without_a_key_asks_redis_once_for_all(stack: Stack, gateway: Process) -> None:
+    """Each `GET /ready` took a connection to Redis of its own, and anybody may ask."""
+    with redis.Redis(unix_socket_path=str(stack.redis.socket)) as client:
+
+        def pings() -> int:
+            return int(dict(client.info("commandstats")).get("cmdstat_ping", {}).get("calls", 0))
+
+        before, connected = pings(), int(dict(client.info("clients"))["connected_clients"])
+        connector = aiohttp.TCPConnector(limit=100)
+        async with aiohttp.ClientSession(connector=connector) as session:
+
+            async def ask() -> int:
+                async with session.get(f"{gateway.url}/ready") as response:
+                    return response.status
+
+            assert set(await asyncio.gather(*(ask() for _ in range(600)))) == {200}
+        assert pings() - before < 120
+        assert int(dict(client.info("clients"))["connected_clients"]) < connected + 20

@@ -51,6 +51,12 @@ def test_a_path_with_a_line_end_begins_no_line_of_its_own() -> None:
     assert r"path='/x\n12:00:00 ERROR   the gateway is\x1b[2J gone'" in line
 
 
+def test_a_long_path_does_not_make_a_long_line() -> None:
+    """Whoever has no key could write 64 KiB into the log with each request."""
+    trail = Trail("req-1", "GET", "/" + "x" * 60_000)
+    assert trail.line()["path"] == "/" + "x" * 511
+
+
 def test_what_never_happened_is_left_out() -> None:
     line = Trail("r", "GET", "/nope").line()
     assert not {"team", "model", "attempts", "ttft_ms", "prompt_tokens"} & set(line)
