@@ -24,7 +24,8 @@ LIST_PROBES: tuple[list[str], ...] = (
     [""],
     ["x"] * 16,
     ["x"] * 17,
-    ["top_k"] * 32,
+    ["top_k", "top_p"],
+    ["top_k", "top_k"],
     ["top_k"] * 33,
 )
 PROBES = (

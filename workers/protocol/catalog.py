@@ -145,9 +145,15 @@ class DefaultSampling(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     adaptive_decay: Annotated[float, Meta(ge=0, le=0.99)] | None = None
     min_keep: Annotated[int, Meta(ge=0, le=2**31 - 1, description="filters leave at least so many")] | None = None
     samplers: (
-        Annotated[tuple[SamplerName, ...], Meta(max_length=32, description="the stages and their order")] | None
+        Annotated[tuple[SamplerName, ...], Meta(max_length=32, description="the stages and their order, each once")]
+        | None
     ) = None
     seed: Annotated[int, Meta(ge=-1, le=2**32 - 1, description="-1 draws one at random for each call")] | None = None
+
+    def __post_init__(self) -> None:
+        names = self.samplers or ()
+        if twice := next((name for n, name in enumerate(names) if name in names[:n]), None):
+            raise ValueError(f"`samplers` names {twice} a second time; name each sampler once")
 
     def sampling(self) -> Sampling:
         """The same for the engine, where an absent seed is a random one."""

@@ -48,6 +48,7 @@ FAILED_BY = {
     "queue_timeout": Who.POLICY,
     "request_timeout": Who.POLICY,
     "busy": Who.POLICY,
+    "too_many_connections": Who.POLICY,
     "no_worker": Who.POLICY,
     "unsuited": Who.POLICY,
     "storage_full": Who.POLICY,

@@ -9,6 +9,7 @@ from gateway.routing.pool import Pool
 from gateway.routing.rank import rank
 from tests.support.ranked import NOW, Sent, book_of, busy, full, prompt, worker
 from tests.unit.gateway.routing.test_rank_properties import some_scene
+from workers.protocol.heartbeat import PROTOCOL_VERSION
 
 
 def sums(one: Placed) -> list[float]:
@@ -53,7 +54,7 @@ def test_who_is_left_out_is_told_why() -> None:
     assert [placed.worker for placed in told.ranked] == ["good"]
     assert told.left_out == (
         LeftOut("bad", "this call has failed there"),
-        LeftOut("odd", "it speaks protocol 99, this gateway 2"),
+        LeftOut("odd", f"it speaks protocol 99, this gateway {PROTOCOL_VERSION}"),
         LeftOut("plain", "it has no adapter x, y"),
         LeftOut("small", "the call needs at least 750 tokens of context, it has 500"),
         LeftOut("tired", "it is draining"),
