@@ -15,13 +15,14 @@ from gateway.pipeline import Fleet
 from gateway.relay.failures import answer_to
 from gateway.relay.fanin import Place
 from gateway.relay.relay import ASK_TIMEOUT_S, Relay
-from gateway.relay.worker_asks import ReplyT
-from workers.protocol.failures import RETRYABLE, CallFailed, Failure
+from gateway.relay.worker_asks import NotReached, ReplyT
+from workers.protocol.failures import CallFailed, Failure, FailureCode
 from workers.protocol.heartbeat import Heartbeat
 from workers.protocol.requests import GenerateRequest
 from workers.protocol.text import RENDER_PATH, Render, decode_rendered
 
 MAX_TRIES = 3
+TAKES_NOTHING = (FailureCode.BUSY, FailureCode.DRAINING)
 
 
 class Inquiries:
@@ -42,14 +43,16 @@ class Inquiries:
         decode: Callable[[bytes], ReplyT],
         message: msgspec.Struct | None = None,
     ) -> ReplyT:
-        """Asks the least busy worker, and the next one where that is lost. Raises PaddockError."""
+        """Asks the least busy worker, and the next one where that can't be reached or takes nothing at the moment. A
+        worker that was lost over the question may have ended of it: no other one is asked then. Raises PaddockError.
+        """
         failure: Failure | None = None
         for beat in sorted(self.workers(model), key=lambda beat: beat.slots_busy / max(1, beat.slots))[:MAX_TRIES]:
             try:
                 return await self._relay.ask(_place(beat), method, path, message, decode)
             except CallFailed as failed:
                 failure = failed.failure
-                if failure.code not in RETRYABLE:
+                if not (isinstance(failed, NotReached) or failure.code in TAKES_NOTHING):
                     break
         if failure is None:
             raise no_worker(model)

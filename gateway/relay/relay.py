@@ -16,7 +16,7 @@ import msgspec
 from gateway.errors import Stopping
 from gateway.relay.fanin import CONNECT_TIMEOUT_S, Credentials, Place, WorkerStream
 from gateway.relay.mailbox import Mailbox
-from gateway.relay.worker_asks import ReplyT, ask
+from gateway.relay.worker_asks import NotReached, ReplyT, ask
 from gateway.relay.worker_client import Cancellations, WorkerClient
 from workers.protocol.events import Failed, Finished
 from workers.protocol.failures import CallFailed, Failure, FailureCode
@@ -185,7 +185,7 @@ class Relay:
             line = None
         if line is None or line.stream.lost or not await line.stream.settled(SETTLE_TIMEOUT_S):
             message = f"The worker {place.worker} cannot be reached. Send the request again."
-            raise CallFailed(Failure(FailureCode.WORKER_LOST, message))
+            raise NotReached(Failure(FailureCode.WORKER_LOST, message))
         return line
 
     def _open_line(self, place: Place) -> Line:

@@ -34,6 +34,10 @@ class ReplyTooLong(aiohttp.ClientError):
     """A worker answers more than any honest one would."""
 
 
+class NotReached(CallFailed):
+    """The worker took no connection: it has not heard of the question, so another one may be asked."""
+
+
 async def read_bounded(response: aiohttp.ClientResponse, max_bytes: int) -> bytes:
     """Return the body. Raises ReplyTooLong, with the connection closed, as soon as it is longer than that."""
     pieces, left = [], max_bytes
@@ -58,8 +62,8 @@ async def ask(
 ) -> ReplyT:
     """`headers`: of every request to this worker.
 
-    Raises CallFailed: the worker's own failure, WORKER_LOST when it cannot be asked, INTERNAL when it answers in words
-    of another version.
+    Raises CallFailed: the worker's own failure, WORKER_LOST when it does not answer (NotReached: it has not heard of
+    the question either), INTERNAL when it answers in words of another version.
     """
     try:
         async with session.request(
@@ -73,7 +77,9 @@ async def ask(
             body = await read_bounded(response, MAX_LONG_REPLY_BYTES if path in LONG_REPLIES else MAX_REPLY_BYTES)
     except (aiohttp.ClientError, TimeoutError, OSError) as error:
         message_ = f"The worker {place.worker} did not answer ({type(error).__name__}). Send the request again."
-        raise CallFailed(Failure(FailureCode.WORKER_LOST, message_)) from error
+        unheard = isinstance(error, aiohttp.ClientConnectorError | aiohttp.ConnectionTimeoutError)
+        kind = NotReached if unheard else CallFailed
+        raise kind(Failure(FailureCode.WORKER_LOST, message_)) from error
     if response.status != 200:
         raise CallFailed(failure_in(place, response.status, body))
     try:

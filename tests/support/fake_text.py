@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 from collections.abc import Sequence
 
 from workers.chat.infill import InfillPrompts, InfillRoom, InfillTokens
@@ -25,7 +27,13 @@ class FakeVocab:
 
     num_tokens = 2**32
 
+    def __init__(self, deadly: str = "") -> None:
+        """`deadly`: a text that has it ends the process, as llama.cpp may."""
+        self._deadly = deadly
+
     def tokenize(self, text: str, *, add_special: bool, parse_special: bool) -> Sequence[int]:
+        if self._deadly and self._deadly in text:
+            os.kill(os.getpid(), signal.SIGKILL)
         data = text.encode("utf-8", "replace")
         data += bytes(-len(data) % BYTES_PER_TOKEN)
         return [0] * add_special + memoryview(data).cast("I").tolist()
@@ -37,8 +45,8 @@ class FakeVocab:
         return b"".join(map(self.special_piece, tokens))
 
 
-def fake_prompts(n_ctx: int) -> Prompts:
-    vocab = FakeVocab()
+def fake_prompts(n_ctx: int, deadly: str = "") -> Prompts:
+    vocab = FakeVocab(deadly)
     tokens = InfillTokens(prefix=1, suffix=2, middle=3)
     infill = InfillPrompts(tokens, InfillRoom(n_ctx=n_ctx, n_batch=2048))
     return Prompts(ChatTemplate(TEMPLATE), vocab, num_tokens=vocab.num_tokens, infill=infill)

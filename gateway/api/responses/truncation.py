@@ -5,9 +5,12 @@ Workers render and count; the gateway knows no tokens.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import bisect
+import itertools
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 
+import msgspec
 from msgspec.structs import replace as replace_struct
 
 from gateway.api.responses.request import ResponseRequest
@@ -17,6 +20,11 @@ from workers.protocol.requests import GenerateRequest, Message
 ANSWER_SHARE = 8
 """Without `max_output_tokens`, one part in so many of the context is kept free for the answer."""
 STANDING = ("system", "developer")
+
+MAX_RENDERS = 6
+"""Of one conversation, to find what fits: three do nearly always."""
+
+_encode = msgspec.json.Encoder().encode
 
 
 class Truncation:
@@ -30,17 +38,15 @@ class Truncation:
         """
         request = asked.requests[0]
         room = self._room(model, request)
-        if room is None or await self._inquiries.num_tokens(model, request, team) <= room:
+        if room is None:
             return asked
         turns = turns_of(request.messages)
-        fewest, most = 1, len(turns) - 1
-        while fewest < most:
-            middle = (fewest + most) // 2
-            if await self._inquiries.num_tokens(model, without(request, turns, middle), team) <= room:
-                most = middle
-            else:
-                fewest = middle + 1
-        return replace(asked, requests=(without(request, turns, max(most, 0)),))
+
+        async def count(number: int) -> int:
+            return await self._inquiries.num_tokens(model, without(request, turns, number), team)
+
+        number = await turns_to_drop([sum(map(_num_bytes, turn)) for turn in turns], room, count)
+        return replace(asked, requests=(without(request, turns, number),)) if number else asked
 
     def _room(self, model: str, request: GenerateRequest) -> int | None:
         """Most tokens that the prompt may have; None: nobody knows."""
@@ -49,6 +55,36 @@ class Truncation:
             return None
         wanted = n_ctx // ANSWER_SHARE if request.max_tokens is None else request.max_tokens
         return n_ctx - min(max(1, wanted), n_ctx // 2)
+
+
+async def turns_to_drop(sizes: Sequence[int], room: int, count: Callable[[int], Awaitable[int]]) -> int:
+    """Return how many of the first turns it takes to drop so that the others have at most `room` tokens; all but the
+    last where that is not enough.
+
+    `sizes`: of the turns, in bytes. `count`: tokens without so many of the first turns, which takes a whole rendering:
+    `MAX_RENDERS` are made at most, each where the bytes say that the bound lies. Where those don't suffice, more is
+    dropped than had to be.
+    """
+    tokens, last = await count(0), 0
+    fewest, most = 1, len(sizes) - 1
+    if tokens <= room or most < 1:
+        return 0 if tokens <= room else max(most, 0)
+    dropped = list(itertools.accumulate(sizes, initial=0))
+    rate = tokens / max(1, dropped[-1])
+    for _ in range(MAX_RENDERS - 1):
+        if fewest >= most:
+            break
+        wanted = dropped[last] + (tokens - room) / rate
+        guess = min(max(bisect.bisect_left(dropped, wanted), fewest), most - 1)
+        found = await count(guess)
+        if tokens != found and guess != last:
+            rate = abs((tokens - found) / (dropped[guess] - dropped[last]))
+        tokens, last = found, guess
+        if found <= room:
+            most = guess
+        else:
+            fewest = guess + 1
+    return most
 
 
 def turns_of(messages: Sequence[Message]) -> list[tuple[Message, ...]]:
@@ -67,3 +103,7 @@ def without(request: GenerateRequest, turns: Sequence[tuple[Message, ...]], numb
     """The request without its first turns."""
     dropped = {id(message) for turn in turns[:number] for message in turn}
     return replace_struct(request, messages=tuple(m for m in request.messages if id(m) not in dropped))
+
+
+def _num_bytes(message: Message) -> int:
+    return len(_encode(message))
