@@ -9,12 +9,15 @@ from collections.abc import Iterator
 
 from gateway.access.records import digest
 from tests.security.attack import Target
+from tests.support.small_models import with_pre_tokenizer
 from tests.support.stack import DEMO_MODEL, Stack
 
 MODEL = "paddock-demo"
 ATTACKER_KEY, VICTIM_KEY = "pk-attacker-0123456789abcdef", "pk-victim-0123456789abcdef"
 KEYS = (("attacker", "red", ATTACKER_KEY), ("victim", "blue", VICTIM_KEY))
 SLOTS = 4
+REGEX_PRE_TOKENIZER = "tekken"
+"""One that llama.cpp runs by std::regex, which ends a process over a long run of like characters."""
 
 
 @contextlib.contextmanager
@@ -25,7 +28,8 @@ def attacked_fleet() -> Iterator[tuple[Target, dict[str, int]]]:
     pinned = {name: served_by for name in ("redis", "gateway", "worker") if served_by}
     records = [{"name": name, "team": team, "sha256": digest(key)} for name, team, key in KEYS]
     with Stack(cores=pinned) as stack:
-        worker = stack.worker(DEMO_MODEL, MODEL, slots=SLOTS, slot_save_dir=stack.folder / "slots")
+        model = with_pre_tokenizer(DEMO_MODEL, stack.folder / "demo.gguf", REGEX_PRE_TOKENIZER)
+        worker = stack.worker(model, MODEL, slots=SLOTS, slot_save_dir=stack.folder / "slots")
         gateway = stack.gateway(api_keys=json.dumps(records))
         target = Target(gateway.url, MODEL, ATTACKER_KEY, VICTIM_KEY, worker.url)
         yield target, {"gateway": gateway.pid, "worker": worker.pid, "redis": stack.redis.pid}

@@ -294,6 +294,19 @@ def write_small_model(folder: Path, name: str, *, seed: int = 1, pre: str = "") 
     return path
 
 
+def with_pre_tokenizer(source: Path, path: Path, pre: str) -> Path:
+    """Write a copy of a GGUF file whose pre-tokenizer is another one, with a name as long as the one it has."""
+    data = bytearray(source.read_bytes())
+    key = PRE_TOKENIZER.encode()
+    begin = data.index(key) + len(key) + 4  # the key is followed by the value's type, its length and itself
+    length = int.from_bytes(data[begin : begin + 8], "little")
+    if len(pre) != length:
+        raise ValueError(f"{pre!r} does not have {length} characters")
+    data[begin + 8 : begin + 8 + length] = pre.encode()
+    path.write_bytes(data)
+    return path
+
+
 def spoil_token(path: Path, token: int) -> None:
     """From here on, whatever the model computes of this token is not a number."""
     reader = gguf.GGUFReader(path, "r+")

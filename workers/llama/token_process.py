@@ -47,6 +47,9 @@ GROWN_BYTES = 48 << 20
 
 SOCKET_BYTES = 1 << 20
 
+NICENESS = 5
+"""Where a processor is wanted by both, the engine's steps come before a text that nobody reads yet."""
+
 
 def main(path: Path, descriptor: int) -> None:
     """Serve orders until the worker closes the socket or ends."""
@@ -92,6 +95,7 @@ def _child(vocab: Vocab, orders: socket.socket, descriptor: int) -> None:
     """Never returns."""
     try:
         end_with_parent()
+        os.nice(NICENESS)
         orders.close()
         threading.stack_size(STACK_BYTES)
         with socket.socket(fileno=descriptor) as texts:

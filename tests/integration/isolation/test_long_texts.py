@@ -70,7 +70,7 @@ async def test_runs_of_like_characters_harm_nobody(served: tuple[Process, Proces
 
 
 async def test_callers_who_leave_are_not_worked_for(served: tuple[Process, Process]) -> None:
-    """Twenty questions that take seconds each, whose caller leaves at once, don't keep its team's next one waiting."""
+    """Forty questions that take seconds each, whose caller leaves at once, don't keep its team's next one waiting."""
     _, gateway = served
     slow = {"model": "regex", "content": "word\u0301 " * 90_000}
     headers = {"Authorization": f"Bearer {ATTACKER}"}
@@ -82,9 +82,9 @@ async def test_callers_who_leave_are_not_worked_for(served: tuple[Process, Proce
                     await session.post("/tokenize", json=slow)
 
         alone_s = await _timed(session, slow)
-        await asyncio.gather(*(leave() for _ in range(20)))
+        await asyncio.gather(*(leave() for _ in range(40)))
         waited_s = await _timed(session, {"model": "regex", "content": "quick " * 1000})
-    assert waited_s < 5 + 3 * alone_s, f"one alone took {alone_s:.2f} s"
+    assert waited_s < 2 + 3 * alone_s, f"one alone took {alone_s:.2f} s"
 
 
 async def _timed(session: aiohttp.ClientSession, body: dict[str, Any]) -> float:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from typing import Any
 
@@ -200,3 +201,22 @@ def test_what_takes_no_time() -> None:
     assert not is_quick(GenerateRequest(prompt=(1, "x" * SHORT_CHARS, "x")))
     assert not is_quick(GenerateRequest(messages=HELLO))
     assert not is_quick(GenerateRequest(infill=Infill("a", "b")))
+
+
+def test_many_texts_have_one_bound_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each is too short for a bound of its own."""
+    monkeypatch.setattr("workers.patience.LEAST_S", 0.05)
+    recorder = Recorder()
+
+    class Slow(Recorder):
+        def tokenize(self, text: str, *, add_special: bool, parse_special: bool) -> Sequence[int]:
+            time.sleep(0.01)
+            return recorder.tokenize(text, add_special=add_special, parse_special=parse_special)
+
+    one = Prompts(None, Slow(), num_tokens=0x110000, infill=InfillPrompts(TOKENS, ROOM))
+    for fields in ({"prompt": ("a", 7) * 2000}, {"infill": Infill("a", "b", files=(InfillFile("c", "d"),) * 2000)}):
+        recorder.asked.clear()
+        failure = refused(one, **fields)
+        assert failure.code is FailureCode.INVALID_REQUEST
+        assert "took longer than" in failure.message
+        assert len(recorder.asked) < 100

@@ -203,3 +203,25 @@ def test_it_ends_with_its_owner() -> None:
 def test_a_template_that_can_never_be_used_is_told_at_the_start(source: str, says: str) -> None:
     with pytest.raises(TemplateUnusable, match=says):
         Renderer({"default": source}, start_s=1.0)
+
+
+def test_one_slow_conversation_leaves_a_process_for_others() -> None:
+    with Renderer({"default": HOSTILE}, render_s=3.0) as renderer:
+        failures: list[Failure] = []
+
+        def loop() -> None:
+            try:
+                renderer.render(conversation("loop"))
+            except CallFailed as failed:
+                failures.append(failed.failure)
+
+        slow = threading.Thread(target=loop)
+        slow.start()
+        assert renderer.render(conversation("hello")) == "hello"
+        assert slow.is_alive(), "the other one waited for the slow one's end"
+        slow.join()
+        assert [failure.code for failure in failures] == [FailureCode.INVALID_REQUEST]
+        pid = renderer.pid
+        assert pid is not None, "the one that was killed is replaced before anybody needs it"
+        assert renderer.render(conversation("again")) == "again"
+        assert renderer.pid == pid
