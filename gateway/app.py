@@ -63,7 +63,7 @@ from gateway.store.stream_quota import StreamBounds, StreamQuota
 from gateway.store.unreadable import Unreadable
 from gateway.telemetry.metrics import Metrics
 from gateway.telemetry.prompts import UNWRITTEN, WrittenPrompts
-from workers import catalog_file
+from workers import catalog_file, secret_file
 from workers.protocol.drain import left_s
 from workers.protocol.heartbeat import Heartbeat
 from workers.tracing.tracer import OFF, Tracer
@@ -154,6 +154,7 @@ async def build(settings: GatewaySettings, redis: redis.asyncio.Redis, tracer: T
     gateway_id = settings.gateway_id or secrets.token_hex(6)
     # Each process numbers its calls from 1: on the wire, a restarted gateway must not be taken for its forerunner.
     secret, metrics = settings.worker_secret, Metrics()
+    own_secret = settings.gateway_secret or secret_file.made_once(settings.state_dir / secret_file.GATEWAY_SECRET)
     relay = Relay(f"{gateway_id}.{secrets.token_hex(4)}", secret, settings.stream_buffer_events)
     unreadable, refused = Unreadable(metrics.unreadable.inc), metrics.refused_records.inc
     wishes = AdapterWishes(redis, lambda: fleet.snapshot.models, unreadable)
@@ -199,7 +200,7 @@ async def build(settings: GatewaySettings, redis: redis.asyncio.Redis, tracer: T
             "model": models,
             "health": Health(),
             "ready": Ready(redis, fleet, admission, leaving, names.models),
-            "drain": DrainRoute(attendance, keys, secret, pipeline, sockets),
+            "drain": DrainRoute(attendance, keys, own_secret, pipeline, sockets),
             "explain": ExplainRoute(reception, pipeline, fleet, admission, LineReader(redis), ChatDialect()),
             "metrics": MetricsPage(metrics.book, sight.look),
             "targets": Targets(fleet),
@@ -207,9 +208,9 @@ async def build(settings: GatewaySettings, redis: redis.asyncio.Redis, tracer: T
         }
     )
     fixed = read_records(settings.api_keys)
-    first = await first_key.settle(redis, settings.api_key, settings.state_dir)
+    first = await first_key.settle(redis, own_secret, settings.api_key, settings.state_dir)
     # A preset key cannot be overruled by what stands in Redis.
-    key_store = KeyStore(redis, keys, (*fixed, first) if settings.api_key else fixed, first, unreadable)
+    key_store = KeyStore(redis, own_secret, keys, (*fixed, first) if settings.api_key else fixed, first, unreadable)
     keeper = AdapterKeeper(fleet, inquiries, wishes)
     fleet.listen(lambda _: keeper.hurry())
     asgi = Door(router, metrics, attendance, tracer)

@@ -27,6 +27,7 @@ COMMANDS = {
 }
 BENCH = "load as of many people on any OpenAI-compatible address, and what they would see"
 CHAT = "talk to a model in this terminal, or answer what comes in on a pipe"
+KEY = "API keys: key make|add|list|remove"
 REDIS = "users for a Redis of your own, each with no more rights than it needs: redis acl"
 CONFIG = "what the settings are and where they come from: config show|schema|docs|compatibility"
 
@@ -54,6 +55,9 @@ def _main() -> int:
         settings, drain = import_module("gateway.settings"), import_module(workers_cli.DRAIN_MODULE)
         parts = {"gateway": settings.GatewaySettings, **drain.PARTS}
         return int(drain.main(args, settings.known_settings(), parts))
+    if name == "key":
+        known = import_module("gateway.settings").known_settings()
+        return int(import_module("gateway.key_command").main(args, known))
     if name == "redis":
         return int(import_module("gateway.redis_command").main(args))
     if name == "bench":
@@ -64,7 +68,7 @@ def _main() -> int:
         return int(import_module("gateway.chat_command").main(args, known))
     if name not in COMMANDS:
         nearest = import_module("workers.sources").nearest(
-            name, [*COMMANDS, "bench", "cache", "chat", "config", "drain", "redis"]
+            name, [*COMMANDS, "bench", "cache", "chat", "config", "drain", "key", "redis"]
         )
         return command.complain([f"{name}: no such command{nearest}; `paddock --help` lists them"])
     known = import_module("gateway.settings").known_settings()
@@ -79,6 +83,7 @@ def overview() -> str:
         ("chat", CHAT),
         ("config", CONFIG),
         ("drain", workers_cli.DRAIN),
+        ("key", KEY),
         ("redis", REDIS),
     ]
     table = [f"  {name.ljust(12)}{summary}" for name, summary in rows]

@@ -21,7 +21,7 @@ SECTIONS: tuple[tuple[str, type[BaseSettings]], ...] = (
     ("`paddock up` alone", UpSettings),
 )
 
-HEAD = """# Settings
+HEAD = r"""# Settings
 
 This page is made by `paddock config docs`; a test fails when it is out of date.
 
@@ -42,6 +42,7 @@ it. An unknown key or flag is an error, an unknown `PADDOCK_*` variable a warnin
 | `paddock bench` | load of many people on any OpenAI-compatible address, and what they see: [bench.md](bench.md) |
 | `paddock cache show [--tenant TEAM] [--json]` | files in `cache_dir` and `slot_save_dir`, by version and team |
 | `paddock cache erase --tenant TEAM` (or `--all`) | removes a team's files from both, of all versions |
+| `paddock key make\|add\|list\|remove` | API keys and their records in Redis: [keys.md](keys.md#in-redis) |
 | `paddock redis acl` | users of gateways and workers for a Redis of your own: [redis.md](redis.md#users) |
 | `paddock config show [--json]` | each setting of `paddock up`, its value and origin; secrets are covered |
 | `paddock config schema` | JSON Schema of a catalog file ([catalog.schema.json](catalog.schema.json)) |

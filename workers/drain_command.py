@@ -5,7 +5,7 @@ worker               the worker that --worker-host and --worker-port name
 --url URL            another one
 --timeout-s S        give up waiting after so long; left out: it waits until nothing runs any more
 --settle-s S         of a gateway: for so long nobody new must have come; left out: 5
-flags                settings as well: --worker-secret, --api-key (of an admin), --state-dir, --config
+flags                settings as well: --gateway-secret, --worker-secret, --api-key (of an admin), --state-dir, --config
 
 It does not stop the process: whoever calls it does so afterwards, with SIGTERM. Exit codes: 0 nothing runs any more,
 75 something did when the time was up, 1 nobody answers, 2 a flag is wrong or the key or secret is not accepted.
@@ -22,13 +22,15 @@ from http.client import HTTPConnection, HTTPException, HTTPSConnection
 from typing import Any, NoReturn
 from urllib.parse import urlencode, urlsplit
 
-from workers import command, own_address, sources
+from workers import command, own_address, secret_file, sources
 from workers.protocol import drain, proofs
 from workers.protocol.exits import Exit
 from workers.protocol.framing import HEALTH_PATH
-from workers.secret_file import WORKER_SECRET
+from workers.secret_file import GATEWAY_SECRET, WORKER_SECRET
 from workers.settings import PaddockSettings, WorkerSettings
 
+SECRETS = {"gateway": ("gateway_secret", GATEWAY_SECRET), "worker": ("worker_secret", WORKER_SECRET)}
+"""Part -> the setting that what it is shown is made from, and the file that has it where that is unset."""
 PARTS: Mapping[str, type[PaddockSettings]] = {"worker": WorkerSettings}
 ANSWER_S = 10.0
 """Who does not say within this time that it is alive, loads its model yet: there is nothing to wait for."""
@@ -103,14 +105,12 @@ def _target(options: Namespace, settings: PaddockSettings) -> Target:
     url = options.url or _own_url(options.part, settings)
     if urlsplit(url).scheme not in ("http", "https"):
         raise _Unusable(f"drain: --url {url!r} is no address; give http://HOST:PORT")
-    secret, key = settings.worker_secret, getattr(settings, "api_key", "")
+    name, file = SECRETS[options.part]
+    secret, key = str(getattr(settings, name)), str(getattr(settings, "api_key", ""))
+    secret = secret or secret_file.read(settings.state_dir / file)
     if not secret and not key:
-        try:
-            secret = (settings.state_dir / WORKER_SECRET).read_text(encoding="ascii").strip()
-        except OSError:
-            raise _Unusable(
-                "drain: worker_secret is unset, and there is none in the state folder; give --worker-secret"
-            ) from None
+        flag = name.replace("_", "-")
+        raise _Unusable(f"drain: {name} is unset, and there is none in the state folder; give --{flag}")
     return Target(options.part, url.rstrip("/"), secret, key)
 
 

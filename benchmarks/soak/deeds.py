@@ -10,7 +10,8 @@ from urllib.parse import urlsplit
 
 from benchmarks.soak.fleet import EMBEDDER, INFILLER, TOY
 from benchmarks.soak.visitor import Refused, Surprise, Visitor, events, is_last
-from gateway.access.records import digest
+from gateway.access.records import AccessRecord, digest
+from gateway.access.sealed_records import seal_record
 from workers.protocol import keys
 
 Deed = Callable[[Visitor], Awaitable[None]]
@@ -254,7 +255,8 @@ async def key_changes(visitor: Visitor) -> None:
     """A key that comes and goes in Redis; each with a team of its own, of twenty."""
     number = visitor.chance.randrange(20)
     secret = hashlib.sha256(str(visitor.chance.random()).encode()).hexdigest()
-    record = json.dumps({"name": f"passing-{number}", "team": f"team-{number}", "sha256": digest(secret)})
+    made = AccessRecord(name=f"passing-{number}", team=f"team-{number}", sha256=digest(secret))
+    record = seal_record(made, visitor.fleet.stack.gateway_secret)
     await visitor.fleet.client.hset(keys.ACCESS_KEYS, f"passing-{number}", record)
     await asyncio.sleep(3.5)
     visitor.key = secret

@@ -11,7 +11,8 @@ from pathlib import Path
 import redis.asyncio
 from redis.exceptions import ResponseError
 
-from gateway.access.records import FIRST_KEY_NAME, AccessRecord, decode_record, encode_record, first_record
+from gateway.access.records import FIRST_KEY_NAME, AccessRecord, first_record
+from gateway.access.sealed_records import is_bare, open_record, seal_record
 from gateway.store.trouble import is_of_one_name
 from workers.protocol import keys
 
@@ -26,15 +27,16 @@ def path_in(state_dir: Path) -> Path:
     return state_dir.expanduser() / FILE_NAME
 
 
-async def settle(redis: redis.asyncio.Redis, preset: str, state_dir: Path) -> AccessRecord:
-    """The record of the first key that is valid now; a key that is made here is also written to the file.
+async def settle(redis: redis.asyncio.Redis, secret: str, preset: str, state_dir: Path) -> AccessRecord:
+    """The record of the first key that is valid now; a key that is made here is also written to the file. A record in
+    Redis counts if it is sealed with the gateway secret; one without any seal, of an earlier version, is replaced.
 
     Only a preset key replaces the one in Redis, which others may be using: a key in the file and one that is made now
     yield to it. Where Redis has something else under the name of the keys, this gateway's own is valid here. Raises
     OSError when the folder can't be written.
     """
     try:
-        return await _settled(redis, preset, state_dir)
+        return await _settled(redis, secret, preset, state_dir)
     except ResponseError as error:
         if not is_of_one_name(error):
             raise
@@ -47,37 +49,37 @@ async def settle(redis: redis.asyncio.Redis, preset: str, state_dir: Path) -> Ac
     return first_record(own)
 
 
-async def _settled(redis: redis.asyncio.Redis, preset: str, state_dir: Path) -> AccessRecord:
+async def _settled(redis: redis.asyncio.Redis, secret: str, preset: str, state_dir: Path) -> AccessRecord:
     if preset:
-        return await _replace(redis, first_record(preset))
+        return await _replace(redis, secret, first_record(preset))
     path = path_in(state_dir)
     found = _read(path)
     if found:
-        return await _offer_found(redis, first_record(found), path)
-    if (held := await _held(redis)) is not None:
+        return await _offer_found(redis, secret, first_record(found), path)
+    if (held := await _held(redis, secret)) is not None:
         return _made_elsewhere(held, path)
     made = PREFIX + secrets.token_urlsafe(NUM_RANDOM_BYTES)
     if not _write_new(path, made):
         # Another gateway with this state folder was faster.
-        return await _offer_found(redis, first_record(_read(path) or made), path)
+        return await _offer_found(redis, secret, first_record(_read(path) or made), path)
     record = first_record(made)
-    held = await _offer(redis, record)
+    held = await _offer(redis, secret, record)
     if held.sha256 == record.sha256:
         return record
     path.unlink(missing_ok=True)
     return _made_elsewhere(held, path)
 
 
-async def _replace(redis: redis.asyncio.Redis, record: AccessRecord) -> AccessRecord:
-    held = await _held(redis)
+async def _replace(redis: redis.asyncio.Redis, secret: str, record: AccessRecord) -> AccessRecord:
+    held = await _held(redis, secret)
     if held is not None and held.sha256 != record.sha256:
         log.warning("the preset API key replaces the first key in Redis, which is valid no more")
-    await redis.hset(keys.ACCESS_KEYS, FIRST_KEY_NAME, encode_record(record))
+    await redis.hset(keys.ACCESS_KEYS, FIRST_KEY_NAME, seal_record(record, secret))
     return record
 
 
-async def _offer_found(redis: redis.asyncio.Redis, record: AccessRecord, path: Path) -> AccessRecord:
-    held = await _offer(redis, record)
+async def _offer_found(redis: redis.asyncio.Redis, secret: str, record: AccessRecord, path: Path) -> AccessRecord:
+    held = await _offer(redis, secret, record)
     if held.sha256 != record.sha256:
         log.warning(
             "the API key in %s is not valid: the first key in this Redis is another, and that one stays. Delete the "
@@ -87,18 +89,22 @@ async def _offer_found(redis: redis.asyncio.Redis, record: AccessRecord, path: P
     return held
 
 
-async def _offer(redis: redis.asyncio.Redis, record: AccessRecord) -> AccessRecord:
-    """The record that Redis holds afterwards: this one if it had none."""
-    if await redis.hsetnx(keys.ACCESS_KEYS, FIRST_KEY_NAME, encode_record(record)):
+async def _offer(redis: redis.asyncio.Redis, secret: str, record: AccessRecord) -> AccessRecord:
+    """The record that counts afterwards: this one if Redis had none."""
+    value = await redis.hget(keys.ACCESS_KEYS, FIRST_KEY_NAME)
+    if value is not None and is_bare(value):
+        await redis.hset(keys.ACCESS_KEYS, FIRST_KEY_NAME, seal_record(record, secret))
         return record
-    return await _held(redis) or record
+    if await redis.hsetnx(keys.ACCESS_KEYS, FIRST_KEY_NAME, seal_record(record, secret)):
+        return record
+    return await _held(redis, secret) or record
 
 
-async def _held(redis: redis.asyncio.Redis) -> AccessRecord | None:
-    """None too for a record that can't be read, which the key store reports."""
-    text = await redis.hget(keys.ACCESS_KEYS, FIRST_KEY_NAME)
+async def _held(redis: redis.asyncio.Redis, secret: str) -> AccessRecord | None:
+    """None too for a record that can't be read or has another seal, which the key store reports."""
+    value = await redis.hget(keys.ACCESS_KEYS, FIRST_KEY_NAME)
     try:
-        return None if text is None else decode_record(text)
+        return None if value is None else open_record(value, secret)
     except ValueError:
         return None
 

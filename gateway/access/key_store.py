@@ -7,7 +7,8 @@ import asyncio
 import redis.asyncio
 
 from gateway.access.keys import Keys
-from gateway.access.records import FIRST_KEY_NAME, AccessRecord, decode_record, encode_record
+from gateway.access.records import FIRST_KEY_NAME, AccessRecord
+from gateway.access.sealed_records import open_record, seal_record
 from gateway.store.cancellation import raise_if_cancelled
 from gateway.store.outage import Outage
 from gateway.store.unreadable import Unreadable
@@ -18,7 +19,8 @@ REREAD_S = 3.0
 
 
 class KeyStore:
-    """The settings' records, and those in Redis by name after them. While Redis is away the last ones stay valid.
+    """The settings' records, and by name after them those in Redis that a holder of the gateway secret wrote. While
+    Redis is away the last ones stay valid.
 
     A Redis that comes back empty gets the first key again from any gateway that has seen it; what else stood there only
     is lost with it.
@@ -27,14 +29,16 @@ class KeyStore:
     def __init__(
         self,
         redis: redis.asyncio.Redis,
+        secret: str,
         target: Keys,
         fixed: tuple[AccessRecord, ...],
         first: AccessRecord,
         unreadable: Unreadable | None = None,
     ) -> None:
-        """`unreadable` hears of records that can't be read; they are no keys."""
+        """`unreadable` hears of records that can't be read or are not sealed with `secret`; they are no keys."""
         self._unreadable = unreadable or Unreadable()
         self._redis = redis
+        self._secret = secret
         self._target = target
         self._fixed = {record.name: record for record in fixed}
         self._first = first
@@ -42,9 +46,9 @@ class KeyStore:
     async def refresh(self) -> None:
         """Raises redis.RedisError when Redis is away."""
         found: dict[str, AccessRecord] = {}
-        for name, text in (await self._redis.hgetall(keys.ACCESS_KEYS)).items():
+        for name, value in (await self._redis.hgetall(keys.ACCESS_KEYS)).items():
             try:
-                record = decode_record(text)
+                record = open_record(value, self._secret)
             except ValueError as error:
                 self._unreadable.skip(Unread.KEYS, name, error)
                 continue
@@ -52,7 +56,7 @@ class KeyStore:
         if FIRST_KEY_NAME in found:
             self._first = found[FIRST_KEY_NAME]
         else:
-            await self._redis.hsetnx(keys.ACCESS_KEYS, FIRST_KEY_NAME, encode_record(self._first))
+            await self._redis.hsetnx(keys.ACCESS_KEYS, FIRST_KEY_NAME, seal_record(self._first, self._secret))
         self._target.replace(({FIRST_KEY_NAME: self._first} | found | self._fixed).values())
 
     async def run(self) -> None:

@@ -87,7 +87,7 @@ class DrainRoute:
     """Answers when this gateway can be stopped without a loss, or after `timeout_s` of the query."""
 
     def __init__(self, attendance: Attendance, keys: Keys, secret: str, pipeline: Pipeline, sockets: Sockets) -> None:
-        """`secret`: whoever shows the token that is made from it may drain, as an admin may."""
+        """`secret`: of gateways; whoever shows the token that is made from it may drain, as an admin may."""
         self._attendance = attendance
         self._keys = keys
         self._bearer = b"Bearer " + proofs.gateway_drain_token(secret).encode()

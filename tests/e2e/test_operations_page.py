@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import shlex
 import shutil
 import subprocess
+import sys
 import time
 from collections.abc import Iterator
 
@@ -24,6 +24,7 @@ MODEL = "story"
 PAGE = (ROOT / "docs" / "operations.md").read_text()
 SEEN_S = 5.0
 """Keys in Redis are valid on every gateway after three."""
+IN_GATEWAY = "kubectl exec -n llm deployment/paddock-gateway -- paddock "
 IN_REDIS = "kubectl exec -n llm paddock-redis-0 -- redis-cli "
 MAKING = ("KEY=$(", "SUM=$(")
 
@@ -107,11 +108,12 @@ def stack() -> Iterator[Stack]:
 def shell(stack: Stack, command: str, **more: str) -> str:
     """Runs it as it stands on the page, but for the address."""
     text = command.replace("http://127.0.0.1:8080", stack.gateways[0].url)
+    text = text.replace(IN_GATEWAY, f"{sys.executable} -m gateway.cli ")
     text = text.replace(IN_REDIS, f"redis-cli -s {stack.redis.socket} ")
     for program in ("curl", "redis-cli"):
         if text.startswith(program) and shutil.which(program) is None:
             pytest.skip(f"no {program} on this machine")
-    environment = {**os.environ, "KEY": stack.key, "MODEL": MODEL, **more}
+    environment = {**stack.environment(), "KEY": stack.key, "MODEL": MODEL, **more}
     done = subprocess.run(["bash", "-euc", text], env=environment, capture_output=True, text=True, timeout=20)
     assert done.returncode == 0, done.stderr
     return done.stdout
@@ -128,7 +130,7 @@ def test_is_it_well(stack: Stack) -> None:
 def test_a_key_that_is_made_on_the_page(stack: Stack) -> None:
     making, hashing = [command for command in commands() if command.startswith(MAKING)]
     key, sha256 = shell(stack, f'{making}; {hashing}; echo "$KEY" "$SUM"').split()
-    adding, removing = [command for command in of("kubectl") if "pd:keys" in command]
+    adding, removing = [command for command in of("kubectl") if " paddock key " in command]
     [models] = [command for command in of("curl") if "/v1/models" in command]
     shell(stack, adding, SUM=sha256)
     until_told(stack, models, key, '"data"')

@@ -138,7 +138,7 @@ class Fleet:
     async def _retire(self, old: Process, part: str) -> None:
         """The preStop hook, then SIGTERM; the endpoint is taken away when nobody is there."""
         began = time.monotonic()
-        headers = {"Authorization": f"Bearer {gateway_drain_token(self.stack.secret)}"}
+        headers = {"Authorization": f"Bearer {gateway_drain_token(self.stack.gateway_secret)}"}
         query = f"timeout_s={PATIENCE_S}"
         if part == "worker":
             headers = await asyncio.to_thread(drain_headers_of, old.url, self.stack.secret)

@@ -88,6 +88,7 @@ class Stack:
 
     key: str = "pk-test-0123456789abcdef"
     secret: str = "shared-secret-of-this-stack"
+    gateway_secret: str = "secret-of-its-gateways"
     cores: dict[str, str] = field(default_factory=dict)
     """Part of a process's name -> cores it is pinned to, such as {"gateway": "0"}."""
     folder: Path = field(default_factory=lambda: Path(tempfile.mkdtemp(prefix="pd-stack-")))
@@ -119,12 +120,13 @@ class Stack:
 
     def environment(self, role: Role = "gateway") -> dict[str, str]:
         """The settings of a process of this role, without those of whoever runs the tests."""
+        own = {"PADDOCK_API_KEY": self.key, "PADDOCK_GATEWAY_SECRET": self.gateway_secret}
         clean = {name: value for name, value in os.environ.items() if not name.startswith("PADDOCK_")}
         return clean | {
             "PADDOCK_REDIS_URL": logged_in(self.site or self.redis.url, role),
             "PADDOCK_WORKER_SECRET": self.secret,
             "PADDOCK_STATE_DIR": str(self.folder / "state"),
-            **({"PADDOCK_API_KEY": self.key} if role == "gateway" else {}),
+            **(own if role == "gateway" else {}),
             "PADDOCK_LOG_FORMAT": "json",
             "PYTHONUNBUFFERED": "1",
         }

@@ -6,7 +6,7 @@ heartbeat and nothing else; the rest belongs to the gateways' admission scripts 
     name                              type    written by   holds
     --------------------------------  ------  -----------  ---------------------------------------------------------
     pd:models                         set     worker       names of models that have had a worker
-    pd:keys                           hash    gateway      key id -> access record (JSON, the key's SHA-256 only)
+    pd:keys                           hash    gateway      key id -> its seal, and its record (JSON, SHA-256 only)
     pd:news                           stream  worker       what changes in each worker (`news.sealed_news`)
     pd:gateways                       zset    gateway      id of a gateway process -> unix time of its last beat
     pd:gateway:<id>                   string  gateway      heartbeat of a gateway process: unix time, seconds

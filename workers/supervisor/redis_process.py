@@ -79,6 +79,12 @@ def socket_path(state_dir: Path) -> Path:
     return Path(tempfile.gettempdir()) / f"paddock-{os.getuid()}-{digest}" / "redis.sock"
 
 
+def private_url(state_dir: Path, gateway_secret: str) -> str:
+    """Return where a gateway of `paddock up` with this state folder and secret logs in."""
+    user = user_of("gateway")
+    return f"unix://{user}:{derived_password(gateway_secret, user)}@{socket_path(state_dir)}"
+
+
 class PrivateRedis:
     """The private server of one state folder. The caller holds the folder's lock and keeps the process."""
 

@@ -12,11 +12,14 @@ import redis.asyncio
 from gateway.access import first_key
 from gateway.access.key_store import KeyStore
 from gateway.access.keys import Keys
-from gateway.access.records import AccessRecord, decode_record, first_record
+from gateway.access.records import AccessRecord, first_record
+from gateway.access.sealed_records import open_record
 from gateway.errors import AuthenticationFailed
 from gateway.store.client import connect
 from tests.support.redis_server import RedisServer
 from workers.protocol import keys
+
+SECRET = "of-gateways"
 
 
 @pytest.fixture(scope="module")
@@ -42,7 +45,7 @@ def folder(path: Path, key: str) -> Path:
 async def stored(client: redis.asyncio.Redis) -> AccessRecord:
     text = await client.hget(keys.ACCESS_KEYS, "first")
     assert text is not None
-    return decode_record(text)
+    return open_record(text, SECRET)
 
 
 def warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
@@ -54,7 +57,7 @@ async def test_a_key_in_a_file_is_announced_to_an_empty_redis(
 ) -> None:
     state = folder(tmp_path / "a", "pk-a")
     for _ in range(2):
-        assert await first_key.settle(client, "", state) == first_record("pk-a")
+        assert await first_key.settle(client, SECRET, "", state) == first_record("pk-a")
     assert await stored(client) == first_record("pk-a")
     assert warnings(caplog) == []
 
@@ -62,9 +65,9 @@ async def test_a_key_in_a_file_is_announced_to_an_empty_redis(
 async def test_another_file_does_not_revoke_the_key_of_the_fleet(
     client: redis.asyncio.Redis, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    await first_key.settle(client, "", folder(tmp_path / "a", "pk-a"))
+    await first_key.settle(client, SECRET, "", folder(tmp_path / "a", "pk-a"))
     other = folder(tmp_path / "b", "pk-b")
-    assert await first_key.settle(client, "", other) == first_record("pk-a")
+    assert await first_key.settle(client, SECRET, "", other) == first_record("pk-a")
     assert await stored(client) == first_record("pk-a")
     assert (other / "first-key").read_text() == "pk-b\n", "the operator's file is left alone"
     (line,) = warnings(caplog)
@@ -77,9 +80,9 @@ async def test_a_preset_key_replaces_it_and_says_so(
     client: redis.asyncio.Redis, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     state = folder(tmp_path / "a", "pk-a")
-    await first_key.settle(client, "", state)
+    await first_key.settle(client, SECRET, "", state)
     for _ in range(2):
-        assert await first_key.settle(client, "pk-preset", state) == first_record("pk-preset")
+        assert await first_key.settle(client, SECRET, "pk-preset", state) == first_record("pk-preset")
     assert await stored(client) == first_record("pk-preset")
     (line,) = warnings(caplog)
     assert "replaces the first key" in line
@@ -89,16 +92,16 @@ async def test_a_record_that_cannot_be_read_does_not_stop_the_start(
     client: redis.asyncio.Redis, tmp_path: Path
 ) -> None:
     await client.hset(keys.ACCESS_KEYS, "first", '{"shape": "of another version"}')
-    assert await first_key.settle(client, "", folder(tmp_path / "a", "pk-a")) == first_record("pk-a")
+    assert await first_key.settle(client, SECRET, "", folder(tmp_path / "a", "pk-a")) == first_record("pk-a")
 
 
 async def test_a_gateway_whose_file_lost_gives_an_emptied_redis_the_key_that_was_valid(
     client: redis.asyncio.Redis, tmp_path: Path
 ) -> None:
-    await first_key.settle(client, "", folder(tmp_path / "a", "pk-a"))
+    await first_key.settle(client, SECRET, "", folder(tmp_path / "a", "pk-a"))
     known = Keys()
-    first = await first_key.settle(client, "", folder(tmp_path / "b", "pk-b"))
-    key_store = KeyStore(client, known, (), first)
+    first = await first_key.settle(client, SECRET, "", folder(tmp_path / "b", "pk-b"))
+    key_store = KeyStore(client, SECRET, known, (), first)
     await client.flushall()
     await key_store.refresh()
     assert await stored(client) == first_record("pk-a")

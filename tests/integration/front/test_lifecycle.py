@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 import re
 import signal
 import stat
@@ -15,7 +14,8 @@ import aiohttp
 import pytest
 import redis
 
-from gateway.access.records import digest
+from gateway.access.records import AccessRecord, digest
+from gateway.access.sealed_records import open_record, seal_record
 from gateway.admission.admission import SEAT_AFTER_S
 from tests.support.caller import calling
 from tests.support.stack import Process, Stack
@@ -108,11 +108,11 @@ async def test_two_gateways_that_start_at_once_agree_on_the_first_key(tmp_path: 
             stored = client.hgetall(keys.ACCESS_KEYS)
             assert isinstance(stored, dict)
         assert key not in repr(stored)
-        assert json.loads(stored[b"first"])["sha256"] == digest(key)
+        assert open_record(stored[b"first"], own.gateway_secret).sha256 == digest(key)
         # A key added in Redis is valid on every gateway within seconds.
-        record = {"name": "late", "team": "green", "sha256": digest("pk-late")}
+        record = AccessRecord(name="late", team="green", sha256=digest("pk-late"))
         with redis.Redis(unix_socket_path=str(own.redis.socket)) as client:
-            client.hset(keys.ACCESS_KEYS, "late", json.dumps(record))
+            client.hset(keys.ACCESS_KEYS, "late", seal_record(record, own.gateway_secret))
         await _accepted(processes["c"], "pk-late")
         await _redis_comes_and_goes(own, processes["a"], key)
 

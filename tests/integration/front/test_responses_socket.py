@@ -19,7 +19,8 @@ from openai import AsyncOpenAI
 from websockets.asyncio.client import connect
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 
-from gateway.access.records import digest
+from gateway.access.records import AccessRecord, digest
+from gateway.access.sealed_records import seal_record
 from gateway.api.handshake import MAX_FRAGMENTS
 from tests.integration.front.conftest import MAX_BODY_BYTES, NARROW_KEY
 from tests.integration.front.test_lifecycle import QUICKLY_S, one_more
@@ -275,9 +276,9 @@ async def test_frames_that_nobody_may_send(stack: Stack, gateway: Process) -> No
 async def test_a_key_that_is_withdrawn(stack: Stack, gateway: Process) -> None:
     """Gateways look every three seconds."""
     key, name = "pk-guest-0123456789", "guest"
-    record = {"name": name, "team": "guests", "sha256": digest(key)}
+    record = seal_record(AccessRecord(name=name, team="guests", sha256=digest(key)), stack.gateway_secret)
     with redis.Redis(unix_socket_path=str(stack.redis.socket)) as client:
-        client.hset(keys.ACCESS_KEYS, name, json.dumps(record))
+        client.hset(keys.ACCESS_KEYS, name, record)
         async with asyncio.timeout(10), contextlib.AsyncExitStack() as held:
             while True:
                 try:

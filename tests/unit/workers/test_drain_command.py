@@ -67,7 +67,7 @@ def test_it_asks_the_process_that_the_settings_name(
     asked: Asked, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     port = str(asked.server_port)
-    assert run("gateway", "--host", "0.0.0.0", "--port", port, "--worker-secret", "hush", "--settle-s", "2") == 0
+    assert run("gateway", "--host", "0.0.0.0", "--port", port, "--gateway-secret", "hush", "--settle-s", "2") == 0
     assert run("worker", "--worker-port", port, "--worker-secret", "hush", "--timeout-s", "30") == 0
     (tmp_path / "worker-secret").write_text("of the folder\n")
     assert run("worker", "--worker-port", port, "--state-dir", str(tmp_path)) == 0
@@ -94,7 +94,7 @@ def test_a_worker_that_loads_its_model_is_not_waited_for(
 
 def test_something_that_is_no_paddock_answers(asked: Asked, capsys: pytest.CaptureFixture[str]) -> None:
     asked.body = b"<html>"
-    assert run("gateway", "--port", str(asked.server_port), "--worker-secret", "hush") == Exit.CRASHED
+    assert run("gateway", "--port", str(asked.server_port), "--gateway-secret", "hush") == Exit.CRASHED
     assert "does not answer" in capsys.readouterr().err
 
 
@@ -102,14 +102,14 @@ def test_something_that_is_no_paddock_answers(asked: Asked, capsys: pytest.Captu
     ("args", "words"),
     [
         (("worker", "--worker-secret", "hush"), "worker_port is 0"),
-        (("gateway", "--url", "ftp://x", "--worker-secret", "hush"), "no address"),
+        (("gateway", "--url", "ftp://x", "--gateway-secret", "hush"), "no address"),
         (("redis",), "invalid choice"),
         ((), "required"),
         (("gateway", "--timeout-s", "soon"), "--timeout-s: it must be a number of seconds from 0 to 86400"),
-        (("gateway", "--timeout-s", "nan", "--url", "http://127.0.0.1:1", "--worker-secret", "hush"), "and is 'nan'"),
+        (("gateway", "--timeout-s", "nan", "--url", "http://127.0.0.1:1", "--gateway-secret", "hush"), "and is 'nan'"),
         (("worker", "--settle-s", "1e9", "--url", "http://127.0.0.1:1", "--worker-secret", "hush"), "and is '1e9'"),
         (("gateway", "--prot", "1"), "--prot"),
-        (("gateway", "--state-dir", "/nowhere"), "--worker-secret"),
+        (("gateway", "--state-dir", "/nowhere"), "--gateway-secret"),
     ],
 )
 def test_a_flag_that_is_wrong_is_one_line(
