@@ -65,6 +65,7 @@ from gateway.telemetry.metrics import Metrics
 from gateway.telemetry.prompts import UNWRITTEN, WrittenPrompts
 from workers import catalog_file, secret_file
 from workers.protocol.drain import left_s
+from workers.protocol.framing import gateway_process
 from workers.protocol.heartbeat import Heartbeat
 from workers.tracing.tracer import OFF, Tracer
 
@@ -155,7 +156,7 @@ async def build(settings: GatewaySettings, redis: redis.asyncio.Redis, tracer: T
     # Each process numbers its calls from 1: on the wire, a restarted gateway must not be taken for its forerunner.
     secret, metrics = settings.worker_secret, Metrics()
     own_secret = settings.gateway_secret or secret_file.made_once(settings.state_dir / secret_file.GATEWAY_SECRET)
-    relay = Relay(f"{gateway_id}.{secrets.token_hex(4)}", secret, settings.stream_buffer_events)
+    relay = Relay(gateway_process(gateway_id, secrets.token_hex(4)), secret, settings.stream_buffer_events)
     unreadable, refused = Unreadable(metrics.unreadable.inc), metrics.refused_records.inc
     wishes = AdapterWishes(redis, lambda: fleet.snapshot.models, unreadable)
     fleet = Fleet(redis, secret, registered=wishes.contents, refused=refused, unreadable=unreadable)

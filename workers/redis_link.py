@@ -29,6 +29,7 @@ from redis.asyncio.sentinel import (
 from redis.backoff import NoBackoff
 from redis.exceptions import ConnectionError, ReadOnlyError, RedisError, ResponseError
 
+from workers.protocol.dead_peers import tcp_options
 from workers.redis_cluster import ClusterClient
 from workers.redis_gate import Gate
 from workers.redis_url import Login, RedisUrl, Tls, checked
@@ -47,6 +48,7 @@ def connect(url: str, *, timeout_s: float, retries: int) -> redis.asyncio.Redis:
     options = {
         "socket_connect_timeout": timeout_s,
         "socket_timeout": timeout_s,
+        **_noticing(place),
         **_login(place.login),
         **_tls_options(place.tls),
     }
@@ -94,6 +96,13 @@ def _behind_sentinels(place: RedisUrl, options: dict[str, Any]) -> redis.asyncio
     kind = _SentinelTls if place.tls else _SentinelTcp
     pool = _SentinelPool(place.service, sentinels, connection_class=kind, **options)
     return redis.asyncio.Redis.from_pool(pool)
+
+
+def _noticing(place: RedisUrl) -> dict[str, Any]:
+    """A server whose machine is gone ends its connections, the quiet ones of subscriptions too."""
+    if place.kind == "socket":
+        return {}
+    return {"socket_keepalive": True, "socket_keepalive_options": dict(tcp_options())}
 
 
 def _login(login: Login) -> dict[str, str]:

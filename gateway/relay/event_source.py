@@ -15,6 +15,8 @@ from urllib.parse import urlsplit
 
 import httptools
 
+from workers.protocol.dead_peers import notice_dead_peer
+
 MAX_REFUSAL_BYTES = 2000
 MAX_HEAD_BYTES = 64 << 10
 
@@ -90,6 +92,7 @@ class _Source(asyncio.Protocol):
         self._status = 0
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        notice_dead_peer(transport.get_extra_info("socket"))
         cast(asyncio.Transport, transport).write(self._request)
 
     def data_received(self, data: bytes) -> None:

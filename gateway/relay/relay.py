@@ -18,6 +18,7 @@ from gateway.relay.fanin import CONNECT_TIMEOUT_S, Credentials, Place, WorkerStr
 from gateway.relay.mailbox import Mailbox
 from gateway.relay.worker_asks import NotReached, ReplyT, ask
 from gateway.relay.worker_client import Cancellations, WorkerClient
+from workers.protocol.dead_peers import watched_socket
 from workers.protocol.events import Failed, Finished
 from workers.protocol.failures import CallFailed, Failure, FailureCode
 from workers.protocol.heartbeat import PROTOCOL_VERSION, Heartbeat
@@ -68,7 +69,7 @@ class Relay:
 
     async def run(self) -> None:
         """Hold the streams until cancelled. Calls still under way end with their worker's grace period."""
-        connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=30.0)
+        connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=30.0, socket_factory=watched_socket)
         async with aiohttp.ClientSession(connector=connector, auto_decompress=False) as session:
             try:
                 async with asyncio.TaskGroup() as group:

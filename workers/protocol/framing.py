@@ -96,3 +96,13 @@ def _parse_block(block: bytes) -> Frame | None:
         elif name == b"event":
             event = value.decode()
     return Frame(event, id_, b"\n".join(data)) if data else None
+
+
+def gateway_process(gateway_id: str, start: str) -> str:
+    """Return the name of one start of a gateway: it numbers its calls from 1, and is not its forerunner."""
+    return f"{gateway_id}.{start}"
+
+
+def gateway_of(process: str) -> str:
+    """Return the id of a gateway from the name of one start of it."""
+    return process.rpartition(".")[0] or process

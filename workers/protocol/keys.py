@@ -85,6 +85,7 @@ GATEWAYS = "pd:gateways"
 
 
 def gateway(gateway_id: str) -> str:
+    """Workers read it (`redis_users`): one that is missing means a dead gateway."""
     return f"pd:gateway:{gateway_id}"
 
 

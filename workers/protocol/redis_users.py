@@ -26,6 +26,7 @@ _NAMES: Mapping[Role, tuple[str, ...]] = {
         keys.NEWS,
         keys.workers(_ANY),
         keys.worker(_ANY, _ANY),
+        keys.gateway(_ANY),  # whether it still beats
         # Of supervisors: what they keep, and whether an admin wants no workers of a model.
         keys.supervised(_ANY),
         keys.unloaded(_ANY),
@@ -44,7 +45,7 @@ _COMMANDS: Mapping[Role, str] = {
         "xadd xlen xrange xread xrevrange xtrim zadd zcard zcount zrange zrangebyscore zrank zrem zremrangebyscore "
         "zscore eval evalsha script|load"
     ),
-    "worker": "del exists set setrange strlen pexpire hget hset sadd scard xadd publish multi exec discard",
+    "worker": "del exists type set setrange strlen pexpire hget hset sadd scard xadd publish multi exec discard",
 }
 
 

@@ -29,6 +29,7 @@ from workers.http_server.connections import ConnectionBounds
 from workers.http_server.descriptors import raise_limit
 from workers.http_server.protocol import HttpProtocol
 from workers.http_server.server import HttpServer
+from workers.protocol.dead_peers import notice_dead_peer
 from workers.protocol.drain import left_s
 from workers.protocol.events import CallEvent
 from workers.protocol.exits import Exit
@@ -41,6 +42,7 @@ from workers.service.bodies import refusal_body
 from workers.service.call_story import Stories
 from workers.service.desk import CallDesk
 from workers.service.desk import Engine as DeskEngine
+from workers.service.gateway_watch import GatewayWatch
 from workers.service.heartbeat import Registration, connect
 from workers.service.mailbox import Mailbox
 from workers.service.metrics import WorkerMetrics
@@ -125,6 +127,7 @@ def listen(host: str, port: int) -> socket.socket:
     sock = socket.socket(family)
     try:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        notice_dead_peer(sock)
         sock.bind((host, port))
         sock.listen(1024)
     except OSError as error:
@@ -231,12 +234,15 @@ class WorkerServer:
         try:
             async with asyncio.TaskGroup() as group:
                 http = group.create_task(self._http.serve(sockets=[self._sock]))
+                watch = GatewayWatch(self._redis, self._hub.gateways, self._hub.doubt)
                 beats = group.create_task(self._registration.run())
+                watching = group.create_task(watch.run())
                 code = await self._live()
                 self._hub.close()
                 self._http.should_exit = True
                 await http
                 beats.cancel()
+                watching.cancel()
             await self._registration.leave()
         finally:
             self._engine.stop()

@@ -243,6 +243,17 @@ class EventHub:
             book.feed = None
             self._start_grace(book)
 
+    def gateways(self) -> list[str]:
+        """Ids of the gateway processes that have a book."""
+        return list(self._books)
+
+    def doubt(self, gateway_id: str) -> None:
+        """Its process is taken for dead though its connection seems to stand: its grace period begins. One that lives
+        comes back at once, and has lost nothing."""
+        book = self._books.get(gateway_id)
+        if book is not None and book.feed is not None:
+            self.detach(book.feed)
+
     def alive_frame(self, book: GatewayBook) -> bytes:
         """The `alive` frame for a connection that goes on at the book's floor; gives up the calls with a gap."""
         for listing in [listing for listing in book.calls.values() if 0 < listing.first_step <= book.floor]:

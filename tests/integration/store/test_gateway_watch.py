@@ -1,0 +1,95 @@
+"""A worker learns from Redis that a gateway does not beat any more, and from sockets that a machine is gone."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, closing
+
+import redis.asyncio
+
+from gateway.store.client import connect
+from gateway.store.gateways import GatewayBook
+from tests.support.waiting import until
+from workers.protocol import keys
+from workers.protocol.dead_peers import UNACKNOWLEDGED_S, watched_socket
+from workers.protocol.framing import gateway_process
+from workers.service.gateway_watch import GatewayWatch
+from workers.service.server import listen
+from workers.service.stream import EventHub
+
+PROCESS = gateway_process("g1", "0a0b")
+GRACE_S = 0.3
+
+
+@asynccontextmanager
+async def watching(hub: EventHub, client: redis.asyncio.Redis) -> AsyncIterator[None]:
+    watch = GatewayWatch(client, hub.gateways, hub.doubt, interval_s=0.02)
+    running = asyncio.create_task(watch.run())
+    yield
+    running.cancel()
+    await asyncio.wait([running])
+
+
+async def test_the_calls_of_a_gateway_that_does_not_beat_are_given_up(client: redis.asyncio.Redis) -> None:
+    hub, lost = EventHub("boot", grace_s=GRACE_S), list[int]()
+    hub.follow(lost.append)
+    await GatewayBook(client, "g1").beat()
+    feed = hub.attach(PROCESS, None)
+    hub.enter(PROCESS, 1, 77)
+    async with watching(hub, client):
+        await asyncio.sleep(0.2)
+        assert not feed.closed
+        await client.delete(keys.gateway("g1"))
+        await until(lambda: feed.closed, 2.0, "its connection is closed")
+        assert not lost
+        await until(lambda: lost == [77], 2.0, "its call is given up after the grace period")
+
+
+async def test_a_gateway_that_lives_comes_back_once_and_loses_nothing(client: redis.asyncio.Redis) -> None:
+    """As where Redis has lost its data, or that gateway can't reach it."""
+    hub, lost = EventHub("boot", grace_s=GRACE_S), list[int]()
+    hub.follow(lost.append)
+    await GatewayBook(client, "g1").beat()
+    feed = hub.attach(PROCESS, None)
+    hub.enter(PROCESS, 1, 77)
+    async with watching(hub, client):
+        await asyncio.sleep(0.1)
+        await client.flushall()
+        await until(lambda: feed.closed, 2.0, "its connection is closed")
+        again = hub.attach(PROCESS, None)
+        await asyncio.sleep(3 * GRACE_S)
+        assert not again.closed
+        assert not lost
+
+
+async def test_a_gateway_that_never_beat_is_left_alone(client: redis.asyncio.Redis) -> None:
+    hub = EventHub("boot", grace_s=GRACE_S)
+    feed = hub.attach(PROCESS, None)
+    async with watching(hub, client):
+        await asyncio.sleep(0.3)
+        assert not feed.closed
+
+
+async def test_a_redis_that_is_away_tells_nothing() -> None:
+    hub = EventHub("boot", grace_s=GRACE_S)
+    feed = hub.attach(PROCESS, None)
+    async with connect("unix:///nonexistent/redis.sock") as away, watching(hub, away):
+        await asyncio.sleep(0.3)
+        assert not feed.closed
+
+
+def test_both_ends_of_a_connection_ask_whether_the_other_is_there() -> None:
+    with closing(listen("127.0.0.1", 0)) as listener:
+        here = watched_socket((socket.AF_INET, socket.SOCK_STREAM, 0, "", ()))
+        with closing(here):
+            here.connect(listener.getsockname())
+            listener.setblocking(True)
+            there, _ = listener.accept()
+            with closing(there):
+                for end in (here, there):
+                    assert end.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE) == 1
+                    if hasattr(socket, "TCP_USER_TIMEOUT"):
+                        bound_ms = end.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT)
+                        assert bound_ms == UNACKNOWLEDGED_S * 1000

@@ -1,0 +1,49 @@
+"""How either side of an internal connection learns that the other's machine is gone: one without power sends no FIN.
+
+The kernel asks a silent peer whether it is there, and ends a connection whose bytes nobody acknowledges. Both ends see
+an ordinary lost connection then; gateways come back with `Last-Event-ID`, so a network that was away loses nothing.
+"""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Mapping
+from contextlib import suppress
+from typing import Any
+
+IDLE_S = 2
+"""So long without a byte, and the peer is asked; KEEP_ALIVE_INTERVAL_S is no longer."""
+AGAIN_S = 1
+ASKED = 3
+UNACKNOWLEDGED_S = 4
+"""So long may bytes be on their way: below a worker's grace for gateways, and many times a bad network's worst."""
+
+
+def tcp_options() -> Mapping[int, int]:
+    """Return the options of level IPPROTO_TCP, as far as this system has them."""
+    wanted = {
+        "TCP_KEEPIDLE": IDLE_S,
+        "TCP_KEEPINTVL": AGAIN_S,
+        "TCP_KEEPCNT": ASKED,
+        "TCP_USER_TIMEOUT": UNACKNOWLEDGED_S * 1000,
+    }
+    return {getattr(socket, name): value for name, value in wanted.items() if hasattr(socket, name)}
+
+
+def notice_dead_peer(sock: Any) -> None:
+    """Sets the options on a socket, a transport's view of one included; one that listens hands them on to those that it
+    accepts. Sockets of other families stay as they are."""
+    if sock is None or sock.family not in (socket.AF_INET, socket.AF_INET6):
+        return
+    with suppress(OSError):  # one that has just closed takes none
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        for option, value in tcp_options().items():
+            sock.setsockopt(socket.IPPROTO_TCP, option, value)
+
+
+def watched_socket(address: tuple[Any, ...]) -> socket.socket:
+    """Return a new socket for one of `getaddrinfo`'s addresses (aiohttp's `socket_factory`)."""
+    family, kind, protocol = address[:3]
+    sock = socket.socket(family, kind, protocol)
+    notice_dead_peer(sock)
+    return sock

@@ -1,0 +1,80 @@
+"""Learns from Redis that a gateway has died whose connection seems to stand: its machine is without power, say.
+
+A gateway's beat (`keys.gateway`) that was there and is missing is a reason to doubt the connection, no proof: it is
+closed, once, and a gateway that lives is back within the grace period, with nothing lost. So a Redis that has lost
+its data, or that one gateway can't reach, costs a reconnection and no call.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import Counter
+from collections.abc import Callable, Iterable
+
+from redis.asyncio import Redis
+
+from workers.protocol import keys
+from workers.protocol.framing import gateway_of
+from workers.redis_trouble import NO_ANSWER
+
+logger = logging.getLogger(__name__)
+
+MISSED = 2
+"""Looks in a row that find no beat; gateways beat as often as they are looked for."""
+
+
+class GatewayWatch:
+    """Of one worker; `run` beside its registration."""
+
+    def __init__(
+        self,
+        redis: Redis,
+        gateways: Callable[[], Iterable[str]],
+        doubt: Callable[[str], None],
+        *,
+        interval_s: float = keys.GATEWAY_INTERVAL_S,
+    ) -> None:
+        """`gateways`: the processes that are connected; `doubt` is told of one whose beats have stopped."""
+        self._redis = redis
+        self._gateways = gateways
+        self._doubt = doubt
+        self._interval_s = interval_s
+        self._seen: set[str] = set()
+        """Processes whose beat was there at some look."""
+        self._missed: Counter[str] = Counter()
+
+    async def run(self) -> None:
+        """Looks until cancelled."""
+        this = asyncio.current_task()
+        while this is None or not this.cancelling():  # as in `Registration.run`
+            try:
+                await self._look()
+            except NO_ANSWER:
+                self._missed.clear()
+            await asyncio.sleep(self._interval_s)
+
+    async def _look(self) -> None:
+        processes = list(self._gateways())
+        beats = await self._beats(processes)
+        self._seen.intersection_update(processes)
+        for process, beats_now in zip(processes, beats, strict=True):
+            if beats_now:
+                self._seen.add(process)
+                del self._missed[process]
+            elif process in self._seen:
+                self._missed[process] += 1
+                if self._missed[process] >= MISSED:
+                    # Once: not again before its beats have come back and stopped anew.
+                    self._seen.discard(process)
+                    del self._missed[process]
+                    logger.warning("gateway %s does not beat any more: its connection is closed", process)
+                    self._doubt(process)
+
+    async def _beats(self, processes: list[str]) -> list[bool]:
+        if not processes:
+            return []
+        async with self._redis.pipeline(transaction=False) as pipeline:
+            for process in processes:
+                pipeline.exists(keys.gateway(gateway_of(process)))
+            return [bool(answer) for answer in await pipeline.execute()]
