@@ -29,7 +29,7 @@ from redis.asyncio.sentinel import (
 from redis.backoff import NoBackoff
 from redis.exceptions import ConnectionError, ReadOnlyError, RedisError, ResponseError
 
-from workers.protocol.dead_peers import tcp_options
+from workers.dead_peers import tcp_options
 from workers.redis_cluster import ClusterClient
 from workers.redis_gate import Gate
 from workers.redis_url import Login, RedisUrl, Tls, checked

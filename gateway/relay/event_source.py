@@ -15,7 +15,7 @@ from urllib.parse import urlsplit
 
 import httptools
 
-from workers.protocol.dead_peers import notice_dead_peer
+from workers.dead_peers import notice_dead_peer
 
 MAX_REFUSAL_BYTES = 2000
 MAX_HEAD_BYTES = 64 << 10

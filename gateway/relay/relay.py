@@ -18,7 +18,7 @@ from gateway.relay.fanin import CONNECT_TIMEOUT_S, Credentials, Place, WorkerStr
 from gateway.relay.mailbox import Mailbox
 from gateway.relay.worker_asks import NotReached, ReplyT, ask
 from gateway.relay.worker_client import Cancellations, WorkerClient
-from workers.protocol.dead_peers import watched_socket
+from workers.dead_peers import watched_socket
 from workers.protocol.events import Failed, Finished
 from workers.protocol.failures import CallFailed, Failure, FailureCode
 from workers.protocol.heartbeat import PROTOCOL_VERSION, Heartbeat

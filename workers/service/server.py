@@ -23,13 +23,13 @@ from typing import Any, Protocol
 import uvicorn
 from starlette.types import ASGIApp
 
+from workers.dead_peers import notice_dead_peer
 from workers.engine.counters import EngineCounters
 from workers.engine.request import EngineLoad
 from workers.http_server.connections import ConnectionBounds
 from workers.http_server.descriptors import raise_limit
 from workers.http_server.protocol import HttpProtocol
 from workers.http_server.server import HttpServer
-from workers.protocol.dead_peers import notice_dead_peer
 from workers.protocol.drain import left_s
 from workers.protocol.events import CallEvent
 from workers.protocol.exits import Exit

@@ -12,8 +12,8 @@ import redis.asyncio
 from gateway.store.client import connect
 from gateway.store.gateways import GatewayBook
 from tests.support.waiting import until
+from workers.dead_peers import UNACKNOWLEDGED_S, watched_socket
 from workers.protocol import keys
-from workers.protocol.dead_peers import UNACKNOWLEDGED_S, watched_socket
 from workers.protocol.framing import gateway_process
 from workers.service.gateway_watch import GatewayWatch
 from workers.service.server import listen
