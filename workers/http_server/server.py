@@ -22,7 +22,7 @@ class HttpServer(uvicorn.Server):
     def __init__(self, config: uvicorn.Config, form: Form, bounds: ConnectionBounds) -> None:
         """`form`: how the server's own answers are written."""
         super().__init__(config)
-        self.server_state = self._state = ServerState(form, Connections(bounds))
+        self.server_state = self._state = ServerState(form, Connections(bounds), config.ws_max_size)
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await self.lifespan.startup()
