@@ -51,7 +51,9 @@ class WebSocketProtocol(WebSocketsSansIOProtocol):
         super().__init__(config, server_state, app_state, _loop)
         self._server = server_state
         self._unread = b""
-        """Received, behind messages that nobody has taken yet."""
+        """Received, behind what is being read or a message that nobody has taken yet."""
+        self._goes_on = False
+        """Reading does, in the loop's next turn."""
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._unread = b""
@@ -72,13 +74,22 @@ class WebSocketProtocol(WebSocketsSansIOProtocol):
 
     def data_received(self, data: bytes) -> None:
         self._unread = self._unread + data if self._unread else data
-        self._read()
+        if self._goes_on:
+            self.transport.pause_reading()
+        else:
+            self._read()
 
     async def receive(self) -> ASGIReceiveEvent:
         event = await super().receive()
         if self._unread and not self.read_paused:
-            self._read()
+            self._go_on()
         return event
+
+    def handle_ping(self) -> None:
+        if self.writable.is_set():
+            super().handle_ping()
+        else:
+            self.conn.data_to_send()  # pongs would heap up before a client that does not read
 
     def send_receive_event_to_app(self) -> None:
         self._server.messages.ended(self)
@@ -92,18 +103,29 @@ class WebSocketProtocol(WebSocketsSansIOProtocol):
             self.handle_parser_exception()
 
     def _read(self) -> None:
-        """Read in pieces, until there is a message: one read has room for ten thousands of small ones."""
-        data, self._unread, place = self._unread, b"", 0
-        while place < len(data) and not self.read_paused and not self.transport.is_closing():
-            num_bytes = LONG_PIECE_BYTES if len(self.conn.reader.buffer) >= PIECE_BYTES else PIECE_BYTES
-            piece = data[place : place + num_bytes]
-            place += num_bytes
-            if len(piece) >= PIECE_BYTES:
-                self._server.messages.grew(self, len(piece))
-            super().data_received(piece)
-        if not self.transport.is_closing():
-            self._unread = data[place:]
+        """Read a piece. There is room for ten thousands of small frames in what comes at once, and others wait."""
+        self._goes_on = False
+        if self.transport.is_closing() or self.read_paused:
+            return
+        num_bytes = LONG_PIECE_BYTES if len(self.conn.reader.buffer) >= PIECE_BYTES else PIECE_BYTES
+        piece, self._unread = self._unread[:num_bytes], self._unread[num_bytes:]
+        if len(piece) >= PIECE_BYTES:
+            self._server.messages.grew(self, len(piece))
+        super().data_received(piece)
+        if self.transport.is_closing():
+            return
         if self.conn.handshake_exc is not None and not self.handshake_initiated:
             told = f"This is no handshake of a WebSocket: {self.conn.handshake_exc}. Send fewer and shorter headers."
             self.transport.write(response_of(Refusal(400, told), self._server.form))
             self.transport.close()
+        elif self._unread:
+            self.transport.pause_reading()
+            if not self.read_paused:
+                self._go_on()
+        elif not self.read_paused:
+            self.transport.resume_reading()
+
+    def _go_on(self) -> None:
+        if not self._goes_on:
+            self._goes_on = True
+            self.loop.call_soon(self._read)

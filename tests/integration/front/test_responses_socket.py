@@ -266,7 +266,10 @@ async def test_frames_that_nobody_may_send(stack: Stack, gateway: Process) -> No
         await reader.readuntil(b"\r\n\r\n")
         writer.write(frame)
         async with asyncio.timeout(5):
-            assert (await reader.read())[:1] == b"\x88", frame
+            told = await reader.read()
+        while told[:1] == b"\x89":  # a ping, where the machine is slow
+            told = told[2 + told[1] :]
+        assert told[:1] == b"\x88", frame
         writer.close()
     assert "Traceback" not in gateway.text()
     async with connected(gateway.url, stack.key, "quick") as caller:

@@ -34,7 +34,7 @@ class Served:
     """A server on two addresses of this machine."""
 
     def __init__(self, server: HttpServer, port: int) -> None:
-        self.connections: Connections = server.server_state.bounded  # type: ignore[attr-defined]
+        self.connections: Connections = server.state.bounded
         self.port = port
         self.opened = contextlib.AsyncExitStack()
 
