@@ -380,8 +380,6 @@ class Stepper:
         """The prompt is computed, or a call that was thrown out is back: draw the next token."""
         outcome: Outcome = FinishReason.LENGTH
         if sequence.limit:
-            if not sequence.num_predicted:
-                sequence.chain.accept_prompt(sequence.request.tokens)
             if sequence.token_at:
                 self._gaps.note((sequence,), self._decoded_at)
             sequence.token_at = self._decoded_at
