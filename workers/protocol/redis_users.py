@@ -40,7 +40,8 @@ _CONNECTING = (
 )
 _COMMANDS: Mapping[Role, str] = {
     "gateway": (
-        "del exists get set setnx mget incr expire pexpire pttl time publish subscribe unsubscribe multi exec discard "
+        "del exists get set setnx mget incr incrby expire pexpire pttl time multi exec discard "
+        "publish subscribe unsubscribe "
         "hdel hexists hget hgetall hincrby hincrbyfloat hkeys hmget hset hsetnx sadd scard smembers srem "
         "xadd xlen xrange xread xrevrange xtrim zadd zcard zcount zrange zrangebyscore zrank zrem zremrangebyscore "
         "zscore eval evalsha script|load"
