@@ -140,6 +140,13 @@ class Recordings:
         """Whether it is being written, or was until a moment ago."""
         return stream in self._running or await self._log.head(stream) is not None
 
+    async def is_over(self, stream: str) -> bool:
+        """Whether nothing will be written to it any more, here or at another gateway."""
+        recording = self._running.get(stream)
+        if recording is not None:
+            return recording.ended
+        return await self._log.head(stream) is None or await self._log.has_ended(stream)
+
     async def stop(self, stream: str) -> None:
         """Ends a stream, here or at the gateway that writes it, which takes up to `keys.STREAM_RENEW_S`."""
         if not self._cancel(stream):

@@ -112,6 +112,10 @@ class StreamLog:
         with reading():
             return any(b"end" in fields and int(id_.partition(b"-")[0]) <= number for id_, fields in entries)
 
+    async def has_ended(self, stream: str) -> bool:
+        entries: Any = await answered(self._redis.xrevrange(keys.stream_log(stream), count=1))
+        return any(b"end" in fields for _, fields in entries)
+
     async def sign(self, stream: str) -> None:
         """Tells the stream's gateway that somebody reads."""
         name = keys.stream_readers(stream)

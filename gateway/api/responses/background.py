@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from dataclasses import replace
 from typing import Any
@@ -76,12 +77,14 @@ class Background:
         if response["status"] not in RUNNING:
             return response
         await self._recordings.stop(stream_of(id_))
-        try:
+        with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(CANCEL_S):
-                while (response := await self.current(team, id_))["status"] in RUNNING:  # noqa: ASYNC110 - it is in Redis
+                # A response is as large as what it was asked: it is not read again and again.
+                while not await self._recordings.is_over(stream_of(id_)):  # noqa: ASYNC110 - it is in Redis
                     await asyncio.sleep(LOOK_EVERY_S)
-        except TimeoutError:
-            raise Unavailable("The response is not cancelled yet. Ask again.", retry_after_s=1.0) from None
+        response = await self.current(team, id_)
+        if response["status"] in RUNNING:
+            raise Unavailable("The response is not cancelled yet. Ask again.", retry_after_s=1.0)
         return response
 
     async def drop(self, team: str, id_: str) -> None:

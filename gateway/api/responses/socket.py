@@ -18,14 +18,13 @@ class ResponsesSocket:
         self._sockets = sockets
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        principal, trail = identified(self._rooms.keys, scope)
+        _, trail = identified(self._rooms.keys, scope)
         read_begin_by(scope)
         if self._rooms.pipeline.stopping:
             raise Stopping("This gateway is stopping. Connect again.", retry_after_s=1.0)
-        self._sockets.check(principal)
         socket = Socket(receive, send)
         connection = Connection(self._rooms, socket, scope, trail.request_id)
-        with self._sockets.opened(connection, principal):
+        with self._sockets.opened(connection):
             trail.status = SWITCHED
             await socket.accept(answer_headers(trail))
             await connection.run()

@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
+import redis
 from openai import APIStatusError, AsyncOpenAI, BadRequestError, NotFoundError
 
 from tests.integration.front.conftest import NARROW_KEY
@@ -244,6 +245,22 @@ async def test_cancelled(client: AsyncOpenAI, other: AsyncOpenAI, stack: Stack, 
     assert found.status == "cancelled"
     assert found.output_text.startswith("t0 t1 ")
     assert (await client.responses.cancel(response.id)).status == "cancelled"
+
+
+async def test_whoever_cancels_does_not_read_the_response_again_and_again(
+    client: AsyncOpenAI, other: AsyncOpenAI, stack: Stack
+) -> None:
+    """At another gateway that takes a second, and a response is as large as what it was asked."""
+    with redis.Redis(unix_socket_path=str(stack.redis.socket)) as store:
+
+        def loads() -> int:
+            return int(dict(store.info("commandstats")).get("cmdstat_mget", {}).get("calls", 0))
+
+        response = await client.responses.create(model="slow", input="hi", background=True)
+        await until(lambda: stack.leases("slow") == 1, 2.0, "it runs")
+        before = loads()
+        assert (await other.responses.cancel(response.id)).status == "cancelled"
+        assert loads() - before <= 4
 
 
 async def test_deleted_while_it_runs(client: AsyncOpenAI, stack: Stack) -> None:

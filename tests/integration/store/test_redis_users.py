@@ -10,6 +10,8 @@ import redis.asyncio
 from redis.exceptions import NoPermissionError, RedisError
 
 from gateway.store import scripts
+from gateway.store.stream_log import Batch, StreamHead, StreamLog, Write
+from gateway.store.stream_quota import Held, StreamBounds, StreamQuota
 from tests.support.redis_server import RedisServer, redis_binaries
 from workers.protocol import keys
 from workers.protocol.redis_users import ROLES, rules_of
@@ -154,3 +156,25 @@ async def test_a_name_without_its_password_is_nobody(server: RedisServer) -> Non
     async with connect(f"unix://paddock-gateway:wrong@{server.socket}", timeout_s=2.0, retries=0) as client:
         with pytest.raises(RedisError, match="invalid username-password"):
             await client.hgetall(keys.ACCESS_KEYS)
+
+
+async def test_streams_that_may_be_resumed_need_nothing_that_is_refused(gateway: Client) -> None:
+    log, quota = StreamLog(gateway, 30.0), StreamQuota(gateway, StreamBounds(1, 1), 30.0)
+    head = StreamHead("red", "digest", "gw")
+    assert await quota.begin("red", "s1")
+    await log.write([Write("s1", head, Batch(1, 2, b"data: a\n\ndata: b\n\n"), 2, True, 2)])
+    await log.sign("s1")
+    assert await log.signs("s1") == b"1"
+    assert (await log.read("s1", 1)).ended
+    assert await log.ended_by("s1", 2)
+    assert await log.has_ended("s1")
+    await log.ask_to_end("s1")
+    assert (await quota.note("red", [Held("s1", 9, "ended")])).made_room == ("s1",)
+    await log.forget(["s1"])
+    assert await log.head("s1") is None
+
+
+async def test_a_worker_may_look_what_lies_under_its_names(worker: Client) -> None:
+    assert await worker.type(keys.worker("m", "w1")) in (b"none", b"hash")
+    with pytest.raises(NoPermissionError):
+        await worker.type(keys.ACCESS_KEYS)
