@@ -167,7 +167,13 @@ async def build(settings: GatewaySettings, redis: redis.asyncio.Redis, tracer: T
     admission = Admission(store, fleet, gateway_id, **of_line, lost=metrics.lost_leases, unreadable=unreadable)
     fleet.keep_unless(admission.takes_writes)
     start_s = settings.start_timeout_s or settings.queue_timeout_s
-    limits = Limits(settings.queue_timeout_s, start_s, settings.request_timeout_s, settings.retry_share)
+    limits = Limits(
+        settings.queue_timeout_s,
+        start_s,
+        settings.request_timeout_s,
+        settings.retry_share,
+        settings.answer_timeout_s or settings.request_timeout_s,
+    )
     prompts = WrittenPrompts() if settings.log_prompts else UNWRITTEN
     pipeline = Pipeline(names, fleet, admission, relay, metrics, limits, wishes, prompts)
     sockets, attendance = Sockets(), Attendance()

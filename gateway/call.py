@@ -8,6 +8,18 @@ from workers.protocol.heartbeat import WorkerKind
 
 
 @dataclass(frozen=True, slots=True)
+class CallBounds:
+    """What each call of a key may ask for."""
+
+    min_priority: int = 0
+    """The most urgent priority; the lower number is the more urgent one."""
+    max_tokens: int | None = None
+    """Of an answer; None: as many as the model's context has room for."""
+    answer_timeout_s: float | None = None
+    """From an answer's first token to its end; None: as long as any."""
+
+
+@dataclass(frozen=True, slots=True)
 class Principal:
     """The holder of an API key. `aliases` is None when the key may use every model."""
 
@@ -17,6 +29,7 @@ class Principal:
     admin: bool
     weight: float = 1.0
     """Share of its team, beside those of other teams, where calls wait."""
+    bounds: CallBounds = CallBounds()
 
     def may_use(self, alias: str) -> bool:
         return self.aliases is None or alias in self.aliases

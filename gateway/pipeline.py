@@ -7,6 +7,7 @@ async with pipeline.answer(call, request, trail) as answer:
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
@@ -16,7 +17,7 @@ from typing import Protocol
 from msgspec.structs import replace as replace_struct
 
 from gateway.attempts import Attempts
-from gateway.call import Call, Principal
+from gateway.call import Call, CallBounds, Principal
 from gateway.catalog.adapters import uses_of
 from gateway.catalog.kinds import of_kind
 from gateway.catalog.names import Names
@@ -75,6 +76,8 @@ class Limits:
     request_timeout_s: float
     retry_share: float = 0.2
     """Of a model's calls, that may be tried again on another worker."""
+    answer_timeout_s: float = math.inf
+    """From an answer's first token to its end, where its key does not say."""
 
 
 class Answer(Protocol):
@@ -214,6 +217,7 @@ class Pipeline:
 
         Raises PaddockError: no slot in time, refused by the worker, failed, cut off.
         """
+        request = _bounded(request, call.principal.bounds, trail)
         cutoff, heard = self._cutoff(call), self._prompts.begins(trail, request)
         self._under_way.add(cutoff)
         try:
@@ -273,6 +277,13 @@ class Pipeline:
     def _cutoff(self, call: Call) -> Cutoff:
         return Cutoff(call.deadline, f"the limit of {self._limits.request_timeout_s:g} s for one request")
 
+    def _limit_answer(self, call: Call, cutoff: Cutoff) -> None:
+        """The answer has begun: it has a time of its own."""
+        own_s = call.principal.bounds.answer_timeout_s
+        limit_s = self._limits.answer_timeout_s if own_s is None else own_s
+        if limit_s < math.inf:
+            cutoff.limit(limit_s, f"the limit of {limit_s:g} s for one answer (answer_timeout_s)")
+
     @asynccontextmanager
     async def _placed(
         self, call: Call, request: GenerateRequest, trail: Trail, cutoff: Cutoff
@@ -289,6 +300,7 @@ class Pipeline:
                             failed = await _failed(mailbox, tries)
                             if failed is None:
                                 self.attempts.begun(tries, place.boot)
+                                self._limit_answer(call, cutoff)
                                 try:
                                     yield mailbox
                                 finally:
@@ -321,6 +333,21 @@ class Pipeline:
             on_end=lambda end: lease.give_back(_took(end)),
             weight=call.principal.weight,
         )
+
+
+def _bounded(request: GenerateRequest, bounds: CallBounds, trail: Trail) -> GenerateRequest:
+    """Return the request as its key may ask for it.
+
+    A priority beyond that is lowered and not refused: clients send one for every server alike, and an answer that begins
+    a little later is worth more to them than none. A header tells.
+    """
+    most_urgent = -bounds.min_priority
+    if request.priority > most_urgent:
+        trail.priority = bounds.min_priority
+        request = replace_struct(request, priority=most_urgent)
+    if bounds.max_tokens is not None and (request.max_tokens is None or request.max_tokens > bounds.max_tokens):
+        request = replace_struct(request, max_tokens=bounds.max_tokens)
+    return request
 
 
 async def _failed(mailbox: Mailbox, tries: Tries) -> Failed | None:

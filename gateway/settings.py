@@ -22,7 +22,9 @@ class GatewaySettings(PaddockSettings):
     api_key: Annotated[str, Field(description="presets the first API key; empty: one is made at the first start")] = ""
     api_keys: Annotated[
         str,
-        Field(description="JSON list of further keys: {name, team, sha256, aliases, admin, weight}; see docs/keys.md"),
+        Field(
+            description="JSON list of further keys: {name, team, sha256, aliases, admin, weight, ...}; see docs/keys.md"
+        ),
     ] = "[]"
     max_connections: Annotated[
         int,
@@ -78,6 +80,14 @@ class GatewaySettings(PaddockSettings):
         Field(ge=0, le=1, description="share of a model's calls that may be tried again; 10 in 10 s always may"),
     ] = 0.2
     request_timeout_s: Annotated[float, Field(gt=0, description="longest life of one call, queueing included")] = 3600.0
+    answer_timeout_s: Annotated[
+        float,
+        Field(
+            ge=0,
+            description="longest time of one answer from its first token on, where its key says nothing else; "
+            "0: as request_timeout_s",
+        ),
+    ] = 0.0
     ping_interval_s: Annotated[
         float, Field(gt=0, description="how often a streaming caller that waits gets a comment")
     ] = 5.0

@@ -8,12 +8,14 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
-from gateway.call import Principal
+from gateway.call import CallBounds, Principal
 
 FIRST_KEY_NAME = "first"
 DEFAULT_TEAM = "default"
 LEAST_WEIGHT = 0.001
 MOST_WEIGHT = 1000.0
+MOST_URGENT_PRIORITY = -100
+"""Requests may not name a lower one."""
 
 
 class AccessRecord(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -33,9 +35,18 @@ class AccessRecord(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     tokens as a team of 1. Each call counts with the weight of the key that it came with.
     """
 
+    min_priority: Annotated[int, Meta(ge=MOST_URGENT_PRIORITY, le=-MOST_URGENT_PRIORITY)] = 0
+    """The most urgent `priority` that its calls get; a lower number counts as this one. Admin keys may name any."""
+    max_tokens: Annotated[int, Meta(ge=1)] | None = None
+    """Most tokens of one answer, and how long it gets where the request does not say; null: the model's context."""
+    answer_timeout_s: Annotated[float, Meta(gt=0)] | None = None
+    """Longest time of one answer, from its first token on; null: the setting of that name."""
+
     def principal(self) -> Principal:
         aliases = None if self.aliases is None else frozenset(self.aliases)
-        return Principal(self.name, self.team, aliases, self.admin, self.weight)
+        min_priority = MOST_URGENT_PRIORITY if self.admin else self.min_priority
+        bounds = CallBounds(min_priority, self.max_tokens, self.answer_timeout_s)
+        return Principal(self.name, self.team, aliases, self.admin, self.weight, bounds)
 
 
 class KeysInvalid(ValueError):
@@ -62,7 +73,7 @@ def read_records(setting: str) -> tuple[AccessRecord, ...]:
         records = _decode_records(setting.strip() or "[]")
     except msgspec.DecodeError as error:
         raise KeysInvalid(
-            f"api_keys: {error}; give a JSON list of {{name, team, sha256, aliases, admin, weight}}, see docs/keys.md"
+            f"api_keys: {error}; give a JSON list of {{name, team, sha256, aliases, admin, weight, ...}}, see docs/keys.md"
         ) from None
     names = [record.name for record in records]
     for name in names:

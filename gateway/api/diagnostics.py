@@ -69,6 +69,8 @@ def answer_headers(trail: Trail) -> list[tuple[bytes, bytes]]:
         ]
     if trail.worker or trail.standing.filed:
         headers.append((b"x-queue-position", b"%d" % trail.standing.filed))
+    if trail.priority is not None:
+        headers.append((b"x-paddock-priority", b"%d" % trail.priority))
     if trail.slot is not None:
         headers.append((b"x-paddock-slot", b"%d" % trail.slot))
     if trail.placement:

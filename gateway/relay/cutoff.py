@@ -21,6 +21,13 @@ class Cutoff:
         self._limit = limit
         self._error: PaddockError | None = None
 
+    def limit(self, within_s: float, limit: str) -> None:
+        """The block ends so long from now, because of `limit`, unless it ends sooner. Only within the block."""
+        when = asyncio.get_running_loop().time() + within_s
+        if self._timeout is not None and self._error is None and not self._timeout.expired() and when < self._when:
+            self._when, self._limit = when, limit
+            self._timeout.reschedule(when)
+
     def cut(self, error: PaddockError) -> None:
         """Never waits; only the first one counts, and none after the block has ended."""
         if self._timeout is not None and self._error is None and not self._timeout.expired():

@@ -58,6 +58,8 @@ class Trail:
     first_token_at: float | None = None
     usage: Usage | None = None
     """Of all its answers, as far as they came."""
+    priority: int | None = None
+    """What its key allows, where it asked for a more urgent one."""
     num_answers: int = 1
     """That it asks for, over all prompts."""
     status: int = 0

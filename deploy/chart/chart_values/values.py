@@ -119,6 +119,9 @@ def secrets() -> Schema:
         aliases=several(text()),
         admin=flag(),
         weight={"type": "number", "minimum": 0.001, "maximum": 1000},
+        min_priority={"type": "integer", "minimum": -100, "maximum": 100},
+        max_tokens={"type": "integer", "minimum": 1},
+        answer_timeout_s={"type": "number", "exclusiveMinimum": 0},
     )
     return fields(
         existingSecret=text(OPTIONAL_DNS),

@@ -17,6 +17,15 @@ from tests.support.stack import Process, Stack
 NARROW_KEY = "pk-narrow-0123456789"
 CHAINED_KEY = "pk-chained-0123456789"
 CHAINED = {"name": "chained", "team": "blue", "sha256": digest(CHAINED_KEY), "aliases": ["steady"]}
+BOUND_KEY = "pk-bound-0123456789"
+BOUND = {
+    "name": "bound",
+    "team": "green",
+    "sha256": digest(BOUND_KEY),
+    "min_priority": -2,
+    "max_tokens": 60,
+    "answer_timeout_s": 0.6,
+}
 NARROW = {"name": "narrow", "team": "blue", "sha256": digest(NARROW_KEY), "aliases": ["quick"]}
 MAX_BODY_BYTES = 1 << 20
 QUEUE_TIMEOUT_S = 1.5
@@ -66,7 +75,7 @@ def stack() -> Iterator[Stack]:
         for alias, flags in pools.items():
             running.fake_worker(alias, *flags, worker_id=f"{alias}-a", slots=slots.get(alias, 8), wait=False)
         settings = {
-            "api_keys": json.dumps([NARROW, CHAINED]),
+            "api_keys": json.dumps([NARROW, CHAINED, BOUND]),
             "max_body_bytes": MAX_BODY_BYTES,
             "queue_timeout_s": QUEUE_TIMEOUT_S,
             "max_queue": 2,
