@@ -338,8 +338,8 @@ class Pipeline:
 def _bounded(request: GenerateRequest, bounds: CallBounds, trail: Trail) -> GenerateRequest:
     """Return the request as its key may ask for it.
 
-    A priority beyond that is lowered and not refused: clients send one for every server alike, and an answer that begins
-    a little later is worth more to them than none. A header tells.
+    A priority beyond that is lowered and not refused: clients send one for every server alike, and an answer that
+    begins a little later is worth more to them than none. A header tells.
     """
     most_urgent = -bounds.min_priority
     if request.priority > most_urgent:

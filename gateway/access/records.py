@@ -73,7 +73,7 @@ def read_records(setting: str) -> tuple[AccessRecord, ...]:
         records = _decode_records(setting.strip() or "[]")
     except msgspec.DecodeError as error:
         raise KeysInvalid(
-            f"api_keys: {error}; give a JSON list of {{name, team, sha256, aliases, admin, weight, ...}}, see docs/keys.md"
+            f"api_keys: {error}; give a JSON list of {{name, team, sha256, aliases, admin, ...}}, see docs/keys.md"
         ) from None
     names = [record.name for record in records]
     for name in names:
