@@ -315,6 +315,7 @@ class Admission:
                 waiter.standing = standing
                 self._line.filed(waiter, answer)
                 self._upkeep.tell(waiter)
+                self._upkeep.waits(waiter)
                 return None
             case LineFull():
                 waiter.asked = False

@@ -35,6 +35,8 @@ SHORTEST_TTL_S = 0.05
 
 REFRESHED = 64
 """Tickets per model whose bids are made anew each round: those next in line, which slots are offered to."""
+LOAN_AFTER_S = 0.55
+"""When a ticket is looked at again that may be owed a loan by then (lua/shared_overdraft.lua)."""
 REREAD_AT_ONCE = 256
 """Tickets in one script: a longer one would hold other callers up."""
 
@@ -82,6 +84,7 @@ class Upkeep:
         self._reread_now = asyncio.Event()
         self._sweep_now = asyncio.Event()
         self._urgent = True
+        self._loans: asyncio.TimerHandle | None = None
         fleet.listen(lambda _: self._fleet_changed())
 
     async def run(self) -> None:
@@ -96,6 +99,15 @@ class Upkeep:
     def ticket_ttl(self, waiter: Waiter) -> float:
         """How long its ticket may live without being re-read: never past the moment it stops waiting."""
         return max(SHORTEST_TTL_S, min(self._ticket_ttl_s, waiter.deadline - time.monotonic()))
+
+    def waits(self, waiter: Waiter) -> None:
+        """A ticket was filed: where workers lend beyond their slots, a sweep comes as soon as it may be owed a loan."""
+        if self._loans is None and any(beat.overdraft for beat in self._fleet.snapshot.of(waiter.model)):
+            self._loans = asyncio.get_running_loop().call_later(LOAN_AFTER_S, self._lend)
+
+    def _lend(self) -> None:
+        self._loans = None
+        self._sweep_now.set()
 
     async def give_back(self) -> None:
         """Withdraws every ticket and lease of this process and removes its heartbeat; Redis being away is no error."""

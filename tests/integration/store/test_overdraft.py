@@ -14,8 +14,8 @@ from tests.integration.store.test_scripts import Caller, offers
 from tests.support.pool import beat, heartbeat
 from workers.protocol import keys
 
-OLD_S = 2.0
-PATIENCE_S = 1.0
+OLD_S = 0.25
+PATIENCE_S = 0.5
 """As in shared_overdraft.lua."""
 
 
@@ -32,10 +32,10 @@ async def hold(caller: Caller, team: str, count: int, worker: str = "w1", *, kv:
     return leases
 
 
-async def age(client: redis.asyncio.Redis, *leases: Lease) -> None:
-    """As if they had been held for long."""
+async def age(client: redis.asyncio.Redis, *leases: Lease, by_s: float = OLD_S) -> None:
+    """As if they had been held for so much longer."""
     for lease in leases:
-        await client.hincrbyfloat(keys.lease("m", lease.id), "at", -1000 * OLD_S)
+        await client.hincrbyfloat(keys.lease("m", lease.id), "at", -1000 * by_s)
 
 
 async def asked(caller: Caller, id: str, team: str, wanted: Offers | None = None, **more: float) -> Lease | Filed:
@@ -47,9 +47,10 @@ async def asked(caller: Caller, id: str, team: str, wanted: Offers | None = None
 async def test_a_team_that_holds_all_for_long_yields_at_once(client: redis.asyncio.Redis, one: Caller) -> None:
     await beat(client, heartbeat("w1", slots=4, overdraft=4))
     red = await hold(one, "red", 4)
+    await age(client, *red, by_s=-60.0)
     assert isinstance(await asked(one, "early", "blue"), Filed), "their answers may end soon"
     await one.withdraw("early")
-    await age(client, *red)
+    await age(client, *red, by_s=60.0 + OLD_S)
     first = await asked(one, "first", "blue")
     second = await asked(one, "second", "blue")
     assert isinstance(first, Lease)
@@ -86,7 +87,7 @@ async def test_a_worker_that_cannot_slice_lends_nothing(client: redis.asyncio.Re
 
 
 async def test_teams_take_turns_where_there_are_more_than_slots(client: redis.asyncio.Redis, one: Caller) -> None:
-    """The only slot is another team's: whoever has waited for a second gets a part of it, up to the overdraft."""
+    """The only slot is another team's: whoever has waited for long gets a part of it, up to the overdraft."""
     await beat(client, heartbeat("w1", slots=1, overdraft=2))
     await hold(one, "red", 1)
     for team in ("blue", "green", "grey"):
