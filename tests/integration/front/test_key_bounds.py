@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from tests.integration.front.conftest import BOUND_KEY, NARROW_KEY
@@ -12,7 +14,7 @@ PRIORITY = "x-paddock-priority"
 
 
 @pytest.mark.parametrize("how", [{}, {"n": 2}], ids=["one answer", "two answers"])
-async def test_a_key_gets_no_more_urgent_than_it_may(stack: Stack, gateway: Process, how: dict[str, int]) -> None:
+async def test_a_key_gets_no_more_urgent_than_it_may(stack: Stack, gateway: Process, how: dict[str, Any]) -> None:
     told: dict[str, list[str | None]] = {}
     for key in (NARROW_KEY, BOUND_KEY, stack.key):
         async with calling(gateway.url, key, "quick") as caller:
@@ -30,7 +32,8 @@ async def test_a_key_gets_no_more_urgent_than_it_may(stack: Stack, gateway: Proc
 
 async def test_an_answer_is_no_longer_than_its_key_allows(gateway: Process) -> None:
     async with calling(gateway.url, BOUND_KEY, "dropping") as caller:
-        for asked in ({}, {"max_tokens": 5000}, {"max_tokens": 5}):
+        wishes: tuple[dict[str, Any], ...] = ({}, {"max_tokens": 5000}, {"max_tokens": 5})
+        for asked in wishes:
             status, body = await caller.whole(**asked)
             assert status == 200, body
             assert body["usage"]["completion_tokens"] == min(60, asked.get("max_tokens", 60))
