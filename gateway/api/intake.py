@@ -63,7 +63,10 @@ class Intake:
         return read(raw)
 
     def message(self, principal: Principal, raw: bytes) -> Body:
-        """Take in what came another way than as a body; close it in any case. Raises HeldTooMuch, MemoryFull."""
+        """Take in what came another way than as a body, or nothing by those who only load what is kept.
+
+        Close it in any case. Raises HeldTooMuch, MemoryFull.
+        """
         reservation = self._budget.reserve(principal)
         reservation.resize(len(raw))
         return Body(raw, reservation, self)
@@ -76,17 +79,13 @@ class Intake:
                 asked = read(raw)
                 reservation.resize(shape.held_bytes)
                 return asked
-        asked, held_bytes = await self.aside(reservation.team, partial(_read, raw, max_items, read))
+        asked, held_bytes = await self._lane.run(reservation.team, partial(_read, raw, max_items, read))
         reservation.resize(held_bytes)
         return asked
 
-    async def aside_from(self, num_bytes: int, team: str, work: Callable[[], AskedT]) -> AskedT:
+    async def aside(self, num_bytes: int, team: str, work: Callable[[], AskedT]) -> AskedT:
         """Return what `work` returns, on a thread where it is about that many bytes and those are many."""
         return await self._lane.run(team, work) if num_bytes > INLINE_BYTES else work()
-
-    async def aside(self, team: str, work: Callable[[], AskedT]) -> AskedT:
-        """Return what `work` returns, which is done on a thread, in its team's turn."""
-        return await self._lane.run(team, work)
 
 
 class Body:
@@ -100,6 +99,11 @@ class Body:
         self._reservation = reservation
         self._intake = intake
 
+    @property
+    def team(self) -> str:
+        """Return the team that asks."""
+        return self._reservation.team
+
     def close(self) -> None:
         """It is over."""
         self._reservation.close()
@@ -107,6 +111,10 @@ class Body:
     def holds(self, num_bytes: int) -> None:
         """Its answer takes so many more. Raises HeldTooMuch, MemoryFull, TakesTooMuch."""
         self._reservation.resize(self._reservation.num_bytes + num_bytes)
+
+    async def aside(self, num_bytes: int, work: Callable[[], AskedT]) -> AskedT:
+        """Return what `work` returns, on a thread where it is about that many bytes and those are many."""
+        return await self._intake.aside(num_bytes, self.team, work)
 
     async def decoded(self, read: Callable[[bytes], AskedT]) -> AskedT:
         """Return what `read` makes of it; raises what that raises, InvalidRequest, HeldTooMuch and MemoryFull."""

@@ -30,6 +30,13 @@ class ResponseStore:
         rest = (id, record.decode(), self._ttl_ms, self._bytes_per_team, "1" if again else "", *before)
         return bool(await self._pipe.send(self._keep, keys.responses(team), *rest))
 
+    async def sizes(self, team: str, ids: Sequence[str]) -> list[int]:
+        """Return the bytes of each record, in the order of the ids; 0 where there is none, or none of this team."""
+        if not ids:
+            return []
+        found = await answered(self._redis.hmget(keys.response_sizes(team), list(ids)))
+        return [int(size) if isinstance(size, bytes) and size.isdigit() else 0 for size in found]
+
     async def find(self, team: str, ids: Sequence[str]) -> list[bytes | None]:
         """Records in the order of the ids; None where there is none, or none of this team."""
         if not ids:

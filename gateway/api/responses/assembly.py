@@ -13,7 +13,7 @@ from gateway.api.responses.create import CreateResponse
 from gateway.api.responses.input_tokens import InputTokens
 from gateway.api.responses.preparation import Preparation
 from gateway.api.responses.request import ResponseRequest
-from gateway.api.responses.shelf import ResponseWriters, Shelf, Store
+from gateway.api.responses.shelf import CHAIN_FACTOR, ResponseWriters, Shelf, Store
 from gateway.api.responses.socket import ResponsesSocket
 from gateway.api.responses.stored import Endpoint, StoredResponses
 from gateway.api.responses.truncation import Truncation
@@ -38,13 +38,13 @@ def responses_apps(
     bounds: Bounds,
     metrics: Metrics,
 ) -> dict[str, ASGIApp]:
-    shelf, truncation = Shelf(store), Truncation(inquiries)
+    shelf, truncation = Shelf(store, CHAIN_FACTOR * intake.max_body_bytes), Truncation(inquiries)
     preparation = Preparation(pipeline, truncation)
     answering: Answering[ResponseRequest] = Answering(
         ResponseWriters(), pipeline, ping_interval_s, resumable, shelf.conclude
     )
     background = Background(answering, recordings, resumable, shelf)
-    stored = StoredResponses(keys, shelf, background, recordings, resumable)
+    stored = StoredResponses(keys, intake, shelf, background, recordings, resumable)
     rooms = Rooms(keys, pipeline, intake, preparation, resumable, store, metrics, ping_interval_s, bounds)
     return {
         "responses": CreateResponse(keys, intake, resumable, shelf, answering, background, preparation),

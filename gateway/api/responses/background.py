@@ -13,7 +13,7 @@ from starlette.types import Receive, Scope, Send
 from gateway.api.answering import Answering
 from gateway.api.answers import send_json
 from gateway.api.diagnostics import trail_of
-from gateway.api.intake import held_while
+from gateway.api.intake import Body, held_while
 from gateway.api.responses.events import EventWriter
 from gateway.api.responses.ids import stream_of
 from gateway.api.responses.request import ResponseRequest
@@ -71,9 +71,9 @@ class Background:
             reading.close()
             await send_json(send, queued, trail)
 
-    async def cancel(self, team: str, id_: str) -> dict[str, Any]:
+    async def cancel(self, id_: str, body: Body) -> dict[str, Any]:
         """The response, cancelled, or as it was if it had ended. Raises ResponseNotFound, Unavailable."""
-        response = await self.current(team, id_)
+        response = await self.current(id_, body)
         if response["status"] not in RUNNING:
             return response
         await self._recordings.stop(stream_of(id_))
@@ -82,24 +82,24 @@ class Background:
                 # A response is as large as what it was asked: it is not read again and again.
                 while not await self._recordings.is_over(stream_of(id_)):  # noqa: ASYNC110 - it is in Redis
                     await asyncio.sleep(LOOK_EVERY_S)
-        response = await self.current(team, id_)
+        response = await self.current(id_, body)
         if response["status"] in RUNNING:
             raise Unavailable("The response is not cancelled yet. Ask again.", retry_after_s=1.0)
         return response
 
-    async def drop(self, team: str, id_: str) -> None:
+    async def drop(self, id_: str, body: Body) -> None:
         """Forgets a response, and ends it where it still runs. Raises ResponseNotFound."""
-        record = await self._shelf.get(team, id_)
-        await self._shelf.drop(team, id_)
+        record = await self._shelf.get(id_, body)
+        await self._shelf.drop(body.team, id_)
         if record.response["status"] in RUNNING:
             await self._recordings.stop(stream_of(id_))
 
-    async def current(self, team: str, id_: str) -> dict[str, Any]:
+    async def current(self, id_: str, body: Body) -> dict[str, Any]:
         """A kept response as it is now. One whose gateway is gone has failed. Raises ResponseNotFound."""
-        record = await self._shelf.get(team, id_)
+        record = await self._shelf.get(id_, body)
         if record.response["status"] in RUNNING and not await self._recordings.alive(stream_of(id_)):
             # It may have ended between the two questions.
-            record = await self._shelf.get(team, id_)
+            record = await self._shelf.get(id_, body)
             if record.response["status"] in RUNNING:
                 lost = {"code": "server_error", "message": "The gateway that made this response is gone. Ask anew."}
                 return {**record.response, "status": "failed", "error": lost}

@@ -17,7 +17,7 @@ from gateway.api.cors import origin_of
 from gateway.api.diagnostics import trail_of
 from gateway.api.dialect import StreamWriter, WholeWriter
 from gateway.api.errors import note_error, shape_of
-from gateway.api.intake import Intake
+from gateway.api.intake import Body, Intake
 from gateway.api.presence import CLIENT_GONE_STATUS, ClientGone
 from gateway.api.responses.events import EventWriter
 from gateway.api.responses.lanes import Lanes
@@ -32,7 +32,7 @@ from gateway.api.responses.messages import (
 )
 from gateway.api.responses.preparation import Preparation
 from gateway.api.responses.request import ResponseRequest
-from gateway.api.responses.shelf import ResponseWriters, Shelf, Store
+from gateway.api.responses.shelf import CHAIN_FACTOR, ResponseWriters, Shelf, Store
 from gateway.api.resumable import Resumable
 from gateway.api.sockets import METHOD, NORMAL, RESTARTS, Socket
 from gateway.errors import ConnectionLimit, InternalError, PaddockError
@@ -81,11 +81,11 @@ class Connection:
         self._scope = scope
         self._request_id = request_id
         self._memory = Memory(rooms.store, rooms.bounds.max_bytes)
-        self._shelf = Shelf(self._memory)
+        self._shelf = Shelf(self._memory, CHAIN_FACTOR * rooms.intake.max_body_bytes)
         self._answering: Answering[ResponseRequest] = Answering(
             ResponseWriters(), rooms.pipeline, rooms.ping_interval_s, rooms.resumable, self._conclude
         )
-        self._lanes: Lanes | None = None
+        self._lanes: Lanes[Body] | None = None
         self._ends_at = monotonic() + rooms.bounds.life_s
         self._num_requests = 0
         self._stopping = False
@@ -117,14 +117,14 @@ class Connection:
         self._stopping = True
         self._rest()
 
-    async def _read(self, lanes: Lanes) -> None:
+    async def _read(self, lanes: Lanes[Body]) -> None:
         try:
             while True:
                 await self._take(await self._socket.receive(), lanes)
         except ClientGone:
             self._leave()
 
-    async def _take(self, text: str | None, lanes: Lanes) -> None:
+    async def _take(self, text: str | None, lanes: Lanes[Body]) -> None:
         lane, body = "", None
         try:
             # A key may have been withdrawn since the handshake.
@@ -145,10 +145,10 @@ class Connection:
                 close_trail(trail, self._rooms.metrics)
         self._rest()
 
-    async def _respond(self, message: Create) -> None:
+    async def _respond(self, message: Create, body: Body) -> None:
         trail = self._new_trail()
         try:
-            await self._answer(message, trail)
+            await self._answer(message, body, trail)
         except PaddockError as error:
             await self._refuse(error, trail, message.lane)
         except ClientGone:
@@ -164,14 +164,14 @@ class Connection:
         finally:
             close_trail(trail, self._rooms.metrics)
 
-    async def _answer(self, message: Create, trail: Trail) -> None:
+    async def _answer(self, message: Create, body: Body, trail: Trail) -> None:
         """Raises PaddockError where nothing was told yet, and ClientGone."""
         rooms = self._rooms
         # A key may have been withdrawn since the handshake.
         principal = rooms.keys.authenticate(self._scope["headers"])
         trail.asked_by(principal)
-        draft = await rooms.intake.aside_from(message.num_bytes, principal.team, partial(draft_of_message, message))
-        asked, call = await rooms.preparation.prepare(draft, self._shelf, principal, trail, self._scope)
+        draft = await body.aside(message.num_bytes, partial(draft_of_message, message))
+        asked, call = await rooms.preparation.prepare(draft, self._shelf, body, principal, trail, self._scope)
         writer, sink = EventWriter(asked, call), EventMessages(self._socket, message.lane)
         failure = await self._answering.write(asked, call, trail, writer, sink)
         if failure is None:

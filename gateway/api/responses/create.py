@@ -43,7 +43,7 @@ class CreateResponse:
                 await self._resumable.again(wish, scope, receive, send)
                 return
             draft = await body.decoded(read_draft)
-            asked, call = await self._preparation.prepare(draft, self._shelf, principal, trail, scope)
+            asked, call = await self._preparation.prepare(draft, self._shelf, body, principal, trail, scope)
             if asked.background:
                 await self._background.begin(asked, call, wish, scope, receive, send)
             else:

@@ -27,7 +27,7 @@ class InputTokens:
         principal, trail = identified(self._keys, scope)
         async with self._intake.opened(principal, scope, receive) as body:
             draft = await body.decoded(read_draft)
-            asked = await self._shelf.complete(draft, principal.team)
+            asked = await self._shelf.complete(draft, body)
             call = self._pipeline.call(principal, asked.model, trail)
             async with while_present(receive):
                 num_tokens = await self._inquiries.num_tokens(call.model, asked.requests[0], principal.team)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Awaitable, Callable
-from typing import Protocol
+from typing import Generic, Protocol, TypeVar
 
 from gateway.api.responses.messages import Create
 from gateway.errors import StreamLimit
@@ -22,11 +22,14 @@ class Held(Protocol):
     def close(self) -> None: ...
 
 
-class Lanes:
+HeldT = TypeVar("HeldT", bound=Held)
+
+
+class Lanes(Generic[HeldT]):
     def __init__(
         self,
         tasks: asyncio.TaskGroup,
-        respond: Callable[[Create], Awaitable[None]],
+        respond: Callable[[Create, HeldT], Awaitable[None]],
         on_rest: Callable[[], None],
         max_bytes: int,
     ) -> None:
@@ -37,7 +40,7 @@ class Lanes:
         self._respond = respond
         self._on_rest = on_rest
         self._max_bytes = max_bytes
-        self._waiting: dict[str, deque[tuple[Create, Held]]] = {}
+        self._waiting: dict[str, deque[tuple[Create, HeldT]]] = {}
         self._running: set[asyncio.Task[None]] = set()
         self._num_messages = 0
         self._num_bytes = 0
@@ -46,7 +49,7 @@ class Lanes:
     def busy(self) -> bool:
         return bool(self._waiting)
 
-    def add(self, message: Create, held: Held) -> None:
+    def add(self, message: Create, held: HeldT) -> None:
         """Answers it, in its turn; `held` is closed when that is over. Raises StreamLimit."""
         self._check(message)
         self._num_messages += 1
@@ -75,11 +78,11 @@ class Lanes:
             return
         raise StreamLimit(text, param="stream_id")
 
-    async def _run(self, name: str, lane: deque[tuple[Create, Held]]) -> None:
+    async def _run(self, name: str, lane: deque[tuple[Create, HeldT]]) -> None:
         try:
             while lane:
                 message, held = lane[0]
-                await self._respond(message)
+                await self._respond(message, held)
                 lane.popleft()
                 held.close()
                 self._num_messages -= 1

@@ -33,6 +33,12 @@ class Memory:
             stored = dict(zip(missing, await self._store.find(team, missing), strict=True))
         return [self._records.get((team, id_)) or stored.get(id_) for id_ in ids]
 
+    async def sizes(self, team: str, ids: Sequence[str]) -> list[int]:
+        stored: dict[str, int] = {}
+        if missing := [id_ for id_ in ids if (team, id_) not in self._records]:
+            stored = dict(zip(missing, await self._store.sizes(team, missing), strict=True))
+        return [len(self._records.get((team, id_), b"")) or stored.get(id_, 0) for id_ in ids]
+
     async def drop(self, team: str, id: str) -> bool:
         return await self._store.drop(team, id)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from starlette.types import Scope
 
+from gateway.api.intake import Body
 from gateway.api.responses.request import Draft, ResponseRequest
 from gateway.api.responses.shelf import Shelf
 from gateway.api.responses.truncation import Truncation
@@ -20,10 +21,10 @@ class Preparation:
         self._truncation = truncation
 
     async def prepare(
-        self, draft: Draft, shelf: Shelf, principal: Principal, trail: Trail, scope: Scope
+        self, draft: Draft, shelf: Shelf, body: Body, principal: Principal, trail: Trail, scope: Scope
     ) -> tuple[ResponseRequest, Call]:
         """Raises PaddockError."""
-        asked = await shelf.complete(draft, principal.team)
+        asked = await shelf.complete(draft, body)
         talk = conversation(scope, asked.requests[0], principal.team)
         call = self._pipeline.call(principal, asked.model, trail, "generate", read_begin_by(scope), talk)
         if asked.fit:

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import msgspec
 from msgspec.structs import replace
 from pydantic import ValidationError
 
@@ -25,8 +26,13 @@ from gateway.api.responses.items import Item, messages_of, read_input, reference
 from gateway.api.responses.records import Record
 from gateway.api.responses.refused import IGNORED, REFUSED
 from gateway.api.responses.tools import read_tools, tools_object
-from gateway.errors import InvalidRequest, PreviousNotFound, ResponseNotFound, UnsupportedParameter
+from gateway.errors import InvalidRequest, PreviousNotFound, ResponseNotFound, TakesTooMuch, UnsupportedParameter
 from workers.protocol.requests import Constraint, GenerateRequest, Message, Thinking
+
+LONGEST_INPUT = 32 << 20
+"""Bytes of all items, what is referred to included."""
+
+_encode = msgspec.json.Encoder().encode
 
 LOGPROBS = "message.output_text.logprobs"
 
@@ -72,15 +78,17 @@ class Draft:
         referred = (response_of(reference) for item in self.input if (reference := reference_of(item)))
         return tuple(dict.fromkeys(id_ for id_ in (previous, *referred) if id_ is not None))
 
-    def complete(self, found: Mapping[str, Record]) -> ResponseRequest:
-        """With what was kept: the records of `needs`, and of the chain of the previous one.
+    def complete(self, found: Mapping[str, Record], max_bytes: int = LONGEST_INPUT) -> ResponseRequest:
+        """With what was kept: the records of `needs`, and of the chain of the previous one. `max_bytes`: of all items.
 
-        Raises InvalidRequest, PreviousNotFound, ResponseNotFound.
+        Raises InvalidRequest, PreviousNotFound, ResponseNotFound, TakesTooMuch.
         """
         body = self.body
         chain = _chain(body.previous_response_id, found)
         before = [item for id_ in chain for item in _present(found, id_, "previous_response_id").items]
         own = _resolved(self.input, found)
+        if found:
+            _check_size((*before, *own), max_bytes)
         messages = messages_of([*before, *own])
         if not messages and (self.generates or body.instructions is None):
             raise InvalidRequest("`input` is missing. Send a text or items.", param="input")
@@ -215,6 +223,23 @@ def _resolved(items: Iterable[Item], found: Mapping[str, Record]) -> tuple[Item,
             )
         own.append(known[id_][reference])
     return tuple(own)
+
+
+def _check_size(items: Iterable[Item], max_bytes: int) -> None:
+    """Items count as often as they are referred to. Raises TakesTooMuch."""
+    sizes: dict[int, int] = {}
+    num_bytes = 0
+    for item in items:
+        size = sizes.get(id(item))
+        if size is None:
+            size = sizes[id(item)] = len(_encode(item))
+        num_bytes += size
+    if num_bytes > max_bytes:
+        raise TakesTooMuch(
+            f"The conversation has {num_bytes} bytes, what is referred to included; {max_bytes} may be sent on. Send "
+            "less, or refer to less.",
+            param="input",
+        )
 
 
 def _present(found: Mapping[str, Record], id_: str, param: str) -> Record:

@@ -5,21 +5,30 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Sequence
+from functools import partial
 from time import monotonic
 from typing import Protocol
 
 from gateway.api.dialect import StreamWriter, WholeWriter
+from gateway.api.intake import Body
 from gateway.api.responses import whole
 from gateway.api.responses.events import EventWriter
 from gateway.api.responses.records import Record, decode_record, encode_record
 from gateway.api.responses.request import Draft, ResponseRequest, not_found
 from gateway.call import Call
-from gateway.errors import PaddockError, StoreUnavailable
+from gateway.errors import PaddockError, StoreUnavailable, TakesTooMuch
 from gateway.store.trouble import reading
 from gateway.telemetry.trail import Trail
 
 log = logging.getLogger(__name__)
 
+CHAIN_FACTOR = 2
+"""What a request goes on from may have so many times the bytes of a body: each response repeats its instructions and
+tools."""
+MAX_RECORDS = 2_000
+"""Responses that a request goes on from or refers to."""
+HELD_PER_BYTE = 3
+"""Memory that a stored response takes when it is decoded, for each of its bytes."""
 PATIENCE_S = 60.0
 RETRY_S = 0.2
 
@@ -28,6 +37,7 @@ class Store(Protocol):
     async def keep(
         self, team: str, id: str, record: bytes, before: Sequence[str] = ..., *, again: bool = ...
     ) -> bool: ...
+    async def sizes(self, team: str, ids: Sequence[str]) -> list[int]: ...
     async def find(self, team: str, ids: Sequence[str]) -> list[bytes | None]: ...
     async def drop(self, team: str, id: str) -> bool: ...
 
@@ -35,24 +45,30 @@ class Store(Protocol):
 class Shelf:
     """Of all teams; nobody gets to know of another team's responses."""
 
-    def __init__(self, store: Store) -> None:
+    def __init__(self, store: Store, max_bytes: int) -> None:
+        """`max_bytes`: of the responses that one request may go on from, as they are stored."""
         self._store = store
+        self._max_bytes = max_bytes
 
-    async def complete(self, draft: Draft, team: str) -> ResponseRequest:
-        """The request with what was said before. Raises as `Draft.complete`, and StoreUnavailable."""
-        found = await self._found(team, draft.needs)
+    async def complete(self, draft: Draft, body: Body) -> ResponseRequest:
+        """Return the request with what was said before, whose size is looked at before it is loaded.
+
+        Raises as `Draft.complete`, TakesTooMuch, HeldTooMuch, MemoryFull, StoreUnavailable.
+        """
+        found, num_bytes = await self._found(body, draft.needs, 0)
         previous = found.get(draft.body.previous_response_id or "")
         if previous is not None:
             missing = [id_ for id_ in previous.chain if id_ not in found]
-            found |= await self._found(team, missing)
-        return draft.complete(found)
+            more, num_bytes = await self._found(body, missing, num_bytes)
+            found |= more
+        return await body.aside(num_bytes, partial(draft.complete, found, 2 * self._max_bytes))
 
-    async def get(self, team: str, id_: str) -> Record:
-        """Raises ResponseNotFound."""
-        record = (await self._found(team, (id_,))).get(id_)
-        if record is None:
+    async def get(self, id_: str, body: Body) -> Record:
+        """Raises ResponseNotFound, HeldTooMuch, MemoryFull, TakesTooMuch."""
+        found, _ = await self._found(body, (id_,), 0, alone=True)
+        if id_ not in found:
             raise not_found(id_)
-        return record
+        return found[id_]
 
     async def keep(self, team: str, record: Record, *, again: bool = False) -> bool:
         """Whether it is there now. `again`: in place of one that is there, unless it was deleted meanwhile."""
@@ -95,10 +111,32 @@ class Shelf:
                     raise
             await asyncio.sleep(RETRY_S)
 
-    async def _found(self, team: str, ids: Sequence[str]) -> dict[str, Record]:
-        records = await self._store.find(team, ids)
+    async def _found(
+        self, body: Body, ids: Sequence[str], num_before: int, *, alone: bool = False
+    ) -> tuple[dict[str, Record], int]:
+        """Return records by id, and their bytes with the `num_before` of those that were loaded for this request.
+
+        `alone`: a single one, which is as large as it may be.
+        """
+        if len(ids) > MAX_RECORDS:
+            raise TakesTooMuch(
+                f"The request goes on from {len(ids)} responses; {MAX_RECORDS} may be loaded. Send what matters of "
+                "them as `input`."
+            )
+        num_bytes = sum(await self._store.sizes(body.team, ids))
+        if num_before + num_bytes > self._max_bytes and not alone:
+            raise TakesTooMuch(
+                f"The responses before this one take {num_before + num_bytes} bytes as they are stored; "
+                f"{self._max_bytes} may be gone on from (twice max_body_bytes). Send what matters of them as `input`."
+            )
+        body.holds(num_bytes * HELD_PER_BYTE)
+        records = await self._store.find(body.team, ids)
         with reading():
-            return {id_: decode_record(raw) for id_, raw in zip(ids, records, strict=True) if raw is not None}
+            return await body.aside(num_bytes, partial(_decoded, ids, records)), num_before + num_bytes
+
+
+def _decoded(ids: Sequence[str], records: Sequence[bytes | None]) -> dict[str, Record]:
+    return {id_: decode_record(raw) for id_, raw in zip(ids, records, strict=True) if raw is not None}
 
 
 class ResponseWriters:

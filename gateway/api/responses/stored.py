@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Awaitable, Callable
+from contextlib import closing
 from typing import Any
 from urllib.parse import parse_qsl
 
@@ -12,6 +13,7 @@ from starlette.types import Receive, Scope, Send
 from gateway.access.keys import Keys
 from gateway.api.answers import send_json
 from gateway.api.caller import identified
+from gateway.api.intake import Body, Intake
 from gateway.api.parameters.faults import shown
 from gateway.api.responses.background import Background
 from gateway.api.responses.ids import stream_of
@@ -35,49 +37,64 @@ class StoredResponses:
     """The routes below one response's id."""
 
     def __init__(
-        self, keys: Keys, shelf: Shelf, background: Background, recordings: Recordings, resumable: Resumable
+        self,
+        keys: Keys,
+        intake: Intake,
+        shelf: Shelf,
+        background: Background,
+        recordings: Recordings,
+        resumable: Resumable,
     ) -> None:
         self._keys = keys
+        self._intake = intake
         self._shelf = shelf
         self._background = background
         self._recordings = recordings
         self._resumable = resumable
 
     async def retrieve(self, scope: Scope, receive: Receive, send: Send) -> None:
-        trail, team, id_ = self._who(scope)
+        trail, body, id_ = self._who(scope)
         query = _query(scope)
-        response = await self._background.current(team, id_)
-        if query.get("stream", "false").lower() not in ("true", "1"):
-            await send_json(send, response, trail)
-            return
+        with closing(body):
+            response = await self._background.current(id_, body)
+            if query.get("stream", "false").lower() not in ("true", "1"):
+                await send_json(send, response, trail)
+                return
         if not response["background"]:
             message = f"Response {shown(id_)} was not made in the background: it has no stream. Leave `stream` out."
             raise InvalidRequest(message, param="stream")
         # Events are numbered from 0 in the dialect, from 1 in the stream.
         after = _number(query, "starting_after", -1, -1, 10**12) + 1
         try:
-            reading = await self._recordings.open(stream_of(id_), after, Owner(team, ""))
+            reading = await self._recordings.open(stream_of(id_), after, Owner(body.team, ""))
         except StreamGone:
             message = f"The events of response {shown(id_)} are not kept any more. Retrieve it without `stream`."
             raise StreamGone(message, param="stream") from None
         await self._resumable.send(reading, scope, receive, send)
 
     async def delete(self, scope: Scope, receive: Receive, send: Send) -> None:
-        trail, team, id_ = self._who(scope)
-        await self._background.drop(team, id_)
+        trail, body, id_ = self._who(scope)
+        with closing(body):
+            await self._background.drop(id_, body)
         await send_json(send, {"id": id_, "object": "response", "deleted": True}, trail)
 
     async def cancel(self, scope: Scope, receive: Receive, send: Send) -> None:
-        trail, team, id_ = self._who(scope)
-        if not (await self._shelf.get(team, id_)).is_background:
-            message = f"Response {shown(id_)} was not made in the background. To end others, close their connection."
-            raise InvalidRequest(message, param="response_id")
-        await send_json(send, await self._background.cancel(team, id_), trail)
+        trail, body, id_ = self._who(scope)
+        with closing(body):
+            if not (await self._shelf.get(id_, body)).is_background:
+                message = (
+                    f"Response {shown(id_)} was not made in the background. To end others, close their connection."
+                )
+                raise InvalidRequest(message, param="response_id")
+            await send_json(send, await self._background.cancel(id_, body), trail)
 
     async def input_items(self, scope: Scope, receive: Receive, send: Send) -> None:
-        trail, team, id_ = self._who(scope)
-        query = _query(scope)
-        items = list((await self._shelf.get(team, id_)).input)
+        trail, body, id_ = self._who(scope)
+        with closing(body):
+            await self._send_items(body, id_, _query(scope), send, trail)
+
+    async def _send_items(self, body: Body, id_: str, query: Query, send: Send, trail: Trail) -> None:
+        items = list((await self._shelf.get(id_, body)).input)
         order = query.get("order", "desc")
         if order not in ("asc", "desc"):
             raise InvalidRequest(f"`order` is {shown(order)}. Send `asc` or `desc`.", param="order")
@@ -86,10 +103,10 @@ class StoredResponses:
         limit = _number(query, "limit", PAGE, 1, LONGEST_PAGE)
         await send_json(send, _page(items, query.get("after"), limit), trail)
 
-    def _who(self, scope: Scope) -> tuple[Trail, str, str]:
-        """Trail, team and the id in the path. Raises AuthenticationFailed."""
+    def _who(self, scope: Scope) -> tuple[Trail, Body, str]:
+        """Trail, what counts what is loaded (to be closed), and the id in the path. Raises AuthenticationFailed."""
         principal, trail = identified(self._keys, scope)
-        return trail, principal.team, str(scope["path_params"]["response_id"])
+        return trail, self._intake.message(principal, b""), str(scope["path_params"]["response_id"])
 
 
 class Endpoint:

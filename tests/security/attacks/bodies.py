@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
+import io
+import json
 from functools import partial
 
 from tests.security.attack import Attack, Target
@@ -20,6 +23,22 @@ async def _pieces(target: Target) -> None:
         await target.post(session, "/tokenize", body[: (8 << 20) - 2] + b'"}')
 
 
+async def _long_chain(target: Target) -> None:
+    """Store responses that follow each other, then go on from all of them with a few bytes."""
+    previous = None
+    async with target.session() as session:
+        for text in ["x" * (6 << 20)] * 4 + ["and then?"] * 8:
+            # In the background, a response is stored before anybody finds its prompt too long.
+            body = {"model": target.model, "input": "x", "instructions": text, "background": True}
+            body |= {"previous_response_id": previous, "max_output_tokens": 1}
+            headers = {"Content-Type": "application/json"}
+            async with session.post(
+                f"{target.url}/v1/responses", data=io.BytesIO(json.dumps(body).encode()), headers=headers
+            ) as response:
+                previous = (await response.json()).get("id", previous)
+            await asyncio.sleep(0.1)  # until it has failed, it can't be gone on from
+
+
 async def _large(large: LargeBody, target: Target) -> None:
     async with target.session() as session:
         await target.post(session, large.path, large.of())
@@ -31,6 +50,12 @@ ATTACKS = (
         about="A message's content is nested hundreds of arrays deep.",
         strike=_nested_parts,
         at_once=4,
+    ),
+    Attack(
+        name="long-chain",
+        about="Responses of 6 MiB follow each other; a request of 100 bytes goes on from all of them.",
+        strike=_long_chain,
+        at_once=2,
     ),
     Attack(
         name="pieces-of-tokens",

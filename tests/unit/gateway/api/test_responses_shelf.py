@@ -37,6 +37,9 @@ class Failing:
     async def find(self, team: str, ids: Sequence[str]) -> list[bytes | None]:
         return [None for _ in ids]
 
+    async def sizes(self, team: str, ids: Sequence[str]) -> list[int]:
+        return [0 for _ in ids]
+
     async def drop(self, team: str, id: str) -> bool:
         return False
 
@@ -47,7 +50,7 @@ async def test_one_of_the_background_is_kept_when_redis_is_back(background: bool
     writer = EventWriter(read_draft(json.dumps(body).encode()).complete({}), CALL)
     writer.chunks([Text(1, "hello", 1), Finished(1, FinishReason.STOP, Usage(1, 1, 0), TIMINGS)], 0)
     store = Failing(2)
-    await Shelf(store).conclude(writer, None)
+    await Shelf(store, 1 << 20).conclude(writer, None)
     assert len(store.kept) == num_kept
     assert writer.snapshot.is_kept == bool(num_kept)
     for raw in store.kept:

@@ -25,6 +25,9 @@ class Shared:
         self.records[id] = record
         return True
 
+    async def sizes(self, team: str, ids: Sequence[str]) -> list[int]:
+        return [len(self.records.get(id_, b"")) for id_ in ids]
+
     async def find(self, team: str, ids: Sequence[str]) -> list[bytes | None]:
         self.asked.append(ids)
         return [self.records.get(id_) for id_ in ids]
@@ -104,7 +107,7 @@ class Held:
 async def test_bounds_of_what_waits() -> None:
     go, done, held = asyncio.Event(), [], Held()
 
-    async def respond(message: Create) -> None:
+    async def respond(message: Create, held: Held) -> None:
         await go.wait()
         done.append(message.lane)
 
@@ -136,7 +139,7 @@ async def test_bounds_of_what_waits() -> None:
 async def test_a_client_that_has_left_ends_all_lanes() -> None:
     held = Held()
 
-    async def respond(message: Create) -> None:
+    async def respond(message: Create, held: Held) -> None:
         await asyncio.Event().wait()
 
     async with asyncio.TaskGroup() as tasks:
