@@ -1,7 +1,8 @@
 """Write the `.env` of docker-compose.yml, its secrets made on this machine: `python3 deploy/compose/new_env.py [FILE]`.
 
-Standard library only. What is not a secret stands there as a comment, with its default. The program writes the file
-itself, for its owner's eyes only: a shell's `>` would make it as readable as everything else.
+In a file that an earlier version wrote it adds what that did not know. Standard library only. What is not a secret
+stands there as a comment, with its default. The program writes the file itself, for its owner's eyes only: a shell's
+`>` would make it as readable as everything else.
 """
 
 from __future__ import annotations
@@ -16,7 +17,10 @@ DEFAULT = Path(__file__).resolve().parents[2] / ".env"
 SECRETS = {
     "PADDOCK_API_KEY": "the first API key, an admin's; callers send it as `Authorization: Bearer`",
     "PADDOCK_WORKER_SECRET": "what gateways and workers know each other by",
-    "REDIS_PASSWORD": "of the Redis in its container",
+    "PADDOCK_GATEWAY_SECRET": "of gateways alone: seals the records of keys, and drains gateways",
+    "REDIS_PASSWORD": "of the Redis in its container, for you: may do everything there",
+    "REDIS_GATEWAY_PASSWORD": "of the user that gateways log in to Redis as",
+    "REDIS_WORKER_PASSWORD": "of the user that workers log in to Redis as, who reaches their own records only",
     "GRAFANA_PASSWORD": "of Grafana's user `admin`",
 }
 CHOICES = {
@@ -59,9 +63,25 @@ def write_new(path: Path) -> None:
         file.write(document())
 
 
+def add_missing(path: Path) -> list[str]:
+    """Append the secrets that an earlier version did not know -> their names. Those that are there stay."""
+    text = path.read_text(encoding="utf-8")
+    there = {line.partition("=")[0].strip() for line in text.splitlines()}
+    missing = [name for name in SECRETS if name not in there]
+    if not missing:
+        return []
+    with path.open("a", encoding="utf-8") as file:
+        file.write("" if text.endswith("\n") else "\n")
+        file.writelines(f"\n# {SECRETS[name]}\n{name}={secrets.token_hex(24)}\n" for name in missing)
+    return missing
+
+
 def main() -> int:
     path = Path(sys.argv[1]) if len(sys.argv) > 1 else DEFAULT
     try:
+        if path.exists() and (added := add_missing(path)):
+            sys.stdout.write(f"{path} has what it lacked: {', '.join(added)}. The rest is as it was.\n")
+            return 0
         write_new(path)
     except FileExistsError:
         sys.stderr.write(f"{path} is there already, and its secrets may be in use. Move it away for new ones.\n")

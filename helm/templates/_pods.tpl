@@ -67,26 +67,32 @@ topologySpreadConstraints:
 {{- end }}
 {{- end -}}
 
-{{/* Redis and the shared secret: gateways and workers. */}}
+{{/* Redis and secrets: gateways and workers. Takes root and role, which is `gateway` or `worker`. */}}
 {{- define "paddock.sharedEnv" -}}
 - name: PADDOCK_STATE_DIR
   value: /var/lib/paddock
 - name: PADDOCK_LOG_FORMAT
   value: json
-{{- if .Values.redis.bundled }}
+{{- $external := .root.Values.redis.external }}
+{{- if .root.Values.redis.bundled }}
 - name: REDIS_PASSWORD
-  valueFrom: {secretKeyRef: {name: {{ include "paddock.secret" . }}, key: redis-password}}
+  valueFrom: {secretKeyRef: {name: {{ include "paddock.secret" .root }}, key: redis-{{ .role }}-password}}
 - name: PADDOCK_REDIS_URL
-  value: redis://:$(REDIS_PASSWORD)@{{ include "paddock.fullname" . }}-redis:6379/0
-{{- else if .Values.redis.external.url }}
+  value: redis://paddock-{{ .role }}:$(REDIS_PASSWORD)@{{ include "paddock.fullname" .root }}-redis:6379/0
+{{- else if $external.url }}
 - name: PADDOCK_REDIS_URL
-  value: {{ .Values.redis.external.url | quote }}
+  value: {{ $external.url | quote }}
 {{- else }}
+{{- $own := and (eq .role "worker") $external.workersOwnUrl }}
 - name: PADDOCK_REDIS_URL
-  valueFrom: {secretKeyRef: {name: {{ default .Values.secrets.existingSecret .Values.redis.external.existingSecret }}, key: redis-url}}
+  valueFrom: {secretKeyRef: {name: {{ default .root.Values.secrets.existingSecret $external.existingSecret }}, key: {{ ternary "redis-worker-url" "redis-url" $own }}}}
 {{- end }}
 - name: PADDOCK_WORKER_SECRET
-  valueFrom: {secretKeyRef: {name: {{ include "paddock.secret" . }}, key: worker-secret}}
+  valueFrom: {secretKeyRef: {name: {{ include "paddock.secret" .root }}, key: worker-secret}}
+{{- if eq .role "gateway" }}
+- name: PADDOCK_GATEWAY_SECRET
+  valueFrom: {secretKeyRef: {name: {{ include "paddock.secret" .root }}, key: gateway-secret}}
+{{- end }}
 {{- end -}}
 
 {{/* Before SIGTERM: nobody new is sent here, and what runs is finished. Takes part, and flags of `paddock drain`. */}}

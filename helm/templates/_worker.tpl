@@ -4,7 +4,7 @@
 {{- $model := .model -}}
 {{- $settings := merge (dict "worker_drain_s" (include "paddock.workerDrain" . | int)) (omit $model.settings "worker_drain_s") -}}
 {{- with include "paddock.promptMib" $model.promptCache -}}{{- $settings = merge $settings (dict "cache_disk_mib" (int .)) -}}{{- end -}}
-{{- include "paddock.sharedEnv" .root }}
+{{- include "paddock.sharedEnv" (dict "root" .root "role" "worker") }}
 - name: POD_NAME
   valueFrom: {fieldRef: {fieldPath: metadata.name}}
 - name: POD_IP

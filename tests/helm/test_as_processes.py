@@ -21,7 +21,14 @@ from tests.support.redis_server import redis_binaries, redis_version
 from tests.support.stack import DEMO_MODEL, Process, Stack, free_port
 
 VALUES: dict[str, object] = {
-    "secrets": {"apiKey": "sk-of-the-test", "workerSecret": "between us", "redisPassword": "of-redis"},
+    "secrets": {
+        "apiKey": "sk-of-the-test",
+        "workerSecret": "between us",
+        "redisPassword": "of-redis",
+        "gatewaySecret": "of-gateways",
+        "redisGatewayPassword": "rg",
+        "redisWorkerPassword": "rw",
+    },
     "gateway": {"settleS": 1},
     "models": [{"name": "org/demo:Q8_0", "hf": "org/demo-GGUF:Q8_0", "slots": 2, "ctx": 256}],
     "aliases": {"fast": "org/demo:Q8_0"},

@@ -25,6 +25,9 @@ from workers.supervisor.library import wanted
 
 KNOWN = {
     "redis-password": "secret",
+    "redis-gateway-password": "secret",
+    "redis-worker-password": "secret",
+    "gateway-secret": "of gateways",
     "redis-url": "redis+sentinel://:secret@sentinel-0,sentinel-1/mymaster",
     "worker-secret": "between us",
     "api-key": "sk-first",
@@ -94,7 +97,7 @@ def test_a_worker_reads_what_it_is_told(file: Path | None, monkeypatch: pytest.M
         assert settings.worker_address == "http://10.1.2.3:8081"
         assert (settings.worker_host, settings.worker_port) == ("0.0.0.0", container(pod)["ports"][0]["containerPort"])
         assert settings.worker_id == "p-worker-x-abc"
-        assert settings.redis_url == gateways_redis
+        assert settings.redis_url == gateways_redis.replace("//paddock-gateway:", "//paddock-worker:")
         told = models[settings.alias]
         assert (settings.slots, settings.ctx) == (told.get("slots", 8), told.get("ctx", 0))
         llama = msgspec.json.decode(settings.llama, type=LlamaSettings)

@@ -10,9 +10,17 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
-from tests.support.chart import Object, Refused, Rendered, render
+from tests.support.chart import Object, Refused, Rendered, container, render
+from workers.protocol.redis_users import ROLES, rules_of, user_of
 
-OLD = {"api-key": "sk-old", "worker-secret": "between us", "redis-password": "of redis"}
+BEFORE = {"api-key": "sk-old", "worker-secret": "between us", "redis-password": "of redis"}
+"""What the Secret of a release held before gateways and workers had users of their own in Redis."""
+OLD = {
+    **BEFORE,
+    "gateway-secret": "of gateways",
+    "redis-gateway-password": "of their user",
+    "redis-worker-password": "of the workers' user",
+}
 
 
 class Cluster(BaseHTTPRequestHandler):
@@ -50,6 +58,10 @@ class Cluster(BaseHTTPRequestHandler):
         pass
 
 
+class EarlierCluster(Cluster):
+    held = BEFORE
+
+
 class EmptyCluster(Cluster):
     held = None
 
@@ -70,6 +82,11 @@ def told(found: Rendered) -> dict[str, str]:
     return dict(found.one("Secret")["stringData"])
 
 
+def pods(found: Rendered) -> dict[str, Object]:
+    """By component."""
+    return {told["labels"]["app.kubernetes.io/component"]: pod for told, pod in found.pods()}
+
+
 def flags(cluster: str, *more: str) -> tuple[str, ...]:
     return ("--dry-run=server", "--kube-apiserver", cluster, *more)
 
@@ -78,6 +95,37 @@ def flags(cluster: str, *more: str) -> tuple[str, ...]:
 def test_an_upgrade_keeps_the_keys(cluster: str) -> None:
     assert told(render({}, flags=flags(cluster, "--is-upgrade"))) == OLD
     assert told(render({}, flags=flags(cluster))) == OLD, "an install over what an uninstalled release has left"
+
+
+@pytest.mark.parametrize("cluster", [EarlierCluster], indirect=True)
+def test_an_upgrade_makes_what_the_version_before_did_not_know(cluster: str) -> None:
+    found = told(render({}, flags=flags(cluster, "--is-upgrade")))
+    assert {name: found[name] for name in BEFORE} == BEFORE
+    assert found.keys() == OLD.keys()
+    assert all(len(found[name]) >= 40 for name in OLD.keys() - BEFORE.keys())
+
+
+def test_a_worker_is_told_no_secret_of_gateways_and_no_other_login() -> None:
+    found = render({"secrets": {"existingSecret": "keys"}})
+    told = json.dumps({name: pod for name, pod in pods(found).items() if name == "worker"})
+    for key in ("gateway-secret", "redis-gateway-password", "redis-password", '"api-key"', "api-keys"):
+        assert key not in told, key
+    assert "redis-worker-password" in told
+    assert "redis://paddock-worker:$(REDIS_PASSWORD)@" in told
+
+
+def test_the_users_of_redis_are_those_of_the_programs() -> None:
+    (command,) = [part for part in container(pods(render({}))["redis"])["command"] if "requirepass" in part]
+    for role in ROLES:
+        line = f"user {user_of(role)} on >$REDIS_{role.upper()}_PASSWORD {rules_of(role)}"
+        assert line in [line.strip() for line in command.splitlines()]
+
+
+def test_workers_may_have_a_url_of_their_own_for_an_external_redis() -> None:
+    values = {"redis": {"bundled": False, "external": {"existingSecret": "r", "workersOwnUrl": True}}}
+    told = {name: json.dumps(pod) for name, pod in pods(render(values)).items()}
+    assert "redis-worker-url" in told["worker"]
+    assert "redis-worker-url" not in told["gateway"]
 
 
 @pytest.mark.parametrize("cluster", [Cluster], indirect=True)
@@ -114,7 +162,8 @@ def test_a_secret_of_ones_own_needs_no_cluster() -> None:
 
 def test_all_given_keys_render_the_same_every_time() -> None:
     """For those who render without a cluster and keep values in a vault."""
-    values = {"secrets": {"apiKey": "a", "workerSecret": "w", "redisPassword": "r"}}
+    given = {"apiKey": "a", "workerSecret": "w", "gatewaySecret": "g", "redisPassword": "r"}
+    values = {"secrets": {**given, "redisGatewayPassword": "rg", "redisWorkerPassword": "rw"}}
     assert told(render(values)) == told(render(values, flags=("--is-upgrade",)))
 
 
@@ -123,7 +172,10 @@ def test_no_secret_stands_in_a_pod() -> None:
         "secrets": {
             "apiKey": "sk-visible",
             "workerSecret": "w-visible",
+            "gatewaySecret": "g-visible",
             "redisPassword": "r-visible",
+            "redisGatewayPassword": "rg-visible",
+            "redisWorkerPassword": "rw-visible",
             "hfToken": "h-visible",
             "cacheSecret": "c-visible",
         }

@@ -15,12 +15,21 @@ from gateway import __version__, cli
 from gateway.settings import GatewaySettings, known_settings
 from tests.support.compose import FILE, NEW_ENV, ROOT, Refused, Resolved, new_env, resolved
 from tests.support.dockerfile import Dockerfile, read
+from workers.protocol.redis_users import ROLES, rules_of, user_of
 from workers.settings import WorkerSettings
 from workers.sources import variable
 
 OURS = {"gateway", "worker", "worker-cuda", "fetch"}
 FIELDS = {"gateway": frozenset(GatewaySettings.model_fields), "worker": frozenset(WorkerSettings.model_fields)}
-SECRETS = ("PADDOCK_API_KEY", "PADDOCK_WORKER_SECRET", "REDIS_PASSWORD", "GRAFANA_PASSWORD")
+SECRETS = (
+    "PADDOCK_API_KEY",
+    "PADDOCK_WORKER_SECRET",
+    "PADDOCK_GATEWAY_SECRET",
+    "REDIS_PASSWORD",
+    "REDIS_GATEWAY_PASSWORD",
+    "REDIS_WORKER_PASSWORD",
+    "GRAFANA_PASSWORD",
+)
 PUBLISHED = {"gateway": "8080", "prometheus": "9090", "grafana": "3000"}
 
 
@@ -87,6 +96,32 @@ def test_the_file_of_secrets_is_its_owners_only_and_never_replaced(tmp_path: Pat
     assert again.returncode == 1
     assert f"{path} is there already" in again.stderr
     assert path.read_text() == told
+
+
+def test_secrets_that_a_version_before_did_not_know_are_added(tmp_path: Path) -> None:
+    path = tmp_path / ".env"
+    path.write_text("PADDOCK_API_KEY=pk-kept\nREDIS_PASSWORD=kept\n#WORKERS=2")
+    path.chmod(0o600)
+    done = subprocess.run([sys.executable, str(NEW_ENV), str(path)], capture_output=True, text=True, check=True)
+    assert "PADDOCK_GATEWAY_SECRET" in done.stdout
+    lines = path.read_text().splitlines()
+    assert lines[:3] == ["PADDOCK_API_KEY=pk-kept", "REDIS_PASSWORD=kept", "#WORKERS=2"]
+    told = dict(line.split("=", 1) for line in lines if "=" in line and line[0] != "#")
+    assert set(told) == set(SECRETS)
+    assert path.stat().st_mode & 0o777 == 0o600
+
+
+def test_each_part_logs_in_to_redis_as_its_user_and_knows_no_other(project: Resolved) -> None:
+    for name in OURS - {"fetch"}:
+        role = "gateway" if name == "gateway" else "worker"
+        told = services(project)[name]["environment"]
+        assert told["PADDOCK_REDIS_URL"].startswith(f"redis://paddock-{role}:")
+        assert ("PADDOCK_GATEWAY_SECRET" in told) == (role == "gateway")
+        assert not [key for key in told if key.startswith("REDIS")]
+    script = services(project)["redis"]["command"][-1].replace("$$", "$")
+    lines = [line.strip() for line in script.splitlines()]
+    for user in ROLES:
+        assert f"user {user_of(user)} on >$REDIS_{user.upper()}_PASSWORD {rules_of(user)}" in lines
 
 
 def test_no_page_has_a_shell_write_the_secrets() -> None:

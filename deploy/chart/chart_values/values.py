@@ -105,10 +105,14 @@ def redis() -> Schema:
         external=fields(
             url=text(r"^(redis(s)?(\+(sentinel|cluster))?://[^\s]+)?$"),
             existingSecret=text(OPTIONAL_DNS),
+            workersOwnUrl=flag(),
             ports=several(whole(1, 65535)),
         ),
         **placement(),
     )
+
+
+PASSWORD = "^[A-Za-z0-9._~-]*$"
 
 
 def secrets() -> Schema:
@@ -128,8 +132,11 @@ def secrets() -> Schema:
         existingSecretHolds=several(one_of("api-keys", "cache-secret", "hf-token")),
         apiKey=text(),
         workerSecret=text(),
-        # It stands in a URL as it is.
-        redisPassword=text("^[A-Za-z0-9._~-]*$"),
+        gatewaySecret=text(),
+        # They stand in a URL, or in Redis' configuration, as they are.
+        redisPassword=text(PASSWORD),
+        redisGatewayPassword=text(PASSWORD),
+        redisWorkerPassword=text(PASSWORD),
         cacheSecret=text(),
         hfToken=text(),
         apiKeys=several(with_required(key, "name", "sha256")),
