@@ -12,6 +12,9 @@ from gateway.store.scripts import load_response_script
 from gateway.store.trouble import answered
 from workers.protocol import keys
 
+NOT_YET = -1
+"""What the script says when more of the oldest would have to make room than one run may drop."""
+
 
 class ResponseStore:
     def __init__(self, redis: redis.asyncio.Redis, ttl_s: float, bytes_per_team: int) -> None:
@@ -19,8 +22,9 @@ class ResponseStore:
         self._ttl_ms = round(ttl_s * 1000)
         self._bytes_per_team = bytes_per_team
         self._keep = load_response_script("keep_response")
+        self._make_room = load_response_script("make_room_response")
         self._drop = load_response_script("drop_response")
-        self._pipe = Pipe(redis, (self._keep, self._drop), ANSWER_TIMEOUT_S)
+        self._pipe = Pipe(redis, (self._keep, self._make_room, self._drop), ANSWER_TIMEOUT_S)
 
     async def keep(self, team: str, id: str, record: bytes, before: Sequence[str] = (), *, again: bool = False) -> bool:
         """Stores a record, and the responses before it for as long; the team's oldest ones make room.
@@ -28,7 +32,12 @@ class ResponseStore:
         `again`: in place of one that is there. False: it was dropped meanwhile, or is larger than all that a team has.
         """
         rest = (id, record.decode(), self._ttl_ms, self._bytes_per_team, "1" if again else "", *before)
-        return bool(await self._pipe.send(self._keep, keys.responses(team), *rest))
+        prefix = keys.responses(team)
+        while (kept := await self._pipe.send(self._keep, prefix, *rest)) == NOT_YET:
+            # Without the record, which may be long; others' scripts run in between.
+            while not await self._pipe.send(self._make_room, prefix, self._bytes_per_team - len(record)):
+                pass
+        return bool(kept)
 
     async def sizes(self, team: str, ids: Sequence[str]) -> list[int]:
         """Return the bytes of each record, in the order of the ids; 0 where there is none, or none of this team."""

@@ -7,8 +7,9 @@
 --   ARGV[4]  most bytes that the team may have
 --   ARGV[5]  "1": only if the response is there already
 --   ARGV[6+] ids of the responses that it follows: they live as long
--- Result: 1, or 0 when nothing was stored: it is larger than all that the team may have, or not there any more. An error
--- where Redis takes no more
+-- Result: 1, or 0 when nothing was stored: it is larger than all that the team may have, or not there any more. -1: as
+-- many of the oldest as one run may drop have made room, and there is not enough yet; `make_room_response`, then again.
+-- An error where Redis takes no more
 --
 -- Keeps: the sizes are those of what is there, and of what is over but for the next 500; their sum is at most ARGV[4].
 local id, body, ttl, bound = ARGV[1], ARGV[2], tonumber(ARGV[3]), tonumber(ARGV[4])
@@ -28,25 +29,36 @@ local function drop(old)
   redis.call("ZREM", responses_key, old)
 end
 
--- As many as a script may take along: all of a quiet team's at once would hold every other caller up.
+-- As many as a script may take along: all of a quiet team's, or thousands of short ones that make room for a long one,
+-- would hold every other caller up.
+local MOST = 100 -- to make room
 for _, old in ipairs(redis.call("ZRANGEBYSCORE", responses_key, "-inf", now, "LIMIT", 0, 500)) do drop(old) end
 if ARGV[5] == "1" and not redis.call("ZSCORE", responses_key, id) then return 0 end
 if is_refused and ARGV[5] ~= "1" then return told end
-drop(id)
-if #body > bound then return 0 end
+if #body > bound then
+  drop(id)
+  return 0
+end
 for i = 6, #ARGV do
   if redis.call("PEXPIRE", response_key(ARGV[i]), ttl) == 1 then
     redis.call("ZADD", responses_key, "XX", now + ttl, ARGV[i])
   end
 end
-while (tonumber(redis.call("HGET", response_sizes_key, "all")) or 0) + #body > bound do
-  local oldest = redis.call("ZRANGE", responses_key, 0, 0)[1]
-  if not oldest then
+local dropped = 0
+while true do
+  local all, own = unpack(redis.call("HMGET", response_sizes_key, "all", id))
+  if (tonumber(all) or 0) - (tonumber(own) or 0) + #body <= bound then break end
+  if dropped == MOST then return -1 end
+  local oldest = redis.call("ZRANGE", responses_key, 0, 1)
+  local next = oldest[1] ~= id and oldest[1] or oldest[2]
+  if not next then
     redis.call("DEL", response_sizes_key)
     break
   end
-  drop(oldest)
+  drop(next)
+  dropped = dropped + 1
 end
+drop(id)
 redis.call("SET", response_key(id), body, "PX", ttl)
 redis.call("ZADD", responses_key, now + ttl, id)
 redis.call("HSET", response_sizes_key, id, #body)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import redis.asyncio
@@ -85,6 +86,29 @@ async def test_the_oldest_make_room(client: redis.asyncio.Redis, store: Response
     assert not await store.keep("blue", "e", b"e" * 101)
     assert await held(client, "blue") == 100
     assert await store.keep("green", "a", b"x" * 100)
+
+
+async def test_many_short_ones_make_room_for_a_long_one_in_many_short_runs(client: redis.asyncio.Redis) -> None:
+    """In a single one they held every other caller of Redis up, for most of a second where there were thousands."""
+    store = ResponseStore(client, 60.0, 30_000)
+    for number in range(300):
+        assert await store.keep("blue", f"s{number}", b"x" * 100)
+    assert await store.keep("blue", "kept", b"y" * 100, ["s299"])
+    runs = await _num_runs(client)
+    assert await store.keep("blue", "long", b"z" * 29_800, ["kept"])
+    assert 4 <= await _num_runs(client) - runs <= 6
+    assert await held(client, "blue") == 30_000
+    assert await store.find("blue", ["kept", "long", "s298"]) == [b"y" * 100, b"z" * 29_800, None]
+    assert await store.keep("blue", "kept", b"Y" * 200, again=True)
+    assert await held(client, "blue") == 30_000
+    assert await store.keep("blue", "kept", b"Y" * 300, again=True), "in its own place, and the other makes room"
+    assert await held(client, "blue") == 300
+    await store.close()
+
+
+async def _num_runs(client: redis.asyncio.Redis) -> int:
+    stats: Any = await client.info("commandstats")
+    return int(stats.get("cmdstat_evalsha", {}).get("calls", 0))
 
 
 async def test_those_that_a_response_follows_live_as_long(client: redis.asyncio.Redis, store: ResponseStore) -> None:
