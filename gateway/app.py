@@ -40,6 +40,7 @@ from gateway.api.openai.rerank import RerankDialect
 from gateway.api.pooled import Pooled
 from gateway.api.responses.assembly import responses_apps
 from gateway.api.responses.connection import Bounds
+from gateway.api.responses.memory import Memories
 from gateway.api.resumable import Resumable
 from gateway.api.routes import build_router
 from gateway.api.sockets import Sockets
@@ -176,7 +177,8 @@ async def build(settings: GatewaySettings, redis: redis.asyncio.Redis, tracer: T
     )
     prompts = WrittenPrompts() if settings.log_prompts else UNWRITTEN
     pipeline = Pipeline(names, fleet, admission, relay, metrics, limits, wishes, prompts)
-    sockets, attendance = Sockets(), Attendance()
+    sockets = Sockets(settings.max_sockets, settings.max_sockets_per_key)
+    attendance = Attendance()
     leaving = partial(_is_leaving, attendance, pipeline)
     sight = Sight(metrics, fleet, admission, pipeline.attempts, names.models, leaving)
     inquiries = Inquiries(fleet, relay)
@@ -192,6 +194,7 @@ async def build(settings: GatewaySettings, redis: redis.asyncio.Redis, tracer: T
     counting = (keys, pipeline, inquiries, intake)
     reception = Reception(keys, pipeline, fleet, intake)
     bounds = Bounds(settings.max_body_bytes, settings.socket_idle_s, settings.socket_life_s)
+    of_sockets = (sockets, Memories(settings.socket_bytes_per_team), bounds)
     kept = (settings.response_ttl_s, settings.responses_bytes_per_team)
     router = build_router(
         {
@@ -200,7 +203,7 @@ async def build(settings: GatewaySettings, redis: redis.asyncio.Redis, tracer: T
             "completion": Generation(CompletionDialect(), *answers),
             "embeddings": Pooled(EmbeddingsDialect(), keys, pipeline, intake),
             "rerank": Pooled(RerankDialect(), keys, pipeline, intake),
-            **responses_apps(*answers, recordings, ResponseStore(redis, *kept), inquiries, sockets, bounds, metrics),
+            **responses_apps(*answers, recordings, ResponseStore(redis, *kept), inquiries, *of_sockets, metrics),
             "messages": Generation(MessagesDialect(), *answers),
             "count_tokens": TokenCount(CountTokens(), *counting),
             "models": models,

@@ -22,7 +22,8 @@ PaddockError                     status  type
 ├── Superseded                   409     invalid_request_error   code superseded
 ├── NotSupported                 501     not_supported_error
 ├── QueueFull                    429     rate_limit_error
-│   └── TooManyStreams           429       code too_many_streams
+│   ├── TooManyStreams           429       code too_many_streams
+│   └── TooManySockets           429       code too_many_sockets
 ├── HeldTooMuch                  429     rate_limit_error   code memory_share_taken
 ├── Unavailable                  503     unavailable_error
 │   ├── QueueTimeout             503       code queue_timeout
@@ -201,6 +202,12 @@ class TooManyStreams(QueueFull):
     """Of a team: streams that go on without their connection."""
 
     code = "too_many_streams"
+
+
+class TooManySockets(QueueFull):
+    """Of a key: WebSockets that are open."""
+
+    code = "too_many_sockets"
 
 
 class HeldTooMuch(PaddockError):

@@ -34,6 +34,7 @@ from gateway.settings import GatewaySettings
 from gateway.store.client import connect
 from gateway.telemetry import logs
 from gateway.telemetry.logs import PROBED
+from workers.heap import keep_little
 from workers.http_server.connections import ConnectionBounds
 from workers.http_server.descriptors import raise_limit
 from workers.http_server.protocol import HttpProtocol
@@ -69,6 +70,7 @@ class CannotStart(Exception):
 def run(settings: GatewaySettings) -> int:
     """Serve until told to stop; returns the exit code."""
     logs.configure(settings.log_level, settings.log_format)
+    keep_little()
     try:
         with _tracing(settings) as tracer, asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             return int(runner.run(_live(settings, tracer)))

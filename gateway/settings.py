@@ -31,7 +31,7 @@ class GatewaySettings(PaddockSettings):
         Field(
             ge=0,
             description="most connections at once; idle ones make room, further ones get a 503, probes are still "
-            "answered; 0: what the limit of open files leaves, 16,384 at most",
+            "answered; 0: what the limit of open files leaves, 8,192 at most",
         ),
     ] = 0
     address_share: Annotated[
@@ -118,6 +118,18 @@ class GatewaySettings(PaddockSettings):
     ] = 86_400.0
     responses_bytes_per_team: Annotated[
         int, Field(ge=0, description="most bytes of stored responses per team; the oldest make room, 0 keeps none")
+    ] = 64 << 20
+    max_sockets: Annotated[int, Field(ge=1, description="most WebSockets at once; further ones get a 503")] = 2048
+    max_sockets_per_key: Annotated[
+        int, Field(ge=1, description="most WebSockets of one key at once; further ones get a 429")
+    ] = 256
+    socket_bytes_per_team: Annotated[
+        int,
+        Field(
+            ge=0,
+            description="most bytes of responses that a team's WebSockets remember, those that are stored nowhere "
+            "else; the oldest conversations make room",
+        ),
     ] = 64 << 20
     socket_idle_s: Annotated[
         float, Field(gt=0, description="how long a WebSocket stays open without a request under way")

@@ -1,4 +1,4 @@
-"""uvicorn's WebSocket protocol, with what it lacks: handshakes that always end, and a bound of a message's fragments.
+"""uvicorn's WebSocket protocol, with what it lacks: handshakes that always end, and bounds of messages.
 
 HTTP is spoken by `workers.http_server`; here is how a gateway writes that server's own answers.
 """
@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
+from uvicorn._types import ASGIReceiveEvent
 from uvicorn.config import Config
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 from websockets.frames import CloseCode, Frame
@@ -19,6 +20,10 @@ from workers.http_server.state import ServerState
 
 MAX_FRAGMENTS = 16_384
 """Of one message: empty ones count for nothing in its size, and each takes memory."""
+
+PIECE_BYTES = 4 << 10
+"""Of what has come, read at once; a long frame lets nothing out before its end, and is read in longer pieces."""
+LONG_PIECE_BYTES = 64 << 10
 
 ERRORS: dict[int, type[PaddockError]] = {
     400: InvalidRequest,
@@ -45,20 +50,50 @@ class WebSocketProtocol(WebSocketsSansIOProtocol):
     ) -> None:
         super().__init__(config, server_state, app_state, _loop)
         self._server = server_state
+        self._unread = b""
+        """Received, behind what is being read or a message that nobody has taken yet."""
+        self._goes_on = False
+        """Reading does, in the loop's next turn."""
 
     def connection_lost(self, exc: Exception | None) -> None:
+        self._unread = b""
         self._server.bounded.gone(self)
+        self._server.messages.ended(self)
+        # The protocol of websockets lies in a cycle of references, and with it what had come of a message.
+        self.conn.reader.discard()
+        self.frames = []
         super().connection_lost(exc)
 
     def make_room(self) -> None:
-        """Never asked for: a WebSocket is not idle while it is open (`gateway.api.sockets` bounds them)."""
+        """Close: all messages that have begun take too much together, and this one began first."""
+        if not self.handshake_complete or self.close_sent or self.transport.is_closing():
+            self.transport.close()
+            return
+        self.conn.fail(CloseCode.TRY_AGAIN_LATER, "too many large messages are under way; send this one again")
+        self.handle_parser_exception()
 
     def data_received(self, data: bytes) -> None:
-        super().data_received(data)
-        if self.conn.handshake_exc is not None and not self.handshake_initiated:
-            told = f"This is no handshake of a WebSocket: {self.conn.handshake_exc}. Send fewer and shorter headers."
-            self.transport.write(response_of(Refusal(400, told), self._server.form))
-            self.transport.close()
+        self._unread = self._unread + data if self._unread else data
+        if self._goes_on:
+            self.transport.pause_reading()
+        else:
+            self._read()
+
+    async def receive(self) -> ASGIReceiveEvent:
+        event = await super().receive()
+        if self._unread and not self.read_paused:
+            self._go_on()
+        return event
+
+    def handle_ping(self) -> None:
+        if self.writable.is_set():
+            super().handle_ping()
+        else:
+            self.conn.data_to_send()  # pongs would heap up before a client that does not read
+
+    def send_receive_event_to_app(self) -> None:
+        self._server.messages.ended(self)
+        super().send_receive_event_to_app()
 
     def handle_cont(self, event: Frame) -> None:
         if len(self.frames) < MAX_FRAGMENTS:
@@ -66,3 +101,31 @@ class WebSocketProtocol(WebSocketsSansIOProtocol):
         elif not self.close_sent:
             self.conn.fail(CloseCode.MESSAGE_TOO_BIG, f"a message has more than {MAX_FRAGMENTS} fragments")
             self.handle_parser_exception()
+
+    def _read(self) -> None:
+        """Read a piece. There is room for ten thousands of small frames in what comes at once, and others wait."""
+        self._goes_on = False
+        if self.transport.is_closing() or self.read_paused:
+            return
+        num_bytes = LONG_PIECE_BYTES if len(self.conn.reader.buffer) >= PIECE_BYTES else PIECE_BYTES
+        piece, self._unread = self._unread[:num_bytes], self._unread[num_bytes:]
+        if len(piece) >= PIECE_BYTES:
+            self._server.messages.grew(self, len(piece))
+        super().data_received(piece)
+        if self.transport.is_closing():
+            return
+        if self.conn.handshake_exc is not None and not self.handshake_initiated:
+            told = f"This is no handshake of a WebSocket: {self.conn.handshake_exc}. Send fewer and shorter headers."
+            self.transport.write(response_of(Refusal(400, told), self._server.form))
+            self.transport.close()
+        elif self._unread:
+            self.transport.pause_reading()
+            if not self.read_paused:
+                self._go_on()
+        elif not self.read_paused:
+            self.transport.resume_reading()
+
+    def _go_on(self) -> None:
+        if not self._goes_on:
+            self._goes_on = True
+            self.loop.call_soon(self._read)

@@ -6,6 +6,7 @@ Source: RFC 6455; ASGI, "WebSocket" and its extension "WebSocket Denial Response
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Protocol
@@ -13,6 +14,8 @@ from typing import Protocol
 from starlette.types import Message, Receive, Send
 
 from gateway.api.presence import ClientGone
+from gateway.call import Principal
+from gateway.errors import TooManyConnections, TooManySockets
 
 METHOD = "WEBSOCKET"
 """What stands in the place of a method, in routes and log lines."""
@@ -21,6 +24,9 @@ SWITCHED = 101
 """The status of a connection that was accepted."""
 NORMAL, RESTARTS = 1000, 1012
 """Why a connection is closed."""
+
+RETRY_S = 10.0
+"""Until a WebSocket may have closed."""
 
 SEVERED = (OSError, RuntimeError)
 """What sending raises: the latter where the server itself has just closed it, since a message was too long or none."""
@@ -81,9 +87,12 @@ class Stoppable(Protocol):
 
 
 class Sockets:
-    """Every connection that is open."""
+    """Every connection that is open, and how many there may be."""
 
-    def __init__(self) -> None:
+    def __init__(self, most: int, most_per_key: int) -> None:
+        self._most = most
+        self._most_per_key = most_per_key
+        self._per_key: Counter[str] = Counter()
         self._open: dict[Stoppable, float] = {}
         """Since when, time.monotonic()."""
 
@@ -91,13 +100,33 @@ class Sockets:
     def num_open(self) -> int:
         return len(self._open)
 
+    def check(self, principal: Principal) -> None:
+        """Raises TooManySockets where this key has its share of connections, TooManyConnections where all have."""
+        if self._per_key[principal.key_id] >= self._most_per_key:
+            raise TooManySockets(
+                f"This key has {self._most_per_key} WebSockets open here. Close some, or send more requests over each; "
+                "an operator may raise PADDOCK_MAX_SOCKETS_PER_KEY.",
+                retry_after_s=RETRY_S,
+            )
+        if len(self._open) >= self._most:
+            raise TooManyConnections(
+                f"{self._most} WebSockets are open at this gateway. Send requests without one, or try again later.",
+                retry_after_s=RETRY_S,
+            )
+
     @contextmanager
-    def opened(self, connection: Stoppable) -> Iterator[None]:
+    def opened(self, connection: Stoppable, principal: Principal) -> Iterator[None]:
+        """Count it while the block lasts. Raises as `check`."""
+        self.check(principal)
+        self._per_key[principal.key_id] += 1
         self._open[connection] = time.monotonic()
         try:
             yield
         finally:
             del self._open[connection]
+            self._per_key[principal.key_id] -= 1
+            if not self._per_key[principal.key_id]:
+                del self._per_key[principal.key_id]
 
     def stop(self, *, older_than_s: float = 0.0) -> None:
         """Those that were opened before: who has just come is to be able to ask something."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import fnmatch
+import functools
 import re
 from pathlib import Path
 
@@ -33,13 +34,14 @@ def threats() -> list[tuple[str, str]]:
     return found
 
 
-def names_of_tests() -> set[str]:
+@functools.cache
+def names_of_tests() -> frozenset[str]:
     """Return the names of all functions below `tests`."""
     names: set[str] = set()
     for path in (ROOT / "tests").rglob("test_*.py"):
         tree = ast.parse(path.read_text())
         names.update(node.name for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef))
-    return names
+    return frozenset(names)
 
 
 @pytest.mark.parametrize(("threat", "proof"), threats(), ids=[threat[:60] for threat, _ in threats()])

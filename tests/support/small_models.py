@@ -307,6 +307,18 @@ def with_pre_tokenizer(source: Path, path: Path, pre: str) -> Path:
     return path
 
 
+def write_wide_model(path: Path, num_tokens: int) -> None:
+    """Writes a model of one layer with a large vocabulary: drawing takes longer than computing."""
+
+    def fill(draft: Draft) -> None:
+        draft.shape(1)
+        draft.ends(embedding=0.3, output=None)
+        draft.attention("blk.0")
+        draft.forward("blk.0")
+
+    write_model(path, "llama", fill, num_more=num_tokens)
+
+
 def spoil_token(path: Path, token: int) -> None:
     """From here on, whatever the model computes of this token is not a number."""
     reader = gguf.GGUFReader(path, "r+")
@@ -315,11 +327,25 @@ def spoil_token(path: Path, token: int) -> None:
     embeddings.flush()
 
 
-def write_model(path: Path, architecture: str, fill: Callable[[Draft], None], *, seed: int = 1, pre: str = "") -> None:
-    """A model of these tensors with the demo model's vocabulary."""
+def write_model(
+    path: Path,
+    architecture: str,
+    fill: Callable[[Draft], None],
+    *,
+    seed: int = 1,
+    pre: str = "",
+    num_more: int = 0,
+) -> None:
+    """A model of these tensors with the demo model's vocabulary, and `num_more` tokens that no text is made of."""
+    more: dict[str, list[Any]] = {
+        "tokenizer.ggml.tokens": [f"more{n}" for n in range(num_more)],
+        "tokenizer.ggml.scores": [-1e6] * num_more,
+        "tokenizer.ggml.token_type": [1] * num_more,
+    }
     draft = Draft(path, architecture, seed)
     draft.writer.add_name(f"small {path.stem}")
-    for key, value, kind, sub in _vocabulary():
+    for key, known, kind, sub in _vocabulary():
+        value = [*known, *more[key]] if key in more else known
         draft.writer.add_key_value(key, pre if pre and key == PRE_TOKENIZER else value, kind, sub)
         if key == "tokenizer.ggml.tokens":
             draft.n_vocab = len(value)

@@ -18,8 +18,8 @@ MAX_ALL_REPETITIONS = 20_000
 
 _TOKEN = re.compile(
     r"""
-      "(?:[^"\\\n]|\\.)*"            # a literal
-    | \[(?:[^\]\\]|\\.)*\]           # characters
+      "(?:[^"\\\n]|\\.)*+"?          # a literal; one without an end is all that follows,
+    | \[(?:[^\]\\]|\\.)*+\]?         # as are characters: so nothing is looked at twice
     | \#[^\n]*                       # a comment
     | \{(?P<least>\d*)(?P<range>,?)(?P<most>\d*)\}
     | (?P<open>\() | (?P<close>\))

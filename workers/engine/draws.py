@@ -21,7 +21,7 @@ SHARE_S = 0.03
 MAX_DRAW_S = 0.1
 """A token may take so long while other calls run,"""
 MAX_DEBT_S = 1.0
-"""and all tokens beyond it so much: a busy machine makes any of them late."""
+"""and all tokens beyond it so much."""
 
 WEIGHT = 0.2
 """Of the newest token in the mean."""
@@ -29,7 +29,7 @@ WEIGHT = 0.2
 
 @dataclass(slots=True)
 class DrawCost:
-    """What the tokens of one call took. Seconds."""
+    """What the tokens of one call took: seconds of the engine thread's processor, whatever else the machine is at."""
 
     mean_s: float = 0.0
     debt_s: float = 0.0

@@ -211,6 +211,7 @@ class Engine:
         try:
             masked = request.mask is not None
             chain = SamplerChain(vocab, request.sampling, n_ctx=self.n_ctx, banned=banned, masked=masked, dry=self._dry)
+            chain.accept_prompt(request.tokens)  # tens of milliseconds where penalties look back on a long prompt
         except BaseException:
             self._adapters.release(adapters)
             raise

@@ -332,15 +332,10 @@ class Stepper:
     def _sample(self, plan: Plan[Sequence]) -> None:
         context, events = self._context, self.events
         ended: list[tuple[Sequence, Outcome]] = []
-        before = time.perf_counter()
         for one in plan.decode:
-            outcome = one.pick(context, events)
-            now = time.perf_counter()
-            if one.picker is not None:
-                outcome = self._charged(one, outcome, now - before)
+            outcome = one.pick(context, events) if one.picker is None else self._pick_slowly(one)
             if outcome is not None:
                 ended.append((one, outcome))
-            before = now
         for chunk in plan.prefill:
             sequence = chunk.sequence
             sequence.tell_progress(self._decoded_at, events)
@@ -359,38 +354,33 @@ class Stepper:
                 continue  # it is over, or was thrown out: it will be asked when it is back
             outcome: Outcome = PENDING
             if sequence.pending(0.0):
-                before = time.perf_counter()
-                outcome = sequence.resume(self.events)
-                outcome = self._charged(sequence, outcome, time.perf_counter() - before)
+                outcome = self._pick_slowly(sequence)
             if outcome is not None:
                 ended.append((sequence, outcome))
         self._end(ended)
 
-    def _charged(self, sequence: Sequence, outcome: Outcome, seconds: float) -> Outcome:
-        """Note what drawing took, of calls that may take long over it -> the outcome, or that it takes too long."""
+    def _pick_slowly(self, sequence: Sequence) -> Outcome:
+        """Draw the next token of a call that may take long over it, and note what it took of the processor."""
+        before = time.thread_time()
+        is_new = sequence.pending is None
+        outcome = sequence.pick(self._context, self.events) if is_new else sequence.resume(self.events)
         cost = sequence.cost
-        cost.note(seconds)
+        cost.note(time.thread_time() - before)
         if cost.is_quick:
             return outcome
         self._roster.disturb()
-        is_alone = self.num_running == 1
-        return (None if is_alone else cost.failure()) or outcome
+        return (None if self.num_running == 1 else cost.failure()) or outcome
 
     def _first(self, sequence: Sequence) -> Outcome:
         """The prompt is computed, or a call that was thrown out is back: draw the next token."""
         outcome: Outcome = FinishReason.LENGTH
         if sequence.limit:
-            if not sequence.num_predicted:
-                sequence.chain.accept_prompt(sequence.request.tokens)
             if sequence.token_at:
                 self._gaps.note((sequence,), self._decoded_at)
             sequence.token_at = self._decoded_at
             sequence.turn.resume(self._decoded_at, again=sequence.num_predicted > 0)
-            before = time.perf_counter()
             outcome = sequence.pick(self._context, self.events)
             sequence.decoding = True
-            if sequence.picker is not None:
-                outcome = self._charged(sequence, outcome, time.perf_counter() - before)
         if not sequence.first_token_at:
             sequence.first_token_at = time.perf_counter()
         return outcome

@@ -15,7 +15,7 @@ from itertools import islice
 from time import monotonic
 from typing import Protocol
 
-MAX_CONNECTIONS = 16_384
+MAX_CONNECTIONS = 8192
 """Unless a setting says otherwise, and where there are descriptors for them: an idle one takes about 10 KiB."""
 OWN_DESCRIPTORS = 256
 """For Redis, workers, logs and files, or a quarter of all where that is less."""
@@ -43,6 +43,7 @@ class ConnectionBounds:
     most_per_address: int
     num_descriptors: int
     reserved: frozenset[bytes] = frozenset()
+    max_heads_bytes: int = MAX_HEADS_BYTES
 
     @classmethod
     def of(
@@ -74,6 +75,28 @@ class Closable(Protocol):
         """Close at once."""
 
 
+class Unfinished:
+    """Bytes of what has begun and not ended, on all connections; the one that began first makes room."""
+
+    def __init__(self, max_bytes: int) -> None:
+        self._max_bytes = max_bytes
+        self._bytes: OrderedDict[Closable, int] = OrderedDict()
+        self._total = 0
+
+    def grew(self, connection: Closable, num_bytes: int) -> None:
+        """Count so many bytes more."""
+        self._bytes[connection] = self._bytes.get(connection, 0) + num_bytes
+        self._total += num_bytes
+        while self._total > self._max_bytes:
+            first = next(iter(self._bytes))
+            self.ended(first)
+            first.make_room()
+
+    def ended(self, connection: Closable) -> None:
+        """It is whole, or will never be."""
+        self._total -= self._bytes.pop(connection, 0)
+
+
 @dataclass(slots=True)
 class _Known:
     address: str
@@ -94,8 +117,7 @@ class Connections:
         self._idle: OrderedDict[Closable, float] = OrderedDict()
         self._beyond: OrderedDict[Closable, float] = OrderedDict()
         self._num_beyond = 0
-        self._heads: OrderedDict[Closable, int] = OrderedDict()
-        self._heads_bytes = 0
+        self._heads = Unfinished(bounds.max_heads_bytes)
         self._starved_until = -math.inf
 
     @property
@@ -130,7 +152,7 @@ class Connections:
         """A whole head has come."""
         for waiting in (self._unused, self._idle, self._beyond):
             waiting.pop(connection, None)
-        self._forget_head(connection)
+        self._heads.ended(connection)
 
     def idle(self, connection: Closable) -> None:
         """Everything that came is answered."""
@@ -139,12 +161,8 @@ class Connections:
 
     def head_grew(self, connection: Closable, num_bytes: int) -> None:
         """So many bytes of a head that has not ended; the one that began first makes room where all have too many."""
-        if connection not in self._known:
-            return
-        self._heads[connection] = self._heads.get(connection, 0) + num_bytes
-        self._heads_bytes += num_bytes
-        while self._heads_bytes > MAX_HEADS_BYTES:
-            self._close(next(iter(self._heads)))
+        if connection in self._known:
+            self._heads.grew(connection, num_bytes)
 
     def replaced(self, connection: Closable, by: Closable) -> None:
         """Its transport has another protocol now."""
@@ -193,6 +211,3 @@ class Connections:
     def _close(self, connection: Closable) -> None:
         self.gone(connection)
         connection.make_room()
-
-    def _forget_head(self, connection: Closable) -> None:
-        self._heads_bytes -= self._heads.pop(connection, 0)

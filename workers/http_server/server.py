@@ -22,11 +22,11 @@ class HttpServer(uvicorn.Server):
     def __init__(self, config: uvicorn.Config, form: Form, bounds: ConnectionBounds) -> None:
         """`form`: how the server's own answers are written."""
         super().__init__(config)
-        self.server_state = self._state = ServerState(form, Connections(bounds))
+        self.server_state = self.state = ServerState(form, Connections(bounds), config.ws_max_size)
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await self.lifespan.startup()
-        acceptors = [Acceptor(listener, self._state.bounded, self._protocol) for listener in sockets or ()]
+        acceptors = [Acceptor(listener, self.state.bounded, self._protocol) for listener in sockets or ()]
         # uvicorn closes them and waits for them, as it does with its own.
         self.servers = cast(list[asyncio.base_events.Server], acceptors)
         for acceptor in acceptors:
@@ -39,4 +39,4 @@ class HttpServer(uvicorn.Server):
 
     def _protocol(self) -> asyncio.Protocol:
         make = self.config.http_protocol_class
-        return make(config=self.config, server_state=self._state, app_state=self.lifespan.state)  # type: ignore[call-arg]
+        return make(config=self.config, server_state=self.state, app_state=self.lifespan.state)  # type: ignore[call-arg]

@@ -63,7 +63,9 @@ class DryStages:
 
 
 def new_dry_stage(vocab: Vocab, settings: Settings) -> Any:
-    breakers = [breaker.encode("utf-8", "replace") for breaker in settings.dry_sequence_breakers if breaker]
+    breakers = [
+        breaker.encode("utf-8", "replace") for breaker in dict.fromkeys(settings.dry_sequence_breakers) if breaker
+    ]
     array = (ctypes.c_char_p * len(breakers))(*breakers)
     return c.llama_sampler_init_dry(
         vocab.pointer,

@@ -53,6 +53,9 @@ from workers.service.thinking import thought_before
 
 MAX_EARLY_CANCELS = 1024
 
+QUICK_LAST_N = 1024
+"""Tokens of a prompt that penalties read in a fraction of a millisecond."""
+
 Result = TypeVar("Result")
 
 PASSED_ON = (Logprobs, Tokens, TimingsSoFar, Progress)
@@ -465,8 +468,10 @@ def _append_pieces(frame: list[CallEvent], call: LiveCall, pieces: list[Piece]) 
 
 
 def takes_long(sampling: Sampling) -> bool:
-    """Whether a sampler walks the vocabulary or tokenises texts before it is made."""
-    return bool(sampling.dry_multiplier) or any(isinstance(what, str) for what, _ in sampling.logit_bias or ())
+    """Whether a sampler walks the vocabulary, tokenises texts or reads a long prompt before it draws."""
+    if sampling.dry_multiplier or any(isinstance(what, str) for what, _ in sampling.logit_bias or ()):
+        return True
+    return not 0 <= (sampling.repeat_last_n or 0) <= QUICK_LAST_N
 
 
 def _with_seed(sampling: Sampling) -> Sampling:

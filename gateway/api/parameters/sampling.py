@@ -19,6 +19,9 @@ MAX_BIAS_CHARS = 512
 MAX_ALL_BIAS_CHARS = 16_384
 """Of all texts: a worker tokenises each."""
 
+MAX_ALL_BREAKER_CHARS = 128
+"""Of all breakers: for each character a worker looks through its vocabulary, ten milliseconds at 150,000 tokens."""
+
 INITIALS: dict[str, SamplerName] = {
     "e": "penalties",
     "d": "dry",
@@ -52,7 +55,7 @@ def read_sampling(body: SamplingBody) -> Sampling:
     breakers = body.dry_sequence_breakers
     return Sampling(
         **{name: getattr(body, name) for name in _PLAIN},
-        dry_sequence_breakers=None if breakers is None else tuple(breakers),
+        dry_sequence_breakers=None if breakers is None else _breakers(breakers),
         samplers=None if body.samplers is None else _stages(body.samplers),
         logit_bias=_bounded(_biases(body.logit_bias)) if body.logit_bias else None,
         # -1 asks for a random one even where the catalog has a default, which "not given" would bring back.
@@ -75,6 +78,15 @@ def _stages(asked: str | list[str]) -> tuple[SamplerName, ...]:
             raise InvalidRequest(message, param=path)
         stages.append(stage)
     return tuple(stages)
+
+
+def _breakers(asked: list[str]) -> tuple[str, ...]:
+    """Raises InvalidRequest."""
+    num_chars = sum(map(len, set(asked)))
+    if num_chars > MAX_ALL_BREAKER_CHARS:
+        message = f"`dry_sequence_breakers` have {num_chars} characters. Send at most {MAX_ALL_BREAKER_CHARS} in all."
+        raise InvalidRequest(message, param="dry_sequence_breakers")
+    return tuple(dict.fromkeys(asked))
 
 
 def _biases(asked: dict[str, Any] | list[Any]) -> tuple[Bias, ...]:

@@ -11,6 +11,7 @@ from gateway.api.responses.background import Background
 from gateway.api.responses.connection import Bounds, Rooms
 from gateway.api.responses.create import CreateResponse
 from gateway.api.responses.input_tokens import InputTokens
+from gateway.api.responses.memory import Memories
 from gateway.api.responses.preparation import Preparation
 from gateway.api.responses.request import ResponseRequest
 from gateway.api.responses.shelf import CHAIN_FACTOR, ResponseWriters, Shelf, Store
@@ -35,6 +36,7 @@ def responses_apps(
     store: Store,
     inquiries: Inquiries,
     sockets: Sockets,
+    memories: Memories,
     bounds: Bounds,
     metrics: Metrics,
 ) -> dict[str, ASGIApp]:
@@ -45,7 +47,7 @@ def responses_apps(
     )
     background = Background(answering, recordings, resumable, shelf)
     stored = StoredResponses(keys, intake, shelf, background, recordings, resumable)
-    rooms = Rooms(keys, pipeline, intake, preparation, resumable, store, metrics, ping_interval_s, bounds)
+    rooms = Rooms(keys, pipeline, intake, preparation, resumable, store, memories, metrics, ping_interval_s, bounds)
     return {
         "responses": CreateResponse(keys, intake, resumable, shelf, answering, background, preparation),
         "responses_socket": ResponsesSocket(rooms, sockets),

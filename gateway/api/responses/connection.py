@@ -21,7 +21,7 @@ from gateway.api.intake import Body, Intake
 from gateway.api.presence import CLIENT_GONE_STATUS, ClientGone
 from gateway.api.responses.events import EventWriter
 from gateway.api.responses.lanes import Lanes
-from gateway.api.responses.memory import Memory
+from gateway.api.responses.memory import Memories, Memory
 from gateway.api.responses.messages import (
     Create,
     EventMessages,
@@ -69,6 +69,7 @@ class Rooms:
     preparation: Preparation
     resumable: Resumable
     store: Store
+    memories: Memories
     metrics: Metrics
     ping_interval_s: float
     bounds: Bounds
@@ -80,7 +81,7 @@ class Connection:
         self._socket = socket
         self._scope = scope
         self._request_id = request_id
-        self._memory = Memory(rooms.store, rooms.bounds.max_bytes)
+        self._memory = Memory(rooms.store, rooms.memories, rooms.bounds.max_bytes)
         self._shelf = Shelf(self._memory, CHAIN_FACTOR * rooms.intake.max_body_bytes)
         self._answering: Answering[ResponseRequest] = Answering(
             ResponseWriters(), rooms.pipeline, rooms.ping_interval_s, rooms.resumable, self._conclude
@@ -110,6 +111,8 @@ class Connection:
         finally:
             if self._timer is not None:
                 self._timer.cancel()
+            # The connection lies in cycles of references, and the collector of those is in no hurry.
+            self._memory.close()
         if not self._gone:
             await self._say_goodbye()
 

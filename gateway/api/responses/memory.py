@@ -1,28 +1,91 @@
-"""What a connection remembers: responses that are stored nowhere else, as long as it may go on from them."""
+"""What connections remember: responses that are stored nowhere else, as long as they may go on from them."""
 
 from __future__ import annotations
 
+from collections import Counter, OrderedDict, defaultdict
 from collections.abc import Sequence
 
 from gateway.api.responses.records import Record, encode_record
 from gateway.api.responses.shelf import Store
 
 MAX_CONVERSATIONS = 100
+"""Of one connection."""
+MAX_TEAMS_SHARE = 4
+"""All teams together may have this many times what one may."""
+
+Conversation = tuple["Memory", str]
+"""Whose it is, and the id of its last response."""
+
+
+class Memories:
+    """What all connections of this process remember, by team.
+
+    Where a team has too much, the conversation that nobody went on from for longest is forgotten, on whichever
+    connection; where all have, one of the team with most.
+    """
+
+    def __init__(self, max_bytes_per_team: int) -> None:
+        self._max_bytes_per_team = max_bytes_per_team
+        self._bytes: Counter[str] = Counter()
+        self._conversations: defaultdict[str, OrderedDict[Conversation, None]] = defaultdict(OrderedDict)
+        """By team; the one that nobody went on from for longest comes first."""
+
+    @property
+    def num_bytes(self) -> int:
+        return self._bytes.total()
+
+    def bytes_of(self, team: str) -> int:
+        return self._bytes[team]
+
+    def add(self, team: str, num_bytes: int) -> None:
+        """Count what a connection remembers now; negative: has forgotten."""
+        self._bytes[team] += num_bytes
+        if not self._bytes[team]:
+            del self._bytes[team]
+
+    def went_on(self, team: str, conversation: Conversation) -> None:
+        """It is the latest of its team now."""
+        self._conversations[team][conversation] = None
+        self._conversations[team].move_to_end(conversation)
+
+    def ended(self, team: str, conversation: Conversation) -> None:
+        """Nobody can go on from it any more."""
+        left = self._conversations[team]
+        left.pop(conversation, None)
+        if not left:
+            del self._conversations[team]
+
+    def keep_bounds(self, team: str) -> None:
+        """Have the oldest conversations forgotten, as far as needed."""
+        while self._bytes[team] > self._max_bytes_per_team and self._forget_oldest(team):
+            pass
+        while self._bytes.total() > self._max_bytes_per_team * MAX_TEAMS_SHARE:
+            if not self._forget_oldest(max(self._bytes, key=self._bytes.__getitem__)):
+                return
+
+    def _forget_oldest(self, team: str) -> bool:
+        if not self._conversations.get(team):
+            return False
+        memory, id_ = next(iter(self._conversations[team]))
+        memory.forget(id_)
+        return True
 
 
 class Memory:
-    """A store (`gateway.api.responses.shelf.Store`) of one connection, over that of all.
+    """A store (`gateway.api.responses.shelf.Store`) of one connection, over that of all. Close it with the connection.
 
     The conversation that nobody went on from for longest makes room for the others.
     """
 
-    def __init__(self, store: Store, max_bytes: int) -> None:
+    def __init__(self, store: Store, memories: Memories, max_bytes: int) -> None:
         self._store = store
+        self._memories = memories
         self._max_bytes = max_bytes
+        self._num_bytes = 0
         self._records: dict[tuple[str, str], bytes] = {}
         """By team and id: a key may become another team's while its connection lasts."""
-        self._conversations: dict[str, frozenset[str]] = {}
-        """Id of its last response -> ids of all of them; the latest one comes last."""
+        self._conversations: dict[str, tuple[str, frozenset[str]]] = {}
+        """Id of its last response -> its team, and ids of all of them; the latest one comes last."""
 
     async def keep(self, team: str, id: str, record: bytes, before: Sequence[str] = (), *, again: bool = False) -> bool:
         return await self._store.keep(team, id, record, before, again=again)
@@ -43,20 +106,44 @@ class Memory:
         return await self._store.drop(team, id)
 
     def note(self, team: str, record: Record, *, is_stored: bool) -> None:
-        """A response that is complete. Only what is not stored is remembered."""
+        """Remember a response that is complete, unless it is stored; its conversation is the latest one now."""
         id_ = str(record.response["id"])
         if not is_stored:
-            self._records[team, id_] = encode_record(record)
-        if record.chain:
-            self._conversations.pop(record.chain[-1], None)
-        self._conversations[id_] = frozenset((*record.chain, id_))
-        while len(self._conversations) > MAX_CONVERSATIONS or self._num_bytes() > self._max_bytes:
-            del self._conversations[next(iter(self._conversations))]
-            self._forget()
+            self._add(team, id_, encode_record(record))
+        if record.chain and record.chain[-1] in self._conversations:
+            self._end(record.chain[-1])
+        self._conversations[id_] = (team, frozenset((*record.chain, id_)))
+        self._memories.went_on(team, (self, id_))
+        while self._conversations and (
+            len(self._conversations) > MAX_CONVERSATIONS or self._num_bytes > self._max_bytes
+        ):
+            self.forget(next(iter(self._conversations)))
+        self._memories.keep_bounds(team)
 
-    def _num_bytes(self) -> int:
-        return sum(map(len, self._records.values()))
+    def forget(self, id_: str) -> None:
+        """Forget the conversation that ends with this response, but for what others go on from as well."""
+        self._end(id_)
+        known = frozenset[str]().union(*(ids for _, ids in self._conversations.values()))
+        for team, other in [key for key in self._records if key[1] not in known]:
+            self._drop(team, other)
 
-    def _forget(self) -> None:
-        known = frozenset().union(*self._conversations.values())
-        self._records = {key: record for key, record in self._records.items() if key[1] in known}
+    def close(self) -> None:
+        """Forget everything."""
+        for id_ in [*self._conversations]:
+            self._end(id_)
+        for key in [*self._records]:
+            self._drop(*key)
+
+    def _add(self, team: str, id_: str, record: bytes) -> None:
+        self._records[team, id_] = record
+        self._num_bytes += len(record)
+        self._memories.add(team, len(record))
+
+    def _drop(self, team: str, id_: str) -> None:
+        num_bytes = len(self._records.pop((team, id_)))
+        self._num_bytes -= num_bytes
+        self._memories.add(team, -num_bytes)
+
+    def _end(self, id_: str) -> None:
+        team, _ = self._conversations.pop(id_)
+        self._memories.ended(team, (self, id_))

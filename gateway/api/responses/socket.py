@@ -18,13 +18,14 @@ class ResponsesSocket:
         self._sockets = sockets
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        _, trail = identified(self._rooms.keys, scope)
+        principal, trail = identified(self._rooms.keys, scope)
         read_begin_by(scope)
         if self._rooms.pipeline.stopping:
             raise Stopping("This gateway is stopping. Connect again.", retry_after_s=1.0)
+        self._sockets.check(principal)
         socket = Socket(receive, send)
         connection = Connection(self._rooms, socket, scope, trail.request_id)
-        with self._sockets.opened(connection):
+        with self._sockets.opened(connection, principal):
             trail.status = SWITCHED
             await socket.accept(answer_headers(trail))
             await connection.run()

@@ -266,7 +266,10 @@ async def test_frames_that_nobody_may_send(stack: Stack, gateway: Process) -> No
         await reader.readuntil(b"\r\n\r\n")
         writer.write(frame)
         async with asyncio.timeout(5):
-            assert (await reader.read())[:1] == b"\x88", frame
+            told = await reader.read()
+        while told[:1] == b"\x89":  # a ping, where the machine is slow
+            told = told[2 + told[1] :]
+        assert told[:1] == b"\x88", frame
         writer.close()
     assert "Traceback" not in gateway.text()
     async with connected(gateway.url, stack.key, "quick") as caller:
@@ -385,3 +388,19 @@ async def test_a_response_that_outlasts_the_drain(stack: Stack) -> None:
                 await caller.event()
         assert process.popen.wait(QUICKLY_S) == Exit.DRAIN_CUT
     assert stack.leases("slow") == 0
+
+
+async def test_many_messages_in_one_read_wait_as_bytes(stack: Stack, gateway: Process) -> None:
+    """They are answered in turn, all of them; what is behind the first is parsed when it is taken."""
+    host, port = gateway.url.removeprefix("http://").split(":")
+    reader, writer = await asyncio.open_connection(host, int(port))
+    try:
+        writer.write(handshake(f"x-api-key: {stack.key}"))
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(b"\x81\x82\0\0\0\0[]" * 3000)
+        answers = b""
+        async with asyncio.timeout(20):
+            while answers.count(b"a JSON object") < 3000:
+                answers += await reader.read(1 << 16)
+    finally:
+        writer.transport.abort()

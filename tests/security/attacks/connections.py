@@ -7,6 +7,8 @@ import contextlib
 from collections.abc import AsyncGenerator
 from urllib.parse import urlsplit
 
+import aiohttp
+
 from tests.security.attack import Attack, Target
 
 SHORTEST = b"GET /health HTTP/1.1\r\n\r\n"
@@ -15,6 +17,10 @@ FLOOD_BYTES = 100 << 20
 CHUNK_BYTES = 1 << 20
 NUM_HALF_HEADS, HALF_A_HEAD = 1500, b"GET /health HTTP/1.1\r\nx: "
 HELD_S = 2.0
+NUM_SOCKETS = 600
+NUM_REMEMBERING, REMEMBERED_BYTES = 100, 400_000
+NUM_UNFINISHED, UNFINISHED_BYTES = 40, 7_000_000
+ENDS = {"response.completed", "response.incomplete", "response.failed", "error"}
 GIVES_UP_S = 10.0
 """A sender that nobody reads waits that long."""
 
@@ -81,7 +87,68 @@ async def _half_heads(target: Target) -> None:
         await asyncio.sleep(HELD_S)
 
 
+@contextlib.asynccontextmanager
+async def _socket(target: Target) -> AsyncGenerator[aiohttp.ClientWebSocketResponse]:
+    async with target.session() as session, session.ws_connect(f"{target.url}/v1/responses", max_msg_size=0) as socket:
+        yield socket
+
+
+async def _many_sockets(target: Target) -> None:
+    async with contextlib.AsyncExitStack() as held:
+        for _ in range(NUM_SOCKETS):
+            with contextlib.suppress(aiohttp.ClientError):  # refused
+                await held.enter_async_context(_socket(target))
+        await asyncio.sleep(HELD_S)
+
+
+async def _remembering_sockets(target: Target) -> None:
+    """Have each of many connections remember as much as a message holds, without a single token being made."""
+    asked = {"type": "response.create", "model": target.model, "store": False, "generate": False}
+    text = "x" * REMEMBERED_BYTES
+    async with contextlib.AsyncExitStack() as held:
+        for _ in range(NUM_REMEMBERING):
+            socket = await held.enter_async_context(_socket(target))
+            await socket.send_json(asked | {"input": [{"role": "user", "content": "hi"}], "instructions": text})
+            async with asyncio.timeout(GIVES_UP_S):
+                while (await socket.receive_json())["type"] not in ENDS:
+                    pass
+
+
+async def _unfinished_messages(target: Target) -> None:
+    """Send all but the last fragment of a large message on each of many connections."""
+    frame = b"\x01\xff" + UNFINISHED_BYTES.to_bytes(8, "big") + bytes(4) + b"x" * (UNFINISHED_BYTES - 1)
+    head = (
+        f"GET /v1/responses HTTP/1.1\r\nhost: x\r\nauthorization: Bearer {target.attacker_key}\r\n"
+        "upgrade: websocket\r\nconnection: upgrade\r\nsec-websocket-version: 13\r\n"
+        "sec-websocket-key: dGhlIHNhbXBsZSBub25jZQ==\r\n\r\n"
+    ).encode()
+    async with contextlib.AsyncExitStack() as held:
+        for _ in range(NUM_UNFINISHED):
+            reader, writer = await held.enter_async_context(_connection(target.url))
+            writer.write(head)
+            await reader.readuntil(b"\r\n\r\n")
+            writer.write(frame)
+            async with asyncio.timeout(GIVES_UP_S):
+                await writer.drain()
+        await asyncio.sleep(HELD_S)
+
+
 ATTACKS = (
+    Attack(
+        name="many-sockets",
+        about="One key opens 600 WebSockets at once; 2,000 were taken.",
+        strike=_many_sockets,
+    ),
+    Attack(
+        name="remembering-sockets",
+        about="100 WebSockets remember what a message holds, and are closed: 2.9 GiB at 8 MB each, 1.6 GiB after it.",
+        strike=_remembering_sockets,
+    ),
+    Attack(
+        name="unfinished-messages",
+        about="40 WebSockets with a message of 7 MB each that lacks its last byte.",
+        strike=_unfinished_messages,
+    ),
     Attack(
         name="half-heads",
         about="1,500 connections with half a request each, no key: /health was reset.",

@@ -50,6 +50,10 @@ async def _ambiguous_lark(target: Target) -> None:
     await _ask(target, "/completion", body, leave_after_s=random.choice([1.0, 10.0]))
 
 
+async def _unclosed_brackets(target: Target) -> None:
+    await _ask(target, "/completion", _complete(target, grammar="root ::= " + "[" * random.randrange(60_000, 65_000)))
+
+
 async def _repeated_sampler(target: Target) -> None:
     await _ask(target, "/completion", _complete(target, samplers=["typ_p"] * 32, typical_p=0.99))
 
@@ -101,6 +105,12 @@ ATTACKS = (
         about="A Lark grammar takes longer with each token; others had gaps of 5.4 s.",
         strike=_ambiguous_lark,
         at_once=3,
+    ),
+    Attack(
+        name="unclosed-brackets",
+        about="A grammar is 65,000 brackets that nothing closes; looking for ends held the interpreter for minutes.",
+        strike=_unclosed_brackets,
+        at_once=2,
     ),
     Attack(
         name="repeated-sampler",

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Sequence
 
 import pytest
 
 from gateway.api.responses.lanes import MAX_LANES, MAX_MESSAGES, Lanes
-from gateway.api.responses.memory import MAX_CONVERSATIONS, Memory
+from gateway.api.responses.memory import MAX_CONVERSATIONS, MAX_TEAMS_SHARE, Memories, Memory
 from gateway.api.responses.messages import Create
-from gateway.api.responses.records import Record, decode_record
-from gateway.errors import StreamLimit
+from gateway.api.responses.records import Record, decode_record, encode_record
+from gateway.api.sockets import Sockets
+from gateway.call import Principal
+from gateway.errors import StreamLimit, TooManyConnections, TooManySockets
 
 
 class Shared:
@@ -47,7 +50,7 @@ async def known(memory: Memory, *ids: str) -> list[str]:
 
 async def test_what_is_stored_is_asked_for_where_it_is_stored() -> None:
     shared = Shared()
-    memory = Memory(shared, 10_000)
+    memory = Memory(shared, Memories(1 << 20), 10_000)
     memory.note("team", record("a"), is_stored=False)
     memory.note("team", record("b", "a"), is_stored=True)
     assert await known(memory, "a") == ["a"]
@@ -61,14 +64,14 @@ async def test_what_is_stored_is_asked_for_where_it_is_stored() -> None:
 
 
 async def test_of_a_key_that_has_changed_teams_nothing_is_remembered() -> None:
-    memory = Memory(Shared(), 10_000)
+    memory = Memory(Shared(), Memories(1 << 20), 10_000)
     memory.note("team", record("a"), is_stored=False)
     assert await memory.find("another", ["a"]) == [None]
     assert await known(memory, "a") == ["a"]
 
 
 async def test_the_oldest_conversations_make_room() -> None:
-    memory = Memory(Shared(), 3000)
+    memory = Memory(Shared(), Memories(1 << 20), 3000)
     memory.note("team", record("a", text="x" * 900), is_stored=False)
     memory.note("team", record("b", text="x" * 900), is_stored=False)
     memory.note("team", record("a2", "a", text="x" * 900), is_stored=False)
@@ -80,7 +83,7 @@ async def test_the_oldest_conversations_make_room() -> None:
 
 
 async def test_a_number_of_conversations() -> None:
-    memory = Memory(Shared(), 1 << 20)
+    memory = Memory(Shared(), Memories(1 << 20), 1 << 20)
     ids = [f"r{n}" for n in range(MAX_CONVERSATIONS + 5)]
     for id_ in ids:
         memory.note("team", record(id_), is_stored=False)
@@ -88,10 +91,73 @@ async def test_a_number_of_conversations() -> None:
 
 
 async def test_forks_of_one_conversation() -> None:
-    memory = Memory(Shared(), 1 << 20)
+    memory = Memory(Shared(), Memories(1 << 20), 1 << 20)
     for one in (record("a"), record("b", "a"), record("c", "a"), record("d", "a", "b")):
         memory.note("team", one, is_stored=False)
     assert await known(memory, "a", "b", "c", "d") == ["a", "b", "c", "d"]
+
+
+async def test_connections_of_a_team_share_a_bound() -> None:
+    """The oldest conversations make room, on whichever connection; what another team remembers stays."""
+    memories = Memories(4500)
+    first, second, other = (Memory(Shared(), memories, 1 << 20) for _ in range(3))
+    first.note("team", record("a", text="x" * 900), is_stored=False)
+    second.note("team", record("b", text="x" * 900), is_stored=False)
+    other.note("others", record("o", text="x" * 4000), is_stored=False)
+    first.note("team", record("a2", "a", text="x" * 900), is_stored=False)
+    second.note("team", record("c", text="x" * 1900), is_stored=False)
+    assert await known(second, "b", "c") == ["c"]
+    assert await known(first, "a", "a2") == ["a", "a2"]
+    assert [raw is not None for raw in await other.find("others", ["o"])] == [True]
+    assert memories.bytes_of("team") <= 4500
+
+
+def test_all_teams_share_a_bound() -> None:
+    memories = Memories(5000)
+    held = [Memory(Shared(), memories, 1 << 20) for _ in range(3 * MAX_TEAMS_SHARE)]
+    for number, memory in enumerate(held):
+        memory.note(f"team-{number}", record("a", text="x" * 4000), is_stored=False)
+        assert memories.num_bytes <= 5000 * MAX_TEAMS_SHARE
+    assert memories.bytes_of(f"team-{len(held) - 1}")
+
+
+async def test_a_connection_that_closes_gives_back_what_it_remembered() -> None:
+    memories = Memories(1 << 20)
+    memory, stays = Memory(Shared(), memories, 1 << 20), Memory(Shared(), memories, 1 << 20)
+    for one in (record("a"), record("b", "a"), record("c", "a"), record("d", "a", "b")):
+        memory.note("team", one, is_stored=False)
+    stays.note("team", record("e"), is_stored=False)
+    left = len(encode_record(record("e")))
+    assert memories.num_bytes > left
+    memory.close()
+    assert memories.num_bytes == left
+    assert await known(memory, "a", "b", "c", "d") == []
+    assert await known(stays, "e") == ["e"]
+
+
+def test_so_many_sockets_of_a_key_and_of_all() -> None:
+    sockets, one, another = Sockets(3, 2), principal("one"), principal("another")
+    with contextlib.ExitStack() as held:
+        for _ in range(2):
+            held.enter_context(sockets.opened(Lasting(), one))
+        with pytest.raises(TooManySockets, match="has 2 WebSockets open here"):
+            sockets.check(one)
+        held.enter_context(sockets.opened(Lasting(), another))
+        with pytest.raises(TooManyConnections, match="3 WebSockets are open"):
+            sockets.check(another)
+    with sockets.opened(Lasting(), one):
+        sockets.check(one)
+
+
+class Lasting:
+    """A connection that stays."""
+
+    def stop(self) -> None:
+        pass
+
+
+def principal(key_id: str) -> Principal:
+    return Principal(key_id, "team", None, False)
 
 
 class Held:

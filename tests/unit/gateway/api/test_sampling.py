@@ -147,6 +147,11 @@ def test_sampler_names_as_llama_server_takes_them() -> None:
         ({"logprobs": True, "top_logprobs": 21}, "top_logprobs", "at most 20"),
         ({"n_probs": 101}, "n_probs", "at most 100"),
         ({"dry_sequence_breakers": []}, "dry_sequence_breakers", "at least 1"),
+        (
+            {"dry_sequence_breakers": [f"{n}" + "e" * 38 for n in range(4)]},
+            "dry_sequence_breakers",
+            "have 156 characters. Send at most 128 in all.",
+        ),
         ({"dry_sequence_breakers": [""]}, "dry_sequence_breakers.0", "at least 1"),
         ({"mirostat": 3}, "mirostat", "at most 2"),
         ({"priority": 101}, "priority", "at most 100"),

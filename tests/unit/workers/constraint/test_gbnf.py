@@ -1,5 +1,8 @@
 from __future__ import annotations
 
+import contextlib
+import time
+
 import pytest
 
 from workers.constraint.failures import Unusable
@@ -33,6 +36,15 @@ def test_too_much_is_refused_before_llama_cpp_sees_it(text: str, words: str) -> 
 )
 def test_brackets_in_texts_and_comments_do_not_count(text: str) -> None:
     check(text)
+
+
+@pytest.mark.parametrize("sign", ["[", '"', "[\\", '"\\', '["', "{", "(["])
+def test_what_has_no_end_is_read_once(sign: str) -> None:
+    """Looking for each one's end anew held the interpreter, and every stream, for minutes."""
+    start = time.perf_counter()
+    with contextlib.suppress(Unusable):
+        check(sign * (MAX_BYTES // len(sign)))
+    assert time.perf_counter() - start < 2
 
 
 def test_grammars_that_name_tokens() -> None:

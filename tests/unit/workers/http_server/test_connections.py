@@ -34,7 +34,7 @@ class Served:
     """A server on two addresses of this machine."""
 
     def __init__(self, server: HttpServer, port: int) -> None:
-        self.connections: Connections = server.server_state.bounded  # type: ignore[attr-defined]
+        self.connections: Connections = server.state.bounded
         self.port = port
         self.opened = contextlib.AsyncExitStack()
 
@@ -63,7 +63,7 @@ class Served:
 async def served(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Served]:
     monkeypatch.setattr(connections, "IDLE_S", IDLE_S)
     config = uvicorn.Config(app, http=HttpProtocol, lifespan="off", log_config=None, timeout_graceful_shutdown=1)
-    bounds = ConnectionBounds(MOST, PER_ADDRESS, 1024, frozenset((b"/health",)))
+    bounds = ConnectionBounds(MOST, PER_ADDRESS, 1024, frozenset((b"/health",)), max_heads_bytes=100_000)
     server = HttpServer(config, lambda refusal: refusal.message.encode(), bounds)
     with socket.socket() as listener:
         listener.bind(("0.0.0.0", 0))
@@ -132,8 +132,7 @@ async def test_a_flood_of_connections_without_a_head_lets_probes_through(served:
         await asyncio.wait((flooding,))
 
 
-async def test_heads_that_have_begun_are_bounded_together(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(connections, "MAX_HEADS_BYTES", 100_000)
+async def test_heads_that_have_begun_are_bounded_together(served: Served) -> None:
     first, second = await served.keep_open(2, HALF_A_HEAD + b"x" * 40_000)
     await asyncio.sleep(0.05)
     await served.keep_open(1, HALF_A_HEAD + b"x" * 40_000)

@@ -72,6 +72,8 @@ async def test_what_is_used_of_their_parts_is_there() -> None:
     socket = WebSocketsSansIOProtocol(config, ServerState(), {}, loop)
     assert hasattr(socket.conn, "handshake_exc")
     assert callable(socket.conn.fail)
+    assert isinstance(socket.conn.reader.buffer, bytearray)
+    assert callable(socket.conn.reader.discard)
     assert "capture_signals" in vars(uvicorn.Server)
     assert "server_state" in vars(uvicorn.Server(config))
 

@@ -1,0 +1,81 @@
+"""Calls whose tokens take long to draw, beside a stream, on a vocabulary of 150,000 tokens."""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+
+import pytest
+
+from tests.integration.engine.listener import ONE_THREAD, Bench, running
+from tests.support.small_models import write_wide_model
+from workers.llama.model import Model
+from workers.protocol.events import CallEvent, Failed, Text
+from workers.protocol.requests import Sampling
+
+NUM_TOKENS = 150_000
+
+HEAVY = Sampling(
+    seed=1,
+    samplers=("typ_p", "xtc", "top_p", "min_p", "temperature"),
+    typical_p=0.99999,
+    xtc_probability=0.9,
+    top_p=0.99999,
+    min_p=1e-9,
+    temperature=2.0,
+    dynatemp_range=0.5,
+)
+STREAM_TOKENS = 25
+NUM_HEAVY = 7
+
+
+@pytest.fixture(scope="module")
+def bench(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
+    path = tmp_path_factory.mktemp("wide") / "wide.gguf"
+    write_wide_model(path, NUM_TOKENS)
+    with Model.load(path, ONE_THREAD) as model, running(model, slots=NUM_HEAVY + 1, kv_tokens=8192) as one:
+        yield one
+
+
+def heavy(bench: Bench, count: int, n_probs: int = 0) -> list[int]:
+    """Calls that go on for longer than the stream."""
+    requests = [bench.request("Hello", 400, sampling=HEAVY, ignore_eos=True) for _ in range(count)]
+    probs = {"n_probs": n_probs, "post_sampling_probs": n_probs > 0}
+    return [bench.submit(replace(request, **probs)) for request in requests]  # type: ignore[arg-type]
+
+
+def stream_gaps_s(bench: Bench) -> list[float]:
+    """Between the steps that brought another caller something, until its answer ends."""
+    request = bench.request("Good day", STREAM_TOKENS, ignore_eos=True)
+    times: list[float] = []
+
+    def note(_: int, events: list[CallEvent]) -> None:
+        if any(event.call == request.key and isinstance(event, Text) for event in events):
+            times.append(time.monotonic())
+
+    bench.heard.on_step = note
+    key = bench.submit(request)
+    bench.heard.until(lambda: bench.heard.has_ended(key), 90)
+    return [later - earlier for earlier, later in itertools.pairwise(times)]
+
+
+def median(values: list[float]) -> float:
+    return sorted(values)[len(values) // 2]
+
+
+@pytest.mark.parametrize("n_probs", [0, pytest.param(100, marks=pytest.mark.long)])
+def test_a_stream_waits_for_one_slow_call_in_a_step_and_not_for_seven(bench: Bench, n_probs: int) -> None:
+    """The machine is as busy in one measure as in the other; without turns the second is seven times the first."""
+    medians = []
+    for count in (1, NUM_HEAVY):
+        keys = heavy(bench, count, n_probs)
+        medians.append(median(stream_gaps_s(bench)))
+        progress = [sum(isinstance(event, Text) for event in bench.heard.calls[key]) for key in keys]
+        for key in keys:
+            bench.engine.cancel(key)
+            assert not any(isinstance(event, Failed) for event in bench.heard.calls[key])
+        assert min(progress) > 3
+        assert max(progress) < 3 * min(progress) + 10
+    assert medians[1] < 3 * medians[0], medians
