@@ -25,6 +25,7 @@ from gateway.api.decoding import DecodingLane
 from gateway.api.door import Door
 from gateway.api.drain import Attendance, DrainRoute
 from gateway.api.generation import Generation
+from gateway.api.handshake import connection_bounds
 from gateway.api.health import Health, Ready
 from gateway.api.intake import Intake
 from gateway.api.memory_budget import MemoryBudget
@@ -223,7 +224,8 @@ async def build(settings: GatewaySettings, redis: redis.asyncio.Redis, tracer: T
     key_store = KeyStore(redis, own_secret, keys, (*fixed, first) if settings.api_key else fixed, first, unreadable)
     keeper = AdapterKeeper(fleet, inquiries, wishes)
     fleet.listen(lambda _: keeper.hurry())
-    asgi = Door(router, metrics, attendance, tracer)
+    most_per_key = max(1, int(connection_bounds(settings).most * settings.key_share))
+    asgi = Door(router, metrics, attendance, tracer, most_per_key)
     runs = (pipeline, fleet, admission, relay, recordings, wishes, keeper, keys, key_store, redis, sockets, sight)
     return App(asgi, *runs, attendance)
 

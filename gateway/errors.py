@@ -23,7 +23,8 @@ PaddockError                     status  type
 ├── NotSupported                 501     not_supported_error
 ├── QueueFull                    429     rate_limit_error
 │   ├── TooManyStreams           429       code too_many_streams
-│   └── TooManySockets           429       code too_many_sockets
+│   ├── TooManySockets           429       code too_many_sockets
+│   └── TooManyRequests          429       code too_many_requests
 ├── HeldTooMuch                  429     rate_limit_error   code memory_share_taken
 ├── Unavailable                  503     unavailable_error
 │   ├── QueueTimeout             503       code queue_timeout
@@ -202,6 +203,12 @@ class TooManyStreams(QueueFull):
     """Of a team: streams that go on without their connection."""
 
     code = "too_many_streams"
+
+
+class TooManyRequests(QueueFull):
+    """Of a key: requests under way."""
+
+    code = "too_many_requests"
 
 
 class TooManySockets(QueueFull):

@@ -27,16 +27,13 @@ from redis.exceptions import RedisError
 
 from gateway import __version__
 from gateway.access.records import KeysInvalid
-from gateway.api.handshake import WebSocketProtocol, refusal_body
+from gateway.api.handshake import WebSocketProtocol, connection_bounds, refusal_body
 from gateway.api.presence import beside
 from gateway.app import App, build
 from gateway.settings import GatewaySettings
 from gateway.store.client import connect
 from gateway.telemetry import logs
-from gateway.telemetry.logs import PROBED
 from workers.heap import keep_little
-from workers.http_server.connections import ConnectionBounds
-from workers.http_server.descriptors import raise_limit
 from workers.http_server.protocol import HttpProtocol
 from workers.http_server.server import HttpServer
 from workers.protocol.catalog import CatalogError
@@ -52,8 +49,6 @@ CLOSE_S = 2.0
 KEEP_ALIVE_S = 75
 """Idle connections are kept longer than balancers keep theirs (60 s: nginx, ALB): closed by this side, one may break
 the request that is on its way."""
-RESERVED_PATHS = frozenset(path.encode() for path in PROBED)
-"""Answered when there is no room for other requests."""
 GC_THRESHOLD = 10_000
 """Allocations between collections of the youngest generation, which then take half a millisecond. What a stream makes
 dies by reference count; callers that leave are what is left to the collector: 150 objects each, 19 KiB."""
@@ -145,7 +140,7 @@ async def _serve(app: App, listener: socket.socket, settings: GatewaySettings, a
             timeout_graceful_shutdown=int(CLOSE_S),
         ),
         refusal_body,
-        ConnectionBounds.of(raise_limit(), settings.max_connections, settings.address_share, RESERVED_PATHS),
+        connection_bounds(settings),
     )
     host, port = listener.getsockname()[:2]
     gc.collect()

@@ -51,6 +51,14 @@ class GatewaySettings(PaddockSettings):
             "machines do not know"
         ),
     ] = ""
+    key_share: Annotated[
+        float,
+        Field(
+            gt=0,
+            le=1,
+            description="share of max_connections that requests of one key may have under way; further ones get a 429",
+        ),
+    ] = 0.5
     max_body_bytes: Annotated[int, Field(ge=1024, description="largest request body")] = 8 << 20
     call_memory_bytes: Annotated[
         int,

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import logging
+import sys
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from gateway.api.caller import KEY_REQUESTS, KeyRequests
 from gateway.api.cors import answer_preflight
 from gateway.api.diagnostics import begin_trail
 from gateway.api.dialect import ROUTE, SHAPE
@@ -24,11 +26,20 @@ log = logging.getLogger(__name__)
 
 
 class Door:
-    def __init__(self, inside: ASGIApp, metrics: Metrics, attendance: Attendance, tracer: Tracer = OFF) -> None:
+    def __init__(
+        self,
+        inside: ASGIApp,
+        metrics: Metrics,
+        attendance: Attendance,
+        tracer: Tracer = OFF,
+        most_per_key: int = sys.maxsize,
+    ) -> None:
+        """`most_per_key`: requests of one key under way."""
         self._inside = inside
         self._metrics = metrics
         self._tracer = tracer
         self._attendance = attendance
+        self._of_keys = KeyRequests(most_per_key)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "websocket":
@@ -39,6 +50,7 @@ class Door:
         trail = begin_trail(scope, self._tracer)
         trail.closes = self._attendance.draining and scope["type"] == "http"
         scope[SHAPE] = OPENAI
+        scope[KEY_REQUESTS] = self._of_keys
         counts = self._attendance.came(scope)
         try:
             if scope["method"] == "OPTIONS":
@@ -57,6 +69,7 @@ class Door:
             await self._answer(scope, receive, send, broken, trail)
         finally:
             trail.route = scope.get(ROUTE, "")
+            self._of_keys.end(scope)
             if counts:
                 self._attendance.gone()
             if not trail.handed_over:

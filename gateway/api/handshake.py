@@ -15,6 +15,10 @@ from websockets.frames import CloseCode, Frame
 
 from gateway.api.openai.error_shape import error_body
 from gateway.errors import HeadTooLarge, HeadTooSlow, InvalidRequest, PaddockError, TooManyConnections
+from gateway.settings import GatewaySettings
+from gateway.telemetry.logs import PROBED
+from workers.http_server.connections import ConnectionBounds
+from workers.http_server.descriptors import raise_limit
 from workers.http_server.refusals import Refusal, response_of
 from workers.http_server.state import ServerState
 
@@ -31,6 +35,15 @@ ERRORS: dict[int, type[PaddockError]] = {
     431: HeadTooLarge,
     503: TooManyConnections,
 }
+
+
+RESERVED_PATHS = frozenset(path.encode() for path in PROBED)
+"""Answered when there is no room for other requests."""
+
+
+def connection_bounds(settings: GatewaySettings) -> ConnectionBounds:
+    """Return how many connections this process may have; raises its limit of open files first."""
+    return ConnectionBounds.of(raise_limit(), settings.max_connections, settings.address_share, RESERVED_PATHS)
 
 
 def refusal_body(refusal: Refusal) -> bytes:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import json
 from collections.abc import Iterator
 
+import aiohttp
 import psutil
 import pytest
 from websockets.exceptions import InvalidStatus
@@ -47,6 +49,16 @@ async def refused(gateway: Process, key: str) -> tuple[int, str]:
     return answer.status_code, json.loads(answer.body)["error"]["code"]
 
 
+async def responded(gateway: Process, key: str) -> tuple[int, str]:
+    """Status, and code of the error, of a request without a WebSocket."""
+    headers, body = {"Authorization": f"Bearer {key}"}, {"model": MODEL, "input": "hi"}
+    async with (
+        aiohttp.ClientSession() as session,
+        session.post(f"{gateway.url}/v1/responses", json=body, headers=headers) as answer,
+    ):
+        return answer.status, "" if answer.status == 200 else (await answer.json())["error"]["code"]
+
+
 async def test_one_key_does_not_open_all(stack: Stack, gateway: Process) -> None:
     async with contextlib.AsyncExitStack() as held:
         for _ in range(20):
@@ -57,6 +69,22 @@ async def test_one_key_does_not_open_all(stack: Stack, gateway: Process) -> None
         assert await refused(gateway, OTHER_KEY) == (503, "too_many_connections")
     async with connected(gateway.url, stack.key, MODEL) as caller:
         assert (await caller.answer(input="hi"))["status"] == "completed"
+
+
+async def test_requests_of_one_key_leave_connections_to_others(stack: Stack) -> None:
+    gateway = stack.gateway(
+        api_keys=json.dumps([{"name": "other", "team": "blue", "sha256": digest(OTHER_KEY)}]),
+        max_connections=8,
+        address_share=1,
+    )
+    async with contextlib.AsyncExitStack() as held:
+        callers = [await held.enter_async_context(connected(gateway.url, stack.key, MODEL)) for _ in range(4)]
+        assert await responded(gateway, stack.key) == (429, "too_many_requests")
+        assert await responded(gateway, OTHER_KEY) == (200, "")
+        await callers[0].connection.close()
+        async with asyncio.timeout(10):
+            while await responded(gateway, stack.key) != (200, ""):  # noqa: ASYNC110 - another process
+                await asyncio.sleep(0.05)
 
 
 async def test_a_team_remembers_so_much_over_all_of_its_sockets(stack: Stack, gateway: Process) -> None:
