@@ -67,6 +67,7 @@ It is made with mode 0700. A folder that is there already keeps its mode; a warn
 | `first-key` | the first API key, mode 0600, unless one is preset |
 | `worker-secret` | the secret that gateways and workers share, mode 0600, made once |
 | `gateway-secret` | the secret of gateways alone, mode 0600, made once |
+| `cache-secret` | the secret of files in `cache_dir` and `slot_save_dir`, mode 0600, made once |
 | `config.yaml` | your settings, if you write it |
 | `logs/` | one file per process, each bounded to 3 x 8 MiB |
 | `hub/` | fetched models, unless `models_dir` or `HF_HOME` is set; `*.json`: where each lies, its commit and SHA-256 |

@@ -6,7 +6,7 @@ erase --tenant TEAM [flags]             removes a team's files of every version,
 erase --all [flags]                     removes everybody's
 
 Workers that run keep what is in their memory, and may write it again: stop them first, or erase again afterwards.
-Flags are settings: --cache-dir, --slot-save-dir, --cache-secret, --worker-secret, --state-dir, --config.
+Flags are settings: --cache-dir, --slot-save-dir, --cache-secret, --state-dir, --config.
 """
 
 from __future__ import annotations
@@ -19,11 +19,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import NoReturn
 
-from workers import command, sources
+from workers import command, secret_file, sources
 from workers.engine.disk_folder import CacheFolder, CacheFolderUnusable
 from workers.engine.disk_names import CacheKeys
 from workers.protocol.exits import Exit
-from workers.secret_file import WORKER_SECRET
 from workers.settings import CacheSettings
 
 FORMS = "use `cache show [--tenant TEAM] [--json]` or `cache erase --tenant TEAM|--all`"
@@ -140,15 +139,12 @@ def _opened(path: Path | None) -> Iterator[CacheFolder | None]:
 
 def _keys(settings: CacheSettings) -> CacheKeys:
     """Raises _Unusable where no secret is known: a team's folder can't be found without."""
-    secret = settings.cache_secret or settings.worker_secret
+    secret = settings.cache_secret or secret_file.read(settings.state_dir / secret_file.CACHE_SECRET)
     if not secret:
-        try:
-            secret = (settings.state_dir / WORKER_SECRET).read_text(encoding="ascii").strip()
-        except OSError:
-            raise _Unusable(
-                "cache_secret and worker_secret are unset, and there is none in the state folder: a team's files can't "
-                "be told without; give PADDOCK_CACHE_SECRET or PADDOCK_WORKER_SECRET"
-            ) from None
+        raise _Unusable(
+            "cache_secret is unset, and there is none in the state folder: a team's files can't be told without; give "
+            "PADDOCK_CACHE_SECRET, or the --state-dir of the workers"
+        )
     return CacheKeys(secret)
 
 

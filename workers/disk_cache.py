@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 
+from workers import secret_file
 from workers.engine.conversation_file import ConversationFiles, SaveBounds
 from workers.engine.disk import DiskTier
 from workers.engine.disk_folder import CacheFolder, CacheFolderUnusable
@@ -55,5 +56,13 @@ def open_slot_files(settings: WorkerSettings) -> ConversationFiles | None:
 
 
 def cache_keys(settings: WorkerSettings) -> CacheKeys:
-    """Raises ValueError where neither secret is set."""
-    return CacheKeys(settings.cache_secret or settings.worker_secret)
+    """What names and seals files: of the cache's own secret, which is made in the state folder where none is given.
+
+    Not of the workers' one: whoever learns that could write files that are parsed in C++, and change would lose both.
+    Raises CacheFolderUnusable where none can be made.
+    """
+    path = settings.state_dir / secret_file.CACHE_SECRET
+    try:
+        return CacheKeys(settings.cache_secret or secret_file.made_once(path))
+    except OSError as error:
+        raise CacheFolderUnusable(f"{path}: {error.strerror}; give --cache-secret, or another --state-dir") from None

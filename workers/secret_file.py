@@ -11,6 +11,7 @@ SECRET_BYTES = 32
 
 WORKER_SECRET = "worker-secret"  # noqa: S105 - the names of files
 GATEWAY_SECRET = "gateway-secret"  # noqa: S105
+CACHE_SECRET = "cache-secret"  # noqa: S105
 
 
 def made_once(path: Path) -> str:

@@ -108,8 +108,8 @@ class CacheSettings(PaddockSettings):
     cache_secret: Annotated[
         str,
         Field(
-            description="secret that names and seals the files in cache_dir and slot_save_dir; empty: one is derived "
-            "from worker_secret. With another secret no file of before is found"
+            description="secret that names and seals the files in cache_dir and slot_save_dir, for workers on several "
+            "machines that share them; empty: one is made in the state folder. With another no file of before is found"
         ),
     ] = ""
     slot_save_dir: Annotated[

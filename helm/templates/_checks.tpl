@@ -21,6 +21,9 @@
 {{- $wrong = append $wrong (printf "%s: %s: name its claim in existingClaim" $where $kind) -}}
 {{- end -}}
 {{- end -}}
+{{- if and (ne $model.promptCache.type "none") $.Values.secrets.existingSecret (not (has "cache-secret" $.Values.secrets.existingSecretHolds)) -}}
+{{- $wrong = append $wrong (printf "%s: promptCache: workers that share files need one secret for them; give secrets.existingSecret a key cache-secret, and name it in secrets.existingSecretHolds" $where) -}}
+{{- end -}}
 {{- if has $model.name $names -}}
 {{- $wrong = append $wrong (printf "%s: the name is used twice; rename one of the two" $where) -}}
 {{- else if has (include "paddock.slug" $model.name) $slugs -}}

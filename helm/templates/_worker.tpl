@@ -30,7 +30,7 @@
 - name: PADDOCK_CACHE_DIR
   value: /cache/{{ include "paddock.slug" $model.name }}
 {{- end }}
-{{- if include "paddock.hasSecret" (dict "root" .root "key" "cache-secret" "value" .root.Values.secrets.cacheSecret) }}
+{{- if include "paddock.hasSecret" (dict "root" .root "key" "cache-secret" "value" "made") }}
 - name: PADDOCK_CACHE_SECRET
   valueFrom: {secretKeyRef: {name: {{ include "paddock.secret" .root }}, key: cache-secret}}
 {{- end }}

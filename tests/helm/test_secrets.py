@@ -18,6 +18,7 @@ BEFORE = {"api-key": "sk-old", "worker-secret": "between us", "redis-password": 
 OLD = {
     **BEFORE,
     "gateway-secret": "of gateways",
+    "cache-secret": "of files",
     "redis-gateway-password": "of their user",
     "redis-worker-password": "of the workers' user",
 }
@@ -162,7 +163,7 @@ def test_a_secret_of_ones_own_needs_no_cluster() -> None:
 
 def test_all_given_keys_render_the_same_every_time() -> None:
     """For those who render without a cluster and keep values in a vault."""
-    given = {"apiKey": "a", "workerSecret": "w", "gatewaySecret": "g", "redisPassword": "r"}
+    given = {"apiKey": "a", "workerSecret": "w", "gatewaySecret": "g", "cacheSecret": "c", "redisPassword": "r"}
     values = {"secrets": {**given, "redisGatewayPassword": "rg", "redisWorkerPassword": "rw"}}
     assert told(render(values)) == told(render(values, flags=("--is-upgrade",)))
 

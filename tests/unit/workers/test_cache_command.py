@@ -28,7 +28,7 @@ from workers.engine.conversation_file import ConversationFiles, SavedConversatio
 from workers.engine.disk_names import version_folder
 from workers.engine.scope import Scope
 from workers.protocol.exits import Exit
-from workers.secret_file import WORKER_SECRET
+from workers.secret_file import CACHE_SECRET
 from workers.supervisor.state_folder import StateFolder
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -93,7 +93,7 @@ def test_the_secret_is_the_one_of_paddock_up_where_none_is_given(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with StateFolder(tmp_path / "state") as folder:
-        secret = folder.secret(WORKER_SECRET)
+        secret = folder.secret(CACHE_SECRET)
     with tier(tmp_path / "cache", secret=secret) as one:
         store(one, names(2), states(2))
     flags = ["--cache-dir", str(tmp_path / "cache"), "--state-dir", str(tmp_path / "state")]

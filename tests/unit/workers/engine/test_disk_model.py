@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 
 from tests.unit.workers.engine.disk_support import TEAM, fetched, store, until
-from workers.disk_cache import HASHES_FILE, kv_identity, open_slot_files, open_tier
+from workers.disk_cache import HASHES_FILE, cache_keys, kv_identity, open_slot_files, open_tier
 from workers.engine.conversation_file import ConversationUnusable, SavedBlock, SavedConversation
 from workers.engine.disk import DiskTier
 from workers.engine.disk_folder import CacheFolderUnusable
-from workers.engine.disk_names import block_names
+from workers.engine.disk_names import CacheKeys, block_names
 from workers.llama.context import Context
 from workers.llama.model import Model
 from workers.protocol.catalog import LlamaSettings
@@ -149,9 +149,29 @@ def test_what_is_not_configured_is_not_opened(tmp_path: Path) -> None:
         open_to_all = tmp_path / "open"
         open_to_all.mkdir()
         open_to_all.chmod(0o777)
-        wrong = WorkerSettings(worker_secret="hush", cache_dir=open_to_all, slot_save_dir=open_to_all)
+        own = {"cache_dir": open_to_all, "slot_save_dir": open_to_all, "cache_secret": "sealed"}
+        wrong = WorkerSettings(worker_secret="hush", **own)  # type: ignore[arg-type]
         with pytest.raises(CacheFolderUnusable, match=r"^cache_dir: .*open: other users"):
             open_tier(wrong, kv_identity(wrong, model.header, PLAIN, n_ctx=512))
         with pytest.raises(CacheFolderUnusable, match=r"^slot_save_dir: .*open: other users"):
             open_slot_files(wrong)
     assert list(tmp_path.iterdir()) == [open_to_all]
+
+
+def test_the_secret_of_files_is_one_of_its_own(tmp_path: Path) -> None:
+    """Whoever learns what gateways and workers share can't write files that llama.cpp would parse."""
+
+    def team_of(**values: object) -> str:
+        settings = WorkerSettings(**{"worker_secret": "hush", "state_dir": tmp_path / "state", **values})  # type: ignore[arg-type]
+        return cache_keys(settings).tenant_folder("blue")
+
+    made = team_of()
+    secret = tmp_path / "state" / "cache-secret"
+    assert secret.stat().st_mode & 0o777 == 0o600
+    assert team_of(worker_secret="another") == made, "workers of one state folder agree, and secrets change one by one"
+    assert team_of(state_dir=tmp_path / "elsewhere") != made
+    assert team_of(cache_secret=secret.read_text().strip(), state_dir=tmp_path / "third") == made
+    assert made not in (CacheKeys("hush").tenant_folder("blue"), CacheKeys("another").tenant_folder("blue"))
+    (tmp_path / "shut").touch()
+    with pytest.raises(CacheFolderUnusable, match="give --cache-secret"):
+        team_of(state_dir=tmp_path / "shut")
