@@ -58,10 +58,11 @@ TIMER_S = 0.05
 """By so much a timer may be early."""
 ADAPTERS_S = 10.0
 """How long a call waits for an adapter that is registered and that no worker has; then a worker says what is wrong."""
-BLAMED = frozenset({FailureCode.INTERNAL, FailureCode.WORKER_LOST})
+BLAMED = frozenset({FailureCode.INTERNAL, FailureCode.WORKER_LOST, FailureCode.OUT_OF_MEMORY})
 """Failures that are the worker's own: enough of them in a row, and all calls leave it alone."""
-UNPAID = frozenset({FailureCode.DRAINING})
-"""A worker that takes its leave says so to each call once and at once: no retry that makes trouble worse."""
+UNPAID = frozenset({FailureCode.DRAINING, FailureCode.OUT_OF_MEMORY})
+"""A worker that takes its leave, or has no memory, says so to each call once and at once: no retry that makes trouble
+worse."""
 UNSUITED = frozenset({FailureCode.CONTEXT_OVERFLOW, FailureCode.UNSUPPORTED})
 """What one model refuses and another may take."""
 
@@ -180,6 +181,9 @@ class Attempts:
             tries.lost.add(boot)
         if code in BLAMED:
             self._blame(boot)
+        if code is FailureCode.CONTEXT_OVERFLOW and self._fits_elsewhere(tries, failure):
+            self._wait_anew(tries)
+            return
         if tries.call.meant_for and code in UNSUITED:
             self._fall_back(tries, Reason.UNSUITED, _unsuited(tries.call, failure))
             return
@@ -192,6 +196,19 @@ class Attempts:
                 raise answer_to(failure)
         tries.rest(boot, failure, time.monotonic())
         self._wait_anew(tries)  # losing a worker is not the caller's fault
+
+    def _fits_elsewhere(self, tries: Tries, failure: Failure) -> bool:
+        """Whether another worker of the model has the context for a prompt that is too long for the one that counted
+        it: one that found less memory at its start has less. The call leaves those alone that are too small.
+        """
+        if not failure.num_prompt_tokens or tries.trail.attempts >= MAX_ATTEMPTS:
+            return False
+        beats = self.reachable(tries.call.model)
+        small = {beat.boot for beat in beats if beat.n_ctx <= failure.num_prompt_tokens}
+        if all(beat.boot in small or beat.draining for beat in beats):
+            return False
+        tries.resting |= dict.fromkeys(small, float("inf"))
+        return True
 
     def over(self, tries: Tries) -> None:
         """The call is over, however it ended."""

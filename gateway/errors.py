@@ -34,6 +34,7 @@ PaddockError                     status  type
 │   ├── Unsuited                 503       code unsuited
 │   ├── SlotsBusy                503       code busy
 │   ├── StorageFull              503       code storage_full
+│   ├── OutOfMemory              503       code out_of_memory
 │   ├── TooManyConnections       503       code too_many_connections
 │   ├── MemoryFull               503       code memory_full
 │   └── Stopping                 503       code stopping
@@ -275,6 +276,12 @@ class MemoryFull(Unavailable):
     """Requests of all teams hold as much of the gateway's memory as they may."""
 
     code = "memory_full"
+
+
+class OutOfMemory(Unavailable):
+    """Of every worker that was asked."""
+
+    code = "out_of_memory"
 
 
 class Stopping(Unavailable):

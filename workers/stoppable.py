@@ -37,6 +37,11 @@ class TookTooLong(Exception):
 class ProcessEnded(Exception):
     """It ended instead of answering; the message says how."""
 
+    @property
+    def killed(self) -> bool:
+        """Return whether somebody else killed it: the kernel does where memory is short."""
+        return str(self) == signal.SIGKILL.name
+
 
 class NotStarted(Exception):
     """It did not come to its first line; the message says why."""

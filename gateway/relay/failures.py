@@ -6,6 +6,7 @@ from gateway.errors import (
     ContextOverflow,
     InternalError,
     InvalidRequest,
+    OutOfMemory,
     PaddockError,
     QueueFull,
     StorageFull,
@@ -17,6 +18,9 @@ from workers.protocol.failures import Failure, FailureCode
 
 BUSY_RETRY_AFTER_S = 1.0
 
+COMES_BACK = frozenset({FailureCode.BUSY, FailureCode.DRAINING, FailureCode.OUT_OF_MEMORY})
+"""Trouble that is over soon, here or at another worker."""
+
 ANSWERS: dict[FailureCode, type[PaddockError]] = {
     FailureCode.INVALID_REQUEST: InvalidRequest,
     FailureCode.CONTEXT_OVERFLOW: ContextOverflow,
@@ -26,6 +30,7 @@ ANSWERS: dict[FailureCode, type[PaddockError]] = {
     FailureCode.DRAINING: Unavailable,
     FailureCode.WORKER_LOST: WorkerLost,
     FailureCode.STORAGE_FULL: StorageFull,
+    FailureCode.OUT_OF_MEMORY: OutOfMemory,
     FailureCode.INTERNAL: InternalError,
 }
 
@@ -40,5 +45,5 @@ def answer_to(failure: Failure) -> PaddockError:
     if failure.code is FailureCode.CONTEXT_OVERFLOW:
         numbers = {"num_prompt_tokens": failure.num_prompt_tokens, "n_ctx": failure.n_ctx}
         return ContextOverflow(failure.message, param=failure.param, **numbers)
-    retry_after_s = BUSY_RETRY_AFTER_S if failure.code in (FailureCode.BUSY, FailureCode.DRAINING) else None
+    retry_after_s = BUSY_RETRY_AFTER_S if failure.code in COMES_BACK else None
     return ANSWERS[failure.code](failure.message, param=failure.param, retry_after_s=retry_after_s)

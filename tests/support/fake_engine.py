@@ -185,7 +185,9 @@ class FakeEngine:
         num_prompt_tokens, max_tokens = len(request.tokens), request.max_tokens
         if num_prompt_tokens >= options.n_ctx:
             message = f"the prompt has {num_prompt_tokens} tokens, the context {options.n_ctx}; send a shorter prompt"
-            raise CallFailed(Failure(FailureCode.CONTEXT_OVERFLOW, message, "messages"))
+            raise CallFailed(
+                Failure(FailureCode.CONTEXT_OVERFLOW, message, "messages", num_prompt_tokens, options.n_ctx)
+            )
         text = options.answer
         pieces = [text[i : i + CHARS_PER_TOKEN] for i in range(0, len(text), CHARS_PER_TOKEN)] if text else None
         num_tokens = options.tokens if pieces is None else len(pieces)

@@ -92,6 +92,9 @@ class Renderer:
             raise CallFailed(Failure(FailureCode.INTERNAL, message)) from None
         except ProcessEnded as ended:
             _restart(process)
+            if ended.killed:
+                message = "the process that renders chat templates was killed, for want of memory perhaps; send again"
+                raise CallFailed(Failure(FailureCode.OUT_OF_MEMORY, message)) from None
             message = f"the model's chat template broke down over these messages ({ended}); send fewer or shorter ones"
             raise CallFailed(Failure(FailureCode.INVALID_REQUEST, message, "messages")) from None
         if isinstance(answer, Failure):

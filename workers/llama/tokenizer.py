@@ -66,8 +66,8 @@ class GuardedTokenizer:
             raise too_slow(len(text), seconds) from None
         except ProcessEnded as ended:
             if ended.args == (signal.SIGKILL.name,):
-                message = "the process that tokenises long texts was ended from outside; send the request again"
-                raise CallFailed(Failure(FailureCode.INTERNAL, message)) from None
+                message = "the process that tokenises long texts was killed, for want of memory perhaps; send it again"
+                raise CallFailed(Failure(FailureCode.OUT_OF_MEMORY, message)) from None
             message = (
                 f"llama.cpp's tokenizer broke down over a text of {len(text)} characters ({ended}); send a shorter "
                 "one, or one with fewer like characters in a row"

@@ -10,6 +10,7 @@ busy               429           yes  (every slot and the waiting room are taken
 draining           503           yes
 worker_lost        502           yes  (written by the gateway, when the worker is gone)
 storage_full       503           no   (what is to be kept is over the team's bound, or everybody's)
+out_of_memory      503           yes  (the worker could not get the memory; nothing is wrong with the call)
 internal           500           yes
 """
 
@@ -29,10 +30,19 @@ class FailureCode(StrEnum):
     DRAINING = "draining"
     WORKER_LOST = "worker_lost"
     STORAGE_FULL = "storage_full"
+    OUT_OF_MEMORY = "out_of_memory"
     INTERNAL = "internal"
 
 
-RETRYABLE = frozenset({FailureCode.BUSY, FailureCode.DRAINING, FailureCode.WORKER_LOST, FailureCode.INTERNAL})
+RETRYABLE = frozenset(
+    {
+        FailureCode.BUSY,
+        FailureCode.DRAINING,
+        FailureCode.WORKER_LOST,
+        FailureCode.OUT_OF_MEMORY,
+        FailureCode.INTERNAL,
+    }
+)
 
 HTTP_STATUS = {
     FailureCode.INVALID_REQUEST: 400,
@@ -43,6 +53,7 @@ HTTP_STATUS = {
     FailureCode.DRAINING: 503,
     FailureCode.WORKER_LOST: 502,
     FailureCode.STORAGE_FULL: 503,
+    FailureCode.OUT_OF_MEMORY: 503,
     FailureCode.INTERNAL: 500,
 }
 

@@ -33,6 +33,7 @@ from workers.service.bodies import PeerGone, answer, decoded, read_body, refusal
 from workers.service.desk import CallDesk
 from workers.service.metrics import WorkerMetrics
 from workers.service.pooled import PooledDesk, no_pooled_work
+from workers.service.shortage import Shortage, is_shortage
 from workers.service.stream import EventHub, Feed
 
 METRICS_PATH = "/metrics"
@@ -74,6 +75,18 @@ class Guard:
                 await refused(scope, receive, send)
                 return
         await self._app(scope, receive, send)
+
+
+class ShortageAnswers:
+    """In place of an HTTP 500 without a word, where memory was short."""
+
+    def __init__(self, shortage: Shortage) -> None:
+        self._shortage = shortage
+
+    async def answer(self, request: Request, error: Exception) -> Response:
+        if not is_shortage(error):
+            raise error
+        return refusal(self._shortage.note())
 
 
 class CallRoutes:
@@ -210,6 +223,7 @@ def build_app(
     hub: EventHub,
     metrics: WorkerMetrics,
     access: WorkerAccess,
+    shortage: Shortage,
     pool: PooledDesk | None = None,
     more: Iterable[Route] = (),
 ) -> Starlette:
@@ -230,4 +244,6 @@ def build_app(
         Route(METRICS_PATH, show_metrics),
         *more,
     ]
-    return Starlette(routes=routes, middleware=[Middleware(Guard, access=access)])
+    short = ShortageAnswers(shortage)
+    handlers = dict.fromkeys((MemoryError, OSError, RuntimeError), short.answer)
+    return Starlette(routes=routes, middleware=[Middleware(Guard, access=access)], exception_handlers=handlers)

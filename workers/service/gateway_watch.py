@@ -50,7 +50,7 @@ class GatewayWatch:
         while this is None or not this.cancelling():  # as in `Registration.run`
             try:
                 await self._look()
-            except NO_ANSWER:
+            except (*NO_ANSWER, MemoryError):
                 self._missed.clear()
             await asyncio.sleep(self._interval_s)
 

@@ -92,6 +92,8 @@ class Registration:
         while this is None or not this.cancelling():
             try:
                 await self._tell()
+            except MemoryError:  # the next beat may have some
+                logger.warning("out of memory: a beat was left out")
             except NO_ANSWER as error:
                 why = f"{error}; {remedy_for(error)}"
                 if self._announced is not None:

@@ -48,6 +48,7 @@ from workers.service.mailbox import Mailbox
 from workers.service.metrics import WorkerMetrics
 from workers.service.probes import READY_PATH, Probes
 from workers.service.services import Services
+from workers.service.shortage import Shortage, is_shortage
 from workers.service.stream import EventHub
 from workers.tracing.tracer import OFF, Tracer
 
@@ -220,6 +221,7 @@ class WorkerServer:
         self._redis = connect(place.redis_url)
         heads = services.heads if services.pool is None else None
         self._registration = Registration(self._redis, place.secret, self._heartbeat, heads)
+        self._shortage = Shortage(self._registration.hurry)
         probes = Probes(self._facts, self._calls, self._registration.registered, self._begin_to_drain, hung_s)
         self._http = _http_server(self._app(probes), http)
         self._stop = asyncio.Event()
@@ -230,6 +232,7 @@ class WorkerServer:
         """Serves until a signal or a crash; returns what the process should exit with."""
         for number in (signal.SIGTERM, signal.SIGINT):
             self._loop.add_signal_handler(number, self._on_signal, number)
+        self._loop.set_exception_handler(self._on_loose_error)
         self._engine.start()
         try:
             async with asyncio.TaskGroup() as group:
@@ -267,6 +270,12 @@ class WorkerServer:
         await self._flush()
         return code
 
+    def _on_loose_error(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        """Nobody waits for what failed, such as a connection that was read from."""
+        if is_shortage(context.get("exception")):
+            self._shortage.note()
+        loop.default_exception_handler(context)
+
     def _begin_to_drain(self) -> None:
         """No new calls; those that run go on."""
         if not self._calls.draining:
@@ -298,6 +307,8 @@ class WorkerServer:
                     await asyncio.sleep(0.01)
 
     def _last_words(self) -> Failure:
+        if is_shortage(self._crash):
+            return self._shortage.note()
         if self._crash is not None:
             return Failure(FailureCode.INTERNAL, "the worker's engine failed; send the request again")
         return Failure(
@@ -338,6 +349,7 @@ class WorkerServer:
             desk=self.desk,
             hub=self._hub,
             metrics=self._metrics,
+            shortage=self._shortage,
             access=WorkerAccess(self._place.secret, self._place.worker, self._boot),
             pool=self._services.pool,
             more=[*probes.routes(), *self._services.routes()],
@@ -356,7 +368,7 @@ class WorkerServer:
             kv_tokens=load.kv_tokens,
             kv_tokens_used=load.kv_tokens_used,
             facts=self._place.facts,
-            draining=self._calls.draining,
+            draining=self._calls.draining or self._shortage.lasts,
             started_at=self._started_at,
             kind=self._services.kind,
             adapters=tuple(hashes),

@@ -55,6 +55,7 @@ FAILED_BY = {
     "unavailable": Who.WORKER,
     "draining": Who.WORKER,
     "worker_lost": Who.WORKER,
+    "out_of_memory": Who.WORKER,
     "internal": Who.WORKER,
     "store_unavailable": Who.GATEWAY,
     "stopping": Who.GATEWAY,

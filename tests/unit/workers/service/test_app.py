@@ -20,6 +20,7 @@ from workers.service.access import WorkerAccess
 from workers.service.app import MAX_SUBMIT_BYTES, build_app
 from workers.service.desk import CallDesk
 from workers.service.metrics import WorkerMetrics
+from workers.service.shortage import Shortage
 from workers.service.stream import EventHub
 
 ACCESS = WorkerAccess("s", "w", "boot")
@@ -44,7 +45,7 @@ async def test_a_body_without_end_is_refused_at_the_bound() -> None:
     hub = EventHub("boot", grace_s=1)
     metrics = WorkerMetrics("m", lambda: EngineLoad(1, 0, 0, 1, 0))
     desk = CallDesk(hub, Nothing(), Prompts(ChatTemplate(None), Nothing()), metrics, Sampling())
-    app = build_app(desk=desk, hub=hub, metrics=metrics, access=ACCESS)
+    app = build_app(desk=desk, hub=hub, metrics=metrics, access=ACCESS, shortage=Shortage(lambda: None))
     chunk = b" " * (8 << 20)
     num_bytes = 0
     answers: list[Message] = []
@@ -86,7 +87,9 @@ async def test_scrapes_that_come_together_share_a_page() -> None:
     hub = EventHub("boot", grace_s=1)
     metrics = WorkerMetrics("m", load)
     desk = CallDesk(hub, Nothing(), Prompts(ChatTemplate(None), Nothing()), metrics, Sampling())
-    transport = httpx2.ASGITransport(build_app(desk=desk, hub=hub, metrics=metrics, access=ACCESS))
+    transport = httpx2.ASGITransport(
+        build_app(desk=desk, hub=hub, metrics=metrics, access=ACCESS, shortage=Shortage(lambda: None))
+    )
     async with httpx2.AsyncClient(transport=transport, base_url="http://worker") as http:
         alone = (await http.get("/metrics")).text
         num_of_one, num_rendered = num_rendered, 0

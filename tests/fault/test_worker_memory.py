@@ -1,0 +1,81 @@
+"""A worker that has too little memory: callers are told nothing that is not true of their requests."""
+
+from __future__ import annotations
+
+import asyncio
+import resource
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support.caller import Caller, calling
+from tests.support.stack import DEMO_MODEL, Process, Stack
+from tests.support.waiting import until
+
+MODEL = "demo"
+LONG = "a story about boats and sheep " * 30
+CALLS = 12
+
+
+def limit(worker: Process, share: float) -> None:
+    """It may have no more than so much of what it has: nothing new."""
+    pages = int(Path(f"/proc/{worker.pid}/statm").read_text().split()[0])
+    most = int(pages * resource.getpagesize() * share)
+    resource.prlimit(worker.pid, resource.RLIMIT_AS, (most, resource.RLIM_INFINITY))
+
+
+def unlimit(worker: Process) -> None:
+    resource.prlimit(worker.pid, resource.RLIMIT_AS, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+
+
+async def endings(caller: Caller) -> Counter[tuple[int, str]]:
+    """Of calls whose prompts fit, some of them with more to compute than a text."""
+    kinds: tuple[dict[str, Any], ...] = (
+        {},
+        {"logprobs": True, "top_logprobs": 5},
+        {"response_format": {"type": "json_object"}},
+    )
+    asked = (caller.whole(f"{n} {LONG}", max_tokens=4, **kinds[n % 3]) for n in range(CALLS))
+    return Counter(
+        [(status, (body.get("error") or {}).get("code", "")) for status, body in await asyncio.gather(*asked)]
+    )
+
+
+def drains(stack: Stack, worker_id: str) -> bool:
+    beat = stack.heartbeat(MODEL, worker_id)
+    return beat is not None and beat.draining
+
+
+@pytest.mark.timeout(240)
+async def test_a_worker_without_memory_says_so_and_is_left_alone_until_it_has_some() -> None:
+    """Its callers wait for another one."""
+    with Stack() as stack:
+        poor = stack.worker(DEMO_MODEL, MODEL, slots=4, ctx=4096, worker_id="poor")
+        gateway = stack.gateway(queue_timeout_s=60)
+        async with calling(gateway.url, stack.key, MODEL) as caller:
+            assert (await caller.whole(LONG, max_tokens=4))[0] == 200
+            limit(poor, 0.5)
+            asking = asyncio.create_task(endings(caller))
+            await until(lambda: drains(stack, "poor"), 20, "it is placed on no more")
+            await asyncio.to_thread(stack.worker, DEMO_MODEL, MODEL, slots=4, ctx=4096, worker_id="rich")
+            assert await asking == {(200, ""): CALLS}
+            unlimit(poor)
+            await until(lambda: not drains(stack, "poor"), 10, "it is placed on again")
+        assert poor.popen.poll() is None
+        assert "Traceback" not in gateway.text()
+
+
+async def test_a_prompt_that_another_worker_has_the_context_for_goes_there() -> None:
+    """One that found little memory at its start has a small one; gateways only guess how long a prompt is."""
+    with Stack() as stack:
+        stack.fake_worker(MODEL, "--ctx", "100", "--tokens", "8", slots=16)
+        stack.fake_worker(MODEL, "--ctx", "4096", "--tokens", "8", slots=16)
+        gateway = stack.gateway()
+        async with calling(gateway.url, stack.key, MODEL) as caller:
+            text = "x" * 440
+            seen = Counter([(await caller.whole(f"{n:02d}{text}", max_tokens=4))[0] for n in range(CALLS)])
+            assert seen == {200: CALLS}
+            status, body = await caller.whole("x" * 20_000, max_tokens=4)
+            assert (status, body["error"]["code"]) == (400, "context_length_exceeded")

@@ -1,0 +1,66 @@
+"""A worker that has too little memory says so, and is left alone by gateways until it has enough again."""
+
+from __future__ import annotations
+
+import errno
+import logging
+import mmap
+import time
+from collections.abc import Callable
+
+from workers.protocol.failures import Failure, FailureCode
+
+PROBE_BYTES = 64 << 20
+"""What a call may need at once, beside the memory that was taken at the start: its prompt in several forms."""
+LOOK_S = 1.0
+
+log = logging.getLogger(__name__)
+
+
+def is_shortage(error: BaseException | None) -> bool:
+    """Whether that is how a process learns that there is no more memory: for Python, a fork or a thread."""
+    if isinstance(error, BaseExceptionGroup):
+        return any(map(is_shortage, error.exceptions))
+    if isinstance(error, OSError):
+        return error.errno == errno.ENOMEM
+    return isinstance(error, MemoryError) or (isinstance(error, RuntimeError) and "start new thread" in str(error))
+
+
+def can_take(num_bytes: int) -> bool:
+    """Whether so much memory could be had now; it is given back at once."""
+    try:
+        mmap.mmap(-1, num_bytes).close()
+    except (OSError, ValueError, MemoryError):
+        return False
+    return True
+
+
+class Shortage:
+    """Of one worker process. One event loop."""
+
+    def __init__(self, begins: Callable[[], None], can_take: Callable[[int], bool] = can_take) -> None:
+        """`begins` is called when the first allocation has failed."""
+        self._begins = begins
+        self._can_take = can_take
+        self._short = False
+        self._look_at = 0.0
+
+    def note(self) -> Failure:
+        """An allocation has failed -> what its call is told."""
+        self._look_at = time.monotonic() + LOOK_S
+        if not self._short:
+            self._short = True
+            log.error("out of memory: no new calls until %d MiB can be had; see what limits it", PROBE_BYTES >> 20)
+            self._begins()
+        message = "the worker is out of memory, which is not the request's fault; send it again"
+        return Failure(FailureCode.OUT_OF_MEMORY, message)
+
+    @property
+    def lasts(self) -> bool:
+        """Whether no call should be placed here; looks again every now and then."""
+        if self._short and time.monotonic() >= self._look_at:
+            self._look_at = time.monotonic() + LOOK_S
+            if self._can_take(PROBE_BYTES):
+                self._short = False
+                log.warning("there is memory again: new calls are taken")
+        return self._short
