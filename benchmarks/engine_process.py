@@ -52,6 +52,7 @@ from workers.service.desk import Engine as DeskEngine
 from workers.service.mailbox import Mailbox
 from workers.service.metrics import WorkerMetrics
 from workers.service.server import listen
+from workers.service.shortage import Shortage
 from workers.service.stream import EventHub
 
 WAYS = {"alone": 0.005, "shared, 5 ms": 0.005, "shared, 0.5 ms": 0.0005, "own process": 0.005}
@@ -179,7 +180,9 @@ async def serve(options: argparse.Namespace) -> None:
     if child is not None:
         assert child.stdout is not None
         steps = asyncio.create_task(read_steps(child.stdout, desk.deliver))
-    app = build_app(desk=desk, hub=hub, metrics=metrics, access=WorkerAccess(SECRET, WORKER, BOOT))
+    app = build_app(
+        shortage=Shortage(lambda: None), desk=desk, hub=hub, metrics=metrics, access=WorkerAccess(SECRET, WORKER, BOOT)
+    )
     sock = listen("127.0.0.1", 0)
     server = uvicorn.Server(uvicorn.Config(app, lifespan="off", ws="none", log_level="error", access_log=False))
     http = asyncio.create_task(server.serve(sockets=[sock]))
