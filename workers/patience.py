@@ -7,8 +7,9 @@ import time
 from workers.protocol.failures import CallFailed, Failure, FailureCode
 
 LEAST_S = 5.0
-S_PER_MIB = 2.0
-"""Per 2**20 characters. The slowest pre-tokenizers of llama.cpp take about a second for so much ordinary text."""
+S_PER_MIB = 4.0
+"""Per 2**20 characters. The slowest pre-tokenizers of llama.cpp take a second for so much ordinary text, several on
+a busy machine."""
 
 
 def patience_s(num_chars: int) -> float:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -15,6 +16,9 @@ from workers.protocol.requests import GenerateRequest, Message
 
 SHORT_CHARS = 1024
 """Up to this long, texts are tokenised at once, on whichever thread: any of them takes some milliseconds at most."""
+
+MAX_LIST = 1 << 20
+"""More tokens than any context takes stay in an array: as numbers of Python's, each would take 40 bytes."""
 
 
 class Tokenizer(Protocol):
@@ -89,16 +93,16 @@ class Prompts:
         """Text, tokens, or both in turn. `add_special` is for a text at the beginning. Raises CallFailed."""
         if isinstance(prompt, str):
             return self._tokenizer.tokenize(prompt, add_special=add_special, parse_special=parse_special)
-        tokens: list[int] = []
+        tokens = array("q")
         patience = Patience(num_chars(prompt))
         for position, part in enumerate(prompt):
             if isinstance(part, str):
                 patience.check()
                 add = add_special and position == 0
-                tokens += self._tokenizer.tokenize(part, add_special=add, parse_special=parse_special)
+                tokens.extend(self._tokenizer.tokenize(part, add_special=add, parse_special=parse_special))
             else:
                 tokens.append(self._checked(part, position))
-        return tokens
+        return tokens.tolist() if len(tokens) <= MAX_LIST else tokens
 
     def num_public(self, request: GenerateRequest, tokens: Sequence[int]) -> int:
         """How many of the request's `tokens`, from the first, belong to everybody. As `tokens`, on any thread."""

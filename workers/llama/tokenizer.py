@@ -17,8 +17,10 @@ import sys
 import threading
 import time
 from array import array
+from collections.abc import Sequence
 from pathlib import Path
 
+from workers.chat.prompts import MAX_LIST
 from workers.llama.token_process import (
     END,
     FORK,
@@ -52,7 +54,7 @@ class GuardedTokenizer:
         self._vocab = vocab
         self._processes = processes
 
-    def tokenize(self, text: str, *, add_special: bool, parse_special: bool) -> list[int]:
+    def tokenize(self, text: str, *, add_special: bool, parse_special: bool) -> Sequence[int]:
         """As `Vocab.tokenize`. Blocks, for seconds at most. Raises CallFailed for a text that takes too long or that
         llama.cpp can't take.
         """
@@ -90,7 +92,7 @@ class TokenProcesses:
         self._warming = threading.Thread(target=self._warm_up, name="paddock-token-processes", daemon=True)
         self._warming.start()
 
-    def tokens(self, data: bytes, seconds: float, *, add_special: bool, parse_special: bool) -> list[int]:
+    def tokens(self, data: bytes, seconds: float, *, add_special: bool, parse_special: bool) -> Sequence[int]:
         """Return the tokens of UTF-8. Blocks for `seconds` at most, beside the time in which a process starts.
 
         Raises TookTooLong, ProcessEnded, NotStarted.
@@ -134,12 +136,12 @@ class _Seat:
         self._texts: socket.socket | None = None
         self._pid = 0
 
-    def tokens(self, data: bytes, seconds: float, *, add_special: bool, parse_special: bool) -> list[int]:
+    def tokens(self, data: bytes, seconds: float, *, add_special: bool, parse_special: bool) -> Sequence[int]:
         """Raises TookTooLong, ProcessEnded, NotStarted."""
         asked_of = self.begin()
         header = TEXT.pack(len(data), int(seconds) + 2, add_special, parse_special)
         try:
-            count, grown = self._asked(asked_of, header, data, time.monotonic() + seconds)
+            tokens, grown = self._asked(asked_of, header, data, time.monotonic() + seconds)
         except TimeoutError:
             self._replace()
             raise TookTooLong from None
@@ -150,7 +152,7 @@ class _Seat:
             raise
         if grown:
             self._replace()
-        return count
+        return tokens
 
     def begin(self) -> socket.socket:
         """Return the socket of a process that is there. Raises NotStarted."""
@@ -164,13 +166,13 @@ class _Seat:
         if texts is not None:
             texts.close()
 
-    def _asked(self, texts: socket.socket, header: bytes, data: bytes, end: float) -> tuple[list[int], bool]:
+    def _asked(self, texts: socket.socket, header: bytes, data: bytes, end: float) -> tuple[Sequence[int], bool]:
         _send(texts, header, end)
         _send(texts, data, end)
         num_tokens, grown = TOKENS.unpack(_read(texts, TOKENS.size, end))
         tokens = array("i")
         tokens.frombytes(_read(texts, num_tokens * tokens.itemsize, end))
-        return tokens.tolist(), bool(grown)
+        return tokens.tolist() if num_tokens <= MAX_LIST else tokens, bool(grown)
 
     def _replace(self) -> str:
         """End the process and begin the next one, so that no other text waits for it; -> how it ended."""
