@@ -102,6 +102,10 @@ class GatewaySettings(PaddockSettings):
     stream_buffer_events: Annotated[
         int, Field(ge=16, description="events a slow client may fall behind before its stream is cut off")
     ] = 2048
+    reader_timeout_s: Annotated[
+        float,
+        Field(gt=0, description="how long a client may read nothing, its buffers full, before its connection is cut"),
+    ] = 30.0
     drain_s: Annotated[float, Field(ge=0, description="how long a stopping gateway lets running streams finish")] = 15.0
     resume_ttl_s: Annotated[
         float, Field(gt=0, le=86_400, description="how long a stream that may be resumed can be read after its end")

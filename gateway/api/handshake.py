@@ -21,6 +21,7 @@ from workers.http_server.connections import ConnectionBounds
 from workers.http_server.descriptors import raise_limit
 from workers.http_server.refusals import Refusal, response_of
 from workers.http_server.state import ServerState
+from workers.http_server.unread import UnreadTimer
 
 MAX_FRAGMENTS = 16_384
 """Of one message: empty ones count for nothing in its size, and each takes memory."""
@@ -43,7 +44,9 @@ RESERVED_PATHS = frozenset(path.encode() for path in PROBED)
 
 def connection_bounds(settings: GatewaySettings) -> ConnectionBounds:
     """Return how many connections this process may have; raises its limit of open files first."""
-    return ConnectionBounds.of(raise_limit(), settings.max_connections, settings.address_share, RESERVED_PATHS)
+    return ConnectionBounds.of(
+        raise_limit(), settings.max_connections, settings.address_share, RESERVED_PATHS, settings.reader_timeout_s
+    )
 
 
 def refusal_body(refusal: Refusal) -> bytes:
@@ -67,15 +70,25 @@ class WebSocketProtocol(WebSocketsSansIOProtocol):
         """Received, behind what is being read or a message that nobody has taken yet."""
         self._goes_on = False
         """Reading does, in the loop's next turn."""
+        self._unread_timer = UnreadTimer(self.loop, server_state.bounded.bounds.unread_s)
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._unread = b""
+        self._unread_timer.read()
         self._server.bounded.gone(self)
         self._server.messages.ended(self)
         # The protocol of websockets lies in a cycle of references, and with it what had come of a message.
         self.conn.reader.discard()
         self.frames = []
         super().connection_lost(exc)
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self._unread_timer.full(self.transport)
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        self._unread_timer.read()
 
     def make_room(self) -> None:
         """Close: all messages that have begun take too much together, and this one began first."""

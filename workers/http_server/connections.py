@@ -37,22 +37,30 @@ MAX_HEADS_BYTES = 32 << 20
 
 @dataclass(frozen=True, slots=True)
 class ConnectionBounds:
-    """`reserved`: paths that are answered beyond the bounds, too."""
+    """`reserved`: paths that are answered beyond the bounds, too. `unread_s`: how long a peer may read nothing of what
+    was written for it, once its buffers are full.
+    """
 
     most: int
     most_per_address: int
     num_descriptors: int
     reserved: frozenset[bytes] = frozenset()
     max_heads_bytes: int = MAX_HEADS_BYTES
+    unread_s: float = math.inf
 
     @classmethod
     def of(
-        cls, num_descriptors: int, most: int = 0, address_share: float = 1.0, reserved: frozenset[bytes] = frozenset()
+        cls,
+        num_descriptors: int,
+        most: int = 0,
+        address_share: float = 1.0,
+        reserved: frozenset[bytes] = frozenset(),
+        unread_s: float = math.inf,
     ) -> ConnectionBounds:
         """Return what a process with so many descriptors may have; `most` 0: as many as it can, within reason."""
         room = num_descriptors - min(OWN_DESCRIPTORS, num_descriptors // 4) - 2 * _beyond_of(num_descriptors)
         most = max(1, min(most or MAX_CONNECTIONS, room))
-        return cls(most, max(1, int(most * address_share)), num_descriptors, reserved)
+        return cls(most, max(1, int(most * address_share)), num_descriptors, reserved, unread_s=unread_s)
 
 
 def _beyond_of(num_descriptors: int) -> int:

@@ -17,6 +17,7 @@ from workers.http_server.connections import Closable, Verdict
 from workers.http_server.flow import Flow
 from workers.http_server.refusals import Refusal, response_of
 from workers.http_server.state import ServerState
+from workers.http_server.unread import UnreadTimer
 
 MAX_HEAD_BYTES = 64 << 10
 """Of a request's line and headers."""
@@ -82,6 +83,7 @@ class HttpProtocol(HttpToolsProtocol):
         """There is no room for this connection; only a probe is answered."""
         self._refusal = MALFORMED
         """What is told if the parser stops now."""
+        self._unread_timer = UnreadTimer(self.loop, server_state.bounded.bounds.unread_s)
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -98,8 +100,17 @@ class HttpProtocol(HttpToolsProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self._deaf, self._unread = True, b""
         self._end_head_timer()
+        self._unread_timer.read()
         self._server.bounded.gone(self)
         super().connection_lost(exc)
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self._unread_timer.full(self.transport)
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        self._unread_timer.read()
 
     def make_room(self) -> None:
         """Close at once: there are too many connections, and no answer is under way on this one."""
