@@ -46,6 +46,22 @@ async def _listed_slots(target: Target) -> None:
                 answer.release()
 
 
+async def _read_stored(target: Target) -> None:
+    """Store a long response, whose input no model could read, and ask for it again and again."""
+    body = {"model": target.model, "input": "word " * 400_000, "background": True}
+    async with target.session() as session:
+        async with session.post(f"{target.url}/v1/responses", json=body) as response:
+            stored = (await response.json()).get("id", "none")
+        reads = [f"{target.url}/v1/responses/{stored}{rest}" for rest in ("", "/input_items")] * 8
+        await asyncio.gather(*(_read(session, url) for url in reads), return_exceptions=True)
+
+
+async def _read(session: aiohttp.ClientSession, url: str) -> None:
+    async with session.get(url) as response:
+        async for _ in response.content.iter_any():
+            pass
+
+
 ATTACKS = (
     Attack(
         name="resumable-streams",
@@ -64,6 +80,11 @@ ATTACKS = (
         about="The slots are asked for 100 times at once; other teams' calls began as much later.",
         strike=_listed_slots,
         pause_s=0.0,
+    ),
+    Attack(
+        name="stored-reads",
+        about="A response with 2 MB of input is stored, and read 16 times at once by requests of 100 bytes.",
+        strike=_read_stored,
     ),
     Attack(
         name="saved-slots",
