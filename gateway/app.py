@@ -29,7 +29,7 @@ from gateway.api.handshake import connection_bounds
 from gateway.api.health import Health, Ready
 from gateway.api.intake import Intake
 from gateway.api.memory_budget import MemoryBudget
-from gateway.api.metrics import MetricsPage, Targets
+from gateway.api.metrics import MetricsPage, ScrapeAccess, Targets
 from gateway.api.native.assembly import native_apps
 from gateway.api.native.reception import Reception
 from gateway.api.openai.chat import ChatDialect
@@ -197,6 +197,7 @@ async def build(settings: GatewaySettings, redis: redis.asyncio.Redis, tracer: T
     bounds = Bounds(settings.max_body_bytes, settings.socket_idle_s, settings.socket_life_s)
     of_sockets = (sockets, Memories(settings.socket_bytes_per_team), bounds)
     kept = (settings.response_ttl_s, settings.responses_bytes_per_team)
+    scrapes = ScrapeAccess(keys, settings.metrics_key)
     router = build_router(
         {
             "chat": Generation(ChatDialect(), *answers),
@@ -213,8 +214,8 @@ async def build(settings: GatewaySettings, redis: redis.asyncio.Redis, tracer: T
             "ready": Ready(redis, fleet, admission, leaving, names.models),
             "drain": DrainRoute(attendance, keys, own_secret, pipeline, sockets),
             "explain": ExplainRoute(reception, pipeline, fleet, admission, LineReader(redis), ChatDialect()),
-            "metrics": MetricsPage(metrics.book, sight.look),
-            "targets": Targets(fleet),
+            "metrics": MetricsPage(metrics.book, sight.look, scrapes),
+            "targets": Targets(fleet, scrapes),
             **native_apps(answers, fleet, inquiries, wishes, model_wishes, ChatDialect()),
         }
     )

@@ -59,6 +59,13 @@ class GatewaySettings(PaddockSettings):
             description="share of max_connections that requests of one key may have under way; further ones get a 429",
         ),
     ] = 0.5
+    metrics_key: Annotated[
+        str,
+        Field(
+            description="what `/metrics` and `/metrics/targets` ask for as `Authorization: Bearer`; empty: for "
+            "nothing. Set it where callers reach them"
+        ),
+    ] = ""
     max_body_bytes: Annotated[int, Field(ge=1024, description="largest request body")] = 8 << 20
     call_memory_bytes: Annotated[
         int,

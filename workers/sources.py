@@ -28,7 +28,9 @@ PREFIX = "PADDOCK_"
 OTHER_VARIABLES = frozenset({"PADDOCK_BENCH_DIR", "PADDOCK_DIE_WITH_PARENT", "PADDOCK_VENV", "PADDOCK_WHEEL_CACHE"})
 """Variables that are read before or beside the settings."""
 
-SECRETS = frozenset({"api_key", "api_keys", "cache_secret", "gateway_secret", "otlp_headers", "worker_secret"})
+SECRETS = frozenset(
+    {"api_key", "api_keys", "cache_secret", "gateway_secret", "metrics_key", "otlp_headers", "worker_secret"}
+)
 
 S = TypeVar("S", bound=BaseSettings)
 

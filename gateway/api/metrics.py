@@ -9,6 +9,7 @@ which the event loop gets on.
 
 from __future__ import annotations
 
+import hmac
 from collections.abc import Callable
 from urllib.parse import urlsplit
 
@@ -16,8 +17,10 @@ import msgspec
 from starlette.datastructures import Headers
 from starlette.types import Receive, Scope, Send
 
+from gateway.access.keys import Keys
 from gateway.api.answers import JSON, send_bytes
 from gateway.api.diagnostics import answer_headers, trail_of
+from gateway.errors import PermissionDenied
 from gateway.pipeline import Fleet
 from gateway.telemetry.metrics import OK
 from workers.protocol.heartbeat import Heartbeat
@@ -25,14 +28,38 @@ from workers.protocol.metrics.book import Book
 from workers.protocol.metrics.page import Page
 
 
+class ScrapeAccess:
+    """Who may read metrics: anybody, unless a key for that is set; then whoever has it, and admins.
+
+    Counters of teams, read before and after a call, tell how long its prompt was.
+    """
+
+    def __init__(self, keys: Keys, metrics_key: str) -> None:
+        """`metrics_key` empty: anybody may."""
+        self._keys = keys
+        self._bearer = b"Bearer " + metrics_key.encode() if metrics_key else b""
+
+    def check(self, scope: Scope) -> None:
+        """Raises AuthenticationFailed, PermissionDenied."""
+        if not self._bearer:
+            return
+        given = Headers(scope=scope).get("authorization", "").encode("latin-1")
+        if hmac.compare_digest(given, self._bearer):
+            return
+        if not self._keys.authenticate(scope["headers"]).admin:
+            raise PermissionDenied("Only the key of PADDOCK_METRICS_KEY or an admin's API key may read metrics.")
+
+
 class MetricsPage:
     """Prometheus text."""
 
-    def __init__(self, book: Book, look: Callable[[], None]) -> None:
+    def __init__(self, book: Book, look: Callable[[], None], access: ScrapeAccess) -> None:
         """`look` sets what is as it is at a scrape."""
         self._page = Page(book, look)
+        self._access = access
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        self._access.check(scope)
         body, told = await self._page.answer(Headers(scope=scope).get("accept-encoding", ""))
         trail = trail_of(scope)
         trail.status, trail.outcome = 200, OK
@@ -48,12 +75,14 @@ class MetricsPage:
 class Targets:
     """Prometheus' `http_sd_configs` asks here which workers there are to scrape, each process by its own address."""
 
-    def __init__(self, fleet: Fleet) -> None:
+    def __init__(self, fleet: Fleet, access: ScrapeAccess) -> None:
         self._fleet = fleet
+        self._access = access
         self._told: tuple[object, bytes] = (None, b"")
         """A picture of the fleet, and what is told of it: anybody may ask, however large it is."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        self._access.check(scope)
         workers = self._fleet.snapshot.workers
         if self._told[0] is not workers:
             groups = [_group(beat) for beats in workers.values() for beat in beats]

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import time
 from collections.abc import Awaitable, Callable, Mapping
 
+import aiohttp
 import pytest
 
-from tests.integration.front.conftest import QUEUE_TIMEOUT_S
+from tests.integration.front.conftest import NARROW, NARROW_KEY, QUEUE_TIMEOUT_S
 from tests.support.caller import Caller, taken
 from tests.support.scrape import Scrape
 from tests.support.stack import Stack
@@ -184,3 +186,23 @@ async def test_a_worker_that_is_stopped_has_drained(caller: Caller, stack: Stack
     await eventually(lambda: counted("paddock_worker_losses_total", 1, how="drained"), 10.0)
     assert await counted("paddock_workers", 0)
     assert await counted("paddock_worker_losses_total", 0, how="lost")
+
+
+async def test_metrics_want_a_key_where_one_is_set(stack: Stack) -> None:
+    """Counters of teams tell others how long their prompts are."""
+    gateway = stack.gateway(metrics_key="mk-0123456789", api_keys=json.dumps([NARROW]))
+    try:
+        async with aiohttp.ClientSession() as session:
+            for path in ("/metrics", "/metrics/targets"):
+                told: dict[str, int] = {}
+                for key in ("", "mk-0123456789", "mk-0123456780", NARROW_KEY, stack.key):
+                    headers = {"Authorization": f"Bearer {key}"} if key else {}
+                    async with session.get(gateway.url + path, headers=headers) as response:
+                        told[key] = response.status
+                assert list(told.values()) == [401, 200, 401, 403, 200]
+            for path in ("/health", "/ready"):
+                async with session.get(gateway.url + path) as response:
+                    assert response.status == 200
+    finally:
+        gateway.stop()
+        stack.gateways.remove(gateway)

@@ -7,8 +7,9 @@ from typing import Any
 
 from starlette.types import Message, Scope
 
+from gateway.access.keys import Keys
 from gateway.api.diagnostics import begin_trail
-from gateway.api.metrics import Targets
+from gateway.api.metrics import ScrapeAccess, Targets
 from gateway.registry.snapshot import FleetSnapshot
 from tests.support.ranked import worker
 from workers.tracing.tracer import OFF
@@ -38,7 +39,7 @@ async def told(targets: Targets) -> bytes:
 
 async def test_one_picture_is_written_once() -> None:
     fleet = Fleet(FleetSnapshot({"m": (worker("a"),)}))
-    targets = Targets(fleet)
+    targets = Targets(fleet, ScrapeAccess(Keys(), ""))
     first = await told(targets)
     assert b'"worker":"a"' in first
     assert await told(targets) is first
