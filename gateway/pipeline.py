@@ -56,6 +56,11 @@ class Snapshot(Protocol):
         """Model -> its adapters, registered ones that no worker has yet included -> SHA-256; sorted by name."""
         ...
 
+    @property
+    def is_read(self) -> bool:
+        """False until all of this was read once."""
+        ...
+
 
 class AdapterScales(Protocol):
     def scales(self, model: str) -> Mapping[str, float]:
@@ -165,7 +170,8 @@ class Pipeline:
         if self._stopping:
             raise Stopping("This gateway is stopping. Send the request again.", retry_after_s=1.0)
         fleet = self._fleet.snapshot
-        model = self._names.resolve(alias, principal, fleet.models, fleet.adapters, fleet.workers)
+        known = (fleet.models, fleet.adapters, fleet.workers)
+        model = self._names.resolve(alias, principal, *known, complete=fleet.is_read)
         alias = alias or model
         models: tuple[str, ...] = (model,)
         if self._names.is_chain(alias):

@@ -7,7 +7,7 @@ from types import MappingProxyType
 
 from gateway.call import Principal
 from gateway.catalog.shares import in_order
-from gateway.errors import InvalidRequest, ModelNotFound, PermissionDenied
+from gateway.errors import InvalidRequest, ModelNotFound, PermissionDenied, Unavailable
 from workers.protocol.catalog import AliasChain, Catalog
 
 MAX_NAMES_TOLD = 20
@@ -53,12 +53,18 @@ class Names:
         fleet_models: Iterable[str],
         adapters: Mapping[str, str] = NO_ADAPTERS,
         served: Iterable[str] = (),
+        *,
+        complete: bool = True,
     ) -> str:
         """The model behind a name; behind none, the only one there is, or of several the only one in `served`.
 
-        Raises ModelNotFound, PermissionDenied or InvalidRequest, each telling the names that would do.
+        `complete`: whether all that the fleet serves is known; a name that is not may be there else, so it is
+        Unavailable. Raises ModelNotFound, PermissionDenied or InvalidRequest, each telling the names that would do.
         """
         names = self.all(fleet_models, adapters)
+        if not complete and name not in names:
+            message = "This gateway has not read yet which models there are. Send the request again."
+            raise Unavailable(message, retry_after_s=1.0)
         if not name:
             own = {other: model for other, model in names.items() if not self.is_adapter(other, fleet_models, adapters)}
             return self._only(own, principal, frozenset(served))

@@ -56,7 +56,8 @@ class Census:
         self._behind: dict[Place, int] = {}
         """Workers whose record knew of news that had not been read yet, and of which."""
         self._contents: dict[str, Contents] = {}
-        self._snapshot: FleetSnapshot | None = FleetSnapshot()
+        self._is_read = False
+        self._snapshot: FleetSnapshot | None = FleetSnapshot(is_read=False)
 
     @property
     def num_workers(self) -> int:
@@ -97,6 +98,7 @@ class Census:
         self._named_at |= dict.fromkeys(models, now)
         self._named_at = {model: at for model, at in self._named_at.items() if now - at < REMEMBERED_S}
         self._models = frozenset(self._named_at)
+        self._is_read = True
         self._records = {}
         for (model, worker), beat in beats.items():
             self._records.setdefault(model, {})[worker] = beat
@@ -220,6 +222,7 @@ class Census:
             self._models,
             MappingProxyType(callable_adapters(self._contents)),
             MappingProxyType(self._contents),
+            self._is_read,
         )
 
 

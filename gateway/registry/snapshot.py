@@ -23,6 +23,9 @@ class FleetSnapshot:
     contents: Mapping[str, Contents] = field(default_factory=lambda: MappingProxyType({}))
     """Model -> its adapters by name -> SHA-256, registered ones that no worker has yet included."""
 
+    is_read: bool = True
+    """False until all records were read once: what is not here may be there."""
+
     def of(self, model: str) -> tuple[Heartbeat, ...]:
         return self.workers.get(model, ())
 

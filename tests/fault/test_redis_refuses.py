@@ -21,7 +21,7 @@ from tests.support.waiting import until
 from workers.protocol import keys
 
 MODEL = "pool"
-SHORT_S, LONG_S = 1.0, 4.0
+SHORT_S, LONG_S = 1.0, 12.0
 LONGEST_GAP_S = 2.0
 """Of a stream whose tokens come every 10 ms, on a machine that does other things as well."""
 TRUE_ERRORS = frozenset({"store_unavailable", "queue_timeout", "queue_full", "unavailable"})

@@ -38,7 +38,7 @@ class Models:
             await send_json(send, {"object": "list", "data": await self._list(principal)}, trail)
             return
         snapshot = self._fleet.snapshot
-        model = self._names.resolve(name, principal, snapshot.models, snapshot.adapters)
+        model = self._names.resolve(name, principal, snapshot.models, snapshot.adapters, complete=snapshot.is_read)
         [told] = await self._cards({name: model})
         await send_json(send, told, trail)
 

@@ -38,6 +38,7 @@ class Shown:
     models: frozenset[str] = frozenset({"m"})
     adapters: Mapping[str, str] = field(default_factory=dict)
     contents: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    is_read: bool = True
 
 
 @dataclass

@@ -8,7 +8,7 @@ import pytest
 
 from gateway.call import Principal
 from gateway.catalog.names import Names
-from gateway.errors import InvalidRequest, ModelNotFound, PermissionDenied
+from gateway.errors import InvalidRequest, ModelNotFound, PermissionDenied, Unavailable
 from workers.protocol.catalog import AliasChain, Catalog, ModelSpec, Target
 
 EVERYONE = Principal("k", "t", None, False)
@@ -32,6 +32,15 @@ def test_an_unknown_name_tells_the_known_ones() -> None:
     with pytest.raises(ModelNotFound, match=r"`gpt` does not exist. Use one of: chat, guest, llama") as caught:
         Names(CATALOG).resolve("gpt", EVERYONE, ("guest",))
     assert (caught.value.status, caught.value.param) == (404, "model")
+
+
+def test_what_may_be_served_by_a_fleet_that_was_not_read_yet_is_not_unknown() -> None:
+    names = Names(CATALOG)
+    assert names.resolve("chat", EVERYONE, (), complete=False) == "llama"
+    for name in ("gpt", ""):
+        with pytest.raises(Unavailable, match="has not read yet") as caught:
+            names.resolve(name, EVERYONE, (), complete=False)
+        assert (caught.value.status, caught.value.retry_after_s) == (503, 1.0)
 
 
 def test_only_names_that_the_key_may_use_are_told() -> None:
