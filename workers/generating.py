@@ -33,7 +33,7 @@ from workers.protocol.catalog import AdapterSpec
 from workers.protocol.failures import CallFailed
 from workers.served_text import infill_prompts, open_renderer, text_routes
 from workers.service.adapters import AdapterRoutes
-from workers.service.lanes import PROMPTS_AT_ONCE, prompt_lane
+from workers.service.lanes import prompt_lane, prompts_at_once
 from workers.service.memory import free_bytes
 from workers.service.server import Emit, OnCrash
 from workers.service.services import Services
@@ -104,12 +104,12 @@ def generating_parts(
     SettingUnusable.
     """
     settings, loaded_at = wishes.settings, time.time()
-    renderer = opened.enter_context(open_renderer(model, settings.chat_template))
+    renderer = opened.enter_context(open_renderer(model, settings.chat_template, prompts_at_once()))
     answers = Answers(family_of("\n".join(renderer.sources.values()), settings.tool_family), model.vocab)
     logger.info("answers are read as those of the family %s", answers.family.name)
     context, n_ctx = make_context(model, settings, wishes.llama)
     opened.enter_context(context)
-    long_texts = opened.enter_context(contextlib.closing(TokenProcesses(wishes.path, number=PROMPTS_AT_ONCE)))
+    long_texts = opened.enter_context(contextlib.closing(TokenProcesses(wishes.path, number=prompts_at_once())))
     prompts = Prompts(
         renderer,
         GuardedTokenizer(model.vocab, long_texts),

@@ -16,7 +16,7 @@ from workers.llama.pooling import PooledContext, Pooling, pooling_of
 from workers.llama.tokenizer import GuardedTokenizer, TokenProcesses
 from workers.protocol.requests import Sampling
 from workers.served_text import text_routes
-from workers.service.lanes import PROMPTS_AT_ONCE, prompt_lane
+from workers.service.lanes import prompt_lane, prompts_at_once
 from workers.service.memory import free_bytes
 from workers.service.pooled import PooledDesk, TextRefused
 from workers.service.server import Emit, OnCrash
@@ -71,7 +71,7 @@ def pooled_parts(
     Raises ModelError, ModelTooLarge.
     """
     pooling = pooling_of(model, wishes.llama)
-    processes = opened.enter_context(contextlib.closing(TokenProcesses(wishes.path, number=PROMPTS_AT_ONCE)))
+    processes = opened.enter_context(contextlib.closing(TokenProcesses(wishes.path, number=prompts_at_once())))
     tokenizer = GuardedTokenizer(model.vocab, processes)
     inputs = PooledInputs(model, pooling, tokenizer)
     context = opened.enter_context(make_pooled_context(model, wishes.settings, wishes.llama, pooling))

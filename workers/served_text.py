@@ -27,13 +27,14 @@ class TemplateFileUnusable(ValueError):
     """The file that `chat_template` names can't be read; the message says why."""
 
 
-def open_renderer(model: Model, override: str) -> Renderer:
+def open_renderer(model: Model, override: str, number: int) -> Renderer:
     """`override`: the setting `chat_template`, a file's path or a template itself; empty: the model's own are used.
+    `number`: of processes.
 
     Raises TemplateFileUnusable, TemplateUnusable.
     """
     sources = {DEFAULT: template_of(override)} if override else model.chat_templates
-    return Renderer(sources, bos_text=model.bos_text, eos_text=model.eos_text)
+    return Renderer(sources, bos_text=model.bos_text, eos_text=model.eos_text, number=number)
 
 
 def template_of(setting: str) -> str:

@@ -41,6 +41,8 @@ IN_PROCESS_CHARS = 4096
 """No run of so many needs more than 1.3 MiB of stack, or a few hundredths of a second."""
 
 NUM_PROCESSES = 2
+NUM_READY = 2
+"""So many are there from the beginning: one that works, and the next one's. Others are forked when they are needed."""
 START_S = 60.0
 ORDER_S = 5.0
 """Forking, or ending what is forked, takes some milliseconds."""
@@ -120,10 +122,12 @@ class TokenProcesses:
                 self._seats.get_nowait().close()
 
     def _warm_up(self) -> None:
-        seats = [self._seats.get() for _ in range(self._seats.qsize())]
-        with contextlib.suppress(NotStarted):  # who needs it will hear of it
-            for seat in seats:
-                seat.begin()
+        seats: list[_Seat] = []
+        with contextlib.suppress(NotStarted, queue.Empty):  # who needs one will hear of it
+            self._keeper.start()
+            while len(seats) < NUM_READY:
+                seats.append(self._seats.get_nowait())
+                seats[-1].begin()
         for seat in seats:
             self._seats.put(seat)
 
@@ -197,6 +201,11 @@ class _Keeper:
     @property
     def pid(self) -> int | None:
         return self._process.pid if self._process is not None else None
+
+    def start(self) -> None:
+        """Raises NotStarted."""
+        with self._lock:
+            self._running()
 
     def fork(self) -> tuple[socket.socket, int]:
         """Return the socket and the process id of a new process. Raises NotStarted."""

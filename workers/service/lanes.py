@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
+import os
 from collections import Counter, deque
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -36,8 +37,7 @@ class LaneBounds:
 FORMS_AT_ONCE = 3
 """Threads on which forms are compiled: a team whose forms take seconds leaves one for all others."""
 
-PROMPTS_AT_ONCE = 2
-"""As many processes for templates and for long texts does a worker have."""
+FEWEST_AT_ONCE, MOST_AT_ONCE = 2, 8
 
 
 @dataclass(slots=True, eq=False)
@@ -192,9 +192,18 @@ class FairLane:
                 waiting.turn.set_result(None)
 
 
+def prompts_at_once() -> int:
+    """Return how many prompts a worker makes at a time: one for two of its cores.
+
+    It has as many processes for templates, and as many for long texts.
+    """
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return min(MOST_AT_ONCE, max(FEWEST_AT_ONCE, cores // 2))
+
+
 def prompt_lane() -> FairLane:
     """Return the lane in which a worker makes prompts: from messages text, from text tokens."""
-    return FairLane("tokenising", at_once=PROMPTS_AT_ONCE)
+    return FairLane("tokenising", at_once=prompts_at_once())
 
 
 def form_lane() -> FairLane:

@@ -23,6 +23,7 @@ import pytest
 from tests.support.llama_source import files_of
 from tests.support.small_models import write_small_model
 from tests.support.texts import fuzzed_texts
+from tests.support.waiting import wait_until
 from workers.llama.tokenizer import IN_PROCESS_CHARS, GuardedTokenizer, TokenProcesses
 from workers.llama.vocab import Vocab, encoded
 from workers.llama.vocab_file import VocabFile
@@ -172,7 +173,9 @@ def test_texts_side_by_side(bench: Bench) -> None:
 def test_the_process_that_holds_the_vocabulary_is_replaced(bench: Bench) -> None:
     pid = bench.processes.pid
     assert pid is not None
+    forked = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
     os.kill(pid, signal.SIGKILL)
+    wait_until(lambda: not any(Path(f"/proc/{child}").exists() for child in forked), 10)
     text = "a = b " * 2000
     for _ in range(3):  # those that it had forked end with it, and say so once each
         try:
@@ -192,10 +195,7 @@ def test_nothing_is_left_when_it_closes(bench: Bench) -> None:
     children = [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
     assert len(children) == 2, "one works, one is kept ready"
     processes.close()
-    deadline = time.monotonic() + 10
-    while any(Path(f"/proc/{one}").exists() for one in [pid, *children]) and time.monotonic() < deadline:
-        time.sleep(0.01)
-    assert not any(Path(f"/proc/{one}").exists() for one in [pid, *children])
+    wait_until(lambda: not any(Path(f"/proc/{one}").exists() for one in [pid, *children]), 10)
     with pytest.raises((NotStarted, ProcessEnded, TookTooLong)):
         processes.tokens(b"word", 0.1, add_special=False, parse_special=False)
 

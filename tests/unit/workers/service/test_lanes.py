@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import threading
 import time
 from collections.abc import AsyncIterator
@@ -10,7 +11,7 @@ from collections.abc import AsyncIterator
 import pytest
 
 from workers.protocol.failures import CallFailed, FailureCode
-from workers.service.lanes import FairLane, LaneBounds
+from workers.service.lanes import FairLane, LaneBounds, prompts_at_once
 
 
 class Gate:
@@ -168,3 +169,9 @@ async def test_a_closed_lane_refuses_and_counts_right() -> None:
     with pytest.raises(RuntimeError):
         await lane.run("a", 0, int, "1")
     assert lane.num_running == 0
+
+
+def test_as_many_prompts_at_a_time_as_cores_allow(monkeypatch: pytest.MonkeyPatch) -> None:
+    for cores, at_once in ((1, 2), (2, 2), (8, 4), (64, 8)):
+        monkeypatch.setattr(os, "sched_getaffinity", lambda pid, cores=cores: set(range(cores)), raising=False)
+        assert prompts_at_once() == at_once
