@@ -110,7 +110,7 @@ def test_the_secret_is_the_one_of_paddock_up_where_none_is_given(
         (["show"], "cache_dir is unset"),
         (["show", "--cache-dir", ".", "--cache-dir-x"], "--cache-dir-x"),
         (["burn"], "no such command"),
-        (["erase", "--tenant", "a", "--cache-dir", "x"], "give PADDOCK_CACHE_SECRET or PADDOCK_WORKER_SECRET"),
+        (["erase", "--tenant", "a", "--cache-dir", "x"], "give PADDOCK_CACHE_SECRET, or the --state-dir"),
     ],
 )
 def test_what_can_not_be_done_is_said_in_a_line(
