@@ -119,6 +119,9 @@ def test_each_part_logs_in_to_redis_as_its_user_and_knows_no_other(project: Reso
         assert told["PADDOCK_REDIS_URL"].startswith(f"redis://paddock-{role}:")
         assert ("PADDOCK_GATEWAY_SECRET" in told) == (role == "gateway")
         assert not [key for key in told if key.startswith("REDIS")]
+    program = str(ROOT / "deploy" / "write_redis_users.py")
+    done = subprocess.run([sys.executable, program, "--check"], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, f"{done.stdout}run: python deploy/write_redis_users.py"
     script = services(project)["redis"]["command"][-1].replace("$$", "$")
     lines = [line.strip() for line in script.splitlines()]
     for user in ROLES:

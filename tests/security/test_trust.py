@@ -1,4 +1,4 @@
-"""An intruder who can write to Redis, and has no secret: what it makes gateways tell it."""
+"""An intruder who has a worker's login to Redis, and no secret: what it makes gateways tell it."""
 
 from __future__ import annotations
 
@@ -13,9 +13,11 @@ import redis
 from msgspec.structs import replace
 
 from tests.support.caller import calling
+from tests.support.redis_server import PASSWORDS
 from tests.support.stack import Stack
 from workers.protocol import keys
 from workers.protocol.heartbeat import BEAT, SEAL, decode_heartbeat, encode_heartbeat, record_of
+from workers.protocol.redis_users import user_of
 
 MODEL, OTHER = "small", "large"
 PROMPT = "a prompt for none but the workers of this fleet"
@@ -31,8 +33,9 @@ def stack() -> Iterator[Stack]:
 
 @pytest.fixture
 def intruder(stack: Stack) -> Iterator[redis.Redis]:
-    """Whoever holds what a process needs to write to Redis."""
-    with redis.Redis(unix_socket_path=str(stack.redis.socket)) as client:
+    """Whoever holds a worker's login, and has seen what stands in its records."""
+    login = {"username": user_of("worker"), "password": PASSWORDS["worker"]}
+    with redis.Redis(unix_socket_path=str(stack.redis.socket), **login) as client:  # type: ignore[arg-type]
         yield client
 
 
@@ -51,7 +54,10 @@ async def ear() -> AsyncIterator[tuple[str, list[bytes]]]:
 
 
 def record_in(client: redis.Redis, model: str, worker: str) -> dict[bytes, bytes]:
-    return cast(dict[bytes, bytes], client.hgetall(keys.worker(model, worker)))
+    name = keys.worker(model, worker)
+    fields = (BEAT, SEAL, "boot", "address", "protocol", "slots", "draining", "kv", "kv_used")
+    found = {field.encode(): cast(bytes | None, client.hget(name, field)) for field in fields}
+    return {field: value for field, value in found.items() if value is not None}
 
 
 def put(client: redis.Redis, model: str, worker: str, fields: dict[bytes, bytes]) -> None:
