@@ -54,6 +54,10 @@ GC_THRESHOLD = 10_000
 dies by reference count; callers that leave are what is left to the collector: 150 objects each, 19 KiB."""
 
 
+LARGE_BLOCK_BYTES = 256 << 10
+"""Bodies and what is made of them; blocks of that size are few, and go back to the system when they are freed."""
+
+
 class CannotStart(Exception):
     """One clear line and the exit code that goes with it."""
 
@@ -65,7 +69,7 @@ class CannotStart(Exception):
 def run(settings: GatewaySettings) -> int:
     """Serve until told to stop; returns the exit code."""
     logs.configure(settings.log_level, settings.log_format)
-    keep_little()
+    keep_little(LARGE_BLOCK_BYTES)
     try:
         with _tracing(settings) as tracer, asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             return int(runner.run(_live(settings, tracer)))

@@ -20,8 +20,8 @@ NUM_ARENAS = 2
 """Threads seldom wait for each other here: what they allocate, most of them do under the interpreter's lock."""
 
 
-def keep_little() -> bool:
-    """From now on freed blocks of `LARGE_BYTES` and more go back to the system at once, and all threads share
+def keep_little(large_bytes: int = LARGE_BYTES) -> bool:
+    """From now on freed blocks of `large_bytes` and more go back to the system at once, and all threads share
     `NUM_ARENAS` arenas; False: not with this C library.
 
     For the whole process, once, before its threads begin.
@@ -31,4 +31,13 @@ def keep_little() -> bool:
         return False
     mallopt = library.mallopt
     mallopt.argtypes, mallopt.restype = (ctypes.c_int, ctypes.c_int), ctypes.c_int
-    return bool(mallopt(M_MMAP_THRESHOLD, LARGE_BYTES) and mallopt(M_ARENA_MAX, NUM_ARENAS))
+    return bool(mallopt(M_MMAP_THRESHOLD, large_bytes) and mallopt(M_ARENA_MAX, NUM_ARENAS))
+
+
+def give_back_free() -> None:
+    """Give what is free between blocks that are not back to the system, in some milliseconds; without the
+    interpreter's lock. Source: malloc_trim(3).
+    """
+    library = ctypes.CDLL(None)
+    if hasattr(library, "malloc_trim"):
+        library.malloc_trim(0)

@@ -13,10 +13,13 @@ from concurrent.futures import ThreadPoolExecutor
 from time import monotonic
 from typing import TypeVar
 
+from workers.heap import give_back_free
+
 INLINE_BYTES = 256 << 10
 INLINE_STRINGS = 2_000
 """Up to this a body takes a millisecond or two."""
 LONGEST_REST_S = 0.25
+TIDY_AFTER_S = 1.0
 
 ResultT = TypeVar("ResultT")
 
@@ -29,6 +32,7 @@ class DecodingLane:
         self._waiting: dict[str, deque[asyncio.Future[None]]] = {}
         """By team; the team whose turn it is comes first."""
         self._busy = False
+        self._tidying: asyncio.TimerHandle | None = None
 
     async def run(self, team: str, work: Callable[[], ResultT]) -> ResultT:
         """Return what `work` returns; raises what it raises. It must not touch what the loop may change."""
@@ -40,6 +44,17 @@ class DecodingLane:
             return await asyncio.shield(job)
         finally:
             job.add_done_callback(lambda _: self._rest(monotonic() - began))
+            # An error knows this frame, and the job the error: with the job here, a body would wait for the collector.
+            del job, work
+
+    def tidy(self) -> None:
+        """Give free memory back to the system, soon and not often."""
+        if self._tidying is None:
+            self._tidying = asyncio.get_running_loop().call_later(TIDY_AFTER_S, self._tidy)
+
+    def _tidy(self) -> None:
+        self._tidying = None
+        self._thread.submit(give_back_free)
 
     def _rest(self, took_s: float) -> None:
         asyncio.get_running_loop().call_later(min(took_s, LONGEST_REST_S), self._next)

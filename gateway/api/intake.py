@@ -52,9 +52,13 @@ class Intake:
             declared = declared_bytes(scope)
             reservation.resize(declared if declared <= self.max_body_bytes else 0)
             raw = await read_body(scope, receive, self.max_body_bytes, grown=reservation.grow)
-            yield Body(raw, reservation, self)
+            body = Body(raw, reservation, self)
+            del raw
+            yield body
         finally:
             reservation.close()
+            if reservation.num_bytes > INLINE_BYTES:
+                self._lane.tidy()
 
     async def small(self, scope: Scope, receive: Receive, read: Callable[[bytes], AskedT]) -> AskedT:
         """Read a body that holds no prompt. Raises BodyTooLarge, BodyTooSlow, ClientGone and what `read` raises."""

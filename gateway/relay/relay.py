@@ -161,7 +161,8 @@ class Relay:
         line = await self._line_to(place)
         if self._session is None:
             raise _stopping()
-        return await ask(self._session, line.headers, line.stream.place, method, path, message, decode, timeout_s)
+        payloads, told = line.client.payloads, line.stream.place
+        return await ask(self._session, payloads, line.headers, told, method, path, message, decode, timeout_s)
 
     def is_lost(self, boot: str) -> bool:
         """Whether the process is known to be gone though the fleet may still show it."""

@@ -9,6 +9,7 @@ import aiohttp
 import msgspec
 
 from gateway.relay.fanin import CONNECT_TIMEOUT_S, Place
+from gateway.relay.payload import Payloads
 from workers.protocol.failures import CallFailed, Failure, FailureCode
 from workers.protocol.pooled import POOL_PATH
 from workers.protocol.text import DETOKENIZE_PATH, RENDER_PATH, TOKENIZE_PATH
@@ -24,7 +25,6 @@ NO_SUCH_ROUTE = (404, 405)
 
 JSON_HEADERS = {"Content-Type": "application/json"}
 
-_encode = msgspec.json.Encoder().encode
 _decode_failure = msgspec.json.Decoder(Failure).decode
 
 ReplyT = TypeVar("ReplyT")
@@ -52,6 +52,7 @@ async def read_bounded(response: aiohttp.ClientResponse, max_bytes: int) -> byte
 
 async def ask(
     session: aiohttp.ClientSession,
+    payloads: Payloads,
     headers: Mapping[str, str],
     place: Place,
     method: str,
@@ -66,14 +67,17 @@ async def ask(
     the question either), INTERNAL when it answers in words of another version.
     """
     try:
-        async with session.request(
-            method,
-            place.address + path,
-            data=None if message is None else _encode(message),
-            headers={**JSON_HEADERS, **headers},
-            timeout=aiohttp.ClientTimeout(total=timeout_s, sock_connect=CONNECT_TIMEOUT_S),
-            allow_redirects=False,
-        ) as response:
+        async with (
+            payloads.of(message) as payload,
+            session.request(
+                method,
+                place.address + path,
+                data=payload.data,
+                headers={**JSON_HEADERS, **headers, **payload.headers},
+                timeout=aiohttp.ClientTimeout(total=timeout_s, sock_connect=CONNECT_TIMEOUT_S),
+                allow_redirects=False,
+            ) as response,
+        ):
             body = await read_bounded(response, MAX_LONG_REPLY_BYTES if path in LONG_REPLIES else MAX_REPLY_BYTES)
     except (aiohttp.ClientError, TimeoutError, OSError) as error:
         message_ = f"The worker {place.worker} did not answer ({type(error).__name__}). Send the request again."

@@ -11,6 +11,7 @@ import aiohttp
 import msgspec
 
 from gateway.relay.fanin import CONNECT_TIMEOUT_S, Place
+from gateway.relay.payload import Payloads
 from gateway.relay.worker_asks import JSON_HEADERS, failure_in, read_bounded, unreadable
 from workers.protocol.failures import CallFailed, Failure, FailureCode
 from workers.protocol.framing import CANCEL_PATH, SUBMIT_PATH
@@ -36,17 +37,21 @@ class WorkerClient:
         self._session = session
         self._headers = {**JSON_HEADERS, **headers}
         self._gateway_id = gateway_id
+        self.payloads = Payloads()
 
     async def submit(self, place: Place, submit: Submit) -> Accepted:
         """Raises CallFailed: as `gateway.relay.worker_asks.ask`."""
         try:
-            async with self._session.post(
-                place.address + SUBMIT_PATH,
-                data=_encode(submit),
-                headers=self._headers,
-                timeout=aiohttp.ClientTimeout(total=SUBMIT_TIMEOUT_S, sock_connect=CONNECT_TIMEOUT_S),
-                allow_redirects=False,
-            ) as response:
+            async with (
+                self.payloads.of(submit) as payload,
+                self._session.post(
+                    place.address + SUBMIT_PATH,
+                    data=payload.data,
+                    headers={**self._headers, **payload.headers},
+                    timeout=aiohttp.ClientTimeout(total=SUBMIT_TIMEOUT_S, sock_connect=CONNECT_TIMEOUT_S),
+                    allow_redirects=False,
+                ) as response,
+            ):
                 body = await read_bounded(response, MAX_REPLY_BYTES)
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
             message = (

@@ -29,7 +29,7 @@ from workers.protocol.pooled import POOL_PATH, decode_request
 from workers.protocol.proofs import CHALLENGE_HEADER, MAX_CHALLENGE_CHARS, PROOF_HEADER
 from workers.protocol.requests import Accepted, Cancel, Submit
 from workers.service.access import WorkerAccess
-from workers.service.bodies import PeerGone, answer, decoded, read_body, refusal, while_peer_stays
+from workers.service.bodies import PeerGone, answer, received, refusal, while_peer_stays
 from workers.service.desk import CallDesk
 from workers.service.metrics import WorkerMetrics
 from workers.service.pooled import PooledDesk, no_pooled_work
@@ -40,6 +40,9 @@ METRICS_PATH = "/metrics"
 
 MAX_SUBMIT_BYTES = 64 << 20
 """Far above what a gateway lets in (8 MiB by default): only a broken peer meets this."""
+
+MAX_CANCEL_BYTES = 1 << 20
+"""Numbers of calls only."""
 
 WRITE_BYTES = 128 << 10
 STALL_S = 30.0
@@ -98,7 +101,7 @@ class CallRoutes:
 
     async def submit(self, request: Request) -> Response:
         try:
-            submit = decoded(_decode_submit, await read_body(request, MAX_SUBMIT_BYTES))
+            submit = await received(request, MAX_SUBMIT_BYTES, _decode_submit)
             num_prompt_tokens = await self._desk.submit(submit)
         except CallFailed as failed:
             return refusal(failed.failure)
@@ -106,7 +109,7 @@ class CallRoutes:
 
     async def cancel(self, request: Request) -> Response:
         try:
-            self._desk.cancel(decoded(_decode_cancel, await read_body(request, MAX_SUBMIT_BYTES)))
+            self._desk.cancel(await received(request, MAX_CANCEL_BYTES, _decode_cancel))
         except CallFailed as failed:
             return refusal(failed.failure)
         return Response(status_code=204)
@@ -120,7 +123,7 @@ class PoolRoute:
 
     async def pool(self, request: Request) -> Response:
         try:
-            asked = decoded(decode_request, await read_body(request, MAX_SUBMIT_BYTES))
+            asked = await received(request, MAX_SUBMIT_BYTES, decode_request)
             if self._desk is None:
                 raise CallFailed(no_pooled_work())
         except CallFailed as failed:

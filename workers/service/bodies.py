@@ -17,6 +17,9 @@ from workers.protocol.failures import HTTP_STATUS, CallFailed, Failure, FailureC
 Message = TypeVar("Message")
 Result = TypeVar("Result")
 
+INLINE_BYTES = 256 << 10
+"""Bodies up to this long are decoded at once, in a millisecond or two."""
+
 encode = msgspec.json.Encoder().encode
 
 CODES = {401: FailureCode.UNAUTHORIZED, 503: FailureCode.BUSY}
@@ -73,6 +76,14 @@ def decoded(decode: Callable[[bytes], Message], body: bytes) -> Message:
     except (msgspec.DecodeError, RecursionError) as error:
         message = f"the body does not follow the worker protocol: {error}"
         raise CallFailed(Failure(FailureCode.INVALID_REQUEST, message)) from None
+
+
+async def received(request: Request, max_bytes: int, decode: Callable[[bytes], Message]) -> Message:
+    """Return the message that a request brings; long ones are decoded on a thread. Raises CallFailed."""
+    body = await read_body(request, max_bytes)
+    if len(body) <= INLINE_BYTES:
+        return decoded(decode, body)
+    return await asyncio.to_thread(decoded, decode, body)
 
 
 def answer(message: Any, status: int = 200) -> Response:

@@ -14,8 +14,9 @@ import pytest
 
 from gateway.access.records import digest
 from tests.support.caller import Caller, Stream, calling
-from tests.support.large_bodies import LARGE_BODIES, LargeBody
+from tests.support.large_bodies import CHAT, LARGE_BODIES, LargeBody
 from tests.support.stack import Process, Stack
+from tests.support.waiting import until
 
 ATTACKER_KEY = "pk-large-0123456789abcdef"
 ATTACKER = {"name": "large", "team": "large", "sha256": digest(ATTACKER_KEY)}
@@ -51,17 +52,17 @@ class Memory:
 
     def __init__(self, process: Process) -> None:
         self._process = psutil.Process(process.pid)
-        self.quiet = self.most = self._rss()
+        self.quiet = self.most = self.now()
 
     async def watch(self) -> None:
         while True:
-            self.most = max(self.most, self._rss())
+            self.most = max(self.most, self.now())
             await asyncio.sleep(0.02)
 
     def check(self) -> None:
         assert self.most <= 2 * self.quiet + MAX_ADDED_BYTES, f"{self.most >> 20} MiB, before {self.quiet >> 20}"
 
-    def _rss(self) -> int:
+    def now(self) -> int:
         return int(self._process.memory_info().rss)
 
 
@@ -70,6 +71,16 @@ async def post(attacker: Caller, path: str, body: bytes) -> tuple[int, str]:
     headers = {"content-type": "application/json"}
     async with attacker.session.post(attacker.url + path, data=io.BytesIO(body), headers=headers) as response:
         return response.status, await response.text()
+
+
+async def test_memory_goes_back(attacker: Caller, large_gateway: Process) -> None:
+    """What is refused leaves nothing behind, and what is answered neither."""
+    memory = Memory(large_gateway)
+    bodies = [(large.path, large.of(MAX_BODY_BYTES)) for large in LARGE_BODIES[::4]]
+    text = json.dumps({"model": "quick", "messages": [{"role": "user", "content": "x" * (MAX_BODY_BYTES - 1000)}]})
+    for path, body in [*bodies, (CHAT, text.encode())]:
+        await asyncio.gather(*(post(attacker, path, body) for _ in range(2)))
+    await until(lambda: memory.now() <= memory.quiet + (48 << 20), 15.0, "memory is back")
 
 
 def longest_gap_s(stream: Stream) -> float:
