@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import io
+import json
 import secrets
 
 import aiohttp
@@ -49,8 +51,10 @@ async def _listed_slots(target: Target) -> None:
 async def _read_stored(target: Target) -> None:
     """Store a long response, whose input no model could read, and ask for it again and again."""
     body = {"model": target.model, "input": "word " * 400_000, "background": True}
+    headers = {"Content-Type": "application/json"}
     async with target.session() as session:
-        async with session.post(f"{target.url}/v1/responses", json=body) as response:
+        raw = io.BytesIO(json.dumps(body).encode())
+        async with session.post(f"{target.url}/v1/responses", data=raw, headers=headers) as response:
             stored = (await response.json()).get("id", "none")
         reads = [f"{target.url}/v1/responses/{stored}{rest}" for rest in ("", "/input_items")] * 8
         await asyncio.gather(*(_read(session, url) for url in reads), return_exceptions=True)
