@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import threading
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Literal, Protocol
 
 from llguidance import LLTokenizer
@@ -46,8 +46,8 @@ class Compiled(Protocol):
     def mask_after(self, begun: bytes) -> Mask | None:
         """For what follows `begun`; None if no answer begins so. Does not block: the engine asks for it."""
 
-    def allows(self, begun: bytes) -> bool:
-        """Whether an answer may begin so. May block."""
+    def refused_of(self, beginnings: Sequence[bytes]) -> bytes | None:
+        """Return the first of them that no answer begins with, if there is one. May block."""
 
 
 class GbnfCompiler(Protocol):
@@ -124,9 +124,9 @@ class Compiler:
             if not constraint.triggers:
                 return grammar.mask
             triggers = self._triggers(constraint.triggers)
-            for string in triggers.strings:
-                if not grammar.allows(string):
-                    raise Unusable(f"the grammar does not allow its own trigger {string.decode()!r}")
+            string = grammar.refused_of(triggers.strings)
+            if string is not None:
+                raise Unusable(f"the grammar does not allow its own trigger {string.decode()!r}")
         except Unusable as error:
             raise refused(str(error), constraint.param) from None
         return functools.partial(TriggeredMask, triggers, grammar.mask_after)

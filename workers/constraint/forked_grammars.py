@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 
@@ -60,20 +60,21 @@ class ForkedGrammar:
         return self._mask(())
 
     def mask_after(self, begun: bytes) -> ForkedMask | None:
-        """For what follows `begun`, which `allows` has been asked about. Does not block."""
+        """For what follows `begun`, which `refused_of` has been asked about. Does not block."""
         return self.mask_after_tokens(self._tokens(begun))
 
     def mask_after_tokens(self, begun: Iterable[int]) -> ForkedMask:
         """For what follows these tokens, which an answer may begin with. Does not block."""
         return self._mask(tuple(begun))
 
-    def allows(self, begun: bytes) -> bool:
-        """Whether an answer may begin so. Blocks. Raises CallFailed."""
+    def refused_of(self, beginnings: Sequence[bytes]) -> bytes | None:
+        """Return the first of them that no answer begins with, if there is one. Blocks. Raises CallFailed."""
         try:
             self._processes.start()
         except NotStarted as error:
             raise _not_followed(str(error)) from None
-        return self.mask().begins(self._tokens(begun))
+        mask = self.mask()
+        return next((begun for begun in beginnings if not mask.begins(self._tokens(begun))), None)
 
     def _mask(self, tokens: tuple[int, ...]) -> ForkedMask:
         return ForkedMask(self._processes, self._text, tokens, self._vocab.eog)

@@ -116,8 +116,9 @@ class Grammar:
         mask = self.mask()
         return mask if mask.feed(self.tokens(begun)) else None
 
-    def allows(self, begun: bytes) -> bool:
-        return self.mask_after(begun) is not None
+    def refused_of(self, beginnings: Sequence[bytes]) -> bytes | None:
+        """Return the first of them that no answer begins with, if there is one."""
+        return next((begun for begun in beginnings if self.mask_after(begun) is None), None)
 
     def tokens(self, begun: bytes) -> list[int]:
         """Return tokens that make this text, any that do."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Protocol, TypeVar
 
 from workers.constraint.guidance import Grammar, GuidanceMask
@@ -28,7 +28,7 @@ class Elsewhere(Protocol):
 
     def mask_after_tokens(self, begun: list[int]) -> Mask: ...
 
-    def allows(self, begun: bytes) -> bool: ...
+    def refused_of(self, beginnings: Sequence[bytes]) -> bytes | None: ...
 
 
 class MovingGrammar:
@@ -48,10 +48,13 @@ class MovingGrammar:
             return MovingMask(mask, self._elsewhere.mask_after_tokens, tokens)
         return self._elsewhere.mask_after(begun) if mask.is_beyond_limits else None
 
-    def allows(self, begun: bytes) -> bool:
-        """Whether an answer may begin so. May block."""
-        mask = self._here.mask()
-        return mask.feed(self._here.tokens(begun)) or (mask.is_beyond_limits and self._elsewhere.allows(begun))
+    def refused_of(self, beginnings: Sequence[bytes]) -> bytes | None:
+        """Return the first of them that no answer begins with, if there is one. May block."""
+        for begun in beginnings:
+            mask = self._here.mask()
+            if not mask.feed(self._here.tokens(begun)):
+                return self._elsewhere.refused_of(beginnings) if mask.is_beyond_limits else begun
+        return None
 
 
 class MovingMask:

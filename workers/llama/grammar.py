@@ -14,7 +14,7 @@ from __future__ import annotations
 import ctypes
 import functools
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -97,8 +97,9 @@ class GbnfGrammar:
             mask.accept(token)
         return mask
 
-    def allows(self, begun: bytes) -> bool:
-        return self.mask_after(begun) is not None
+    def refused_of(self, beginnings: Sequence[bytes]) -> bytes | None:
+        """Return the first of them that no answer begins with, if there is one."""
+        return next((begun for begun in beginnings if self.mask_after(begun) is None), None)
 
 
 class GbnfMask:
