@@ -12,8 +12,8 @@ from workers.constraint.forks import Forks, Kind
 from workers.protocol.failures import CallFailed, Failure, FailureCode
 from workers.stoppable import NotStarted, ProcessEnded, TookTooLong
 
-TRIAL_S = 4.0
-"""From the question to the answer; the process's own bound on its processor time is a little shorter."""
+TRIAL_S = 10.0
+"""From the question to the answer, on a machine that has other work: the process's own bound is on processor time."""
 
 
 class Trial:
@@ -26,7 +26,7 @@ class Trial:
     def check(self, kind: Kind, text: str) -> None:
         """Blocks until the grammar has been tried: GBNF by walks through it, Lark by compiling it.
 
-        Raises Unusable with the reason; CallFailed where it can't be tried.
+        Raises Unusable with the reason; CallFailed where it can't be tried now.
         """
         reason = self._reason(kind, text)
         if reason:
@@ -52,6 +52,7 @@ class Trial:
         finally:
             process.close()
         if answer is None:
-            return f"trying it took longer than {self._trial_s:g} s; make it simpler"
+            message = f"this worker had no time to try the grammar within {self._trial_s:g} s; ask again"
+            raise CallFailed(Failure(FailureCode.BUSY, message))
         told, reason = answer
         return "" if told == forks.OK else reason.decode("utf-8", "replace")

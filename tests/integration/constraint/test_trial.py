@@ -67,13 +67,18 @@ def test_a_crash_is_told_and_the_next_grammar_is_tried(trial: Trial, processes: 
     assert processes.pid == first
 
 
-def test_a_hang_is_ended_in_time(processes: Forks) -> None:
-    trial = Trial(processes, trial_s=0.7)
-    trial.check("gbnf", GOOD)
+def test_a_hang_is_ended_in_time(trial: Trial, processes: Forks) -> None:
     start = time.monotonic()
-    assert "longer than 0.7 s" in reason(trial, HANGS)
-    assert time.monotonic() - start < 5
-    wait_until(lambda: not children(processes), 2)  # it does not go on for nobody
+    assert "took too long" in reason(trial, HANGS)
+    assert time.monotonic() - start < 30  # two seconds of processor time, of a machine with other work
+    assert not children(processes)
+
+
+def test_a_grammar_is_not_waited_for_and_its_process_ends_at_once(processes: Forks) -> None:
+    with pytest.raises(CallFailed) as caught:
+        Trial(processes, trial_s=0.5).check("gbnf", HANGS)
+    assert caught.value.failure.code == FailureCode.BUSY  # perhaps the machine was busy
+    wait_until(lambda: not children(processes), 2)
 
 
 def test_a_process_that_somebody_killed_is_replaced(trial: Trial, processes: Forks) -> None:
@@ -124,7 +129,7 @@ def test_a_process_that_is_given_a_grammar_is_shut_off(processes: Forks) -> None
 
 def test_patterns_without_a_known_end_are_ended_in_time(processes: Forks) -> None:
     parts = [{"pattern": f"a.{{{n}}}b"} for n in range(40)]
-    trial = Trial(processes, trial_s=1.0)
+    trial = Trial(processes, trial_s=60.0)
     with VocabFile.load(DEMO) as file:
         compiler = Compiler(file.vocab, ForkedGrammars(processes, file.vocab), trial, CallForms(HERMES.syntax))
         with pytest.raises(CallFailed, match="make it simpler"):
