@@ -11,8 +11,6 @@ from dataclasses import dataclass
 from time import monotonic
 from urllib.parse import urlencode
 
-import msgspec
-
 from gateway.relay.event_source import EventStreamRefused, read_events
 from gateway.relay.mailbox import Mailbox
 from workers.protocol.events import Failed, decode_alive, decode_step
@@ -23,7 +21,6 @@ from workers.protocol.framing import (
     KEEP_ALIVE_INTERVAL_S,
     Frame,
     FrameReader,
-    FrameTooLong,
 )
 from workers.protocol.proofs import CHALLENGE_HEADER, PROOF_HEADER, access_token, proof
 
@@ -45,6 +42,11 @@ MAX_BACKLOG_FRAMES = 1 << 16
 
 class TooMuchToldAtOnce(ValueError):
     """A worker sends steps faster than they can be read."""
+
+
+UNREADABLE = (ValueError, RecursionError)
+"""What reading raises that is no event: frames without end, more than can be read (both ValueErrors), no text, no JSON,
+none of the events, nested too deep."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,6 +103,8 @@ class WorkerStream:
         self._cancel = cancel
         self._reader = FrameReader()
         self._backlog: deque[Frame] = deque()
+        self._broken: Exception | None = None
+        """Why nothing more is read of this connection."""
         self._boxes: dict[int, Mailbox] = {}
         self._last_id = ""
         self._departed = False
@@ -174,13 +178,17 @@ class WorkerStream:
                 self.lose(f"refused its event stream ({error})")
             except (OSError, TimeoutError) as error:
                 self._trouble(f"broke off its event stream ({error or type(error).__name__})")
-            except (FrameTooLong, TooMuchToldAtOnce, msgspec.DecodeError):
-                log.exception("worker speaks another protocol", extra={"fields": {"worker": self.place.worker}})
-                self.lose("sent events that this gateway cannot read")
+            except UNREADABLE:
+                self._garbled()
             finally:
                 self.connected.clear()
             pause_s = FIRST_PAUSE_S if self._attempts == 1 else min(pause_s * 2, LONGEST_PAUSE_S)
             await asyncio.sleep(pause_s)
+
+    def _garbled(self) -> None:
+        """What the worker sent can't be read. Called where that is handled."""
+        log.exception("worker speaks another protocol", extra={"fields": {"worker": self.place.worker}})
+        self.lose("sent events that this gateway cannot read")
 
     def _trouble(self, why: str, patience_s: float = AWAY_FOR_S) -> None:
         """The connection ended or could not be made, for the first time or again."""
@@ -195,6 +203,7 @@ class WorkerStream:
         """One connection, from its request to its end, which raises."""
         while self._backlog:  # noqa: ASYNC110 - it is worked off turn by turn
             await asyncio.sleep(0)
+        self._broken = None
         resume = {"Last-Event-ID": self._last_id} if self._last_id else {}
         challenge = secrets.token_hex(16)
         self._reader = FrameReader()
@@ -217,6 +226,8 @@ class WorkerStream:
         self._cancel([])
 
     def _received(self, data: bytes) -> None:
+        if self._broken is not None:
+            raise self._broken
         frames = self._reader.feed(data)
         if not self._backlog and len(frames) <= FRAMES_PER_TURN:
             self._dispatch(frames)
@@ -230,7 +241,13 @@ class WorkerStream:
 
     def _work_off(self) -> None:
         turn = [self._backlog.popleft() for _ in range(min(FRAMES_PER_TURN, len(self._backlog)))]
-        self._dispatch(turn)
+        try:
+            self._dispatch(turn)
+        except UNREADABLE as error:
+            # Nobody waits for this turn: the connection ends with what comes next on it.
+            self._broken = error
+            self._backlog.clear()
+            self._garbled()
         if self._backlog:
             asyncio.get_running_loop().call_soon(self._work_off)
 

@@ -1,0 +1,145 @@
+"""A worker that proves the secret and then sends garbage: its calls end, nobody else's, and the gateway is idle."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from collections.abc import Iterator
+
+import psutil
+import pytest
+
+from gateway.api.presence import beside
+from gateway.relay.fanin import FRAMES_PER_TURN
+from gateway.relay.mailbox import Mailbox
+from gateway.relay.relay import Relay
+from tests.integration.relay.scripted import ScriptedWorker, scripted_worker
+from tests.integration.relay.test_relay import REQUEST
+from workers.protocol.events import (
+    CallEvent,
+    Failed,
+    Finished,
+    FinishReason,
+    Started,
+    Text,
+    Timings,
+    Usage,
+    encode_step,
+)
+from workers.protocol.failures import CallFailed, FailureCode
+from workers.protocol.framing import ALIVE_EVENT, MAX_FRAME_BYTES, encode_frame, event_id
+
+MIB = 1 << 20
+END = Finished(1, FinishReason.STOP, Usage(1, 1, 0), Timings(0, 1, 1.0, 1, 1.0))
+
+GARBAGE = {
+    "no text in an id": b"id: \xff\xfe-1\ndata: []\n\n",
+    "no text in an event": b"event: \xff\ndata: []\n\n",
+    "no text in the data": b'id: boot1-1\ndata: [["t",1,"\xff"]]\n\n',
+    "no JSON": b"id: boot1-1\ndata: {\n\n",
+    "no list": b"id: boot1-1\ndata: 7\n\n",
+    "no event": b'id: boot1-1\ndata: [["?",1]]\n\n',
+    "another type": b'id: boot1-1\ndata: [["t","one","text",1]]\n\n',
+    "nested deep": b"id: boot1-1\ndata: " + b"[" * 200_000 + b"\n\n",
+    "nobody alive": b"event: alive\ndata: {}\n\n",
+    "no end": b"id: boot1-1\ndata: " + b"x" * (MAX_FRAME_BYTES + 1),
+}
+
+
+def valid(step: int) -> bytes:
+    return encode_frame(encode_step([Text(99, "for nobody")]), event_id("boot1", step))
+
+
+async def lost(mailbox: Mailbox) -> bool:
+    """Whether the call ends, as its worker's fault."""
+    async with asyncio.timeout(10):
+        while True:
+            last = (await mailbox.take())[-1]
+            if isinstance(last, Failed):
+                return last.failure.code is FailureCode.WORKER_LOST
+
+
+async def is_unharmed(relay: Relay, worker: ScriptedWorker) -> None:
+    """A call at another worker is answered."""
+    async with relay.passage(worker.place, REQUEST, "team", "req", lambda: None) as mailbox:
+        number = (await worker.submitted(1))[-1]
+        worker.submits.clear()
+        started, end = Started(number, 0, 1, 0), Finished(number, END.reason, END.usage, END.timings)
+        await worker.say([started, Text(number, "hello")], [end])
+        events: list[CallEvent] = []
+        async with asyncio.timeout(5):
+            while not events or not isinstance(events[-1], Finished):
+                events += await mailbox.take()
+        assert [event.text for event in events if isinstance(event, Text)] == ["hello"]
+
+
+async def is_idle() -> bool:
+    """Nothing spins on the event loop."""
+    used, begun = time.process_time(), time.monotonic()
+    await asyncio.sleep(0.5)
+    return time.process_time() - used < 0.5 * (time.monotonic() - begun)
+
+
+@pytest.mark.parametrize("before", [0, 3 * FRAMES_PER_TURN], ids=["at once", "behind a backlog"])
+@pytest.mark.parametrize("garbage", GARBAGE.values(), ids=GARBAGE)
+async def test_garbage_ends_the_calls_of_its_worker_alone(garbage: bytes, before: int) -> None:
+    async with scripted_worker() as ill, scripted_worker(boot="boot2") as well:
+        relay = Relay("gw", "secret", 600)
+        async with beside(relay.run()):
+            await asyncio.sleep(0)
+            relay.follow([ill.heartbeat(), well.heartbeat()])
+            await ill.connected()
+            await well.connected()
+            async with relay.passage(ill.place, REQUEST, "team", "req", lambda: None) as mailbox:
+                await ill.submitted(1)
+                await ill.write(b"".join(map(valid, range(1, before + 1))) + garbage)
+                assert await lost(mailbox)
+            ill.drop()
+            await is_unharmed(relay, well)
+            assert await is_idle()
+
+
+def mutated(seed: int) -> Iterator[bytes]:
+    """Valid frames with some bytes changed, left out or doubled."""
+    chance = random.Random(seed)
+    frames = [encode_frame(encode_step([Started(1, 0, 1, 0), Text(1, "a b"), END]), event_id("boot1", 7))]
+    frames.append(encode_frame(b"[1,2]", event_id("boot1", 8), ALIVE_EVENT))
+    while True:
+        data = bytearray(chance.choice(frames))
+        for _ in range(chance.randrange(1, 4)):
+            at = chance.randrange(len(data))
+            match chance.randrange(3):
+                case 0:
+                    data[at] = chance.randrange(256)
+                case 1:
+                    del data[at]
+                case _:
+                    data[at:at] = data[at : at + chance.randrange(1, 9)]
+        yield bytes(data)
+
+
+async def test_mutated_frames_neither_end_the_gateway_nor_fill_its_memory() -> None:
+    process = psutil.Process()
+    async with scripted_worker() as ill, scripted_worker(boot="boot2") as well:
+        relay = Relay("gw", "secret", 600)
+        async with beside(relay.run()):
+            await asyncio.sleep(0)
+            relay.follow([ill.heartbeat(), well.heartbeat()])
+            await well.connected()
+            quiet, frames = process.memory_info().rss, mutated(20)
+            for _ in range(12):
+                await ill.connected(len(ill.resumed_from) or 1)
+                try:
+                    for _ in range(25):
+                        await ill.write(next(frames))
+                except (ConnectionError, AssertionError):
+                    pass  # the gateway has had enough of this connection
+                ill.drop()
+                await is_unharmed(relay, well)
+            assert process.memory_info().rss - quiet < 64 * MIB
+            assert await is_idle()
+            relay.follow([well.heartbeat()])
+            with pytest.raises(CallFailed):
+                async with relay.passage(ill.place, REQUEST, "team", "req", lambda: None):
+                    pass
