@@ -21,6 +21,7 @@ from tests.support.waiting import until
 MODEL, SLOTS, CTX = "demo", 4, 4096
 QUEUE_TIMEOUT_S = 10.0
 RED, BLUE = "pk-red-0123456789abcdef", "pk-blue-0123456789abcdef"
+GREEN = "pk-green-0123456789abcdef"
 KEYS = [{"name": team, "team": team, "sha256": digest(key)} for team, key in (("red", RED), ("blue", BLUE))]
 
 
@@ -101,3 +102,25 @@ async def test_what_gave_way_is_answered_whole(stack: Stack) -> None:
     assert texts == {alone["choices"][0]["message"]["content"]}
     assert put_off["usage"]["completion_tokens"] == SLOTS * 500
     await whole(stack)
+
+
+async def test_a_slot_is_shared_by_more_teams_than_two() -> None:
+    """One slot, two teams whose answers have no end: a third one is answered."""
+    with Stack() as stack:
+        stack.worker(DEMO_MODEL, MODEL, worker_id="demo-a", slots=1, ctx=CTX)
+        greens = {"name": "green", "team": "green", "sha256": digest(GREEN)}
+        gateway = stack.gateway(api_keys=json.dumps([*KEYS, greens]), queue_timeout_s=QUEUE_TIMEOUT_S)
+        async with (
+            calling(gateway.url, RED, MODEL) as red,
+            calling(gateway.url, BLUE, MODEL) as blue,
+            calling(gateway.url, GREEN, MODEL) as green,
+        ):
+            endless = [asyncio.create_task(one.whole(ignore_eos=True)) for one in (red, blue)]
+            await until(lambda: stack.leases(MODEL) == 2, 10.0, "the second team has a loan")
+            took = await answered(green, 2)
+            assert not all(task.done() for task in endless)
+            for task in endless:
+                task.cancel()
+            await asyncio.wait(endless)
+        print(f"\nanswered beside two teams in {max(took):.2f} s")
+        await whole(stack)

@@ -16,9 +16,10 @@ CRASHED = Failure(FailureCode.INTERNAL, "this worker's engine has crashed; ask a
 class Door:
     """Lets `slots` calls in, and as many more (at least `MIN_WAITING_ROOM`) to wait."""
 
-    def __init__(self, slots: int) -> None:
+    def __init__(self, slots: int, beyond: int = 0) -> None:
+        """`beyond`: calls that gateways place although all slots are taken; they have a place to wait in any case."""
         self._slots = slots
-        self._room = max(slots, MIN_WAITING_ROOM)
+        self._room = max(slots, MIN_WAITING_ROOM + beyond)
         # Guards what follows, which decides together: the calls that are alive, and whether more are taken.
         self._lock = threading.Lock()
         self._open: set[int] = set()

@@ -20,6 +20,7 @@ from workers.engine.door import Door
 from workers.engine.picker import PickerTools
 from workers.engine.request import EngineLoad, EngineRequest
 from workers.engine.sequence import Sequence
+from workers.engine.shares import overdraft_of
 from workers.engine.slots import SlotDoor
 from workers.engine.stepper import Bounds, Stepper
 from workers.engine.thread import EngineThread, Work
@@ -40,7 +41,7 @@ LOOK_INTERVAL_S = 0.1
 
 
 class Engine:
-    """Serves `slots` calls at once and lets some more wait (`workers.engine.door`).
+    """Serves `slots` calls at once and lets some more wait (`workers.engine.door`), in turns where teams are several.
 
     `submit`, `cancel`, `drain`, `retire` and `load` may be called from any thread and do not block. `emit(step,
     events)` is called on the engine thread, once per step that brought something, with `step` rising by one; it must be
@@ -78,7 +79,7 @@ class Engine:
         self._context = context
         self._emit = emit
         watchdog = watchdog or Watchdog()
-        self._door = Door(slots)
+        self._door = Door(slots, beyond=overdraft_of(slots))
         self._thread = EngineThread(
             Work(self._step, self._rest, self._end_all, self._check), self._door, watchdog, on_crash
         )
@@ -149,7 +150,7 @@ class Engine:
             backlog_tokens=backlog_tokens,
             running=running,
             prefill_s=self._stepper.prefill_s,
-            overdraft=self.slots,
+            overdraft=overdraft_of(self.slots),
         )
 
     @property

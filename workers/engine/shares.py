@@ -21,6 +21,8 @@ SLICE_S = 1.0
 RETURN_SHARE = 0.2
 """Of the time of a slice that coming back may take: where that is dear, slices are longer."""
 LONGEST_SLICE_S = 10.0
+MIN_OVERDRAFT = 8
+"""Calls that may be in an engine beyond its slots, for teams to take turns: as many as slots, or this."""
 
 
 class Sharer(Protocol):
@@ -83,6 +85,11 @@ class Turn:
         if ran_s < min(LONGEST_SLICE_S, self.return_s / RETURN_SHARE):
             return False
         return ran_s >= SLICE_S or num_predicted - self.num_before >= SLICE_TOKENS
+
+
+def overdraft_of(slots: int) -> int:
+    """Return how many calls beyond its slots an engine takes for teams that have less than their share."""
+    return max(slots, MIN_OVERDRAFT)
 
 
 def is_shared(running: Iterable[Sharer], waiting: Iterable[Sharer]) -> bool:

@@ -110,21 +110,21 @@ def test_no_tokens_wanted_computes_the_prompt_only(bench: Bench) -> None:
 
 
 def test_first_come_first_served_and_busy_beyond(bench: Bench) -> None:
-    """4 slots and a waiting room of 4."""
+    """4 slots and a waiting room of 12."""
     gate = threading.Event()
 
     def hold(step: int, events: list[CallEvent]) -> None:
         assert gate.wait(30)
 
     bench.heard.on_step = hold
-    requests = [bench.request("Once", 30) for _ in range(8)]
+    requests = [bench.request("Once", 30) for _ in range(16)]
     keys = [bench.submit(request) for request in requests]
     failure = refused(bench).failure
     assert failure.code is FailureCode.BUSY
-    assert "4 slots and the waiting room for 4" in failure.message
+    assert "4 slots and the waiting room for 12" in failure.message
     bench.heard.until(lambda: bench.heard.steps)
     load = bench.engine.load()
-    assert (load.slots, load.slots_busy + load.waiting) == (4, 8)
+    assert (load.slots, load.slots_busy + load.waiting) == (4, 16)
     gate.set()
     bench.wait(*keys)
     order = [event.call for _, events in bench.heard.steps for event in events if event.__class__.__name__ == "Started"]
