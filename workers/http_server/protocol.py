@@ -35,6 +35,8 @@ MAX_UNREAD_BYTES = 64 << 10
 CHUNKED_PIECE_BYTES = 16 << 10
 """Of a body whose end is not known in advance."""
 
+UNWANTED_BYTES = 16 << 20
+"""Of a body that goes on behind the answer: most clients read that only when they have sent all of it."""
 LINGER_S, LINGER_BYTES = 1.0, 4 << 20
 """How long, and how much, a refused peer may go on sending: closed at once, its connection would be reset, and the
 answer with it."""
@@ -78,7 +80,10 @@ class HttpProtocol(HttpToolsProtocol):
         """Requests in a row that had come before the one ahead of them was answered."""
         self._deaf = False
         """What comes is thrown away."""
-        self._num_deaf_bytes = 0
+        self._num_unwanted = 0
+        """Bytes that were thrown away: of a refused peer, or of a body that is answered already."""
+        self._num_empty = 0
+        """Bytes since the last ones of a body in chunks: sizes, extensions, trailers. The parser keeps trailers."""
         self._beyond = False
         """There is no room for this connection; only a probe is answered."""
         self._refusal = MALFORMED
@@ -121,8 +126,8 @@ class HttpProtocol(HttpToolsProtocol):
 
     def data_received(self, data: bytes) -> None:
         if self._deaf:
-            self._num_deaf_bytes += len(data)
-            if self._num_deaf_bytes > LINGER_BYTES:
+            self._num_unwanted += len(data)
+            if self._num_unwanted > LINGER_BYTES:
                 self.transport.abort()
             return
         self._unset_keepalive_if_required()
@@ -147,6 +152,7 @@ class HttpProtocol(HttpToolsProtocol):
 
     def on_headers_complete(self) -> None:
         self._in_head, self._in_body, self._head_bytes = False, True, 0
+        self._num_unwanted = self._num_empty = 0
         self._body_left = _length_of(self.headers)
         self._end_head_timer()
         self._server.bounded.busy(self)
@@ -156,6 +162,10 @@ class HttpProtocol(HttpToolsProtocol):
         super().on_headers_complete()
         if (self._beyond or self._num_ahead >= MAX_PIPELINED) and not self._is_free:
             self.cycle.keep_alive = False
+
+    def on_body(self, body: bytes) -> None:
+        self._num_empty = 0
+        super().on_body(body)
 
     def on_message_complete(self) -> None:
         self._in_body = False
@@ -181,9 +191,12 @@ class HttpProtocol(HttpToolsProtocol):
                 self._refuse(TOO_LARGE)
                 return
             self._unread = self._unread[len(piece) :]
-            if self._in_body and self._body_left is not None:
-                self._body_left -= len(piece)
+            if self._in_body:
+                self._count_body(len(piece))
             self._feed(piece)
+            if self._num_empty > MAX_HEAD_BYTES or self._num_unwanted > UNWANTED_BYTES:
+                self._deaf = True
+                self.transport.close()
         if self._deaf:
             self._unread = b""
         elif len(self._unread) >= MAX_UNREAD_BYTES:
@@ -191,6 +204,14 @@ class HttpProtocol(HttpToolsProtocol):
         else:
             self._flow.release()
             self._watch_silence()
+
+    def _count_body(self, num_bytes: int) -> None:
+        if self._body_left is None:
+            self._num_empty += num_bytes
+        else:
+            self._body_left -= num_bytes
+        if self._is_free:
+            self._num_unwanted += num_bytes
 
     def _end_of_piece(self) -> int:
         """Return how much of what is unread goes to the parser at once: nothing of a further request, if it can be

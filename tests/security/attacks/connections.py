@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 from collections.abc import AsyncGenerator
 from urllib.parse import urlsplit
 
@@ -71,6 +72,15 @@ async def _endless_head(target: Target) -> None:
 
 async def _endless_head_at_worker(target: Target) -> None:
     await _pour(target.worker_url, b"POST /v1/submit HTTP/1.1\r\n", b"a: b\r\n" * (CHUNK_BYTES // 6), FLOOD_BYTES)
+
+
+async def _endless_trailer(target: Target) -> None:
+    head = b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n0\r\na: "
+    await _pour(target.url, head, b"x" * CHUNK_BYTES, FLOOD_BYTES)
+
+
+async def _half_heads_at_worker(target: Target) -> None:
+    await _half_heads(dataclasses.replace(target, url=target.worker_url))
 
 
 async def _body_without_secret(target: Target) -> None:
@@ -165,6 +175,18 @@ ATTACKS = (
         about="100 MiB of headers at the gateway, no key.",
         strike=_endless_head,
         at_once=2,
+    ),
+    Attack(
+        name="endless-trailer",
+        about="100 MiB in one trailer behind a body, no key: the parser keeps it, and copies it with each read.",
+        strike=_endless_trailer,
+        at_once=2,
+    ),
+    Attack(
+        name="worker-half-heads",
+        about="1,500 connections with half a request each to a worker, without its secret.",
+        strike=_half_heads_at_worker,
+        needs_worker=True,
     ),
     Attack(
         name="worker-pipelining",

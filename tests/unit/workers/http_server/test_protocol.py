@@ -114,6 +114,33 @@ async def test_what_is_no_request_keeps_no_connection(port: int) -> None:
     assert asyncio.get_running_loop().time() - began < 3, "it ends as an idle one does"
 
 
+@pytest.mark.parametrize("trailer", [b"a: %b", b"%b", b"a: b\r\n%b"])
+async def test_a_trailer_without_end_is_not_read_on(port: int, trailer: bytes) -> None:
+    """The parser keeps what has come of it, and copies that with each read."""
+    head = b"POST /headers HTTP/1.1\r\ntransfer-encoding: chunked\r\n\r\n1\r\nx\r\n0\r\n"
+    chunk = b"x" * MAX_HEAD_BYTES
+    assert await said(port, head + trailer % chunk, chunk, chunk, pause_s=0.02) == b""
+
+
+async def test_chunks_of_one_byte_are_a_body(port: int) -> None:
+    head = b"POST /headers HTTP/1.1\r\ntransfer-encoding: chunked\r\nconnection: close\r\n\r\n"
+    answer = await said(port, head + b"1\r\nx\r\n" * 50_000 + b"0\r\n\r\n")
+    assert answer.endswith(b"2 headers")
+
+
+async def test_a_body_that_goes_on_behind_its_answer_is_not_read_for_ever(port: int) -> None:
+    _, writer = await asyncio.open_connection("127.0.0.1", port)
+    try:
+        writer.write(b"POST / HTTP/1.1\r\ncontent-length: %d\r\n\r\n" % (1 << 40))
+        with pytest.raises(OSError, match=r"reset|Broken pipe|lost"):  # noqa: PT012 - whichever write is the first
+            async with asyncio.timeout(10):
+                for _ in range(256):
+                    writer.write(bytes(1 << 20))
+                    await writer.drain()
+    finally:
+        writer.transport.abort()
+
+
 async def test_trailers_are_not_kept(port: int) -> None:
     head = b"POST /headers HTTP/1.1\r\ntransfer-encoding: chunked\r\nconnection: close\r\n\r\n0\r\n"
     answer = await said(port, head + b"a: b\r\n" * 1000 + b"\r\n")
