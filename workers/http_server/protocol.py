@@ -117,6 +117,14 @@ class HttpProtocol(HttpToolsProtocol):
         super().resume_writing()
         self._unread_timer.read()
 
+    def eof_received(self) -> bool:  # type: ignore[override]
+        """Whether the transport stays open: until there is time to close it."""
+        if not self._is_free:
+            return False
+        self._deaf, self._unread = True, b""
+        self._server.closing.add(self.transport, self.loop)
+        return True
+
     def make_room(self) -> None:
         """Close at once: there are too many connections, and no answer is under way on this one."""
         self._deaf, self._unread = True, b""

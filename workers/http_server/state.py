@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections import deque
+
 from uvicorn.server import ServerState as UvicornState
 
 from workers.http_server.connections import Connections, Unfinished
@@ -9,6 +12,28 @@ from workers.http_server.refusals import Form
 
 MAX_MESSAGES_BYTES = 64 << 20
 """Of all messages that have begun and not ended."""
+
+
+CLOSED_AT_ONCE = 32
+
+
+class Closing:
+    """Transports that are to be closed, some in each turn of the loop: thousands at once would hold up the others."""
+
+    def __init__(self) -> None:
+        self._waiting: deque[asyncio.Transport] = deque()
+
+    def add(self, transport: asyncio.Transport, loop: asyncio.AbstractEventLoop) -> None:
+        """Close it soon."""
+        if not self._waiting:
+            loop.call_soon(self._close_some, loop)
+        self._waiting.append(transport)
+
+    def _close_some(self, loop: asyncio.AbstractEventLoop) -> None:
+        for _ in range(min(CLOSED_AT_ONCE, len(self._waiting))):
+            self._waiting.popleft().close()
+        if self._waiting:
+            loop.call_soon(self._close_some, loop)
 
 
 class ServerState(UvicornState):
@@ -19,5 +44,6 @@ class ServerState(UvicornState):
         super().__init__()
         self.form = form
         self.bounded = connections
+        self.closing = Closing()
         self.messages = Unfinished(max(MAX_MESSAGES_BYTES, 2 * max_message_bytes))
         """Of WebSockets."""

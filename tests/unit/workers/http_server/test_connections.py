@@ -17,6 +17,7 @@ from workers.http_server import connections
 from workers.http_server.connections import ConnectionBounds, Connections, Verdict
 from workers.http_server.protocol import HttpProtocol
 from workers.http_server.server import HttpServer
+from workers.http_server.state import CLOSED_AT_ONCE, Closing
 
 MOST, PER_ADDRESS = 12, 8
 IDLE_S = 0.5
@@ -183,3 +184,23 @@ def test_counting_costs_little() -> None:
         many.busy(connection)
         many.idle(connection)
     assert (time.perf_counter() - began) / len(there) < 50e-6
+
+
+async def test_thousands_that_end_at_once_are_closed_over_many_turns() -> None:
+    closing, loop = Closing(), asyncio.get_running_loop()
+    closed = 0
+
+    class Ending(asyncio.Transport):
+        def close(self) -> None:
+            nonlocal closed
+            closed += 1
+
+    for _ in range(10 * CLOSED_AT_ONCE):
+        closing.add(Ending(), loop)
+    for turn in range(10):
+        assert closed == turn * CLOSED_AT_ONCE
+        await asyncio.sleep(0)
+    assert closed == 10 * CLOSED_AT_ONCE
+    closing.add(Ending(), loop)
+    await asyncio.sleep(0)
+    assert closed == 10 * CLOSED_AT_ONCE + 1
