@@ -73,7 +73,7 @@ from workers.tracing.tracer import OFF, Tracer
 
 LONGEST_CONTEXT = 1 << 20
 """Tokens that no model's context goes beyond."""
-LEAST_CALL_MEMORY = 128 << 20
+LEAST_CALL_MEMORY = 160 << 20
 """What requests may hold together, however small their bodies must be."""
 
 
@@ -189,7 +189,7 @@ async def build(settings: GatewaySettings, redis: redis.asyncio.Redis, tracer: T
     quota = StreamQuota(redis, stream_bounds, settings.resume_ttl_s)
     recordings = Recordings(StreamLog(redis, settings.resume_ttl_s), quota, gateway_id, settings.resume_buffer_bytes)
     resumable = Resumable(recordings, metrics, settings.ping_interval_s)
-    budget = MemoryBudget(settings.call_memory_bytes or max(LEAST_CALL_MEMORY, 16 * settings.max_body_bytes))
+    budget = MemoryBudget(settings.call_memory_bytes or max(LEAST_CALL_MEMORY, 20 * settings.max_body_bytes))
     intake = Intake(settings.max_body_bytes, budget, DecodingLane(), lambda: longest_context(fleet.snapshot, names))
     answers = (keys, pipeline, intake, settings.ping_interval_s, resumable)
     counting = (keys, pipeline, inquiries, intake)

@@ -72,7 +72,7 @@ class GatewaySettings(PaddockSettings):
         Field(
             ge=0,
             description="most memory that requests may hold together, from their first byte to their answer's end; a "
-            "team may have as much as is free beside it; 0: sixteen times max_body_bytes, at least 128 MiB",
+            "team may have as much as is free beside it; 0: twenty times max_body_bytes, at least 160 MiB",
         ),
     ] = 0
     queue_timeout_s: Annotated[

@@ -33,7 +33,7 @@ _RUNS = re.compile(rb"[\[\]{}]+")
 
 _WIDEST = re.compile(rb"[\xf0-\xff]|\\u[dD][89abAB]")
 """Characters that make all others of their string take four bytes."""
-STRING_BYTES, CONTAINER_BYTES, NUMBER_BYTES = 64, 512, 40
+STRING_BYTES, CONTAINER_BYTES, NUMBER_BYTES = 64, 512, 16
 """What each takes beside its characters."""
 
 

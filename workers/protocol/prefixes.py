@@ -11,9 +11,12 @@ blanks in arguments. A head is an estimate for placement, never a key to anythin
 
 from __future__ import annotations
 
+import sys
+from array import array
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from hashlib import sha256
+from typing import cast
 
 import msgspec
 
@@ -106,6 +109,9 @@ def _texts(request: GenerateRequest) -> Iterator[bytes]:
 def _prompt(prompt: str | tuple[int | str, ...]) -> Iterator[bytes]:
     # One text, so that a prompt that goes on with the answer has the heads of this one.
     parts = (prompt,) if isinstance(prompt, str) else prompt
+    if sys.byteorder == "little" and set(map(type, parts)) == {int}:
+        yield array("i", cast("tuple[int, ...]", parts)).tobytes()
+        return
     yield b"".join(
         part.encode() if isinstance(part, str) else part.to_bytes(4, "little", signed=True) for part in parts
     )

@@ -17,6 +17,7 @@ from gateway.api.body import read_object
 from gateway.api.openai.refused import POOLED_IGNORED
 from gateway.api.parameters.base import Body
 from gateway.api.parameters.faults import shown, too_nested, translated
+from gateway.api.parameters.prompts import shared_ids
 from gateway.api.parameters.unread import sift
 from gateway.api.vectors import base64_of, rows_of, shortened
 from gateway.call import Call
@@ -126,6 +127,9 @@ def _tokens(value: Any, path: str) -> tuple[int, ...]:
     if not isinstance(value, list) or not value:
         given = "an empty array" if value == [] else shown(value)
         raise InvalidRequest(f"`{path}` is {given}. Send a string or an array of tokens.", param=path)
+    ids = shared_ids(value)
+    if ids is not None:
+        return ids
     for n, item in enumerate(value):
         if type(item) is not int or not 0 <= item <= MAX_TOKEN:
             message = f"`{path}.{n}` is {shown(item)}. Send a token's number, 0 to {MAX_TOKEN}."

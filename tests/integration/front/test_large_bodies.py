@@ -13,7 +13,7 @@ import psutil
 import pytest
 
 from gateway.access.records import digest
-from tests.support.caller import Caller, Stream, calling
+from tests.support.caller import Caller, Stream, calling, taken
 from tests.support.large_bodies import CHAT, LARGE_BODIES, LargeBody
 from tests.support.stack import Process, Stack
 from tests.support.waiting import until
@@ -107,4 +107,27 @@ async def test_costs_others_nothing(attacker: Caller, victim: Caller, large_gate
     assert stream.error is None
     assert longest_gap_s(stream) < MAX_GAP_S
     assert took_s < 15.0
+    memory.check()
+
+
+async def test_waiting_calls_hold_a_bounded_part_of_memory(
+    attacker: Caller, victim: Caller, large_gateway: Process
+) -> None:
+    """Forty calls that wait with a million tokens each held 1.8 GiB; now most are told to wait outside."""
+    memory = Memory(large_gateway)
+    watching = asyncio.create_task(memory.watch())
+    tokens = ",".join(str(30_000 + number % 9_000) for number in range(30_000))
+    body = f'{{"model":"slow","max_tokens":1,"prompt":[{",".join([f"[{tokens}]"] * 40)}]}}'.encode()
+    async with taken(victim, 2):
+        asking = [asyncio.create_task(post(attacker, "/v1/completions", body)) for _ in range(40)]
+        await asyncio.sleep(2.0)
+        async with victim.stream(max_tokens=2) as stream:
+            assert stream.status == 200
+        for one in asking:
+            one.cancel()
+        answers = await asyncio.gather(*asking, return_exceptions=True)
+    watching.cancel()
+    statuses = [answer[0] for answer in answers if isinstance(answer, tuple)]
+    assert 429 in statuses
+    assert set(statuses) <= {400, 429}, answers
     memory.check()

@@ -39,6 +39,16 @@ async def _long_chain(target: Target) -> None:
             await asyncio.sleep(0.1)  # until it has failed, it can't be gone on from
 
 
+async def _waiting_prompts(target: Target) -> None:
+    """Send calls that are as long as a gateway reads, and wait for a slot with them."""
+    tokens = ",".join(["12345"] * 400)
+    prompts = ",".join([f"[{tokens}]"] * 100)
+    body = f'{{"model":"{target.model}","max_tokens":400,"ignore_eos":true,"prompt":[{prompts}]}}'.encode()
+    async with target.session() as session, asyncio.TaskGroup() as tasks:
+        for _ in range(20):
+            tasks.create_task(target.post(session, "/v1/completions", body))
+
+
 async def _large(large: LargeBody, target: Target) -> None:
     async with target.session() as session:
         await target.post(session, large.path, large.of())
@@ -56,6 +66,11 @@ ATTACKS = (
         about="Responses of 6 MiB follow each other; a request of 100 bytes goes on from all of them.",
         strike=_long_chain,
         at_once=2,
+    ),
+    Attack(
+        name="waiting-prompts",
+        about="Calls with many prompts of tokens each wait for slots: forty of the longest held 1.8 GiB.",
+        strike=_waiting_prompts,
     ),
     Attack(
         name="pieces-of-tokens",
