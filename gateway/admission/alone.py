@@ -24,6 +24,8 @@ from gateway.store.client import UNFENCED, Lease
 log = logging.getLogger(__name__)
 
 AGAIN_S = 1.0
+LOAN_AFTER_S = 0.5
+"""How long a call waits before its team, which has no slot, is lent one."""
 
 MOST_ENDED = 16_384
 """Ids that are remembered for Redis, per model: those of some seconds. What it knew of earlier ones has expired."""
@@ -154,6 +156,32 @@ class Alone:
             free[lease.worker] -= 1
             if free[lease.worker] <= 0:
                 del free[lease.worker]
+        self._lend(model, seat)
+
+    def _lend(self, model: str, seat: Seat) -> None:
+        """A place beyond the slots for each team that waits and has nothing while others have all (as Redis lends)."""
+        now = time.monotonic()
+        waiting = [waiter for waiter in self._in_turn(model) if now - waiter.since >= LOAN_AFTER_S]
+        if not waiting:
+            return
+        holders = {lease.team for lease in self._line.leases_of(model)}
+        holders |= {w.order.team for w in self._line.waiters.values() if w.model == model and w.local is not None}
+        held, beyond = self._held(model), Counter[str]()
+        for beat in self._fleet.snapshot.of(model):
+            lent = max(0, held[beat.worker] - seat.slots_of(beat.worker, beat.slots))
+            left = seat.slots_of(beat.worker, beat.overdraft) - lent
+            if left > 0 and held[beat.worker] and not beat.draining:
+                beyond[beat.worker] = left
+        for waiter in waiting:
+            if waiter.order.team in holders:
+                continue
+            lease = self._lease(waiter, beyond)
+            if lease is not None:
+                waiter.local = lease
+                waiter.woken.set()
+                holders.add(waiter.order.team)
+                beyond[lease.worker] -= 1
+                beyond = +beyond
 
     def _free(self, model: str, seat: Seat) -> Counter[str]:
         """Worker -> slots of the share that nobody here holds, where there are any."""

@@ -257,6 +257,7 @@ class Upkeep:
 
         async def sweep(model: str) -> None:
             if self._alone.is_away(model):
+                self._alone.offer(model)  # some have waited for so long by now that they are owed a loan
                 await self._recover(model)
             swept = await self._store.sweep(self._gateway, model, pause_s=pause_s)
             self._line.heard(model, swept.waiting)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
+from dataclasses import replace
 
 import msgspec
 import redis.asyncio
@@ -90,8 +91,8 @@ async def vanish(redis: redis.asyncio.Redis, record: Heartbeat) -> None:
     await redis.delete(keys.worker(record.model, record.worker))
 
 
-def call(model: str = "m", *, patience_s: float = 10.0, start_s: float | None = None) -> Call:
+def call(model: str = "m", *, patience_s: float = 10.0, start_s: float | None = None, team: str = ANYONE.team) -> Call:
     """`start_s`: how long it waits while its model has no worker; None: as long as for a slot."""
     now = time.monotonic()
-    made = Call("request", ANYONE, model, model, now, now + 600, 0.0)
+    made = Call("request", replace(ANYONE, team=team), model, model, now, now + 600, 0.0)
     return made.waiting(now, queue_s=patience_s, start_s=patience_s if start_s is None else start_s)

@@ -268,3 +268,22 @@ async def test_a_gateway_that_has_no_share_says_why(fragile: RedisServer, start_
                 async with pair[0].admission.slot(call(model, patience_s=0.1), standing=standing):
                     raise AssertionError("got a slot of nobody")
             assert (standing.filed, standing.for_worker, standing.predicted_s) == (1, True, None)
+
+
+async def test_a_team_without_a_slot_is_lent_one(fragile: RedisServer, start_on: Start) -> None:
+    """Another team holds all of this gateway's share; the worker slices."""
+    workers = (heartbeat("w1", slots=2, overdraft=2),)
+    async with beating(fragile, workers):
+        gateway, _ = await two(fragile, start_on, workers=1)
+        fragile.kill()
+        share = seat(gateway).slots_of("w1", 2)  # type: ignore[union-attr]
+        hogs = [Guest(gateway, call(team="red")) for _ in range(share + 2)]
+        await until(lambda: len(served(hogs)) == share, 5.0, "the share is taken")
+        others = [Guest(gateway, call(team="blue")) for _ in range(2)]
+        await until(lambda: len(served(others)) == 1, 5.0, "one of the other team is served beside them")
+        await asyncio.sleep(1.0)
+        assert (len(served(hogs)), len(served(others))) == (share, 1)
+        await next(guest for guest in others if guest.served).go()
+        await until(lambda: len(served(others)) == 1, 5.0, "its next one takes its place")
+        for guest in (*others, *hogs):
+            await guest.cancel()
