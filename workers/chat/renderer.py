@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import queue
+import threading
 from collections.abc import Callable, Mapping
 from types import TracebackType
 from typing import Self
@@ -27,6 +28,9 @@ from workers.stoppable import NotStarted, ProcessEnded, StoppableProcess, TookTo
 START_S = 30.0
 RENDER_S = 5.0
 """From the question to the answer. A hundred tools and two hundred messages take some hundredths of it."""
+
+SPARE_AFTER_S = 3.0
+"""The second process starts so long after the first one: by then the worker has begun to serve."""
 
 NUM_PROCESSES = 2
 """While one team's conversation keeps one busy, the other is there for the next team's."""
@@ -50,7 +54,7 @@ class Renderer:
         number: int = NUM_PROCESSES,
     ) -> None:
         """`sources`: Jinja by name, `default` among them; where that is missing, it is ChatML. `number`: of processes;
-        all but the first start when they are first needed.
+        the second one starts a little after the first, others when they are first needed.
 
         Starts the process and lets it try the templates: takes some tenths of a second. Raises TemplateUnusable.
         """
@@ -58,12 +62,17 @@ class Renderer:
         self._render_s = render_s
         self._processes = [StoppableProcess("workers.chat.render_process", start_s=start_s) for _ in range(number)]
         self._free: queue.LifoQueue[StoppableProcess] = queue.LifoQueue()
+        self._closed = False
+        self._closing = threading.Lock()
+        self._spare = threading.Timer(SPARE_AFTER_S, self._start_spare)
+        self._spare.daemon = True
         self._setup = Setup(sources=self.sources, bos_text=bos_text, eos_text=eos_text)
         self.abilities: Mapping[str, Abilities] = self._started().abilities
         known = _encode(msgspec.structs.replace(self._setup, abilities=dict(self.abilities)))
         for process in reversed(self._processes):
             process.tell_successors(known)
             self._free.put(process)
+        self._spare.start()
 
     @property
     def pid(self) -> int | None:
@@ -101,9 +110,18 @@ class Renderer:
             raise CallFailed(answer)
         return answer
 
+    def _start_spare(self) -> None:
+        """Start the process that is used while the first one is busy: who needs it must not wait for its start."""
+        with self._closing:
+            if not self._closed and len(self._processes) > 1:
+                _restart(self._processes[1])
+
     def close(self) -> None:
-        for process in self._processes:
-            process.close()
+        self._spare.cancel()
+        with self._closing:
+            self._closed = True
+            for process in self._processes:
+                process.close()
 
     def __enter__(self) -> Self:
         return self

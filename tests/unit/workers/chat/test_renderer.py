@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.waiting import wait_until
 from workers.chat.conversation import Conversation
 from workers.chat.renderer import Renderer
 from workers.chat.template import ChatTemplate, TemplateUnusable
@@ -225,3 +226,19 @@ def test_one_slow_conversation_leaves_a_process_for_others() -> None:
         assert pid is not None, "the one that was killed is replaced before anybody needs it"
         assert renderer.render(conversation("again")) == "again"
         assert renderer.pid == pid
+
+
+def test_a_second_process_is_kept_ready(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("workers.chat.renderer.SPARE_AFTER_S", 0.01)
+    before = rendering()
+    with Renderer({"default": "{{ messages[0].content }}"}, number=3) as renderer:
+        wait_until(lambda: len(rendering() - before) == 2, 20)
+        assert renderer.pid in rendering()
+    assert not rendering() - before
+
+
+def rendering() -> set[int]:
+    """Return the rendering processes of this one."""
+    me = Path(f"/proc/self/task/{os.getpid()}/children").parent.parent
+    children = [int(child) for task in me.iterdir() for child in (task / "children").read_text().split()]
+    return {child for child in children if b"render_process" in Path(f"/proc/{child}/cmdline").read_bytes()}
