@@ -8,6 +8,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Protocol
 
+import msgspec
+
 from gateway.api.native.completion_request import CompletionRequest
 from gateway.api.native.generation_settings import settings_object
 from gateway.api.native.probabilities import Entry, SampledEntry
@@ -56,7 +58,11 @@ class Answer:
             self.slot = self._place.number_slot(self._trail.model, self._trail.worker, event.slot)
 
     def final(
-        self, end: Finished, content: str, tokens: Sequence[int], probabilities: Sequence[Entry | SampledEntry] | None
+        self,
+        end: Finished,
+        content: str,
+        tokens: Sequence[int],
+        probabilities: Sequence[Entry | SampledEntry] | msgspec.Raw | None,
     ) -> dict[str, Any]:
         """Of the fields that the caller wants."""
         usage, ran_with = end.usage, self._settings

@@ -8,7 +8,7 @@ import msgspec
 
 from gateway.api.native.answer import Answer, Place, stop_type
 from gateway.api.native.completion_request import CompletionRequest
-from gateway.api.native.probabilities import Entry, SampledEntry, entry
+from gateway.api.native.probabilities import array_of, entry
 from gateway.call import Call
 from gateway.telemetry.trail import Trail
 from workers.protocol.events import CallEvent, Finished, Logprobs, Settings, Started, Text, Tokens
@@ -37,7 +37,8 @@ class _Whole:
         self._answer = answer
         self._texts: list[str] = []
         self._tokens: list[int] = []
-        self._probabilities: list[Entry | SampledEntry] = []
+        self._probabilities: list[bytes] = []
+        """As they will be written: a hundred of them for each token, all encoded at the end, held up other streams."""
         self._num_in_text = 0
         """Of the probabilities, those whose tokens have become text."""
         self._end: Finished | None = None
@@ -51,7 +52,7 @@ class _Whole:
                 self._tokens += event.tokens
             case Logprobs():
                 post_sampling = self._answer.request.post_sampling_probs
-                self._probabilities.append(entry(event, post_sampling=post_sampling))
+                self._probabilities.append(_encode(entry(event, post_sampling=post_sampling)))
             case Started() | Settings():
                 self._answer.note(event)
             case Finished():
@@ -66,4 +67,4 @@ class _Whole:
         told = self._probabilities if self._answer.request.n_probs else None
         if told is not None and stop_type(end) == "word":
             told = told[: self._num_in_text]  # not those of the stop string
-        return self._answer.final(end, text, self._tokens, told)
+        return self._answer.final(end, text, self._tokens, None if told is None else array_of(told))

@@ -9,16 +9,20 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
+import msgspec
+
 from gateway.api.openai.chat_chunks import finish_reason
 from gateway.api.openai.chat_request import ChatRequest
 from gateway.api.openai.ids import chat_id
-from gateway.api.openai.logprobs import Likely, LogprobsCollector, logprobs_object
+from gateway.api.openai.logprobs import LogprobsCollector, logprobs_object
 from gateway.api.openai.whole import Whole
 from gateway.api.tallies import usage_object
 from gateway.call import Call
 from gateway.choices import usage_of
 from workers.protocol.events import CallEvent, Finished, Logprobs, Reasoning, Text, Tokens, ToolCallDelta
 from workers.protocol.requests import GenerateRequest
+
+_encode = msgspec.json.Encoder().encode
 
 
 class WholeWriter:
@@ -58,7 +62,8 @@ class _Choice:
         self.num_thought = 0
         self._as_function = as_function
         self._logprobs = LogprobsCollector(request.post_sampling_probs)
-        self._content: list[Likely] | None = [] if request.n_probs else None
+        self._content: list[bytes] | None = [] if request.n_probs else None
+        """As it will be written: all of it encoded at the end held up other streams."""
         self._tokens: list[int] | None = [] if "tokens" in request.tell else None
         self._texts: list[str] = []
         self._thoughts: list[str] = []
@@ -82,10 +87,11 @@ class _Choice:
             case Finished():
                 self.end = event
         if self._content is not None and isinstance(event, Text | Reasoning | ToolCallDelta):
-            self._content += self._logprobs.take()
+            self._content += map(_encode, self._logprobs.take())
 
     def object(self, number: int, end: Finished) -> dict[str, Any]:
-        logprobs = None if self._content is None else logprobs_object(self._content)
+        content = None if self._content is None else msgspec.Raw(b"[" + b",".join(self._content) + b"]")
+        logprobs = None if content is None else logprobs_object(content)
         reason = finish_reason(end, as_function=self._as_function)
         choice = {"index": number, "message": self._message(), "logprobs": logprobs, "finish_reason": reason}
         if self._tokens is not None:

@@ -77,5 +77,5 @@ def _prob(token: TokenLogprob) -> tuple[int, str, list[int], float, float]:
     return token.token, token.piece.decode("utf-8", "replace"), list(token.piece), logarithm, token.logprob
 
 
-def logprobs_object(content: Sequence[Likely]) -> dict[str, Any]:
+def logprobs_object(content: Sequence[Likely] | msgspec.Raw) -> dict[str, Any]:
     return {"content": content, "refusal": None}

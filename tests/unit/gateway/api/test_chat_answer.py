@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import time
 from typing import Any
 
 import pytest
@@ -250,6 +251,20 @@ def test_probabilities_after_sampling_have_llama_servers_names_too() -> None:
     assert [token["prob"] for token in entry["top_probs"]] == [0.25, 0.0]
     assert entry["top_logprobs"][1]["logprob"] < -80
     check("CreateChatCompletionResponse", body)
+
+
+def test_probabilities_are_encoded_as_they_come() -> None:
+    """Encoding those of a long answer at its end holds up all other streams: it must be a small part of the whole."""
+    tops = tuple(TokenLogprob(token, b" token", -0.125 * token) for token in range(100))
+    writer = whole_writer(n_probs=100)
+    began = time.process_time()
+    for _ in range(1000):
+        writer.add([Logprobs(1, tops[0], tops), Text(1, " token")], 0)
+    writer.add([END], 0)
+    adding_s = time.process_time() - began
+    body = writer.body()
+    assert time.process_time() - began - adding_s < adding_s / 8
+    assert len(json.loads(body)["choices"][0]["logprobs"]["content"]) == 1000
 
 
 def test_an_answer_without_text_has_no_probabilities() -> None:
