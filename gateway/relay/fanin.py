@@ -36,7 +36,7 @@ AWAY_FOR_S = 5.0
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.02, 0.5
 FRAMES_PER_TURN = 256
 """After a stall, readers get a turn between this many steps, so that a backlog does not look like slow clients."""
-MAX_BACKLOG_FRAMES = 1 << 16
+MAX_BACKLOG_FRAMES, MAX_BACKLOG_BYTES = 1 << 16, 64 << 20
 """Some minutes of steps. A worker that sends more than can be read would have this gateway keep it all."""
 
 
@@ -105,6 +105,8 @@ class WorkerStream:
         self._backlog: deque[Frame] = deque()
         self._broken: Exception | None = None
         """Why nothing more is read of this connection."""
+        self._backlog_bytes = 0
+        """Of data in it."""
         self._boxes: dict[int, Mailbox] = {}
         self._last_id = ""
         self._departed = False
@@ -235,18 +237,22 @@ class WorkerStream:
             if not self._backlog:
                 asyncio.get_running_loop().call_soon(self._work_off)
             self._backlog.extend(frames)
-            if len(self._backlog) > MAX_BACKLOG_FRAMES:
+            self._backlog_bytes += _size(frames)
+            if len(self._backlog) > MAX_BACKLOG_FRAMES or self._backlog_bytes > MAX_BACKLOG_BYTES:
                 self._backlog.clear()
-                raise TooMuchToldAtOnce(f"more than {MAX_BACKLOG_FRAMES} steps are not read yet")
+                self._backlog_bytes = 0
+                raise TooMuchToldAtOnce("its steps come faster than they are read")
 
     def _work_off(self) -> None:
         turn = [self._backlog.popleft() for _ in range(min(FRAMES_PER_TURN, len(self._backlog)))]
+        self._backlog_bytes -= _size(turn)
         try:
             self._dispatch(turn)
         except UNREADABLE as error:
             # Nobody waits for this turn: the connection ends with what comes next on it.
             self._broken = error
             self._backlog.clear()
+            self._backlog_bytes = 0
             self._garbled()
         if self._backlog:
             asyncio.get_running_loop().call_soon(self._work_off)
@@ -257,10 +263,12 @@ class WorkerStream:
             if frame.event == ALIVE_EVENT:
                 self._end_all_but(set(decode_alive(frame.data)))
             elif not frame.event:
-                for event in decode_step(frame.data):
+                events = decode_step(frame.data)
+                num_bytes = len(frame.data) // max(1, len(events))
+                for event in events:
                     box = boxes.get(event.call)
                     if box is not None:
-                        box.put(event)
+                        box.put(event, num_bytes)
             if frame.id:
                 self._last_id = frame.id
 
@@ -280,3 +288,7 @@ class WorkerStream:
     def _fail(self, call: int, message: str) -> None:
         box = self._boxes.pop(call)
         box.put(Failed(call, Failure(FailureCode.WORKER_LOST, message)))
+
+
+def _size(frames: Iterable[Frame]) -> int:
+    return sum(len(frame.data) for frame in frames)

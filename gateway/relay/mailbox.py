@@ -7,16 +7,30 @@ from collections.abc import Callable
 
 from workers.protocol.events import CallEvent, Failed, Finished
 
+MAX_BYTES = 32 << 20
+"""That a reader may be behind: a worker that sends long events would fill the gateway within few of them."""
+
 
 class Mailbox:
     """Events of one call, in order. One writer that never waits, one reader that takes all that is there.
 
-    Used on one event loop. When the reader falls `limit` events behind, `on_overflow` is called once and what comes
-    after is dropped: the call is over for the reader. `on_end` is called with the last event as soon as it is there,
-    whether or not the reader comes for it. `put` and `take` run once per token.
+    Used on one event loop. When the reader falls `limit` events or `MAX_BYTES` behind, `on_overflow` is called once and
+    what comes after is dropped: the call is over for the reader. `on_end` is called with the last event as soon as it
+    is there, whether or not the reader comes for it. `put` and `take` run once per token.
     """
 
-    __slots__ = ("_events", "_limit", "_loop", "_on_end", "_on_overflow", "_overflowed", "_reader", "end", "ended")
+    __slots__ = (
+        "_bytes",
+        "_events",
+        "_limit",
+        "_loop",
+        "_on_end",
+        "_on_overflow",
+        "_overflowed",
+        "_reader",
+        "end",
+        "ended",
+    )
 
     choice = 0
     """One call is one answer."""
@@ -32,6 +46,8 @@ class Mailbox:
         self.end: Finished | Failed | None = None
         """That event."""
         self._loop = asyncio.get_running_loop()
+        self._bytes = 0
+        """Of these events on the wire, about."""
         self._events: list[CallEvent] = []
         self._reader: asyncio.Future[None] | None = None
         self._limit = limit
@@ -39,11 +55,13 @@ class Mailbox:
         self._on_end = on_end
         self._overflowed = False
 
-    def put(self, event: CallEvent) -> None:
+    def put(self, event: CallEvent, num_bytes: int = 0) -> None:
+        """`num_bytes`: that it had on the wire, about."""
         if isinstance(event, Finished) or isinstance(event, Failed):  # noqa: SIM101 - a union is made anew each time
             self._on_end(event)
         events = self._events
-        if len(events) >= self._limit:
+        self._bytes += num_bytes
+        if len(events) >= self._limit or self._bytes > MAX_BYTES:
             self._overflow()
             return
         events.append(event)
@@ -59,7 +77,7 @@ class Mailbox:
             self._reader = self._loop.create_future()
             await self._reader
         events = self._events
-        self._events = []
+        self._events, self._bytes = [], 0
         last = events[-1]
         if isinstance(last, Finished) or isinstance(last, Failed):  # noqa: SIM101 - a union is made anew each time
             self.ended, self.end = True, last

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -13,12 +14,13 @@ import pytest
 
 from gateway.api.presence import beside
 from gateway.relay.event_source import MAX_HEAD_BYTES, EventStreamBroken, EventStreamRefused, read_events
-from gateway.relay.fanin import Place
+from gateway.relay.fanin import FRAMES_PER_TURN, MAX_BACKLOG_FRAMES, Place
 from gateway.relay.relay import Relay
 from tests.integration.relay.scripted import ScriptedWorker, scripted_worker
 from tests.integration.relay.test_relay import REQUEST, failure_of, raw_server
+from workers.protocol.events import Text
 from workers.protocol.failures import CallFailed, Failure, FailureCode
-from workers.protocol.framing import FrameReader
+from workers.protocol.framing import KEEP_ALIVE, FrameReader
 from workers.protocol.text import PROPS_PATH, RENDER_PATH, Render, decode_props, decode_rendered
 
 SECRET = "secret"
@@ -112,6 +114,50 @@ async def test_answers_that_never_end_are_cut_off() -> None:
             await relay.ask(worker.place, "GET", PROPS_PATH, None, decode_props)
         assert worker.num_sent < 64 * MIB
         assert psutil.Process().memory_info().rss - before < 128 * MIB
+
+
+async def test_events_as_long_as_frames_may_be_overflow_by_their_bytes() -> None:
+    """By their number alone, 600 of them would take gigabytes."""
+    overflowed = asyncio.Event()
+    async with (
+        scripted_worker() as worker,
+        following(worker) as relay,
+        relay.passage(worker.place, REQUEST, "team", "req", overflowed.set),
+    ):
+        number = (await worker.submitted(1))[0]
+        for _ in range(8):
+            await worker.say([Text(number, "x" * (8 * MIB))])
+        async with asyncio.timeout(10):
+            await overflowed.wait()
+
+
+async def test_steps_that_come_faster_than_they_are_read_lose_the_worker() -> None:
+    async with (
+        scripted_worker() as worker,
+        following(worker) as relay,
+        relay.passage(worker.place, REQUEST, "team", "req", lambda: None) as mailbox,
+    ):
+        await worker.submitted(1)
+        steps = b"data: []\n\n" * (MAX_BACKLOG_FRAMES + FRAMES_PER_TURN)
+        with contextlib.suppress(OSError):
+            for _ in range(40):
+                await worker.write(steps)
+                if mailbox.end is not None:
+                    break
+        assert "cannot read" in (await failure_of(mailbox)).message
+
+
+async def test_what_can_not_be_read_among_many_steps_loses_the_worker_and_stops_nothing() -> None:
+    """Found while a backlog is worked off, it left the next connection waiting for it in a loop without a pause."""
+    async with scripted_worker() as worker, following(worker) as relay:
+        async with relay.passage(worker.place, REQUEST, "team", "req", lambda: None) as mailbox:
+            await worker.submitted(1)
+            await worker.write(b"data: []\n\n" * 3 * FRAMES_PER_TURN + b"data: [nonsense\n\n" + b"data: []\n\n" * 999)
+            assert "cannot read" in (await failure_of(mailbox)).message
+        await worker.write(KEEP_ALIVE)
+        await worker.connected(2)
+        async with relay.passage(worker.place, REQUEST, "team", "req", lambda: None):
+            await worker.submitted(2)
 
 
 async def test_a_head_that_never_ends_breaks_the_stream() -> None:

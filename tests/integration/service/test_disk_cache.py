@@ -9,7 +9,6 @@ import pytest
 
 from tests.integration.service.conftest import RedisServer
 from tests.integration.service.test_slots import DEMO, STORY, Client, worker
-from tests.integration.service.wire import SECRET
 from tests.support.small_models import write_small_model
 from workers import cache_command
 from workers.engine.disk_names import BLOCK_TOKENS
@@ -36,7 +35,7 @@ async def test_a_conversation_goes_on_in_the_next_worker(
         [num_prompt] = {info.n_prompt_tokens for info in await client.slots() if info.n_prompt_tokens}
         expected, _ = await client.say(NEXT, "green")
     num_saved = num_prompt if kind == "hybrid" else num_prompt // BLOCK_TOKENS * BLOCK_TOKENS
-    monkeypatch.setenv("PADDOCK_WORKER_SECRET", SECRET)
+    monkeypatch.setenv("PADDOCK_STATE_DIR", str(folder / "state"))
     assert cache_command.main(("erase", "--tenant", "blue", *flags)) == 0
     with worker(redis_server, folder, f"{kind}-next", *flags, model=model) as found:
         client = Client(session, found)

@@ -18,7 +18,8 @@ from tests.integration.service.wire import Gateway
 from workers.protocol import keys
 from workers.protocol.exits import Exit
 from workers.protocol.heartbeat import BEAT, Heartbeat, ModelFacts, decode_heartbeat
-from workers.protocol.news import FIELD, Load, News, open_news, unpack_heads
+from workers.protocol.news import FIELD, Load, News, decode_news, open_news, unpack_heads
+from workers.protocol.proofs import SEAL_BYTES
 from workers.service.heartbeat import NEWS_RATE, Registration, connect
 
 MODEL = "told"
@@ -236,7 +237,7 @@ async def test_a_worker_process_tells_its_prompts_and_its_end(
 
     def entries() -> list[News]:
         found: Any = redis_server.client.xrange(keys.NEWS)
-        news = [open_news(fields[FIELD.encode()], "fake-secret") for _, fields in found]
+        news = [decode_news(fields[FIELD.encode()][SEAL_BYTES:]) for _, fields in found]
         return [one for one in news if one.model == "teller"]
 
     async with gateway.connected() as heard:
