@@ -48,6 +48,11 @@ def drains(stack: Stack, worker_id: str) -> bool:
     return beat is not None and beat.draining
 
 
+def serves(stack: Stack, worker_id: str, boot: str) -> bool:
+    beat = stack.heartbeat(MODEL, worker_id)
+    return beat is not None and beat.boot == boot and not beat.draining
+
+
 @pytest.mark.timeout(240)
 async def test_a_worker_without_memory_says_so_and_is_left_alone_until_it_has_some() -> None:
     """Its callers wait for another one."""
@@ -56,13 +61,14 @@ async def test_a_worker_without_memory_says_so_and_is_left_alone_until_it_has_so
         gateway = stack.gateway(queue_timeout_s=60)
         async with calling(gateway.url, stack.key, MODEL) as caller:
             assert (await caller.whole(LONG, max_tokens=4))[0] == 200
+            boot = stack.wait_for_worker(MODEL, "poor").boot
             limit(poor, 0.5)
             asking = asyncio.create_task(endings(caller))
             await until(lambda: drains(stack, "poor"), 20, "it is placed on no more")
             await asyncio.to_thread(stack.worker, DEMO_MODEL, MODEL, slots=4, ctx=4096, worker_id="rich")
             assert await asking == {(200, ""): CALLS}
             unlimit(poor)
-            await until(lambda: not drains(stack, "poor"), 10, "it is placed on again")
+            await until(lambda: serves(stack, "poor", boot), 10, "the same process is placed on again")
         assert poor.popen.poll() is None
         assert "Traceback" not in gateway.text()
 

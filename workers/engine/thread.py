@@ -110,7 +110,11 @@ class EngineThread:
         return more
 
     def _rest(self) -> None:
-        self._work.rest()
+        try:
+            self._work.rest()
+        except MemoryError:
+            # Nothing runs, and what was to be saved can be computed again: no reason to end the process.
+            log.warning("out of memory: not all that may be wanted again is saved")
         while not self.is_wanted:
             self._wake.wait()
             self._wake.clear()
