@@ -11,6 +11,7 @@ import math
 from collections import Counter, OrderedDict
 from dataclasses import dataclass
 from enum import Enum, auto
+from ipaddress import IPv6Address, IPv6Network
 from itertools import islice
 from time import monotonic
 from typing import Protocol
@@ -65,6 +66,14 @@ class ConnectionBounds:
 
 def _beyond_of(num_descriptors: int) -> int:
     return max(1, min(MAX_BEYOND, num_descriptors // 16))
+
+
+def network_of(address: str) -> str:
+    """Return what counts as one address: with IPv6 whoever has one has all of its /64."""
+    if ":" not in address:
+        return address
+    given = IPv6Address(address.partition("%")[0])
+    return str(given.ipv4_mapped or IPv6Network((given, 64), strict=False))
 
 
 class Verdict(Enum):
@@ -142,7 +151,7 @@ class Connections:
 
         `descriptor`: the system gives the lowest that is free, so a high one shows that few are left.
         """
-        bounds, beyond = self.bounds, False
+        bounds, beyond, address = self.bounds, False, network_of(address)
         too_many = bounds.most_per_address < bounds.most and self._per_address[address] >= bounds.most_per_address
         if too_many and not self._close_idle(address):
             if self._num_beyond >= self._max_beyond // 2:

@@ -128,6 +128,9 @@ class HttpProtocol(HttpToolsProtocol):
     def make_room(self) -> None:
         """Close at once: there are too many connections, and no answer is under way on this one."""
         self._deaf, self._unread = True, b""
+        if self.transport.get_write_buffer_size():
+            self.transport.abort()  # it would be closed when its peer has read what was answered, so perhaps never
+            return
         if self._beyond or self._head_bytes:
             self.transport.write(response_of(CROWDED, self._server.form))
         self.transport.close()

@@ -14,7 +14,7 @@ import uvicorn
 
 from tests.support.waiting import until
 from workers.http_server import connections
-from workers.http_server.connections import ConnectionBounds, Connections, Verdict
+from workers.http_server.connections import ConnectionBounds, Connections, Verdict, network_of
 from workers.http_server.protocol import HttpProtocol
 from workers.http_server.server import HttpServer
 from workers.http_server.state import CLOSED_AT_ONCE, Closing
@@ -27,14 +27,16 @@ HALF_A_HEAD = b"GET / HTTP/1.1\r\nx: "
 async def app(scope: Any, receive: Any, send: Any) -> None:
     if scope["path"] == "/busy":
         await asyncio.sleep(30)
-    await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"2")]})
-    await send({"type": "http.response.body", "body": b"ok"})
+    told = b"ok" if scope["path"] != "/big" else bytes(16 << 20)
+    await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"%d" % len(told))]})
+    await send({"type": "http.response.body", "body": told})
 
 
 class Served:
     """A server on two addresses of this machine."""
 
     def __init__(self, server: HttpServer, port: int) -> None:
+        self.state = server.state
         self.connections: Connections = server.state.bounded
         self.port = port
         self.opened = contextlib.AsyncExitStack()
@@ -140,6 +142,44 @@ async def test_heads_that_have_begun_are_bounded_together(served: Served) -> Non
     async with asyncio.timeout(5):
         assert (await first.read()).startswith(b"HTTP/1.1 503 ")
     assert not second.at_eof()
+
+
+async def test_who_does_not_read_makes_room_as_well(served: Served) -> None:
+    """Its connection would stay open until it has read the answer."""
+    there = [await asyncio.to_thread(deaf, served.port) for _ in range(2)]
+    await until(lambda: served.connections.num_open == 2, 5.0, "they are there")
+    await served.keep_open(MOST - PER_ADDRESS, b"GET /busy HTTP/1.1\r\n\r\n", "127.0.0.2")
+    await served.keep_open(PER_ADDRESS - 2, b"GET /busy HTTP/1.1\r\n\r\n", "127.0.0.3")
+    await asyncio.sleep(IDLE_S)
+    for _ in range(2):
+        await served.keep_open(1, b"GET /busy HTTP/1.1\r\n\r\n")
+    # uvicorn knows them until they are closed.
+    await until(lambda: served.connections.num_open == len(served.state.connections) == MOST, 5.0, "both are closed")
+    for connection in there:
+        connection.close()
+
+
+def deaf(port: int) -> socket.socket:
+    """A client that asks for much and reads nothing."""
+    connection = socket.socket()
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+    connection.connect(("127.0.0.1", port))
+    connection.sendall(b"GET /big HTTP/1.1\r\n\r\n")
+    return connection
+
+
+@pytest.mark.parametrize(
+    ("one", "another", "same"),
+    [
+        ("10.0.0.1", "10.0.0.2", False),
+        ("2001:db8::1", "2001:db8::ffff:1", True),
+        ("2001:db8::1", "2001:db8:0:1::1", False),
+        ("::ffff:10.0.0.1", "10.0.0.1", True),
+        ("fe80::1%eth0", "fe80::2", True),
+    ],
+)
+def test_what_counts_as_one_address(one: str, another: str, same: bool) -> None:
+    assert (network_of(one) == network_of(another)) is same
 
 
 async def test_what_closes_is_not_counted(served: Served) -> None:
