@@ -62,7 +62,7 @@ def main(path: Path, descriptor: int) -> None:
                 pass
         finally:
             for pid in children:
-                os.kill(pid, signal.SIGKILL)
+                _ended(pid)
 
 
 def _obey(orders: socket.socket, vocab: Vocab, children: set[int]) -> bool:
