@@ -16,6 +16,7 @@ from gateway.call import Call
 from gateway.errors import PaddockError
 from gateway.pipeline import Answer, Pipeline
 from gateway.relay.failures import answer_to
+from gateway.relay.payload import chars_of
 from gateway.telemetry.standing import Standing
 from gateway.telemetry.trail import Trail
 from workers.protocol.events import CallEvent, Failed, Finished, Usage
@@ -23,6 +24,11 @@ from workers.protocol.requests import GenerateRequest
 
 MAX_BESIDE = 32
 """Answers to one request that are asked for at once; further ones follow as these end."""
+
+
+LONG_CHARS = 256 << 10
+LONG_PACE_S = 0.05
+"""Prompts that long are hashed and encoded for each answer: the answers to one begin so long after each other."""
 
 
 class Choices(Protocol):
@@ -107,6 +113,8 @@ class Merged:
         """Hands on one answer's events. Raises PaddockError."""
         # The caller is told where the first of them stands.
         own = replace(trail, standing=trail.standing if number == 0 else Standing())
+        if number and chars_of(request) > LONG_CHARS:
+            await asyncio.sleep((number % MAX_BESIDE) * LONG_PACE_S)
         try:
             async with self._turns, pipeline.answer(_in_turn(call, number), request, own) as answer:
                 if not self.begun.is_set():

@@ -22,6 +22,8 @@ MIN_ITEMS = 32_768
 """Numbers in an array that are let through even where every context is shorter."""
 UNCHECKED_BYTES = 16 << 10
 """What is shorter can't hold enough to matter."""
+UNCHECKED_FACTOR = 4
+"""Memory that it is taken to hold, for each of its bytes."""
 
 _STRUCTURE = b"[]{},"
 _BRACKETS = b"[]{}"
@@ -53,7 +55,7 @@ def check_shape(raw: bytes, max_items: int) -> Shape:
     Takes 5 ms per MiB at most, in calls of a few milliseconds. Raises InvalidRequest, ContextOverflow.
     """
     if len(raw) <= UNCHECKED_BYTES:
-        return Shape(0, 4 * len(raw))
+        return Shape(0, UNCHECKED_FACTOR * len(raw))
     text_bytes = len(raw) * _bytes_per_character(raw)
     if b"\\" in raw:
         raw = raw.replace(b"\\\\", b"").replace(b'\\"', b"")

@@ -15,7 +15,7 @@ from typing import TypeVar
 from starlette.types import Receive, Scope
 
 from gateway.api.body import declared_bytes, read_body
-from gateway.api.body_bounds import check_shape
+from gateway.api.body_bounds import UNCHECKED_BYTES, UNCHECKED_FACTOR, check_shape
 from gateway.api.decoding import INLINE_BYTES, INLINE_STRINGS, DecodingLane
 from gateway.api.memory_budget import MemoryBudget, Reservation
 from gateway.call import Principal
@@ -50,7 +50,10 @@ class Intake:
         try:
             # What is declared may never come: it is the caller's own share that waits for it.
             declared = declared_bytes(scope)
-            reservation.resize(declared if declared <= self.max_body_bytes else 0)
+            if declared <= UNCHECKED_BYTES:
+                reservation.resize(UNCHECKED_FACTOR * declared)
+            elif declared <= self.max_body_bytes:
+                reservation.resize(declared)
             raw = await read_body(scope, receive, self.max_body_bytes, grown=reservation.grow)
             body = Body(raw, reservation, self)
             del raw
@@ -76,6 +79,10 @@ class Intake:
         return Body(raw, reservation, self)
 
     async def decoded(self, raw: bytes, reservation: Reservation, read: Callable[[bytes], AskedT]) -> AskedT:
+        if len(raw) <= UNCHECKED_BYTES:  # as nearly always, and there may be a thousand workers to ask for contexts
+            asked = read(raw)
+            reservation.resize(UNCHECKED_FACTOR * len(raw))
+            return asked
         max_items = self._longest_context()
         if len(raw) <= INLINE_BYTES:
             shape = check_shape(raw, max_items)

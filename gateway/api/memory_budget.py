@@ -7,7 +7,6 @@ what its team may hold.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -24,8 +23,8 @@ class MemoryBudget:
     def __init__(self, max_bytes: int) -> None:
         self._max_bytes = max_bytes
         self._held = 0
-        self._of_team: Counter[str] = Counter()
-        self._of_key: Counter[str] = Counter()
+        self._of_team: dict[str, int] = {}
+        self._of_key: dict[str, int] = {}
 
     @property
     def num_bytes(self) -> int:
@@ -48,8 +47,9 @@ class MemoryBudget:
                 "the operator raise PADDOCK_CALL_MEMORY_BYTES."
             )
         free = self._max_bytes - self._held
-        of_team, of_key = self._of_team[principal.team] + num_bytes, self._of_key[principal.key_id] + num_bytes
-        may = (free + self._of_team[principal.team]) // 2
+        of_team = self._of_team.get(principal.team, 0) + num_bytes
+        of_key = self._of_key.get(principal.key_id, 0) + num_bytes
+        may = (free + of_team - num_bytes) // 2
         if num_bytes > free:
             message = f"Requests hold {self._held} bytes of this gateway's memory; {self._max_bytes} may. Try again."
             raise MemoryFull(message, retry_after_s=RETRY_AFTER_S)
@@ -66,9 +66,11 @@ class MemoryBudget:
         """Count what is held anyway, or, where it is negative, given back."""
         self._held += num_bytes
         for held, name in ((self._of_team, principal.team), (self._of_key, principal.key_id)):
-            held[name] += num_bytes
-            if not held[name]:
-                del held[name]
+            now = held.get(name, 0) + num_bytes
+            if now:
+                held[name] = now
+            else:
+                held.pop(name, None)
 
 
 class Reservation:

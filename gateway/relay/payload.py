@@ -81,7 +81,7 @@ def num_chars(message: msgspec.Struct) -> int:
     """Return about how long the texts of a message are; a token counts as six characters."""
     match message:
         case Submit() | Render():
-            return _of_request(message.request)
+            return chars_of(message.request)
         case PoolRequest():
             return sum(map(_of_part, message.inputs))
         case Tokenize():
@@ -91,7 +91,8 @@ def num_chars(message: msgspec.Struct) -> int:
     return 0
 
 
-def _of_request(request: GenerateRequest) -> int:
+def chars_of(request: GenerateRequest) -> int:
+    """Return about how long the prompt of a request is."""
     if request.prompt is not None:
         return _of_part(request.prompt)
     if request.infill is not None:

@@ -17,7 +17,7 @@ from gateway.api.parameters.sampling_body import SamplingBody
 from gateway.api.parameters.stops import MAX_STOPS
 
 MAX_MESSAGES = 10_000
-MAX_BLOCKS = 10_000
+MAX_BLOCKS = 4_000
 MAX_TOOLS = 128
 
 

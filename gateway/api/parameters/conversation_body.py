@@ -13,7 +13,8 @@ from pydantic import Discriminator, Field, Tag
 from gateway.api.parameters.base import Body, Loose, text_or_parts
 
 MAX_MESSAGES = 10_000
-MAX_PARTS = 10_000
+MAX_PARTS = 4_000
+"""Of one message, which are checked in one go."""
 MAX_TOOLS = 128
 
 
