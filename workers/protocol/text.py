@@ -49,7 +49,7 @@ class Tokenize(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 class Tokenized(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     ids: bytes
-    """Tokens as int32, little-endian: eight MiB of text have up to eight million of them."""
+    """Tokens as 32-bit numbers, little-endian: eight MiB of text have up to eight million of them."""
     pieces: tuple[bytes, ...] | None = None
     """Each token's bytes, control tokens written out, where they were asked for; a character may be cut."""
 
@@ -61,7 +61,7 @@ class Tokenized(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 def packed(tokens: Sequence[int]) -> bytes:
     """Return tokens as `Tokenized.ids` has them."""
-    numbers = array("i", tokens)
+    numbers = array("I", tokens)
     if sys.byteorder == "big":
         numbers.byteswap()
     return numbers.tobytes()
@@ -69,7 +69,7 @@ def packed(tokens: Sequence[int]) -> bytes:
 
 def ints_of(ids: bytes) -> array[int]:
     """Return what was packed."""
-    numbers = array("i", ids)
+    numbers = array("I", ids)
     if sys.byteorder == "big":
         numbers.byteswap()
     return numbers
