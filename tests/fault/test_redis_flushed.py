@@ -14,7 +14,7 @@ from tests.support.stack import Stack
 from tests.support.waiting import until
 
 MODELS = ("one", "other")
-FLUSHES, BETWEEN_S = 3, 1.2
+FLUSHES, BETWEEN_S = 2, 0.8
 
 
 async def call_until(caller: Caller, seen: Counter[tuple[int, str]], over: asyncio.Event) -> None:

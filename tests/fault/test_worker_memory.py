@@ -53,6 +53,7 @@ def serves(stack: Stack, worker_id: str, boot: str) -> bool:
     return beat is not None and beat.boot == boot and not beat.draining
 
 
+@pytest.mark.long
 @pytest.mark.timeout(240)
 async def test_a_worker_without_memory_says_so_and_is_left_alone_until_it_has_some() -> None:
     """Its callers wait for another one."""

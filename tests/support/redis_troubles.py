@@ -98,9 +98,14 @@ def loading(server: RedisServer, model: str) -> Iterator[None]:
 
 def noperm(server: RedisServer, model: str) -> Iterator[None]:
     """Somebody takes the scripts away from everybody."""
-    _admin(server).execute_command("ACL", "SETUSER", "default", "-@scripting")  # type: ignore[no-untyped-call]
+    admin = _admin(server)
+    users = [name.decode() for name in admin.execute_command("ACL", "USERS")]  # type: ignore[no-untyped-call]
+    for user in users:
+        admin.execute_command("ACL", "SETUSER", user, "-eval", "-evalsha", "-script")  # type: ignore[no-untyped-call]
     yield
-    _admin(server).execute_command("ACL", "SETUSER", "default", "+@all")  # type: ignore[no-untyped-call]
+    for user in users:
+        given = ("+eval", "+evalsha", "+script")
+        admin.execute_command("ACL", "SETUSER", user, *given)  # type: ignore[no-untyped-call]
 
 
 def noscript(server: RedisServer, model: str) -> Iterator[None]:
