@@ -168,16 +168,8 @@ async def build(settings: GatewaySettings, redis: redis.asyncio.Redis, tracer: T
     store = Store(redis, took=metrics.redis_time.observe)
     admission = Admission(store, fleet, gateway_id, **of_line, lost=metrics.lost_leases, unreadable=unreadable)
     fleet.keep_unless(admission.takes_writes)
-    start_s = settings.start_timeout_s or settings.queue_timeout_s
-    limits = Limits(
-        settings.queue_timeout_s,
-        start_s,
-        settings.request_timeout_s,
-        settings.retry_share,
-        settings.answer_timeout_s or settings.request_timeout_s,
-    )
     prompts = WrittenPrompts() if settings.log_prompts else UNWRITTEN
-    pipeline = Pipeline(names, fleet, admission, relay, metrics, limits, wishes, prompts)
+    pipeline = Pipeline(names, fleet, admission, relay, metrics, _limits(settings), wishes, prompts)
     sockets = Sockets(settings.max_sockets, settings.max_sockets_per_key)
     attendance = Attendance()
     leaving = partial(_is_leaving, attendance, pipeline)
@@ -185,12 +177,9 @@ async def build(settings: GatewaySettings, redis: redis.asyncio.Redis, tracer: T
     inquiries = Inquiries(fleet, relay)
     model_wishes = ModelWishes(redis)
     models = Models(keys, names, fleet, model_wishes)
-    stream_bounds = StreamBounds(settings.resume_streams_per_team, settings.resume_bytes_per_team)
-    quota = StreamQuota(redis, stream_bounds, settings.resume_ttl_s)
-    recordings = Recordings(StreamLog(redis, settings.resume_ttl_s), quota, gateway_id, settings.resume_buffer_bytes)
+    recordings = _recordings(settings, redis, gateway_id)
     resumable = Resumable(recordings, metrics, settings.ping_interval_s)
-    budget = MemoryBudget(settings.call_memory_bytes or max(LEAST_CALL_MEMORY, 20 * settings.max_body_bytes))
-    intake = Intake(settings.max_body_bytes, budget, DecodingLane(), lambda: longest_context(fleet.snapshot, names))
+    intake = _intake(settings, fleet, names)
     answers = (keys, pipeline, intake, settings.ping_interval_s, resumable)
     counting = (keys, pipeline, inquiries, intake)
     reception = Reception(keys, pipeline, fleet, intake)
@@ -219,16 +208,44 @@ async def build(settings: GatewaySettings, redis: redis.asyncio.Redis, tracer: T
             **native_apps(answers, fleet, inquiries, wishes, model_wishes, ChatDialect()),
         }
     )
-    fixed = read_records(settings.api_keys)
-    first = await first_key.settle(redis, own_secret, settings.api_key, settings.state_dir)
-    # A preset key cannot be overruled by what stands in Redis.
-    key_store = KeyStore(redis, own_secret, keys, (*fixed, first) if settings.api_key else fixed, first, unreadable)
+    key_store = await _key_store(settings, redis, own_secret, keys, unreadable)
     keeper = AdapterKeeper(fleet, inquiries, wishes)
     fleet.listen(lambda _: keeper.hurry())
     most_per_key = max(1, int(connection_bounds(settings).most * settings.key_share))
     asgi = Door(router, metrics, attendance, tracer, most_per_key)
     runs = (pipeline, fleet, admission, relay, recordings, wishes, keeper, keys, key_store, redis, sockets, sight)
     return App(asgi, *runs, attendance)
+
+
+def _limits(settings: GatewaySettings) -> Limits:
+    return Limits(
+        settings.queue_timeout_s,
+        settings.start_timeout_s or settings.queue_timeout_s,
+        settings.request_timeout_s,
+        settings.retry_share,
+        settings.answer_timeout_s or settings.request_timeout_s,
+    )
+
+
+def _recordings(settings: GatewaySettings, redis: redis.asyncio.Redis, gateway_id: str) -> Recordings:
+    bounds = StreamBounds(settings.resume_streams_per_team, settings.resume_bytes_per_team)
+    quota = StreamQuota(redis, bounds, settings.resume_ttl_s)
+    return Recordings(StreamLog(redis, settings.resume_ttl_s), quota, gateway_id, settings.resume_buffer_bytes)
+
+
+def _intake(settings: GatewaySettings, fleet: Fleet, names: Names) -> Intake:
+    budget = MemoryBudget(settings.call_memory_bytes or max(LEAST_CALL_MEMORY, 20 * settings.max_body_bytes))
+    return Intake(settings.max_body_bytes, budget, DecodingLane(), lambda: longest_context(fleet.snapshot, names))
+
+
+async def _key_store(
+    settings: GatewaySettings, redis: redis.asyncio.Redis, secret: str, keys: Keys, unreadable: Unreadable
+) -> KeyStore:
+    """Raises KeysInvalid, redis.RedisError, OSError."""
+    fixed = read_records(settings.api_keys)
+    first = await first_key.settle(redis, secret, settings.api_key, settings.state_dir)
+    # A preset key cannot be overruled by what stands in Redis.
+    return KeyStore(redis, secret, keys, (*fixed, first) if settings.api_key else fixed, first, unreadable)
 
 
 def longest_context(snapshot: FleetSnapshot, names: Names) -> int:

@@ -201,19 +201,7 @@ class WorkerServer:
         self._hub = EventHub(self._boot, grace_s=place.gateway_grace_s)
         self._drains_since = 0.0  # time.monotonic(), once it drains
         stories = Stories(tracer, place.worker, place.model)
-        self.desk = CallDesk(
-            self._hub,
-            self._engine,
-            services.prompts,
-            self._metrics,
-            services.defaults,
-            services.constraints,
-            services.answers,
-            services.heads,
-            services.adapter_hashes,
-            stories,
-            services.lane,
-        )
+        self.desk = self._call_desk(services, stories)
         self._mailbox.connect(self._deliver)
         self._calls: Desk = self.desk if services.pool is None else services.pool
         if services.pool is not None:
@@ -320,6 +308,21 @@ class WorkerServer:
             self._stop_now.set()
         self._stop.set()
         logger.info("%s: stopping%s", signal.Signals(number).name, " at once" if self._stop_now.is_set() else "")
+
+    def _call_desk(self, services: Services, stories: Stories) -> CallDesk:
+        return CallDesk(
+            self._hub,
+            self._engine,
+            services.prompts,
+            self._metrics,
+            services.defaults,
+            services.constraints,
+            services.answers,
+            services.heads,
+            services.adapter_hashes,
+            stories,
+            services.lane,
+        )
 
     def _deliver(self, step: int, events: list[CallEvent]) -> None:
         try:
