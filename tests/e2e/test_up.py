@@ -19,6 +19,7 @@ from gateway.welcome import address_file
 from tests.support.stack import ROOT, free_port
 from workers.protocol import keys
 from workers.protocol.heartbeat import decode_heartbeat
+from workers.supervisor.redis_process import private_url
 
 READY_S = 60.0
 BACK_S = 5.0
@@ -83,9 +84,10 @@ def test_paddock_chat_finds_address_and_key(printed: str) -> None:
     assert "Paddock" in done.stdout
 
 
-def boots(socket: str) -> dict[str, str]:
+def boots(state: Path) -> dict[str, str]:
     """Worker id -> boot id of the processes that serve now."""
-    with redis.Redis(unix_socket_path=socket) as client:
+    url = private_url(state, (state / "gateway-secret").read_text().strip())
+    with redis.Redis.from_url(url) as client:
         found = client.smembers(keys.workers(MODEL))
         assert isinstance(found, set)
         records = [client.hget(keys.worker(MODEL, worker.decode()), "beat") for worker in found]
@@ -96,15 +98,15 @@ def boots(socket: str) -> dict[str, str]:
 def test_a_killed_worker_is_back_within_five_seconds_and_nobody_is_turned_away(printed: str) -> None:
     key_file = re.search(r"kept in (.*)\)", printed)
     assert key_file is not None
-    socket = str(Path(key_file[1]).parent / "run" / "redis.sock")
-    before = boots(socket)
+    state = Path(key_file[1]).parent
+    before = boots(state)
     assert len(before) == 2
     victim = sorted(before)[0]
     (process,) = [p for p in psutil.process_iter() if _worker_id(p) == victim]
     process.kill()
     killed = time.monotonic()
     (line,) = re.findall(r"^curl .*$", printed, re.MULTILINE)
-    while boots(socket).get(victim, before[victim]) == before[victim]:
+    while boots(state).get(victim, before[victim]) == before[victim]:
         assert time.monotonic() - killed < BACK_S
         done = subprocess.run(["sh", "-c", line], capture_output=True, text=True, timeout=60)
         assert done.stdout.rstrip().endswith("data: [DONE]")
