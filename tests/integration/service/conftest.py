@@ -17,6 +17,8 @@ import pytest
 from redis import Redis
 from redis.exceptions import RedisError
 
+from tests.support.redis_server import redis_binaries
+
 ROOT = Path(__file__).resolve().parents[3]
 
 Spawn = Callable[..., "Process"]
@@ -65,7 +67,17 @@ class RedisServer:
         self._child: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
-        argv = ["redis-server", "--port", "0", "--unixsocket", str(self._socket), "--save", "", "--appendonly", "no"]
+        argv = [
+            str(redis_binaries()[-1]),
+            "--port",
+            "0",
+            "--unixsocket",
+            str(self._socket),
+            "--save",
+            "",
+            "--appendonly",
+            "no",
+        ]
         self._child = subprocess.Popen(argv, stdout=subprocess.DEVNULL)
         deadline = time.monotonic() + 10
         while True:
