@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from typing import cast
 
 from workers.protocol.events import CallEvent, Failed, Finished
 
@@ -57,8 +58,9 @@ class Mailbox:
 
     def put(self, event: CallEvent, num_bytes: int = 0) -> None:
         """`num_bytes`: that it had on the wire, about."""
-        if isinstance(event, Finished) or isinstance(event, Failed):  # noqa: SIM101 - a union is made anew each time
-            self._on_end(event)
+        kind = type(event)  # quicker than `isinstance`, and this is done per token
+        if kind is Finished or kind is Failed:
+            self._on_end(cast(Finished | Failed, event))
         events = self._events
         self._bytes += num_bytes
         if len(events) >= self._limit or self._bytes > MAX_BYTES:
