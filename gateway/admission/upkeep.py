@@ -35,7 +35,7 @@ SHORTEST_TTL_S = 0.05
 
 REFRESHED = 64
 """Tickets per model whose bids are made anew each round: those next in line, which slots are offered to."""
-LOAN_AFTER_S = 0.55
+LOAN_AFTER_S = 0.3
 """When a ticket is looked at again that may be owed a loan by then (lua/shared_overdraft.lua)."""
 REREAD_AT_ONCE = 256
 """Tickets in one script: a longer one would hold other callers up."""

@@ -19,7 +19,7 @@ from workers.engine.pace import PrefillPace
 from workers.engine.prefix import Match, common
 from workers.engine.scheduler import Limits, Plan, plan_step
 from workers.engine.sequence import NOWHERE, Sequence
-from workers.engine.shares import gives_way, is_shared, last_of, next_in
+from workers.engine.shares import FIRST_SLICE, gives_way, is_shared, last_of, next_in
 from workers.protocol.events import CallEvent
 
 MIN_WAIT_TOKENS = 16
@@ -183,10 +183,11 @@ class Roster:
 
     def _giving_way(self, newcomer: Sequence, running: list[Sequence], now: float) -> Sequence | None:
         keeps_parts = self._cache.keeps_parts
+        part = 1.0 if any(one.team == newcomer.team for one in running) else FIRST_SLICE
 
         def has_had_slice(one: Sequence) -> bool:
             keeps_prompt = keeps_parts and one.request.cache_prompt and not one.shifted
-            return one.turn.is_over(now, one.num_predicted, keeps_prompt=keeps_prompt)
+            return one.turn.is_over(now, one.num_predicted, keeps_prompt=keeps_prompt, part=part)
 
         return gives_way(running, newcomer, has_had_slice)
 

@@ -18,6 +18,8 @@ SLICE_TOKENS = 64
 """An answer goes on for so many tokens at least before its call gives way,"""
 SLICE_S = 1.0
 """or for so long, where that is sooner."""
+FIRST_SLICE = 0.1
+"""Part of a slice after which it gives way to a team that has no slot: that team's first token waits for it."""
 RETURN_SHARE = 0.2
 """Of the time of a slice that coming back may take: where that is dear, slices are longer."""
 LONGEST_SLICE_S = 10.0
@@ -76,15 +78,18 @@ class Turn:
         self.resumed_at, self.num_cut = now, 0
         self.return_s = now - self.entered_at if again else 0.0
 
-    def is_over(self, now: float, num_predicted: int, *, keeps_prompt: bool) -> bool:
-        """Whether the call may give way. `keeps_prompt`: of a prompt that is read in part nothing would be lost."""
+    def is_over(self, now: float, num_predicted: int, *, keeps_prompt: bool, part: float = 1.0) -> bool:
+        """Whether the call may give way. `keeps_prompt`: of a prompt that is read in part nothing would be lost.
+
+        `part`: of a whole slice, that is enough.
+        """
         if not self.resumed_at:
             # Twice as long each time: should something be lost after all, it gets to its answer some day.
-            return keeps_prompt and now - self.entered_at >= SLICE_S * 2**self.num_cut
+            return keeps_prompt and now - self.entered_at >= SLICE_S * part * 2**self.num_cut
         ran_s = now - self.resumed_at
         if ran_s < min(LONGEST_SLICE_S, self.return_s / RETURN_SHARE):
             return False
-        return ran_s >= SLICE_S or num_predicted - self.num_before >= SLICE_TOKENS
+        return ran_s >= SLICE_S * part or num_predicted - self.num_before >= SLICE_TOKENS * part
 
 
 def overdraft_of(slots: int) -> int:

@@ -3,8 +3,8 @@
 -- A worker that tells an `overdraft` takes so many calls more than it has slots, and slices them (workers/engine/shares.py):
 -- a call of a team that has more than its share of the slots gives way to one of a team that has less. So a team that holds
 -- every slot does not keep others in the line until its answers end.
-local OLD = 250        -- ms; a lease as old as that may be of an answer without end: nobody waits for it
-local PATIENCE = 500   -- ms; whoever has waited for so long does not wait for younger ones either
+local OLD = 50         -- ms; a lease as old as that may be of an answer without end: nobody waits for it
+local PATIENCE = 250   -- ms; whoever has waited for so long does not wait for younger ones either
 local LENT_AT_ONCE = 16
 local TRIES = 2        -- tickets of one team that may be refused, before the rest of them is not asked
 

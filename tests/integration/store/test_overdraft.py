@@ -14,8 +14,8 @@ from tests.integration.store.test_scripts import Caller, offers
 from tests.support.pool import beat, heartbeat
 from workers.protocol import keys
 
-OLD_S = 0.25
-PATIENCE_S = 0.5
+OLD_S = 0.05
+PATIENCE_S = 0.25
 """As in shared_overdraft.lua."""
 
 

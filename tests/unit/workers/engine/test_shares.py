@@ -103,6 +103,7 @@ def test_a_slice_is_so_many_tokens_or_so_long() -> None:
     assert not turn.is_over(10.6, 5 + SLICE_TOKENS - 1, keeps_prompt=True)
     assert turn.is_over(10.6, 5 + SLICE_TOKENS, keeps_prompt=True)
     assert turn.is_over(10.5 + SLICE_S, 6, keeps_prompt=True)
+    assert turn.is_over(10.6, 5 + SLICE_TOKENS // 4, keeps_prompt=True, part=0.25)
 
 
 def test_a_slice_is_worth_coming_back() -> None:
