@@ -17,9 +17,11 @@ from gateway.store.integrity import IntegrityError, check_integrity
 
 T = TypeVar("T")
 
-VARIABLE = re.compile(r"\{[^}]*\}|(?<=worker:)[^:]+|(?<=lease:).+|(?<=ticket:)[^:]+|(?<=of:).+|(?<=pd:gateway:).+")
+VARIABLE = re.compile(
+    r"\{[^}]*\}|(?<=worker:)[^:]+|(?<=lease:).+|(?<=leases:).+|(?<=ticket:)[^:]+|(?<=of:).+|(?<=pd:gateway:).+"
+)
 """Parts of a name that tell one key of a family from another."""
-HELD = ("pd:{}:lease:", "pd:{}:ticket:", "pd:{}:queue", "pd:{}:tickets", "pd:{}:worker::leases")
+HELD = ("pd:{}:lease:", "pd:{}:ticket:", "pd:{}:queue", "pd:{}:tickets", "pd:{}:leases:")
 """Families of which nothing may be left when nobody calls."""
 PATIENCE_S = 10.0
 PAGE = 500

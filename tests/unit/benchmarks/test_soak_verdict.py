@@ -196,7 +196,7 @@ def test_the_report_shows_all_of_it(tmp_path: Path, capsys: pytest.CaptureFixtur
         (keys.ticket("a:b", "t1"), "pd:{}:ticket:"),
         (keys.ticket_bids("m", "t1"), "pd:{}:ticket::bids"),
         (keys.worker("m", "pod-1"), "pd:{}:worker:"),
-        (keys.worker_leases("m", "pod-1"), "pd:{}:worker::leases"),
+        (keys.worker_leases("m", "pod-1"), "pd:{}:leases:"),
         (keys.worker_heads("m", "pod-1"), "pd:{}:worker::heads"),
         (keys.workers("m"), "pd:{}:workers"),
         (keys.stream_log("0f3c"), "pd:stream:{}:log"),
