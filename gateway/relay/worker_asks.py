@@ -64,7 +64,8 @@ async def ask(
     """`headers`: of every request to this worker.
 
     Raises CallFailed: the worker's own failure, WORKER_LOST when it does not answer (NotReached: it has not heard of
-    the question either), INTERNAL when it answers in words of another version.
+    the question either), INTERNAL when it answers in words of another version, INVALID_REQUEST where more vectors
+    were asked for than one answer holds.
     """
     try:
         async with (
@@ -80,6 +81,10 @@ async def ask(
         ):
             body = await read_bounded(response, MAX_LONG_REPLY_BYTES if path in LONG_REPLIES else MAX_REPLY_BYTES)
     except (aiohttp.ClientError, TimeoutError, OSError) as error:
+        if isinstance(error, ReplyTooLong) and path == POOL_PATH:
+            # Vectors are as many as were asked for: every worker would say as much, and none is to be blamed.
+            told = f"The vectors of this request have {error}. Send fewer inputs at once."
+            raise CallFailed(Failure(FailureCode.INVALID_REQUEST, told)) from None
         message_ = f"The worker {place.worker} did not answer ({type(error).__name__}). Send the request again."
         unheard = isinstance(error, aiohttp.ClientConnectorError | aiohttp.ConnectionTimeoutError)
         kind = NotReached if unheard else CallFailed

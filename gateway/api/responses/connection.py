@@ -128,7 +128,7 @@ class Connection:
             self._leave()
 
     async def _take(self, text: str | None, lanes: Lanes[Body]) -> None:
-        lane, body = "", None
+        lane, body, is_taken = "", None, False
         try:
             # A key may have been withdrawn since the handshake.
             principal = self._rooms.keys.authenticate(self._scope["headers"])
@@ -138,14 +138,17 @@ class Connection:
             if monotonic() >= self._ends_at:
                 raise self._limit()
             lanes.add(message, body)
+            is_taken = True
         except PaddockError as error:
-            if body is not None:
-                body.close()
             trail = self._new_trail()
             try:
                 await self._refuse(error, trail, lane)
             finally:
                 close_trail(trail, self._rooms.metrics)
+        finally:
+            # The client may leave while the message is decoded.
+            if body is not None and not is_taken:
+                body.close()
         self._rest()
 
     async def _respond(self, message: Create, body: Body) -> None:

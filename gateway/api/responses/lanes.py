@@ -62,6 +62,8 @@ class Lanes(Generic[HeldT]):
         task = self._tasks.create_task(self._run(message.lane, lane))
         self._running.add(task)
         task.add_done_callback(self._running.discard)
+        # A task that is cancelled before its first step never comes to its end.
+        task.add_done_callback(lambda _: self._end(message.lane, lane))
 
     def cancel(self) -> None:
         for task in self._running:
@@ -88,8 +90,15 @@ class Lanes(Generic[HeldT]):
                 self._num_messages -= 1
                 self._num_bytes -= message.num_bytes
         finally:
-            for _, held in lane:
-                held.close()
-            del self._waiting[name]
-            if not self._waiting:
-                self._on_rest()
+            self._end(name, lane)
+
+    def _end(self, name: str, lane: deque[tuple[Create, HeldT]]) -> None:
+        """Give back what the lane's messages hold. Calling it again does nothing."""
+        if self._waiting.get(name) is not lane:
+            return
+        for _, held in lane:
+            held.close()
+        lane.clear()
+        del self._waiting[name]
+        if not self._waiting:
+            self._on_rest()

@@ -202,7 +202,8 @@ async def test_bounds_of_what_waits() -> None:
     assert lanes.busy is False
 
 
-async def test_a_client_that_has_left_ends_all_lanes() -> None:
+@pytest.mark.parametrize("has_begun", [True, False])
+async def test_a_client_that_has_left_ends_all_lanes(has_begun: bool) -> None:
     held = Held()
 
     async def respond(message: Create, held: Held) -> None:
@@ -212,7 +213,8 @@ async def test_a_client_that_has_left_ends_all_lanes() -> None:
         lanes = Lanes(tasks, respond, lambda: None, max_bytes=1000)
         lanes.add(Create({}, "a", 1), held)
         lanes.add(Create({}, "", 1), held)
-        await asyncio.sleep(0)
+        if has_begun:
+            await asyncio.sleep(0)
         lanes.cancel()
     assert not lanes.busy
     assert held.num_closed == 2
