@@ -110,11 +110,13 @@ class Price:
         return Estimate(total_ms, wait_ms, there, cached_bytes, placed, slot_ms, backlog_ms, prefill_ms, adapter_ms)
 
     def bid(self, estimate: Estimate) -> Bid:
+        # A prompt that is longer than the context is refused: it must not keep cells from others until then.
+        kv_tokens = self.uncached_tokens(estimate.cached_bytes) + self.answer_tokens
         return Bid(
             worker=estimate.standing.worker,
             wait_ms=estimate.wait_ms,
             cost_ms=estimate.cost_ms,
-            kv_tokens=round(self.uncached_tokens(estimate.cached_bytes) + self.answer_tokens),
+            kv_tokens=min(estimate.standing.beat.n_ctx, round(kv_tokens)),
             cached_tokens=round(estimate.cached_bytes * self._tokens_per_byte),
             burden_ms=estimate.burden_ms,
         )

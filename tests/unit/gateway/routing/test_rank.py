@@ -281,3 +281,8 @@ def test_a_record_is_no_older_than_the_news_that_it_knows() -> None:
     assert book.pool.standings["a"].heard_at == NOW
     book.renew(worker("a", load=busy(slots_busy=3)), now=NOW + 0.5)
     assert book.pool.standings["a"].heard_at == NOW + 0.5
+
+
+def test_a_prompt_beyond_the_context_asks_for_no_more_cells_than_a_context_has() -> None:
+    ranking = ranked(book_of([worker("a", n_ctx=500, kv_tokens=2000)]), prompt(100_000))
+    assert [bid.kv_tokens for bid in ranking.bids] == [500]
