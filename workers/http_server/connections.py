@@ -172,9 +172,10 @@ class Connections:
         self._heads.ended(connection)
 
     def idle(self, connection: Closable) -> None:
-        """Everything that came is answered."""
-        if connection in self._known:
-            self._idle[connection] = monotonic()
+        """Everything that came is answered. One beyond the bound has had its answer, and makes room for the next."""
+        known = self._known.get(connection)
+        if known is not None:
+            (self._beyond if known.beyond else self._idle)[connection] = monotonic()
 
     def head_grew(self, connection: Closable, num_bytes: int) -> None:
         """So many bytes of a head that has not ended; the one that began first makes room where all have too many."""
@@ -203,7 +204,7 @@ class Connections:
         self._starved_until = monotonic() + STARVED_S
 
     def make_room(self) -> None:
-        """Close those beyond the bound that have sent no head; idle ones too, where no descriptor is left.
+        """Close those beyond the bound, without a head or answered; idle ones too, where no descriptor is left.
 
         To be called when what they may have sent has been read.
         """

@@ -32,8 +32,14 @@ MAX_PIPELINED = 8
 """Requests in a row that a peer may send ahead of the answer to the one before; then its connection ends."""
 MAX_UNREAD_BYTES = 64 << 10
 """Of what waits behind a request that is being answered, beside the read that went beyond it."""
-CHUNKED_PIECE_BYTES = 16 << 10
+CHUNKED_PIECE_BYTES = 4 << 10
 """Of a body whose end is not known in advance."""
+CHUNK_BYTES = 64
+"""What each chunk counts for beside its bytes: the shortest take the most time per byte."""
+TURN_BYTES = 64 << 10
+"""Of chunks that are parsed in one turn of the loop, so counted."""
+UNWANTED_CHUNKS_BYTES = 64 << 10
+"""Of chunks that are parsed behind the answer, so counted: enough for a short body that was on its way."""
 
 UNWANTED_BYTES = 16 << 20
 """Of a body that goes on behind the answer: most clients read that only when they have sent all of it."""
@@ -84,6 +90,10 @@ class HttpProtocol(HttpToolsProtocol):
         """Bytes that were thrown away: of a refused peer, or of a body that is answered already."""
         self._num_empty = 0
         """Bytes since the last ones of a body in chunks: sizes, extensions, trailers. The parser keeps trailers."""
+        self._num_chunks = 0
+        """Parts of bodies that the parser has told of."""
+        self._next_turn: asyncio.Handle | None = None
+        """Parses the rest of what has come."""
         self._beyond = False
         """There is no room for this connection; only a probe is answered."""
         self._refusal = MALFORMED
@@ -105,6 +115,8 @@ class HttpProtocol(HttpToolsProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self._deaf, self._unread = True, b""
         self._end_head_timer()
+        if self._next_turn is not None:
+            self._next_turn.cancel()
         self._unread_timer.read()
         self._server.bounded.gone(self)
         super().connection_lost(exc)
@@ -116,24 +128,36 @@ class HttpProtocol(HttpToolsProtocol):
     def resume_writing(self) -> None:
         super().resume_writing()
         self._unread_timer.read()
+        self._unread_timer.closing(self.transport)
+
+    def timeout_keep_alive_handler(self) -> None:
+        super().timeout_keep_alive_handler()
+        self._unread_timer.closing(self.transport)
+
+    def shutdown(self) -> None:
+        super().shutdown()
+        self._unread_timer.closing(self.transport)
 
     def eof_received(self) -> bool:  # type: ignore[override]
         """Whether the transport stays open: until there is time to close it."""
         if not self._is_free:
             return False
         self._deaf, self._unread = True, b""
-        self._server.closing.add(self.transport, self.loop)
+        if self.transport.get_write_buffer_size():
+            self._close()
+        else:
+            self._server.closing.add(self.transport, self.loop)
         return True
 
     def make_room(self) -> None:
         """Close at once: there are too many connections, and no answer is under way on this one."""
-        self._deaf, self._unread = True, b""
+        told, self._deaf, self._unread = self._deaf or self.transport.is_closing(), True, b""
         if self.transport.get_write_buffer_size():
             self.transport.abort()  # it would be closed when its peer has read what was answered, so perhaps never
             return
-        if self._beyond or self._head_bytes:
+        if (self._beyond or self._head_bytes) and not told:
             self.transport.write(response_of(CROWDED, self._server.form))
-        self.transport.close()
+        self._close()
 
     def data_received(self, data: bytes) -> None:
         if self._deaf:
@@ -176,6 +200,7 @@ class HttpProtocol(HttpToolsProtocol):
 
     def on_body(self, body: bytes) -> None:
         self._num_empty = 0
+        self._num_chunks += 1
         super().on_body(body)
 
     def on_message_complete(self) -> None:
@@ -188,6 +213,7 @@ class HttpProtocol(HttpToolsProtocol):
         if self._unread and not self.transport.is_closing():
             self._unset_keepalive_if_required()
             self._parse()
+        self._unread_timer.closing(self.transport)
         if self._is_free and not self._in_head:
             self._server.bounded.idle(self)
 
@@ -195,19 +221,29 @@ class HttpProtocol(HttpToolsProtocol):
         self._refuse(self._refusal)
 
     def _parse(self) -> None:
-        """Feed the parser until a request waits for its answer."""
+        """Feed the parser until a request waits for its answer, or the others on the loop have waited long enough."""
+        if self._next_turn is not None:
+            return
+        turn_left = TURN_BYTES
         while self._unread and not self._deaf and (self._in_body or self._is_free):
+            if turn_left <= 0:
+                self._flow.hold()
+                self._next_turn = self.loop.call_soon(self._parse_on)
+                return
             piece = self._unread[: self._end_of_piece()]
             if self._head_bytes + len(piece) > MAX_HEAD_BYTES and not self._in_body:
                 self._refuse(TOO_LARGE)
                 return
             self._unread = self._unread[len(piece) :]
+            in_chunks, num_chunks = self._in_body and self._body_left is None, self._num_chunks
             if self._in_body:
                 self._count_body(len(piece))
             self._feed(piece)
+            if in_chunks:
+                turn_left -= self._count_chunks(len(piece), self._num_chunks - num_chunks)
             if self._num_empty > MAX_HEAD_BYTES or self._num_unwanted > UNWANTED_BYTES:
                 self._deaf = True
-                self.transport.close()
+                self._close()
         if self._deaf:
             self._unread = b""
         elif len(self._unread) >= MAX_UNREAD_BYTES:
@@ -216,13 +252,27 @@ class HttpProtocol(HttpToolsProtocol):
             self._flow.release()
             self._watch_silence()
 
+    def _parse_on(self) -> None:
+        self._next_turn = None
+        self._unset_keepalive_if_required()
+        self._parse()
+
+    def _count_chunks(self, num_bytes: int, num_chunks: int) -> int:
+        """Return what they count for. Too many behind the answer are not parsed any more."""
+        counted = num_bytes + num_chunks * CHUNK_BYTES
+        if self._is_free and self._in_body and not self._deaf:
+            self._num_unwanted += counted
+            if self._num_unwanted > UNWANTED_CHUNKS_BYTES:
+                self._end_unwanted()
+        return counted
+
     def _count_body(self, num_bytes: int) -> None:
         if self._body_left is None:
             self._num_empty += num_bytes
         else:
             self._body_left -= num_bytes
-        if self._is_free:
-            self._num_unwanted += num_bytes
+            if self._is_free:
+                self._num_unwanted += num_bytes
 
     def _end_of_piece(self) -> int:
         """Return how much of what is unread goes to the parser at once: nothing of a further request, if it can be
@@ -272,7 +322,7 @@ class HttpProtocol(HttpToolsProtocol):
         if self._is_free and self._head_bytes:
             self._refuse(Refusal(408, f"The head of the request did not come in {HEAD_S:.0f} s. Send it at once."))
         elif self._is_free:
-            self.transport.close()
+            self._close()
 
     @property
     def _is_free(self) -> bool:
@@ -290,13 +340,27 @@ class HttpProtocol(HttpToolsProtocol):
         self._deaf, self._unread = True, b""
         self._end_head_timer()
         if not self._is_free or self.transport.is_closing():
-            self.transport.close()
+            self._close()
             return
         self.transport.write(response_of(refusal, self._server.form))
+        self._linger()
+
+    def _end_unwanted(self) -> None:
+        """The request is answered: throw the rest of its body away, for a moment, and close."""
+        self._deaf, self._unread, self._num_unwanted = True, b"", 0
+        self._end_head_timer()
+        if not self.transport.is_closing():
+            self._linger()
+
+    def _linger(self) -> None:
         self.transport.write_eof()
         self._flow.release()
         self._flow.resume_reading()
-        self.loop.call_later(LINGER_S, self.transport.close)
+        self.loop.call_later(LINGER_S, self._close)
+
+    def _close(self) -> None:
+        self.transport.close()
+        self._unread_timer.closing(self.transport)
 
     def _should_upgrade(self) -> bool:
         """Whether a request begins a WebSocket. Other methods than GET are answered as if they had not asked.

@@ -12,6 +12,8 @@ from contextlib import suppress
 
 log = logging.getLogger(__name__)
 
+LEFT_S = 30.0
+"""How long what is left on a connection that closes may stay unread, wherever a server is more patient otherwise."""
 LEAST_BYTES_PER_S = 1024
 """Whoever reads at least so fast is waited for: a large answer is one write, and takes its time on a thin line."""
 
@@ -30,9 +32,12 @@ class UnreadTimer:
 
     def full(self, transport: asyncio.Transport) -> None:
         """The buffers are full: they have to be read within the time. Told by `pause_writing`."""
-        if self._patience_s < math.inf and self._timer is None:
-            self._num_unread = num_unread(transport)
-            self._timer = self._loop.call_later(self._patience_s, self._look, transport)
+        self._start(transport, self._patience_s)
+
+    def closing(self, transport: asyncio.Transport) -> None:
+        """The connection closes as soon as what is left in its buffers, however little, has been read."""
+        if transport.is_closing() and transport.get_write_buffer_size():
+            self._start(transport, min(self._patience_s, LEFT_S))
 
     def read(self) -> None:
         """There is room again, or the connection is over."""
@@ -40,17 +45,22 @@ class UnreadTimer:
             self._timer.cancel()
             self._timer = None
 
-    def _look(self, transport: asyncio.Transport) -> None:
+    def _start(self, transport: asyncio.Transport, patience_s: float) -> None:
+        if patience_s < math.inf and self._timer is None:
+            self._num_unread = num_unread(transport)
+            self._timer = self._loop.call_later(patience_s, self._look, transport, patience_s)
+
+    def _look(self, transport: asyncio.Transport, patience_s: float) -> None:
         self._timer = None
         num_read = self._num_unread - num_unread(transport)
-        if num_read >= LEAST_BYTES_PER_S * self._patience_s:
-            self.full(transport)
+        if num_read >= LEAST_BYTES_PER_S * patience_s:
+            self._start(transport, patience_s)
         else:
-            self._cut(transport)
+            self._cut(transport, patience_s)
 
-    def _cut(self, transport: asyncio.Transport) -> None:
+    def _cut(self, transport: asyncio.Transport, patience_s: float) -> None:
         peer = transport.get_extra_info("peername")
-        fields = {"peer": str(peer[0]) if peer else "", "unread_s": self._patience_s}
+        fields = {"peer": str(peer[0]) if peer else "", "unread_s": patience_s}
         log.warning("a connection was cut whose peer does not read", extra={"fields": fields})
         transport.abort()
 

@@ -13,7 +13,7 @@ import pytest
 import uvicorn
 
 from tests.support.waiting import until
-from workers.http_server import connections
+from workers.http_server import connections, unread
 from workers.http_server.connections import ConnectionBounds, Connections, Verdict, network_of
 from workers.http_server.protocol import HttpProtocol
 from workers.http_server.server import HttpServer
@@ -27,7 +27,7 @@ HALF_A_HEAD = b"GET / HTTP/1.1\r\nx: "
 async def app(scope: Any, receive: Any, send: Any) -> None:
     if scope["path"] == "/busy":
         await asyncio.sleep(30)
-    told = b"ok" if scope["path"] != "/big" else bytes(16 << 20)
+    told = b"ok" if scope["path"] not in ("/big", "/metrics") else bytes(16 << 20)
     await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"%d" % len(told))]})
     await send({"type": "http.response.body", "body": told})
 
@@ -66,7 +66,7 @@ class Served:
 async def served(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Served]:
     monkeypatch.setattr(connections, "IDLE_S", IDLE_S)
     config = uvicorn.Config(app, http=HttpProtocol, lifespan="off", log_config=None, timeout_graceful_shutdown=1)
-    bounds = ConnectionBounds(MOST, PER_ADDRESS, 1024, frozenset((b"/health",)), max_heads_bytes=100_000)
+    bounds = ConnectionBounds(MOST, PER_ADDRESS, 1024, frozenset((b"/health", b"/metrics")), max_heads_bytes=100_000)
     server = HttpServer(config, lambda refusal: refusal.message.encode(), bounds)
     with socket.socket() as listener:
         listener.bind(("0.0.0.0", 0))
@@ -159,12 +159,41 @@ async def test_who_does_not_read_makes_room_as_well(served: Served) -> None:
         connection.close()
 
 
-def deaf(port: int) -> socket.socket:
+@pytest.fixture
+def few_beyond(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connections, "MAX_BEYOND", 4)
+
+
+@pytest.mark.usefixtures("few_beyond")
+async def test_who_is_answered_beyond_the_bound_and_does_not_read_keeps_nobody_out(served: Served) -> None:
+    await served.keep_open(PER_ADDRESS, b"GET /busy HTTP/1.1\r\n\r\n", "127.0.0.2")
+    await served.keep_open(MOST - PER_ADDRESS, b"GET /busy HTTP/1.1\r\n\r\n", "127.0.0.3")
+    await until(lambda: served.connections.num_open == MOST, 5.0, "they are there")
+    there = [await asyncio.to_thread(deaf, served.port, b"GET /metrics HTTP/1.1\r\n\r\n") for _ in range(4)]
+    try:
+        await until(lambda: served.state.total_requests >= 4, 5.0, "they are answered")
+        assert (await served.ask("/health", "127.0.0.4")).startswith(b"HTTP/1.1 200 ")
+    finally:
+        for connection in there:
+            connection.close()
+
+
+async def test_what_is_left_when_a_connection_closes_is_not_kept_for_ever(
+    served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where a server has all patience with who does not read an answer under way."""
+    monkeypatch.setattr(unread, "LEFT_S", 0.3)
+    with await asyncio.to_thread(deaf, served.port, b"GET /big HTTP/1.1\r\nconnection: close\r\n\r\n"):
+        await until(lambda: served.state.total_requests == 1, 5.0, "it is answered")
+        await until(lambda: served.connections.num_open == 0, 5.0, "it is cut")
+
+
+def deaf(port: int, sent: bytes = b"GET /big HTTP/1.1\r\n\r\n") -> socket.socket:
     """A client that asks for much and reads nothing."""
     connection = socket.socket()
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
     connection.connect(("127.0.0.1", port))
-    connection.sendall(b"GET /big HTTP/1.1\r\n\r\n")
+    connection.sendall(sent)
     return connection
 
 

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from collections import Counter
 from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
 import uvicorn
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from workers.http_server import protocol
 from workers.http_server.connections import ConnectionBounds, Connections
@@ -139,6 +141,52 @@ async def test_a_body_that_goes_on_behind_its_answer_is_not_read_for_ever(port: 
                     await writer.drain()
     finally:
         writer.transport.abort()
+
+
+async def test_chunks_behind_an_answer_end_the_connection(port: int) -> None:
+    """Each costs the parser as much as a long one; the answer is read all the same."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+
+    async def send() -> None:
+        writer.write(b"POST / HTTP/1.1\r\ntransfer-encoding: chunked\r\n\r\n")
+        for _ in range(1000):
+            writer.write(b"1\r\nx\r\n" * 500)
+            await asyncio.sleep(0.01)
+
+    sending = asyncio.create_task(send())
+    try:
+        async with asyncio.timeout(4):
+            assert (await reader.read()).endswith(b"ok")
+    finally:
+        sending.cancel()
+        await asyncio.wait((sending,))
+        writer.transport.abort()
+
+
+async def test_chunks_that_come_at_once_are_parsed_over_many_turns(port: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    loop, turn, ended = asyncio.get_running_loop(), 0, False
+    chunks = Counter[int]()
+    on_body = HttpToolsProtocol.on_body
+
+    def count_turn() -> None:
+        nonlocal turn
+        turn += 1
+        if not ended:
+            loop.call_soon(count_turn)
+
+    def count_chunk(there: HttpToolsProtocol, body: bytes) -> None:
+        chunks[turn] += 1
+        on_body(there, body)
+
+    monkeypatch.setattr(HttpToolsProtocol, "on_body", count_chunk)
+    head = b"POST /headers HTTP/1.1\r\ntransfer-encoding: chunked\r\nconnection: close\r\n\r\n"
+    count_turn()
+    try:
+        assert (await said(port, head + b"1\r\nx\r\n" * 40_000 + b"0\r\n\r\n")).endswith(b"2 headers")
+    finally:
+        ended = True
+    assert chunks.total() == 40_000
+    assert max(chunks.values()) <= 2000
 
 
 async def test_trailers_are_not_kept(port: int) -> None:
