@@ -123,6 +123,10 @@ class Body:
         """Its answer takes so many more. Raises HeldTooMuch, MemoryFull, TakesTooMuch."""
         self._reservation.resize(self._reservation.num_bytes + num_bytes)
 
+    def holds_at_least(self, num_bytes: int) -> None:
+        """It takes so many in all, if not more. Raises HeldTooMuch, MemoryFull, TakesTooMuch."""
+        self._reservation.grow(num_bytes)
+
     async def aside(self, num_bytes: int, work: Callable[[], AskedT]) -> AskedT:
         """Return what `work` returns, on a thread where it is about that many bytes and those are many."""
         return await self._intake.aside(num_bytes, self.team, work)

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Generic, Protocol, TypeVar
 
 from starlette.types import Receive, Scope, Send
 
 from gateway.access.keys import Keys
-from gateway.api.answers import JSON, send_bytes
+from gateway.api.answers import JSON, send_parts
 from gateway.api.caller import identified
 from gateway.api.intake import Intake
 from gateway.api.presence import while_present
 from gateway.api.session import talk_of
 from gateway.api.slo import read_begin_by
+from gateway.api.vectors import answer_bytes
 from gateway.call import Call
 from gateway.pipeline import Pipeline
 from workers.protocol.events import Usage
@@ -41,8 +43,8 @@ class PoolDialect(Protocol[PoolAskedT]):
         """Raises PaddockError for what is not valid or not supported, naming the parameter."""
         ...
 
-    async def body(self, asked: PoolAskedT, call: Call, result: PoolResult) -> bytes:
-        """The answer as JSON. Large ones give way to other calls while they are written. Raises PaddockError."""
+    def parts(self, asked: PoolAskedT, call: Call, result: PoolResult) -> Iterator[bytes]:
+        """Yield the answer as JSON, a large one some rows at a time. Raises PaddockError before the first part."""
         ...
 
 
@@ -64,4 +66,5 @@ class Pooled(Generic[PoolAskedT]):
             async with while_present(receive):
                 result = await self._pipeline.pool(call, asked.request, trail)
                 trail.usage = Usage(sum(result.num_tokens), 0, 0)
-                await send_bytes(send, await self._dialect.body(asked, call, result), JSON, trail)
+                body.holds(answer_bytes(result))
+                await send_parts(send, self._dialect.parts(asked, call, result), JSON, trail)

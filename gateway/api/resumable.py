@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import secrets
+from collections.abc import Callable
 
 from starlette.types import Receive, Scope, Send
 
@@ -19,6 +20,9 @@ from gateway.telemetry.accounts import close_trail
 from gateway.telemetry.metrics import Metrics
 from gateway.telemetry.trail import Trail
 from workers.tracing.context import read_context
+
+HELD_PER_BYTE = 2
+"""Memory that events take for each of their bytes: as they were read, and in the connection."""
 
 
 class Resumable:
@@ -62,14 +66,25 @@ class Resumable:
         """Goes on with a stream. Raises StreamGone, InvalidRequest, StoreUnavailable."""
         await self.send(await self._recordings.open(wish.stream, wish.after, wish.owner), scope, receive, send)
 
-    async def send(self, reading: Reading, scope: Scope, receive: Receive, send: Send) -> None:
-        """The whole response, with pings while there is nothing else to say. Closes the reading."""
+    async def send(
+        self,
+        reading: Reading,
+        scope: Scope,
+        receive: Receive,
+        send: Send,
+        *,
+        holds: Callable[[int], None] | None = None,
+    ) -> None:
+        """Send the whole response, with pings while there is nothing else to say. Closes the reading.
+
+        `holds` is told the bytes that events take while they are sent; what it raises ends the response.
+        """
         trail = trail_of(scope)
         trail.record.follows(read_context(reading.trace))
         stream = EventStream(send, lambda: answer_headers(trail), lambda: ping(trail))
         try:
             async with while_present(receive):
-                failure = await stream.pinged(_copy(reading, stream), self._ping_interval_s)
+                failure = await stream.pinged(_copy(reading, stream, holds), self._ping_interval_s)
                 if failure is None:
                     _note_told(trail)
                     await stream.start()
@@ -89,12 +104,14 @@ def new_stream() -> str:
     return secrets.token_hex(16)
 
 
-async def _copy(reading: Reading, stream: EventStream) -> PaddockError | None:
+async def _copy(reading: Reading, stream: EventStream, holds: Callable[[int], None] | None) -> PaddockError | None:
     """Every event to the client; why that did not work."""
     try:
         while events := await reading.take():
             if reading.refusal is not None and not stream.started:
                 return reading.refusal
+            if holds is not None:
+                holds(HELD_PER_BYTE * len(events))
             await stream.start()
             await stream.write(events)
     except PaddockError as error:

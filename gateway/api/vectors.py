@@ -2,27 +2,35 @@
 
 from __future__ import annotations
 
-import asyncio
 import base64
 import math
 import sys
 from array import array
-from collections.abc import AsyncIterator
+from collections.abc import Iterator
 
 from workers.protocol.pooled import PoolResult
 
 FLOAT_BYTES = 4
-TURN_NUMBERS = 1 << 15
-"""After so many numbers other calls get a turn: a number takes about 0.1 us to become JSON."""
+PART_BYTES = 256 << 10
+"""An answer is written in parts of about so many bytes, and other calls get a turn after each."""
+NUM_PARTS = 3
+"""Parts of an answer in memory while it is sent: in the connection, about to go there, and the next."""
+DECIMAL_BYTES = 24
+"""A number in JSON takes at most so many bytes."""
 
 
-async def rows_of(result: PoolResult) -> AsyncIterator[array[float]]:
-    """Rows of float32 in order."""
+def answer_bytes(result: PoolResult) -> int:
+    """Return the bytes of memory that an answer takes while it is sent: its vectors, and the parts being written."""
+    num_bytes = len(result.vectors)
+    written = DECIMAL_BYTES * num_bytes // FLOAT_BYTES
+    # The last row of a part may reach beyond its bytes.
+    return num_bytes + min(written, NUM_PARTS * (PART_BYTES + DECIMAL_BYTES * result.width))
+
+
+def rows_of(result: PoolResult) -> Iterator[array[float]]:
+    """Yield rows of float32 in order."""
     row_bytes = result.width * FLOAT_BYTES
-    rows_per_turn = max(1, TURN_NUMBERS // max(1, result.width))
-    for number, start in enumerate(range(0, len(result.vectors), row_bytes)):
-        if number and number % rows_per_turn == 0:
-            await asyncio.sleep(0)
+    for start in range(0, len(result.vectors), row_bytes):
         row = array("f")
         row.frombytes(result.vectors[start : start + row_bytes])
         if sys.byteorder == "big":

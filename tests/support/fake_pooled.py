@@ -65,8 +65,8 @@ class FakePooledEngine:
         return (row / np.linalg.norm(row)).reshape(1, self._width)
 
 
-def fake_pool(kind: str, slots: int, n_ctx: int) -> tuple[PooledDesk, TextRefused]:
+def fake_pool(kind: str, slots: int, n_ctx: int, width: int = WIDTH) -> tuple[PooledDesk, TextRefused]:
     """A desk and its engine; `kind`: embed or rank."""
-    pooling, width = (Pooling.RANK, 1) if kind == "rank" else (Pooling.MEAN, WIDTH)
+    pooling, width = (Pooling.RANK, 1) if kind == "rank" else (Pooling.MEAN, width)
     desk = PooledDesk(FakeInputs(), pooling=pooling, width=width)
     return desk, desk.connect(FakePooledEngine(slots, n_ctx, width, desk.tell))

@@ -18,7 +18,7 @@ from typing import Any, cast
 import uvloop
 
 from tests.support.fake_engine import FakeEngine, FakeOptions
-from tests.support.fake_pooled import fake_pool
+from tests.support.fake_pooled import WIDTH, fake_pool
 from tests.support.fake_text import fake_prompts, fake_routes
 from workers import log_lines
 from workers.chat.answers import Answers
@@ -72,6 +72,7 @@ def parser() -> argparse.ArgumentParser:
     flags.add_argument("--redis-url", required=True, help="Redis to register in")
     flags.add_argument("--model", default="fake", help="name of the pool it serves (default: fake)")
     flags.add_argument("--kind", choices=("generate", "embed", "rank"), default="generate", help="what it does")
+    flags.add_argument("--width", type=int, default=WIDTH, help="numbers in a vector; with --kind embed only")
     flags.add_argument("--worker-id", default="", help="id in the fleet (default: fake-<process id>)")
     flags.add_argument("--host", default="127.0.0.1", help="address to listen on")
     flags.add_argument("--port", type=int, default=0, help="port to listen on (default: any free one)")
@@ -156,7 +157,7 @@ async def serve(args: argparse.Namespace) -> Exit:
     http: type[HttpProtocol] = HttpProtocol
     if args.drop_stream_every:
         http = type("Cutting", (CuttingProtocol,), {"writes_left": args.drop_stream_every})
-    desk, pooled = fake_pool(args.kind, args.slots, args.ctx) if args.kind != "generate" else (None, None)
+    desk, pooled = fake_pool(args.kind, args.slots, args.ctx, args.width) if args.kind != "generate" else (None, None)
     services = Services(
         prompts=prompts,
         pool=desk,

@@ -5,9 +5,9 @@ Source: `handle_embeddings_impl` in tools/server/server-context.cpp of llama.cpp
 
 from __future__ import annotations
 
-import asyncio
 import sys
 from array import array
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Annotated, Any
 
@@ -20,14 +20,12 @@ from gateway.api.native.prompts import read_native_prompts
 from gateway.api.native.query import named_model
 from gateway.api.native.reception import validated
 from gateway.api.parameters.base import Body
+from gateway.api.vectors import FLOAT_BYTES, PART_BYTES
 from gateway.call import Call
 from gateway.errors import InvalidRequest
 from workers.protocol.pooled import PoolInput, PoolRequest, PoolResult
 
-FLOAT_BYTES = 4
 MAX_NORM = 1024
-BREATH_BYTES = 256 << 10
-"""After so many bytes of vectors other calls get their turn."""
 
 _encode = msgspec.json.Encoder().encode
 
@@ -56,21 +54,20 @@ class EmbeddingDialect:
         request = PoolRequest(inputs=read_inputs(body), normalize=body.embd_normalize)
         return EmbeddingRequest(named_model(document, scope), request)
 
-    async def body(self, asked: EmbeddingRequest, call: Call, result: PoolResult) -> bytes:
-        """An array of one object per input, each with a list of vectors."""
-        parts = []
-        size, start, written = result.width * FLOAT_BYTES, 0, 0
+    def parts(self, asked: EmbeddingRequest, call: Call, result: PoolResult) -> Iterator[bytes]:
+        """Yield an array of one object per input, each with a list of vectors."""
+        part = bytearray(b"[")
+        size, start = result.width * FLOAT_BYTES, 0
         for index, num_rows in enumerate(result.rows):
-            rows = []
-            for _ in range(num_rows):
-                rows.append(_encode(floats(result.vectors[start : start + size])))
+            part += b'%b{"index":%d,"embedding":[' % (b"," if index else b"", index)
+            for row in range(num_rows):
+                if len(part) >= PART_BYTES:
+                    yield bytes(part)
+                    part.clear()
+                part += (b"," if row else b"") + _encode(floats(result.vectors[start : start + size]))
                 start += size
-                written += size
-                if written >= BREATH_BYTES:
-                    written = 0
-                    await asyncio.sleep(0)
-            parts.append(b'{"index":%d,"embedding":[%b]}' % (index, b",".join(rows)))
-        return b"[" + b",".join(parts) + b"]"
+            part += b"]}"
+        yield bytes(part) + b"]"
 
 
 def read_inputs(body: EmbeddingBody) -> tuple[PoolInput, ...]:

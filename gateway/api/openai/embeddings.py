@@ -6,6 +6,7 @@ llama.cpp).
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
@@ -19,7 +20,7 @@ from gateway.api.parameters.base import Body
 from gateway.api.parameters.faults import shown, too_nested, translated
 from gateway.api.parameters.prompts import shared_ids
 from gateway.api.parameters.unread import sift
-from gateway.api.vectors import base64_of, rows_of, shortened
+from gateway.api.vectors import PART_BYTES, base64_of, rows_of, shortened
 from gateway.call import Call
 from gateway.errors import InvalidRequest, NotSupported
 from workers.protocol.pooled import PoolInput, PoolRequest, PoolResult
@@ -68,7 +69,8 @@ class EmbeddingsDialect:
         request = PoolRequest(inputs=read_inputs(body.input), kind="embed", normalize=body.embd_normalize)
         return EmbeddingsRequest(body.model, request, body.encoding_format == "base64", body.dimensions)
 
-    async def body(self, asked: EmbeddingsRequest, call: Call, result: PoolResult) -> bytes:
+    def parts(self, asked: EmbeddingsRequest, call: Call, result: PoolResult) -> Iterator[bytes]:
+        """Yield a list of one object per input. Raises NotSupported, InvalidRequest before the first part."""
         if result.pooling == "none":
             message = (
                 f"The model `{call.alias}` makes a vector of each token (pooling none), which this answer has no place "
@@ -78,24 +80,21 @@ class EmbeddingsDialect:
         if asked.width is not None and asked.width > result.width:
             message = f"`dimensions` is {asked.width}; the model's vectors have {result.width}. Send at most that."
             raise InvalidRequest(message, param="dimensions")
-        entries = [self._entry(asked, row, index) async for index, row in _numbered(result)]
+        part = bytearray(b'{"object":"list","model":' + _encode(call.alias) + b',"data":[')
+        for index, row in enumerate(rows_of(result)):
+            if len(part) >= PART_BYTES:
+                yield bytes(part)
+                part.clear()
+            part += (b"," if index else b"") + self._entry(asked, row, index)
         num_tokens = sum(result.num_tokens)
         usage = _encode({"prompt_tokens": num_tokens, "total_tokens": num_tokens})
-        head = b'{"object":"list","model":' + _encode(call.alias) + b',"data":['
-        return head + b",".join(entries) + b'],"usage":' + usage + b"}"
+        yield bytes(part) + b'],"usage":' + usage + b"}"
 
     def _entry(self, asked: EmbeddingsRequest, row: Any, index: int) -> bytes:
         if asked.width is not None:
             row = shortened(row, asked.width)
         vector = base64_of(row) if asked.as_base64 else row.tolist()
         return _encode({"object": "embedding", "index": index, "embedding": vector})
-
-
-async def _numbered(result: PoolResult) -> Any:
-    index = 0
-    async for row in rows_of(result):
-        yield index, row
-        index += 1
 
 
 def read_inputs(value: Any) -> tuple[PoolInput, ...]:

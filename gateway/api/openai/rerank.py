@@ -6,6 +6,7 @@ Sources: Jina's rerank API and llama-server's (tools/server/README.md of llama.c
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Annotated, Any
 
@@ -78,16 +79,17 @@ class RerankDialect:
         bare = body.texts is not None
         return RerankRequest(body.model, request, body.top_n, body.return_text if bare else body.return_documents, bare)
 
-    async def body(self, asked: RerankRequest, call: Call, result: PoolResult) -> bytes:
-        """Best first; of equals the earlier one."""
-        scores = [row[0] async for row in rows_of(result)]
+    def parts(self, asked: RerankRequest, call: Call, result: PoolResult) -> Iterator[bytes]:
+        """Yield all at once, best first; of equals the earlier one."""
+        scores = [row[0] for row in rows_of(result)]
         order = sorted(range(len(scores)), key=lambda index: -scores[index])[: asked.top_n]
         entries = [self._entry(asked, index, scores[index]) for index in order]
         if asked.is_bare:
-            return _encode(entries)
+            yield _encode(entries)
+            return
         num_tokens = sum(result.num_tokens)
         usage = {"prompt_tokens": num_tokens, "total_tokens": num_tokens}
-        return _encode({"object": "list", "model": call.alias, "results": entries, "usage": usage})
+        yield _encode({"object": "list", "model": call.alias, "results": entries, "usage": usage})
 
     def _entry(self, asked: RerankRequest, index: int, score: float) -> dict[str, Any]:
         entry: dict[str, Any] = {"index": index, "score" if asked.is_bare else "relevance_score": score}

@@ -21,6 +21,7 @@ from gateway.api.responses.items import Item
 from gateway.api.responses.shelf import Shelf
 from gateway.api.resumable import Resumable
 from gateway.errors import InvalidRequest, NotFound, StreamGone
+from gateway.resume.reading import Reading
 from gateway.resume.recordings import Owner, Recordings
 from gateway.telemetry.trail import Trail
 
@@ -60,17 +61,22 @@ class StoredResponses:
             if query.get("stream", "false").lower() not in ("true", "1"):
                 await send_json(send, response, trail)
                 return
-        if not response["background"]:
-            message = f"Response {shown(id_)} was not made in the background: it has no stream. Leave `stream` out."
-            raise InvalidRequest(message, param="stream")
+            if not response["background"]:
+                message = f"Response {shown(id_)} was not made in the background: it has no stream. Leave `stream` out."
+                raise InvalidRequest(message, param="stream")
+            del response
+            reading = await self._reading(query, id_, body)
+            await self._resumable.send(reading, scope, receive, send, holds=body.holds_at_least)
+
+    async def _reading(self, query: Query, id_: str, body: Body) -> Reading:
+        """Open the stream of a response where the caller wants to go on. Raises InvalidRequest, StreamGone."""
         # Events are numbered from 0 in the dialect, from 1 in the stream.
         after = _number(query, "starting_after", -1, -1, 10**12) + 1
         try:
-            reading = await self._recordings.open(stream_of(id_), after, Owner(body.team, ""))
+            return await self._recordings.open(stream_of(id_), after, Owner(body.team, ""))
         except StreamGone:
             message = f"The events of response {shown(id_)} are not kept any more. Retrieve it without `stream`."
             raise StreamGone(message, param="stream") from None
-        await self._resumable.send(reading, scope, receive, send)
 
     async def delete(self, scope: Scope, receive: Receive, send: Send) -> None:
         trail, body, id_ = self._who(scope)

@@ -12,7 +12,7 @@ import pytest
 from gateway.api.openai.embeddings import EmbeddingsBody, EmbeddingsDialect
 from gateway.api.openai.refused import POOLED_IGNORED
 from gateway.api.openai.rerank import RerankDialect
-from gateway.api.vectors import TURN_NUMBERS
+from gateway.api.vectors import PART_BYTES
 from gateway.call import Call, Principal
 from gateway.errors import InvalidRequest, NotSupported, PaddockError
 from tests.support.openai_schema import check, properties
@@ -35,14 +35,14 @@ def asked(**parameters: Any) -> PoolRequest:
 async def embedded(result: PoolResult, **parameters: Any) -> dict[str, Any]:
     dialect = EmbeddingsDialect()
     request = dialect.read(json.dumps({"model": "m", "input": "x", **parameters}).encode(), {})
-    body: dict[str, Any] = json.loads(await dialect.body(request, CALL, result))
+    body: dict[str, Any] = json.loads(b"".join(dialect.parts(request, CALL, result)))
     return body
 
 
 async def ranked(result: PoolResult, **parameters: Any) -> Any:
     dialect = RerankDialect()
     request = dialect.read(json.dumps({"model": "m", "query": "q", **parameters}).encode(), {})
-    return json.loads(await dialect.body(request, CALL, result))
+    return json.loads(b"".join(dialect.parts(request, CALL, result)))
 
 
 @pytest.mark.parametrize(
@@ -111,7 +111,7 @@ async def test_a_vector_per_token_has_no_place() -> None:
 
 
 async def test_many_rows_stay_in_order() -> None:
-    rows = [(float(number),) * 64 for number in range(3 * TURN_NUMBERS // 64)]
+    rows = [(float(number),) * 64 for number in range(3 * PART_BYTES // 256)]
     body = await embedded(matrix(*rows))
     assert [one["embedding"][0] for one in body["data"]] == [row[0] for row in rows]
 

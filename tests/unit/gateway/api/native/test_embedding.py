@@ -45,8 +45,8 @@ def test_refused(body: dict[str, Any]) -> None:
         read(**body)
 
 
-async def test_one_vector_per_input_or_one_per_token() -> None:
+def test_one_vector_per_input_or_one_per_token() -> None:
     numbers = [0.5, 1.0, -2.0, 4.0, 8.0, 0.25]
     result = PoolResult(pooling="none", width=2, rows=(1, 2), num_tokens=(1, 2), vectors=struct.pack("<6f", *numbers))
-    written = json.loads(await EmbeddingDialect().body(read(content="a"), CALL, result))
+    written = json.loads(b"".join(EmbeddingDialect().parts(read(content="a"), CALL, result)))
     assert written == [{"index": 0, "embedding": [[0.5, 1.0]]}, {"index": 1, "embedding": [[-2.0, 4.0], [8.0, 0.25]]}]
