@@ -19,7 +19,7 @@ WIDTH = 4096
 INSTRUCTIONS = "x" * 900_000
 MAX_ADDED_BYTES = 320 << 20
 """Twice what requests may hold together; these callers took 830 to 890 MiB."""
-WATCHED_S = 5.0
+WATCHED_S = 3.0
 PAUSE_S = 0.02
 """Between two requests."""
 
@@ -88,8 +88,7 @@ async def test_embeddings(
     body = json.dumps({"model": "vec", name: ["a"] * num_inputs}).encode()
     added, statuses = await most_added(gateway, [request_of(wide, f"POST {path}", body)] * num_requests)
     assert added < MAX_ADDED_BYTES, f"{added >> 20} MiB"
-    assert b"200" in statuses
-    assert statuses <= {b"200", b"429", b"503"}
+    assert {b"200", b"429"} <= statuses <= {b"200", b"429", b"503"}, "what is ready is counted"
 
 
 async def test_embeddings_that_are_sent_in_parts_arrive_whole(wide: Stack, gateway: Process) -> None:
@@ -102,6 +101,7 @@ async def test_embeddings_that_are_sent_in_parts_arrive_whole(wide: Stack, gatew
             assert [len(one["embedding"]) for one in answer["data"]] == [WIDTH] * 64
 
 
+@pytest.mark.long
 async def test_streams_of_a_stored_response(wide: Stack, gateway: Process) -> None:
     headers = {"authorization": f"Bearer {wide.key}", "content-type": "application/json"}
     asked = {"model": "quick", "input": "hi", "instructions": INSTRUCTIONS, "background": True, "stream": True}
