@@ -77,7 +77,7 @@ def paddock(stack: Stack, model: Path) -> Iterator[str]:
 
 def compare(model: Path, name: str, *, max_tokens: int, rounds: int, bar: float | None) -> list[Row]:
     speeds: dict[tuple[str, int], list[float]] = {}
-    with Stack(cores={"worker": "0", "gateway": "0", "redis": "0"}) as stack:
+    with Stack(measured=True, cores={"worker": "0", "gateway": "0", "redis": "0"}) as stack:
         for _ in range(rounds):
             for who, serve in (("llama-server", reference_server), ("paddock", paddock)):
                 with serve(stack, model) as url:

@@ -121,7 +121,7 @@ def load(way: Way, gateway: Process, key: str, folder: Path) -> float:
 def measure(rounds: int, ways: tuple[Way, ...] = WAYS) -> list[Row]:
     """Chat runs once more before the first round, which does not count."""
     costs: dict[str, list[tuple[float, float]]] = {way.name: [] for way in ways}
-    with Stack(cores={"gateway": "0", "fake": "1", "redis": "1"}) as stack:
+    with Stack(measured=True, cores={"gateway": "0", "fake": "1", "redis": "1"}) as stack:
         for model, answer in ANSWERS_BY_MODEL.items():
             flags = ["--step-ms", str(STEP_MS), "--tokens", str(TOKENS)]
             flags += ["--answer", answer] if answer else []

@@ -85,7 +85,7 @@ def measure(rounds: int) -> list[Row]:
     cores = {"gateway": "0", "nginx": "0", "fake": "1", "upstream": "1", "redis": "1"}
     flags = ("--step-ms", str(STEP_MS), "--tokens", str(TOKENS))
     costs: dict[str, list[float]] = {}
-    with Stack(cores=cores) as stack:
+    with Stack(measured=True, cores=cores) as stack:
         stack.fake_worker("one", *flags, worker_id="fake-one", slots=STREAMS)
         for number in range(8):
             stack.fake_worker("eight", *flags, worker_id=f"fake-eight-{number}", slots=STREAMS // 8)

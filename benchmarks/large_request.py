@@ -138,7 +138,7 @@ def gateway_rows(asked: Body, requests: int) -> list[Row]:
         "responses": ("/v1/responses", {**responses(asked), **one, "store": False, "max_output_tokens": 1}),
     }
     rows = []
-    with Stack(cores={"gateway": "0", "fake": "1", "redis": "1"}) as stack:
+    with Stack(measured=True, cores={"gateway": "0", "fake": "1", "redis": "1"}) as stack:
         stack.fake_worker("fake", "--step-ms", "1", "--ctx", "1000000")
         gateway = stack.gateway(log_level="info")
         for name, (path, document) in bodies.items():

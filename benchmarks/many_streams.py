@@ -23,7 +23,7 @@ STREAMS, TOKENS = 200, 64
 
 def measure(rounds: int) -> list[Row]:
     finished, errors, memory = 0, 0, []
-    with Stack() as stack:
+    with Stack(measured=True) as stack:
         for _ in range(2):
             stack.worker(DEMO_MODEL, "bench", slots=8)
         gateway = stack.gateway(log_level="warning", queue_timeout_s=300)

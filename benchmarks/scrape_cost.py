@@ -123,7 +123,7 @@ def measure(rounds: int) -> list[Row]:
     records = [{"name": f"k{n}", "team": f"team-{n}", "sha256": digest(key)} for n, key in enumerate(keys)]
     gaps: dict[str, list[float]] = {name: [] for name in PHASES}
     shares: dict[str, list[float]] = {name: [] for name in PHASES}
-    with Stack(cores={"gateway": "0", "fake": "1", "redis": "1"}) as stack:
+    with Stack(measured=True, cores={"gateway": "0", "fake": "1", "redis": "1"}) as stack:
         stack.fake_worker("bench", "--step-ms", str(STEP_MS), "--tokens", "100000", worker_id="fake-a", slots=STREAMS)
         catalog = _catalog(stack.folder)
         gateway = stack.gateway(log_level="warning", catalog=catalog, api_keys=json.dumps(records))

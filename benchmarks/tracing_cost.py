@@ -116,7 +116,7 @@ def in_calls_us(tracer: Tracer) -> float:
 
 def measure(rounds: int) -> list[Row]:
     costs: dict[tuple[str, str], list[Cost]] = {}
-    with Stack(cores={"gateway": "0", "fake": "1", "redis": "1", "sink": "1"}) as stack:
+    with Stack(measured=True, cores={"gateway": "0", "fake": "1", "redis": "1", "sink": "1"}) as stack:
         sink = stack.spawn("sink", [sys.executable, "-m", "tests.support.otlp_sink"])
         while not (url := sink.text().strip()):
             time.sleep(0.02)

@@ -103,7 +103,7 @@ async def paired(
 
 
 def measure(pairs: int) -> list[Row]:
-    with Stack(cores={"worker": "0", "gateway": "1", "redis": "1"}) as stack:
+    with Stack(measured=True, cores={"worker": "0", "gateway": "1", "redis": "1"}) as stack:
         worker = stack.worker(DEMO_MODEL, ALIAS)
         gateway = stack.gateway()
         direct_s, gateway_s = asyncio.run(paired(worker.url, gateway.url, stack.secret, stack.key, pairs))

@@ -20,6 +20,8 @@ BIN = Path(sys.executable).parent
 SOME_FAILED = 1
 """pytest's exit code."""
 FEW = 20
+IN_ORDER = ("--dist", "loadfile", "--no-loadscope-reorder")
+"""Whole files, in the order of `tests/conftest.py`: those with the most tests are not those that take longest."""
 HOUSE = ROOT.parent / "shared" / "tools" / "house.py"
 
 
@@ -32,7 +34,7 @@ def stages(long: bool) -> dict[str, list[str]]:
         "types": [str(BIN / "mypy")],
         "imports": [str(BIN / "lint-imports")],
         "house": [sys.executable, str(HOUSE), ".", "--strict"],
-        "tests": [sys.executable, "-m", "pytest", "-q", "-n", str(num_at_once()), "--dist", "loadfile", *chosen],
+        "tests": [sys.executable, "-m", "pytest", "-q", "-n", str(num_at_once()), *IN_ORDER, *chosen],
     }
     if not HOUSE.is_file():
         del commands["house"]
@@ -41,7 +43,7 @@ def stages(long: bool) -> dict[str, list[str]]:
 
 def num_at_once() -> int:
     """Test files that run side by side: most of a test's time is processes that start and waits that pass."""
-    return max(2, min(4, len(os.sched_getaffinity(0)) // 2))
+    return max(3, min(4, len(os.sched_getaffinity(0))))
 
 
 def go_tools(long: bool) -> list[str]:

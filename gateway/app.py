@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -153,68 +153,124 @@ async def _within(timeout_s: float, done: Callable[[], bool]) -> bool:
 
 async def build(settings: GatewaySettings, redis: redis.asyncio.Redis, tracer: Tracer = OFF) -> App:
     """Raises CatalogError, KeysInvalid, redis.RedisError, OSError (the state folder can't be written)."""
-    catalog = catalog_file.load(settings.catalog) if settings.catalog else None
-    gateway_id = settings.gateway_id or secrets.token_hex(6)
-    # Each process numbers its calls from 1: on the wire, a restarted gateway must not be taken for its forerunner.
-    secret, metrics = settings.worker_secret, Metrics()
     own_secret = settings.gateway_secret or secret_file.made_once(settings.state_dir / secret_file.GATEWAY_SECRET)
-    relay = Relay(gateway_process(gateway_id, secrets.token_hex(4)), secret, settings.stream_buffer_events)
-    unreadable, refused = Unreadable(metrics.unreadable.inc), metrics.refused_records.inc
+    core = _core(settings, redis)
+    router = build_router(_apps(settings, redis, core, own_secret))
+    key_store = await _key_store(settings, redis, own_secret, core.keys, core.unreadable)
+    keeper = AdapterKeeper(core.fleet, core.inquiries, core.wishes)
+    core.fleet.listen(lambda _: keeper.hurry())
+    most_per_key = max(1, int(connection_bounds(settings).most * settings.key_share))
+    return App(
+        asgi=Door(router, core.metrics, core.attendance, tracer, most_per_key),
+        pipeline=core.pipeline,
+        fleet=core.fleet,
+        admission=core.admission,
+        relay=core.relay,
+        recordings=core.recordings,
+        wishes=core.wishes,
+        keeper=keeper,
+        keys=core.keys,
+        key_store=key_store,
+        redis=redis,
+        sockets=core.sockets,
+        sight=core.sight,
+        attendance=core.attendance,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Core:
+    """What carries calls, beneath the routes."""
+
+    metrics: Metrics
+    unreadable: Unreadable
+    names: Names
+    keys: Keys
+    wishes: AdapterWishes
+    fleet: Fleet
+    relay: Relay
+    inquiries: Inquiries
+    admission: Admission
+    pipeline: Pipeline
+    recordings: Recordings
+    sockets: Sockets
+    attendance: Attendance
+    sight: Sight
+    is_leaving: Callable[[], bool]
+
+
+def _core(settings: GatewaySettings, redis: redis.asyncio.Redis) -> _Core:
+    """Raises CatalogError."""
+    gateway_id = settings.gateway_id or secrets.token_hex(6)
+    names, keys = Names(catalog_file.load(settings.catalog) if settings.catalog else None), Keys()
+    metrics, attendance = Metrics(), Attendance()
+    unreadable = Unreadable(metrics.unreadable.inc)
+    # Each process numbers its calls from 1: on the wire, a restarted gateway must not be taken for its forerunner.
+    process = gateway_process(gateway_id, secrets.token_hex(4))
+    relay = Relay(process, settings.worker_secret, settings.stream_buffer_events)
     wishes = AdapterWishes(redis, lambda: fleet.snapshot.models, unreadable)
-    fleet = Fleet(redis, secret, registered=wishes.contents, refused=refused, unreadable=unreadable)
+    refused = metrics.refused_records.inc
+    fleet = Fleet(redis, settings.worker_secret, registered=wishes.contents, refused=refused, unreadable=unreadable)
     fleet.listen(lambda snapshot: relay.follow(_beats(snapshot)))
     of_line = {"max_queue": settings.max_queue, "max_queue_per_team": settings.max_queue_per_team}
-    names, keys = Names(catalog), Keys()
     store = Store(redis, took=metrics.redis_time.observe)
     admission = Admission(store, fleet, gateway_id, **of_line, lost=metrics.lost_leases, unreadable=unreadable)
     fleet.keep_unless(admission.takes_writes)
     prompts = WrittenPrompts() if settings.log_prompts else UNWRITTEN
     pipeline = Pipeline(names, fleet, admission, relay, metrics, _limits(settings), wishes, prompts)
-    sockets = Sockets(settings.max_sockets, settings.max_sockets_per_key)
-    attendance = Attendance()
     leaving = partial(_is_leaving, attendance, pipeline)
-    sight = Sight(metrics, fleet, admission, pipeline.attempts, names.models, leaving)
-    inquiries = Inquiries(fleet, relay)
-    model_wishes = ModelWishes(redis)
-    models = Models(keys, names, fleet, model_wishes)
-    recordings = _recordings(settings, redis, gateway_id)
-    resumable = Resumable(recordings, metrics, settings.ping_interval_s)
-    intake = _intake(settings, fleet, names)
+    sockets = Sockets(settings.max_sockets, settings.max_sockets_per_key)
+    return _Core(
+        metrics=metrics,
+        unreadable=unreadable,
+        names=names,
+        keys=keys,
+        wishes=wishes,
+        fleet=fleet,
+        relay=relay,
+        inquiries=Inquiries(fleet, relay),
+        admission=admission,
+        pipeline=pipeline,
+        recordings=_recordings(settings, redis, gateway_id),
+        sockets=sockets,
+        attendance=attendance,
+        sight=Sight(metrics, fleet, admission, pipeline.attempts, names.models, leaving, sockets),
+        is_leaving=leaving,
+    )
+
+
+def _apps(settings: GatewaySettings, redis: redis.asyncio.Redis, core: _Core, own_secret: str) -> Mapping[str, ASGIApp]:
+    """Return what answers each route, named as in `gateway.api.routes`."""
+    keys, pipeline, fleet, inquiries = core.keys, core.pipeline, core.fleet, core.inquiries
+    intake, model_wishes = _intake(settings, fleet, core.names), ModelWishes(redis)
+    resumable = Resumable(core.recordings, core.metrics, settings.ping_interval_s)
     answers = (keys, pipeline, intake, settings.ping_interval_s, resumable)
     counting = (keys, pipeline, inquiries, intake)
+    models = Models(keys, core.names, fleet, model_wishes)
     reception = Reception(keys, pipeline, fleet, intake)
     bounds = Bounds(settings.max_body_bytes, settings.socket_idle_s, settings.socket_life_s)
-    of_sockets = (sockets, Memories(settings.socket_bytes_per_team), bounds)
-    kept = (settings.response_ttl_s, settings.responses_bytes_per_team)
+    of_sockets = (core.sockets, Memories(settings.socket_bytes_per_team), bounds)
+    responses = ResponseStore(redis, settings.response_ttl_s, settings.responses_bytes_per_team)
     scrapes = ScrapeAccess(keys, settings.metrics_key)
-    router = build_router(
-        {
-            "chat": Generation(ChatDialect(), *answers),
-            "chat_input_tokens": TokenCount(ChatInputTokens(), *counting),
-            "completion": Generation(CompletionDialect(), *answers),
-            "embeddings": Pooled(EmbeddingsDialect(), keys, pipeline, intake),
-            "rerank": Pooled(RerankDialect(), keys, pipeline, intake),
-            **responses_apps(*answers, recordings, ResponseStore(redis, *kept), inquiries, *of_sockets, metrics),
-            "messages": Generation(MessagesDialect(), *answers),
-            "count_tokens": TokenCount(CountTokens(), *counting),
-            "models": models,
-            "model": models,
-            "health": Health(),
-            "ready": Ready(redis, fleet, admission, leaving, names.models),
-            "drain": DrainRoute(attendance, keys, own_secret, pipeline, sockets),
-            "explain": ExplainRoute(reception, pipeline, fleet, admission, LineReader(redis), ChatDialect()),
-            "metrics": MetricsPage(metrics.book, sight.look, scrapes),
-            "targets": Targets(fleet, scrapes),
-            **native_apps(answers, fleet, inquiries, wishes, model_wishes, ChatDialect()),
-        }
-    )
-    key_store = await _key_store(settings, redis, own_secret, keys, unreadable)
-    keeper = AdapterKeeper(fleet, inquiries, wishes)
-    fleet.listen(lambda _: keeper.hurry())
-    most_per_key = max(1, int(connection_bounds(settings).most * settings.key_share))
-    asgi = Door(router, metrics, attendance, tracer, most_per_key)
-    runs = (pipeline, fleet, admission, relay, recordings, wishes, keeper, keys, key_store, redis, sockets, sight)
-    return App(asgi, *runs, attendance)
+    return {
+        "chat": Generation(ChatDialect(), *answers),
+        "chat_input_tokens": TokenCount(ChatInputTokens(), *counting),
+        "completion": Generation(CompletionDialect(), *answers),
+        "embeddings": Pooled(EmbeddingsDialect(), keys, pipeline, intake),
+        "rerank": Pooled(RerankDialect(), keys, pipeline, intake),
+        **responses_apps(*answers, core.recordings, responses, inquiries, *of_sockets, core.metrics),
+        "messages": Generation(MessagesDialect(), *answers),
+        "count_tokens": TokenCount(CountTokens(), *counting),
+        "models": models,
+        "model": models,
+        "health": Health(),
+        "ready": Ready(redis, fleet, core.admission, core.is_leaving, core.names.models),
+        "drain": DrainRoute(core.attendance, keys, own_secret, pipeline, core.sockets),
+        "explain": ExplainRoute(reception, pipeline, fleet, core.admission, LineReader(redis), ChatDialect()),
+        "metrics": MetricsPage(core.metrics.book, core.sight.look, scrapes),
+        "targets": Targets(fleet, scrapes),
+        **native_apps(answers, fleet, inquiries, core.wishes, model_wishes, ChatDialect()),
+    }
 
 
 def _limits(settings: GatewaySettings) -> Limits:

@@ -1,6 +1,6 @@
 """What becomes of one call until its answer begins: which model of its chain, on which workers, and whether again.
 
-attempts.begin(call, trail)                       once per call
+await attempts.begin(call, trail, request)        once per call
 await attempts.slot(tries, held)                  a slot, of a fallback where the model has none in time
 attempts.begun(tries, boot), .ended(boot, end)    the answer has begun, is over
 attempts.failed(tries, boot, failure)             it has not begun: raises, unless it is worth another slot
@@ -31,12 +31,14 @@ from gateway.errors import (
     Unsuited,
 )
 from gateway.relay.failures import answer_to
-from gateway.routing.ask import ask_of, ask_of_pooled
+from gateway.relay.payload import INLINE_CHARS, chars_of
+from gateway.routing.ask import Ask, ask_of, ask_of_pooled
 from gateway.routing.chain import Outlook, Reason, chosen
 from gateway.routing.circuit import Circuits
 from gateway.routing.placed import bid_for, summary
 from gateway.routing.retry_budget import RetryBudget
 from gateway.routing.slot_numbers import ANY
+from gateway.team_turns import TeamTurns
 from gateway.telemetry.metrics import Metrics
 from gateway.telemetry.trail import Trail
 from gateway.tries import Admission, Connections, Fleet, Lease, Tries, on_model
@@ -58,7 +60,7 @@ TIMER_S = 0.05
 """By so much a timer may be early."""
 ADAPTERS_S = 10.0
 """How long a call waits for an adapter that is registered and that no worker has; then a worker says what is wrong."""
-BLAMED = frozenset({FailureCode.INTERNAL, FailureCode.WORKER_LOST, FailureCode.OUT_OF_MEMORY})
+BLAMED = frozenset({FailureCode.INTERNAL, FailureCode.WORKER_LOST, FailureCode.OUT_OF_MEMORY, FailureCode.UNAVAILABLE})
 """Failures that are the worker's own: enough of them in a row, and all calls leave it alone."""
 UNPAID = frozenset({FailureCode.DRAINING, FailureCode.OUT_OF_MEMORY})
 """A worker that takes its leave, or has no memory, says so to each call once and at once: no retry that makes trouble
@@ -95,14 +97,19 @@ class Attempts:
         self._budget = RetryBudget(retry_share)
         self.circuits = Circuits()
         """By time.monotonic()."""
+        self._hashing = TeamTurns()
+        """At the heads of long prompts."""
         self._aside: dict[Tries, float] = {}
         """Calls that wait for a worker that would do, before they get into line -> since when, time.monotonic()."""
 
-    def begin(self, call: Call, trail: Trail, asked: GenerateRequest) -> Tries:
+    async def begin(self, call: Call, trail: Trail, asked: GenerateRequest) -> Tries:
         """`over` has to be told of its end. Raises InvalidRequest, PermissionDenied for adapters."""
+        tries = Tries(call, trail, asked, request=self._adapted(call, asked))
+        if chars_of(tries.request) <= INLINE_CHARS:
+            tries.ask = self._ask_of(tries)
+        else:
+            tries.ask = await self._ask_of_long(tries)
         self._budget.called(call.model, time.monotonic())
-        tries = Tries(call, trail, asked)
-        self._adapt(tries, asked)
         self._metrics.in_flight.inc(call.model)
         return tries
 
@@ -306,10 +313,27 @@ class Attempts:
             self._adapt(tries, replace_struct(tries.asked, slot=ANY))
 
     def _adapt(self, tries: Tries, asked: GenerateRequest) -> None:
-        """What the call's model is asked, and how it is placed there."""
+        """What the next model is asked, and how it is placed there: heads differ by adapters alone."""
+        had_adapters = bool(tries.request.adapters)
         tries.request = self._adapted(tries.call, asked)
+        if had_adapters or tries.request.adapters:
+            tries.ask = self._ask_of(tries)
+        else:
+            tries.ask = replace(tries.ask, slot=asked.slot)
+
+    def _ask_of(self, tries: Tries) -> Ask:
+        """Return what placing the call needs to know of it."""
         hashes = self._fleet.snapshot.contents.get(tries.call.model, {})
-        tries.ask = ask_of(tries.request, tries.call.principal.team, hashes)
+        return ask_of(tries.request, tries.call.principal.team, hashes)
+
+    async def _ask_of_long(self, tries: Tries) -> Ask:
+        """Return the same of a long prompt, whose heads are hashed on a thread, the teams taking turns."""
+        team = tries.call.principal.team
+        await self._hashing.take(team)
+        try:
+            return await asyncio.to_thread(self._ask_of, tries)
+        finally:
+            self._hashing.give_back(team)
 
     def _outlooks(self, tries: Tries, *before: Outlook) -> Iterator[Outlook]:
         yield from before
@@ -361,7 +385,7 @@ class Attempts:
         """Workers that would not do; while there are no others, waits for one to recover or to be replaced."""
         call = tries.call
         if tries.ask.adapters:
-            await self._arrived(call, tries.ask.adapters)
+            await self._arrived(tries, tries.ask.adapters)
         while True:
             now = time.monotonic()
             beats = self._fleet.snapshot.workers.get(call.model, ())
@@ -370,15 +394,18 @@ class Attempts:
                 return bad
             if not beats or now >= call.queue_deadline:
                 return frozenset()
+            tries.trail.standing.waits_aside()
             await asyncio.sleep(LOOK_AGAIN_S)
 
-    async def _arrived(self, call: Call, adapters: frozenset[str]) -> None:
+    async def _arrived(self, tries: Tries, adapters: frozenset[str]) -> None:
         """Returns when a worker has these: those that have just started get what is registered in a moment."""
+        call = tries.call
         until = min(call.queue_deadline, time.monotonic() + ADAPTERS_S)
         while time.monotonic() < until:
             beats = [beat for beat in self._fleet.snapshot.workers.get(call.model, ()) if not beat.draining]
             if not beats or any(adapters.issubset(beat.adapters) for beat in beats):
                 return  # without workers it waits in line
+            tries.trail.standing.waits_aside()
             await asyncio.sleep(LOOK_AGAIN_S)
 
     async def _look_closer(self, tries: Tries, lease: Lease) -> None:
@@ -391,6 +418,7 @@ class Attempts:
                 check_kind(tries.call.alias, tries.call.kind, (beat,))
             if tries.ask.adapters.issubset(beat.adapters) or time.monotonic() >= until:
                 return
+            tries.trail.standing.waits_aside()
             await asyncio.sleep(LOOK_AGAIN_S)
 
     def _beat_of(self, model: str, boot: str) -> Heartbeat | None:

@@ -29,7 +29,7 @@ BENCH = "load as of many people on any OpenAI-compatible address, and what they 
 CHAT = "talk to a model in this terminal, or answer what comes in on a pipe"
 KEY = "API keys: key make|add|list|remove"
 REDIS = "users for a Redis of your own, each with no more rights than it needs: redis acl"
-CONFIG = "what the settings are and where they come from: config show|schema|docs|compatibility"
+CONFIG = "what the settings are and where they come from: config show|schema|docs|compatibility|metrics"
 
 
 def main() -> int:

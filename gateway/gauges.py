@@ -47,6 +47,18 @@ class Aside(Protocol):
     def left_alone(self) -> Mapping[str, int]: ...
 
 
+class Connections(Protocol):
+    on_beyond: Callable[[str], None]
+
+    @property
+    def num_open(self) -> int: ...
+
+
+class Sockets(Protocol):
+    @property
+    def num_open(self) -> int: ...
+
+
 class Sight:
     """Some milliseconds per look for a fleet of a thousand workers, on the event loop."""
 
@@ -58,6 +70,7 @@ class Sight:
         aside: Aside,
         named: frozenset[str],
         stopping: Callable[[], bool],
+        sockets: Sockets,
     ) -> None:
         """`named`: models of the catalog; they are shown though nobody serves or calls them."""
         self._metrics = metrics
@@ -66,6 +79,13 @@ class Sight:
         self._aside = aside
         self._named = named
         self._stopping = stopping
+        self._sockets = sockets
+        self._connections: Connections | None = None
+
+    def follow(self, connections: Connections) -> None:
+        """Show those of the server, which is made later."""
+        self._connections = connections
+        connections.on_beyond = self._metrics.beyond.inc
 
     async def run(self) -> None:
         """Counts the workers that come and go, and measures the event loop, until cancelled."""
@@ -87,6 +107,8 @@ class Sight:
         now.circuits.replace(self._aside.left_alone())
         now.redis_up.set(places.redis_up)
         now.stopping.set(self._stopping())
+        now.sockets.set(self._sockets.num_open)
+        now.connections.set(self._connections.num_open if self._connections is not None else 0)
         self._metrics.process.count_tasks()
 
     def _look_at_line(self, models: Iterable[str], aside: Mapping[str, tuple[int, float]]) -> None:

@@ -22,7 +22,7 @@ from workers.protocol.requests import GenerateRequest
 from workers.protocol.text import RENDER_PATH, Render, decode_rendered
 
 MAX_TRIES = 3
-TAKES_NOTHING = (FailureCode.BUSY, FailureCode.DRAINING)
+TAKES_NOTHING = (FailureCode.BUSY, FailureCode.DRAINING, FailureCode.UNAVAILABLE)
 
 
 class Inquiries:

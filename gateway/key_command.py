@@ -52,7 +52,7 @@ class _Parser(ArgumentParser):
 
 def main(args: Sequence[str], known: Collection[str] = ()) -> int:
     """Returns the exit code. `known`: every setting's name."""
-    if not args or args[0] in ("-h", "--help"):
+    if not args or not {"-h", "--help"}.isdisjoint(args):
         print((__doc__ or "").strip())
         return 0
     try:

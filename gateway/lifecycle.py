@@ -58,6 +58,10 @@ LARGE_BLOCK_BYTES = 256 << 10
 """Bodies and what is made of them; blocks of that size are few, and go back to the system when they are freed."""
 
 
+SWITCH_INTERVAL_S = 0.0005
+"""How long a thread with a large body may keep the event loop waiting, unless it is in one long call."""
+
+
 class CannotStart(Exception):
     """One clear line and the exit code that goes with it."""
 
@@ -70,6 +74,7 @@ def run(settings: GatewaySettings) -> int:
     """Serve until told to stop; returns the exit code."""
     logs.configure(settings.log_level, settings.log_format)
     keep_little(LARGE_BLOCK_BYTES)
+    sys.setswitchinterval(SWITCH_INTERVAL_S)
     try:
         with _tracing(settings) as tracer, asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             return int(runner.run(_live(settings, tracer)))
@@ -146,6 +151,7 @@ async def _serve(app: App, listener: socket.socket, settings: GatewaySettings, a
         refusal_body,
         connection_bounds(settings),
     )
+    app.sight.follow(server.state.bounded)
     host, port = listener.getsockname()[:2]
     gc.collect()
     gc.freeze()

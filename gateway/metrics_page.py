@@ -11,7 +11,8 @@ HEAD = """# Metrics
 
 This page is made by `paddock config metrics`; a test fails when it is out of date.
 
-`GET /metrics` of a gateway and of a worker answers in Prometheus' text format and needs no key. Labels have few values:
+`GET /metrics` of a gateway and of a worker answers in Prometheus' text format. A gateway asks
+for `metrics_key` where it is set (compose sets it), a worker for nothing. Labels have few values:
 names of models and aliases that exist, teams of keys, outcomes. There is never a key, a request id or a caller's text
 in a label, and a metric keeps at most 20,000 series; what comes after those is counted under `other`. `team` labels
 counters only: a histogram by team would be a hundred thousand lines where there are 50 models and 20 teams.

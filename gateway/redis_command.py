@@ -18,7 +18,7 @@ from workers.protocol.redis_users import ROLES, Role, rules_of, user_line, user_
 
 def main(args: Sequence[str], environment: Mapping[str, str] = os.environ) -> int:
     """Returns the exit code."""
-    if args and args[0] in ("-h", "--help"):
+    if not {"-h", "--help"}.isdisjoint(args):
         print((__doc__ or "").strip())
         return 0
     match list(args):

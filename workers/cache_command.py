@@ -40,7 +40,7 @@ class _Parser(ArgumentParser):
 def main(args: Sequence[str], known: Collection[str] = ()) -> int:
     """Returns the exit code. `known`: every setting's name."""
     name, *rest = args or ["--help"]
-    if name in ("-h", "--help"):
+    if not {"-h", "--help"}.isdisjoint((name, *rest)):
         print((__doc__ or "").strip())
         return 0
     try:

@@ -68,7 +68,7 @@ class Target:
 
 def main(args: Sequence[str], known: Collection[str] = (), parts: Mapping[str, type[PaddockSettings]] = PARTS) -> int:
     """Returns the exit code. `known`: every setting's name. `parts`: what can be drained, and its settings."""
-    if args and args[0] in ("-h", "--help"):
+    if not {"-h", "--help"}.isdisjoint(args):
         print((__doc__ or "").strip())
         return 0
     try:

@@ -98,7 +98,7 @@ def _placeholder(name: str, field: FieldInfo) -> str:
     if int in kinds:
         return "N"
     if float in kinds:
-        return "SECONDS"
+        return "SECONDS" if name.endswith("_s") else "NUMBER"
     if name.endswith("_dir"):
         return "FOLDER"
     return "FILE" if "Path" in str(kinds) else "TEXT"

@@ -115,6 +115,7 @@ def generating_parts(
         GuardedTokenizer(model.vocab, long_texts),
         bos_text=model.bos_text,
         num_tokens=model.facts.n_vocab,
+        n_ctx=n_ctx,
         shared=wishes.shared_prompts,
         infill=infill_prompts(model.vocab, wishes.llama, n_ctx=n_ctx),
     )

@@ -9,6 +9,7 @@ environment, only what Python needs to start.
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import select
 import signal
@@ -16,8 +17,9 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).parents[1]
 """Where the package `workers` lies."""
@@ -29,22 +31,48 @@ END_S = 2.0
 
 CHUNK_BYTES = 256 << 10
 
+Process = subprocess.Popen[bytes]
+
+OUTSIDERS = frozenset({signal.SIGKILL.name, signal.SIGTERM.name, signal.SIGINT.name, signal.SIGHUP.name})
+"""Signals that no bound and no crash of a process sends: somebody else does, the kernel where memory is short."""
+
 
 class TookTooLong(Exception):
     """No answer in time; the process has been killed."""
 
 
 class ProcessEnded(Exception):
-    """It ended instead of answering; the message says how."""
+    """It ended instead of answering; the message says how, as `ending` has it."""
 
     @property
     def killed(self) -> bool:
         """Return whether somebody else killed it: the kernel does where memory is short."""
-        return str(self) == signal.SIGKILL.name
+        return str(self) in OUTSIDERS
 
 
 class NotStarted(Exception):
     """It did not come to its first line; the message says why."""
+
+
+def ending(code: int) -> str:
+    """Return how a process ended, by its exit code: the name of the signal, or the code."""
+    return signal.Signals(-code).name if code < 0 else f"exit code {code}"
+
+
+def launched(command: Sequence[str], *, variables: Mapping[str, str] | None = None, **how: Any) -> Process:
+    """Return a new process, as `subprocess.Popen` makes it, that gets none of the worker's secrets.
+
+    `variables`: what its environment has beside.
+
+    Raises NotStarted; OSError (ENOMEM) where memory is short, which a worker tells of in a way of its own.
+    """
+    try:
+        environment = {**helper_environment(), **(variables or {})}
+        return subprocess.Popen(command, stderr=subprocess.DEVNULL, env=environment, **how)
+    except OSError as error:
+        if error.errno == errno.ENOMEM:
+            raise
+        raise NotStarted(error.strerror) from None
 
 
 def helper_environment() -> dict[str, str]:
@@ -121,14 +149,7 @@ class StoppableProcess:
         return self._process
 
     def _new(self) -> subprocess.Popen[bytes]:
-        process = subprocess.Popen(
-            self._command,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            env=helper_environment(),
-            bufsize=0,
-        )
+        process = launched(self._command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0)
         for pipe in (process.stdin, process.stdout):
             assert pipe is not None  # noqa: S101 - for the type checker
             os.set_blocking(pipe.fileno(), False)
@@ -139,9 +160,7 @@ class StoppableProcess:
             return _exchanged(process, question, time.monotonic() + timeout_s)
         except EOFError:
             self._end(END_S)
-            code = process.returncode
-            cause = signal.Signals(-code).name if code < 0 else f"exit code {code}"
-            raise ProcessEnded(cause) from None
+            raise ProcessEnded(ending(process.returncode)) from None
         except BaseException:
             # Whatever it was: an answer that still comes would be taken for that to the next question, of another.
             self._end()

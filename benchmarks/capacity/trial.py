@@ -72,7 +72,7 @@ class Run:
 def measured(many: tuple[tuple[str, int, int], ...] = MANY) -> Trial:
     """Some four minutes."""
     news = _news()
-    with Stack(cores=CORES) as stack:
+    with Stack(measured=True, cores=CORES) as stack:
         for model, workers in WORKERS.items():
             flags = ("--step-ms", str(STEP_MS[model]), "--tokens", "1000")
             for number in range(workers):

@@ -71,7 +71,7 @@ def measure(rounds: int, wish: Wish | None = None) -> list[Row]:
         raise SystemExit("the engine's benchmark needs two cores: one for the server, one for the load")
     print(compared(), flush=True)
     rows: list[Row] = []
-    with on_load_core(), Stack(cores={"worker": COMPUTE_CORE, "redis": COMPUTE_CORE}) as stack:
+    with on_load_core(), Stack(measured=True, cores={"worker": COMPUTE_CORE, "redis": COMPUTE_CORE}) as stack:
         toy = toy_model()
         bench = Bench(stack, toy if wish.toy else big_model(), toy, wish.quick, wish.patient, wish.rounds or rounds)
         for name in wish.parts:

@@ -155,7 +155,7 @@ def environment(settings: dict[str, Any]) -> dict[str, str]:
 async def running_fleet() -> AsyncIterator[Fleet]:
     """All of it ready. Infill is there only where its model lies beside the checkout."""
     async with AsyncExitStack() as held:
-        stack = held.enter_context(Stack())
+        stack = held.enter_context(Stack(measured=True))
         port = free_port()
         wire = await held.enter_async_context(open_wire(port))
         client = await held.enter_async_context(connect(stack.redis.url))

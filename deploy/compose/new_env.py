@@ -19,6 +19,7 @@ SECRETS = {
     "PADDOCK_WORKER_SECRET": "what gateways and workers know each other by",
     "PADDOCK_GATEWAY_SECRET": "of gateways alone: seals the records of keys, and drains gateways",
     "PADDOCK_CACHE_SECRET": "what workers seal cached prompts with, where you give them a cache_dir",
+    "PADDOCK_METRICS_KEY": "what /metrics of the gateway asks for; Prometheus sends it",
     "REDIS_PASSWORD": "of the Redis in its container, for you: may do everything there",
     "REDIS_GATEWAY_PASSWORD": "of the user that gateways log in to Redis as",
     "REDIS_WORKER_PASSWORD": "of the user that workers log in to Redis as, who reaches their own records only",

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections import Counter
+import asyncio
+from collections import Counter, deque
 
 from starlette.types import Scope
 
@@ -16,6 +17,43 @@ KEY_REQUESTS, COUNTED = "paddock.key_requests", "paddock.counted_key"
 """Where the ASGI scope has the requests of all keys, and the key that its own is counted for."""
 RETRY_S = 1.0
 
+STARTS_PER_TURN = 4
+"""Requests of a team that are begun in one turn of the event loop: each takes it a tenth of a millisecond or more."""
+
+
+class TeamStarts:
+    """Lets a few requests of each team begin per turn of the event loop, so that a crowd delays nobody else."""
+
+    def __init__(self, per_turn: int = STARTS_PER_TURN) -> None:
+        self._per_turn = per_turn
+        self._begun: Counter[str] = Counter()
+        """In this turn of the loop."""
+        self._waiting: dict[str, deque[asyncio.Future[None]]] = {}
+
+    async def start(self, team: str) -> None:
+        """Wait until the request may begin; most need not wait."""
+        if team not in self._waiting and self._begun[team] < self._per_turn:
+            if not self._begun:
+                asyncio.get_running_loop().call_soon(self._turn)
+            self._begun[team] += 1
+            return
+        turn = asyncio.get_running_loop().create_future()
+        self._waiting.setdefault(team, deque()).append(turn)
+        await turn
+
+    def _turn(self) -> None:
+        self._begun.clear()
+        for team, waiting in list(self._waiting.items()):
+            while waiting and self._begun[team] < self._per_turn:
+                turn = waiting.popleft()
+                if not turn.done():
+                    turn.set_result(None)
+                    self._begun[team] += 1
+            if not waiting:
+                del self._waiting[team]
+        if self._begun:
+            asyncio.get_running_loop().call_soon(self._turn)
+
 
 class KeyRequests:
     """Requests under way by key, WebSockets among them: each has a connection, and others need some as well."""
@@ -24,6 +62,7 @@ class KeyRequests:
         """`most`: of one key."""
         self._most = most
         self._under_way: Counter[str] = Counter()
+        self.starts = TeamStarts()
 
     def begin(self, scope: Scope, principal: Principal) -> None:
         """Count a request until `end`, once. Raises TooManyRequests."""
@@ -48,13 +87,22 @@ class KeyRequests:
             del self._under_way[key_id]
 
 
-def identified(keys: Keys, scope: Scope) -> tuple[Principal, Trail]:
-    """The holder of the request's key, whom its trail knows from now on. Raises AuthenticationFailed,
-    TooManyRequests.
+async def identified(keys: Keys, scope: Scope) -> tuple[Principal, Trail]:
+    """Return the holder of the request's key, whom its trail knows from now on, when the request may begin.
+
+    Raises AuthenticationFailed, TooManyRequests.
     """
     trail = trail_of(scope)
     principal = keys.authenticate(scope["headers"])
     trail.asked_by(principal)
     if KEY_REQUESTS in scope:
         scope[KEY_REQUESTS].begin(scope, principal)
+    await begin_in_turn(scope, principal)
     return principal, trail
+
+
+async def begin_in_turn(scope: Scope, principal: Principal) -> None:
+    """Wait until a request of the principal's team may begin, or a message that came over its WebSocket."""
+    if KEY_REQUESTS in scope:
+        requests: KeyRequests = scope[KEY_REQUESTS]
+        await requests.starts.start(principal.team)

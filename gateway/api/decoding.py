@@ -1,23 +1,25 @@
-"""Work on large bodies, away from the event loop: one at a time, the teams that wait taking turns.
+"""Work on large bodies: one at a time, the teams that wait taking turns.
 
-A thread shares the interpreter with the loop, so what bounds the loop's waits is that no single call in here is long
-(`gateway.api.body_bounds`), and that the thread rests as long as it worked.
+What is one long call goes to a thread, which shares the interpreter with the loop; what can be done in slices is done
+on the loop, one slice in a turn. Both rest as long as they worked, however many bodies come.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections import deque
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from time import monotonic
 from typing import TypeVar
 
+from gateway.team_turns import TeamTurns
 from workers.heap import give_back_free
 
 INLINE_BYTES = 256 << 10
-INLINE_STRINGS = 2_000
+INLINE_STRINGS, INLINE_NUMBERS = 2_000, 8_000
 """Up to this a body takes a millisecond or two."""
+LEAST_REST_S = 0.001
+"""Timers are no finer: what is owed less is owed on."""
 LONGEST_REST_S = 0.25
 TIDY_AFTER_S = 1.0
 
@@ -25,27 +27,34 @@ ResultT = TypeVar("ResultT")
 
 
 class DecodingLane:
-    """One thread, and who waits for it."""
+    """One thread, and who waits for it; beside it, those who wait for a slice of the loop."""
 
     def __init__(self) -> None:
         self._thread = ThreadPoolExecutor(1, "decoding")
-        self._waiting: dict[str, deque[asyncio.Future[None]]] = {}
-        """By team; the team whose turn it is comes first."""
-        self._busy = False
+        self._jobs, self._slices = _Resting(), _Resting()
         self._tidying: asyncio.TimerHandle | None = None
 
     async def run(self, team: str, work: Callable[[], ResultT]) -> ResultT:
         """Return what `work` returns; raises what it raises. It must not touch what the loop may change."""
-        await self._turn(team)
+        await self._jobs.take(team)
         loop, began = asyncio.get_running_loop(), monotonic()
         job = loop.run_in_executor(self._thread, work)
         try:
             # One that is begun goes on when its caller leaves: the next one waits for it.
             return await asyncio.shield(job)
         finally:
-            job.add_done_callback(lambda _: self._rest(monotonic() - began))
+            job.add_done_callback(lambda _: self._jobs.give_back(team, monotonic() - began))
             # An error knows this frame, and the job the error: with the job here, a body would wait for the collector.
             del job, work
+
+    async def slice(self, team: str, work: Callable[[], None]) -> None:
+        """Do a slice of work, a millisecond or so, on the loop itself. Raises what it raises."""
+        await self._slices.take(team)
+        began = monotonic()
+        try:
+            work()
+        finally:
+            self._slices.give_back(team, monotonic() - began)
 
     def tidy(self) -> None:
         """Give free memory back to the system, soon and not often."""
@@ -56,31 +65,25 @@ class DecodingLane:
         self._tidying = None
         self._thread.submit(give_back_free)
 
-    def _rest(self, took_s: float) -> None:
-        asyncio.get_running_loop().call_later(min(took_s, LONGEST_REST_S), self._next)
 
-    async def _turn(self, team: str) -> None:
-        if not self._busy:
-            self._busy = True
+class _Resting:
+    """Turns between which there is a rest as long as the turn was."""
+
+    def __init__(self) -> None:
+        self._turns = TeamTurns()
+        self._owed_s = 0.0
+        """Rest for what was done and not rested for yet."""
+
+    async def take(self, team: str) -> None:
+        """Wait for a turn."""
+        await self._turns.take(team)
+
+    def give_back(self, team: str, took_s: float) -> None:
+        """Give a turn back after its rest or, where little is owed, in the loop's next turn."""
+        loop = asyncio.get_running_loop()
+        self._owed_s += took_s
+        if self._owed_s < LEAST_REST_S:
+            loop.call_soon(self._turns.give_back, team)
             return
-        turn = asyncio.get_running_loop().create_future()
-        self._waiting.setdefault(team, deque()).append(turn)
-        try:
-            await turn
-        except asyncio.CancelledError:
-            if turn.done() and not turn.cancelled():
-                self._next()
-            raise
-
-    def _next(self) -> None:
-        """Let the next team's first one in; teams come round."""
-        while self._waiting:
-            team, turns = next(iter(self._waiting.items()))
-            turn = turns.popleft()
-            del self._waiting[team]
-            if turns:
-                self._waiting[team] = turns
-            if not turn.done():
-                turn.set_result(None)
-                return
-        self._busy = False
+        rest_s, self._owed_s = min(self._owed_s, LONGEST_REST_S), 0.0
+        loop.call_later(rest_s, self._turns.give_back, team)

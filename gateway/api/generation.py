@@ -43,11 +43,11 @@ class Generation(Generic[AskedT]):
         self._answering = Answering(dialect, pipeline, ping_interval_s, resumable)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        principal, trail = identified(self._keys, scope)
+        principal, trail = await identified(self._keys, scope)
         async with self._intake.opened(principal, scope, receive) as body:
             wish = read_wish(scope, body.raw, principal.team)
             if wish is not None and wish.stream:
-                await self._resumable.again(wish, scope, receive, send)
+                await self._resumable.again(wish, body, scope, receive, send)
                 return
             asked = await body.decoded(lambda raw: self._dialect.read(raw, scope))
             talk = conversation(scope, asked.requests[0], principal.team)

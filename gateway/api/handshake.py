@@ -6,10 +6,8 @@ HTTP is spoken by `workers.http_server`; here is how a gateway writes that serve
 from __future__ import annotations
 
 import asyncio
-from typing import Any
 
 from uvicorn._types import ASGIReceiveEvent
-from uvicorn.config import Config
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 from websockets.frames import CloseCode, Frame
 
@@ -17,11 +15,10 @@ from gateway.api.openai.error_shape import error_body
 from gateway.errors import HeadTooLarge, HeadTooSlow, InvalidRequest, PaddockError, TooManyConnections
 from gateway.settings import GatewaySettings
 from gateway.telemetry.logs import PROBED
+from workers.http_server.connection import BoundedConnection
 from workers.http_server.connections import ConnectionBounds
 from workers.http_server.descriptors import raise_limit
 from workers.http_server.refusals import Refusal, response_of
-from workers.http_server.state import ServerState
-from workers.http_server.unread import UnreadTimer
 
 MAX_FRAGMENTS = 16_384
 """Of one message: empty ones count for nothing in its size, and each takes memory."""
@@ -54,46 +51,38 @@ def refusal_body(refusal: Refusal) -> bytes:
     return error_body(ERRORS[refusal.status](refusal.message))
 
 
-class WebSocketProtocol(WebSocketsSansIOProtocol):
+class WebSocketProtocol(BoundedConnection, WebSocketsSansIOProtocol):
     """One WebSocket. It begins as a connection of `workers.http_server.protocol`."""
 
-    def __init__(
-        self,
-        config: Config,
-        server_state: ServerState,
-        app_state: dict[str, Any],
-        _loop: asyncio.AbstractEventLoop | None = None,
-    ) -> None:
-        super().__init__(config, server_state, app_state, _loop)
-        self._server = server_state
-        self._unread = b""
-        """Received, behind what is being read or a message that nobody has taken yet."""
-        self._goes_on = False
-        """Reading does, in the loop's next turn."""
-        self._unread_timer = UnreadTimer(self.loop, server_state.bounded.bounds.unread_s)
+    _goes_on = False
+    """Reading does, in the loop's next turn."""
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._unread = b""
-        self._unread_timer.read()
-        self._server.bounded.gone(self)
         self._server.messages.ended(self)
         # The protocol of websockets lies in a cycle of references, and with it what had come of a message.
         self.conn.reader.discard()
         self.frames = []
         super().connection_lost(exc)
 
-    def pause_writing(self) -> None:
-        super().pause_writing()
-        self._unread_timer.full(self.transport)
+    def keepalive_timeout(self) -> None:
+        super().keepalive_timeout()
+        self._bound_leftovers()
 
-    def resume_writing(self) -> None:
-        super().resume_writing()
-        self._unread_timer.read()
+    def handle_parser_exception(self) -> None:
+        super().handle_parser_exception()
+        self._bound_leftovers()
+
+    def on_task_complete(self, task: asyncio.Task[None]) -> None:
+        super().on_task_complete(task)
+        if self.close_timer is not None:  # uvicorn's would not bound what is left when it closes
+            self.close_timer.cancel()
+            self.close_timer = self.loop.call_later(self.close_timeout, self._close)
+        self._bound_leftovers()
 
     def make_room(self) -> None:
         """Close: all messages that have begun take too much together, and this one began first."""
         if not self.handshake_complete or self.close_sent or self.transport.is_closing():
-            self.transport.close()
+            self._close()
             return
         self.conn.fail(CloseCode.TRY_AGAIN_LATER, "too many large messages are under way; send this one again")
         self.handle_parser_exception()
@@ -139,11 +128,12 @@ class WebSocketProtocol(WebSocketsSansIOProtocol):
             self._server.messages.grew(self, len(piece))
         super().data_received(piece)
         if self.transport.is_closing():
+            self._bound_leftovers()
             return
         if self.conn.handshake_exc is not None and not self.handshake_initiated:
             told = f"This is no handshake of a WebSocket: {self.conn.handshake_exc}. Send fewer and shorter headers."
             self.transport.write(response_of(Refusal(400, told), self._server.form))
-            self.transport.close()
+            self._close()
         elif self._unread:
             self.transport.pause_reading()
             if not self.read_paused:

@@ -8,23 +8,35 @@ async with intake.opened(principal, scope, receive) as body:
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from functools import partial
 from typing import TypeVar
 
 from starlette.types import Receive, Scope
 
 from gateway.api.body import declared_bytes, read_body
-from gateway.api.body_bounds import UNCHECKED_BYTES, UNCHECKED_FACTOR, check_shape
-from gateway.api.decoding import INLINE_BYTES, INLINE_STRINGS, DecodingLane
+from gateway.api.body_bounds import (
+    SLICE_BYTES,
+    UNCHECKED_BYTES,
+    UNCHECKED_FACTOR,
+    Shape,
+    ShapeCheck,
+    check_shape,
+    slices,
+)
+from gateway.api.decoding import INLINE_BYTES, INLINE_NUMBERS, INLINE_STRINGS, DecodingLane
 from gateway.api.memory_budget import MemoryBudget, Reservation
 from gateway.call import Principal
+from gateway.team_turns import TeamTurns
 
 RESERVATION = "paddock.reservation"
 """Where the ASGI scope has what the request holds of the memory budget."""
 
 SMALL_BODY_BYTES = 256 << 10
 """Of requests that name things and hold no prompt."""
+
+LOADS_AT_ONCE = 2
+"""Long things that are read from Redis for requests; of one team one at a time."""
 
 AskedT = TypeVar("AskedT")
 PartT = TypeVar("PartT")
@@ -41,10 +53,14 @@ class Intake:
         self._budget = budget
         self._lane = lane
         self._longest_context = longest_context
+        self._loads = TeamTurns(LOADS_AT_ONCE)
 
     @asynccontextmanager
     async def opened(self, principal: Principal, scope: Scope, receive: Receive) -> AsyncIterator[Body]:
-        """Read a request's body. Raises BodyTooLarge, BodyTooSlow, HeldTooMuch, MemoryFull, ClientGone."""
+        """Read a request's body, and check it while it comes.
+
+        Raises BodyTooLarge, BodyTooSlow, InvalidRequest, ContextOverflow, HeldTooMuch, MemoryFull, ClientGone.
+        """
         reservation = self._budget.reserve(principal)
         scope[RESERVATION] = reservation
         try:
@@ -54,9 +70,10 @@ class Intake:
                 reservation.resize(UNCHECKED_FACTOR * declared)
             elif declared <= self.max_body_bytes:
                 reservation.resize(declared)
-            raw = await read_body(scope, receive, self.max_body_bytes, grown=reservation.grow)
-            body = Body(raw, reservation, self)
-            del raw
+            arrival = _Arrival(self, reservation)
+            raw = await read_body(scope, receive, self.max_body_bytes, came=arrival.came)
+            body = Body(raw, reservation, self, arrival.shape())
+            del raw, arrival
             yield body
         finally:
             reservation.close()
@@ -78,42 +95,73 @@ class Intake:
         reservation.resize(len(raw))
         return Body(raw, reservation, self)
 
-    async def decoded(self, raw: bytes, reservation: Reservation, read: Callable[[bytes], AskedT]) -> AskedT:
-        if len(raw) <= UNCHECKED_BYTES:  # as nearly always, and there may be a thousand workers to ask for contexts
+    async def decoded(
+        self, raw: bytes, shape: Shape | None, reservation: Reservation, read: Callable[[bytes], AskedT]
+    ) -> AskedT:
+        """`shape`: None where it was not checked while it came."""
+        if len(raw) <= UNCHECKED_BYTES:  # as nearly always
             asked = read(raw)
             reservation.resize(UNCHECKED_FACTOR * len(raw))
             return asked
-        max_items = self._longest_context()
-        if len(raw) <= INLINE_BYTES:
-            shape = check_shape(raw, max_items)
-            if shape.num_strings <= INLINE_STRINGS:
-                asked = read(raw)
-                reservation.resize(shape.held_bytes)
-                return asked
-        asked, held_bytes = await self._lane.run(reservation.team, partial(_read, raw, max_items, read))
-        reservation.resize(held_bytes)
+        if shape is None:
+            arrival = _Arrival(self, reservation)
+            await arrival.came(raw, len(raw))
+            shape = arrival.shape()
+        if len(raw) <= INLINE_BYTES and shape is not None and _is_quick(shape):
+            asked = read(raw)
+        else:
+            asked = await self._lane.run(reservation.team, partial(read, raw))
+        if shape is not None:
+            reservation.resize(shape.held_bytes)
         return asked
+
+    def begin_check(self) -> ShapeCheck:
+        """Return what counts a body that is long enough to matter: there may be a thousand workers to ask."""
+        return ShapeCheck(self._longest_context())
+
+    async def check_slice(self, team: str, check: ShapeCheck, piece: bytes) -> None:
+        """Check more of a large body, in its team's turn. Raises InvalidRequest, ContextOverflow."""
+        await self._lane.slice(team, partial(check.add, piece))
 
     async def aside(self, num_bytes: int, team: str, work: Callable[[], AskedT]) -> AskedT:
         """Return what `work` returns, on a thread where it is about that many bytes and those are many."""
         return await self._lane.run(team, work) if num_bytes > INLINE_BYTES else work()
 
+    @asynccontextmanager
+    async def loading(self, num_bytes: int, team: str) -> AsyncIterator[None]:
+        """Have a few long things loaded at a time: each passes through the event loop byte by byte, several times."""
+        if num_bytes <= INLINE_BYTES:
+            yield
+            return
+        await self._loads.take(team)
+        try:
+            yield
+        finally:
+            self._loads.give_back(team)
+
 
 class Body:
     """One that has been read."""
 
-    __slots__ = ("_intake", "_reservation", "raw")
+    __slots__ = ("_intake", "_reservation", "_shape", "raw")
 
-    def __init__(self, raw: bytes, reservation: Reservation, intake: Intake) -> None:
+    def __init__(self, raw: bytes, reservation: Reservation, intake: Intake, shape: Shape | None = None) -> None:
+        """`shape`: None where it was not checked while it came."""
         self.raw = raw
         """Empty once it is decoded."""
         self._reservation = reservation
         self._intake = intake
+        self._shape = shape
 
     @property
     def team(self) -> str:
         """Return the team that asks."""
         return self._reservation.team
+
+    @property
+    def num_bytes(self) -> int:
+        """Return what the request holds of the memory bound."""
+        return self._reservation.num_bytes
 
     def close(self) -> None:
         """It is over."""
@@ -131,10 +179,18 @@ class Body:
         """Return what `work` returns, on a thread where it is about that many bytes and those are many."""
         return await self._intake.aside(num_bytes, self.team, work)
 
+    def loading(self, num_bytes: int) -> AbstractAsyncContextManager[None]:
+        """Wait until so many bytes may be loaded for it, where they are many."""
+        return self._intake.loading(num_bytes, self.team)
+
     async def decoded(self, read: Callable[[bytes], AskedT]) -> AskedT:
         """Return what `read` makes of it; raises what that raises, InvalidRequest, HeldTooMuch and MemoryFull."""
         raw, self.raw = self.raw, b""
-        return await self._intake.decoded(raw, self._reservation, read)
+        return await self._intake.decoded(raw, self._shape, self._reservation, read)
+
+
+def _is_quick(shape: Shape) -> bool:
+    return shape.num_strings <= INLINE_STRINGS and shape.num_numbers <= INLINE_NUMBERS
 
 
 def held_while(scope: Scope, work: Callable[[PartT], Awaitable[None]]) -> Callable[[PartT], Awaitable[None]]:
@@ -148,6 +204,33 @@ def held_while(scope: Scope, work: Callable[[PartT], Awaitable[None]]) -> Callab
     return counted
 
 
-def _read(raw: bytes, max_items: int, read: Callable[[bytes], AskedT]) -> tuple[AskedT, int]:
-    shape = check_shape(raw, max_items)
-    return read(raw), shape.held_bytes
+class _Arrival:
+    """Checks a body while it comes: what is refused is refused with its first slice that has too much."""
+
+    __slots__ = ("_check", "_intake", "_reservation", "_unchecked")
+
+    def __init__(self, intake: Intake, reservation: Reservation) -> None:
+        self._intake = intake
+        self._reservation = reservation
+        self._check: ShapeCheck | None = None
+        self._unchecked: list[bytes] = []
+        """What came while there was too little to matter."""
+
+    async def came(self, part: bytes, num_bytes: int) -> None:
+        """Take the next part, with which there are so many bytes in all."""
+        self._reservation.grow(num_bytes)
+        if num_bytes <= UNCHECKED_BYTES:
+            self._unchecked.append(part)
+            return
+        if self._check is None:
+            self._check = self._intake.begin_check()
+            part, self._unchecked = b"".join((*self._unchecked, part)), []
+        if num_bytes <= SLICE_BYTES:
+            self._check.add(part)
+            return
+        for piece in slices(part):
+            await self._intake.check_slice(self._reservation.team, self._check, piece)
+
+    def shape(self) -> Shape | None:
+        """Return how much all of it holds; None: too little to matter."""
+        return None if self._check is None else self._check.shape()

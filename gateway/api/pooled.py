@@ -58,7 +58,7 @@ class Pooled(Generic[PoolAskedT]):
         self._intake = intake
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        principal, trail = identified(self._keys, scope)
+        principal, trail = await identified(self._keys, scope)
         async with self._intake.opened(principal, scope, receive) as body:
             asked = await body.decoded(lambda raw: self._dialect.read(raw, scope))
             begin_by, talk = read_begin_by(scope), talk_of(scope, trail.request_id)

@@ -9,6 +9,7 @@ from starlette.types import Receive, Scope, Send
 
 from gateway.api.diagnostics import answer_headers, ping, trail_of
 from gateway.api.errors import note_error, send_error, shape_of
+from gateway.api.intake import Body
 from gateway.api.presence import CLIENT_GONE_STATUS, ClientGone, while_present
 from gateway.api.streaming import EventStream
 from gateway.api.wish import Wish
@@ -62,9 +63,13 @@ class Resumable:
             trail_of(scope).handed_over = not reading.recording.ended
             raise
 
-    async def again(self, wish: Wish, scope: Scope, receive: Receive, send: Send) -> None:
-        """Goes on with a stream. Raises StreamGone, InvalidRequest, StoreUnavailable."""
-        await self.send(await self._recordings.open(wish.stream, wish.after, wish.owner), scope, receive, send)
+    async def again(self, wish: Wish, body: Body, scope: Scope, receive: Receive, send: Send) -> None:
+        """Go on with a stream; its request holds what is being sent. Raises StreamGone, InvalidRequest,
+        StoreUnavailable.
+        """
+        body.raw = b""  # the wish has its digest
+        reading = await self._recordings.open(wish.stream, wish.after, wish.owner)
+        await self.send(reading, scope, receive, send, holds=body.holds_at_least)
 
     async def send(
         self,

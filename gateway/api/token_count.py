@@ -39,7 +39,7 @@ class TokenCount:
         self._intake = intake
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        principal, trail = identified(self._keys, scope)
+        principal, trail = await identified(self._keys, scope)
         async with self._intake.opened(principal, scope, receive) as body:
             name, request = await body.decoded(self._dialect.read)
             call = self._pipeline.call(principal, name, trail)

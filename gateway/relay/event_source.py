@@ -35,12 +35,13 @@ async def read_events(
     *,
     expected: tuple[str, str] | None = None,
     on_open: Callable[[], None],
-    on_data: Callable[[bytes], None],
+    on_data: Callable[[bytes], float],
     connect_timeout_s: float,
     silence_s: float,
 ) -> None:
     """GET `url` and hand on its body until it ends, which always raises.
 
+    `on_data` returns the seconds to read nothing for: what comes meanwhile waits with its sender.
     `expected`: a header that the answer must have, and its value; one without it is refused before it is open.
     Raises OSError or TimeoutError when no connection can be made, EventStreamRefused, EventStreamBroken (also when
     nothing came for one to two times `silence_s`), and what `on_data` raises.
@@ -77,8 +78,9 @@ class _Source(asyncio.Protocol):
         request: bytes,
         expected: tuple[str, str] | None,
         on_open: Callable[[], None],
-        on_data: Callable[[bytes], None],
+        on_data: Callable[[bytes], float],
     ) -> None:
+        self._transport: asyncio.Transport | None = None
         self.ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.heard = False
         self._request = request
@@ -93,7 +95,8 @@ class _Source(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         notice_dead_peer(transport.get_extra_info("socket"))
-        cast(asyncio.Transport, transport).write(self._request)
+        self._transport = cast(asyncio.Transport, transport)
+        self._transport.write(self._request)
 
     def data_received(self, data: bytes) -> None:
         self.heard = True
@@ -108,11 +111,23 @@ class _Source(asyncio.Protocol):
                 self._end(EventStreamBroken(f"a head of more than {MAX_HEAD_BYTES} bytes"))
             if self._status == 200 and self._bodies:
                 bodies, self._bodies = self._bodies, []
-                self._on_data(bodies[0] if len(bodies) == 1 else b"".join(bodies))
+                rest_s = self._on_data(bodies[0] if len(bodies) == 1 else b"".join(bodies))
+                if rest_s:
+                    self._rest(rest_s)
         except httptools.HttpParserError as error:
             self._end(EventStreamBroken(f"not HTTP: {error}"))
         except Exception as error:  # noqa: BLE001 - it is the reader's to handle, and the reader waits on `ended`
             self._end(error)
+
+    def _rest(self, rest_s: float) -> None:
+        transport = self._transport
+        if transport is not None and not transport.is_closing():
+            transport.pause_reading()
+            asyncio.get_running_loop().call_later(rest_s, self._go_on, transport)
+
+    def _go_on(self, transport: asyncio.Transport) -> None:
+        if not transport.is_closing():
+            transport.resume_reading()
 
     def connection_lost(self, error: Exception | None) -> None:
         self._end(EventStreamBroken(str(error or "the connection was closed")))

@@ -18,7 +18,7 @@ from workers.protocol.failures import Failure, FailureCode
 
 BUSY_RETRY_AFTER_S = 1.0
 
-COMES_BACK = frozenset({FailureCode.BUSY, FailureCode.DRAINING, FailureCode.OUT_OF_MEMORY})
+COMES_BACK = frozenset({FailureCode.BUSY, FailureCode.DRAINING, FailureCode.OUT_OF_MEMORY, FailureCode.UNAVAILABLE})
 """Trouble that is over soon, here or at another worker."""
 
 ANSWERS: dict[FailureCode, type[PaddockError]] = {
@@ -31,6 +31,7 @@ ANSWERS: dict[FailureCode, type[PaddockError]] = {
     FailureCode.WORKER_LOST: WorkerLost,
     FailureCode.STORAGE_FULL: StorageFull,
     FailureCode.OUT_OF_MEMORY: OutOfMemory,
+    FailureCode.UNAVAILABLE: Unavailable,
     FailureCode.INTERNAL: InternalError,
 }
 

@@ -8,11 +8,12 @@ import secrets
 from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from time import monotonic
+from time import monotonic, thread_time
 from urllib.parse import urlencode
 
 from gateway.relay.event_source import EventStreamRefused, read_events
 from gateway.relay.mailbox import Mailbox
+from gateway.relay.step_bounds import check_step
 from workers.protocol.events import Failed, decode_alive, decode_step
 from workers.protocol.failures import Failure, FailureCode
 from workers.protocol.framing import (
@@ -36,6 +37,8 @@ AWAY_FOR_S = 5.0
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.02, 0.5
 FRAMES_PER_TURN = 256
 """After a stall, readers get a turn between this many steps, so that a backlog does not look like slow clients."""
+LONG_TURN_S = 0.005
+"""A stream whose bytes took the event loop longer than this rests as long: one worker has half of a gateway at most."""
 MAX_BACKLOG_FRAMES, MAX_BACKLOG_BYTES = 1 << 16, 64 << 20
 """Some minutes of steps. A worker that sends more than can be read would have this gateway keep it all."""
 
@@ -45,8 +48,8 @@ class TooMuchToldAtOnce(ValueError):
 
 
 UNREADABLE = (ValueError, RecursionError)
-"""What reading raises that is no event: frames without end, more than can be read (both ValueErrors), no text, no JSON,
-none of the events, nested too deep."""
+"""What reading raises that is no event: frames without end, more than can be read or than a step can say (all
+ValueErrors), no text, no JSON, none of the events, nested too deep."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -227,7 +230,14 @@ class WorkerStream:
         self._changed.set()
         self._cancel([])
 
-    def _received(self, data: bytes) -> None:
+    def _received(self, data: bytes) -> float:
+        """Return the seconds to rest: as long as this took, where it took long."""
+        begun = thread_time()
+        self._take(data)
+        took_s = thread_time() - begun
+        return took_s if took_s > LONG_TURN_S else 0.0
+
+    def _take(self, data: bytes) -> None:
         if self._broken is not None:
             raise self._broken
         frames = self._reader.feed(data)
@@ -260,6 +270,7 @@ class WorkerStream:
     def _dispatch(self, frames: Iterable[Frame]) -> None:
         boxes = self._boxes
         for frame in frames:
+            check_step(frame.data, len(boxes))
             if frame.event == ALIVE_EVENT:
                 self._end_all_but(set(decode_alive(frame.data)))
             elif not frame.event:

@@ -1,7 +1,7 @@
 """What a worker is sent: encoded at once where it is short, on a thread and a few at a time where it is long.
 
-Long ones are sent in slices, and what an encoded prompt takes is given back when its last slice is on its way. Several
-answers to one request have a copy of its prompt each.
+The teams take turns with long ones. They are sent in slices, and what an encoded prompt takes is given back when its
+last slice is on its way. Several answers to one request have a copy of its prompt each.
 """
 
 from __future__ import annotations
@@ -10,18 +10,22 @@ import asyncio
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from typing import Any
 
 import msgspec
 
+from gateway.team_turns import TeamTurns, Turn
 from workers.protocol.pooled import PoolRequest
 from workers.protocol.requests import GenerateRequest, Submit
 from workers.protocol.text import Detokenize, Render, Tokenize
 
 INLINE_CHARS = 256 << 10
-"""Of all texts together; up to this, encoding takes less than a millisecond."""
+"""Of all texts together; up to this, encoding takes a millisecond or so."""
 AT_ONCE = 2
 """Long ones under way to one worker."""
 SLICE_BYTES = 128 << 10
+TOKEN_CHARS, VALUE_CHARS, BIAS_CHARS = 6, 4, 256
+"""What a token, a value in a schema and a bias (a text of a few hundred characters) are taken for."""
 
 _encode = msgspec.json.Encoder().encode
 
@@ -38,50 +42,44 @@ class Payloads:
     """Of one worker process."""
 
     def __init__(self) -> None:
-        self._turns = asyncio.Semaphore(AT_ONCE)
+        self._turns = TeamTurns(AT_ONCE)
 
     @asynccontextmanager
-    async def of(self, message: msgspec.Struct | None) -> AsyncIterator[Payload]:
-        """Encode a message. Leave the block when it is answered."""
-        if message is None or num_chars(message) <= INLINE_CHARS:
+    async def of(self, message: msgspec.Struct | None, known_bytes: int = 0) -> AsyncIterator[Payload]:
+        """Encode a message. Leave the block when it is answered.
+
+        `known_bytes`: what its conversation takes, tools included, where that has been counted already.
+        """
+        if message is None or max(num_chars(message), known_bytes) <= INLINE_CHARS:
             yield Payload(None if message is None else _encode(message), {})
             return
-        turn = _Turn(self._turns)
-        await self._turns.acquire()
+        team: str = getattr(message, "tenant", "")
+        turn = await self._turns.enter(team)
         try:
             encoded = await asyncio.to_thread(_encode, message)
             length, slices = len(encoded), _slices(encoded, turn)
             del encoded
             yield Payload(slices, {"Content-Length": str(length)})
         finally:
-            turn.over()
+            turn.leave()
 
 
-class _Turn:
-    """Given back once, by whichever comes first: the last slice or the answer."""
-
-    def __init__(self, turns: asyncio.Semaphore) -> None:
-        self._turns: asyncio.Semaphore | None = turns
-
-    def over(self) -> None:
-        turns, self._turns = self._turns, None
-        if turns is not None:
-            turns.release()
-
-
-async def _slices(encoded: bytes, turn: _Turn) -> AsyncIterator[bytes]:
+async def _slices(encoded: bytes, turn: Turn) -> AsyncIterator[bytes]:
     view = memoryview(encoded)
     del encoded
     for start in range(0, len(view), SLICE_BYTES):
         yield bytes(view[start : start + SLICE_BYTES])
-    turn.over()
+    turn.leave()
 
 
 def num_chars(message: msgspec.Struct) -> int:
     """Return about how long the texts of a message are; a token counts as six characters."""
     match message:
-        case Submit() | Render():
+        case Submit():
             return chars_of(message.request)
+        case Render():
+            request = message.request
+            return chars_of(request) + _of_value([tool.parameters for tool in request.tools], request.template_values)
         case PoolRequest():
             return sum(map(_of_part, message.inputs))
         case Tokenize():
@@ -92,14 +90,48 @@ def num_chars(message: msgspec.Struct) -> int:
 
 
 def chars_of(request: GenerateRequest) -> int:
-    """Return about how long the prompt of a request is."""
+    """Return about how long a request is: its prompt, and what its answer must follow.
+
+    The schemas of its tools are not gone through: of the usual twenty that takes as long as encoding them.
+    """
+    number = sum(len(tool.description or "") for tool in request.tools)
+    if request.constraint is not None:
+        number += len(request.constraint.text)
+    if request.sampling.logit_bias:
+        number += BIAS_CHARS * len(request.sampling.logit_bias)
     if request.prompt is not None:
-        return _of_part(request.prompt)
+        return number + _of_part(request.prompt)
     if request.infill is not None:
         infill = request.infill
-        return len(infill.prefix) + len(infill.suffix) + sum(len(file.text) for file in infill.files)
-    return sum(len(message.content or "") for message in request.messages) + 1024 * len(request.tools)
+        number += len(infill.prefix) + len(infill.suffix) + len(infill.prompt)
+        return number + sum(len(file.text) for file in infill.files)
+    for message in request.messages:
+        number += len(message.content or "") + len(message.reasoning or "")
+        if message.tool_calls:
+            number += sum(len(call.arguments) for call in message.tool_calls)
+    return number
+
+
+def _of_value(*values: Any) -> int:
+    """Count the texts of what callers send as they like; what is long already is not gone through to its end."""
+    number, left = 0, list(values)
+    while left and number <= INLINE_CHARS:
+        value = left.pop()
+        if isinstance(value, str):
+            number += len(value)
+        elif isinstance(value, dict):
+            number += sum(map(len, value))
+            left.extend(value.values())
+        elif isinstance(value, list):
+            left.extend(value)
+        number += VALUE_CHARS
+    return number
 
 
 def _of_part(part: str | tuple[int | str, ...]) -> int:
-    return len(part) if isinstance(part, str) else 6 * len(part)
+    if isinstance(part, str):
+        return len(part)
+    number = TOKEN_CHARS * len(part)
+    if number > INLINE_CHARS or str not in set(map(type, part)):
+        return number
+    return number + sum(len(one) for one in part if isinstance(one, str))

@@ -115,11 +115,13 @@ class Relay:
         context: TraceContext | None = None,
         on_end: Callable[[Finished | Failed], None] = lambda end: None,
         weight: float = 1.0,
+        known_bytes: int = 0,
     ) -> AsyncIterator[Mailbox]:
         """Submit a call; leaving the block before its end cancels it on the worker, without waiting.
 
         `on_end` hears of the answer's last event when it comes, which may be long before the caller takes it.
-        `weight`: of the tenant, where calls of several share the worker's slots.
+        `weight`: of the tenant, where calls of several share the worker's slots. `known_bytes`: of the conversation,
+        where they have been counted.
         Raises CallFailed when the worker cannot be asked; a worker that refuses the call does so in a `Failed` event.
         """
         line = await self._line_to(place)
@@ -138,7 +140,7 @@ class Relay:
         )
         line.stream.attach(number, mailbox)
         # The answer may overtake the 202, and the worker may die before it: one mailbox takes whatever comes first.
-        submitting = line.group.create_task(self._submit(line, submit, mailbox))
+        submitting = line.group.create_task(self._submit(line, submit, mailbox, known_bytes))
         try:
             yield mailbox
         finally:
@@ -204,9 +206,9 @@ class Relay:
         self._group.create_task(self._hold(stream))
         return line
 
-    async def _submit(self, line: Line, submit: Submit, mailbox: Mailbox) -> None:
+    async def _submit(self, line: Line, submit: Submit, mailbox: Mailbox, known_bytes: int) -> None:
         try:
-            await line.client.submit(line.stream.place, submit)
+            await line.client.submit(line.stream.place, submit, known_bytes)
         except CallFailed as failed:
             mailbox.put(Failed(submit.call, failed.failure))
             if failed.failure.code is FailureCode.WORKER_LOST:

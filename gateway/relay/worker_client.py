@@ -39,11 +39,11 @@ class WorkerClient:
         self._gateway_id = gateway_id
         self.payloads = Payloads()
 
-    async def submit(self, place: Place, submit: Submit) -> Accepted:
-        """Raises CallFailed: as `gateway.relay.worker_asks.ask`."""
+    async def submit(self, place: Place, submit: Submit, known_bytes: int = 0) -> Accepted:
+        """`known_bytes`: as `Payloads.of`. Raises CallFailed: as `gateway.relay.worker_asks.ask`."""
         try:
             async with (
-                self.payloads.of(submit) as payload,
+                self.payloads.of(submit, known_bytes) as payload,
                 self._session.post(
                     place.address + SUBMIT_PATH,
                     data=payload.data,

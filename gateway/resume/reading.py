@@ -7,13 +7,16 @@ import time
 from typing import Protocol
 
 from gateway.errors import PaddockError, StreamGone
-from gateway.resume.recording import GONE, Recording, split_events
+from gateway.resume.recording import GONE, PIECE_BYTES, Recording, split_events
+from gateway.store.cancellation import raise_if_cancelled
 from gateway.store.stream_log import StreamLog
 
 SIGN_EVERY_S = 0.3
 """How often a reader at another gateway tells the writer's that it is there."""
 LOOK_EVERY_S = 0.03
 """How often such a reader looks for more; events lie in Redis about as long after they were made."""
+MAX_BATCHES = 64
+"""That are read at once."""
 
 
 class Reading(Protocol):
@@ -57,9 +60,8 @@ class LocalReading:
         recording = self.recording
         while True:
             changed = recording.changed
-            events = recording.after(self._after)
+            events, self._after = recording.after(self._after)
             if events:
-                self._after = recording.last
                 return events
             if recording.ended:
                 return b""
@@ -82,13 +84,16 @@ class RemoteReading:
         self._log = log
         self._stream = stream
         self._after = after
+        self._num_batches = 1
+        """To be read next; as many as make a piece, of which nothing is known at first."""
         self._ended = False
         self._signed_at = float("-inf")
 
     async def take(self) -> bytes:
         while not self._ended:
             signed = await self._sign()
-            page = await self._log.read(self._stream, self._after)
+            page = await self._log.read(self._stream, self._after, self._num_batches)
+            raise_if_cancelled()
             events = b""
             for batch in page.batches:
                 if batch.first > self._after + 1:
@@ -96,6 +101,10 @@ class RemoteReading:
                 events += split_events(batch, self._after)
                 self._after = max(self._after, batch.last)
             self._ended = page.ended
+            if len(events) > PIECE_BYTES:
+                self._num_batches = max(1, self._num_batches // 2)
+            elif len(events) < PIECE_BYTES // 2:
+                self._num_batches = min(MAX_BATCHES, self._num_batches * 2)
             if events:
                 return events
             if not self._ended:

@@ -14,6 +14,9 @@ GONE = (
     "without `Last-Event-ID`."
 )
 
+PIECE_BYTES = 128 << 10
+"""A reader gets about so many bytes at once: what a slow one has not read yet is held beside the stream."""
+
 
 class Recording:
     """Written by one task, read by any number on this event loop; what is kept in Redis is taken from it by `news`.
@@ -77,21 +80,36 @@ class Recording:
         self._note()
 
     async def refuse(self, error: PaddockError, body: bytes) -> None:
-        """In place of an answer; `body` is for clients whose stream has begun."""
-        self.refusal = error
+        """Take why there is no answer; `body` is for clients whose stream has begun."""
+        # Kept for as long as the stream: its traceback holds the frames of the call, and with them all that was asked.
+        self.refusal = error.with_traceback(None)
+        error.__cause__ = error.__context__ = None
         await self.write(body)
 
     def end(self) -> None:
         if not self.ended:
             self.ended = True
             self.ended_at = time.monotonic()
+            self.on_start = None  # it knows what was asked
             self._note()
 
-    def after(self, number: int) -> bytes:
-        """All events that follow that one; empty: none yet. Raises StreamGone where some of them are not kept."""
+    def check_kept(self, number: int) -> None:
+        """Raises StreamGone where not all events that follow that one are kept."""
         if self.dropped or number + 1 < self._first:
             raise StreamGone(GONE)
-        return self._joined(number + 1)
+
+    def after(self, number: int) -> tuple[bytes, int]:
+        """Return events that follow that one, about `PIECE_BYTES` of them, and the last one's number; empty: none yet.
+
+        Raises StreamGone as `check_kept`.
+        """
+        self.check_kept(number)
+        first = end = max(0, number + 1 - self._first)
+        num_bytes = 0
+        while end < len(self._events) and num_bytes < PIECE_BYTES:
+            num_bytes += len(self._events[end])
+            end += 1
+        return b"".join(self._events[first:end]), number + end - first
 
     def news(self, *, renew: bool) -> Write | None:
         """What Redis has not got yet; `noted` when it has. None: nothing new, and nothing to renew."""

@@ -133,7 +133,7 @@ class Recordings:
             )
         if recording is None:
             return RemoteReading(self._log, stream, after, head.trace)
-        recording.after(after)
+        recording.check_kept(after)
         return LocalReading(recording, after)
 
     async def alive(self, stream: str) -> bool:

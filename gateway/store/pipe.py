@@ -67,7 +67,7 @@ class Pipe:
         self._took = took
         self._logged_at = float("-inf")
 
-    def send(self, script: Script, prefix: str, *arguments: str | int) -> asyncio.Future[Any]:
+    def send(self, script: Script, prefix: str, *arguments: str | int | bytes) -> asyncio.Future[Any]:
         """Asks without waiting. The script runs whether or not anybody awaits the answer, which may fail with
         StoreUnavailable and nothing else: what a script meets under our names is no fault of who asks."""
         answer: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
@@ -78,7 +78,7 @@ class Pipe:
             lane.sender = asyncio.create_task(self._send_all(name, lane), name="redis scripts")
         return answer
 
-    def post(self, lost: Callable[[], None], script: Script, prefix: str, *arguments: str | int) -> None:
+    def post(self, lost: Callable[[], None], script: Script, prefix: str, *arguments: str | int | bytes) -> None:
         """Asks without waiting; `lost` is called if there is no answer."""
 
         def done(answer: asyncio.Future[Any]) -> None:

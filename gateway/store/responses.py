@@ -31,7 +31,7 @@ class ResponseStore:
 
         `again`: in place of one that is there. False: it was dropped meanwhile, or is larger than all that a team has.
         """
-        rest = (id, record.decode(), self._ttl_ms, self._bytes_per_team, "1" if again else "", *before)
+        rest = (id, record, self._ttl_ms, self._bytes_per_team, "1" if again else "", *before)
         prefix = keys.responses(team)
         while (kept := await self._pipe.send(self._keep, prefix, *rest)) == NOT_YET:
             # Without the record, which may be long; others' scripts run in between.

@@ -12,7 +12,7 @@ from gateway.store.scripts import Script
 from workers.redis_cluster import ClusterClient
 from workers.redis_link import cluster_of
 
-Call = tuple[str | int, ...]
+Call = tuple[str | int | bytes, ...]
 """SHA-1, number of keys (1), key, arguments."""
 
 MENDABLE = (NoScriptError, MovedError)

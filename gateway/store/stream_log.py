@@ -14,9 +14,6 @@ import redis.asyncio
 from gateway.store.trouble import NO_ANSWER, answered, is_of_one_name, reading, unavailable
 from workers.protocol import keys
 
-PAGE = 64
-"""Batches that one read returns at most."""
-
 
 @dataclass(frozen=True, slots=True)
 class StreamHead:
@@ -98,10 +95,10 @@ class StreamLog:
             team, request, gateway = ((field or b"").decode() for field in fields)
             return StreamHead(team, request, gateway, (trace or b"").decode())
 
-    async def read(self, stream: str, after: int) -> Page:
-        """What follows an event; the first batch may begin before that."""
+    async def read(self, stream: str, after: int, num_batches: int) -> Page:
+        """Return what follows an event, at most so many batches; the first may begin before that."""
         log = keys.stream_log(stream)
-        entries: Any = await answered(self._redis.xrange(log, min=f"({after}-0", count=PAGE))
+        entries: Any = await answered(self._redis.xrange(log, min=f"({after}-0", count=num_batches))
         with reading():
             batches = tuple(_batch(id_, fields) for id_, fields in entries if b"end" not in fields)
         return Page(batches, len(batches) < len(entries))

@@ -55,6 +55,9 @@ class Metrics:
         self.unreadable = book.counter(of_gateway.UNREADABLE)
         for kind in of_gateway.Unread:
             self.unreadable.inc(kind.value, by=0)
+        self.beyond = book.counter(of_gateway.BEYOND)
+        for reason in of_gateway.BEYOND_REASONS:
+            self.beyond.inc(reason, by=0)
         self.loop_lag = book.histogram(of_gateway.LOOP_LAG)
         self.now = Gauges(book)
         self._gen_ai = GenAi(book)
@@ -145,4 +148,6 @@ class Gauges:
         self.circuits = book.gauge(of_gateway.CIRCUITS)
         self.without_redis = book.gauge(of_gateway.WITHOUT_REDIS)
         self.redis_up = book.gauge(of_gateway.REDIS_UP)
+        self.connections = book.gauge(of_gateway.CONNECTIONS)
+        self.sockets = book.gauge(of_gateway.SOCKETS)
         self.stopping = book.gauge(of_gateway.STOPPING)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 
 
 class Standing:
     """Written by whoever waits for a slot, read by whoever talks to the caller meanwhile."""
 
-    __slots__ = ("_told_at", "_wait_s", "filed", "for_worker", "position", "predicted_s")
+    __slots__ = ("_told_at", "_wait_s", "filed", "for_worker", "on_wait", "position", "predicted_s")
 
     def __init__(self) -> None:
         self.filed = 0
@@ -19,6 +20,8 @@ class Standing:
         """Its model has no worker: it waits for the first one, and how long is not known."""
         self.predicted_s: float | None = None
         """How long it was predicted to wait when it was filed; None: it never had to, or nobody could know."""
+        self.on_wait: Callable[[], None] | None = None
+        """Called whenever it waits, in line or aside."""
         self._wait_s = 0.0
         self._told_at = 0.0
 
@@ -30,6 +33,12 @@ class Standing:
         self.position = position
         self._wait_s = wait_s
         self._told_at = time.monotonic()
+        self.waits_aside()
+
+    def waits_aside(self) -> None:
+        """Tell that the call waits, in line, or for a worker or an adapter to come."""
+        if self.on_wait is not None:
+            self.on_wait()
 
     def served(self) -> None:
         """It has a slot, or waits no more."""

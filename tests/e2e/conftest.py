@@ -22,7 +22,7 @@ def demo_stack() -> Iterator[Stack]:
         yield stack
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def kinds_stack() -> Iterator[Stack]:
     """One worker of each kind of work; those whose models lie beside the checkout only where they do."""
     with Stack() as stack:

@@ -242,8 +242,10 @@ def test_samplers_that_only_llama_server_has(client: openai.OpenAI) -> None:
         said(ask(client, {"dry_multiplier": 5.0, "dry_allowed_length": 0, "ignore_eos": True}, max_tokens=60)) != plain
     )
     alone = {"mirostat": 2, "mirostat_tau": 9.0, "cache_prompt": False}
-    mirostat = [said(ask(client, alone, temperature=2, seed=5)) for _ in range(2)]
-    assert mirostat[0] == mirostat[1] != plain
+    # Further on, two tokens of its answer are about as likely, and which it is depends on what it is batched with.
+    mirostat = [said(ask(client, alone, temperature=2, seed=5, max_tokens=12)) for _ in range(2)]
+    assert mirostat[0] == mirostat[1]
+    assert not plain.startswith(mirostat[0])
 
 
 def test_what_a_call_says_of_caches_and_order_is_taken(client: openai.OpenAI) -> None:

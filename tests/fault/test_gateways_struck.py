@@ -22,7 +22,7 @@ async def test_killed(stack: Stack) -> None:
         records, others = await scene.all_phases()
         behind = [scene.book.ask(scene.other, phase, SHORT) for phase in ("queued", "granted")]
         scene.strike(signal.SIGKILL, scene.doomed)
-        await scene.ends(records.values(), 2.0)
+        await scene.ends(records.values(), 10.0)
         assert {record.ending for record in records.values()} == {"broken"}
         await scene.ends(scene.book.records)
         assert all(record.answered for record in behind)

@@ -122,6 +122,13 @@ async def unharmed(stack: Stack, caller: Caller, given: list[Name], spoil: bool)
         assert max(b - a for a, b in zip(stream.arrived, stream.arrived[1:], strict=False)) < 2.0
 
 
+async def unread(caller: Caller, given: list[Name]) -> list[Name]:
+    """Return those that the gateway has not yet counted as unreadable."""
+    async with caller.session.get(f"{caller.url}/metrics") as response:
+        page = Scrape(await response.text())
+    return [name for name in given if not page.value("paddock_redis_unreadable_total", key=name.pattern)]
+
+
 async def healed(stack: Stack, caller: Caller) -> None:
     """Once it is gone, everything is as before."""
     async with asyncio.timeout(15):
@@ -144,11 +151,11 @@ async def test_a_gateway_that_runs_goes_on_and_says_what_it_left_out() -> None:
             name.spoil(admin(stack))
         await unharmed(stack, caller, [vital[0]], spoil=True)
         gateway = stack.gateways[0]
-        await asyncio.sleep(3.5)  # the keys are read every three seconds
-        async with caller.session.get(f"{gateway.url}/metrics") as response:
-            page = Scrape(await response.text())
-        for name in vital:
-            assert page.value("paddock_redis_unreadable_total", key=name.pattern) > 0, name
+        async with asyncio.timeout(30):  # the keys are read every three seconds, or later on a machine under load
+            while missing := await unread(caller, vital):
+                for name in missing:
+                    name.spoil(admin(stack))  # what is set right before it is read is not counted
+                await asyncio.sleep(SEEN_S)
         lines = [line for line in gateway.text().splitlines() if "is left out" in line]
         assert len(lines) == len(set(lines)) <= 4 * len(vital), "each is told once"
         assert "Traceback" not in gateway.text()

@@ -5,9 +5,10 @@ from __future__ import annotations
 import json
 from typing import Any
 
+import pytest
 import yaml
 
-from tests.support.chart import CHART, render
+from tests.support.chart import CHART, Refused, render
 
 ON: dict[str, Any] = {"monitoring": {"enabled": True, "rules": True, "dashboards": True, "labels": {"release": "prom"}}}
 
@@ -48,6 +49,39 @@ def test_workers_get_the_labels_that_boards_ask_for() -> None:
     assert annotated["paddock/model"] == "org/Model:Q4"
     source = next(each["sourceLabels"] for each in relabelings if each.get("targetLabel") == "model")
     assert source == ["__meta_kubernetes_pod_annotation_paddock_model"]
+
+
+KEY_SOURCES: dict[str, dict[str, Any]] = {
+    "given": {"metricsKey": "mk-1"},
+    "in a Secret of one's own": {"existingSecret": "p-paddock", "existingSecretHolds": ["metrics-key"]},
+}
+
+
+@pytest.mark.parametrize("source", KEY_SOURCES)
+def test_the_monitor_sends_the_metrics_key_that_gateways_ask_for(source: str) -> None:
+    found = render({**ON, "secrets": KEY_SOURCES[source]})
+    (endpoint,) = found.one("PodMonitor", "gateway")["spec"]["podMetricsEndpoints"]
+    where = {"name": "p-paddock", "key": "metrics-key"}
+    assert endpoint["authorization"] == {"credentials": where}
+    (gateway,) = (
+        pod["containers"][0] for told, pod in found.pods() if told["labels"]["app.kubernetes.io/component"] == "gateway"
+    )
+    (asked,) = (each["valueFrom"] for each in gateway["env"] if each["name"] == "PADDOCK_METRICS_KEY")
+    assert asked == {"secretKeyRef": where}
+    if source == "given":
+        assert found.one("Secret")["stringData"]["metrics-key"] == "mk-1"
+    # A worker asks for none, and one that has fallen learns none.
+    (endpoint,) = found.one("PodMonitor", "worker")["spec"]["podMetricsEndpoints"]
+    assert "authorization" not in endpoint
+
+
+def test_without_a_metrics_key_nobody_asks_for_one() -> None:
+    found = render(ON)
+    (endpoint,) = found.one("PodMonitor", "gateway")["spec"]["podMetricsEndpoints"]
+    assert "authorization" not in endpoint
+    assert "METRICS_KEY" not in json.dumps(found.objects)
+    with pytest.raises(Refused, match="metrics_key"):
+        render({"gateway": {"settings": {"metrics_key": "in everybody's sight"}}})
 
 
 def test_boards_and_rules_are_those_of_the_files() -> None:

@@ -33,7 +33,10 @@ TOGGLES: dict[str, dict[str, Any]] = {
     "all-on": ALL_ON,
     "no-policies": {"networkPolicy": {"enabled": False}},
     "own-secret": {
-        "secrets": {"existingSecret": "keys", "existingSecretHolds": ["api-keys", "cache-secret", "hf-token"]}
+        "secrets": {
+            "existingSecret": "keys",
+            "existingSecretHolds": ["api-keys", "cache-secret", "hf-token", "metrics-key"],
+        }
     },
     "given-keys": {
         "secrets": {
@@ -42,6 +45,7 @@ TOGGLES: dict[str, dict[str, Any]] = {
             "redisPassword": "r",
             "cacheSecret": "c",
             "hfToken": "h",
+            "metricsKey": "m",
             "apiKeys": [{"name": "ci", "team": "red", "sha256": "0" * 64}],
         }
     },

@@ -34,6 +34,7 @@ KNOWN = {
     "api-keys": "[]",
     "cache-secret": "sealed",
     "hf-token": "hf_x",
+    "metrics-key": "mk-x",
     "metadata.name": "p-worker-x-abc",
     "status.podIP": "10.1.2.3",
 }

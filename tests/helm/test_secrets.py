@@ -179,6 +179,7 @@ def test_no_secret_stands_in_a_pod() -> None:
             "redisWorkerPassword": "rw-visible",
             "hfToken": "h-visible",
             "cacheSecret": "c-visible",
+            "metricsKey": "m-visible",
         }
     }
     found = render(values)

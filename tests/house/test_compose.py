@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 import sys
@@ -10,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from gateway import __version__, cli
 from gateway.settings import GatewaySettings, known_settings
@@ -26,6 +28,7 @@ SECRETS = (
     "PADDOCK_WORKER_SECRET",
     "PADDOCK_GATEWAY_SECRET",
     "PADDOCK_CACHE_SECRET",
+    "PADDOCK_METRICS_KEY",
     "REDIS_PASSWORD",
     "REDIS_GATEWAY_PASSWORD",
     "REDIS_WORKER_PASSWORD",
@@ -126,6 +129,31 @@ def test_each_part_logs_in_to_redis_as_its_user_and_knows_no_other(project: Reso
     lines = [line.strip() for line in script.splitlines()]
     for user in ROLES:
         assert f"user {user_of(user)} on >$REDIS_{user.upper()}_PASSWORD {rules_of(user)}" in lines
+
+
+def test_prometheus_sends_the_metrics_key_to_gateways_only(project: Resolved, tmp_path: Path) -> None:
+    """Its own command, with a folder and a program in place of the container's, leaves the key where it reads it."""
+    key = services(project)["gateway"]["environment"]["PADDOCK_METRICS_KEY"]
+    prometheus = services(project)["prometheus"]
+    assert prometheus["entrypoint"] == ["sh", "-c"]
+    (script,) = prometheus["command"]
+    stand_in = tmp_path / "prometheus"
+    stand_in.write_text('#!/bin/sh\necho "$# ${METRICS_KEY-unset}"\n')
+    stand_in.chmod(0o755)
+    clean = {"PATH": f"{tmp_path}:{os.environ['PATH']}", **prometheus["environment"]}
+    command = ["sh", "-c", script.replace("$$", "$").replace("/tmp/", f"{tmp_path}/")]
+    done = subprocess.run(command, env=clean, capture_output=True, text=True, check=True)
+    assert done.stdout == "3 unset\n"
+    file = tmp_path / "metrics_key"
+    assert file.read_text() == key
+    assert file.stat().st_mode & 0o777 == 0o600
+    assert "/tmp" in prometheus["tmpfs"]
+    config = yaml.safe_load((ROOT / "deploy" / "prometheus" / "prometheus.yml").read_text())
+    jobs = {job["job_name"]: job for job in config["scrape_configs"]}
+    asked = {"type": "Bearer", "credentials_file": "/tmp/metrics_key"}
+    assert jobs["paddock-gateway"]["authorization"] == asked
+    assert [each["authorization"] for each in jobs["paddock-worker"]["http_sd_configs"]] == [asked]
+    assert "authorization" not in jobs["paddock-worker"], "a worker that has fallen would read it"
 
 
 def test_no_page_has_a_shell_write_the_secrets() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 import subprocess
@@ -139,3 +140,32 @@ def test_show_is_the_whole_program_and_prints_json() -> None:
     command = [sys.executable, "-m", "gateway.cli", "config", "show", "--json"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
     assert set(json.loads(done.stdout)) == set(UpSettings.model_fields)
+
+
+FLAG = re.compile(r"(?<!\S)--[a-z][a-z0-9-]*")
+OF_A_PART = {"cache", "drain", "key", "redis"}
+"""Commands whose next word says what is done; the others have one help page."""
+
+
+def commands_of_pages() -> dict[tuple[str, ...], set[str]]:
+    """Return the commands that pages show -> the flags that they show with each."""
+    shown: dict[tuple[str, ...], set[str]] = {}
+    for page in (ROOT / "README.md", ROOT / "helm" / "README.md", *(ROOT / "docs").glob("*.md")):
+        for name, rest in re.findall(r"(?<![\w/.-])paddock ([a-z]+)((?: [^`|;&#\n]*)?)", page.read_text()):
+            words = rest.split()
+            if name not in OF_A_PART | {*cli.COMMANDS, "bench", "chat"}:
+                continue
+            has_part = name in OF_A_PART and words and words[0].isalpha()
+            shown.setdefault((name, *words[:1]) if has_part else (name,), set()).update(FLAG.findall(rest))
+    return {words: flags for words, flags in shown.items() if flags}
+
+
+@pytest.mark.parametrize("words", sorted(commands_of_pages()), ids=" ".join)
+def test_the_flags_that_pages_show_are_in_the_commands_help(
+    words: tuple[str, ...], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["paddock", *words, "--help"])
+    with contextlib.suppress(SystemExit):  # argparse's own way out of a help page
+        assert cli.main() == 0
+    told = set(re.findall(r"--[a-z][a-z0-9-]*", capsys.readouterr().out))
+    assert commands_of_pages()[words] <= told

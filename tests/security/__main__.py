@@ -21,7 +21,7 @@ from collections.abc import Mapping
 from tests.security.attack import Attack, Target
 from tests.security.attacks import all_attacks
 from tests.security.fleet import attacked_fleet
-from tests.security.trial import Bounds, Outcome, try_attack, undisturbed
+from tests.security.trial import Bounds, Outcome, try_attacks, undisturbed
 
 SECONDS = 60.0
 REST_S = 60.0
@@ -34,7 +34,7 @@ def main() -> int:
     parser.add_argument("--list", action="store_true", help="show the attacks")
     parser.add_argument("--only", default="", help="some attacks, by name, with commas between them")
     parser.add_argument("--seconds", type=float, default=SECONDS, help="how long each goes on")
-    parser.add_argument("--rest", type=float, default=REST_S, help="seconds until memory is looked at again; 0: never")
+    parser.add_argument("--rest", type=float, default=REST_S, help="seconds to give memory back in; 0: any")
     parser.add_argument("--url", default="", help="a gateway that runs already")
     parser.add_argument("--model", default="", help="the model to ask for there")
     parser.add_argument("--worker-url", default="", help="a worker's own address, for attacks on its port")
@@ -52,7 +52,7 @@ def main() -> int:
             keys = (os.environ["ATTACKER_KEY"], os.environ["VICTIM_KEY"])
             target = Target(asked.url.rstrip("/"), asked.model, *keys, asked.worker_url.rstrip("/"))
         else:
-            target, pids = opened.enter_context(attacked_fleet())
+            target, pids = opened.enter_context(attacked_fleet(measured=True))
             with contextlib.suppress(OSError, AttributeError):
                 os.sched_setaffinity(0, {sorted(os.sched_getaffinity(0))[-1]})
         return asyncio.run(_try_all(chosen, target, asked.seconds, pids, bounds))
@@ -75,22 +75,22 @@ async def _try_all(
         if attack.needs_worker and not target.worker_url:
             continue
         calm = await undisturbed(target)
-        outcome = await try_attack(attack, target, seconds, calm, pids, bounds)
+        outcome = await try_attacks([(attack, seconds)], target, calm, pids, bounds)
         complaints = outcome.complaints(bounds)
         failed += bool(complaints)
-        print(_line(outcome, complaints), flush=True)
+        print(_line(attack.name, outcome, complaints), flush=True)
     print(f"{len(attacks)} attacks, {failed} got through")
     return 1 if failed else 0
 
 
-def _line(outcome: Outcome, complaints: list[str]) -> str:
+def _line(name: str, outcome: Outcome, complaints: list[str]) -> str:
     calm, attacked = outcome.calm, outcome.attacked
     figures = f"gap {calm.longest_gap_s * 1e3:.0f} -> {attacked.longest_gap_s * 1e3:.0f} ms"
     figures += f", TTFT p95 {calm.ttft_p95_s * 1e3:.0f} -> {attacked.ttft_p95_s * 1e3:.0f} ms"
-    for name, memory in outcome.memory.items():
-        figures += f", {name} {memory.quiet >> 20}/{memory.most >> 20}/{memory.after >> 20} MiB"
+    for process, memory in outcome.memory.items():
+        figures += f", {process} {memory.quiet >> 20}/{memory.most >> 20}/{memory.after >> 20} MiB"
     told = "ok" if not complaints else "GOT THROUGH: " + "; ".join(complaints)
-    return f"{outcome.attack:28} {outcome.rounds:6} rounds, {figures}: {told}"
+    return f"{name:28} {outcome.rounds[name]:6} rounds, {figures}: {told}"
 
 
 if __name__ == "__main__":

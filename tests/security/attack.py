@@ -67,6 +67,8 @@ class Attack:
     """Between two rounds of one attacker."""
     needs_worker: bool = False
     """It is aimed at a worker's own port."""
+    short_s: float = 0.8
+    """How long it goes on where it is one of many: long enough for a round of it."""
 
 
 async def carry_out(attack: Attack, target: Target, seconds: float) -> int:

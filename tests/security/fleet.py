@@ -16,20 +16,24 @@ MODEL = "paddock-demo"
 ATTACKER_KEY, VICTIM_KEY = "pk-attacker-0123456789abcdef", "pk-victim-0123456789abcdef"
 KEYS = (("attacker", "red", ATTACKER_KEY), ("victim", "blue", VICTIM_KEY))
 SLOTS = 4
+CACHE_RAM_MIB = 8
+"""What answers leave in RAM for those who come after is no leak: little of it shows what is."""
 REGEX_PRE_TOKENIZER = "tekken"
 """One that llama.cpp runs by std::regex, which ends a process over a long run of like characters."""
 
 
 @contextlib.contextmanager
-def attacked_fleet() -> Iterator[tuple[Target, dict[str, int]]]:
+def attacked_fleet(measured: bool = False) -> Iterator[tuple[Target, dict[str, int]]]:
     """Start it; yields what is aimed at and the ids of its processes by name. Server and load get a core each."""
     cores = sorted(os.sched_getaffinity(0))
     served_by = str(cores[0]) if len(cores) > 1 else ""
     pinned = {name: served_by for name in ("redis", "gateway", "worker") if served_by}
     records = [{"name": name, "team": team, "sha256": digest(key)} for name, team, key in KEYS]
-    with Stack(cores=pinned) as stack:
+    with Stack(cores=pinned, measured=measured) as stack:
         model = with_pre_tokenizer(DEMO_MODEL, stack.folder / "demo.gguf", REGEX_PRE_TOKENIZER)
-        worker = stack.worker(model, MODEL, slots=SLOTS, slot_save_dir=stack.folder / "slots")
+        worker = stack.worker(
+            model, MODEL, slots=SLOTS, slot_save_dir=stack.folder / "slots", cache_ram_mib=CACHE_RAM_MIB
+        )
         gateway = stack.gateway(api_keys=json.dumps(records))
         target = Target(gateway.url, MODEL, ATTACKER_KEY, VICTIM_KEY, worker.url)
         yield target, {"gateway": gateway.pid, "worker": worker.pid, "redis": stack.redis.pid}

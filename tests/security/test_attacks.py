@@ -1,22 +1,23 @@
-"""Every attack, for a few seconds beside a caller of another team; for a minute each in `make test-full`.
+"""Every attack beside a caller of another team: an area's one after the other, and in `make test-full` a minute each.
 
+The caller streams on from one attack of an area to the next, so that it feels what an attack leaves behind as well.
 The machine is shared with other tests here, so the short form bounds seconds where an attack took tens of them; the
 figures that the project promises are measured by `python -m tests.security` on a quiet machine.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import pytest
 
 from tests.security.attack import Attack, Target
-from tests.security.attacks import all_attacks
+from tests.security.attacks import all_attacks, attacks_by_area
 from tests.security.fleet import attacked_fleet
-from tests.security.trial import Bounds, try_attack, undisturbed
+from tests.security.trial import Bounds, try_attacks, undisturbed
 from tests.security.victim import Felt
 
-SHORT_S, LONG_S = 3.0, 60.0
+LONG_S = 60.0
 SHORT = Bounds(added_gap_s=1.0, ttft_factor=4.0, ttft_noise_s=2.0)
 LONG = Bounds(added_gap_s=0.3, ttft_factor=2.0, ttft_noise_s=0.2, rest_s=60.0)
 
@@ -34,23 +35,27 @@ def calm_felt() -> list[Felt]:
 
 
 async def _held(
-    attack: Attack, fleet: tuple[Target, dict[str, int]], calm_felt: list[Felt], seconds: float, bounds: Bounds
+    course: Sequence[tuple[Attack, float]],
+    fleet: tuple[Target, dict[str, int]],
+    calm_felt: list[Felt],
+    bounds: Bounds,
 ) -> None:
     target, pids = fleet
     if not calm_felt:
         calm_felt.append(await undisturbed(target))
         assert calm_felt[0].num_streams
         assert not calm_felt[0].errors
-    outcome = await try_attack(attack, target, seconds, calm_felt[0], pids, bounds)
-    assert outcome.rounds
+    outcome = await try_attacks(course, target, calm_felt[0], pids, bounds)
+    assert all(outcome.rounds.values())
     assert not outcome.complaints(bounds)
 
 
-@pytest.mark.parametrize("attack", all_attacks(), ids=lambda attack: attack.name)
-async def test_takes_nothing_from_others(
-    attack: Attack, fleet: tuple[Target, dict[str, int]], calm_felt: list[Felt]
+@pytest.mark.parametrize("area", attacks_by_area())
+async def test_an_area_takes_nothing_from_others(
+    area: str, fleet: tuple[Target, dict[str, int]], calm_felt: list[Felt]
 ) -> None:
-    await _held(attack, fleet, calm_felt, SHORT_S, SHORT)
+    course = [(attack, attack.short_s) for attack in attacks_by_area()[area]]
+    await _held(course, fleet, calm_felt, SHORT)
 
 
 @pytest.mark.long
@@ -59,4 +64,4 @@ async def test_takes_nothing_from_others(
 async def test_takes_nothing_from_others_for_a_minute(
     attack: Attack, fleet: tuple[Target, dict[str, int]], calm_felt: list[Felt]
 ) -> None:
-    await _held(attack, fleet, calm_felt, LONG_S, LONG)
+    await _held([(attack, LONG_S)], fleet, calm_felt, LONG)

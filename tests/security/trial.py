@@ -1,10 +1,11 @@
-"""One attack beside one victim: what the victim felt, undisturbed and attacked, and what the processes took."""
+"""Attacks beside one victim: what the victim felt, undisturbed and attacked, and what the processes took."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import sys
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -19,7 +20,9 @@ TTFT_NOISE_S = 0.05
 """Twice a few milliseconds is no sign of anything."""
 MAX_MEMORY_FACTOR, MAX_MEMORY_EXTRA = 2.0, 256 << 20
 BACK_FACTOR = 1.1
-MEMORY_LOOK_S = 0.1
+KEEPS = frozenset({"redis"})
+"""What teams store stays there until its time is over; quotas bound it."""
+MEMORY_LOOK_S, REST_LOOK_S = 0.1, 1.0
 UNDISTURBED_S = 4.0
 
 
@@ -31,7 +34,7 @@ class Bounds:
     ttft_factor: float = MAX_TTFT_FACTOR
     ttft_noise_s: float = TTFT_NOISE_S
     rest_s: float = 0.0
-    """How long after the attack memory is compared with what it was before; 0: not at all."""
+    """Within so long after the attack memory is what it was before; 0: that is not looked at."""
 
 
 @dataclass(slots=True)
@@ -45,10 +48,10 @@ class Memory:
 
 @dataclass(slots=True)
 class Outcome:
-    """What came of one attack."""
+    """What came of attacks, one after the other."""
 
-    attack: str
-    rounds: int
+    rounds: dict[str, int]
+    """Begun, by attack."""
     calm: Felt
     attacked: Felt
     memory: dict[str, Memory]
@@ -68,37 +71,53 @@ class Outcome:
         for name, memory in self.memory.items():
             if memory.most > memory.quiet * MAX_MEMORY_FACTOR + MAX_MEMORY_EXTRA:
                 lines.append(f"{name} took {memory.most >> 20} MiB (quiet: {memory.quiet >> 20})")
-            if bounds.rest_s and memory.after > memory.quiet * BACK_FACTOR:
+            if bounds.rest_s and not _is_back(name, memory):
                 lines.append(f"{name} kept {memory.after >> 20} MiB (before: {memory.quiet >> 20})")
         return lines
 
 
 async def undisturbed(target: Target, seconds: float = UNDISTURBED_S) -> Felt:
     """Measure the victim with nothing beside it."""
-    return await _victim(target, seconds)
+    over = asyncio.Event()
+    asyncio.get_running_loop().call_later(seconds, over.set)
+    return await _victim(target, over)
 
 
-async def try_attack(
-    attack: Attack, target: Target, seconds: float, calm: Felt, pids: Mapping[str, int], bounds: Bounds
+async def try_attacks(
+    course: Sequence[tuple[Attack, float]], target: Target, calm: Felt, pids: Mapping[str, int], bounds: Bounds
 ) -> Outcome:
-    """Carry the attack out beside the victim. `pids`: processes of the service on this machine, by name."""
+    """Carry attacks out beside one victim, each for its seconds. `pids`: processes of the service here, by name."""
     processes = {name: psutil.Process(pid) for name, pid in pids.items()}
     memory = {name: Memory(_rss(process)) for name, process in processes.items()}
     watcher = asyncio.create_task(_watch(processes, memory))
-    victim = asyncio.create_task(_victim(target, seconds))
+    over = asyncio.Event()
+    victim = asyncio.create_task(_victim(target, over))
     try:
-        rounds = await carry_out(attack, target, seconds)
+        rounds = {attack.name: await carry_out(attack, target, seconds) for attack, seconds in course}
+        over.set()
         attacked = await victim
-        if bounds.rest_s:
-            await asyncio.sleep(bounds.rest_s)
+        await _rest(processes, memory, bounds.rest_s)
     finally:
         for task in (victim, watcher):
             task.cancel()
         await asyncio.wait((victim, watcher))
     dead = [name for name, process in processes.items() if not process.is_running() or _rss(process) == 0]
-    for name, process in processes.items():
-        memory[name].after = _rss(process)
-    return Outcome(attack.name, rounds, calm, attacked, memory, dead)
+    return Outcome(rounds, calm, attacked, memory, dead)
+
+
+async def _rest(processes: Mapping[str, psutil.Process], memory: Mapping[str, Memory], rest_s: float) -> None:
+    """Return when every process has given its memory back, or the time is over."""
+    until = time.monotonic() + rest_s
+    while True:
+        for name, process in processes.items():
+            memory[name].after = _rss(process)
+        if time.monotonic() >= until or all(_is_back(name, each) for name, each in memory.items()):
+            return
+        await asyncio.sleep(REST_LOOK_S)
+
+
+def _is_back(name: str, memory: Memory) -> bool:
+    return name in KEEPS or memory.after <= memory.quiet * BACK_FACTOR
 
 
 async def _watch(processes: Mapping[str, psutil.Process], memory: Mapping[str, Memory]) -> None:
@@ -115,12 +134,16 @@ def _rss(process: psutil.Process) -> int:
     return 0
 
 
-async def _victim(target: Target, seconds: float) -> Felt:
-    command: Sequence[str] = ("-m", "tests.security.victim", target.url, target.model, str(seconds))
+async def _victim(target: Target, over: asyncio.Event) -> Felt:
+    command: Sequence[str] = ("-m", "tests.security.victim", target.url, target.model)
     pipe = asyncio.subprocess.PIPE
     process = await asyncio.create_subprocess_exec(sys.executable, *command, stdin=pipe, stdout=pipe)
     try:
-        output, _ = await process.communicate(target.victim_key.encode() + b"\n")
+        assert process.stdin is not None
+        process.stdin.write(target.victim_key.encode() + b"\n")
+        await over.wait()
+        process.stdin.close()
+        output, _ = await process.communicate()
         return decode_felt(output)
     finally:
         with contextlib.suppress(ProcessLookupError):

@@ -1,6 +1,6 @@
 """A caller of another team, in a process of its own: streams one after the other, timed token by token.
 
-    python -m tests.security.victim URL MODEL SECONDS        (the key on standard input)
+    python -m tests.security.victim URL MODEL        (the key on standard input, which is closed when it is to end)
 
 Prints one line of JSON (`Felt`) at the end.
 """
@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import sys
 import time
+from collections.abc import Callable
 
 import aiohttp
 import msgspec
@@ -41,13 +42,13 @@ class Felt(msgspec.Struct, kw_only=True):
 decode_felt = msgspec.json.Decoder(Felt).decode
 
 
-async def feel(url: str, key: str, model: str, seconds: float) -> Felt:
-    """Stream answers until the time is up; the last one is read to its end."""
-    felt, end = Felt(), time.monotonic() + seconds
+async def feel(url: str, key: str, model: str, over: Callable[[], bool]) -> Felt:
+    """Stream answers until it is over; the last one is read to its end."""
+    felt = Felt()
     headers = {"Authorization": f"Bearer {key}"}
     timeout = aiohttp.ClientTimeout(total=STREAM_TIMEOUT_S)
     async with aiohttp.ClientSession(headers=headers, timeout=timeout) as session:
-        while time.monotonic() < end:
+        while not over():
             try:
                 await _stream(session, f"{url}/v1/chat/completions", model, felt)
             except (aiohttp.ClientError, TimeoutError, OSError) as error:
@@ -85,9 +86,14 @@ async def _stream(session: aiohttp.ClientSession, address: str, model: str, felt
     felt.errors.append("the stream broke off")
 
 
+async def _feel_until_closed(url: str, key: str, model: str) -> Felt:
+    closed = asyncio.create_task(asyncio.to_thread(sys.stdin.read))
+    return await feel(url, key, model, closed.done)
+
+
 def main() -> None:
-    url, model, seconds = sys.argv[1], sys.argv[2], float(sys.argv[3])
-    felt = asyncio.run(feel(url, sys.stdin.readline().strip(), model, seconds))
+    url, model = sys.argv[1:]
+    felt = asyncio.run(_feel_until_closed(url, sys.stdin.readline().strip(), model))
     sys.stdout.write(msgspec.json.encode(felt).decode() + "\n")
 
 

@@ -91,7 +91,7 @@ class _Answer:
 class FakeTokenizer:
     """About one token for four characters, as everywhere."""
 
-    def tokenize(self, text: str, *, add_special: bool, parse_special: bool) -> Sequence[int]:
+    def tokenize(self, text: str, *, add_special: bool, parse_special: bool, most: int | None = None) -> Sequence[int]:
         return range(int(add_special) + (len(text) + CHARS_PER_TOKEN - 1) // CHARS_PER_TOKEN)
 
 

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from workers.chat.infill import InfillPrompts, InfillRoom, InfillTokens
 from workers.chat.prompts import Prompts
 from workers.chat.template import ChatTemplate
+from workers.protocol.failures import CallFailed, Failure, FailureCode
 from workers.protocol.heartbeat import ModelFacts
 from workers.protocol.requests import Sampling
 from workers.protocol.text import Props
@@ -27,13 +28,19 @@ class FakeVocab:
 
     num_tokens = 2**32
 
-    def __init__(self, deadly: str = "") -> None:
-        """`deadly`: a text that has it ends the process, as llama.cpp may."""
-        self._deadly = deadly
+    def __init__(self, deadly: str = "", *, has_helpers: bool = True) -> None:
+        """`deadly`: a text that has it ends the process, as llama.cpp may.
 
-    def tokenize(self, text: str, *, add_special: bool, parse_special: bool) -> Sequence[int]:
+        `has_helpers` False: nothing is tokenised, as long texts are not where no process for them starts.
+        """
+        self._deadly = deadly
+        self._has_helpers = has_helpers
+
+    def tokenize(self, text: str, *, add_special: bool, parse_special: bool, most: int | None = None) -> Sequence[int]:
         if self._deadly and self._deadly in text:
             os.kill(os.getpid(), signal.SIGKILL)
+        if not self._has_helpers:
+            raise CallFailed(Failure(FailureCode.UNAVAILABLE, "the process for it did not start; send it again"))
         data = text.encode("utf-8", "replace")
         data += bytes(-len(data) % BYTES_PER_TOKEN)
         return [0] * add_special + memoryview(data).cast("I").tolist()
@@ -45,8 +52,8 @@ class FakeVocab:
         return b"".join(map(self.special_piece, tokens))
 
 
-def fake_prompts(n_ctx: int, deadly: str = "") -> Prompts:
-    vocab = FakeVocab(deadly)
+def fake_prompts(n_ctx: int, deadly: str = "", *, has_helpers: bool = True) -> Prompts:
+    vocab = FakeVocab(deadly, has_helpers=has_helpers)
     tokens = InfillTokens(prefix=1, suffix=2, middle=3)
     infill = InfillPrompts(tokens, InfillRoom(n_ctx=n_ctx, n_batch=2048))
     return Prompts(ChatTemplate(TEMPLATE), vocab, num_tokens=vocab.num_tokens, infill=infill)

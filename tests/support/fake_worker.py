@@ -117,6 +117,7 @@ def parser() -> argparse.ArgumentParser:
     trouble.add_argument(
         "--drop-stream-every", type=int, default=0, metavar="N", help="cut the event stream every N writes"
     )
+    trouble.add_argument("--no-helpers", action="store_true", help="helper processes for texts don't start")
     trouble.add_argument("--die-of", default="", metavar="TEXT", help="SIGKILL itself over a text that has this")
     trouble.add_argument("--hang", action="store_true", help="accept calls and never answer")
     return flags
@@ -153,7 +154,7 @@ async def serve(args: argparse.Namespace) -> Exit:
         gateway_grace_s=args.grace_s,
         redis_wait_s=args.redis_wait_s,
     )
-    prompts = fake_prompts(args.ctx, args.die_of)
+    prompts = fake_prompts(args.ctx, args.die_of, has_helpers=not args.no_helpers)
     http: type[HttpProtocol] = HttpProtocol
     if args.drop_stream_every:
         http = type("Cutting", (CuttingProtocol,), {"writes_left": args.drop_stream_every})

@@ -37,6 +37,9 @@ class Hub:
     history: Mapping[str, Mapping[str, Mapping[str, bytes]]] = field(default_factory=dict)
     """Commit or tag -> repository -> files."""
     forged: Mapping[str, bytes] = field(default_factory=dict)
+    """Name -> what is sent in place of the file that is described."""
+    etag: str = ""
+    """What it says that names the contents of every file; empty: their SHA-256."""
     ranges: list[str] = field(default_factory=list)
     """The ranges that were asked for."""
     pause_after: int = 0
@@ -123,7 +126,8 @@ class _Handler(BaseHTTPRequestHandler):
             self.hub.ranges.append(wanted)
             first = int(wanted.removeprefix("bytes=").partition("-")[0])
         headers = {
-            "ETag": f'"{hashlib.sha256(content).hexdigest()}"',
+            "ETag": f'"{self.hub.etag or hashlib.sha256(content).hexdigest()}"',
+            "X-Linked-Size": str(len(content)),
             "X-Repo-Commit": commit,
             "Accept-Ranges": "bytes",
         }

@@ -45,4 +45,6 @@ LARGE_BODIES = (
     LargeBody("documents", "/v1/rerank", b'{"query":"x","documents":[', b"{}", b"]}"),
     LargeBody("biases", CHAT, b'{"messages":[{"role":"user","content":"x"}],"logit_bias":[', b"[1,1]", b"]}"),
     LargeBody("tools", CHAT, b'{"messages":[{"role":"user","content":"x"}],"tools":[', b"{}", b"]}"),
+    LargeBody("smallest-floats", "/v1/completions", b'{"prompt":[', b"2.2250738585072011e-308", b"]}"),
+    LargeBody("long-integers", "/v1/completions", b'{"prompt":[', b"7" * 4_300, b"]}"),
 )

@@ -26,6 +26,7 @@ from types import TracebackType
 
 import redis
 
+from tests.support.preloaded import Child, start, start_anew
 from tests.support.redis_server import RedisServer, logged_in
 from workers.protocol import keys
 from workers.protocol.heartbeat import Heartbeat, decode_heartbeat
@@ -51,7 +52,7 @@ class Process:
     """One process of the stack."""
 
     name: str
-    popen: subprocess.Popen[bytes]
+    popen: Child
     log: Path
     log_begins: int = 0
     """In bytes: before that stands what another one of the name wrote."""
@@ -95,6 +96,8 @@ class Stack:
     redis: RedisServer = field(default_factory=RedisServer)
     site: str = ""
     """URL of a Redis of `tests.support.redis_fleet` that is there already, in place of one's own."""
+    measured: bool = False
+    """Whether memory and times of its processes are figures: each is an interpreter of its own then, none forked."""
     processes: list[Process] = field(default_factory=list)
     gateways: list[Process] = field(default_factory=list)
     workers: list[Process] = field(default_factory=list)
@@ -138,15 +141,8 @@ class Stack:
         log = self.folder / f"{name}.log"
         with log.open("ab") as output:
             begins = output.tell()
-            popen = subprocess.Popen(
-                command,
-                env=self.environment(role) | (environment or {}),
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=output,
-                cwd=ROOT,
-                start_new_session=True,
-            )
+            env = self.environment(role) | (environment or {})
+            popen = (start_anew if self.measured else start)(command, env, output.fileno(), output.fileno())
         process = Process(name, popen, log, begins)
         self._pin(name, popen.pid)
         self.processes.append(process)

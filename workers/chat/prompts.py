@@ -11,7 +11,7 @@ from workers.chat.conversation import Conversation, conversation_of
 from workers.chat.infill import InfillPrompts
 from workers.chat.shared import SharedPrompts
 from workers.patience import Patience
-from workers.protocol.failures import CallFailed, Failure, FailureCode
+from workers.protocol.failures import CallFailed, Failure, FailureCode, context_overflow
 from workers.protocol.requests import GenerateRequest, Message
 
 SHORT_CHARS = 1024
@@ -21,11 +21,22 @@ MAX_LIST = 1 << 20
 """More tokens than any context takes stay in an array: as numbers of Python's, each would take 40 bytes."""
 
 
+class TooManyTokens(Exception):
+    """A text has more tokens than would do."""
+
+    def __init__(self, at_least: int) -> None:
+        """`at_least`: so many; they were not counted to the end."""
+        super().__init__(at_least)
+        self.at_least = at_least
+
+
 class Tokenizer(Protocol):
     """The model's vocabulary; safe to call from several threads."""
 
-    def tokenize(self, text: str, *, add_special: bool, parse_special: bool) -> Sequence[int]:
-        """May block for seconds. Raises CallFailed for a text that can't be tokenised."""
+    def tokenize(self, text: str, *, add_special: bool, parse_special: bool, most: int | None = None) -> Sequence[int]:
+        """May block for seconds. Raises CallFailed for a text that can't be tokenised, TooManyTokens where it takes
+        no work to know that there are more than `most`.
+        """
 
 
 class Templates(Protocol):
@@ -52,35 +63,46 @@ class Prompts:
         *,
         bos_text: str = "",
         num_tokens: int = 0,
+        n_ctx: int = 0,
         shared: Sequence[str] = (),
         infill: InfillPrompts | None = None,
     ) -> None:
         """`templates` None: for a model that does not chat. `num_tokens`: size of the vocabulary, which prompts that
-        are tokens already are checked against. `shared`: system prompts that are everybody's. `infill` None: no request
-        of that kind gets here.
+        are tokens already are checked against. `n_ctx`: longest single conversation, tokens; 0: any. `shared`: system
+        prompts that are everybody's. `infill` None: no request of that kind gets here.
         """
         self._templates = templates
         self._tokenizer = tokenizer
         self._bos_text = bos_text
         self._num_tokens = num_tokens
+        self._n_ctx = n_ctx
         self._infill = infill
         self._shared = SharedPrompts(shared, self._tokens_of)
 
     def tokens(self, request: GenerateRequest) -> Sequence[int]:
-        """As `prompt`."""
-        return self.prompt(request).tokens
+        """As `prompt`, of a request that is to be answered. Raises CallFailed (CONTEXT_OVERFLOW) as soon as it is known
+        that the prompt is too long for that.
+        """
+        try:
+            return self._prompt(request, self._n_ctx - 1 if self._n_ctx else None).tokens
+        except TooManyTokens as error:
+            raise CallFailed(context_overflow(error.at_least, self._n_ctx, is_whole=False)) from None
 
     def prompt(self, request: GenerateRequest) -> Prompt:
         """Raises CallFailed where the template refuses the messages, or a token of the prompt is none."""
+        return self._prompt(request)
+
+    def _prompt(self, request: GenerateRequest, most: int | None = None) -> Prompt:
+        """Raises CallFailed, TooManyTokens."""
         if request.infill is not None:
-            return Prompt(self._filled(request), None)
+            return Prompt(self._filled(request), None)  # it is cut to fit
         if request.prompt is not None:
-            return Prompt(self.mixed(request.prompt, add_special=True, parse_special=True), None)
+            return Prompt(_listed(self.mixed(request.prompt, add_special=True, parse_special=True, most=most)), None)
         if not request.messages:
             message = "`messages` is empty; send at least one message"
             raise CallFailed(Failure(FailureCode.INVALID_REQUEST, message, "messages"))
         text = self.text(conversation_of(request))
-        return Prompt(self._tokens_of_text(text), text)
+        return Prompt(self._tokens_of_text(text, most), text)
 
     def text(self, conversation: Conversation) -> str:
         """What the template makes of it. Raises CallFailed."""
@@ -89,20 +111,32 @@ class Prompts:
             raise CallFailed(Failure(FailureCode.UNSUPPORTED, message, "messages"))
         return self._templates.render(conversation)
 
-    def mixed(self, prompt: str | Sequence[int | str], *, add_special: bool, parse_special: bool) -> Sequence[int]:
-        """Text, tokens, or both in turn. `add_special` is for a text at the beginning. Raises CallFailed."""
+    def mixed(
+        self, prompt: str | Sequence[int | str], *, add_special: bool, parse_special: bool, most: int | None = None
+    ) -> Sequence[int]:
+        """Text, tokens, or both in turn, as an array where they are many. `add_special` is for a text at the beginning.
+
+        Raises CallFailed; TooManyTokens as soon as there are more than `most`.
+        """
         if isinstance(prompt, str):
-            return self._tokenizer.tokenize(prompt, add_special=add_special, parse_special=parse_special)
+            return self._tokenizer.tokenize(prompt, add_special=add_special, parse_special=parse_special, most=most)
         tokens = array("q")
         patience = Patience(num_chars(prompt))
         for position, part in enumerate(prompt):
             if isinstance(part, str):
                 patience.check()
                 add = add_special and position == 0
-                tokens.extend(self._tokenizer.tokenize(part, add_special=add, parse_special=parse_special))
+                try:
+                    left = None if most is None else max(0, most - len(tokens))
+                    more = self._tokenizer.tokenize(part, add_special=add, parse_special=parse_special, most=left)
+                except TooManyTokens as error:
+                    raise TooManyTokens(len(tokens) + error.at_least) from None
+                tokens.extend(iter(more))  # an array takes no other kind of array
+                if most is not None and len(tokens) > most:
+                    raise TooManyTokens(len(tokens))
             else:
                 tokens.append(self._checked(part, position))
-        return tokens.tolist() if len(tokens) <= MAX_LIST else tokens
+        return tokens
 
     def num_public(self, request: GenerateRequest, tokens: Sequence[int]) -> int:
         """How many of the request's `tokens`, from the first, belong to everybody. As `tokens`, on any thread."""
@@ -111,9 +145,9 @@ class Prompts:
     def _tokens_of(self, messages: Sequence[Message]) -> Sequence[int]:
         return self._tokens_of_text(self.text(Conversation(messages=tuple(messages))))
 
-    def _tokens_of_text(self, text: str) -> Sequence[int]:
+    def _tokens_of_text(self, text: str, most: int | None = None) -> Sequence[int]:
         has_bos = bool(self._bos_text) and text.startswith(self._bos_text)
-        return self._tokenizer.tokenize(text, add_special=not has_bos, parse_special=True)
+        return _listed(self._tokenizer.tokenize(text, add_special=not has_bos, parse_special=True, most=most))
 
     def _filled(self, request: GenerateRequest) -> Sequence[int]:
         if self._infill is None or request.infill is None:
@@ -137,12 +171,26 @@ class Prompts:
         return token
 
 
+def _listed(tokens: Sequence[int]) -> Sequence[int]:
+    """Return a prompt's tokens as engines like them best."""
+    return list(tokens) if len(tokens) <= MAX_LIST else tokens
+
+
 def is_quick(request: GenerateRequest) -> bool:
     """Whether its prompt takes less time than a hop to another thread; nothing that is rendered does."""
     prompt = request.prompt
     if request.infill is not None or prompt is None or len(prompt) > SHORT_CHARS:
         return False
     return isinstance(prompt, str) or num_chars(prompt) <= SHORT_CHARS
+
+
+def text_chars(request: GenerateRequest) -> int:
+    """Return the length of a request's prompt, for what it takes of memory: that of tools and token ids is left out."""
+    if request.prompt is not None:
+        return len(request.prompt) if isinstance(request.prompt, str) else num_chars(request.prompt)
+    if request.infill is not None:
+        return len(request.infill.prefix) + len(request.infill.suffix)
+    return sum(len(message.content or "") for message in request.messages)
 
 
 def num_chars(prompt: Sequence[int | str]) -> int:

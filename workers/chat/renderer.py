@@ -97,8 +97,9 @@ class Renderer:
             message = f"the model's chat template took longer than {self._render_s:g} s; send fewer or shorter messages"
             raise CallFailed(Failure(FailureCode.INVALID_REQUEST, message, "messages")) from None
         except NotStarted as error:
-            message = f"chat templates can't be rendered on this worker: the process for it did not start ({error})"
-            raise CallFailed(Failure(FailureCode.INTERNAL, message)) from None
+            message = f"chat templates can't be rendered on this worker: the process for it did not start ({error}); "
+            message += "send it again"
+            raise CallFailed(Failure(FailureCode.UNAVAILABLE, message)) from None
         except ProcessEnded as ended:
             _restart(process)
             if ended.killed:

@@ -13,12 +13,12 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 
 from workers.constraint import forks
-from workers.constraint.failures import broken
+from workers.constraint.failures import broken, killed, unavailable
 from workers.constraint.forks import Fork, Forks, Kind
 from workers.constraint.gbnf import check
 from workers.constraint.mask import Bits, MaskPending
 from workers.constraint.thought import Words
-from workers.protocol.failures import CallFailed, Failure, FailureCode
+from workers.protocol.failures import CallFailed
 from workers.stoppable import NotStarted, ProcessEnded, TookTooLong
 
 GRACE_S = 0.001
@@ -72,7 +72,7 @@ class ForkedGrammar:
         try:
             self._processes.start()
         except NotStarted as error:
-            raise _not_followed(str(error)) from None
+            raise _not_started(error) from None
         mask = self.mask()
         return next((begun for begun in beginnings if not mask.begins(self._tokens(begun))), None)
 
@@ -151,7 +151,7 @@ class ForkedMask:
         try:
             process = self._processes.fork()
         except NotStarted as error:
-            raise _not_followed(str(error)) from None
+            raise _not_started(error) from None
         if process is None:
             raise MaskPending(self._processes.is_ready)
         return process
@@ -168,9 +168,14 @@ class ForkedMask:
             try:
                 answer = self._fork.take(wait_s)
             except TookTooLong:
-                raise broken("following the grammar took too long; make it less ambiguous") from None
-            except ProcessEnded:
-                raise broken("the grammar has become too costly to follow; make it less ambiguous") from None
+                raise unavailable(f"there was no time to follow this one for {forks.ANSWER_S:g} s") from None
+            except NotStarted as error:
+                raise _not_started(error) from None
+            except ProcessEnded as ended:
+                if ended.killed:
+                    raise killed() from None
+                reason = f"the grammar has become too costly to follow ({ended}); make it less ambiguous"
+                raise broken(reason) from None
             if answer is None:
                 raise MaskPending(self.is_ready)
             self._note(self._asked.popleft(), *answer)
@@ -196,6 +201,5 @@ def _tokens(tokens: tuple[int, ...]) -> bytes:
     return np.array(tokens, dtype="<i4").tobytes()
 
 
-def _not_followed(reason: str) -> CallFailed:
-    message = f"grammars can't be followed on this worker now: the process for it did not start ({reason}); ask again"
-    return CallFailed(Failure(FailureCode.INTERNAL, message))
+def _not_started(error: NotStarted) -> CallFailed:
+    return unavailable(f"the process for it did not start ({error})")

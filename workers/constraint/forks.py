@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import os
 import select
+import signal
 import socket
 import struct
 import subprocess
@@ -20,9 +21,9 @@ import time
 import weakref
 from collections import deque
 from pathlib import Path
-from typing import Literal
+from typing import Literal, NoReturn
 
-from workers.stoppable import NotStarted, ProcessEnded, TookTooLong, helper_environment
+from workers.stoppable import NotStarted, ProcessEnded, TookTooLong, ending, launched
 
 START_S = 60.0
 
@@ -41,6 +42,13 @@ HEADER = struct.Struct("<BI")
 MAX_ANSWER = 4 << 20
 SENT_AT_ONCE = 256 << 10
 
+ENDING = struct.Struct("<i")
+"""What the forking process sends over a forked one's second socket when that has ended: its exit code; negative: the
+signal that ended it."""
+
+NOT_BEGUN = 75
+"""Exit code of a forked process that could not begin; told as well where none could be forked."""
+
 ANSWER_S = 10.0
 """A forked process that is silent for so long has no processor, or is stopped."""
 
@@ -49,8 +57,10 @@ class Fork:
     """One forked process, from the asking side. Used by one thread at a time; it ends when this is collected."""
 
     def __init__(self, end: socket.socket, life: socket.socket) -> None:
-        """`life`: closing it ends the process, whatever it is at."""
+        """`life`: closing it ends the process, whatever it is at; it tells how the process ended."""
         self._end, self._life = end, life
+        self._is_over = False
+        """Whether the process has ended, and it is `life` that is waited for."""
         for one in (end, life):
             weakref.finalize(self, one.close).atexit = False
         self._received = b""
@@ -75,7 +85,8 @@ class Fork:
     def take(self, wait_s: float) -> tuple[int, bytes] | None:
         """Return the next answer, OK or REFUSED and what follows it; None if it is not there within the time.
 
-        Raises TookTooLong, ProcessEnded.
+        Raises TookTooLong, ProcessEnded (with what `workers.stoppable.ending` says), NotStarted where it could not be
+        forked.
         """
         until = time.monotonic() + wait_s
         while (answer := self._whole()) is None:
@@ -108,15 +119,35 @@ class Fork:
         return kind, body
 
     def _read(self) -> None:
+        """Raises ProcessEnded, NotStarted."""
+        if self._is_over:
+            self._read_ending()
         try:
             data = self._end.recv(SENT_AT_ONCE)
         except BlockingIOError:
             return
-        except OSError as error:
-            raise ProcessEnded(str(error)) from None
-        if not data:
-            raise ProcessEnded("its process ended")
-        self._received += data
+        except OSError:
+            data = b""
+        if data:
+            self._received += data
+            return
+        # How it ended comes from the forking process, in a moment.
+        self._is_over = True
+        self._poll.unregister(self._end)
+        self._poll.register(self._life, select.POLLIN)
+
+    def _read_ending(self) -> NoReturn:
+        """Raises ProcessEnded, NotStarted."""
+        try:
+            told = self._life.recv(ENDING.size, socket.MSG_DONTWAIT | socket.MSG_PEEK)
+        except OSError:
+            told = b""
+        if len(told) < ENDING.size:  # the forking process is gone as well
+            raise ProcessEnded(signal.SIGKILL.name)
+        (code,) = ENDING.unpack(told)
+        if code == NOT_BEGUN:
+            raise NotStarted("it could not be forked, or not begin")
+        raise ProcessEnded(ending(code))
 
     def _send(self) -> None:
         """Send what the socket has room for. A process that is gone is noticed by `take`."""
@@ -153,15 +184,13 @@ class Forks:
             if self._process is not None and self._process.poll() is None:
                 return
             self._end()
-            control, theirs = socket.socketpair()
-            with theirs:
-                process = subprocess.Popen(
-                    self._command,
-                    stdin=theirs.fileno(),
-                    stdout=subprocess.DEVNULL,
-                    stderr=subprocess.DEVNULL,
-                    env=helper_environment(),
-                )
+            control, theirs = _pair()
+            try:
+                with theirs:
+                    process = launched(self._command, stdin=theirs.fileno(), stdout=subprocess.DEVNULL)
+            except BaseException:
+                control.close()
+                raise
             control.settimeout(self._start_s)
             try:
                 is_ready = control.recv(1)
@@ -183,8 +212,13 @@ class Forks:
             self._begin_start()
             return None
         self._starting = None
-        end, their_end = socket.socketpair()
-        life, their_life = socket.socketpair()
+        end, their_end = _pair()
+        try:
+            life, their_life = _pair()
+        except NotStarted:
+            end.close()
+            their_end.close()
+            raise
         end.setblocking(False)
         with their_end, their_life:
             try:
@@ -192,7 +226,7 @@ class Forks:
             except OSError as error:
                 end.close()
                 life.close()
-                raise NotStarted(str(error)) from None
+                raise NotStarted(error.strerror) from None
         return Fork(end, life)
 
     def is_ready(self, wait_s: float) -> bool:
@@ -205,14 +239,18 @@ class Forks:
     def _begin_start(self) -> None:
         starting = self._starting
         if starting is None:
-            self._starting = threading.Thread(target=self._start_aside, name="forks", daemon=True)
-            self._starting.start()
+            starting = threading.Thread(target=self._start_aside, name="forks", daemon=True)
+            try:
+                starting.start()
+            except RuntimeError as error:  # there is no memory for another thread
+                raise NotStarted(str(error)) from None
+            self._starting = starting
         elif not starting.is_alive():
             self._starting = None
             raise NotStarted("the process that forks did not start")
 
     def _start_aside(self) -> None:
-        with contextlib.suppress(NotStarted):  # who waits for it finds out
+        with contextlib.suppress(NotStarted, OSError):  # who waits for it finds out
             self.start()
 
     def close(self) -> None:
@@ -225,6 +263,14 @@ class Forks:
         control, self._control = self._control, None
         if process is not None and control is not None:
             _end(process, control)
+
+
+def _pair() -> tuple[socket.socket, socket.socket]:
+    """Raises NotStarted."""
+    try:
+        return socket.socketpair()
+    except OSError as error:  # there are no descriptors left
+        raise NotStarted(error.strerror) from None
 
 
 def _end(process: subprocess.Popen[bytes], control: socket.socket) -> None:

@@ -6,6 +6,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
+import msgspec
+
 from workers.chat.tools.typed_text import kinds_of
 from workers.constraint.failures import Unusable
 from workers.constraint.schema import ANNOTATIONS, enforceable
@@ -15,6 +17,10 @@ PLAIN_OBJECT = frozenset({"type", "properties", "required", "additionalPropertie
 """Keywords of a tool's schema that parameters one by one can be kept to."""
 PLAIN_TEXT = frozenset({"type", "enum", "const"})
 """The same, of a parameter that is text."""
+
+
+MAX_READ_BYTES = 1 << 20
+"""Of a schema's definitions, which are read for each parameter: a thousand of them by ten thousands take minutes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,8 +42,17 @@ def parameters_of(tool: Tool) -> Iterator[Parameter]:
     if tool.strict:
         _check(root, PLAIN_OBJECT)
     definitions: dict[str, Any] = {key: root[key] for key in ("$defs", "definitions") if key in root}
-    for name, schema in (properties if isinstance(properties, dict) else {}).items():
-        yield _parameter(name, schema, definitions, tool, isinstance(required, list) and name in required)
+    named: dict[str, Any] = properties if isinstance(properties, dict) else {}
+    needed = {name for name in required if isinstance(name, str)} if isinstance(required, list) else set()
+    too_much = bool(definitions) and len(msgspec.json.encode(definitions)) * len(named) > MAX_READ_BYTES
+    if too_much and tool.strict:
+        size = f"{MAX_READ_BYTES >> 10} KiB"
+        raise Unusable(f"the schema's definitions, times its parameters, are more than {size}; send smaller ones")
+    for name, schema in named.items():
+        if too_much and kinds_of(schema) != {"string"}:
+            yield Parameter(name, name in needed, False, (), True)
+        else:
+            yield _parameter(name, schema, definitions, tool, name in needed)
 
 
 def _parameter(name: str, schema: Any, definitions: dict[str, Any], tool: Tool, required: bool) -> Parameter:

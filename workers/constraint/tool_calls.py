@@ -7,11 +7,13 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import msgspec
+
 from workers.chat.tools.family import CallSyntax
 from workers.constraint.failures import Unusable, refused
 from workers.constraint.guidance import schema_to_lark
 from workers.constraint.parameters import parameters_of
-from workers.constraint.schema import MAX_BYTES, enforceable
+from workers.constraint.schema import MAX_BYTES, enforceable, parse
 from workers.protocol.requests import Constraint, GenerateRequest, Tool
 
 ANY_OBJECT: dict[str, Any] = {"type": "object"}
@@ -58,8 +60,8 @@ class CallForms:
         if not tools and not self._syntax.answer:
             return asked
         try:
-            answer = schema_to_lark(enforceable(json.loads(asked.text)), "answer")
-        except (Unusable, ValueError, RecursionError) as error:
+            answer = schema_to_lark(enforceable(parse(asked.text)), "answer")
+        except Unusable as error:
             raise refused(str(error), asked.param) from None
         start = f"start: {self._lead()} {self._text(self._syntax.answer)} answer"
         calls = self._calls(tools, "calls", single) if tools else SPACE
@@ -135,7 +137,7 @@ def _object_of(tool: Tool) -> Any:
     # An object of the properties that are named: models that may add others do.
     schema = {**ANY_OBJECT, "additionalProperties": False, **(tool.parameters or {})}
     try:
-        if len(json.dumps(schema)) > MAX_BYTES:
+        if len(msgspec.json.encode(schema)) > MAX_BYTES:
             raise Unusable(f"the schema has more than {MAX_BYTES >> 10} KiB; send a smaller one")
         return enforceable(schema)
     except Unusable:

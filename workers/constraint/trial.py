@@ -7,7 +7,7 @@ from __future__ import annotations
 import json
 
 from workers.constraint import forks
-from workers.constraint.failures import Unusable
+from workers.constraint.failures import Unusable, killed, unavailable
 from workers.constraint.forks import Forks, Kind
 from workers.protocol.failures import CallFailed, Failure, FailureCode
 from workers.stoppable import NotStarted, ProcessEnded, TookTooLong
@@ -37,18 +37,21 @@ class Trial:
         try:
             self._processes.start()
             process = self._processes.fork()
-        except NotStarted:
-            process = None
+        except NotStarted as error:
+            raise unavailable(f"the process for it did not start ({error})") from None
         if process is None:
-            message = "grammars can't be tried on this worker: the process for it did not start"
-            raise CallFailed(Failure(FailureCode.INTERNAL, message))
+            raise unavailable("the process for it has just ended")
         try:
             process.ask(forks.TRY, json.dumps([kind, text]).encode())
             answer = process.take(self._trial_s)
         except TookTooLong:
             answer = None
-        except ProcessEnded:
-            return "trying it crashed or took too long; make it simpler"
+        except NotStarted as error:
+            raise unavailable(f"the process for it did not start ({error})") from None
+        except ProcessEnded as ended:
+            if ended.killed:
+                raise killed() from None
+            return f"trying it crashed or took too long ({ended}); make it simpler"
         finally:
             process.close()
         if answer is None:

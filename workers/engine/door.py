@@ -11,6 +11,7 @@ MIN_WAITING_ROOM = 4
 
 DRAINING = Failure(FailureCode.DRAINING, "this worker is stopping; ask again, another one will answer")
 CRASHED = Failure(FailureCode.INTERNAL, "this worker's engine has crashed; ask again")
+NO_MEMORY = Failure(FailureCode.OUT_OF_MEMORY, "this worker has run out of memory and starts anew; send it again")
 
 
 class Door:
@@ -82,9 +83,10 @@ class Door:
         with self._lock:
             self._refusal = self._refusal or DRAINING
 
-    def crash(self) -> None:
+    def crash(self, error: BaseException) -> None:
+        """The engine has ended by this error."""
         with self._lock:
-            self._refusal = CRASHED
+            self._refusal = NO_MEMORY if isinstance(error, MemoryError) else CRASHED
 
     def end(self) -> bool:
         """Nothing can be handed over from here on. Whether this is the first time."""

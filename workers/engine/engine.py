@@ -30,7 +30,7 @@ from workers.llama.dry import DryStages
 from workers.llama.model import Model
 from workers.llama.samplers import SamplerChain
 from workers.protocol.events import CallEvent
-from workers.protocol.failures import CallFailed, Failure, FailureCode
+from workers.protocol.failures import CallFailed, Failure, FailureCode, context_overflow
 
 __all__ = ["Engine", "EngineLoad", "EngineRequest", "IntegrityError"]
 
@@ -196,7 +196,7 @@ class Engine:
         if num_prompt == 0:
             raise CallFailed(Failure(FailureCode.INVALID_REQUEST, "the prompt has no tokens; send some text"))
         if num_prompt >= self.n_ctx:
-            raise CallFailed(_overflow(num_prompt, self.n_ctx))
+            raise CallFailed(context_overflow(num_prompt, self.n_ctx))
         if request.context_shift and not self._context.memory.can_shift:
             message = (
                 "`context_shift` moves tokens to other positions, which this model or its KV type does not allow; "
@@ -260,12 +260,3 @@ class Engine:
     def _end_all(self) -> None:
         self._stepper.end_all(self._door.refusal)
         self._tell()
-
-
-def _overflow(num_prompt: int, n_ctx: int) -> Failure:
-    message = (
-        # Clients look for the first words, and for the numbers behind them, to know that they have to shorten.
-        f"the prompt is too long: {num_prompt} tokens > {n_ctx} maximum, answer included; "
-        "shorten it or serve the model with a larger --ctx"
-    )
-    return Failure(FailureCode.CONTEXT_OVERFLOW, message, "messages", num_prompt, n_ctx)

@@ -44,6 +44,11 @@ NOT_A_NUMBER = Failure(
 )
 
 
+NO_MEMORY = Failure(
+    FailureCode.OUT_OF_MEMORY,
+    "the worker had no memory for the next token of this answer, its form or its probabilities; send it again",
+)
+
 Outcome = FinishReason | Failure | Pending | None
 
 
@@ -290,6 +295,8 @@ class Sequence:
             token = self.picker.resume(events)
         except CallFailed as failed:
             return failed.failure
+        except MemoryError:  # the call's own: no token was taken, and the others go on
+            return NO_MEMORY
         except MaskPending as pending:
             self.pending = pending.is_ready
             return PENDING
@@ -303,6 +310,8 @@ class Sequence:
             token = picker.pick(context, self.row, events)
         except CallFailed as failed:
             return failed.failure
+        except MemoryError:  # the call's own: no token was taken, and the others go on
+            return NO_MEMORY
         except MaskPending as pending:
             if not context.is_number(self.row, picker.drawn):
                 return NOT_A_NUMBER

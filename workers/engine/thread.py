@@ -92,9 +92,12 @@ class EngineThread:
                     self._rest()
         except BaseException as error:
             # The loop's edge: the process must learn that its engine is dead.
-            log.exception("the engine's loop died while running %s", self._watchdog.black_box.text())
+            # Where memory is short in a step, no call can be blamed, and what llama.cpp holds may be anything: a new
+            # process takes its place.
+            cause = "ran out of memory and ends" if isinstance(error, MemoryError) else "died"
+            log.exception("the engine's loop %s while running %s", cause, self._watchdog.black_box.text())
             self.crashed = error
-            self._door.crash()
+            self._door.crash(error)
         try:
             self._end_all()
         finally:

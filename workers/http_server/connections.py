@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter, OrderedDict
+from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum, auto
 from ipaddress import IPv6Address, IPv6Network
@@ -66,6 +67,10 @@ class ConnectionBounds:
 
 def _beyond_of(num_descriptors: int) -> int:
     return max(1, min(MAX_BEYOND, num_descriptors // 16))
+
+
+def _ignore(reason: str) -> None:
+    """Nobody counts."""
 
 
 def network_of(address: str) -> str:
@@ -136,6 +141,8 @@ class Connections:
         self._num_beyond = 0
         self._heads = Unfinished(bounds.max_heads_bytes)
         self._starved_until = -math.inf
+        self.on_beyond: Callable[[str], None] = _ignore
+        """Told why, for each connection that comes beyond a bound: `address`, `all` or `descriptors`."""
 
     @property
     def num_open(self) -> int:
@@ -146,6 +153,11 @@ class Connections:
         """No connection can be taken, not even to refuse it."""
         return self._num_beyond >= self._max_beyond
 
+    @property
+    def pressed(self) -> bool:
+        """So many are beyond the bound that those who have their answer are not waited for."""
+        return self._num_beyond > self._max_beyond // 2
+
     def came(self, connection: Closable, address: str, descriptor: int) -> Verdict:
         """Count a new connection, and close another one for it if need be.
 
@@ -155,10 +167,15 @@ class Connections:
         too_many = bounds.most_per_address < bounds.most and self._per_address[address] >= bounds.most_per_address
         if too_many and not self._close_idle(address):
             if self._num_beyond >= self._max_beyond // 2:
+                self.on_beyond("address")
                 return Verdict.REFUSED
             beyond = True
-        crowded = len(self._known) - self._num_beyond >= bounds.most or descriptor >= self._last_descriptor
-        beyond = beyond or (crowded and not self._close_idle()) or monotonic() < self._starved_until
+        crowded = len(self._known) - self._num_beyond >= bounds.most
+        few_left = descriptor >= self._last_descriptor
+        no_room = ((crowded or few_left) and not self._close_idle()) or monotonic() < self._starved_until
+        if beyond or no_room:
+            self.on_beyond("address" if beyond else "all" if crowded else "descriptors")
+        beyond = beyond or no_room
         self._known[connection] = _Known(address, beyond)
         self._num_beyond += beyond
         self._per_address[address] += 1

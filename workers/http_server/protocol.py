@@ -7,17 +7,15 @@ one before is answered; what lies behind it waits as bytes, and little of it, fo
 from __future__ import annotations
 
 import asyncio
-from typing import Any, cast
+from typing import cast
 
 import httptools
-from uvicorn.config import Config
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
+from workers.http_server.connection import BoundedConnection
 from workers.http_server.connections import Closable, Verdict
 from workers.http_server.flow import Flow
 from workers.http_server.refusals import Refusal, response_of
-from workers.http_server.state import ServerState
-from workers.http_server.unread import UnreadTimer
 
 MAX_HEAD_BYTES = 64 << 10
 """Of a request's line and headers."""
@@ -61,44 +59,32 @@ class Unwanted(Exception):
     """Raised into the parser, which then stops."""
 
 
-class HttpProtocol(HttpToolsProtocol):
+class HttpProtocol(BoundedConnection, HttpToolsProtocol):
     """One connection. What it uses of uvicorn's class is listed in `tests/unit/workers/http_server/test_pins.py`."""
 
-    def __init__(
-        self,
-        config: Config,
-        server_state: ServerState,
-        app_state: dict[str, Any],
-        _loop: asyncio.AbstractEventLoop | None = None,
-    ) -> None:
-        super().__init__(config, server_state, app_state, _loop)
-        self._server = server_state
-        self._flow: Flow
-        self._unread = b""
-        """Received, not parsed yet."""
-        self._in_head = False
-        self._in_body = False
-        self._body_left: int | None = None
-        """None: its chunks tell its end."""
-        self._head_bytes = 0
-        self._head_timer: asyncio.TimerHandle | None = None
-        self._num_ahead = 0
-        """Requests in a row that had come before the one ahead of them was answered."""
-        self._deaf = False
-        """What comes is thrown away."""
-        self._num_unwanted = 0
-        """Bytes that were thrown away: of a refused peer, or of a body that is answered already."""
-        self._num_empty = 0
-        """Bytes since the last ones of a body in chunks: sizes, extensions, trailers. The parser keeps trailers."""
-        self._num_chunks = 0
-        """Parts of bodies that the parser has told of."""
-        self._next_turn: asyncio.Handle | None = None
-        """Parses the rest of what has come."""
-        self._beyond = False
-        """There is no room for this connection; only a probe is answered."""
-        self._refusal = MALFORMED
-        """What is told if the parser stops now."""
-        self._unread_timer = UnreadTimer(self.loop, server_state.bounded.bounds.unread_s)
+    _flow: Flow
+    _in_head = False
+    _in_body = False
+    _body_left: int | None = None
+    """None: its chunks tell its end."""
+    _head_bytes = 0
+    _head_timer: asyncio.TimerHandle | None = None
+    _num_ahead = 0
+    """Requests in a row that had come before the one ahead of them was answered."""
+    _deaf = False
+    """What comes is thrown away."""
+    _num_unwanted = 0
+    """Bytes that were thrown away: of a refused peer, or of a body that is answered already."""
+    _num_empty = 0
+    """Bytes since the last ones of a body in chunks: sizes, extensions, trailers. The parser keeps trailers."""
+    _num_chunks = 0
+    """Parts of bodies that the parser has told of."""
+    _next_turn: asyncio.Handle | None = None
+    """Parses the rest of what has come."""
+    _beyond = False
+    """There is no room for this connection; only a probe is answered."""
+    _refusal = MALFORMED
+    """What is told if the parser stops now."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -113,30 +99,15 @@ class HttpProtocol(HttpToolsProtocol):
             self.make_room()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._deaf, self._unread = True, b""
+        self._deaf = True
         self._end_head_timer()
         if self._next_turn is not None:
             self._next_turn.cancel()
-        self._unread_timer.read()
-        self._server.bounded.gone(self)
         super().connection_lost(exc)
-
-    def pause_writing(self) -> None:
-        super().pause_writing()
-        self._unread_timer.full(self.transport)
-
-    def resume_writing(self) -> None:
-        super().resume_writing()
-        self._unread_timer.read()
-        self._unread_timer.closing(self.transport)
 
     def timeout_keep_alive_handler(self) -> None:
         super().timeout_keep_alive_handler()
-        self._unread_timer.closing(self.transport)
-
-    def shutdown(self) -> None:
-        super().shutdown()
-        self._unread_timer.closing(self.transport)
+        self._bound_leftovers()
 
     def eof_received(self) -> bool:  # type: ignore[override]
         """Whether the transport stays open: until there is time to close it."""
@@ -213,7 +184,7 @@ class HttpProtocol(HttpToolsProtocol):
         if self._unread and not self.transport.is_closing():
             self._unset_keepalive_if_required()
             self._parse()
-        self._unread_timer.closing(self.transport)
+        self._bound_leftovers()
         if self._is_free and not self._in_head:
             self._server.bounded.idle(self)
 
@@ -343,7 +314,12 @@ class HttpProtocol(HttpToolsProtocol):
             self._close()
             return
         self.transport.write(response_of(refusal, self._server.form))
+        if self._beyond and self._server.bounded.pressed:
+            self._close()  # others wait for its place; what it still sends may cost it the answer
+            return
         self._linger()
+        if self._beyond:
+            self._server.bounded.idle(self)
 
     def _end_unwanted(self) -> None:
         """The request is answered: throw the rest of its body away, for a moment, and close."""
@@ -357,10 +333,6 @@ class HttpProtocol(HttpToolsProtocol):
         self._flow.release()
         self._flow.resume_reading()
         self.loop.call_later(LINGER_S, self._close)
-
-    def _close(self) -> None:
-        self.transport.close()
-        self._unread_timer.closing(self.transport)
 
     def _should_upgrade(self) -> bool:
         """Whether a request begins a WebSocket. Other methods than GET are answered as if they had not asked.

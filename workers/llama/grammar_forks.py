@@ -4,7 +4,7 @@
 
 Standard input is a socket: each two descriptors that come over it are those of a new process, one over which it is
 asked what `workers.constraint.forks` lists, and one whose end is its own. A question that takes too much processor time
-ends its process, whatever it is at.
+ends its process, whatever it is at. How a process ended is told over the second one.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import json
 import os
 import random
 import re
+import select
 import signal
 import socket
 import sys
@@ -49,6 +50,9 @@ EXTRA_BYTES = 256 << 20
 
 NICENESS = 5
 """The worker's own threads go first."""
+
+BROKEN = 1
+"""Exit code of a forked process over an error of its own, as the want of more memory than it may have."""
 
 PARSE_ERROR = re.compile(r"error parsing grammar: (.{1,120})")
 MAX_SAID = 64 << 10
@@ -157,9 +161,56 @@ class Forked:
             raise Unusable("the grammar has become too costly to follow; make it less ambiguous")
 
 
+class Children:
+    """The forked processes that have not ended yet, each with the socket over which its end is told."""
+
+    def __init__(self) -> None:
+        self._lives: dict[int, int] = {}
+        self._wakes, waker = os.pipe()
+        for one in (self._wakes, waker):
+            os.set_blocking(one, False)
+        signal.set_wakeup_fd(waker, warn_on_full_buffer=False)
+        signal.signal(signal.SIGCHLD, lambda *_: None)  # it wakes `wait`
+        self._waker = waker
+
+    def add(self, pid: int, life: int) -> None:
+        self._lives[pid] = life
+
+    def wait(self, control: socket.socket) -> None:
+        """Tell how processes ended until `control` has something to read."""
+        events = select.poll()
+        for one in (control.fileno(), self._wakes):
+            events.register(one, select.POLLIN)
+        is_asked = False
+        while not is_asked:
+            is_asked = control.fileno() in dict(events.poll())
+            with suppress(BlockingIOError):
+                os.read(self._wakes, MAX_SAID)
+            self._tell()
+
+    def leave(self) -> None:
+        """Forget them, in a process that is forked itself: whoever asks sees the end of sockets when they end."""
+        signal.set_wakeup_fd(-1)
+        for one in (*self._lives.values(), self._wakes, self._waker):
+            os.close(one)
+
+    def _tell(self) -> None:
+        while self._lives:
+            pid, status = os.waitpid(-1, os.WNOHANG)
+            if not pid:
+                return
+            tell_ending(self._lives.pop(pid), os.waitstatus_to_exitcode(status))
+
+
+def tell_ending(life: int, code: int) -> None:
+    """Send how a process ended, and close the socket."""
+    with suppress(OSError):  # nobody may be left to hear of it
+        os.write(life, forks.ENDING.pack(code))
+    os.close(life)
+
+
 def main(path: Path) -> None:
     control = socket.socket(fileno=sys.stdin.fileno())
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for those that are forked
     signal.signal(signal.SIGPROF, signal.SIG_DFL)
     signal.signal(signal.SIGIO, signal.SIG_DFL)
     with VocabFile.load(path) as file:
@@ -168,24 +219,39 @@ def main(path: Path) -> None:
         walk(grammars.compile(WARM).mask(), random.Random(1), time.monotonic() + EXERCISE_S)  # noqa: S311
         gc.collect()
         gc.freeze()
+        children = Children()
         control.sendall(b"r")
         while True:
+            children.wait(control)
             told, ends, _, _ = socket.recv_fds(control, 1, 2)
             if not told:
                 return
-            if len(ends) == 2:
-                _fork(grammars, words, control, *ends)
-            for end in ends:
+            end, life = [*ends, -1, -1][:2]
+            if life >= 0 and fork(children, life):
+                _serve(grammars, words, control, end, life)
+            if end >= 0:
                 os.close(end)
 
 
-def _fork(grammars: GbnfGrammars, words: LLTokenizer, control: socket.socket, end: int, life: int) -> None:
+def fork(children: Children, life: int) -> bool:
+    """Return whether this is the new process. `life`: tells how it ended, or that it could not be forked; it is closed
+    then.
+    """
     try:
         pid = os.fork()
     except OSError:
-        return  # who asked sees the end of the socket
+        tell_ending(life, forks.NOT_BEGUN)
+        return False
     if pid:
-        return
+        children.add(pid, life)
+    else:
+        children.leave()
+    return not pid
+
+
+def _serve(grammars: GbnfGrammars, words: LLTokenizer, control: socket.socket, end: int, life: int) -> None:
+    """Never returns."""
+    code = forks.NOT_BEGUN
     try:
         control.close()
         os.nice(NICENESS)
@@ -195,9 +261,11 @@ def _fork(grammars: GbnfGrammars, words: LLTokenizer, control: socket.socket, en
         forked = Forked(grammars, words, end)
         bound_memory(EXTRA_BYTES)
         shut_off()
+        code = BROKEN
         forked.serve()
+        code = 0
     finally:
-        os._exit(0)
+        os._exit(code)
 
 
 def walk(mask: GbnfMask, chance: random.Random, end: float) -> None:

@@ -6,6 +6,7 @@ Source: `tokenize_input_prompts` and `format_prompt_rerank` in server-common.cpp
 from __future__ import annotations
 
 import re
+from array import array
 from collections.abc import Sequence
 
 from llama_cpp import llama_cpp as c
@@ -20,7 +21,7 @@ _PLACEHOLDER = re.compile(r"\{(query|document)\}")
 
 
 class PooledInputs:
-    """Safe from any thread; lives as long as its model."""
+    """Safe from any thread; lives as long as its model. Tokens are arrays: lists of millions take ten times as much."""
 
     def __init__(self, model: Model, pooling: Pooling, tokenizer: Tokenizer) -> None:
         """Raises ModelError for a ranking model that says nothing of how query and document are told apart."""
@@ -46,15 +47,18 @@ class PooledInputs:
 
         Raises CallFailed.
         """
-        return self._tokenizer.tokenize(text, add_special=True, parse_special=True)
+        return array("i", self._tokenizer.tokenize(text, add_special=True, parse_special=True))
 
     def of_pair(self, query: str, document: str) -> Sequence[int]:
         """For ranking: query and document in the model's form for pairs. Raises CallFailed."""
         if self._template is not None:
             texts = {"query": query, "document": document}
             text = _PLACEHOLDER.sub(lambda match: texts[match[1]], self._template)
-            return self._tokenizer.tokenize(text, add_special=False, parse_special=True)
-        return [*self._before, *self._plain(query), *self._between, *self._plain(document), *self._after]
+            return array("i", self._tokenizer.tokenize(text, add_special=False, parse_special=True))
+        pair = array("i", self._before)
+        for part in (self._plain(query), self._between, self._plain(document), self._after):
+            pair.extend(part)
+        return pair
 
     def _plain(self, text: str) -> Sequence[int]:
         return self._tokenizer.tokenize(text, add_special=False, parse_special=False)

@@ -71,7 +71,8 @@ class Model:
             raise ModelError(f"{path}: not a model that works by itself; give a decoder-only or an encoder-only one")
         return cls(pointer, header)
 
-    def tokenize(self, text: str, *, add_special: bool, parse_special: bool) -> list[int]:
+    def tokenize(self, text: str, *, add_special: bool, parse_special: bool, most: int | None = None) -> list[int]:
+        """As `Vocab.tokenize`."""
         return self.vocab.tokenize(text, add_special=add_special, parse_special=parse_special)
 
     @property

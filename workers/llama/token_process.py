@@ -23,6 +23,7 @@ from pathlib import Path
 
 from workers.bounds import bound_cpu, bound_memory, shut_off
 from workers.lifeline import end_with_parent
+from workers.llama.token_floor import TokenFloor
 from workers.llama.vocab import Vocab
 from workers.llama.vocab_file import VocabFile
 
@@ -31,9 +32,14 @@ FORK, END = 1, 2
 ORDER, REPLY = struct.Struct("=ii"), struct.Struct("=i")
 """An order and a process id; what is answered."""
 
-TEXT, TOKENS = struct.Struct("=QiBB"), struct.Struct("=qB")
-"""Bytes of text, seconds of processor time, `add_special`, `parse_special`; number of tokens, whether the process
-wants to be replaced."""
+TEXT, TOKENS = struct.Struct("=QiqBB"), struct.Struct("=qB")
+"""Bytes of text, seconds of processor time, most tokens that would do (or `ANY`), `add_special`, `parse_special`; the
+number of tokens (negative: at least so many, none of which follow), whether the process wants to be replaced."""
+
+ANY = -1
+
+NOT_BEGUN, BROKEN = 75, 1
+"""Exit codes: the process could not get what it needs to take texts; it broke down over one, or its worker has left."""
 
 STACK_BYTES = 192 << 20
 """For the recursion of std::regex: 320 bytes for each character of a run, measured over all of llama.cpp's
@@ -55,17 +61,18 @@ def main(path: Path, descriptor: int) -> None:
     """Serve orders until the worker closes the socket or ends."""
     with socket.socket(fileno=descriptor) as orders, VocabFile.load(path) as file:
         children: set[int] = set()
+        floor = TokenFloor.of(file)
         gc.freeze()  # what the children share is not written to
         try:
             orders.sendall(READY)
-            while _obey(orders, file.vocab, children):
+            while _obey(orders, file.vocab, floor, children):
                 pass
         finally:
             for pid in children:
                 _ended(pid)
 
 
-def _obey(orders: socket.socket, vocab: Vocab, children: set[int]) -> bool:
+def _obey(orders: socket.socket, vocab: Vocab, floor: TokenFloor, children: set[int]) -> bool:
     """Carry out one order; False: there are no more."""
     data, descriptors, _, _ = socket.recv_fds(orders, ORDER.size, 1)
     if len(data) < ORDER.size:
@@ -74,7 +81,7 @@ def _obey(orders: socket.socket, vocab: Vocab, children: set[int]) -> bool:
     if order == FORK:
         pid = os.fork()
         if pid == 0:
-            _child(vocab, orders, descriptors[0])
+            _child(vocab, floor, orders, descriptors[0])
         os.close(descriptors[0])
         children.add(pid)
         orders.sendall(REPLY.pack(pid))
@@ -91,30 +98,37 @@ def _ended(pid: int) -> int:
     return os.waitstatus_to_exitcode(status)
 
 
-def _child(vocab: Vocab, orders: socket.socket, descriptor: int) -> None:
-    """Never returns."""
+def _child(vocab: Vocab, floor: TokenFloor, orders: socket.socket, descriptor: int) -> None:
+    """Never returns. The socket stays open until the end: when the worker sees it close, it is settled how the process
+    ended, and a signal that comes then changes nothing.
+    """
+    code = NOT_BEGUN
     try:
         end_with_parent()
         os.nice(NICENESS)
         orders.close()
         threading.stack_size(STACK_BYTES)
-        with socket.socket(fileno=descriptor) as texts:
-            thread = threading.Thread(target=_serve, args=(vocab, texts), daemon=True)
-            thread.start()
-            thread.join()
+        texts = socket.socket(fileno=descriptor)
+        thread = threading.Thread(target=_serve, args=(vocab, floor, texts), daemon=True)
+        thread.start()
+        code = BROKEN
+        thread.join()
     finally:
-        os._exit(0)
+        os._exit(code)
 
 
-def _serve(vocab: Vocab, texts: socket.socket) -> None:
+def _serve(vocab: Vocab, floor: TokenFloor, texts: socket.socket) -> None:
     bound_memory(EXTRA_BYTES)
     shut_off()
     quiet = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     with contextlib.suppress(EOFError, OSError):  # the worker has gone
         while True:
-            num_bytes, cpu_s, add_special, parse_special = TEXT.unpack(read_exactly(texts, TEXT.size))
+            num_bytes, cpu_s, most, add_special, parse_special = TEXT.unpack(read_exactly(texts, TEXT.size))
             bound_cpu(cpu_s)
             text = bytes(read_exactly(texts, num_bytes))
+            if most != ANY and (at_least := floor.of_text(text)) > most:
+                texts.sendall(TOKENS.pack(-at_least, False))
+                continue
             tokens = vocab.token_array(text, add_special=bool(add_special), parse_special=bool(parse_special))
             grown = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - quiet) << 10 > GROWN_BYTES
             texts.sendall(TOKENS.pack(len(tokens), grown))

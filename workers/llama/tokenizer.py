@@ -20,10 +20,12 @@ from array import array
 from collections.abc import Sequence
 from pathlib import Path
 
-from workers.chat.prompts import MAX_LIST
+from workers.chat.prompts import TooManyTokens
 from workers.llama.token_process import (
+    ANY,
     END,
     FORK,
+    NOT_BEGUN,
     ORDER,
     READY,
     REPLY,
@@ -35,7 +37,7 @@ from workers.llama.token_process import (
 from workers.llama.vocab import Vocab, encoded
 from workers.patience import patience_s, too_slow
 from workers.protocol.failures import CallFailed, Failure, FailureCode
-from workers.stoppable import NotStarted, ProcessEnded, TookTooLong, helper_environment
+from workers.stoppable import NotStarted, Process, ProcessEnded, TookTooLong, ending, launched
 
 IN_PROCESS_CHARS = 4096
 """No run of so many needs more than 1.3 MiB of stack, or a few hundredths of a second."""
@@ -56,20 +58,21 @@ class GuardedTokenizer:
         self._vocab = vocab
         self._processes = processes
 
-    def tokenize(self, text: str, *, add_special: bool, parse_special: bool) -> Sequence[int]:
+    def tokenize(self, text: str, *, add_special: bool, parse_special: bool, most: int | None = None) -> Sequence[int]:
         """As `Vocab.tokenize`. Blocks, for seconds at most. Raises CallFailed for a text that takes too long or that
-        llama.cpp can't take.
+        llama.cpp can't take, TooManyTokens for one that is seen to have more than `most` before it is tokenised.
         """
         if len(text) <= IN_PROCESS_CHARS:
             return self._vocab.tokenize(text, add_special=add_special, parse_special=parse_special)
         seconds = patience_s(len(text))
         try:
             data = encoded(text)
-            return self._processes.tokens(data, seconds, add_special=add_special, parse_special=parse_special)
+            asked = {"add_special": add_special, "parse_special": parse_special}
+            return self._processes.tokens(data, seconds, most=most, **asked)
         except TookTooLong:
             raise too_slow(len(text), seconds) from None
         except ProcessEnded as ended:
-            if ended.args == (signal.SIGKILL.name,):
+            if ended.killed:
                 message = "the process that tokenises long texts was killed, for want of memory perhaps; send it again"
                 raise CallFailed(Failure(FailureCode.OUT_OF_MEMORY, message)) from None
             message = (
@@ -78,8 +81,9 @@ class GuardedTokenizer:
             )
             raise CallFailed(Failure(FailureCode.INVALID_REQUEST, message)) from None
         except NotStarted as error:
-            message = f"long texts can't be tokenised on this worker: the process for it did not start ({error})"
-            raise CallFailed(Failure(FailureCode.INTERNAL, message)) from None
+            message = f"long texts can't be tokenised on this worker: the process for it did not start ({error}); "
+            message += "send it again"
+            raise CallFailed(Failure(FailureCode.UNAVAILABLE, message)) from None
 
 
 class TokenProcesses:
@@ -94,17 +98,21 @@ class TokenProcesses:
         self._warming = threading.Thread(target=self._warm_up, name="paddock-token-processes", daemon=True)
         self._warming.start()
 
-    def tokens(self, data: bytes, seconds: float, *, add_special: bool, parse_special: bool) -> Sequence[int]:
+    def tokens(
+        self, data: bytes, seconds: float, *, add_special: bool, parse_special: bool, most: int | None = None
+    ) -> Sequence[int]:
         """Return the tokens of UTF-8. Blocks for `seconds` at most, beside the time in which a process starts.
 
-        Raises TookTooLong, ProcessEnded, NotStarted.
+        Raises TookTooLong, ProcessEnded, NotStarted, TooManyTokens.
         """
+        limit = ANY if most is None else most
+        header = TEXT.pack(len(data), int(seconds) + 2, limit, add_special, parse_special)
         try:
             seat = self._seats.get(timeout=seconds)
         except queue.Empty:
             raise TookTooLong from None
         try:
-            return seat.tokens(data, seconds, add_special=add_special, parse_special=parse_special)
+            return seat.tokens(header, data, seconds)
         finally:
             self._seats.put(seat)
 
@@ -140,17 +148,21 @@ class _Seat:
         self._texts: socket.socket | None = None
         self._pid = 0
 
-    def tokens(self, data: bytes, seconds: float, *, add_special: bool, parse_special: bool) -> Sequence[int]:
-        """Raises TookTooLong, ProcessEnded, NotStarted."""
+    def tokens(self, header: bytes, data: bytes, seconds: float) -> Sequence[int]:
+        """Raises TookTooLong, ProcessEnded, NotStarted, TooManyTokens."""
         asked_of = self.begin()
-        header = TEXT.pack(len(data), int(seconds) + 2, add_special, parse_special)
         try:
             tokens, grown = self._asked(asked_of, header, data, time.monotonic() + seconds)
         except TimeoutError:
             self._replace()
             raise TookTooLong from None
         except (EOFError, OSError):
-            raise ProcessEnded(self._replace()) from None
+            how = self._replace()
+            if how == ending(NOT_BEGUN):
+                raise NotStarted("it had no memory for its stack") from None
+            raise ProcessEnded(how) from None
+        except TooManyTokens:
+            raise
         except BaseException:
             self._replace()
             raise
@@ -174,9 +186,11 @@ class _Seat:
         _send(texts, header, end)
         _send(texts, data, end)
         num_tokens, grown = TOKENS.unpack(_read(texts, TOKENS.size, end))
+        if num_tokens < 0:
+            raise TooManyTokens(-num_tokens)
         tokens = array("i")
         tokens.frombytes(_read(texts, num_tokens * tokens.itemsize, end))
-        return tokens.tolist() if num_tokens <= MAX_LIST else tokens, bool(grown)
+        return tokens, bool(grown)
 
     def _replace(self) -> str:
         """End the process and begin the next one, so that no other text waits for it; -> how it ended."""
@@ -194,7 +208,7 @@ class _Keeper:
         self._model = model
         self._start_s = start_s
         self._lock = threading.Lock()
-        self._process: subprocess.Popen[bytes] | None = None
+        self._process: Process | None = None
         self._orders: socket.socket | None = None
         self._closed = False
 
@@ -209,7 +223,10 @@ class _Keeper:
 
     def fork(self) -> tuple[socket.socket, int]:
         """Return the socket and the process id of a new process. Raises NotStarted."""
-        ours, theirs = socket.socketpair()
+        try:
+            ours, theirs = socket.socketpair()
+        except OSError as error:  # there are no descriptors left
+            raise NotStarted(error.strerror) from None
         for one in (ours, theirs):
             one.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SOCKET_BYTES)
         with theirs, self._lock:
@@ -237,7 +254,7 @@ class _Keeper:
             except (EOFError, OSError):
                 self._end()  # its children end with it
                 return signal.SIGKILL.name
-        return signal.Signals(-code).name if code < 0 else f"exit code {code}"
+        return ending(code)
 
     def close(self) -> None:
         self._closed = True
@@ -257,14 +274,17 @@ class _Keeper:
         ours, theirs = socket.socketpair()
         with theirs:
             command = [sys.executable, "-m", "workers.llama.token_process", str(self._model), str(theirs.fileno())]
-            self._process = subprocess.Popen(
-                command,
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,
-                stderr=subprocess.DEVNULL,
-                pass_fds=[theirs.fileno()],
-                env=helper_environment() | {"MALLOC_ARENA_MAX": "1"},
-            )
+            try:
+                self._process = launched(
+                    command,
+                    variables={"MALLOC_ARENA_MAX": "1"},
+                    stdin=subprocess.DEVNULL,
+                    stdout=subprocess.DEVNULL,
+                    pass_fds=[theirs.fileno()],
+                )
+            except BaseException:
+                ours.close()
+                raise
         ours.settimeout(self._start_s)
         try:
             if read_exactly(ours, len(READY)) != READY:

@@ -34,8 +34,9 @@ class Vocab:
         """`llama_vocab_type`: 1 sentencepiece, 2 byte pairs, ..."""
         self.suppressed = self._read_suppressed()
 
-    def tokenize(self, text: str, *, add_special: bool, parse_special: bool) -> list[int]:
-        """`add_special`: begin and end tokens as the model asks; `parse_special`: control tokens in the text.
+    def tokenize(self, text: str, *, add_special: bool, parse_special: bool, most: int | None = None) -> list[int]:
+        """`add_special`: begin and end tokens as the model asks; `parse_special`: control tokens in the text. All
+        tokens are found, also beyond `most`.
 
         llama.cpp may need 320 bytes of stack for each character, and time that grows with the square of a run of like
         ones: what callers send goes through `workers.llama.tokenizer`.

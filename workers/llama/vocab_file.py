@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 from pathlib import Path
 from types import TracebackType
@@ -12,6 +13,8 @@ from llama_cpp import llama_cpp as c
 from workers.llama.errors import ModelError
 from workers.llama.native import native_log
 from workers.llama.vocab import Vocab
+
+MAX_TEXT = 256
 
 
 class VocabFile:
@@ -32,6 +35,12 @@ class VocabFile:
         if not pointer:
             raise ModelError(f"{path}: llama.cpp can't read its vocabulary ({log.reason() or 'no reason given'})")
         return cls(pointer)
+
+    def text_of(self, key: str) -> str:
+        """Return what the file says of itself by this name; empty: nothing, or no text."""
+        buffer = ctypes.create_string_buffer(MAX_TEXT)
+        count = c.llama_model_meta_val_str(self._pointer, key.encode(), buffer, MAX_TEXT)
+        return buffer.value.decode("utf-8", "replace") if count > 0 else ""
 
     def close(self) -> None:
         if self._pointer:

@@ -11,6 +11,7 @@ draining           503           yes
 worker_lost        502           yes  (written by the gateway, when the worker is gone)
 storage_full       503           no   (what is to be kept is over the team's bound, or everybody's)
 out_of_memory      503           yes  (the worker could not get the memory; nothing is wrong with the call)
+unavailable        503           yes  (a helper process that the call needs does not start, or has no time for it)
 internal           500           yes
 """
 
@@ -31,6 +32,7 @@ class FailureCode(StrEnum):
     WORKER_LOST = "worker_lost"
     STORAGE_FULL = "storage_full"
     OUT_OF_MEMORY = "out_of_memory"
+    UNAVAILABLE = "unavailable"
     INTERNAL = "internal"
 
 
@@ -40,6 +42,7 @@ RETRYABLE = frozenset(
         FailureCode.DRAINING,
         FailureCode.WORKER_LOST,
         FailureCode.OUT_OF_MEMORY,
+        FailureCode.UNAVAILABLE,
         FailureCode.INTERNAL,
     }
 )
@@ -54,6 +57,7 @@ HTTP_STATUS = {
     FailureCode.WORKER_LOST: 502,
     FailureCode.STORAGE_FULL: 503,
     FailureCode.OUT_OF_MEMORY: 503,
+    FailureCode.UNAVAILABLE: 503,
     FailureCode.INTERNAL: 500,
 }
 
@@ -68,6 +72,17 @@ class Failure(msgspec.Struct, frozen=True, omit_defaults=True):
     """Of a `context_overflow`, beside `n_ctx`."""
     n_ctx: int = 0
     """Most tokens that would do."""
+
+
+def context_overflow(num_prompt_tokens: int, n_ctx: int, *, is_whole: bool = True) -> Failure:
+    """Return what the caller of a prompt that is too long is told. `is_whole` False: it has at least so many tokens."""
+    counted = "" if is_whole else "counting stopped at that number; "
+    message = (
+        # Clients look for the first words, and for the numbers behind them, to know that they have to shorten.
+        f"the prompt is too long: {num_prompt_tokens} tokens > {n_ctx} maximum, answer included; {counted}"
+        "shorten it or serve the model with a larger --ctx"
+    )
+    return Failure(FailureCode.CONTEXT_OVERFLOW, message, "messages", num_prompt_tokens, n_ctx)
 
 
 class CallFailed(Exception):

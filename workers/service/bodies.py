@@ -42,9 +42,12 @@ async def while_peer_stays(receive: Receive, work: Coroutine[None, None, Result]
     finally:
         watcher.cancel()
         task.cancel()
-    if task.cancelled():
-        raise PeerGone
-    return task.result()
+    try:
+        if task.cancelled():
+            raise PeerGone
+        return task.result()
+    finally:
+        del task, watcher  # an error knows this frame, and the task the error: that would be garbage with all it knows
 
 
 async def _cancel_when_gone(receive: Receive, work: asyncio.Task[Result]) -> None:

@@ -17,7 +17,7 @@ from typing import Any, Protocol, TypeVar
 from msgspec.structs import asdict, replace
 
 from workers.chat.answers import Answers
-from workers.chat.prompts import Prompts, is_quick
+from workers.chat.prompts import Prompts, is_quick, text_chars
 from workers.chat.tools import CallPiece, ContentPiece, Parser, Piece, ReasoningPiece
 from workers.chat.tools.hermes import HERMES
 from workers.constraint.thought import UNBOUNDED, Thought
@@ -341,7 +341,8 @@ class CallDesk:
         """The prompt's tokens, how many of them are everybody's, and what its heads are. Raises CallFailed."""
         if is_quick(submit.request):
             return self._tokens(submit)
-        return await self._prepared(call, submit, self._lane.run(submit.tenant, 0, self._tokens, submit))
+        work = self._lane.run(submit.tenant, text_chars(submit.request), self._tokens, submit)
+        return await self._prepared(call, submit, work)
 
     async def _prepared(self, call: LiveCall, submit: Submit, work: Coroutine[None, None, Result]) -> Result:
         """Wait for a lane's work until nobody wants the call any more. Raises CallFailed."""
@@ -358,6 +359,7 @@ class CallDesk:
             raise CallFailed(_cancelled(submit.call)) from None
         finally:
             call.preparing = None
+            del task  # an error knows this frame, and the task the error: that would be garbage with the whole prompt
 
     def _tokens(self, submit: Submit) -> tuple[Sequence[int], int, Chain]:
         request = submit.request

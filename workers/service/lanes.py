@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import ParamSpec, TypeVar
 
+from workers.heap import give_back_free
 from workers.protocol.failures import CallFailed, Failure, FailureCode
 
 P = ParamSpec("P")
@@ -38,6 +39,9 @@ FORMS_AT_ONCE = 3
 """Threads on which forms are compiled: a team whose forms take seconds leaves one for all others."""
 
 FEWEST_AT_ONCE, MOST_AT_ONCE = 2, 8
+
+LARGE_BYTES, TIDY_AFTER_S = 1 << 20, 1.0
+"""So long after a job of so many bytes what is free is given back to the system."""
 
 
 @dataclass(slots=True, eq=False)
@@ -73,6 +77,7 @@ class FairLane:
         self._line: dict[str, _Team] = {}
         """Teams with jobs that wait; the one whose turn is next comes first."""
         self._num_waiting = self._num_bytes = 0
+        self._tidying: asyncio.TimerHandle | None = None
 
     @property
     def num_running(self) -> int:
@@ -99,11 +104,24 @@ class FairLane:
             self._free(team)
             raise
         job.add_done_callback(lambda done: self._leave(team, done))
-        # Cancelling the future would free the place while the thread still works.
-        return await asyncio.shield(job)
+        try:
+            # Cancelling the future would free the place while the thread still works.
+            return await asyncio.shield(job)
+        finally:
+            # An error knows this frame, and the job the error: with the job here, what was asked would wait for the
+            # collector of cycles.
+            del job
+            if num_bytes >= LARGE_BYTES and self._tidying is None:
+                self._tidying = asyncio.get_running_loop().call_later(TIDY_AFTER_S, self._tidy)
+
+    def _tidy(self) -> None:
+        self._tidying = None
+        self._threads.submit(give_back_free)
 
     def close(self) -> None:
         """End the threads as soon as their jobs end."""
+        if self._tidying is not None:
+            self._tidying.cancel()
         self._threads.shutdown(wait=False, cancel_futures=True)
 
     async def _turn(self, team: str, num_bytes: int) -> None:

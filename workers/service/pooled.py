@@ -23,6 +23,9 @@ from workers.protocol.pooled import PoolKind, PoolRequest, PoolResult
 from workers.service.call_story import ANSWERED, Stories
 from workers.service.lanes import FairLane, prompt_lane
 
+MAX_QUERY_CHARS = 8 << 20
+"""Of a query, as often as there are documents: it is read again with each of them."""
+
 
 class Inputs(Protocol):
     """Text to tokens, from any thread."""
@@ -158,6 +161,10 @@ class PooledDesk:
                 raise CallFailed(_invalid("`query` is missing; say what the documents are ranked against", "query"))
             if not all(isinstance(document, str) for document in request.inputs):
                 raise CallFailed(_invalid("documents to rank must be texts, not token ids", "input"))
+            if len(request.query) * len(request.inputs) > MAX_QUERY_CHARS:
+                message = f"`query` has {len(request.query)} characters and is read with each of {len(request.inputs)} "
+                message += f"documents; at most {MAX_QUERY_CHARS} in all may be; send fewer documents at a time"
+                raise CallFailed(_invalid(message, "query"))
 
     async def _tokens(self, key: int, request: PoolRequest) -> list[Sequence[int]]:
         if _num_chars(request) <= SHORT_CHARS:

@@ -7,6 +7,7 @@ import hashlib
 import os
 import re
 import shutil
+import stat
 import subprocess
 import sys
 import tempfile
@@ -115,8 +116,9 @@ class PrivateRedis:
     async def prepare(self) -> None:
         """Makes the folder and the file of users, and removes what a killed predecessor left, even its server."""
         self.socket.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        owner = self.socket.parent.stat()
-        if owner.st_uid != os.getuid():
+        # The folder itself: a link in a folder that all may write to leads wherever its owner says next.
+        owner = self.socket.parent.lstat()
+        if owner.st_uid != os.getuid() or not stat.S_ISDIR(owner.st_mode):
             raise NoRedis(
                 f"{self.socket.parent} belongs to another user; set --state-dir to a shorter path of your own"
             )

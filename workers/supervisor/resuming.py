@@ -7,10 +7,12 @@ tells one, before it is used.
 
 from __future__ import annotations
 
+import io
 import os
 import re
 import shutil
 from pathlib import Path
+from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 from huggingface_hub import HfApi, constants, get_hf_file_metadata, hf_hub_url
@@ -19,7 +21,12 @@ from huggingface_hub.utils._headers import build_hf_headers
 
 from workers.supervisor.fetched import sha256_of
 
+if TYPE_CHECKING:
+    from _typeshed import ReadableBuffer
+
 SHA256 = re.compile(r"[0-9a-f]{64}")
+FILE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
+"""What names a file in the cache: a hash with the hub, something like it with mirrors, and never a path."""
 
 
 class Unusable(Exception):
@@ -30,6 +37,8 @@ def download(api: HfApi, repo: str, name: str, commit: str, cache: str | None) -
     """The file's path in the cache, and its SHA-256. Raises Unusable, OSError, and what the library raises."""
     url = hf_hub_url(repo, name, revision=commit, endpoint=api.endpoint)
     told = get_hf_file_metadata(url, token=api.token)
+    if told.etag and not FILE_NAME.fullmatch(told.etag):
+        raise Unusable(f"{name}: the hub names its contents {told.etag[:200]!r}, which is no hash; use another hub")
     folder = Path(cache or constants.HF_HUB_CACHE) / repo_folder_name(repo_id=repo, repo_type="model") / "blobs"
     # Larger ones the hub gives in pieces of its own only, which the library knows to put together.
     whole = (told.size or 0) <= constants.MAX_HTTP_DOWNLOAD_SIZE
@@ -48,16 +57,32 @@ def download(api: HfApi, repo: str, name: str, commit: str, cache: str | None) -
 
 
 def _fetch(api: HfApi, url: str, told: HfFileMetadata, target: Path) -> None:
+    if told.size is None:
+        raise Unusable(f"{target.name}: the hub does not tell how long it is; use another hub")
     part = target.with_name(f"{target.name}.part")
-    with part.open("ab") as file:
+    with _AsLongAsTold(io.FileIO(part, "ab"), told.size) as file:
         begun = file.tell()
-        _require_room(target.parent, (told.size or 0) - begun)
+        _require_room(target.parent, told.size - begun)
         headers = build_hf_headers(token=api.token)
-        if urlsplit(told.location).netloc != urlsplit(url).netloc:
+        if urlsplit(told.location)[:2] != urlsplit(url)[:2]:  # by scheme as well: no token goes unencrypted
             headers.pop("authorization", None)  # an address elsewhere carries its own permission
         if begun != told.size:
             http_get(told.location, file, resume_size=begun, headers=headers, expected_size=told.size)
     os.replace(part, target)
+
+
+class _AsLongAsTold(io.BufferedWriter):
+    """A file that takes no more than the hub has told: an answer without end would fill the disk."""
+
+    def __init__(self, raw: io.FileIO, most: int) -> None:
+        super().__init__(raw)
+        self._most = most
+
+    def write(self, data: ReadableBuffer, /) -> int:
+        """Raises Unusable."""
+        if self.tell() + len(memoryview(data)) > self._most:
+            raise Unusable(f"the hub sends more than the {self._most} bytes that it told; use another hub")
+        return super().write(data)
 
 
 def _require_room(folder: Path, needed: int) -> None:

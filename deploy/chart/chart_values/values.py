@@ -112,6 +112,8 @@ def redis() -> Schema:
     )
 
 
+METRICS_KEY = r"^[!-~]*$"
+"""What a header can hold."""
 PASSWORD = "^[A-Za-z0-9._~-]*$"
 
 
@@ -129,7 +131,7 @@ def secrets() -> Schema:
     )
     return fields(
         existingSecret=text(OPTIONAL_DNS),
-        existingSecretHolds=several(one_of("api-keys", "cache-secret", "hf-token")),
+        existingSecretHolds=several(one_of("api-keys", "cache-secret", "hf-token", "metrics-key")),
         apiKey=text(),
         workerSecret=text(),
         gatewaySecret=text(),
@@ -139,6 +141,7 @@ def secrets() -> Schema:
         redisWorkerPassword=text(PASSWORD),
         cacheSecret=text(),
         hfToken=text(),
+        metricsKey=text(METRICS_KEY),
         apiKeys=several(with_required(key, "name", "sha256")),
     )
 

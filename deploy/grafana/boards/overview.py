@@ -195,6 +195,15 @@ GATEWAYS = Row(
             steps=(Step(0.05, "orange"),),
         ),
         Panel(
+            "Connections",
+            "That are open, WebSockets among them, and those per second that came beyond a bound, by reason.",
+            (
+                Query("paddock_connections", "{{instance}}"),
+                Query("paddock_websockets", "{{instance}} WebSockets"),
+                Query(rate("paddock_connections_beyond_total", "", by="reason"), "beyond: {{reason}}"),
+            ),
+        ),
+        Panel(
             "Redis",
             "1 while Redis takes a gateway's heartbeat. At 0 calls are placed on each gateway's share of the slots.",
             (Query("paddock_redis_up", "{{instance}}"),),

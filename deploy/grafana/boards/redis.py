@@ -120,6 +120,12 @@ STATE = Row(
             width=12,
         ),
         Panel(
+            "Unreadable records",
+            "Readings in five minutes that left out what is not as Paddock writes it; the gateway's log names each.",
+            (Query("sum by (key) (increase(paddock_redis_unreadable_total[5m]))", "{{key}}"),),
+            width=12,
+        ),
+        Panel(
             "Failures for want of Redis",
             "Requests per second that ended with `store_unavailable` or another fault of the gateway.",
             (

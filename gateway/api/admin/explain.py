@@ -57,7 +57,7 @@ class ExplainRoute:
         self._chat = chat
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        caller = self._reception.admin(scope, "see how calls are placed")
+        caller = await self._reception.admin(scope, "see how calls are placed")
         if scope["method"] == "POST":
             call, ask = await self._asked(caller, scope, receive)
         else:

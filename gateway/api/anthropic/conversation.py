@@ -20,6 +20,8 @@ BILLING = re.compile(r"\A(x-anthropic-billing-header:.{0,500}?\bcch=)\w{5};")
 """What Claude Code's system prompt begins with. The stamp differs in every request, and no cache would get past it."""
 NO_STAMP = r"\g<1>fffff;"
 
+_ENCODER = json.JSONEncoder(ensure_ascii=False)
+
 
 def read_conversation(system: Content | None, messages: Sequence[MessageBody]) -> tuple[Message, ...]:
     """Raises InvalidRequest, NotSupported."""
@@ -106,7 +108,12 @@ def _call(block: Block, path: str) -> ToolCall:
         raise _missing(f"{path}.id", "the id that the tool use came with")
     if not block.name:
         raise _missing(f"{path}.name", "the tool's name")
-    return ToolCall(block.id, block.name, json.dumps(block.input or {}, ensure_ascii=False))
+    return ToolCall(block.id, block.name, _arguments(block.input or {}))
+
+
+def _arguments(value: dict[str, Any]) -> str:
+    """Return what `json.dumps` does, in small steps: in one, 8 MiB of numbers hold the interpreter for 0.2 s."""
+    return "".join(_ENCODER.iterencode(value))
 
 
 def _system(content: Content, path: str) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -13,7 +12,7 @@ from gateway.api.anthropic.conversation import read_conversation
 from gateway.api.anthropic.unread import IGNORED, REFUSED
 from gateway.api.body import read_object
 from gateway.api.parameters.faults import shown, too_nested, translated
-from gateway.api.parameters.form import MAX_SCHEMA_DEPTH, too_deep
+from gateway.api.parameters.form import MAX_SCHEMA_DEPTH, too_deep, written
 from gateway.api.parameters.hints import with_hints
 from gateway.api.parameters.lora import read_lora
 from gateway.api.parameters.sampling import read_sampling
@@ -142,7 +141,7 @@ def _form(body: PromptBody) -> Constraint | None:
         raise InvalidRequest(f"`{path}` is not a JSON schema. Send `type: json_schema` and a `schema`.", param=path)
     if too_deep(form.schema_):
         raise _nested(f"{path}.schema")
-    return Constraint("json_schema", json.dumps(form.schema_, ensure_ascii=False), param=f"{path}.schema")
+    return Constraint("json_schema", written(form.schema_), param=f"{path}.schema")
 
 
 def _stops(stops: list[str] | None) -> tuple[str, ...]:

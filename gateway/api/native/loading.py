@@ -25,7 +25,7 @@ class LoadingRoute:
         self._load = load
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        caller = self._reception.admin(scope, "load and unload models")
+        caller = await self._reception.admin(scope, "load and unload models")
         document = await self._reception.document(scope, receive)
         call = self._reception.call(caller, document, scope)
         runs = any(not beat.draining for beat in self._inquiries.workers(call.model))

@@ -14,6 +14,7 @@ from starlette.types import Receive, Scope, Send
 
 from gateway.adapter_registrar import AdapterRegistrar
 from gateway.api.answers import send_bytes, send_json
+from gateway.api.body import decode_json
 from gateway.api.native.query import named_model
 from gateway.api.native.reception import Reception, validated
 from gateway.api.parameters.base import Body
@@ -59,7 +60,7 @@ class AdaptersRoute:
         if scope["method"] == "POST":
             await self._set_scales(scope, receive, send)
             return
-        caller = self._reception.caller(scope)
+        caller = await self._reception.caller(scope)
         call = self._reception.call(caller, {}, scope)
         records, scales = self._wishes.records(call.model), self._wishes.scales(call.model)
         known, admin = self._known(call.model), caller.principal.admin
@@ -80,7 +81,7 @@ class AdaptersRoute:
 
     async def _set_scales(self, scope: Scope, receive: Receive, send: Send) -> None:
         """For every caller of the model who names no adapters, on all gateways within a second."""
-        caller = self._reception.admin(scope, "set the scales of adapters for everybody")
+        caller = await self._reception.admin(scope, "set the scales of adapters for everybody")
         body = validated(LoraBody, {"lora": await self._reception.small(scope, receive, _array)})
         call = self._reception.call(caller, {}, scope)
         known = self._known(call.model)
@@ -100,7 +101,7 @@ class LoadAdapterRoute:
         self._registrar = registrar
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        caller = self._reception.admin(scope, "load adapters")
+        caller = await self._reception.admin(scope, "load adapters")
         document = await self._reception.document(scope, receive)
         call = self._reception.call(caller, document, scope)
         body = validated(LoadBody, document)
@@ -118,7 +119,7 @@ class UnloadAdapterRoute:
         self._registrar = registrar
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        caller = self._reception.admin(scope, "unload adapters")
+        caller = await self._reception.admin(scope, "unload adapters")
         document = await self._reception.document(scope, receive)
         body = validated(UnloadBody, document)
         name = body.lora_name
@@ -142,7 +143,7 @@ class UnloadAdapterRoute:
 
 def _array(raw: bytes) -> list[object]:
     try:
-        document = msgspec.json.decode(raw)
+        document = decode_json(raw)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise InvalidRequest(f"The body is not valid JSON: {error}.") from None
     if not isinstance(document, list):

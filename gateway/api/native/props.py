@@ -31,7 +31,7 @@ class PropsRoute:
         if scope["method"] == "POST":
             await self._change(scope, receive, send)
             return
-        caller = self._reception.caller(scope)
+        caller = await self._reception.caller(scope)
         call = self._reception.call(caller, {}, scope)
         found = await self._inquiries.of_model(call.model, "GET", PROPS_PATH, decode_props)
         num_slots = sum(beat.slots for beat in self._inquiries.workers(call.model))
@@ -39,7 +39,7 @@ class PropsRoute:
 
     async def _change(self, scope: Scope, receive: Receive, send: Send) -> None:
         """As in llama-server, there is no property yet that could be changed. Raises NotSupported for any."""
-        caller = self._reception.admin(scope, "change properties")
+        caller = await self._reception.admin(scope, "change properties")
         document = await self._reception.document(scope, receive)
         self._reception.call(caller, document, scope)
         names = sorted(name for name in document if name != "model")

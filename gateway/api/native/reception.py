@@ -40,14 +40,14 @@ class Reception:
         self._fleet = fleet
         self._intake = intake
 
-    def caller(self, scope: Scope) -> Caller:
+    async def caller(self, scope: Scope) -> Caller:
         """Raises AuthenticationFailed."""
-        principal, trail = identified(self._keys, scope)
+        principal, trail = await identified(self._keys, scope)
         return Caller(principal, trail)
 
-    def admin(self, scope: Scope, what: str) -> Caller:
+    async def admin(self, scope: Scope, what: str) -> Caller:
         """Raises AuthenticationFailed, PermissionDenied."""
-        caller = self.caller(scope)
+        caller = await self.caller(scope)
         if not caller.principal.admin:
             raise PermissionDenied(f"Only an admin's API key may {what}. Ask the operator.")
         return caller

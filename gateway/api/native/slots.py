@@ -85,7 +85,7 @@ class SlotsRoute:
         self._looks = looks
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        caller = self._reception.caller(scope)
+        caller = await self._reception.caller(scope)
         call = self._reception.call(caller, {}, scope)
         found = await self._looks.look(call.model)
         if query_of(scope).get("fail_on_no_slot") and all(info.is_processing for _, infos in found for info in infos):
@@ -104,7 +104,7 @@ class SlotRoute:
         self._inquiries = inquiries
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        caller = self._reception.caller(scope)
+        caller = await self._reception.caller(scope)
         document = await self._reception.document(scope, receive)
         call = self._reception.call(caller, document, scope)
         action = _action(query_of(scope).get("action", ""))

@@ -63,7 +63,7 @@ class TokenizeRoute:
         self._inquiries = inquiries
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        caller = self._reception.caller(scope)
+        caller = await self._reception.caller(scope)
         async with self._reception.opened(caller, scope, receive) as raw:
             name, asked = await raw.decoded(partial(_tokenize_of, scope=scope, team=caller.principal.team))
             call = self._reception.call(caller, {"model": name}, scope)
@@ -82,7 +82,7 @@ class DetokenizeRoute:
         self._inquiries = inquiries
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        caller = self._reception.caller(scope)
+        caller = await self._reception.caller(scope)
         async with self._reception.opened(caller, scope, receive) as raw:
             name, tokens = await raw.decoded(partial(_tokens_of, scope=scope))
             call = self._reception.call(caller, {"model": name}, scope)
@@ -116,7 +116,7 @@ class ApplyTemplateRoute:
         self._chat = chat
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        caller = self._reception.caller(scope)
+        caller = await self._reception.caller(scope)
         async with self._reception.opened(caller, scope, receive) as raw:
             asked = await raw.decoded(lambda body: self._chat.read(body, scope))
             call = self._reception.call(caller, {"model": asked.model or named_model({}, scope)}, scope)

@@ -32,7 +32,7 @@ class Models:
         self._wishes = wishes
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        principal, trail = identified(self._keys, scope)
+        principal, trail = await identified(self._keys, scope)
         name = scope.get("path_params", {}).get("model")
         if not name:  # `/v1/models/` is the list as well
             await send_json(send, {"object": "list", "data": await self._list(principal)}, trail)

@@ -13,6 +13,7 @@ from starlette.types import Scope
 
 from gateway.access.keys import Keys
 from gateway.api.answering import LAST_WORD_S, Answering
+from gateway.api.caller import begin_in_turn
 from gateway.api.cors import origin_of
 from gateway.api.diagnostics import trail_of
 from gateway.api.dialect import StreamWriter, WholeWriter
@@ -132,6 +133,7 @@ class Connection:
         try:
             # A key may have been withdrawn since the handshake.
             principal = self._rooms.keys.authenticate(self._scope["headers"])
+            await begin_in_turn(self._scope, principal)
             body = self._rooms.intake.message(principal, raw_message(text))
             message = await body.decoded(read_message)
             lane = message.lane

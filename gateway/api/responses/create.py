@@ -36,11 +36,11 @@ class CreateResponse:
         self._preparation = preparation
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        principal, trail = identified(self._keys, scope)
+        principal, trail = await identified(self._keys, scope)
         async with self._intake.opened(principal, scope, receive) as body:
             wish = read_wish(scope, body.raw, principal.team)
             if wish is not None and wish.stream:
-                await self._resumable.again(wish, scope, receive, send)
+                await self._resumable.again(wish, body, scope, receive, send)
                 return
             draft = await body.decoded(read_draft)
             asked, call = await self._preparation.prepare(draft, self._shelf, body, principal, trail, scope)

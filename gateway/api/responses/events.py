@@ -10,7 +10,7 @@ from typing import Any
 
 from gateway.api.responses.item_events import ItemEvents
 from gateway.api.responses.output import Message, Output
-from gateway.api.responses.records import Record
+from gateway.api.responses.records import NewRecord
 from gateway.api.responses.request import ResponseRequest
 from gateway.api.responses.snapshot import Snapshot
 from gateway.call import Call
@@ -71,9 +71,9 @@ class EventWriter:
     def failed(self, error: PaddockError) -> dict[str, Any]:
         return self.snapshot.failed(self._output.objects(), error)
 
-    def record(self, response: dict[str, Any]) -> Record:
+    def record(self, response: dict[str, Any]) -> NewRecord:
         asked = self.snapshot.asked
-        return Record(response=response, input=asked.input, chain=asked.chain, is_background=asked.background)
+        return NewRecord(response=response, input=asked.to_keep, chain=asked.chain, is_background=asked.background)
 
     def stopped(self) -> dict[str, Any]:
         """Of an answer that was cancelled."""

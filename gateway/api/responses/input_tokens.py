@@ -24,7 +24,7 @@ class InputTokens:
         self._inquiries = inquiries
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        principal, trail = identified(self._keys, scope)
+        principal, trail = await identified(self._keys, scope)
         async with self._intake.opened(principal, scope, receive) as body:
             draft = await body.decoded(read_draft)
             asked = await self._shelf.complete(draft, body)

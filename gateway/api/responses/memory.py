@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter, OrderedDict, defaultdict
 from collections.abc import Sequence
 
-from gateway.api.responses.records import Record, encode_record
+from gateway.api.responses.records import NewRecord, Record, encode_record
 from gateway.api.responses.shelf import Store
 
 MAX_CONVERSATIONS = 100
@@ -105,7 +105,7 @@ class Memory:
     async def drop(self, team: str, id: str) -> bool:
         return await self._store.drop(team, id)
 
-    def note(self, team: str, record: Record, *, is_stored: bool) -> None:
+    def note(self, team: str, record: Record | NewRecord, *, is_stored: bool) -> None:
         """Remember a response that is complete, unless it is stored; its conversation is the latest one now."""
         id_ = str(record.response["id"])
         if not is_stored:

@@ -68,7 +68,7 @@ def draft_of_message(message: Create) -> Draft:
         text = "`background` is not for WebSocket. Send the request to `POST /v1/responses`."
         raise UnsupportedParameter(text, param="background")
     document["stream"] = True
-    return draft_of(document, generates=generates is not False)
+    return draft_of(document, generates=generates is not False, num_bytes=message.num_bytes)
 
 
 class EventMessages:

@@ -24,5 +24,15 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
         return (*self.input, *self.response["output"])
 
 
+class NewRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """A record that is to be kept, as it is written."""
+
+    response: dict[str, Any]
+    input: tuple[Item, ...] | msgspec.Raw
+    """Raw: written before. A response in the background is kept three times."""
+    chain: tuple[str, ...] = ()
+    is_background: bool = False
+
+
 encode_record = msgspec.json.Encoder().encode
 decode_record = msgspec.json.Decoder(Record).decode

@@ -34,6 +34,12 @@ LONGEST_INPUT = 32 << 20
 
 _encode = msgspec.json.Encoder().encode
 
+LONG_CHARS = 64 << 10
+"""Instructions and inputs that are longer are encoded once, however often the response repeats them or is kept."""
+
+MAX_REPEATED_BYTES = 1 << 20
+"""Most bytes of the request that a response may repeat; each event that shows the response whole repeats them."""
+
 LOGPROBS = "message.output_text.logprobs"
 
 
@@ -58,6 +64,13 @@ class ResponseRequest:
     """Ids of the responses before, the first one first."""
     generates: bool = True
     """False: the prompt is computed, and nothing is said."""
+    written: msgspec.Raw | None = None
+    """The input as it is kept, of long ones: writing 6 MiB takes 6 ms, and a response may be kept three times."""
+
+    @property
+    def to_keep(self) -> tuple[Item, ...] | msgspec.Raw:
+        """Return the input for the response's record."""
+        return self.input if self.written is None else self.written
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +83,8 @@ class Draft:
     request: GenerateRequest
     """Without its messages."""
     generates: bool = True
+    num_bytes: int = 0
+    """As it came."""
 
     @property
     def needs(self) -> tuple[str, ...]:
@@ -107,6 +122,7 @@ class Draft:
             input=own,
             chain=chain,
             generates=self.generates,
+            written=msgspec.Raw(_encode(own)) if body.store and self.num_bytes > LONG_CHARS else None,
         )
 
     def _request(self, messages: tuple[Message, ...]) -> GenerateRequest:
@@ -117,10 +133,10 @@ class Draft:
 
 def read_draft(raw: bytes) -> Draft:
     """Raises InvalidRequest, UnsupportedParameter or NotSupported, each naming the parameter by its path."""
-    return draft_of(read_object(raw))
+    return draft_of(read_object(raw), num_bytes=len(raw))
 
 
-def draft_of(document: dict[str, Any], *, generates: bool = True) -> Draft:
+def draft_of(document: dict[str, Any], *, generates: bool = True, num_bytes: int = 0) -> Draft:
     """Raises as `read_draft`."""
     document = sift(document, IGNORED, REFUSED)
     try:
@@ -131,7 +147,7 @@ def draft_of(document: dict[str, Any], *, generates: bool = True) -> Draft:
         raise too_nested() from None
     _check(body)
     response_id = new_response_id()
-    return Draft(body, response_id, read_input(body.input, response_id), _request(body), generates)
+    return Draft(body, response_id, read_input(body.input, response_id), _request(body), generates, num_bytes)
 
 
 def _check(body: ResponsesBody) -> None:
@@ -262,9 +278,9 @@ def not_found(id_: str) -> ResponseNotFound:
 def _echo(body: ResponsesBody) -> dict[str, Any]:
     form = body.text.format
     choice = body.tool_choice
-    return {
+    repeated = {
         "background": body.background,
-        "instructions": body.instructions,
+        "instructions": _encoded_once(body.instructions),
         "max_output_tokens": body.max_output_tokens,
         "metadata": body.metadata or {},
         "parallel_tool_calls": body.parallel_tool_calls,
@@ -283,6 +299,26 @@ def _echo(body: ResponsesBody) -> dict[str, Any]:
         "truncation": body.truncation,
         **({"user": body.user} if body.user is not None else {}),
     }
+    texts = (body.instructions, body.user, body.safety_identifier, body.prompt_cache_key)
+    if body.tools or form is not None or sum(map(len, filter(None, texts))) > LONG_CHARS:
+        _check_repeated(repeated)
+    return repeated
+
+
+def _check_repeated(repeated: Mapping[str, Any]) -> None:
+    """Raises TakesTooMuch."""
+    num_bytes = len(_encode(repeated))
+    if num_bytes > MAX_REPEATED_BYTES:
+        raise TakesTooMuch(
+            f"A response repeats its instructions, tools, format and names, which have {num_bytes} bytes here; "
+            f"{MAX_REPEATED_BYTES} may be. Send long instructions as a system message in `input`.",
+            param="instructions" if isinstance(repeated["instructions"], msgspec.Raw) else "tools",
+        )
+
+
+def _encoded_once(text: str | None) -> str | msgspec.Raw | None:
+    """Return a text as it is written: a response that is stored and streamed says it ten times."""
+    return msgspec.Raw(_encode(text)) if text is not None and len(text) > LONG_CHARS else text
 
 
 def _format_object(body: ResponsesBody) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from gateway.api.dialect import StreamWriter, WholeWriter
 from gateway.api.intake import Body
 from gateway.api.responses import whole
 from gateway.api.responses.events import EventWriter
-from gateway.api.responses.records import Record, decode_record, encode_record
+from gateway.api.responses.records import NewRecord, Record, decode_record, encode_record
 from gateway.api.responses.request import Draft, ResponseRequest, not_found
 from gateway.call import Call
 from gateway.errors import PaddockError, StoreUnavailable, TakesTooMuch
@@ -61,6 +61,7 @@ class Shelf:
             missing = [id_ for id_ in previous.chain if id_ not in found]
             more, num_bytes = await self._found(body, missing, num_bytes)
             found |= more
+        num_bytes += draft.num_bytes
         return await body.aside(num_bytes, partial(draft.complete, found, 2 * self._max_bytes))
 
     async def get(self, id_: str, body: Body) -> Record:
@@ -70,7 +71,7 @@ class Shelf:
             raise not_found(id_)
         return found[id_]
 
-    async def keep(self, team: str, record: Record, *, again: bool = False) -> bool:
+    async def keep(self, team: str, record: NewRecord, *, again: bool = False) -> bool:
         """Whether it is there now. `again`: in place of one that is there, unless it was deleted meanwhile."""
         return await self._store.keep(
             team, str(record.response["id"]), encode_record(record), record.chain, again=again
@@ -101,7 +102,7 @@ class Shelf:
             kept = False
         writer.snapshot.is_kept = kept
 
-    async def _kept(self, team: str, record: Record, patience_s: float, *, again: bool) -> bool:
+    async def _kept(self, team: str, record: NewRecord, patience_s: float, *, again: bool) -> bool:
         until = monotonic() + patience_s
         while True:
             try:
@@ -130,9 +131,10 @@ class Shelf:
                 f"{self._max_bytes} may be gone on from (twice max_body_bytes). Send what matters of them as `input`."
             )
         body.holds(num_bytes * HELD_PER_BYTE)
-        records = await self._store.find(body.team, ids)
-        with reading():
-            return await body.aside(num_bytes, partial(_decoded, ids, records)), num_before + num_bytes
+        async with body.loading(num_bytes):
+            records = await self._store.find(body.team, ids)
+            with reading():
+                return await body.aside(num_bytes, partial(_decoded, ids, records)), num_before + num_bytes
 
 
 def _decoded(ids: Sequence[str], records: Sequence[bytes | None]) -> dict[str, Record]:

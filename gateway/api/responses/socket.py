@@ -18,7 +18,7 @@ class ResponsesSocket:
         self._sockets = sockets
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        principal, trail = identified(self._rooms.keys, scope)
+        principal, trail = await identified(self._rooms.keys, scope)
         read_begin_by(scope)
         if self._rooms.pipeline.stopping:
             raise Stopping("This gateway is stopping. Connect again.", retry_after_s=1.0)

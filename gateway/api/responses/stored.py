@@ -5,13 +5,15 @@ from __future__ import annotations
 import re
 from collections.abc import Awaitable, Callable
 from contextlib import closing
+from functools import partial
 from typing import Any
 from urllib.parse import parse_qsl
 
+import msgspec
 from starlette.types import Receive, Scope, Send
 
 from gateway.access.keys import Keys
-from gateway.api.answers import send_json
+from gateway.api.answers import JSON, send_bytes, send_json
 from gateway.api.caller import identified
 from gateway.api.intake import Body, Intake
 from gateway.api.parameters.faults import shown
@@ -28,6 +30,8 @@ from gateway.telemetry.trail import Trail
 PAGE = 20
 LONGEST_PAGE = 100
 MAX_QUERY_FIELDS = 64
+
+_encode = msgspec.json.Encoder().encode
 
 _WHOLE = re.compile(r"-?[0-9]{1,14}")
 
@@ -54,12 +58,12 @@ class StoredResponses:
         self._resumable = resumable
 
     async def retrieve(self, scope: Scope, receive: Receive, send: Send) -> None:
-        trail, body, id_ = self._who(scope)
+        trail, body, id_ = await self._who(scope)
         query = _query(scope)
         with closing(body):
             response = await self._background.current(id_, body)
             if query.get("stream", "false").lower() not in ("true", "1"):
-                await send_json(send, response, trail)
+                await _send(body, response, send, trail)
                 return
             if not response["background"]:
                 message = f"Response {shown(id_)} was not made in the background: it has no stream. Leave `stream` out."
@@ -79,13 +83,13 @@ class StoredResponses:
             raise StreamGone(message, param="stream") from None
 
     async def delete(self, scope: Scope, receive: Receive, send: Send) -> None:
-        trail, body, id_ = self._who(scope)
+        trail, body, id_ = await self._who(scope)
         with closing(body):
             await self._background.drop(id_, body)
         await send_json(send, {"id": id_, "object": "response", "deleted": True}, trail)
 
     async def cancel(self, scope: Scope, receive: Receive, send: Send) -> None:
-        trail, body, id_ = self._who(scope)
+        trail, body, id_ = await self._who(scope)
         with closing(body):
             if not (await self._shelf.get(id_, body)).is_background:
                 message = (
@@ -95,7 +99,7 @@ class StoredResponses:
             await send_json(send, await self._background.cancel(id_, body), trail)
 
     async def input_items(self, scope: Scope, receive: Receive, send: Send) -> None:
-        trail, body, id_ = self._who(scope)
+        trail, body, id_ = await self._who(scope)
         with closing(body):
             await self._send_items(body, id_, _query(scope), send, trail)
 
@@ -107,11 +111,11 @@ class StoredResponses:
         if order == "desc":
             items.reverse()
         limit = _number(query, "limit", PAGE, 1, LONGEST_PAGE)
-        await send_json(send, _page(items, query.get("after"), limit), trail)
+        await _send(body, _page(items, query.get("after"), limit), send, trail)
 
-    def _who(self, scope: Scope) -> tuple[Trail, Body, str]:
+    async def _who(self, scope: Scope) -> tuple[Trail, Body, str]:
         """Trail, what counts what is loaded (to be closed), and the id in the path. Raises AuthenticationFailed."""
-        principal, trail = identified(self._keys, scope)
+        principal, trail = await identified(self._keys, scope)
         return trail, self._intake.message(principal, b""), str(scope["path_params"]["response_id"])
 
 
@@ -123,6 +127,12 @@ class Endpoint:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         await self._answer(scope, receive, send)
+
+
+async def _send(body: Body, document: dict[str, Any], send: Send, trail: Trail) -> None:
+    """Send what was loaded, written aside where that is long."""
+    raw = await body.aside(body.num_bytes, partial(_encode, document))
+    await send_bytes(send, raw, JSON, trail)
 
 
 def _page(items: list[Item], after: str | None, limit: int) -> dict[str, Any]:

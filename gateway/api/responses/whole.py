@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 
 from gateway.api.responses.output import Output
-from gateway.api.responses.records import Record
+from gateway.api.responses.records import NewRecord
 from gateway.api.responses.request import ResponseRequest
 from gateway.api.responses.snapshot import Snapshot
 from gateway.call import Call
@@ -34,6 +34,6 @@ class WholeWriter:
             raise ValueError("the answer has no end")
         return self.snapshot.ended(output.objects(), output.end, output.num_reasoning_tokens)
 
-    def record(self, response: dict[str, Any]) -> Record:
+    def record(self, response: dict[str, Any]) -> NewRecord:
         asked = self.snapshot.asked
-        return Record(response=response, input=asked.input, chain=asked.chain)
+        return NewRecord(response=response, input=asked.to_keep, chain=asked.chain)

@@ -146,7 +146,7 @@ end
 local function lease_take(record, id, gateway, ttl, kv, fence, team, weight, ...)
   fence = fence or redis.call("INCR", fence_key)
   redis.call("HSET", lease_key(id), "worker", record.worker, "boot", record.boot, "address", record.address,
-    "gateway", gateway, "fence", fence, "kv", kv, "team", team, "weight", weight, "at", exact(now), ...)
+    "gateway", gateway, "fence", fence, "kv", kv, "team", team, "weight", weight, ...)
   redis.call("HINCRBY", fair_key, "h:" .. team, 1)
   redis.call("ZADD", worker_leases_key(record.worker), now + ttl, id)
   record.leases, record.kv_leased, record.kv_free = record.leases + 1, record.kv_leased + kv, record.kv_free - kv

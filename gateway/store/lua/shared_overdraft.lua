@@ -3,19 +3,17 @@
 -- A worker that tells an `overdraft` takes so many calls more than it has slots, and slices them (workers/engine/shares.py):
 -- a call of a team that has more than its share of the slots gives way to one of a team that has less. So a team that holds
 -- every slot does not keep others in the line until its answers end.
-local OLD = 50         -- ms; a lease as old as that may be of an answer without end: nobody waits for it
-local PATIENCE = 250   -- ms; whoever has waited for so long does not wait for younger ones either
 local LENT_AT_ONCE = 16
 local TRIES = 2        -- tickets of one team that may be refused, before the rest of them is not asked
 
--- What teams hold of a worker: by name, their leases, their weight, and since when the oldest is there.
+-- What teams hold of a worker: by name, their leases and their weight.
 local function holders_read(worker)
   local holders = {}
   for _, id in ipairs(redis.call("ZRANGE", worker_leases_key(worker), 0, -1)) do
-    local lease = redis.call("HMGET", lease_key(id), "team", "weight", "at")
-    local team, at = lease[1] or "", tonumber(lease[3]) or now
-    local held = holders[team] or {leases = 0, weight = tonumber(lease[2]) or 1, since = at}
-    held.leases, held.since = held.leases + 1, math.min(held.since, at)
+    local lease = redis.call("HMGET", lease_key(id), "team", "weight")
+    local team = lease[1] or ""
+    local held = holders[team] or {leases = 0, weight = tonumber(lease[2]) or 1}
+    held.leases = held.leases + 1
     holders[team] = held
   end
   return holders
@@ -26,8 +24,8 @@ local function held_in_all(team)
 end
 
 -- Whether a ticket gets a lease of a worker that has no place for it: its team has less than its share there, another one
--- has more, and the model's slots in all are shared no better the other way round. A team that has none at all takes turns
--- with those that have one.
+-- has more, and the model's slots in all are shared no better the other way round. A team that has none does not wait until
+-- answers of others end, however short they may be: its first token would be as much later.
 local function may_lend(record, holders, ticket, kv)
   local all, mine = 0, holders[ticket.team]
   for _, held in pairs(holders) do all = all + held.weight end
@@ -37,8 +35,7 @@ local function may_lend(record, holders, ticket, kv)
   local in_all = held_in_all(ticket.team)
   for team, held in pairs(holders) do
     local beyond = held.leases - record.slots * held.weight / all
-    local waited = ticket.waited >= PATIENCE or (beyond > 0 and now - held.since >= OLD)
-    if team ~= ticket.team and waited and (beyond > 0 or leases == 0)
+    if team ~= ticket.team and beyond > 0
         and (in_all == 0 or (in_all + 1) / ticket.weight <= held_in_all(team) / held.weight) then
       -- The cells of what gives way come free.
       local room = (record.kv - record.kv_free) * math.max(beyond, 1) / record.leases
@@ -67,9 +64,9 @@ local function lend(ids, most)
   end
 
   local function take(id, text)
-    local filed = redis.call("HMGET", ticket_key(id), "team", "weight", "at")
+    local filed = redis.call("HMGET", ticket_key(id), "team", "weight")
     if not filed[1] then return false end
-    local ticket = {team = filed[1], weight = tonumber(filed[2]) or 1, waited = now - (tonumber(filed[3]) or now)}
+    local ticket = {team = filed[1], weight = tonumber(filed[2]) or 1}
     local asked = 0
     for worker, rate, kv in string.gmatch(text, "([^|\n]+)=(%S+) (%d+)[^|\n]*|") do
       asked = asked + 1

@@ -24,6 +24,7 @@ from workers.constraint.trial import Trial
 from workers.engine.engine import EngineRequest
 from workers.llama.model import Model
 from workers.protocol.events import CallEvent, Failed, FinishReason, Text
+from workers.protocol.failures import FailureCode
 from workers.protocol.requests import Constraint, Sampling
 
 DEMO = Path(__file__).parents[3] / "deploy" / "demo" / "paddock-demo.gguf"
@@ -97,6 +98,7 @@ def test_an_ambiguous_grammar_ends_and_nobody_else_waits(bench: Bench, compiler:
     for key in keys:
         (failed,) = [event for event in bench.heard.calls[key] if isinstance(event, Failed)]
         assert "make it less ambiguous" in failed.failure.message
+        assert failed.failure.code is FailureCode.INVALID_REQUEST
     assert gaps.longest_s() < MAX_GAP_S
 
 
@@ -167,7 +169,9 @@ def test_a_process_that_ends_in_the_middle_ends_its_call_only(
     for child in psutil.Process(processes.pid).children():
         child.kill()
     bench.wait(key)
-    assert isinstance(bench.heard.calls[key][-1], Failed)
+    failed = bench.heard.calls[key][-1]
+    assert isinstance(failed, Failed)
+    assert failed.failure.code is FailureCode.OUT_OF_MEMORY, "whoever killed it, the grammar did not"
     assert gaps.longest_s() < MAX_GAP_S
     again = bench.submit(replace(bench.request(PROMPT, 5), mask=compiler.mask(Constraint("gbnf", 'root ::= "ab"'))))
     bench.wait(again)

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import os
 import resource
 import signal
+import socket
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -24,9 +27,11 @@ from workers.constraint.forked_grammars import ForkedGrammars
 from workers.constraint.forks import Forks
 from workers.constraint.tool_calls import CallForms
 from workers.constraint.trial import Trial
+from workers.llama import grammar_forks
 from workers.llama.vocab_file import VocabFile
 from workers.protocol.failures import CallFailed, FailureCode
 from workers.protocol.requests import Constraint
+from workers.stoppable import NotStarted, ProcessEnded
 
 DEMO = Path(__file__).parents[3] / "deploy" / "demo" / "paddock-demo.gguf"
 
@@ -71,7 +76,7 @@ def test_a_hang_is_ended_in_time(trial: Trial, processes: Forks) -> None:
     start = time.monotonic()
     assert "took too long" in reason(trial, HANGS)
     assert time.monotonic() - start < 30  # two seconds of processor time, of a machine with other work
-    assert not children(processes)
+    wait_until(lambda: not children(processes), 10)
 
 
 def test_a_grammar_is_not_waited_for_and_its_process_ends_at_once(processes: Forks) -> None:
@@ -147,4 +152,70 @@ def test_without_a_model_there_is_no_trial(tmp_path: Path) -> None:
     with contextlib.closing(Forks(tmp_path / "missing.gguf")) as processes:
         with pytest.raises(CallFailed) as caught:
             Trial(processes).check("gbnf", GOOD)
-        assert caught.value.failure.code == FailureCode.INTERNAL
+        assert caught.value.failure.code == FailureCode.UNAVAILABLE
+
+
+def test_a_grammar_whose_trial_somebody_kills_is_not_to_blame(trial: Trial, processes: Forks) -> None:
+    processes.start()
+    failures: list[CallFailed] = []
+
+    def check() -> None:
+        try:
+            trial.check("gbnf", HANGS)
+        except CallFailed as failed:
+            failures.append(failed)
+
+    checking = threading.Thread(target=check)
+    checking.start()
+    wait_until(lambda: bool(children(processes)), 10)
+    for child in children(processes):
+        child.kill()
+    checking.join(10)
+    assert [one.failure.code for one in failures] == [FailureCode.OUT_OF_MEMORY]
+
+
+def test_a_process_that_can_t_be_forked_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The forking process has no more memory or processes to give."""
+
+    def refuse() -> int:
+        raise OSError(errno.EAGAIN, "Resource temporarily unavailable")
+
+    monkeypatch.setattr(os, "fork", refuse)
+    (end, their_end), (life, their_life) = socket.socketpair(), socket.socketpair()
+    with end, life:
+        asking = forks.Fork(end, life)
+        asking.ask(forks.TRY)
+        their_end.close()
+        assert not grammar_forks.fork(grammar_forks.Children(), their_life.detach())
+        signal.set_wakeup_fd(-1)
+        with pytest.raises(NotStarted, match="could not be forked"):
+            asking.take(5.0)
+
+
+def test_how_a_process_ended_is_told_once_and_again(processes: Forks) -> None:
+    processes.start()
+    fork = processes.fork()
+    assert fork is not None
+    fork.ask(forks.COMPILE, json.dumps(["gbnf", GOOD]).encode())
+    assert fork.take(10.0) is not None
+    (child,) = children(processes)
+    child.send_signal(signal.SIGSEGV)
+    for _ in range(2):
+        with pytest.raises(ProcessEnded, match="SIGSEGV") as ended:
+            fork.take(5.0)
+        assert not ended.value.killed
+
+
+def test_a_process_that_ends_after_the_one_that_forks_was_killed_by_somebody() -> None:
+    with contextlib.closing(Forks(DEMO)) as processes:
+        processes.start()
+        fork = processes.fork()
+        assert fork is not None
+        fork.ask(forks.COMPILE, json.dumps(["gbnf", GOOD]).encode())
+        assert fork.take(10.0) is not None
+        (child,) = children(processes)
+        psutil.Process(processes.pid).kill()
+        child.kill()
+        with pytest.raises(ProcessEnded) as ended:
+            fork.take(5.0)
+        assert ended.value.killed

@@ -59,7 +59,7 @@ aliases:
 """Of the second gateway: a model with an alias, one that no worker serves, and names of several models."""
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def stack() -> Iterator[Stack]:
     with Stack() as running:
         pools = {

@@ -113,11 +113,11 @@ async def test_costs_others_nothing(attacker: Caller, victim: Caller, large_gate
 async def test_waiting_calls_hold_a_bounded_part_of_memory(
     attacker: Caller, victim: Caller, large_gateway: Process
 ) -> None:
-    """Forty calls that wait with a million tokens each held 1.8 GiB; now most are told to wait outside."""
+    """Forty calls that wait with half a million tokens each: most are told to wait outside."""
     memory = Memory(large_gateway)
     watching = asyncio.create_task(memory.watch())
     tokens = ",".join(str(30_000 + number % 9_000) for number in range(30_000))
-    body = f'{{"model":"slow","max_tokens":1,"prompt":[{",".join([f"[{tokens}]"] * 40)}]}}'.encode()
+    body = f'{{"model":"slow","max_tokens":1,"prompt":[{",".join([f"[{tokens}]"] * 17)}]}}'.encode()
     async with taken(victim, 2):
         asking = [asyncio.create_task(post(attacker, "/v1/completions", body)) for _ in range(40)]
         await asyncio.sleep(2.0)

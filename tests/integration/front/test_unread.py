@@ -70,7 +70,7 @@ async def test_a_reader_that_takes_nothing_is_cut_off(stack: Stack) -> None:
     gateway = stack.gateways[1]
     with asking_without_reading(gateway, stack.key) as connection:
         await until(lambda: stack.leases("pool") == 1, 5.0, "it has begun")
-        await until(lambda: "whose peer does not read" in gateway.text(), 10.0, "it is cut off")
+        await until(lambda: "whose peer does not read" in gateway.text(), 30.0, "it is cut off")
         await until(lambda: is_cut(connection), 2.0, "its connection is gone")
         await until(lambda: '"client_gone"' in gateway.text(), 2.0, "its call is over")
 

@@ -40,7 +40,8 @@ def served(model: Path) -> Iterator[tuple[Process, Process]]:
 
 async def test_runs_of_like_characters_harm_nobody(served: tuple[Process, Process], model: Path) -> None:
     worker, gateway = served
-    victim = asyncio.create_task(feel(gateway.url, VICTIM, "regex", 6.0))
+    over = asyncio.Event()
+    victim = asyncio.create_task(feel(gateway.url, VICTIM, "regex", over.is_set))
     async with aiohttp.ClientSession(gateway.url, headers={"Authorization": f"Bearer {ATTACKER}"}) as session:
 
         async def ask(path: str, body: dict[str, Any]) -> tuple[int, Any]:
@@ -56,12 +57,17 @@ async def test_runs_of_like_characters_harm_nobody(served: tuple[Process, Proces
         message = {"role": "user", "content": RUN}
         status, told = await ask("/v1/chat/completions", {"messages": [message], "max_tokens": 1})
         assert (status, told["error"]["code"]) == (400, "context_length_exceeded")
+        words = {"role": "user", "content": "ordinary words " * 60_000}
+        status, told = await ask("/v1/chat/completions", {"messages": [words], "max_tokens": 1})
+        assert (status, told["error"]["code"]) == (400, "context_length_exceeded")
+        assert "counting stopped at that number" in told["error"]["message"], "it was tokenised before it was refused"
         status, told = await ask("/v1/messages/count_tokens", {"messages": [message]})
         assert status == 200
         assert told["input_tokens"] > len(one) * 100
         status, told = await ask("/tokenize", {"content": "=" * 900_000})
         assert status == 400
         assert "fewer like characters" in told["error"]["message"]
+    over.set()
     felt = await victim
     assert worker.popen.poll() is None, worker.text()[-2000:]
     assert felt.num_streams

@@ -83,9 +83,16 @@ def test_the_rules_are_sound() -> None:
     assert done.returncode == 0, done.stdout + done.stderr
 
 
+def _sound(folder: Path) -> str:
+    """Return the configuration with files that are there in place of the container's."""
+    key_file = folder / "metrics_key"
+    key_file.write_text("mk-0123456789")
+    return replaced(CONFIG.read_text(), {"/etc/prometheus/rules": str(RULES), "/tmp/metrics_key": str(key_file)})
+
+
 def test_the_configuration_is_sound(tmp_path: Path) -> None:
     file = tmp_path / "prometheus.yml"
-    file.write_text(replaced(CONFIG.read_text(), {"/etc/prometheus/rules": str(RULES)}))
+    file.write_text(_sound(tmp_path))
     done = promtool("check", "config", str(file))
     assert done.returncode == 0, done.stdout + done.stderr
     assert "2 rule files found" in done.stdout
@@ -94,7 +101,7 @@ def test_the_configuration_is_sound(tmp_path: Path) -> None:
 def test_an_alertmanager_is_added_as_the_page_says(tmp_path: Path) -> None:
     snippet = re.findall(r"```yaml\n(alerting:\n.+?)```", DOCKER.read_text(), re.DOTALL)[0]
     file = tmp_path / "prometheus.yml"
-    file.write_text(replaced(CONFIG.read_text(), {"/etc/prometheus/rules": str(RULES)}) + snippet)
+    file.write_text(_sound(tmp_path) + snippet)
     done = promtool("check", "config", str(file))
     assert done.returncode == 0, done.stdout + done.stderr
 

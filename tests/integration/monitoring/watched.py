@@ -19,6 +19,7 @@ RULES = ROOT / "helm" / "files" / "rules"
 MODEL, ASLEEP = "demo", "asleep"
 TEAMS = (Team("red", 10), Team("blue", 5), Team("green", 2))
 SCRAPE = "1s"
+METRICS_KEY = "mk-0123456789"
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +48,7 @@ def watched(folder: Path, *, waits: str = SCRAPE) -> Iterator[Watched]:
             cache = folder / f"cache-{number}"
             stack.worker(DEMO_MODEL, MODEL, slots=4, ctx=512, kv_tokens=768, cache_dir=cache, wait=False)
         for _ in range(2):
-            stack.gateway(catalog=catalog, api_keys=keys_of(TEAMS), wait=False)
+            stack.gateway(catalog=catalog, api_keys=keys_of(TEAMS), metrics_key=METRICS_KEY, wait=False)
         for number, process in enumerate(stack.workers):
             process.url = stack.wait_for_worker(MODEL, f"worker-{number}", process).address
         for gateway in stack.gateways:
@@ -72,12 +73,15 @@ def _hasty_rules(folder: Path, waits: str) -> Path:
 
 
 def _config(stack: Stack, rules: Path, port: int) -> str:
+    key_file = rules / "metrics_key"
+    key_file.write_text(METRICS_KEY)
     hosts = [gateway.url.removeprefix("http://") for gateway in stack.gateways]
     changes = {
         "[gateway:8080]": f"[{', '.join(hosts)}]",
         "http://gateway:8080": f"http://{hosts[0]}",
         "localhost:9090": f"127.0.0.1:{port}",
         "/etc/prometheus/rules": str(rules),
+        "/tmp/metrics_key": str(key_file),
         "15s": SCRAPE,
     }
     return replaced(CONFIG.read_text(), changes)

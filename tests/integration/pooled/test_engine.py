@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 
 import msgspec
 import pytest
@@ -36,6 +37,18 @@ def test_a_short_call_does_not_wait_for_a_huge_one(demo: Model) -> None:
         bench.engine.cancel(huge)
         assert len(bench.vectors([[300]])) == 1
         assert huge not in bench.ended
+
+
+def test_taking_millions_of_tokens_in_holds_the_loop_for_a_moment(demo: Model) -> None:
+    """8 million, as lists, held a worker's event loop for half a second, once they were tokenised."""
+    with running(demo, settings("mean"), n_ctx=2048, kv_tokens=2048, start=False) as bench:
+        texts = [bench.inputs.of_text("word " * 900)] * 500
+        lists = [list(tokens) for tokens in texts]
+        began = time.process_time()
+        assert min(map(min, lists)) <= max(map(max, lists))
+        looked = time.process_time()
+        bench.submit(texts)
+        assert time.process_time() - looked < (looked - began) / 2
 
 
 def test_calls_that_come_while_others_run_are_level_with_them(demo: Model) -> None:
@@ -201,5 +214,5 @@ def test_which_pooling_a_model_gets(demo: Model, bert: Model, reranker: Model) -
 def test_a_pair_is_put_together_as_the_vocabulary_says(reranker: Model) -> None:
     inputs = PooledInputs(reranker, Pooling.RANK, reranker)
     hello, cat = (reranker.tokenize(text, add_special=False, parse_special=False) for text in ("hello", "a cat [SEP]"))
-    assert inputs.of_pair("hello", "a cat [SEP]") == [101, *hello, 102, *cat]
+    assert list(inputs.of_pair("hello", "a cat [SEP]")) == [101, *hello, 102, *cat]
     assert 102 not in cat

@@ -63,7 +63,7 @@ def test_scores_of_a_decoder_are_llama_servers(n_ubatch: int, tmp_path: Path) ->
         scores = [float(vector[0, 0]) for vector in bench.vectors(pairs)]
         tricky = bench.inputs.of_pair("{document}", "{query}")
         template = RANK_TEMPLATE.format(query="{document}", document="{query}")
-        assert tricky == model.tokenize(template, add_special=False, parse_special=True)
+        assert list(tricky) == list(model.tokenize(template, add_special=False, parse_special=True))
     assert sum(map(len, pairs)) == RECORDED["decoder_rank_tokens"]
     assert scores == pytest.approx(RECORDED["decoder_scores"], abs=1e-3)
 

@@ -47,6 +47,21 @@ GARBAGE = {
 }
 
 
+CROWDS = {
+    "events": (b'["p",1,[1,"",0],[]]', b""),
+    "alternatives of one token": (b'[1,"",0]', b'["p",1,[1,"",0],['),
+    "calls": (b"1", b""),
+}
+"""What fills a frame, and what stands before it."""
+
+
+def frame_full_of(crowd: str) -> bytes:
+    item, before = CROWDS[crowd]
+    filling = b",".join([item] * (15 * MIB // (len(item) + 1)))
+    data = b"[" + before + filling + (b"]]]" if before else b"]")
+    return encode_frame(data, event_id("boot1", 1), ALIVE_EVENT if crowd == "calls" else "")
+
+
 def valid(step: int) -> bytes:
     return encode_frame(encode_step([Text(99, "for nobody")]), event_id("boot1", step))
 
@@ -98,6 +113,78 @@ async def test_garbage_ends_the_calls_of_its_worker_alone(garbage: bytes, before
             ill.drop()
             await is_unharmed(relay, well)
             assert await is_idle()
+
+
+class Ticks:
+    """The longest time, of this thread's own, in which nothing else on the event loop had a turn."""
+
+    def __init__(self) -> None:
+        self.longest_s = 0.0
+        self._last_s = time.thread_time()
+
+    async def run(self) -> None:
+        while True:
+            await asyncio.sleep(0)
+            now_s = time.thread_time()
+            self.longest_s, self._last_s = max(self.longest_s, now_s - self._last_s), now_s
+
+
+@pytest.mark.parametrize("crowd", CROWDS)
+async def test_a_frame_of_more_than_its_calls_can_say_costs_others_nothing(crowd: str) -> None:
+    frame = frame_full_of(crowd)
+    async with scripted_worker() as ill:
+        relay = Relay("gw", "secret", 600)
+        async with beside(relay.run()):
+            await asyncio.sleep(0)
+            relay.follow([ill.heartbeat()])
+            await ill.connected()
+            async with relay.passage(ill.place, REQUEST, "team", "req", lambda: None) as mailbox:
+                await ill.submitted(1)
+                ticks = Ticks()
+                async with beside(ticks.run()):
+                    await ill.write(frame)
+                    assert await lost(mailbox)
+            assert ticks.longest_s < 0.25
+
+
+async def test_a_long_prompt_that_is_told_is_one_frame() -> None:
+    """However many brackets, commas and quotes its text has."""
+    async with scripted_worker() as worker:
+        relay = Relay("gw", "secret", 600)
+        async with beside(relay.run()):
+            await asyncio.sleep(0)
+            relay.follow([worker.heartbeat()])
+            await worker.connected()
+            async with relay.passage(worker.place, REQUEST, "team", "req", lambda: None) as mailbox:
+                number = (await worker.submitted(1))[0]
+                text = '[1,"\\",{"a":2}],' * 400_000
+                await worker.say([Started(number, 0, 1, 0), Text(number, text)])
+                told: list[CallEvent] = []
+                async with asyncio.timeout(10):
+                    while len(told) < 2:
+                        told += await mailbox.take()
+                assert told[1] == Text(number, text)
+
+
+async def test_one_worker_that_never_stops_telling_leaves_half_of_the_time_to_others() -> None:
+    flood = encode_frame(b"[" + b",".join([b'["t",99,""]'] * 20_000) + b"]", event_id("boot1", 1))
+    async with scripted_worker() as ill:
+        relay = Relay("gw", "secret", 600)
+        async with beside(relay.run()):
+            await asyncio.sleep(0)
+            relay.follow([ill.heartbeat()])
+            await ill.connected()
+
+            async def tell() -> None:
+                while True:
+                    await ill.write(flood)
+
+            async with beside(tell()):
+                await asyncio.sleep(0.1)
+                used, begun = time.thread_time(), time.monotonic()
+                await asyncio.sleep(1.0)
+                share = (time.thread_time() - used) / (time.monotonic() - begun)
+            assert share < 0.6
 
 
 def mutated(seed: int) -> Iterator[bytes]:

@@ -283,6 +283,11 @@ async def raw_server(*writes: bytes, pause_s: float = 0.0) -> AsyncIterator[str]
 
 async def test_silence_is_noticed() -> None:
     heard: list[bytes] = []
+
+    def hear(data: bytes) -> float:
+        heard.append(data)
+        return 0.0
+
     head = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
     chunk = b"%x\r\n%b\r\n" % (len(KEEP_ALIVE), KEEP_ALIVE)
     async with raw_server(head, *[chunk] * 3, pause_s=0.06) as url:
@@ -292,7 +297,7 @@ async def test_silence_is_noticed() -> None:
                 url,
                 {},
                 on_open=lambda: heard.append(b"open"),
-                on_data=heard.append,
+                on_data=hear,
                 connect_timeout_s=1,
                 silence_s=0.1,
             )
@@ -304,7 +309,7 @@ async def test_silence_is_noticed() -> None:
 async def test_what_is_not_http_breaks_the_stream() -> None:
     async with raw_server(b"SSH-2.0-nothing\r\n") as url:
         with pytest.raises(EventStreamBroken, match="not HTTP"):
-            await read_events(url, {}, on_open=lambda: None, on_data=lambda _: None, connect_timeout_s=1, silence_s=1)
+            await read_events(url, {}, on_open=lambda: None, on_data=lambda _: 0.0, connect_timeout_s=1, silence_s=1)
 
 
 def test_every_failure_has_an_answer() -> None:

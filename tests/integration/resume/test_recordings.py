@@ -3,21 +3,35 @@
 from __future__ import annotations
 
 import asyncio
+import re
+from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, closing
 
 import pytest
+from starlette.types import Message
 
+from gateway.api.decoding import DecodingLane
+from gateway.api.diagnostics import begin_trail
+from gateway.api.dialect import SHAPE
+from gateway.api.intake import Intake
+from gateway.api.memory_budget import MemoryBudget
+from gateway.api.openai.error_shape import OpenAiErrors
+from gateway.api.resumable import Resumable
+from gateway.api.wish import Wish
+from gateway.call import Principal
 from gateway.errors import InternalError, InvalidRequest, StreamGone, TooManyStreams
 from gateway.resume.reading import Reading
-from gateway.resume.recording import Recording
+from gateway.resume.recording import PIECE_BYTES, Recording
 from gateway.resume.recordings import Owner, Recordings
 from gateway.store.client import connect
 from gateway.store.stream_log import StreamLog
 from gateway.store.stream_quota import StreamBounds, StreamQuota
+from gateway.telemetry.metrics import Metrics
 from tests.support.redis_server import RedisServer
 from tests.support.waiting import until
 from workers.protocol import keys
+from workers.tracing.tracer import NoTracer
 
 OWNER = Owner("blue", "digest")
 ANY = Owner("blue", "")
@@ -361,9 +375,73 @@ async def test_a_stream_that_somebody_holds_on_to_counts_as_running(own_server: 
         for reading in readings:
             assert await numbers(reading) == [1, 2, 3, 4, 5]
         await until(lambda: not here.busy, 2.0, "nobody reads")
+        await asyncio.sleep(0.2)  # Redis is told a moment later
         assert await numbers(await here.begin("j9", OWNER, telling(1), 5.0)) == [1]
 
 
 async def test_idle_it_sleeps(here: Recordings) -> None:
     await numbers(await here.begin("a11", OWNER, telling(3), None))
     await until(lambda: not here.busy, 1.0, "Redis has it all")
+
+
+EVENT_BYTES, NUM_EVENTS = 2000, 400
+NUM_UNREAD = 60
+
+
+@pytest.mark.parametrize("elsewhere", [False, True])
+async def test_readers_who_read_nothing_hold_little_and_what_is_counted(
+    here: Recordings, there: Recordings, elsewhere: bool
+) -> None:
+    """Each held the whole of what was kept, twice, and nobody counted it."""
+
+    async def produce(recording: Recording) -> None:
+        await recording.start()
+        for number in range(NUM_EVENTS):
+            await recording.write(b"data: %0*d\n\n" % (EVENT_BYTES, number))
+            await asyncio.sleep(0.03 if number % 40 == 0 else 0)
+
+    stream = f"unread-{elsewhere}"
+    first = await here.begin(stream, OWNER, produce, None)
+    await until(lambda: first.recording.settled, 5.0, "Redis has all of it")
+    budget = MemoryBudget(16 << 20)
+    resumable = Resumable(there if elsewhere else here, Metrics(), 60.0)
+    statuses, read = Counter[int](), Counter[int]()
+
+    async def stay() -> Message:
+        await asyncio.Event().wait()
+        return {}
+
+    async def ask(reader: int) -> None:
+        async def send(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                statuses[message["status"]] += 1
+            elif message.get("more_body"):
+                read[reader] += len(message["body"])
+                if read[reader] > NUM_EVENTS * EVENT_BYTES // 2:
+                    await asyncio.Event().wait()
+
+        scope = {"type": "http", "method": "POST", "path": "/", "headers": [], SHAPE: OpenAiErrors()}
+        begin_trail(scope, NoTracer())
+        body = Intake(1 << 20, budget, lane, lambda: 0).message(Principal("k", "blue", None, admin=False), b"")
+        with closing(body):
+            await resumable.again(Wish(OWNER, 0.0, stream, 0), body, scope, stay, send)
+
+    lane = DecodingLane()
+    readers = [asyncio.create_task(ask(number)) for number in range(NUM_UNREAD)]
+    await until(lambda: statuses.total() == NUM_UNREAD, 10.0, "all are answered")
+    await until(
+        lambda: any(reader.done() for reader in readers), 10.0, "those beyond the bound are refused, or end early"
+    )
+    num_open = sum(not reader.done() for reader in readers)
+    assert num_open * PIECE_BYTES // 2 < budget.num_bytes < num_open * 5 * PIECE_BYTES
+    assert budget.num_bytes <= budget.largest
+    first.close()
+    for reader in readers:
+        reader.cancel()
+    await asyncio.wait(readers)
+    assert budget.num_bytes == 0
+    told = b""
+    reading = await there.open(stream, 100, OWNER)
+    while events := await reading.take():
+        told += events
+    assert [int(number) for number in re.findall(rb"data: (\d+)", told)] == list(range(100, NUM_EVENTS))

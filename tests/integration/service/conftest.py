@@ -17,6 +17,7 @@ import pytest
 from redis import Redis
 from redis.exceptions import RedisError
 
+from tests.support.preloaded import start
 from tests.support.redis_server import redis_binaries
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -29,16 +30,15 @@ class Process:
 
     def __init__(self, argv: list[str], folder: Path, environment: dict[str, str] | None = None) -> None:
         self._errors = folder / f"stderr-{time.monotonic_ns()}"
-        with self._errors.open("wb") as errors:
-            self._child = subprocess.Popen(
-                argv, cwd=ROOT, stdout=subprocess.PIPE, stderr=errors, env={**os.environ, **(environment or {})}
-            )
+        said, theirs = os.pipe()
+        self._said = os.fdopen(said, "rb")
+        with self._errors.open("wb") as errors, os.fdopen(theirs, "wb"):
+            self._child = start(argv, {**os.environ, **(environment or {})}, theirs, errors.fileno())
         self.pid = self._child.pid
         self.address = ""
 
     def wait_for_address(self) -> None:
-        assert self._child.stdout is not None
-        self.address = self._child.stdout.readline().decode().strip()
+        self.address = self._said.readline().decode().strip()
         assert self.address, self.errors()
 
     def signal(self, number: int) -> None:
@@ -53,8 +53,7 @@ class Process:
     def kill(self) -> None:
         self._child.kill()
         self._child.wait()
-        assert self._child.stdout is not None
-        self._child.stdout.close()
+        self._said.close()
 
 
 class RedisServer:

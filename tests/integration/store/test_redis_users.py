@@ -165,7 +165,7 @@ async def test_streams_that_may_be_resumed_need_nothing_that_is_refused(gateway:
     await log.write([Write("s1", head, Batch(1, 2, b"data: a\n\ndata: b\n\n"), 2, True, 2)])
     await log.sign("s1")
     assert await log.signs("s1") == b"1"
-    assert (await log.read("s1", 1)).ended
+    assert (await log.read("s1", 1, 64)).ended
     assert await log.ended_by("s1", 2)
     assert await log.has_ended("s1")
     await log.ask_to_end("s1")

@@ -162,7 +162,7 @@ async def test_in_place_of_one_that_is_there(client: redis.asyncio.Redis, store:
 async def test_a_redis_that_is_away() -> None:
     async with connect("unix:///nowhere.sock") as nowhere:
         store, log = ResponseStore(nowhere, 60.0, 100), StreamLog(nowhere, 60.0)
-        for asking in (store.keep("t", "a", b""), store.find("t", ["a"]), log.head("s"), log.read("s", 0)):
+        for asking in (store.keep("t", "a", b""), store.find("t", ["a"]), log.head("s"), log.read("s", 0, 64)):
             with pytest.raises(StoreUnavailable):
                 await asking
         await store.close()
@@ -177,26 +177,26 @@ async def test_a_log_is_read_from_anywhere(log: StreamLog) -> None:
     assert await log.head("s") is None
     assert await log.write([write(1, 3), write(4, 4), write(5, 9)]) == frozenset()
     assert await log.head("s") == HEAD
-    assert [(batch.first, batch.last) for batch in (await log.read("s", 0)).batches] == [(1, 3), (4, 4), (5, 9)]
-    assert [batch.first for batch in (await log.read("s", 2)).batches] == [1, 4, 5]
-    assert [batch.first for batch in (await log.read("s", 3)).batches] == [4, 5]
-    page = await log.read("s", 9)
+    assert [(batch.first, batch.last) for batch in (await log.read("s", 0, 64)).batches] == [(1, 3), (4, 4), (5, 9)]
+    assert [batch.first for batch in (await log.read("s", 2, 64)).batches] == [1, 4, 5]
+    assert [batch.first for batch in (await log.read("s", 3, 64)).batches] == [4, 5]
+    page = await log.read("s", 9, 64)
     assert (page.batches, page.ended) == ((), False)
     await log.write([Write("s", HEAD, None, 1, True, 9)])
-    assert (await log.read("s", 9)).ended
-    assert (await log.read("s", 6)).ended
+    assert (await log.read("s", 9, 64)).ended
+    assert (await log.read("s", 6, 64)).ended
 
 
 async def test_writing_twice_changes_nothing(log: StreamLog) -> None:
     for _ in range(2):
         await log.write([write(1, 3, ended=True)])
-    page = await log.read("s", 0)
+    page = await log.read("s", 0, 64)
     assert ([batch.body.count(b"data") for batch in page.batches], page.ended) == ([3], True)
 
 
 async def test_what_is_too_old_is_cut_off(log: StreamLog) -> None:
     await log.write([write(1, 3), write(4, 6), write(7, 9, keep_from=5)])
-    assert [batch.first for batch in (await log.read("s", 0)).batches] == [4, 7]
+    assert [batch.first for batch in (await log.read("s", 0, 64)).batches] == [4, 7]
 
 
 async def test_a_stream_lives_as_long_as_its_gateway(client: redis.asyncio.Redis) -> None:
@@ -215,7 +215,7 @@ async def test_what_is_new_alone_renews_nothing(client: redis.asyncio.Redis, log
     await client.pexpire(keys.stream_log("s"), 5000)
     assert await log.write([replace(write(2, 2), renew=False)]) == frozenset()
     assert await client.pttl(keys.stream_log("s")) <= 5000
-    assert [batch.first for batch in (await log.read("s", 0)).batches] == [1, 2]
+    assert [batch.first for batch in (await log.read("s", 0, 64)).batches] == [1, 2]
     assert await log.write([write(3, 3)]) == {"s"}
     assert await client.pttl(keys.stream_log("s")) > 5000
 

@@ -106,7 +106,6 @@ async def test_a_free_slot_is_leased_at_once(client: redis.asyncio.Redis, one: C
     ttl_ms = float(expiry or 0) - 1000 * (await client.time())[0]
     assert 5000 < ttl_ms <= 7000
     found = await client.hgetall(keys.lease("m", "a"))
-    assert abs(float(found.pop(b"at")) / 1000 - (await client.time())[0]) < 5
     assert found == {
         b"worker": b"w1",
         b"boot": b"boot1",

@@ -174,6 +174,20 @@ def test_what_came_is_what_the_hub_describes(tmp_path: Path) -> None:
         assert fetched(served, "owner/model-GGUF:Q8_0", tmp_path).read_bytes() == GGUF + b"newest"
 
 
+def test_no_file_lies_where_the_hub_says(tmp_path: Path) -> None:
+    """A cache names files by what the hub says of their contents."""
+    with Hub(MOVED, etag="../../../outside") as served, pytest.raises(HubError, match="which is no hash"):
+        fetched(served, "owner/model-GGUF:Q8_0", tmp_path / "a" / "cache")
+    assert not list(tmp_path.rglob("*outside*"))
+
+
+def test_no_more_comes_than_the_hub_has_told(tmp_path: Path) -> None:
+    endless = {"m-Q8_0.gguf": bytes(64 << 20)}
+    with Hub(MOVED, forged=endless) as served, pytest.raises(HubError, match=r"more than the \d+ bytes that it told"):
+        fetched(served, "owner/model-GGUF:Q8_0", tmp_path)
+    assert sum(file.stat().st_size for file in tmp_path.rglob("*") if file.is_file()) < 1 << 20
+
+
 @pytest.mark.parametrize(
     ("environment", "said"),
     [

@@ -7,6 +7,7 @@ import os
 import signal
 import stat
 import subprocess
+import tempfile
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -129,6 +130,18 @@ def test_a_long_state_folder_gets_a_short_socket(tmp_path: Path) -> None:
     assert path == socket_path(long)
     assert path != socket_path(tmp_path / ("y" * 100))
     assert socket_path(Path("/s")) == Path("/s/run/redis.sock")
+
+
+async def test_a_link_is_no_folder_for_the_short_socket(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever made it in a folder for all could have it lead to a Redis of theirs, which would be told passwords."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    private = PrivateRedis(tmp_path / ("x" * 100), SECRETS)
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir(mode=0o755)
+    private.socket.parent.symlink_to(elsewhere)
+    with pytest.raises(NoRedis, match="set --state-dir to a shorter path"):
+        await private.prepare()
+    assert stat.S_IMODE(elsewhere.stat().st_mode) == 0o755
 
 
 async def test_the_short_socket_works_and_its_folder_goes(tmp_path: Path) -> None:

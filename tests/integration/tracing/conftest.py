@@ -34,13 +34,13 @@ POOLS = {
 }
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def sink() -> Iterator[OtlpSink]:
     with OtlpSink() as running:
         yield running
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def stack(sink: OtlpSink) -> Iterator[Stack]:
     """Gateways: one that records all, and one that begins no trace, has a catalog, and logs prompts."""
     os.environ["OTEL_BSP_SCHEDULE_DELAY"] = str(EXPORT_MS)

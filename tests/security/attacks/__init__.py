@@ -8,9 +8,12 @@ import pkgutil
 from tests.security.attack import Attack
 
 
+def attacks_by_area() -> dict[str, tuple[Attack, ...]]:
+    """Return the attacks of each module of this folder by its name, in the order of the names."""
+    names = sorted(module.name for module in pkgutil.iter_modules(__path__))
+    return {name: importlib.import_module(f"{__name__}.{name}").ATTACKS for name in names}
+
+
 def all_attacks() -> tuple[Attack, ...]:
-    """Return the attacks of all modules of this folder, in the order of their names."""
-    found: list[Attack] = []
-    for module in sorted(pkgutil.iter_modules(__path__), key=lambda module: module.name):
-        found += importlib.import_module(f"{__name__}.{module.name}").ATTACKS
-    return tuple(found)
+    """Return the attacks of all areas."""
+    return tuple(attack for attacks in attacks_by_area().values() for attack in attacks)

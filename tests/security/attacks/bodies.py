@@ -29,7 +29,7 @@ async def _long_chain(target: Target) -> None:
     async with target.session() as session:
         for text in ["x" * (6 << 20)] * 4 + ["and then?"] * 8:
             # In the background, a response is stored before anybody finds its prompt too long.
-            body = {"model": target.model, "input": "x", "instructions": text, "background": True}
+            body = {"model": target.model, "input": text, "background": True}
             body |= {"previous_response_id": previous, "max_output_tokens": 1}
             headers = {"Content-Type": "application/json"}
             async with session.post(
@@ -66,6 +66,7 @@ ATTACKS = (
         about="Responses of 6 MiB follow each other; a request of 100 bytes goes on from all of them.",
         strike=_long_chain,
         at_once=2,
+        short_s=2.5,
     ),
     Attack(
         name="waiting-prompts",

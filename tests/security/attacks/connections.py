@@ -148,16 +148,19 @@ ATTACKS = (
         name="many-sockets",
         about="One key opens 600 WebSockets at once; 2,000 were taken.",
         strike=_many_sockets,
+        short_s=2.5,
     ),
     Attack(
         name="remembering-sockets",
         about="100 WebSockets remember what a message holds, and are closed: 2.9 GiB at 8 MB each, 1.6 GiB after it.",
         strike=_remembering_sockets,
+        short_s=2.5,
     ),
     Attack(
         name="unfinished-messages",
         about="40 WebSockets with a message of 7 MB each that lacks its last byte.",
         strike=_unfinished_messages,
+        short_s=2.5,
     ),
     Attack(
         name="half-heads",

@@ -99,12 +99,14 @@ ATTACKS = (
         about="A GBNF grammar takes twice as long with each token; others got none for 321 s.",
         strike=_ambiguous_gbnf,
         at_once=3,
+        short_s=2.5,
     ),
     Attack(
         name="ambiguous-lark",
         about="A Lark grammar takes longer with each token; others had gaps of 5.4 s.",
         strike=_ambiguous_lark,
         at_once=3,
+        short_s=2.5,
     ),
     Attack(
         name="unclosed-brackets",

@@ -6,11 +6,13 @@ import asyncio
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
+from gateway.api.sockets import Sockets
 from gateway.gauges import Sight
 from gateway.registry.snapshot import FleetSnapshot
 from gateway.telemetry.metrics import Metrics
 from tests.support.scrape import Scrape
 from tests.unit.gateway.registry.test_turnover import beat, fleet
+from workers.http_server.connections import ConnectionBounds, Connections
 
 
 @dataclass(slots=True)
@@ -53,7 +55,7 @@ class Aside:
 
 
 def sight(seen: Seen, metrics: Metrics) -> Sight:
-    return Sight(metrics, seen, Line(), Aside(), frozenset({"named"}), lambda: True)
+    return Sight(metrics, seen, Line(), Aside(), frozenset({"named"}), lambda: True, Sockets(5, 5))
 
 
 async def test_the_line_and_the_fleet_are_shown_as_they_are() -> None:
@@ -101,3 +103,28 @@ async def test_who_comes_and_how_late_the_loop_is() -> None:
     assert metrics.worker_starts.value("m") == 1
     assert metrics.worker_losses.value("m", "lost") == 1
     assert 1 <= metrics.loop_lag.count() <= 3
+
+
+async def test_connections_and_those_beyond_a_bound_are_shown() -> None:
+    metrics = Metrics()
+    shown = sight(Seen(fleet()), metrics)
+    connections = Connections(ConnectionBounds(2, 1, 1024))
+    shown.follow(connections)
+    for address in ("10.0.0.1", "10.0.0.1", "10.0.0.2", "10.0.0.3"):
+        connections.came(Connection(), address, 100)
+    connections.came(Connection(), "10.0.0.4", 1023)
+    shown.look()
+    scrape = Scrape(metrics.book.render().decode())
+    assert (scrape.value("paddock_connections"), scrape.value("paddock_websockets")) == (5, 0)
+    beyond = [scrape.value("paddock_connections_beyond_total", reason=reason) for reason in ("address", "all")]
+    assert beyond == [1, 2]
+    connections = Connections(ConnectionBounds(9, 9, 1024))
+    shown.follow(connections)
+    connections.came(Connection(), "10.0.0.4", 1023)
+    assert Scrape(metrics.book.render().decode()).value("paddock_connections_beyond_total", reason="descriptors") == 1
+
+
+class Connection:
+    """One that does nothing."""
+
+    def make_room(self) -> None: ...

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import AsyncIterator
 
 import msgspec
@@ -10,10 +11,14 @@ import pytest
 
 from gateway.relay.payload import AT_ONCE, INLINE_CHARS, SLICE_BYTES, Payloads, num_chars
 from workers.protocol.pooled import PoolRequest
+from workers.protocol.prefixes import prefix_of
 from workers.protocol.requests import GenerateRequest, Infill, Message, Submit
 from workers.protocol.text import Detokenize, Render, Tokenize
 
 LONG = "x" * (INLINE_CHARS + 1)
+
+CALL = {"id": "c", "name": "f", "arguments": "{  }"}
+WORDS = [f"{number:06}" for number in range(60_000)]
 
 
 def submit(**fields: object) -> Submit:
@@ -25,8 +30,13 @@ def submit(**fields: object) -> Submit:
     [
         (submit(prompt="abc"), 3),
         (submit(prompt=(1, 2)), 12),
+        (submit(prompt=(1, "abc")), 15),
         (submit(messages=[{"role": "user", "content": "abc"}, {"role": "assistant"}]), 3),
-        (Render(request=GenerateRequest(infill=Infill("ab", "c"))), 3),
+        (submit(messages=[{"role": "assistant", "reasoning": "ab", "tool_calls": [CALL]}]), 6),
+        (submit(prompt="", constraint={"kind": "gbnf", "text": "abcd"}), 4),
+        (submit(prompt="", tools=[{"name": "f", "description": "ab"}]), 2),
+        (submit(prompt="", sampling={"logit_bias": [["a", 1.0], [2, 1.0]]}), 512),
+        (Render(request=GenerateRequest(infill=Infill("ab", "c"))), 11),
         (PoolRequest(inputs=("ab", (1,))), 8),
         (Tokenize(content="abc"), 3),
         (Detokenize(tokens=(1,)), 6),
@@ -51,6 +61,54 @@ async def test_a_long_one_comes_in_slices() -> None:
     whole = b"".join(slices)
     assert payload.headers == {"Content-Length": str(len(whole))}
     assert msgspec.json.decode(whole, type=Submit) == submit(prompt=LONG)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"messages": [{"role": "assistant", "tool_calls": [{**CALL, "arguments": LONG}]}]},
+        {"prompt": "", "constraint": {"kind": "json_schema", "text": LONG}},
+        {"prompt": (1, LONG)},
+    ],
+)
+async def test_it_is_long_by_any_of_its_parts(fields: dict[str, object]) -> None:
+    """Encoded on the loop, each of them held up everybody else's answers."""
+    async with Payloads().of(submit(**fields)) as payload:
+        assert isinstance(payload.data, AsyncIterator)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"tools": [{"name": "f", "parameters": {"enum": WORDS}}]},
+        {"tools": [{"name": "f", "parameters": {word: {} for word in WORDS}}]},
+        {"template_values": {"documents": [[word] for word in WORDS]}},
+    ],
+)
+async def test_tools_and_template_values_count_as_well(fields: dict[str, object]) -> None:
+    """Of a call they have been counted when it was placed (`Prefix.num_bytes`)."""
+    message = submit(messages=[{"role": "user", "content": "x"}], **fields)
+    known_bytes = prefix_of(message.request, "t", {}).num_bytes
+    async with Payloads().of(message, known_bytes) as payload:
+        assert isinstance(payload.data, AsyncIterator)
+    async with Payloads().of(Render(request=message.request)) as payload:
+        assert isinstance(payload.data, AsyncIterator)
+
+
+async def test_one_team_does_not_have_all_turns() -> None:
+    payloads = Payloads()
+
+    def long_of(team: str) -> Submit:
+        return msgspec.structs.replace(submit(prompt=LONG), tenant=team)
+
+    async with contextlib.AsyncExitStack() as stack:
+        await stack.enter_async_context(payloads.of(long_of("red")))
+        crowd = [asyncio.create_task(stack.enter_async_context(payloads.of(long_of("red")))) for _ in range(3)]
+        await asyncio.sleep(0.05)
+        async with asyncio.timeout(5.0), payloads.of(long_of("blue")):
+            pass
+        for one in crowd:
+            one.cancel()
 
 
 async def test_few_long_ones_are_under_way_at_once() -> None:

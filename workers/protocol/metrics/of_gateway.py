@@ -267,6 +267,17 @@ LOOP_LAG = Metric(
     When.HAPPENS,
     LAG_S,
 )
+CONNECTIONS = Metric("paddock_connections", GAUGE, "connections that are open, WebSockets included")
+SOCKETS = Metric("paddock_websockets", GAUGE, "WebSockets that are open")
+BEYOND_REASONS = ("address", "all", "descriptors")
+BEYOND = Metric(
+    "paddock_connections_beyond_total",
+    COUNTER,
+    "connections that came beyond a bound, where only probes are answered; `reason` is `address` (of one address there "
+    "are as many as there may be), `all` (of all) or `descriptors` (none is left)",
+    ("reason",),
+    When.HAPPENS,
+)
 STOPPING = Metric("paddock_stopping", GAUGE, "1 while the gateway takes no new calls because it is to stop")
 BUILD_INFO = Metric("paddock_build_info", GAUGE, "1; `version` is Paddock's", ("version",), When.START)
 
@@ -335,7 +346,7 @@ GROUPS = (
     ),
     Group(
         "The gateway itself",
-        (WITHOUT_REDIS, REDIS_UP, REDIS_TIME, UNREADABLE, LOOP_LAG, STOPPING, BUILD_INFO),
+        (WITHOUT_REDIS, REDIS_UP, REDIS_TIME, UNREADABLE, LOOP_LAG, CONNECTIONS, SOCKETS, BEYOND, STOPPING, BUILD_INFO),
     ),
     Group("By OpenTelemetry's names", (GEN_AI_DURATION, GEN_AI_TTFT, GEN_AI_TOKEN, GEN_AI_USAGE)),
 )

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import threading
+import time
 from typing import Any
 
 import pytest
@@ -39,6 +41,26 @@ FORM = {"type": "json_schema", "schema": {"type": "integer"}}
 TOOL = {"name": "add", "description": "d", "input_schema": {"type": "object"}}
 CALL = Call("r", Principal("k", "team", None, admin=False), "alias", "model", 0.0, 1.0, 1.0)
 TIMINGS = Timings(cache_n=3, prompt_n=4, prompt_ms=8.0, predicted_n=2, predicted_ms=10.0)
+
+
+def test_others_run_while_the_input_of_a_tool_is_written() -> None:
+    """In one step, half a million numbers held the interpreter for a quarter of a second."""
+    given = {"a": [n + 0.123456789012 for n in range(200_000)]}
+    block = {"type": "tool_use", "id": "t1", "name": "add", "input": given}
+    raw = json.dumps({"model": "m", "messages": [USER, {"role": "assistant", "content": [block]}], "max_tokens": 1})
+    read, longest_s = list[MessagesRequest](), 0.0
+    began = time.process_time()
+    text = json.dumps(given)
+    dumped_s = time.process_time() - began
+    reading = threading.Thread(target=lambda: read.append(read_messages_request(raw.encode())))
+    reading.start()
+    while reading.is_alive():
+        began = time.process_time()
+        time.sleep(0.001)
+        longest_s = max(longest_s, time.process_time() - began)
+    [call] = read[0].requests[0].messages[1].tool_calls
+    assert call.arguments == text
+    assert longest_s < dumped_s / 2
 
 
 def end(reason: FinishReason = FinishReason.STOP, stop: str | None = None) -> Finished:
@@ -177,7 +199,7 @@ def test_thinking_and_forms() -> None:
     request = read(output_config=config).requests[0]
     assert request.thinking.effort == "low"
     assert request.constraint is not None
-    assert (request.constraint.kind, request.constraint.text) == ("json_schema", '{"type": "integer"}')
+    assert (request.constraint.kind, request.constraint.text) == ("json_schema", '{"type":"integer"}')
 
 
 def test_an_assistant_that_has_begun_goes_on() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import time
+import tracemalloc
 
 import pytest
 from starlette.types import Message, Receive, Scope, Send
@@ -42,6 +43,25 @@ async def test_a_body_that_trickles_in_is_given_up() -> None:
 
 async def test_one_that_takes_its_time_within_the_bound_is_read() -> None:
     assert await read_body(dict(SCOPE), Sender().receive, 1000, 60.0) == b" " * NUM_PARTS
+
+
+async def test_a_large_body_is_put_together_while_it_comes() -> None:
+    """Joined at its end, it took twice its memory, and the loop as long as all of its parts together."""
+    num_parts, num_sent = 64, 0
+
+    async def receive() -> Message:
+        nonlocal num_sent
+        num_sent += 1
+        return {"type": "http.request", "body": b"x" * (64 << 10), "more_body": num_sent < num_parts}
+
+    tracemalloc.start()
+    try:
+        body = await read_body(dict(SCOPE), receive, 8 << 20)
+        _, most = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert body == b"x" * (4 << 20)
+    assert most < 1.5 * len(body)
 
 
 async def test_its_sender_is_told_and_the_connection_closed() -> None:

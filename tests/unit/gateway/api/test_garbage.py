@@ -17,6 +17,9 @@ from gateway.api.openai.completion import CompletionDialect
 from gateway.api.responses.request import read_draft
 from gateway.api.responses.shelf import ResponseWriters
 from gateway.call import Call, Principal
+from gateway.errors import PaddockError, QueueFull
+from gateway.resume.recording import Recording
+from gateway.store.stream_log import StreamHead
 from gateway.telemetry.trail import Trail
 from workers.protocol.events import (
     CallEvent,
@@ -111,3 +114,40 @@ def test_a_whole_answer_is_gone_at_once(dialect: str) -> None:
     gone = weakref.ref(writer)
     del writer
     assert gone() is None, "its parts hold each other"
+
+
+class Asked:
+    """A request of many bytes."""
+
+
+async def refused(recording: Recording) -> weakref.ref[Asked]:
+    """Refuse a stream as `Answering` does, from within a call that knows what was asked."""
+    asked = Asked()
+    known = weakref.ref(asked)
+
+    async def note_begun() -> None:
+        assert asked is not None
+
+    def call(_: Asked) -> None:
+        raise QueueFull("the line is full") from KeyError("something below")
+
+    recording.on_start = note_begun
+    failure: PaddockError | None = None
+    try:
+        call(asked)
+    except PaddockError as error:
+        failure = error
+    assert failure is not None
+    await recording.refuse(failure, b"event: error\ndata: {}\n\n")
+    recording.end()
+    del failure
+    return known
+
+
+@pytest.mark.usefixtures("no_collector")
+async def test_a_refused_stream_keeps_nothing_of_its_request() -> None:
+    """It is kept for minutes, its request was kept with it: 6 MiB for each response in the background that failed."""
+    recording = Recording("s", StreamHead("team", "", ""), 1 << 20)
+    asked = await refused(recording)
+    assert isinstance(recording.refusal, QueueFull)
+    assert asked() is None

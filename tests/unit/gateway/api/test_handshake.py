@@ -9,9 +9,11 @@ from typing import Any
 
 import pytest
 import uvicorn
+from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 
 from gateway.api.handshake import WebSocketProtocol, refusal_body
 from tests.support.waiting import until
+from workers.http_server import unread
 from workers.http_server.connections import ConnectionBounds, Unfinished
 from workers.http_server.protocol import HttpProtocol
 from workers.http_server.server import HttpServer
@@ -29,11 +31,23 @@ def frame(num_bytes: int) -> bytes:
 
 
 async def app(scope: Any, receive: Any, send: Any) -> None:
-    """Tells of each message how long it was."""
+    """Tells of each message how long it was; on `/left` leaves a little unread, which `/left/closed` closes."""
     await receive()
     await send({"type": "websocket.accept"})
+    if scope["path"].startswith("/left"):
+        (connection,) = SERVERS[-1].state.connections
+        while not connection.transport.get_write_buffer_size():
+            await send({"type": "websocket.send", "bytes": bytes(16 << 10)})
+        if scope["path"].endswith("closed"):
+            assert isinstance(connection, WebSocketsSansIOProtocol)
+            connection.close_timeout = 0.1
+            await send({"type": "websocket.close"})
+            return
     while (event := await receive())["type"] == "websocket.receive":
         await send({"type": "websocket.send", "text": str(len(event["text"]))})
+
+
+SERVERS: list[HttpServer] = []
 
 
 @pytest.fixture
@@ -44,6 +58,7 @@ async def port() -> AsyncIterator[int]:
     config.timeout_graceful_shutdown = 1
     server = HttpServer(config, refusal_body, ConnectionBounds.of(1024))
     server.state.messages = Unfinished(MAX_BYTES)
+    SERVERS.append(server)
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         listener.listen(64)
@@ -112,3 +127,27 @@ async def test_a_flood_of_small_frames_leaves_turns_to_others(port: int) -> None
     assert told.count(b"\x8a\x00") == 20_000
     assert turns > 20_000 * len(PING) // (4 << 10)
     writer.transport.abort()
+
+
+CLOSE = b"\x88\x80\0\0\0\0"
+
+
+@pytest.mark.parametrize(("path", "sent"), [("/left", CLOSE), ("/left", b"\x83\x80\0\0\0\0"), ("/left/closed", b"")])
+async def test_what_is_left_when_a_socket_closes_is_not_kept_for_ever(
+    port: int, monkeypatch: pytest.MonkeyPatch, path: str, sent: bytes
+) -> None:
+    """Closed by its peer, by a fault of its peer, or by the server; the peer reads nothing."""
+    monkeypatch.setattr(unread, "LEFT_S", 0.2)
+    state, loop = SERVERS[-1].state, asyncio.get_running_loop()
+    with socket.socket() as peer:
+        peer.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        peer.setblocking(False)
+        await loop.sock_connect(peer, ("127.0.0.1", port))
+        await loop.sock_sendall(peer, HANDSHAKE.replace(b"GET /", b"GET " + path.encode()))
+        await until(lambda: any(_left(connection) for connection in state.connections), 5.0, "something is left")
+        await loop.sock_sendall(peer, sent)
+        await until(lambda: not state.connections, 5.0, "it is cut")
+
+
+def _left(connection: Any) -> bool:
+    return bool(connection.transport.get_write_buffer_size())

@@ -54,7 +54,7 @@ async def test_readers_are_told_of_a_break(begins: bool, caplog: pytest.LogCaptu
     trail = Trail("req-7", "POST", "/v1/chat/completions")
     recording = Recording("s", StreamHead("team", "", "gateway"), 1 << 16)
     await one.record(asked, CALL, trail, ChatDialect().stream_writer(asked, CALL, trail), recording)
-    told = recording.after(0)
+    told, _ = recording.after(0)
     assert b"Something broke in the gateway; its log has request req-7." in told
     assert trail.outcome == "internal_error"
     assert "a stream broke" in caplog.text

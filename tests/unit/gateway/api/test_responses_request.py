@@ -6,14 +6,22 @@ import json
 import time
 from typing import Any
 
+import msgspec
 import pytest
 
 from gateway.api.responses.body import MAX_ITEMS, ResponsesBody
 from gateway.api.responses.ids import input_id, new_response_id, output_id
-from gateway.api.responses.records import Record, decode_record, encode_record
+from gateway.api.responses.records import NewRecord, Record, decode_record, encode_record
 from gateway.api.responses.refused import IGNORED, REFUSED
-from gateway.api.responses.request import Draft, ResponseRequest, draft_of, read_draft
-from gateway.errors import InvalidRequest, NotSupported, PreviousNotFound, ResponseNotFound, UnsupportedParameter
+from gateway.api.responses.request import LONG_CHARS, MAX_REPEATED_BYTES, Draft, ResponseRequest, draft_of, read_draft
+from gateway.errors import (
+    InvalidRequest,
+    NotSupported,
+    PreviousNotFound,
+    ResponseNotFound,
+    TakesTooMuch,
+    UnsupportedParameter,
+)
 from tests.support.openai_schema import properties
 from workers.protocol.requests import Message, Thinking, Tool, ToolCall
 
@@ -41,6 +49,39 @@ def read(**body: Any) -> ResponseRequest:
 
 def user(text: str) -> Message:
     return Message(role="user", content=text)
+
+
+def test_long_instructions_are_encoded_once() -> None:
+    """A response that is stored and streamed says them ten times, each of which took 5 ms of the loop for 6 MiB."""
+    text = 'say "' + "x" * LONG_CHARS
+    asked = read(instructions=text)
+    assert isinstance(asked.echo["instructions"], msgspec.Raw)
+    assert asked.requests[0].messages[0].content == text
+    record = Record(response={"id": "r", "output": [], **asked.echo}, input=asked.input)
+    assert decode_record(encode_record(record)).response["instructions"] == text
+    assert read(instructions="short").echo["instructions"] == "short"
+
+
+def test_a_long_input_is_written_once() -> None:
+    """A response in the background is kept three times, each of which took 6 ms of the loop for 6 MiB."""
+    text = "word " * LONG_CHARS
+    asked = read(input=text)
+    assert isinstance(asked.to_keep, msgspec.Raw)
+    kept = NewRecord(response={"id": "r", "output": []}, input=asked.to_keep)
+    assert decode_record(encode_record(kept)).input == asked.input
+    short = read(input="short")
+    assert short.to_keep == short.input
+
+
+def test_what_each_event_repeats_is_bounded() -> None:
+    """Six MiB of instructions were written ten times, on the loop."""
+    long = "x" * MAX_REPEATED_BYTES
+    tool = {"type": "function", "name": "f", "description": long, "parameters": {}}
+    for name, fields in (("instructions", {"instructions": long}), ("tools", {"tools": [tool]})):
+        with pytest.raises(TakesTooMuch, match="as a system message in `input`") as refused:
+            read(**fields)
+        assert refused.value.param == name
+    assert read(input=[{"role": "system", "content": long}, {"role": "user", "content": "Hi"}])
 
 
 def test_a_text_is_one_message_below_the_instructions() -> None:

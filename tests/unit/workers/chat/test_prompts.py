@@ -10,7 +10,7 @@ import pytest
 
 from workers.chat.conversation import conversation_of
 from workers.chat.infill import InfillPrompts, InfillRoom, InfillTokens
-from workers.chat.prompts import SHORT_CHARS, Prompts, is_quick
+from workers.chat.prompts import SHORT_CHARS, Prompts, TooManyTokens, is_quick
 from workers.chat.template import ChatTemplate
 from workers.protocol.failures import CallFailed, Failure, FailureCode
 from workers.protocol.requests import GenerateRequest, Infill, InfillFile, Message, Thinking
@@ -27,7 +27,7 @@ class Recorder:
     def __init__(self) -> None:
         self.asked: list[tuple[str, bool, bool]] = []
 
-    def tokenize(self, text: str, *, add_special: bool, parse_special: bool) -> Sequence[int]:
+    def tokenize(self, text: str, *, add_special: bool, parse_special: bool, most: int | None = None) -> Sequence[int]:
         self.asked.append((text, add_special, parse_special))
         return [BEGIN] * add_special + list(map(ord, text))
 
@@ -67,6 +67,41 @@ def test_text_tokens_and_both_in_turn() -> None:
     assert (failure.code, failure.param) == (FailureCode.INVALID_REQUEST, "prompt")
     assert "token 1114112 at position 1" in failure.message
     assert refused(one, prompt=(-1,)).param == "prompt"
+
+
+class Careful(Recorder):
+    """Knows that a text is too long without work."""
+
+    def tokenize(self, text: str, *, add_special: bool, parse_special: bool, most: int | None = None) -> Sequence[int]:
+        if most is not None and len(text) > most:
+            raise TooManyTokens(len(text))
+        return super().tokenize(text, add_special=add_special, parse_special=parse_special)
+
+
+def test_a_prompt_that_is_too_long_is_refused_before_it_is_tokenised() -> None:
+    tokenizer = Careful()
+    one = Prompts(ChatTemplate("{{ messages[0].content }}"), tokenizer, num_tokens=100, n_ctx=100)
+    for request in (GenerateRequest(prompt="x" * 150), GenerateRequest(messages=(Message("user", "x" * 150),))):
+        with pytest.raises(CallFailed) as caught:
+            one.tokens(request)
+        failure = caught.value.failure
+        assert (failure.code, failure.num_prompt_tokens, failure.n_ctx) == (FailureCode.CONTEXT_OVERFLOW, 150, 100)
+        assert failure.message.startswith("the prompt is too long: 150 tokens > 100 maximum, answer included; ")
+        assert "counting stopped at that number" in failure.message
+        assert len(one.prompt(request).tokens) >= 150, "who only counts is told the whole number"
+    tokenizer.asked.clear()
+    with pytest.raises(CallFailed) as caught:
+        one.tokens(GenerateRequest(prompt=(*[7] * 60, "x" * 60, "y")))
+    assert (caught.value.failure.num_prompt_tokens, tokenizer.asked) == (120, [])
+
+
+def test_tokenising_of_parts_stops_when_there_are_too_many() -> None:
+    tokenizer = Recorder()
+    one = Prompts(None, tokenizer, num_tokens=100, n_ctx=100)
+    with pytest.raises(CallFailed) as caught:
+        one.tokens(GenerateRequest(prompt=tuple(["x" * 30] * 50)))
+    assert caught.value.failure.num_prompt_tokens == 121
+    assert len(tokenizer.asked) == 4
 
 
 def test_a_request_without_a_prompt() -> None:
@@ -209,7 +244,9 @@ def test_many_texts_have_one_bound_together(monkeypatch: pytest.MonkeyPatch) -> 
     recorder = Recorder()
 
     class Slow(Recorder):
-        def tokenize(self, text: str, *, add_special: bool, parse_special: bool) -> Sequence[int]:
+        def tokenize(
+            self, text: str, *, add_special: bool, parse_special: bool, most: int | None = None
+        ) -> Sequence[int]:
             time.sleep(0.01)
             return recorder.tokenize(text, add_special=add_special, parse_special=parse_special)
 

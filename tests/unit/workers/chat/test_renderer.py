@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+import resource
 import signal
 import sys
 import threading
@@ -182,6 +183,20 @@ def test_a_process_that_somebody_killed_is_replaced(renderer: Renderer) -> None:
     os.kill(renderer.pid, signal.SIGKILL)
     time.sleep(0.05)
     assert renderer.render(conversation("hello")) == "hello"
+
+
+def test_a_process_that_can_t_start_is_the_workers_own_trouble() -> None:
+    with Renderer({"default": "{{ messages[0].content }}"}, number=1) as renderer:
+        renderer.close()
+        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        try:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (3, hard))
+            failure = refusal(renderer, "hello")
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+        assert failure.code is FailureCode.UNAVAILABLE
+        assert "did not start" in failure.message
+        assert renderer.render(conversation("hello")) == "hello"
 
 
 def test_it_ends_with_its_owner() -> None:

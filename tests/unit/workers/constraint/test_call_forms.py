@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import random
+import time
+from typing import Any
 
 import numpy as np
 import pytest
@@ -173,6 +175,30 @@ def test_a_mark_may_be_a_control_token(vocab: Vocab, silent: int) -> None:
         assert vocab.eog <= tokens_in(bits)
         assert silent in tokens_in(bits), "another call may follow"
         assert np.count_nonzero(bits) < 5
+
+
+def test_a_schema_beside_tools_is_bounded_before_it_is_read(vocab: Vocab) -> None:
+    """A caller may give it as text, which no gateway looks into: 8 MiB of it kept the engine for half a second."""
+    text = json.dumps({"const": 1, "examples": [{}] * 100_000})
+    request = GenerateRequest(tools=TOOLS, constraint=Constraint("json_schema", text, param="guided_json"))
+    with pytest.raises(CallFailed, match="more than 256 KiB"):
+        compiler_of(vocab, BY_NAME["hermes"]).answer_mask(request)
+
+
+def test_definitions_are_not_read_for_each_of_thousands_of_parameters() -> None:
+    """They took five milliseconds for each: minutes of a thread that compiles forms, for 2 MB."""
+    definitions: dict[str, Any] = {"x": {"anyOf": [{}] * 9_000 + [{"no-such-keyword": 1}]}}
+    properties = {f"p{number}": {"$ref": "#/$defs/x"} for number in range(1_000)}
+    parameters = {"type": "object", "$defs": definitions, "properties": properties}
+    forms, began = CallForms(BY_NAME["glm"].syntax), time.process_time()
+    loose, strict = (
+        GenerateRequest(tools=(Tool("run", None, parameters, strict=one),), forced_tools=("run",))
+        for one in (False, True)
+    )
+    assert forms.constraint_of(loose) is not None
+    with pytest.raises(CallFailed, match="the schema's definitions, times its parameters"):
+        forms.constraint_of(strict)
+    assert time.process_time() - began < 2.0
 
 
 def test_an_answer_of_harmony_has_its_schema_in_the_final_channel(vocab: Vocab) -> None:

@@ -178,6 +178,31 @@ async def test_who_is_answered_beyond_the_bound_and_does_not_read_keeps_nobody_o
             connection.close()
 
 
+@pytest.mark.usefixtures("few_beyond")
+async def test_who_is_refused_again_and_again_keeps_probes_of_others_from_nothing(served: Served) -> None:
+    """Each waited a second for more of its peer: with connections faster than that nobody else was answered."""
+    await served.keep_open(PER_ADDRESS, b"GET /busy HTTP/1.1\r\n\r\n", "127.0.0.2")
+    await served.keep_open(MOST - PER_ADDRESS, b"GET /busy HTTP/1.1\r\n\r\n", "127.0.0.3")
+    await until(lambda: served.connections.num_open == MOST, 5.0, "they are there")
+
+    async def flood() -> None:
+        while True:
+            for host in ("127.0.0.5", "127.0.0.6", "127.0.0.7"):
+                await served.keep_open(2, b"GET /v1/models HTTP/1.1\r\n\r\n", host)
+            await asyncio.sleep(0.02)
+
+    flooding = asyncio.create_task(flood())
+    try:
+        await asyncio.sleep(0.2)
+        began = time.monotonic()
+        for path in ("/health", "/health?x=1", "/health"):
+            assert (await served.ask(path, "127.0.0.4")).startswith(b"HTTP/1.1 200 ")
+        assert time.monotonic() - began < 3.0
+    finally:
+        flooding.cancel()
+        await asyncio.wait((flooding,))
+
+
 async def test_what_is_left_when_a_connection_closes_is_not_kept_for_ever(
     served: Served, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -19,6 +19,7 @@ from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIO
 from uvicorn.server import ServerState
 
 from gateway.api.handshake import WebSocketProtocol
+from workers.http_server.connection import BoundedConnection
 from workers.http_server.protocol import HttpProtocol
 
 ROOT = Path(__file__).resolve().parents[4]
@@ -40,21 +41,22 @@ def chains(ours: type, prefix: str) -> Iterator[str]:
     ("ours", "theirs"), [(HttpProtocol, HttpToolsProtocol), (WebSocketProtocol, WebSocketsSansIOProtocol)]
 )
 async def test_what_the_protocols_use_is_there(ours: type, theirs: type) -> None:
-    own = {name for name in vars(ours) if name not in vars(theirs)}
+    classes = (ours, BoundedConnection)
+    own = {name for each in classes for name in vars(each) if name not in vars(theirs)}
     config = uvicorn.Config(app, lifespan="off", log_config=None)
     instance = theirs(config, ServerState(), {}, asyncio.get_running_loop())
     if isinstance(instance, HttpToolsProtocol):
         instance.on_message_begin()
     there = set(dir(instance))
-    source = ast.parse(textwrap.dedent(inspect.getsource(ours)))
     made = {
         target.attr
-        for node in ast.walk(source)
+        for each in classes
+        for node in ast.walk(ast.parse(textwrap.dedent(inspect.getsource(each))))
         if isinstance(node, ast.Assign | ast.AnnAssign)
         for target in (node.targets if isinstance(node, ast.Assign) else [node.target])
         if isinstance(target, ast.Attribute) and ast.unparse(target.value) == "self" and target.attr.startswith("_")
     }
-    used = set(chains(ours, "self")) - own - made
+    used = {name for each in classes for name in chains(each, "self")} - own - made
     assert used
     assert used <= there, f"{theirs.__name__} has lost {sorted(used - there)}"
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import os
 import random
+import resource
 import signal
 import subprocess
 import sys
@@ -24,11 +25,13 @@ from tests.support.llama_source import files_of
 from tests.support.small_models import write_small_model
 from tests.support.texts import fuzzed_texts
 from tests.support.waiting import wait_until
+from workers.chat.prompts import Prompts, TooManyTokens
 from workers.llama.tokenizer import IN_PROCESS_CHARS, GuardedTokenizer, TokenProcesses
 from workers.llama.vocab import Vocab, encoded
 from workers.llama.vocab_file import VocabFile
 from workers.patience import patience_s
 from workers.protocol.failures import CallFailed, FailureCode
+from workers.protocol.requests import GenerateRequest
 from workers.stoppable import NotStarted, ProcessEnded, TookTooLong
 
 PLAIN = """
@@ -107,7 +110,7 @@ def test_what_is_short_needs_no_process(bench: Bench) -> None:
     assert tokenizer.tokenize(text, add_special=True, parse_special=True) == bench.plain(text)
     with pytest.raises(CallFailed, match="did not start") as failed:
         tokenizer.tokenize(text + "=", add_special=True, parse_special=True)
-    assert failed.value.failure.code is FailureCode.INTERNAL
+    assert failed.value.failure.code is FailureCode.UNAVAILABLE
     nothing.close()
 
 
@@ -124,13 +127,38 @@ def test_a_text_that_ends_the_process_is_told_and_the_next_one_is_served(bench: 
         assert time.monotonic() - start < 2.0, "the next one waited for a vocabulary to load"
 
 
+def test_a_process_that_breaks_down_is_never_taken_for_one_that_was_killed(bench: Bench) -> None:
+    """Who killed one is told to send the text again, elsewhere, and nobody pays for it."""
+    data = b"a b " * (25 << 20)  # takes more memory than the process may have
+    endings = set[str]()
+    for _ in range(4):
+        with pytest.raises(ProcessEnded) as ended:
+            bench.processes.tokens(data, 30.0, add_special=False, parse_special=False)
+        endings.add(str(ended.value))
+    assert endings == {"exit code 1"}
+
+
+def test_without_descriptors_long_texts_are_refused_as_unavailable(bench: Bench) -> None:
+    text = "a = b " * 2000
+    nothing = TokenProcesses(bench.path.with_name("missing.gguf"))
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (3, hard))
+        with pytest.raises(CallFailed, match="did not start") as failed:
+            GuardedTokenizer(bench.vocab, nothing).tokenize(text, add_special=True, parse_special=True)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+        nothing.close()
+    assert failed.value.failure.code is FailureCode.UNAVAILABLE
+
+
 def test_what_takes_too_long_is_ended(bench: Bench) -> None:
     data = encoded("word " * 400_000)
     start = time.monotonic()
     with pytest.raises(TookTooLong):
         bench.processes.tokens(data, 0.01, add_special=False, parse_special=False)
     assert time.monotonic() - start < 5.0
-    assert bench.processes.tokens(b"word", 5.0, add_special=False, parse_special=False) == bench.vocab.tokenize(
+    assert list(bench.processes.tokens(b"word", 5.0, add_special=False, parse_special=False)) == bench.vocab.tokenize(
         "word", add_special=False, parse_special=False
     )
 
@@ -142,17 +170,32 @@ def test_time_is_told_in_the_error(bench: Bench, monkeypatch: pytest.MonkeyPatch
     assert failed.value.failure.code is FailureCode.INVALID_REQUEST
 
 
+def test_a_text_with_too_many_tokens_is_refused_before_it_is_tokenised(bench: Bench) -> None:
+    text = "ordinary words of a very long conversation " * 9_000
+    asked = {"add_special": False, "parse_special": True}
+    with pytest.raises(TooManyTokens) as refused:
+        bench.tokenizer.tokenize(text, most=4095, **asked)
+    whole = bench.tokenizer.tokenize(text, **asked)
+    assert 4095 < refused.value.at_least < len(whole), "it was tokenised to be counted"
+    assert len(bench.tokenizer.tokenize(text[:8192], most=8191, **asked)) < 8192, "nothing is refused that may fit"
+
+
 def test_a_longer_text_may_take_longer() -> None:
     assert patience_s(1000) < 5.1
     assert patience_s(8 << 20) > 30
 
 
-def test_millions_of_tokens_take_four_bytes_each(bench: Bench) -> None:
+def test_tokens_of_long_texts_take_four_bytes_each(bench: Bench) -> None:
     tokens = bench.tokenizer.tokenize("a b" * 50_000, add_special=False, parse_special=True)
-    assert isinstance(tokens, list)
-    tokens = bench.tokenizer.tokenize("a b" * 500_000, add_special=False, parse_special=True)
     assert isinstance(tokens, array)
-    assert len(tokens) > 1 << 20
+    assert (tokens.itemsize, len(tokens) > 100_000) == (4, True)
+
+
+def test_long_texts_among_tokens_make_one_prompt(bench: Bench) -> None:
+    text = "a = b " * 2000
+    prompts = Prompts(None, bench.tokenizer, num_tokens=bench.vocab.num_tokens)
+    own = bench.vocab.tokenize(text, add_special=False, parse_special=True)
+    assert prompts.tokens(GenerateRequest(prompt=(7, text, 8))) == [7, *own, 8]
 
 
 def test_texts_side_by_side(bench: Bench) -> None:
@@ -222,4 +265,4 @@ def test_the_ids_of_twenty_thousand_texts_are_llama_cpps(path: Path) -> None:
 def _compare(processes: TokenProcesses, vocab: Vocab, num_texts: int) -> None:
     for number, text in enumerate(fuzzed_texts(random.Random(7), num_texts)):
         asked = {"add_special": number % 2 == 0, "parse_special": number % 3 > 0}
-        assert processes.tokens(encoded(text), 60.0, **asked) == vocab.tokenize(text, **asked), text
+        assert list(processes.tokens(encoded(text), 60.0, **asked)) == vocab.tokenize(text, **asked), text

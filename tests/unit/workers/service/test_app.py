@@ -37,7 +37,7 @@ class Nothing:
     def cancel(self, key: int) -> None:
         raise AssertionError
 
-    def tokenize(self, text: str, *, add_special: bool, parse_special: bool) -> Sequence[int]:
+    def tokenize(self, text: str, *, add_special: bool, parse_special: bool, most: int | None = None) -> Sequence[int]:
         raise AssertionError
 
 

@@ -64,7 +64,7 @@ class WordTokenizer:
     def __init__(self) -> None:
         self.before: Callable[[], None] = lambda: None
 
-    def tokenize(self, text: str, *, add_special: bool, parse_special: bool) -> Sequence[int]:
+    def tokenize(self, text: str, *, add_special: bool, parse_special: bool, most: int | None = None) -> Sequence[int]:
         self.before()
         return [len(word) for word in text.split()]
 

@@ -23,7 +23,7 @@ class MarkVocab:
     def __init__(self, opening: int, closing: int) -> None:
         self.marks = {opening: b"[THINK]", closing: b"[/THINK]"}
 
-    def tokenize(self, text: str, *, add_special: bool, parse_special: bool) -> Sequence[int]:
+    def tokenize(self, text: str, *, add_special: bool, parse_special: bool, most: int | None = None) -> Sequence[int]:
         return [token for token, mark in self.marks.items() if mark == text.encode()] or [1, 1]
 
     def piece(self, token: int) -> bytes:

@@ -38,7 +38,7 @@ from workers.service.desk import CallDesk
 class Words:
     """Tokens are the lengths of words; seven letters are `<think>`."""
 
-    def tokenize(self, text: str, *, add_special: bool, parse_special: bool) -> Sequence[int]:
+    def tokenize(self, text: str, *, add_special: bool, parse_special: bool, most: int | None = None) -> Sequence[int]:
         return [len(text), 0]
 
     def piece(self, token: int) -> bytes:

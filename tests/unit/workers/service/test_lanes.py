@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
 import threading
 import time
+import weakref
 from collections.abc import AsyncIterator
 
 import pytest
 
-from workers.protocol.failures import CallFailed, FailureCode
+from workers.protocol.failures import CallFailed, Failure, FailureCode
 from workers.service.lanes import FairLane, LaneBounds, prompts_at_once
 
 
@@ -51,6 +53,32 @@ async def test_what_a_job_returns_and_raises() -> None:
         await lane.run("a", 0, int, "x")
     assert (lane.num_running, lane.num_waiting) == (0, 0)
     lane.close()
+
+
+class Asked:
+    """A request of many bytes."""
+
+
+def refuse(_: Asked) -> None:
+    raise CallFailed(Failure(FailureCode.CONTEXT_OVERFLOW, "too long"))
+
+
+async def test_a_job_that_failed_keeps_nothing_of_its_request() -> None:
+    """Prompts of 6 MiB that were refused lay there until the collector of cycles came by: 100 MiB after a minute."""
+    lane, asked = FairLane("counting", at_once=1), Asked()
+    known = weakref.ref(asked)
+    gc.collect()
+    gc.disable()
+    try:
+        with pytest.raises(CallFailed):
+            await lane.run("a", 0, refuse, asked)
+        del asked
+        await settled(lane, running=0, waiting=0)
+        await asyncio.sleep(0.05)  # the thread forgets its last job
+        assert known() is None
+    finally:
+        gc.enable()
+        lane.close()
 
 
 async def test_teams_take_turns_whatever_their_crowds(gate: Gate) -> None:

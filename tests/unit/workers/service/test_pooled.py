@@ -43,6 +43,14 @@ async def test_a_query_that_is_too_long_is_read_once() -> None:
     assert inputs.num_read == 1
 
 
+async def test_a_query_is_read_with_so_many_documents() -> None:
+    """One of half a context, with two thousand documents of a letter, had gigabytes of tokens."""
+    inputs = CountedInputs()
+    with pytest.raises(CallFailed, match="`query` has 5000 characters and is read with each of 2048 documents") as told:
+        await desk_of(inputs).pool(PoolRequest(kind="rank", query="q" * 5000, inputs=("a",) * 2048))
+    assert (told.value.failure.param, inputs.num_read) == ("query", 0)
+
+
 async def test_a_call_that_the_engine_refuses_is_told_with_the_reason(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "workers.service.call_story")
     with pytest.raises(CallFailed):

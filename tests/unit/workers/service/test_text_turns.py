@@ -33,7 +33,7 @@ class SlowTokenizer:
         self.open = threading.Event()
         self.seen: list[str] = []
 
-    def tokenize(self, text: str, *, add_special: bool, parse_special: bool) -> Sequence[int]:
+    def tokenize(self, text: str, *, add_special: bool, parse_special: bool, most: int | None = None) -> Sequence[int]:
         self.seen.append(text.split()[0])
         if text.startswith("slow"):
             assert self.open.wait(20)
