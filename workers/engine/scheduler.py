@@ -7,7 +7,7 @@ next token (`pace`).
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Generic, Protocol, TypeVar
 
@@ -49,6 +49,24 @@ class Plan(Generic[S]):
     @property
     def num_tokens(self) -> int:
         return len(self.decode) + sum(chunk.num_tokens for chunk in self.prefill)
+
+
+def in_parts(plan: Plan[S], most_rows: int, *, alike: bool) -> Iterator[Plan[S]]:
+    """Cut a step into steps of at most `most_rows` rows, in its order; no chunk is longer.
+
+    `alike`: the sequences of a part have as many rows each.
+    """
+    for start in range(0, len(plan.decode), most_rows):
+        yield Plan(plan.decode[start : start + most_rows], [])
+    part: list[Chunk[S]] = []
+    for chunk in plan.prefill:
+        num_rows = sum(one.num_tokens for one in part)
+        if part and (num_rows + chunk.num_tokens > most_rows or (alike and part[0].num_tokens != chunk.num_tokens)):
+            yield Plan([], part)
+            part = []
+        part.append(chunk)
+    if part:
+        yield Plan([], part)
 
 
 @dataclass(frozen=True, slots=True)

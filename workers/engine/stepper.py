@@ -24,11 +24,12 @@ from workers.engine.prefix import Block
 from workers.engine.request import CallLeft
 from workers.engine.roster import MOVE_S, Roster
 from workers.engine.rows import MULTIPLE, Layout, RowLayouts, padding
-from workers.engine.scheduler import Limits, Plan
+from workers.engine.scheduler import Limits, Plan, in_parts
 from workers.engine.sequence import NOT_A_NUMBER, PENDING, Outcome, Pending, Sequence
 from workers.engine.slots import SlotBook
 from workers.engine.turns import Turns, chosen
 from workers.llama.context import Context
+from workers.llama.memory import MemoryKind
 from workers.protocol.events import CallEvent, Failed, FinishReason
 from workers.protocol.failures import CallFailed, Failure
 from workers.protocol.metrics.metric import DECODE_S
@@ -84,7 +85,8 @@ class Stepper:
         self._adapters = adapters
         self._black_box = black_box
         self._on_end = on_end
-        limits = Limits(n_batch=context.n_batch, n_ubatch=context.n_ubatch, min_prefill=MIN_PREFILL)
+        min_prefill = min(MIN_PREFILL, context.n_ubatch)
+        limits = Limits(n_batch=context.n_batch, n_ubatch=context.n_ubatch, min_prefill=min_prefill)
         self._pace = PrefillPace(MIN_PREFILL, context.n_ubatch)
         move = MovePace(self._pace)
         by_range = context.memory.kind.by_range
@@ -193,8 +195,9 @@ class Stepper:
             self._resume()
         plan = self._schedule()
         if plan.prefill:
-            self._run(plan, self._num_empty(plan))
-            self._sample(plan)
+            for part in self._parts(plan):
+                self._run(part, self._num_empty(part))
+                self._sample(part)
         elif plan.decode:
             self._decode(plan)
         elif self._pending and (is_ready := self._pending[0].pending) is not None:
@@ -264,6 +267,14 @@ class Stepper:
         self._cache.forget_all()
         self._spoiled = False
 
+    def _parts(self, plan: Plan[Sequence]) -> Iterable[Plan[Sequence]]:
+        """Cut a step into batches that llama.cpp may compute: with a sliding window a batch is one micro-batch."""
+        memory, n_ubatch = self._context.memory, self._context.n_ubatch
+        alike = memory.kind is MemoryKind.HYBRID and bool(plan.prefill)
+        if not memory.window or (plan.num_tokens <= n_ubatch and not alike):
+            return (plan,)
+        return in_parts(plan, n_ubatch, alike=alike)
+
     def _num_empty(self, plan: Plan[Sequence]) -> int:
         """Of a step with prompts. A sequence alone is computed as llama-server computes it."""
         alone = len(plan.decode) + len(plan.prefill) == 1
@@ -282,8 +293,9 @@ class Stepper:
                 self._sample(alone)
         else:
             num_empty = padding(num_rows) if layout is Layout.PADDED and self._roster.has_spare_room else 0
-            self._run(plan, num_empty)
-            self._sample(plan)
+            for part in self._parts(plan):
+                self._run(part, num_empty)
+                self._sample(part)
         self._layouts.note(num_rows, layout, time.perf_counter() - start)
 
     def _run(self, plan: Plan[Sequence], num_empty: int = 0) -> None:

@@ -63,7 +63,12 @@ class Memory:
         self._held = held()
         model = c.llama_get_model(context)
         self.window: int = c.llama_model_n_swa(model) if kind is not MemoryKind.ATTENTION else 0
-        """Tokens that a layer with a sliding window sees; 0: there is none, or its cells are all kept."""
+        """Tokens that a layer with a sliding window sees; 0: there is none, or its cells are all kept.
+
+        Where there is one, a `decode` must be one micro-batch. llama.cpp finds cells for all micro-batches before it
+        computes the first, and to find those of a later one it forgets what only the earlier ones still see. `HYBRID`
+        memory cuts a batch into micro-batches of sequences with as many rows each.
+        """
         self.can_shift: bool = (
             kind is MemoryKind.ATTENTION
             and cache_type_k != "bf16"

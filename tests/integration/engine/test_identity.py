@@ -6,7 +6,10 @@ same except from a step on where the best two tokens were closer than the model'
 
 from __future__ import annotations
 
+import random
+import threading
 from collections.abc import Iterator, Sequence
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -83,6 +86,32 @@ def test_many_together_say_what_each_says_alone(alone: tuple[Alone, str]) -> Non
     one.differences(PROMPTS, first, ANSWER_TOKENS)
     one.differences(PROMPTS, again, ANSWER_TOKENS)
     assert len(set(first)) == len(PROMPTS)
+
+
+@pytest.mark.parametrize("seed", [3, 7, 8])
+def test_a_crowd_reads_steps_longer_than_a_micro_batch(alone: tuple[Alone, str], seed: int) -> None:
+    """Decoding calls and chunks of prompts fill more rows than llama.cpp computes at once.
+
+    All are there before the first step, so that every run takes much the same steps.
+    """
+    one, flash_attn = alone
+    rng = random.Random(seed)
+    text = WORDS * 3
+    prompts = [text[start : start + rng.randrange(20, 200)] for start in (rng.randrange(600) for _ in range(24))]
+    llama = LlamaSettings(n_threads=1, n_batch=512, n_ubatch=24, flash_attn=flash_attn)
+    with running(one.lone.model, slots=16, n_ctx=256, kv_tokens=2048, llama=llama) as bench:
+        all_there = threading.Lock()
+        with all_there:
+            bench.engine.post(partial(_pass_through, all_there))
+            keys = [bench.submit(bench.request(prompt, ANSWER_TOKENS, ignore_eos=True)) for prompt in prompts]
+        bench.wait(*keys)
+        texts = [bench.heard.text(key) for key in keys]
+    one.differences(prompts, texts, ANSWER_TOKENS)
+
+
+def _pass_through(lock: threading.Lock) -> None:
+    with lock:
+        pass
 
 
 def test_conversations_go_on_as_if_read_anew(alone: tuple[Alone, str]) -> None:

@@ -322,3 +322,28 @@ def test_with_its_part_a_shared_prefix_continues_exactly(name: str, small_models
         assert memory.cut(0, 50, -1)
         assert memory.can_continue(0, 50)
         assert np.allclose(lone.feed(0, OTHER[:30], 50), expected, atol=0.05)
+
+
+def test_a_window_loses_cells_to_later_micro_batches_of_the_same_decode(small_models: dict[str, Path]) -> None:
+    """Cells for the second are found before the first is computed, and the first one's window is gone by then.
+
+    The ring of window cells is filled so that the second micro-batch takes cells of the positions 60 to 63: all before
+    those are forgotten, and 49 to 59, which position 64 sees, lie elsewhere.
+    """
+    llama = LlamaSettings(n_threads=1, n_batch=64, n_ubatch=32, flash_attn="off")
+    told = []
+    for cuts in ((36,), (32, 4)):
+        with lone_context(small_models["window"], slots=2, kv_tokens=1024, llama=llama) as lone:
+            lone.feed_long(0, TEXT[:60], 30)
+            lone.feed_long(1, OTHER[:196], 28)
+            lone.feed(0, TEXT[60:64], 60)
+            for at in range(196, 388, 32):
+                lone.feed(1, TEXT[:32], at)
+            lone.feed(1, TEXT[:17], 388)
+            assert lone.positions(0) == (49, 63)
+            at = 64
+            for length in cuts:
+                logits = lone.feed(0, TEXT[at : at + length], at)
+                at += length
+            told.append(logits)
+    assert np.abs(told[0] - told[1]).max() > 0.1

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from workers.engine.scheduler import Limits, plan_step
+from workers.engine.scheduler import Chunk, Limits, Plan, in_parts, plan_step
 
 
 @dataclass(frozen=True)
@@ -68,3 +68,21 @@ def test_bounds_hold_and_the_oldest_always_advances(left: list[int], beside: int
         assert len({chunk.sequence for chunk in plan.prefill}) == len(plan.prefill)
     elif not waiting:
         assert not plan.prefill
+
+
+@pytest.mark.parametrize(
+    ("num_decode", "chunks", "alike", "parts"),
+    [
+        pytest.param(3, [], False, [[1, 1, 1]], id="what fits is one part"),
+        pytest.param(10, [], False, [[1] * 8, [1, 1]], id="decoding calls go on in the next part"),
+        pytest.param(2, [3, 4, 2], False, [[1, 1], [3, 4], [2]], id="chunks share a part that has room"),
+        pytest.param(2, [3, 3, 2], True, [[1, 1], [3, 3], [2]], id="or that has chunks of the same length"),
+    ],
+)
+def test_a_step_is_cut_into_parts(num_decode: int, chunks: list[int], alike: bool, parts: list[list[int]]) -> None:
+    decode = [View(number, 0) for number in range(num_decode)]
+    plan = Plan(decode, [Chunk(View(100 + number, 50), length) for number, length in enumerate(chunks)])
+    cut = list(in_parts(plan, 8, alike=alike))
+    assert [[1] * len(part.decode) + [chunk.num_tokens for chunk in part.prefill] for part in cut] == parts
+    assert [one for part in cut for one in part.decode] == plan.decode
+    assert [chunk for part in cut for chunk in part.prefill] == plan.prefill
