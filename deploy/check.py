@@ -1,8 +1,9 @@
 """Every check of `make test`, in order, with the time each took. Goes on after a failure, exits with its status.
 
-    python deploy/check.py [--long] [--only tools,format,lint,types,imports,house,tests]
+    python deploy/check.py [--long] [--only tools,format,lint,types,imports,house,tests,attacks]
 
-pytest runs last, so that its summary is the end of the output.
+pytest runs last, so that its summary is the end of the output. After it `make test-full` tries the attacks, alone on
+the machine: what they may take from others is promised for a quiet one.
 """
 
 from __future__ import annotations
@@ -36,6 +37,8 @@ def stages(long: bool) -> dict[str, list[str]]:
         "house": [sys.executable, str(HOUSE), ".", "--strict"],
         "tests": [sys.executable, "-m", "pytest", "-q", "-n", str(num_at_once()), *IN_ORDER, *chosen],
     }
+    if long:
+        commands["attacks"] = [sys.executable, "-m", "tests.security"]
     if not HOUSE.is_file():
         del commands["house"]
     return commands
@@ -54,10 +57,11 @@ def go_tools(long: bool) -> list[str]:
 def main() -> int:
     parser = argparse.ArgumentParser(prog="deploy/check.py", description="Every check of `make test`.")
     parser.add_argument("--long", action="store_true", help="the long tests, too")
-    parser.add_argument("--only", default="", help=f"some of them: {','.join(stages(long=False))}")
+    parser.add_argument("--only", default="", help=f"some of them: {','.join(stages(long=True))}")
     asked = parser.parse_args()
     only = asked.only.split(",") if asked.only else []
     results: list[tuple[str, int, float]] = []
+    num_reported = 0
     for name, command in stages(asked.long).items():
         if only and name not in only:
             continue
@@ -65,10 +69,10 @@ def main() -> int:
         if name == "tests":
             # Before pytest, not after: its own summary ends the output.
             report(results)
-        code = run_tests(command) if name == "tests" else run_quietly(command)
+            num_reported = len(results) + 1
+        code = RUN.get(name, run_quietly)(command)
         results.append((name, code, time.monotonic() - started))
-    if "tests" not in [name for name, _, _ in results]:
-        report(results)
+    report(results[num_reported:])
     return next((code for _, code, _ in results if code), 0)
 
 
@@ -77,6 +81,10 @@ def run_quietly(command: list[str]) -> int:
     if done.returncode != 0:
         print(done.stdout + done.stderr)
     return done.returncode
+
+
+def run_openly(command: list[str]) -> int:
+    return subprocess.run(command, cwd=ROOT).returncode
 
 
 def run_tests(command: list[str]) -> int:
@@ -89,6 +97,10 @@ def run_tests(command: list[str]) -> int:
             return code
         print(f"check: {len(ids)} failed side by side, and are run alone: {', '.join(ids)}", flush=True)
         return subprocess.run([sys.executable, "-m", "pytest", "-q", f"@{failed}"], cwd=ROOT).returncode
+
+
+RUN = {"tests": run_tests, "attacks": run_openly}
+"""The others say nothing unless they fail."""
 
 
 def report(results: list[tuple[str, int, float]]) -> None:
