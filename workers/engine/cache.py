@@ -182,6 +182,7 @@ class PrefixCache:
             self._free(id_)
             return
         self._idle[id_] = Idle(self._step, time.monotonic())
+        self._touch(id_)
         self._drop_covered(id_)
         leaf = next(self.index.nodes_of(id_))
         if len(leaf.holders) > 1:
@@ -389,6 +390,11 @@ class PrefixCache:
             self._memory.share(other.holder, id_, known, other.num_held)
             self.index.share(id_, path, other.num_held)
         return True
+
+    def _touch(self, id_: int) -> None:
+        """What is saved of a prefix was used as long as its call ran: else it would leave RAM for the prefix's end."""
+        for block in {block for node in self.index.nodes_of(id_) for block in node.blocks}:
+            self.ram.touch(block)
 
     def _drop_covered(self, by: int) -> None:
         """Idle prefixes that the sequence `by` holds whole need no id of their own."""

@@ -176,6 +176,25 @@ def test_old_prefixes_leave_ram_when_it_is_full(stories: Model) -> None:
         assert cached(bench, first.key) < len(first.tokens) - 1
 
 
+def test_the_beginning_of_what_was_in_use_stays_in_ram(demo: Model) -> None:
+    """A conversation goes on, and its end needs room in RAM: it is not taken from its own beginning."""
+    with running(demo, slots=2, n_ctx=512, kv_tokens=512, ram_bytes=1400 << 10) as bench:
+        story = (bench.tokens(STORY) * 8)[:500]
+        prompt, other = story[:130], [*bench.tokens(ENDS[1]), *story[:125]]
+        for tokens in (prompt, other):
+            enough = bench.engine.counters.ram_bytes + (400 << 10)
+            bench.answer(bench.request(tokens, 2, ignore_eos=True))
+            while bench.engine.counters.ram_bytes < enough:
+                time.sleep(0.01)
+        bench.answer(bench.request(prompt, 150, ignore_eos=True))
+        bench.answer(replace(bench.request(story, 2, ignore_eos=True), cache_prompt=False))
+        calls = [bench.request(tokens, 2, ignore_eos=True) for tokens in (prompt, other)]
+        for call in calls:
+            bench.answer(call)
+        assert cached(bench, calls[0].key) == len(prompt) - 1
+        assert cached(bench, calls[1].key) < len(other) - 1
+
+
 def test_an_idle_prefix_goes_to_ram_early_and_comes_back(stories: Model) -> None:
     """Long before its cells are needed: every step of the others scans it."""
     with running(stories, slots=2, n_ctx=512, kv_tokens=4096) as bench:
