@@ -17,7 +17,7 @@ from workers.engine.counters import PromptTally
 from workers.engine.draws import within_share
 from workers.engine.pace import PrefillPace
 from workers.engine.prefix import Match, common
-from workers.engine.scheduler import Limits, Plan, plan_step
+from workers.engine.scheduler import Beside, Limits, Plan, plan_step
 from workers.engine.sequence import NOWHERE, Sequence
 from workers.engine.shares import FIRST_SLICE, gives_way, is_shared, last_of, next_in
 from workers.protocol.events import CallEvent
@@ -154,7 +154,7 @@ class Roster:
             if left:
                 self._cache.make_room(num_decode + min(left, self._limits.n_ubatch))
             room = self._cache.num_free
-            plan = plan_step(ready, self._limits, self._pace.budget, room)
+            plan = plan_step(ready, self._limits, Beside(self._pace.budget, self._pace.again), room)
             if plan.num_tokens or not ready:
                 self.has_spare_room = room >= plan.num_tokens + SPARE_CELLS
                 self._calm_steps = self._num_calm(plan, room)

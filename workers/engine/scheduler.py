@@ -2,7 +2,8 @@
 
 Every decoding sequence gets its token in every step. Prompts share what is left of the step's bound: several short ones
 go together and a long one advances in chunks; beside running streams these are so small that nobody waits long for the
-next token (`pace`).
+next token (`pace`). Calls that come back in the middle of their answers, and read again what was not kept, take little
+of a step while others are served: for them nobody waits for a first token.
 """
 
 from __future__ import annotations
@@ -23,6 +24,10 @@ class Progress(Protocol):
     def num_next(self) -> int:
         """Most of them in one step; at least 1 where there are any."""
 
+    @property
+    def is_back(self) -> bool:
+        """Whether its answer had begun before it gave its cells up: what it reads it had read before."""
+
 
 S = TypeVar("S", bound=Progress)
 
@@ -30,7 +35,7 @@ ROWS_MULTIPLES = (64, 4)
 """A CPU's kernels like these numbers of rows: attention works in tiles of 64, matrices in fours.
 
 With a 0.5 B model at a depth of 2,000 tokens, 60 rows took 953 ms, 64 rows 739 and 65 rows 1,097; with little before
-them 127 rows 803 ms and 128 rows 731.
+them 127 rows 803 ms and 128 rows 731. With the demo model at a depth of 600, 32 rows took 50 ms, 63 rows 138 and 64 rows 14.
 """
 
 
@@ -81,29 +86,57 @@ class Limits:
     """Prompts advance by at least this in every step, however many sequences decode."""
 
 
-def plan_step(sequences: Iterable[S], limits: Limits, prefill_beside: int, room: int) -> Plan[S]:
+@dataclass(frozen=True, slots=True)
+class Beside:
+    """Most prompt tokens in a step that others wait for (`workers.engine.pace`)."""
+
+    prompts: int
+    """Of calls without a token yet, beside decoding ones."""
+    again: int
+    """Of calls that are back, beside any others."""
+
+
+def plan_step(sequences: Iterable[S], limits: Limits, beside: Beside, room: int) -> Plan[S]:
     """`sequences` in the order in which they are served -> the next step. A sequence is in it at most once.
 
-    `prefill_beside`: most prompt tokens in a step that has decoding sequences. Calls that wait for their first token
-    raise it in their proportion to those that decode: one caller's wait weighs as much as another's, and a burst is
-    read in few full steps instead of many small ones. `room`: free KV cells; decoding sequences always fit (the engine
-    sees to it), prompts take what is left.
+    Calls that wait for their first token raise `beside.prompts` in their proportion to those that decode: one caller's
+    wait weighs as much as another's, and a burst is read in few full steps instead of many small ones. `room`: free KV
+    cells; decoding sequences always fit (the engine sees to it), prompts take what is left.
     """
     decode: list[S] = []
-    waiting: list[S] = []
+    firsts: list[S] = []
+    back: list[S] = []
     for sequence in sequences:
-        (waiting if sequence.num_prompt_left else decode).append(sequence)
-    if not waiting:
+        (decode if not sequence.num_prompt_left else back if sequence.is_back else firsts).append(sequence)
+    if not (firsts or back):
         return Plan(decode, [])
     budget = limits.n_ubatch
     if decode:
-        weighed = prefill_beside * (len(waiting) - 1 + len(decode)) // len(decode)
+        weighed = beside.prompts * (max(len(firsts) - 1, 0) + len(decode)) // len(decode)
         wanted = max(min(limits.n_ubatch - len(decode), weighed), limits.min_prefill)
         budget = min(wanted, limits.n_batch - len(decode))
     budget = min(budget, room - len(decode))
-    if decode and sum(sequence.num_prompt_left for sequence in waiting) > budget:
+    if decode and sum(sequence.num_prompt_left for sequence in (*firsts, *back)) > budget:
         budget = _even(budget, len(decode), limits)
-    return Plan(decode, share_out(waiting, budget))
+    if not back:
+        return Plan(decode, share_out(firsts, budget))
+    if not (firsts or decode):
+        return Plan([], share_out(back, budget))
+    num_wanted = sum(sequence.num_prompt_left for sequence in firsts)
+    # Where first prompts fill the step anyhow, half of it.
+    num_again = min(max(beside.again, num_wanted), budget // 2) if firsts else beside.again
+    chunks = share_out(firsts, budget - num_again) if firsts else []
+    num_rows = len(decode) + sum(chunk.num_tokens for chunk in chunks)
+    most = min(max(limits.n_ubatch, limits.min_prefill + num_rows), limits.n_batch, room) - num_rows
+    return Plan(decode, [*chunks, *share_out(back, min(_whole_tiles(back, num_again, num_rows), most))])
+
+
+def _whole_tiles(back: list[S], num_again: int, num_rows: int) -> int:
+    """Return a number of tokens that fills the last tile of a step, and leaves none that would be short of one."""
+    tile = ROWS_MULTIPLES[0]
+    num_again += -(num_rows + num_again) % tile
+    num_left = sum(sequence.num_prompt_left for sequence in back)
+    return num_left if num_left < num_again + tile else num_again
 
 
 def _even(budget: int, num_decode: int, limits: Limits) -> int:

@@ -189,6 +189,11 @@ class Sequence:
         return min(ahead) - self.num_cells if ahead else self.num_prompt_left
 
     @property
+    def is_back(self) -> bool:
+        """Whether what is to be computed was computed before it gave its cells up."""
+        return self.num_predicted > 0 and not self.decoding
+
+    @property
     def ready(self) -> bool:
         """Whether a step can do something for it."""
         return self.id != NOWHERE and not self.restores and self.pending is None

@@ -10,6 +10,8 @@ import pytest
 from tests.integration.engine.listener import ONE_THREAD, Bench, running
 from tests.integration.engine.test_prefix_cache import ENDS, STORY
 from workers.engine.request import EngineRequest
+from workers.engine.scheduler import ROWS_MULTIPLES, Plan
+from workers.engine.sequence import Sequence
 from workers.llama.model import Model
 from workers.protocol.events import Text
 
@@ -54,6 +56,29 @@ def test_others_are_served_while_one_team_holds_every_slot(demo: Model, ram_byte
         assert bench.engine.counters.num_sliced > 0
         assert sum(bench.heard.finished(key).num_preempted for key in red) == bench.engine.counters.num_sliced
         assert max(step_of_end(bench, key) for key in more) < min(step_of_end(bench, key) for key in red)
+
+
+def test_who_comes_back_and_reads_again_makes_no_long_steps(demo: Model) -> None:
+    """Two endless answers that nothing is kept of give way again and again, beside another team's streams."""
+    with running(demo, slots=2, n_ctx=1024, ram_bytes=0) as bench:
+        read: list[int] = []
+        run = bench.engine._stepper._run
+
+        def look(plan: Plan[Sequence], num_empty: int = 0) -> None:
+            if any(chunk.sequence.num_predicted for chunk in plan.prefill) and (plan.decode or len(plan.prefill) > 1):
+                read.append(plan.num_tokens)
+            run(plan, num_empty)
+
+        bench.engine._stepper._run = look  # type: ignore[method-assign]
+        requests = [replace(endless(bench, "red", n, 600), cache_prompt=False) for n in range(2)]
+        red = [bench.submit(request) for request in requests]
+        bench.heard.until(lambda: all(len(bench.heard.calls[key]) > 300 for key in red))
+        for end in ENDS[:6]:
+            bench.answer(of_team("blue", bench.request(end, 8, ignore_eos=True)))
+        bench.wait(*red)
+        assert sum(read) > 600
+        assert max(read) <= 2 * ROWS_MULTIPLES[0]
+        assert [bench.heard.finished(key).usage.completion_tokens for key in red] == [600] * 2
 
 
 def test_teams_take_turns_in_one_slot(demo: Model) -> None:

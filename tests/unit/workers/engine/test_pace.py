@@ -27,6 +27,17 @@ def test_a_chunk_is_no_longer_than_it_pays(fixed_ms: float, token_ms: float, bud
     assert taught(fixed_ms, token_ms).budget == pytest.approx(budget, abs=1)
 
 
+@pytest.mark.parametrize(
+    ("token_ms", "again"), [pytest.param(5.4, 32, id="a CPU: the least"), pytest.param(0.05, 400, id="a GPU: 20 ms")]
+)
+def test_what_is_read_again_takes_little_of_a_step(token_ms: float, again: int) -> None:
+    pace = PrefillPace(32, 512)
+    assert pace.again == 32, "until it is known"
+    for _ in range(4):
+        pace.note(512, 512 * token_ms / 1e3)
+    assert pace.again == pytest.approx(again, abs=1)
+
+
 def test_it_follows_a_device_that_gets_slower() -> None:
     pace = taught(50, 5)
     before = pace.budget

@@ -6,13 +6,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from workers.engine.scheduler import Chunk, Limits, Plan, in_parts, plan_step
+from workers.engine.scheduler import Beside, Chunk, Limits, Plan, in_parts, plan_step
 
 
 @dataclass(frozen=True)
 class View:
     name: int
     num_prompt_left: int
+    is_back: bool = False
 
     @property
     def num_next(self) -> int:
@@ -20,6 +21,7 @@ class View:
 
 
 LIMITS = Limits(n_batch=200, n_ubatch=100, min_prefill=10)
+AGAIN = 12
 
 
 @pytest.mark.parametrize(
@@ -44,27 +46,54 @@ LIMITS = Limits(n_batch=200, n_ubatch=100, min_prefill=10)
     ],
 )
 def test_plan(left: list[int], beside: int, decode: int, prefill: list[tuple[int, int]]) -> None:
-    plan = plan_step([View(*pair) for pair in enumerate(left)], LIMITS, beside, 1000)
+    plan = plan_step([View(*pair) for pair in enumerate(left)], LIMITS, Beside(beside, AGAIN), 1000)
     assert len(plan.decode) == decode
     assert [(chunk.sequence.name, chunk.num_tokens) for chunk in plan.prefill] == prefill
 
 
 def test_prompts_take_the_room_that_decoding_leaves() -> None:
     views = [View(*pair) for pair in enumerate([0, 0, 50, 50])]
-    assert [chunk.num_tokens for chunk in plan_step(views, LIMITS, 100, 32).prefill] == [15, 15]
-    assert plan_step(views, LIMITS, 100, 2).prefill == []
+    assert [chunk.num_tokens for chunk in plan_step(views, LIMITS, Beside(100, AGAIN), 32).prefill] == [15, 15]
+    assert plan_step(views, LIMITS, Beside(100, AGAIN), 2).prefill == []
 
 
-@given(st.lists(st.integers(0, 400), max_size=150), st.integers(0, 200), st.integers(150, 500))
-def test_bounds_hold_and_the_oldest_always_advances(left: list[int], beside: int, room: int) -> None:
+@pytest.mark.parametrize(
+    ("left", "back", "decode", "prefill"),
+    [
+        pytest.param([0, 0], [180], 2, [(2, 62)], id="running streams wait for one tile of rows"),
+        pytest.param([0, 0], [80] * 4, 2, [(2, 31), (3, 31)], id="however many are back"),
+        pytest.param([0, 3], [180], 1, [(1, 3), (2, 60)], id="and so does who waits for a first token"),
+        pytest.param([3], [180], 0, [(0, 3), (1, 61)], id="with no stream running either"),
+        pytest.param([0, 0], [80], 2, [(2, 80)], id="no step is left with few rows, which take longer than a tile"),
+        pytest.param([200], [180], 0, [(0, 50), (1, 50)], id="where a step is full anyhow they have half of it"),
+        pytest.param([0, 60], [80] * 3, 1, [(1, 20), (2, 22), (3, 21)], id="first prompts take no more beside them"),
+        pytest.param([], [80], 0, [(0, 80)], id="alone it takes all it can"),
+    ],
+)
+def test_what_is_read_again_holds_nobody_up(
+    left: list[int], back: list[int], decode: int, prefill: list[tuple[int, int]]
+) -> None:
     views = [View(*pair) for pair in enumerate(left)]
-    plan = plan_step(views, LIMITS, beside, room)
+    views += [View(len(left) + number, num_left, is_back=True) for number, num_left in enumerate(back)]
+    plan = plan_step(views, LIMITS, Beside(40, AGAIN), 1000)
+    assert len(plan.decode) == decode
+    assert [(chunk.sequence.name, chunk.num_tokens) for chunk in plan.prefill] == prefill
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 400), st.booleans()), max_size=150), st.integers(0, 200), st.integers(150, 500)
+)
+def test_bounds_hold_and_the_oldest_always_advances(left: list[tuple[int, bool]], beside: int, room: int) -> None:
+    views = [View(number, num_left, is_back) for number, (num_left, is_back) in enumerate(left)]
+    plan = plan_step(views, LIMITS, Beside(beside, AGAIN), room)
     assert plan.num_tokens <= min(LIMITS.n_batch, room)
     assert [view.name for view in plan.decode] == [view.name for view in views if not view.num_prompt_left]
     assert all(0 < chunk.num_tokens <= chunk.sequence.num_prompt_left for chunk in plan.prefill)
     waiting = [view for view in views if view.num_prompt_left]
     if waiting and room > len(plan.decode):
-        assert plan.prefill[0].sequence == waiting[0]
+        assert plan.prefill[0].sequence == next((view for view in waiting if not view.is_back), waiting[0])
+        oldest_back = [view for view in waiting if view.is_back][:1]
+        assert room == len(plan.decode) + 1 or {chunk.sequence for chunk in plan.prefill}.issuperset(oldest_back)
         assert len({chunk.sequence for chunk in plan.prefill}) == len(plan.prefill)
     elif not waiting:
         assert not plan.prefill
