@@ -210,8 +210,8 @@ class Machine:
     def _keep(self, tasks: asyncio.TaskGroup, recipe: Recipe, final: frozenset[Exit]) -> None:
         output = Output(recipe.name, self._folder.logs, self._console)
 
-        async def died(code: int) -> None:
-            if code in final:
+        async def died(code: int, is_final: bool) -> None:
+            if is_final:
                 self._lost(code, f"{recipe.name} can't run ({describe(code)}): {output.complaint()}")
 
         child = Child(recipe, output, on_death=died, final=final)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import os
 import signal
 import time
@@ -14,13 +15,22 @@ from collections.abc import Awaitable, Callable, Collection, Mapping
 from dataclasses import dataclass, field
 
 from workers import lifeline
-from workers.protocol.exits import FINAL
+from workers.protocol.exits import FINAL, Exit
 from workers.supervisor.output import Output
 
 FIRST_DELAY_S = 0.2
 LONGEST_DELAY_S = 10.0
 STABLE_S = 60.0
 LINE_LIMIT = 1 << 20
+
+SHORTAGES = frozenset({errno.EAGAIN, errno.EMFILE, errno.ENFILE, errno.ENOMEM})
+"""Why the system starts no process just now: memory, processes or descriptors are short."""
+
+ENDED_AS_ASKED = frozenset({Exit.OK, Exit.DRAIN_CUT})
+
+
+class NotStarted(Exception):
+    """There is no process, and there may be one later; the message says why."""
 
 
 @dataclass(slots=True)
@@ -51,7 +61,7 @@ class Recipe:
     """From SIGTERM to SIGKILL."""
 
 
-async def no_farewell(code: int) -> None:
+async def no_farewell(code: int, is_final: bool) -> None:
     """For a child whose death concerns nobody else."""
 
 
@@ -63,11 +73,15 @@ class Child:
         recipe: Recipe,
         output: Output,
         *,
-        on_death: Callable[[int], Awaitable[None]] = no_farewell,
+        on_death: Callable[[int, bool], Awaitable[None]] = no_farewell,
         final: Collection[int] = FINAL,
         backoff: Backoff | None = None,
     ) -> None:
-        """`on_death` is told each exit code that nobody asked for; codes in `final` are not started again."""
+        """`on_death(code, is_final)` is told each exit code that nobody asked for, and whether the child stays away.
+
+        It does with a code in `final`; but where the same recipe has run for a stable minute, one that says that it
+        can't run tells of a bad day (memory that is short, a full disk), and it is started again.
+        """
         self.name = recipe.name
         self.starts = 0
         self.pid: int | None = None
@@ -79,6 +93,8 @@ class Child:
         self._on_death = on_death
         self._final = final
         self._backoff = backoff or Backoff()
+        self._can_run = False
+        """A process of this recipe has."""
         self._stopping = asyncio.Event()
         self._hurried = asyncio.Event()
         self._idle = asyncio.Event()
@@ -91,13 +107,21 @@ class Child:
         try:
             while not self._stopping.is_set():
                 started = time.monotonic()
-                code = self.last_code = await self._live()
+                try:
+                    code = self.last_code = await self._live()
+                except NotStarted as error:
+                    await self._pause(f"can't be started ({error})", self._backoff.after(0.0))
+                    continue
                 if self._stopping.is_set():
                     break
-                await self._on_death(code)
-                if code in self._final:
+                lived_s = time.monotonic() - started
+                is_final = self._is_final(code, lived_s)
+                await self._on_death(code, is_final)
+                if is_final:
                     break
-                await self._pause(code, self._backoff.after(time.monotonic() - started))
+                for line in self._output.recent():
+                    self._output.note(f"{self.name} | {line}")
+                await self._pause(f"died ({describe(code)})", self._backoff.after(lived_s))
             return code
         finally:
             self._output.close()
@@ -116,16 +140,45 @@ class Child:
         """No more grace."""
         self._hurried.set()
 
-    async def _pause(self, code: int, delay_s: float) -> None:
-        for line in self._output.recent():
-            self._output.note(f"{self.name} | {line}")
-        self._output.note(f"paddock: {self.name} died ({describe(code)}); starting it again in {delay_s:g} s")
+    def _is_final(self, code: int, lived_s: float) -> bool:
+        if code in self._final:
+            return not self._can_run or code in ENDED_AS_ASKED
+        self._can_run = self._can_run or lived_s >= self._backoff.stable_s
+        return False
+
+    async def _pause(self, why: str, delay_s: float) -> None:
+        self._output.note(f"paddock: {self.name} {why}; starting it again in {delay_s:g} s")
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(delay_s):
                 await self._stopping.wait()
 
     async def _live(self) -> int:
-        """One process from birth to end."""
+        """One process from birth to end. Raises NotStarted; OSError, of the first one, for a program that is none."""
+        try:
+            process, read_end = await self._born()
+        except RuntimeError as error:  # the system gave no thread to wait for it with
+            raise NotStarted(str(error)) from error
+        except OSError as error:
+            if not self.starts and error.errno not in SHORTAGES:
+                raise
+            raise NotStarted(error.strerror) from error
+        self.pid, self.starts = process.pid, self.starts + 1
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                reader = tasks.create_task(self._read(read_end))
+                try:
+                    return await self._end_of(process, tasks)
+                finally:
+                    _signal_group(process.pid, signal.SIGKILL)
+                    await asyncio.wait({reader}, timeout=1.0)
+                    reader.cancel()
+        finally:
+            # A cancelled keeper too leaves no zombie, and no transport for the garbage collector to find.
+            await _killed(process)
+            self.pid = None
+
+    async def _born(self) -> tuple[asyncio.subprocess.Process, int]:
+        """A new process, and the descriptor that its lines are read from."""
         read_end, write_end = os.pipe()
         try:
             # Not asyncio's own pipe: its wait() would also wait for grandchildren that hold the pipe open.
@@ -142,20 +195,7 @@ class Child:
             raise
         finally:
             os.close(write_end)
-        self.pid, self.starts = process.pid, self.starts + 1
-        try:
-            async with asyncio.TaskGroup() as tasks:
-                reader = tasks.create_task(self._read(read_end))
-                try:
-                    return await self._end_of(process, tasks)
-                finally:
-                    _signal_group(process.pid, signal.SIGKILL)
-                    await asyncio.wait({reader}, timeout=1.0)
-                    reader.cancel()
-        finally:
-            # A cancelled keeper too leaves no zombie, and no transport for the garbage collector to find.
-            await _killed(process)
-            self.pid = None
+        return process, read_end
 
     async def _end_of(self, process: asyncio.subprocess.Process, tasks: asyncio.TaskGroup) -> int:
         ended = tasks.create_task(process.wait())

@@ -7,6 +7,7 @@ import json
 import logging
 import sys
 from collections import deque
+from collections.abc import Callable
 from logging.handlers import RotatingFileHandler
 from pathlib import Path
 from typing import Any, TextIO
@@ -55,9 +56,8 @@ class Output:
         self.path = folder / f"{name}.log"
         self._console = console
         self._recent: deque[str] = deque(maxlen=RECENT_LINES)
-        self._file = RotatingFileHandler(
-            self.path, maxBytes=LOG_BYTES, backupCount=LOG_BACKUPS, delay=True, encoding="utf-8"
-        )
+        self._file = _LogFile(self.path, maxBytes=LOG_BYTES, backupCount=LOG_BACKUPS, delay=True, encoding="utf-8")
+        self._file.on_loss = self._lost
         self._file.terminator = "\n"
 
     def line(self, raw: bytes) -> None:
@@ -87,7 +87,30 @@ class Output:
         self._console.say(text)
 
     def close(self) -> None:
-        self._file.close()
+        # What the disk has not taken is written once more here, and may fail once more.
+        with contextlib.suppress(OSError):
+            self._file.close()
+
+    def _lost(self, error: BaseException | None) -> None:
+        self._console.say(f"paddock: {self.path} takes no more lines ({error}); {self.name} goes on")
+
+
+class _LogFile(RotatingFileHandler):
+    """A log file that costs lines and nothing else where the disk takes no more."""
+
+    on_loss: Callable[[BaseException | None], None] | None = None
+    """Told of the first line that is lost, and again after one that is not."""
+    _fails = _loses = False
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self._fails = False
+        super().emit(record)
+        self._loses = self._fails
+
+    def handleError(self, record: logging.LogRecord) -> None:
+        self._fails = True
+        if not self._loses and self.on_loss is not None:
+            self.on_loss(sys.exc_info()[1])
 
 
 def _record(line: str) -> dict[str, Any]:
@@ -95,7 +118,7 @@ def _record(line: str) -> dict[str, Any]:
         return {}
     try:
         record = json.loads(line)
-    except ValueError:
+    except (ValueError, RecursionError):  # nested deeper than anything that logs: what a child writes is not trusted
         return {}
     return record if isinstance(record, dict) else {}
 

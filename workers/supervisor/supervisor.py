@@ -176,13 +176,13 @@ class Supervisor:
                     seat.want(self._models[name] not in unloaded)
             await asyncio.sleep(keys.SUPERVISED_INTERVAL_S)
 
-    async def _bury(self, place: Place, code: int) -> None:
+    async def _bury(self, place: Place, code: int, is_final: bool) -> None:
         running = black_box.take(self._black_boxes[place.name])
         if running is not None:
             told = black_box.describe(running)
             self._outputs[place.name].note(f"paddock: {place.name} died ({describe(code)}) while running {told}")
         await self._fleet.forget(place.model.name, place.worker_id)
-        if code in FINAL:
+        if is_final:
             complaint = self._outputs[place.name].complaint()
             self._on_final(code, f"{place.name} can't serve {place.model.name} ({describe(code)}): {complaint}")
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import io
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -26,15 +27,18 @@ STUBBORN = "trap '' TERM; echo started; while :; do sleep 0.05; done"
 class Kept:
     """One child under test and what was said about it."""
 
-    def __init__(self, folder: Path, script: str, *, grace_s: float = 5.0) -> None:
+    def __init__(self, folder: Path, script: str, *, grace_s: float = 5.0, stable_s: float = 60.0) -> None:
         self.terminal = io.StringIO()
         self.deaths: list[int] = []
+        self.is_over = False
         self.output = Output("child", folder, Console("info", stream=self.terminal))
         recipe = Recipe("child", ("/bin/sh", "-c", script), dict(os.environ), grace_s)
-        self.child = Child(recipe, self.output, on_death=self._died, backoff=Backoff(first_s=0.02, longest_s=0.1))
+        backoff = Backoff(first_s=0.02, longest_s=0.1, stable_s=stable_s)
+        self.child = Child(recipe, self.output, on_death=self._died, backoff=backoff)
 
-    async def _died(self, code: int) -> None:
+    async def _died(self, code: int, is_final: bool) -> None:
         self.deaths.append(code)
+        self.is_over = is_final
 
     def log(self) -> str:
         return self.output.path.read_text() if self.output.path.exists() else ""
@@ -87,6 +91,67 @@ async def test_final_codes_are_not_restarted(tmp_path: Path, code: Exit) -> None
         async with asyncio.timeout(10):
             assert await asyncio.shield(task) == code
     assert (kept.child.starts, kept.deaths) == (1, [code])
+
+
+async def test_what_has_run_for_long_is_tried_again_where_it_can_t_run(tmp_path: Path) -> None:
+    """The memory that it needs is somebody else's for a while."""
+    short = tmp_path / "short"
+    script = f"echo up; if [ -e {short} ]; then exit {int(Exit.NO_MEMORY)}; fi; exec sleep 60"
+    kept = Kept(tmp_path, script, stable_s=0.2)
+    async with keeping(kept):
+        await kept.until(lambda: kept.log().count("up") == 1)
+        await asyncio.sleep(0.3)
+        short.touch()
+        assert kept.child.pid is not None
+        os.kill(kept.child.pid, signal.SIGKILL)
+        await kept.until(lambda: kept.deaths.count(Exit.NO_MEMORY) >= 2)
+        short.unlink()
+        tries = kept.child.starts
+        await kept.until(lambda: kept.child.starts > tries or kept.child.pid is not None)
+        await asyncio.sleep(0.3)
+        assert kept.child.pid is not None
+        assert not kept.is_over
+
+
+async def test_without_a_descriptor_a_child_is_started_later_and_others_stay(tmp_path: Path) -> None:
+    one, other = (Kept(tmp_path, "exec sleep 60") for _ in range(2))
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    async with keeping(one), keeping(other):
+        await one.until(lambda: one.child.pid is not None and other.child.pid is not None)
+        first, neighbour = one.child.pid, other.child.pid
+        assert first is not None
+        resource.setrlimit(resource.RLIMIT_NOFILE, (3, hard))
+        try:
+            os.kill(first, signal.SIGKILL)
+            await one.until(lambda: one.terminal.getvalue().count("child can't be started (Too many open files)") > 1)
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+        await one.until(lambda: one.child.pid not in (None, first))
+        assert other.child.pid == neighbour
+
+
+async def test_lines_that_nobody_can_read_end_nobody(tmp_path: Path) -> None:
+    """Whatever a child writes: the keeper of one is the keeper of all."""
+    program = tmp_path / "deep.py"
+    program.write_text("""print('{"a":' + '[' * 100000)\n""")
+    kept = Kept(tmp_path, f"{sys.executable} {program}; echo end; exec sleep 60")
+    async with keeping(kept):
+        await kept.until(lambda: "end" in kept.log())
+        assert kept.child.pid is not None
+        assert kept.log().count("[") == 100_000
+
+
+async def test_a_full_disk_costs_lines_and_no_process(tmp_path: Path) -> None:
+    (tmp_path / "child.log").symlink_to("/dev/full")
+    kept = Kept(tmp_path, "echo one; echo two; exec sleep 60")
+    async with keeping(kept) as task:
+        await kept.until(lambda: "child | two" in kept.terminal.getvalue())
+        assert kept.child.pid is not None
+        os.kill(kept.child.pid, signal.SIGKILL)
+        await kept.until(lambda: kept.child.starts == 2)
+        await kept.child.stop()
+        assert await task == -signal.SIGTERM
+    assert kept.terminal.getvalue().count("takes no more lines ([Errno 28] No space left on device)") == 1
 
 
 async def test_a_child_that_ignores_the_request_is_killed(tmp_path: Path) -> None:
