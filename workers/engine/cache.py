@@ -8,6 +8,7 @@ For memory that knows ranges (`MemoryKind.by_range`); other kinds: `workers.engi
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
@@ -40,7 +41,15 @@ PACK_CELLS = 512
 PACK_TOKENS = 1024
 """Moved at once: about 2 ms with a 0.5 B model."""
 
+TELL_S = 10.0
+"""Between two lines of the log about prefixes that are lost."""
+
+UNSAVED = (MemoryError, StateUnusable)
+"""What saving raises where there is no memory for the copy, here or within llama.cpp; the cells stay as they were."""
+
 _END = object()
+
+log = logging.getLogger("paddock.engine")
 
 
 class IntegrityError(RuntimeError):
@@ -96,6 +105,7 @@ class PrefixCache:
         self._most_used = 0
         """Cells that were in use at once since the last packing: none in use lies much higher."""
         self._packing: Iterator[None] | None = None
+        self._told_at = -TELL_S
 
     @property
     def num_used(self) -> int:
@@ -198,7 +208,10 @@ class PrefixCache:
         if num_shared:
             if not self.make_room(num_shared):
                 return False
-            state = self._memory.save(sequence.id)
+            try:
+                state = self._memory.save(sequence.id)
+            except UNSAVED:
+                return False
             self.index.release(sequence.id)
             self._memory.load(sequence.id, state)
         else:
@@ -248,21 +261,21 @@ class PrefixCache:
             self.ram.discard(block)
 
     def save_some(self) -> bool:
-        """Copy a part of an idle prefix to RAM, ahead of need -> whether there may be more."""
+        """Copy a part of an idle prefix to RAM, ahead of need -> whether more may be, now."""
         for id_ in self._idle:
             for start, end in self._unsaved(id_):
                 # Only into free room: what is dropped for it would be idle and unsaved in its turn.
                 if self.ram.num_free < (end - start) * self._token_bytes:
                     return False
-                self._save(id_, start, end)
-                return True
+                return self._save(id_, start, end) is not None
         return False
 
     def save_idle(self, go_on: Callable[[Block], bool]) -> None:
         """Copy idle prefixes to RAM, the latest used first; they stay in the cache. `go_on(block)`: whether to."""
         for id_ in sorted(self._idle, key=lambda id_: -self._idle[id_].last_used):
             for start, end in self._unsaved(id_):
-                if not go_on(self._save(id_, start, end)):
+                block = self._save(id_, start, end)
+                if block is None or not go_on(block):
                     return
 
     def forget_all(self) -> None:
@@ -309,7 +322,8 @@ class PrefixCache:
             for start, end in self._unsaved(id_):
                 if time.perf_counter() >= until:
                     return
-                self._save(id_, start, end)
+                if self._save(id_, start, end) is None:
+                    break
             self._free(id_)
         while self._packing is not None and time.perf_counter() < until:
             if next(self._packing, _END) is _END:
@@ -333,17 +347,25 @@ class PrefixCache:
                 for start in range(first, node.end, PACK_TOKENS):
                     if node.start != first or id_ not in node.holders:
                         break  # it was split or left since the last part
-                    self._move_down(list(node.holders), start, min(start + PACK_TOKENS, node.end))
+                    if not self._move_down(list(node.holders), start, min(start + PACK_TOKENS, node.end)):
+                        return
                     yield
             held = self.index.held_by(id_)
             if self._live.get(id_) is sequence and held < sequence.num_cells:
-                self._move_down([id_], held, sequence.num_cells)
+                if not self._move_down([id_], held, sequence.num_cells):
+                    return
                 yield
         self._most_used = self.num_used
 
-    def _move_down(self, holders: list[int], start: int, end: int) -> None:
-        self._memory.relocate(holders, self._scratch, start, end)
+    def _move_down(self, holders: list[int], start: int, end: int) -> bool:
+        """Return whether there was memory for it; else the cells stay where they are, which is slower and no more."""
+        try:
+            self._memory.relocate(holders, self._scratch, start, end)
+        except MemoryError:
+            self._most_used = self.num_used
+            return False
         self.num_packed += end - start
+        return True
 
     def _enter_live(self, asking: Sequence) -> None:
         """Running calls that the asking one could share with: bring what the index knows of them up to date."""
@@ -408,17 +430,32 @@ class PrefixCache:
 
     def _evict(self, id_: int) -> None:
         for start, end in self._unsaved(id_):
-            self._save(id_, start, end)
+            if self._save(id_, start, end) is None:
+                break
         self._free(id_)
 
     def _unsaved(self, id_: int) -> Iterable[tuple[int, int]]:
         return self.index.unsaved(id_, BLOCK_TOKENS) if self.ram.max_bytes else ()
 
-    def _save(self, id_: int, start: int, end: int) -> Block:
-        block = Block(start, end, self._take(id_, start, end))
+    def _save(self, id_: int, start: int, end: int) -> Block | None:
+        """Copy a range to RAM; None: there is no memory for it, and whoever wants it again computes it anew."""
+        try:
+            block = Block(start, end, self._take(id_, start, end))
+        except UNSAVED as error:
+            self._note_unsaved(end - start, error)
+            return None
         self._token_bytes = max(self._token_bytes, len(block.state) / (end - start))
         self.ram.add(block, self.index.store(id_, block, self._spared))
         return block
+
+    def _note_unsaved(self, num_tokens: int, error: Exception) -> None:
+        now = time.monotonic()
+        if now - self._told_at >= TELL_S:
+            self._told_at = now
+            why = str(error) or "out of memory"
+            log.warning(
+                "no memory to keep a prefix in (%d tokens): it is computed again where wanted (%s)", num_tokens, why
+            )
 
     def _spared(self, block: Block) -> bool:
         """Whether a longer saved part leaves a shorter one its worth."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable
 
-from workers.engine.cache import PrefixCache
+from workers.engine.cache import UNSAVED, PrefixCache
 from workers.engine.prefix import Block, Checkpoint, Match, Path, Restore, is_fork
 from workers.engine.sequence import NOWHERE, Sequence
 from workers.llama.errors import StateUnusable
@@ -141,10 +141,15 @@ class CheckpointCache(PrefixCache):
         return True
 
     def _mark(self, id_: int, sequence: Sequence) -> bool:
-        """-> whether what is there now can be taken up."""
+        """-> whether what is there now can be taken up; not where there is no memory for its copy."""
         if not self.ram.max_bytes or self.index.extend(id_, sequence.path(), sequence.num_cells) < sequence.num_cells:
             return False
-        self.ram.add(*self._checkpoint(id_, sequence.num_cells))
+        try:
+            checkpoint = self._checkpoint(id_, sequence.num_cells)
+        except UNSAVED as error:
+            self._note_unsaved(sequence.num_cells, error)
+            return False
+        self.ram.add(*checkpoint)
         return True
 
     def _checkpoint(self, id_: int, end: int) -> tuple[Block, list[Block]]:

@@ -213,6 +213,9 @@ class SlotBook:
             result.set_result(end.value)
         except CallFailed as failed:
             result.set_exception(failed)
+        except MemoryError:
+            message = "this worker has no memory for the conversation in the slot; ask again"
+            result.set_exception(CallFailed(Failure(FailureCode.OUT_OF_MEMORY, message)))
         except StateUnusable as error:
             result.set_exception(CallFailed(Failure(FailureCode.INTERNAL, f"the slot can't be copied: {error}")))
         else:

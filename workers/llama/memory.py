@@ -171,11 +171,14 @@ class Memory:
 
         Attention scans the cache up to its highest cell, holes and all: this is how steps become shorter after others
         left. `ATTENTION` only, and every holder of the range must be among `holders`. Raises StateUnusable, with the
-        range gone from all of them, if another one held it after all and there is no room for a copy.
+        range gone from all of them, if another one held it after all and there is no room for a copy; MemoryError, with
+        everything as it was.
         """
         self.share(holders[0], scratch, start, end)
-        state = self.save(scratch)
-        self.remove(scratch)
+        try:
+            state = self.save(scratch)
+        finally:
+            self.remove(scratch)
         for holder in holders:
             self.cut(holder, start, end)
         self.load(scratch, state)

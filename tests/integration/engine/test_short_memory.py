@@ -3,19 +3,26 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from tests.integration.engine.listener import ONE_THREAD, Bench, Heard, running
+from tests.support.small_models import WORDS
 from workers.constraint.mask import Bits
 from workers.engine.engine import Engine
 from workers.llama.batch import Batch
 from workers.llama.context import Context
+from workers.llama.errors import StateUnusable
+from workers.llama.memory import Memory
 from workers.llama.model import Model
-from workers.protocol.events import Failed
+from workers.protocol.events import Failed, FinishReason
 from workers.protocol.failures import CallFailed, FailureCode
+
+LONG = "There was a little girl named Lily. She had a red ball and a big dog. " * 3
 
 DEMO = Path(__file__).parents[3] / "deploy" / "demo" / "paddock-demo.gguf"
 
@@ -80,3 +87,91 @@ def test_where_no_call_is_to_blame_all_are_told_and_the_log_says_why(
         with pytest.raises(CallFailed) as refused:
             bench.submit(bench.request("Once upon a time", 60))
         assert refused.value.failure.code is FailureCode.OUT_OF_MEMORY
+
+
+@contextmanager
+def no_copies(monkeypatch: pytest.MonkeyPatch, error: Exception) -> Iterator[list[int]]:
+    """No state of a sequence can be copied meanwhile; the list has an entry for each try."""
+    tries: list[int] = []
+
+    def save(memory: Memory, sequence: int, part: int) -> bytes:
+        tries.append(sequence)
+        raise error
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Memory, "_save", save)
+        yield tries
+
+
+SHORT = [MemoryError(), StateUnusable("llama.cpp saved nothing of sequence 1: std::bad_alloc")]
+
+
+@pytest.mark.parametrize("error", SHORT, ids=["of_our_own", "of_llama_cpp"])
+def test_idle_prefixes_that_no_copy_can_be_made_of_are_dropped(
+    any_model: Model, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    """They can be computed again: beside a stream, where others need their cells, and at rest."""
+    with running(any_model, slots=2, n_ctx=512, kv_tokens=512) as bench:
+        alone = bench.answer(replace(bench.request("Once upon a time", 300, ignore_eos=True), cache_prompt=False))
+        other = bench.answer(replace(bench.request(LONG, 20), cache_prompt=False))
+        with no_copies(monkeypatch, error) as tries:
+            stream = bench.submit(bench.request("Once upon a time", 300, ignore_eos=True))
+            for number in range(4):
+                bench.answer(bench.request(f"{number} {LONG}", 4))
+            bench.wait(stream)
+            assert bench.heard.text(stream) == alone
+            assert bench.answer(bench.request(LONG, 20)) == other
+        assert tries
+        bench.engine.check_integrity()
+        assert bench.engine.crashed is None
+        again = bench.request(LONG, 20)
+        assert bench.answer(again) == other
+        assert bench.answer(bench.again(again)) == other
+
+
+def test_a_conversation_that_no_copy_can_be_made_of_ends_where_it_would_move(
+    stories: Model, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two share their beginning: the first that is full needs cells of its own."""
+    with running(stories, slots=2, n_ctx=128, kv_tokens=512) as bench:
+        with no_copies(monkeypatch, MemoryError()) as tries:
+            moving = replace(bench.request(LONG, 300, ignore_eos=True), context_shift=True)
+            keys = [bench.submit(moving), bench.submit(bench.again(moving))]
+            bench.wait(*keys)
+        assert tries
+        assert FinishReason.LENGTH in {bench.heard.finished(key).reason for key in keys}
+        bench.engine.check_integrity()
+        assert bench.engine.crashed is None
+
+
+def test_a_slot_that_no_copy_can_be_made_of_fails_its_request_only(
+    stories: Model, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with running(stories) as bench:
+        bench.answer(bench.request(LONG, 4))
+        with no_copies(monkeypatch, MemoryError()), pytest.raises(CallFailed) as failed:
+            bench.engine.at_rest.copy(0, "", "").result(20)
+        assert failed.value.failure.code is FailureCode.OUT_OF_MEMORY
+        assert bench.engine.at_rest.copy(0, "", "").result(20) is not None
+        bench.engine.check_integrity()
+
+
+@pytest.mark.parametrize("kind", ["window", "recurrent", "hybrid"])
+def test_states_that_no_copy_can_be_made_of_are_computed_again(
+    small_models: dict[str, Path], monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    """Checkpoints of prompts and answers are copies as well."""
+    with Model.load(small_models[kind], ONE_THREAD) as model, running(model, slots=2, kv_tokens=512) as bench:
+
+        def answers() -> list[str]:
+            keys = [bench.submit(bench.request([*WORDS[:100], *WORDS[:number]], 8)) for number in range(3, 6)]
+            bench.wait(*keys)
+            return [bench.heard.text(key) for key in keys]
+
+        with no_copies(monkeypatch, MemoryError()) as tries:
+            without = answers()
+            bench.engine.check_integrity()
+        assert tries
+        assert bench.engine.crashed is None
+        assert answers() == without
+        bench.engine.check_integrity()
