@@ -11,6 +11,7 @@ so a death at any moment leaves a whole record. Standard library only: the super
 from __future__ import annotations
 
 import contextlib
+import errno
 import mmap
 import os
 import struct
@@ -109,7 +110,8 @@ def find(path: Path) -> list[tuple[str, float]] | None:
 def take(path: Path) -> list[tuple[str, float]] | None:
     """As `find`, and removes the file, so that it is told once."""
     found = find(path)
-    path.unlink(missing_ok=True)
+    with contextlib.suppress(OSError):  # a disk that takes no writes: it is told once more, and nothing ends by it
+        path.unlink(missing_ok=True)
     return found
 
 
@@ -130,12 +132,17 @@ def _printable(label: str) -> str:
 
 
 def _mapped(path: Path) -> mmap.mmap:
-    """A fresh file of mode 0600; what a dead process left there is gone."""
+    """Return a fresh file of mode 0600; what a dead process left there is gone. Raises OSError."""
     path.unlink(missing_ok=True)
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
     try:
-        os.ftruncate(descriptor, _SIZE)
-        os.pwrite(descriptor, _MAGIC, 1)
+        # All of it, so that the disk has given its blocks: a mapped page that has none yet ends the process (SIGBUS)
+        # when it is written to and the disk is full by then.
+        if os.pwrite(descriptor, b"\0" + _MAGIC + bytes(_SIZE - 1 - len(_MAGIC)), 0) < _SIZE:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         return mmap.mmap(descriptor, _SIZE)
+    except BaseException:
+        path.unlink(missing_ok=True)
+        raise
     finally:
         os.close(descriptor)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import gc
 import logging
 import os
@@ -47,6 +48,9 @@ from workers.wishes import SettingUnusable, Wishes
 
 SWITCH_INTERVAL_S = 0.0005
 """How long the event loop may keep the interpreter lock from the engine's thread; figures: docs/performance.md."""
+
+DISK_TROUBLE = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO})
+"""A disk that takes no more is no reason not to serve."""
 
 logger = logging.getLogger(__name__)
 
@@ -105,7 +109,7 @@ def _run(settings: WorkerSettings) -> int:
         with ending_at_once():
             model = opened.enter_context(Model.load(path, wishes.llama))
             place = _place(settings, path, model)
-            black_box = opened.enter_context(_black_box(settings))
+            black_box = opened.enter_context(kept_box(settings))
             watchdog = opened.enter_context(Watchdog(settings.step_timeout_s, black_box))
             open_parts: OpenParts = pooled_parts if is_pooled(model, wishes.llama) else generating_parts
             parts = open_parts(opened, model, wishes, watchdog, place.model)
@@ -144,7 +148,7 @@ def _checked(settings: WorkerSettings) -> Path:
     return first_part(settings.model.expanduser())
 
 
-def _black_box(settings: WorkerSettings) -> BlackBox:
+def kept_box(settings: WorkerSettings) -> BlackBox:
     """Where the engine keeps what it runs. Tells what a worker that died in this place left there."""
     path = settings.black_box
     try:
@@ -153,6 +157,9 @@ def _black_box(settings: WorkerSettings) -> BlackBox:
             logger.error("the worker that was here before died while running %s", describe(left))
         return BlackBox(path)
     except OSError as error:
+        if error.errno in DISK_TROUBLE:
+            logger.warning("no record is kept of what runs when this process dies: %s: %s", path, error.strerror)
+            return BlackBox(None)
         raise SettingUnusable(
             f"black_box: can't write {path}: {error.strerror}; name a file in a folder of your own, or leave it out"
         ) from None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import stat
@@ -13,6 +14,8 @@ from pathlib import Path
 import pytest
 
 from workers.black_box import HALF, MAX_LABEL, BlackBox, describe, find, take
+from workers.settings import WorkerSettings
+from workers.worker import kept_box
 
 ROOT = Path(__file__).parents[3]
 
@@ -40,6 +43,36 @@ def test_it_holds_what_runs_now(path: Path) -> None:
         assert stat.S_IMODE(path.stat().st_mode) == 0o600
     assert not path.exists()
     assert find(path) is None
+
+
+def test_the_disk_has_given_its_blocks_before_they_are_written_to(path: Path) -> None:
+    """A page without one ends the process (SIGBUS) where the disk is full when a call begins."""
+    with BlackBox(path):
+        found = path.stat()
+        assert found.st_blocks * 512 >= found.st_size > 2 * HALF
+
+
+def test_nothing_is_left_of_a_box_that_the_disk_does_not_take(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def pwrite(descriptor: int, data: bytes, offset: int) -> int:
+        return len(data) // 2  # what a disk does that is full by then
+
+    monkeypatch.setattr(os, "pwrite", pwrite)
+    with pytest.raises(OSError, match="No space left"):
+        BlackBox(path)
+    assert not path.exists()
+
+
+def test_what_can_t_be_removed_is_read_nevertheless(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    box = BlackBox(path)
+    box.began(1, "one")
+
+    def unlink(self: Path, missing_ok: bool = False) -> None:
+        raise OSError(errno.EROFS, "Read-only file system")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Path, "unlink", unlink)
+        assert [label for label, _ in take(path) or []] == ["one"]
+    box.close()
 
 
 def test_times_are_kept(path: Path) -> None:
@@ -122,3 +155,17 @@ def test_without_a_file_it_serves_its_own_process() -> None:
 
 def test_the_longest_comes_first() -> None:
     assert describe([("young", 99.0), ("old", 90.5)], now=100.0) == "requests old (for 9.5 s), young (for 1.0 s)"
+
+
+def test_a_worker_serves_without_a_box_where_the_disk_takes_none(
+    path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def pwrite(descriptor: int, data: bytes, offset: int) -> int:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "pwrite", pwrite)
+    box = kept_box(WorkerSettings.model_construct(black_box=path))
+    box.began(1, "one")
+    assert box.text().startswith("request one")
+    assert not path.exists()
+    assert "no record is kept of what runs when this process dies" in caplog.text
