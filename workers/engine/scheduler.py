@@ -35,7 +35,8 @@ ROWS_MULTIPLES = (64, 4)
 """A CPU's kernels like these numbers of rows: attention works in tiles of 64, matrices in fours.
 
 With a 0.5 B model at a depth of 2,000 tokens, 60 rows took 953 ms, 64 rows 739 and 65 rows 1,097; with little before
-them 127 rows 803 ms and 128 rows 731. With the demo model at a depth of 600, 32 rows took 50 ms, 63 rows 138 and 64 rows 14.
+them 127 rows 803 ms and 128 rows 731. With the demo model at a depth of 600, 32 rows took 50 ms, 63 rows 138 and 64
+rows 14.
 """
 
 
