@@ -58,8 +58,9 @@ def test_others_are_served_while_one_team_holds_every_slot(demo: Model, ram_byte
         assert max(step_of_end(bench, key) for key in more) < min(step_of_end(bench, key) for key in red)
 
 
-def test_who_comes_back_and_reads_again_makes_no_long_steps(demo: Model) -> None:
+def test_who_comes_back_and_reads_again_makes_no_long_steps(demo: Model, monkeypatch: pytest.MonkeyPatch) -> None:
     """Two endless answers that nothing is kept of give way again and again, beside another team's streams."""
+    monkeypatch.setattr("workers.engine.pace.AGAIN_S", 0.0)  # a slow machine, on any
     with running(demo, slots=2, n_ctx=1024, ram_bytes=0) as bench:
         read: list[int] = []
         run = bench.engine._stepper._run
