@@ -187,7 +187,7 @@ class PrefixCache:
         id_, sequence.id = sequence.id, NOWHERE
         del self._live[id_]
         sequence.restores.clear()
-        kept = keep and sequence.request.cache_prompt and not sequence.shifted and sequence.num_cells > 0
+        kept = keep and sequence.request.cache_prompt and sequence.can_be_kept
         if not kept or not self._settle(id_, sequence):
             self._free(id_)
             return
@@ -216,6 +216,8 @@ class PrefixCache:
             self._memory.load(sequence.id, state)
         else:
             self.index.release(sequence.id)
+        if sequence.shifted:
+            self.erase(sequence.path())
         self._memory.cut(sequence.id, start, end)
         self._memory.shift(sequence.id, end, num_cells, start - end)
         sequence.forget(start, end)
@@ -376,7 +378,7 @@ class PrefixCache:
 
     def _match(self, sequence: Sequence) -> Match:
         """At least one token is left to compute: its logits are wanted."""
-        if not sequence.request.cache_prompt or sequence.shifted:
+        if not sequence.request.cache_prompt:
             return Match(0, NOWHERE, ())
         match = self.index.match(sequence.path(), sequence.num_known - 1)
         return match if self._pace.restore_pays else Match(match.num_held, match.holder, ())

@@ -149,12 +149,14 @@ class DiskLink:
 
     def _name(self, block: Block) -> BlockName | None:
         """None for what nobody would find: a block that is not whole, a checkpoint without its cells, what nobody knows
-        any more.
+        any more; and for what belongs to one call.
         """
         if not block.nodes or (self._by_range and not _is_whole(block)) or block.start == block.end:
             return None
         node = max(block.nodes, key=lambda node: node.end)
         path = path_of(node, block.end)
+        if path.scope.shift:
+            return None
         if self._by_range:
             return block_names(path.tokens, path.scope, path.num_public)[-1]
         return StateNames(path.tokens, path.scope, path.num_public).name(block.end)

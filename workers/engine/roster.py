@@ -16,7 +16,7 @@ from typing import Protocol
 from workers.engine.counters import PromptTally
 from workers.engine.draws import within_share
 from workers.engine.pace import PrefillPace
-from workers.engine.prefix import Match, common
+from workers.engine.prefix import Match, Path, common
 from workers.engine.scheduler import Beside, Limits, Plan, plan_step
 from workers.engine.sequence import NOWHERE, Sequence
 from workers.engine.shares import FIRST_SLICE, gives_way, is_shared, last_of, next_in
@@ -60,6 +60,8 @@ class Cache(Protocol):
     def leave(self, sequence: Sequence, *, keep: bool) -> None: ...
 
     def make_room(self, num_cells: int) -> bool: ...
+
+    def erase(self, path: Path) -> None: ...
 
 
 class Roster:
@@ -108,13 +110,17 @@ class Roster:
         return next((one for one in (*self.running, *self.waiting) if one.key == key), None)
 
     def remove(self, sequence: Sequence, *, keep: bool) -> None:
-        """The call is over. With `keep` its prefix stays in the cache."""
+        """The call is over. With `keep` its prefix stays in the cache, unless nobody else may ever share it."""
         if sequence.slot == NOWHERE:
             self.waiting.remove(sequence)
+            if sequence.shifted:
+                self._cache.erase(sequence.path())
             return
         if sequence.num_predicted:
             self._answer_tokens += 0.1 * (sequence.num_predicted - self._answer_tokens)
-        self._step_down(sequence, keep=keep)
+        self._step_down(sequence, keep=keep and not sequence.shifted)
+        if sequence.shifted:
+            self._cache.erase(sequence.path())
 
     def admit(self, events: list[CallEvent], may_enter: Callable[[Sequence], bool]) -> None:
         """Give free slots to those who wait and fit. `may_enter`: whether a call needs nothing else first."""

@@ -18,6 +18,8 @@ class Scope:
     """The caller's `cache_salt`."""
     adapters: bytes = b""
     """Contents and scales of the adapters that the KV was computed with."""
+    shift: str = ""
+    """Names the one shift of the one call whose cells these are; such KV never goes to disk."""
 
     @property
     def seed(self) -> bytes:

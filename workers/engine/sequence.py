@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
+from dataclasses import replace
+from secrets import token_hex
 
 import numpy as np
 
@@ -61,8 +63,10 @@ class Sequence:
         "_mask",
         "_n_ctx",
         "_num_untold",
+        "_num_unturned",
         "_piece",
         "_ruled_out",
+        "_shift",
         "_since",
         "_text",
         "_watch",
@@ -157,6 +161,10 @@ class Sequence:
         """All but the newest token is in the cache."""
         self.shifted = False
         """The cells are no longer what these tokens alone would give: nobody may share them."""
+        self._shift = ""
+        """Where this call finds its cells again after the last shift."""
+        self._num_unturned = 0
+        """Cells after the last shift, whose keys turn with the next step."""
         self.row = self.token = 0
         self.token_at = 0.0
         """When the step ended that made the newest token."""
@@ -198,6 +206,11 @@ class Sequence:
         """Whether a step can do something for it."""
         return self.id != NOWHERE and not self.restores and self.pending is None
 
+    @property
+    def can_be_kept(self) -> bool:
+        """Whether its cells may be saved: keys that are to be turned may not."""
+        return self.num_cells > self._num_unturned
+
     def tokens(self) -> Tokens:
         """The conversation so far. The array is not to be written to."""
         if self._since:
@@ -210,6 +223,8 @@ class Sequence:
         return np.asarray(self.request.tokens, dtype=np.int32)
 
     def path(self) -> Path:
+        if self._shift:
+            return Path(self.tokens(), replace(self.scope, shift=self._shift))
         return Path(self.tokens(), self.scope, self.request.num_public)
 
     def start(self, slot: int, now: float, events: list[CallEvent]) -> None:
@@ -237,6 +252,8 @@ class Sequence:
         self._base = np.concatenate((tokens[:start], tokens[end:]))
         self.num_cells -= end - start
         self.shifted = True
+        self._shift = token_hex(16)
+        self._num_unturned = self.num_cells
 
     def pick(self, context: Context, events: list[CallEvent]) -> Outcome:
         """Draw the next token from the logits of its row -> why it was the last one, if it was."""

@@ -10,6 +10,8 @@ import pytest
 from tests.integration.engine.listener import ONE_THREAD, running
 from tests.integration.engine.test_prefix_cache import STORY, held
 from tests.support.small_models import SMALL_MODELS, WORDS
+from workers.engine.scheduler import Plan
+from workers.engine.sequence import Sequence
 from workers.llama.model import Model
 from workers.protocol.catalog import LlamaSettings
 from workers.protocol.events import FinishReason
@@ -68,6 +70,34 @@ def test_a_shifted_conversation_that_is_thrown_out_comes_back(stories: Model) ->
         bench.wait(*keys)
         assert [bench.heard.finished(key).usage.completion_tokens for key in keys] == [300] * 3
         assert bench.engine.counters.num_preempted > 0
+
+
+@pytest.mark.parametrize("ram_bytes", [64 << 20, 0])
+def test_a_shifted_conversation_that_gives_way_is_not_read_again(demo: Model, ram_bytes: int) -> None:
+    """Another team's calls take its only slot; what is kept of it meanwhile is gone when it has ended."""
+    with running(demo, slots=1, n_ctx=256, kv_tokens=512, ram_bytes=ram_bytes) as bench:
+        call = replace(bench.request("Once upon a time", 800, ignore_eos=True), context_shift=True, tenant="red")
+        alone = bench.answer(call)
+        read: list[int] = []
+        run = bench.engine._stepper._run
+
+        def look(plan: Plan[Sequence], num_empty: int = 0) -> None:
+            read.extend(chunk.num_tokens for chunk in plan.prefill if chunk.sequence.shifted)
+            run(plan, num_empty)
+
+        bench.engine._stepper._run = look  # type: ignore[method-assign]
+        again = bench.submit(bench.again(call))
+        bench.heard.until(lambda: len(bench.heard.calls[again]) > 280)
+        for number in range(4):
+            end = bench.request(f"The dog {number}", 40, ignore_eos=True)
+            bench.answer(replace(end, tenant="blue"))
+        bench.wait(again)
+        assert bench.engine.counters.num_sliced > 1
+        assert read
+        assert max(read) == 1, "the newest token"
+        assert bench.heard.text(again) == alone
+        index = bench.engine._stepper._cache.index
+        assert not [node for node in index._all() if node.scope is not None and node.scope.shift]
 
 
 def test_without_the_wish_the_context_is_the_end(stories: Model) -> None:

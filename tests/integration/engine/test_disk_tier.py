@@ -18,8 +18,12 @@ from tests.integration.engine.test_slots import copy_of
 from tests.support.small_models import WORDS
 from workers.engine.disk import DiskTier, Stop
 from workers.engine.disk_folder import LEFT, CacheFolder
+from workers.engine.disk_link import DiskLink
 from workers.engine.disk_names import BLOCK_TOKENS, BlockName, CacheKeys, block_names
 from workers.engine.engine import Engine, EngineRequest
+from workers.engine.pace import MovePace, PrefillPace
+from workers.engine.prefix import Block, PrefixIndex
+from workers.engine.prefix import Path as PrefixPath
 from workers.engine.scope import Scope
 from workers.llama.context import Context
 from workers.llama.model import Model
@@ -59,6 +63,18 @@ def test_a_conversation_goes_on_after_a_restart(any_model: Model, tmp_path: Path
             num_prompt = len(first.tokens)
             assert [cached(bench, call.key) for call in calls] == [whole_blocks(num_prompt - 1), 0]
             assert bench.engine.counters.num_fetched == whole_blocks(num_prompt - 1)
+
+
+def test_what_belongs_to_one_shifted_call_never_goes_to_disk(tmp_path: Path) -> None:
+    tokens = np.arange(BLOCK_TOKENS, dtype=np.int32)
+    with tier(tmp_path / "cache") as disk:
+        link = DiskLink(disk, MovePace(PrefillPace(32, 512)), by_range=True, post=lambda act: act())
+        for scope, num_files in ((Scope("red", shift="one"), 0), (Scope("red"), 1)):
+            block = Block(0, BLOCK_TOKENS, b"state")
+            PrefixIndex().put(PrefixPath(tokens, scope), block)
+            link.evicted(block)
+            assert disk.flush(5)
+            assert disk.stats.num_files == num_files
 
 
 def test_what_leaves_ram_is_found_on_disk(stories: Model, tmp_path: Path) -> None:
