@@ -263,6 +263,8 @@ class HttpProtocol(BoundedConnection, HttpToolsProtocol):
                 self._end_head_timer()
                 self.handle_websocket_upgrade()
                 self._server.bounded.replaced(self, cast(Closable, self.transport.get_protocol()))
+                # The parser knows this protocol: together they would wait for the collector of cycles.
+                self.parser = None  # type: ignore[assignment]
         except httptools.HttpParserError:
             if not self._deaf:
                 self._refuse(self._refusal)

@@ -85,7 +85,11 @@ class Connection:
         self._memory = Memory(rooms.store, rooms.memories, rooms.bounds.max_bytes)
         self._shelf = Shelf(self._memory, CHAIN_FACTOR * rooms.intake.max_body_bytes)
         self._answering: Answering[ResponseRequest] = Answering(
-            ResponseWriters(), rooms.pipeline, rooms.ping_interval_s, rooms.resumable, self._conclude
+            ResponseWriters(),
+            rooms.pipeline,
+            rooms.ping_interval_s,
+            rooms.resumable,
+            partial(_conclude, self._shelf, self._memory),
         )
         self._lanes: Lanes[Body] | None = None
         self._ends_at = monotonic() + rooms.bounds.life_s
@@ -112,7 +116,8 @@ class Connection:
         finally:
             if self._timer is not None:
                 self._timer.cancel()
-            # The connection lies in cycles of references, and the collector of those is in no hurry.
+            # Lanes know the connection. The collector of cycles is in no hurry, and held the loop up for hundreds.
+            self._lanes = None
             self._memory.close()
         if not self._gone:
             await self._say_goodbye()
@@ -188,15 +193,10 @@ class Connection:
             trail.status = 200
             await self._last_word(sink.write(writer.broken(failure)))
         else:
-            raise failure
-
-    async def _conclude(self, writer: StreamWriter | WholeWriter, failure: PaddockError | None) -> None:
-        await self._shelf.conclude(writer, failure)
-        if failure is None and isinstance(writer, EventWriter):
-            snapshot = writer.snapshot
-            is_stored = snapshot.asked.store and snapshot.is_kept
-            team = snapshot.call.principal.team
-            self._memory.note(team, writer.record(writer.response()), is_stored=is_stored)
+            try:
+                raise failure
+            finally:
+                del failure  # the error knows this frame, and with it what was asked
 
     async def _refuse(self, error: PaddockError, trail: Trail, lane: str) -> None:
         """Tells it. The connection goes on."""
@@ -252,6 +252,17 @@ class Connection:
         request_id = f"{self._request_id}.{self._num_requests}"
         path, record = self._scope["path"], trail_of(self._scope).record.beside()
         return Trail(request_id, METHOD, path, route=path, origin=origin_of(self._scope), record=record)
+
+
+async def _conclude(
+    shelf: Shelf, memory: Memory, writer: StreamWriter | WholeWriter, failure: PaddockError | None
+) -> None:
+    await shelf.conclude(writer, failure)
+    if failure is None and isinstance(writer, EventWriter):
+        snapshot = writer.snapshot
+        is_stored = snapshot.asked.store and snapshot.is_kept
+        team = snapshot.call.principal.team
+        memory.note(team, writer.record(writer.response()), is_stored=is_stored)
 
 
 def _note_gone(trail: Trail) -> None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import socket
+import weakref
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -151,3 +153,25 @@ async def test_what_is_left_when_a_socket_closes_is_not_kept_for_ever(
 
 def _left(connection: Any) -> bool:
     return bool(connection.transport.get_write_buffer_size())
+
+
+@pytest.mark.parametrize("last", [b"\x88\x80\0\0\0\0", b""], ids=["closed", "broken off"])
+async def test_one_that_has_ended_is_gone_at_once(port: int, last: bytes) -> None:
+    """The protocol of its handshake and its parser held each other; collecting hundreds held the loop up."""
+    connections = SERVERS[-1].state.connections
+    gc.collect()
+    gc.disable()
+    try:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        await until(lambda: len(connections) == 1, 5.0, "the connection is taken")
+        protocols = [weakref.ref(next(iter(connections)))]
+        writer.write(HANDSHAKE)
+        await reader.readuntil(b"\r\n\r\n")
+        protocols.append(weakref.ref(next(iter(connections))))
+        assert isinstance(protocols[1](), WebSocketProtocol)
+        writer.write(last)
+        await writer.drain()
+        writer.close()
+        await until(lambda: [protocol() for protocol in protocols] == [None, None], 5.0, "they are gone")
+    finally:
+        gc.enable()
