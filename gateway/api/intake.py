@@ -76,9 +76,7 @@ class Intake:
             del raw, arrival
             yield body
         finally:
-            reservation.close()
-            if reservation.num_bytes > INLINE_BYTES:
-                self._lane.tidy()
+            self.give_back(reservation)
 
     async def small(self, scope: Scope, receive: Receive, read: Callable[[bytes], AskedT]) -> AskedT:
         """Read a body that holds no prompt. Raises BodyTooLarge, BodyTooSlow, ClientGone and what `read` raises."""
@@ -94,6 +92,12 @@ class Intake:
         reservation = self._budget.reserve(principal)
         reservation.resize(len(raw))
         return Body(raw, reservation, self)
+
+    def give_back(self, reservation: Reservation) -> None:
+        """What is reserved is free; where it is much, the system has it soon."""
+        reservation.close()
+        if reservation.num_bytes > INLINE_BYTES:
+            self._lane.tidy()
 
     async def decoded(
         self, raw: bytes, shape: Shape | None, reservation: Reservation, read: Callable[[bytes], AskedT]
@@ -165,7 +169,7 @@ class Body:
 
     def close(self) -> None:
         """It is over."""
-        self._reservation.close()
+        self._intake.give_back(self._reservation)
 
     def holds(self, num_bytes: int) -> None:
         """Its answer takes so many more. Raises HeldTooMuch, MemoryFull, TakesTooMuch."""

@@ -62,6 +62,23 @@ async def test_too_much_is_refused_while_it_still_comes() -> None:
     assert sender.num_sent <= 2 * MIN_ITEMS + 2 * PART_BYTES
 
 
+class Tidied(DecodingLane):
+    """Counts how often free memory was to be given back."""
+
+    num_tidied = 0
+
+    def tidy(self) -> None:
+        self.num_tidied += 1
+
+
+@pytest.mark.parametrize(("num_bytes", "num_tidied"), [(INLINE_BYTES, 0), (INLINE_BYTES + 1, 1)])
+async def test_what_a_large_message_took_goes_back_to_the_system(num_bytes: int, num_tidied: int) -> None:
+    lane = Tidied()
+    into = Intake(MAX_BODY_BYTES, MemoryBudget(1 << 30), lane, lambda: 4096)
+    into.message(principal("red"), bytes(num_bytes)).close()
+    assert lane.num_tidied == num_tidied
+
+
 @pytest.mark.parametrize(
     ("document", "on_loop"),
     [
