@@ -62,6 +62,8 @@ ADAPTERS_S = 10.0
 """How long a call waits for an adapter that is registered and that no worker has; then a worker says what is wrong."""
 BLAMED = frozenset({FailureCode.INTERNAL, FailureCode.WORKER_LOST, FailureCode.OUT_OF_MEMORY, FailureCode.UNAVAILABLE})
 """Failures that are the worker's own: enough of them in a row, and all calls leave it alone."""
+INLINE_HELD_BYTES = 1 << 20
+"""Of a decoded body: the heads of 3,000 messages, or of a hundred tools, take a millisecond or more."""
 UNPAID = frozenset({FailureCode.DRAINING, FailureCode.OUT_OF_MEMORY})
 """A worker that takes its leave, or has no memory, says so to each call once and at once: no retry that makes trouble
 worse."""
@@ -105,7 +107,7 @@ class Attempts:
     async def begin(self, call: Call, trail: Trail, asked: GenerateRequest) -> Tries:
         """`over` has to be told of its end. Raises InvalidRequest, PermissionDenied for adapters."""
         tries = Tries(call, trail, asked, request=self._adapted(call, asked))
-        if chars_of(tries.request) <= INLINE_CHARS:
+        if chars_of(tries.request) <= INLINE_CHARS and trail.held_bytes <= INLINE_HELD_BYTES:
             tries.ask = self._ask_of(tries)
         else:
             tries.ask = await self._ask_of_long(tries)

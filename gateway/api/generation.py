@@ -45,11 +45,12 @@ class Generation(Generic[AskedT]):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         principal, trail = await identified(self._keys, scope)
         async with self._intake.opened(principal, scope, receive) as body:
-            wish = read_wish(scope, body.raw, principal.team)
+            wish = await read_wish(scope, body)
             if wish is not None and wish.stream:
                 await self._resumable.again(wish, body, scope, receive, send)
                 return
             asked = await body.decoded(lambda raw: self._dialect.read(raw, scope))
+            trail.held_bytes = body.num_bytes
             talk = conversation(scope, asked.requests[0], principal.team)
             call = self._pipeline.call(principal, asked.model, trail, "generate", read_begin_by(scope), talk)
             if self._supersedes:

@@ -8,9 +8,11 @@ from __future__ import annotations
 import hashlib
 import re
 from dataclasses import dataclass
+from functools import partial
 
 from starlette.types import Scope
 
+from gateway.api.intake import Body
 from gateway.errors import InvalidRequest, StreamGone
 from gateway.resume.recordings import Owner
 
@@ -31,8 +33,11 @@ class Wish:
     """Number of the last event that the client has."""
 
 
-def read_wish(scope: Scope, raw: bytes, team: str) -> Wish | None:
-    """None without either header. Raises InvalidRequest, and StreamGone for an id that never was one of ours."""
+async def read_wish(scope: Scope, body: Body) -> Wish | None:
+    """Return None without either header; long bodies are hashed on a thread.
+
+    Raises InvalidRequest, and StreamGone for an id that never was one of ours.
+    """
     grace: bytes | None = None
     last: bytes | None = None
     for name, value in scope["headers"]:
@@ -43,7 +48,9 @@ def read_wish(scope: Scope, raw: bytes, team: str) -> Wish | None:
     if grace is None and last is None:
         return None
     stream, after = ("", 0) if last is None else _event(last)
-    return Wish(Owner(team, _digest(scope, raw)), 0.0 if grace is None else _grace_s(grace), stream, after)
+    grace_s = 0.0 if grace is None else _grace_s(grace)
+    digest = await body.aside(len(body.raw), partial(_digest, scope, body.raw))
+    return Wish(Owner(body.team, digest), grace_s, stream, after)
 
 
 def _grace_s(value: bytes) -> float:
@@ -66,4 +73,6 @@ def _event(value: bytes) -> tuple[str, int]:
 def _digest(scope: Scope, raw: bytes) -> str:
     """The same for the same method, path, query and body."""
     head = f"{scope['method']} {scope['path']}?".encode() + scope.get("query_string", b"") + b"\n"
-    return hashlib.sha256(head + raw).hexdigest()
+    digest = hashlib.sha256(head)
+    digest.update(raw)
+    return digest.hexdigest()

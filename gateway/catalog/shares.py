@@ -13,8 +13,15 @@ from hashlib import blake2b
 from workers.protocol.catalog import Target
 from workers.protocol.requests import GenerateRequest, Infill
 
-OPENING_BYTES = 1024
+OPENING_CHARS = 1024
 """Of a text that one writes in, so much stays the same."""
+
+WHOLE_CHARS, END_CHARS = 64 << 10, 128
+"""So much of an opening is hashed whole, and of longer texts behind it both ends and the length: hashing 8 MiB, or as
+many tokens, would hold the event loop for tens of milliseconds.
+"""
+WHOLE_ITEMS, END_ITEMS = 4096, 256
+"""The same of messages, and of a prompt's tokens and texts."""
 
 _END = b"\x00"
 
@@ -37,28 +44,43 @@ def conversation_of(request: GenerateRequest, team: str, session: str) -> str:
     `session` is the caller's own name for it; empty: it is known by how it begins.
     """
     named = blake2b(team.encode() + _END, digest_size=16)
-    for text in (b"session", session.encode()) if session else _opening(request):
-        named.update(text + _END)
+    left = WHOLE_CHARS
+    for text in ("session", session) if session else _opening(request):
+        left -= len(text)
+        named.update((text if left >= 0 else _ends_of(text)).encode() + _END)
     return named.hexdigest()
 
 
-def _opening(request: GenerateRequest) -> Iterator[bytes]:
+def _opening(request: GenerateRequest) -> Iterator[str]:
     """A chat up to its first message of a user: what comes before is often everybody's. A prompt is one turn."""
     if request.prompt is not None:
-        parts = (request.prompt,) if isinstance(request.prompt, str) else request.prompt
-        yield from (str(part).encode() for part in parts)
+        yield from map(str, _parts(request.prompt))
     elif request.infill is not None:
         yield from _place(request.infill)
     else:
-        for message in request.messages:
-            yield (message.content or "").encode()
+        for message in request.messages[:WHOLE_ITEMS]:
+            yield message.content or ""
             if message.role == "user":
                 return
 
 
-def _place(infill: Infill) -> Iterator[bytes]:
-    yield infill.prefix.encode()[:OPENING_BYTES]
-    yield from (file.name.encode() for file in infill.files)
+def _parts(prompt: str | tuple[int | str, ...]) -> tuple[int | str, ...]:
+    """Return what tells a prompt from others: all of its parts, or those at both ends and their number."""
+    if isinstance(prompt, str):
+        return (prompt,)
+    if len(prompt) <= WHOLE_ITEMS:
+        return prompt
+    return (*prompt[:END_ITEMS], len(prompt), *prompt[-END_ITEMS:])
+
+
+def _ends_of(text: str) -> str:
+    """Return what tells a text from others nearly always."""
+    return text if len(text) <= 2 * END_CHARS else f"{text[:END_CHARS]}\0{len(text)}\0{text[-END_CHARS:]}"
+
+
+def _place(infill: Infill) -> Iterator[str]:
+    yield infill.prefix[:OPENING_CHARS]
+    yield from (file.name for file in infill.files)
 
 
 def _draw(target: Target, conversation: str) -> float:

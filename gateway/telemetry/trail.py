@@ -60,6 +60,8 @@ class Trail:
     """Of all its answers, as far as they came."""
     priority: int | None = None
     """What its key allows, where it asked for a more urgent one."""
+    held_bytes: int = 0
+    """Memory that its decoded body takes at most: what it costs to go through it grows with that."""
     num_answers: int = 1
     """That it asks for, over all prompts."""
     status: int = 0

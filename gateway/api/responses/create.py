@@ -38,7 +38,7 @@ class CreateResponse:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         principal, trail = await identified(self._keys, scope)
         async with self._intake.opened(principal, scope, receive) as body:
-            wish = read_wish(scope, body.raw, principal.team)
+            wish = await read_wish(scope, body)
             if wish is not None and wish.stream:
                 await self._resumable.again(wish, body, scope, receive, send)
                 return

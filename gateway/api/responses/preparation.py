@@ -25,6 +25,7 @@ class Preparation:
     ) -> tuple[ResponseRequest, Call]:
         """Raises PaddockError."""
         asked = await shelf.complete(draft, body)
+        trail.held_bytes = body.num_bytes
         talk = conversation(scope, asked.requests[0], principal.team)
         call = self._pipeline.call(principal, asked.model, trail, "generate", read_begin_by(scope), talk)
         if asked.fit:

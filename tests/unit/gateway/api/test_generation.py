@@ -1,0 +1,60 @@
+"""What a generating route tells of a request before it is placed."""
+
+from __future__ import annotations
+
+import json
+from typing import Any, cast
+
+import pytest
+from starlette.types import Message, Scope
+
+from gateway.api.decoding import DecodingLane
+from gateway.api.diagnostics import begin_trail
+from gateway.api.generation import Generation
+from gateway.api.intake import Intake
+from gateway.api.memory_budget import MemoryBudget
+from gateway.api.openai.chat import ChatDialect
+from gateway.attempts import INLINE_HELD_BYTES
+from gateway.call import Principal
+from gateway.errors import ModelNotFound
+from gateway.telemetry.trail import Trail
+from workers.tracing.tracer import NoTracer
+
+ASKER = Principal("key", "red", None, admin=False)
+
+
+class Keys:
+    """Knows one key."""
+
+    def authenticate(self, headers: object) -> Principal:
+        return ASKER
+
+
+class Pipeline:
+    """Places nothing, and keeps what it was told of the request."""
+
+    held_bytes = 0
+
+    def call(self, principal: Principal, model: str, trail: Trail, *more: object) -> None:
+        self.held_bytes = trail.held_bytes
+        raise ModelNotFound("none")
+
+
+@pytest.mark.parametrize(("num_messages", "is_much"), [(100, False), (10_000, True)])
+async def test_it_tells_what_the_body_takes(num_messages: int, is_much: bool) -> None:
+    """By which it is found out where it may be hashed."""
+    messages = [{"role": "user", "content": [{"type": "text", "text": "a"}]}] * num_messages
+    raw = json.dumps({"model": "m", "messages": messages}).encode()
+    scope: Scope = {"type": "http", "method": "POST", "path": "/v1/chat/completions", "headers": []}
+    begin_trail(scope, NoTracer())
+    intake, pipeline = Intake(8 << 20, MemoryBudget(1 << 30), DecodingLane(), lambda: 4096), Pipeline()
+    nobody = cast(Any, None)
+    route = Generation(ChatDialect(), cast(Any, Keys()), cast(Any, pipeline), intake, 15.0, nobody)
+
+    async def receive() -> Message:
+        return {"type": "http.request", "body": raw}
+
+    with pytest.raises(ModelNotFound):
+        await route(scope, receive, nobody)
+    assert (pipeline.held_bytes > INLINE_HELD_BYTES) == is_much
+    assert pipeline.held_bytes >= len(raw)
