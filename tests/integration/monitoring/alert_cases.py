@@ -344,6 +344,14 @@ GATEWAYS = (
     ),
     Case("PaddockRedisSlow", "20m", slow("paddock_redis_seconds", "0+20x30", "0+20x30")),
     Case(
+        "PaddockRedisUnreadable",
+        "20m",
+        {'paddock_redis_unreadable_total{key="pd:keys", instance="a"}': "0+1x30"},
+        "Something under pd:keys in Redis can not be read",
+        {"key": "pd:keys"},
+    ),
+    Case("PaddockRedisUnreadable", "35m", {'paddock_redis_unreadable_total{key="pd:keys", instance="a"}': "0 0 3x40"}),
+    Case(
         "PaddockLoopLate",
         "20m",
         slow("paddock_loop_lag_seconds", "0+10x30", "0+20x30"),
