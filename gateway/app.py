@@ -160,8 +160,9 @@ async def build(settings: GatewaySettings, redis: redis.asyncio.Redis, tracer: T
     keeper = AdapterKeeper(core.fleet, core.inquiries, core.wishes)
     core.fleet.listen(lambda _: keeper.hurry())
     most_per_key = max(1, int(connection_bounds(settings).most * settings.key_share))
+    refuses = settings.unknown_parameters == "refuse"
     return App(
-        asgi=Door(router, core.metrics, core.attendance, tracer, most_per_key),
+        asgi=Door(router, core.metrics, core.attendance, tracer, most_per_key, refuses_unknown=refuses),
         pipeline=core.pipeline,
         fleet=core.fleet,
         admission=core.admission,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 from pydantic import Field
 
@@ -67,6 +67,13 @@ class GatewaySettings(PaddockSettings):
         ),
     ] = ""
     max_body_bytes: Annotated[int, Field(ge=1024, description="largest request body")] = 8 << 20
+    unknown_parameters: Annotated[
+        Literal["ignore", "refuse"],
+        Field(
+            description="what becomes of parameters that Paddock does not know, or does nothing with: `ignore` answers "
+            "and names them in the header `x-paddock-ignored`, `refuse` is a 400"
+        ),
+    ] = "ignore"
     call_memory_bytes: Annotated[
         int,
         Field(

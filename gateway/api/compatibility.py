@@ -11,6 +11,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel
 
+from gateway.api.parameters.base import synonyms_of
 from gateway.api.parameters.unread import Refusal
 
 
@@ -23,10 +24,8 @@ class Endpoint:
     body: type[BaseModel]
     ignored: Mapping[str, str] = field(default_factory=dict)
     refused: Mapping[str, Refusal] = field(default_factory=dict)
-    unknown: Literal["refused", "ignored"] = "refused"
+    unknown: Literal["by setting", "ignored"] = "by setting"
     """What becomes of a parameter that stands nowhere."""
-    aliases: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    """Parameter -> its other names."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,8 +44,9 @@ HEAD = """\
 
 What each endpoint does with each parameter: **yes** with what it takes, **ignored** with why it changes nothing,
 **refused** with what to do instead. `null` counts as left out everywhere, and a refused parameter passes with a value
-that asks for nothing. This page is made from the models and tables that decide it, by `paddock config compatibility`;
-what the parameters mean stands in [api.md](api.md).
+that asks for nothing. An answer names what was ignored in its header `x-paddock-ignored`. This page is made from the
+models and tables that decide it, by `paddock config compatibility`; what the parameters mean stands in
+[api.md](api.md).
 """
 
 
@@ -72,25 +72,30 @@ def _section(table: DialectTable) -> str:
 def _rows(endpoint: Endpoint) -> Iterator[str]:
     schema = endpoint.body.model_json_schema()
     named, defs = schema["properties"], schema.get("$defs", {})
-    required = schema.get("required", ())
+    required, synonyms = schema.get("required", ()), synonyms_of(endpoint.body)
     for name in sorted(named):
         words = described(named[name], defs)
         if name in required:
             words += "; must be there"
         elif "default" in named[name] and named[name]["default"] not in (None, "", {}):
             words += f"; {_value(named[name]['default'])} unless given"
-        if name in endpoint.aliases:
-            words += "; also as " + ", ".join(f"`{other}`" for other in endpoint.aliases[name])
+        if name in synonyms:
+            words += "; also as " + ", ".join(f"`{other}`" for other in synonyms[name])
         yield f"`{name}` | yes | {_cell(words)}"
     for name, why in sorted(endpoint.ignored.items()):
         yield f"`{name}` | ignored | {_cell(why)}"
-    for name, refusal in sorted(endpoint.refused.items()):
-        yield f"`{name}` | refused | {_cell(_remedy(refusal))}"
-    yield f"any other | {endpoint.unknown} |"
+    for name, refusal in sorted(endpoint.refused.items(), key=lambda item: (not item[1].is_hint, item[0])):
+        yield f"`{name}` | {'ignored' if refusal.is_hint else 'refused'} | {_cell(_remedy(refusal))}"
+    yield f"any other | ignored | {_STRICT if endpoint.unknown == 'by setting' else ''}"
+
+
+_STRICT = "refused with `unknown_parameters: refuse`"
 
 
 def _remedy(refusal: Refusal) -> str:
     passing = " or ".join(_value(value) for value in refusal.harmless)
+    if refusal.is_hint:
+        return f"{refusal.remedy} {_STRICT.capitalize()}{f', but as {passing}' if passing else ''}."
     return f"{refusal.remedy} Passes as {passing}." if passing else refusal.remedy
 
 

@@ -9,6 +9,7 @@ from starlette.types import Scope
 
 from gateway.api.cors import origin_headers, origin_of
 from gateway.api.streaming import PING
+from gateway.telemetry.ignored import Ignored
 from gateway.telemetry.logs import PROBED
 from gateway.telemetry.record import UNRECORDED, begun
 from gateway.telemetry.trail import Trail
@@ -39,11 +40,13 @@ def caller_context(headers: Iterable[tuple[bytes, bytes]]) -> TraceContext | Non
     return read_context(parents[0].decode("latin-1"), states[: MAX_STATE_CHARS + 1].decode("latin-1"))
 
 
-def begin_trail(scope: Scope, tracer: Tracer) -> Trail:
+def begin_trail(scope: Scope, tracer: Tracer, *, refuses_unknown: bool = False) -> Trail:
+    """`refuses_unknown`: parameters that nothing is done with are errors."""
     headers, path = scope["headers"], scope["path"]
     record = UNRECORDED if path in PROBED else begun(tracer, caller_context(headers))
     trail = Trail(request_id(headers), scope["method"], path, origin=origin_of(scope), record=record)
     trail.debug = (DEBUG_HEADER, b"1") in scope["headers"]
+    trail.ignored = Ignored(refuses=refuses_unknown)
     scope[_TRAIL] = trail
     return trail
 
@@ -53,6 +56,12 @@ def trail_of(scope: Scope) -> Trail:
     if not isinstance(trail, Trail):
         raise TypeError("the request did not come through the door")
     return trail
+
+
+def ignored_of(scope: Scope) -> Ignored:
+    """Return where to note the request's parameters that nothing is done with; it is lost where there is no trail."""
+    trail = scope.get(_TRAIL)
+    return trail.ignored if isinstance(trail, Trail) else Ignored()
 
 
 def answer_headers(trail: Trail) -> list[tuple[bytes, bytes]]:
@@ -73,6 +82,8 @@ def answer_headers(trail: Trail) -> list[tuple[bytes, bytes]]:
         headers.append((b"x-paddock-priority", b"%d" % trail.priority))
     if trail.slot is not None:
         headers.append((b"x-paddock-slot", b"%d" % trail.slot))
+    if ignored := trail.ignored.header:
+        headers.append((b"x-paddock-ignored", ignored.encode("ascii")))
     if trail.placement:
         headers.append((b"x-paddock-placement", trail.placement.encode("ascii", "replace")))
     return headers

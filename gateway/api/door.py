@@ -33,11 +33,14 @@ class Door:
         attendance: Attendance,
         tracer: Tracer = OFF,
         most_per_key: int = sys.maxsize,
+        *,
+        refuses_unknown: bool = False,
     ) -> None:
-        """`most_per_key`: requests of one key under way."""
+        """`most_per_key`: requests of one key under way. `refuses_unknown`: parameters that nothing is done with."""
         self._inside = inside
         self._metrics = metrics
         self._tracer = tracer
+        self._refuses_unknown = refuses_unknown
         self._attendance = attendance
         self._of_keys = KeyRequests(most_per_key)
 
@@ -47,7 +50,7 @@ class Door:
         elif scope["type"] != "http":
             # The server is configured without lifespan; what remains is refused by not answering.
             return
-        trail = begin_trail(scope, self._tracer)
+        trail = begin_trail(scope, self._tracer, refuses_unknown=self._refuses_unknown)
         trail.closes = self._attendance.draining and scope["type"] == "http"
         scope[SHAPE] = OPENAI
         scope[KEY_REQUESTS] = self._of_keys

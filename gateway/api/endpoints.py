@@ -6,8 +6,8 @@ from gateway.api.anthropic import unread as anthropic
 from gateway.api.anthropic.body import MessagesBody, PromptBody
 from gateway.api.compatibility import DialectTable, Endpoint, page
 from gateway.api.native import refused as native
-from gateway.api.native.completion_body import ALIASES, InfillBody
 from gateway.api.native.completion_body import CompletionBody as NativeCompletionBody
+from gateway.api.native.completion_body import InfillBody
 from gateway.api.native.embedding import EmbeddingBody
 from gateway.api.native.lora import LoadBody, UnloadBody
 from gateway.api.native.slots import ActionBody
@@ -80,13 +80,11 @@ NATIVE = DialectTable(
             NativeCompletionBody,
             native.IGNORED,
             native.REFUSED,
-            unknown="ignored",
-            aliases=ALIASES,
         ),
-        Endpoint(("POST /infill",), InfillBody, native.IGNORED, native.REFUSED, unknown="ignored", aliases=ALIASES),
+        Endpoint(("POST /infill",), InfillBody, native.IGNORED, native.REFUSED),
         Endpoint(("POST /tokenize",), TokenizeBody, unknown="ignored"),
         Endpoint(("POST /detokenize",), DetokenizeBody, unknown="ignored"),
-        Endpoint(("POST /embedding", "POST /embeddings"), EmbeddingBody, unknown="ignored"),
+        Endpoint(("POST /embedding", "POST /embeddings"), EmbeddingBody),
         Endpoint(("POST /slots/{id_slot}",), ActionBody, unknown="ignored"),
     ),
     {

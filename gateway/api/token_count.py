@@ -19,7 +19,7 @@ from workers.protocol.requests import GenerateRequest
 class CountDialect(Protocol):
     """How a dialect asks, and how it is told. Stateless."""
 
-    def read(self, raw: bytes) -> tuple[str, GenerateRequest]:
+    def read(self, raw: bytes, scope: Scope) -> tuple[str, GenerateRequest]:
         """The model's name, and a request with the prompt. Raises PaddockError."""
         ...
 
@@ -41,7 +41,7 @@ class TokenCount:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         principal, trail = await identified(self._keys, scope)
         async with self._intake.opened(principal, scope, receive) as body:
-            name, request = await body.decoded(self._dialect.read)
+            name, request = await body.decoded(lambda raw: self._dialect.read(raw, scope))
             call = self._pipeline.call(principal, name, trail)
             async with while_present(receive):
                 num_tokens = await self._inquiries.num_tokens(call.model, request, principal.team)

@@ -36,6 +36,7 @@ class Metrics:
         self.prompt_tokens = book.counter(of_gateway.PROMPT_TOKENS)
         self.cached_tokens = book.counter(of_gateway.CACHED_TOKENS)
         self.generated_tokens = book.counter(of_gateway.GENERATED_TOKENS)
+        self.ignored = book.counter(of_gateway.IGNORED)
         self.queue_wait = book.histogram(of_gateway.QUEUE_WAIT)
         self.wait_error = book.histogram(of_gateway.WAIT_ERROR)
         self.team_queue = book.counter(of_gateway.TEAM_QUEUE)
@@ -84,6 +85,8 @@ class Metrics:
         model, outcome = trail.model, self._outcome(trail)
         who = (model, trail.alias, trail.team)
         self.requests.inc(*who, outcome)
+        for parameter in trail.ignored.labels:
+            self.ignored.inc(parameter)
         if trail.asks_only:
             return
         self.e2e.observe(total_s, model)

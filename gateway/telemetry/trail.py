@@ -6,6 +6,7 @@ import time
 from dataclasses import dataclass, field
 
 from gateway.call import Principal
+from gateway.telemetry.ignored import Ignored
 from gateway.telemetry.record import UNRECORDED, Record
 from gateway.telemetry.standing import Standing
 from workers.protocol.events import Usage
@@ -69,6 +70,8 @@ class Trail:
     """`ok`, `client_gone`, or the code of the error."""
     handed_over: bool = False
     """The answer goes on without its connection; whoever makes it ends the trail."""
+    ignored: Ignored = field(default_factory=Ignored)
+    """Its parameters that nothing is done with."""
 
     def asked_by(self, principal: Principal) -> None:
         self.team, self.key_id = principal.team, principal.key_id

@@ -114,8 +114,8 @@ class LlamaSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 class DefaultSampling(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
     """Sampling for callers who do not say, by llama.cpp's names; the bounds are those of a caller's request."""
 
-    temperature: Annotated[float, Meta(ge=0, le=2, description="0 is greedy")] | None = None
-    dynatemp_range: Annotated[float, Meta(ge=0, le=2, description="0 is off")] | None = None
+    temperature: Annotated[float, Meta(ge=0, le=100, description="0 is greedy")] | None = None
+    dynatemp_range: Annotated[float, Meta(ge=0, le=100, description="0 is off")] | None = None
     dynatemp_exponent: Annotated[float, Meta(ge=0, le=10)] | None = None
     top_k: Annotated[int, Meta(ge=-1, le=2**31 - 1, description="0 or below keeps all tokens")] | None = None
     top_p: Annotated[float, Meta(ge=0, le=1)] | None = None

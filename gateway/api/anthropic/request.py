@@ -3,25 +3,22 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, TypeVar
-
-from pydantic import ValidationError
+from typing import Any
 
 from gateway.api.anthropic.body import FormatBody, MessagesBody, PromptBody, ToolBody
 from gateway.api.anthropic.conversation import read_conversation
 from gateway.api.anthropic.unread import IGNORED, REFUSED
 from gateway.api.body import read_object
-from gateway.api.parameters.faults import shown, too_nested, translated
+from gateway.api.parameters.faults import shown
 from gateway.api.parameters.form import MAX_SCHEMA_DEPTH, too_deep, written
 from gateway.api.parameters.hints import with_hints
 from gateway.api.parameters.lora import read_lora
 from gateway.api.parameters.sampling import read_sampling
 from gateway.api.parameters.stops import MAX_STOP_CHARS
-from gateway.api.parameters.unread import sift
+from gateway.api.parameters.unread import read_body
 from gateway.errors import InvalidRequest, UnsupportedParameter
+from gateway.telemetry.ignored import Ignored
 from workers.protocol.requests import Constraint, GenerateRequest, Thinking, Tool
-
-BodyT = TypeVar("BodyT", bound=PromptBody)
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,9 +30,12 @@ class MessagesRequest:
     stream: bool
 
 
-def read_messages_request(raw: bytes) -> MessagesRequest:
-    """Raises InvalidRequest, UnsupportedParameter or NotSupported, each naming the parameter by its path."""
-    body = _validated(MessagesBody, sift(read_object(raw), IGNORED, REFUSED))
+def read_messages_request(raw: bytes, ignored: Ignored | None = None) -> MessagesRequest:
+    """Read the body; `ignored` notes what nothing is done with.
+
+    Raises InvalidRequest, UnsupportedParameter or NotSupported, each naming the parameter by its path.
+    """
+    body = read_body(MessagesBody, read_object(raw), (IGNORED, REFUSED), ignored or Ignored())
     request = GenerateRequest(
         **_prompt(body),
         constraint=_form(body),
@@ -50,17 +50,8 @@ def read_messages_request(raw: bytes) -> MessagesRequest:
 def read_prompt(raw: bytes) -> tuple[str, GenerateRequest]:
     """The model's name, and as much of a request as its prompt depends on. What else is sent is not looked at."""
     known = {name: value for name, value in read_object(raw).items() if name in PromptBody.model_fields}
-    body = _validated(PromptBody, sift(known, IGNORED, REFUSED))
+    body = read_body(PromptBody, known, (IGNORED, REFUSED), Ignored())
     return body.model, GenerateRequest(**_prompt(body))
-
-
-def _validated(kind: type[BodyT], document: dict[str, Any]) -> BodyT:
-    try:
-        return kind.model_validate(document)
-    except ValidationError as error:
-        raise translated(error) from None
-    except RecursionError:
-        raise too_nested() from None
 
 
 def _prompt(body: PromptBody) -> dict[str, Any]:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
+from gateway.api.parameters.others import OTHERS_IGNORED, OTHERS_REFUSED
 from gateway.api.parameters.unread import Refusal
 
 _LABEL = "a label for the provider's own bookkeeping"
 _CACHE = "the prompt cache finds what it knows by itself"
 
 IGNORED = {
+    **OTHERS_IGNORED,
     "cache_control": _CACHE,
     "inference_geo": "the models run where the workers are",
     "metadata": _LABEL,
@@ -29,10 +31,11 @@ THREAD = "thread"
 """Anthropic's SDK tries to leave a tool runner's conversation with the server first."""
 
 REFUSED = {
+    **OTHERS_REFUSED,
     "container": Refusal("Paddock runs no code; leave it out."),
     "context_management": Refusal("The client shortens its conversations; leave it out.", THOUGHTS_ONLY),
     "mcp_servers": Refusal("Paddock calls no servers for the model; offer their tools in `tools`.", ([],)),
-    "service_tier": Refusal("There is one tier; leave it out.", ("auto", "standard_only")),
-    "speed": Refusal("There is one speed; leave it out.", ("standard",)),
+    "service_tier": Refusal("There is one tier.", ("auto", "standard_only"), is_hint=True),
+    "speed": Refusal("There is one speed.", ("standard",), is_hint=True),
     THREAD: Refusal("Paddock keeps no messages; send the whole conversation without it."),
 }

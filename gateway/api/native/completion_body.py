@@ -10,12 +10,12 @@ from typing import Annotated, Any
 
 from pydantic import BeforeValidator, Discriminator, Field, Tag
 
-from gateway.api.parameters.base import Loose, text_or_parts
+from gateway.api.parameters.base import Also, Loose, text_or_parts
 from gateway.api.parameters.form_body import FormBody, Schema
-from gateway.api.parameters.hints import MAX_TOKENS, HintsBody
+from gateway.api.parameters.hints import LENGTHS, AnswerTokens, HintsBody
 from gateway.api.parameters.lora import LoraBody
 from gateway.api.parameters.notices import NoticesBody
-from gateway.api.parameters.probs import TokenProbsBody
+from gateway.api.parameters.probs import MAX_N_PROBS, TokenProbsBody
 from gateway.api.parameters.repeats import MAX_ANSWERS
 from gateway.api.parameters.sampling_body import SamplingBody
 from gateway.api.parameters.stops import MAX_STOPS
@@ -26,13 +26,6 @@ MAX_FIELD_CHARS = 128
 MAX_TRIGGERS = 32
 MAX_TRIGGER_CHARS = 512
 MAX_FILES = 1024
-
-ALIASES = {
-    "n_predict": ("max_completion_tokens", "max_tokens"),
-    "n_cmpl": ("n",),
-    "n_probs": ("logprobs",),
-}
-"""Parameter -> other names, the first that is there counts."""
 
 
 def _any_object(schema: Any) -> Any:
@@ -50,9 +43,10 @@ class GenerationBody(SamplingBody, TokenProbsBody, FormBody, HintsBody, NoticesB
 
     model: str = ""
     stream: bool = False
-    n_predict: Annotated[int, Field(ge=-1, le=MAX_TOKENS)] = -1
+    n_predict: Annotated[AnswerTokens, Also("max_completion_tokens", "max_tokens", *LENGTHS)] = -1
     n_indent: Annotated[int, Field(ge=0, le=MAX_INDENT)] = 0
-    n_cmpl: Annotated[int, Field(ge=1, le=MAX_ANSWERS)] = 1
+    n_cmpl: Annotated[int, Field(ge=1, le=MAX_ANSWERS), Also("n")] = 1
+    n_probs: Annotated[int, Field(ge=0, le=MAX_N_PROBS), Also("logprobs")] = 0
     stop: (
         Annotated[
             Annotated[str, Tag("<text>")]

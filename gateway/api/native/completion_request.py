@@ -9,10 +9,10 @@ from msgspec.structs import replace
 from starlette.types import Scope
 
 from gateway.api.body import read_object
-from gateway.api.native.completion_body import ALIASES, CompletionBody, GenerationBody, InfillBody, Trigger
+from gateway.api.diagnostics import ignored_of
+from gateway.api.native.completion_body import CompletionBody, GenerationBody, InfillBody, Trigger
 from gateway.api.native.prompts import read_native_prompts
 from gateway.api.native.query import named_model
-from gateway.api.native.reception import validated
 from gateway.api.native.refused import IGNORED, REFUSED
 from gateway.api.parameters.form import read_form
 from gateway.api.parameters.hints import with_hints
@@ -21,8 +21,9 @@ from gateway.api.parameters.notices import read_notices
 from gateway.api.parameters.repeats import requests_of
 from gateway.api.parameters.sampling import read_sampling
 from gateway.api.parameters.stops import read_stop
-from gateway.api.parameters.unread import sift
+from gateway.api.parameters.unread import read_body
 from gateway.errors import InvalidRequest, UnsupportedParameter
+from gateway.telemetry.ignored import Ignored
 from workers.protocol.requests import Constraint, GenerateRequest, Infill, InfillFile, Notice
 
 MAX_ANSWERS = 128
@@ -48,7 +49,7 @@ class CompletionRequest:
 
 def read_completion(raw: bytes, scope: Scope) -> CompletionRequest:
     """Raises InvalidRequest or UnsupportedParameter, each naming the parameter by its path."""
-    body = _validated(CompletionBody, raw, scope)
+    body = _validated(CompletionBody, raw, scope, ignored_of(scope))
     prompts = read_native_prompts(body.prompt)
     if len(prompts) * body.n_cmpl > MAX_ANSWERS:
         message = f"{len(prompts)} prompts times `n_cmpl` are more than {MAX_ANSWERS} answers. Ask for fewer at once."
@@ -60,19 +61,15 @@ def read_completion(raw: bytes, scope: Scope) -> CompletionRequest:
 
 def read_infill(raw: bytes, scope: Scope) -> CompletionRequest:
     """Raises InvalidRequest or UnsupportedParameter, each naming the parameter by its path."""
-    body = _validated(InfillBody, raw, scope)
+    body = _validated(InfillBody, raw, scope, ignored_of(scope))
     files = tuple(InfillFile(one.filename, one.text) for one in body.input_extra or ())
     infill = Infill(body.input_prefix, body.input_suffix, body.prompt, files)
     return _asked(body, requests_of(replace(_request(body), infill=infill), body.n_cmpl))
 
 
-def _validated(kind: type[BodyT], raw: bytes, scope: Scope) -> BodyT:
-    document = sift(read_object(raw), IGNORED, REFUSED)
-    for name, others in ALIASES.items():
-        given = next((document[one] for one in (name, *others) if one in document), None)
-        if given is not None:
-            document[name] = given
-    return validated(kind, document | {"model": named_model(document, scope)})
+def _validated(kind: type[BodyT], raw: bytes, scope: Scope, ignored: Ignored) -> BodyT:
+    document = read_object(raw)
+    return read_body(kind, document | {"model": named_model(document, scope)}, (IGNORED, REFUSED), ignored)
 
 
 def _asked(body: GenerationBody, requests: tuple[GenerateRequest, ...]) -> CompletionRequest:

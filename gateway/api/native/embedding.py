@@ -16,10 +16,11 @@ from pydantic import Field
 from starlette.types import Scope
 
 from gateway.api.body import read_object
+from gateway.api.diagnostics import ignored_of
 from gateway.api.native.prompts import read_native_prompts
 from gateway.api.native.query import named_model
-from gateway.api.native.reception import validated
 from gateway.api.parameters.base import Body
+from gateway.api.parameters.unread import read_body
 from gateway.api.vectors import FLOAT_BYTES, PART_BYTES
 from gateway.call import Call
 from gateway.errors import InvalidRequest
@@ -50,7 +51,7 @@ class EmbeddingDialect:
     def read(self, raw: bytes, scope: Scope) -> EmbeddingRequest:
         """Raises InvalidRequest, NotSupported."""
         document = read_object(raw)
-        body = validated(EmbeddingBody, document)
+        body = read_body(EmbeddingBody, document, ({}, {}), ignored_of(scope))
         request = PoolRequest(inputs=read_inputs(body), normalize=body.embd_normalize)
         return EmbeddingRequest(named_model(document, scope), request)
 

@@ -1,15 +1,14 @@
-"""Parameters of llama-server's generating routes that are not read (`gateway.api.parameters.unread`).
-
-Names that neither llama-server nor Paddock knows are left alone, as llama-server does.
-"""
+"""Parameters of llama-server's generating routes that are not read (`gateway.api.parameters.unread`)."""
 
 from __future__ import annotations
 
+from gateway.api.parameters.others import ONE_OF_SEVERAL, OTHERS_IGNORED, OTHERS_REFUSED
 from gateway.api.parameters.unread import Refusal
 
 _UNPARSED = "the text of a completion is not parsed"
 
 IGNORED = {
+    **OTHERS_IGNORED,
     "backend_sampling": "a worker draws tokens where it draws them fastest",
     "chat_format": _UNPARSED,
     "chat_parser": _UNPARSED,
@@ -34,6 +33,8 @@ IGNORED = {
 """Accepted and without effect on the answer, and why."""
 
 REFUSED: dict[str, Refusal] = {
+    **OTHERS_REFUSED,
+    "best_of": ONE_OF_SEVERAL,
     "n_discard": Refusal("A shift drops the older half of the context; leave it out.", (0,)),
     "reasoning_budget_tokens": Refusal(
         "A completion has no thoughts; bound them in `/v1/chat/completions`, which knows the model's tags.", (-1,)

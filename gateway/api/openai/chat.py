@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from starlette.types import Scope
 
+from gateway.api.diagnostics import ignored_of
 from gateway.api.openai.chat_chunks import ChunkWriter
 from gateway.api.openai.chat_request import ChatRequest, read_chat
 from gateway.api.openai.chat_whole import WholeWriter
@@ -15,7 +16,7 @@ class ChatDialect:
     """OpenAI's chat completions."""
 
     def read(self, raw: bytes, scope: Scope) -> ChatRequest:
-        return read_chat(raw)
+        return read_chat(raw, ignored_of(scope))
 
     def stream_writer(self, asked: ChatRequest, call: Call, trail: Trail) -> ChunkWriter:
         return ChunkWriter(asked, call)

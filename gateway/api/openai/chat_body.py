@@ -11,9 +11,10 @@ from typing import Annotated
 from pydantic import Field
 
 from gateway.api.openai.stream_options import StreamOptions
+from gateway.api.parameters.base import Also
 from gateway.api.parameters.conversation_body import ConversationBody
 from gateway.api.parameters.form_body import FormBody
-from gateway.api.parameters.hints import MAX_TOKENS, HintsBody
+from gateway.api.parameters.hints import LENGTHS, AnswerTokens, HintsBody
 from gateway.api.parameters.lora import LoraBody
 from gateway.api.parameters.notices import NoticesBody
 from gateway.api.parameters.probs import ProbsBody
@@ -28,7 +29,7 @@ class ChatBody(ConversationBody, ThinkingBody, SamplingBody, ProbsBody, FormBody
     n: Annotated[int, Field(ge=1, le=MAX_ANSWERS)] = 1
     stream: bool = False
     stream_options: StreamOptions | None = None
-    max_tokens: Annotated[int, Field(ge=-1, le=MAX_TOKENS)] | None = None
-    max_completion_tokens: Annotated[int, Field(ge=-1, le=MAX_TOKENS)] | None = None
-    n_predict: Annotated[int, Field(ge=-1, le=MAX_TOKENS)] | None = None
+    max_tokens: Annotated[AnswerTokens | None, Also(*LENGTHS)] = None
+    max_completion_tokens: AnswerTokens | None = None
+    n_predict: AnswerTokens | None = None
     stop: Stop | None = None

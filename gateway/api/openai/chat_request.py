@@ -4,14 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from pydantic import ValidationError
-
 from gateway.api.body import read_object
 from gateway.api.openai.chat_body import ChatBody
 from gateway.api.openai.lengths import read_max_tokens
 from gateway.api.openai.refused import IGNORED, REFUSED
 from gateway.api.openai.stream_options import NOT_TOLD, UsageWish, read_stream_options
-from gateway.api.parameters.faults import too_nested, translated
 from gateway.api.parameters.form import read_form
 from gateway.api.parameters.hints import with_hints
 from gateway.api.parameters.lora import read_lora
@@ -23,7 +20,8 @@ from gateway.api.parameters.sampling import read_sampling
 from gateway.api.parameters.stops import read_stop
 from gateway.api.parameters.thinking import read_template_values, read_thinking
 from gateway.api.parameters.tools import Toolbox, read_tools
-from gateway.api.parameters.unread import sift
+from gateway.api.parameters.unread import read_body
+from gateway.telemetry.ignored import Ignored
 from workers.protocol.requests import GenerateRequest
 
 
@@ -39,15 +37,12 @@ class ChatRequest:
     """A tool call is told in the older form, as `function_call`."""
 
 
-def read_chat(raw: bytes) -> ChatRequest:
-    """Raises InvalidRequest, UnsupportedParameter or NotSupported, each naming the parameter by its path."""
-    document = sift(read_object(raw), IGNORED, REFUSED)
-    try:
-        body = ChatBody.model_validate(document)
-    except ValidationError as error:
-        raise translated(error) from None
-    except RecursionError:
-        raise too_nested() from None
+def read_chat(raw: bytes, ignored: Ignored | None = None) -> ChatRequest:
+    """Read the body; `ignored` notes what nothing is done with.
+
+    Raises InvalidRequest, UnsupportedParameter or NotSupported, each naming the parameter by its path.
+    """
+    body = read_body(ChatBody, read_object(raw), (IGNORED, REFUSED), ignored or Ignored())
     usage = read_stream_options(body.stream_options, stream=body.stream)
     toolbox = read_tools(body)
     request = with_hints(_request(body, toolbox), body)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from starlette.types import Scope
 
+from gateway.api.diagnostics import ignored_of
 from gateway.api.openai.completion_chunks import CompletionChunks
 from gateway.api.openai.completion_request import CompletionRequest, read_completion
 from gateway.api.openai.completion_whole import CompletionWhole
@@ -15,7 +16,7 @@ class CompletionDialect:
     """OpenAI's completions."""
 
     def read(self, raw: bytes, scope: Scope) -> CompletionRequest:
-        return read_completion(raw)
+        return read_completion(raw, ignored_of(scope))
 
     def stream_writer(self, asked: CompletionRequest, call: Call, trail: Trail) -> CompletionChunks:
         return CompletionChunks(asked, call)

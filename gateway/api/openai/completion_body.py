@@ -11,8 +11,9 @@ from typing import Annotated, Any
 from pydantic import Field
 
 from gateway.api.openai.stream_options import StreamOptions
+from gateway.api.parameters.base import Also
 from gateway.api.parameters.form_body import FormBody
-from gateway.api.parameters.hints import MAX_TOKENS, HintsBody
+from gateway.api.parameters.hints import LENGTHS, AnswerTokens, HintsBody
 from gateway.api.parameters.lora import LoraBody
 from gateway.api.parameters.notices import NoticesBody
 from gateway.api.parameters.probs import TokenProbsBody
@@ -37,6 +38,6 @@ class CompletionBody(SamplingBody, TokenProbsBody, FormBody, HintsBody, NoticesB
     logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
     stream: bool = False
     stream_options: StreamOptions | None = None
-    max_tokens: Annotated[int, Field(ge=-1, le=MAX_TOKENS)] | None = None
-    n_predict: Annotated[int, Field(ge=-1, le=MAX_TOKENS)] | None = None
+    max_tokens: Annotated[AnswerTokens | None, Also(*LENGTHS)] = None
+    n_predict: AnswerTokens | None = None
     stop: Stop | None = None

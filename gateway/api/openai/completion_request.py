@@ -5,14 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from msgspec.structs import replace
-from pydantic import ValidationError
 
 from gateway.api.body import read_object
 from gateway.api.openai.completion_body import DEFAULT_MAX_TOKENS, CompletionBody
 from gateway.api.openai.lengths import read_max_tokens
 from gateway.api.openai.refused import COMPLETION_IGNORED, COMPLETION_REFUSED
 from gateway.api.openai.stream_options import NOT_TOLD, UsageWish, read_stream_options
-from gateway.api.parameters.faults import too_nested, translated
 from gateway.api.parameters.form import read_form
 from gateway.api.parameters.hints import with_hints
 from gateway.api.parameters.lora import read_lora
@@ -21,8 +19,9 @@ from gateway.api.parameters.prompts import Prompt, read_prompts
 from gateway.api.parameters.repeats import requests_of
 from gateway.api.parameters.sampling import read_sampling
 from gateway.api.parameters.stops import read_stop
-from gateway.api.parameters.unread import sift
+from gateway.api.parameters.unread import read_body
 from gateway.errors import InvalidRequest, UnsupportedParameter
+from gateway.telemetry.ignored import Ignored
 from workers.protocol.requests import GenerateRequest, Infill, Thinking
 
 MAX_CHOICES = 128
@@ -44,15 +43,13 @@ class CompletionRequest:
     """Probabilities in OpenAI's older shape; else in that of chat, as llama-server has it."""
 
 
-def read_completion(raw: bytes) -> CompletionRequest:
-    """Raises InvalidRequest or UnsupportedParameter, each naming the parameter by its path."""
-    document = sift(read_object(raw), COMPLETION_IGNORED, COMPLETION_REFUSED)
-    try:
-        body = CompletionBody.model_validate(document)
-    except ValidationError as error:
-        raise translated(error) from None
-    except RecursionError:
-        raise too_nested() from None
+def read_completion(raw: bytes, ignored: Ignored | None = None) -> CompletionRequest:
+    """Read the body; `ignored` notes what nothing is done with.
+
+    Raises InvalidRequest or UnsupportedParameter, each naming the parameter by its path.
+    """
+    unread = (COMPLETION_IGNORED, COMPLETION_REFUSED)
+    body = read_body(CompletionBody, read_object(raw), unread, ignored or Ignored())
     usage = read_stream_options(body.stream_options, stream=body.stream)
     prompts = read_prompts(body.prompt)
     _check(body, prompts)

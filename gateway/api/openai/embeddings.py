@@ -11,15 +11,16 @@ from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
 import msgspec
-from pydantic import Field, ValidationError
+from pydantic import Field
 from starlette.types import Scope
 
 from gateway.api.body import read_object
+from gateway.api.diagnostics import ignored_of
 from gateway.api.openai.refused import POOLED_IGNORED
 from gateway.api.parameters.base import Body
-from gateway.api.parameters.faults import shown, too_nested, translated
+from gateway.api.parameters.faults import shown
 from gateway.api.parameters.prompts import shared_ids
-from gateway.api.parameters.unread import sift
+from gateway.api.parameters.unread import read_body
 from gateway.api.vectors import PART_BYTES, base64_of, rows_of, shortened
 from gateway.call import Call
 from gateway.errors import InvalidRequest, NotSupported
@@ -54,13 +55,7 @@ class EmbeddingsDialect:
     """OpenAI's embeddings."""
 
     def read(self, raw: bytes, scope: Scope) -> EmbeddingsRequest:
-        document = sift(read_object(raw), POOLED_IGNORED, {})
-        try:
-            body = EmbeddingsBody.model_validate(document)
-        except ValidationError as error:
-            raise translated(error) from None
-        except RecursionError:
-            raise too_nested() from None
+        body = read_body(EmbeddingsBody, read_object(raw), (POOLED_IGNORED, {}), ignored_of(scope))
         if body.dimensions is not None and body.embd_normalize != 2:
             message = (
                 "`dimensions` gives shortened vectors length 1 again; `embd_normalize` asks for another. Send one."

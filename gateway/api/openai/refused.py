@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from gateway.api.parameters.others import ONE_OF_SEVERAL, OTHERS_IGNORED, OTHERS_REFUSED
 from gateway.api.parameters.unread import Refusal
 
 LABELS = {
@@ -12,7 +13,9 @@ LABELS = {
 
 SERVER_SIDE = {
     "backend_sampling": "where sampling runs is the worker's choice; the answer is the same",
+    "n_cache_reuse": "the prompt cache finds what it knows by itself",
     "sse_ping_interval": "the gateway's `ping_interval_s` says how often a waiting stream is kept alive",
+    "t_max_prompt_ms": "the header `x-slo-ttft-ms` says how urgent the first token is",
     "verbose": "there is no more to tell",
 }
 """llama-server's, in every dialect that has its extensions."""
@@ -20,41 +23,48 @@ SERVER_SIDE = {
 IGNORED = {
     **LABELS,
     **SERVER_SIDE,
+    **OTHERS_IGNORED,
     "moderation": "there is no moderation to choose",
     "prompt_cache_key": "the prompt cache finds what it knows by itself",
     "prompt_cache_options": "the prompt cache finds what it knows by itself",
     "prompt_cache_retention": "the prompt cache keeps what pays",
+    "reasoning_control": "nothing ends a thought from outside; a budget bounds it",
 }
 """Of chat: accepted and without effect on the answer, and why."""
 
 LLAMA_SERVER: dict[str, Refusal] = {
-    "n_cache_reuse": Refusal("Cached prompts are used from their beginning; leave it out.", (0,)),
     "n_discard": Refusal("A context shift drops the older half; leave it out.", (0,)),
-    "response_fields": Refusal("Fields can be chosen at POST /completion; leave it out.", ([],)),
-    "t_max_prompt_ms": Refusal("Leave it out; the header `x-slo-ttft-ms` says how urgent the first token is.", (-1, 0)),
+    "response_fields": Refusal("Fields can be chosen at POST /completion; leave it out.", ([],), is_hint=True),
 }
 """llama-server's extensions that are not there."""
 
+STORE = Refusal("Paddock keeps no answers of this route; leave it out or send false.", (False,), is_hint=True)
+
 REFUSED: dict[str, Refusal] = {
     **LLAMA_SERVER,
+    **OTHERS_REFUSED,
+    "add_special_tokens": Refusal("The model's template begins the prompt; leave it out.", (False,)),
     "audio": Refusal("Paddock answers in text; leave it out."),
+    "best_of": ONE_OF_SEVERAL,
     "chat_template": Refusal("Templates come with the model or its catalog entry; leave it out."),
+    "echo": Refusal("An answer is told without its prompt; leave it out.", (False,)),
     "modalities": Refusal('Paddock answers in text; leave it out or send ["text"].', (["text"],)),
     "parse_tool_calls": Refusal("Tool calls are parsed where `tools` are given; leave it out.", (True,)),
-    "prediction": Refusal("Answers are not compared with a predicted text; leave it out."),
+    "prediction": Refusal("Answers are not compared with a predicted text.", is_hint=True),
     "reasoning_budget_message": Refusal("A thought at its budget is closed without a message; leave it out.", ("",)),
-    "reasoning_control": Refusal("Thoughts can't be ended from outside; set a budget.", (False,)),
-    "service_tier": Refusal("There is one tier; leave it out.", ("auto", "default")),
-    "store": Refusal("Paddock keeps no answers; leave it out or send false.", (False,)),
-    "verbosity": Refusal("Say in the prompt how long the answer should be.", ("medium",)),
+    "service_tier": Refusal("There is one tier.", ("auto", "default"), is_hint=True),
+    "store": STORE,
+    "verbosity": Refusal("Say in the prompt how long the answer should be.", ("medium",), is_hint=True),
     "web_search_options": Refusal("Paddock does not search; leave it out."),
 }
 """Of chat."""
 
-COMPLETION_IGNORED = {**LABELS, **SERVER_SIDE}
+COMPLETION_IGNORED = {**LABELS, **SERVER_SIDE, **OTHERS_IGNORED}
 COMPLETION_REFUSED: dict[str, Refusal] = {
     **LLAMA_SERVER,
-    "store": Refusal("Paddock keeps no answers; leave it out or send false.", (False,)),
+    **OTHERS_REFUSED,
+    "add_special_tokens": Refusal("A prompt begins as the model wants it; send tokens to leave that out.", (True,)),
+    "store": STORE,
 }
 
 POOLED_IGNORED = {**LABELS}

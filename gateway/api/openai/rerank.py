@@ -11,14 +11,14 @@ from dataclasses import dataclass
 from typing import Annotated, Any
 
 import msgspec
-from pydantic import Discriminator, Field, Tag, ValidationError
+from pydantic import Discriminator, Field, Tag
 from starlette.types import Scope
 
 from gateway.api.body import read_object
+from gateway.api.diagnostics import ignored_of
 from gateway.api.openai.refused import POOLED_IGNORED, RERANK_REFUSED
 from gateway.api.parameters.base import Body, Loose
-from gateway.api.parameters.faults import too_nested, translated
-from gateway.api.parameters.unread import sift
+from gateway.api.parameters.unread import read_body
 from gateway.api.vectors import rows_of
 from gateway.call import Call
 from gateway.errors import InvalidRequest
@@ -68,13 +68,7 @@ class RerankDialect:
     """Reranking."""
 
     def read(self, raw: bytes, scope: Scope) -> RerankRequest:
-        document = sift(read_object(raw), POOLED_IGNORED, RERANK_REFUSED)
-        try:
-            body = RerankBody.model_validate(document)
-        except ValidationError as error:
-            raise translated(error) from None
-        except RecursionError:
-            raise too_nested() from None
+        body = read_body(RerankBody, read_object(raw), (POOLED_IGNORED, RERANK_REFUSED), ignored_of(scope))
         request = PoolRequest(inputs=_texts(body), kind="rank", query=body.query)
         bare = body.texts is not None
         return RerankRequest(body.model, request, body.top_n, body.return_text if bare else body.return_documents, bare)

@@ -1,11 +1,16 @@
-"""What the bodies of all dialects have in common: how strictly they are read, and how unions are told apart."""
+"""What all bodies have in common: how strictly they are read, other names of fields, how unions are told apart."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, model_validator
+from pydantic import BaseModel, ConfigDict, ValidationInfo, model_validator
 from pydantic_core import PydanticCustomError
+
+from gateway.telemetry.ignored import Ignored
 
 TAG = "<"
 """First character of a union's tags, which are no part of a parameter's path."""
@@ -15,17 +20,55 @@ MAX_UNKNOWN = 1000
 """Fields of one object beyond those that are known. Each unknown one would be an error of its own, of a microsecond."""
 
 
+@dataclass(frozen=True, slots=True)
+class Also:
+    """Other names of a body's own parameter, by which other programs' clients send it: `Annotated[..., Also("a")]`."""
+
+    names: tuple[str, ...]
+
+    def __init__(self, *names: str) -> None:
+        object.__setattr__(self, "names", names)
+
+
+@cache
+def synonyms_of(kind: type[BaseModel]) -> Mapping[str, tuple[str, ...]]:
+    """Return a body's parameters that have other names, with these."""
+    of_fields = {
+        field.alias or name: tuple(other for also in field.metadata if isinstance(also, Also) for other in also.names)
+        for name, field in kind.model_fields.items()
+    }
+    return {name: others for name, others in of_fields.items() if others}
+
+
+@cache
+def _names_of(kind: type[BaseModel]) -> frozenset[str]:
+    """Return what a caller may send in such an object."""
+    return frozenset(field.alias or name for name, field in kind.model_fields.items())
+
+
 class Body(BaseModel):
-    """Values are taken as they are: "1" is no number, 1 is no boolean. Unknown names are errors."""
+    """Values are taken as they are: "1" is no number, 1 is no boolean.
+
+    Unknown names are noted in the `Ignored` that the validation has as its context, and left out. They are errors where
+    that refuses them, and where there is none.
+    """
 
     model_config = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False)
 
     @model_validator(mode="before")
     @classmethod
-    def _check_number_of_fields(cls, value: Any) -> Any:
-        if isinstance(value, dict) and len(value) > len(cls.model_fields) + MAX_UNKNOWN:
+    def _check_fields(cls, value: Any, info: ValidationInfo) -> Any:
+        if not isinstance(value, dict):
+            return value
+        if len(value) > len(cls.model_fields) + MAX_UNKNOWN:
             raise PydanticCustomError("too_many_fields", "It has more fields than there are. Send those that are known")
-        return value
+        ignored, names = info.context, _names_of(cls)
+        if not isinstance(ignored, Ignored) or ignored.refuses or value.keys() <= names:
+            return value
+        for name in value:
+            if name not in names:
+                ignored.note_unknown(name)
+        return {name: value[name] for name in value if name in names}
 
 
 class Loose(BaseModel):

@@ -11,7 +11,7 @@ from typing import Annotated
 from msgspec.structs import replace
 from pydantic import Field
 
-from gateway.api.parameters.base import Body
+from gateway.api.parameters.base import Also, Body
 from workers.protocol.requests import GenerateRequest
 
 MAX_TOKENS = 2**31 - 1
@@ -19,6 +19,11 @@ MAX_SALT_CHARS = 256
 MAX_PRIORITY = 100
 MAX_SLOT = 65_535
 MAX_INDENT = 1024
+
+AnswerTokens = Annotated[int, Field(ge=-1, le=MAX_TOKENS)]
+"""Most tokens of an answer; -1: no bound."""
+LENGTHS = ("max_new_tokens", "num_predict")
+"""Other names of that: of Hugging Face's programs and of Ollama."""
 
 
 class HintsBody(Body):
@@ -29,7 +34,7 @@ class HintsBody(Body):
     id_slot: Annotated[int, Field(ge=-1, le=MAX_SLOT)] = -1
     priority: Annotated[int, Field(ge=-MAX_PRIORITY, le=MAX_PRIORITY)] = 0
     context_shift: bool = False
-    n_keep: Annotated[int, Field(ge=-1, le=MAX_TOKENS)] = 0
+    n_keep: Annotated[int, Field(ge=-1, le=MAX_TOKENS), Also("num_keep")] = 0
     n_indent: Annotated[int, Field(ge=0, le=MAX_INDENT)] = 0
     t_max_predict_ms: Annotated[int, Field(ge=-1, le=MAX_TOKENS)] = 0
 

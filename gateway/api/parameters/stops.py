@@ -9,7 +9,7 @@ from pydantic import Discriminator, Field, Tag
 from gateway.api.parameters.base import text_or_parts
 from gateway.errors import InvalidRequest
 
-MAX_STOPS = 16
+MAX_STOPS = 128
 MAX_STOP_CHARS = 512
 
 Stop = Annotated[

@@ -11,10 +11,10 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Discriminator, Field, Tag
 from pydantic_core import PydanticKnownError
 
-from gateway.api.parameters.base import Body, Loose, text_or_parts
+from gateway.api.parameters.base import Also, Body, Loose, text_or_parts
 from gateway.api.parameters.conversation_body import MAX_PARTS, Content, Part
 from gateway.api.parameters.form_body import GrammarBody
-from gateway.api.parameters.hints import MAX_TOKENS, HintsBody
+from gateway.api.parameters.hints import LENGTHS, MAX_TOKENS, HintsBody
 from gateway.api.parameters.lora import LoraBody
 from gateway.api.parameters.probs import MAX_TOP_LOGPROBS
 from gateway.api.parameters.sampling_body import SamplingBody
@@ -136,7 +136,10 @@ class ResponsesBody(SamplingBody, GrammarBody, ThinkingBody, LoraBody, HintsBody
     parallel_tool_calls: bool = True
     text: TextBody = TextBody()
     reasoning: ReasoningBody = ReasoningBody()
-    max_output_tokens: Annotated[int, Field(ge=1, le=MAX_TOKENS)] | None = None
+    max_output_tokens: Annotated[
+        Annotated[int, Field(ge=1, le=MAX_TOKENS)] | None,
+        Also("max_tokens", "max_completion_tokens", "n_predict", *LENGTHS),
+    ] = None
     top_logprobs: Annotated[int, Field(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
     include: Annotated[list[Include], Field(max_length=16, fail_fast=True)] | None = None
     stop: Stop | None = None

@@ -183,7 +183,7 @@ class Connection:
         # A key may have been withdrawn since the handshake.
         principal = rooms.keys.authenticate(self._scope["headers"])
         trail.asked_by(principal)
-        draft = await body.aside(message.num_bytes, partial(draft_of_message, message))
+        draft = await body.aside(message.num_bytes, partial(draft_of_message, message, trail.ignored))
         asked, call = await rooms.preparation.prepare(draft, self._shelf, body, principal, trail, self._scope)
         writer, sink = EventWriter(asked, call), EventMessages(self._socket, message.lane)
         failure = await self._answering.write(asked, call, trail, writer, sink)
@@ -250,8 +250,10 @@ class Connection:
     def _new_trail(self) -> Trail:
         self._num_requests += 1
         request_id = f"{self._request_id}.{self._num_requests}"
-        path, record = self._scope["path"], trail_of(self._scope).record.beside()
-        return Trail(request_id, METHOD, path, route=path, origin=origin_of(self._scope), record=record)
+        path, mine = self._scope["path"], trail_of(self._scope)
+        record, ignored = mine.record.beside(), mine.ignored.another()
+        origin = origin_of(self._scope)
+        return Trail(request_id, METHOD, path, route=path, origin=origin, record=record, ignored=ignored)
 
 
 async def _conclude(

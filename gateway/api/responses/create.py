@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from starlette.types import Receive, Scope, Send
 
 from gateway.access.keys import Keys
@@ -42,7 +44,7 @@ class CreateResponse:
             if wish is not None and wish.stream:
                 await self._resumable.again(wish, body, scope, receive, send)
                 return
-            draft = await body.decoded(read_draft)
+            draft = await body.decoded(partial(read_draft, ignored=trail.ignored))
             asked, call = await self._preparation.prepare(draft, self._shelf, body, principal, trail, scope)
             if asked.background:
                 await self._background.begin(asked, call, wish, scope, receive, send)

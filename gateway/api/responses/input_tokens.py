@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from starlette.types import Receive, Scope, Send
 
 from gateway.access.keys import Keys
@@ -26,7 +28,7 @@ class InputTokens:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         principal, trail = await identified(self._keys, scope)
         async with self._intake.opened(principal, scope, receive) as body:
-            draft = await body.decoded(read_draft)
+            draft = await body.decoded(partial(read_draft, ignored=trail.ignored))
             asked = await self._shelf.complete(draft, body)
             call = self._pipeline.call(principal, asked.model, trail)
             async with while_present(receive):

@@ -19,6 +19,7 @@ from gateway.api.responses.request import Draft, draft_of
 from gateway.api.sockets import Socket
 from gateway.api.streaming import END
 from gateway.errors import InvalidRequest, PaddockError, UnsupportedParameter
+from gateway.telemetry.ignored import Ignored
 from gateway.telemetry.trail import Trail
 
 CREATE = "response.create"
@@ -58,8 +59,11 @@ def read_message(raw: bytes) -> Create:
     return Create(document, lane or "", len(raw))
 
 
-def draft_of_message(message: Create) -> Draft:
-    """Raises InvalidRequest, UnsupportedParameter or NotSupported, each naming the parameter by its path."""
+def draft_of_message(message: Create, ignored: Ignored) -> Draft:
+    """Read the message; `ignored` notes what nothing is done with.
+
+    Raises InvalidRequest, UnsupportedParameter or NotSupported, each naming the parameter by its path.
+    """
     document = dict(message.document)
     generates = document.pop("generate", None)
     if not isinstance(generates, bool | None):
@@ -68,7 +72,7 @@ def draft_of_message(message: Create) -> Draft:
         text = "`background` is not for WebSocket. Send the request to `POST /v1/responses`."
         raise UnsupportedParameter(text, param="background")
     document["stream"] = True
-    return draft_of(document, generates=generates is not False, num_bytes=message.num_bytes)
+    return draft_of(document, ignored, generates=generates is not False, num_bytes=message.num_bytes)
 
 
 class EventMessages:

@@ -9,17 +9,16 @@ from typing import Any
 
 import msgspec
 from msgspec.structs import replace
-from pydantic import ValidationError
 
 from gateway.api.body import read_object
-from gateway.api.parameters.faults import shown, too_nested, translated
+from gateway.api.parameters.faults import shown
 from gateway.api.parameters.form import ANY_OBJECT, only_form, schema_form
 from gateway.api.parameters.hints import with_hints
 from gateway.api.parameters.lora import read_lora
 from gateway.api.parameters.sampling import read_sampling
 from gateway.api.parameters.stops import read_stop
 from gateway.api.parameters.thinking import read_template_values, read_thinking
-from gateway.api.parameters.unread import sift
+from gateway.api.parameters.unread import read_body
 from gateway.api.responses.body import ResponsesBody
 from gateway.api.responses.ids import is_response_id, new_response_id, response_of
 from gateway.api.responses.items import Item, messages_of, read_input, reference_of
@@ -27,6 +26,7 @@ from gateway.api.responses.records import Record
 from gateway.api.responses.refused import IGNORED, REFUSED
 from gateway.api.responses.tools import read_tools, tools_object
 from gateway.errors import InvalidRequest, PreviousNotFound, ResponseNotFound, TakesTooMuch, UnsupportedParameter
+from gateway.telemetry.ignored import Ignored
 from workers.protocol.requests import Constraint, GenerateRequest, Message, Thinking
 
 LONGEST_INPUT = 32 << 20
@@ -131,26 +131,23 @@ class Draft:
         return replace(self.request, messages=messages, max_tokens=0)
 
 
-def read_draft(raw: bytes) -> Draft:
-    """Raises InvalidRequest, UnsupportedParameter or NotSupported, each naming the parameter by its path."""
-    return draft_of(read_object(raw), num_bytes=len(raw))
+def read_draft(raw: bytes, ignored: Ignored | None = None) -> Draft:
+    """Read the body; `ignored` notes what nothing is done with.
+
+    Raises InvalidRequest, UnsupportedParameter or NotSupported, each naming the parameter by its path.
+    """
+    return draft_of(read_object(raw), ignored or Ignored(), num_bytes=len(raw))
 
 
-def draft_of(document: dict[str, Any], *, generates: bool = True, num_bytes: int = 0) -> Draft:
+def draft_of(document: dict[str, Any], ignored: Ignored, *, generates: bool = True, num_bytes: int = 0) -> Draft:
     """Raises as `read_draft`."""
-    document = sift(document, IGNORED, REFUSED)
-    try:
-        body = ResponsesBody.model_validate(document)
-    except ValidationError as error:
-        raise translated(error) from None
-    except RecursionError:
-        raise too_nested() from None
-    _check(body)
+    body = read_body(ResponsesBody, document, (IGNORED, REFUSED), ignored)
+    _check(body, ignored)
     response_id = new_response_id()
     return Draft(body, response_id, read_input(body.input, response_id), _request(body), generates, num_bytes)
 
 
-def _check(body: ResponsesBody) -> None:
+def _check(body: ResponsesBody, ignored: Ignored) -> None:
     if body.background and not body.store:
         message = "`background` needs `store: true`: its answer is fetched later. Leave `store` out."
         raise InvalidRequest(message, param="background")
@@ -158,6 +155,9 @@ def _check(body: ResponsesBody) -> None:
         message = "`stream_options` needs `stream: true`. Leave it out, or stream."
         raise InvalidRequest(message, param="stream_options")
     if body.text.verbosity not in (None, "medium"):
+        ignored.note("verbosity")
+        if not ignored.refuses:
+            return
         message = "`text.verbosity` is not supported with this value. Say in the prompt how long the answer should be."
         raise UnsupportedParameter(message, param="text.verbosity")
 

@@ -84,7 +84,7 @@ async def test_the_content_type_does_not_matter(caller: Caller, content_type: st
         ({"logprobs": 5}, 400, "logprobs"),
         ({"top_logprobs": 5}, 400, "top_logprobs"),
         ({"samplers": ["best"]}, 400, "samplers.0"),
-        ({"surprise": 1}, 400, "surprise"),
+        ({"use_beam_search": True}, 400, "use_beam_search"),
         ({"response_format": {"type": "xml"}}, 400, "response_format.type"),
         ({"tool_choice": "required"}, 400, "tool_choice"),
     ],

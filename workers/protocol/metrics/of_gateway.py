@@ -86,6 +86,13 @@ GENERATED_TOKENS = Metric(
     USER,
     When.ENDED,
 )
+IGNORED = Metric(
+    "paddock_parameters_ignored_total",
+    COUNTER,
+    "requests with a `parameter` that nothing was done with, those that no table names as `unknown`",
+    ("parameter",),
+    When.ENDED,
+)
 
 QUEUE_LENGTH = Metric(
     "paddock_queue_length",
@@ -319,7 +326,7 @@ GROUPS = (
         "Requests",
         (
             *(REQUESTS, FAILURES, IN_FLIGHT, TTFT, E2E, TIME_PER_TOKEN, OVERHEAD),
-            *(PROMPT_TOKENS, CACHED_TOKENS, GENERATED_TOKENS),
+            *(PROMPT_TOKENS, CACHED_TOKENS, GENERATED_TOKENS, IGNORED),
         ),
     ),
     Group(

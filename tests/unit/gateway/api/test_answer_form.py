@@ -71,7 +71,7 @@ def test_every_way_to_ask_for_a_form(parameters: dict[str, Any], constraint: Con
         ({"response_format": {"type": "json_schema", "json_schema": {"schema": 1}}}, None, "an object"),
         ({"grammar": "root ::= x", "json_schema": SCHEMA}, "json_schema", "one of them"),
         ({"guided_choice": []}, "guided_choice", "at least 1"),
-        ({"structured_outputs": {"grammer": "x"}}, "structured_outputs.grammer", "Leave it out"),
+        ({"format": "json"}, "format", "`response_format`"),
         ({"tool_choice": "required"}, "tool_choice", "no `tools`"),
         ({"tool_choice": "maybe", "tools": [ADD]}, "tool_choice", "`required`"),
         (

@@ -253,7 +253,6 @@ def test_tools_and_servers_of_the_provider_are_refused() -> None:
     error = refusal(tools=[{"type": "web_search_20250305", "name": "web_search"}])
     assert isinstance(error, UnsupportedParameter)
     assert isinstance(refusal(mcp_servers=[{"url": "x"}]), UnsupportedParameter)
-    assert isinstance(refusal(whatever=1), UnsupportedParameter)
 
 
 def test_only_thoughts_may_be_cleared() -> None:

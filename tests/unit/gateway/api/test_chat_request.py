@@ -13,6 +13,7 @@ from gateway.api.openai.chat_request import ChatRequest, read_chat
 from gateway.api.openai.refused import IGNORED, REFUSED
 from gateway.api.openai.stream_options import UsageWish
 from gateway.errors import InvalidRequest, NotSupported, PaddockError, UnsupportedParameter
+from gateway.telemetry.ignored import Ignored
 from tests.support.openai_schema import properties
 from workers.protocol.requests import AdapterUse, Message, Sampling, Thinking, Tool, ToolCall
 
@@ -24,8 +25,9 @@ def read(**parameters: Any) -> ChatRequest:
 
 
 def refused(**parameters: Any) -> PaddockError:
+    """What is wrong with it where parameters of no effect are refused."""
     with pytest.raises(PaddockError) as caught:
-        read(**parameters)
+        read_chat(json.dumps({"model": "m", "messages": [USER], **parameters}).encode(), Ignored(refuses=True))
     return caught.value
 
 
@@ -141,7 +143,7 @@ def test_what_asks_for_nothing_passes(parameters: dict[str, Any]) -> None:
         ({"messages": [{"role": "user", "content": [{"text": "a"}]}]}, "messages.0.content.0.type", "missing"),
         ({"messages": [{"role": "tool", "content": "x"}]}, "messages.0.tool_call_id", "missing"),
         ({"model": 3}, "model", "string"),
-        ({"temperature": 2.1}, "temperature", "is 2.1. Send at most 2."),
+        ({"temperature": 100.1}, "temperature", "is 100.1. Send at most 100."),
         ({"temperature": -0.1}, "temperature", "Send at least 0."),
         ({"temperature": "1"}, "temperature", "number"),
         ({"temperature": True}, "temperature", "number"),
@@ -155,7 +157,7 @@ def test_what_asks_for_nothing_passes(parameters: dict[str, Any]) -> None:
         ({"seed": 2**32}, "seed", "Send at most 4294967295."),
         ({"stop": ""}, "stop", "1 to 512"),
         ({"stop": ["a", "b" * 513]}, "stop.1", "513 characters"),
-        ({"stop": ["a"] * 17}, "stop", "`stop` has 17 items. Send at most 16."),
+        ({"stop": ["a"] * 129}, "stop", "`stop` has 129 items. Send at most 128."),
         ({"stream": "yes"}, "stream", "is 'yes'. Send true or false."),
         ({"stream_options": {"include_usage": True}}, "stream_options", "stream: true"),
         ({"tools": [{"type": "function", "function": {"name": "a b"}}]}, "tools.0.function.name", "pattern"),
@@ -176,9 +178,12 @@ def test_wrong_values_are_named_by_their_path(parameters: dict[str, Any], param:
     [
         ({"audio": {"voice": "x"}}, "audio", "text"),
         ({"store": True}, "store", "keeps no answers"),
-        ({"reasoning_control": True}, "reasoning_control", "set a budget"),
-        ({"prediction": {"type": "content", "content": "x"}}, "prediction", "leave it out"),
-        ({"best_of": 3}, "best_of", "Leave it out"),
+        ({"service_tier": "flex"}, "service_tier", "one tier"),
+        ({"verbosity": "low"}, "verbosity", "in the prompt"),
+        ({"surprise": 1}, "surprise", "Leave it out"),
+        ({"prediction": {"type": "content", "content": "x"}}, "prediction", "predicted text"),
+        ({"best_of": 3}, "best_of", "with `n`"),
+        ({"repetition_penalty": 1.1, "repeat_penalty": 1.2}, "repetition_penalty", "another name"),
         ({"stream": True, "stream_options": {"chunk": 1}}, "stream_options.chunk", "Leave it out"),
         ({"messages": [{"role": "user", "content": [{"type": "poem"}]}]}, "messages.0.content.0", "text parts"),
         ({"tools": [{"type": "custom", "custom": {"name": "x"}}]}, "tools.0", "custom"),
@@ -372,7 +377,7 @@ def test_values_in_messages_stay_short() -> None:
 
 
 def test_several_problems_are_counted() -> None:
-    assert "1 more problem" in refused(temperature=3, top_p=3).message
+    assert "1 more problem" in refused(temperature=101, top_p=3).message
 
 
 def test_every_parameter_of_openai_is_read_ignored_or_refused() -> None:

@@ -123,8 +123,7 @@ def test_what_it_shares_with_chat() -> None:
         ({"suffix": "z", "prompt": [1]}, InvalidRequest, "suffix"),
         ({"logprobs": True}, InvalidRequest, "logprobs"),
         ({"max_tokens": 1, "n_predict": 2}, InvalidRequest, "n_predict"),
-        ({"messages": []}, UnsupportedParameter, "messages"),
-        ({"store": True}, UnsupportedParameter, "store"),
+        ({"prompt_logprobs": 1}, UnsupportedParameter, "prompt_logprobs"),
         ({"stream_options": {}}, InvalidRequest, "stream_options"),
     ],
 )

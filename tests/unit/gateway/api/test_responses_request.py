@@ -22,6 +22,7 @@ from gateway.errors import (
     TakesTooMuch,
     UnsupportedParameter,
 )
+from gateway.telemetry.ignored import Ignored
 from tests.support.openai_schema import properties
 from workers.protocol.requests import Message, Thinking, Tool, ToolCall
 
@@ -221,7 +222,6 @@ def test_the_rest_of_the_parameters() -> None:
         ({"tools": [ADD], "tool_choice": {"type": "allowed_tools"}}, InvalidRequest, "tool_choice.tools"),
         ({"text": {"format": {"type": "json_schema", "name": "x"}}}, InvalidRequest, "text.format.schema"),
         ({"text": {"format": {"type": "yaml"}}}, InvalidRequest, "text.format.type"),
-        ({"text": {"verbosity": "low"}}, UnsupportedParameter, "text.verbosity"),
         ({"truncation": "some"}, InvalidRequest, "truncation"),
         ({"background": True, "store": False}, InvalidRequest, "background"),
         ({"stream_options": {}}, InvalidRequest, "stream_options"),
@@ -229,7 +229,7 @@ def test_the_rest_of_the_parameters() -> None:
         ({"metadata": {"a": 1}}, InvalidRequest, "metadata.a"),
         ({"conversation": "conv_1"}, UnsupportedParameter, "conversation"),
         ({"prompt": {"id": "p"}}, UnsupportedParameter, "prompt"),
-        ({"max_tokens": 3}, UnsupportedParameter, "max_tokens"),
+        ({"max_tokens": 0}, InvalidRequest, "max_output_tokens"),
         ({"reasoning": {"effort": "some"}}, InvalidRequest, "reasoning.effort"),
         ({"reasoning": {"effort": "low"}, "reasoning_effort": "high"}, InvalidRequest, "reasoning_effort"),
     ],
@@ -239,6 +239,22 @@ def test_what_can_not_be_had_is_named(body: dict[str, Any], kind: type[Exception
         read(**body)
     assert type(caught.value) is kind
     assert getattr(caught.value, "param", None) == param
+
+
+def test_what_harms_nobody_is_ignored_or_refused_by_the_setting() -> None:
+    asked: dict[str, Any] = {"text": {"verbosity": "low"}, "service_tier": "flex", "surprise": 1}
+    ignored = Ignored()
+    raw = json.dumps({"model": "m", "input": "hi", **asked}).encode()
+    assert read_draft(raw, ignored).request == draft().request
+    assert ignored.header == "service_tier, surprise, verbosity"
+    for name, param in (("text", "text.verbosity"), ("service_tier", "service_tier"), ("surprise", "surprise")):
+        with pytest.raises(UnsupportedParameter) as caught:
+            draft_of({"model": "m", "input": "hi", name: asked[name]}, Ignored(refuses=True))
+        assert caught.value.param == param
+
+
+def test_the_names_of_other_dialects_bound_the_answer() -> None:
+    assert draft(max_tokens=3).request.max_tokens == draft(num_predict=3).request.max_tokens == 3
 
 
 def test_every_parameter_of_the_specification_is_read_ignored_or_refused() -> None:
@@ -312,9 +328,9 @@ def test_as_many_references_as_may_be_sent_hold_nobody_up() -> None:
 
 
 def test_a_warmup_computes_the_prompt_only() -> None:
-    sent = draft_of({"model": "m", "instructions": "Be brief.", "max_output_tokens": 9}, generates=False)
+    sent = draft_of({"model": "m", "instructions": "Be brief.", "max_output_tokens": 9}, Ignored(), generates=False)
     asked = sent.complete({})
     assert asked.requests[0].messages == (Message(role="system", content="Be brief."),)
     assert (asked.requests[0].max_tokens, asked.generates) == (0, False)
     with pytest.raises(InvalidRequest, match="`input` is missing"):
-        draft_of({"model": "m"}, generates=False).complete({})
+        draft_of({"model": "m"}, Ignored(), generates=False).complete({})
