@@ -66,6 +66,7 @@ from gateway.store.unreadable import Unreadable
 from gateway.telemetry.metrics import Metrics
 from gateway.telemetry.prompts import UNWRITTEN, WrittenPrompts
 from workers import catalog_file, secret_file
+from workers.heap import HeapUpkeep
 from workers.protocol.drain import left_s
 from workers.protocol.framing import gateway_process
 from workers.protocol.heartbeat import Heartbeat
@@ -113,6 +114,7 @@ class App:
                 self.wishes,
                 self.keeper,
                 self.sight,
+                HeapUpkeep(),
             )
             background = [tasks.create_task(part.run()) for part in parts]
             try:

@@ -61,3 +61,38 @@ def test_large_blocks_go_back_to_the_system() -> None:
 @GLIBC
 def test_what_is_free_in_one_thread_is_there_for_the_others() -> None:
     assert grown_mib("small", "keeps little") < 16 < 24 < grown_mib("small", "keeps all")
+
+
+HELD_BY_CONNECTIONS = """
+import asyncio, ctypes, sys
+import psutil
+from workers import heap
+
+library = ctypes.CDLL(None)
+library.malloc.restype, library.free.argtypes = ctypes.c_void_p, (ctypes.c_void_p,)
+heap.GIVE_BACK_EVERY_S = 0.05
+rss = lambda: psutil.Process().memory_info().rss
+
+async def main():
+    blocks = [library.malloc(4096) for _ in range(10_000)]
+    for block in blocks:
+        ctypes.memset(block, 1, 4096)
+    last = library.malloc(4096)  # what stays on top keeps all below it from the system
+    full = rss()
+    for block in blocks:
+        library.free(block)
+    kept = rss()
+    upkeep = asyncio.create_task(heap.HeapUpkeep().run())
+    await asyncio.sleep(0.5)
+    print(full, kept, rss())
+
+asyncio.run(main())
+"""
+
+
+@GLIBC
+def test_small_blocks_that_are_free_go_back_now_and_then() -> None:
+    done = subprocess.run([sys.executable, "-c", HELD_BY_CONNECTIONS], capture_output=True, text=True, check=True)
+    full, kept, after = (int(word) for word in done.stdout.split())
+    assert full - kept < 8 << 20, "nothing is tested where the C library gives it back by itself"
+    assert after < full - (24 << 20)
