@@ -214,8 +214,8 @@ def _fill(family: Counter | Gauge | Histogram, metric: Metric) -> None:
 
 def _catalog(folder: Path) -> Path:
     path = folder / "scraped.yaml"
-    models = [{"name": "bench", "path": "bench.gguf"}]
-    models += [{"name": f"model-{number}", "path": "none.gguf"} for number in range(MODELS - 1)]
+    models: list[dict[str, object]] = [{"name": "bench", "path": "bench.gguf"}]
+    models += [{"name": f"model-{number}", "path": "none.gguf", "workers": 0} for number in range(MODELS - 1)]
     path.write_text(json.dumps({"models": models, "aliases": {f"name-{n}": "bench" for n in range(MODELS)}}))
     return path
 

@@ -29,8 +29,9 @@ from gateway.api.handshake import connection_bounds
 from gateway.api.health import Health, Ready
 from gateway.api.intake import Intake
 from gateway.api.memory_budget import MemoryBudget
-from gateway.api.metrics import MetricsPage, ScrapeAccess, Targets
+from gateway.api.metrics import MetricsPage, NoMetrics, ScrapeAccess, Targets
 from gateway.api.native.assembly import native_apps
+from gateway.api.native.props import Offered
 from gateway.api.native.reception import Reception
 from gateway.api.openai.chat import ChatDialect
 from gateway.api.openai.completion import CompletionDialect
@@ -51,6 +52,7 @@ from gateway.gauges import Sight
 from gateway.inquiries import Inquiries
 from gateway.pipeline import Limits, Pipeline
 from gateway.registry.adapter_wishes import AdapterWishes
+from gateway.registry.first_workers import FirstWorkers
 from gateway.registry.fleet import Fleet, FleetSnapshot
 from gateway.registry.model_wishes import ModelWishes
 from gateway.relay.relay import Relay
@@ -200,6 +202,7 @@ class _Core:
     attendance: Attendance
     sight: Sight
     is_leaving: Callable[[], bool]
+    first: FirstWorkers
 
 
 def _core(settings: GatewaySettings, redis: redis.asyncio.Redis) -> _Core:
@@ -215,6 +218,8 @@ def _core(settings: GatewaySettings, redis: redis.asyncio.Redis) -> _Core:
     refused = metrics.refused_records.inc
     fleet = Fleet(redis, settings.worker_secret, registered=wishes.contents, refused=refused, unreadable=unreadable)
     fleet.listen(lambda snapshot: relay.follow(_beats(snapshot)))
+    first = FirstWorkers(names.meant, settings.ready_wait_s)
+    fleet.listen(first.follow)
     of_line = {"max_queue": settings.max_queue, "max_queue_per_team": settings.max_queue_per_team}
     store = Store(redis, took=metrics.redis_time.observe)
     admission = Admission(store, fleet, gateway_id, **of_line, lost=metrics.lost_leases, unreadable=unreadable)
@@ -239,6 +244,7 @@ def _core(settings: GatewaySettings, redis: redis.asyncio.Redis) -> _Core:
         attendance=attendance,
         sight=Sight(metrics, fleet, admission, pipeline.attempts, names.models, leaving, sockets),
         is_leaving=leaving,
+        first=first,
     )
 
 
@@ -267,13 +273,18 @@ def _apps(settings: GatewaySettings, redis: redis.asyncio.Redis, core: _Core, ow
         "models": models,
         "model": models,
         "health": Health(),
-        "ready": Ready(redis, fleet, core.admission, core.is_leaving, core.names.models),
+        "ready": Ready(redis, fleet, core.admission, core.is_leaving, core.names.models, core.first, model_wishes),
         "drain": DrainRoute(core.attendance, keys, own_secret, pipeline, core.sockets),
         "explain": ExplainRoute(reception, pipeline, fleet, core.admission, LineReader(redis), ChatDialect()),
         "metrics": MetricsPage(core.metrics.book, core.sight.look, scrapes),
         "targets": Targets(fleet, scrapes),
-        **native_apps(answers, fleet, inquiries, core.wishes, model_wishes, ChatDialect()),
+        **native_apps(answers, fleet, inquiries, core.wishes, model_wishes, ChatDialect(), _offered(settings)),
+        **({} if settings.metrics_endpoint else dict.fromkeys(("metrics", "targets"), NoMetrics())),
     }
+
+
+def _offered(settings: GatewaySettings) -> Offered:
+    return Offered(slots=settings.slots_endpoint, metrics=settings.metrics_endpoint)
 
 
 def _limits(settings: GatewaySettings) -> Limits:

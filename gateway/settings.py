@@ -66,6 +66,13 @@ class GatewaySettings(PaddockSettings):
             "nothing. Set it where callers reach them"
         ),
     ] = ""
+    metrics_endpoint: Annotated[
+        bool,
+        Field(description="answer `GET /metrics` and `/metrics/targets`; false: 501, as llama-server without them"),
+    ] = True
+    slots_endpoint: Annotated[
+        bool, Field(description="answer `GET /slots`; false: 501, as llama-server with `--no-slots`")
+    ] = True
     max_body_bytes: Annotated[int, Field(ge=1024, description="largest request body")] = 8 << 20
     unknown_parameters: Annotated[
         Literal["ignore", "refuse"],
@@ -93,6 +100,14 @@ class GatewaySettings(PaddockSettings):
             "0: as queue_timeout_s",
         ),
     ] = 0.0
+    ready_wait_s: Annotated[
+        float,
+        Field(
+            ge=0,
+            description="longest time from the start in which `/ready` waits for a first worker of each model of the "
+            "catalog that has `workers`; 0: until they have come",
+        ),
+    ] = 300.0
     max_queue: Annotated[int, Field(ge=0, description="most calls that wait per model; further ones get a 429")] = 1000
     max_queue_per_team: Annotated[
         int, Field(ge=0, description="most calls of one team that wait per model; further ones get a 429")

@@ -7,7 +7,7 @@ where that is too much.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 import redis.asyncio
@@ -18,11 +18,14 @@ from gateway.api.diagnostics import trail_of
 from gateway.api.shared_look import SharedLook
 from gateway.errors import Stopping, Unavailable
 from gateway.pipeline import Fleet
+from gateway.registry.first_workers import FirstWorkers
 from gateway.store.trouble import NO_ANSWER
 
 REDIS_PATIENCE_S = 1.0
 FRESH_S = 0.1
 """For how long an answer of Redis is told again: anybody may ask, and each question would take a connection to it."""
+
+MAX_NAMES_TOLD = 20
 
 
 class Health:
@@ -43,10 +46,17 @@ class Places(Protocol):
     def redis_up(self) -> bool: ...
 
 
+class Unloaded(Protocol):
+    """What is needed of `ModelWishes`."""
+
+    async def unloaded(self, models: Sequence[str]) -> frozenset[str]: ...
+
+
 class Ready:
-    """Calls would be answered: at least one worker is there, or a catalog names models, whose calls wait for the first
-    one; nobody has asked this process to drain or to stop; and Redis takes what it is told, or it does not, and this
-    gateway places calls on its share of the slots (`degraded`).
+    """Calls would be answered: at least one worker is there, or a catalog names models whose calls wait for the first
+    one, and a worker of each model that is meant to have one was seen; nobody has asked this process to drain or to
+    stop; and Redis takes what it is told, or it does not, and this gateway places calls on its share of the slots
+    (`degraded`).
     """
 
     def __init__(
@@ -56,6 +66,8 @@ class Ready:
         places: Places,
         leaving: Callable[[], bool],
         models: frozenset[str],
+        first: FirstWorkers,
+        wishes: Unloaded,
     ) -> None:
         """`models`: those that the catalog names."""
         self._redis = redis
@@ -64,6 +76,8 @@ class Ready:
         self._places = places
         self._leaving = leaving
         self._models = models
+        self._first = first
+        self._unloaded = SharedLook(lambda: wishes.unloaded(sorted(first.missing)), FRESH_S)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if self._leaving():
@@ -77,6 +91,8 @@ class Ready:
         num_workers = sum(not beat.draining for beats in snapshot.workers.values() for beat in beats)
         if num_workers == 0 and not self._models:
             missing.append("no worker is registered (start one with `paddock worker` on the same Redis)")
+        if awaited := await self._awaited():
+            missing.append(f"no worker of {_listed(awaited)} was seen yet (they load, or `paddock worker` is to start)")
         if missing:
             raise Unavailable(f"Not ready: {'; '.join(missing)}.", retry_after_s=1.0)
         models = sorted(model for model, beats in snapshot.workers.items() if beats)
@@ -87,6 +103,11 @@ class Ready:
             body |= {"status": "degraded", "without_redis": sorted(alone_for)}
         await send_json(send, body, trail_of(scope))
 
+    async def _awaited(self) -> list[str]:
+        """Return the models without a first worker, but for those that an admin has had unloaded."""
+        missing = self._first.missing
+        return sorted(missing - await self._unloaded.take()) if missing else []
+
     async def _redis_answers(self) -> bool:
         try:
             async with asyncio.timeout(REDIS_PATIENCE_S):
@@ -94,3 +115,8 @@ class Ready:
         except NO_ANSWER:
             return False
         return True
+
+
+def _listed(models: Sequence[str]) -> str:
+    more = len(models) - MAX_NAMES_TOLD
+    return ", ".join(f"`{model}`" for model in models[:MAX_NAMES_TOLD]) + (f" and {more} more" if more > 0 else "")

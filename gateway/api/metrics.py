@@ -20,7 +20,7 @@ from starlette.types import Receive, Scope, Send
 from gateway.access.keys import Keys
 from gateway.api.answers import JSON, send_bytes
 from gateway.api.diagnostics import answer_headers, trail_of
-from gateway.errors import PermissionDenied
+from gateway.errors import NotSupported, PermissionDenied
 from gateway.pipeline import Fleet
 from gateway.telemetry.metrics import OK
 from workers.protocol.heartbeat import Heartbeat
@@ -70,6 +70,13 @@ class MetricsPage:
         ]
         await send({"type": "http.response.start", "status": 200, "headers": headers})
         await send({"type": "http.response.body", "body": body})
+
+
+class NoMetrics:
+    """Both routes, where the operator has switched them off."""
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        raise NotSupported("This gateway shows no metrics. An operator can switch them on: PADDOCK_METRICS_ENDPOINT.")
 
 
 class Targets:

@@ -74,9 +74,13 @@ ROUTES = (
     RouteRow("GET", "/health", "health", "the process is up; no key needed"),
     RouteRow("GET", "/ready", "ready", "calls would be answered; no key needed"),
     RouteRow("POST", DRAIN_PATH, "drain", "has nobody new sent here and waits; for admins, and for `paddock drain`"),
-    RouteRow("GET", "/metrics", "metrics", "Prometheus text; no key needed"),
+    RouteRow("GET", "/metrics", "metrics", "Prometheus text; no key needed", NATIVE),
     RouteRow(
-        "GET", "/metrics/targets", "targets", "the workers, as Prometheus' `http_sd_configs` reads it; no key needed"
+        "GET",
+        "/metrics/targets",
+        "targets",
+        "the workers, as Prometheus' `http_sd_configs` reads it; no key needed",
+        NATIVE,
     ),
 )
 

@@ -39,6 +39,10 @@ class Names:
         """Name -> model, sorted by name; the catalog's word beats the fleet's, and a model's name an adapter's."""
         names = {**adapters, **{model: model for model in fleet_models}, **self._fixed}
         return dict(sorted(names.items()))
+        self.meant = frozenset(model.name for model in catalog.models if model.workers) if catalog else frozenset()
+        """Those of them that are meant to have a worker."""
+        self._defaults = Defaults() if catalog is None else catalog.default
+        self._takes_unknown = catalog is not None and catalog.unknown_model == "default"
 
     def permitted(
         self, principal: Principal, fleet_models: Iterable[str], adapters: Mapping[str, str] = NO_ADAPTERS

@@ -25,6 +25,17 @@ class ModelWishes:
         """Whether its supervisors were last told to stop its workers. Raises StoreUnavailable."""
         return bool(await answered(self._redis.exists(keys.unloaded(model))))
 
+    async def unloaded(self, models: Sequence[str]) -> frozenset[str]:
+        """Those whose supervisors were last told to stop their workers; none of them while Redis does not answer."""
+        try:
+            async with self._redis.pipeline(transaction=False) as pipeline:
+                for model in models:
+                    pipeline.exists(keys.unloaded(model))
+                found = await answered(pipeline.execute())
+        except StoreUnavailable:
+            return frozenset()
+        return frozenset(model for model, is_unloaded in zip(models, found, strict=True) if is_unloaded)
+
     async def coming(self, models: Sequence[str]) -> frozenset[str]:
         """Those whose supervisors are to keep workers; none of them while Redis does not answer."""
         if not models:

@@ -22,12 +22,21 @@
 {{- mustToRawJson $entry -}}
 {{- end -}}
 
+{{/* Not empty for a model that may go to zero workers, or has none. */}}
+{{- define "paddock.mayBeAbsent" -}}
+{{- $least := ternary .replicas .autoscaling.min (eq .autoscaling.type "none") -}}
+{{- if eq (int $least) 0 -}}true{{- end -}}
+{{- end -}}
+
 {{- define "paddock.catalog" -}}
 {{- $root := . -}}
 {{- $models := list -}}
 {{- range .Values.models -}}
 {{- $model := include "paddock.model" (dict "root" $root "entry" .) | fromJson -}}
-{{- $models = append $models (include "paddock.catalogModel" $model | fromJson) -}}
+{{- $entry := include "paddock.catalogModel" $model | fromJson -}}
+{{- /* Gateways are ready before a worker of these was seen. */}}
+{{- if include "paddock.mayBeAbsent" $model -}}{{- $_ := set $entry "workers" 0 -}}{{- end -}}
+{{- $models = append $models $entry -}}
 {{- end -}}
 {{- dict "models" $models "aliases" .Values.aliases | mustToPrettyJson -}}
 {{- end -}}

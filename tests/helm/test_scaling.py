@@ -15,6 +15,7 @@ import yaml
 from gateway.settings import GatewaySettings
 from tests.support.chart import CHART, Object, Rendered, example, render
 from tests.support.prometheus import program
+from workers.protocol.catalog import convert
 from workers.protocol.metrics import catalogue
 
 GATEWAYS = {metric.name: metric for metric in catalogue.metrics_of(catalogue.GATEWAY)}
@@ -24,6 +25,22 @@ KEDA = {"keda": {"prometheusAddress": "http://prometheus:9090"}}
 def scaled(**autoscaling: Any) -> Rendered:
     model = {"name": "m", "hf": "org/m", "slots": 16, "autoscaling": {"type": "keda", **autoscaling}}
     return render({**KEDA, "models": [model]})
+
+
+@pytest.mark.parametrize(
+    ("more", "workers"),
+    [
+        ({"replicas": 0}, 0),
+        ({"replicas": 2}, 1),
+        ({"autoscaling": {"type": "keda", "min": 0}}, 0),
+        ({"autoscaling": {"type": "keda", "min": 1}, "replicas": 0}, 1),
+    ],
+)
+def test_gateways_know_which_models_may_be_absent(more: Object, workers: int) -> None:
+    """And are ready without them."""
+    found = render({**KEDA, "models": [{"name": "m", "hf": "org/m", **more}]})
+    catalog = convert(json.loads(found.one("ConfigMap", "gateway")["data"]["catalog.json"]), "rendered")
+    assert [model.workers for model in catalog.models] == [workers]
 
 
 def triggers(found: Rendered) -> dict[str, Object]:

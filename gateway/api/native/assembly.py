@@ -15,9 +15,9 @@ from gateway.api.native.embedding import EmbeddingDialect
 from gateway.api.native.fleet_place import FleetPlace
 from gateway.api.native.loading import LoadingRoute
 from gateway.api.native.lora import AdaptersRoute, LoadAdapterRoute, UnloadAdapterRoute
-from gateway.api.native.props import PropsRoute
+from gateway.api.native.props import Offered, PropsRoute
 from gateway.api.native.reception import Reception
-from gateway.api.native.slots import SlotLooks, SlotRoute, SlotsRoute
+from gateway.api.native.slots import NoSlots, SlotLooks, SlotRoute, SlotsRoute
 from gateway.api.native.texts import ApplyTemplateRoute, ChatReader, DetokenizeRoute, TokenizeRoute
 from gateway.api.pooled import Pooled
 from gateway.api.resumable import Resumable
@@ -37,6 +37,7 @@ def native_apps(
     wishes: AdapterWishes,
     model_wishes: ModelWishes,
     chat: ChatReader,
+    offered: Offered,
 ) -> Mapping[str, ASGIApp]:
     """Named as in `gateway.api.routes`. `chat` reads chat bodies."""
     keys, pipeline, intake, *_ = answers
@@ -50,8 +51,8 @@ def native_apps(
         "detokenize": DetokenizeRoute(reception, inquiries),
         "apply_template": ApplyTemplateRoute(reception, inquiries, chat),
         "native_embedding": Pooled(EmbeddingDialect(), keys, pipeline, intake),
-        "props": PropsRoute(reception, inquiries),
-        "slots": SlotsRoute(reception, SlotLooks(inquiries)),
+        "props": PropsRoute(reception, inquiries, offered),
+        "slots": SlotsRoute(reception, SlotLooks(inquiries)) if offered.slots else NoSlots(reception),
         "slot": SlotRoute(reception, inquiries, pipeline),
         "adapters": AdaptersRoute(reception, inquiries, wishes),
         "load_model": LoadingRoute(reception, inquiries, model_wishes, load=True),

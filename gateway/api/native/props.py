@@ -5,6 +5,7 @@ Source of the names: `get_res_props` in tools/server/server-context.cpp of llama
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 from starlette.types import Receive, Scope, Send
@@ -20,10 +21,19 @@ TOOL_TEMPLATE = "tool_use"
 MODALITIES = {"vision": "image", "video": "video", "audio": "audio"}
 
 
+@dataclass(frozen=True, slots=True)
+class Offered:
+    """Routes that an operator may switch off."""
+
+    slots: bool = True
+    metrics: bool = True
+
+
 class PropsRoute:
     """Both routes."""
 
-    def __init__(self, reception: Reception, inquiries: Inquiries) -> None:
+    def __init__(self, reception: Reception, inquiries: Inquiries, offered: Offered) -> None:
+        self._offered = offered
         self._reception = reception
         self._inquiries = inquiries
 
@@ -35,7 +45,7 @@ class PropsRoute:
         call = self._reception.call(caller, {}, scope)
         found = await self._inquiries.of_model(call.model, "GET", PROPS_PATH, decode_props)
         num_slots = sum(beat.slots for beat in self._inquiries.workers(call.model))
-        await send_json(send, props_object(found, call.alias, num_slots), caller.trail)
+        await send_json(send, props_object(found, call.alias, num_slots, self._offered), caller.trail)
 
     async def _change(self, scope: Scope, receive: Receive, send: Send) -> None:
         """As in llama-server, there is no property yet that could be changed. Raises NotSupported for any."""
@@ -51,7 +61,7 @@ class PropsRoute:
         await send_json(send, {"success": True}, caller.trail)
 
 
-def props_object(found: Props, name: str, num_slots: int) -> dict[str, Any]:
+def props_object(found: Props, name: str, num_slots: int, offered: Offered) -> dict[str, Any]:
     """`num_slots`: of all the model's workers."""
     document = {
         "default_generation_settings": {"params": default_settings(found.sampling), "n_ctx": found.n_ctx},
@@ -60,9 +70,9 @@ def props_object(found: Props, name: str, num_slots: int) -> dict[str, Any]:
         "model_ftype": found.ftype,
         "model_path": found.model_file,
         "modalities": {kind: word in found.input_modalities for kind, word in MODALITIES.items()},
-        "endpoint_slots": True,
+        "endpoint_slots": offered.slots,
         "endpoint_props": False,
-        "endpoint_metrics": True,
+        "endpoint_metrics": offered.metrics,
         "ui": False,
         "ui_settings": {},
         "chat_template": found.chat_templates.get("default", ""),

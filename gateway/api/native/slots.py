@@ -26,7 +26,7 @@ from gateway.api.parameters.hints import MAX_SALT_CHARS
 from gateway.api.parameters.lora import LoraBody, read_lora
 from gateway.api.shared_look import SharedLook
 from gateway.call import Principal
-from gateway.errors import InvalidRequest, SlotsBusy
+from gateway.errors import InvalidRequest, NotSupported, SlotsBusy
 from gateway.inquiries import Inquiries, no_worker
 from gateway.pipeline import Pipeline
 from gateway.routing.slot_numbers import firsts, located
@@ -93,6 +93,17 @@ class SlotsRoute:
         first = dict(zip((beat.boot for beat, _ in found), firsts([beat for beat, _ in found]), strict=True))
         slots = [slot_object(first[beat.boot], beat, info, caller.principal) for beat, infos in found for info in infos]
         await send_json(send, slots, caller.trail)
+
+
+class NoSlots:
+    """The list, where the operator has switched it off."""
+
+    def __init__(self, reception: Reception) -> None:
+        self._reception = reception
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await self._reception.caller(scope)
+        raise NotSupported("This gateway does not list slots. An operator can switch it on: PADDOCK_SLOTS_ENDPOINT.")
 
 
 class SlotRoute:

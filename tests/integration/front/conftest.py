@@ -36,12 +36,12 @@ REQUEST_TIMEOUT_S = 2.0
 CATALOG = """
 models:
   - {name: quick, path: quick.gguf}
-  - {name: absent, path: absent.gguf}
+  - {name: absent, path: absent.gguf, workers: 0}
   - {name: slow, path: slow.gguf}
   - {name: failing, path: failing.gguf}
   - {name: vectors, path: vectors.gguf}
-  - {name: ailing, path: ailing.gguf}
-  - {name: sickly, path: sickly.gguf}
+  - {name: ailing, path: ailing.gguf, workers: 0}
+  - {name: sickly, path: sickly.gguf, workers: 0}
 aliases:
   chat: quick
   later: absent

@@ -24,7 +24,7 @@ MODELS = ("cold", "toy", "crowd", "vectors", "brief", "first", "second", "lost",
 CATALOG = "\n".join(
     [
         "models:",
-        *(f"  - {{name: {name}, path: {name}.gguf}}" for name in MODELS),
+        *(f"  - {{name: {name}, path: {name}.gguf, workers: 0}}" for name in MODELS),
         "aliases:",
         "  chain: {targets: [first], fallbacks: [second]}",
     ]

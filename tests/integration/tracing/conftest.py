@@ -17,7 +17,7 @@ EXPORT_MS = 30
 CATALOG = """
 models:
   - {name: quick, path: quick.gguf}
-  - {name: absent, path: absent.gguf}
+  - {name: absent, path: absent.gguf, workers: 0}
 aliases:
   steady: {targets: [absent], fallbacks: [quick]}
 """
