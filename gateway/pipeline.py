@@ -19,7 +19,7 @@ from msgspec.structs import replace as replace_struct
 from gateway.attempts import Attempts
 from gateway.call import Call, CallBounds, Principal
 from gateway.catalog.adapters import uses_of
-from gateway.catalog.kinds import of_kind
+from gateway.catalog.kinds import KIND_OF, of_kind
 from gateway.catalog.names import Names
 from gateway.errors import ClientTooSlow, Stopping
 from gateway.relay.cutoff import Cutoff
@@ -33,9 +33,10 @@ from gateway.telemetry.metrics import Metrics
 from gateway.telemetry.prompts import UNWRITTEN, Prompts
 from gateway.telemetry.trail import Trail
 from gateway.tries import Admission, Lease, Tries, on_model
+from workers.protocol.catalog import Job
 from workers.protocol.events import CallEvent, Failed, Finished, Started
 from workers.protocol.failures import CallFailed, Failure
-from workers.protocol.heartbeat import Heartbeat, WorkerKind
+from workers.protocol.heartbeat import Heartbeat
 from workers.protocol.pooled import POOL_PATH, PoolRequest, PoolResult, decode_result
 from workers.protocol.requests import AdapterUse, GenerateRequest
 
@@ -46,6 +47,10 @@ Placing a call takes the event loop half a millisecond, in pieces. Were hundreds
 piece of another team's call would wait for a piece of all of them. With a round trip to Redis of 1 ms, eight at once
 place a team's calls as fast as a gateway can.
 """
+
+
+MAX_NAME_CHARS = 128
+"""Of a name that nobody has, where it is written down."""
 
 
 class Snapshot(Protocol):
@@ -168,25 +173,34 @@ class Pipeline:
         principal: Principal,
         alias: str,
         trail: Trail,
-        kind: WorkerKind | None = None,
+        job: Job | None = None,
         begin_by: float = 0.0,
         conversation: Callable[[], str] | None = None,
+        *,
+        strict: bool = False,
     ) -> Call:
-        """With no `alias`: the only model there is. `kind`: what the model is to do; None: it is only asked about.
+        """With no `alias`: of the default model. `job`: what the model is to do; None: it is only asked about.
 
         `begin_by` as in `Call`; `conversation`: for names of several models, which of them it is to be (`shares`).
-        Raises Stopping, ModelNotFound, PermissionDenied, NotSupported where the model does something else.
+        `strict` as in `Names.named`.
+        Raises Stopping, ModelNotFound, PermissionDenied, NotSupported where the model does something else,
+        InvalidRequest where one has to be named.
         """
         if self._stopping:
             raise Stopping("This gateway is stopping. Send the request again.", retry_after_s=1.0)
         fleet = self._fleet.snapshot
         known = (fleet.models, fleet.adapters, fleet.workers)
-        model = self._names.resolve(alias, principal, *known, complete=fleet.is_read)
-        alias = alias or model
+        named = self._names.named(alias, principal, *known, job=job, strict=strict, complete=fleet.is_read)
+        if named.stands_in:
+            self._metrics.unknown_models.inc(named.model)
+            trail.stands_in = named.name
+            trail.record.notes("unknown_model", model=alias[:MAX_NAME_CHARS], default=named.name)
+        alias, model = named.name, named.model
         models: tuple[str, ...] = (model,)
         if self._names.is_chain(alias):
             models = self._names.chain(alias, conversation() if conversation is not None else "")
-        trail.alias, trail.model, trail.asks_only = alias, models[0], kind is None
+        trail.alias, trail.model, trail.asks_only = alias, models[0], job is None
+        kind = None if job is None else KIND_OF[job]
         if kind is not None:
             models = of_kind(alias, kind, models, fleet.workers)
         call = Call(

@@ -13,6 +13,7 @@ from workers.protocol.catalog import (
     AliasChain,
     Catalog,
     CatalogError,
+    Defaults,
     DefaultSampling,
     LlamaSettings,
     ModelSpec,
@@ -22,7 +23,7 @@ from workers.protocol.catalog import (
 
 FIELDS = sorted(
     field.name
-    for struct in (Catalog, ModelSpec, LlamaSettings, DefaultSampling, AliasChain, Target)
+    for struct in (Catalog, Defaults, ModelSpec, LlamaSettings, DefaultSampling, AliasChain, Target)
     for field in msgspec.structs.fields(struct)
 )
 

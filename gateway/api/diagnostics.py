@@ -76,6 +76,8 @@ def answer_headers(trail: Trail) -> list[tuple[bytes, bytes]]:
             (b"x-paddock-overhead-ms", b"%.2f" % trail.overhead_ms),
             (b"x-paddock-attempts", b"%d" % trail.attempts),
         ]
+    if trail.stands_in:
+        headers.append((b"x-paddock-default-model", trail.stands_in.encode("ascii", "replace")))
     if trail.worker or trail.standing.filed:
         headers.append((b"x-queue-position", b"%d" % trail.standing.filed))
     if trail.priority is not None:

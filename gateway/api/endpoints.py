@@ -73,7 +73,7 @@ ANTHROPIC = DialectTable(
 NATIVE = DialectTable(
     "llama-server",
     "llama-server's own routes. As there, names that nobody knows are left alone. The model is `model` of the body, "
-    "else `?model=`, else the only one.",
+    "else `?model=`, else the default for the route (docs/catalog.md).",
     (
         Endpoint(
             ("POST /completion", "POST /completions"),

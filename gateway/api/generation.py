@@ -17,6 +17,7 @@ from gateway.api.session import conversation, session_of
 from gateway.api.slo import read_begin_by
 from gateway.api.wish import read_wish
 from gateway.pipeline import Pipeline
+from workers.protocol.catalog import Job
 
 
 class Generation(Generic[AskedT]):
@@ -31,14 +32,18 @@ class Generation(Generic[AskedT]):
         ping_interval_s: float,
         resumable: Resumable,
         *,
+        job: Job = "chat",
         supersedes: bool = False,
     ) -> None:
-        """`supersedes`: of the calls of one key and session (`x-session-id`), a newer one ends the older."""
+        """`job`: what its calls want done. `supersedes`: of the calls of one key and session (`x-session-id`), a newer
+        one ends the older.
+        """
         self._dialect = dialect
         self._keys = keys
         self._pipeline = pipeline
         self._intake = intake
         self._resumable = resumable
+        self._job = job
         self._supersedes = supersedes
         self._answering = Answering(dialect, pipeline, ping_interval_s, resumable)
 
@@ -52,7 +57,7 @@ class Generation(Generic[AskedT]):
             asked = await body.decoded(lambda raw: self._dialect.read(raw, scope))
             trail.held_bytes = body.num_bytes
             talk = conversation(scope, asked.requests[0], principal.team)
-            call = self._pipeline.call(principal, asked.model, trail, "generate", read_begin_by(scope), talk)
+            call = self._pipeline.call(principal, asked.model, trail, self._job, read_begin_by(scope), talk)
             if self._supersedes:
                 call = replace(call, session=session_of(scope))
             await self._answering.answer(asked, call, wish, scope, receive, send)

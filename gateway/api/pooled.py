@@ -16,6 +16,7 @@ from gateway.api.session import talk_of
 from gateway.api.slo import read_begin_by
 from gateway.api.vectors import answer_bytes
 from gateway.call import Call
+from gateway.catalog.kinds import JOB_OF
 from gateway.pipeline import Pipeline
 from workers.protocol.events import Usage
 from workers.protocol.pooled import PoolRequest, PoolResult
@@ -62,7 +63,7 @@ class Pooled(Generic[PoolAskedT]):
         async with self._intake.opened(principal, scope, receive) as body:
             asked = await body.decoded(lambda raw: self._dialect.read(raw, scope))
             begin_by, talk = read_begin_by(scope), talk_of(scope, trail.request_id)
-            call = self._pipeline.call(principal, asked.model, trail, asked.request.kind, begin_by, talk)
+            call = self._pipeline.call(principal, asked.model, trail, JOB_OF[asked.request.kind], begin_by, talk)
             async with while_present(receive):
                 result = await self._pipeline.pool(call, asked.request, trail)
                 trail.usage = Usage(sum(result.num_tokens), 0, 0)

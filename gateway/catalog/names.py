@@ -4,15 +4,27 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from types import MappingProxyType
+from typing import NamedTuple
 
 from gateway.call import Principal
+from gateway.catalog.defaults import Workers, able, default_of, only
+from gateway.catalog.kinds import CANNOT, KIND_OF
 from gateway.catalog.shares import in_order
-from gateway.errors import InvalidRequest, ModelNotFound, PermissionDenied, Unavailable
-from workers.protocol.catalog import AliasChain, Catalog
+from gateway.errors import InvalidRequest, ModelNotFound, NotSupported, PermissionDenied, Unavailable
+from workers.protocol.catalog import AliasChain, Catalog, Defaults, Job
 
 MAX_NAMES_TOLD = 20
 
 NO_ADAPTERS: Mapping[str, str] = MappingProxyType({})
+
+
+class Named(NamedTuple):
+    """The name that a call goes by, and the model behind it."""
+
+    name: str
+    model: str
+    stands_in: bool = False
+    """The call's own name is not known, and the catalog lets such calls fall back."""
 
 
 class Names:
@@ -27,6 +39,10 @@ class Names:
     def __init__(self, catalog: Catalog | None) -> None:
         self.models = frozenset(model.name for model in catalog.models) if catalog is not None else frozenset()
         """Those of the catalog."""
+        self.meant = frozenset(model.name for model in catalog.models if model.workers) if catalog else frozenset()
+        """Those of them that are meant to have a worker."""
+        self._defaults = Defaults() if catalog is None else catalog.default
+        self._takes_unknown = catalog is not None and catalog.unknown_model == "default"
         self._fixed: dict[str, str] = {}
         self._chains: dict[str, AliasChain] = {}
         if catalog is not None:
@@ -39,10 +55,6 @@ class Names:
         """Name -> model, sorted by name; the catalog's word beats the fleet's, and a model's name an adapter's."""
         names = {**adapters, **{model: model for model in fleet_models}, **self._fixed}
         return dict(sorted(names.items()))
-        self.meant = frozenset(model.name for model in catalog.models if model.workers) if catalog else frozenset()
-        """Those of them that are meant to have a worker."""
-        self._defaults = Defaults() if catalog is None else catalog.default
-        self._takes_unknown = catalog is not None and catalog.unknown_model == "default"
 
     def permitted(
         self, principal: Principal, fleet_models: Iterable[str], adapters: Mapping[str, str] = NO_ADAPTERS
@@ -56,22 +68,16 @@ class Names:
         principal: Principal,
         fleet_models: Iterable[str],
         adapters: Mapping[str, str] = NO_ADAPTERS,
-        served: Iterable[str] = (),
         *,
         complete: bool = True,
     ) -> str:
-        """The model behind a name; behind none, the only one there is, or of several the only one in `served`.
+        """The model behind a name. `complete`: whether all that the fleet serves is known.
 
-        `complete`: whether all that the fleet serves is known; a name that is not may be there else, so it is
-        Unavailable. Raises ModelNotFound, PermissionDenied or InvalidRequest, each telling the names that would do.
+        Raises Unavailable while a name that is not known may be there, ModelNotFound and PermissionDenied, which tell
+        the names that would do.
         """
         names = self.all(fleet_models, adapters)
-        if not complete and name not in names:
-            message = "This gateway has not read yet which models there are. Send the request again."
-            raise Unavailable(message, retry_after_s=1.0)
-        if not name:
-            own = {other: model for other, model in names.items() if not self.is_adapter(other, fleet_models, adapters)}
-            return self._only(own, principal, frozenset(served))
+        _check_known(name, names, complete=complete)
         model = names.get(name)
         if model is not None and principal.may_use(name):
             return model
@@ -79,6 +85,42 @@ class Names:
         if model is None:
             raise ModelNotFound(f"The model {_shown(name)} does not exist. {_told(usable)}", param="model")
         raise PermissionDenied(f"This API key may not use the model {_shown(name)}. {_told(usable)}", param="model")
+
+    def named(
+        self,
+        name: str,
+        principal: Principal,
+        fleet_models: Iterable[str],
+        adapters: Mapping[str, str] = NO_ADAPTERS,
+        workers: Workers = MappingProxyType({}),
+        *,
+        job: Job | None = None,
+        strict: bool = False,
+        complete: bool = True,
+    ) -> Named:
+        """Return the name that a call goes by, whose own is `name`; empty: it has none.
+
+        `job`: what it wants done; None: it is a question about a model. `strict`: only a name that is known will do,
+        or the only model of all where there is none. Raises as `resolve`; InvalidRequest and NotSupported without one.
+        """
+        names = self.all(fleet_models, adapters)
+        is_unknown = bool(name) and name not in names
+        if name and not (is_unknown and complete and self._takes_unknown and not strict):
+            return Named(name, self.resolve(name, principal, fleet_models, adapters, complete=complete))
+        usable = {
+            other: model
+            for other, model in names.items()
+            if principal.may_use(other) and not self.is_adapter(other, fleet_models, adapters)
+        }
+        own = "" if strict else default_of(self._defaults, job or "chat")
+        if own not in usable:
+            _check_known(name, names, complete=complete)
+            own = _only(usable, workers, job, strict=strict)
+        if own:
+            return Named(own, names[own], stands_in=is_unknown)
+        if is_unknown:
+            return Named(name, self.resolve(name, principal, fleet_models, adapters))
+        raise _nameless(usable, workers, job)
 
     def is_chain(self, name: str) -> bool:
         return name in self._chains
@@ -97,20 +139,42 @@ class Names:
         """Whether a name that resolves is an adapter's."""
         return name in adapters and name not in self._fixed and name not in fleet_models
 
-    def _only(self, names: dict[str, str], principal: Principal, served: frozenset[str]) -> str:
-        """Return the model of a caller that named none; adapters don't count, since one is only used when it is named.
 
-        Raises InvalidRequest, or ModelNotFound where there is none at all.
-        """
-        usable = [name for name in names if principal.may_use(name)]
-        models = {names[name] for name in usable}
-        if len(models) > 1:
-            models &= served
-        if not usable:
-            raise ModelNotFound(f"`model` is missing. {_told(usable)}", param="model")
-        if len(models) != 1:
-            raise InvalidRequest(f"`model` is missing. {_told(usable)}", param="model")
-        return models.pop()
+def _check_known(name: str, names: Mapping[str, str], *, complete: bool) -> None:
+    """Raises Unavailable where a name is not known that may be known soon."""
+    if not complete and name not in names:
+        message = "This gateway has not read yet which models there are. Send the request again."
+        raise Unavailable(message, retry_after_s=1.0)
+
+
+def _only(usable: Mapping[str, str], workers: Workers, job: Job | None, *, strict: bool) -> str:
+    """Return the name of the only model that can do the job, or of the only one at all; empty: there is no such.
+
+    The only one at all is told what it can't do by its name. A question about a model goes to one that chats, if any.
+    """
+    models = frozenset(usable.values())
+    found = "" if strict else only(able(job or "chat", models, workers), workers)
+    if not found and (strict or job is None or len(models) == 1):
+        found = only(models, workers)
+    return found if found in usable else next((name for name, model in usable.items() if model == found), "")
+
+
+def _nameless(
+    usable: Mapping[str, str], workers: Workers, job: Job | None
+) -> InvalidRequest | ModelNotFound | NotSupported:
+    """Return what a caller is told who names no model where one has to be named."""
+    if not usable:
+        return ModelNotFound(f"`model` is missing. {_told([])}", param="model")
+    wanted = job or "chat"
+    fit = able(wanted, usable.values(), workers)
+    if job is None:
+        fit = frozenset(usable.values())
+    if not fit:
+        what = "fill in code" if job == "infill" else CANNOT[KIND_OF[wanted]]
+        return NotSupported(f"`model` is missing, and no model that this key may use can {what}. {_told(list(usable))}")
+    names = [name for name, model in usable.items() if model in fit]
+    remedy = f"An operator can name one for such calls, as `default.{wanted}` in the catalog."
+    return InvalidRequest(f"`model` is missing. {_told(names)} {remedy}", param="model")
 
 
 def _shown(name: str) -> str:

@@ -45,6 +45,7 @@ class Metrics:
         self.attempts = book.counter(of_gateway.ATTEMPTS)
         self.retries = book.counter(of_gateway.RETRIES)
         self.fallbacks = book.counter(of_gateway.FALLBACKS)
+        self.unknown_models = book.counter(of_gateway.UNKNOWN_MODELS)
         self.circuits_opened = book.counter(of_gateway.CIRCUITS_OPENED)
         self.worker_starts = book.counter(of_gateway.WORKER_STARTS)
         self.worker_losses = book.counter(of_gateway.WORKER_LOSSES)

@@ -34,6 +34,8 @@ class Trail:
     team: str = ""
     key_id: str = ""
     alias: str = ""
+    stands_in: str = ""
+    """The default's name, where the call's own is not known; empty: it is."""
     model: str = ""
     worker: str = ""
     slot: int | None = None

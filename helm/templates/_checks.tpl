@@ -62,6 +62,11 @@
 {{- end -}}
 {{- end -}}
 {{- end -}}
+{{- range $job, $name := .Values.default -}}
+{{- if not (or (has $name $names) (hasKey $.Values.aliases $name)) -}}
+{{- $wrong = append $wrong (printf "default.%s: no model or alias is named %s" $job $name) -}}
+{{- end -}}
+{{- end -}}
 {{- if and (not .Values.redis.bundled) (not .Values.redis.external.url) (not (or .Values.redis.external.existingSecret .Values.secrets.existingSecret)) -}}
 {{- $wrong = append $wrong "redis: not bundled, and no other is named: set redis.external.url or redis.external.existingSecret" -}}
 {{- end -}}

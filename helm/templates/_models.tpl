@@ -38,7 +38,10 @@
 {{- if include "paddock.mayBeAbsent" $model -}}{{- $_ := set $entry "workers" 0 -}}{{- end -}}
 {{- $models = append $models $entry -}}
 {{- end -}}
-{{- dict "models" $models "aliases" .Values.aliases | mustToPrettyJson -}}
+{{- $catalog := dict "models" $models "aliases" .Values.aliases -}}
+{{- with .Values.default -}}{{- $_ := set $catalog "default" . -}}{{- end -}}
+{{- with .Values.unknownModel -}}{{- $_ := set $catalog "unknown_model" . -}}{{- end -}}
+{{- mustToPrettyJson $catalog -}}
 {{- end -}}
 
 {{/* llama.cpp's settings. Threads are those that the container may use: a worker would count the node's. */}}

@@ -174,6 +174,7 @@ HEARTBEAT = Heartbeat(
     facts=ModelFacts(n_ctx_train=512, n_params=2400000, size=4800000, n_vocab=768),
     draining=True,
     started_at=1700000000.5,
+    infill=True,
     adapters=("team/pirate",),
     adapter_hashes={"team/pirate": "ab" * 32},
     adapters_resident=("team/pirate",),

@@ -151,11 +151,14 @@ def test_every_field_of_a_catalog_arrives() -> None:
         "chat_template": "{% for m in messages %}\n{{ m.content }} <b>$(POD_IP) $$x$$ $y\n{% endfor %}",
         "shared_prompts": ['You are the help desk of "Example".\nBe <brief> & kind.\n'],
     }
-    found = render({"models": [model], "aliases": {"fast": {"targets": [{"model": "org/Model:Q4", "weight": 2}]}}})
+    given = {
+        "models": [model],
+        "aliases": {"fast": {"targets": [{"model": "org/Model:Q4", "weight": 2}]}},
+        "default": {"chat": "fast", "infill": "org/Model:Q4"},
+    }
+    found = render({**given, "unknownModel": "default"})
     catalog = convert(json.loads(found.one("ConfigMap", "gateway")["data"]["catalog.json"]), "rendered")
-    assert catalog == convert(
-        {"models": [model], "aliases": {"fast": {"targets": [{"model": "org/Model:Q4", "weight": 2}]}}}, "given"
-    )
+    assert catalog == convert({**given, "unknown_model": "default"}, "given")
     (pod,) = pods_of(found, "worker")
     told = plain_env(container(pod), KNOWN)
     spec = catalog.models[0]

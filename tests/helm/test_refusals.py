@@ -89,6 +89,10 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
         {"aliases": {"fast": {"targets": ["gemma-3-1b", {"model": "nobody"}]}}},
         "aliases.fast: no model is named nobody",
     ),
+    "a default that is not there": (
+        {"default": {"chat": "gemma-3-1b", "embed": "nobody"}},
+        "default.embed: no model or alias is named nobody",
+    ),
     "a stand-in that is not there": (
         {"aliases": {"fast": {"targets": ["gemma-3-1b"], "fallbacks": ["slow"]}}},
         "aliases.fast: fallbacks: no model or alias is named slow",

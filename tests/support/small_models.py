@@ -26,6 +26,8 @@ WINDOW = 16
 PRE_TOKENIZER = "tokenizer.ggml.pre"
 D_STATE, D_CONV, D_INNER, DT_RANK = 8, 4, 2 * N_EMBD, 4
 L_CACHE = 3
+INFILL_TOKENS = 20
+"""The first of three that no text needs."""
 
 
 WORDS = [int(token) for token in np.random.default_rng(5).integers(10, 760, 400)]
@@ -317,6 +319,17 @@ def write_wide_model(path: Path, num_tokens: int) -> None:
         draft.forward("blk.0")
 
     write_model(path, "llama", fill, num_more=num_tokens)
+
+
+def write_infill_model(path: Path) -> None:
+    """Writes a model whose vocabulary says which tokens stand around the code that it is to fill in."""
+
+    def fill(draft: Draft) -> None:
+        for token, part in enumerate(("pre", "suf", "mid"), start=INFILL_TOKENS):
+            draft.writer.add_uint32(f"tokenizer.ggml.fim_{part}_token_id", token)
+        _llama(draft)
+
+    write_model(path, "llama", fill)
 
 
 def spoil_token(path: Path, token: int) -> None:

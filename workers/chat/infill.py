@@ -58,6 +58,11 @@ class InfillPrompts:
         self._tokens = tokens
         self._room = room
 
+    @property
+    def are_possible(self) -> bool:
+        """Return whether the model has the tokens for them."""
+        return self._tokens is not None
+
     def tokens(self, infill: Infill, tokenize: Tokenize, parse: Tokenize) -> list[int]:
         """`parse`: as `tokenize`, but control tokens that are written out become those tokens.
 

@@ -79,6 +79,11 @@ class Prompts:
         self._infill = infill
         self._shared = SharedPrompts(shared, self._tokens_of)
 
+    @property
+    def can_infill(self) -> bool:
+        """Return whether requests for code between a prefix and a suffix can be answered."""
+        return self._infill is not None and self._infill.are_possible
+
     def tokens(self, request: GenerateRequest) -> Sequence[int]:
         """As `prompt`, of a request that is to be answered. Raises CallFailed (CONTEXT_OVERFLOW) as soon as it is known
         that the prompt is too long for that.

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence, Set
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import msgspec
 from msgspec import Meta
@@ -253,6 +253,20 @@ class AliasChain(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
 Entry = Name | AliasChain
 
+Job = Literal["chat", "embed", "rerank", "infill"]
+"""What a call wants done: `chat` is any text that is continued. The fields of `Defaults`."""
+
+
+class Defaults(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
+    """Names for calls that name no model, one for each job: of a model, or an alias."""
+
+    chat: (
+        Annotated[Name, Meta(description="for any text that is continued, and for questions about a model")] | None
+    ) = None
+    embed: Annotated[Name, Meta(description="for embeddings")] | None = None
+    rerank: Annotated[Name, Meta(description="for the ranking of documents")] | None = None
+    infill: Annotated[Name, Meta(description="for code between a prefix and a suffix")] | None = None
+
 
 class Catalog(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Models and the other names that point at them."""
@@ -260,6 +274,12 @@ class Catalog(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     models: Annotated[tuple[ModelSpec, ...], Meta(min_length=1)]
     aliases: dict[Name, Entry] = {}
     """alias -> name of a model, or a chain of several; each model's own name is an alias of it already."""
+    default: Defaults = Defaults()
+    """What calls use that name no model."""
+    unknown_model: Annotated[
+        Literal["refuse", "default"],
+        Meta(description="what becomes of a call for a name that nobody has; default: it is taken as if it named none"),
+    ] = "refuse"
 
 
 def is_template(text: str) -> bool:
@@ -306,6 +326,10 @@ def check(catalog: Catalog, origin: str) -> Catalog:
             _check_model(where, entry, names)
         else:
             _check_chain(where, alias, entry, names, catalog.aliases)
+    for job, name in msgspec.structs.asdict(catalog.default).items():
+        if name is not None and name not in names and name not in catalog.aliases:
+            known = _listed({*names, *catalog.aliases})
+            raise CatalogError(f"{origin}: default.{job}: no model or alias is named {name!r}; use one of: {known}")
     return catalog
 
 

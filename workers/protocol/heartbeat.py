@@ -60,6 +60,8 @@ class Heartbeat(msgspec.Struct, frozen=True, kw_only=True):
     started_at: float = 0.0
     """Unix time, seconds."""
     kind: WorkerKind = "generate"
+    infill: bool = False
+    """Whether the model has the tokens that code between a prefix and a suffix is asked for with."""
     adapters: tuple[str, ...] = ()
     """Names of the LoRA adapters that calls may use."""
     adapter_hashes: dict[str, str] = {}

@@ -374,6 +374,7 @@ class WorkerServer:
             draining=self._calls.draining or self._shortage.lasts,
             started_at=self._started_at,
             kind=self._services.kind,
+            infill=self._services.infill,
             adapters=tuple(hashes),
             adapter_hashes=hashes,
             adapters_resident=() if shelf is None else shelf.resident(),

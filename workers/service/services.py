@@ -51,6 +51,10 @@ class Services:
         return "generate" if self.pool is None else self.pool.kind
 
     @property
+    def infill(self) -> bool:
+        return self.pool is None and self.prompts.can_infill
+
+    @property
     def form_counts(self) -> dict[str, int]:
         return {} if self.constraints is None else self.constraints.counts
 

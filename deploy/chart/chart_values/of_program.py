@@ -76,6 +76,10 @@ def aliases() -> Schema:
     return found
 
 
+def defaults() -> dict[str, Schema]:
+    return {name: _given(said) for name, said in _of_catalog()["Defaults"]["properties"].items()}
+
+
 def _of_catalog() -> dict[str, Schema]:
     """The catalog's own schema, without defaults: an absent value is the program's."""
     text = json.dumps(_without_defaults(catalog.schema()["$defs"]))

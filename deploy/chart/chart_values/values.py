@@ -219,6 +219,8 @@ def whole_schema() -> Schema:
             modelCache=volume("emptyDir", "claim", "existing"),
             models=models,
             aliases=of_program.aliases(),
+            default=fields(**of_program.defaults()),
+            unknownModel=one_of("refuse", "default"),
             redis=redis(),
             ipv6=flag(),
             test=fields(model=text(), timeoutS=whole(10, 86400)),

@@ -46,7 +46,7 @@ def native_apps(
     registrar = AdapterRegistrar(inquiries, wishes)
     return {
         "native_completion": Generation(CompletionDialect(place), *answers),
-        "infill": Generation(CompletionDialect(place, infill=True), *answers, supersedes=True),
+        "infill": Generation(CompletionDialect(place, infill=True), *answers, job="infill", supersedes=True),
         "tokenize": TokenizeRoute(reception, inquiries),
         "detokenize": DetokenizeRoute(reception, inquiries),
         "apply_template": ApplyTemplateRoute(reception, inquiries, chat),

@@ -27,7 +27,7 @@ class LoadingRoute:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         caller = await self._reception.admin(scope, "load and unload models")
         document = await self._reception.document(scope, receive)
-        call = self._reception.call(caller, document, scope)
+        call = self._reception.call(caller, document, scope, strict=True)
         runs = any(not beat.draining for beat in self._inquiries.workers(call.model))
         # Workers follow a wish after a while: who changes their mind meanwhile is not told that nothing is to be done.
         if runs == self._load and await self._wishes.is_unloaded(call.model) != self._load:

@@ -83,7 +83,7 @@ class AdaptersRoute:
         """For every caller of the model who names no adapters, on all gateways within a second."""
         caller = await self._reception.admin(scope, "set the scales of adapters for everybody")
         body = validated(LoraBody, {"lora": await self._reception.small(scope, receive, _array)})
-        call = self._reception.call(caller, {}, scope)
+        call = self._reception.call(caller, {}, scope, strict=bool(named_model({}, scope)))
         known = self._known(call.model)
         scales = {named(use.name, known, caller.principal): use.scale for use in read_lora(body)}
         await self._wishes.set_scales(call.model, scales)
@@ -103,7 +103,7 @@ class LoadAdapterRoute:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         caller = await self._reception.admin(scope, "load adapters")
         document = await self._reception.document(scope, receive)
-        call = self._reception.call(caller, document, scope)
+        call = self._reception.call(caller, document, scope, strict=True)
         body = validated(LoadBody, document)
         asked = LoadAdapter(name=body.lora_name, path=body.lora_path, pinned=body.pinned)
         await self._registrar.register(call.model, asked)
@@ -125,7 +125,7 @@ class UnloadAdapterRoute:
         name = body.lora_name
         model = named_model(document, scope) or self._reception.adapter_model(name)
         try:
-            call = self._reception.call(caller, {"model": model}, scope)
+            call = self._reception.call(caller, {"model": model}, scope, strict=True)
         except (InvalidRequest, ModelNotFound):
             if model:
                 raise

@@ -68,9 +68,12 @@ class Reception:
         """The model of an adapter; empty where it is not known, or several models have one of the name."""
         return self._fleet.snapshot.adapters.get(adapter, "")
 
-    def call(self, caller: Caller, document: dict[str, Any], scope: Scope) -> Call:
-        """For the model that is named in the body or the address. Raises ModelNotFound, PermissionDenied, Stopping."""
-        return self._pipeline.call(caller.principal, named_model(document, scope), caller.trail)
+    def call(self, caller: Caller, document: dict[str, Any], scope: Scope, *, strict: bool = False) -> Call:
+        """For the model that is named in the body or the address, else the default one.
+
+        `strict`: for what changes a model for everybody, see `Names.named`. Raises as `Pipeline.call`.
+        """
+        return self._pipeline.call(caller.principal, named_model(document, scope), caller.trail, strict=strict)
 
 
 def document_of(raw: bytes) -> dict[str, Any]:

@@ -27,7 +27,7 @@ class Preparation:
         asked = await shelf.complete(draft, body)
         trail.held_bytes = body.num_bytes
         talk = conversation(scope, asked.requests[0], principal.team)
-        call = self._pipeline.call(principal, asked.model, trail, "generate", read_begin_by(scope), talk)
+        call = self._pipeline.call(principal, asked.model, trail, "chat", read_begin_by(scope), talk)
         if asked.fit:
             asked = await self._truncation.fitted(asked, call.model, principal.team)
         return asked, call

@@ -175,6 +175,14 @@ FALLBACKS = Metric(
     ("model", "fallback", "reason"),
     When.HAPPENS,
 )
+UNKNOWN_MODELS = Metric(
+    "paddock_unknown_models_total",
+    COUNTER,
+    "calls for a name that nobody has which went to the catalog's default, `model`, since it lets them "
+    "(`unknown_model: default`)",
+    MODEL,
+    When.HAPPENS,
+)
 CIRCUITS_OPENED = Metric(
     "paddock_circuits_opened_total",
     COUNTER,
@@ -336,7 +344,7 @@ GROUPS = (
             *(PLACEMENTS, OVERTAKEN),
         ),
     ),
-    Group("Trying again", (ATTEMPTS, RETRIES, FALLBACKS, CIRCUITS_OPENED, CIRCUITS)),
+    Group("Trying again", (ATTEMPTS, RETRIES, FALLBACKS, UNKNOWN_MODELS, CIRCUITS_OPENED, CIRCUITS)),
     Group(
         "The fleet",
         (

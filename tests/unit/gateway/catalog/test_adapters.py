@@ -49,7 +49,7 @@ def test_an_adapter_is_a_name_of_its_model() -> None:
     assert names.resolve("pirate", EVERYONE, ("llama",), ADAPTERS) == "llama"
     assert names.is_adapter("pirate", ("llama",), ADAPTERS)
     assert names.permitted(EVERYONE, ("llama",), ADAPTERS) == {"llama": "llama", **ADAPTERS}
-    assert names.resolve("", EVERYONE, ("llama",), ADAPTERS) == "llama"
+    assert names.named("", EVERYONE, ("llama",), ADAPTERS).model == "llama"
 
 
 def test_a_model_goes_before_an_adapter_of_its_name() -> None:
@@ -81,7 +81,7 @@ def test_a_key_for_an_adapter_does_not_open_the_model() -> None:
     with pytest.raises(PermissionDenied):
         names.resolve("llama", of_adapter, ("llama",), ADAPTERS)
     with pytest.raises(ModelNotFound, match="`model` is missing"):
-        names.resolve("", of_adapter, ("llama",), ADAPTERS)
+        names.named("", of_adapter, ("llama",), ADAPTERS)
 
 
 @pytest.mark.parametrize("wanted", ["poet", "1"])

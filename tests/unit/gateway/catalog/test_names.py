@@ -8,7 +8,7 @@ import pytest
 
 from gateway.call import Principal
 from gateway.catalog.names import Names
-from gateway.errors import InvalidRequest, ModelNotFound, PermissionDenied, Unavailable
+from gateway.errors import ModelNotFound, PermissionDenied, Unavailable
 from workers.protocol.catalog import AliasChain, Catalog, ModelSpec, Target
 
 EVERYONE = Principal("k", "t", None, False)
@@ -37,10 +37,9 @@ def test_an_unknown_name_tells_the_known_ones() -> None:
 def test_what_may_be_served_by_a_fleet_that_was_not_read_yet_is_not_unknown() -> None:
     names = Names(CATALOG)
     assert names.resolve("chat", EVERYONE, (), complete=False) == "llama"
-    for name in ("gpt", ""):
-        with pytest.raises(Unavailable, match="has not read yet") as caught:
-            names.resolve(name, EVERYONE, (), complete=False)
-        assert (caught.value.status, caught.value.retry_after_s) == (503, 1.0)
+    with pytest.raises(Unavailable, match="has not read yet") as caught:
+        names.resolve("gpt", EVERYONE, (), complete=False)
+    assert (caught.value.status, caught.value.retry_after_s) == (503, 1.0)
 
 
 def test_only_names_that_the_key_may_use_are_told() -> None:
@@ -63,14 +62,6 @@ def test_the_list_in_a_message_is_bounded() -> None:
 def test_nothing_to_use_says_what_to_do() -> None:
     with pytest.raises(ModelNotFound, match="start a worker"):
         Names(None).resolve("m", EVERYONE, ())
-
-
-def test_without_a_name_it_is_the_only_model_or_the_only_one_that_is_served() -> None:
-    assert Names(None).resolve("", EVERYONE, ("m",)) == "m"
-    assert Names(CATALOG).resolve("", EVERYONE, ("guest",), served=("guest",)) == "guest"
-    for served in ((), ("guest", "llama")):
-        with pytest.raises(InvalidRequest, match=r"`model` is missing\. Use one of: chat, guest, llama"):
-            Names(CATALOG).resolve("", EVERYONE, ("guest",), served=served)
 
 
 CHAINS = Catalog(

@@ -102,6 +102,12 @@ def test_a_model_without_workers_needs_no_file(tmp_path: Path, model: Path) -> N
             "aliases.a.targets: every weight is 0; give one of them a weight above 0",
         ),
         (
+            "models: [{name: m, path: p}]\naliases: {b: m}\ndefault: {chat: b, embed: n}",
+            "default.embed: no model or alias is named 'n'; use one of: b, m",
+        ),
+        ("models: [{name: m, path: p}]\ndefault: {chats: m}", "(did you mean `chat`?)"),
+        ("models: [{name: m, path: p}]\nunknown_model: serve", "`$.unknown_model`"),
+        (
             "models: [{name: m, path: p}]\naliases: {b: m, a: {targets: [m], fallbacks: [c]}}",
             "aliases.a.fallbacks[0]: no model or alias is named 'c'; use one of: b, m",
         ),
