@@ -265,6 +265,12 @@ def _present(found: Mapping[str, Record], id_: str, param: str) -> Record:
     if record.response["status"] in ("queued", "in_progress"):
         message = f"Response {shown(id_)} is not complete yet. Wait for it, then go on from it."
         raise InvalidRequest(message, param=param)
+    if record.is_too_long:
+        message = (
+            f"Response {shown(id_)} failed since its prompt was too long, and its input was not kept. Go on from the "
+            "response before it, and send less."
+        )
+        raise InvalidRequest(message, param=param)
     return record
 
 

@@ -16,7 +16,7 @@ from gateway.api.responses.events import EventWriter
 from gateway.api.responses.records import NewRecord, Record, decode_record, encode_record
 from gateway.api.responses.request import Draft, ResponseRequest, not_found
 from gateway.call import Call
-from gateway.errors import PaddockError, StoreUnavailable, TakesTooMuch
+from gateway.errors import ContextOverflow, PaddockError, StoreUnavailable, TakesTooMuch
 from gateway.store.trouble import reading
 from gateway.telemetry.trail import Trail
 
@@ -96,7 +96,10 @@ class Shelf:
         # One that was made in the background is nowhere else: for it, a Redis that is away is waited for.
         patience_s = PATIENCE_S if asked.background else 0.0
         try:
-            kept = await self._kept(team, writer.record(response), patience_s, again=asked.background)
+            record = writer.record(response)
+            if isinstance(failure, ContextOverflow):
+                record = record.too_long()
+            kept = await self._kept(team, record, patience_s, again=asked.background)
         except StoreUnavailable as error:
             log.warning("response %s is not stored: %s", asked.id, error)
             kept = False

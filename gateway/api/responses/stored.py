@@ -104,7 +104,10 @@ class StoredResponses:
             await self._send_items(body, id_, _query(scope), send, trail)
 
     async def _send_items(self, body: Body, id_: str, query: Query, send: Send, trail: Trail) -> None:
-        items = list((await self._shelf.get(id_, body)).input)
+        record = await self._shelf.get(id_, body)
+        if record.is_too_long:
+            raise NotFound(f"The input of response {shown(id_)} was not kept: its prompt was too long for the model.")
+        items = list(record.input)
         order = query.get("order", "desc")
         if order not in ("asc", "desc"):
             raise InvalidRequest(f"`order` is {shown(order)}. Send `asc` or `desc`.", param="order")

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
 import pytest
+import redis
 
 from tests.support.caller import Caller, calling
 from tests.support.stack import Process, Stack
@@ -67,3 +69,26 @@ async def test_what_is_referred_to_counts_each_time(asker: Caller) -> None:
     assert "what is referred to included" in refused["error"]["message"]
     status, _ = await respond(asker, input=references[:2])
     assert status == 200
+
+
+async def test_what_can_have_no_answer_keeps_no_input(stack: Stack, small_gateway: Process) -> None:
+    """A response in the background is stored before anybody finds its prompt too long."""
+    stack.fake_worker("short", "--step-ms", "2", "--tokens", "4", "--ctx", "64")
+    async with calling(small_gateway.url, stack.key, "short") as asker:
+        status, made = await respond(asker, input=LONG, background=True)
+        assert status == 200, made
+        address = f"{asker.url}/v1/responses/{made['id']}"
+        async with asyncio.timeout(30):
+            while made["status"] in ("queued", "in_progress"):
+                await asyncio.sleep(0.02)
+                async with asker.session.get(address) as response:
+                    made = await response.json()
+        assert (made["status"], made["error"]["code"]) == ("failed", "invalid_prompt")
+        with redis.Redis(unix_socket_path=str(stack.redis.socket)) as store:
+            (name,) = store.scan_iter(f"*{made['id']}")
+            assert 0 < store.strlen(name) < 4000, "the 40,000 characters were kept"
+        status, refused = await respond(asker, input="And then?", previous_response_id=made["id"])
+        assert (status, refused["error"]["param"]) == (400, "previous_response_id")
+        assert "its prompt was too long" in refused["error"]["message"]
+        async with asker.session.get(f"{address}/input_items") as response:
+            assert response.status == 404
