@@ -97,6 +97,8 @@ SUBMIT = Submit(
         sampling=Sampling(temperature=0.0, top_k=20, seed=4294967295),
         max_tokens=64,
         stop=("\n\n",),
+        stop_tokens=(2, 7),
+        min_tokens=3,
         ignore_eos=True,
     ),
     tenant="team-a",

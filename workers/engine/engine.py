@@ -197,6 +197,13 @@ class Engine:
             raise CallFailed(Failure(FailureCode.INVALID_REQUEST, "the prompt has no tokens; send some text"))
         if num_prompt >= self.n_ctx:
             raise CallFailed(context_overflow(num_prompt, self.n_ctx))
+        num_tokens = self._model.vocab.num_tokens
+        for position, token in enumerate(request.stop_tokens):
+            if not 0 <= token < num_tokens:
+                message = f"`stop_token_ids.{position}`: there is no token {token}; this model's are 0 to "
+                raise CallFailed(
+                    Failure(FailureCode.INVALID_REQUEST, f"{message}{num_tokens - 1}", f"stop_token_ids.{position}")
+                )
         if request.context_shift and not self._context.memory.can_shift:
             message = (
                 "`context_shift` moves tokens to other positions, which this model or its KV type does not allow; "
@@ -207,10 +214,12 @@ class Engine:
     def _sequence(self, request: EngineRequest) -> Sequence:
         """The call with all that it holds from now on. Raises CallFailed."""
         vocab = self._model.vocab
-        banned = (*vocab.suppressed, *vocab.eog) if request.ignore_eos else vocab.suppressed
+        banned = vocab.suppressed
+        if request.ignore_eos:
+            banned = (*banned, *(vocab.eog - frozenset(request.stop_tokens)))
         adapters = self._adapters.resolve(request.adapters)
         try:
-            masked = request.mask is not None
+            masked = request.mask is not None or request.min_tokens > 0
             chain = SamplerChain(vocab, request.sampling, n_ctx=self.n_ctx, banned=banned, masked=masked, dry=self._dry)
             chain.accept_prompt(request.tokens)  # tens of milliseconds where penalties look back on a long prompt
         except BaseException:

@@ -1,4 +1,4 @@
-"""Draws a token for a call that is constrained, that is told more than its text, or whose sampler takes long.
+"""Draws a token for a call that is constrained, must not end yet, is told more than its text, or samples slowly.
 
 All other calls draw theirs with `Context.sample` alone and never come here.
 """
@@ -11,7 +11,7 @@ from typing import Protocol
 from workers.constraint.mask import MaskPending
 from workers.engine.logprobs import LogSoftmax
 from workers.engine.request import EngineRequest, TokenMask
-from workers.llama.candidates import Candidates, Logits, Words
+from workers.llama.candidates import Candidates, Logits, Words, without
 from workers.llama.samplers import SamplerChain
 from workers.llama.vocab import Vocab
 from workers.protocol.events import CallEvent, Logprobs, TokenLogprob
@@ -36,10 +36,15 @@ class PickerTools:
         self.softmax = LogSoftmax(vocab.num_tokens)
 
     def picker(self, request: EngineRequest, chain: SamplerChain) -> Picker | None:
-        """None: the call is a plain one. `chain` was made with `masked` if the request has a mask."""
-        if request.mask is None and not request.n_probs and not chain.slow and not request.is_watched:
+        """None: the call is a plain one. `chain` was made with `masked` if the request has a mask or `min_tokens`."""
+        is_free = request.mask is None and not request.min_tokens
+        if is_free and not request.n_probs and not chain.slow and not request.is_watched:
             return None
         return Picker(request, chain, self)
+
+    def unending(self, request: EngineRequest, chain: SamplerChain) -> Words:
+        """Return the tokens that may be drawn while the answer must not end."""
+        return without(self.vocab.num_tokens, chain.permitted, self.vocab.eog.union(request.stop_tokens))
 
 
 @dataclass(slots=True)
@@ -68,13 +73,21 @@ class Draw:
 class Picker:
     """One call's. Belongs to the engine's thread."""
 
-    __slots__ = ("_chain", "_draw", "_key", "_mask", "_num_top", "_post", "_tools", "_wants_probs")
+    __slots__ = (
+        *("_chain", "_draw", "_is_free", "_key", "_mask", "_num_owed", "_num_top", "_post", "_tools", "_unending"),
+        "_wants_probs",
+    )
 
     def __init__(self, request: EngineRequest, chain: SamplerChain, tools: PickerTools) -> None:
         self._key = request.key
         self._chain = chain
         self._tools = tools
         self._mask: TokenMask | None = request.mask
+        self._num_owed = request.min_tokens
+        """Tokens before the answer may end."""
+        self._is_free = request.mask is None and not request.min_tokens
+        """The chain adds its biases itself."""
+        self._unending = tools.unending(request, chain) if request.min_tokens else None
         self._wants_probs = request.n_probs != 0
         self._num_top = max(request.n_probs, 0)
         self._post = self._wants_probs and request.post_sampling_probs
@@ -93,7 +106,7 @@ class Picker:
         then `resume` goes on with what was drawn.
         """
         candidates = self._tools.candidates
-        if self._mask is None and not self._post and not self._chain.slow:
+        if self._is_free and not self._post and not self._chain.slow:
             token = context.sample(self._chain.pointer, row)
             if self._wants_probs:
                 events.append(self._logprobs(token, candidates.logits(context.pointer, row)))
@@ -115,6 +128,7 @@ class Picker:
             raise
         self._draw = None
         self._tools.candidates.accept(self._chain.pointer, draw.token)
+        self._num_owed -= 1
         if draw.told is not None:
             events.append(draw.told)
         return draw.token
@@ -139,9 +153,12 @@ class Picker:
         draw.told = self._logprobs(draw.token, draw.logits) if self._wants_probs else None
 
     def _choose(self, logits: Logits, allowed: Words | None) -> int:
-        if not self._tools.candidates.fill(logits, allowed, self._chain.permitted):
+        candidates, chain = self._tools.candidates, self._chain
+        # A form that is complete ends the answer, however short it is.
+        is_filled = self._num_owed > 0 and candidates.fill(logits, allowed, self._unending)
+        if not is_filled and not candidates.fill(logits, allowed, chain.permitted):
             raise CallFailed(_NOTHING_LEFT)
-        return self._tools.candidates.choose(self._chain.pointer, slow=self._chain.slow)
+        return candidates.choose(chain.pointer, slow=chain.slow)
 
     def _logprobs(self, token: int, logits: Logits) -> Logprobs:
         tools, piece = self._tools, self._tools.vocab.special_piece

@@ -67,6 +67,10 @@ class EngineRequest:
     """Control tokens are written into the text."""
     written: Mapping[int, bytes] = field(default_factory=dict)
     """Those that are in any case, with their texts."""
+    stop_tokens: tuple[int, ...] = ()
+    """They end the answer as the model's end tokens do, and are never written."""
+    min_tokens: int = 0
+    """Neither these nor end tokens come before so many, but where the mask leaves nothing else."""
     mask: TokenMask | None = None
     """What the answer is constrained by; one call's own."""
     max_predict_ms: int = 0

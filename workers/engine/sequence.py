@@ -59,7 +59,7 @@ class Sequence:
 
     __slots__ = (
         "_base",
-        "_eog",
+        "_ends",
         "_mask",
         "_n_ctx",
         "_num_untold",
@@ -173,7 +173,7 @@ class Sequence:
         self._base: Tokens = np.asarray(request.tokens, dtype=np.int32)
         self._since: list[int] = []
         self._ruled_out = chain.ruled_out
-        self._eog = vocab.eog
+        self._ends = vocab.eog.union(request.stop_tokens) if request.stop_tokens else vocab.eog
         self._mask = request.mask
         self._piece = _pieces(request, vocab)
         self._text = AnswerText(request.stop)
@@ -270,8 +270,9 @@ class Sequence:
         self._num_untold += 1
         self._since.append(token)
         reason: FinishReason | None = None
-        if token in self._eog:
-            text = self._text.push(self._piece(token)) if self.request.special else ""
+        if token in self._ends:
+            is_written = self.request.special and token not in self.request.stop_tokens
+            text = self._text.push(self._piece(token)) if is_written else ""
             text += self._text.finish()
             reason = FinishReason.STOP
         else:

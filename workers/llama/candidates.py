@@ -7,6 +7,7 @@ bearable price: leave tokens out beforehand, or look at the probabilities afterw
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Iterable
 
 import numpy as np
 from llama_cpp import llama_cpp as c
@@ -34,6 +35,14 @@ def all_tokens(num_tokens: int) -> Words:
     if num_tokens % 32:
         words[-1] = (1 << num_tokens % 32) - 1
     return words
+
+
+def without(num_tokens: int, words: Words | None, tokens: Iterable[int]) -> Words:
+    """Return a copy of the set (None: all of `num_tokens`) that lacks `tokens`."""
+    left = all_tokens(num_tokens) if words is None else words.copy()
+    for token in tokens:
+        left[token // 32] &= ~np.uint32(1 << token % 32)
+    return left
 
 
 class Candidates:

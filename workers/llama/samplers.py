@@ -15,7 +15,7 @@ import numpy as np
 from llama_cpp import llama_cpp as c
 from numpy.typing import NDArray
 
-from workers.llama.candidates import Words, all_tokens
+from workers.llama.candidates import Words, without
 from workers.llama.dry import DryStages, new_dry_stage
 from workers.llama.native import held
 from workers.llama.stages import COLDEST, MAX_SEED, PENALTIES, Settings, is_greedy, sorts_all, working_stages
@@ -186,7 +186,4 @@ def _split(vocab: Vocab, added: dict[int, float]) -> tuple[Biases | None, Words 
     biases = (np.array(tokens, dtype=np.int32), np.array(values, dtype=np.float32)) if tokens else None
     if len(tokens) == len(added):
         return biases, None
-    permitted = all_tokens(vocab.num_tokens)
-    for token in added.keys() - set(tokens):
-        permitted[token // 32] &= ~np.uint32(1 << token % 32)
-    return biases, permitted
+    return biases, without(vocab.num_tokens, None, added.keys() - set(tokens))

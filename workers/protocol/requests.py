@@ -195,6 +195,10 @@ class GenerateRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=T
     """It ends before the first line after its first that begins with fewer blanks; 0: no bound (llama-server's)."""
     stop: tuple[str, ...] = ()
     """Strings that end the answer; they are not part of it."""
+    stop_tokens: tuple[int, ...] = ()
+    """Tokens that end the answer as its end token does; their text is not part of it (vLLM's `stop_token_ids`)."""
+    min_tokens: int = 0
+    """No end token and none of `stop_tokens` comes before so many, but where the answer's form leaves nothing else."""
     ignore_eos: bool = False
     """Go on after the model's end token (llama-server's extension, for benchmarks)."""
     adapters: tuple[AdapterUse, ...] = ()

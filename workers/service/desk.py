@@ -298,6 +298,8 @@ class CallDesk:
             n_probs=request.n_probs,
             post_sampling_probs=request.post_sampling_probs,
             special=request.special,
+            stop_tokens=request.stop_tokens,
+            min_tokens=request.min_tokens,
             written=self._answers.written(request),
             mask=mask,
             max_predict_ms=request.max_predict_ms,

@@ -88,6 +88,8 @@ def test_what_would_change_the_answer_is_refused(parameters: dict[str, Any]) -> 
         ({"max_new_tokens": 5}, {"max_tokens": 5}),
         ({"num_predict": 5}, {"max_tokens": 5}),
         ({"num_keep": 3}, {"n_keep": 3}),
+        ({"min_new_tokens": 3}, {"min_tokens": 3}),
+        ({"skip_special_tokens": False}, {"special": True}),
     ],
 )
 def test_other_names(parameters: dict[str, Any], same: dict[str, Any]) -> None:
