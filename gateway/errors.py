@@ -77,19 +77,24 @@ class InvalidRequest(PaddockError):
 class ContextOverflow(InvalidRequest):
     code = "context_length_exceeded"
 
-    def __init__(
-        self,
-        message: str,
-        *,
-        param: str | None = None,
-        retry_after_s: float | None = None,
-        num_prompt_tokens: int = 0,
-        n_ctx: int = 0,
-    ) -> None:
-        """Both numbers 0: not known."""
-        super().__init__(message, param=param, retry_after_s=retry_after_s)
+    WORDS = (
+        "This model's maximum context length is {n_ctx} tokens, answer included. However, your prompt resulted in "
+        "{n_prompt_tokens} tokens, which exceeds the context window"
+    )
+    """OpenAI's, by which litellm and LangChain know what it is about. Dialects with other words have theirs."""
+
+    def __init__(self, remedy: str, *, param: str | None = None, num_prompt_tokens: int = 0, n_ctx: int = 0) -> None:
+        """`remedy`: all but the numbers; the whole message where both are 0, which is: not known."""
+        self.remedy = remedy
         self.num_prompt_tokens = num_prompt_tokens
         self.n_ctx = n_ctx
+        super().__init__(self.worded(self.WORDS), param=param)
+
+    def worded(self, words: str) -> str:
+        """Return the message in a dialect's `words`, which have places for `n_prompt_tokens` and `n_ctx`."""
+        if not self.n_ctx:
+            return self.remedy
+        return f"{words.format(n_prompt_tokens=self.num_prompt_tokens, n_ctx=self.n_ctx)}; {self.remedy}"
 
 
 class HeadTooLarge(InvalidRequest):

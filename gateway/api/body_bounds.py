@@ -196,8 +196,8 @@ class ShapeCheck:
         self._num_in_row = runs[-1]
         if (longest := max(runs) + 1) > self._max_items:
             message = (
-                f"The body has an array of {longest} items or more; the longest context here has {self._max_items} "
-                "tokens, and no array may be longer. Send less."
+                f"the body has an array of {longest} items or more, and none may be longer than the longest context "
+                "here; send less"
             )
             raise ContextOverflow(message, num_prompt_tokens=longest, n_ctx=self._max_items)
 

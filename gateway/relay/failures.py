@@ -45,6 +45,6 @@ def answer_to(failure: Failure) -> PaddockError:
         )
     if failure.code is FailureCode.CONTEXT_OVERFLOW:
         numbers = {"num_prompt_tokens": failure.num_prompt_tokens, "n_ctx": failure.n_ctx}
-        return ContextOverflow(failure.message, param=failure.param, **numbers)
+        return ContextOverflow(failure.remedy or failure.message, param=failure.param, **numbers)
     retry_after_s = BUSY_RETRY_AFTER_S if failure.code in COMES_BACK else None
     return ANSWERS[failure.code](failure.message, param=failure.param, retry_after_s=retry_after_s)

@@ -61,7 +61,9 @@ from workers.protocol.text import (
     packed,
 )
 
-FAILURE = Failure(FailureCode.CONTEXT_OVERFLOW, "the prompt has 600 tokens, the context 512", "messages")
+FAILURE = Failure(
+    FailureCode.CONTEXT_OVERFLOW, "the prompt has 600 tokens, the context 512", "messages", 600, 512, "shorten it"
+)
 STARTED = Started(7, 3, 42, 16)
 TEXT = Text(7, 'Grüße, "Welt"\n', 2)
 LOGPROBS = Logprobs(

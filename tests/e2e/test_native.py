@@ -137,6 +137,7 @@ def test_a_prompt_that_is_too_long_is_told_in_numbers(server: Server) -> None:
     answer = server.ask("/completion", {"prompt": "word " * 300})
     error = answer.json()["error"]
     assert (answer.status_code, error["type"], error["n_ctx"]) == (400, "exceed_context_size_error", 256)
+    assert f"request ({error['n_prompt_tokens']} tokens) exceeds the available context size" in error["message"]
     assert error["n_prompt_tokens"] >= 300
 
 

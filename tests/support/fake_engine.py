@@ -31,7 +31,7 @@ from workers.protocol.events import (
     ToolCallDelta,
     Usage,
 )
-from workers.protocol.failures import CallFailed, Failure, FailureCode
+from workers.protocol.failures import CallFailed, Failure, FailureCode, context_overflow
 from workers.protocol.metrics.metric import GAP_S
 from workers.protocol.requests import Notice
 
@@ -184,10 +184,7 @@ class FakeEngine:
             raise CallFailed(Failure(FailureCode(options.refuse), message))
         num_prompt_tokens, max_tokens = len(request.tokens), request.max_tokens
         if num_prompt_tokens >= options.n_ctx:
-            message = f"the prompt has {num_prompt_tokens} tokens, the context {options.n_ctx}; send a shorter prompt"
-            raise CallFailed(
-                Failure(FailureCode.CONTEXT_OVERFLOW, message, "messages", num_prompt_tokens, options.n_ctx)
-            )
+            raise CallFailed(context_overflow(num_prompt_tokens, options.n_ctx))
         text = options.answer
         pieces = [text[i : i + CHARS_PER_TOKEN] for i in range(0, len(text), CHARS_PER_TOKEN)] if text else None
         num_tokens = options.tokens if pieces is None else len(pieces)

@@ -252,13 +252,13 @@ def _invalid(message: str) -> Failure:
 
 
 def _overflow(number: int, num_tokens: int, context: PooledContext) -> Failure:
-    remedy = "shorten it"
+    remedy = f"shorten input {number}"
     if context.longest < context.n_ctx:
         remedy += f" or raise n_ubatch ({context.n_ubatch}) in the model's `llama` settings"
     elif context.n_ctx < context.model.facts.n_ctx_train:
         remedy += " or serve the model with a larger --ctx"
     message = f"input {number} has {num_tokens} tokens and this model reads {context.longest} at once; {remedy}"
-    return Failure(FailureCode.CONTEXT_OVERFLOW, message, "input", num_tokens, context.longest)
+    return Failure(FailureCode.CONTEXT_OVERFLOW, message, "input", num_tokens, context.longest, remedy)
 
 
 def _not_numbers(number: int) -> Failure:

@@ -72,17 +72,16 @@ class Failure(msgspec.Struct, frozen=True, omit_defaults=True):
     """Of a `context_overflow`, beside `n_ctx`."""
     n_ctx: int = 0
     """Most tokens that would do."""
+    remedy: str = ""
+    """Of a `context_overflow` too: the message without its numbers, which each dialect words in its own way."""
 
 
 def context_overflow(num_prompt_tokens: int, n_ctx: int, *, is_whole: bool = True) -> Failure:
     """Return what the caller of a prompt that is too long is told. `is_whole` False: it has at least so many tokens."""
     counted = "" if is_whole else "counting stopped at that number; "
-    message = (
-        # Clients look for the first words, and for the numbers behind them, to know that they have to shorten.
-        f"the prompt is too long: {num_prompt_tokens} tokens > {n_ctx} maximum, answer included; {counted}"
-        "shorten it or serve the model with a larger --ctx"
-    )
-    return Failure(FailureCode.CONTEXT_OVERFLOW, message, "messages", num_prompt_tokens, n_ctx)
+    remedy = f"{counted}shorten it or serve the model with a larger --ctx"
+    message = f"the prompt has {num_prompt_tokens} tokens, the context {n_ctx}, answer included; {remedy}"
+    return Failure(FailureCode.CONTEXT_OVERFLOW, message, "messages", num_prompt_tokens, n_ctx, remedy)
 
 
 class CallFailed(Exception):

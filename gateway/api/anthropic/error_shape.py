@@ -11,7 +11,7 @@ import msgspec
 
 from gateway.api.anthropic.unread import THREAD
 from gateway.api.dialect import ErrorShape
-from gateway.errors import PaddockError, UnsupportedParameter
+from gateway.errors import ContextOverflow, PaddockError, UnsupportedParameter
 from gateway.telemetry.trail import Trail
 
 _encode = msgspec.json.Encoder().encode
@@ -34,6 +34,9 @@ TYPES = {
 }
 """Status of the error tree -> type. A worker that was lost, and one that is not there, mend by asking again."""
 
+TOO_LONG = "prompt is too long: {n_prompt_tokens} tokens > {n_ctx} maximum, answer included"
+"""What Anthropic says of a prompt; Claude Code shortens by both numbers."""
+
 NO_THREADS = {"error_code": "thread_unsupported_request", "unsupported": [THREAD]}
 """By this the SDK knows that it has to send whole conversations, and does."""
 
@@ -51,7 +54,8 @@ ANTHROPIC: ErrorShape = AnthropicErrors()
 
 def error_body(error: PaddockError, trail: Trail) -> bytes:
     """`{"type": "error", "error": {...}, "request_id": ...}`."""
-    inner: dict[str, Any] = {"type": _type(error), "message": error.message}
+    message = error.worded(TOO_LONG) if isinstance(error, ContextOverflow) else error.message
+    inner: dict[str, Any] = {"type": _type(error), "message": message}
     if isinstance(error, UnsupportedParameter) and error.param == THREAD:
         inner["details"] = NO_THREADS
     return _encode({"type": "error", "error": inner, "request_id": trail.request_id})

@@ -17,6 +17,9 @@ _encode = msgspec.json.Encoder().encode
 
 NOT_SUPPORTED = (501, "not_supported_error")
 
+TOO_LONG = "request ({n_prompt_tokens} tokens) exceeds the available context size ({n_ctx} tokens)"
+"""What llama-server says of a prompt, and its clients look for."""
+
 
 class NativeErrors:
     def status(self, error: PaddockError) -> int:
@@ -34,6 +37,7 @@ def error_object(error: PaddockError) -> dict[str, Any]:
     status, kind = _told(error)
     document = {"code": status, "message": error.message, "type": kind}
     if isinstance(error, ContextOverflow) and error.n_ctx:
+        document["message"] = error.worded(TOO_LONG)
         document |= {"n_prompt_tokens": error.num_prompt_tokens, "n_ctx": error.n_ctx}
     return document
 

@@ -5,10 +5,12 @@ Source: OpenAI's API reference, "Error".
 
 from __future__ import annotations
 
+from typing import Any
+
 import msgspec
 
 from gateway.api.dialect import ErrorShape
-from gateway.errors import PaddockError
+from gateway.errors import ContextOverflow, PaddockError
 from gateway.telemetry.trail import Trail
 
 _encode = msgspec.json.Encoder().encode
@@ -26,6 +28,8 @@ OPENAI: ErrorShape = OpenAiErrors()
 
 
 def error_body(error: PaddockError) -> bytes:
-    """`{"error": {...}}`."""
-    inner = {"message": error.message, "type": error.type, "param": error.param, "code": error.code}
+    """`{"error": {...}}`. The numbers of a prompt that is too long are llama-server's, whose own page shows them."""
+    inner: dict[str, Any] = {"message": error.message, "type": error.type, "param": error.param, "code": error.code}
+    if isinstance(error, ContextOverflow) and error.n_ctx:
+        inner |= {"n_prompt_tokens": error.num_prompt_tokens, "n_ctx": error.n_ctx}
     return _encode({"error": inner})

@@ -13,7 +13,7 @@ from typing import Any
 from gateway.api.responses.request import ResponseRequest
 from gateway.api.tallies import timings_object
 from gateway.call import Call
-from gateway.errors import InvalidRequest, PaddockError, QueueFull
+from gateway.errors import ContextOverflow, InvalidRequest, PaddockError, QueueFull
 from workers.protocol.events import Finished, FinishReason
 
 
@@ -61,7 +61,9 @@ class Snapshot:
 def error_object(error: PaddockError) -> dict[str, str]:
     """With one of the few codes that a response's error may have."""
     code = "server_error"
-    if isinstance(error, InvalidRequest):
+    if isinstance(error, ContextOverflow):
+        code = error.code  # not in the reference, and what OpenAI answers: Codex looks for it
+    elif isinstance(error, InvalidRequest):
         code = "invalid_prompt"
     elif isinstance(error, QueueFull):
         code = "rate_limit_exceeded"

@@ -116,8 +116,10 @@ async def test_a_prompt_longer_than_the_context(caller: Caller, stream: bool) ->
     error = body["error"]
     assert (status, error["code"]) == (400, "context_length_exceeded")
     counts = [int(count) for count in re.findall(r"\d+", error["message"])]
-    assert 64 in counts
-    assert any(count >= 1000 for count in counts)
+    assert error["message"].startswith("This model's maximum context length is 64 tokens, answer included.")
+    assert "exceeds the context window" in error["message"]
+    assert error["n_ctx"] == counts[0] == 64
+    assert error["n_prompt_tokens"] == counts[1] >= 1000
     assert await still_answers(caller)
 
 

@@ -170,6 +170,8 @@ async def test_errors_have_the_form_of_llama_server(
     assert status == code
     assert document["error"].keys() - {"n_ctx", "n_prompt_tokens"} == {"code", "message", "type"}
     assert (document["error"]["code"], document["error"]["type"]) == (code, kind)
+    is_long = kind == "exceed_context_size_error"
+    assert is_long == ("exceeds the available context size (64 tokens)" in document["error"]["message"])
 
 
 async def test_a_stream_that_breaks_ends_in_an_error(caller: Caller) -> None:

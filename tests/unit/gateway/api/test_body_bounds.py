@@ -79,9 +79,7 @@ def test_depth_is_bounded() -> None:
 def test_no_array_is_longer_than_the_longest_context() -> None:
     shape_of({"prompt": [1] * 50_000}, 50_000)
     shape_of({"prompt": [[1] * 50_000] * 3}, 50_000)
-    with pytest.raises(
-        ContextOverflow, match="array of 50001 items or more; the longest context here has 50000 tokens"
-    ):
+    with pytest.raises(ContextOverflow, match=r"maximum context length is 50000 tokens.*array of 50001 items or more"):
         shape_of({"prompt": [[1] * 50_001, [1]]}, 50_000)
     shape_of([1] * MIN_ITEMS, 512)  # a short context does not keep honest lists out
 

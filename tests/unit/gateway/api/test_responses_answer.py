@@ -13,7 +13,7 @@ from gateway.api.responses.events import EventWriter
 from gateway.api.responses.request import ResponseRequest, read_draft
 from gateway.api.responses.whole import WholeWriter
 from gateway.call import Call, Principal
-from gateway.errors import InvalidRequest, QueueFull, WorkerLost
+from gateway.errors import ContextOverflow, InvalidRequest, QueueFull, WorkerLost
 from tests.support.openai_schema import check, specification
 from workers.protocol.events import (
     CallEvent,
@@ -184,6 +184,16 @@ def test_trouble_after_the_beginning_is_a_failed_response() -> None:
         assert events[-1]["type"] == "response.failed"
         assert events[-1]["response"]["error"] == {"code": code, "message": "It broke."}
         assert events[-1]["response"]["output"][0]["content"][0]["text"] == "Hel"
+
+
+def test_a_prompt_that_is_too_long_has_the_code_that_codex_shortens_by() -> None:
+    """OpenAI answers so, though its reference has no such code."""
+    writer = EventWriter(asked(), CALL)
+    long = ContextOverflow("shorten it", num_prompt_tokens=600, n_ctx=512)
+    [*_, failed] = events_in(writer.opening() + writer.chunks([Text(1, "Hel")], 0) + writer.broken(long))
+    error = failed["response"]["error"]
+    assert error["code"] == "context_length_exceeded"
+    assert "maximum context length is 512 tokens" in error["message"]
 
 
 def test_trouble_before_the_beginning_is_an_error() -> None:

@@ -86,8 +86,8 @@ def test_a_prompt_that_is_too_long_is_refused_before_it_is_tokenised() -> None:
             one.tokens(request)
         failure = caught.value.failure
         assert (failure.code, failure.num_prompt_tokens, failure.n_ctx) == (FailureCode.CONTEXT_OVERFLOW, 150, 100)
-        assert failure.message.startswith("the prompt is too long: 150 tokens > 100 maximum, answer included; ")
-        assert "counting stopped at that number" in failure.message
+        assert failure.message.startswith("the prompt has 150 tokens, the context 100, answer included; ")
+        assert failure.remedy.startswith("counting stopped at that number; shorten it")
         assert len(one.prompt(request).tokens) >= 150, "who only counts is told the whole number"
     tokenizer.asked.clear()
     with pytest.raises(CallFailed) as caught:

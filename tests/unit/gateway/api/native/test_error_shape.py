@@ -21,7 +21,7 @@ from gateway.errors import (
 )
 from gateway.relay.failures import answer_to
 from gateway.telemetry.trail import Trail
-from workers.protocol.failures import Failure, FailureCode
+from workers.protocol.failures import Failure, FailureCode, context_overflow
 
 
 @pytest.mark.parametrize(
@@ -44,7 +44,17 @@ def test_status_and_type(error: PaddockError, code: int, kind: str) -> None:
     assert json.loads(NATIVE.body(error, trail)) == {"error": {"code": code, "message": "m", "type": kind}}
 
 
-def test_a_prompt_that_is_too_long_is_told_in_numbers() -> None:
-    error = answer_to(Failure(FailureCode.CONTEXT_OVERFLOW, "m", "prompt", 600, 512))
+def test_a_prompt_that_is_too_long_is_told_in_llama_servers_words() -> None:
+    error = answer_to(context_overflow(600, 512, is_whole=False))
     inner = json.loads(NATIVE.body(error, Trail("r", "POST", "/completion")))["error"]
-    assert (inner["n_prompt_tokens"], inner["n_ctx"], error.param) == (600, 512, "prompt")
+    assert (inner["n_prompt_tokens"], inner["n_ctx"]) == (600, 512)
+    assert inner["message"] == (
+        "request (600 tokens) exceeds the available context size (512 tokens); counting stopped at that number; "
+        "shorten it or serve the model with a larger --ctx"
+    )
+
+
+def test_a_worker_that_tells_no_remedy_is_understood() -> None:
+    error = answer_to(Failure(FailureCode.CONTEXT_OVERFLOW, "the prompt is too long", "prompt", 600, 512))
+    message = json.loads(NATIVE.body(error, Trail("r", "POST", "/completion")))["error"]["message"]
+    assert (message.endswith("(512 tokens); the prompt is too long"), error.param) == (True, "prompt")
