@@ -21,15 +21,17 @@ from gateway.admission.admission import Admission
 from gateway.api.admin.explain import ExplainRoute
 from gateway.api.anthropic.count_tokens import CountTokens
 from gateway.api.anthropic.messages import MessagesDialect
+from gateway.api.anthropic.models import ModelInfos
 from gateway.api.decoding import DecodingLane
 from gateway.api.door import Door
 from gateway.api.drain import Attendance, DrainRoute
 from gateway.api.generation import Generation
 from gateway.api.handshake import connection_bounds
-from gateway.api.health import Health, Ready
+from gateway.api.health import Health, Ready, Version
 from gateway.api.intake import Intake
 from gateway.api.memory_budget import MemoryBudget
 from gateway.api.metrics import MetricsPage, NoMetrics, ScrapeAccess, Targets
+from gateway.api.models import SpokenModels
 from gateway.api.native.assembly import native_apps
 from gateway.api.native.props import Offered
 from gateway.api.native.reception import Reception
@@ -39,6 +41,7 @@ from gateway.api.openai.embeddings import EmbeddingsDialect
 from gateway.api.openai.input_tokens import ChatInputTokens
 from gateway.api.openai.models import Models
 from gateway.api.openai.rerank import RerankDialect
+from gateway.api.openai.unserved import unserved_apps
 from gateway.api.pooled import Pooled
 from gateway.api.responses.assembly import responses_apps
 from gateway.api.responses.connection import Bounds
@@ -46,6 +49,7 @@ from gateway.api.responses.memory import Memories
 from gateway.api.resumable import Resumable
 from gateway.api.routes import build_router
 from gateway.api.sockets import Sockets
+from gateway.api.streaming import Pings
 from gateway.api.token_count import TokenCount
 from gateway.catalog.names import Names
 from gateway.gauges import Sight
@@ -253,9 +257,9 @@ def _apps(settings: GatewaySettings, redis: redis.asyncio.Redis, core: _Core, ow
     keys, pipeline, fleet, inquiries = core.keys, core.pipeline, core.fleet, core.inquiries
     intake, model_wishes = _intake(settings, fleet, core.names), ModelWishes(redis)
     resumable = Resumable(core.recordings, core.metrics, settings.ping_interval_s)
-    answers = (keys, pipeline, intake, settings.ping_interval_s, resumable)
+    answers = (keys, pipeline, intake, Pings(settings.ping_interval_s, settings.ping == "event"), resumable)
     counting = (keys, pipeline, inquiries, intake)
-    models = Models(keys, core.names, fleet, model_wishes)
+    models = SpokenModels(Models(keys, core.names, fleet, model_wishes), ModelInfos(keys, core.names, fleet))
     reception = Reception(keys, pipeline, fleet, intake)
     bounds = Bounds(settings.max_body_bytes, settings.socket_idle_s, settings.socket_life_s)
     of_sockets = (core.sockets, Memories(settings.socket_bytes_per_team), bounds)
@@ -272,7 +276,10 @@ def _apps(settings: GatewaySettings, redis: redis.asyncio.Redis, core: _Core, ow
         "count_tokens": TokenCount(CountTokens(), *counting),
         "models": models,
         "model": models,
+        "native_models": Models(keys, core.names, fleet, model_wishes, merged=True),
+        **unserved_apps(keys),
         "health": Health(),
+        "version": Version(),
         "ready": Ready(redis, fleet, core.admission, core.is_leaving, core.names.models, core.first, model_wishes),
         "drain": DrainRoute(core.attendance, keys, own_secret, pipeline, core.sockets),
         "explain": ExplainRoute(reception, pipeline, fleet, core.admission, LineReader(redis), ChatDialect()),

@@ -145,8 +145,12 @@ class Attempts:
             wait.over(overtaken=lease.overtaken)
             self.circuits.leaves(tries, but=lease.boot)
             tries.with_boot = lease.boot
-            _note_attempt(tries, lease)
+            _note_attempt(tries, lease, self._fingerprint(tries.call.model, lease.worker))
             return lease
+
+    def _fingerprint(self, model: str, worker: str) -> str:
+        beats = self._fleet.snapshot.workers.get(model, ())
+        return next((beat.fingerprint for beat in beats if beat.worker == worker), "")
 
     async def _one_slot(self, tries: Tries, held: AsyncExitStack) -> Lease | None:
         """Of the model that the call is with; None as `_waited`. Raises QueueFull, QueueTimeout, NotSupported."""
@@ -470,10 +474,10 @@ def _unsuited(call: Call, failure: Failure) -> Unsuited:
     )
 
 
-def _note_attempt(tries: Tries, lease: Lease) -> None:
+def _note_attempt(tries: Tries, lease: Lease, fingerprint: str) -> None:
     trail = tries.trail
     trail.attempts += 1
-    trail.worker = lease.worker
+    trail.worker, trail.fingerprint = lease.worker, fingerprint
     trail.submitted_at = time.monotonic()
     tries.attempt = trail.record.asks(tries.call.model, lease.worker, lease.address, trail.attempts)
     trail.overtaken += lease.overtaken

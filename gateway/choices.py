@@ -187,5 +187,5 @@ def _note_first(trail: Trail, own: Trail) -> None:
     """The request is shown with the worker of its first answer."""
     trail.model, trail.worker, trail.slot, trail.attempts = own.model, own.worker, own.slot, own.attempts
     trail.queue_ms, trail.failed_ms, trail.submitted_at = own.queue_ms, own.failed_ms, own.submitted_at
-    trail.placement, trail.priority = own.placement, own.priority
+    trail.placement, trail.priority, trail.fingerprint = own.placement, own.priority, own.fingerprint
     trail.expected_cached, trail.overtaken = own.expected_cached, own.overtaken

@@ -126,8 +126,15 @@ class GatewaySettings(PaddockSettings):
         ),
     ] = 0.0
     ping_interval_s: Annotated[
-        float, Field(gt=0, description="how often a streaming caller that waits gets a comment")
-    ] = 5.0
+        float, Field(gt=0, description="how often a streaming caller that waits gets a ping")
+    ] = 15.0
+    ping: Annotated[
+        Literal["comment", "event"],
+        Field(
+            description="what a ping is: `comment` tells where the caller stands in line, as server-sent events have "
+            "it; `event` is an empty event of the stream's own kind, for clients that take each piece for an event"
+        ),
+    ] = "comment"
     stream_buffer_events: Annotated[
         int, Field(ge=16, description="events a slow client may fall behind before its stream is cut off")
     ] = 2048

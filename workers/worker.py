@@ -26,12 +26,14 @@ from workers.chat.families import FamilyUnknown
 from workers.chat.template import TemplateUnusable
 from workers.early_end import ending_at_once
 from workers.engine.disk_folder import CacheFolderUnusable
+from workers.engine.fingerprint import parts_of, system_fingerprint
 from workers.engine.watchdog import Watchdog
 from workers.generating import generating_parts
 from workers.heap import keep_little
 from workers.isolation import isolate
 from workers.llama.errors import AdapterError
 from workers.llama.model import Model, ModelError, ModelTooLarge
+from workers.llama.native import build_id
 from workers.llama.pooling import is_pooled
 from workers.model_file import first_part
 from workers.pooling import pooled_parts
@@ -174,6 +176,7 @@ def _place(settings: WorkerSettings, path: Path, model: Model) -> Place:
         redis_url=settings.redis_url,
         facts=model.facts,
         version=_version(),
+        fingerprint=system_fingerprint(parts_of(model.header), build_id()),
         drain_s=settings.worker_drain_s,
         gateway_grace_s=settings.gateway_grace_s,
         redis_wait_s=settings.redis_wait_s,

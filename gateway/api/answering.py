@@ -18,7 +18,7 @@ from gateway.api.errors import note_error, send_error, shape_of
 from gateway.api.intake import held_while
 from gateway.api.presence import ClientGone, while_present
 from gateway.api.resumable import Resumable
-from gateway.api.streaming import EventStream
+from gateway.api.streaming import EventStream, Pings
 from gateway.api.superseding import Superseding
 from gateway.api.wish import Wish
 from gateway.call import Call
@@ -56,7 +56,7 @@ class Answering(Generic[AskedIn]):
         self,
         writers: Writers[AskedIn],
         pipeline: Pipeline,
-        ping_interval_s: float,
+        pings: Pings,
         resumable: Resumable,
         conclude: Conclude | None = None,
     ) -> None:
@@ -65,7 +65,7 @@ class Answering(Generic[AskedIn]):
         """
         self._writers = writers
         self._pipeline = pipeline
-        self._ping_interval_s = ping_interval_s
+        self._pings = pings
         self._resumable = resumable
         self._conclude = conclude
         self._superseding = Superseding()
@@ -136,9 +136,10 @@ class Answering(Generic[AskedIn]):
     async def _stream(
         self, asked: AskedIn, call: Call, trail: Trail, scope: Scope, receive: Receive, send: Send
     ) -> None:
-        stream = EventStream(send, lambda: answer_headers(trail), lambda: ping(trail))
         writer = self._writers.stream_writer(asked, call, trail)
-        failure = await stream.pinged(self._write(asked, call, trail, writer, stream), self._ping_interval_s)
+        said = writer.idle if self._pings.as_events else partial(ping, trail)
+        stream = EventStream(send, lambda: answer_headers(trail), said)
+        failure = await stream.pinged(self._write(asked, call, trail, writer, stream), self._pings.interval_s)
         # Whatever is sent below is the last: the server then tells the watcher that the client is gone.
         if failure is None:
             trail.status, trail.outcome = 200, "ok"

@@ -13,7 +13,7 @@ from starlette.types import Scope, Send
 
 Headers = list[tuple[bytes, bytes]]
 
-PRIVATE = frozenset({"/metrics", "/metrics/targets", "/ready"})
+PRIVATE = frozenset({"/metrics", "/metrics/targets", "/ready", "/version"})
 """Told without a key: a page that somebody happens to visit may not read these."""
 
 MAX_ORIGIN_BYTES = 512

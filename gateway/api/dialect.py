@@ -65,6 +65,10 @@ class StreamWriter(Protocol):
         """`choice`: which of the requests these events belong to."""
         ...
 
+    def idle(self) -> bytes:
+        """Return events that tell nothing new, also before the opening, for clients that know no comments."""
+        ...
+
     def closing(self) -> bytes:
         """The last word, after the end of every answer."""
         ...

@@ -29,6 +29,7 @@ OPENAI = DialectTable(
                 "POST /v1/chat/completions",
                 "POST /chat/completions",
                 "POST /v1/chat/completions/input_tokens",
+                "POST /chat/completions/input_tokens",
                 "POST /admin/explain",
             ),
             ChatBody,
@@ -44,7 +45,10 @@ OPENAI = DialectTable(
             openai.RERANK_REFUSED,
         ),
     ),
-    {"POST /health/drain": "nothing; `timeout_s` and `settle_s` stand in the address"},
+    {
+        "POST /health/drain": "nothing; `timeout_s` and `settle_s` stand in the address",
+        "POST /v1/moderations": "nothing: it answers 501 with what to do instead",
+    },
 )
 
 RESPONSES = DialectTable(
@@ -52,13 +56,22 @@ RESPONSES = DialectTable(
     "With the extensions of chat.",
     (
         Endpoint(
-            ("POST /v1/responses", "POST /v1/responses/input_tokens"),
+            (
+                "POST /v1/responses",
+                "POST /responses",
+                "POST /v1/responses/input_tokens",
+                "POST /responses/input_tokens",
+            ),
             ResponsesBody,
             responses.IGNORED,
             responses.REFUSED,
         ),
     ),
-    {"POST /v1/responses/{response_id}/cancel": "nothing"},
+    {
+        "POST /v1/responses/{response_id}/cancel": "nothing",
+        "POST /v1/responses/compact": "nothing: it answers 501 with what to do instead",
+        "POST /v1/conversations": "nothing: it answers 501 with what to do instead",
+    },
 )
 
 ANTHROPIC = DialectTable(

@@ -15,6 +15,7 @@ from gateway.api.intake import Intake
 from gateway.api.resumable import Resumable
 from gateway.api.session import conversation, session_of
 from gateway.api.slo import read_begin_by
+from gateway.api.streaming import Pings
 from gateway.api.wish import read_wish
 from gateway.pipeline import Pipeline
 from workers.protocol.catalog import Job
@@ -29,7 +30,7 @@ class Generation(Generic[AskedT]):
         keys: Keys,
         pipeline: Pipeline,
         intake: Intake,
-        ping_interval_s: float,
+        pings: Pings,
         resumable: Resumable,
         *,
         job: Job = "chat",
@@ -45,7 +46,7 @@ class Generation(Generic[AskedT]):
         self._resumable = resumable
         self._job = job
         self._supersedes = supersedes
-        self._answering = Answering(dialect, pipeline, ping_interval_s, resumable)
+        self._answering = Answering(dialect, pipeline, pings, resumable)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         principal, trail = await identified(self._keys, scope)

@@ -1,4 +1,4 @@
-"""`/health` and `/ready`: for probes, without a key and past admission.
+"""`/health`, `/ready` and `/version`: for probes, without a key and past admission.
 
 They tell counts and names of models, never who asks what; bind the gateway to loopback or keep them behind the ingress
 where that is too much.
@@ -13,6 +13,7 @@ from typing import Protocol
 import redis.asyncio
 from starlette.types import Receive, Scope, Send
 
+from gateway import __version__
 from gateway.api.answers import send_json
 from gateway.api.diagnostics import trail_of
 from gateway.api.shared_look import SharedLook
@@ -33,6 +34,13 @@ class Health:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         await send_json(send, {"status": "ok"}, trail_of(scope))
+
+
+class Version:
+    """Tells the release of Paddock, as vLLM's route does."""
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await send_json(send, {"version": __version__}, trail_of(scope))
 
 
 class Places(Protocol):

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Coroutine
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 from starlette.types import Send
 
@@ -29,13 +29,21 @@ STREAM_HEADERS: Headers = [
 ]
 
 
+class Pings(NamedTuple):
+    """What keeps a stream alive while there is nothing to say."""
+
+    interval_s: float
+    as_events: bool = False
+    """Events of the stream's own dialect in place of comments, which some clients take for events."""
+
+
 class EventStream:
-    """One streamed response. Starts when there is something to say: an event, or a comment because the caller waits."""
+    """One streamed response. Starts when there is something to say: an event, or a ping because the caller waits."""
 
     __slots__ = ("_headers", "_ping", "_quiet", "_send", "started")
 
     def __init__(self, send: Send, headers: Callable[[], Headers], ping: Callable[[], bytes] = lambda: PING) -> None:
-        """`headers()` is asked once, at the start, for what is known by then; `ping()` for each comment."""
+        """`headers()` is asked once, at the start, for what is known by then; `ping()` for each ping: whole events."""
         self.started = False
         self._send = send
         self._headers = headers
@@ -68,7 +76,7 @@ class EventStream:
             await self._send({"type": "http.response.body", "body": event, "more_body": True})
 
     async def pinged(self, writing: Coroutine[None, None, ResultT], interval_s: float) -> ResultT:
-        """What `writing` returns; whenever it sends nothing for `interval_s`, a comment is sent."""
+        """What `writing` returns; whenever it sends nothing for `interval_s`, a ping is sent."""
         async with beside(self._ping_every(interval_s)):
             # In a task of its own, a token's wake-up does not climb through every frame of the way in. No group of
             # tasks: one that is cancelled is left, with all its frames, to the collector of cycles.

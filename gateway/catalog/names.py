@@ -39,6 +39,8 @@ class Names:
     def __init__(self, catalog: Catalog | None) -> None:
         self.models = frozenset(model.name for model in catalog.models) if catalog is not None else frozenset()
         """Those of the catalog."""
+        self.tags = {model.name: model.tags for model in catalog.models} if catalog is not None else {}
+        """Model -> what the catalog says of it in words."""
         self.meant = frozenset(model.name for model in catalog.models if model.workers) if catalog else frozenset()
         """Those of them that are meant to have a worker."""
         self._defaults = Defaults() if catalog is None else catalog.default

@@ -11,7 +11,7 @@ from gateway.telemetry.trail import Trail
 from workers import log_lines
 
 REQUEST_LOGGER = "paddock.request"
-PROBED = frozenset({"/health", "/v1/health", "/ready", "/metrics", "/metrics/targets"})
+PROBED = frozenset({"/health", "/v1/health", "/healthz", "/ready", "/metrics", "/metrics/targets"})
 """Asked every few seconds by machines, which are no callers: worth a line at debug level only."""
 
 NOISE = ("without completing response", "without completing handshake", "Invalid UTF-8 sequence")

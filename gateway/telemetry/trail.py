@@ -38,6 +38,8 @@ class Trail:
     """The default's name, where the call's own is not known; empty: it is."""
     model: str = ""
     worker: str = ""
+    fingerprint: str = ""
+    """What the worker computes with, as `Heartbeat.fingerprint`; empty: not known."""
     slot: int | None = None
     asks_only: bool = False
     """It is a question about its model, or one for an admin: no work is to be placed for it."""

@@ -185,6 +185,7 @@ HEARTBEAT = Heartbeat(
     adapter_load_ms=19.5,
     adapter_room=7,
     overdraft=8,
+    fingerprint="fp_0123456789abcdef",
     load=LOAD,
     version=17,
 )

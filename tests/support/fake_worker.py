@@ -150,6 +150,7 @@ async def serve(args: argparse.Namespace) -> Exit:
         redis_url=args.redis_url,
         facts=FACTS,
         version="fake",
+        fingerprint=f"fp_{args.model}",
         drain_s=args.drain_s,
         gateway_grace_s=args.grace_s,
         redis_wait_s=args.redis_wait_s,

@@ -32,6 +32,10 @@ from workers.protocol.catalog import LlamaSettings
 CHUNK_BYTES = 8 << 20
 """Between chunks hashing may be told to stop."""
 
+NUM_SAMPLES = 64
+SAMPLE_BYTES = 16 << 10
+"""Of a file, in a fingerprint that is told at once."""
+
 FRESH_NS = 2_000_000_000
 """A file that changed so shortly before may change again without its times telling."""
 
@@ -81,6 +85,23 @@ def fingerprint(model: bytes, facts: dict[str, object]) -> bytes:
     """32 bytes for a model's hash and `context_facts`."""
     text = json.dumps(facts, sort_keys=True, separators=(",", ":"), default=str)
     return hashlib.sha256(b"paddock kv 1\x00" + model + text.encode()).digest()
+
+
+def system_fingerprint(paths: Sequence[Path], build: str) -> str:
+    """Return what callers tell models and builds apart by (OpenAI's `system_fingerprint`).
+
+    A worker says it when it starts, before a whole file could be hashed: it is made of the files' sizes, their heads
+    and pieces at equal distances, in which fine-tunes of one model differ. Raises OSError.
+    """
+    digest = hashlib.sha256(build.encode())
+    for path in paths:
+        size = path.stat().st_size
+        digest.update(b"%d" % size)
+        with path.open("rb") as file:
+            for number in range(NUM_SAMPLES):
+                file.seek(max(0, size - SAMPLE_BYTES) * number // (NUM_SAMPLES - 1))
+                digest.update(file.read(SAMPLE_BYTES))
+    return f"fp_{digest.hexdigest()[:16]}"
 
 
 def parts_of(header: GgufHeader) -> list[Path]:

@@ -205,6 +205,10 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     sampling: DefaultSampling = DefaultSampling()
     adapters: Annotated[tuple[AdapterSpec, ...], Meta(max_length=4096)] = ()
     """LoRA adapters, by names that are unique within the model."""
+    tags: Annotated[
+        tuple[Annotated[str, Meta(min_length=1, max_length=64)], ...],
+        Meta(max_length=32, description="words that lists of models tell of it, as llama-server's `--tags`"),
+    ] = ()
     tool_family: Annotated[
         str,
         Meta(

@@ -75,6 +75,8 @@ class Heartbeat(msgspec.Struct, frozen=True, kw_only=True):
     overdraft: int = 0
     """Calls beyond its slots that it takes for teams that have less than their share: it slices its answers."""
     load: Load = Load()
+    fingerprint: str = ""
+    """Tells what it computes with from others: the model's file and the build of llama.cpp. Empty: it does not say."""
     version: int = 0
     """Number of the last entry of `pd:news` that went into this."""
 

@@ -114,7 +114,8 @@ class WorkerMetrics:
         self._predicted_ms += timings.predicted_ms
         now = time.monotonic()
         self._prompt_pace.note(timings.prompt_n, timings.prompt_ms / 1000, now)
-        self._predicted_pace.note(timings.predicted_n, timings.predicted_ms / 1000, now)
+        # The first token comes with the prompt, in no time of its own.
+        self._predicted_pace.note(max(0, timings.predicted_n - 1), timings.predicted_ms / 1000, now)
         self._longest = max(self._longest, event.usage.prompt_tokens + event.usage.completion_tokens)
         self._prefill_time.observe(timings.prompt_ms / 1000)
         self._decode_time.observe(timings.predicted_ms / 1000)
@@ -127,6 +128,8 @@ class WorkerMetrics:
         """A call for vectors or scores was answered."""
         self.prompt_tokens += num_tokens
         self.computed_prompt_tokens += num_tokens
+        self._prompt_ms += e2e_s * 1e3
+        self._prompt_pace.note(num_tokens, e2e_s, time.monotonic())
         self._e2e.observe(e2e_s)
         self._request_prompt_tokens.observe(num_tokens)
 

@@ -114,6 +114,8 @@ class Place:
     redis_url: str
     facts: ModelFacts
     version: str
+    fingerprint: str = ""
+    """As in `Heartbeat`."""
     drain_s: float = 20.0
     gateway_grace_s: float = 5.0
     redis_wait_s: float = 60.0
@@ -371,6 +373,7 @@ class WorkerServer:
             kv_tokens=load.kv_tokens,
             kv_tokens_used=load.kv_tokens_used,
             facts=self._place.facts,
+            fingerprint=self._place.fingerprint,
             draining=self._calls.draining or self._shortage.lasts,
             started_at=self._started_at,
             kind=self._services.kind,

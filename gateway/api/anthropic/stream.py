@@ -20,6 +20,7 @@ from workers.protocol.events import CallEvent, Finished, Reasoning, Started, Tex
 _encode = msgspec.json.Encoder().encode
 
 NO_BLOCK = ("", -1)
+PING = b'event: ping\ndata: {"type":"ping"}\n\n'
 
 
 class StreamWriter:
@@ -57,6 +58,9 @@ class StreamWriter:
             "usage": usage_object(usage.prompt_tokens, usage.cached_tokens, usage.completion_tokens),
         }
         return self._close_block() + _event("message_delta", delta) + _event("message_stop", {"type": "message_stop"})
+
+    def idle(self) -> bytes:
+        return PING
 
     def broken(self, error: PaddockError) -> bytes:
         return b"event: error\ndata: %b\n\n" % error_body(error, self._trail)

@@ -21,12 +21,13 @@ from gateway.api.native.slots import NoSlots, SlotLooks, SlotRoute, SlotsRoute
 from gateway.api.native.texts import ApplyTemplateRoute, ChatReader, DetokenizeRoute, TokenizeRoute
 from gateway.api.pooled import Pooled
 from gateway.api.resumable import Resumable
+from gateway.api.streaming import Pings
 from gateway.inquiries import Inquiries
 from gateway.pipeline import Fleet, Pipeline
 from gateway.registry.adapter_wishes import AdapterWishes
 from gateway.registry.model_wishes import ModelWishes
 
-Answers = tuple[Keys, Pipeline, Intake, float, Resumable]
+Answers = tuple[Keys, Pipeline, Intake, Pings, Resumable]
 """What `Generation` takes beside its dialect."""
 
 

@@ -14,7 +14,7 @@ from gateway.api.native.completion_request import CompletionRequest
 from gateway.api.native.error_shape import error_object
 from gateway.api.native.probabilities import entry
 from gateway.api.streaming import data
-from gateway.api.tallies import progress_object, timings_object
+from gateway.api.tallies import progress_object, progress_timings, timings_object
 from gateway.call import Call
 from gateway.errors import PaddockError
 from gateway.telemetry.trail import Trail
@@ -51,6 +51,9 @@ class ChunkWriter:
     def closing(self) -> bytes:
         return b""
 
+    def idle(self) -> bytes:
+        return self._answers[0].idle()
+
     def broken(self, error: PaddockError) -> bytes:
         return data(_encode({"error": error_object(error)}))
 
@@ -61,7 +64,7 @@ class _Stream:
     def __init__(self, answer: Answer) -> None:
         self._answer = answer
         self._head = b'data: {"index":%d,"content":' % answer.number
-        self._tail = b""
+        self._tail = b',"tokens_evaluated":0,"stop":false,"id_slot":-1'
         self._num_tokens = 0
         self._tokens: list[int] = []
         self._extra: dict[str, Any] = {}
@@ -90,6 +93,10 @@ class _Stream:
                 pass
         return b""
 
+    def idle(self) -> bytes:
+        """Return an event with nothing new in it."""
+        return self._written("", [], b"")
+
     def _text(self, event: Text) -> bytes:
         self._num_tokens += event.num_tokens
         text = event.text
@@ -99,6 +106,8 @@ class _Stream:
 
     def _progress(self, event: Progress) -> bytes:
         self._extra["prompt_progress"] = progress_object(event)
+        if "timings" in self._answer.request.tell:
+            self._extra["timings"] = progress_timings(event)
         return self._chunk("")
 
     def _chunk(self, text: str) -> bytes:
@@ -107,6 +116,9 @@ class _Stream:
         if self._extra:
             extra = b"," + _encode(self._extra)[1:-1]
             self._extra = {}
+        return self._written(text, tokens, extra)
+
+    def _written(self, text: str, tokens: list[int], extra: bytes) -> bytes:
         # Integers look in JSON as Python writes them.
         return b'%b%b,"tokens":%b,"tokens_predicted":%d%b%b}\n\n' % (
             self._head,

@@ -19,7 +19,7 @@ class ChatDialect:
         return read_chat(raw, ignored_of(scope))
 
     def stream_writer(self, asked: ChatRequest, call: Call, trail: Trail) -> ChunkWriter:
-        return ChunkWriter(asked, call)
+        return ChunkWriter(asked, call, trail)
 
     def whole_writer(self, asked: ChatRequest, call: Call, trail: Trail) -> WholeWriter:
-        return WholeWriter(asked, call)
+        return WholeWriter(asked, call, trail)

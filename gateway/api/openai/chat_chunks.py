@@ -17,9 +17,10 @@ from gateway.api.openai.logprobs import LogprobsCollector, logprobs_object
 from gateway.api.openai.stream_head import StreamHead
 from gateway.api.openai.stream_usage import StreamUsage
 from gateway.api.streaming import DONE, data
-from gateway.api.tallies import progress_object, timings_object
+from gateway.api.tallies import progress_fields, timings_object
 from gateway.call import Call
 from gateway.errors import PaddockError
+from gateway.telemetry.trail import Trail
 from workers.protocol.events import (
     CallEvent,
     Finished,
@@ -33,6 +34,7 @@ from workers.protocol.events import (
     Tokens,
     ToolCallDelta,
 )
+from workers.protocol.requests import GenerateRequest
 
 _encode = msgspec.json.Encoder().encode
 
@@ -40,15 +42,18 @@ _encode = msgspec.json.Encoder().encode
 class ChunkWriter:
     """The chunks of one streamed answer. What is the same in all of them is encoded once."""
 
-    def __init__(self, asked: ChatRequest, call: Call) -> None:
+    def __init__(self, asked: ChatRequest, call: Call, trail: Trail) -> None:
+        self._trail = trail
         usage, legacy = StreamUsage(asked.usage, len(asked.requests), num_prompts=1), asked.as_function
         self._head = StreamHead(chat_id(), "chat.completion.chunk", call.alias, usage)
         self._choices = [
-            _Choice(self._head, usage, number, LogprobsCollector(one.post_sampling_probs), as_function=legacy)
-            for number, one in enumerate(asked.requests)
+            _Choice(self._head, usage, number, one, as_function=legacy) for number, one in enumerate(asked.requests)
         ]
 
     def opening(self) -> bytes:
+        self._head.sign(self._trail.fingerprint)
+        for choice in self._choices:
+            choice.frame()
         return b"".join([choice.chunk({"role": "assistant", "content": ""}) for choice in self._choices])
 
     def chunks(self, events: list[CallEvent], choice: int) -> bytes:
@@ -63,6 +68,9 @@ class ChunkWriter:
     def closing(self) -> bytes:
         return self._head.last() + DONE
 
+    def idle(self) -> bytes:
+        return self._head.chunk({"index": 0, "delta": {}, "logprobs": None, "finish_reason": None})
+
     def broken(self, error: PaddockError) -> bytes:
         return data(error_body(error)) + DONE
 
@@ -71,25 +79,30 @@ class _Choice:
     """The chunks of one of the answers. Knows nothing of its writer: the two would be garbage that only cycles hold."""
 
     def __init__(
-        self, head: StreamHead, usage: StreamUsage, number: int, logprobs: LogprobsCollector, *, as_function: bool
+        self, head: StreamHead, usage: StreamUsage, number: int, request: GenerateRequest, *, as_function: bool
     ) -> None:
         self._head = head
         self._usage = usage
         self._number = number
-        self._logprobs = logprobs
+        self._logprobs = LogprobsCollector(request.post_sampling_probs)
+        self._tells_timings = "timings" in request.tell
         self._as_function = as_function
         self._tokens: list[int] = []
         self._timings: TimingsSoFar | None = None
         self._counts = usage.always
         self._plain = not self._counts
         """Nothing but the text is to be told in the next chunk."""
-        self._text_head, self._text_tail = self._framed(b'{"content":', b"}")
-        self._thought_head, _ = self._framed(b'{"reasoning_content":', b"}")
         self._logprobs_head = b'},"logprobs":{"content":'
-        _, self._logprobs_tail = head.framed(b"", b',"refusal":null},"finish_reason":null}')
         self._call = -1
         """The tool call whose arguments these are for."""
         self._arguments_head, self._arguments_tail = b"", b""
+        self.frame()
+
+    def frame(self) -> None:
+        """Encode what frequent chunks have in common; again when the head has changed."""
+        self._text_head, self._text_tail = self._framed(b'{"content":', b"}")
+        self._thought_head, _ = self._framed(b'{"reasoning_content":', b"}")
+        _, self._logprobs_tail = self._head.framed(b"", b',"refusal":null},"finish_reason":null}')
 
     def one(self, event: CallEvent) -> bytes:
         match event:
@@ -110,7 +123,7 @@ class _Choice:
                 self._keep(event)
                 return b""
             case Progress():
-                return self.chunk({}, extra=b',"prompt_progress":' + _encode(progress_object(event)))
+                return self.chunk({}, extra=progress_fields(event, timings=self._tells_timings))
             case Started():
                 self._usage.started(self._number, event)
                 return b""

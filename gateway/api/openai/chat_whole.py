@@ -19,6 +19,7 @@ from gateway.api.openai.whole import Whole
 from gateway.api.tallies import usage_object
 from gateway.call import Call
 from gateway.choices import usage_of
+from gateway.telemetry.trail import Trail
 from workers.protocol.events import CallEvent, Finished, Logprobs, Reasoning, Text, Tokens, ToolCallDelta
 from workers.protocol.requests import GenerateRequest
 
@@ -28,8 +29,9 @@ _encode = msgspec.json.Encoder().encode
 class WholeWriter:
     """One whole answer, collected from the events."""
 
-    def __init__(self, asked: ChatRequest, call: Call) -> None:
+    def __init__(self, asked: ChatRequest, call: Call, trail: Trail) -> None:
         self._model = call.alias
+        self._trail = trail
         self._whole = Whole([_Choice(one, as_function=asked.as_function) for one in asked.requests])
 
     def add(self, events: list[CallEvent], choice: int) -> None:
@@ -39,7 +41,7 @@ class WholeWriter:
         """The `chat.completion` object."""
         num_thought = sum(choice.num_thought for choice in self._whole.choices)
         usage = usage_object(usage_of(self._whole.ends, 1), num_thought)
-        return self._whole.written(chat_id(), "chat.completion", self._model, usage)
+        return self._whole.written(chat_id(), "chat.completion", self._model, usage, self._trail.fingerprint)
 
 
 @dataclass(slots=True)

@@ -19,7 +19,7 @@ class CompletionDialect:
         return read_completion(raw, ignored_of(scope))
 
     def stream_writer(self, asked: CompletionRequest, call: Call, trail: Trail) -> CompletionChunks:
-        return CompletionChunks(asked, call)
+        return CompletionChunks(asked, call, trail)
 
     def whole_writer(self, asked: CompletionRequest, call: Call, trail: Trail) -> CompletionWhole:
-        return CompletionWhole(asked, call)
+        return CompletionWhole(asked, call, trail)

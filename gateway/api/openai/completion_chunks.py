@@ -17,9 +17,10 @@ from gateway.api.openai.ids import completion_id
 from gateway.api.openai.stream_head import StreamHead
 from gateway.api.openai.stream_usage import StreamUsage
 from gateway.api.streaming import DONE, data
-from gateway.api.tallies import progress_object, timings_object
+from gateway.api.tallies import progress_fields, timings_object
 from gateway.call import Call
 from gateway.errors import PaddockError
+from gateway.telemetry.trail import Trail
 from workers.protocol.events import (
     CallEvent,
     Finished,
@@ -32,6 +33,7 @@ from workers.protocol.events import (
     TimingsSoFar,
     Tokens,
 )
+from workers.protocol.requests import GenerateRequest
 
 _encode = msgspec.json.Encoder().encode
 
@@ -39,15 +41,16 @@ _encode = msgspec.json.Encoder().encode
 class CompletionChunks:
     """The chunks of one streamed request, over all prompts and answers."""
 
-    def __init__(self, asked: CompletionRequest, call: Call) -> None:
+    def __init__(self, asked: CompletionRequest, call: Call, trail: Trail) -> None:
+        self._trail = trail
         usage = StreamUsage(asked.usage, len(asked.requests), len(asked.prompts))
         self._head = StreamHead(completion_id(), "text_completion", call.alias, usage)
-        self._choices = [
-            _Choice(self._head, usage, number, Echo(asked, number), Probabilities(asked, one))
-            for number, one in enumerate(asked.requests)
-        ]
+        self._choices = [_Choice(self._head, usage, number, asked, one) for number, one in enumerate(asked.requests)]
 
     def opening(self) -> bytes:
+        self._head.sign(self._trail.fingerprint)
+        for choice in self._choices:
+            choice.frame()
         return b""
 
     def chunks(self, events: list[CallEvent], choice: int) -> bytes:
@@ -61,6 +64,9 @@ class CompletionChunks:
     def closing(self) -> bytes:
         return self._head.last() + DONE
 
+    def idle(self) -> bytes:
+        return self._head.chunk({"index": 0, "text": "", "logprobs": None, "finish_reason": None})
+
     def broken(self, error: PaddockError) -> bytes:
         return data(error_body(error)) + DONE
 
@@ -68,19 +74,26 @@ class CompletionChunks:
 class _Choice:
     """The chunks of one of the answers. Knows nothing of its writer: the two would be garbage that only cycles hold."""
 
-    def __init__(self, head: StreamHead, usage: StreamUsage, number: int, echo: Echo, probs: Probabilities) -> None:
+    def __init__(
+        self, head: StreamHead, usage: StreamUsage, number: int, asked: CompletionRequest, request: GenerateRequest
+    ) -> None:
         self._head = head
         self._usage = usage
         self._number = number
-        self._echo = echo
-        self._probs = probs
+        self._echo = Echo(asked, number)
+        self._probs = Probabilities(asked, request)
+        self._tells_timings = "timings" in request.tell
         self._tokens: list[int] = []
         self._timings: TimingsSoFar | None = None
         self._counts = usage.always
         self._plain = not self._counts
         """Nothing but the text is to be told in the next chunk."""
-        self._text_head, self._text_tail = head.framed(
-            b'{"index":%d,"text":' % number, b',"logprobs":null,"finish_reason":null}'
+        self.frame()
+
+    def frame(self) -> None:
+        """Encode what frequent chunks have in common; again when the head has changed."""
+        self._text_head, self._text_tail = self._head.framed(
+            b'{"index":%d,"text":' % self._number, b',"logprobs":null,"finish_reason":null}'
         )
 
     def one(self, event: CallEvent) -> bytes:
@@ -93,7 +106,7 @@ class _Choice:
                 self._keep(event)
                 return b""
             case Progress():
-                return self._chunk("", extra=b',"prompt_progress":' + _encode(progress_object(event)))
+                return self._chunk("", extra=progress_fields(event, timings=self._tells_timings))
             case Started():
                 self._usage.started(self._number, event)
                 return self._echoed(self._echo.at_start())

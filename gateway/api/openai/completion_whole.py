@@ -14,6 +14,7 @@ from gateway.api.openai.whole import Whole
 from gateway.api.tallies import usage_object
 from gateway.call import Call
 from gateway.choices import usage_of
+from gateway.telemetry.trail import Trail
 from workers.protocol.events import CallEvent, Finished, Logprobs, Reasoning, Settings, Text, Tokens
 from workers.protocol.requests import GenerateRequest
 
@@ -21,8 +22,9 @@ from workers.protocol.requests import GenerateRequest
 class CompletionWhole:
     """All answers of one request, collected from the events."""
 
-    def __init__(self, asked: CompletionRequest, call: Call) -> None:
+    def __init__(self, asked: CompletionRequest, call: Call, trail: Trail) -> None:
         self._model = call.alias
+        self._trail = trail
         self._num_prompts = len(asked.prompts)
         self._whole = Whole(
             [_Choice(one, Echo(asked, number), Probabilities(asked, one)) for number, one in enumerate(asked.requests)]
@@ -34,7 +36,7 @@ class CompletionWhole:
     def body(self) -> bytes:
         """The `text_completion` object."""
         usage = usage_object(usage_of(self._whole.ends, self._num_prompts))
-        return self._whole.written(completion_id(), "text_completion", self._model, usage)
+        return self._whole.written(completion_id(), "text_completion", self._model, usage, self._trail.fingerprint)
 
 
 class _Choice:

@@ -1,8 +1,8 @@
-"""`GET /v1/models` and `GET /v1/models/{id}`: OpenAI's cards with llama-server's `meta`, `architecture`, `status`."""
+"""`GET /v1/models`, `GET /v1/models/{id}`, `GET /models`: OpenAI's cards with llama-server's `aliases`, `meta`, ..."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from msgspec.structs import asdict
@@ -23,9 +23,13 @@ OUTPUT: dict[WorkerKind, str] = {"generate": "text", "embed": "embeddings", "ran
 
 
 class Models:
-    """Both routes: the whole list, or the card of the name in the path."""
+    """All of them: the whole list, or the card of the name in the path."""
 
-    def __init__(self, keys: Keys, names: Names, fleet: Fleet, wishes: ModelWishes) -> None:
+    def __init__(self, keys: Keys, names: Names, fleet: Fleet, wishes: ModelWishes, *, merged: bool = False) -> None:
+        """`merged`: the list has one card for a model and its aliases, as llama-server's; else one for each name that
+        can be called.
+        """
+        self._merged = merged
         self._keys = keys
         self._names = names
         self._fleet = fleet
@@ -39,30 +43,59 @@ class Models:
             return
         snapshot = self._fleet.snapshot
         model = self._names.resolve(name, principal, snapshot.models, snapshot.adapters, complete=snapshot.is_read)
-        [told] = await self._cards({name: model})
+        [told] = await self._cards({name: model}, self._permitted(principal))
         await send_json(send, told, trail)
 
     async def _list(self, principal: Principal) -> list[dict[str, Any]]:
+        permitted = self._permitted(principal)
+        listed = self._without_aliases(permitted) if self._merged else permitted
+        return await self._cards(listed, permitted)
+
+    def _permitted(self, principal: Principal) -> dict[str, str]:
         snapshot = self._fleet.snapshot
         served = [model for model, beats in snapshot.workers.items() if beats]
-        permitted = self._names.permitted(principal, served, snapshot.adapters)
-        return await self._cards(permitted)
+        return self._names.permitted(principal, served, snapshot.adapters)
 
-    async def _cards(self, named: Mapping[str, str]) -> list[dict[str, Any]]:
-        """Of names and the models behind them; of several, the one that would be asked first now."""
+    def _is_alias(self, name: str) -> bool:
+        """Whether it is another name of one model, or that model's own."""
+        snapshot = self._fleet.snapshot
+        return not (self._names.is_chain(name) or self._names.is_adapter(name, snapshot.models, snapshot.adapters))
+
+    def _without_aliases(self, permitted: Mapping[str, str]) -> dict[str, str]:
+        """Of a model the name of its own, else the first that the key may use."""
+        firsts: dict[str, str] = {}
+        for name, model in permitted.items():
+            if self._is_alias(name) and (name == model or model not in firsts):
+                firsts[model] = name
+        return {name: model for name, model in permitted.items() if not self._is_alias(name) or firsts[model] == name}
+
+    async def _cards(self, named: Mapping[str, str], permitted: Mapping[str, str]) -> list[dict[str, Any]]:
+        """Of names and the models behind them; of several, the one that would be asked first now.
+
+        `permitted`: all names that the key may use, with their models.
+        """
+        aliases: dict[str, list[str]] = {}
+        for name, model in permitted.items():
+            if self._is_alias(name):
+                aliases.setdefault(model, []).append(name)
         workers = self._fleet.snapshot.workers
         named = {name: self._first(name, model) for name, model in named.items()}
         coming = await self._wishes.coming([model for model in set(named.values()) if not workers.get(model)])
-        return [self._card(name, model, is_coming=model in coming) for name, model in named.items()]
+        return [
+            self._card(name, model, aliases.get(model, ()), is_coming=model in coming) for name, model in named.items()
+        ]
 
     def _first(self, name: str, model: str) -> str:
         if not self._names.is_chain(name):
             return model
         return next((each for each in self._names.chain(name, "") if self._fleet.snapshot.workers.get(each)), model)
 
-    def _card(self, name: str, model: str, *, is_coming: bool) -> dict[str, Any]:
+    def _card(self, name: str, model: str, names: Sequence[str], *, is_coming: bool) -> dict[str, Any]:
+        """`names`: those that the model goes by."""
         snapshot = self._fleet.snapshot
         document = card(name, model, snapshot.workers.get(model, ()), is_coming=is_coming)
+        document["aliases"] = [other for other in names if other != name] if self._is_alias(name) else []
+        document["tags"] = self._names.tags.get(model, ())
         if self._names.is_adapter(name, snapshot.models, snapshot.adapters):
             document["parent"] = model
         if self._names.is_chain(name):

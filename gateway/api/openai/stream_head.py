@@ -20,10 +20,14 @@ class StreamHead:
     def __init__(self, id_: str, kind: str, model: str, usage: StreamUsage) -> None:
         """`kind`: the chunks' `object`."""
         head = _encode({"id": id_, "object": kind, "created": int(time.time()), "model": model})
-        self._head = b"data: " + head[:-1]
+        self._start = self._head = b"data: " + head[:-1]
         self._usage = usage
         # With a chunk of usage at the end, the others have the field as well, and it is null.
         self._tail = b',"usage":null}\n\n' if usage.at_end else b"}\n\n"
+
+    def sign(self, fingerprint: str) -> None:
+        """From now on chunks tell what computes them; empty: not known."""
+        self._head = self._start + b',"system_fingerprint":' + _encode(fingerprint) if fingerprint else self._start
 
     def framed(self, before: bytes, after: bytes) -> tuple[bytes, bytes]:
         """What stands before and behind the text of a plain chunk, whose choice is `before` + text + `after`."""

@@ -44,8 +44,11 @@ class Whole(Generic[ChoiceT]):
             raise ValueError("an answer has no end")
         return ends
 
-    def written(self, id_: str, kind: str, model: str, usage: dict[str, Any]) -> bytes:
-        """The object, of the `kind` that it says it is. Several answers tell their own times as well."""
+    def written(self, id_: str, kind: str, model: str, usage: dict[str, Any], fingerprint: str) -> bytes:
+        """The object, of the `kind` that it says it is. Several answers tell their own times as well.
+
+        `fingerprint`: of what computed it; empty: not known.
+        """
         ends = self.ends
         choices = [
             choice.object(number, end) for number, (choice, end) in enumerate(zip(self.choices, ends, strict=True))
@@ -53,14 +56,13 @@ class Whole(Generic[ChoiceT]):
         if len(ends) > 1:
             for choice, end in zip(choices, ends, strict=True):
                 choice["timings"] = timings_object(end.timings)
-        return _encode(
-            {
-                "id": id_,
-                "object": kind,
-                "created": int(time.time()),
-                "model": model,
-                "choices": choices,
-                "usage": usage,
-                "timings": timings_object(ends[0].timings),
-            }
-        )
+        document = {
+            "id": id_,
+            "object": kind,
+            "created": int(time.time()),
+            "model": model,
+            "choices": choices,
+            "usage": usage,
+            "timings": timings_object(ends[0].timings),
+        }
+        return _encode(document | ({"system_fingerprint": fingerprint} if fingerprint else {}))

@@ -20,6 +20,7 @@ from gateway.api.responses.stored import Endpoint, StoredResponses
 from gateway.api.responses.truncation import Truncation
 from gateway.api.resumable import Resumable
 from gateway.api.sockets import Sockets
+from gateway.api.streaming import Pings
 from gateway.inquiries import Inquiries
 from gateway.pipeline import Pipeline
 from gateway.resume.recordings import Recordings
@@ -30,7 +31,7 @@ def responses_apps(
     keys: Keys,
     pipeline: Pipeline,
     intake: Intake,
-    ping_interval_s: float,
+    pings: Pings,
     resumable: Resumable,
     recordings: Recordings,
     store: Store,
@@ -42,12 +43,10 @@ def responses_apps(
 ) -> dict[str, ASGIApp]:
     shelf, truncation = Shelf(store, CHAIN_FACTOR * intake.max_body_bytes), Truncation(inquiries)
     preparation = Preparation(pipeline, truncation)
-    answering: Answering[ResponseRequest] = Answering(
-        ResponseWriters(), pipeline, ping_interval_s, resumable, shelf.conclude
-    )
+    answering: Answering[ResponseRequest] = Answering(ResponseWriters(), pipeline, pings, resumable, shelf.conclude)
     background = Background(answering, recordings, resumable, shelf)
     stored = StoredResponses(keys, intake, shelf, background, recordings, resumable)
-    rooms = Rooms(keys, pipeline, intake, preparation, resumable, store, memories, metrics, ping_interval_s, bounds)
+    rooms = Rooms(keys, pipeline, intake, preparation, resumable, store, memories, metrics, pings, bounds)
     return {
         "responses": CreateResponse(keys, intake, resumable, shelf, answering, background, preparation),
         "responses_socket": ResponsesSocket(rooms, sockets),

@@ -36,6 +36,7 @@ from gateway.api.responses.request import ResponseRequest
 from gateway.api.responses.shelf import CHAIN_FACTOR, ResponseWriters, Shelf, Store
 from gateway.api.resumable import Resumable
 from gateway.api.sockets import METHOD, NORMAL, RESTARTS, Socket
+from gateway.api.streaming import Pings
 from gateway.errors import ConnectionLimit, InternalError, PaddockError
 from gateway.pipeline import Pipeline
 from gateway.telemetry.accounts import close_trail
@@ -72,7 +73,7 @@ class Rooms:
     store: Store
     memories: Memories
     metrics: Metrics
-    ping_interval_s: float
+    pings: Pings
     bounds: Bounds
 
 
@@ -87,7 +88,7 @@ class Connection:
         self._answering: Answering[ResponseRequest] = Answering(
             ResponseWriters(),
             rooms.pipeline,
-            rooms.ping_interval_s,
+            rooms.pings,
             rooms.resumable,
             partial(_conclude, self._shelf, self._memory),
         )

@@ -25,7 +25,7 @@ class EventWriter:
         self.snapshot = Snapshot(asked, call)
         self._items = ItemEvents()
         self._output = Output(asked.id, self._items, speaks=asked.generates)
-        self._told = False
+        self._told = self._begun = False
 
     def queued(self) -> bytes:
         """In place of the opening's beginning, where the caller does not wait for the answer."""
@@ -33,10 +33,17 @@ class EventWriter:
         told = {"response": self.snapshot.object("queued")}
         return self._items.event("response.created", told) + self._items.event("response.queued", told)
 
+    def idle(self) -> bytes:
+        """Say where the response stands: it waits, or it goes on."""
+        if not self._told:
+            return self.queued()
+        status = "in_progress" if self._begun else "queued"
+        return self._items.event(f"response.{status}", {"response": self.snapshot.object(status)})
+
     def opening(self) -> bytes:
         begun = {"response": self.snapshot.object("in_progress")}
         created = b"" if self._told else self._items.event("response.created", begun)
-        self._told = True
+        self._told = self._begun = True
         return created + self._items.event("response.in_progress", begun)
 
     def chunks(self, events: list[CallEvent], choice: int) -> bytes:

@@ -35,7 +35,7 @@ REQUEST_TIMEOUT_S = 2.0
 """Of the second gateway."""
 CATALOG = """
 models:
-  - {name: quick, path: quick.gguf}
+  - {name: quick, path: quick.gguf, tags: [small, quick]}
   - {name: absent, path: absent.gguf, workers: 0}
   - {name: slow, path: slow.gguf}
   - {name: failing, path: failing.gguf}

@@ -220,7 +220,7 @@ async def test_pages_may_ask(caller: Caller, gateway: Process) -> None:
         assert "access-control-allow-origin" not in response.headers
 
 
-@pytest.mark.parametrize("path", ["/metrics", "/metrics/targets", "/ready"])
+@pytest.mark.parametrize("path", ["/metrics", "/metrics/targets", "/ready", "/version"])
 async def test_what_needs_no_key_is_not_for_pages(gateway: Process, path: str) -> None:
     origin = {"Origin": "http://page.example"}
     async with aiohttp.ClientSession() as session:
@@ -232,4 +232,4 @@ async def test_what_needs_no_key_is_not_for_pages(gateway: Process, path: str) -
 
 def test_every_route_without_a_key_that_tells_of_the_fleet_is_private() -> None:
     open_to_all = {row.path for row in ROUTES if "no key needed" in row.about}
-    assert open_to_all - PRIVATE == {"/health", "/v1/health"}
+    assert open_to_all - PRIVATE == {"/health", "/v1/health", "/healthz"}

@@ -58,8 +58,12 @@ E2E = histogram("vllm:e2e_request_latency_seconds", "from submit to the last tok
 REQUEST_PROMPT_TOKENS = histogram("vllm:request_prompt_tokens", "prompt tokens of a finished call", TOKENS)
 REQUEST_GENERATION_TOKENS = histogram("vllm:request_generation_tokens", "tokens generated for it", TOKENS)
 
-PROMPT_TOKENS = counter("llamacpp:prompt_tokens_total", "prompt tokens computed")
-PROMPT_SECONDS = counter("llamacpp:prompt_seconds_total", "time that the prompts of finished calls took")
+PROMPT_TOKENS = counter(
+    "llamacpp:prompt_tokens_total", "prompt tokens computed, those of embeddings and ranking included"
+)
+PROMPT_SECONDS = counter(
+    "llamacpp:prompt_seconds_total", "time that the prompts of finished calls took; of pooled work the whole call"
+)
 TOKENS_PREDICTED = counter("llamacpp:tokens_predicted_total", "tokens generated")
 PREDICTED_SECONDS = counter("llamacpp:tokens_predicted_seconds_total", "time that finished calls generated")
 PROMPT_PACE = gauge(
@@ -67,7 +71,9 @@ PROMPT_PACE = gauge(
     "prompt tokens per second of calls that finished lately, one call's own; a call counts half after 30 s. "
     "llama-server has the average since the last scrape instead, which two scrapers would share",
 )
-PREDICTED_PACE = gauge("llamacpp:predicted_tokens_seconds", "the same of generated tokens")
+PREDICTED_PACE = gauge(
+    "llamacpp:predicted_tokens_seconds", "the same of generated tokens; 0 while no call had more than one"
+)
 N_TOKENS_MAX = gauge("llamacpp:n_tokens_max", "tokens of the longest finished conversation")
 N_DECODE = counter("llamacpp:n_decode_total", "calls of `llama_decode`")
 N_BUSY = gauge("llamacpp:n_busy_slots_per_decode", "slots in use at such a call, on average since the start")

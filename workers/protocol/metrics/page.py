@@ -25,6 +25,8 @@ class Page:
         """`look` sets what is as it is at a scrape, on the event loop."""
         self._book = book
         self._look = look
+        self._started_at = f"{time.time():.0f}"
+        """Seconds; llama-server's header of that name, by which a scraper knows that the counters began anew."""
         self._rendering = asyncio.Lock()
         self._looked_at = float("-inf")
         """When what is in `_text` was so, time.monotonic()."""
@@ -33,7 +35,7 @@ class Page:
 
     async def answer(self, accepted: str) -> tuple[bytes, dict[str, str]]:
         """The body and its headers, for somebody who takes these encodings (`Accept-Encoding`)."""
-        headers = {"content-type": CONTENT_TYPE, "vary": "accept-encoding"}
+        headers = {"content-type": CONTENT_TYPE, "vary": "accept-encoding", "process-start-time-unix": self._started_at}
         if "gzip" in accepted:
             return await self._body(zipped=True), headers | {"content-encoding": "gzip"}
         return await self._body(zipped=False), headers

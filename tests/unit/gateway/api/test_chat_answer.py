@@ -15,6 +15,7 @@ from gateway.api.openai.chat_whole import WholeWriter
 from gateway.api.openai.stream_options import UsageWish
 from gateway.call import Call, Principal
 from gateway.errors import WorkerLost
+from gateway.telemetry.trail import Trail
 from tests.support.openai_schema import check
 from workers.protocol.events import (
     CallEvent,
@@ -64,6 +65,12 @@ PROBS: list[CallEvent] = [
 CALL = Call("r", Principal("k", "team", None, admin=False), "alias", "model", 0.0, 1.0, 1.0)
 
 
+def trail() -> Trail:
+    found = Trail("r", "POST", "/v1")
+    found.fingerprint = "fp_1"
+    return found
+
+
 def asked(
     *,
     include_usage: bool = False,
@@ -78,11 +85,11 @@ def asked(
 
 
 def chunk_writer(*, include_usage: bool = False, n: int = 1) -> ChunkWriter:
-    return ChunkWriter(asked(include_usage=include_usage, n=n), CALL)
+    return ChunkWriter(asked(include_usage=include_usage, n=n), CALL, trail())
 
 
 def whole_writer(*, n: int = 1, n_probs: int = 0, post_sampling: bool = False) -> WholeWriter:
-    return WholeWriter(asked(n=n, n_probs=n_probs, post_sampling=post_sampling, stream=False), CALL)
+    return WholeWriter(asked(n=n, n_probs=n_probs, post_sampling=post_sampling, stream=False), CALL, trail())
 
 
 def chunks(writer: ChunkWriter, *steps: list[CallEvent]) -> list[dict[str, Any]]:
@@ -116,8 +123,8 @@ def test_chunks_in_order() -> None:
         "prompt_per_second": 500.0,
         "predicted_n": 2,
         "predicted_ms": 10.0,
-        "predicted_per_token_ms": 5.0,
-        "predicted_per_second": 200.0,
+        "predicted_per_token_ms": 10.0,
+        "predicted_per_second": 100.0,
     }
     for chunk in said:
         check("CreateChatCompletionStreamResponse", chunk)
@@ -194,7 +201,7 @@ def test_a_whole_answer() -> None:
     assert body["choices"][0]["message"] == {"role": "assistant", "content": "ab", "refusal": None}
     assert body["choices"][0]["finish_reason"] == "stop"
     assert body["usage"]["total_tokens"] == 9
-    assert body["timings"]["predicted_per_second"] == 200.0
+    assert body["timings"]["predicted_per_second"] == 100.0
     check("CreateChatCompletionResponse", body)
 
 
@@ -276,7 +283,7 @@ def test_an_answer_without_text_has_no_probabilities() -> None:
 
 
 def test_the_older_form_of_a_call() -> None:
-    whole = WholeWriter(asked(as_function=True, stream=False), CALL)
+    whole = WholeWriter(asked(as_function=True, stream=False), CALL, trail())
     whole.add([TOOLS[0], TOOLS[1], TOOLS[3], TOOLS[4]], 0)
     body = json.loads(whole.body())
     [choice] = body["choices"]
@@ -284,7 +291,7 @@ def test_the_older_form_of_a_call() -> None:
     assert (choice["message"]["content"], choice["finish_reason"]) == (None, "function_call")
     assert "tool_calls" not in choice["message"]
     check("CreateChatCompletionResponse", body)
-    said = chunks(ChunkWriter(asked(as_function=True), CALL), *([event] for event in TOOLS))
+    said = chunks(ChunkWriter(asked(as_function=True), CALL, trail()), *([event] for event in TOOLS))
     assert [chunk["choices"][0]["delta"] for chunk in said[1:]] == [
         {"function_call": {"name": "add", "arguments": ""}},
         {"function_call": {"arguments": '{"a":'}},
@@ -310,7 +317,7 @@ def test_what_was_asked_to_be_told_comes_with_the_text() -> None:
     for chunk in said:
         check("CreateChatCompletionStreamResponse", chunk)
     request = GenerateRequest(tell=("tokens",))
-    whole = WholeWriter(ChatRequest("alias", (request,), stream=False), CALL)
+    whole = WholeWriter(ChatRequest("alias", (request,), stream=False), CALL, trail())
     whole.add(told, 0)
     body = json.loads(whole.body())
     assert body["choices"][0]["tokens"] == [5, 6]
@@ -318,7 +325,9 @@ def test_what_was_asked_to_be_told_comes_with_the_text() -> None:
 
 
 def test_usage_so_far_in_every_chunk() -> None:
-    writer = ChunkWriter(ChatRequest("alias", (GenerateRequest(),) * 2, stream=True, usage=UsageWish(True, True)), CALL)
+    writer = ChunkWriter(
+        ChatRequest("alias", (GenerateRequest(),) * 2, stream=True, usage=UsageWish(True, True)), CALL, trail()
+    )
     raw = writer.chunks([Started(1, 0, 7, 3), Reasoning(1, "hm", 2), Text(1, "a")], 0)
     raw += writer.chunks([Started(1, 0, 7, 3), Text(1, "b")], 1)
     raw += writer.chunks([END], 0) + writer.chunks([END], 1) + writer.closing()

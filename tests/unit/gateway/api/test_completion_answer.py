@@ -10,6 +10,7 @@ from gateway.api.openai.completion_request import CompletionRequest, read_comple
 from gateway.api.openai.completion_whole import CompletionWhole
 from gateway.call import Call, Principal
 from gateway.errors import WorkerLost
+from gateway.telemetry.trail import Trail
 from tests.support.openai_schema import check
 from workers.protocol.events import (
     CallEvent,
@@ -29,6 +30,14 @@ from workers.protocol.events import (
 from workers.protocol.requests import Sampling
 
 CALL = Call("r", Principal("k", "team", None, admin=False), "alias", "model", 0.0, 1.0, 1.0)
+
+
+def trail() -> Trail:
+    found = Trail("r", "POST", "/v1")
+    found.fingerprint = "fp_1"
+    return found
+
+
 TIMINGS = Timings(cache_n=3, prompt_n=4, prompt_ms=8.0, predicted_n=2, predicted_ms=10.0)
 START = Started(1, 0, 7, 3)
 END = Finished(1, FinishReason.STOP, Usage(7, 2, 3), TIMINGS)
@@ -39,7 +48,7 @@ def read(**parameters: Any) -> CompletionRequest:
 
 
 def whole(asked: CompletionRequest, *answers: list[CallEvent]) -> dict[str, Any]:
-    writer = CompletionWhole(asked, CALL)
+    writer = CompletionWhole(asked, CALL, trail())
     for number, events in enumerate(answers):
         writer.add(events, number)
     body: dict[str, Any] = json.loads(writer.body())
@@ -48,7 +57,7 @@ def whole(asked: CompletionRequest, *answers: list[CallEvent]) -> dict[str, Any]
 
 
 def chunks(asked: CompletionRequest, *steps: tuple[int, list[CallEvent]]) -> list[dict[str, Any]]:
-    writer = CompletionChunks(asked, CALL)
+    writer = CompletionChunks(asked, CALL, trail())
     raw = writer.opening() + b"".join(writer.chunks(events, number) for number, events in steps) + writer.closing()
     blocks = raw.decode().split("\n\n")
     assert blocks[-2:] == ["data: [DONE]", ""]
@@ -154,10 +163,10 @@ def test_what_was_asked_to_be_told() -> None:
 def test_the_last_chunk_has_the_times() -> None:
     [_, last] = chunks(read(stream=True), (0, [START, Text(1, "a"), END]))
     assert last["choices"][0]["finish_reason"] == "stop"
-    assert last["timings"]["predicted_per_second"] == 200.0
+    assert last["timings"]["predicted_per_second"] == 100.0
 
 
 def test_a_broken_answer_says_why_and_ends() -> None:
-    blocks = CompletionChunks(read(stream=True), CALL).broken(WorkerLost("gone")).decode().split("\n\n")
+    blocks = CompletionChunks(read(stream=True), CALL, trail()).broken(WorkerLost("gone")).decode().split("\n\n")
     assert json.loads(blocks[0].removeprefix("data: "))["error"]["message"] == "gone"
     assert blocks[1:] == ["data: [DONE]", ""]

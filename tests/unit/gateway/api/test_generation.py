@@ -14,6 +14,7 @@ from gateway.api.generation import Generation
 from gateway.api.intake import Intake
 from gateway.api.memory_budget import MemoryBudget
 from gateway.api.openai.chat import ChatDialect
+from gateway.api.streaming import Pings
 from gateway.attempts import INLINE_HELD_BYTES
 from gateway.call import Principal
 from gateway.errors import ModelNotFound
@@ -49,7 +50,7 @@ async def test_it_tells_what_the_body_takes(num_messages: int, is_much: bool) ->
     begin_trail(scope, NoTracer())
     intake, pipeline = Intake(8 << 20, MemoryBudget(1 << 30), DecodingLane(), lambda: 4096), Pipeline()
     nobody = cast(Any, None)
-    route = Generation(ChatDialect(), cast(Any, Keys()), cast(Any, pipeline), intake, 15.0, nobody)
+    route = Generation(ChatDialect(), cast(Any, Keys()), cast(Any, pipeline), intake, Pings(15.0), nobody)
 
     async def receive() -> Message:
         return {"type": "http.request", "body": raw}

@@ -12,6 +12,7 @@ import pytest
 from gateway.api.answering import Answering
 from gateway.api.openai.chat import ChatDialect
 from gateway.api.presence import ClientGone
+from gateway.api.streaming import Pings
 from gateway.call import Call, Principal
 from gateway.resume.recording import Recording
 from gateway.store.stream_log import StreamHead
@@ -44,7 +45,7 @@ def answering(*steps: list[CallEvent], begins: bool = True) -> Any:
 
     pipeline: Any = SimpleNamespace(answer=answer)
     nothing: Any = None
-    return Answering(ChatDialect(), pipeline, 1.0, nothing)
+    return Answering(ChatDialect(), pipeline, Pings(1.0), nothing)
 
 
 @pytest.mark.parametrize("begins", [True, False])

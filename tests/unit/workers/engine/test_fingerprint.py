@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import re
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -16,6 +17,7 @@ from workers.engine.fingerprint import (
     context_facts,
     fingerprint,
     parts_of,
+    system_fingerprint,
 )
 from workers.llama.gguf import read_header
 from workers.llama.native import build_id
@@ -141,3 +143,13 @@ def test_parts_of_a_split_model_are_all_counted() -> None:
     )
     assert [path.name for path in parts_of(header)] == [f"big-0000{part}-of-00003.gguf" for part in (1, 2, 3)]
     assert parts_of(HEADER) == [DEMO]
+
+
+def test_callers_tell_files_and_builds_apart(tmp_path: Path) -> None:
+    one, other = tmp_path / "one.gguf", tmp_path / "other.gguf"
+    one.write_bytes(bytes(3 << 20))
+    other.write_bytes(one.read_bytes()[:-1] + b"x")
+    assert system_fingerprint([one], "b1") == system_fingerprint([one], "b1")
+    told = {system_fingerprint(paths, build) for paths in ([one], [other], [one, other]) for build in ("b1", "b2")}
+    assert len(told) == 6
+    assert all(re.fullmatch("fp_[0-9a-f]{16}", each) for each in told)

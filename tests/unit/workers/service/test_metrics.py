@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+from msgspec.structs import replace as replace_struct
 
 from tests.support.scrape import Scrape
 from workers.engine.counters import Distribution, EngineCounters, PromptSources
@@ -223,5 +224,21 @@ def test_a_finished_call_shows_its_pace_and_its_length() -> None:
     metrics.finished(FINISHED, FinishReason.STOP, 2.5)
     found = samples(metrics)
     assert found["llamacpp:prompt_tokens_seconds" + labels()] == 60
-    assert found["llamacpp:predicted_tokens_seconds" + labels()] == 10
+    assert found["llamacpp:predicted_tokens_seconds" + labels()] == 9.5, "the first token came with the prompt"
     assert found["llamacpp:n_tokens_max" + labels()] == 60
+
+
+def test_one_token_has_no_rate() -> None:
+    metrics = WorkerMetrics("m", lambda: LOAD)
+    timings = replace_struct(FINISHED.timings, predicted_n=1, predicted_ms=0.02)
+    metrics.finished(replace_struct(FINISHED, timings=timings), FinishReason.LENGTH, 2.5)
+    assert samples(metrics)["llamacpp:predicted_tokens_seconds" + labels()] == 0
+
+
+def test_pooled_work_counts_as_prompt_tokens_with_its_time() -> None:
+    metrics = WorkerMetrics("m", lambda: LOAD)
+    metrics.pooled(30, 0.5)
+    found = samples(metrics)
+    assert found["llamacpp:prompt_tokens_total" + labels()] == 30
+    assert found["llamacpp:prompt_seconds_total" + labels()] == 0.5
+    assert found["llamacpp:prompt_tokens_seconds" + labels()] == 60

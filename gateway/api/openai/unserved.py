@@ -1,0 +1,38 @@
+"""Routes of OpenAI's API that Paddock knows and does not serve: whoever asks is told why, and what to do instead."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from gateway.access.keys import Keys
+from gateway.api.caller import identified
+from gateway.errors import NotSupported
+
+REASONS: Mapping[str, str] = {
+    "moderations": "Paddock has no model that moderates texts. Ask a chat model to judge them, with a "
+    "`response_format` for its verdict.",
+    "conversations": "Paddock keeps no conversations by an id of their own. Continue a stored response by "
+    "`previous_response_id`, or send the whole conversation as `input`.",
+    "compact": "Paddock shortens no conversations. Send `truncation: auto`, which leaves out the oldest turns, or have "
+    "a model sum them up and go on from that.",
+}
+"""Route by its name -> what a caller is told."""
+
+
+def unserved_apps(keys: Keys) -> dict[str, ASGIApp]:
+    """Named as in `gateway.api.routes`."""
+    return {name: Unserved(keys, reason) for name, reason in REASONS.items()}
+
+
+class Unserved:
+    """One of them: 501, for callers with a key."""
+
+    def __init__(self, keys: Keys, reason: str) -> None:
+        self._keys = keys
+        self._reason = reason
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await identified(self._keys, scope)
+        raise NotSupported(self._reason)
