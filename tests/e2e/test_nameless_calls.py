@@ -10,6 +10,7 @@ from typing import Any
 import httpx2
 import pytest
 
+from gateway.access.records import digest
 from tests.support.pooled_models import write_rank_decoder
 from tests.support.small_models import write_infill_model, write_small_model
 from tests.support.stack import DEMO_MODEL, Stack
@@ -69,6 +70,7 @@ CALLS = (
     Play("POST", "/v1/messages/count_tokens", MESSAGES, has='"input_tokens":'),
     Play("POST", "/v1/chat/completions/input_tokens", MESSAGES, has='"input_tokens":'),
 )
+NARROW_KEY = "pk-narrow-0123456789"
 NAMELESS: tuple[dict[str, Any], ...] = ({}, {"model": ""}, {"model": None})
 UNKNOWN = {"model": "gpt-9"}
 
@@ -80,7 +82,8 @@ def five(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
     write_infill_model(folder / "coder.gguf")
     (folder / "catalog.json").write_text(json.dumps(CATALOG))
     with Stack() as stack:
-        gateway = stack.gateway(wait=False, catalog=folder / "catalog.json")
+        records = [{"name": "narrow", "team": "blue", "sha256": digest(NARROW_KEY), "aliases": [OTHER, EMBEDDER]}]
+        gateway = stack.gateway(wait=False, catalog=folder / "catalog.json", api_keys=json.dumps(records))
         for name, path in (
             (CHAT, DEMO_MODEL),
             (OTHER, write_small_model(folder, "attention")),
@@ -94,9 +97,9 @@ def five(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
         yield stack
 
 
-def played(stack: Stack, call: Play, more: dict[str, Any]) -> httpx2.Response:
+def played(stack: Stack, call: Play, more: dict[str, Any], key: str = "") -> httpx2.Response:
     body = None if call.body is None else call.body | more
-    headers = {"Authorization": f"Bearer {stack.key}"}
+    headers = {"Authorization": f"Bearer {key or stack.key}"}
     return httpx2.request(call.method, stack.gateways[0].url + call.path, json=body, headers=headers, timeout=60)
 
 
@@ -138,6 +141,20 @@ def test_an_unknown_name_falls_back_the_same_way_and_says_so(five: Stack) -> Non
     assert sum(counted.values()) == len(posts)
     for call in (Play("GET", "/props?model=gpt-9"), Play("GET", "/slots?model=gpt-9")):
         assert played(five, call, {}).headers["x-paddock-default-model"] == "house"
+
+
+def test_neither_leads_a_key_to_a_model_that_it_may_not_use(five: Stack) -> None:
+    """Of five models this key may use two; the default is none of them."""
+    chat = Play("POST", "/v1/chat/completions", {**MESSAGES, **SHORT})
+    for more in ({}, UNKNOWN):
+        answer = played(five, chat, more, NARROW_KEY)
+        assert (answer.status_code, answer.headers["x-paddock-model"]) == (200, OTHER)
+        assert answer.json()["model"] == OTHER
+        refused = played(five, Play("POST", "/rerank", DOCUMENTS), more, NARROW_KEY)
+        assert refused.status_code == (404 if more else 501)
+        assert not any(name in refused.text for name in (RERANKER, CODER, "house"))
+    for name in (CHAT, "house", RERANKER):
+        assert played(five, chat, {"model": name}, NARROW_KEY).status_code == 403
 
 
 def test_what_changes_a_model_for_everybody_is_never_done_to_another_one(five: Stack) -> None:
