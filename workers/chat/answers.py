@@ -43,7 +43,13 @@ class Answers:
             return None
         opened, split = self.opens_thought(prompt), request.thinking.split
         parser = self.family.parser(
-            Ask(tools=request.tools, split=split, opened=opened, one_call=not request.parallel_tool_calls)
+            Ask(
+                tools=request.tools,
+                split=split,
+                opened=opened,
+                one_call=not request.parallel_tool_calls,
+                forced=request.forced_tools,
+            )
         )
         return Prefaced(self._opening(prompt), parser) if opened and not split else parser
 

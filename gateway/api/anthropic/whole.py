@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 import msgspec
+from pydantic_core import from_json
 
 from gateway.api.anthropic.shapes import message_id, stop_reason, usage_object
 from gateway.call import Call
@@ -76,9 +76,9 @@ class WholeWriter:
 
 
 def _object(arguments: str) -> dict[str, Any]:
-    """An answer that was cut off may end inside its arguments; they are not an object then."""
+    """An answer that was cut off may end inside its arguments: the object has what came of them."""
     try:
-        value = json.loads(arguments)
-    except (ValueError, RecursionError):
+        value = from_json(arguments, allow_partial="trailing-strings")
+    except ValueError:
         return {}
     return value if isinstance(value, dict) else {}

@@ -40,5 +40,7 @@ class Parser(Protocol):
     def feed(self, text: str) -> list[Piece]: ...
 
     def finish(self, *, cut_off: bool = False) -> list[Piece]:
-        """What was held back, when the answer has ended. Arguments are made whole, unless the answer was cut off."""
+        """What was held back, when the answer has ended. Arguments are made whole, unless the answer was cut off; a
+        call that was cut off before its arguments has none.
+        """
         ...

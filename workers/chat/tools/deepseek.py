@@ -21,6 +21,8 @@ from workers.chat.tools.tags import Tags
 OPEN, CLOSE = "<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"
 CALL, SEPARATOR, CALL_END = "<｜tool▁call▁begin｜>", "<｜tool▁sep｜>", "<｜tool▁call▁end｜>"
 FENCE, FENCE_END = "```json", "```"
+KIND = "function"
+"""What the older form has before the separator."""
 
 _SEPARATOR = Tags((SEPARATOR,))
 _AFTER_NAME = Tags((FENCE, "{"))
@@ -38,12 +40,14 @@ class DeepSeekReader(HermesReader):
         return (yield from self._listed(self._one, CALL, CLOSE))
 
     def _one(self) -> Steps[bool]:
-        found = yield from self._up_to(_SEPARATOR)
+        found = yield from self._name_up_to(_SEPARATOR)
+        if KIND.startswith(self._name):
+            self._name = ""
         if found is None:
             return False
         name = found[0].strip()
         if not (yield from self._sees("{")):
-            named = yield from self._up_to(_AFTER_NAME)
+            named = yield from (self._name_up_to if name == KIND else self._up_to)(_AFTER_NAME)
             if named is None:
                 return False
             name = named[0].strip()

@@ -33,6 +33,8 @@ class Ask:
     """The prompt ends inside of a thought."""
     one_call: bool = False
     """The answer ends after its first call."""
+    forced: tuple[str, ...] = ()
+    """Names of tools of which the answer must call one."""
 
 
 def exact(text: str) -> str:

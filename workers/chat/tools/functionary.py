@@ -30,7 +30,7 @@ class FunctionaryReader(Reader):
     openers: tuple[str, ...] = (OPEN,)
 
     def _call(self, mark: str) -> Steps[bool]:
-        found = yield from self._up_to(_NAMED)
+        found = yield from self._name_up_to(_NAMED)
         if found is None or not self._is_name(found[0].strip()) or not (yield from self._sees("{")):
             return False
         self._begin(found[0].strip())
@@ -51,7 +51,7 @@ class RecipientReader(Reader):
         while True:
             recipient = yield from self._any_mark(self._recipients)
             if recipient is None:
-                self._reject()
+                self._reject_recipient()
             elif recipient[:-1] == EVERYBODY:
                 self._drop()
                 self._gap = Gap.NONE
@@ -61,10 +61,23 @@ class RecipientReader(Reader):
                 yield from self._arguments(JsonText())
                 self._gap = Gap.CALL
                 self.is_over = self._ask.one_call
+            elif self._is_cut:
+                self._begin_cut(recipient[:-1])
             else:
                 self._reject()
             if (yield from self._until(self._marks)) is None:
                 return
+
+    def _reject_recipient(self) -> None:
+        """It is text, unless the token limit cut it."""
+        if not self._is_cut:
+            self._reject()
+            return
+        begun = self._text[self._at :].strip()
+        if self._ask.forced or not EVERYBODY.startswith(begun):
+            self._begin_cut(self._likely(begun))
+        else:
+            self._text, self._at = "", 0
 
 
 FUNCTIONARY_V31 = Family(

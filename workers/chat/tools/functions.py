@@ -80,7 +80,7 @@ class FunctionReader(ParameterReader):
 
     def _function(self) -> Steps[bool]:
         own = self.own
-        found = yield from self._up_to(Tags((own.function_named,)))
+        found = yield from self._name_up_to(Tags((own.function_named,)))
         name = found[0].strip() if found is not None else None
         if not name or not self._is_name(name):
             return False

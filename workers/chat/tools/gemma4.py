@@ -27,7 +27,7 @@ class Gemma4Reader(Reader):
     def _call(self, mark: str) -> Steps[bool]:
         if not (yield from self._mark(CALL)):
             return False
-        found = yield from self._up_to(_AFTER_NAME)
+        found = yield from self._name_up_to(_AFTER_NAME)
         if found is None or not self._is_name(found[0].strip()):
             return False
         self._at -= 1

@@ -29,7 +29,7 @@ class GlmReader(ParameterReader):
 
     def _call(self, mark: str) -> Steps[bool]:
         yield from self._skip_space()
-        found = yield from self._up_to(_AFTER_NAME)
+        found = yield from self._name_up_to(_AFTER_NAME)
         if found is None:
             return False
         name, mark = found[0].strip(), found[1]

@@ -23,7 +23,8 @@ END, CALL, RETURN = "<|end|>", "<|call|>", "<|return|>"
 ANALYSIS = "analysis"
 FINAL_HEADER = f"{START}assistant{CHANNEL}final{MESSAGE}"
 
-_HEADERS = Tags((START, CHANNEL, " to="))
+TO = " to="
+_HEADERS = Tags((START, CHANNEL, TO))
 _LATER_HEADERS = Tags((START, CHANNEL))
 _MESSAGE = Tags((MESSAGE,))
 _ENDS = Tags((END, CALL, RETURN, START, CHANNEL))
@@ -44,7 +45,7 @@ class HarmonyReader(Reader):
             headers = _LATER_HEADERS
             header = yield from self._header(mark)
             if header is None:
-                self._reject()
+                self._reject_header(mark)
             else:
                 yield from self._read(header)
             if self.is_over:
@@ -54,6 +55,18 @@ class HarmonyReader(Reader):
         """The text up to the message, which becomes the head; None: it is none."""
         found = yield from self._up_to(_MESSAGE)
         return None if found is None else mark + found[0]
+
+    def _reject_header(self, mark: str) -> None:
+        """It is text, unless the token limit cut it: then it is syntax, or as much of a call as there is."""
+        recipient = _RECIPIENT.search(mark + (self._short or ""))
+        name = self._likely(recipient.group(1)) if recipient is not None else ""
+        is_known = self._is_name(name, known=True)
+        if self._is_cut and (is_known or (mark == TO and self._ask.forced)):
+            self._begin_cut(name if is_known else "")
+        elif self._is_cut and mark in (START, CHANNEL):
+            self._text, self._at = "", 0
+        else:
+            self._reject()
 
     def _read(self, header: str) -> Steps[None]:
         """One message, whose header is the head now."""
@@ -84,13 +97,15 @@ class HarmonyReader(Reader):
 
     def _function_call(self) -> Steps[None]:
         if not (yield from self._sees("{")):
-            self._add("{}")
+            self._add("" if self._is_cut else "{}")
         else:
             self._drop()
             yield from self._arguments(JsonText())
         end = yield from self._any_mark(_ENDS)
         if end in (START, CHANNEL):
             self._at -= len(end or "")
+        elif self._is_cut:
+            self._at = len(self._text)
         self._drop()
 
 

@@ -18,6 +18,8 @@ from workers.chat.tools.tags import Tags
 OPEN, CLOSE = "<|tool_calls_section_begin|>", "<|tool_calls_section_end|>"
 CALL, ARGUMENTS, CALL_END = "<|tool_call_begin|>", "<|tool_call_argument_begin|>", "<|tool_call_end|>"
 
+FUNCTIONS = "functions."
+
 _ARGUMENTS = Tags((ARGUMENTS,))
 
 
@@ -36,9 +38,10 @@ class KimiReader(Reader):
     def _one(self) -> Steps[bool]:
         found = yield from self._up_to(_ARGUMENTS)
         if found is None:
+            self._name = self._likely(_begun_name(self._short or ""))
             return False
         id = found[0].strip()
-        name = id.removeprefix("functions.").rpartition(":")[0] or id
+        name = self._name = id.removeprefix(FUNCTIONS).rpartition(":")[0] or id
         if not self._is_name(name) or not (yield from self._sees("{")):
             return False
         self._begin(name, self._own(id))
@@ -53,6 +56,12 @@ class KimiReader(Reader):
             return ""
         self._ids.add(id)
         return id
+
+
+def _begun_name(id: str) -> str:
+    """Return what an id that was cut off says of the name."""
+    name = "" if FUNCTIONS.startswith(id) else id.removeprefix(FUNCTIONS)
+    return name.rpartition(":")[0] or name
 
 
 KIMI = Family(

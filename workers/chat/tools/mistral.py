@@ -32,7 +32,7 @@ class MistralReader(Reader):
     def _call(self, mark: str) -> Steps[bool]:
         if (yield from self._sees("[")) or (yield from self._sees("{")):
             return (yield from self._json_calls())
-        found = yield from self._up_to(_AFTER_NAME)
+        found = yield from self._name_up_to(_AFTER_NAME)
         if found is None or not self._is_name(found[0].strip()):
             return False
         (name, mark), id = found, ""

@@ -43,7 +43,7 @@ class PythonReader(Reader):
 
     def _python_call(self, *, known: bool) -> Steps[bool]:
         yield from self._skip_space()
-        found = yield from self._identifier()
+        found = yield from self._identifier(known=known)
         name = (found or "").strip().removesuffix(".call")
         if not self._is_name(name, known=known):
             return False
@@ -52,8 +52,8 @@ class PythonReader(Reader):
         yield from self._arguments(JsonText(parameters=parameter_names(self._ask.tools, name)))
         return True
 
-    def _identifier(self) -> Generator[None, None, str | None]:
-        """Up to the parenthesis, which stays; None as soon as it can't be a name."""
+    def _identifier(self, *, known: bool) -> Generator[None, None, str | None]:
+        """Up to the parenthesis, which stays; None as soon as it can't be a name. `known`: of a tool."""
         start = self._at
         while True:
             rest = self._text[start:]
@@ -64,6 +64,11 @@ class PythonReader(Reader):
                 self._at = start + len(name)
                 return name
             if self._ended:
+                called, dot, call = name.rpartition(".")
+                name = called if dot and "call".startswith(call) else name
+                if not known or any(tool.name.startswith(name.strip()) for tool in self._ask.tools):
+                    self._short = name
+                    self._note_name(None)
                 return None
             yield
 

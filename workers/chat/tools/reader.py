@@ -22,6 +22,8 @@ from workers.chat.tools.tags import Tags
 SPACE = " \t\r\n"
 _NAME_KEYS = ("name", "tool_name")
 _ARGUMENT_KEYS = ("arguments", "parameters")
+MIN_MARK_CHARS = 4
+"""So much of the mark of a call is no text at the end of an answer that was cut off."""
 _OTHER_KEYS = ("type", "id", "tool_call_id")
 
 
@@ -39,7 +41,11 @@ class Gap(Enum):
 
 
 class Reader(Scanner):
-    """One answer's parser: `_call` is what a family adds. Its `openers` may stand anywhere, `bare` before any text."""
+    """One answer's parser: `_call` is what a family adds. Its `openers` may stand anywhere, `bare` before any text.
+
+    An answer that the token limit cuts in the head of a call has that call: with its name as far as it came, or whole
+    where only one tool begins so.
+    """
 
     openers: tuple[str, ...] = ()
     bare: tuple[str, ...] = ()
@@ -65,6 +71,12 @@ class Reader(Scanner):
         self._space = ""
         """What stood before a mark, and is text if the mark is."""
         self._cut_off = False
+        self._name = ""
+        """Of the call whose head it is, as far as it is known."""
+        self._written = ""
+        """As far as it came."""
+        self._early = ""
+        """Arguments that came before the name."""
         self._pieces: list[Piece] = []
         self._reasons: str | None = None
         """Whitespace that a thought may end with; None before its first word."""
@@ -77,7 +89,9 @@ class Reader(Scanner):
         return pieces
 
     def finish(self, *, cut_off: bool = False) -> list[Piece]:
-        """What was held back. A call that is cut off before its arguments began is text; later it stays a call."""
+        """What was held back. A call that the model ends before its arguments began is text; one that is cut off there
+        is a call without any.
+        """
         self._ended, self._cut_off = True, cut_off
         next(self._steps, None)
         pieces, self._pieces = self._pieces, []
@@ -98,7 +112,7 @@ class Reader(Scanner):
                 continue
             if mark in self.silent:
                 self._drop()
-            elif (yield from self._call(mark)):
+            elif (yield from self._calls(mark)):
                 self._drop()
                 self._gap = Gap.CALL
                 self.is_over = self._ask.one_call
@@ -110,6 +124,15 @@ class Reader(Scanner):
             else:
                 self._reject()
             mark, thinking = None, False
+
+    def _calls(self, mark: str) -> Steps[bool]:
+        """Reads the calls that `mark` opens, the last of which may be cut off. False: these are none."""
+        self._name = self._written = ""
+        found = yield from self._call(mark)
+        if not self._is_cut or not (found or self._is_sure(mark)):
+            return found
+        self._begin_cut(self._name)
+        return True
 
     def _call(self, mark: str) -> Steps[bool]:
         """Reads the calls that `mark` opens, which is the head now. False: these are none."""
@@ -152,7 +175,12 @@ class Reader(Scanner):
                     say(text[: found.start()])
                     self._text, self._at = text[found.start() :], len(found.group())
                     return found.group()
-                end = end if self._ended else tags.first_open(text)
+                begun = tags.first_open(text)
+                if self._ended and not thinking and self._cuts_call(text[begun:]):
+                    say(text[:begun] if text[:begun].strip() else "")
+                    self._begin_cut("")
+                    return None
+                end = end if self._ended else begun
             say(text[:end])
             self._text = text[end:]
             if self._ended:
@@ -170,12 +198,15 @@ class Reader(Scanner):
                     self._space = "" if self._gap is Gap.THOUGHT else self._text[:start]
                     self._text, self._at = self._text[start:], len(mark)
                     return mark
+                if self._ended and self._must_call and self._at_gap.may_begin(self._text, start):
+                    self._begin_cut("")
+                    return None
                 if self._ended or not self._at_gap.may_begin(self._text, start):
                     self._text = self._text[start if self._gap is Gap.THOUGHT else 0 :]
                     self._gap = Gap.NONE
                     return None
             elif self._ended:
-                if self._gap is Gap.START:
+                if self._gap is Gap.START and not self._must_call:
                     self._say(self._text)
                 self._text = ""
                 return None
@@ -224,10 +255,51 @@ class Reader(Scanner):
         if not self.is_over:
             self._put(CallPiece(self.num_calls, id or self._new_id(), name, ""))
             self.num_calls += 1
+        self._name = ""
 
     def _add(self, arguments: str) -> None:
         if arguments and not self.is_over:
             self._put(CallPiece(self.num_calls - 1, "", "", arguments))
+
+    # What the token limit leaves of a call
+
+    @property
+    def _is_cut(self) -> bool:
+        """Whether the answer was cut off where more text would have told what it is."""
+        return self._cut_off and self._short is not None
+
+    @property
+    def _must_call(self) -> bool:
+        """Whether whatever was cut off is a call."""
+        return self._cut_off and bool(self._ask.forced)
+
+    def _cuts_call(self, begun: str) -> bool:
+        """Whether the beginning of a mark with which an answer ends is that of a call, and no text."""
+        is_long = len(begun) >= MIN_MARK_CHARS and not begun[0].isalpha()
+        return bool(begun) and (self._must_call or (self._cut_off and is_long))
+
+    def _is_sure(self, mark: str) -> bool:
+        """Whether what `mark` opens is a call also where it has no more than a name yet, or not even that."""
+        return mark not in self.bare or bool(self._ask.forced) or self._is_name(self._written, known=True)
+
+    def _note_name(self, name: str | None) -> None:
+        """The name in a call's head; None: it is not whole, or there is none."""
+        self._written = (self._short or "" if name is None else name).strip()
+        self._name = self._likely(self._written) if name is None else self._written
+
+    def _likely(self, begun: str) -> str:
+        """Return the only tool's name that begins so, else the beginning itself."""
+        names = self._ask.forced or tuple(tool.name for tool in self._ask.tools)
+        fitting = [name for name in names if name.startswith(begun)]
+        return fitting[0] if len(fitting) == 1 else begun
+
+    def _begin_cut(self, name: str) -> None:
+        """The head as a call, and nothing of it as text. Without a name it is none where there are others."""
+        self._text, self._at = "", 0
+        name = name or ("" if self.num_calls else self._likely(""))
+        if self._is_name(name):
+            self._begin(name)
+            self._add(self._early)
 
     def _listed(self, one: Callable[[], Steps[bool]], mark: str, close: str) -> Steps[bool]:
         """Calls that each begin with `mark`, the first one's being behind us, and the end of their list."""
@@ -256,6 +328,12 @@ class Reader(Scanner):
 
     # What calls are made of
 
+    def _name_up_to(self, tags: Tags) -> Steps[tuple[str, str] | None]:
+        """The name of a call, as `_up_to` reads it."""
+        found = yield from self._up_to(tags)
+        self._note_name(found[0] if found is not None else None)
+        return found
+
     def _arguments(self, value: JsonText) -> Steps[None]:
         """The begun call's arguments, as they grow."""
         while True:
@@ -280,6 +358,7 @@ class Reader(Scanner):
             out, self._at = value.feed(self._text, self._at, ended=self._ended)
             parts.append(out)
             if value.is_done or value.is_broken or self._ended:
+                self._short = self._short if value.is_done or value.is_broken else ""
                 return "".join((*parts, value.close()))
             yield
 
@@ -298,6 +377,7 @@ class Reader(Scanner):
             return False
         name: str | None = None
         early: str | None = None
+        self._early = ""
         begun = False
         while True:
             key = yield from self._string()
@@ -305,6 +385,7 @@ class Reader(Scanner):
                 return begun
             if key in _NAME_KEYS and name is None:
                 name = yield from self._string()
+                self._note_name(name)
                 if not self._is_name(name, known=known):
                     return False
                 if early is not None:
@@ -313,15 +394,17 @@ class Reader(Scanner):
                     begun = True
             elif key in _ARGUMENT_KEYS and early is None and not begun:
                 if not (yield from self._sees("{")):
-                    early = _object_in_string((yield from self._value()))
+                    held = yield from self._value()
+                    early = _object_in_string(held)
                     if early is None:
+                        self._early = _held(held)
                         return False
                     if name is not None:
                         begun = True
                         self._begin(name)
                         self._add(early)
                 elif name is None:
-                    early = yield from self._value()
+                    early = self._early = yield from self._value()
                 else:
                     begun = True
                     self._begin(name)
@@ -362,8 +445,17 @@ class Reader(Scanner):
 
 def _object_in_string(value: str) -> str | None:
     """What a JSON string holds, where that is an object: some models write arguments so, as OpenAI's API has them."""
+    held = _held(value)
     try:
-        held = json.loads(value)
-        return held if isinstance(held, str) and isinstance(json.loads(held), dict) else None
+        return held if isinstance(json.loads(held), dict) else None
     except (ValueError, RecursionError):
         return None
+
+
+def _held(value: str) -> str:
+    """Return the beginning of an object that a JSON string holds, if it does; else nothing."""
+    try:
+        held = json.loads(value)
+    except (ValueError, RecursionError):
+        return ""
+    return held if isinstance(held, str) and held.lstrip().startswith("{") else ""

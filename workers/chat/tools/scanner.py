@@ -28,14 +28,21 @@ class Scanner:
         self._at = 0
         self._ended = False
         """No more text will come."""
+        self._short: str | None = None
+        """The beginning of a text whose rest a step had to do without, as the answer ended there. None: all steps
+        had what they needed to tell.
+        """
 
     def _skip_space(self) -> Steps[bool]:
         """-> whether there is something else."""
         while True:
             found = NOT_SPACE.search(self._text, self._at)
             self._at = len(self._text) if found is None else found.start()
-            if found is not None or self._ended:
-                return found is not None
+            if found is not None:
+                return True
+            if self._ended:
+                self._short = ""
+                return False
             yield
 
     def _sees(self, mark: str) -> Steps[bool]:
@@ -45,7 +52,10 @@ class Scanner:
         while True:
             if self._text.startswith(mark, self._at):
                 return True
-            if self._ended or not mark.startswith(self._text[self._at :]):
+            if not mark.startswith(self._text[self._at :]):
+                return False
+            if self._ended:
+                self._short = ""
                 return False
             yield
 
@@ -65,7 +75,10 @@ class Scanner:
             if mark is not None:
                 self._at += len(mark)
                 return mark
-            if self._ended or not tags.may_begin(self._text, self._at):
+            if not tags.may_begin(self._text, self._at):
+                return None
+            if self._ended:
+                self._short = ""
                 return None
             yield
 
@@ -77,7 +90,10 @@ class Scanner:
                 text = self._text[self._at : found.start()]
                 self._at = found.end()
                 return text, found.group()
-            if found is not None or self._ended or len(self._text) - self._at > most + len(max(tags.marks, key=len)):
+            if found is not None or len(self._text) - self._at > most + len(max(tags.marks, key=len)):
+                return None
+            if self._ended:
+                self._short = self._text[self._at : max(self._at, tags.first_open(self._text))]
                 return None
             yield
 
@@ -92,7 +108,10 @@ class Scanner:
                 break
             if found is not None and found.end() < len(self._text):
                 position = found.end() + 1
-            elif self._ended or len(self._text) - self._at > MAX_HEAD_CHARS:
+            elif len(self._text) - self._at > MAX_HEAD_CHARS:
+                return None
+            elif self._ended:
+                self._short = _begun_string(self._text[self._at :])
                 return None
             else:
                 position = len(self._text) if found is None else found.start()
@@ -105,3 +124,12 @@ class Scanner:
             return None
         self._at = found.end()
         return value
+
+
+def _begun_string(text: str) -> str:
+    """Return what a JSON string says that has no end yet; nothing where it breaks off in an escape."""
+    try:
+        value = json.loads(text + '"')
+    except ValueError:
+        return ""
+    return value if isinstance(value, str) else ""

@@ -312,6 +312,22 @@ def test_a_whole_message() -> None:
 
 
 @pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        ("", {}),
+        ('{"ci', {}),
+        ('{"city": "Pa', {"city": "Pa"}),
+        ('{"city": "Paris", "days": [1, 2', {"city": "Paris", "days": [1, 2]}),
+    ],
+)
+def test_arguments_that_were_cut_are_told_as_far_as_they_came(arguments: str, told: dict[str, Any]) -> None:
+    writer = MessagesDialect().whole_writer(read(), CALL, Trail("r", "POST", "/v1/messages"))
+    writer.add([Started(1, 0, 7, 3), ToolCallDelta(1, 0, "call_a", "add", arguments, 1), end(FinishReason.LENGTH)], 0)
+    body = json.loads(writer.body())
+    assert (body["content"][0]["input"], body["stop_reason"]) == (told, "max_tokens")
+
+
+@pytest.mark.parametrize(
     ("last", "reason", "sequence"),
     [
         (end(), "end_turn", None),

@@ -84,6 +84,48 @@ def test_what_the_token_limit_cuts_off_stays_cut_off(rest: str) -> None:
         assert (content, arguments.replace(" ", "")) == ("", ('{"a":' + rest).replace(" ", ""))
 
 
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ('<tool_call>{"name": "get_weather", "arguments": ', ("", [("get_weather", "")])),
+        ('<tool_call>{"name": "get_weather", "argu', ("", [("get_weather", "")])),
+        # A name that came in part is the tool's that alone begins so; else it is told as far as it came.
+        ('<tool_call>{"name": "get_wea', ("", [("get_weather", "")])),
+        ('<tool_call>{"name": "send', ("", [("send", "")])),
+        ('<tool_call>{"name": "send", "argu', ("", [("send", "")])),
+        ('<tool_call>{"na', ("", [("get_weather", "")])),
+        ("Hm. <tool_call>", ("Hm. ", [("get_weather", "")])),
+        ("Hm. <tool_c", ("Hm. ", [("get_weather", "")])),
+        ('<tool_call>{"arguments": {"city": "Paris"}, "na', ("", [("get_weather", '{"city": "Paris"}')])),
+        (
+            '<tool_call>{"name": "get_weather", "arguments": "{\\"city\\": \\"Pa',
+            ("", [("get_weather", '{"city": "Pa')]),
+        ),
+        (
+            tag(ONE) + '\n<tool_call>{"name": "ge',
+            ("", [("get_weather", '{"city": "Paris", "days": [1, 2]}'), ("get_weather", "")]),
+        ),
+        (tag(ONE) + "\n<tool_call>", ("", [("get_weather", '{"city": "Paris", "days": [1, 2]}')])),
+        (tag(ONE)[:-3], ("", [("get_weather", '{"city": "Paris", "days": [1, 2]}')])),
+        # It may have become anything.
+        ("a < b and <t", ("a < b and <t", [])),
+        ('{"name": "get_wea', ('{"name": "get_wea', [])),
+        ('{"name": "get_weather", "argu', ("", [("get_weather", "")])),
+        (tag("not json") + " and", (tag("not json") + " and", [])),
+    ],
+)
+def test_what_the_token_limit_leaves_of_a_call(text: str, expected: Outcome) -> None:
+    for portions in ([text], text):
+        assert parse(portions, cut_off=True) == expected
+
+
+def test_an_answer_that_must_call_has_no_text() -> None:
+    ask = Ask(tools=(tool("get_weather"), tool("get_time")), forced=("get_time",))
+    for text in ("<", "<tool_call>", '{"na', '{"name": "get_', '<tool_call>{"name": "get_'):
+        outcome = read(parser_of(HERMES, ask), [text], cut_off=True)
+        assert (outcome.content, outcome.calls) == ("", (("get_time", ""),)), text
+
+
 def test_arguments_leave_as_they_grow() -> None:
     parser = new_parser()
     assert parser.feed('<tool_call>{"name": "f", "argu') == []
