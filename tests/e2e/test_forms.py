@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import jsonschema
@@ -24,7 +25,7 @@ PERSON: dict[str, Any] = {
     "required": ["name", "age", "tags"],
     "additionalProperties": False,
 }
-ORDER = {
+ORDER: dict[str, Any] = {
     "type": "function",
     "function": {
         "name": "order",
@@ -86,8 +87,125 @@ async def test_a_forced_call(caller: Caller) -> None:
         answer = await whole(caller, tools=[ORDER], tool_choice=choice, temperature=1)
         call = answer["message"]["tool_calls"][0]["function"]
         assert call["name"] == "order"
-        jsonschema.validate(json.loads(call["arguments"]), ORDER["function"]["parameters"])  # type: ignore[index]
+        jsonschema.validate(json.loads(call["arguments"]), ORDER["function"]["parameters"])
         assert answer["finish_reason"] == "tool_calls"
+
+
+ROUTES: dict[str, dict[str, Any]] = {
+    "/v1/chat/completions": {
+        "messages": [{"role": "user", "content": "Tea, please."}],
+        "tools": [ORDER],
+        "tool_choice": "required",
+        "response_format": {"type": "json_schema", "json_schema": {"name": "person", "schema": PERSON}},
+    },
+    "/v1/responses": {
+        "input": "Tea, please.",
+        "tools": [{"type": "function", **ORDER["function"]}],
+        "tool_choice": "required",
+        "text": {"format": {"type": "json_schema", "name": "person", "schema": PERSON}},
+    },
+    "/v1/messages": {
+        "messages": [{"role": "user", "content": "Tea, please."}],
+        "tools": [{"name": "order", "input_schema": ORDER["function"]["parameters"]}],
+        "tool_choice": {"type": "any"},
+        "output_config": {"format": {"type": "json_schema", "schema": PERSON}},
+    },
+}
+"""Of each dialect, what forces a call and sends a schema beside it, as instructor does."""
+
+
+@dataclass(frozen=True)
+class Said:
+    text: str
+    calls: list[tuple[str, str]]
+    """Names and arguments, the latter as JSON text."""
+    reason: str
+
+
+async def ask(caller: Caller, path: str, max_tokens: int, *, stream: bool) -> tuple[Said, str]:
+    """What the answer says, and which parameters were ignored."""
+    bound = "max_output_tokens" if path == "/v1/responses" else "max_tokens"
+    asked = {"model": ALIAS, **ROUTES[path], bound: max_tokens, "temperature": 0, "stream": stream}
+    async with caller.session.post(f"{caller.url}{path}", json=asked) as answer:
+        raw = await answer.text()
+        assert answer.status == 200, raw
+        events = [json.loads(line[6:]) for line in raw.splitlines() if line.startswith("data: {")]
+        said = READERS[path](events) if stream else WHOLE_READERS[path](json.loads(raw))
+        return said, answer.headers.get("x-paddock-ignored", "")
+
+
+def of_chat(body: dict[str, Any]) -> Said:
+    [choice] = body["choices"]
+    calls = [(one["function"]["name"], one["function"]["arguments"]) for one in choice["message"].get("tool_calls", ())]
+    return Said(choice["message"]["content"] or "", calls, choice["finish_reason"])
+
+
+def of_chat_events(events: list[dict[str, Any]]) -> Said:
+    choices = [event["choices"][0] for event in events if event["choices"]]
+    calls: list[tuple[str, str]] = []
+    for delta in (one for choice in choices for one in choice["delta"].get("tool_calls", ())):
+        if "id" in delta:
+            calls.append((delta["function"]["name"], delta["function"]["arguments"]))
+        else:
+            calls[-1] = (calls[-1][0], calls[-1][1] + delta["function"]["arguments"])
+    text = "".join(choice["delta"].get("content") or "" for choice in choices)
+    return Said(text, calls, choices[-1]["finish_reason"])
+
+
+def of_response(body: dict[str, Any]) -> Said:
+    calls = [(item["name"], item["arguments"]) for item in body["output"] if item["type"] == "function_call"]
+    texts = [part["text"] for item in body["output"] if item["type"] == "message" for part in item["content"]]
+    return Said("".join(texts), calls, (body["incomplete_details"] or {}).get("reason", body["status"]))
+
+
+def of_message(body: dict[str, Any]) -> Said:
+    calls = [(one["name"], json.dumps(one["input"])) for one in body["content"] if one["type"] == "tool_use"]
+    return Said("".join(one.get("text", "") for one in body["content"]), calls, body["stop_reason"])
+
+
+def of_message_events(events: list[dict[str, Any]]) -> Said:
+    text, calls, reason = "", list[tuple[str, str]](), ""
+    for event in events:
+        if event["type"] == "content_block_start" and event["content_block"]["type"] == "tool_use":
+            calls.append((event["content_block"]["name"], ""))
+        elif event["type"] == "content_block_delta" and event["delta"]["type"] == "input_json_delta":
+            calls[-1] = (calls[-1][0], calls[-1][1] + event["delta"]["partial_json"])
+        elif event["type"] == "content_block_delta":
+            text += event["delta"].get("text", "")
+        elif event["type"] == "message_delta":
+            reason = event["delta"]["stop_reason"]
+    return Said(text, calls, reason)
+
+
+WHOLE_READERS = {"/v1/chat/completions": of_chat, "/v1/responses": of_response, "/v1/messages": of_message}
+READERS: dict[str, Callable[[list[dict[str, Any]]], Said]] = {
+    "/v1/chat/completions": of_chat_events,
+    "/v1/responses": lambda events: of_response(events[-1]["response"]),
+    "/v1/messages": of_message_events,
+}
+
+
+@pytest.mark.parametrize("path", ROUTES)
+async def test_a_forced_call_goes_before_a_schema_beside_it(caller: Caller, path: str) -> None:
+    said, ignored = await ask(caller, path, 200, stream=False)
+    [(name, arguments)] = said.calls[:1]
+    assert (name, said.text) == ("order", "")
+    jsonschema.validate(json.loads(arguments), ORDER["function"]["parameters"])
+    assert "schema" in ignored, "the answer tells what it did not follow"
+    status, body = await caller.whole("Tea, please.", tools=[ORDER], tool_choice="required", guided_regex="[0-9]+")
+    assert (status, body["error"]["param"]) == (400, "guided_regex")
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("path", ROUTES)
+async def test_a_call_that_the_token_limit_cuts_is_a_call(caller: Caller, path: str, stream: bool) -> None:
+    """As far as it came, and nothing of it is text, whatever the number of tokens."""
+    reasons = set()
+    for max_tokens in (1, 2, 4, 6, 8, 10, 12, 14):
+        said, _ = await ask(caller, path, max_tokens, stream=stream)
+        assert (said.text, [name for name, _ in said.calls]) == ("", ["order"]), max_tokens
+        reasons.add(said.reason)
+    assert reasons <= {"length", "max_tokens", "max_output_tokens"}
 
 
 async def test_a_cut_answer_says_so(caller: Caller) -> None:

@@ -10,7 +10,7 @@ from gateway.api.anthropic.conversation import read_conversation
 from gateway.api.anthropic.unread import IGNORED, REFUSED
 from gateway.api.body import read_object
 from gateway.api.parameters.faults import shown
-from gateway.api.parameters.form import MAX_SCHEMA_DEPTH, too_deep, written
+from gateway.api.parameters.form import MAX_SCHEMA_DEPTH, beside_call, too_deep, written
 from gateway.api.parameters.hints import with_hints
 from gateway.api.parameters.lora import read_lora
 from gateway.api.parameters.sampling import read_sampling
@@ -35,10 +35,12 @@ def read_messages_request(raw: bytes, ignored: Ignored | None = None) -> Message
 
     Raises InvalidRequest, UnsupportedParameter or NotSupported, each naming the parameter by its path.
     """
-    body = read_body(MessagesBody, read_object(raw), (IGNORED, REFUSED), ignored or Ignored())
+    ignored = ignored or Ignored()
+    body = read_body(MessagesBody, read_object(raw), (IGNORED, REFUSED), ignored)
+    prompt = _prompt(body)
     request = GenerateRequest(
-        **_prompt(body),
-        constraint=_form(body),
+        **prompt,
+        constraint=beside_call(_form(body), prompt["forced_tools"], ignored),
         sampling=read_sampling(body),
         max_tokens=body.max_tokens,
         stop=_stops(body.stop_sequences),

@@ -9,7 +9,7 @@ from gateway.api.openai.chat_body import ChatBody
 from gateway.api.openai.lengths import read_max_tokens
 from gateway.api.openai.refused import IGNORED, REFUSED
 from gateway.api.openai.stream_options import NOT_TOLD, UsageWish, read_stream_options
-from gateway.api.parameters.form import read_form
+from gateway.api.parameters.form import beside_call, read_form
 from gateway.api.parameters.hints import with_hints
 from gateway.api.parameters.lora import read_lora
 from gateway.api.parameters.messages import read_messages
@@ -42,14 +42,15 @@ def read_chat(raw: bytes, ignored: Ignored | None = None) -> ChatRequest:
 
     Raises InvalidRequest, UnsupportedParameter or NotSupported, each naming the parameter by its path.
     """
-    body = read_body(ChatBody, read_object(raw), (IGNORED, REFUSED), ignored or Ignored())
+    ignored = ignored or Ignored()
+    body = read_body(ChatBody, read_object(raw), (IGNORED, REFUSED), ignored)
     usage = read_stream_options(body.stream_options, stream=body.stream)
     toolbox = read_tools(body)
-    request = with_hints(_request(body, toolbox), body)
+    request = with_hints(_request(body, toolbox, ignored), body)
     return ChatRequest(body.model, requests_of(request, body.n), body.stream, usage, toolbox.as_function)
 
 
-def _request(body: ChatBody, toolbox: Toolbox) -> GenerateRequest:
+def _request(body: ChatBody, toolbox: Toolbox, ignored: Ignored) -> GenerateRequest:
     lengths = {name: getattr(body, name) for name in ("max_tokens", "max_completion_tokens", "n_predict")}
     return GenerateRequest(
         messages=read_messages(body.messages),
@@ -58,7 +59,7 @@ def _request(body: ChatBody, toolbox: Toolbox) -> GenerateRequest:
         parallel_tool_calls=toolbox.parallel,
         thinking=read_thinking(body),
         template_values=read_template_values(body),
-        constraint=read_form(body),
+        constraint=beside_call(read_form(body), toolbox.forced, ignored),
         sampling=read_sampling(body),
         max_tokens=read_max_tokens(lengths),
         stop=read_stop(body.stop),

@@ -8,6 +8,7 @@ Sources: OpenAI's API reference, "Create chat completion"; tools/server/README.m
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
@@ -15,6 +16,7 @@ import msgspec
 from gateway.api.parameters.faults import shown
 from gateway.api.parameters.form_body import FormBody, GrammarBody, ResponseFormat
 from gateway.errors import InvalidRequest
+from gateway.telemetry.ignored import Ignored
 from workers.protocol.requests import Constraint
 
 MAX_SCHEMA_DEPTH = 100
@@ -38,6 +40,18 @@ def only_form(own: Constraint | None, body: GrammarBody) -> Constraint | None:
         message = f"`{first}` and `{second}` both set the answer's form. Send one of them."
         raise InvalidRequest(message, param=second)
     return forms[0] if forms else None
+
+
+def beside_call(form: Constraint | None, forced: Sequence[str], ignored: Ignored) -> Constraint | None:
+    """Return what is left of the answer's form beside the tools of which it must call one.
+
+    A schema gives way to the tools' own and is noted: instructor sends both, and reads the call. A grammar stays, for
+    the worker to refuse.
+    """
+    if form is None or not forced or form.kind != "json_schema":
+        return form
+    ignored.note(form.param)
+    return None
 
 
 def written(value: Any) -> str:

@@ -12,7 +12,7 @@ from msgspec.structs import replace
 
 from gateway.api.body import read_object
 from gateway.api.parameters.faults import shown
-from gateway.api.parameters.form import ANY_OBJECT, only_form, schema_form
+from gateway.api.parameters.form import ANY_OBJECT, beside_call, only_form, schema_form
 from gateway.api.parameters.hints import with_hints
 from gateway.api.parameters.lora import read_lora
 from gateway.api.parameters.sampling import read_sampling
@@ -144,7 +144,7 @@ def draft_of(document: dict[str, Any], ignored: Ignored, *, generates: bool = Tr
     body = read_body(ResponsesBody, document, (IGNORED, REFUSED), ignored)
     _check(body, ignored)
     response_id = new_response_id()
-    return Draft(body, response_id, read_input(body.input, response_id), _request(body), generates, num_bytes)
+    return Draft(body, response_id, read_input(body.input, response_id), _request(body, ignored), generates, num_bytes)
 
 
 def _check(body: ResponsesBody, ignored: Ignored) -> None:
@@ -162,7 +162,7 @@ def _check(body: ResponsesBody, ignored: Ignored) -> None:
         raise UnsupportedParameter(message, param="text.verbosity")
 
 
-def _request(body: ResponsesBody) -> GenerateRequest:
+def _request(body: ResponsesBody, ignored: Ignored) -> GenerateRequest:
     tools, forced = read_tools(body)
     request = GenerateRequest(
         tools=tools,
@@ -170,7 +170,7 @@ def _request(body: ResponsesBody) -> GenerateRequest:
         parallel_tool_calls=body.parallel_tool_calls,
         thinking=_thinking(body),
         template_values=read_template_values(body),
-        constraint=only_form(_format(body), body),
+        constraint=beside_call(only_form(_format(body), body), forced, ignored),
         sampling=read_sampling(body),
         max_tokens=body.max_output_tokens,
         stop=read_stop(body.stop),
