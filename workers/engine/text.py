@@ -15,7 +15,10 @@ class AnswerText:
     __slots__ = ("_bytes", "_held", "_stops", "stop")
 
     def __init__(self, stops: tuple[str, ...] = ()) -> None:
-        self._stops = tuple(stop for stop in stops if stop)
+        self._stops: dict[str, list[str]] = {}
+        """By their first characters: of many, few can have begun in the text of a token."""
+        for stop in filter(None, stops):
+            self._stops.setdefault(stop[0], []).append(stop)
         self._bytes = b""
         self._held = ""
         self.stop: str | None = None
@@ -44,25 +47,27 @@ class AnswerText:
         if self.stop is not None:
             return ""
         text = self._held + new
-        found = self._first_stop(text)
+        begun = [stop for first in self._stops.keys() & set(text) for stop in self._stops[first]]
+        found = _first_stop(text, begun)
         if found is not None:
             start, self.stop = found
             self._held = ""
             return text[:start]
-        num_held = max(_overlap(text, stop) for stop in self._stops)
+        num_held = max((_overlap(text, stop) for stop in begun), default=0)
         cut = len(text) - num_held
         self._held = text[cut:]
         return text[:cut]
 
-    def _first_stop(self, text: str) -> tuple[int, str] | None:
-        """-> where it starts, and which, of the stop string that ends first."""
-        best: tuple[int, int, str] | None = None
-        for stop in self._stops:
-            start = text.find(stop)
-            if start >= 0:
-                one = (start + len(stop), start, stop)
-                best = one if best is None or one < best else best
-        return None if best is None else best[1:]
+
+def _first_stop(text: str, stops: list[str]) -> tuple[int, str] | None:
+    """-> where it starts, and which, of the stop string that ends first."""
+    best: tuple[int, int, str] | None = None
+    for stop in stops:
+        start = text.find(stop)
+        if start >= 0:
+            one = (start + len(stop), start, stop)
+            best = one if best is None or one < best else best
+    return None if best is None else best[1:]
 
 
 def _overlap(text: str, stop: str) -> int:
