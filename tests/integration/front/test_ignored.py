@@ -78,6 +78,43 @@ async def test_a_chat_with_what_has_no_effect(caller: Caller) -> None:
     assert (status, told) == (200, NAMES), text
 
 
+async def test_what_llama_cpps_web_ui_sends(caller: Caller) -> None:
+    """Source: tools/ui/src/lib/services/chat.service.ts of llama.cpp, every setting given."""
+    body = {
+        "messages": [{"role": "user", "content": "hi"}],
+        "return_progress": True,
+        "sse_ping_interval": 1,
+        "stream": True,
+        "reasoning_format": "auto",
+        "chat_template_kwargs": {"enable_thinking": True},
+        "thinking_budget_tokens": 512,
+        "reasoning_control": True,
+        "temperature": 0.8,
+        "max_tokens": -1,
+        "dynatemp_range": 0,
+        "dynatemp_exponent": 1,
+        "top_k": 40,
+        "top_p": 0.95,
+        "min_p": 0.05,
+        "xtc_probability": 0,
+        "xtc_threshold": 0.1,
+        "typ_p": 1,
+        "repeat_last_n": 64,
+        "repeat_penalty": 1,
+        "presence_penalty": 0,
+        "frequency_penalty": 0,
+        "dry_multiplier": 0,
+        "dry_base": 1.75,
+        "dry_allowed_length": 2,
+        "dry_penalty_last_n": -1,
+        "samplers": ["top_k", "typ_p", "top_p", "min_p", "temperature"],
+        "backend_sampling": False,
+        "timings_per_token": True,
+    }
+    status, told, text = await posted(caller, "/v1/chat/completions", body)
+    assert (status, told) == (200, "sse_ping_interval, reasoning_control, backend_sampling"), text
+
+
 async def test_a_header_can_not_be_injected(caller: Caller) -> None:
     body = {"x\r\nset-cookie: a=b": 1, "\u0000\u20ac": 1, **{f"n{n}": 1 for n in range(40)}}
     path = "/v1/chat/completions"
