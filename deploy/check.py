@@ -1,9 +1,10 @@
 """Every check of `make test`, in order, with the time each took. Goes on after a failure, exits with its status.
 
-    python deploy/check.py [--long] [--only tools,format,lint,types,imports,house,tests,attacks]
+    python deploy/check.py [--long] [--only tools,format,lint,types,imports,house,tests,clients,attacks]
 
-pytest runs last, so that its summary is the end of the output. After it `make test-full` tries the attacks, alone on
-the machine: what they may take from others is promised for a quiet one.
+pytest runs last, so that its summary is the end of the output. After it `make test-full` prints the table of clients,
+with versions and results, and tries the attacks, alone on the machine: what they may take from others is promised for a
+quiet one.
 """
 
 from __future__ import annotations
@@ -38,6 +39,7 @@ def stages(long: bool) -> dict[str, list[str]]:
         "tests": [sys.executable, "-m", "pytest", "-q", "-n", str(num_at_once()), *IN_ORDER, *chosen],
     }
     if long:
+        commands["clients"] = [sys.executable, "-m", "tests.clients"]
         commands["attacks"] = [sys.executable, "-m", "tests.security"]
     if not HOUSE.is_file():
         del commands["house"]
@@ -99,7 +101,7 @@ def run_tests(command: list[str]) -> int:
         return subprocess.run([sys.executable, "-m", "pytest", "-q", f"@{failed}"], cwd=ROOT).returncode
 
 
-RUN = {"tests": run_tests, "attacks": run_openly}
+RUN = {"tests": run_tests, "clients": run_openly, "attacks": run_openly}
 """The others say nothing unless they fail."""
 
 

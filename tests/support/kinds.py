@@ -1,0 +1,39 @@
+"""A Paddock with one worker of each kind of work: a chat model that was trained for tools, vectors, ranking, gaps."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from tests.support.stack import DEMO_MODEL, SHARED_MODELS, Stack
+
+DEMO_ALIAS = "paddock-demo"
+EMBEDDER, RERANKER, INFILLER = "embedder", "reranker", "infiller"
+
+
+@contextmanager
+def stack_of_all_kinds(*, default_chat: str = "", **chat: object) -> Iterator[Stack]:
+    """Yield the running stack; the workers whose models lie beside the checkout are there only where those are.
+
+    `default_chat`: the model for those who name none; "": they are told the names. `chat`: settings of the chat model's
+    worker.
+    """
+    with Stack() as stack:
+        stack.worker(DEMO_MODEL, DEMO_ALIAS, wait=False, **{"slots": 8, **chat})  # type: ignore[arg-type]
+        vectors = json.dumps({"n_threads": 1, "embeddings": True})
+        stack.worker(DEMO_MODEL, EMBEDDER, slots=2, ctx=512, llama=vectors, wait=False)
+        if SHARED_MODELS.exists():
+            stack.worker(SHARED_MODELS / "jina-reranker-random.gguf", RERANKER, slots=2, wait=False)
+            stack.worker(SHARED_MODELS / "stories260K-infill.gguf", INFILLER, slots=2, wait=False)
+        names = (DEMO_ALIAS, EMBEDDER, RERANKER, INFILLER)[: len(stack.workers)]
+        for number, (name, process) in enumerate(zip(names, stack.workers, strict=True)):
+            stack.wait_for_worker(name, f"worker-{number}", process)
+        if default_chat:
+            models = [{"name": name, "path": f"{name}.gguf"} for name in names]
+            catalog = stack.folder / "catalog.yaml"
+            catalog.write_text(json.dumps({"models": models, "default": {"chat": default_chat}}))
+            stack.gateway(catalog=catalog)
+        else:
+            stack.gateway()
+        yield stack
