@@ -105,7 +105,7 @@ def generating_parts(
     """
     settings, loaded_at = wishes.settings, time.time()
     renderer = opened.enter_context(open_renderer(model, settings.chat_template, prompts_at_once()))
-    answers = Answers(family_of("\n".join(renderer.sources.values()), settings.tool_family), model.vocab)
+    answers = Answers(family_of("\n".join(renderer.sources.values()), settings.tool_family), model.vocab, wishes.chat)
     logger.info("answers are read as those of the family %s", answers.family.name)
     context, n_ctx = make_context(model, settings, wishes.llama)
     opened.enter_context(context)
@@ -118,6 +118,7 @@ def generating_parts(
         n_ctx=n_ctx,
         shared=wishes.shared_prompts,
         infill=infill_prompts(model.vocab, wishes.llama, n_ctx=n_ctx),
+        defaults=wishes.chat,
     )
     identity = kv_identity(settings, model.header, wishes.llama, n_ctx=context.kv_tokens, loaded_at=loaded_at)
     shelf = opened.enter_context(contextlib.closing(_shelf(model, context, wishes)))

@@ -15,7 +15,7 @@ from pydantic import Field, field_validator
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
 
 from workers import sources
-from workers.protocol.catalog import MAX_CTX, MAX_KV_TOKENS, MAX_SLOTS
+from workers.protocol.catalog import MAX_CTX, MAX_KV_TOKENS, MAX_SLOTS, ThinkingMode
 from workers.redis_url import checked
 
 
@@ -164,10 +164,24 @@ class ModelSettings(PaddockSettings):
         str,
         Field(description="Jinja file, or the template itself, in place of the model's own; empty: the model's own"),
     ] = ""
+    thinking: Annotated[
+        ThinkingMode,
+        Field(description="whether the model thinks where a caller does not say; auto: as llama-server has it"),
+    ] = "auto"
+    chat_template_kwargs: Annotated[
+        str,
+        Field(description="JSON object of variables for the chat template, where a caller does not set them"),
+    ] = "{}"
     shared_prompts: Annotated[
         str,
         Field(description="JSON list of system prompts that teams share cached, as in the catalog's `shared_prompts`"),
     ] = "[]"
+
+    @field_validator("thinking", mode="before")
+    @classmethod
+    def _word_of_yaml(cls, value: Any) -> Any:
+        """YAML takes a bare `on` for true, and a chart writes it as text."""
+        return {True: "on", "true": "on", False: "off", "false": "off"}.get(value, value)
 
 
 AdaptersDir = Annotated[

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+from workers.chat.conversation import ChatDefaults
 from workers.protocol.catalog import AdapterSpec, LlamaSettings
 from workers.protocol.requests import Sampling
 from workers.settings import WorkerSettings
@@ -25,3 +26,5 @@ class Wishes:
     """Loaded from the start."""
     shared_prompts: tuple[str, ...]
     """System prompts that all teams share."""
+    chat: ChatDefaults
+    """What chat templates are given where a caller does not say."""

@@ -15,13 +15,14 @@ from collections.abc import Callable, Coroutine
 from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import msgspec
 import uvloop
 
 from workers import log_lines
 from workers.black_box import BlackBox, describe, take
+from workers.chat.conversation import ChatDefaults
 from workers.chat.families import FamilyUnknown
 from workers.chat.template import TemplateUnusable
 from workers.early_end import ending_at_once
@@ -37,7 +38,7 @@ from workers.llama.native import build_id
 from workers.llama.pooling import is_pooled
 from workers.model_file import first_part
 from workers.pooling import pooled_parts
-from workers.protocol.catalog import NAME_PATTERN, AdapterSpec, DefaultSampling, LlamaSettings
+from workers.protocol.catalog import NAME_PATTERN, AdapterSpec, DefaultSampling, LlamaSettings, kwargs_fault
 from workers.protocol.exits import Exit
 from workers.served_text import TemplateFileUnusable
 from workers.service.server import Emit, OnCrash, Place, PortTaken, WorkerServer, listen
@@ -104,6 +105,7 @@ def _run(settings: WorkerSettings) -> int:
         _parsed("sampling", settings.sampling, DefaultSampling).sampling(),
         tuple(_parsed("adapters", settings.adapters, list[AdapterSpec])),
         tuple(_parsed("shared_prompts", settings.shared_prompts, list[str])),
+        _chat_defaults(settings),
     )
     with contextlib.ExitStack() as opened:
         tracer = opened.enter_context(_tracing(settings))
@@ -130,6 +132,14 @@ def _on_loop(serve: Callable[[], Coroutine[None, None, Exit]]) -> Exit:
     gc.freeze()
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         return runner.run(serve())
+
+
+def _chat_defaults(settings: WorkerSettings) -> ChatDefaults:
+    """Raises SettingUnusable."""
+    values = _parsed("chat_template_kwargs", settings.chat_template_kwargs, dict[str, Any])
+    if fault := kwargs_fault(values):
+        raise SettingUnusable(f"chat_template_kwargs: {fault}")
+    return ChatDefaults(thinking=settings.thinking, values=values)
 
 
 def _checked(settings: WorkerSettings) -> Path:

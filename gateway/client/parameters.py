@@ -131,6 +131,8 @@ class ChatParameters(GenerationParameters, total=False):
     function_call: str | Mapping[str, Any] | None
     reasoning_effort: str | None
     thinking_budget_tokens: int | None
+    enable_thinking: bool | None
+    thinking: bool | Mapping[str, Any] | None
     reasoning_format: str | None
     generation_prompt: str | None
     continue_final_message: bool | str | None

@@ -149,6 +149,8 @@ def test_every_field_of_a_catalog_arrives() -> None:
         "adapters": [{"name": "pirate", "path": "/models/pirate.gguf", "pinned": True}],
         "tool_family": "hermes",
         "chat_template": "{% for m in messages %}\n{{ m.content }} <b>$(POD_IP) $$x$$ $y\n{% endfor %}",
+        "thinking": "off",
+        "chat_template_kwargs": {"colour": "$(POD_IP) red"},
         "shared_prompts": ['You are the help desk of "Example".\nBe <brief> & kind.\n'],
     }
     given = {
@@ -163,6 +165,8 @@ def test_every_field_of_a_catalog_arrives() -> None:
     told = plain_env(container(pod), KNOWN)
     spec = catalog.models[0]
     assert told["PADDOCK_CHAT_TEMPLATE"] == spec.chat_template
+    assert (told["PADDOCK_THINKING"], spec.thinking_mode) == ("off", "off")
+    assert json.loads(told["PADDOCK_CHAT_TEMPLATE_KWARGS"]) == spec.chat_template_kwargs
     assert json.loads(told["PADDOCK_SHARED_PROMPTS"]) == list(spec.shared_prompts)
     assert msgspec.json.decode(told["PADDOCK_LLAMA"], type=LlamaSettings) == spec.llama
     assert msgspec.json.decode(told["PADDOCK_SAMPLING"], type=DefaultSampling) == spec.sampling

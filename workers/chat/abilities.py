@@ -11,6 +11,8 @@ from typing import Any
 
 import msgspec
 
+from workers.chat.variables import EFFORT_NAMES, PRESERVED
+
 Form = dict[str, Any]
 """A message, a tool or a call as templates are given it."""
 
@@ -202,17 +204,6 @@ class _Probe:
         if self._typed:
             messages = [typed(message) for message in messages]
         return self._render(messages, tools, values or {})
-
-
-EFFORT_NAMES = ("reasoning_effort", "reasoning_strength", "thinking_effort")
-
-PRESERVED: Mapping[str, bool] = {
-    "preserve_thinking": True,
-    "clear_thinking": False,
-    "truncate_history_thinking": False,
-    "drop_thinking": False,
-}
-"""By which names templates are told to show what was thought in earlier turns; llama.cpp's list."""
 
 
 def typed(message: Form) -> Form:

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Protocol
 
+from workers.chat.conversation import UNSET, ChatDefaults, is_thinking_off
 from workers.chat.tools import Parser
 from workers.chat.tools.family import Ask, Family
 from workers.chat.tools.prefaced import Prefaced
@@ -30,9 +31,10 @@ class Vocabulary(Protocol):
 class Answers:
     """Immutable."""
 
-    def __init__(self, family: Family, vocab: Vocabulary | None = None) -> None:
+    def __init__(self, family: Family, vocab: Vocabulary | None = None, defaults: ChatDefaults = UNSET) -> None:
         """Without `vocab` no token is a control token, and no prompt ends inside of a thought."""
         self.family = family
+        self._defaults = defaults
         self.controls: Mapping[int, bytes] = MappingProxyType(_controls(family, vocab) if vocab is not None else {})
         """The family's marks that are control tokens, with their texts."""
         self._vocab = vocab
@@ -68,6 +70,10 @@ class Answers:
         if self._vocab is None or self.family.thought is None:
             return False
         return self.family.opens_thought(self.text(prompt[-MAX_MARK_TOKENS:]))
+
+    def has_thought(self, request: GenerateRequest) -> bool:
+        """Whether neither the request nor the catalog switched thinking off."""
+        return not is_thinking_off(request, self._defaults)
 
     def _opening(self, prompt: Sequence[int]) -> str:
         """The mark that opens a thought at the end of a prompt, and the whitespace behind it."""

@@ -5,15 +5,30 @@ This is also what travels to the process that renders; see `workers.chat.render_
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import msgspec
 
+from workers.protocol.catalog import RESERVED, ThinkingMode
 from workers.protocol.failures import CallFailed, Failure, FailureCode
 from workers.protocol.requests import GenerateRequest, Message, Thinking, Tool
 
-RESERVED = frozenset({"messages", "tools", "functions", "raise_exception", "strftime_now"})
-"""Variables that are not a caller's to set."""
+
+class ChatDefaults(msgspec.Struct, frozen=True, kw_only=True):
+    """What a model's catalog entry gives its chat templates; what a caller says goes before it."""
+
+    thinking: ThinkingMode = "auto"
+    values: dict[str, Any] = {}
+    """The entry's `chat_template_kwargs`."""
+
+    def variables(self) -> dict[str, Any]:
+        """Return the template's variables; those of `values` go before what `thinking` says."""
+        switched = {} if self.thinking == "auto" else {"enable_thinking": self.thinking == "on"}
+        return switched | plain_names(self.values)
+
+
+UNSET = ChatDefaults()
 
 
 class Conversation(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -27,8 +42,12 @@ class Conversation(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     """The last message is the assistant's, and the answer goes on where it ends."""
 
 
-def conversation_of(request: GenerateRequest) -> Conversation:
-    """Raises CallFailed: INVALID_REQUEST for `template_values` that are not a caller's to set."""
+def conversation_of(request: GenerateRequest, defaults: ChatDefaults = UNSET) -> Conversation:
+    """What the request says of a variable goes before what `defaults` says, and that before what templates get anyway
+    (`workers.chat.variables`).
+
+    Raises CallFailed: INVALID_REQUEST for `template_values` that are not a caller's to set.
+    """
     values = dict(request.template_values)
     if taken := sorted(RESERVED & values.keys()):
         raise _refused(f"`chat_template_kwargs` may not set {taken[0]!r}; leave it out")
@@ -39,7 +58,7 @@ def conversation_of(request: GenerateRequest) -> Conversation:
     return Conversation(
         messages=request.messages,
         tools=request.tools,
-        values=_thinking_values(request.thinking) | values,
+        values=defaults.variables() | _thinking_values(request.thinking) | values,
         template=template,
         continued=continued,
     )
@@ -57,21 +76,44 @@ def _is_continued(messages: tuple[Message, ...], values: dict[str, Any]) -> bool
         raise _refused(
             "`continue_final_message` needs a last message of the assistant's without tool calls", "messages"
         )
+    if asked == "reasoning_content" and messages[-1].content:
+        raise _refused(
+            "`continue_final_message` is 'reasoning_content' and the message has said something after its thought; "
+            "leave out its content"
+        )
     return bool(asked)
 
 
+def is_thinking_off(request: GenerateRequest, defaults: ChatDefaults = UNSET) -> bool:
+    """Whether the request, or the catalog where it says nothing, wants an answer without a thought."""
+    values = defaults.variables() | _thinking_values(request.thinking) | request.template_values
+    return values.get("enable_thinking") is False
+
+
+def plain_names(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Bring what `chat_template_kwargs` say of thinking under the names that mean it here: `thinking` is
+    `enable_thinking`, and a `reasoning_effort` of "none" switches it off, as in a request.
+    """
+    named = dict(values)
+    if isinstance(named.get("thinking"), bool):
+        named.setdefault("enable_thinking", named.pop("thinking"))
+    if named.get("reasoning_effort") == "none":
+        del named["reasoning_effort"]
+        named.setdefault("enable_thinking", False)
+    return named
+
+
 def _thinking_values(thinking: Thinking) -> dict[str, Any]:
-    """By every name that templates give to these two."""
     values: dict[str, Any] = {}
     enabled, effort = thinking.enabled, thinking.effort
     if effort == "none":
-        enabled, effort = False, None
-    if enabled is None and thinking.budget == 0:
+        enabled, effort = False if enabled is None else enabled, None
+    if enabled is None and thinking.budget == 0 and not thinking.message:
         enabled = False
     if enabled is not None:
-        values["enable_thinking"] = values["thinking"] = enabled
+        values["enable_thinking"] = enabled
     if effort is not None:
-        values["reasoning_effort"] = values["reasoning_strength"] = values["thinking_effort"] = effort
+        values["reasoning_effort"] = effort
     return values
 
 

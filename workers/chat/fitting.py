@@ -25,7 +25,7 @@ SHORT_ID_CHARS = 9
 def fitted(messages: Sequence[Message], tools: Sequence[Tool], abilities: Abilities, source: str) -> list[Message]:
     """`source`: of the template, which tells how the model writes calls."""
     fit = _with_names(messages)
-    if "developer" not in source:
+    if "<|channel|>" not in source:  # gpt-oss alone has a developer, as llama-server has it
         fit = [replace(one, role="system") if one.role == "developer" else one for one in fit]
     if not abilities.tool_calls:
         fit = [_call_in_words(one, source) for one in fit]

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from workers.chat.conversation import Conversation, conversation_of
+from workers.chat.conversation import UNSET, ChatDefaults, Conversation, conversation_of
 from workers.chat.infill import InfillPrompts
 from workers.chat.shared import SharedPrompts
 from workers.patience import Patience
@@ -66,10 +66,11 @@ class Prompts:
         n_ctx: int = 0,
         shared: Sequence[str] = (),
         infill: InfillPrompts | None = None,
+        defaults: ChatDefaults = UNSET,
     ) -> None:
         """`templates` None: for a model that does not chat. `num_tokens`: size of the vocabulary, which prompts that
         are tokens already are checked against. `n_ctx`: longest single conversation, tokens; 0: any. `shared`: system
-        prompts that are everybody's. `infill` None: no request of that kind gets here.
+        prompts that are everybody's. `infill` None: no request of that kind gets here. `defaults`: for templates.
         """
         self._templates = templates
         self._tokenizer = tokenizer
@@ -77,6 +78,7 @@ class Prompts:
         self._num_tokens = num_tokens
         self._n_ctx = n_ctx
         self._infill = infill
+        self._defaults = defaults
         self._shared = SharedPrompts(shared, self._tokens_of)
 
     @property
@@ -106,11 +108,15 @@ class Prompts:
         if not request.messages:
             message = "`messages` is empty; send at least one message"
             raise CallFailed(Failure(FailureCode.INVALID_REQUEST, message, "messages"))
-        text = self.text(conversation_of(request))
+        text = self.text(request)
         return Prompt(self._tokens_of_text(text, most), text)
 
-    def text(self, conversation: Conversation) -> str:
-        """What the template makes of it. Raises CallFailed."""
+    def text(self, request: GenerateRequest) -> str:
+        """Return what the template makes of the request's messages. Raises CallFailed."""
+        return self._rendered(conversation_of(request, self._defaults))
+
+    def _rendered(self, conversation: Conversation) -> str:
+        """Raises CallFailed."""
         if self._templates is None:
             message = "this model is served for embeddings or ranking and has no chat; ask another one"
             raise CallFailed(Failure(FailureCode.UNSUPPORTED, message, "messages"))
@@ -148,7 +154,7 @@ class Prompts:
         return self._shared.num_public(request, tokens)
 
     def _tokens_of(self, messages: Sequence[Message]) -> Sequence[int]:
-        return self._tokens_of_text(self.text(Conversation(messages=tuple(messages))))
+        return self._tokens_of_text(self.text(GenerateRequest(messages=tuple(messages))))
 
     def _tokens_of_text(self, text: str, most: int | None = None) -> Sequence[int]:
         has_bos = bool(self._bos_text) and text.startswith(self._bos_text)

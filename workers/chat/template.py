@@ -12,10 +12,11 @@ from typing import Any
 
 from jinja2 import Template, TemplateError, meta
 
-from workers.chat.abilities import PRESERVED, Abilities, Form, find_abilities
+from workers.chat.abilities import Abilities, Form, find_abilities
 from workers.chat.conversation import Conversation
 from workers.chat.environment import new_environment, to_json
 from workers.chat.fitting import fitted, forms, mended, tool_form
+from workers.chat.variables import variables
 from workers.protocol.failures import CallFailed, Failure, FailureCode
 from workers.protocol.requests import Message, Tool
 
@@ -76,7 +77,7 @@ class ChatTemplate:
         messages = conversation.messages
         if conversation.continued:
             messages = (*messages[:-1], _with_cut(messages[-1]))
-        values = _with_companions(conversation.values)
+        values = variables(conversation.values, self.source)
         if conversation.continued:
             values |= {"add_generation_prompt": False, "continue_final_message": True}
         try:
@@ -188,12 +189,6 @@ def chosen(names: Iterable[str], conversation: Conversation) -> str:
     if conversation.tools and "tool_use" in known:
         return "tool_use"
     return "rag" if conversation.values.get("documents") and "rag" in known else DEFAULT
-
-
-def _with_companions(values: Mapping[str, Any]) -> dict[str, Any]:
-    """`preserve_reasoning`, which is llama-server's default, by the names that templates know it under."""
-    preserve = values.get("preserve_reasoning", True) is True
-    return {name: value if preserve else not value for name, value in PRESERVED.items()} | dict(values)
 
 
 def _with_cut(message: Message) -> Message:

@@ -34,6 +34,8 @@ class Thought:
     """The prompt ends within a thought."""
     budget: int = UNBOUNDED
     """Most tokens of it, before it is closed; -1: no bound."""
+    message: str = ""
+    """What is said before it is closed at its budget."""
     again: bool = False
     """More thoughts may come in the middle of an answer that has no form; each has the budget anew."""
 
@@ -67,6 +69,7 @@ class ThoughtMask:
         self._budget, self._again = thought.budget, thought.again
         self._open, self._close = thought.open.encode(), thought.close.encode()
         self._closing = thought.closing.encode() or self._close
+        self._message = thought.message.encode()
         self._ends = tuple(mark.encode() for mark in thought.ends)
         self._reach = max(map(len, (self._close, self._closing, b"1234", *self._ends))) - 1
         """So much of what was said last may belong to a mark, or to a character."""
@@ -139,7 +142,7 @@ class ThoughtMask:
         self._tail = self._tail[-self._reach :]
         self._left -= 1
         if self._budget != UNBOUNDED and self._left <= 0 and _is_whole(self._tail):
-            self._close_thought()
+            self._end_budget()
 
     def _watch_for_thought(self, piece: bytes) -> None:
         tail = self._tail + piece
@@ -168,6 +171,13 @@ class ThoughtMask:
     def _begin_thought(self, text: bytes) -> None:
         self._place, self._tail, self._left = _Place.INSIDE, text, self._budget
         if self._budget == 0:
+            self._end_budget()
+
+    def _end_budget(self) -> None:
+        """Close the thought, with the message before it where the model has not begun to close it itself."""
+        if self._message and not any(_overlap(self._tail, way) for way in (self._closing, self._close)):
+            self._forced.extend(self._tokens(self._message + self._closing))
+        else:
             self._close_thought()
 
     def _close_thought(self) -> None:

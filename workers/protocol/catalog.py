@@ -33,6 +33,15 @@ MAX_KV_TOKENS = 2**31 - 1
 """llama.cpp counts cells in 32 bits."""
 
 
+ThinkingMode = Literal["auto", "on", "off"]
+
+RESERVED = frozenset({"messages", "tools", "functions", "raise_exception", "strftime_now"})
+"""Variables of a chat template that are nobody's to set."""
+
+NOT_FOR_MODELS = RESERVED | {"add_generation_prompt", "continue_final_message", "chat_template", "documents"}
+"""What a model's `chat_template_kwargs` may not have."""
+
+
 class LlamaSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
     """What is handed to llama.cpp as it is, by its own names."""
 
@@ -225,10 +234,28 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
             "empty: the model's own",
         ),
     ] = ""
+    thinking: Annotated[
+        ThinkingMode | bool,
+        Meta(
+            description="whether the model thinks where a caller does not say; auto: as llama-server has it. In YAML "
+            "a bare on is true, and means the same"
+        ),
+    ] = "auto"
+    chat_template_kwargs: Annotated[
+        dict[str, Any],
+        Meta(max_length=64, description="variables for the chat template where a caller does not set them"),
+    ] = {}
     shared_prompts: Annotated[
         tuple[Annotated[str, Meta(min_length=1)], ...],
         Meta(max_length=64, description="system prompts whose cached tokens all teams share, word for word"),
     ] = ()
+
+    @property
+    def thinking_mode(self) -> ThinkingMode:
+        """Return `thinking` as a word."""
+        if isinstance(self.thinking, bool):
+            return "on" if self.thinking else "off"
+        return self.thinking
 
 
 class Target(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -291,6 +318,16 @@ def is_template(text: str) -> bool:
     return "{{" in text or "{%" in text
 
 
+def kwargs_fault(values: Mapping[str, Any]) -> str:
+    """Return what is wrong with a model's `chat_template_kwargs`; empty: nothing."""
+    if taken := sorted(NOT_FOR_MODELS & values.keys()):
+        return f"{taken[0]!r} is a request's to set, or a conversation's; leave it out"
+    for name in ("enable_thinking", "thinking", "preserve_reasoning"):
+        if not isinstance(values.get(name, True), bool):
+            return f"{name!r} must be true or false"
+    return ""
+
+
 class CatalogError(ValueError):
     """The catalog can't be used; the message gives the file, the path inside it and the remedy."""
 
@@ -316,6 +353,8 @@ def check(catalog: Catalog, origin: str) -> Catalog:
                 f"{where}: shared_prompts: the texts take {size:,} bytes as JSON and may take {MAX_SHARED_BYTES:,} "
                 "together; mark fewer or shorter ones"
             )
+        if fault := kwargs_fault(model.chat_template_kwargs):
+            raise CatalogError(f"{where}: chat_template_kwargs: {fault}")
         if model.name in names:
             raise CatalogError(f"{where}: the name is used twice; rename one of the two models")
         names.add(model.name)

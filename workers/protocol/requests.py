@@ -142,11 +142,13 @@ class Thinking(msgspec.Struct, frozen=True, omit_defaults=True):
     """How a model that can think before it answers does so. Others ignore it."""
 
     enabled: bool | None = None
-    """None: as the template has it."""
+    """None: as the model's catalog entry has it."""
     effort: str | None = None
     """What templates know as `reasoning_effort`: low, medium, high, ..."""
     budget: int = -1
     """Most tokens of thought, after which it is closed for the model; -1: no bound; 0: it begins with the answer."""
+    message: str = ""
+    """What the model is made to say before its thought is closed at the budget."""
     split: bool = True
     """Thought comes as `Reasoning`; False: as text, with its tags, as the model writes it."""
 

@@ -12,7 +12,6 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from workers.chat.conversation import conversation_of
 from workers.chat.prompts import SHORT_CHARS, Prompts
 from workers.protocol.failures import HTTP_STATUS, CallFailed, Failure, FailureCode
 from workers.protocol.text import (
@@ -84,7 +83,7 @@ class Texts:
     def render(self, asked: Render) -> Rendered:
         request = asked.request
         if not asked.count and request.infill is None and request.prompt is None and request.messages:
-            return Rendered(prompt=self._shown(self._prompts.text(conversation_of(request))))
+            return Rendered(prompt=self._shown(self._prompts.text(request)))
         prompt = self._prompts.prompt(request)
         text = None
         if asked.text:

@@ -6,18 +6,26 @@ from collections.abc import Sequence
 
 from workers.chat.answers import Answers
 from workers.constraint.thought import UNBOUNDED, Thought
-from workers.protocol.requests import GenerateRequest, Thinking
+from workers.protocol.failures import CallFailed, Failure, FailureCode
+from workers.protocol.requests import GenerateRequest
 
 
 def thought_before(request: GenerateRequest, prompt: Sequence[int], answers: Answers) -> Thought | None:
-    """None: the model thinks nothing, or it is not known where that would end."""
+    """None: the model thinks nothing, or it is not known where that would end.
+
+    Raises CallFailed: INVALID_REQUEST for a budget's message that would end the thought before its own end.
+    """
     family, thinking = answers.family, request.thinking
     marks = family.thought
     is_chat = request.prompt is None and request.infill is None
     if marks is None or not (is_chat or thinking.budget != UNBOUNDED):
         return None
+    if marks.close.strip() in thinking.message:
+        message = f"`reasoning_budget_message` has {marks.close.strip()!r} in it, which ends this model's thoughts; "
+        message += "leave it out, it is added"
+        raise CallFailed(Failure(FailureCode.INVALID_REQUEST, message, "reasoning_budget_message"))
     is_open = answers.opens_thought(prompt)
-    if not is_open and _is_off(thinking):
+    if not (is_open or answers.has_thought(request)):
         return None
     # Where a form or calls are possible, they say what follows the thought.
     closing = marks.close if request.tools or request.constraint else family.thought_close
@@ -29,9 +37,6 @@ def thought_before(request: GenerateRequest, prompt: Sequence[int], answers: Ans
         ends=ends,
         is_open=is_open,
         budget=thinking.budget,
+        message=thinking.message,
         again=marks.anywhere,
     )
-
-
-def _is_off(thinking: Thinking) -> bool:
-    return thinking.enabled is False or thinking.effort == "none"

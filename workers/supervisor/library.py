@@ -39,6 +39,7 @@ POLL_S = 0.2
 PER_MODEL = (
     *("alias", "slots", "ctx", "kv_tokens", "workers", "gpus"),
     *("llama", "sampling", "adapters", "tool_family", "chat_template", "shared_prompts"),
+    *("thinking", "chat_template_kwargs"),
 )
 """Settings that a catalog file says for each model."""
 
@@ -85,6 +86,8 @@ def wanted(settings: SupervisorSettings) -> Wanted:
         "adapters": _list("adapters", settings.adapters),
         "tool_family": settings.tool_family,
         "chat_template": settings.chat_template,
+        "thinking": settings.thinking,
+        "chat_template_kwargs": _object("chat_template_kwargs", settings.chat_template_kwargs),
         "shared_prompts": _list("shared_prompts", settings.shared_prompts),
     }
     document |= {"hf": settings.hf} if settings.hf else {"path": str((settings.model or demo()).absolute())}

@@ -22,6 +22,8 @@ OF_CATALOG = (
     "adapters",
     "tool_family",
     "chat_template",
+    "thinking",
+    "chat_template_kwargs",
     "shared_prompts",
 )
 """Fields of a model that its entry in `models` takes."""

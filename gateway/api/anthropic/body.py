@@ -15,6 +15,7 @@ from gateway.api.parameters.hints import MAX_TOKENS, HintsBody
 from gateway.api.parameters.lora import LoraBody
 from gateway.api.parameters.sampling_body import SamplingBody
 from gateway.api.parameters.stops import MAX_STOPS
+from gateway.api.parameters.thinking import MAX_MESSAGE_CHARS, TemplateKwargs, ThinkingSwitch
 
 MAX_MESSAGES = 10_000
 MAX_BLOCKS = 4_000
@@ -62,11 +63,6 @@ class ToolChoiceBody(Loose):
     disable_parallel_tool_use: bool | None = None
 
 
-class ThinkingBody(Loose):
-    type: Literal["enabled", "disabled", "adaptive"]
-    budget_tokens: Annotated[int, Field(ge=0, le=MAX_TOKENS)] | None = None
-
-
 class FormatBody(Loose):
     type: str
     schema_: Annotated[dict[str, Any] | None, Field(alias="schema")] = None
@@ -85,9 +81,11 @@ class PromptBody(Body):
     system: Content | None = None
     tools: Annotated[list[ToolBody], Field(max_length=MAX_TOOLS, fail_fast=True)] | None = None
     tool_choice: ToolChoiceBody | None = None
-    thinking: ThinkingBody | None = None
+    thinking: ThinkingSwitch | None = None
+    chat_template_kwargs: TemplateKwargs | None = None
     output_config: OutputConfigBody | None = None
     output_format: FormatBody | None = None
+    reasoning_budget_message: Annotated[str, Field(max_length=MAX_MESSAGE_CHARS)] = ""
 
 
 class MessagesBody(PromptBody, SamplingBody, HintsBody, LoraBody):

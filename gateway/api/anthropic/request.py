@@ -15,6 +15,7 @@ from gateway.api.parameters.hints import with_hints
 from gateway.api.parameters.lora import read_lora
 from gateway.api.parameters.sampling import read_sampling
 from gateway.api.parameters.stops import MAX_STOP_CHARS
+from gateway.api.parameters.thinking import enabled_by_kwargs, is_on, read_kwargs
 from gateway.api.parameters.unread import read_body
 from gateway.errors import InvalidRequest, UnsupportedParameter
 from gateway.telemetry.ignored import Ignored
@@ -65,7 +66,8 @@ def _prompt(body: PromptBody) -> dict[str, Any]:
         "forced_tools": _forced(body, tools),
         "parallel_tool_calls": not (choice is not None and choice.disable_parallel_tool_use),
         "thinking": _thinking(body),
-        "template_values": {"continue_final_message": True} if _is_begun(body) else {},
+        "template_values": read_kwargs(body.chat_template_kwargs)
+        | ({"continue_final_message": True} if _is_begun(body) else {}),
     }
 
 
@@ -107,14 +109,18 @@ def _forced(body: PromptBody, tools: tuple[Tool, ...]) -> tuple[str, ...]:
 
 
 def _thinking(body: PromptBody) -> Thinking:
+    """As in OpenAI's dialect, `chat_template_kwargs` goes before what else switches it."""
+    kwargs, asked = body.chat_template_kwargs or {}, body.thinking
+    enabled = enabled_by_kwargs(kwargs)
+    if enabled is None and asked is not None:
+        enabled = is_on(asked)
     effort = body.output_config.effort if body.output_config is not None else None
-    asked = body.thinking
-    if asked is None:
-        return Thinking(effort=effort)
-    if asked.type == "disabled":
-        return Thinking(enabled=False)
-    budget = -1 if asked.budget_tokens is None else asked.budget_tokens
-    return Thinking(enabled=True, effort=effort, budget=budget)
+    if effort is None and isinstance(within := kwargs.get("reasoning_effort"), str):
+        effort = within
+    if enabled is False or effort == "none":
+        return Thinking(enabled=enabled is True)
+    budget = -1 if asked is None or asked.budget_tokens is None else asked.budget_tokens
+    return Thinking(enabled=enabled, effort=effort, budget=budget, message=body.reasoning_budget_message)
 
 
 def _form(body: PromptBody) -> Constraint | None:

@@ -51,7 +51,6 @@ REFUSED: dict[str, Refusal] = {
     "modalities": Refusal('Paddock answers in text; leave it out or send ["text"].', (["text"],)),
     "parse_tool_calls": Refusal("Tool calls are parsed where `tools` are given; leave it out.", (True,)),
     "prediction": Refusal("Answers are not compared with a predicted text.", is_hint=True),
-    "reasoning_budget_message": Refusal("A thought at its budget is closed without a message; leave it out.", ("",)),
     "service_tier": Refusal("There is one tier.", ("auto", "default"), is_hint=True),
     "store": STORE,
     "verbosity": Refusal("Say in the prompt how long the answer should be.", ("medium",), is_hint=True),

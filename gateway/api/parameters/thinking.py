@@ -1,17 +1,18 @@
 """How a model is to think, and what else its chat template gets.
 
 Sources: OpenAI's API reference (`reasoning_effort`); tools/server/README.md and server-common.cpp of llama.cpp
-(`reasoning_format`, `reasoning_budget_tokens`, `thinking_budget_tokens`, `chat_template_kwargs`); Hugging Face's chat
-templates (`documents`, `enable_thinking`).
+(`reasoning_format`, `reasoning_budget_tokens`, `thinking_budget_tokens`, `reasoning_budget_message`,
+`chat_template_kwargs`); Hugging Face's chat templates (`documents`, `enable_thinking`); Anthropic's API reference and
+those of DeepSeek, Z.ai and Moonshot (`thinking`); OpenRouter's (`reasoning`).
 """
 
 from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import Discriminator, Field, Tag
 
-from gateway.api.parameters.base import Body
+from gateway.api.parameters.base import Body, Loose
 from gateway.api.parameters.faults import shown
 from gateway.api.parameters.form import MAX_SCHEMA_DEPTH, too_deep
 from gateway.errors import InvalidRequest
@@ -21,46 +22,104 @@ MAX_DOCUMENTS = 1000
 MAX_KWARGS = 64
 MAX_EFFORT_CHARS = 32
 MAX_BUDGET = 2**31 - 1
+MAX_MESSAGE_CHARS = 4096
 
 Budget = Annotated[int, Field(ge=-1, le=MAX_BUDGET)]
+Effort = Annotated[str, Field(min_length=1, max_length=MAX_EFFORT_CHARS)]
+TemplateKwargs = Annotated[dict[str, Any], Field(max_length=MAX_KWARGS)]
+
+
+class ThinkingSwitch(Loose):
+    """Whether to think and how long, as an object."""
+
+    type: Literal["enabled", "disabled", "adaptive", "auto"]
+    budget_tokens: Annotated[int, Field(ge=0, le=MAX_BUDGET)] | None = None
+
+
+def switch_or_flag(value: Any) -> str:
+    return "<object>" if isinstance(value, dict | ThinkingSwitch) else "<flag>"
+
+
+Switch = Annotated[
+    Annotated[bool, Tag("<flag>")] | Annotated[ThinkingSwitch, Tag("<object>")], Discriminator(switch_or_flag)
+]
 
 
 class ThinkingBody(Body):
-    reasoning_effort: Annotated[str, Field(min_length=1, max_length=MAX_EFFORT_CHARS)] | None = None
+    reasoning_effort: Effort | None = None
     reasoning_format: Literal["auto", "none", "deepseek"] = "auto"
     reasoning_budget_tokens: Budget | None = None
     thinking_budget_tokens: Budget | None = None
-    chat_template_kwargs: Annotated[dict[str, Any], Field(max_length=MAX_KWARGS)] | None = None
+    reasoning_budget_message: Annotated[str, Field(max_length=MAX_MESSAGE_CHARS)] = ""
+    enable_thinking: bool | None = None
+    thinking: Switch | None = None
+    chat_template_kwargs: TemplateKwargs | None = None
     documents: Annotated[list[dict[str, Any] | str], Field(max_length=MAX_DOCUMENTS, fail_fast=True)] | None = None
     add_generation_prompt: bool | None = None
-    continue_final_message: bool | None = None
+    continue_final_message: bool | Literal["content", "reasoning_content"] | None = None
 
 
 def read_thinking(body: ThinkingBody) -> Thinking:
-    """Raises InvalidRequest."""
-    enabled = _enabled(body)
+    """Return what the caller says of thinking. Of several that switch it, `chat_template_kwargs` goes first, as for
+    llama-server, then `enable_thinking`, `thinking` and an effort of "none".
+
+    Raises InvalidRequest.
+    """
+    kwargs = body.chat_template_kwargs or {}
+    switch = body.thinking if isinstance(body.thinking, ThinkingSwitch) else None
     effort = body.reasoning_effort
     if effort is None:
-        within = (body.chat_template_kwargs or {}).get("reasoning_effort")
+        within = kwargs.get("reasoning_effort")
         effort = within if isinstance(within, str) else None
+    enabled = enabled_by_kwargs(kwargs)
+    if enabled is None:
+        enabled = body.enable_thinking
+    if enabled is None and body.thinking is not None:
+        enabled = is_on(switch) if switch is not None else body.thinking is True
     if effort == "none":
-        enabled, effort = False, None
+        enabled, effort = enabled is True, None
     # As in llama-server, the name that begins with "reasoning" goes first, and -1 leaves it open.
-    budgets = (body.reasoning_budget_tokens, body.thinking_budget_tokens)
+    within_switch = switch.budget_tokens if switch is not None else None
+    budgets = (body.reasoning_budget_tokens, body.thinking_budget_tokens, within_switch)
     budget = next((one for one in budgets if one is not None), -1)
-    return Thinking(enabled=enabled, effort=effort, budget=budget, split=body.reasoning_format != "none")
+    split = body.reasoning_format != "none"
+    return Thinking(enabled=enabled, effort=effort, budget=budget, message=body.reasoning_budget_message, split=split)
+
+
+def is_on(switch: ThinkingSwitch) -> bool | None:
+    """Return what the object switches; None: it leaves that to the model."""
+    return None if switch.type == "auto" else switch.type != "disabled"
+
+
+def enabled_by_kwargs(kwargs: dict[str, Any]) -> bool | None:
+    """Return what `chat_template_kwargs` say by either name that templates have for it. Raises InvalidRequest."""
+    enabled = kwargs.get("enable_thinking")
+    if enabled is not None and not isinstance(enabled, bool):
+        path = "chat_template_kwargs.enable_thinking"
+        raise InvalidRequest(f"`{path}` is {shown(enabled)}. Send true or false.", param=path)
+    if enabled is None and isinstance(kwargs.get("thinking"), bool):
+        return bool(kwargs["thinking"])
+    return enabled
+
+
+def read_kwargs(kwargs: dict[str, Any] | None) -> dict[str, Any]:
+    """Return the variables among `chat_template_kwargs` that `read_thinking` does not read.
+
+    Raises InvalidRequest where they are nested too deeply.
+    """
+    values = dict(kwargs or {})
+    if values.pop("enable_thinking", None) is None and isinstance(values.get("thinking"), bool):
+        del values["thinking"]
+    if isinstance(values.get("reasoning_effort"), str):
+        del values["reasoning_effort"]
+    _check_depth("chat_template_kwargs", values)
+    return values
 
 
 def read_template_values(body: ThinkingBody) -> dict[str, Any]:
     """More variables for the template. Raises InvalidRequest where they are nested too deeply."""
-    values = dict(body.chat_template_kwargs or {})
-    values.pop("enable_thinking", None)
-    if isinstance(values.get("reasoning_effort"), str):
-        del values["reasoning_effort"]
-    for name, given in (("chat_template_kwargs", values), ("documents", body.documents)):
-        if too_deep(given):
-            message = f"`{name}` is nested more than {MAX_SCHEMA_DEPTH} levels deep. Send flatter values."
-            raise InvalidRequest(message, param=name)
+    values = read_kwargs(body.chat_template_kwargs)
+    _check_depth("documents", body.documents)
     for name in ("documents", "add_generation_prompt", "continue_final_message"):
         given = getattr(body, name)
         if given is not None:
@@ -68,9 +127,7 @@ def read_template_values(body: ThinkingBody) -> dict[str, Any]:
     return values
 
 
-def _enabled(body: ThinkingBody) -> bool | None:
-    enabled = (body.chat_template_kwargs or {}).get("enable_thinking")
-    if enabled is not None and not isinstance(enabled, bool):
-        path = "chat_template_kwargs.enable_thinking"
-        raise InvalidRequest(f"`{path}` is {shown(enabled)}. Send true or false.", param=path)
-    return enabled
+def _check_depth(name: str, given: Any) -> None:
+    if too_deep(given):
+        message = f"`{name}` is nested more than {MAX_SCHEMA_DEPTH} levels deep. Send flatter values."
+        raise InvalidRequest(message, param=name)

@@ -39,6 +39,7 @@ from workers.protocol.events import (
     ToolCallDelta,
     decode_step,
 )
+from workers.protocol.failures import CallFailed
 from workers.protocol.framing import FrameReader
 from workers.protocol.requests import Constraint, GenerateRequest, Message, Sampling, Submit, Thinking, Tool
 from workers.service.desk import CallDesk
@@ -165,6 +166,26 @@ async def test_a_model_thinks_within_its_budget_and_answers_in_the_form(bench: B
     assert "think>" not in said.thought + said.text
     assert said.finished.reason is FinishReason.STOP
     assert said.finished.usage.completion_tokens == len(tokens)
+
+
+@pytest.mark.parametrize("budget", [0, 6])
+@pytest.mark.parametrize("constraint", [None, FORM])
+async def test_a_message_comes_before_the_thought_is_closed_at_its_budget(
+    bench: Bench, budget: int, constraint: Constraint | None
+) -> None:
+    thinking = Thinking(budget=budget, message="\nThat is enough.\n")
+    said = await bench.say(constraint=constraint, thinking=thinking, sampling=Sampling(seed=4), max_tokens=120)
+    assert said.thought.strip().endswith("That is enough.")
+    assert bool(said.thought.strip().removesuffix("That is enough.")) is bool(budget)
+    assert "think>" not in said.thought + said.text
+    if constraint is not None:
+        jsonschema.validate(json.loads(said.text), PERSON)
+
+
+async def test_a_message_that_would_end_the_thought_is_refused(bench: Bench) -> None:
+    with pytest.raises(CallFailed) as caught:
+        await bench.say(thinking=Thinking(budget=6, message="So </think> there"))
+    assert caught.value.failure.param == "reasoning_budget_message"
 
 
 async def test_a_forced_call_comes_after_the_thought(bench: Bench) -> None:

@@ -195,6 +195,12 @@ def test_how_tools_are_chosen() -> None:
 def test_thinking_and_forms() -> None:
     assert read(thinking={"type": "enabled", "budget_tokens": 40}).requests[0].thinking == Thinking(True, None, 40)
     assert read(thinking={"type": "disabled"}).requests[0].thinking == Thinking(enabled=False)
+    assert read(thinking={"type": "adaptive"}).requests[0].thinking == Thinking(enabled=True)
+    kwargs = {"enable_thinking": False, "reasoning_effort": "high", "colour": "red"}
+    request = read(thinking={"type": "enabled"}, chat_template_kwargs=kwargs).requests[0]
+    assert (request.thinking, request.template_values) == (Thinking(enabled=False), {"colour": "red"})
+    request = read(thinking={"type": "enabled", "budget_tokens": 4}, reasoning_budget_message="So.").requests[0]
+    assert request.thinking == Thinking(True, None, 4, "So.")
     config = {"effort": "low", "format": {"type": "json_schema", "schema": {"type": "integer"}}}
     request = read(output_config=config).requests[0]
     assert request.thinking.effort == "low"

@@ -8,10 +8,11 @@ from typing import Any
 
 import pytest
 
-from workers.chat.conversation import conversation_of
+from workers.chat.conversation import UNSET, ChatDefaults, conversation_of, is_thinking_off
 from workers.chat.infill import InfillPrompts, InfillRoom, InfillTokens
 from workers.chat.prompts import SHORT_CHARS, Prompts, TooManyTokens, is_quick
 from workers.chat.template import ChatTemplate
+from workers.chat.variables import PRESERVED, variables
 from workers.protocol.failures import CallFailed, Failure, FailureCode
 from workers.protocol.requests import GenerateRequest, Infill, InfillFile, Message, Thinking
 
@@ -114,26 +115,71 @@ def test_a_model_that_does_not_chat() -> None:
     assert one.tokens(GenerateRequest(prompt="a")) == [BEGIN, *codes("a")]
 
 
+NAMES = ("reasoning_effort", "reasoning_strength", "thinking_effort")
+
+
+def told(defaults: ChatDefaults = UNSET, values: dict[str, Any] | None = None, **thinking: Any) -> dict[str, Any]:
+    """Return what a template is told of thinking."""
+    request = GenerateRequest(messages=HELLO, thinking=Thinking(**thinking), template_values=values or {})
+    given = variables(conversation_of(request, defaults).values)
+    return {name: value for name, value in given.items() if name not in PRESERVED}
+
+
 @pytest.mark.parametrize(
     ("thinking", "expected"),
     [
-        (Thinking(), {}),
-        (Thinking(enabled=True), {"enable_thinking": True, "thinking": True}),
-        (Thinking(budget=0), {"enable_thinking": False, "thinking": False}),
-        (Thinking(budget=0, enabled=True), {"enable_thinking": True, "thinking": True}),
-        (Thinking(effort="none"), {"enable_thinking": False, "thinking": False}),
-        (Thinking(effort="low"), dict.fromkeys(("reasoning_effort", "reasoning_strength", "thinking_effort"), "low")),
+        ({}, {"enable_thinking": True}),
+        ({"enabled": True}, {"enable_thinking": True, "thinking": True}),
+        ({"enabled": False}, {"enable_thinking": False, "thinking": False}),
+        ({"budget": 0}, {"enable_thinking": False, "thinking": False}),
+        ({"budget": 0, "message": "Enough."}, {"enable_thinking": True}),
+        ({"budget": 0, "enabled": True}, {"enable_thinking": True, "thinking": True}),
+        ({"effort": "none"}, {"enable_thinking": False, "thinking": False}),
+        ({"effort": "low"}, {"enable_thinking": True, **dict.fromkeys(NAMES, "low")}),
     ],
 )
-def test_how_much_a_model_thinks_by_every_name(thinking: Thinking, expected: dict[str, Any]) -> None:
-    assert conversation_of(GenerateRequest(messages=HELLO, thinking=thinking)).values == expected
+def test_how_much_a_model_thinks_by_every_name(thinking: dict[str, Any], expected: dict[str, Any]) -> None:
+    assert told(**thinking) == expected
+
+
+ON, OFF = ({"enable_thinking": value, "thinking": value} for value in (True, False))
+
+
+@pytest.mark.parametrize(
+    ("defaults", "thinking", "values", "expected"),
+    [
+        (ChatDefaults(thinking="off"), {}, {}, OFF),
+        (ChatDefaults(thinking="on"), {}, {}, ON),
+        (ChatDefaults(thinking="off"), {"enabled": True}, {}, ON),
+        (ChatDefaults(thinking="on"), {"effort": "none"}, {}, OFF),
+        (ChatDefaults(thinking="on", values={"enable_thinking": False}), {}, {}, OFF),
+        (ChatDefaults(values={"thinking": False}), {}, {}, OFF),
+        (ChatDefaults(values={"thinking": False}), {"enabled": True}, {}, ON),
+        (ChatDefaults(values={"reasoning_effort": "none"}), {}, {}, OFF),
+        (
+            ChatDefaults(values={"reasoning_effort": "low", "colour": "red"}),
+            {},
+            {"colour": "blue"},
+            {"enable_thinking": True, "colour": "blue", **dict.fromkeys(NAMES, "low")},
+        ),
+        (
+            ChatDefaults(values={"reasoning_effort": "low"}),
+            {"effort": "high"},
+            {},
+            {"enable_thinking": True, **dict.fromkeys(NAMES, "high")},
+        ),
+    ],
+)
+def test_a_request_goes_before_the_catalog_and_that_before_the_defaults(
+    defaults: ChatDefaults, thinking: dict[str, Any], values: dict[str, Any], expected: dict[str, Any]
+) -> None:
+    assert told(defaults, values, **thinking) == expected
+    request = GenerateRequest(messages=HELLO, thinking=Thinking(**thinking), template_values=values)
+    assert is_thinking_off(request, defaults) is (expected["enable_thinking"] is False)
 
 
 def test_what_a_caller_sets_comes_before_what_is_derived() -> None:
-    request = GenerateRequest(
-        messages=HELLO, thinking=Thinking(enabled=True), template_values={"enable_thinking": False, "colour": "red"}
-    )
-    assert conversation_of(request).values == {"enable_thinking": False, "thinking": True, "colour": "red"}
+    assert told(values={"enable_thinking": False, "colour": "red"}, enabled=True) == OFF | {"colour": "red"}
 
 
 @pytest.mark.parametrize("name", ["messages", "tools", "raise_exception"])

@@ -137,7 +137,7 @@ def test_a_template_that_puts_the_system_prompt_last_shares_it_in_no_later_turn(
 
 
 def test_developers_and_systems_are_told_apart_where_the_template_does(model: Model) -> None:
-    source = "{{ '' if 'developer' else '' }}" + CHATML
+    source = "{{ '' if '<|channel|>' else '' }}" + CHATML
     one = prompts(model, source)
     developer = public_text(model, one, Message("developer", MARKED), Message("user", "Hi"))
     system = public_text(model, one, *asked("Hi"))

@@ -117,7 +117,8 @@ def test_arguments_that_are_no_object_pass_as_the_model_wrote_them() -> None:
 def test_a_template_that_knows_no_developer_reads_system() -> None:
     message = Message("developer", "x")
     assert render("{{ messages[0].role }}: {{ messages[0].content }}", message) == "system: x"
-    assert render("{# developer #}{{ messages[0].role }}: {{ messages[0].content }}", message) == "developer: x"
+    assert render("{# developer #}{{ messages[0].role }}: {{ messages[0].content }}", message) == "system: x"
+    assert render("{# <|channel|> #}{{ messages[0].role }}: {{ messages[0].content }}", message) == "developer: x"
 
 
 def test_results_carry_the_name_of_their_tool() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -54,6 +55,40 @@ def test_with_a_catalog_it_is_said_there(tmp_path: Path) -> None:
     settings = SupervisorSettings(catalog=catalog(tmp_path, INLINE).catalog, chat_template="x.jinja")
     with pytest.raises(CatalogError, match="say this per model"):
         wanted(settings)
+
+
+@pytest.mark.parametrize(("written", "mode"), [("on", "on"), ("off", "off"), ("auto", "auto"), ('"off"', "off")])
+def test_thinking_and_variables_on_their_way_to_a_worker(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, written: str, mode: str
+) -> None:
+    """YAML takes a bare on for true."""
+    file = tmp_path / "catalog.yaml"
+    entry = f"  - name: m\n    path: model.gguf\n    thinking: {written}\n    chat_template_kwargs: {{colour: red}}\n"
+    file.write_text(f"models:\n{entry}")
+    worker = worker_of(SupervisorSettings(catalog=file), monkeypatch)
+    assert (worker.thinking, json.loads(worker.chat_template_kwargs)) == (mode, {"colour": "red"})
+    config = tmp_path / "config.yaml"
+    config.write_text(f"thinking: {written}\nchat_template_kwargs: {{colour: blue}}\n")
+    for name in ("PADDOCK_THINKING", "PADDOCK_CHAT_TEMPLATE_KWARGS"):
+        monkeypatch.delenv(name, raising=False)
+    worker = worker_of(SupervisorSettings(config=config), monkeypatch)
+    assert (worker.thinking, json.loads(worker.chat_template_kwargs)) == (mode, {"colour": "blue"})
+
+
+@pytest.mark.parametrize(
+    ("entry", "told"),
+    [
+        ("thinking: maybe", "thinking"),
+        ("chat_template_kwargs: {messages: []}", "'messages' is a request's to set"),
+        ("chat_template_kwargs: {add_generation_prompt: true}", "'add_generation_prompt' is a request's"),
+        ("chat_template_kwargs: {enable_thinking: sure}", "'enable_thinking' must be true or false"),
+    ],
+)
+def test_variables_that_no_model_can_have(tmp_path: Path, entry: str, told: str) -> None:
+    file = tmp_path / "catalog.yaml"
+    file.write_text(f"models:\n  - name: m\n    path: model.gguf\n    {entry}\n")
+    with pytest.raises(CatalogError, match=told):
+        wanted(SupervisorSettings(catalog=file))
 
 
 def test_files_that_can_not_be_read(tmp_path: Path) -> None:

@@ -1,0 +1,42 @@
+"""What every chat template is given beside the conversation, whoever asks.
+
+Source of names and defaults: tools/server/server-common.cpp, common/chat.cpp and `caps_apply_*` in
+common/jinja/caps.cpp of llama.cpp; `thinking` and `thinking_effort` are names that templates of Granite, DeepSeek and
+Kimi K3 have for the same, which llama.cpp does not set.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+EFFORT_NAMES = ("reasoning_effort", "reasoning_strength", "thinking_effort")
+
+PRESERVED: Mapping[str, bool] = {
+    "preserve_thinking": True,
+    "clear_thinking": False,
+    "truncate_history_thinking": False,
+    "drop_thinking": False,
+}
+"""By which names templates are told to show what was thought in earlier turns; llama.cpp's list."""
+
+
+OFF_BY_DEFAULT = ("<|inner_prefix|>",)
+"""Marks of templates (Apertus) in which llama-server finds no thoughts, so that it tells them not to think."""
+
+
+def variables(values: Mapping[str, Any], source: str = "") -> dict[str, Any]:
+    """Return a conversation's values with llama-server's defaults, each meaning by all names that templates have for
+    it: a model may think, and what it thought in earlier turns is shown.
+
+    A name that `values` has keeps its value. Only a caller or the catalog sets `thinking`: by default llama-server
+    leaves it out, and some templates ask for more than a switch with it. `source`: of the template.
+    """
+    preserve = values.get("preserve_reasoning", True) is True
+    given: dict[str, Any] = {name: value if preserve else not value for name, value in PRESERVED.items()}
+    given["enable_thinking"] = not any(mark in source for mark in OFF_BY_DEFAULT)
+    if "enable_thinking" in values:
+        given["thinking"] = values["enable_thinking"]
+    if isinstance(effort := values.get("reasoning_effort"), str):
+        given |= dict.fromkeys(EFFORT_NAMES, effort)
+    return given | dict(values)
