@@ -11,6 +11,7 @@ from typing import Any
 
 import msgspec
 
+from workers.chat.reasoning import spoken_turn_of, turn_marks_of
 from workers.chat.variables import EFFORT_NAMES, PRESERVED
 
 Form = dict[str, Any]
@@ -19,7 +20,7 @@ Form = dict[str, Any]
 Render = Callable[[Sequence[Form], Sequence[Form] | None, Mapping[str, Any]], str | None]
 """Messages, tools and more values -> the prompt; None where the template refuses them."""
 
-USER, SYSTEM, RESULT, THOUGHT = "Uq7x", "Sq7x", "Rq7x", "Tq7x"
+USER, SYSTEM, RESULT, THOUGHT, SAID = "Uq7x", "Sq7x", "Rq7x", "Tq7x", "Aq7x"
 TOOL, OTHER_TOOL, ARGUMENT, VALUE = "tool_q7a", "tool_q7b", "argq7x", "valq7x"
 SHORT_ID, OTHER_SHORT_ID = "q7a123456", "q7b123456"
 LONG_ID = "call_q7a12345678"
@@ -69,22 +70,27 @@ class Abilities(msgspec.Struct, frozen=True, kw_only=True):
     """Ids of calls must be nine letters or digits."""
     tool_list: bool = False
     """Without tools an empty list is wanted, not null."""
+    thought_open: str = ""
+    """What a turn writes before its thought, whitespace included; empty: it has none."""
+    thought_close: str = ""
+    """What it writes between its thought and its answer."""
 
     def caps(self) -> dict[str, bool]:
         names = self.__struct_fields__[:9]
         return {f"supports_{name}": getattr(self, name) for name in names}
 
 
-def find_abilities(render: Render) -> Abilities:
-    """Renders some 25 times."""
-    return _Probe(render).abilities()
+def find_abilities(render: Render, source: str) -> Abilities:
+    """Renders some 25 times. `source`: of the template, which is searched for the marks of thoughts."""
+    return _Probe(render, source).abilities()
 
 
 class _Probe:
     """Questions build on what was found before: a template that wants typed content is asked everything with it."""
 
-    def __init__(self, render: Render) -> None:
+    def __init__(self, render: Render, source: str) -> None:
         self._render = render
+        self._source = source
         self._typed = False
         self._no_tools: Sequence[Form] | None = None
 
@@ -93,6 +99,7 @@ class _Probe:
         system = self._shows_system([{"role": "system", "content": SYSTEM}, QUESTION])
         tools = self._tools()
         null_content, object_arguments, calls = self._calls()
+        thought_open, thought_close = self._thought()
         return Abilities(
             string_content=string,
             typed_content=typed,
@@ -113,6 +120,8 @@ class _Probe:
             and TOOL not in (self._called([SHORT_ID], null=False, as_text=not object_arguments, words="ok") or TOOL),
             short_ids=calls and self._called([LONG_ID], null=null_content, as_text=not object_arguments) is None,
             tool_list=self._no_tools is not None,
+            thought_open=thought_open,
+            thought_close=thought_close,
         )
 
     def _content(self) -> tuple[bool, bool]:
@@ -184,6 +193,22 @@ class _Probe:
         )
         quoted = any(mark in as_parts for mark in ("'thinking'", '"thinking"'))
         return THOUGHT not in as_field and THOUGHT in as_parts and not quoted
+
+    def _thought(self) -> tuple[str, str]:
+        """Return the marks with what the template writes beside them, or bare where it shows no thought."""
+        marks = turn_marks_of(self._source)
+        if marks is None:
+            return "", ""
+        if spoken_turn_of(self._source) is not None:
+            return marks.open, marks.close
+        answer = {"role": "assistant", "content": SAID, "reasoning_content": THOUGHT, "thinking": THOUGHT}
+        values = {**PRESERVED, "enable_thinking": True, "add_generation_prompt": False}
+        text = self._asked([QUESTION, answer], self._no_tools, values) or ""
+        before, _, behind = text.rpartition(THOUGHT)
+        opened, close = before.rfind(marks.open.strip()), behind.partition(SAID)[0]
+        if opened < 0 or marks.close.strip() not in close:
+            return marks.open, marks.close
+        return before[opened:], close
 
     def _knows_effort(self) -> bool:
         low, high = (

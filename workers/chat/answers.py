@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Protocol
 
-from workers.chat.conversation import UNSET, ChatDefaults, is_thinking_off
+from workers.chat.conversation import UNSET, ChatDefaults, conversation_of, is_thinking_off
 from workers.chat.tools import Parser
 from workers.chat.tools.family import Ask, Family
 from workers.chat.tools.prefaced import Prefaced
@@ -43,7 +43,7 @@ class Answers:
         """For the answer to one prompt; None: its text needs no reading."""
         if not _is_chat(request):
             return None
-        opened, split = self.opens_thought(prompt), request.thinking.split
+        opened, split = self.is_thinking(request, prompt), request.thinking.split
         parser = self.family.parser(
             Ask(
                 tools=request.tools,
@@ -53,7 +53,7 @@ class Answers:
                 forced=request.forced_tools,
             )
         )
-        return Prefaced(self._opening(prompt), parser) if opened and not split else parser
+        return Prefaced(self._opening(prompt), parser) if self.opens_thought(prompt) and not split else parser
 
     def written(self, request: GenerateRequest) -> Mapping[int, bytes]:
         """Control tokens that the engine must write into the answer's text, for its parser or for the caller."""
@@ -64,6 +64,14 @@ class Answers:
         """A prompt as the model reads it, control tokens written out; empty without a vocabulary."""
         pieces = map(self._vocab.special_piece, prompt) if self._vocab is not None else ()
         return b"".join(pieces).decode("utf-8", "replace")
+
+    def is_thinking(self, request: GenerateRequest, prompt: Sequence[int]) -> bool:
+        """Whether the answer to the prompt begins within a thought: a new one, or one that the caller began."""
+        if self.opens_thought(prompt):
+            return True
+        last = request.messages[-1] if self.family.thought is not None and request.messages else None
+        begun = last is not None and last.role == "assistant" and bool(last.reasoning) and not last.content
+        return begun and conversation_of(request).continued
 
     def opens_thought(self, prompt: Sequence[int]) -> bool:
         """Whether the prompt leaves the model in the middle of a thought."""

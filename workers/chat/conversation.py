@@ -10,6 +10,7 @@ from typing import Any
 
 import msgspec
 
+from workers.chat.variables import ANSWER_SCHEMA
 from workers.protocol.catalog import RESERVED, ThinkingMode
 from workers.protocol.failures import CallFailed, Failure, FailureCode
 from workers.protocol.requests import GenerateRequest, Message, Thinking, Tool
@@ -58,7 +59,7 @@ def conversation_of(request: GenerateRequest, defaults: ChatDefaults = UNSET) ->
     return Conversation(
         messages=request.messages,
         tools=request.tools,
-        values=defaults.variables() | _thinking_values(request.thinking) | values,
+        values=defaults.variables() | _form_values(request) | _thinking_values(request.thinking) | values,
         template=template,
         continued=continued,
     )
@@ -82,6 +83,12 @@ def _is_continued(messages: tuple[Message, ...], values: dict[str, Any]) -> bool
             "leave out its content"
         )
     return bool(asked)
+
+
+def _form_values(request: GenerateRequest) -> dict[str, Any]:
+    """The schema that the answer follows, for templates that write it (`ANSWER_SCHEMA` of `workers.chat.variables`)."""
+    form = request.constraint
+    return {ANSWER_SCHEMA: form.text} if form is not None and form.kind == "json_schema" else {}
 
 
 def is_thinking_off(request: GenerateRequest, defaults: ChatDefaults = UNSET) -> bool:

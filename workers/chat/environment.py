@@ -30,11 +30,25 @@ class GenerationTag(Extension):
         return nodes.Scope(parser.parse_statements(("name:endgeneration",), drop_needle=True)).set_lineno(line)
 
 
+class Missing(Undefined):
+    """What a template looks for and does not find: beside a text it is an empty one, as for llama.cpp's interpreter.
+
+    Command-R+ writes each parameter's description so, and many have none.
+    """
+
+    __slots__ = ()
+
+    def __add__(self, other: Any) -> Any:
+        return other if isinstance(other, str) else self._fail_with_undefined_error()
+
+    __radd__ = __add__
+
+
 def new_environment() -> SandboxedEnvironment:
     """A sandbox without files, modules or attributes that begin with an underscore. It bounds neither time nor memory:
     whoever renders what he did not write does so in a process that can be stopped (`workers.chat.render_process`)."""
     environment = SandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols", GenerationTag]
+        trim_blocks=True, lstrip_blocks=True, undefined=Missing, extensions=["jinja2.ext.loopcontrols", GenerationTag]
     )
     environment.filters["tojson"] = to_json
     environment.filters["from_json"] = json.loads

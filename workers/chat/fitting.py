@@ -85,7 +85,7 @@ def _form(message: Message, abilities: Abilities, *, thinking: bool) -> Form:
             form["content"] = thinking_parts(message.reasoning, message.content or "")
         if thinking:
             form["thinking"] = message.reasoning
-            if message.tool_calls:  # such templates take one of the two beside a call
+            if message.tool_calls and not abilities.thinking_parts:  # such templates take one of the two beside a call
                 form["content"] = ""
     if message.name is not None:
         form["name"] = message.name
@@ -93,7 +93,7 @@ def _form(message: Message, abilities: Abilities, *, thinking: bool) -> Form:
         form["tool_call_id"] = message.tool_call_id
     if message.tool_calls:
         form["tool_calls"] = [_call_form(call, as_object=abilities.object_arguments) for call in message.tool_calls]
-        if abilities.null_content and not message.content:
+        if abilities.null_content and not form["content"]:
             form["content"] = None
     return form
 
@@ -108,6 +108,8 @@ def _with_responses(messages: Sequence[Form]) -> list[Form]:
             last.setdefault("tool_responses", []).append(response)
         elif last is not None and form["role"] == "assistant" and not (last["content"] or form.get("tool_calls")):
             last["content"] = form["content"]
+        elif form.get("tool_calls") and form["content"]:  # they would stand behind the results
+            folded += [{"role": form["role"], "content": form["content"]}, {**form, "content": ""}]
         else:
             folded.append(form)
     return folded

@@ -16,6 +16,7 @@ from workers.chat.abilities import Abilities, Form, find_abilities
 from workers.chat.conversation import Conversation
 from workers.chat.environment import new_environment, to_json
 from workers.chat.fitting import fitted, forms, mended, tool_form
+from workers.chat.reasoning import is_deepseek_v4
 from workers.chat.variables import variables
 from workers.protocol.failures import CallFailed, Failure, FailureCode
 from workers.protocol.requests import Message, Tool
@@ -70,22 +71,39 @@ class ChatTemplate:
             raise TemplateUnusable(f"the chat template does not compile: {_reason(error)}") from error
         self._template: Template = Template.from_code(environment, code, environment.make_globals(None))
         self._tokens = {"bos_token": bos_text, "eos_token": eos_text}
-        self.abilities = abilities or find_abilities(self._tried)
+        self.abilities = abilities or find_abilities(self._tried, self.source)
 
     def render(self, conversation: Conversation) -> str:
         """The prompt's text, up to where the assistant begins or goes on to speak. Raises CallFailed."""
-        messages = conversation.messages
-        if conversation.continued:
-            messages = (*messages[:-1], _with_cut(messages[-1]))
         values = variables(conversation.values, self.source)
-        if conversation.continued:
-            values |= {"add_generation_prompt": False, "continue_final_message": True}
         try:
-            text = self._fitted(messages, conversation.tools, values)
+            if conversation.continued:
+                return self._continued(conversation.messages, conversation.tools, values)
+            return self._fitted(conversation.messages, conversation.tools, values)
         except _Refused as refused:
             message = f"the model's chat template cannot render these messages: {refused}"
             raise CallFailed(Failure(FailureCode.INVALID_REQUEST, message, "messages")) from None
-        return _cut(text) if conversation.continued else text
+
+    def _continued(self, messages: Sequence[Message], tools: Sequence[Tool], values: Mapping[str, Any]) -> str:
+        """The prompt of the answer to all but the last message, and then that, as llama-server has it: so a model that
+        thinks goes on behind its thought, and what is cached of the prompt before is used.
+
+        Raises _Refused; CallFailed where the template has no place for what is gone on from.
+        """
+        earlier, last = messages[:-1], messages[-1]
+        marks = self.abilities.thought_open, self.abilities.thought_close
+        try:
+            before = self._fitted(earlier, tools, {**values, "add_generation_prompt": False})
+            opened = self._fitted(earlier, tools, {**values, "add_generation_prompt": True})
+        except _Refused:  # some want a conversation to end with the user
+            before, opened = "", None
+        begun = opened[_num_common(before, opened) :] if opened is not None else ""
+        if opened is not None and marks[0]:
+            return before + _turn(begun, last, marks, bare=is_deepseek_v4(self.source))
+        closed = {**values, "add_generation_prompt": False, "continue_final_message": True}
+        own = _cut(self._fitted((*earlier, _with_cut(last)), tools, closed))
+        turn = own[len(before) :] if own.startswith(before) else ""
+        return own if turn and (not begun or turn[0] == begun[0]) else before + begun + (last.content or "")
 
     def _fitted(self, messages: Sequence[Message], tools: Sequence[Tool], values: Mapping[str, Any]) -> str:
         """Raises _Refused with the reason that the messages were refused for as they came."""
@@ -189,6 +207,22 @@ def chosen(names: Iterable[str], conversation: Conversation) -> str:
     if conversation.tools and "tool_use" in known:
         return "tool_use"
     return "rag" if conversation.values.get("documents") and "rag" in known else DEFAULT
+
+
+def _num_common(one: str, other: str) -> int:
+    """Return how many characters two texts have in common from the first on."""
+    pairs = enumerate(zip(one, other, strict=False))
+    return next((number for number, (left, right) in pairs if left != right), min(len(one), len(other)))
+
+
+def _turn(begun: str, last: Message, marks: tuple[str, str], *, bare: bool) -> str:
+    """Return what the assistant has said, its thought included. `begun`: how its turn begins; `bare`: without a thought
+    it has the closing mark alone.
+    """
+    opening, closing = marks
+    head = begun.partition(opening.strip())[0].partition(closing.strip())[0]
+    thought = head + ("" if bare and not last.reasoning else opening) + (last.reasoning or "")
+    return thought if last.reasoning and not last.content else thought + closing + (last.content or "")
 
 
 def _with_cut(message: Message) -> Message:

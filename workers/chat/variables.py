@@ -7,10 +7,16 @@ Kimi K3 have for the same, which llama.cpp does not set.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from typing import Any
 
+from workers.chat.reasoning import NOT_FOUND, is_deepseek_v4
+
 EFFORT_NAMES = ("reasoning_effort", "reasoning_strength", "thinking_effort")
+
+ANSWER_SCHEMA = "answer_schema"
+"""The JSON Schema of the answer, as text. Like llama-server, only DeepSeek V4 gets it: it is trained to read it."""
 
 PRESERVED: Mapping[str, bool] = {
     "preserve_thinking": True,
@@ -19,10 +25,6 @@ PRESERVED: Mapping[str, bool] = {
     "drop_thinking": False,
 }
 """By which names templates are told to show what was thought in earlier turns; llama.cpp's list."""
-
-
-OFF_BY_DEFAULT = ("<|inner_prefix|>",)
-"""Marks of templates (Apertus) in which llama-server finds no thoughts, so that it tells them not to think."""
 
 
 def variables(values: Mapping[str, Any], source: str = "") -> dict[str, Any]:
@@ -34,9 +36,13 @@ def variables(values: Mapping[str, Any], source: str = "") -> dict[str, Any]:
     """
     preserve = values.get("preserve_reasoning", True) is True
     given: dict[str, Any] = {name: value if preserve else not value for name, value in PRESERVED.items()}
-    given["enable_thinking"] = not any(mark in source for mark in OFF_BY_DEFAULT)
+    given["enable_thinking"] = not any(mark in source for mark in NOT_FOUND)
     if "enable_thinking" in values:
         given["thinking"] = values["enable_thinking"]
     if isinstance(effort := values.get("reasoning_effort"), str):
         given |= dict.fromkeys(EFFORT_NAMES, effort)
-    return given | dict(values)
+    given |= values
+    schema = given.pop(ANSWER_SCHEMA, None)
+    if schema is not None and is_deepseek_v4(source):
+        given.setdefault("response_format", json.loads(schema))
+    return given

@@ -24,7 +24,7 @@ def thought_before(request: GenerateRequest, prompt: Sequence[int], answers: Ans
         message = f"`reasoning_budget_message` has {marks.close.strip()!r} in it, which ends this model's thoughts; "
         message += "leave it out, it is added"
         raise CallFailed(Failure(FailureCode.INVALID_REQUEST, message, "reasoning_budget_message"))
-    is_open = answers.opens_thought(prompt)
+    is_open = answers.is_thinking(request, prompt)
     if not (is_open or answers.has_thought(request)):
         return None
     # Where a form or calls are possible, they say what follows the thought.

@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from workers.chat.conversation import Conversation
+from workers.chat.conversation import Conversation, conversation_of
 from workers.chat.template import MAX_RENDERED_CHARS, ChatTemplate, TemplateSet, TemplateUnusable
 from workers.protocol.failures import CallFailed, FailureCode
-from workers.protocol.requests import Message, Tool, ToolCall
+from workers.protocol.requests import Constraint, GenerateRequest, Message, Tool, ToolCall
 
 HELLO = (Message("system", "Be brief."), Message("user", "Hi <&>"))
 DEMO = Path(__file__).parents[4] / "deploy" / "demo" / "chat_template.jinja"
@@ -353,3 +353,55 @@ class TestNamedTemplates:
     def test_a_model_with_a_default_only(self) -> None:
         alone = TemplateSet({"default": "d"})
         assert alone.render(Conversation(messages=HELLO, tools=(WEATHER,))) == "d"
+
+
+THINKS = (
+    "{% for m in messages %}<{{ m.role }}>{% if m.reasoning_content %}<think>\n{{ m.reasoning_content }}\n</think>\n"
+    "{% endif %}{{ m.content }}</>{% endfor %}"
+    "{% if add_generation_prompt %}<assistant>{{ '<think>\\n' if enable_thinking else '<think></think>' }}{% endif %}"
+)
+
+
+@pytest.mark.parametrize("enabled", [True, False])
+def test_a_model_that_thinks_goes_on_behind_its_thought(enabled: bool) -> None:
+    def gone_on(message: Message) -> str:
+        messages = (Message("user", "Hi"), message)
+        values = {"enable_thinking": enabled}
+        return ChatTemplate(THINKS).render(Conversation(messages=messages, values=values, continued=True))
+
+    assert gone_on(Message("assistant", "Once")) == "<user>Hi</><assistant><think>\n\n</think>\nOnce"
+    assert gone_on(Message("assistant", "Once", "so")) == "<user>Hi</><assistant><think>\nso\n</think>\nOnce"
+    assert gone_on(Message("assistant", None, "so")) == "<user>Hi</><assistant><think>\nso"
+
+
+def test_what_was_computed_for_the_prompt_before_is_gone_on_from() -> None:
+    """Here the template writes another turn's end once there is one more."""
+    source = (
+        "{% for m in messages %}<{{ m.role }}>{{ m.content }}{{ '' if loop.last else '!' }}{% endfor %}"
+        "{% if add_generation_prompt %}<assistant>{% endif %}"
+    )
+    messages = (Message("user", "Hi"), Message("assistant", "Once"))
+    assert ChatTemplate(source).render(Conversation(messages=messages, continued=True)) == "<user>Hi<assistant>Once"
+
+
+def test_a_template_that_writes_more_than_it_opens_a_turn_with() -> None:
+    source = (
+        "{% for m in messages %}<{{ m.role }}>{{ 'all:' if m.role == 'assistant' }}{{ m.content }}{% endfor %}"
+        "{% if add_generation_prompt %}<assistant>{% endif %}"
+    )
+    messages = (Message("user", "Hi"), Message("assistant", "Once"))
+    assert ChatTemplate(source).render(Conversation(messages=messages, continued=True)) == "<user>Hi<assistant>all:Once"
+
+
+def test_what_is_missing_is_empty_beside_a_text() -> None:
+    assert render("{{ 'a' + messages[0].nothing + 'b' }}", Message("user", "x")) == "ab"
+    with pytest.raises(CallFailed, match="nothing"):
+        render("{{ 1 + messages[0].nothing }}", Message("user", "x"))
+
+
+def test_the_answers_schema_is_shown_to_deepseek_v4_alone() -> None:
+    source = "{{ messages[0].content }}{% if response_format is defined %} {{ response_format | tojson }}{% endif %}"
+    request = GenerateRequest(messages=(Message("user", "x"),), constraint=Constraint("json_schema", '{"a": 1}'))
+    assert ChatTemplate(source).render(conversation_of(request)) == "x"
+    assert ChatTemplate("{# dsml_token #}" + source).render(conversation_of(request)) == 'x {"a": 1}'
+    assert ChatTemplate("{# dsml_token function_calls #}" + source).render(conversation_of(request)) == "x"
