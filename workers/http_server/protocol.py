@@ -104,6 +104,8 @@ class HttpProtocol(BoundedConnection, HttpToolsProtocol):
         if self._next_turn is not None:
             self._next_turn.cancel()
         super().connection_lost(exc)
+        # uvicorn ends this timer unless the peer broke off: it would hold all of the connection until it runs out.
+        self._unset_keepalive_if_required()
 
     def timeout_keep_alive_handler(self) -> None:
         super().timeout_keep_alive_handler()

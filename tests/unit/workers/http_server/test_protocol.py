@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
+import socket
+import struct
+import weakref
 from collections import Counter
 from collections.abc import AsyncIterator
 from typing import Any
@@ -69,6 +73,29 @@ async def said(port: int, *parts: bytes, pause_s: float = 0.0) -> bytes:
         return b""
     finally:
         writer.close()
+
+
+async def test_a_connection_that_is_broken_off_is_forgotten_at_once() -> None:
+    """Its keep-alive has a minute to go, and held all of it meanwhile."""
+    config = uvicorn.Config(app, lifespan="off", log_config=None, timeout_keep_alive=60)
+    state = ServerState(form, Connections(ConnectionBounds.of(1024)))
+    known: list[weakref.ref[HttpProtocol]] = []
+
+    def made() -> HttpProtocol:
+        one = HttpProtocol(config, state, {})
+        known.append(weakref.ref(one))
+        return one
+
+    async with await asyncio.get_running_loop().create_server(made, "127.0.0.1", 0) as server:
+        reader, writer = await asyncio.open_connection("127.0.0.1", server.sockets[0].getsockname()[1])
+        writer.write(TINY)
+        assert (await reader.readuntil(b"ok")).startswith(b"HTTP/1.1 200 ")
+        reset = struct.pack("ii", 1, 0)  # closing it breaks it off
+        writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, reset)
+        writer.transport.abort()
+        await asyncio.sleep(0.1)
+        gc.collect()
+        assert [one() for one in known] == [None]
 
 
 async def test_a_sound_head_is_answered(port: int) -> None:
