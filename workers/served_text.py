@@ -6,6 +6,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from workers.chat.infill import InfillPrompts, InfillRoom, InfillTokens
+from workers.chat.named_templates import NAMED
 from workers.chat.prompts import Prompts
 from workers.chat.renderer import Renderer
 from workers.chat.template import DEFAULT
@@ -28,8 +29,8 @@ class TemplateFileUnusable(ValueError):
 
 
 def open_renderer(model: Model, override: str, number: int) -> Renderer:
-    """`override`: the setting `chat_template`, a file's path or a template itself; empty: the model's own are used.
-    `number`: of processes.
+    """`override`: the setting `chat_template`: a file's path, a built-in's name or a template; empty: the model's
+    own are used. `number`: of processes.
 
     Raises TemplateFileUnusable, TemplateUnusable.
     """
@@ -41,6 +42,8 @@ def template_of(setting: str) -> str:
     """Raises TemplateFileUnusable."""
     if is_template(setting):
         return setting
+    if setting in NAMED:
+        return NAMED[setting]
     path = Path(setting).expanduser()
     try:
         with path.open("rb") as file:

@@ -162,7 +162,10 @@ class ModelSettings(PaddockSettings):
     ] = ""
     chat_template: Annotated[
         str,
-        Field(description="Jinja file, or the template itself, in place of the model's own; empty: the model's own"),
+        Field(
+            description="Jinja file, the template itself, or a name that llama-server takes, such as chatml, in place "
+            "of the model's own; empty: the model's own"
+        ),
     ] = ""
     thinking: Annotated[
         ThinkingMode,

@@ -38,6 +38,66 @@ ThinkingMode = Literal["auto", "on", "off"]
 RESERVED = frozenset({"messages", "tools", "functions", "raise_exception", "strftime_now"})
 """Variables of a chat template that are nobody's to set."""
 
+TEMPLATE_NAMES = frozenset(
+    {
+        "bailing",
+        "bailing-think",
+        "bailing2",
+        "chatglm3",
+        "chatglm4",
+        "chatml",
+        "command-r",
+        "deepseek",
+        "deepseek-ocr",
+        "deepseek2",
+        "deepseek3",
+        "exaone-moe",
+        "exaone3",
+        "exaone4",
+        "falcon3",
+        "gemma",
+        "gigachat",
+        "glmedge",
+        "gpt-oss",
+        "granite",
+        "granite-4.0",
+        "granite-4.1",
+        "grok-2",
+        "hunyuan-dense",
+        "hunyuan-moe",
+        "hunyuan-vl",
+        "kimi-k2",
+        "llama2",
+        "llama2-sys",
+        "llama2-sys-bos",
+        "llama2-sys-strip",
+        "llama3",
+        "llama4",
+        "megrez",
+        "minicpm",
+        "mistral-v1",
+        "mistral-v3",
+        "mistral-v3-tekken",
+        "mistral-v7",
+        "mistral-v7-tekken",
+        "monarch",
+        "openchat",
+        "orion",
+        "pangu-embedded",
+        "phi3",
+        "phi4",
+        "rwkv-world",
+        "seed_oss",
+        "smolvlm",
+        "solar-open",
+        "vicuna",
+        "vicuna-orca",
+        "yandex",
+        "zephyr",
+    }
+)
+"""Built-in chat templates (`workers.chat.named_templates`), by the names that llama-server takes."""
+
 NOT_FOR_MODELS = RESERVED | {"add_generation_prompt", "continue_final_message", "chat_template", "documents"}
 """What a model's `chat_template_kwargs` may not have."""
 
@@ -230,8 +290,8 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
         str,
         Meta(
             max_length=32768,
-            description="Jinja file, relative to the catalog file, or the template itself, in place of the model's; "
-            "empty: the model's own",
+            description="Jinja file, relative to the catalog file, the template itself, or a name that llama-server "
+            "takes, such as chatml or llama3, in place of the model's; empty: the model's own",
         ),
     ] = ""
     thinking: Annotated[

@@ -236,7 +236,12 @@ def _with_files_of(found: Catalog, folder: Path) -> Catalog:
 
 
 def _located(template: str, folder: Path) -> str:
-    return template if not template or catalog.is_template(template) else str(folder / Path(template).expanduser())
+    named = template in catalog.TEMPLATE_NAMES
+    return (
+        template
+        if not template or named or catalog.is_template(template)
+        else str(folder / Path(template).expanduser())
+    )
 
 
 def _alias(settings: SupervisorSettings) -> str:

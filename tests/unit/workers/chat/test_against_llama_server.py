@@ -16,9 +16,11 @@ from tests.support.llama_source import files_of, skip_without_sources
 from tests.support.real_server import asked, built_server, real_server
 from tests.support.stack import ROOT, SHARED_MODELS
 from tests.unit.workers.chat.conversations import GROUPS, Body
-from workers.chat.conversation import conversation_of
+from workers.chat.conversation import Conversation, conversation_of
+from workers.chat.named_templates import NAMED
 from workers.chat.template import ChatTemplate
 from workers.protocol.failures import CallFailed
+from workers.protocol.requests import Message
 
 FILES = {path.stem: path for path in files_of("models/templates", "*.jinja")}
 MODEL = SHARED_MODELS / "stories260K.gguf"
@@ -335,6 +337,27 @@ def test_prompts_are_those_of_the_real_server(name: str) -> None:
             if theirs != [own_prompt(template, body) for body in bodies]:
                 differing.add(group)
     assert differing == listed(name)
+
+
+NAMED_ALIKE = sorted(NAMED.keys() - {"yandex"})
+"""llama-server drops that one's system messages."""
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", NAMED_ALIKE)
+def test_named_templates_are_those_of_the_real_server(name: str) -> None:
+    built_server()
+    system, user, answer, more = (
+        {"role": role, "content": text}
+        for role, text in (("system", " Brief. "), ("user", " Hi! "), ("assistant", " Hello. "), ("user", "More?"))
+    )
+    template = ChatTemplate(NAMED[name])
+    with real_server(MODEL, "--no-jinja", "--chat-template", name) as url:
+        for messages in ([user], [system, user], [system, user, answer, more], [user, answer, more]):
+            theirs = asked(f"{url}/apply-template", {"messages": messages})
+            assert theirs is not None
+            conversation = Conversation(messages=tuple(Message(**one) for one in messages))  # type: ignore[arg-type]
+            assert template.render(conversation) == theirs["prompt"]
 
 
 def test_what_differs_is_told_with_its_reason() -> None:

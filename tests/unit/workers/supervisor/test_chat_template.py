@@ -7,7 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from workers.protocol.catalog import CatalogError
+from workers.chat.conversation import Conversation
+from workers.chat.named_templates import NAMED
+from workers.chat.template import ChatTemplate
+from workers.protocol.catalog import TEMPLATE_NAMES, CatalogError
+from workers.protocol.requests import Message
 from workers.served_text import MAX_TEMPLATE_BYTES, TemplateFileUnusable, template_of
 from workers.settings import SupervisorSettings, WorkerSettings
 from workers.supervisor.library import wanted
@@ -44,6 +48,16 @@ def test_a_template_in_the_catalog(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
 def test_a_template_of_the_settings(monkeypatch: pytest.MonkeyPatch) -> None:
     assert worker_of(SupervisorSettings(chat_template=INLINE), monkeypatch).chat_template == INLINE
+
+
+def test_a_name_that_llama_server_takes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It stands for a template that is built in, whatever folder the catalog lies in."""
+    worker = worker_of(catalog(tmp_path, "llama3"), monkeypatch)
+    assert worker.chat_template == "llama3"
+    prompt = ChatTemplate(template_of(worker.chat_template)).render(Conversation(messages=(Message("user", " Hi "),)))
+    turn = "<|start_header_id|>{}<|end_header_id|>\n\n"
+    assert prompt == turn.format("user") + "Hi<|eot_id|>" + turn.format("assistant")
+    assert set(NAMED) == TEMPLATE_NAMES
 
 
 def test_one_that_is_too_long_for_the_catalog(tmp_path: Path) -> None:
