@@ -109,7 +109,7 @@ async def test_warming_up(caller: SocketCaller) -> None:
         ('{"type": "response.create", "input": "hi", "stream_id": ""}', "stream_id", "1 to 256"),
         ('{"type": "response.create", "input": "hi", "generate": 0}', "generate", "true or false"),
         ('{"type": "response.create", "input": "hi", "background": true}', "background", "POST /v1/responses"),
-        ('{"type": "response.create", "input": "hi", "wrong": 1}', "wrong", "wrong"),
+        ('{"type": "response.create", "input": "hi", "use_beam_search": true}', "use_beam_search", "token by token"),
         ('{"type": "response.create"}', "input", "missing"),
     ],
 )
@@ -312,7 +312,7 @@ async def test_pings_to_a_client_that_answers_none(stack: Stack, gateway: Proces
 
 async def test_a_message_has_the_bound_of_a_body(stack: Stack, gateway: Process) -> None:
     async with connected(gateway.url, stack.key, "quick") as caller:
-        assert (await caller.refusal(input="hi", wrong="x" * (MAX_BODY_BYTES - 200)))[0] == 400
+        assert (await caller.refusal(input="hi", conversation="x" * (MAX_BODY_BYTES - 200)))[0] == 400
         with pytest.raises(ConnectionClosed) as caught:
             await caller.answer(input="x" * MAX_BODY_BYTES)
     assert caught.value.rcvd is not None
