@@ -124,7 +124,7 @@ def generating_parts(
     shelf = opened.enter_context(contextlib.closing(_shelf(model, context, wishes)))
     processes = opened.enter_context(contextlib.closing(Forks(wishes.path)))
     storage = _storage(opened, wishes, identity)
-    forms = CallForms(answers.family.syntax, answers.controls)
+    forms = CallForms(answers.family.syntax, answers.controls, open_objects=settings.open_objects)
     forked = ForkedGrammars(processes, model.vocab)
     constraints = Compiler(model.vocab, forked, Trial(processes), forms, forked)
     constraints.warm_up()

@@ -160,6 +160,13 @@ class ModelSettings(PaddockSettings):
             "its chat template"
         ),
     ] = ""
+    open_objects: Annotated[
+        bool,
+        Field(
+            description="objects of a schema that does not say which other keys there may be go on after the keys that "
+            "it lists; off: they end there, as llama-server's do"
+        ),
+    ] = False
     chat_template: Annotated[
         str,
         Field(

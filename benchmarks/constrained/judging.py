@@ -34,8 +34,9 @@ def measure(cases: list[Case]) -> list[Row]:
 
 
 def compiler_for(vocab: Vocab) -> Compiler:
-    """Schemas need no trial, so its process never starts."""
-    return Compiler(vocab, GbnfGrammars(vocab), Trial(Forks(DEMO_MODEL)), CallForms(HERMES.syntax))
+    """Schemas need no trial, so its process never starts. Cases are judged by the letter: open objects are open."""
+    forms = CallForms(HERMES.syntax, open_objects=True)
+    return Compiler(vocab, GbnfGrammars(vocab), Trial(Forks(DEMO_MODEL)), forms)
 
 
 def judge_ours(case: Case, vocab: Vocab, compiler: Compiler) -> Verdict:

@@ -14,6 +14,8 @@ from tests.support.caller import Caller, calling
 from tests.support.stack import DEMO_MODEL, Stack
 
 ALIAS = "paddock-demo"
+OPEN = "open"
+"""Served with objects that may have keys which their schema does not list."""
 
 PERSON: dict[str, Any] = {
     "type": "object",
@@ -43,6 +45,7 @@ CRASHES = "\n".join(f"r{n} ::= r{n + 1} r{n + 1}" for n in range(40)) + '\nr40 :
 def stack() -> Iterator[Stack]:
     with Stack() as running:
         running.worker(DEMO_MODEL, ALIAS, slots=4)
+        running.worker(DEMO_MODEL, OPEN, slots=2, open_objects=True)
         running.gateway()
         yield running
 
@@ -183,6 +186,27 @@ READERS: dict[str, Callable[[list[dict[str, Any]]], Said]] = {
     "/v1/responses": lambda events: of_response(events[-1]["response"]),
     "/v1/messages": of_message_events,
 }
+
+
+async def test_objects_end_after_the_keys_that_are_listed(caller: Caller) -> None:
+    """A schema as most people write it; where it may go on, a model that does not like to end goes on to its limit."""
+    loose = {"type": "object", "properties": {"name": {"type": "string", "maxLength": 8}}, "required": ["name"]}
+    schema = {"type": "object", "properties": {"one": loose, "two": loose}, "required": ["one", "two"]}
+    asked: dict[str, Any] = {"json_schema": schema, "max_tokens": 100, "logit_bias": [["}", -30], ['"}', -30]]}
+    for seed in range(3):
+        choice = await whole(caller, **asked, temperature=1, seed=seed)
+        told = json.loads(choice["message"]["content"])
+        assert {key: set(value) for key, value in told.items()} == {"one": {"name"}, "two": {"name"}}
+        assert choice["finish_reason"] == "stop"
+    choice = await whole(caller, model=OPEN, **asked, temperature=1, seed=0)
+    assert choice["finish_reason"] == "length", "the setting has the old way back"
+
+
+async def test_unique_items(caller: Caller) -> None:
+    tags = {"type": "array", "items": {"enum": ["red", "green", "blue"]}, "uniqueItems": True, "minItems": 2}
+    for seed in range(4):
+        told = json.loads((await whole(caller, json_schema=tags, temperature=2, seed=seed))["message"]["content"])
+        jsonschema.validate(told, tags)
 
 
 @pytest.mark.parametrize("path", ROUTES)

@@ -16,7 +16,6 @@ from workers.constraint.guidance import QUICK, Grammar, regex_to_lark, schema_to
 from workers.constraint.mask import Mask
 from workers.constraint.moving_mask import Elsewhere, MovingGrammar
 from workers.constraint.piece_index import PieceIndex
-from workers.constraint.schema import enforceable, parse
 from workers.constraint.thought import Thought, ThoughtMask, Words
 from workers.constraint.tool_calls import CallForms
 from workers.constraint.triggers import TriggeredMask, Triggers
@@ -164,7 +163,7 @@ class Compiler:
                 self._trial.check("gbnf", text)
                 return self._gbnf.compile(text)
             case "json_schema":
-                return self._lark(schema_to_lark(enforceable(parse(text))))
+                return self._lark(schema_to_lark(self._calls.enforced(text)))
             case "regex":
                 _bound("regular expression", text, MAX_REGEX_BYTES)
                 return self._lark(regex_to_lark(text))

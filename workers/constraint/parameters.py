@@ -35,8 +35,8 @@ class Parameter:
     """Of the value, where it is JSON."""
 
 
-def parameters_of(tool: Tool) -> Iterator[Parameter]:
-    """In the schema's order. Raises Unusable where a strict tool's can't be kept."""
+def parameters_of(tool: Tool, *, closes: bool = False) -> Iterator[Parameter]:
+    """In the schema's order. `closes`: as of `enforceable`. Raises Unusable where a strict tool's can't be kept."""
     root = tool.parameters or {}
     properties, required = root.get("properties"), root.get("required")
     if tool.strict:
@@ -52,10 +52,12 @@ def parameters_of(tool: Tool) -> Iterator[Parameter]:
         if too_much and kinds_of(schema) != {"string"}:
             yield Parameter(name, name in needed, False, (), True)
         else:
-            yield _parameter(name, schema, definitions, tool, name in needed)
+            yield _parameter(name, schema, definitions, tool, name in needed, closes)
 
 
-def _parameter(name: str, schema: Any, definitions: dict[str, Any], tool: Tool, required: bool) -> Parameter:
+def _parameter(
+    name: str, schema: Any, definitions: dict[str, Any], tool: Tool, required: bool, closes: bool
+) -> Parameter:
     if kinds_of(schema) == {"string"}:
         values = [schema["const"]] if "const" in schema else schema.get("enum", ())
         if tool.strict:
@@ -64,7 +66,7 @@ def _parameter(name: str, schema: Any, definitions: dict[str, Any], tool: Tool, 
         return Parameter(name, required, True, told, None)
     try:
         whole = {**schema, **definitions} if isinstance(schema, dict) else schema
-        return Parameter(name, required, False, (), enforceable(whole))
+        return Parameter(name, required, False, (), enforceable(whole, closes=closes))
     except Unusable:
         if tool.strict:
             raise

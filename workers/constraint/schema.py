@@ -9,10 +9,10 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from typing import Any
-from urllib.parse import unquote
 
 from workers.constraint.disjoint import Disjoint
 from workers.constraint.failures import Unusable
+from workers.constraint.unique_items import place_of, unique_arrays, values_of
 
 MAX_BYTES = 256 << 10
 MAX_DEPTH = 100
@@ -38,7 +38,6 @@ ANNOTATIONS = frozenset(
     }
 )
 HARMLESS: Mapping[str, tuple[object, ...]] = {
-    "uniqueItems": (False,),
     "unevaluatedProperties": (True,),
     "unevaluatedItems": (True,),
     "propertyNames": (True, {}),
@@ -49,6 +48,10 @@ HARMLESS: Mapping[str, tuple[object, ...]] = {
     "minContains": (0,),
 }
 """Keywords that are refused, but for values that ask for nothing."""
+
+OBJECT_KEYWORDS = frozenset({"properties", "patternProperties", "additionalProperties", "required", "minProperties"})
+OPENING = frozenset({"additionalProperties", "unevaluatedProperties", "propertyNames"})
+"""A schema that has one of them says itself which other keys its objects have."""
 
 STRING_FORMATS = frozenset(
     {"date-time", "time", "date", "duration", "email", "hostname", "ipv4", "ipv6", "uuid", "uri"}
@@ -80,35 +83,48 @@ def parse(text: str) -> Any:
         raise Unusable(f"the schema is no JSON that can be read: {error}") from None
 
 
-def enforceable(schema: Any) -> Any:
-    """The schema without annotations and in llguidance's words. Raises Unusable with the keyword that can't be kept."""
-    return _Reader(schema).read()
+def enforceable(schema: Any, *, closes: bool = False) -> Any:
+    """The schema without annotations and in llguidance's words. Raises Unusable with the keyword that can't be kept.
+
+    `closes`: objects end after the keys that are listed, where the schema does not say which others there may be.
+    """
+    reader = _Reader(schema, closes)
+    result = reader.read()
+    return _Reader(schema, closes=False).read() if reader.is_unclear else result
 
 
 class _Reader:
     """One schema's walk. Definitions are read when something refers to them; others don't matter."""
 
-    def __init__(self, root: Any) -> None:
+    def __init__(self, root: Any, closes: bool) -> None:
         self._root = root
+        self._closes = closes
         self._disjoint = Disjoint(root)
-        self._wanted: list[tuple[str, str]] = []
+        self._wanted: list[tuple[str, str, bool]] = []
+        """Definitions, and whether their objects are joined with other schemas'."""
         self._num_nodes = 0
+        self.is_unclear = False
+        """Which objects may be closed can't be told: one is joined with a schema that is no definition."""
 
     def read(self) -> Any:
         result = self._schema(self._root, "the schema", 0, is_root=True)
-        done: set[tuple[str, str]] = set()
+        done: dict[tuple[str, str], bool] = {}
         while self._wanted:
-            place = self._wanted.pop()
-            shelf, name = place
-            definitions = self._root.get(shelf) if isinstance(self._root, dict) else None
-            if place in done or not isinstance(definitions, dict) or name not in definitions:
+            shelf, name, joined = self._wanted.pop()
+            definition = self._definition(shelf, name)
+            if definition is None or done.get((shelf, name)) in (True, joined):
                 continue  # llguidance says so if nothing is there
-            done.add(place)
-            schema = self._schema(definitions[name], f"`{shelf}/{name}`", 2)
+            done[shelf, name] = joined
+            schema = self._schema(definition, f"`{shelf}/{name}`", 2, joined=joined)
             result.setdefault(shelf, {})[name] = schema
         return result
 
-    def _schema(self, schema: Any, path: str, depth: int, *, is_root: bool = False) -> Any:
+    def _definition(self, shelf: str, name: str) -> Any:
+        definitions = self._root.get(shelf) if isinstance(self._root, dict) else None
+        return definitions.get(name) if isinstance(definitions, dict) else None
+
+    def _schema(self, schema: Any, path: str, depth: int, *, is_root: bool = False, joined: bool = False) -> Any:
+        """`joined`: another schema is to hold for the same value, whose keys this one does not list."""
         self._num_nodes += 1
         if depth > MAX_DEPTH or self._num_nodes > MAX_NODES:
             raise Unusable(f"the schema is nested more than {MAX_DEPTH} levels deep or has more than {MAX_NODES} parts")
@@ -116,12 +132,45 @@ class _Reader:
             return schema
         if not isinstance(schema, dict):
             raise Unusable(f"{path} is neither an object nor true or false")
+        arrangements = unique_arrays(schema, self._root)
+        if arrangements is not None:
+            return {"enum": arrangements}
         out: dict[str, Any] = {}
+        joined = joined or _num_parts(schema) > 1
+        if self._closes and not joined and _is_listed(schema):
+            out["additionalProperties"] = False
         for key, value in schema.items():
             if is_root and key in ("$defs", "definitions"):
                 continue
-            self._keyword(schema, key, value, out, path, depth)
+            if joined and key in (*LISTS, "$ref"):
+                self._joined(schema, key, value, out, path, depth)
+            else:
+                self._keyword(schema, key, value, out, path, depth)
         return out
+
+    def _joined(self, schema: dict[str, Any], key: str, value: Any, out: dict[str, Any], path: str, depth: int) -> None:
+        """Schemas of which one or all are to hold beside others."""
+        if key == "$ref":
+            out[key] = value
+            self._refer(value, joined=True)
+        else:
+            self._alternatives(schema, key, value, out, path, depth, joined=key != "prefixItems")
+
+    def _alternatives(
+        self,
+        schema: dict[str, Any],
+        key: str,
+        value: Any,
+        out: dict[str, Any],
+        path: str,
+        depth: int,
+        *,
+        joined: bool = False,
+    ) -> None:
+        schemas = self._list(key, value, path, depth, joined=joined)
+        # One of several that exclude each other is any of them.
+        alike = key == "oneOf" and "anyOf" not in schema and self._disjoint.all(value)
+        out["anyOf" if alike else key] = schemas
 
     def _keyword(
         self, schema: dict[str, Any], key: str, value: Any, out: dict[str, Any], path: str, depth: int
@@ -135,16 +184,15 @@ class _Reader:
         elif key in ONE or key in ("items", "propertyNames"):
             self._nested(schema, key, value, out, path, depth)
         elif key in LISTS:
-            schemas = self._list(key, value, path, depth)
-            # One of several that exclude each other is any of them.
-            alike = key == "oneOf" and "anyOf" not in schema and self._disjoint.all(value)
-            out["anyOf" if alike else key] = schemas
+            self._alternatives(schema, key, value, out, path, depth)
         elif key in MAPS:
             if not isinstance(value, dict):
                 raise Unusable(f"{path}: `{key}` is no object")
             out[key] = {name: self._schema(part, f"{path}, `{name}`", depth + 2) for name, part in value.items()}
         elif key == "format":
             _format(schema, value, out, path)
+        elif key == "uniqueItems" and isinstance(value, bool):
+            self._unique(schema, out, is_asked=value)
         elif key in ANNOTATIONS or (key.startswith("x-") and key != "x-guidance"):
             return
         elif not any(value == harmless and type(value) is type(harmless) for harmless in HARMLESS.get(key, ())):
@@ -160,10 +208,17 @@ class _Reader:
         else:
             out[key] = self._schema(value, f"{path}, `{key}`", depth + 1)
 
-    def _list(self, key: str, value: Any, path: str, depth: int) -> list[Any]:
+    def _list(self, key: str, value: Any, path: str, depth: int, *, joined: bool = False) -> list[Any]:
         if not isinstance(value, list):
             raise Unusable(f"{path}: `{key}` is no array")
-        return [self._schema(part, f"{path}, `{key}` {n}", depth + 2) for n, part in enumerate(value)]
+        return [self._schema(part, f"{path}, `{key}` {n}", depth + 2, joined=joined) for n, part in enumerate(value)]
+
+    def _unique(self, schema: dict[str, Any], out: dict[str, Any], *, is_asked: bool) -> None:
+        """As far as a grammar can: an array is no longer than there are values."""
+        values = values_of(schema.get("items"), self._root)
+        most = schema.get("maxItems")
+        if is_asked and values is not None and not (isinstance(most, int) and most <= len(values)):
+            out["maxItems"] = len(values)
 
     def _property_names(self, schema: dict[str, Any], value: Any, out: dict[str, Any], path: str) -> None:
         """Names that match a pattern are properties by pattern, where no others are named."""
@@ -179,10 +234,29 @@ class _Reader:
         out["patternProperties"] = {pattern: self._schema(rest, f"{path}, `additionalProperties`", MAX_DEPTH // 2)}
         out["additionalProperties"] = False
 
-    def _refer(self, reference: Any) -> None:
-        parts = str(reference).split("/")
-        if len(parts) >= 3 and parts[0] == "#" and parts[1] in ("$defs", "definitions"):
-            self._wanted.append((parts[1], unquote(parts[2]).replace("~1", "/").replace("~0", "~")))
+    def _refer(self, reference: Any, *, joined: bool = False) -> None:
+        place = place_of(reference)
+        if place is not None:
+            self._wanted.append((*place, joined))
+        elif joined:
+            self.is_unclear = True
+
+
+def _num_parts(schema: dict[str, Any]) -> int:
+    """Return how many schemas are to hold for one value: of each kind of keyword one, and each of `allOf`."""
+    every = schema.get("allOf")
+    num_joined = sum(key in schema for key in ("anyOf", "oneOf", "$ref"))
+    return num_joined + (len(every) if isinstance(every, list) else 0) + (not OBJECT_KEYWORDS.isdisjoint(schema))
+
+
+def _is_listed(schema: dict[str, Any]) -> bool:
+    """Whether a schema lists the keys of its objects, does not speak of others, and needs none."""
+    listed, needed, least = schema.get("properties"), schema.get("required", ()), schema.get("minProperties", 0)
+    if not isinstance(listed, dict) or not OPENING.isdisjoint(schema):
+        return False
+    if not isinstance(needed, list | tuple) or not isinstance(least, int) or least > len(listed):
+        return False
+    return all(isinstance(name, str) and name in listed for name in needed)
 
 
 def _format(schema: dict[str, Any], value: Any, out: dict[str, Any], path: str) -> None:

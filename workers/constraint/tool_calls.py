@@ -23,12 +23,21 @@ SPACE = "SPACE: /[ \\n]{1,2}/\n"
 class CallForms:
     """What requests ask of an answer's form, for models that write calls in one `syntax`. Immutable."""
 
-    def __init__(self, syntax: CallSyntax, controls: Mapping[int, bytes] | None = None) -> None:
-        """`controls`: control tokens of the model's that the syntax names, with their texts."""
+    def __init__(
+        self, syntax: CallSyntax, controls: Mapping[int, bytes] | None = None, *, open_objects: bool = False
+    ) -> None:
+        """`controls`: control tokens of the model's that the syntax names, with their texts. `open_objects`: a schema
+        that does not say which keys there may be beside those that it lists allows any.
+        """
         self._syntax = syntax
+        self._closes = not open_objects
         self.controls = controls or {}
         self._tokens = {text.decode(): token for token, text in self.controls.items()}
         self._marks = re.compile("|".join(map(re.escape, self._tokens)) or r"(?!)")
+
+    def enforced(self, schema: str) -> Any:
+        """Return the schema, which is JSON text, as it is kept to. Raises Unusable."""
+        return enforceable(parse(schema), closes=self._closes)
 
     def constraint_of(self, request: GenerateRequest) -> Constraint | None:
         """What the whole request asks of the answer's form. Raises CallFailed.
@@ -60,7 +69,7 @@ class CallForms:
         if not tools and not self._syntax.answer:
             return asked
         try:
-            answer = schema_to_lark(enforceable(parse(asked.text)), "answer")
+            answer = schema_to_lark(self.enforced(asked.text), "answer")
         except Unusable as error:
             raise refused(str(error), asked.param) from None
         start = f"start: {self._lead()} {self._text(self._syntax.answer)} answer"
@@ -89,7 +98,7 @@ class CallForms:
         """The rule of one tool's arguments. Raises CallFailed where a strict tool's can't be kept."""
         try:
             if self._syntax.parameter is None:
-                return schema_to_lark(_object_of(tool), rule)
+                return schema_to_lark(_object_of(tool, closes=self._closes), rule)
             return self._parameters(tool, rule, self._syntax.parameter)
         except Unusable as error:
             raise refused(str(error), f"tools.{number}.function.parameters") from None
@@ -98,7 +107,7 @@ class CallForms:
         """One after the other, in the schema's order."""
         before, named, end = marks
         parts, rules = [], []
-        for number, one in enumerate(parameters_of(tool)):
+        for number, one in enumerate(parameters_of(tool, closes=self._closes)):
             name = f"{rule}_{number}"
             parts.append(f"({name} SPACE?)" if one.required else f"({name} SPACE?)?")
             head = f"{self._text(before)} {_literal(one.name)} {self._text(named[0 if one.is_text else -1])}"
@@ -132,14 +141,14 @@ def _name(tool: Tool, syntax: CallSyntax) -> str:
     return json.dumps(tool.name)[1:-1] if syntax.before.endswith('"') else tool.name
 
 
-def _object_of(tool: Tool) -> Any:
+def _object_of(tool: Tool, *, closes: bool) -> Any:
     """The schema that the arguments are kept to. Raises Unusable where a strict one can't be."""
     # An object of the properties that are named: models that may add others do.
     schema = {**ANY_OBJECT, "additionalProperties": False, **(tool.parameters or {})}
     try:
         if len(msgspec.json.encode(schema)) > MAX_BYTES:
             raise Unusable(f"the schema has more than {MAX_BYTES >> 10} KiB; send a smaller one")
-        return enforceable(schema)
+        return enforceable(schema, closes=closes)
     except Unusable:
         if tool.strict:
             raise

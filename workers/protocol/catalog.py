@@ -286,6 +286,13 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
             "chat template",
         ),
     ] = ""
+    open_objects: Annotated[
+        bool,
+        Meta(
+            description="objects of a schema that does not say which other keys there may be go on after the keys that "
+            "it lists; off: they end there, as llama-server's do"
+        ),
+    ] = False
     chat_template: Annotated[
         str,
         Meta(

@@ -38,7 +38,7 @@ POLL_S = 0.2
 
 PER_MODEL = (
     *("alias", "slots", "ctx", "kv_tokens", "workers", "gpus"),
-    *("llama", "sampling", "adapters", "tool_family", "chat_template", "shared_prompts"),
+    *("llama", "sampling", "adapters", "tool_family", "open_objects", "chat_template", "shared_prompts"),
     *("thinking", "chat_template_kwargs"),
 )
 """Settings that a catalog file says for each model."""
@@ -85,6 +85,7 @@ def wanted(settings: SupervisorSettings) -> Wanted:
         "sampling": _object("sampling", settings.sampling),
         "adapters": _list("adapters", settings.adapters),
         "tool_family": settings.tool_family,
+        "open_objects": settings.open_objects,
         "chat_template": settings.chat_template,
         "thinking": settings.thinking,
         "chat_template_kwargs": _object("chat_template_kwargs", settings.chat_template_kwargs),

@@ -21,6 +21,7 @@ OF_CATALOG = (
     "sampling",
     "adapters",
     "tool_family",
+    "open_objects",
     "chat_template",
     "thinking",
     "chat_template_kwargs",

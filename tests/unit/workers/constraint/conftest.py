@@ -39,4 +39,4 @@ def trial() -> Trusting:
 
 @pytest.fixture
 def compiler(vocab: Vocab, trial: Trusting) -> Compiler:
-    return Compiler(vocab, GbnfGrammars(vocab), trial, CallForms(HERMES.syntax))
+    return Compiler(vocab, GbnfGrammars(vocab), trial, CallForms(HERMES.syntax, open_objects=True))

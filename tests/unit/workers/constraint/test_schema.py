@@ -14,7 +14,6 @@ from workers.constraint.schema import MAX_BYTES, enforceable, parse
     [
         {"not": {"type": "string"}},
         {"if": {"type": "string"}, "then": {"maxLength": 3}},
-        {"uniqueItems": True},
         {"contains": {"const": 1}},
         {"minContains": 2},
         {"dependentRequired": {"a": ["b"]}},
@@ -150,3 +149,89 @@ def test_bounds() -> None:
         parse("[" * 100_000)
     with pytest.raises(Unusable, match="neither an object"):
         enforceable([1])
+
+
+LISTED = {"properties": {"a": {"type": "string"}}}
+CLOSED = {**LISTED, "additionalProperties": False}
+
+
+@pytest.mark.parametrize(
+    ("schema", "kept"),
+    [
+        (LISTED, CLOSED),
+        ({"properties": {"inner": LISTED}}, {"properties": {"inner": CLOSED}, "additionalProperties": False}),
+        ({"type": "array", "items": LISTED}, {"type": "array", "items": CLOSED}),
+        ({"anyOf": [LISTED, {"type": "null"}]}, {"anyOf": [CLOSED, {"type": "null"}]}),
+        ({"allOf": [LISTED]}, {"allOf": [CLOSED]}),
+        ({"$ref": "#/$defs/d", "$defs": {"d": LISTED}}, {"$ref": "#/$defs/d", "$defs": {"d": CLOSED}}),
+        # The schema says itself what else there may be, or that there must be more.
+        ({"type": "object"}, {"type": "object"}),
+        ({**LISTED, "additionalProperties": True}, {**LISTED, "additionalProperties": True}),
+        ({**LISTED, "required": ["b"]}, {**LISTED, "required": ["b"]}),
+        ({**LISTED, "minProperties": 2}, {**LISTED, "minProperties": 2}),
+        # Keys of one schema may be listed by another one that holds for the same object.
+        ({"allOf": [LISTED, {"required": ["b"]}]}, {"allOf": [LISTED, {"required": ["b"]}]}),
+        ({**LISTED, "anyOf": [LISTED, {"type": "object"}]}, {**LISTED, "anyOf": [LISTED, {"type": "object"}]}),
+        ({"allOf": [{"anyOf": [LISTED]}, LISTED]}, {"allOf": [{"anyOf": [LISTED]}, LISTED]}),
+        (
+            {**LISTED, "$ref": "#/$defs/d", "$defs": {"d": LISTED}},
+            {**LISTED, "$ref": "#/$defs/d", "$defs": {"d": LISTED}},
+        ),
+        (
+            {"allOf": [{"properties": {"b": LISTED}}, LISTED]},
+            {"allOf": [{"properties": {"b": CLOSED}}, LISTED]},
+        ),
+    ],
+)
+def test_objects_end_after_the_keys_that_are_listed(schema: dict[str, Any], kept: dict[str, Any]) -> None:
+    assert enforceable(schema, closes=True) == kept
+    assert enforceable(schema) == schema
+
+
+def test_a_definition_is_open_if_one_that_uses_it_needs_that() -> None:
+    """In whichever order they come."""
+    alone, joined = {"$ref": "#/$defs/d"}, {"allOf": [{"$ref": "#/$defs/d"}, {"required": ["b"]}]}
+    for parts in ([alone, joined], [joined, alone]):
+        schema = {"type": "array", "prefixItems": parts, "$defs": {"d": LISTED}}
+        assert enforceable(schema, closes=True) == schema
+
+
+def test_nothing_is_closed_where_it_can_not_be_told() -> None:
+    schema = {"properties": {"a": LISTED, "b": {"allOf": [{"$ref": "#/properties/a"}, LISTED]}}}
+    assert enforceable(schema, closes=True) == schema
+
+
+COLOURS = {"enum": ["red", "green"]}
+
+
+@pytest.mark.parametrize(
+    ("schema", "kept"),
+    [
+        ({"items": COLOURS}, {"enum": [[], ["red"], ["green"], ["red", "green"], ["green", "red"]]}),
+        ({"items": COLOURS, "minItems": 2, "maxItems": 9}, {"enum": [["red", "green"], ["green", "red"]]}),
+        ({"items": {"type": "boolean"}, "minItems": 1, "maxItems": 1}, {"enum": [[False], [True]]}),
+        ({"items": {"const": 1}, "title": "t"}, {"enum": [[], [1]]}),
+        # Of more values as many as there are, of any others as many as the model likes.
+        ({"items": {"enum": [1, 2, 3, 4, 5]}}, {"type": "array", "items": {"enum": [1, 2, 3, 4, 5]}, "maxItems": 5}),
+        (
+            {"items": {"enum": [1, 2, 3, 4, 4, 5]}, "maxItems": 2},
+            {"type": "array", "items": {"enum": [1, 2, 3, 4, 4, 5]}, "maxItems": 2},
+        ),
+        ({"items": {"type": "string"}}, {"type": "array", "items": {"type": "string"}}),
+        (
+            {"items": {"type": "integer", "enum": ["red"]}},
+            {"type": "array", "items": {"type": "integer", "enum": ["red"]}},
+        ),
+        ({}, {"type": "array"}),
+    ],
+)
+def test_items_that_are_unique(schema: dict[str, Any], kept: dict[str, Any]) -> None:
+    assert enforceable({"type": "array", "uniqueItems": True, **schema}) == kept
+
+
+def test_unique_items_that_are_defined_elsewhere() -> None:
+    """As pydantic writes a set of an enumeration's members."""
+    schema = {"properties": {"c": {"type": "array", "uniqueItems": True, "items": {"$ref": "#/$defs/C"}}}}
+    definitions = {"C": {"enum": ["red", "green"], "title": "C", "type": "string"}}
+    kept = enforceable({**schema, "$defs": definitions})
+    assert len(kept["properties"]["c"]["enum"]) == 5

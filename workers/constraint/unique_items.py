@@ -1,0 +1,76 @@
+"""How far a grammar keeps `uniqueItems`: exactly where few values are possible, by the array's length where more are.
+
+A grammar does not remember what it has seen. Where items are one of up to four values, all arrays without repeats are
+listed; where the values are known, an array is no longer than there are; else the keyword is taken and not enforced.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+from typing import Any
+from urllib.parse import unquote
+
+MAX_ARRANGED = 4
+"""Values whose arrays are listed, 65 of them; one value more makes 326."""
+MAX_REFERENCES = 8
+"""One after the other."""
+
+ANNOTATIONS = frozenset({"title", "description", "default", "examples", "$comment"})
+ARRAY_KEYWORDS = ANNOTATIONS | {"type", "items", "minItems", "maxItems", "uniqueItems"}
+VALUE_KEYWORDS = ANNOTATIONS | {"type", "enum", "const"}
+TYPES: dict[str, tuple[type, ...]] = {
+    "string": (str,),
+    "integer": (int,),
+    "number": (int, float),
+    "boolean": (bool,),
+    "null": (type(None),),
+}
+
+
+def place_of(reference: Any) -> tuple[str, str] | None:
+    """Return the shelf and the name of the definition that a reference means; None: it means something else."""
+    parts = str(reference).split("/")
+    if len(parts) < 3 or parts[0] != "#" or parts[1] not in ("$defs", "definitions"):
+        return None
+    return parts[1], unquote(parts[2]).replace("~1", "/").replace("~0", "~")
+
+
+def values_of(schema: Any, root: Any) -> list[Any] | None:
+    """Return the values that a schema allows, each once; None: they are many, or it can't be told."""
+    for _ in range(MAX_REFERENCES):
+        place = place_of(schema["$ref"]) if isinstance(schema, dict) and "$ref" in schema else None
+        if place is None or not schema.keys() <= ANNOTATIONS | {"$ref"}:
+            break
+        shelf = root.get(place[0]) if isinstance(root, dict) else None
+        schema = shelf.get(place[1]) if isinstance(shelf, dict) else None
+    if not isinstance(schema, dict) or not schema.keys() <= VALUE_KEYWORDS:
+        return None
+    kind = schema.get("type")
+    listed = [schema["const"]] if "const" in schema else schema.get("enum")
+    if listed is None:
+        listed = {"boolean": [False, True], "null": [None]}.get(kind) if isinstance(kind, str) else None
+    if not isinstance(listed, list) or ("const" in schema and "enum" in schema):
+        return None
+    if kind is not None and not all(_is_of(value, kind) for value in listed):
+        return None
+    return list({json.dumps(value, sort_keys=True): value for value in listed}.values())
+
+
+def unique_arrays(schema: dict[str, Any], root: Any) -> list[list[Any]] | None:
+    """Return all arrays that a schema of an array without repeats allows, the shortest first; None: they are many."""
+    if schema.get("uniqueItems") is not True or schema.get("type") != "array" or not schema.keys() <= ARRAY_KEYWORDS:
+        return None
+    values = values_of(schema.get("items"), root)
+    if values is None or len(values) > MAX_ARRANGED:
+        return None
+    least, most = schema.get("minItems", 0), schema.get("maxItems", len(values))
+    if not isinstance(least, int) or not isinstance(most, int) or least > min(most, len(values)):
+        return None
+    lengths = range(max(0, least), min(most, len(values)) + 1)
+    return [list(one) for length in lengths for one in itertools.permutations(values, length)]
+
+
+def _is_of(value: Any, kind: Any) -> bool:
+    types = TYPES.get(kind, ()) if isinstance(kind, str) else ()
+    return isinstance(value, types) and (isinstance(value, bool) == (kind == "boolean"))
