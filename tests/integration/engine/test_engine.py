@@ -226,7 +226,7 @@ def test_a_prompt_that_leaves_no_room_is_refused_with_both_counts(bench: Bench) 
     failure = refused(bench, [1] * 512).failure
     assert failure.code is FailureCode.CONTEXT_OVERFLOW
     assert "512 tokens" in failure.message
-    assert "> 512 maximum" in failure.message
+    assert "the context 512, answer included" in failure.message
     assert refused(bench, []).failure.code is FailureCode.INVALID_REQUEST
     key = bench.submit(bench.request([1] * 511))
     bench.wait(key)
