@@ -90,7 +90,7 @@ def text_routes(
     n_ctx: int,
 ) -> TextRoutes:
     """`renderer` None: for a model that does not chat. `defaults`: the model's own sampling."""
-    values = asdict(Settings.of(defaults, n_ctx)) | {"seed": None}
+    values = asdict(Settings.of(defaults, n_ctx)) | {"seed": defaults.seed}
     props = Props(
         kind=kind,
         model=name,

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import msgspec
 
 from gateway.routing.slot_numbers import ANY
-from workers.protocol.pooled import PoolRequest
+from workers.protocol.pooled import PoolInput, PoolRequest
 from workers.protocol.prefixes import NOTHING, Prefix, prefix_of
 from workers.protocol.requests import GenerateRequest
 
@@ -47,8 +47,14 @@ def ask_of(request: GenerateRequest, tenant: str, hashes: Mapping[str, str]) -> 
 
 def ask_of_pooled(request: PoolRequest) -> Ask:
     """Nothing of it is cached, and its answer is there with its last token."""
-    num_bytes = sum(len(one) if isinstance(one, str) else 4 * len(one) for one in request.inputs)
+    num_bytes = sum(map(_num_bytes, request.inputs))
     return Ask(Prefix((), (), num_bytes + len(request.query or "") * len(request.inputs)), max_tokens=0)
+
+
+def _num_bytes(one: PoolInput) -> int:
+    if isinstance(one, str):
+        return len(one)
+    return sum(len(part) if isinstance(part, str) else 4 for part in one)
 
 
 class Bid(msgspec.Struct, frozen=True):

@@ -267,6 +267,7 @@ MESSAGES = {
         is_processing=True,
         n_prompt_tokens=42,
         n_decoded=7,
+        n_remain=5,
         request_id="req-1",
         tenant="team-a",
     ),

@@ -22,8 +22,8 @@ class FakeInputs:
     def __init__(self) -> None:
         self._vocab = FakeVocab()
 
-    def of_text(self, text: str) -> list[int]:
-        return list(self._vocab.tokenize(text, add_special=True, parse_special=True))
+    def of_text(self, text: str, *, add_special: bool = True) -> list[int]:
+        return list(self._vocab.tokenize(text, add_special=add_special, parse_special=True))
 
     def of_pair(self, query: str, document: str) -> list[int]:
         return self.of_text(query) + self.of_text(document)

@@ -27,6 +27,11 @@ class Vocabulary(Protocol):
 
     def special_piece(self, token: int) -> bytes: ...
 
+    @property
+    def eog(self) -> frozenset[int]:
+        """Tokens that end an answer."""
+        ...
+
 
 class Answers:
     """Immutable."""
@@ -38,6 +43,8 @@ class Answers:
         self.controls: Mapping[int, bytes] = MappingProxyType(_controls(family, vocab) if vocab is not None else {})
         """The family's marks that are control tokens, with their texts."""
         self._vocab = vocab
+        self.ends: tuple[int, ...] = () if vocab is None else tuple(sorted(vocab.eog))
+        """Tokens that end an answer."""
 
     def parser(self, request: GenerateRequest, prompt: Sequence[int]) -> Parser | None:
         """For the answer to one prompt; None: its text needs no reading."""

@@ -41,6 +41,9 @@ class Archive(Protocol):
     def look_up(self, path: Path, known: int, limit: int, on_blocks: Callable[[list[Block]], None]) -> bool: ...
 
 
+UNBOUNDED = -1
+
+
 @dataclass(frozen=True, slots=True)
 class Held:
     """A conversation that ended."""
@@ -49,6 +52,8 @@ class Held:
     num_prompt: int
     num_decoded: int
     label: str
+    num_left: int = UNBOUNDED
+    """Of the `max_tokens` of its call."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +96,7 @@ class SlotBook:
         if keep and request.cache_prompt and not sequence.shifted and sequence.num_cells:
             path = sequence.path()
             path = Path(path.tokens[: sequence.num_cells], path.scope, path.num_public)
-            held = Held(path, sequence.num_prompt, sequence.num_predicted, request.label)
+            held = Held(path, sequence.num_prompt, sequence.num_predicted, request.label, _num_left(sequence))
             self._held[sequence.slot] = held
 
     def infos(self) -> list[SlotInfo]:
@@ -241,11 +246,11 @@ class SlotBook:
     def _info(self, slot: int, one: Sequence | None) -> SlotInfo:
         held = self._held.get(slot)
         if one is not None:
-            what = (one.num_prompt, one.num_predicted, one.request.label, one.request.tenant)
+            what = (one.num_prompt, one.num_predicted, one.request.label, one.request.tenant, _num_left(one))
         elif held is not None:
-            what = (held.num_prompt, held.num_decoded, held.label, held.path.scope.tenant or "")
+            what = (held.num_prompt, held.num_decoded, held.label, held.path.scope.tenant or "", held.num_left)
         else:
-            what = (0, 0, "", "")
+            what = (0, 0, "", "", UNBOUNDED)
         return SlotInfo(
             id=slot,
             n_ctx=self._n_ctx,
@@ -254,7 +259,13 @@ class SlotBook:
             n_decoded=what[1],
             request_id=what[2],
             tenant=what[3],
+            n_remain=what[4],
         )
+
+
+def _num_left(one: Sequence) -> int:
+    most = one.request.max_tokens
+    return UNBOUNDED if most is None else max(0, most - one.num_predicted)
 
 
 class SlotDoor:

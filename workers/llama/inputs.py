@@ -42,12 +42,14 @@ class PooledInputs:
                 "template; give a reranker's file"
             )
 
-    def of_text(self, text: str) -> Sequence[int]:
+    def of_text(self, text: str, *, add_special: bool = True) -> Sequence[int]:
         """For embedding: with begin and end tokens as the model asks; control tokens in the text count as such.
+
+        `add_special` False: without those, for a text behind others of one input.
 
         Raises CallFailed.
         """
-        return array("i", self._tokenizer.tokenize(text, add_special=True, parse_special=True))
+        return array("i", self._tokenizer.tokenize(text, add_special=add_special, parse_special=True))
 
     def of_pair(self, query: str, document: str) -> Sequence[int]:
         """For ranking: query and document in the model's form for pairs. Raises CallFailed."""

@@ -14,14 +14,14 @@ POOL_PATH = "/v1/pool"
 
 PoolKind = Literal["embed", "rank"]
 
-PoolInput = str | tuple[int, ...]
+PoolInput = str | tuple[int | str, ...]
 
 
 class PoolRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Body of `POST /v1/pool`."""
 
     inputs: tuple[PoolInput, ...]
-    """Texts or token ids to embed, or documents (texts) to rank. Token ids are taken as they are."""
+    """Texts or token ids, or both in turn, to embed, or documents (texts) to rank. Token ids are taken as they are."""
     kind: PoolKind = "embed"
     query: str | None = None
     """What the documents are ranked against; with `rank` only."""

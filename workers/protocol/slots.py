@@ -28,6 +28,8 @@ class SlotInfo(msgspec.Struct, frozen=True, kw_only=True):
     n_prompt_tokens: int
     n_decoded: int
     """Tokens of the answer so far."""
+    n_remain: int = -1
+    """Tokens that the answer may still have by its `max_tokens`; -1: without a bound, or nothing is known."""
     request_id: str
     tenant: str
     """Whose it is; empty: nobody's."""

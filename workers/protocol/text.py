@@ -142,7 +142,7 @@ class Props(msgspec.Struct, frozen=True, kw_only=True):
     build_info: str
     """Which llama.cpp computes."""
     sampling: Sampling
-    """Every parameter with what a caller gets who does not say; `seed` is left out, since it is drawn for each call."""
+    """Every parameter with what a caller gets who does not say; `seed` is left out where it is drawn for each call."""
 
 
 decode_asker = msgspec.json.Decoder(Asker).decode

@@ -249,7 +249,7 @@ class CallDesk:
             sampling = self._sampling(request.sampling)
             if "settings" in request.tell:
                 sampling = _with_seed(sampling)
-                told = self._lane.run(submit.tenant, 0, self._settings, listing.number, tokens, sampling)
+                told = self._lane.run(submit.tenant, 0, self._settings, listing.number, tokens, request, sampling)
                 call.settings = await self._prepared(call, submit, told)
             if key not in self._calls:
                 raise CallFailed(_cancelled(submit.call))
@@ -336,8 +336,13 @@ class CallDesk:
         made = self._forms.run(submit.tenant, 0, self._constraints.answer_mask, request, thought)
         return await self._prepared(call, submit, made)
 
-    def _settings(self, number: int, prompt: Sequence[int], sampling: Sampling) -> Settings:
-        return Settings(number, self._answers.text(prompt), settled(sampling, self._engine.n_ctx))
+    def _settings(self, number: int, prompt: Sequence[int], request: GenerateRequest, sampling: Sampling) -> Settings:
+        """Tell what a call runs with; tokens that it may not end with are shown as biases, as llama-server does."""
+        ran = settled(sampling, self._engine.n_ctx)
+        if request.ignore_eos:
+            biases = dict(ran.logit_bias or ()) | dict.fromkeys(self._answers.ends)
+            ran = replace(ran, logit_bias=tuple(biases.items()))
+        return Settings(number, self._answers.text(prompt), ran)
 
     async def _prompt(self, call: LiveCall, submit: Submit) -> tuple[Sequence[int], int, Chain]:
         """The prompt's tokens, how many of them are everybody's, and what its heads are. Raises CallFailed."""

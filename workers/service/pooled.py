@@ -19,7 +19,7 @@ from workers.engine.request import EngineLoad, EngineRequest
 from workers.llama.pooling import Pooling
 from workers.patience import Patience
 from workers.protocol.failures import CallFailed, Failure, FailureCode
-from workers.protocol.pooled import PoolKind, PoolRequest, PoolResult
+from workers.protocol.pooled import PoolInput, PoolKind, PoolRequest, PoolResult
 from workers.service.call_story import ANSWERED, Stories
 from workers.service.lanes import FairLane, prompt_lane
 
@@ -30,7 +30,7 @@ MAX_QUERY_CHARS = 8 << 20
 class Inputs(Protocol):
     """Text to tokens, from any thread."""
 
-    def of_text(self, text: str) -> Sequence[int]: ...
+    def of_text(self, text: str, *, add_special: bool = True) -> Sequence[int]: ...
     def of_pair(self, query: str, document: str) -> Sequence[int]: ...
 
 
@@ -182,13 +182,25 @@ class PooledDesk:
                 break
             patience.check()
             if not isinstance(one, str):
-                tokens.append(one)
+                tokens.append(self._in_turn(one))
             elif request.query is not None and request.kind == "rank":
                 tokens.append(self._inputs.of_pair(request.query, one))
             else:
                 tokens.append(self._inputs.of_text(one))
             if len(tokens[-1]) > self._longest:
                 break
+        return tokens
+
+    def _in_turn(self, parts: Sequence[int | str]) -> Sequence[int]:
+        """Texts between tokens become tokens; what begins every text comes only where a text is the first part."""
+        if str not in set(map(type, parts)):
+            return [part for part in parts if isinstance(part, int)]
+        tokens: list[int] = []
+        for number, part in enumerate(parts):
+            if isinstance(part, str):
+                tokens += self._inputs.of_text(part, add_special=number == 0)
+            else:
+                tokens.append(part)
         return tokens
 
 
@@ -246,7 +258,11 @@ def _other_kind(kind: PoolKind) -> Failure:
 def _num_chars(request: PoolRequest) -> int:
     """Return the length of all that is tokenised: a query is, with each document."""
     query = len(request.query or "")
-    return sum(query + len(one) if isinstance(one, str) else 0 for one in request.inputs)
+    return sum(query + _chars_of(one) for one in request.inputs)
+
+
+def _chars_of(one: PoolInput) -> int:
+    return len(one) if isinstance(one, str) else sum(len(part) for part in one if isinstance(part, str))
 
 
 def _invalid(message: str, param: str) -> Failure:

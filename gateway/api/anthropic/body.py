@@ -77,7 +77,7 @@ class PromptBody(Body):
     """What a prompt is made of: the body of `count_tokens`."""
 
     model: str = ""
-    messages: Annotated[list[MessageBody], Field(min_length=1, max_length=MAX_MESSAGES, fail_fast=True)]
+    messages: Annotated[list[MessageBody], Field(max_length=MAX_MESSAGES, fail_fast=True)]
     system: Content | None = None
     tools: Annotated[list[ToolBody], Field(max_length=MAX_TOOLS, fail_fast=True)] | None = None
     tool_choice: ToolChoiceBody | None = None

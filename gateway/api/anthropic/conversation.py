@@ -38,6 +38,8 @@ def read_conversation(system: Content | None, messages: Sequence[MessageBody]) -
             read.append(Message("system", _system(message.content, f"{path}.content")))
         else:
             read.append(_assistant(message.content, f"{path}.content"))
+    if not messages:  # as for llama-server, which answers what the instructions alone make of it
+        read.append(Message("user", ""))
     return tuple(read)
 
 

@@ -73,6 +73,8 @@ def _prompt(body: PromptBody) -> dict[str, Any]:
 
 def _is_begun(body: PromptBody) -> bool:
     """The conversation ends in what the assistant is to go on from."""
+    if not body.messages:
+        return False
     last = body.messages[-1]
     if last.role != "assistant":
         return False

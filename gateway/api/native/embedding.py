@@ -17,9 +17,9 @@ from starlette.types import Scope
 
 from gateway.api.body import read_object
 from gateway.api.diagnostics import ignored_of
-from gateway.api.native.prompts import read_native_prompts
 from gateway.api.native.query import named_model
 from gateway.api.parameters.base import Body
+from gateway.api.parameters.pool_inputs import read_pool_inputs
 from gateway.api.parameters.unread import read_body
 from gateway.api.vectors import FLOAT_BYTES, PART_BYTES
 from gateway.call import Call
@@ -78,19 +78,7 @@ def read_inputs(body: EmbeddingBody) -> tuple[PoolInput, ...]:
         raise InvalidRequest(message, param="encoding_format")
     name = "content" if body.input is None else "input"
     given = body.content if body.input is None else body.input
-    if given is None:
-        raise InvalidRequest("`content` is missing. Send a string, tokens, or an array of these.", param="content")
-    inputs: list[PoolInput] = []
-    for prompt in read_native_prompts(given, name):
-        if isinstance(prompt, str):
-            inputs.append(prompt)
-            continue
-        tokens = tuple(part for part in prompt if isinstance(part, int))
-        if len(tokens) < len(prompt):
-            message = f"`{name}` mixes tokens and strings. Send each input as a string or as tokens."
-            raise InvalidRequest(message, param=name)
-        inputs.append(tokens)
-    return tuple(inputs)
+    return read_pool_inputs(given, name)
 
 
 def floats(raw: bytes) -> list[float]:

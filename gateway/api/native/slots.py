@@ -159,7 +159,8 @@ def slot_object(first: int, beat: Heartbeat, info: SlotInfo, principal: Principa
     if not (principal.admin or info.tenant == principal.team):
         return document
     document["n_prompt_tokens"] = info.n_prompt_tokens
-    document["next_token"] = [{"has_next_token": info.is_processing, "n_decoded": info.n_decoded}]
+    left = {"n_decoded": info.n_decoded, "n_remain": info.n_remain}
+    document["next_token"] = [{"has_next_token": info.is_processing, **left}]
     return document | ({"id_task": info.request_id} if info.request_id else {})
 
 

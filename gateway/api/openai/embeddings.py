@@ -18,18 +18,15 @@ from gateway.api.body import read_object
 from gateway.api.diagnostics import ignored_of
 from gateway.api.openai.refused import POOLED_IGNORED
 from gateway.api.parameters.base import Body
-from gateway.api.parameters.faults import shown
-from gateway.api.parameters.prompts import shared_ids
+from gateway.api.parameters.pool_inputs import FORMS, MAX_INPUTS, read_pool_inputs
 from gateway.api.parameters.unread import read_body
 from gateway.api.vectors import PART_BYTES, base64_of, rows_of, shortened
 from gateway.call import Call
 from gateway.errors import InvalidRequest, NotSupported
-from workers.protocol.pooled import PoolInput, PoolRequest, PoolResult
+from workers.protocol.pooled import PoolRequest, PoolResult
 
-MAX_INPUTS = 2048
 MAX_TOKEN = 2**31 - 1
 MAX_NORM = 1024
-FORMS = "a string, an array of tokens, or an array of such inputs"
 
 _encode = msgspec.json.Encoder().encode
 
@@ -61,7 +58,7 @@ class EmbeddingsDialect:
                 "`dimensions` gives shortened vectors length 1 again; `embd_normalize` asks for another. Send one."
             )
             raise InvalidRequest(message, param="dimensions")
-        request = PoolRequest(inputs=read_inputs(body.input), kind="embed", normalize=body.embd_normalize)
+        request = PoolRequest(inputs=read_pool_inputs(body.input, "input"), kind="embed", normalize=body.embd_normalize)
         return EmbeddingsRequest(body.model, request, body.encoding_format == "base64", body.dimensions)
 
     def parts(self, asked: EmbeddingsRequest, call: Call, result: PoolResult) -> Iterator[bytes]:
@@ -90,42 +87,3 @@ class EmbeddingsDialect:
             row = shortened(row, asked.width)
         vector = base64_of(row) if asked.as_base64 else row.tolist()
         return _encode({"object": "embedding", "index": index, "embedding": vector})
-
-
-def read_inputs(value: Any) -> tuple[PoolInput, ...]:
-    """Raises InvalidRequest."""
-    if isinstance(value, str):
-        return (_text(value, "input"),)
-    if not isinstance(value, list):
-        raise InvalidRequest(f"`input` is {shown(value)}. Send {FORMS}.", param="input")
-    if not value:
-        raise InvalidRequest(f"`input` is empty. Send {FORMS}.", param="input")
-    if type(value[0]) is int:
-        return (_tokens(value, "input"),)
-    if len(value) > MAX_INPUTS:
-        message = f"`input` has {len(value)} items; one request takes {MAX_INPUTS}. Send several requests."
-        raise InvalidRequest(message, param="input")
-    return tuple(
-        _text(item, f"input.{n}") if isinstance(item, str) else _tokens(item, f"input.{n}")
-        for n, item in enumerate(value)
-    )
-
-
-def _text(value: str, path: str) -> str:
-    if not value:
-        raise InvalidRequest(f"`{path}` is an empty string. Send a text.", param=path)
-    return value
-
-
-def _tokens(value: Any, path: str) -> tuple[int, ...]:
-    if not isinstance(value, list) or not value:
-        given = "an empty array" if value == [] else shown(value)
-        raise InvalidRequest(f"`{path}` is {given}. Send a string or an array of tokens.", param=path)
-    ids = shared_ids(value)
-    if ids is not None:
-        return ids
-    for n, item in enumerate(value):
-        if type(item) is not int or not 0 <= item <= MAX_TOKEN:
-            message = f"`{path}.{n}` is {shown(item)}. Send a token's number, 0 to {MAX_TOKEN}."
-            raise InvalidRequest(message, param=f"{path}.{n}")
-    return tuple(value)

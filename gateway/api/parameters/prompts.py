@@ -30,7 +30,7 @@ def read_prompts(value: Any, path: str = "prompt") -> tuple[Prompt, ...]:
     if not value:
         raise InvalidRequest(f"`{path}` is empty. Send {FORMS}.", param=path)
     if any(type(item) is int for item in value):
-        return (_tokens(value, path),)
+        return (read_tokens(value, path),)
     if len(value) > MAX_PROMPTS:
         message = f"`{path}` has {len(value)} prompts; one request takes {MAX_PROMPTS}. Send several requests."
         raise InvalidRequest(message, param=path)
@@ -43,7 +43,7 @@ def _one(value: Any, path: str) -> Prompt:
     if not isinstance(value, list) or not value:
         given = "an empty array" if value == [] else shown(value)
         raise InvalidRequest(f"`{path}` is {given}. Send a string or an array of tokens.", param=path)
-    return _tokens(value, path)
+    return read_tokens(value, path)
 
 
 def shared_ids(items: list[Any]) -> tuple[int, ...] | None:
@@ -57,7 +57,8 @@ def shared_ids(items: list[Any]) -> tuple[int, ...] | None:
     return tuple(map(known.setdefault, items, items))
 
 
-def _tokens(items: list[Any], path: str) -> tuple[int | str, ...]:
+def read_tokens(items: list[Any], path: str) -> tuple[int | str, ...]:
+    """Return tokens, and texts between them. Raises InvalidRequest."""
     ids = shared_ids(items)
     if ids is not None:
         return ids

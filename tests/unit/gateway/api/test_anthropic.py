@@ -224,7 +224,6 @@ def test_llama_cpps_parameters_and_hints_are_read_as_well() -> None:
     ("parameters", "param", "said"),
     [
         ({"max_tokens": None}, "max_tokens", "missing"),
-        ({"messages": []}, "messages", "at least 1"),
         ({"messages": [{"role": "user", "content": [{"type": "text"}]}]}, "messages.0.content.0.text", "missing"),
         (
             {"messages": [{"role": "user", "content": [{"type": "tool_result"}]}]},

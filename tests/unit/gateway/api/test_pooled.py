@@ -53,6 +53,13 @@ async def ranked(result: PoolResult, **parameters: Any) -> Any:
         ([1, 2], ((1, 2),)),
         ([[1], [2, 3]], ((1,), (2, 3))),
         (["a", [1]], ("a", (1,))),
+        ("", ("",)),
+        (["a", ""], ("a", "")),
+        ([1, "a", 2], ((1, "a", 2),)),
+        ([[1, "a"], "b"], ((1, "a"), "b")),
+        ({"prompt_string": "a"}, ("a",)),
+        ({"content": [{"type": "text", "text": "a "}, {"type": "text", "text": "b"}]}, ("a b",)),
+        (["a", {"prompt_string": "b"}, {"content": [{"type": "text", "text": "c"}]}], ("a", "b", "c")),
     ],
 )
 def test_forms_of_an_input(given: Any, inputs: tuple[Any, ...]) -> None:
@@ -63,12 +70,13 @@ def test_forms_of_an_input(given: Any, inputs: tuple[Any, ...]) -> None:
     ("parameters", "param"),
     [
         ({}, "input"),
-        ({"input": ""}, "input"),
         ({"input": []}, "input"),
         ({"input": {}}, "input"),
-        ({"input": ["a", ""]}, "input.1"),
-        ({"input": ["a", 1]}, "input.1"),
-        ({"input": [1, "a"]}, "input.1"),
+        ({"input": ["a", None]}, "input.1"),
+        ({"input": [1, {"prompt_string": "a"}]}, "input.1"),
+        ({"input": {"content": "a"}}, "input"),
+        ({"input": {"content": [{"type": "unknown"}]}}, "input.content.0"),
+        ({"input": {"prompt_string": 1}}, "input.prompt_string"),
         ({"input": [[]]}, "input.0"),
         ({"input": [[1, -1]]}, "input.0.1"),
         ({"input": ["a"] * 2049}, "input"),
@@ -168,3 +176,9 @@ def test_unknown_parameters_are_left_out(dialect: EmbeddingsDialect | RerankDial
 
 def test_every_parameter_of_openai_is_read_or_ignored() -> None:
     assert properties("CreateEmbeddingRequest") <= set(EmbeddingsBody.model_fields) | {*POOLED_IGNORED}
+
+
+def test_images_are_not_embedded() -> None:
+    for part in ({"content": [{"type": "image_url"}]}, {"prompt_string": "a", "multimodal_data": ["AA"]}):
+        with pytest.raises(NotSupported, match="read text"):
+            asked(input=part)

@@ -20,6 +20,8 @@ CALL = '<tool_call>{"name": "f", "arguments": {"a": 1}}</tool_call>'
 class MarkVocab:
     """Two control tokens: one opens a thought, one closes it. No other token has a text."""
 
+    eog: frozenset[int] = frozenset()
+
     def __init__(self, opening: int, closing: int) -> None:
         self.marks = {opening: b"[THINK]", closing: b"[/THINK]"}
 

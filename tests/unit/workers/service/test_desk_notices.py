@@ -38,6 +38,8 @@ from workers.service.desk import CallDesk
 class Words:
     """Tokens are the lengths of words; seven letters are `<think>`."""
 
+    eog = frozenset({0})
+
     def tokenize(self, text: str, *, add_special: bool, parse_special: bool, most: int | None = None) -> Sequence[int]:
         return [len(text), 0]
 
@@ -212,3 +214,14 @@ async def test_without_form_and_budget_nothing_is_masked(bench: ThinkingBench) -
     await bench.desk.submit(submit(1, content=OPEN))
     await bench.desk.submit(submit(2, thinking=Thinking(enabled=False, budget=5)))
     assert bench.constraints.asked == []
+
+
+async def test_ends_that_are_ignored_are_shown_as_biases(bench: ThinkingBench) -> None:
+    biased = Sampling(logit_bias=((5, 1.5),))
+    await bench.desk.submit(submit(3, tell=("settings",), ignore_eos=True, sampling=biased))
+    [request] = bench.engine.taken
+    bench.desk.deliver(1, [Started(request.key, 0, 3, 0)])
+    settings = bench.sent()[1]
+    assert isinstance(settings, Settings)
+    assert settings.sampling.logit_bias == ((5, 1.5), (0, None))
+    assert request.sampling.logit_bias == ((5, 1.5),), "the engine has its own way"

@@ -29,6 +29,8 @@ def read(**body: Any) -> EmbeddingRequest:
         ({"input": ["a", "b"]}, ("a", "b")),
         ({"content": [1, 2]}, ((1, 2),)),
         ({"content": [[1, 2], "a"]}, ((1, 2), "a")),
+        ({"content": [1, "a"]}, ((1, "a"),)),
+        ({"content": ""}, ("",)),
     ],
 )
 def test_every_form_of_input(body: dict[str, Any], inputs: tuple[Any, ...]) -> None:
@@ -38,7 +40,7 @@ def test_every_form_of_input(body: dict[str, Any], inputs: tuple[Any, ...]) -> N
 
 @pytest.mark.parametrize(
     "body",
-    [{}, {"content": [1, "a"]}, {"content": "a", "encoding_format": "base64"}, {"content": "", "embd_normalize": -2}],
+    [{}, {"content": [1, None]}, {"content": "a", "encoding_format": "base64"}, {"content": "", "embd_normalize": -2}],
 )
 def test_refused(body: dict[str, Any]) -> None:
     with pytest.raises(InvalidRequest):
