@@ -335,6 +335,23 @@ def test_nobody_supervises_these_workers(server: Server) -> None:
     assert server.refused("/models/load", {"model": "nobody"})[0] == 404
 
 
+def test_slots_tell_what_an_answer_may_still_have(server: Server) -> None:
+    server.complete(n_predict=12, ignore_eos=True, id_slot=0)
+    until(lambda: server.get("/slots")[0]["next_token"][0]["n_remain"] == 0)
+    assert server.get("/slots")[0]["next_token"][0]["n_decoded"] == 12
+    server.complete(n_predict=-1, stop=["."], id_slot=0)
+    until(lambda: server.get("/slots")[0]["next_token"][0]["n_remain"] == -1)
+
+
+def test_ends_that_are_ignored_are_shown_as_biases(server: Server) -> None:
+    asked: dict[str, Any] = {"n_predict": 2, "logit_bias": [[5, 1.5]]}
+    assert server.complete(**asked)["generation_settings"]["logit_bias"] == [{"token": 5, "bias": 1.5}]
+    told = server.complete(ignore_eos=True, **asked)["generation_settings"]["logit_bias"]
+    assert told[0] == {"token": 5, "bias": 1.5}
+    assert len(told) > 1
+    assert all(one["bias"] is None for one in told[1:])
+
+
 def test_vectors_of_every_token_and_of_texts(server: Server, stack: Stack) -> None:
     pools = {"tokens": "none", "texts": "mean"}
     for name, pooling in pools.items():
@@ -348,6 +365,12 @@ def test_vectors_of_every_token_and_of_texts(server: Server, stack: Stack) -> No
     tokens = server.post("/tokenize", {"content": text, "add_special": True, "model": "tokens"})["tokens"]
     (one,) = server.post("/embedding", {"content": text, "model": "tokens"})
     assert (one["index"], len(one["embedding"])) == (0, len(tokens))
+    objects = [text, {"prompt_string": text}, {"content": [{"type": "text", "text": text}]}, tokens]
+    same = server.post("/v1/embeddings", {"model": "texts", "input": objects})["data"]
+    assert all(other["embedding"] == pytest.approx(same[0]["embedding"], abs=1e-4) for other in same)
+    (mixed,) = server.post("/embedding", {"content": [*tokens, text], "model": "tokens"})
+    plain = server.post("/tokenize", {"content": text, "model": "tokens"})["tokens"]
+    assert len(mixed["embedding"]) == len(tokens) + len(plain), "what begins a text comes once"
     pair = server.post("/embeddings?model=texts", {"input": [text, "A boat"], "embd_normalize": 2})
     assert [(found["index"], len(found["embedding"])) for found in pair] == [(0, 1), (1, 1)]
     assert sum(number**2 for number in pair[0]["embedding"][0]) == pytest.approx(1.0, abs=1e-3)

@@ -10,7 +10,13 @@ import openai
 import pydantic
 import pytest
 from openai.resources.responses.responses import ResponsesConnection
-from openai.types.responses import FunctionToolParam, Response, ResponseFunctionToolCall, ResponseInputParam
+from openai.types.responses import (
+    FunctionToolParam,
+    Response,
+    ResponseCustomToolCall,
+    ResponseFunctionToolCall,
+    ResponseInputParam,
+)
 from openai.types.responses.responses_server_event import ResponseWsError
 
 from tests.e2e.conftest import DEMO_ALIAS
@@ -74,6 +80,29 @@ def test_the_stream_helper(client: openai.OpenAI) -> None:
         final = stream.get_final_response()
     assert final.output_text == snapshots[-1] == whole.output_text
     assert len(snapshots) > 5
+
+
+def test_a_custom_tool_is_called_with_a_text(client: openai.OpenAI) -> None:
+    asked: dict[str, Any] = {
+        "model": DEMO_ALIAS,
+        "tools": [{"type": "custom", "name": "get_weather", "description": "Current weather of a city"}],
+        "tool_choice": {"type": "custom", "name": "get_weather"},
+        "temperature": 0,
+        "max_output_tokens": 100,
+    }
+    first = client.responses.create(input=QUESTION, **asked)
+    check("Response", first.model_dump(exclude_unset=True))
+    [call] = first.output
+    assert isinstance(call, ResponseCustomToolCall)
+    assert call.name == "get_weather"
+    with client.responses.stream(input=QUESTION, **asked) as stream:
+        told = [event.input for event in stream if event.type == "response.custom_tool_call_input.done"]
+    assert told == [call.input]
+    result: Any = {"type": "custom_tool_call_output", "call_id": call.call_id, "output": "sunny"}
+    second = client.responses.create(
+        model=DEMO_ALIAS, input=[result], previous_response_id=first.id, max_output_tokens=20
+    )
+    assert second.output
 
 
 def test_a_tool_call_and_its_result(client: openai.OpenAI) -> None:

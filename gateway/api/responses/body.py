@@ -43,6 +43,7 @@ class ItemBody(Loose):
     name: str | None = None
     arguments: str | None = None
     output: Content | None = None
+    input: str | None = None
 
 
 Input = Annotated[
@@ -52,12 +53,17 @@ Input = Annotated[
 ]
 
 
+class CustomFormat(Loose):
+    type: str
+
+
 class ToolBody(Loose):
     type: str
     name: Annotated[str, Field(pattern=r"^[A-Za-z0-9_-]{1,64}$")] | None = None
     description: str | None = None
     parameters: dict[str, Any] | None = None
     strict: bool | None = None
+    format: CustomFormat | None = None
 
 
 class NamedTool(Loose):

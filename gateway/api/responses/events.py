@@ -24,7 +24,7 @@ class EventWriter:
     def __init__(self, asked: ResponseRequest, call: Call) -> None:
         self.snapshot = Snapshot(asked, call)
         self._items = ItemEvents()
-        self._output = Output(asked.id, self._items, speaks=asked.generates)
+        self._output = Output(asked.id, self._items, speaks=asked.generates, custom=asked.custom_tools)
         self._told = self._begun = False
 
     def queued(self) -> bytes:

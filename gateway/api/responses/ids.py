@@ -9,7 +9,14 @@ RESPONSE = "resp_"
 _ITEM = re.compile(r"[a-z]{2,5}_([0-9a-f]{32})_[io]?[0-9]{1,6}")
 _RESPONSE = re.compile(r"resp_[0-9a-f]{32}")
 
-PREFIXES = {"message": "msg", "reasoning": "rs", "function_call": "fc", "function_call_output": "fco"}
+PREFIXES = {
+    "message": "msg",
+    "reasoning": "rs",
+    "function_call": "fc",
+    "function_call_output": "fco",
+    "custom_tool_call": "ctc",
+    "custom_tool_call_output": "ctco",
+}
 
 
 def new_response_id() -> str:

@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 
-from gateway.api.responses.output import FunctionCall, Message, OutputItem, Thought
+from gateway.api.responses.output import CustomCall, FunctionCall, Message, OutputItem, Thought
 
 _encode = msgspec.json.Encoder().encode
 
@@ -17,6 +17,7 @@ DELTAS = {
     Message: "response.output_text.delta",
     Thought: "response.reasoning_text.delta",
     FunctionCall: "response.function_call_arguments.delta",
+    CustomCall: "response.custom_tool_call_input.delta",
 }
 
 
@@ -66,14 +67,22 @@ class ItemEvents:
     def grew(self, item: OutputItem, text: str, logprobs: list[dict[str, Any]]) -> None:
         if isinstance(item, Message):
             self._parts.append(self.delta(text, logprobs))
-            return
+        elif not isinstance(item, CustomCall):  # whose input is known at its end
+            self._grew(item, text)
+
+    def _grew(self, item: OutputItem, text: str) -> None:
         number = self._num_events
         self._num_events = number + 1
         self._parts.append(b'%b%b,"sequence_number":%d}\n\n' % (self._heads[item.id], _encode(text), number))
 
     def closed(self, item: OutputItem, status: str) -> None:
-        if isinstance(item, FunctionCall):
-            told: dict[str, Any] = {**_place(item), "name": item.name, "arguments": item.text}
+        told: dict[str, Any]
+        if isinstance(item, CustomCall):
+            self._grew(item, item.input)
+            told = {**_place(item), "input": item.input}
+            self._parts.append(self.event("response.custom_tool_call_input.done", told))
+        elif isinstance(item, FunctionCall):
+            told = {**_place(item), "name": item.name, "arguments": item.text}
             self._parts.append(self.event("response.function_call_arguments.done", told))
         else:
             told = {**_content(item), "text": item.text}

@@ -13,13 +13,15 @@ from gateway.api.parameters.faults import shown
 from gateway.api.parameters.messages import PART_END
 from gateway.api.responses.body import ItemBody
 from gateway.api.responses.ids import input_id
+from gateway.api.responses.tools import arguments_of
 from gateway.errors import InvalidRequest, NotSupported, UnsupportedParameter
 from workers.protocol.requests import Message, ToolCall
 
 Item = dict[str, Any]
 NeededT = TypeVar("NeededT")
 
-TYPES = ("message", "function_call", "function_call_output", "reasoning", "item_reference")
+OUTPUTS = ("function_call_output", "custom_tool_call_output")
+TYPES = ("message", "function_call", "custom_tool_call", *OUTPUTS, "reasoning", "item_reference")
 MEDIA = frozenset({"input_image", "input_file", "input_audio", "image", "file"})
 TEXTS = frozenset({"input_text", "output_text", "text", "reasoning_text", "summary_text"})
 
@@ -53,11 +55,14 @@ def _item(item: ItemBody, path: str, response_id: str, number: int) -> Item:
         summary = [{"type": "summary_text", "text": text} for text in _texts(item.summary, f"{path}.summary")]
         return {"id": own_id, "type": kind, "summary": summary, "content": parts, "status": "completed"}
     call_id = _needed(item.call_id, f"{path}.call_id")
-    if kind == "function_call_output":
+    if kind in OUTPUTS:
         if item.output is None:
             raise _missing(f"{path}.output")
         texts = _texts(item.output, f"{path}.output")
         return {"id": own_id, "type": kind, "call_id": call_id, "output": "".join(texts), "status": "completed"}
+    if kind == "custom_tool_call":
+        name, text = _needed(item.name, f"{path}.name"), _needed(item.input, f"{path}.input")
+        return {"id": own_id, "type": kind, "call_id": call_id, "name": name, "input": text, "status": "completed"}
     name, arguments = _needed(item.name, f"{path}.name"), _needed(item.arguments, f"{path}.arguments")
     said = {"call_id": call_id, "name": name, "arguments": arguments, "status": "completed"}
     return {"id": own_id, "type": kind, **said}
@@ -116,7 +121,10 @@ def messages_of(items: Iterable[Item]) -> tuple[Message, ...]:
             case "function_call":
                 names[item["call_id"]] = item["name"]
                 turns.called(ToolCall(item["call_id"], item["name"], item["arguments"]))
-            case "function_call_output":
+            case "custom_tool_call":
+                names[item["call_id"]] = item["name"]
+                turns.called(ToolCall(item["call_id"], item["name"], arguments_of(item["input"])))
+            case "function_call_output" | "custom_tool_call_output":
                 call_id = item["call_id"]
                 turns.other(Message(role="tool", content=item["output"], name=names.get(call_id), tool_call_id=call_id))
             case _:

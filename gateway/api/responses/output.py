@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from gateway.api.responses.ids import output_id
+from gateway.api.responses.tools import input_of
 from workers.protocol.events import CallEvent, Finished, Logprobs, Reasoning, Text, TokenLogprob, ToolCallDelta
 
 
@@ -67,6 +68,20 @@ class FunctionCall:
         return {"id": self.id, "type": "function_call", **said}
 
 
+@dataclass(slots=True)
+class CustomCall(FunctionCall):
+    """Of a tool whose input is a text: known when its arguments are complete."""
+
+    @property
+    def input(self) -> str:
+        return input_of(self.text)
+
+    def object(self, status: str) -> dict[str, Any]:
+        text = "" if status == "in_progress" else self.input
+        said = {"call_id": self.call_id, "name": self.name, "input": text, "status": status}
+        return {"id": self.id, "type": "custom_tool_call", **said}
+
+
 OutputItem = Message | Thought | FunctionCall
 
 
@@ -83,8 +98,16 @@ class Listener(Protocol):
 class Output:
     """A thought or a message ends where something else begins; calls end with the answer, since they may alternate."""
 
-    def __init__(self, response_id: str, listener: Listener | None, *, speaks: bool = True) -> None:
-        """`speaks`: an answer without a word has an empty message."""
+    def __init__(
+        self,
+        response_id: str,
+        listener: Listener | None,
+        *,
+        speaks: bool = True,
+        custom: frozenset[str] = frozenset(),
+    ) -> None:
+        """`speaks`: an answer without a word has an empty message. `custom`: tools whose input is a text."""
+        self._custom = custom
         self.items: list[OutputItem] = []
         self.end: Finished | None = None
         self.num_reasoning_tokens = 0
@@ -134,8 +157,11 @@ class Output:
         if call is None:
             self._fall_silent("completed")
             index = len(self.items)
-            id_ = output_id(self._response_id, "function_call", index)
-            call = self._calls[event.index] = FunctionCall(id_, index, event.id, event.name)
+            kind, made = "function_call", FunctionCall
+            if event.name in self._custom:
+                kind, made = "custom_tool_call", CustomCall
+            id_ = output_id(self._response_id, kind, index)
+            call = self._calls[event.index] = made(id_, index, event.id, event.name)
             self._open(call)
         if event.arguments:
             self._grow(call, event.arguments)

@@ -24,7 +24,7 @@ from gateway.api.responses.ids import is_response_id, new_response_id, response_
 from gateway.api.responses.items import Item, messages_of, read_input, reference_of
 from gateway.api.responses.records import Record
 from gateway.api.responses.refused import IGNORED, REFUSED
-from gateway.api.responses.tools import read_tools, tools_object
+from gateway.api.responses.tools import custom_names, read_tools, tools_object
 from gateway.errors import InvalidRequest, PreviousNotFound, ResponseNotFound, TakesTooMuch, UnsupportedParameter
 from gateway.telemetry.ignored import Ignored
 from workers.protocol.requests import Constraint, GenerateRequest, Message, Thinking
@@ -64,6 +64,8 @@ class ResponseRequest:
     """Ids of the responses before, the first one first."""
     generates: bool = True
     """False: the prompt is computed, and nothing is said."""
+    custom_tools: frozenset[str] = frozenset()
+    """Names of the tools whose input is a text."""
     written: msgspec.Raw | None = None
     """The input as it is kept, of long ones: writing 6 MiB takes 6 ms, and a response may be kept three times."""
 
@@ -122,6 +124,7 @@ class Draft:
             input=own,
             chain=chain,
             generates=self.generates,
+            custom_tools=custom_names(body.tools),
             written=msgspec.Raw(_encode(own)) if body.store and self.num_bytes > LONG_CHARS else None,
         )
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Set
 from typing import Any
 
 from gateway.api.parameters.faults import shown
@@ -10,6 +12,15 @@ from gateway.api.responses.body import ChoiceBody, NamedTool, ResponsesBody, Too
 from gateway.errors import InvalidRequest, UnsupportedParameter
 from workers.protocol.requests import Tool
 
+CUSTOM = "custom"
+INPUT = "input"
+INPUT_SCHEMA: dict[str, Any] = {
+    "type": "object",
+    "properties": {INPUT: {"type": "string"}},
+    "required": [INPUT],
+    "additionalProperties": False,
+}
+
 
 def read_tools(body: ResponsesBody) -> tuple[tuple[Tool, ...], tuple[str, ...]]:
     """Tools that the model sees, and the names of those of which it must call one (none: it decides).
@@ -17,7 +28,7 @@ def read_tools(body: ResponsesBody) -> tuple[tuple[Tool, ...], tuple[str, ...]]:
     Raises InvalidRequest or UnsupportedParameter.
     """
     tools = tuple(_tool(tool, f"tools.{n}") for n, tool in enumerate(body.tools or ()))
-    names = tuple(tool.name for tool in tools)
+    names = {(one.type, one.name) for one in body.tools or ()}
     choice = body.tool_choice
     if choice == "none":
         return (), ()
@@ -28,15 +39,15 @@ def read_tools(body: ResponsesBody) -> tuple[tuple[Tool, ...], tuple[str, ...]]:
             raise InvalidRequest(
                 "`tool_choice` is `required` and there are no `tools`. Send some.", param="tool_choice"
             )
-        return tools, names
+        return tools, tuple(tool.name for tool in tools)
     if not isinstance(choice, ChoiceBody):
         raise TypeError(f"no such choice: {choice!r}")
-    if choice.type == "function":
+    if choice.type in ("function", CUSTOM):
         return tools, (_named(choice, names, "tool_choice"),)
     if choice.type != "allowed_tools":
         message = (
             f"`tool_choice` is of type {shown(choice.type)}. Send `auto`, `none`, `required`, or an object of type "
-            "`function` or `allowed_tools`."
+            "`function`, `custom` or `allowed_tools`."
         )
         raise UnsupportedParameter(message, param="tool_choice")
     allowed = tuple(_named(one, names, f"tool_choice.tools.{n}") for n, one in enumerate(choice.tools or ()))
@@ -47,23 +58,56 @@ def read_tools(body: ResponsesBody) -> tuple[tuple[Tool, ...], tuple[str, ...]]:
 
 def tools_object(tools: list[ToolBody] | None) -> list[dict[str, Any]]:
     """As the response repeats them."""
-    return [
-        {
-            "type": "function",
-            "name": tool.name,
-            "description": tool.description,
-            "parameters": tool.parameters,
-            "strict": bool(tool.strict),
-        }
-        for tool in tools or ()
-    ]
+    return [_tool_object(tool) for tool in tools or ()]
+
+
+def custom_names(tools: list[ToolBody] | None) -> frozenset[str]:
+    """Return the names of the tools whose input is a text."""
+    return frozenset(tool.name for tool in tools or () if tool.type == CUSTOM and tool.name is not None)
+
+
+def arguments_of(text: str) -> str:
+    """Return what a model is shown of a custom tool's input: the arguments of a function with that one."""
+    return json.dumps({INPUT: text}, ensure_ascii=False)
+
+
+def input_of(arguments: str) -> str:
+    """Return the input of a custom tool's call; of arguments that were cut off what there is, as it is."""
+    try:
+        value = json.loads(arguments)
+    except (ValueError, RecursionError):
+        return arguments
+    text = value.get(INPUT) if isinstance(value, dict) else None
+    return text if isinstance(text, str) else arguments
+
+
+def _tool_object(tool: ToolBody) -> dict[str, Any]:
+    named = {"type": tool.type, "name": tool.name, "description": tool.description}
+    if tool.type == CUSTOM:
+        return {**named, "format": {"type": "text"}}
+    return {**named, "parameters": tool.parameters, "strict": bool(tool.strict)}
+
+
+def _custom(tool: ToolBody, path: str) -> Tool:
+    """A function with one argument: models know no other tools, and its value is kept a string."""
+    if tool.name is None:
+        raise InvalidRequest(f"`{path}.name` is missing. Send it.", param=f"{path}.name")
+    if tool.format is not None and tool.format.type != "text":
+        message = (
+            f"`{path}.format` is of type {shown(tool.format.type)}: the input of a custom tool is kept to no grammar "
+            "here. Send `type: text`, and say in the description what the input looks like."
+        )
+        raise UnsupportedParameter(message, param=f"{path}.format")
+    return Tool(tool.name, tool.description, INPUT_SCHEMA, strict=True)
 
 
 def _tool(tool: ToolBody, path: str) -> Tool:
+    if tool.type == CUSTOM:
+        return _custom(tool, path)
     if tool.type != "function":
         message = (
-            f"`{path}` is of type {shown(tool.type)}; Paddock has no tools of its own. Send tools of type `function`, "
-            "and run what the model calls."
+            f"`{path}` is of type {shown(tool.type)}; Paddock has no tools of its own. Send tools of type `function` "
+            "or `custom`, and run what the model calls."
         )
         raise UnsupportedParameter(message, param=path)
     if tool.name is None:
@@ -74,8 +118,8 @@ def _tool(tool: ToolBody, path: str) -> Tool:
     return Tool(tool.name, tool.description, tool.parameters, strict=bool(tool.strict))
 
 
-def _named(choice: NamedTool, names: tuple[str, ...], path: str) -> str:
-    if choice.type != "function" or choice.name not in names:
-        told = choice.name if choice.type == "function" else choice.type
+def _named(choice: NamedTool, names: Set[tuple[str, str | None]], path: str) -> str:
+    if choice.name is None or (choice.type, choice.name) not in names:
+        told = choice.name if choice.type in ("function", CUSTOM) else choice.type
         raise InvalidRequest(f"`{path}` names {shown(told)}, which is none of `tools`. Send one of them.", param=path)
     return choice.name

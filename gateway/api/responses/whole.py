@@ -19,7 +19,7 @@ _encode = msgspec.json.Encoder().encode
 class WholeWriter:
     def __init__(self, asked: ResponseRequest, call: Call) -> None:
         self.snapshot = Snapshot(asked, call)
-        self._output = Output(asked.id, None)
+        self._output = Output(asked.id, None, custom=asked.custom_tools)
 
     def add(self, events: list[CallEvent], choice: int) -> None:
         for event in events:

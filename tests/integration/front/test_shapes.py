@@ -148,3 +148,44 @@ async def test_anthropics_sdk_lists_models(stack: Stack) -> None:
         assert (await client.models.retrieve("chat")).display_name == "chat"
     async with calling(url, stack.key, "quick") as caller:
         assert found == [card["id"] for card in (await got(caller, "/v1/models"))[1]["data"]]
+
+
+@pytest.mark.parametrize(
+    ("given", "num_vectors"),
+    [
+        ("", 1),
+        ([12, 34, "text", 56], 1),
+        ([[12, 34], [12, "text", 56], "text"], 3),
+        ({"prompt_string": "text"}, 1),
+        (
+            [
+                "text",
+                {"prompt_string": "text"},
+                {"content": [{"type": "text", "text": "te"}, {"type": "text", "text": "xt"}]},
+            ],
+            3,
+        ),
+    ],
+)
+async def test_every_form_of_what_is_embedded(caller: Caller, given: Any, num_vectors: int) -> None:
+    caller.model = "vectors"
+    found = [one["embedding"] for one in (await posted(caller, "/v1/embeddings", {"input": given}))["data"]]
+    assert len(found) == num_vectors
+    async with caller.session.post(f"{caller.url}/embedding?model=vectors", json={"content": given}) as response:
+        assert [one["embedding"][0] for one in await response.json()] == found
+    if isinstance(given, list) and given[0] == "text":
+        assert found[0] == found[1] == found[2]
+
+
+async def test_messages_with_an_empty_list(caller: Caller) -> None:
+    for system in (None, "Be brief."):
+        body = {"messages": [], "max_tokens": 3, "system": system}
+        assert (await posted(caller, "/v1/messages", body))["type"] == "message"
+        assert (await posted(caller, "/v1/messages/count_tokens", body))["input_tokens"] > 0
+
+
+async def test_two_turns_of_the_assistant_in_a_row(caller: Caller) -> None:
+    turns = [*MESSAGES, {"role": "assistant", "content": "Well,"}, {"role": "assistant", "content": "now"}]
+    answer = await posted(caller, "/v1/chat/completions", {"messages": turns, "max_tokens": 3})
+    assert answer["choices"][0]["message"]["content"]
+    assert (await posted(caller, "/v1/messages", {"messages": turns, "max_tokens": 3}))["type"] == "message"

@@ -11,9 +11,10 @@ import pytest
 
 from gateway.api.responses.events import EventWriter
 from gateway.api.responses.request import ResponseRequest, read_draft
+from gateway.api.responses.tools import INPUT_SCHEMA
 from gateway.api.responses.whole import WholeWriter
 from gateway.call import Call, Principal
-from gateway.errors import ContextOverflow, InvalidRequest, QueueFull, WorkerLost
+from gateway.errors import ContextOverflow, InvalidRequest, QueueFull, UnsupportedParameter, WorkerLost
 from tests.support.openai_schema import check, specification
 from workers.protocol.events import (
     CallEvent,
@@ -200,3 +201,53 @@ def test_trouble_before_the_beginning_is_an_error() -> None:
     [event] = events_in(EventWriter(asked(), CALL).broken(QueueFull("Too many wait.")))
     check("ResponseStreamEvent", event)
     assert (event["type"], event["code"], event["message"]) == ("error", "queue_full", "Too many wait.")
+
+
+CUSTOM: dict[str, Any] = {"tools": [{"type": "custom", "name": "run", "description": "Runs a script"}]}
+
+
+def test_a_custom_tools_input_is_a_text() -> None:
+    told: list[CallEvent] = [
+        ToolCallDelta(1, 0, "call_a", "run", ""),
+        ToolCallDelta(1, 0, "", "", '{"input": "ls\\n'),
+        ToolCallDelta(1, 0, "", "", '-l"}'),
+        Finished(1, FinishReason.TOOL_CALLS, Usage(7, 2, 3), Timings(0, 7, 8.0, 2, 10.0)),
+    ]
+    events = streamed(told, **CUSTOM)
+    kinds = [event["type"] for event in events if "custom_tool_call_input" in event["type"]]
+    assert kinds == ["response.custom_tool_call_input.delta", "response.custom_tool_call_input.done"]
+    done = next(event for event in events if event["type"] == "response.custom_tool_call_input.done")
+    assert done["input"] == "ls\n-l"
+    last = events[-1]["response"]
+    [item] = last["output"]
+    assert (item["type"], item["call_id"], item["name"], item["input"]) == (
+        "custom_tool_call",
+        "call_a",
+        "run",
+        "ls\n-l",
+    )
+    assert last["tools"] == [{**CUSTOM["tools"][0], "format": {"type": "text"}}]
+    writer = WholeWriter(asked(**CUSTOM), CALL)
+    writer.add(told, 0)
+    assert json.loads(writer.body())["output"][0]["input"] == "ls\n-l"
+
+
+def test_a_custom_tools_call_and_result_are_read_again() -> None:
+    call = {"type": "custom_tool_call", "call_id": "c", "name": "run", "input": 'say "hi"'}
+    result = {"type": "custom_tool_call_output", "call_id": "c", "output": "hi"}
+    [request] = asked(input=[{"role": "user", "content": "x"}, call, result], **CUSTOM).requests
+    _, called, answered = request.messages
+    assert json.loads(called.tool_calls[0].arguments) == {"input": 'say "hi"'}
+    assert (answered.role, answered.name, answered.content) == ("tool", "run", "hi")
+    [tool] = request.tools
+    assert (tool.name, tool.strict, tool.parameters) == ("run", True, INPUT_SCHEMA)
+
+
+def test_a_custom_tool_may_be_forced_and_has_no_grammar() -> None:
+    choice = {"type": "custom", "name": "run"}
+    assert asked(**CUSTOM, tool_choice=choice).requests[0].forced_tools == ("run",)
+    with pytest.raises(InvalidRequest, match="none of `tools`"):
+        asked(**CUSTOM, tool_choice={"type": "function", "name": "run"})
+    grammar = {"type": "grammar", "syntax": "lark", "definition": "start: /a/"}
+    with pytest.raises(UnsupportedParameter, match="no grammar"):
+        asked(tools=[{**CUSTOM["tools"][0], "format": grammar}])
