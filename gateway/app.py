@@ -218,7 +218,7 @@ def _core(settings: GatewaySettings, redis: redis.asyncio.Redis) -> _Core:
     # Each process numbers its calls from 1: on the wire, a restarted gateway must not be taken for its forerunner.
     process = gateway_process(gateway_id, secrets.token_hex(4))
     relay = Relay(process, settings.worker_secret, settings.stream_buffer_events)
-    wishes = AdapterWishes(redis, lambda: fleet.snapshot.models, unreadable)
+    wishes = AdapterWishes(redis, lambda: fleet.snapshot.models, unreadable, names.scales)
     refused = metrics.refused_records.inc
     fleet = Fleet(redis, settings.worker_secret, registered=wishes.contents, refused=refused, unreadable=unreadable)
     fleet.listen(lambda snapshot: relay.follow(_beats(snapshot)))

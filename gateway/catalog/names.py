@@ -45,6 +45,10 @@ class Names:
         """Those of them that are meant to have a worker."""
         self._defaults = Defaults() if catalog is None else catalog.default
         self._takes_unknown = catalog is not None and catalog.unknown_model == "default"
+        self.scales: dict[str, dict[str, float]] = {}
+        """Model -> its adapters that act on calls which name none."""
+        for spec in catalog.models if catalog is not None else ():
+            self.scales[spec.name] = {adapter.name: adapter.scale for adapter in spec.adapters if adapter.scale}
         self._fixed: dict[str, str] = {}
         self._chains: dict[str, AliasChain] = {}
         if catalog is not None:

@@ -69,6 +69,9 @@ class _Known:
 _NOTHING = _Known()
 
 
+NO_SCALES: Mapping[str, Mapping[str, float]] = {}
+
+
 class AdapterWishes:
     """As Redis has them, at most `REREAD_S` old while Redis answers; the last known ones while it does not."""
 
@@ -77,8 +80,12 @@ class AdapterWishes:
         redis: redis.asyncio.Redis,
         models: Callable[[], Iterable[str]],
         unreadable: Unreadable | None = None,
+        defaults: Mapping[str, Mapping[str, float]] = NO_SCALES,
     ) -> None:
-        """`models`: those to look for; `unreadable` hears of what can't be read."""
+        """`models`: those to look for; `unreadable` hears of what can't be read. `defaults`: the catalog's scales, by
+        model, which hold where nobody has set others.
+        """
+        self._defaults = defaults
         self._unreadable = unreadable or Unreadable()
         self._redis = redis
         self._models = models
@@ -99,7 +106,8 @@ class AdapterWishes:
 
     def scales(self, model: str) -> Mapping[str, float]:
         """Of adapters, for calls that name none."""
-        return self._known.get(model, _NOTHING).scales
+        own, known = self._defaults.get(model, {}), self._known.get(model, _NOTHING).scales
+        return {**own, **known} if own else known
 
     def contents(self) -> Mapping[str, Contents]:
         """Model -> its registered adapters -> SHA-256; models without any are left out."""
@@ -144,7 +152,8 @@ class AdapterWishes:
 
     async def set_scales(self, model: str, scales: Mapping[str, float]) -> None:
         """Adapters that are not named get 0. Raises StoreUnavailable."""
-        wanted = {name: scale for name, scale in scales.items() if scale}
+        own = self._defaults.get(model, {})
+        wanted = {**dict.fromkeys(own, 0.0), **{name: scale for name, scale in scales.items() if scale or name in own}}
         async with self._redis.pipeline(transaction=True) as pipeline:
             pipeline.delete(keys.adapter_scales(model))
             if wanted:

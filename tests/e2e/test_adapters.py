@@ -272,6 +272,21 @@ def test_a_key_for_the_base_model_is_told_of_no_adapter(server: Server, stack: S
         assert server.http.post("/lora-adapters", json=[]).status_code == 200
 
 
+def test_an_adapter_with_a_scale_of_the_catalog_acts_on_calls_that_name_none(server: Server, stack: Stack) -> None:
+    catalog = stack.folder / "scaled.yaml"
+    adapter = f"{{name: house, path: {PIRATE}, scale: 1.0}}"
+    catalog.write_text(f"models:\n  - {{name: {MODEL}, path: {DEMO_MODEL}, adapters: [{adapter}]}}\n")
+    process = stack.gateway(catalog=catalog)
+    stack.gateways.remove(process)
+    headers = {"Authorization": f"Bearer {stack.key}"}
+    with httpx2.Client(base_url=process.url, headers=headers, timeout=150) as http:
+        scaled = Server(http, stack)
+        assert scaled.say() == server.say("house") != server.say()
+        assert scaled.say(lora=[{"id": "house", "scale": 0}]) == server.say()
+        assert [one["scale"] for one in http.get("/lora-adapters").json()] == [1.0]
+    process.stop()
+
+
 def test_only_admins_see_where_files_lie(server: Server, stack: Stack) -> None:
     assert server.load("one", "one.gguf").status_code == 200
     headers = {"Authorization": f"Bearer {USER_KEY}"}

@@ -240,6 +240,15 @@ class AdapterSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     pinned: Annotated[bool, Meta(description="in memory from the start, and stays, however many others are loaded")] = (
         False
     )
+    scale: Annotated[
+        float,
+        Meta(
+            ge=-16,
+            le=16,
+            description="how strongly it acts on calls that name no adapters, until POST /lora-adapters says "
+            "otherwise; 0: on those that name it only",
+        ),
+    ] = 0.0
 
 
 class ModelSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):

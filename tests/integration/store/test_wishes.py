@@ -66,6 +66,18 @@ async def test_what_redis_lost_is_adopted_once(client: redis.asyncio.Redis) -> N
     assert other.records("m") == {"pirate": PIRATE}
 
 
+async def test_scales_of_the_catalog_hold_until_others_are_set(client: redis.asyncio.Redis) -> None:
+    own = {"m": {"house": 0.5}}
+    one, other = (AdapterWishes(client, lambda: ["m", "other"], defaults=own) for _ in range(2))
+    assert (one.scales("m"), one.scales("other")) == ({"house": 0.5}, {})
+    await one.set_scales("m", {"pirate": 1.0})
+    await other.refresh()
+    assert one.scales("m") == other.scales("m") == {"house": 0.0, "pirate": 1.0}
+    await one.set_scales("m", {"house": 2.0})
+    await other.refresh()
+    assert other.scales("m") == {"house": 2.0}
+
+
 async def test_scales_are_set_as_a_whole(client: redis.asyncio.Redis) -> None:
     one = wishes(client)
     await one.set_scales("m", {"pirate": 1.0, "poet": 2.0})
