@@ -204,8 +204,8 @@ async def test_an_unknown_route(caller: Caller, path: str) -> None:
 
 
 async def test_a_route_without_its_version_is_guessed(caller: Caller) -> None:
-    async with caller.session.post(f"{caller.url}/responses") as response:
-        assert "Did you mean /v1/responses?" in (await error_of(response))["message"]
+    async with caller.session.post(f"{caller.url}/messages") as response:
+        assert "Did you mean /v1/messages?" in (await error_of(response))["message"]
 
 
 @pytest.mark.parametrize(("method", "path", "right"), [("GET", CHAT, "POST"), ("DELETE", "/v1/models/quick", "GET")])
