@@ -21,10 +21,10 @@ from gateway.api.parameters.probs import ProbsBody
 from gateway.api.parameters.repeats import MAX_ANSWERS
 from gateway.api.parameters.sampling_body import SamplingBody
 from gateway.api.parameters.stops import Stop
-from gateway.api.parameters.thinking import ThinkingBody
+from gateway.api.parameters.thinking import ChatThinkingBody
 
 
-class ChatBody(ConversationBody, ThinkingBody, SamplingBody, ProbsBody, FormBody, HintsBody, NoticesBody, LoraBody):
+class ChatBody(ConversationBody, ChatThinkingBody, SamplingBody, ProbsBody, FormBody, HintsBody, NoticesBody, LoraBody):
     model: str = ""
     n: Annotated[int, Field(ge=1, le=MAX_ANSWERS)] = 1
     stream: bool = False

@@ -18,7 +18,7 @@ from gateway.api.parameters.probs import read_n_probs
 from gateway.api.parameters.repeats import requests_of
 from gateway.api.parameters.sampling import read_sampling
 from gateway.api.parameters.stops import read_stop
-from gateway.api.parameters.thinking import read_template_values, read_thinking
+from gateway.api.parameters.thinking import other_words, read_template_values, read_thinking
 from gateway.api.parameters.tools import Toolbox, read_tools
 from gateway.api.parameters.unread import read_body
 from gateway.telemetry.ignored import Ignored
@@ -57,7 +57,7 @@ def _request(body: ChatBody, toolbox: Toolbox, ignored: Ignored) -> GenerateRequ
         tools=toolbox.tools,
         forced_tools=toolbox.forced,
         parallel_tool_calls=toolbox.parallel,
-        thinking=read_thinking(body),
+        thinking=read_thinking(body, other_words(body)),
         template_values=read_template_values(body),
         constraint=beside_call(read_form(body), toolbox.forced, ignored),
         sampling=read_sampling(body),

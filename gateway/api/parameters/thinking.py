@@ -3,11 +3,12 @@
 Sources: OpenAI's API reference (`reasoning_effort`); tools/server/README.md and server-common.cpp of llama.cpp
 (`reasoning_format`, `reasoning_budget_tokens`, `thinking_budget_tokens`, `reasoning_budget_message`,
 `chat_template_kwargs`); Hugging Face's chat templates (`documents`, `enable_thinking`); Anthropic's API reference and
-those of DeepSeek, Z.ai and Moonshot (`thinking`); OpenRouter's (`reasoning`).
+those of DeepSeek, Z.ai and Moonshot (`thinking`); OpenRouter's (`reasoning`) and Ollama's (`think`).
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
 from pydantic import Discriminator, Field, Tag
@@ -59,9 +60,43 @@ class ThinkingBody(Body):
     continue_final_message: bool | Literal["content", "reasoning_content"] | None = None
 
 
-def read_thinking(body: ThinkingBody) -> Thinking:
+class RoutedReasoning(Loose):
+    """OpenRouter's object."""
+
+    effort: Effort | None = None
+    max_tokens: Annotated[int, Field(ge=0, le=MAX_BUDGET)] | None = None
+    enabled: bool | None = None
+    exclude: bool = False
+    """Thoughts are told whatever it says: whoever wants none of them leaves them unread."""
+
+
+class ChatThinkingBody(ThinkingBody):
+    reasoning: RoutedReasoning | None = None
+    think: bool | Effort | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class OtherWords:
+    """What names of other APIs say; names of OpenAI and llama-server go first."""
+
+    effort: str | None = None
+    enabled: bool | None = None
+    budget: int | None = None
+
+
+def other_words(body: ChatThinkingBody) -> OtherWords:
+    """Return what `reasoning` and `think` say. An effort or a budget asks for a thought, as there."""
+    routed, think = body.reasoning or RoutedReasoning(), body.think
+    effort = routed.effort or (think if isinstance(think, str) else None)
+    enabled = routed.enabled
+    if enabled is None:
+        enabled = think if isinstance(think, bool) else True if effort or routed.max_tokens else None
+    return OtherWords(effort, enabled, routed.max_tokens)
+
+
+def read_thinking(body: ThinkingBody, others: OtherWords = OtherWords()) -> Thinking:
     """Return what the caller says of thinking. Of several that switch it, `chat_template_kwargs` goes first, as for
-    llama-server, then `enable_thinking`, `thinking` and an effort of "none".
+    llama-server, then `enable_thinking`, `thinking`, an effort of "none" and what `others` say.
 
     Raises InvalidRequest.
     """
@@ -70,7 +105,7 @@ def read_thinking(body: ThinkingBody) -> Thinking:
     effort = body.reasoning_effort
     if effort is None:
         within = kwargs.get("reasoning_effort")
-        effort = within if isinstance(within, str) else None
+        effort = within if isinstance(within, str) else others.effort
     enabled = enabled_by_kwargs(kwargs)
     if enabled is None:
         enabled = body.enable_thinking
@@ -78,9 +113,11 @@ def read_thinking(body: ThinkingBody) -> Thinking:
         enabled = is_on(switch) if switch is not None else body.thinking is True
     if effort == "none":
         enabled, effort = enabled is True, None
+    if enabled is None:
+        enabled = others.enabled
     # As in llama-server, the name that begins with "reasoning" goes first, and -1 leaves it open.
     within_switch = switch.budget_tokens if switch is not None else None
-    budgets = (body.reasoning_budget_tokens, body.thinking_budget_tokens, within_switch)
+    budgets = (body.reasoning_budget_tokens, body.thinking_budget_tokens, within_switch, others.budget)
     budget = next((one for one in budgets if one is not None), -1)
     split = body.reasoning_format != "none"
     return Thinking(enabled=enabled, effort=effort, budget=budget, message=body.reasoning_budget_message, split=split)
