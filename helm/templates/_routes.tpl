@@ -8,6 +8,7 @@ A path stands for itself and for what lies below it; one that ends in `$` for it
 - /completion
 - /completions
 - /infill
+- /responses
 - /embedding
 - /embeddings
 - /rerank
@@ -20,6 +21,8 @@ A path stands for itself and for what lies below it; one that ends in `$` for it
 - /lora-adapters
 - /models
 - /health$
+- /healthz$
+- /version$
 {{- end -}}
 
 {{/* No answer, whole or streamed, takes longer. */}}

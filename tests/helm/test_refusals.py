@@ -35,7 +35,10 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "a model without a name": ({"models": [{"hf": "org/m"}]}, "at '/models/0': missing property 'name'"),
     "unknown field of a model": (of_model(slotz=3), "at '/models/0': additional properties 'slotz' not allowed"),
     "llama.cpp's settings": (of_model(llama={"n_batch": 3}), "at '/models/0/llama/n_batch': minimum: got 3, want 32"),
-    "sampling": (of_model(sampling={"temperature": 3}), "at '/models/0/sampling/temperature': maximum: got 3, want 2"),
+    "sampling": (
+        of_model(sampling={"temperature": 101}),
+        "at '/models/0/sampling/temperature': maximum: got 101, want 100",
+    ),
     "not a repository": ({"models": [{"name": "m", "hf": "m"}]}, "at '/models/0/hf': 'm' does not match pattern"),
     "an unpinned image": ({"redis": {"image": "redis:latest"}}, "at '/redis/image': 'redis:latest' does not match"),
     "an untagged image": ({"redis": {"image": "redis"}}, "at '/redis/image': 'redis' does not match"),

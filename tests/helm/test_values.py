@@ -53,9 +53,9 @@ def test_no_mapping_takes_what_it_does_not_know() -> None:
 
 
 def test_every_value_has_a_default_and_every_default_a_schema() -> None:
-    """But fields of models, and what Helm itself puts in."""
+    """But fields of models, the jobs that have a model by default, and what Helm itself puts in."""
     own: dict[str, Any] = {
-        name: part for name, part in SCHEMA["properties"].items() if name not in ("models", "global")
+        name: part for name, part in SCHEMA["properties"].items() if name not in ("models", "default", "global")
     }
     known = {path.strip(".") for path, _ in _leaves({"properties": own}, "")}
     given = {path for path, _ in defaults(VALUES)}
@@ -66,7 +66,7 @@ def test_every_value_has_a_default_and_every_default_a_schema() -> None:
         "redis.resources.claims",
     }
     for path in given - known:
-        assert any(path.startswith(f"{other}.") for other in open_ones) or path == "models", path
+        assert any(path.startswith(f"{other}.") for other in open_ones) or path in ("models", "default"), path
 
 
 def _leaves(schema: Schema, path: str) -> list[tuple[str, Schema]]:
