@@ -136,13 +136,13 @@ def test_it_starts_answers_and_leaves_without_a_loss(tmp_path: Path) -> None:
         pytest.skip("no redis-server on this machine")
     with node(tmp_path) as here, Hub({"org/demo-GGUF": {"demo-Q8_0.gguf": DEMO_MODEL.read_bytes()}}) as hub:
         gateway = here.start("gateway")
-        ready = container(here.pod("gateway"))["readinessProbe"]
-        here.wait(gateway, "gateway", ready, 10.0)
 
         (fetch,) = here.pod("worker")["initContainers"]
         fetched = here.run("worker", fetch, fetch["command"], **hub.environment)
         assert fetched.returncode == 0, fetched.stderr
         worker = here.start("worker")
+        # Ready means that a worker of each model was seen.
+        here.wait(gateway, "gateway", container(here.pod("gateway"))["readinessProbe"], 10.0)
         assert Path(here.env("worker", container(here.pod("worker")))["PADDOCK_CACHE_DIR"]).is_dir()
 
         test = container(here.pod("test"))

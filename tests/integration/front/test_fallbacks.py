@@ -213,7 +213,7 @@ async def test_a_wrong_request_is_refused_once(other_caller: Caller) -> None:
     status, body, _ = await chat(other_caller, "word " * 4000)
     assert (status, body["error"]["code"]) == (400, "context_length_exceeded")
     assert "4096" in body["error"]["message"]
-    status, body, _ = await chat(other_caller, temperature=5)
+    status, body, _ = await chat(other_caller, temperature=500)
     assert status == 400
     assert await counted(other_caller, "paddock_fallbacks_total") == before
 

@@ -83,7 +83,7 @@ async def test_what_can_have_no_answer_keeps_no_input(stack: Stack, small_gatewa
                 await asyncio.sleep(0.02)
                 async with asker.session.get(address) as response:
                     made = await response.json()
-        assert (made["status"], made["error"]["code"]) == ("failed", "invalid_prompt")
+        assert (made["status"], made["error"]["code"]) == ("failed", "context_length_exceeded")
         with redis.Redis(unix_socket_path=str(stack.redis.socket)) as store:
             (name,) = store.scan_iter(f"*{made['id']}")
             assert 0 < store.strlen(name) < 4000, "the 40,000 characters were kept"

@@ -229,10 +229,10 @@ async def test_tool_calls_are_found_where_tools_were_offered(bench: Bench) -> No
 async def test_what_a_parser_held_back_comes_before_the_end(bench: Bench) -> None:
     await bench.desk.submit(submit(1, tools=(Tool("f"),)))
     key = bench.engine.taken[0].key
-    bench.desk.deliver(1, [Text(key, "a <tool")])
+    bench.desk.deliver(1, [Text(key, "a <to")])
     bench.desk.deliver(2, [Finished(key, FinishReason.LENGTH, USAGE, TIMINGS)])
     end = Finished(1, FinishReason.LENGTH, USAGE, TIMINGS)
-    assert bench.sent() == [Text(1, "a "), Text(1, "<tool", 0), end]
+    assert bench.sent() == [Text(1, "a "), Text(1, "<to", 0), end]
 
 
 async def test_defaults_fill_what_the_caller_leaves_open() -> None:
@@ -245,10 +245,10 @@ async def test_failing_all_ends_every_call_in_stream(bench: Bench) -> None:
     await bench.desk.submit(submit(1, tools=(Tool("f"),)))
     await bench.desk.submit(submit(2))
     one, two = (request.key for request in bench.engine.taken)
-    bench.desk.deliver(5, [Text(one, "<tool")])
+    bench.desk.deliver(5, [Text(one, "<to")])
     failure = Failure(FailureCode.INTERNAL, "the engine is gone")
     bench.desk.fail_all(failure)
-    assert bench.sent() == [Text(1, "<tool", 1), Failed(1, failure), Failed(2, failure)]
+    assert bench.sent() == [Text(1, "<to", 1), Failed(1, failure), Failed(2, failure)]
     assert sorted(bench.engine.cancelled) == [one, two]
     assert bench.desk.idle.is_set()
 
