@@ -24,7 +24,7 @@ from tests.support.stack import DEMO_MODEL, Process, Stack
 MODEL = "paddock-demo"
 PATIENCE_S = 60.0
 MANY = pytest.param(400, marks=[pytest.mark.long, pytest.mark.timeout(900)])
-FEW_AND_MANY = pytest.mark.parametrize("count", [12, MANY])
+FEW_AND_MANY = pytest.mark.parametrize("count", [24, MANY])
 OWED = (200, 400, 404, 413, 422, 501)
 
 ROUTES: list[tuple[str, type[BaseModel], dict[str, Make]]] = [
