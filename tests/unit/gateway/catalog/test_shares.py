@@ -119,7 +119,7 @@ def test_a_long_opening_is_known_by_its_ends(asked: GenerateRequest) -> None:
         began = time.thread_time()
         conversation_of(asked, "red", "")
         took_s.append(time.thread_time() - began)
-    assert min(took_s) < 0.006
+    assert min(took_s) < 0.01
 
 
 def test_long_prompts_that_begin_or_end_otherwise_are_others() -> None:
