@@ -32,87 +32,24 @@ EVERY, WITHOUT_ENDS = "a finished answer", ("tencent-Hy3",)
 DIFFERENCES: dict[str, dict[str, tuple[str, ...]]] = {
     "what it shows no place for is put into words: tools, calls and results in the family's own form. "
     "llama-server leaves them out": {
-        "tools": (
-            "HuggingFaceTB-SmolLM3-3B",
-            "deepseek-ai-DeepSeek-R1-Distill-Llama-8B",
-            "deepseek-ai-DeepSeek-R1-Distill-Qwen-32B",
-            "deepseek-ai-DeepSeek-V3.1",
-            "fireworks-ai-llama-3-firefunction-v2",
-            "google-gemma-2-2b-it",
-            "llama-cpp-rwkv-world",
-            "microsoft-Phi-3.5-mini-instruct",
-        ),
-        "calls": (
-            "HuggingFaceTB-SmolLM3-3B",
-            "deepseek-ai-DeepSeek-R1-Distill-Llama-8B",
-            "deepseek-ai-DeepSeek-R1-Distill-Qwen-32B",
-            "deepseek-ai-DeepSeek-V3.1",
-            "fireworks-ai-llama-3-firefunction-v2",
-            "google-gemma-2-2b-it",
-            "llama-cpp-rwkv-world",
-            "microsoft-Phi-3.5-mini-instruct",
-        ),
-        "two calls": (
-            "HuggingFaceTB-SmolLM3-3B",
-            "deepseek-ai-DeepSeek-R1-Distill-Llama-8B",
-            "deepseek-ai-DeepSeek-R1-Distill-Qwen-32B",
-            "deepseek-ai-DeepSeek-V3.1",
-            "fireworks-ai-llama-3-firefunction-v2",
-            "google-gemma-2-2b-it",
-            "llama-cpp-rwkv-world",
-            "microsoft-Phi-3.5-mini-instruct",
-        ),
-        "words and a call": (
-            "HuggingFaceTB-SmolLM3-3B",
-            "deepseek-ai-DeepSeek-R1-Distill-Llama-8B",
-            "deepseek-ai-DeepSeek-R1-Distill-Qwen-32B",
-            "deepseek-ai-DeepSeek-V3.1",
-            "fireworks-ai-llama-3-firefunction-v2",
-            "google-gemma-2-2b-it",
-            "llama-cpp-rwkv-world",
-            "microsoft-Phi-3.5-mini-instruct",
-        ),
-        "prefill with tools": (
-            "HuggingFaceTB-SmolLM3-3B",
-            "deepseek-ai-DeepSeek-R1-Distill-Llama-8B",
-            "deepseek-ai-DeepSeek-R1-Distill-Qwen-32B",
-            "deepseek-ai-DeepSeek-V3.1",
-            "fireworks-ai-llama-3-firefunction-v2",
-            "google-gemma-2-2b-it",
-            "llama-cpp-rwkv-world",
-            "microsoft-Phi-3.5-mini-instruct",
-        ),
-        "prefill after a result": (
-            "HuggingFaceTB-SmolLM3-3B",
-            "deepseek-ai-DeepSeek-R1-Distill-Llama-8B",
-            "deepseek-ai-DeepSeek-R1-Distill-Qwen-32B",
-            "deepseek-ai-DeepSeek-V3.1",
-            "fireworks-ai-llama-3-firefunction-v2",
-            "google-gemma-2-2b-it",
-            "llama-cpp-rwkv-world",
-            "microsoft-Phi-3.5-mini-instruct",
+        **dict.fromkeys(
+            ("tools", "calls", "two calls", "words and a call", "prefill with tools", "prefill after a result"),
+            (
+                "HuggingFaceTB-SmolLM3-3B",
+                "deepseek-ai-DeepSeek-R1-Distill-Llama-8B",
+                "deepseek-ai-DeepSeek-R1-Distill-Qwen-32B",
+                "deepseek-ai-DeepSeek-V3.1",
+                "fireworks-ai-llama-3-firefunction-v2",
+                "google-gemma-2-2b-it",
+                "llama-cpp-rwkv-world",
+                "microsoft-Phi-3.5-mini-instruct",
+            ),
         ),
     },
     "it shows tools and no calls: these are written in the family's own form. llama-server leaves them out": {
-        "calls": (
-            "LFM2-8B-A1B",
-            "LFM2.5-Instruct",
-            "ibm-granite-granite-3.3-2B-Instruct",
-        ),
-        "two calls": (
-            "LFM2-8B-A1B",
-            "LFM2.5-Instruct",
-            "ibm-granite-granite-3.3-2B-Instruct",
-        ),
-        "words and a call": (
-            "LFM2-8B-A1B",
-            "LFM2.5-Instruct",
-            "ibm-granite-granite-3.3-2B-Instruct",
-        ),
-        "prefill after a result": (
-            "LFM2-8B-A1B",
-            "LFM2.5-Instruct",
-            "ibm-granite-granite-3.3-2B-Instruct",
+        **dict.fromkeys(
+            ("calls", "two calls", "words and a call", "prefill after a result"),
+            ("LFM2-8B-A1B", "LFM2.5-Instruct", "ibm-granite-granite-3.3-2B-Instruct"),
         ),
     },
     "it takes one call in a message: several become messages of one call each. llama-server drops all "
@@ -127,96 +64,44 @@ DIFFERENCES: dict[str, dict[str, tuple[str, ...]]] = {
         ),
     },
     "what is said beside a call is kept. llama-server drops it, or the call": {
-        "words and a call": (
-            "google-gemma-4-31B-it",
-            "google-gemma-4-31B-it-interleaved",
-            "llama-cpp-deepseek-r1",
-        ),
+        "words and a call": ("google-gemma-4-31B-it", "google-gemma-4-31B-it-interleaved", "llama-cpp-deepseek-r1"),
     },
     "around a thought stands the whitespace that the template itself writes. llama-server has its own": {
-        "prefill": (
-            "NVIDIA-Nemotron-3-Nano-30B-A3B-BF16",
-            "NVIDIA-Nemotron-Nano-v2",
-            "StepFun3.5-Flash",
-            "poolside-Laguna-XS-2.1",
-            "poolside-Laguna-XS.2",
+        **dict.fromkeys(
+            ("prefill", "prefill, thinking switched", "prefill with tools", "prefill after a result"),
+            (
+                "NVIDIA-Nemotron-3-Nano-30B-A3B-BF16",
+                "NVIDIA-Nemotron-Nano-v2",
+                "StepFun3.5-Flash",
+                "poolside-Laguna-XS-2.1",
+                "poolside-Laguna-XS.2",
+            ),
         ),
-        "prefill, thinking switched": (
-            "NVIDIA-Nemotron-3-Nano-30B-A3B-BF16",
-            "NVIDIA-Nemotron-Nano-v2",
-            "StepFun3.5-Flash",
-            "poolside-Laguna-XS-2.1",
-            "poolside-Laguna-XS.2",
-        ),
-        "prefill with tools": (
-            "NVIDIA-Nemotron-3-Nano-30B-A3B-BF16",
-            "NVIDIA-Nemotron-Nano-v2",
-            "StepFun3.5-Flash",
-            "poolside-Laguna-XS-2.1",
-            "poolside-Laguna-XS.2",
-        ),
-        "prefill after a result": (
-            "NVIDIA-Nemotron-3-Nano-30B-A3B-BF16",
-            "NVIDIA-Nemotron-Nano-v2",
-            "StepFun3.5-Flash",
-            "poolside-Laguna-XS-2.1",
-            "poolside-Laguna-XS.2",
-        ),
-        "prefill of a thought": (
-            "NVIDIA-Nemotron-Nano-v2",
-            "poolside-Laguna-XS-2.1",
-            "poolside-Laguna-XS.2",
-        ),
+        "prefill of a thought": ("NVIDIA-Nemotron-Nano-v2", "poolside-Laguna-XS-2.1", "poolside-Laguna-XS.2"),
     },
     "the models do not think: an answer goes on without a thought. llama-server writes an empty one": {
-        "prefill": (
-            "Kimi-K2-Instruct",
-            "LFM2-8B-A1B",
-            "moonshotai-Kimi-K2",
-        ),
-        "prefill, thinking switched": (
-            "Kimi-K2-Instruct",
-            "LFM2-8B-A1B",
-            "moonshotai-Kimi-K2",
-        ),
-        "prefill with tools": (
-            "Kimi-K2-Instruct",
-            "LFM2-8B-A1B",
-            "moonshotai-Kimi-K2",
-        ),
-        "prefill after a result": (
-            "Kimi-K2-Instruct",
-            "LFM2-8B-A1B",
-            "moonshotai-Kimi-K2",
-        ),
-        "prefill of a thought": (
-            "Kimi-K2-Instruct",
-            "LFM2-8B-A1B",
-            "moonshotai-Kimi-K2",
+        **dict.fromkeys(
+            (
+                "prefill",
+                "prefill, thinking switched",
+                "prefill with tools",
+                "prefill after a result",
+                "prefill of a thought",
+            ),
+            ("Kimi-K2-Instruct", "LFM2-8B-A1B", "moonshotai-Kimi-K2"),
         ),
     },
     "an answer goes on in the form in which the template writes turns. llama-server leaves a mark out, "
     "or has one twice": {
-        "prefill": (
-            "Apriel-1.6-15b-Thinker-fixed",
-            "llama-cpp-rwkv-world",
-            "unsloth-Apriel-1.5",
-            "unsloth-mistral-Devstral-Small-2507",
-            "upstage-Solar-Open-100B",
-        ),
-        "prefill, thinking switched": (
-            "Apriel-1.6-15b-Thinker-fixed",
-            "llama-cpp-rwkv-world",
-            "unsloth-Apriel-1.5",
-            "unsloth-mistral-Devstral-Small-2507",
-            "upstage-Solar-Open-100B",
-        ),
-        "prefill with tools": (
-            "Apriel-1.6-15b-Thinker-fixed",
-            "llama-cpp-rwkv-world",
-            "unsloth-Apriel-1.5",
-            "unsloth-mistral-Devstral-Small-2507",
-            "upstage-Solar-Open-100B",
+        **dict.fromkeys(
+            ("prefill", "prefill, thinking switched", "prefill with tools"),
+            (
+                "Apriel-1.6-15b-Thinker-fixed",
+                "llama-cpp-rwkv-world",
+                "unsloth-Apriel-1.5",
+                "unsloth-mistral-Devstral-Small-2507",
+                "upstage-Solar-Open-100B",
+            ),
         ),
         "prefill after a result": (
             "Apriel-1.6-15b-Thinker-fixed",
@@ -234,23 +119,14 @@ DIFFERENCES: dict[str, dict[str, tuple[str, ...]]] = {
         ),
     },
     "with thinking off, a thought that is closed is not closed once more. llama-server does": {
-        "prefill, thinking switched": (
-            "GLM-4.7-Flash",
-            "Spark2.5",
-            "poolside-Laguna-S-2.1",
-        ),
+        "prefill, thinking switched": ("GLM-4.7-Flash", "Spark2.5", "poolside-Laguna-S-2.1"),
     },
     "`reasoning_effort` and thinking switched off reach it, under its own names (`thinking_effort`, "
     "`thinking`). llama-server does not know these": {
-        "thinking switched": ("Kimi-K3",),
-        "effort": ("Kimi-K3",),
-        "tools": ("Kimi-K3",),
-        "calls": ("Kimi-K3",),
-        "prefill, thinking switched": ("Kimi-K3",),
+        **dict.fromkeys(("thinking switched", "effort", "tools", "calls", "prefill, thinking switched"), ("Kimi-K3",)),
     },
     "an answer beside a thought is kept. llama-server loses it": {
-        "turns": ("unsloth-mistral-Devstral-Small-2507",),
-        "thinking switched": ("unsloth-mistral-Devstral-Small-2507",),
+        **dict.fromkeys(("turns", "thinking switched"), ("unsloth-mistral-Devstral-Small-2507",)),
     },
     "it has no place for a thought that is to be gone on from: refused. llama-server drops the thought": {
         "prefill of a thought": (
