@@ -67,6 +67,6 @@ def _text_of(part: Any, path: str) -> str:
     if kind in MEDIA:
         raise NotSupported(f"`{path}` is of type {shown(kind)}; the models here read text only.", param=path)
     if kind != "text" or not isinstance(part.get("text"), str):
-        message = f"`{path}` is no part of type `text` with a `text`. Send such parts."
+        message = f'`{path}` is not a text part. Send parts such as {{"type": "text", "text": "..."}}.'
         raise InvalidRequest(message, param=path)
     return str(part["text"])
