@@ -11,7 +11,7 @@ import logging
 import secrets
 import time
 from collections import Counter, defaultdict, deque
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from gateway.admission.line import Line, Waiter
@@ -136,8 +136,12 @@ class Alone:
         return sum(seat.slots_of(beat.worker, beat.slots) for beat in beats if not beat.draining)
 
     def ahead_of(self, waiter: Waiter) -> int:
-        """Calls of this gateway that stand before it."""
-        return self._in_turn(waiter.model).index(waiter)
+        """Return how many calls of this gateway stand before it: of higher classes, and earlier ones of its own."""
+        ahead, its_class, came = 0, waiter.order.priority, False
+        for other in self._waiting(waiter.model):
+            came = came or other is waiter
+            ahead += other.order.priority > its_class or (other.order.priority == its_class and not came)
+        return ahead
 
     def offer(self, model: str) -> None:
         """Gives free slots of the share to waiting calls, while Redis is away."""
@@ -145,7 +149,7 @@ class Alone:
         if seat is None or model not in self._away:
             return
         free = self._free(model, seat)
-        for waiter in self._in_turn(model):
+        for waiter in _by_class(self._waiting(model)) if free else ():
             if not free:
                 break
             lease = self._lease(waiter, free)
@@ -161,18 +165,18 @@ class Alone:
     def _lend(self, model: str, seat: Seat) -> None:
         """A place beyond the slots for each team that waits and has nothing while others have all (as Redis lends)."""
         now = time.monotonic()
-        waiting = [waiter for waiter in self._in_turn(model) if now - waiter.since >= LOAN_AFTER_S]
-        if not waiting:
-            return
         holders = {lease.team for lease in self._line.leases_of(model)}
         holders |= {w.order.team for w in self._line.waiters.values() if w.model == model and w.local is not None}
+        waiting = [w for w in self._waiting(model) if w.order.team not in holders and now - w.since >= LOAN_AFTER_S]
+        if not waiting:
+            return
         held, beyond = self._held(model), Counter[str]()
         for beat in self._fleet.snapshot.of(model):
             lent = max(0, held[beat.worker] - seat.slots_of(beat.worker, beat.slots))
             left = seat.slots_of(beat.worker, beat.overdraft) - lent
             if left > 0 and held[beat.worker] and not beat.draining:
                 beyond[beat.worker] = left
-        for waiter in waiting:
+        for waiter in _by_class(waiting):
             if waiter.order.team in holders:
                 continue
             lease = self._lease(waiter, beyond)
@@ -205,9 +209,9 @@ class Alone:
         hold_ms = max((beat.load.hold_ms for beat in beats), default=0.0) or NOT_KNOWN.hold_ms
         return _Others(busy, time.monotonic() + LINGER * hold_ms / 1000)
 
-    def _in_turn(self, model: str) -> list[Waiter]:
-        waiting = [w for w in self._line.waiters.values() if w.model == model and w.local is None]
-        return sorted(waiting, key=lambda waiter: -waiter.order.priority)
+    def _waiting(self, model: str) -> Iterator[Waiter]:
+        """Yield those who have no slot yet in the order in which they came."""
+        return (w for w in self._line.waiters.values() if w.model == model and w.local is None)
 
     def _lease(self, waiter: Waiter, free: Counter[str]) -> Lease | None:
         """On the best worker with a free slot that would do; None where none would."""
@@ -219,16 +223,11 @@ class Alone:
         return None
 
     def _check_bounds(self, waiter: Waiter, seat: Seat) -> None:
-        others = [other for other in self._in_turn(waiter.model) if other is not waiter]
         team = waiter.order.team
+        teams = Counter(other.order.team for other in self._waiting(waiter.model) if other is not waiter)
         bounds = (
-            (len(others), self._max_queue, "calls", "max_queue"),
-            (
-                sum(o.order.team == team for o in others),
-                self._max_team_queue,
-                f"calls of team {team!r}",
-                "max_queue_per_team",
-            ),
+            (teams.total(), self._max_queue, "calls", "max_queue"),
+            (teams[team], self._max_team_queue, f"calls of team {team!r}", "max_queue_per_team"),
         )
         for waiting, bound, what, setting in bounds:
             if waiting >= seat.part_of(bound):
@@ -237,6 +236,11 @@ class Alone:
                     f"{seat.part_of(bound)} while Redis is away; try again later",
                     retry_after_s=AGAIN_S,
                 )
+
+
+def _by_class(waiting: Iterable[Waiter]) -> list[Waiter]:
+    """Return them by class, and within a class in the order in which they came."""
+    return sorted(waiting, key=lambda waiter: -waiter.order.priority)
 
 
 def _wanted(waiter: Waiter, free: Counter[str]) -> Iterator[tuple[str, int]]:
