@@ -199,7 +199,8 @@ class PrefixCache:
             self._free(id_)
 
     def shift(self, sequence: Sequence, start: int, end: int) -> bool:
-        """The conversation goes on without its tokens [start, end) -> whether there was room to do that.
+        """The conversation goes on without its tokens [start, end) -> whether there was room to do that; where there
+        was none, the call is to end.
 
         The cells' positions move for every sequence that holds them, so this one gets cells of its own first.
         """
@@ -213,7 +214,11 @@ class PrefixCache:
             except UNSAVED:
                 return False
             self.index.release(sequence.id)
-            self._memory.load(sequence.id, state)
+            try:
+                self._memory.load(sequence.id, state)
+            except StateUnusable:
+                sequence.num_cells = 0  # llama.cpp has dropped them: nothing of this call may be kept
+                return False
         else:
             self.index.release(sequence.id)
         if sequence.shifted:

@@ -144,6 +144,31 @@ def test_a_conversation_that_no_copy_can_be_made_of_ends_where_it_would_move(
         assert bench.engine.crashed is None
 
 
+def test_a_conversation_whose_copy_finds_no_cells_ends_where_it_would_move(
+    stories: Model, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """llama.cpp takes the copy back in vain: the cells are gone by then, and must not pass for a prefix."""
+    with running(stories, slots=2, n_ctx=128, kv_tokens=512) as bench:
+        alone = bench.answer(replace(bench.request(LONG, 20), cache_prompt=False))
+        tries: list[int] = []
+
+        def load(memory: Memory, sequence: int, state: bytes, part: int) -> None:
+            tries.append(sequence)
+            memory.remove(sequence)
+            raise StateUnusable("llama.cpp could not restore a saved state: no free cells")
+
+        with monkeypatch.context() as patched:
+            patched.setattr(Memory, "_load", load)
+            moving = replace(bench.request(LONG, 300, ignore_eos=True), context_shift=True)
+            keys = [bench.submit(moving), bench.submit(bench.again(moving))]
+            bench.wait(*keys)
+        assert tries
+        assert FinishReason.LENGTH in {bench.heard.finished(key).reason for key in keys}
+        bench.engine.check_integrity()
+        assert bench.engine.crashed is None
+        assert bench.answer(bench.request(LONG, 20)) == alone
+
+
 def test_a_slot_that_no_copy_can_be_made_of_fails_its_request_only(
     stories: Model, monkeypatch: pytest.MonkeyPatch
 ) -> None:
