@@ -15,6 +15,12 @@ from workers.protocol.requests import Infill
 SNIPPET = "\n\n--- snippet ---\n\n"
 REPOSITORY, FILE = "myproject\n", "filename\n"
 
+CHARACTERS_PER_TOKEN = 8
+"""More than texts have on average: what is wanted is found at the first try."""
+
+MARGIN = 1024
+"""Tokens beside those that are wanted: where a text is cut within a word, the tokens there are others."""
+
 Tokenize = Callable[[str], list[int]]
 """Text as it is: control tokens in it are text."""
 
@@ -75,21 +81,46 @@ class InfillPrompts:
             raise CallFailed(Failure(FailureCode.UNSUPPORTED, message, "input_prefix"))
         quarter = self._room.near // 4
         prompt = parse(infill.prompt) if infill.prompt else []
-        before, behind = tokenize(infill.prefix), tokenize(infill.suffix)
-        before = [fim.prefix, *before[max(0, len(before) - 3 * quarter) :], *prompt]
-        behind = [fim.suffix, *behind[: max(0, quarter - 2 - len(prompt))]]
+        before = [fim.prefix, *_end_of(infill.prefix, 3 * quarter, tokenize), *prompt]
+        behind = [fim.suffix, *_start_of(infill.suffix, max(0, quarter - 2 - len(prompt)), tokenize)]
         first, second = (behind, before) if self._room.suffix_first else (before, behind)
         begin = [] if fim.begin is None else [fim.begin]
-        extra = _extra(infill, fim, tokenize)
-        return [*extra[max(0, len(extra) - self._room.extra) :], *begin, *first, *second, fim.middle]
+        return [*_extra(infill, fim, self._room.extra, tokenize), *begin, *first, *second, fim.middle]
 
 
-def _extra(infill: Infill, fim: InfillTokens, tokenize: Tokenize) -> list[int]:
-    extra = [] if fim.repository is None else [fim.repository, *tokenize(REPOSITORY)]
-    for one in infill.files:
-        if fim.file is None:
-            extra += tokenize(SNIPPET)
-        else:
-            extra += [fim.file, *tokenize(f"{one.name}\n")]
-        extra += tokenize(one.text)
-    return extra if fim.file is None else [*extra, fim.file, *tokenize(FILE)]
+def _extra(infill: Infill, fim: InfillTokens, room: int, tokenize: Tokenize) -> list[int]:
+    """Return the last tokens of the other files that fit; files before those are not read."""
+    parts = [] if fim.file is None else [[fim.file, *tokenize(FILE)]]
+    num_tokens = sum(map(len, parts))
+    for one in reversed(infill.files):
+        if num_tokens >= room:
+            break
+        head = tokenize(SNIPPET) if fim.file is None else [fim.file, *tokenize(f"{one.name}\n")]
+        parts.append([*head, *_end_of(one.text, room - num_tokens, tokenize)])
+        num_tokens += len(parts[-1])
+    else:
+        parts.append([] if fim.repository is None else [fim.repository, *tokenize(REPOSITORY)])
+    extra = [token for part in reversed(parts) for token in part]
+    return extra[max(0, len(extra) - room) :]
+
+
+def _end_of(text: str, num_tokens: int, tokenize: Tokenize) -> list[int]:
+    """Return the last tokens of a text; of a long one no more is read than they need."""
+    found = _read(text, num_tokens, tokenize, lambda size: text[len(text) - size :])
+    return found[max(0, len(found) - num_tokens) :]
+
+
+def _start_of(text: str, num_tokens: int, tokenize: Tokenize) -> list[int]:
+    """Return the first tokens of a text; of a long one no more is read than they need."""
+    return _read(text, num_tokens, tokenize, lambda size: text[:size])[:num_tokens]
+
+
+def _read(text: str, num_tokens: int, tokenize: Tokenize, cut: Callable[[int], str]) -> list[int]:
+    """Return the tokens of a part of the text: those that are wanted and the margin, or of all of it."""
+    size = CHARACTERS_PER_TOKEN * (num_tokens + MARGIN)
+    while size < len(text):
+        found = tokenize(cut(size))
+        if len(found) >= num_tokens + MARGIN:
+            return found
+        size *= 4
+    return tokenize(text)

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from workers.chat.conversation import UNSET, ChatDefaults, conversation_of, is_thinking_off
-from workers.chat.infill import InfillPrompts, InfillRoom, InfillTokens
+from workers.chat.infill import MARGIN, InfillPrompts, InfillRoom, InfillTokens
 from workers.chat.prompts import SHORT_CHARS, Prompts, TooManyTokens, is_quick
 from workers.chat.template import ChatTemplate
 from workers.chat.variables import PRESERVED, variables
@@ -260,6 +260,37 @@ def test_what_is_kept_of_long_code() -> None:
     assert start == 200 - 40 + 2
     assert made[start:] == [BEGIN, 2, *codes("P" * 30 + "ty"), 3, *codes("S" * 5 + "s"), 4]
     assert made[:start][-len("filename\n") :] == codes("filename\n")
+
+
+def test_of_megabytes_of_code_no_more_is_read_than_is_kept() -> None:
+    """The largest body took the vocabulary's process for half a minute, of which 4,000 tokens came."""
+    recorder, before = Recorder(), "".join(map(str, range(900_000)))
+    files = tuple(InfillFile(f"{number}.py", before[:100_000]) for number in range(20))
+    one = Prompts(None, recorder, num_tokens=0x110000, infill=InfillPrompts(TOKENS, ROOM))
+    made = one.tokens(GenerateRequest(infill=Infill(before, before, files=files)))
+    start = made.index(BEGIN)
+    assert start == ROOM.extra
+    assert made[start:] == [BEGIN, 2, *codes(before[-1536:]), 3, *codes(before[:510]), 4]
+    assert made[:start] == codes(before[:100_000] + "\0filename\n".replace("\0", chr(6)))[-start:]
+    assert sum(len(text) for text, *_ in recorder.asked) < 100_000
+
+
+def test_code_of_long_tokens_is_read_as_far_as_is_needed() -> None:
+    """Of what reads as few tokens more text is taken, until there are enough or nothing is left."""
+
+    class Wide(Recorder):
+        def tokenize(
+            self, text: str, *, add_special: bool, parse_special: bool, most: int | None = None
+        ) -> Sequence[int]:
+            self.asked.append((text, add_special, parse_special))
+            return [ord(text[at]) for at in range(len(text) % 100, len(text), 100)]
+
+    for length in (5_000, 100_000, 1_000_000):
+        recorder = Wide()
+        one = Prompts(None, recorder, num_tokens=0x110000, infill=InfillPrompts(TOKENS, ROOM))
+        made = one.tokens(GenerateRequest(infill=Infill("p" * length, "")))
+        assert made.count(ord("p")) == min(1536, length // 100)
+        assert max(len(text) for text, *_ in recorder.asked) <= 4 * 100 * (1536 + MARGIN)
 
 
 def test_a_short_context_leaves_room_for_the_answer() -> None:
