@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import hashlib
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
@@ -23,7 +24,10 @@ from workers.protocol.requests import Constraint, GenerateRequest
 
 MAX_GRAMMARS = 64
 MAX_TEXT_BYTES = 4 << 20
-"""Of all texts whose grammars are kept."""
+"""Of all texts whose grammars are kept: what is made of one grows with it."""
+
+Key = tuple[str, bytes]
+"""Kind of a grammar, and SHA-256 of its text."""
 
 MAX_LARK_BYTES = 256 << 10
 MAX_REGEX_BYTES = 16 << 10
@@ -77,8 +81,8 @@ class Compiler:
         self._gbnf = gbnf
         self._trial = trial
         self._lock = threading.Lock()
-        self._kept: OrderedDict[tuple[str, str], Compiled | Unusable] = OrderedDict()
-        """Refusals too: finding out may have taken seconds."""
+        self._kept: OrderedDict[Key, tuple[Compiled | Unusable, int]] = OrderedDict()
+        """With the bytes that each counts for. Refusals too: finding out may have taken seconds."""
         self._num_bytes = 0
         self._counts = {"compiled": 0, "reused": 0, "refused": 0}
         self._triggers_of = functools.lru_cache(MAX_TRIGGER_SETS)(self._new_triggers)
@@ -132,16 +136,18 @@ class Compiler:
 
     def _grammar(self, constraint: Constraint) -> Compiled:
         """Raises Unusable, and CallFailed (BUSY) where it can't be found out now."""
-        key = (constraint.kind, constraint.text)
+        text = constraint.text.encode()
+        key = (constraint.kind, hashlib.sha256(text).digest())
         known = self._known(key)
         outcome = "reused"
         if known is None:
             outcome = "compiled"
             try:
-                known = self._compile(*key)
+                known = self._compile(constraint.kind, constraint.text)
+                self._keep(key, known, len(text))
             except Unusable as error:
-                known = error
-            self._keep(key, known)
+                known = Unusable(str(error))  # without the frames that it was raised in, which hold the text
+                self._keep(key, known, len(str(error)))
         refused = isinstance(known, Unusable)
         with self._lock:
             self._counts["refused" if refused else outcome] += 1
@@ -149,12 +155,12 @@ class Compiler:
             raise Unusable(str(known))
         return known
 
-    def _known(self, key: tuple[str, str]) -> Compiled | Unusable | None:
+    def _known(self, key: Key) -> Compiled | Unusable | None:
         with self._lock:
-            known = self._kept.get(key)
-            if known is not None:
-                self._kept.move_to_end(key)
-            return known
+            if key not in self._kept:
+                return None
+            self._kept.move_to_end(key)
+            return self._kept[key][0]
 
     def _compile(self, kind: str, text: str) -> Compiled:
         match kind:
@@ -191,14 +197,13 @@ class Compiler:
             self._trial.check("lark", text)
             return elsewhere
 
-    def _keep(self, key: tuple[str, str], result: Compiled | Unusable) -> None:
+    def _keep(self, key: Key, result: Compiled | Unusable, num_bytes: int) -> None:
         with self._lock:
-            if key not in self._kept:
-                self._num_bytes += len(key[1])
-            self._kept[key] = result
+            self._num_bytes += num_bytes - self._kept.get(key, (None, 0))[1]
+            self._kept[key] = result, num_bytes
             while len(self._kept) > MAX_GRAMMARS or (self._num_bytes > MAX_TEXT_BYTES and len(self._kept) > 1):
-                (_, text), _ = self._kept.popitem(last=False)
-                self._num_bytes -= len(text)
+                _, (_, num_freed) = self._kept.popitem(last=False)
+                self._num_bytes -= num_freed
 
 
 def is_heavy(lark: str) -> bool:

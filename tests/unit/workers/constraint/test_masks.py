@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import json
+import weakref
 from typing import Any
 
 import numpy as np
@@ -154,6 +156,25 @@ def test_grammars_are_compiled_once_and_refused_once(compiler: Compiler, trial: 
         compiler.mask(Constraint("gbnf", f'root ::= "{number}"'))
     compiler.mask(Constraint("gbnf", 'root ::= "a"'))
     assert trial.asked.count('root ::= "a"') == 2
+
+
+def test_a_refusal_is_remembered_without_what_was_refused(compiler: Compiler, trial: Trusting) -> None:
+    """An error knows the frames that it was raised in, and they the text: 64 of 60 KB took a worker 20 MiB."""
+
+    class Text(str):
+        """One that can be looked for."""
+
+    text = Text("root ::= nothing")
+    kept = weakref.ref(text)
+    with contextlib.suppress(CallFailed):
+        compiler.mask(Constraint("gbnf", text))
+    trial.asked.clear()
+    del text
+    gc.collect()
+    assert kept() is None
+    with pytest.raises(CallFailed):
+        compiler.mask(Constraint("gbnf", "root ::= nothing"))
+    assert trial.asked == []
 
 
 def test_forms_are_counted_by_what_became_of_them(compiler: Compiler) -> None:
