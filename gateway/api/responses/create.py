@@ -10,6 +10,7 @@ from gateway.access.keys import Keys
 from gateway.api.answering import Answering
 from gateway.api.caller import identified
 from gateway.api.intake import Intake
+from gateway.api.presence import while_present
 from gateway.api.responses.background import Background
 from gateway.api.responses.preparation import Preparation
 from gateway.api.responses.request import ResponseRequest, read_draft
@@ -44,8 +45,10 @@ class CreateResponse:
             if wish is not None and wish.stream:
                 await self._resumable.again(wish, body, scope, receive, send)
                 return
-            draft = await body.decoded(partial(read_draft, ignored=trail.ignored))
-            asked, call = await self._preparation.prepare(draft, self._shelf, body, principal, trail, scope)
+            read = body.decoded(partial(read_draft, ignored=trail.ignored))
+            async with while_present(receive):
+                # What is read has no name here: it would be kept until the answer ends, beside what was made of it.
+                asked, call = await self._preparation.prepare(await read, self._shelf, body, principal, trail, scope)
             if asked.background:
                 await self._background.begin(asked, call, wish, scope, receive, send)
             else:

@@ -25,6 +25,7 @@ class Preparation:
     ) -> tuple[ResponseRequest, Call]:
         """Raises PaddockError."""
         asked = await shelf.complete(draft, body)
+        del draft  # what follows may wait for long
         trail.held_bytes = body.num_bytes
         talk = conversation(scope, asked.requests[0], principal.team)
         call = self._pipeline.call(principal, asked.model, trail, "chat", read_begin_by(scope), talk)

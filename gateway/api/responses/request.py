@@ -58,21 +58,16 @@ class ResponseRequest:
     """Turns at the beginning of a conversation that is too long are dropped."""
     echo: dict[str, Any]
     """What the response repeats of the request."""
-    input: tuple[Item, ...]
-    """Without that of the responses before."""
+    to_keep: tuple[Item, ...] | msgspec.Raw
+    """The input without that of the responses before, for the response's record. Long ones are written at once: writing
+    6 MiB takes 6 ms, and a response may be kept three times.
+    """
     chain: tuple[str, ...]
     """Ids of the responses before, the first one first."""
     generates: bool = True
     """False: the prompt is computed, and nothing is said."""
     custom_tools: frozenset[str] = frozenset()
     """Names of the tools whose input is a text."""
-    written: msgspec.Raw | None = None
-    """The input as it is kept, of long ones: writing 6 MiB takes 6 ms, and a response may be kept three times."""
-
-    @property
-    def to_keep(self) -> tuple[Item, ...] | msgspec.Raw:
-        """Return the input for the response's record."""
-        return self.input if self.written is None else self.written
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,6 +106,7 @@ class Draft:
             raise InvalidRequest("`input` is missing. Send a text or items.", param="input")
         if body.instructions is not None:
             messages = (Message(role="system", content=body.instructions), *messages)
+        is_long = body.store and self.num_bytes > LONG_CHARS
         return ResponseRequest(
             id=self.id,
             model=body.model,
@@ -121,11 +117,10 @@ class Draft:
             created_at=int(time.time()),
             fit=body.truncation == "auto",
             echo=_echo(body),
-            input=own,
+            to_keep=msgspec.Raw(_encode(own)) if is_long else own,
             chain=chain,
             generates=self.generates,
             custom_tools=custom_names(body.tools),
-            written=msgspec.Raw(_encode(own)) if body.store and self.num_bytes > LONG_CHARS else None,
         )
 
     def _request(self, messages: tuple[Message, ...]) -> GenerateRequest:
@@ -147,7 +142,10 @@ def draft_of(document: dict[str, Any], ignored: Ignored, *, generates: bool = Tr
     body = read_body(ResponsesBody, document, (IGNORED, REFUSED), ignored)
     _check(body, ignored)
     response_id = new_response_id()
-    return Draft(body, response_id, read_input(body.input, response_id), _request(body, ignored), generates, num_bytes)
+    items = read_input(body.input, response_id)
+    # As models the items of a long conversation take ten times their bytes, and it may wait long for its turn.
+    body = body.model_copy(update={"input": None})
+    return Draft(body, response_id, items, _request(body, ignored), generates, num_bytes)
 
 
 def _check(body: ResponsesBody, ignored: Ignored) -> None:

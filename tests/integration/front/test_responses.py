@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
+import signal
 from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
 import redis
-from openai import APIStatusError, AsyncOpenAI, BadRequestError, NotFoundError
+from openai import APIStatusError, APITimeoutError, AsyncOpenAI, BadRequestError, NotFoundError
 
 from tests.integration.front.conftest import NARROW_KEY
 from tests.support.openai_schema import check
@@ -177,6 +179,22 @@ async def test_a_conversation_that_is_too_long_loses_its_first_turns(client: Asy
     assert 20 < response.usage.input_tokens <= 56
     with pytest.raises(BadRequestError, match="tokens"):
         await client.responses.create(model="quick", input="x" * 400, truncation="auto")
+
+
+async def test_a_client_that_leaves_while_its_turns_are_counted_waits_no_more(stack: Stack) -> None:
+    """A crowd that had left was counted for, one after the other, for a minute, and held what it had sent."""
+    gateway, worker = stack.gateways[0], stack.fake_worker("frozen")
+    try:
+        worker.signal(signal.SIGSTOP)
+        async with client_of(gateway, stack.key) as asking:
+            left: Any = {"timeout": 0.5, "extra_headers": {"x-request-id": "left-early"}}
+            with pytest.raises(APITimeoutError):
+                await asking.responses.create(model="frozen", input="hi", truncation="auto", **left)
+        await until(lambda: bool(re.search(r'"left-early".*"client_gone"', gateway.text())), 2.0, "its call is over")
+    finally:
+        worker.signal(signal.SIGCONT)
+        worker.kill()
+        stack.workers.remove(worker)
 
 
 async def test_in_the_background(client: AsyncOpenAI, other: AsyncOpenAI, stack: Stack) -> None:
