@@ -73,7 +73,7 @@ class Bench:
         for position in range(0, num_tokens, size):
             chunk = tokens[position : position + size]
             self._batch.clear()
-            self._batch.add_prompt(chunk, position, sequence, want_logits=position + size >= num_tokens)
+            self._batch.add_prompt(chunk, position, sequence, num_logits=int(position + size >= num_tokens))
             self.context.decode(self._batch)
         c.llama_synchronize(self.context.pointer)
         return time.perf_counter() - start

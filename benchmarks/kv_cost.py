@@ -78,7 +78,7 @@ class Cache:
     def prefill(self) -> float:
         """Reads one block into `LONG`. -> seconds."""
         self._batch.clear()
-        self._batch.add_prompt(self._tokens, 0, LONG, want_logits=True)
+        self._batch.add_prompt(self._tokens, 0, LONG, num_logits=1)
         return _timed(lambda: self.context.decode(self._batch))
 
     def lengthen(self, start: int, end: int, block: bytes) -> None:

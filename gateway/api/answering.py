@@ -11,7 +11,7 @@ from typing import Generic, Protocol
 
 from starlette.types import Receive, Scope, Send
 
-from gateway.api.answers import JSON, send_bytes
+from gateway.api.answers import JSON, send_parts
 from gateway.api.diagnostics import answer_headers, ping, trail_of
 from gateway.api.dialect import AskedIn, StreamWriter, WholeWriter, Writers
 from gateway.api.errors import note_error, send_error, shape_of
@@ -131,7 +131,7 @@ class Answering(Generic[AskedIn]):
             finally:
                 unended.note(trail)
         await self._concluded(writer, None)
-        await send_bytes(send, writer.body(), JSON, trail)
+        await send_parts(send, writer.parts(), JSON, trail)
 
     async def _stream(
         self, asked: AskedIn, call: Call, trail: Trail, scope: Scope, receive: Receive, send: Send

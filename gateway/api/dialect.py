@@ -5,6 +5,7 @@ A dialect imports the canonical request and events and nothing of another dialec
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Protocol, TypeVar
 
 from starlette.types import Scope
@@ -83,8 +84,8 @@ class WholeWriter(Protocol):
 
     def add(self, events: list[CallEvent], choice: int) -> None: ...
 
-    def body(self) -> bytes:
-        """A JSON object, when every answer has ended."""
+    def parts(self) -> Iterator[bytes]:
+        """Yield a JSON object in one part or several, when every answer has ended."""
         ...
 
 

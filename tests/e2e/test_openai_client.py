@@ -227,6 +227,45 @@ def test_the_chosen_tokens_alone(client: openai.OpenAI) -> None:
     assert ask(client).choices[0].logprobs is None
 
 
+def test_how_likely_a_text_is(client: openai.OpenAI) -> None:
+    """As programs ask that compare models by it: the prompt comes back with a probability for each token."""
+    text = "Once upon a time there was a little girl named Lily."
+    said = client.completions.create(model=DEMO_ALIAS, prompt=text, echo=True, logprobs=2, max_tokens=1, temperature=0)
+    [choice] = said.choices
+    assert said.usage is not None
+    told = choice.logprobs
+    assert told is not None
+    assert told.tokens
+    assert told.token_logprobs
+    assert told.text_offset
+    assert told.top_logprobs
+    num_prompt = said.usage.prompt_tokens
+    assert choice.text.startswith(text)
+    assert len(told.tokens) == len(told.token_logprobs) == len(told.top_logprobs) == num_prompt + 1
+    first: float | None = told.token_logprobs[0]
+    assert first is None
+    assert all(told.top_logprobs[at][told.tokens[at]] == told.token_logprobs[at] for at in range(1, num_prompt))
+    starts = [text[at:] for at in told.text_offset[2:num_prompt]]
+    assert all(rest.startswith(token) for rest, token in zip(starts, told.tokens[2:], strict=False))
+    longer = client.completions.create(
+        model=DEMO_ALIAS, prompt=text + " She was sad.", echo=True, logprobs=0, max_tokens=0
+    )
+    assert longer.choices[0].text == text + " She was sad."
+    assert longer.choices[0].logprobs is not None
+    again = (longer.choices[0].logprobs.token_logprobs or [])[1:num_prompt]
+    assert again == pytest.approx(told.token_logprobs[1:num_prompt], abs=0.02), "by what comes before it alone"
+    streamed: list[float] = []
+    for chunk in client.completions.create(
+        model=DEMO_ALIAS, prompt=text, echo=True, logprobs=2, max_tokens=1, temperature=0, stream=True
+    ):
+        for part in chunk.choices:
+            streamed += (part.logprobs.token_logprobs or []) if part.logprobs else []
+    assert streamed[1:] == pytest.approx(told.token_logprobs[1:], abs=0.02)
+    with pytest.raises(openai.BadRequestError, match="the probabilities of 48 can be told") as caught:
+        client.completions.create(model=DEMO_ALIAS, prompt=["x " * 200] * 128, echo=True, logprobs=20, max_tokens=1)
+    assert caught.value.param == "prompt"
+
+
 def test_a_bias_rules_a_token_out(client: openai.OpenAI) -> None:
     first = entries(ask(client, {"n_probs": 1}))[0].model_dump()["id"]
     plain = said(ask(client))

@@ -18,9 +18,6 @@ RECORDINGS = recordings()
 REFUSED = {"anthropic-python": ["thread"], "anthropic-js": ["thread"]}
 """By which parameters calls of a program are refused. The SDK asks again without a thread, by what the error says."""
 
-NOT_YET = "`echo` can't be had with probabilities"
-"""An error that no page tells the reason of, and that is to go: of one call of openai-python."""
-
 
 @pytest.fixture(scope="module")
 def stack() -> Iterator[Stack]:
@@ -32,8 +29,7 @@ def stack() -> Iterator[Stack]:
 @pytest.mark.parametrize("name", RECORDINGS)
 def test_it_is_answered(name: str, stack: Stack) -> None:
     outcomes = list(replay(RECORDINGS[name], stack.gateways[0].url, stack.key))
-    failed = [str(outcome) for outcome in outcomes if outcome.fate == "failed"]
-    assert [told for told in failed if NOT_YET not in told] == []
+    assert [str(outcome) for outcome in outcomes if outcome.fate == "failed"] == []
     assert [outcome.parameter for outcome in outcomes if outcome.fate == "refused"] == REFUSED.get(name, [])
 
 

@@ -30,7 +30,7 @@ class LoneContext:
     def feed(self, sequence: int, tokens: Sequence[int], position: int = 0) -> Logits:
         """Compute a run of tokens at once -> the logits of the last."""
         self._batch.clear()
-        row = self._batch.add_prompt(np.asarray(tokens, dtype=np.int32), position, sequence, want_logits=True)
+        row = self._batch.add_prompt(np.asarray(tokens, dtype=np.int32), position, sequence, num_logits=1)
         self.context.decode(self._batch)
         return self._logits(row)
 

@@ -5,6 +5,7 @@ All other calls draw theirs with `Context.sample` alone and never come here.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -14,7 +15,7 @@ from workers.engine.request import EngineRequest, TokenMask
 from workers.llama.candidates import Candidates, Logits, Words, without
 from workers.llama.samplers import SamplerChain
 from workers.llama.vocab import Vocab
-from workers.protocol.events import CallEvent, Logprobs, TokenLogprob
+from workers.protocol.events import CallEvent, Logprobs, TokenLogprob, TokenProbs
 from workers.protocol.failures import CallFailed, Failure, FailureCode
 
 
@@ -117,6 +118,14 @@ class Picker:
         self._choose_for(self._draw, None)
         return self.resume(events)
 
+    def of_prompt(self, context: Drawing, rows: Sequence[tuple[int, int]]) -> list[TokenProbs]:
+        """Return how likely each token was by the logits of its row (`rows`: row, token), before any sampler."""
+        return [self._probs(token, self._tools.candidates.logits(context.pointer, row)) for row, token in rows]
+
+    def without_probability(self, token: int) -> TokenProbs:
+        """Return what is told of a token that nothing comes before."""
+        return TokenLogprob(token, self._tools.vocab.special_piece(token), 0.0), ()
+
     def resume(self, events: list[CallEvent]) -> int:
         """Go on with the token that was drawn, as `pick` does. Raises CallFailed, MaskPending."""
         draw = self._draw
@@ -161,15 +170,22 @@ class Picker:
         return candidates.choose(chain.pointer, slow=chain.slow)
 
     def _logprobs(self, token: int, logits: Logits) -> Logprobs:
-        tools, piece = self._tools, self._tools.vocab.special_piece
+        tools = self._tools
         if not self._post:
-            of_chosen, likeliest = tools.softmax.take(logits, token, self._num_top)
-        elif self._chain.greedy:
-            of_chosen, likeliest = 1.0, [(token, 1.0)][: self._num_top]
-        else:
-            of_chosen, likeliest = tools.candidates.probability(), tools.candidates.likeliest(self._num_top)
+            return Logprobs(self._key, *self._probs(token, logits))
+        if self._chain.greedy:
+            return Logprobs(self._key, *self._named(token, 1.0, [(token, 1.0)][: self._num_top]))
+        return Logprobs(
+            self._key, *self._named(token, tools.candidates.probability(), tools.candidates.likeliest(self._num_top))
+        )
+
+    def _probs(self, token: int, logits: Logits) -> TokenProbs:
+        return self._named(token, *self._tools.softmax.take(logits, token, self._num_top))
+
+    def _named(self, token: int, probability: float, likeliest: Sequence[tuple[int, float]]) -> TokenProbs:
+        piece = self._tools.vocab.special_piece
         top = tuple(TokenLogprob(other, piece(other), logprob) for other, logprob in likeliest)
-        return Logprobs(self._key, TokenLogprob(token, piece(token), of_chosen), top)
+        return TokenLogprob(token, piece(token), probability), top
 
 
 _NOTHING_LEFT = Failure(

@@ -62,6 +62,8 @@ class EngineRequest:
     context_shift: bool = False
     n_keep: int = 0
     n_probs: int = 0
+    tells_prompt: bool = False
+    """The probabilities of the prompt's tokens are told; needs `n_probs`, and no `cache_prompt`."""
     post_sampling_probs: bool = False
     special: bool = False
     """Control tokens are written into the text."""

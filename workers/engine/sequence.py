@@ -19,10 +19,20 @@ from workers.engine.request import EngineRequest
 from workers.engine.scope import Scope
 from workers.engine.shares import Turn
 from workers.engine.text import AnswerText
-from workers.llama.context import Context
+from workers.llama.context import PROMPT_LOGITS, Context
 from workers.llama.samplers import SamplerChain
 from workers.llama.vocab import Vocab
-from workers.protocol.events import CallEvent, Finished, FinishReason, Progress, Started, Text, Timings, Usage
+from workers.protocol.events import (
+    CallEvent,
+    Finished,
+    FinishReason,
+    Progress,
+    PromptLogprobs,
+    Started,
+    Text,
+    Timings,
+    Usage,
+)
 from workers.protocol.failures import CallFailed, Failure, FailureCode
 
 
@@ -37,7 +47,6 @@ NOWHERE = -1
 
 MAX_SHIFTED_CONTEXTS = 16
 """Without `max_tokens`, an answer whose context is shifted ends when it is this many contexts long."""
-
 
 NOT_A_NUMBER = Failure(
     FailureCode.INTERNAL,
@@ -62,6 +71,7 @@ class Sequence:
         "_ends",
         "_mask",
         "_n_ctx",
+        "_num_prompt_told",
         "_num_untold",
         "_num_unturned",
         "_piece",
@@ -169,6 +179,8 @@ class Sequence:
         self.token_at = 0.0
         """When the step ended that made the newest token."""
         self.num_predicted = self._num_untold = 0
+        self._num_prompt_told = 0 if request.tells_prompt else self.num_prompt
+        """Tokens at the beginning whose probabilities are told, or are not wanted."""
         self.started_at = self.first_token_at = 0.0
         self._base: Tokens = np.asarray(request.tokens, dtype=np.int32)
         self._since: list[int] = []
@@ -194,7 +206,13 @@ class Sequence:
     def num_next(self) -> int:
         """Most tokens of the next chunk."""
         ahead = [stop for stop in self.stops if stop > self.num_cells] if self.stops else ()
-        return min(ahead) - self.num_cells if ahead else self.num_prompt_left
+        num_next = min(ahead) - self.num_cells if ahead else self.num_prompt_left
+        return min(num_next, PROMPT_LOGITS) if self.tells_prompt else num_next
+
+    @property
+    def tells_prompt(self) -> bool:
+        """Whether the logits of all tokens of the next chunk are wanted."""
+        return self._num_prompt_told < self.num_prompt
 
     @property
     def is_back(self) -> bool:
@@ -239,6 +257,27 @@ class Sequence:
         if "progress" in self.request.tell and not self.num_predicted:
             time_ms = int((now - self.started_at) * 1e3)
             events.append(Progress(self.key, self.num_prompt, self.num_cached, self.num_cells, time_ms))
+
+    def tell_prompt(self, context: Context, events: list[CallEvent]) -> Failure | None:
+        """Tell how likely the tokens of the prompt are that follow each token of the newest chunk, whose rows end at
+        `row` -> why that can't be told. Nothing is told again of a chunk that is computed again.
+        """
+        assert self.picker is not None  # noqa: S101 - for the type checker
+        known = min(self.num_cells + 1, self.num_prompt)
+        first = max(1, self._num_prompt_told)
+        rows = [(self.row - (self.num_cells - at), int(self._base[at])) for at in range(first, known)]
+        if not all(context.is_number(row, token) for row, token in rows):
+            return NOT_A_NUMBER
+        try:
+            told = self.picker.of_prompt(context, rows)
+        except MemoryError:
+            return NO_MEMORY
+        if not self._num_prompt_told:
+            told.insert(0, self.picker.without_probability(int(self._base[0])))
+        self._num_prompt_told = max(known, self._num_prompt_told)
+        if told:
+            events.append(PromptLogprobs(self.key, tuple(told)))
+        return None
 
     def take_chunk(self, num_tokens: int) -> Tokens:
         """The next tokens to compute; they count as cached from here on."""

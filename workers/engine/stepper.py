@@ -309,8 +309,8 @@ class Stepper:
             sequence = chunk.sequence
             position = sequence.num_cells
             tokens = sequence.take_chunk(chunk.num_tokens)
-            last = sequence.num_prompt_left == 0
-            sequence.row = batch.add_prompt(tokens, position, sequence.id, want_logits=last)
+            num_logits = len(tokens) if sequence.tells_prompt else int(sequence.num_prompt_left == 0)
+            sequence.row = batch.add_prompt(tokens, position, sequence.id, num_logits=num_logits)
         for position in range(num_empty):
             batch.add_token(batch.padding_token, position, self._scratch)
         one = plan.decode[0] if plan.decode else plan.prefill[0].sequence
@@ -330,7 +330,10 @@ class Stepper:
         self._num_switches += switched
 
     def _of_one_turn(self, ready: list[Sequence]) -> list[Sequence]:
-        return chosen(self._turns, ready, time.perf_counter())
+        """Of calls that are told of their prompts one at a time takes part: there is memory for the logits of one."""
+        ready = chosen(self._turns, ready, time.perf_counter())
+        later = [one for one in ready if one.tells_prompt][1:]
+        return [one for one in ready if one not in later] if later else ready
 
     def _shift_full(self) -> None:
         """Conversations that are as long as they may be go on without their older half, or end."""
@@ -351,6 +354,9 @@ class Stepper:
         for chunk in plan.prefill:
             sequence = chunk.sequence
             sequence.tell_progress(self._decoded_at, events)
+            if sequence.tells_prompt and (failure := sequence.tell_prompt(context, events)) is not None:
+                ended.append((sequence, failure))
+                continue
             if not sequence.num_prompt_left or sequence.num_cells in sequence.stops:
                 self._cache.reached(sequence)
             if not sequence.num_prompt_left and (outcome := self._first(sequence)) is not None:

@@ -60,13 +60,15 @@ class Batch:
         self.num_tokens = row + 1
         return row
 
-    def add_prompt(self, tokens: Tokens, position: int, sequence: int, *, want_logits: bool) -> int:
-        """A run of a prompt that starts at `position`; at most its last token's logits are wanted. -> the last row."""
+    def add_prompt(self, tokens: Tokens, position: int, sequence: int, *, num_logits: int) -> int:
+        """A run of a prompt that starts at `position`; of its last `num_logits` tokens logits are wanted. -> the last
+        row.
+        """
         start, end = self.num_tokens, self.num_tokens + len(tokens)
         self._token_view[start:end] = tokens
         self._pos_view[start:end] = self._positions[position : position + len(tokens)]
         self._id_view[start:end] = self._id_address[sequence]
         self._logits_view[start:end] = 0
-        self._logits_view[end - 1] = want_logits
+        self._logits_view[end - num_logits : end] = 1
         self.num_tokens = end
         return end - 1

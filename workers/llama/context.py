@@ -28,6 +28,9 @@ MAX_SEQUENCES = 256
 
 _REASONS = {1: "no free cells in the KV cache", 2: "aborted", -1: "invalid batch"}
 
+PROMPT_LOGITS = 32
+"""Rows of a prompt whose logits a step may ask for, beside one of each sequence: memory is reserved for them."""
+
 
 class Context:
     """`slots` sequences over `kv_tokens` shared cells. Close it before its model."""
@@ -42,10 +45,10 @@ class Context:
         kind = kind_of(model.pointer, swa_full=settings.swa_full)
         params.n_seq_max = min(slots + (max(slots, 8) + 1 if kind.by_range else 1), MAX_SEQUENCES)
         params.kv_unified = True
-        # A step never holds more rows than this; logits are asked for once per sequence.
+        # A step never holds more rows than this; logits are asked for once per sequence, and of a prompt's rows.
         params.n_batch = max(settings.n_batch, settings.n_ubatch + slots)
         # llama.cpp reserves room for one row of logits per sequence id, and aborts where this is less.
-        params.n_outputs_max = params.n_seq_max
+        params.n_outputs_max = params.n_seq_max + PROMPT_LOGITS
         self.pointer: int = c.llama_init_from_model(model.pointer, params) or 0
         if not self.pointer:
             raise _refusal(model, kv_tokens, log.reason())

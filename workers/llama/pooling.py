@@ -94,7 +94,7 @@ class PooledBatch(Batch):
     def add_input(self, tokens: Tokens, position: int, sequence: int) -> int:
         """A run of an input that starts at `position` -> its first row."""
         start = self.num_tokens
-        self.add_prompt(tokens, position, sequence, want_logits=True)
+        self.add_prompt(tokens, position, sequence, num_logits=1)
         self._logits_view[start : self.num_tokens] = 1
         return start
 

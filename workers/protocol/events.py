@@ -3,7 +3,8 @@
 Each event travels as a JSON array whose first element is its tag (msgspec `array_like`): one engine step of many
 calls is one short line. A call's events are, in order: one `Started`, any number of `Text`, `Reasoning`, `Logprobs` and
 `ToolCallDelta`, then exactly one `Finished` or `Failed`. A call that is cancelled emits nothing more. `Settings`,
-`Progress`, `Tokens` and `TimingsSoFar` come only for calls that ask for them (`GenerateRequest.tell`).
+`Progress`, `Tokens` and `TimingsSoFar` come only for calls that ask for them (`GenerateRequest.tell`), `PromptLogprobs`
+as well (`GenerateRequest.prompt_probs`).
 """
 
 from __future__ import annotations
@@ -75,6 +76,10 @@ class TokenLogprob(msgspec.Struct, frozen=True, array_like=True):
     """Natural logarithm; with `post_sampling_probs` the probability itself."""
 
 
+TokenProbs = tuple[TokenLogprob, tuple[TokenLogprob, ...]]
+"""A token, and the most likely ones in its place, best first."""
+
+
 class Logprobs(msgspec.Struct, frozen=True, array_like=True, tag="p"):
     """Comes before the `Text` that its tokens made part of, or before the call's end if no text came of them."""
 
@@ -82,6 +87,17 @@ class Logprobs(msgspec.Struct, frozen=True, array_like=True, tag="p"):
     chosen: TokenLogprob
     top: tuple[TokenLogprob, ...]
     """The most likely ones, best first."""
+
+
+class PromptLogprobs(msgspec.Struct, frozen=True, array_like=True, tag="q"):
+    """Says how likely the next tokens of the prompt were, each after those before it; all come before any text.
+
+    Nothing comes before the first token of a prompt: it has the probability 0 here and no others beside it.
+    """
+
+    call: int
+    tokens: tuple[TokenProbs, ...]
+    """Each with the most likely ones in its place, best first."""
 
 
 class ToolCallDelta(msgspec.Struct, frozen=True, array_like=True, tag="c"):
@@ -156,6 +172,7 @@ CallEvent = (
     | Text
     | Reasoning
     | Logprobs
+    | PromptLogprobs
     | Tokens
     | TimingsSoFar
     | ToolCallDelta

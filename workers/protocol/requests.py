@@ -209,6 +209,10 @@ class GenerateRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=T
     """Names of tools of which the answer must call one; empty: the model decides."""
     n_probs: int = 0
     """Most likely tokens whose log probabilities are told with each token; -1: only the chosen token's; 0: none."""
+    prompt_probs: int = 0
+    """Tell the same of the prompt's tokens, and refuse a prompt of more than so many; 0: don't. Needs `n_probs`, and no
+    `cache_prompt`: what is cached is not computed again.
+    """
     post_sampling_probs: bool = False
     """Probabilities after the sampler chain instead of log probabilities before it (llama-server's extension)."""
     special: bool = False

@@ -30,6 +30,7 @@ from workers.protocol.events import (
     FinishReason,
     Logprobs,
     Progress,
+    PromptLogprobs,
     Reasoning,
     Settings,
     Started,
@@ -58,7 +59,7 @@ QUICK_LAST_N = 1024
 
 Result = TypeVar("Result")
 
-PASSED_ON = (Logprobs, Tokens, TimingsSoFar, Progress)
+PASSED_ON = (Logprobs, PromptLogprobs, Tokens, TimingsSoFar, Progress)
 """Events that leave as they are."""
 
 
@@ -296,6 +297,7 @@ class CallDesk:
             context_shift=request.context_shift,
             n_keep=request.n_keep,
             n_probs=request.n_probs,
+            tells_prompt=bool(request.prompt_probs),
             post_sampling_probs=request.post_sampling_probs,
             special=request.special,
             stop_tokens=request.stop_tokens,
@@ -371,6 +373,12 @@ class CallDesk:
     def _tokens(self, submit: Submit) -> tuple[Sequence[int], int, Chain]:
         request = submit.request
         tokens = self._prompts.tokens(request)
+        if 0 < request.prompt_probs < len(tokens):
+            message = (
+                f"the prompt has {len(tokens)} tokens, and the probabilities of {request.prompt_probs} can be told, in "
+                "so many answers and with so many likely ones; send shorter or fewer prompts, or a lower `logprobs`"
+            )
+            raise CallFailed(Failure(FailureCode.INVALID_REQUEST, message, "prompt"))
         num_public = self._prompts.num_public(request, tokens)
         return tokens, num_public, chain_of(request, submit.tenant, self._adapter_hashes())
 

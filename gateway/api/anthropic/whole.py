@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
-import msgspec
 from pydantic_core import from_json
 
+from gateway.api.answers import in_parts
 from gateway.api.anthropic.shapes import message_id, stop_reason, usage_object
 from gateway.call import Call
 from workers.protocol.events import CallEvent, Finished, Reasoning, Text, ToolCallDelta
-
-_encode = msgspec.json.Encoder().encode
 
 
 class WholeWriter:
@@ -35,15 +34,15 @@ class WholeWriter:
                 case Finished():
                     self._end = event
 
-    def body(self) -> bytes:
-        """The message; the call must have finished."""
+    def parts(self) -> Iterator[bytes]:
+        """Yield the message as JSON; the call must have finished."""
         end = self._end
         if end is None:
             raise ValueError("the answer has no end")
         for block, arguments in self._calls.values():
             block["input"] = _object("".join(arguments))
         usage = end.usage
-        return _encode(
+        return in_parts(
             {
                 "id": message_id(),
                 "type": "message",

@@ -8,8 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Protocol
 
-import msgspec
-
+from gateway.api.answers import EncodedArray
 from gateway.api.native.completion_request import CompletionRequest
 from gateway.api.native.generation_settings import settings_object
 from gateway.api.native.probabilities import Entry, SampledEntry
@@ -62,7 +61,7 @@ class Answer:
         end: Finished,
         content: str,
         tokens: Sequence[int],
-        probabilities: Sequence[Entry | SampledEntry] | msgspec.Raw | None,
+        probabilities: Sequence[Entry | SampledEntry] | EncodedArray | None,
     ) -> dict[str, Any]:
         """Of the fields that the caller wants."""
         usage, ran_with = end.usage, self._settings

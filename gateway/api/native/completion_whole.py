@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import msgspec
 
+from gateway.api.answers import EncodedArray, in_parts
 from gateway.api.native.answer import Answer, Place, stop_type
 from gateway.api.native.completion_request import CompletionRequest
-from gateway.api.native.probabilities import array_of, entry
+from gateway.api.native.probabilities import entry
 from gateway.call import Call
 from gateway.telemetry.trail import Trail
 from workers.protocol.events import CallEvent, Finished, Logprobs, Settings, Started, Text, Tokens
@@ -25,9 +27,10 @@ class WholeWriter:
         for event in events:
             answer.add(event)
 
-    def body(self) -> bytes:
+    def parts(self) -> Iterator[bytes]:
+        """Yield the object or the array as JSON."""
         documents = [answer.object() for answer in self._answers]
-        return _encode(documents[0] if len(documents) == 1 else documents)
+        return in_parts(documents[0] if len(documents) == 1 else documents)
 
 
 class _Whole:
@@ -67,4 +70,4 @@ class _Whole:
         told = self._probabilities if self._answer.request.n_probs else None
         if told is not None and stop_type(end) == "word":
             told = told[: self._num_in_text]  # not those of the stop string
-        return self._answer.final(end, text, self._tokens, None if told is None else array_of(told))
+        return self._answer.final(end, text, self._tokens, None if told is None else EncodedArray(told))

@@ -46,11 +46,6 @@ def entry(event: Logprobs, *, post_sampling: bool) -> Entry | SampledEntry:
     return Entry(*_fields(event.chosen), [Likely(*_fields(token)) for token in event.top])
 
 
-def array_of(encoded: list[bytes]) -> msgspec.Raw:
-    """Return entries that are JSON already as an array of them."""
-    return msgspec.Raw(b"[" + b",".join(encoded) + b"]")
-
-
 def _fields(token: TokenLogprob) -> tuple[int, str, list[int], float]:
     piece, logprob = token.piece, token.logprob
     return token.token, piece.decode("utf-8", "ignore"), list(piece), logprob if logprob > LOWEST else LOWEST

@@ -6,11 +6,13 @@ llama-server's (tools/server/README.md of llama.cpp).
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
 
+from gateway.api.answers import EncodedArray
 from gateway.api.openai.chat_chunks import finish_reason
 from gateway.api.openai.chat_request import ChatRequest
 from gateway.api.openai.ids import chat_id
@@ -37,8 +39,8 @@ class WholeWriter:
     def add(self, events: list[CallEvent], choice: int) -> None:
         self._whole.add(events, choice)
 
-    def body(self) -> bytes:
-        """The `chat.completion` object."""
+    def parts(self) -> Iterator[bytes]:
+        """Yield the `chat.completion` object as JSON."""
         num_thought = sum(choice.num_thought for choice in self._whole.choices)
         usage = usage_object(usage_of(self._whole.ends, 1), num_thought)
         return self._whole.written(chat_id(), "chat.completion", self._model, usage, self._trail.fingerprint)
@@ -92,7 +94,7 @@ class _Choice:
             self._content += map(_encode, self._logprobs.take())
 
     def object(self, number: int, end: Finished) -> dict[str, Any]:
-        content = None if self._content is None else msgspec.Raw(b"[" + b",".join(self._content) + b"]")
+        content = None if self._content is None else EncodedArray(self._content)
         logprobs = None if content is None else logprobs_object(content)
         reason = finish_reason(end, as_function=self._as_function)
         choice = {"index": number, "message": self._message(), "logprobs": logprobs, "finish_reason": reason}

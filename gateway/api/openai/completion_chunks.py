@@ -26,6 +26,7 @@ from workers.protocol.events import (
     Finished,
     Logprobs,
     Progress,
+    PromptLogprobs,
     Reasoning,
     Settings,
     Started,
@@ -109,9 +110,11 @@ class _Choice:
                 return self._chunk("", extra=progress_fields(event, timings=self._tells_timings))
             case Started():
                 self._usage.started(self._number, event)
-                return self._echoed(self._echo.at_start())
+                return self._echoed(self._echo.started(event))
             case Settings():
                 return self._echoed(self._echo.in_settings(event))
+            case PromptLogprobs():
+                return self._echoed(self._echo.probs(event, self._probs))
             case Finished():
                 extra = self._head.end(self._number, event)
                 return self._chunk("", finish_reason=event.reason.value, extra=extra)
@@ -131,7 +134,8 @@ class _Choice:
             self._usage.generated(self._number, num_tokens)
         said = finish_reason is None
         choice: dict[str, Any] = {"index": self._number, "text": text}
-        choice["logprobs"] = self._probs.take() if self._probs.waiting and said else None
+        is_told = self._probs.waiting if said else self._probs.waiting_at_end
+        choice["logprobs"] = self._probs.take() if is_told else None
         choice["finish_reason"] = finish_reason
         if self._tokens:
             choice["tokens"], self._tokens = self._tokens, []

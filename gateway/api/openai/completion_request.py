@@ -27,6 +27,11 @@ from workers.protocol.requests import GenerateRequest, Infill, Thinking
 MAX_CHOICES = 128
 """Answers to all prompts of a request together."""
 
+MAX_PROMPT_PROBS = 1 << 17
+"""Probabilities of the prompts' tokens, and of the likeliest ones in their place, that one request is told of: some
+hundred bytes each.
+"""
+
 
 @dataclass(frozen=True, slots=True)
 class CompletionRequest:
@@ -54,6 +59,9 @@ def read_completion(raw: bytes, ignored: Ignored | None = None) -> CompletionReq
     prompts = read_prompts(body.prompt)
     _check(body, prompts)
     shared = with_hints(_request(body), body)
+    if body.echo and body.logprobs is not None:
+        most = MAX_PROMPT_PROBS // (1 + body.logprobs) // (len(prompts) * body.n)
+        shared = replace(shared, prompt_probs=most, cache_prompt=False)
     requests = [one for prompt in prompts for one in requests_of(_asking(shared, prompt, body), body.n)]
     legacy = body.logprobs is not None
     return CompletionRequest(body.model, tuple(requests), body.stream, prompts, usage, body.echo, legacy)
@@ -66,11 +74,12 @@ def _check(body: CompletionBody, prompts: tuple[Prompt, ...]) -> None:
             f"`best_of` is {body.best_of} and `n` {body.n}; all answers are told. Send equal numbers, or `n` alone."
         )
         raise UnsupportedParameter(message, param="best_of")
-    if body.echo and (body.logprobs is not None or body.n_probs):
-        message = (
-            "`echo` can't be had with probabilities: those of a prompt's tokens are not computed. Send one of them."
-        )
-        raise UnsupportedParameter(message, param="echo")
+    if body.echo and body.n_probs:
+        message = "The probabilities of a prompt are told in the shape of `logprobs`; send that instead of `n_probs`."
+        raise UnsupportedParameter(message, param="n_probs")
+    if body.echo and body.logprobs is not None and body.suffix:
+        message = "`suffix` puts tokens into the prompt that no text is told of. Leave out it, `echo` or `logprobs`."
+        raise UnsupportedParameter(message, param="suffix")
     if body.logprobs is not None and body.n_probs:
         message = "`logprobs` and `n_probs` ask for probabilities in different shapes. Send one of them."
         raise InvalidRequest(message, param="n_probs")

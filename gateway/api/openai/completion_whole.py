@@ -5,6 +5,7 @@ Source of the shape: OpenAI's API reference, "The completion object"; `timings` 
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 from gateway.api.openai.completion_request import CompletionRequest
@@ -15,7 +16,17 @@ from gateway.api.tallies import usage_object
 from gateway.call import Call
 from gateway.choices import usage_of
 from gateway.telemetry.trail import Trail
-from workers.protocol.events import CallEvent, Finished, Logprobs, Reasoning, Settings, Text, Tokens
+from workers.protocol.events import (
+    CallEvent,
+    Finished,
+    Logprobs,
+    PromptLogprobs,
+    Reasoning,
+    Settings,
+    Started,
+    Text,
+    Tokens,
+)
 from workers.protocol.requests import GenerateRequest
 
 
@@ -33,8 +44,8 @@ class CompletionWhole:
     def add(self, events: list[CallEvent], choice: int) -> None:
         self._whole.add(events, choice)
 
-    def body(self) -> bytes:
-        """The `text_completion` object."""
+    def parts(self) -> Iterator[bytes]:
+        """Yield the `text_completion` object as JSON."""
         usage = usage_object(usage_of(self._whole.ends, self._num_prompts))
         return self._whole.written(completion_id(), "text_completion", self._model, usage, self._trail.fingerprint)
 
@@ -47,7 +58,7 @@ class _Choice:
         self._probs = probs
         self._told: list[dict[str, Any]] = []
         self._tokens: list[int] | None = [] if "tokens" in request.tell else None
-        self._texts = [echo.at_start()]
+        self._texts: list[str] = []
         self.end: Finished | None = None
 
     def add(self, event: CallEvent) -> None:
@@ -56,8 +67,12 @@ class _Choice:
                 self._texts.append(event.text)
                 if self._probs.waiting:
                     self._told.append(self._probs.take())
+            case Started():
+                self._texts.append(self._echo.started(event))
             case Settings():
                 self._texts.append(self._echo.in_settings(event))
+            case PromptLogprobs():
+                self._texts.append(self._echo.probs(event, self._probs))
             case Logprobs():
                 self._probs.add(event)
             case Tokens() if self._tokens is not None:
@@ -66,6 +81,8 @@ class _Choice:
                 self.end = event
 
     def object(self, number: int, end: Finished) -> dict[str, Any]:
+        if self._probs.waiting_at_end:
+            self._told.append(self._probs.take())
         logprobs = self._probs.joined(self._told) if self._probs.wanted else None
         choice: dict[str, Any] = {"index": number, "text": "".join(self._texts), "logprobs": logprobs}
         choice["finish_reason"] = end.reason.value

@@ -7,49 +7,85 @@ as OpenAI's servers do: as replacement characters, several of them would be one 
 from __future__ import annotations
 
 import codecs
+from collections.abc import Sequence
 from typing import Any
 
-from workers.protocol.events import Logprobs, TokenLogprob
+import msgspec
+
+from workers.protocol.events import Logprobs, TokenLogprob, TokenProbs
+
+Told = dict[str, list[Any]]
+"""The four lists. Those of likely tokens are encoded as they come: all of them at the end held up other streams."""
+
+_encode = msgspec.json.Encoder().encode
 
 
 class LegacyCollector:
-    """Holds the probabilities of tokens until text comes of them; tokens that become no text are never told."""
+    """Holds the probabilities of tokens until the text that they are told with is there."""
 
     def __init__(self) -> None:
-        self._waiting: list[Logprobs] = []
+        self._told = nothing()
+        self._lengths: list[int] = []
+        """Of the prompt's tokens so far, characters."""
         self._offset = 0
         """Characters of the text before the next token."""
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
 
     def __bool__(self) -> bool:
-        return bool(self._waiting)
+        return bool(self._told["tokens"])
 
     def add(self, event: Logprobs) -> None:
-        self._waiting.append(event)
+        self._told["text_offset"].append(self._offset)
+        self._add(event.chosen, event.top)
+        self._offset += len(self._decoder.decode(event.chosen.piece))
 
-    def take(self) -> dict[str, list[Any]]:
+    def add_prompt(self, tokens: Sequence[TokenProbs]) -> int:
+        """Add those of the prompt's next tokens, before any others -> how many of its tokens there are now."""
+        for chosen, top in tokens:
+            self._add(chosen, top)
+            # What is cut into several tokens comes with the last.
+            self._lengths.append(len(self._decoder.decode(chosen.piece)))
+        return len(self._lengths)
+
+    def end_prompt(self, text: str) -> None:
+        """All tokens of the prompt are there, which is told as `text`.
+
+        They may read as more than that: a begin token, and the blank that some models put before a text. Those are at
+        its start.
+        """
+        place = len(text) - sum(self._lengths)
+        for length in self._lengths:
+            self._told["text_offset"].append(max(0, place))
+            place += length
+        self._offset = len(text)
+        # Nothing comes before the first one.
+        self._told["token_logprobs"][0], self._told["top_logprobs"][0] = None, msgspec.Raw(b"null")
+
+    def take(self) -> Told:
         """Of all that waited."""
-        waiting, self._waiting = self._waiting, []
-        told: dict[str, list[Any]] = {"text_offset": [], "token_logprobs": [], "tokens": [], "top_logprobs": []}
-        for event in waiting:
-            told["text_offset"].append(self._offset)
-            told["token_logprobs"].append(event.chosen.logprob)
-            told["tokens"].append(_name(event.chosen))
-            told["top_logprobs"].append(_top(event))
-            self._offset += len(self._decoder.decode(event.chosen.piece))
+        told, self._told = self._told, nothing()
         return told
 
+    def _add(self, chosen: TokenLogprob, top: Sequence[TokenLogprob]) -> None:
+        self._told["token_logprobs"].append(chosen.logprob)
+        self._told["tokens"].append(_name(chosen))
+        self._told["top_logprobs"].append(msgspec.Raw(_encode(_top(chosen, top))))
 
-def joined(parts: list[dict[str, list[Any]]]) -> dict[str, list[Any]]:
-    """Several `take`s as one."""
-    names = ("text_offset", "token_logprobs", "tokens", "top_logprobs")
-    return {name: [item for part in parts for item in part[name]] for name in names}
+
+def nothing() -> Told:
+    """Return the lists of no tokens."""
+    return {"text_offset": [], "token_logprobs": [], "tokens": [], "top_logprobs": []}
 
 
-def _top(event: Logprobs) -> dict[str, float]:
-    """The likeliest ones and the chosen one; of two tokens that read the same the likelier."""
+def joined(parts: Sequence[Told]) -> Told:
+    """Return several `take`s as one."""
+    return {name: [item for part in parts for item in part[name]] for name in nothing()}
+
+
+def _top(chosen: TokenLogprob, likeliest: Sequence[TokenLogprob]) -> dict[str, float]:
+    """Return the likeliest ones and the chosen one; of two tokens that read the same the likelier."""
     top: dict[str, float] = {}
-    for token in (*event.top, event.chosen):
+    for token in (*likeliest, chosen):
         name = _name(token)
         top[name] = max(token.logprob, top.get(name, token.logprob))
     return top

@@ -11,6 +11,7 @@ from typing import Any
 
 import msgspec
 
+from gateway.api.answers import EncodedArray
 from workers.protocol.events import Logprobs, TokenLogprob
 
 LEAST_PROB = 1e-37
@@ -77,5 +78,5 @@ def _prob(token: TokenLogprob) -> tuple[int, str, list[int], float, float]:
     return token.token, token.piece.decode("utf-8", "replace"), list(token.piece), logarithm, token.logprob
 
 
-def logprobs_object(content: Sequence[Likely] | msgspec.Raw) -> dict[str, Any]:
+def logprobs_object(content: Sequence[Likely] | EncodedArray) -> dict[str, Any]:
     return {"content": content, "refusal": None}

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, Generic, Protocol, TypeVar
 
-import msgspec
-
+from gateway.api.answers import in_parts
 from gateway.api.tallies import timings_object
 from workers.protocol.events import CallEvent, Finished
-
-_encode = msgspec.json.Encoder().encode
 
 
 class Choice(Protocol):
@@ -44,8 +41,8 @@ class Whole(Generic[ChoiceT]):
             raise ValueError("an answer has no end")
         return ends
 
-    def written(self, id_: str, kind: str, model: str, usage: dict[str, Any], fingerprint: str) -> bytes:
-        """The object, of the `kind` that it says it is. Several answers tell their own times as well.
+    def written(self, id_: str, kind: str, model: str, usage: dict[str, Any], fingerprint: str) -> Iterator[bytes]:
+        """Yield the object, of the `kind` that it says it is. Several answers tell their own times as well.
 
         `fingerprint`: of what computed it; empty: not known.
         """
@@ -65,4 +62,4 @@ class Whole(Generic[ChoiceT]):
             "usage": usage,
             "timings": timings_object(ends[0].timings),
         }
-        return _encode(document | ({"system_fingerprint": fingerprint} if fingerprint else {}))
+        return in_parts(document | ({"system_fingerprint": fingerprint} if fingerprint else {}))

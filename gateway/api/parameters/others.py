@@ -48,7 +48,9 @@ OTHERS_REFUSED: dict[str, Refusal] = {
     "include_stop_str_in_output": Refusal("A stop string is never part of an answer; leave it out.", (False,)),
     "logits_processors": Refusal("Paddock runs no code of callers; leave it out.", ([],)),
     "prompt_embeds": Refusal("Send the prompt as text or tokens."),
-    "prompt_logprobs": Refusal("Probabilities of a prompt are not computed; leave it out.", (0,)),
+    "prompt_logprobs": Refusal(
+        "`/v1/completions` tells how likely a prompt is, with `echo` and `logprobs`; leave it out.", (0,)
+    ),
     "return_tokens_as_token_ids": Refusal("`return_tokens` tells the tokens; leave it out.", (False,)),
     "truncate_prompt_tokens": Refusal("A prompt that is too long is refused; send a shorter one."),
     "use_beam_search": Refusal("Answers are drawn token by token; leave it out.", (False,)),

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
-import msgspec
-
+from gateway.api.answers import in_parts
 from gateway.api.responses.output import Output
 from gateway.api.responses.records import NewRecord
 from gateway.api.responses.request import ResponseRequest
 from gateway.api.responses.snapshot import Snapshot
 from gateway.call import Call
 from workers.protocol.events import CallEvent
-
-_encode = msgspec.json.Encoder().encode
 
 
 class WholeWriter:
@@ -25,8 +23,9 @@ class WholeWriter:
         for event in events:
             self._output.add(event)
 
-    def body(self) -> bytes:
-        return _encode(self.response())
+    def parts(self) -> Iterator[bytes]:
+        """Yield the `response` object as JSON."""
+        return in_parts(self.response())
 
     def response(self) -> dict[str, Any]:
         output = self._output

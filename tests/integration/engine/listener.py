@@ -14,7 +14,18 @@ from workers.engine.engine import Engine, EngineRequest
 from workers.llama.context import Context
 from workers.llama.model import Model
 from workers.protocol.catalog import LlamaSettings
-from workers.protocol.events import CallEvent, Failed, Finished, Logprobs, Progress, Started, Text, TimingsSoFar, Tokens
+from workers.protocol.events import (
+    CallEvent,
+    Failed,
+    Finished,
+    Logprobs,
+    Progress,
+    PromptLogprobs,
+    Started,
+    Text,
+    TimingsSoFar,
+    Tokens,
+)
 from workers.protocol.requests import Sampling
 
 GREEDY = Sampling(temperature=0)
@@ -126,5 +137,5 @@ def running(
         engine.check_integrity()
     assert [step for step, _ in heard.steps] == list(range(1, len(heard.steps) + 1))
     for events in heard.calls.values():
-        between = Text | Logprobs | Progress | Tokens | TimingsSoFar
+        between = Text | Logprobs | PromptLogprobs | Progress | Tokens | TimingsSoFar
         assert all(isinstance(event, between) for event in events[1:-1]), events

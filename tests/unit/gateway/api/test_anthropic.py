@@ -306,7 +306,7 @@ def test_a_whole_message() -> None:
     writer = MessagesDialect().whole_writer(read(), CALL, Trail("r", "POST", "/v1/messages"))
     writer.add(EVENTS[:4], 0)
     writer.add(EVENTS[4:], 0)
-    body = json.loads(writer.body())
+    body = json.loads(b"".join(writer.parts()))
     assert body["content"] == [
         {"type": "thinking", "thinking": "hm", "signature": ""},
         {"type": "text", "text": "Hé!"},
@@ -328,7 +328,7 @@ def test_a_whole_message() -> None:
 def test_arguments_that_were_cut_are_told_as_far_as_they_came(arguments: str, told: dict[str, Any]) -> None:
     writer = MessagesDialect().whole_writer(read(), CALL, Trail("r", "POST", "/v1/messages"))
     writer.add([Started(1, 0, 7, 3), ToolCallDelta(1, 0, "call_a", "add", arguments, 1), end(FinishReason.LENGTH)], 0)
-    body = json.loads(writer.body())
+    body = json.loads(b"".join(writer.parts()))
     assert (body["content"][0]["input"], body["stop_reason"]) == (told, "max_tokens")
 
 

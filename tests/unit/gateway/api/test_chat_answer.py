@@ -169,7 +169,7 @@ def test_thought_is_told_apart() -> None:
     assert [chunk["choices"][0]["delta"] for chunk in said[1:3]] == [{"reasoning_content": "hm"}, {"content": "a"}]
     writer = whole_writer()
     writer.add([Reasoning(1, "h"), Reasoning(1, "m"), Text(1, "a"), END], 0)
-    message = json.loads(writer.body())["choices"][0]["message"]
+    message = json.loads(b"".join(writer.parts()))["choices"][0]["message"]
     assert (message["reasoning_content"], message["content"]) == ("hm", "a")
     for chunk in said:
         check("CreateChatCompletionStreamResponse", chunk)
@@ -187,7 +187,7 @@ def test_several_answers_are_told_apart() -> None:
     whole = whole_writer(n=2)
     whole.add([Text(6, "a"), END], 1)
     whole.add([Text(7, "b"), END], 0)
-    body = json.loads(whole.body())
+    body = json.loads(b"".join(whole.parts()))
     assert [(choice["index"], choice["message"]["content"]) for choice in body["choices"]] == [(0, "b"), (1, "a")]
     assert all("timings" in choice for choice in body["choices"]), "each has its own"
     check("CreateChatCompletionResponse", body)
@@ -197,7 +197,7 @@ def test_a_whole_answer() -> None:
     writer = whole_writer()
     writer.add([Started(1, 0, 7, 3), Text(1, "a")], 0)
     writer.add([Text(1, "b"), END], 0)
-    body = json.loads(writer.body())
+    body = json.loads(b"".join(writer.parts()))
     assert body["choices"][0]["message"] == {"role": "assistant", "content": "ab", "refusal": None}
     assert body["choices"][0]["finish_reason"] == "stop"
     assert body["usage"]["total_tokens"] == 9
@@ -208,20 +208,20 @@ def test_a_whole_answer() -> None:
 def test_a_whole_answer_with_tool_calls() -> None:
     writer = whole_writer()
     writer.add(TOOLS, 0)
-    message = json.loads(writer.body())["choices"][0]["message"]
+    message = json.loads(b"".join(writer.parts()))["choices"][0]["message"]
     assert message["content"] is None
     assert message["tool_calls"] == [
         {"id": "call_a", "type": "function", "function": {"name": "add", "arguments": '{"a":1}'}},
         {"id": "call_b", "type": "function", "function": {"name": "sub", "arguments": "{}"}},
     ]
-    check("CreateChatCompletionResponse", json.loads(writer.body()))
+    check("CreateChatCompletionResponse", json.loads(b"".join(writer.parts())))
 
 
 def test_log_probabilities_of_a_whole_answer() -> None:
     writer = whole_writer(n_probs=2)
     writer.add(PROBS[:2], 0)
     writer.add(PROBS[2:], 0)
-    body = json.loads(writer.body())
+    body = json.loads(b"".join(writer.parts()))
     content = body["choices"][0]["logprobs"]["content"]
     assert [(one["id"], one["token"], one["bytes"], one["logprob"]) for one in content] == [
         (2, "H\ufffd", [0x48, 0xC3], -0.5),
@@ -252,7 +252,7 @@ def test_probabilities_after_sampling_have_llama_servers_names_too() -> None:
     writer = whole_writer(n_probs=2, post_sampling=True)
     one, none = TokenLogprob(1, b"H", 0.25), TokenLogprob(2, b"I", 0.0)
     writer.add([Logprobs(1, one, (one, none)), Text(1, "H"), END], 0)
-    body = json.loads(writer.body())
+    body = json.loads(b"".join(writer.parts()))
     [entry] = body["choices"][0]["logprobs"]["content"]
     assert (entry["prob"], entry["logprob"]) == (0.25, pytest.approx(math.log(0.25)))
     assert [token["prob"] for token in entry["top_probs"]] == [0.25, 0.0]
@@ -271,7 +271,7 @@ def test_probabilities_are_encoded_as_they_come() -> None:
     held, _ = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     writer.add([END], 0)
-    body = writer.body()
+    body = b"".join(writer.parts())
     assert held < 1.3 * len(body)
     assert len(json.loads(body)["choices"][0]["logprobs"]["content"]) == 100
 
@@ -279,13 +279,13 @@ def test_probabilities_are_encoded_as_they_come() -> None:
 def test_an_answer_without_text_has_no_probabilities() -> None:
     writer = whole_writer(n_probs=-1)
     writer.add([probs(b"<end>", -1.0), END], 0)
-    assert json.loads(writer.body())["choices"][0]["logprobs"] == {"content": [], "refusal": None}
+    assert json.loads(b"".join(writer.parts()))["choices"][0]["logprobs"] == {"content": [], "refusal": None}
 
 
 def test_the_older_form_of_a_call() -> None:
     whole = WholeWriter(asked(as_function=True, stream=False), CALL, trail())
     whole.add([TOOLS[0], TOOLS[1], TOOLS[3], TOOLS[4]], 0)
-    body = json.loads(whole.body())
+    body = json.loads(b"".join(whole.parts()))
     [choice] = body["choices"]
     assert choice["message"]["function_call"] == {"name": "add", "arguments": '{"a":1}'}
     assert (choice["message"]["content"], choice["finish_reason"]) == (None, "function_call")
@@ -319,7 +319,7 @@ def test_what_was_asked_to_be_told_comes_with_the_text() -> None:
     request = GenerateRequest(tell=("tokens",))
     whole = WholeWriter(ChatRequest("alias", (request,), stream=False), CALL, trail())
     whole.add(told, 0)
-    body = json.loads(whole.body())
+    body = json.loads(b"".join(whole.parts()))
     assert body["choices"][0]["tokens"] == [5, 6]
     check("CreateChatCompletionResponse", body)
 

@@ -18,12 +18,14 @@ from workers.protocol.events import (
     FinishReason,
     Logprobs,
     Progress,
+    PromptLogprobs,
     Settings,
     Started,
     Text,
     Timings,
     TimingsSoFar,
     TokenLogprob,
+    TokenProbs,
     Tokens,
     Usage,
 )
@@ -51,9 +53,16 @@ def whole(asked: CompletionRequest, *answers: list[CallEvent]) -> dict[str, Any]
     writer = CompletionWhole(asked, CALL, trail())
     for number, events in enumerate(answers):
         writer.add(events, number)
-    body: dict[str, Any] = json.loads(writer.body())
-    check("CreateCompletionResponse", body)
+    body: dict[str, Any] = json.loads(b"".join(writer.parts()))
+    check("CreateCompletionResponse", body | {"choices": [specified(one) for one in body["choices"]]})
     return body
+
+
+def specified(choice: dict[str, Any]) -> dict[str, Any]:
+    """OpenAI's servers tell null of the first token of an echo, which their specification has no place for."""
+    if not choice["logprobs"] or choice["logprobs"].get("token_logprobs", [0])[:1] != [None]:
+        return choice
+    return choice | {"logprobs": {name: values[1:] for name, values in choice["logprobs"].items()}}
 
 
 def chunks(asked: CompletionRequest, *steps: tuple[int, list[CallEvent]]) -> list[dict[str, Any]]:
@@ -64,7 +73,7 @@ def chunks(asked: CompletionRequest, *steps: tuple[int, list[CallEvent]]) -> lis
     said = [json.loads(block.removeprefix("data: ")) for block in blocks[:-2]]
     for chunk in said:
         # OpenAI's servers stream `finish_reason: null`, which their specification has no place for.
-        choices = [one | {"finish_reason": one["finish_reason"] or "stop"} for one in chunk["choices"]]
+        choices = [specified(one) | {"finish_reason": one["finish_reason"] or "stop"} for one in chunk["choices"]]
         usage = chunk.get("usage") or {"prompt_tokens": 0, "completion_tokens": 0, "total_tokens": 0}
         check("CreateCompletionResponse", chunk | {"choices": choices, "usage": usage})
     return said
@@ -147,6 +156,60 @@ def test_an_echo_is_the_prompt_before_the_answer() -> None:
     assert [chunk["choices"][0]["text"] for chunk in said] == ["<s>as read", "x", ""]
     said = chunks(read(echo=True, stream=True), (0, [START]), (0, [Text(1, "x"), END]))
     assert [chunk["choices"][0]["text"] for chunk in said] == ["once", "x", ""]
+
+
+def likely(token: int, piece: bytes, logprob: float, *others: TokenLogprob) -> TokenProbs:
+    return TokenLogprob(token, piece, logprob), others
+
+
+LIKELY = (
+    likely(1, b"<s>", 0.0),
+    likely(7, b" once", -2.0, TokenLogprob(8, b" The", -0.5)),
+    likely(9, b" \xc3", -1.0, TokenLogprob(9, b" \xc3", -1.0)),
+    likely(10, b"\xa9", -0.25, TokenLogprob(10, b"\xa9", -0.25)),
+)
+"""Of a prompt "once é": the model's begin token and the blank before the first word are no text of it."""
+
+WEIGHED = {
+    "text_offset": [0, 0, 4, 5, 6],
+    "token_logprobs": [None, -2.0, -1.0, -0.25, -0.125],
+    "tokens": ["<s>", " once", "bytes:\\x20\\xc3", "bytes:\\xa9", "!"],
+    "top_logprobs": [
+        None,
+        {" The": -0.5, " once": -2.0},
+        {"bytes:\\x20\\xc3": -1.0},
+        {"bytes:\\xa9": -0.25},
+        {"!": -0.125},
+    ],
+}
+
+
+def test_an_echo_with_probabilities_has_a_place_for_each_token() -> None:
+    """Whatever parts they come in. Programs that weigh texts count the places: the end token has one as well."""
+    start = Started(1, 0, 4, 0)
+    answer: list[CallEvent] = [probs(3, b"!", -0.125), Text(1, "!"), probs(2, b"</s>", -0.5), END]
+    for cut in range(4):
+        prompt = [PromptLogprobs(1, part) for part in (LIKELY[:cut], LIKELY[cut:]) if part]
+        asked = {"prompt": "once é", "echo": True, "logprobs": 1}
+        [choice] = whole(read(**asked), [start, *prompt, *answer])["choices"]
+        assert choice["text"] == "once é!"
+        assert {name: values[:5] for name, values in choice["logprobs"].items()} == WEIGHED
+        assert choice["logprobs"]["tokens"][5:] == ["</s>"]
+        said = chunks(read(stream=True, **asked), *((0, [event]) for event in (start, *prompt, *answer)))
+        assert [chunk["choices"][0]["text"] for chunk in said] == ["once é", "!", ""]
+        told = [chunk["choices"][0]["logprobs"] for chunk in said]
+        assert {name: told[0][name] + told[1][name] for name in WEIGHED} == WEIGHED
+        assert told[2]["tokens"] == ["</s>"]
+
+
+def test_the_echo_of_tokens_with_probabilities() -> None:
+    """A prompt alone is weighed, and its text is what the worker reads: nothing of it is left out."""
+    settings = Settings(1, "<s> once é", Sampling())
+    events: list[CallEvent] = [Started(1, 0, 4, 0), settings, PromptLogprobs(1, LIKELY), END]
+    asked = read(prompt=[1, 7, 9, 10], echo=True, logprobs=1, max_tokens=0)
+    [choice] = whole(asked, events)["choices"]
+    assert choice["text"] == "<s> once é"
+    assert choice["logprobs"]["text_offset"] == [0, 3, 8, 9]
 
 
 def test_what_was_asked_to_be_told() -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from gateway.api.openai.completion_body import CompletionBody
-from gateway.api.openai.completion_request import CompletionRequest, read_completion
+from gateway.api.openai.completion_request import MAX_PROMPT_PROBS, CompletionRequest, read_completion
 from gateway.api.openai.refused import COMPLETION_IGNORED, COMPLETION_REFUSED
 from gateway.api.openai.stream_options import UsageWish
 from gateway.errors import InvalidRequest, PaddockError, UnsupportedParameter
@@ -87,6 +87,19 @@ def test_the_text_of_echoed_tokens_comes_from_the_worker() -> None:
     assert [request.tell for request in asked.requests] == [("tokens",), ("tokens", "settings")]
 
 
+def test_an_echo_with_probabilities_asks_for_those_of_the_prompt() -> None:
+    """However many answers there are, and likely ones beside each token: what is told of all has one bound."""
+    [request] = read(echo=True, logprobs=1).requests
+    assert (request.n_probs, request.cache_prompt, request.prompt_probs) == (1, False, MAX_PROMPT_PROBS // 2)
+    [request] = read(echo=True, logprobs=0).requests
+    assert (request.n_probs, request.prompt_probs) == (-1, MAX_PROMPT_PROBS)
+    for request in read(prompt=["a", [1]], n=3, echo=True, logprobs=4).requests:
+        assert request.prompt_probs == MAX_PROMPT_PROBS // 5 // 6
+    assert min(one.prompt_probs for one in read(prompt=["a"] * 128, echo=True, logprobs=20).requests) > 0
+    for plain in (read(logprobs=1), read(echo=True), read(n_probs=1)):
+        assert [(one.prompt_probs, one.cache_prompt) for one in plain.requests] == [(0, True)]
+
+
 def test_what_it_shares_with_chat() -> None:
     asked = read(
         stream=True,
@@ -118,7 +131,8 @@ def test_what_it_shares_with_chat() -> None:
         ({"prompt": ["a"] * 65, "n": 2}, InvalidRequest, "n"),
         ({"n": 33}, InvalidRequest, "n"),
         ({"best_of": 2}, UnsupportedParameter, "best_of"),
-        ({"echo": True, "logprobs": 1}, UnsupportedParameter, "echo"),
+        ({"echo": True, "n_probs": 1}, UnsupportedParameter, "n_probs"),
+        ({"echo": True, "logprobs": 1, "suffix": "z"}, UnsupportedParameter, "suffix"),
         ({"logprobs": 1, "n_probs": 1}, InvalidRequest, "n_probs"),
         ({"suffix": "z", "prompt": [1]}, InvalidRequest, "suffix"),
         ({"logprobs": True}, InvalidRequest, "logprobs"),

@@ -105,7 +105,7 @@ def streamed(events: list[CallEvent], size: int = 1, **body: Any) -> list[dict[s
 def whole(events: list[CallEvent], **body: Any) -> dict[str, Any]:
     writer = WholeWriter(asked(**body), CALL)
     writer.add(events, 0)
-    document: dict[str, Any] = json.loads(writer.body())
+    document: dict[str, Any] = json.loads(b"".join(writer.parts()))
     return document
 
 
@@ -229,7 +229,7 @@ def test_a_custom_tools_input_is_a_text() -> None:
     assert last["tools"] == [{**CUSTOM["tools"][0], "format": {"type": "text"}}]
     writer = WholeWriter(asked(**CUSTOM), CALL)
     writer.add(told, 0)
-    assert json.loads(writer.body())["output"][0]["input"] == "ls\n-l"
+    assert json.loads(b"".join(writer.parts()))["output"][0]["input"] == "ls\n-l"
 
 
 def test_a_custom_tools_call_and_result_are_read_again() -> None:

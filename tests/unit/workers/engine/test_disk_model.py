@@ -53,7 +53,7 @@ def worker(settings: WorkerSettings, llama: LlamaSettings = PLAIN) -> Iterator[t
 def compute(context: Context, start: int, end: int) -> None:
     """Tokens [start, end) on sequence 0."""
     batch = context.new_batch()
-    batch.add_prompt(TOKENS[start:end], start, 0, want_logits=True)
+    batch.add_prompt(TOKENS[start:end], start, 0, num_logits=1)
     context.decode(batch)
 
 

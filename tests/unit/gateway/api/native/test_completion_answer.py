@@ -75,7 +75,7 @@ def stream(asked: CompletionRequest, *steps: list[CallEvent]) -> list[dict[str, 
 def whole(asked: CompletionRequest, *events: CallEvent) -> dict[str, Any]:
     writer = WholeWriter(asked, CALL, trail(), Place())
     writer.add(list(events), 0)
-    document: dict[str, Any] = json.loads(writer.body())
+    document: dict[str, Any] = json.loads(b"".join(writer.parts()))
     return document
 
 
@@ -198,7 +198,7 @@ def test_several_answers_are_an_array_in_order() -> None:
     writer = WholeWriter(asked(n=2), CALL, trail(), Place())
     writer.add([STARTED, Text(1, "b"), end()], 1)
     writer.add([STARTED, Text(1, "a"), end()], 0)
-    documents = json.loads(writer.body())
+    documents = json.loads(b"".join(writer.parts()))
     assert [(one["index"], one["content"], one["id_slot"]) for one in documents] == [(0, "a", -1), (1, "b", -1)]
 
 
