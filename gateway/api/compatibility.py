@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any
 
 from pydantic import BaseModel
 
@@ -24,8 +24,6 @@ class Endpoint:
     body: type[BaseModel]
     ignored: Mapping[str, str] = field(default_factory=dict)
     refused: Mapping[str, Refusal] = field(default_factory=dict)
-    unknown: Literal["by setting", "ignored"] = "by setting"
-    """What becomes of a parameter that stands nowhere."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +84,7 @@ def _rows(endpoint: Endpoint) -> Iterator[str]:
         yield f"`{name}` | ignored | {_cell(why)}"
     for name, refusal in sorted(endpoint.refused.items(), key=lambda item: (not item[1].is_hint, item[0])):
         yield f"`{name}` | {'ignored' if refusal.is_hint else 'refused'} | {_cell(_remedy(refusal))}"
-    yield f"any other | ignored | {_STRICT if endpoint.unknown == 'by setting' else ''}"
+    yield f"any other | ignored | {_STRICT}"
 
 
 _STRICT = "refused with `unknown_parameters: refuse`"

@@ -79,13 +79,13 @@ ANTHROPIC = DialectTable(
     "Anthropic's messages, with llama-server's sampling parameters.",
     (
         Endpoint(("POST /v1/messages",), MessagesBody, anthropic.IGNORED, anthropic.REFUSED),
-        Endpoint(("POST /v1/messages/count_tokens",), PromptBody, unknown="ignored"),
+        Endpoint(("POST /v1/messages/count_tokens",), PromptBody),
     ),
 )
 
 NATIVE = DialectTable(
     "llama-server",
-    "llama-server's own routes. As there, names that nobody knows are left alone. The model is `model` of the body, "
+    "llama-server's own routes. The model is `model` of the body, "
     "else `?model=`, else the default for the route (docs/catalog.md).",
     (
         Endpoint(
@@ -95,10 +95,10 @@ NATIVE = DialectTable(
             native.REFUSED,
         ),
         Endpoint(("POST /infill",), InfillBody, native.IGNORED, native.REFUSED),
-        Endpoint(("POST /tokenize",), TokenizeBody, unknown="ignored"),
-        Endpoint(("POST /detokenize",), DetokenizeBody, unknown="ignored"),
+        Endpoint(("POST /tokenize",), TokenizeBody),
+        Endpoint(("POST /detokenize",), DetokenizeBody),
         Endpoint(("POST /embedding", "POST /embeddings"), EmbeddingBody),
-        Endpoint(("POST /slots/{id_slot}",), ActionBody, unknown="ignored"),
+        Endpoint(("POST /slots/{id_slot}",), ActionBody),
     ),
     {
         "POST /apply-template": "the body of `POST /v1/chat/completions`",
@@ -113,8 +113,8 @@ VLLM = DialectTable(
     "vLLM",
     "vLLM's routes for LoRA adapters.",
     (
-        Endpoint(("POST /v1/load_lora_adapter",), LoadBody, unknown="ignored"),
-        Endpoint(("POST /v1/unload_lora_adapter",), UnloadBody, unknown="ignored"),
+        Endpoint(("POST /v1/load_lora_adapter",), LoadBody),
+        Endpoint(("POST /v1/unload_lora_adapter",), UnloadBody),
     ),
 )
 

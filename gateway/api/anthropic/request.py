@@ -50,10 +50,15 @@ def read_messages_request(raw: bytes, ignored: Ignored | None = None) -> Message
     return MessagesRequest(body.model, (with_hints(request, body),), body.stream)
 
 
-def read_prompt(raw: bytes) -> tuple[str, GenerateRequest]:
-    """The model's name, and as much of a request as its prompt depends on. What else is sent is not looked at."""
-    known = {name: value for name, value in read_object(raw).items() if name in PromptBody.model_fields}
-    body = read_body(PromptBody, known, (IGNORED, REFUSED), Ignored())
+def read_prompt(raw: bytes, ignored: Ignored) -> tuple[str, GenerateRequest]:
+    """Return the model's name, and as much of a request as its prompt depends on; what messages have beside that is not
+    looked at. `ignored` notes what they don't have.
+
+    Raises InvalidRequest, UnsupportedParameter.
+    """
+    beside = (MessagesBody.model_fields.keys() | IGNORED.keys() | REFUSED.keys()) - PromptBody.model_fields.keys()
+    document = {name: value for name, value in read_object(raw).items() if name not in beside}
+    body = read_body(PromptBody, document, ({}, {}), ignored)
     return body.model, GenerateRequest(**_prompt(body))
 
 

@@ -9,13 +9,13 @@ from collections.abc import Sequence
 from typing import Any, Protocol
 
 from gateway.api.answers import EncodedArray
+from gateway.api.generation_settings import settings_object, stop_type
 from gateway.api.native.completion_request import CompletionRequest
-from gateway.api.native.generation_settings import settings_object
 from gateway.api.native.probabilities import Entry, SampledEntry
 from gateway.api.tallies import timings_object
 from gateway.call import Call
 from gateway.telemetry.trail import Trail
-from workers.protocol.events import Finished, FinishReason, Settings, Started
+from workers.protocol.events import Finished, Settings, Started
 from workers.protocol.requests import AdapterUse, GenerateRequest
 
 
@@ -89,12 +89,6 @@ class Answer:
             document["completion_probabilities"] = probabilities
         wanted = self._asked.response_fields
         return _picked(document, wanted) if wanted else document
-
-
-def stop_type(end: Finished) -> str:
-    if end.reason is FinishReason.LENGTH:
-        return "limit"
-    return "eos" if end.stop is None else "word"
 
 
 def _picked(document: dict[str, Any], wanted: Sequence[str]) -> dict[str, Any]:

@@ -8,7 +8,8 @@ from typing import Any
 import msgspec
 
 from gateway.api.answers import EncodedArray, in_parts
-from gateway.api.native.answer import Answer, Place, stop_type
+from gateway.api.generation_settings import stop_type
+from gateway.api.native.answer import Answer, Place
 from gateway.api.native.completion_request import CompletionRequest
 from gateway.api.native.probabilities import entry
 from gateway.call import Call

@@ -82,7 +82,8 @@ class AdaptersRoute:
     async def _set_scales(self, scope: Scope, receive: Receive, send: Send) -> None:
         """For every caller of the model who names no adapters, on all gateways within a second."""
         caller = await self._reception.admin(scope, "set the scales of adapters for everybody")
-        body = validated(LoraBody, {"lora": await self._reception.small(scope, receive, _array)})
+        asked = {"lora": await self._reception.small(scope, receive, _array)}
+        body = validated(LoraBody, asked, caller.trail.ignored)
         call = self._reception.call(caller, {}, scope, strict=bool(named_model({}, scope)))
         known = self._known(call.model)
         scales = {named(use.name, known, caller.principal): use.scale for use in read_lora(body)}
@@ -104,7 +105,7 @@ class LoadAdapterRoute:
         caller = await self._reception.admin(scope, "load adapters")
         document = await self._reception.document(scope, receive)
         call = self._reception.call(caller, document, scope, strict=True)
-        body = validated(LoadBody, document)
+        body = validated(LoadBody, document, caller.trail.ignored)
         asked = LoadAdapter(name=body.lora_name, path=body.lora_path, pinned=body.pinned)
         await self._registrar.register(call.model, asked)
         message = f"Success: LoRA adapter '{asked.name}' added successfully."
@@ -121,7 +122,7 @@ class UnloadAdapterRoute:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         caller = await self._reception.admin(scope, "unload adapters")
         document = await self._reception.document(scope, receive)
-        body = validated(UnloadBody, document)
+        body = validated(UnloadBody, document, caller.trail.ignored)
         name = body.lora_name
         model = named_model(document, scope) or self._reception.adapter_model(name)
         try:

@@ -11,7 +11,7 @@ from typing import Any
 from starlette.types import Receive, Scope, Send
 
 from gateway.api.answers import send_json
-from gateway.api.native.generation_settings import default_settings
+from gateway.api.generation_settings import default_settings
 from gateway.api.native.reception import Reception
 from gateway.errors import NotSupported
 from gateway.inquiries import Inquiries

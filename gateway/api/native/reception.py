@@ -17,8 +17,9 @@ from gateway.api.intake import Body, Intake
 from gateway.api.native.query import named_model
 from gateway.api.parameters.faults import too_nested, translated
 from gateway.call import Call, Principal
-from gateway.errors import InvalidRequest, PermissionDenied
+from gateway.errors import PermissionDenied
 from gateway.pipeline import Fleet, Pipeline
+from gateway.telemetry.ignored import Ignored
 from gateway.telemetry.trail import Trail
 
 BodyT = TypeVar("BodyT", bound=BaseModel)
@@ -81,16 +82,15 @@ def document_of(raw: bytes) -> dict[str, Any]:
     return read_object(raw) if raw.strip() else {}
 
 
-def validated(kind: type[BodyT], document: dict[str, Any]) -> BodyT:
-    """Names that are not the model's are left alone, as llama-server does; null is "not given".
+def validated(kind: type[BodyT], document: dict[str, Any], ignored: Ignored) -> BodyT:
+    """Return the body; `ignored` notes names that it does not have. Null is "not given".
 
-    Raises InvalidRequest.
+    Raises InvalidRequest, UnsupportedParameter.
     """
-    known = {name: document[name] for name in kind.model_fields if document.get(name) is not None}
+    given = {name: value for name, value in document.items() if value is not None}
     try:
-        return kind.model_validate(known)
+        return kind.model_validate(given, context=ignored)
     except ValidationError as error:
-        fault = translated(error)
-        raise InvalidRequest(fault.message, param=fault.param) from None
+        raise translated(error) from None
     except RecursionError:
         raise too_nested() from None

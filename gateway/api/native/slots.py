@@ -119,7 +119,7 @@ class SlotRoute:
         document = await self._reception.document(scope, receive)
         call = self._reception.call(caller, document, scope)
         action = _action(query_of(scope).get("action", ""))
-        body = validated(ActionBody, document)
+        body = validated(ActionBody, document, caller.trail.ignored)
         if action != "erase" and not body.filename:
             raise InvalidRequest("`filename` is missing. Send a name for the file.", param="filename")
         number = _number(scope["path_params"]["id_slot"])

@@ -14,6 +14,7 @@ from pydantic import Field
 from starlette.types import Receive, Scope, Send
 
 from gateway.api.answers import JSON, send_json, send_parts
+from gateway.api.diagnostics import ignored_of
 from gateway.api.native.prompts import read_native_prompt
 from gateway.api.native.query import named_model
 from gateway.api.native.reception import Reception, document_of, validated
@@ -129,7 +130,7 @@ class ApplyTemplateRoute:
 def _tokenize_of(raw: bytes, scope: Scope, team: str) -> tuple[str, Tokenize | None]:
     """Return the model's name and the question; None: there is no text. Raises InvalidRequest."""
     document = document_of(raw)
-    name, body = named_model(document, scope), validated(TokenizeBody, document)
+    name, body = named_model(document, scope), validated(TokenizeBody, document, ignored_of(scope))
     if body.content is None or body.content == []:
         return name, None
     content = read_native_prompt(body.content, "content")
@@ -140,7 +141,7 @@ def _tokenize_of(raw: bytes, scope: Scope, team: str) -> tuple[str, Tokenize | N
 def _tokens_of(raw: bytes, scope: Scope) -> tuple[str, tuple[int, ...]]:
     """Return the model's name and the tokens. Raises InvalidRequest."""
     document = document_of(raw)
-    return named_model(document, scope), tuple(validated(DetokenizeBody, document).tokens)
+    return named_model(document, scope), tuple(validated(DetokenizeBody, document, ignored_of(scope)).tokens)
 
 
 def token_parts(found: Tokenized) -> Iterator[bytes]:

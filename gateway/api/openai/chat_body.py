@@ -28,6 +28,7 @@ class ChatBody(ConversationBody, ChatThinkingBody, SamplingBody, ProbsBody, Form
     model: str = ""
     n: Annotated[int, Field(ge=1, le=MAX_ANSWERS)] = 1
     stream: bool = False
+    verbose: bool = False
     stream_options: StreamOptions | None = None
     max_tokens: Annotated[AnswerTokens | None, Also(*LENGTHS)] = None
     max_completion_tokens: AnswerTokens | None = None

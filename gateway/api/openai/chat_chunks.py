@@ -16,6 +16,7 @@ from gateway.api.openai.ids import chat_id
 from gateway.api.openai.logprobs import LogprobsCollector, logprobs_object
 from gateway.api.openai.stream_head import StreamHead
 from gateway.api.openai.stream_usage import StreamUsage
+from gateway.api.openai.verbose import Verbose
 from gateway.api.streaming import DONE, data
 from gateway.api.tallies import progress_fields, timings_object
 from gateway.call import Call
@@ -28,6 +29,7 @@ from workers.protocol.events import (
     Logprobs,
     Progress,
     Reasoning,
+    Settings,
     Started,
     Text,
     TimingsSoFar,
@@ -47,7 +49,8 @@ class ChunkWriter:
         usage, legacy = StreamUsage(asked.usage, len(asked.requests), num_prompts=1), asked.as_function
         self._head = StreamHead(chat_id(), "chat.completion.chunk", call.alias, usage)
         self._choices = [
-            _Choice(self._head, usage, number, one, as_function=legacy) for number, one in enumerate(asked.requests)
+            _Choice(self._head, usage, number, one, Verbose(one, wanted=asked.verbose, stream=True), as_function=legacy)
+            for number, one in enumerate(asked.requests)
         ]
 
     def opening(self) -> bytes:
@@ -79,9 +82,17 @@ class _Choice:
     """The chunks of one of the answers. Knows nothing of its writer: the two would be garbage that only cycles hold."""
 
     def __init__(
-        self, head: StreamHead, usage: StreamUsage, number: int, request: GenerateRequest, *, as_function: bool
+        self,
+        head: StreamHead,
+        usage: StreamUsage,
+        number: int,
+        request: GenerateRequest,
+        verbose: Verbose,
+        *,
+        as_function: bool,
     ) -> None:
         self._head = head
+        self._verbose = verbose
         self._usage = usage
         self._number = number
         self._logprobs = LogprobsCollector(request.post_sampling_probs)
@@ -126,6 +137,9 @@ class _Choice:
                 return self.chunk({}, extra=progress_fields(event, timings=self._tells_timings))
             case Started():
                 self._usage.started(self._number, event)
+                return b""
+            case Settings():
+                self._verbose.note(event)
                 return b""
             case Finished():
                 return self._end(event)
@@ -194,7 +208,7 @@ class _Choice:
         return self.chunk({"function_call": {**name, "arguments": event.arguments}}, event.num_tokens)
 
     def _end(self, event: Finished) -> bytes:
-        extra = self._head.end(self._number, event)
+        extra = self._head.end(self._number, event, self._verbose)
         return self.chunk({}, finish_reason=finish_reason(event, as_function=self._as_function), extra=extra)
 
 

@@ -35,6 +35,8 @@ class ChatRequest:
     usage: UsageWish = NOT_TOLD
     as_function: bool = False
     """A tool call is told in the older form, as `function_call`."""
+    verbose: bool = False
+    """What it ran with is told as well."""
 
 
 def read_chat(raw: bytes, ignored: Ignored | None = None) -> ChatRequest:
@@ -47,7 +49,7 @@ def read_chat(raw: bytes, ignored: Ignored | None = None) -> ChatRequest:
     usage = read_stream_options(body.stream_options, stream=body.stream)
     toolbox = read_tools(body)
     request = with_hints(_request(body, toolbox, ignored), body)
-    return ChatRequest(body.model, requests_of(request, body.n), body.stream, usage, toolbox.as_function)
+    return ChatRequest(body.model, requests_of(request, body.n), body.stream, usage, toolbox.as_function, body.verbose)
 
 
 def _request(body: ChatBody, toolbox: Toolbox, ignored: Ignored) -> GenerateRequest:
@@ -66,5 +68,5 @@ def _request(body: ChatBody, toolbox: Toolbox, ignored: Ignored) -> GenerateRequ
         adapters=read_lora(body),
         n_probs=read_n_probs(body),
         post_sampling_probs=body.post_sampling_probs,
-        tell=read_notices(body, stream=body.stream),
+        tell=read_notices(body, stream=body.stream, verbose=body.verbose),
     )

@@ -17,12 +17,13 @@ from gateway.api.openai.chat_chunks import finish_reason
 from gateway.api.openai.chat_request import ChatRequest
 from gateway.api.openai.ids import chat_id
 from gateway.api.openai.logprobs import LogprobsCollector, logprobs_object
+from gateway.api.openai.verbose import Verbose
 from gateway.api.openai.whole import Whole
 from gateway.api.tallies import usage_object
 from gateway.call import Call
 from gateway.choices import usage_of
 from gateway.telemetry.trail import Trail
-from workers.protocol.events import CallEvent, Finished, Logprobs, Reasoning, Text, Tokens, ToolCallDelta
+from workers.protocol.events import CallEvent, Finished, Logprobs, Reasoning, Settings, Text, Tokens, ToolCallDelta
 from workers.protocol.requests import GenerateRequest
 
 _encode = msgspec.json.Encoder().encode
@@ -34,7 +35,12 @@ class WholeWriter:
     def __init__(self, asked: ChatRequest, call: Call, trail: Trail) -> None:
         self._model = call.alias
         self._trail = trail
-        self._whole = Whole([_Choice(one, as_function=asked.as_function) for one in asked.requests])
+        self._whole = Whole(
+            [
+                _Choice(one, Verbose(one, wanted=asked.verbose, stream=False), as_function=asked.as_function)
+                for one in asked.requests
+            ]
+        )
 
     def add(self, events: list[CallEvent], choice: int) -> None:
         self._whole.add(events, choice)
@@ -62,8 +68,9 @@ class _ToolCall:
 class _Choice:
     """One of the answers."""
 
-    def __init__(self, request: GenerateRequest, *, as_function: bool) -> None:
+    def __init__(self, request: GenerateRequest, verbose: Verbose, *, as_function: bool) -> None:
         self.num_thought = 0
+        self._verbose = verbose
         self._as_function = as_function
         self._logprobs = LogprobsCollector(request.post_sampling_probs)
         self._content: list[bytes] | None = [] if request.n_probs else None
@@ -84,6 +91,8 @@ class _Choice:
             case ToolCallDelta():
                 call = self._calls.setdefault(event.index, _ToolCall(event.id, event.name))
                 call.arguments.append(event.arguments)
+            case Settings():
+                self._verbose.note(event)
             case Logprobs():
                 self._logprobs.add(event)
             case Tokens() if self._tokens is not None:
@@ -92,6 +101,9 @@ class _Choice:
                 self.end = event
         if self._content is not None and isinstance(event, Text | Reasoning | ToolCallDelta):
             self._content += map(_encode, self._logprobs.take())
+
+    def verbose(self, end: Finished) -> dict[str, Any]:
+        return self._verbose.fields(end)
 
     def object(self, number: int, end: Finished) -> dict[str, Any]:
         content = None if self._content is None else EncodedArray(self._content)

@@ -37,6 +37,7 @@ class CompletionBody(SamplingBody, TokenProbsBody, FormBody, HintsBody, NoticesB
     best_of: Annotated[int, Field(ge=0, le=MAX_ANSWERS)] | None = None
     logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
     stream: bool = False
+    verbose: bool = False
     stream_options: StreamOptions | None = None
     max_tokens: Annotated[AnswerTokens | None, Also(*LENGTHS)] = None
     n_predict: AnswerTokens | None = None

@@ -16,6 +16,7 @@ from gateway.api.openai.error_shape import error_body
 from gateway.api.openai.ids import completion_id
 from gateway.api.openai.stream_head import StreamHead
 from gateway.api.openai.stream_usage import StreamUsage
+from gateway.api.openai.verbose import Verbose
 from gateway.api.streaming import DONE, data
 from gateway.api.tallies import progress_fields, timings_object
 from gateway.call import Call
@@ -46,7 +47,10 @@ class CompletionChunks:
         self._trail = trail
         usage = StreamUsage(asked.usage, len(asked.requests), len(asked.prompts))
         self._head = StreamHead(completion_id(), "text_completion", call.alias, usage)
-        self._choices = [_Choice(self._head, usage, number, asked, one) for number, one in enumerate(asked.requests)]
+        self._choices = [
+            _Choice(self._head, usage, number, asked, one, Verbose(one, wanted=asked.verbose, stream=True))
+            for number, one in enumerate(asked.requests)
+        ]
 
     def opening(self) -> bytes:
         self._head.sign(self._trail.fingerprint)
@@ -76,9 +80,16 @@ class _Choice:
     """The chunks of one of the answers. Knows nothing of its writer: the two would be garbage that only cycles hold."""
 
     def __init__(
-        self, head: StreamHead, usage: StreamUsage, number: int, asked: CompletionRequest, request: GenerateRequest
+        self,
+        head: StreamHead,
+        usage: StreamUsage,
+        number: int,
+        asked: CompletionRequest,
+        request: GenerateRequest,
+        verbose: Verbose,
     ) -> None:
         self._head = head
+        self._verbose = verbose
         self._usage = usage
         self._number = number
         self._echo = Echo(asked, number)
@@ -112,11 +123,12 @@ class _Choice:
                 self._usage.started(self._number, event)
                 return self._echoed(self._echo.started(event))
             case Settings():
+                self._verbose.note(event)
                 return self._echoed(self._echo.in_settings(event))
             case PromptLogprobs():
                 return self._echoed(self._echo.probs(event, self._probs))
             case Finished():
-                extra = self._head.end(self._number, event)
+                extra = self._head.end(self._number, event, self._verbose)
                 return self._chunk("", finish_reason=event.reason.value, extra=extra)
             case _:
                 return b""

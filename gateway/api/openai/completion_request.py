@@ -46,6 +46,8 @@ class CompletionRequest:
     """Each answer begins with its prompt."""
     legacy_logprobs: bool = False
     """Probabilities in OpenAI's older shape; else in that of chat, as llama-server has it."""
+    verbose: bool = False
+    """What it ran with is told as well."""
 
 
 def read_completion(raw: bytes, ignored: Ignored | None = None) -> CompletionRequest:
@@ -64,7 +66,7 @@ def read_completion(raw: bytes, ignored: Ignored | None = None) -> CompletionReq
         shared = replace(shared, prompt_probs=most, cache_prompt=False)
     requests = [one for prompt in prompts for one in requests_of(_asking(shared, prompt, body), body.n)]
     legacy = body.logprobs is not None
-    return CompletionRequest(body.model, tuple(requests), body.stream, prompts, usage, body.echo, legacy)
+    return CompletionRequest(body.model, tuple(requests), body.stream, prompts, usage, body.echo, legacy, body.verbose)
 
 
 def _check(body: CompletionBody, prompts: tuple[Prompt, ...]) -> None:
@@ -98,7 +100,7 @@ def _request(body: CompletionBody) -> GenerateRequest:
     lengths = {"max_tokens": body.max_tokens, "n_predict": body.n_predict}
     # The chosen token alone is -1 on the wire.
     n_probs = body.n_probs if body.logprobs is None else body.logprobs or -1
-    notices = read_notices(body, stream=body.stream)
+    notices = read_notices(body, stream=body.stream, verbose=body.verbose)
     return GenerateRequest(
         # A raw prompt's answer is raw text: nothing in it is taken for thought.
         thinking=Thinking(split=False),

@@ -11,6 +11,7 @@ from typing import Any
 from gateway.api.openai.completion_request import CompletionRequest
 from gateway.api.openai.completion_text import Echo, Probabilities
 from gateway.api.openai.ids import completion_id
+from gateway.api.openai.verbose import Verbose
 from gateway.api.openai.whole import Whole
 from gateway.api.tallies import usage_object
 from gateway.call import Call
@@ -38,7 +39,15 @@ class CompletionWhole:
         self._trail = trail
         self._num_prompts = len(asked.prompts)
         self._whole = Whole(
-            [_Choice(one, Echo(asked, number), Probabilities(asked, one)) for number, one in enumerate(asked.requests)]
+            [
+                _Choice(
+                    one,
+                    Echo(asked, number),
+                    Probabilities(asked, one),
+                    Verbose(one, wanted=asked.verbose, stream=False),
+                )
+                for number, one in enumerate(asked.requests)
+            ]
         )
 
     def add(self, events: list[CallEvent], choice: int) -> None:
@@ -53,7 +62,8 @@ class CompletionWhole:
 class _Choice:
     """One of the answers."""
 
-    def __init__(self, request: GenerateRequest, echo: Echo, probs: Probabilities) -> None:
+    def __init__(self, request: GenerateRequest, echo: Echo, probs: Probabilities, verbose: Verbose) -> None:
+        self._verbose = verbose
         self._echo = echo
         self._probs = probs
         self._told: list[dict[str, Any]] = []
@@ -70,6 +80,7 @@ class _Choice:
             case Started():
                 self._texts.append(self._echo.started(event))
             case Settings():
+                self._verbose.note(event)
                 self._texts.append(self._echo.in_settings(event))
             case PromptLogprobs():
                 self._texts.append(self._echo.probs(event, self._probs))
@@ -79,6 +90,9 @@ class _Choice:
                 self._tokens += event.tokens
             case Finished():
                 self.end = event
+
+    def verbose(self, end: Finished) -> dict[str, Any]:
+        return self._verbose.fields(end)
 
     def object(self, number: int, end: Finished) -> dict[str, Any]:
         if self._probs.waiting_at_end:

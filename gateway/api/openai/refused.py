@@ -16,7 +16,6 @@ SERVER_SIDE = {
     "n_cache_reuse": "the prompt cache finds what it knows by itself",
     "sse_ping_interval": "the gateway's `ping_interval_s` says how often a waiting stream is kept alive",
     "t_max_prompt_ms": "the header `x-slo-ttft-ms` says how urgent the first token is",
-    "verbose": "there is no more to tell",
 }
 """llama-server's, in every dialect that has its extensions."""
 

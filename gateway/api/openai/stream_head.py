@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 
 from gateway.api.openai.stream_usage import StreamUsage
+from gateway.api.openai.verbose import Verbose
 from gateway.api.tallies import timings_object
 from workers.protocol.events import Finished
 
@@ -39,16 +40,17 @@ class StreamHead:
             return body + b',"usage":' + _encode(self._usage.so_far()) + b"}\n\n"
         return body + self._tail
 
-    def end(self, number: int, event: Finished) -> bytes:
+    def end(self, number: int, event: Finished, verbose: Verbose) -> bytes:
         """Notes the end of an answer; returns what belongs into its last chunk, beside the choice.
 
         Several answers tell their own times; those of a single one stand in the stream's last chunk.
         """
         usage = self._usage
         usage.ended(number, event)
-        if usage.at_end and len(usage.ends) == 1:
-            return b""
-        return b',"timings":' + _encode(timings_object(event.timings))
+        told = verbose.fields(event)
+        if not usage.at_end or len(usage.ends) > 1:
+            told = {"timings": timings_object(event.timings), **told}
+        return b"," + _encode(told)[1:-1] if told else b""
 
     def last(self) -> bytes:
         """The chunk of usage, where one was asked for."""

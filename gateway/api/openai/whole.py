@@ -18,6 +18,7 @@ class Choice(Protocol):
     def end(self) -> Finished | None: ...
     def add(self, event: CallEvent) -> None: ...
     def object(self, number: int, end: Finished) -> dict[str, Any]: ...
+    def verbose(self, end: Finished) -> dict[str, Any]: ...
 
 
 ChoiceT = TypeVar("ChoiceT", bound=Choice)
@@ -62,4 +63,5 @@ class Whole(Generic[ChoiceT]):
             "usage": usage,
             "timings": timings_object(ends[0].timings),
         }
+        document |= self.choices[0].verbose(ends[0])
         return in_parts(document | ({"system_fingerprint": fingerprint} if fingerprint else {}))

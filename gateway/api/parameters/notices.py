@@ -14,9 +14,9 @@ class NoticesBody(Body):
     return_tokens: bool = False
 
 
-def read_notices(body: NoticesBody, *, stream: bool) -> tuple[Notice, ...]:
+def read_notices(body: NoticesBody, *, stream: bool, verbose: bool = False) -> tuple[Notice, ...]:
     """Progress and times between tokens are told in streams only: a whole answer comes when both are over."""
-    notices: list[Notice] = []
+    notices: list[Notice] = ["settings"] if verbose else []
     if body.return_progress and stream:
         notices.append("progress")
     if body.timings_per_token and stream:

@@ -33,6 +33,13 @@ POOLED: dict[str, tuple[str, dict[str, Any]]] = {
     "/v1/rerank": ("ranks", {"query": "q", "documents": ["x"]}),
 }
 
+QUESTIONS: dict[str, dict[str, Any]] = {
+    "/tokenize": {"content": "hi"},
+    "/detokenize": {"tokens": [5]},
+    "/apply-template": {"messages": [{"role": "user", "content": "hi"}]},
+    "/v1/messages/count_tokens": {"messages": [{"role": "user", "content": "hi"}]},
+}
+
 
 @pytest.fixture(scope="module")
 def strict(stack: Stack) -> Iterator[Process]:
@@ -70,6 +77,17 @@ async def test_pooled_work_does_the_same(caller: Caller, path: str) -> None:
     caller.model, body = POOLED[path]
     status, told, text = await posted(caller, path, body | {"surprise": 1})
     assert (status, told) == (200, "surprise"), text
+
+
+@pytest.mark.parametrize("path", QUESTIONS)
+async def test_questions_about_texts_do_the_same(caller: Caller, strict_caller: Caller, path: str) -> None:
+    status, told, text = await posted(caller, path, QUESTIONS[path] | {"surprise": 1})
+    assert (status, told) == (200, "surprise"), text
+    status, told, text = await posted(caller, path, QUESTIONS[path])
+    assert (status, told) == (200, None), text
+    status, _, text = await posted(strict_caller, path, QUESTIONS[path] | {"surprise": 1})
+    assert status in (400, 501), text
+    assert "`surprise` is not a parameter" in text
 
 
 async def test_a_chat_with_what_has_no_effect(caller: Caller) -> None:

@@ -22,6 +22,7 @@ from gateway.errors import (
     Unavailable,
     UnsupportedParameter,
 )
+from gateway.telemetry.ignored import Ignored
 from gateway.telemetry.trail import Trail
 from workers.protocol.events import (
     CallEvent,
@@ -268,8 +269,11 @@ def test_only_thoughts_may_be_cleared() -> None:
 
 
 def test_counting_looks_at_the_prompt_only() -> None:
-    model, request = read_prompt(json.dumps({"model": "m", "messages": [USER], "betas": ["x"]}).encode())
+    asked = {"model": "m", "messages": [USER], "betas": ["x"], "max_tokens": 1, "surprise": 1}
+    ignored = Ignored()
+    model, request = read_prompt(json.dumps(asked).encode(), ignored)
     assert (model, request.messages) == ("m", (Message("user", "hi"),))
+    assert ignored.header == "betas, surprise", "what messages have beside their prompt is known"
 
 
 def test_a_stream_is_blocks_one_after_the_other() -> None:

@@ -24,6 +24,7 @@ from workers.protocol.events import (
     Logprobs,
     Progress,
     Reasoning,
+    Settings,
     Started,
     Text,
     Timings,
@@ -33,7 +34,7 @@ from workers.protocol.events import (
     ToolCallDelta,
     Usage,
 )
-from workers.protocol.requests import GenerateRequest
+from workers.protocol.requests import GenerateRequest, Sampling
 
 TIMINGS = Timings(cache_n=3, prompt_n=4, prompt_ms=8.0, predicted_n=2, predicted_ms=10.0)
 END = Finished(1, FinishReason.STOP, Usage(7, 2, 3), TIMINGS)
@@ -322,6 +323,27 @@ def test_what_was_asked_to_be_told_comes_with_the_text() -> None:
     body = json.loads(b"".join(whole.parts()))
     assert body["choices"][0]["tokens"] == [5, 6]
     check("CreateChatCompletionResponse", body)
+
+
+def test_who_asks_for_it_is_told_what_the_answer_ran_with() -> None:
+    ran = Settings(1, "<s>the prompt", Sampling(temperature=0.25, seed=7))
+    events: list[CallEvent] = [Started(1, 0, 7, 3), ran, Text(1, "ab", 2), END]
+    for verbose in (True, False):
+        request = ChatRequest("alias", (GenerateRequest(),), stream=False, verbose=verbose)
+        whole = WholeWriter(request, CALL, trail())
+        whole.add(events, 0)
+        bodies = [json.loads(b"".join(whole.parts()))]
+        bodies.append(chunks(ChunkWriter(request, CALL, trail()), *([event] for event in events))[-1])
+        assert [body["timings"]["predicted_n"] for body in bodies] == [2, 2]
+        for body in bodies:
+            assert ("__verbose" in body) == verbose
+        if verbose:
+            for told in (body["__verbose"] for body in bodies):
+                assert (told["prompt"], told["stop_type"], told["tokens_evaluated"]) == ("<s>the prompt", "eos", 7)
+                assert (told["generation_settings"]["temperature"], told["generation_settings"]["seed"]) == (0.25, 7)
+    usage = ChatRequest("alias", (GenerateRequest(),), stream=True, usage=UsageWish(at_end=True), verbose=True)
+    said = chunks(ChunkWriter(usage, CALL, trail()), *([event] for event in events))
+    assert ["__verbose" in chunk for chunk in said] == [False, False, True, False]
 
 
 def test_usage_so_far_in_every_chunk() -> None:

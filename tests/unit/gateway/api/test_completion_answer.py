@@ -223,6 +223,16 @@ def test_what_was_asked_to_be_told() -> None:
     assert whole(read(return_tokens=True), told)["choices"][0]["tokens"] == [5, 6]
 
 
+def test_who_asks_for_it_is_told_what_the_answer_ran_with() -> None:
+    events: list[CallEvent] = [START, Settings(1, "<s>once", Sampling(seed=7)), Text(1, "a"), END]
+    for body in (whole(read(verbose=True), events), chunks(read(verbose=True, stream=True), (0, events))[-1]):
+        assert body["__verbose"]["prompt"] == "<s>once"
+        assert body["__verbose"]["generation_settings"]["seed"] == 7
+        assert body["choices"][0]["text"] in ("a", ""), "it is no echo"
+    assert "__verbose" not in whole(read(), [START, Text(1, "a"), END])
+    assert read(verbose=True).requests[0].tell == ("settings",)
+
+
 def test_the_last_chunk_has_the_times() -> None:
     [_, last] = chunks(read(stream=True), (0, [START, Text(1, "a"), END]))
     assert last["choices"][0]["finish_reason"] == "stop"

@@ -10,6 +10,7 @@ from typing import Any
 
 from msgspec.structs import asdict
 
+from workers.protocol.events import Finished, FinishReason
 from workers.protocol.requests import AdapterUse, GenerateRequest, Sampling
 
 _LISTS = frozenset({"dry_sequence_breakers", "samplers", "logit_bias"})
@@ -54,6 +55,13 @@ def settings_object(
         **FIXED,
         "lora": [{"id": use.name, "scale": use.scale} for use in adapters],
     }
+
+
+def stop_type(end: Finished) -> str:
+    """Return llama-server's word for why an answer ended."""
+    if end.reason is FinishReason.LENGTH:
+        return "limit"
+    return "eos" if end.stop is None else "word"
 
 
 def _numbers(sampling: Sampling) -> dict[str, Any]:
