@@ -12,7 +12,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from gateway.api.anthropic.error_shape import ANTHROPIC
 from gateway.api.dialect import ROUTE, SHAPE, ErrorShape
 from gateway.api.native.error_shape import NATIVE
-from gateway.api.openai.error_shape import OPENAI
+from gateway.api.openai.error_shape import COMPLETIONS, OPENAI, RESPONSES
 from gateway.api.sockets import METHOD
 from gateway.errors import MethodNotAllowed, NotFound
 from workers.protocol.drain import DRAIN_PATH
@@ -33,17 +33,31 @@ ROUTES = (
     RouteRow("POST", "/chat/completions", "chat", "the same, where clients of llama-server may look for it"),
     RouteRow("POST", "/v1/chat/completions/input_tokens", "chat_input_tokens", "how many tokens it would have"),
     RouteRow("POST", "/chat/completions/input_tokens", "chat_input_tokens", "the same"),
-    RouteRow("POST", "/v1/completions", "completion", "prompts that are continued as they are, streamed or whole"),
+    RouteRow(
+        "POST",
+        "/v1/completions",
+        "completion",
+        "prompts that are continued as they are, streamed or whole",
+        COMPLETIONS,
+    ),
     RouteRow("POST", "/v1/embeddings", "embeddings", "vectors of texts"),
     RouteRow("POST", "/v1/rerank", "rerank", "documents by how well they fit a query"),
     RouteRow("POST", "/v1/reranking", "rerank", "the same"),
     RouteRow("POST", "/rerank", "rerank", "the same"),
     RouteRow("POST", "/reranking", "rerank", "the same"),
-    RouteRow("POST", "/v1/responses", "responses", "an answer in typed items, whole, streamed or in the background"),
-    RouteRow(METHOD, "/v1/responses", "responses_socket", "the same over a WebSocket, request after request"),
-    RouteRow("POST", "/responses", "responses", "the same, where clients of llama-server may look for it"),
-    RouteRow("POST", "/v1/responses/input_tokens", "input_tokens", "how many tokens a request would have"),
-    RouteRow("POST", "/responses/input_tokens", "input_tokens", "the same"),
+    RouteRow(
+        "POST",
+        "/v1/responses",
+        "responses",
+        "an answer in typed items, whole, streamed or in the background",
+        RESPONSES,
+    ),
+    RouteRow(
+        METHOD, "/v1/responses", "responses_socket", "the same over a WebSocket, request after request", RESPONSES
+    ),
+    RouteRow("POST", "/responses", "responses", "the same, where clients of llama-server may look for it", RESPONSES),
+    RouteRow("POST", "/v1/responses/input_tokens", "input_tokens", "how many tokens a request would have", RESPONSES),
+    RouteRow("POST", "/responses/input_tokens", "input_tokens", "the same", RESPONSES),
     RouteRow("POST", "/v1/responses/compact", "compact", "not served; says what to do instead"),
     RouteRow("GET", "/v1/responses/{response_id}", "response", "a stored response, or the events of one that is made"),
     RouteRow("DELETE", "/v1/responses/{response_id}", "delete_response", "forgets it"),

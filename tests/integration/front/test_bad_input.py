@@ -123,6 +123,22 @@ async def test_a_prompt_longer_than_the_context(caller: Caller, stream: bool) ->
     assert await still_answers(caller)
 
 
+@pytest.mark.parametrize(
+    ("path", "asked", "param"),
+    [
+        (CHAT, {"messages": [{"role": "user", "content": "x" * 4000}]}, "messages"),
+        ("/v1/completions", {"prompt": "x" * 4000}, "prompt"),
+        ("/v1/responses", {"input": "x" * 4000}, "input"),
+    ],
+)
+async def test_what_is_too_long_has_the_name_that_the_route_has_for_it(
+    caller: Caller, path: str, asked: dict[str, Any], param: str
+) -> None:
+    async with caller.session.post(caller.url + path, json={"model": caller.model} | asked) as response:
+        error = (await response.json())["error"]
+    assert (response.status, error["code"], error["param"]) == (400, "context_length_exceeded", param)
+
+
 async def _streamed(caller: Caller, prompt: str) -> tuple[int, dict[str, Any]]:
     async with caller.session.post(caller.url + CHAT, json=caller.body(prompt, stream=True)) as response:
         return response.status, await response.json()
