@@ -141,6 +141,7 @@ class WorkerMetrics:
         model, calls = self._model, self._of_calls
         for counter, value in (
             (calls.prompt_tokens, self.computed_prompt_tokens),
+            (calls.prompt_cached, self.prompt_tokens - self.computed_prompt_tokens),
             (calls.prompt_seconds, self._prompt_ms / 1000),
             (calls.tokens_predicted, self.predicted_tokens),
             (calls.predicted_seconds, self._predicted_ms / 1000),
@@ -165,6 +166,7 @@ class OfCalls:
 
     def __init__(self, book: Book) -> None:
         self.prompt_tokens = book.counter(of_worker.PROMPT_TOKENS)
+        self.prompt_cached = book.counter(of_worker.PROMPT_CACHED)
         self.prompt_seconds = book.counter(of_worker.PROMPT_SECONDS)
         self.tokens_predicted = book.counter(of_worker.TOKENS_PREDICTED)
         self.predicted_seconds = book.counter(of_worker.PREDICTED_SECONDS)

@@ -61,6 +61,7 @@ REQUEST_GENERATION_TOKENS = histogram("vllm:request_generation_tokens", "tokens 
 PROMPT_TOKENS = counter(
     "llamacpp:prompt_tokens_total", "prompt tokens computed, those of embeddings and ranking included"
 )
+PROMPT_CACHED = counter("llamacpp:prompt_tokens_cached_total", "prompt tokens of started calls that were in the cache")
 PROMPT_SECONDS = counter(
     "llamacpp:prompt_seconds_total", "time that the prompts of finished calls took; of pooled work the whole call"
 )
@@ -179,7 +180,8 @@ GROUPS = (
     Group(
         "Tokens and steps",
         (
-            *(PROMPT_TOKENS, PROMPT_SECONDS, TOKENS_PREDICTED, PREDICTED_SECONDS, PROMPT_PACE, PREDICTED_PACE),
+            *(PROMPT_TOKENS, PROMPT_CACHED, PROMPT_SECONDS, TOKENS_PREDICTED, PREDICTED_SECONDS),
+            *(PROMPT_PACE, PREDICTED_PACE),
             *(N_TOKENS_MAX, N_DECODE, N_BUSY, DECODE, VLLM_PROMPT_TOKENS, VLLM_GENERATION_TOKENS),
             *(NUM_PREEMPTIONS, NUM_SLICES, ANSWER_FORMS),
         ),

@@ -271,6 +271,7 @@ async def test_metrics_count_what_happened(bench: Bench) -> None:
     labels = '{model_name="m"}'
     for line in (
         f"llamacpp:prompt_tokens_total{labels} 3.0",
+        f"llamacpp:prompt_tokens_cached_total{labels} 1.0",
         f"llamacpp:tokens_predicted_total{labels} 3.0",
         f"llamacpp:requests_processing{labels} 1.0",
         f"llamacpp:requests_deferred{labels} 2.0",
