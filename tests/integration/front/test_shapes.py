@@ -104,8 +104,8 @@ async def got(caller: Caller, path: str, **headers: str) -> tuple[int, dict[str,
 async def test_a_model_and_its_aliases_are_one_entry_of_llama_servers_list(other_caller: Caller) -> None:
     _, listing = await got(other_caller, "/models")
     cards = {card["id"]: card for card in listing["data"]}
-    assert (cards["quick"]["aliases"], cards["quick"]["tags"]) == (["chat"], ["small", "quick"])
-    assert cards["absent"]["aliases"] == ["later"]
+    assert (cards["quick"]["aliases"], cards["quick"]["tags"]) == (["chat", "quick"], ["small", "quick"])
+    assert cards["absent"]["aliases"] == ["absent", "later"]
     assert not {"chat", "later"} & set(cards)
     assert "steady" in cards, "a name of several models is no alias of one"
     _, listing = await got(other_caller, "/v1/models")
@@ -118,7 +118,7 @@ async def test_a_model_and_its_aliases_are_one_entry_of_llama_servers_list(other
 async def test_aliases_that_a_key_may_not_use_are_not_told(stack: Stack) -> None:
     async with calling(stack.gateways[1].url, NARROW_KEY, "quick") as caller:
         _, listing = await got(caller, "/models")
-    assert [(card["id"], card["aliases"]) for card in listing["data"]] == [("quick", [])]
+    assert [(card["id"], card["aliases"]) for card in listing["data"]] == [("quick", ["quick"])]
 
 
 async def test_anthropics_list_of_models_in_pages(other_caller: Caller) -> None:
