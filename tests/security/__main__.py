@@ -28,6 +28,9 @@ REST_S = 60.0
 WARM_UP_S = 10.0
 """What is loaded and kept when it is first needed is no growth under attack."""
 
+TOLD_STOLEN = 0.01
+"""A share of the processors' time that is worth telling."""
+
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.security", description="Try attacks on a Paddock.")
@@ -89,6 +92,8 @@ def _line(name: str, outcome: Outcome, complaints: list[str]) -> str:
     figures += f", TTFT p95 {calm.ttft_p95_s * 1e3:.0f} -> {attacked.ttft_p95_s * 1e3:.0f} ms"
     for process, memory in outcome.memory.items():
         figures += f", {process} {memory.quiet >> 20}/{memory.most >> 20}/{memory.after >> 20} MiB"
+    if outcome.stolen >= TOLD_STOLEN:
+        figures += f", {outcome.stolen:.0%} of the processors stolen by the host"
     told = "ok" if not complaints else "GOT THROUGH: " + "; ".join(complaints)
     return f"{name:28} {outcome.rounds[name]:6} rounds, {figures}: {told}"
 

@@ -8,6 +8,7 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import psutil
 
@@ -57,6 +58,8 @@ class Outcome:
     memory: dict[str, Memory]
     dead: list[str] = field(default_factory=list)
     """Processes that were there before and are not any more."""
+    stolen: float = 0.0
+    """Share of the processors' time that the machine's host gave to others meanwhile: gaps may be its own."""
 
     def complaints(self, bounds: Bounds) -> list[str]:
         """Return a line for everything that is out of bounds."""
@@ -92,6 +95,7 @@ async def try_attacks(
     watcher = asyncio.create_task(_watch(processes, memory))
     over = asyncio.Event()
     victim = asyncio.create_task(_victim(target, over))
+    before = psutil.cpu_times()
     try:
         rounds = {attack.name: await carry_out(attack, target, seconds) for attack, seconds in course}
         over.set()
@@ -102,7 +106,15 @@ async def try_attacks(
             task.cancel()
         await asyncio.wait((victim, watcher))
     dead = [name for name, process in processes.items() if not process.is_running() or _rss(process) == 0]
-    return Outcome(rounds, calm, attacked, memory, dead)
+    return Outcome(rounds, calm, attacked, memory, dead, _stolen_since(before))
+
+
+def _stolen_since(before: Any) -> float:
+    """Return the share that went to other guests of the host since then; 0 where the kernel does not tell."""
+    now = psutil.cpu_times()
+    spent = float(sum(now) - sum(before))
+    stolen = float(getattr(now, "steal", 0.0) - getattr(before, "steal", 0.0))
+    return stolen / spent if spent > 0 else 0.0
 
 
 async def _rest(processes: Mapping[str, psutil.Process], memory: Mapping[str, Memory], rest_s: float) -> None:
