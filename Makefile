@@ -27,7 +27,7 @@ up: run-env ## install what is missing, then run everything on this machine (fla
 test: dev-env ## every check and test but the long ones
 	@$(BIN)/python deploy/check.py
 
-test-full: dev-env ## `make test` with the long tests, the table of clients, then every attack for a minute (two hours in all)
+test-full: dev-env ## `make test` with the long tests, tables of clients and of llama.cpp's tests, every attack for a minute (two hours in all)
 	@$(BIN)/python deploy/check.py --long
 
 bench: dev-env ## the table of the README, measured here

@@ -1,10 +1,10 @@
 """Every check of `make test`, in order, with the time each took. Goes on after a failure, exits with its status.
 
-    python deploy/check.py [--long] [--only tools,format,lint,types,imports,house,tests,clients,attacks]
+    python deploy/check.py [--long] [--only tools,format,lint,types,imports,house,tests,clients,upstream,attacks]
 
 pytest runs last, so that its summary is the end of the output. After it `make test-full` prints the table of clients,
-with versions and results, and tries the attacks, alone on the machine: what they may take from others is promised for a
-quiet one.
+with versions and results, runs llama.cpp's own tests of its server, and tries the attacks, alone on the machine: what
+they may take from others is promised for a quiet one.
 """
 
 from __future__ import annotations
@@ -40,6 +40,7 @@ def stages(long: bool) -> dict[str, list[str]]:
     }
     if long:
         commands["clients"] = [sys.executable, "-m", "tests.clients"]
+        commands["upstream"] = [sys.executable, "-m", "tests.upstream"]
         commands["attacks"] = [sys.executable, "-m", "tests.security"]
     if not HOUSE.is_file():
         del commands["house"]
@@ -101,7 +102,7 @@ def run_tests(command: list[str]) -> int:
         return subprocess.run([sys.executable, "-m", "pytest", "-q", f"@{failed}"], cwd=ROOT).returncode
 
 
-RUN = {"tests": run_tests, "clients": run_openly, "attacks": run_openly}
+RUN = {"tests": run_tests, "clients": run_openly, "upstream": run_openly, "attacks": run_openly}
 """The others say nothing unless they fail."""
 
 

@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -336,11 +337,18 @@ def test_nobody_supervises_these_workers(server: Server) -> None:
 
 
 def test_slots_tell_what_an_answer_may_still_have(server: Server) -> None:
-    server.complete(n_predict=12, ignore_eos=True, id_slot=0)
-    until(lambda: server.get("/slots")[0]["next_token"][0]["n_remain"] == 0)
-    assert server.get("/slots")[0]["next_token"][0]["n_decoded"] == 12
-    server.complete(n_predict=-1, stop=["."], id_slot=0)
-    until(lambda: server.get("/slots")[0]["next_token"][0]["n_remain"] == -1)
+    def told() -> dict[str, Any]:
+        next_token: dict[str, Any] = server.get("/slots")[0]["next_token"][0]
+        return next_token
+
+    idle = {"has_next_token": False, "n_decoded": 0, "n_remain": -1}
+    call = threading.Thread(target=partial(server.complete, n_predict=400, ignore_eos=True, id_slot=0))
+    call.start()
+    until(lambda: told()["n_decoded"] > 0)
+    seen = told()
+    call.join()
+    assert seen == idle or seen["n_decoded"] + seen["n_remain"] == 400
+    until(lambda: told() == idle)
 
 
 def test_ends_that_are_ignored_are_shown_as_biases(server: Server) -> None:

@@ -59,7 +59,7 @@ def test_streamed_text_is_the_whole_text(client: openai.OpenAI) -> None:
     assert chunks[0].choices[0].delta.role == "assistant"
     assert "".join(c.choices[0].delta.content or "" for c in chunks if c.choices) == whole.choices[0].message.content
     assert whole.system_fingerprint is not None
-    assert whole.system_fingerprint.startswith("fp_")
+    assert whole.system_fingerprint.startswith("b0.")
     assert {chunk.system_fingerprint for chunk in chunks} == {whole.system_fingerprint}
     # Which prompt tokens were cached may differ: the whole answer came first.
     counts = {"completion_tokens", "prompt_tokens", "total_tokens"}

@@ -101,7 +101,8 @@ def system_fingerprint(paths: Sequence[Path], build: str) -> str:
             for number in range(NUM_SAMPLES):
                 file.seek(max(0, size - SAMPLE_BYTES) * number // (NUM_SAMPLES - 1))
                 digest.update(file.read(SAMPLE_BYTES))
-    return f"fp_{digest.hexdigest()[:16]}"
+    # llama-server's begins with a "b" and its build.
+    return f"b{build.partition(' ')[0]}-{digest.hexdigest()[:16]}"
 
 
 def parts_of(header: GgufHeader) -> list[Path]:

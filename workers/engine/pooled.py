@@ -252,7 +252,7 @@ def _invalid(message: str) -> Failure:
 
 
 def _overflow(number: int, num_tokens: int, context: PooledContext) -> Failure:
-    remedy = f"shorten input {number}"
+    remedy = f"input {number} is too large: shorten it"
     if context.longest < context.n_ctx:
         remedy += f" or raise n_ubatch ({context.n_ubatch}) in the model's `llama` settings"
     elif context.n_ctx < context.model.facts.n_ctx_train:

@@ -56,6 +56,9 @@ class ActionBody(LoraBody):
     cache_salt: Annotated[str, Field(max_length=MAX_SALT_CHARS)] = ""
 
 
+NO_BOUND = -1
+"""llama-server's word for an answer that may have any length."""
+
 FRESH_S = 0.1
 """For how long a look at a model's slots is told again: each asks the engines of all its workers."""
 
@@ -159,8 +162,9 @@ def slot_object(first: int, beat: Heartbeat, info: SlotInfo, principal: Principa
     if not (principal.admin or info.tenant == principal.team):
         return document
     document["n_prompt_tokens"] = info.n_prompt_tokens
-    left = {"n_decoded": info.n_decoded, "n_remain": info.n_remain}
-    document["next_token"] = [{"has_next_token": info.is_processing, **left}]
+    # What a call had before it that has ended is nothing of the next one's.
+    decoded, left = (info.n_decoded, info.n_remain) if info.is_processing else (0, NO_BOUND)
+    document["next_token"] = [{"has_next_token": info.is_processing, "n_decoded": decoded, "n_remain": left}]
     return document | ({"id_task": info.request_id} if info.request_id else {})
 
 

@@ -22,7 +22,7 @@ from gateway.api.parameters.pool_inputs import FORMS, MAX_INPUTS, read_pool_inpu
 from gateway.api.parameters.unread import read_body
 from gateway.api.vectors import PART_BYTES, base64_of, rows_of, shortened
 from gateway.call import Call
-from gateway.errors import InvalidRequest, NotSupported
+from gateway.errors import InvalidRequest
 from workers.protocol.pooled import PoolRequest, PoolResult
 
 MAX_TOKEN = 2**31 - 1
@@ -62,13 +62,13 @@ class EmbeddingsDialect:
         return EmbeddingsRequest(body.model, request, body.encoding_format == "base64", body.dimensions)
 
     def parts(self, asked: EmbeddingsRequest, call: Call, result: PoolResult) -> Iterator[bytes]:
-        """Yield a list of one object per input. Raises NotSupported, InvalidRequest before the first part."""
+        """Yield a list of one object per input. Raises InvalidRequest before the first part."""
         if result.pooling == "none":
             message = (
                 f"The model `{call.alias}` makes a vector of each token (pooling none), which this answer has no place "
                 "for. Ask it through POST /embeddings."
             )
-            raise NotSupported(message, param="model")
+            raise InvalidRequest(message, param="model")
         if asked.width is not None and asked.width > result.width:
             message = f"`dimensions` is {asked.width}; the model's vectors have {result.width}. Send at most that."
             raise InvalidRequest(message, param="dimensions")

@@ -94,9 +94,8 @@ class Models:
         """`names`: those that the model goes by."""
         snapshot = self._fleet.snapshot
         document = card(name, model, snapshot.workers.get(model, ()), is_coming=is_coming)
-        # llama-server's list has the name of the entry among them.
-        others = sorted(names) if self._merged else [other for other in names if other != name]
-        document["aliases"] = others if self._is_alias(name) else []
+        # With the entry's own, as in llama-server's list.
+        document["aliases"] = sorted(names) if self._is_alias(name) else []
         document["tags"] = self._names.tags.get(model, ())
         if self._names.is_adapter(name, snapshot.models, snapshot.adapters):
             document["parent"] = model

@@ -190,7 +190,7 @@ async def test_a_client_that_leaves_while_its_turns_are_counted_waits_no_more(st
             left: Any = {"timeout": 0.5, "extra_headers": {"x-request-id": "left-early"}}
             with pytest.raises(APITimeoutError):
                 await asking.responses.create(model="frozen", input="hi", truncation="auto", **left)
-        await until(lambda: bool(re.search(r'"left-early".*"client_gone"', gateway.text())), 2.0, "its call is over")
+        await until(lambda: bool(re.search(r'"left-early".*"client_gone"', gateway.text())), 10.0, "its call is over")
     finally:
         worker.signal(signal.SIGCONT)
         worker.kill()

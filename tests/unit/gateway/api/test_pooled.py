@@ -113,7 +113,7 @@ async def test_shortened_vectors_have_length_1_again() -> None:
 
 
 async def test_a_vector_per_token_has_no_place() -> None:
-    with pytest.raises(NotSupported, match="POST /embeddings"):
+    with pytest.raises(InvalidRequest, match="POST /embeddings"):
         await embedded(matrix((1.0,), (2.0,), pooling="none"))
 
 

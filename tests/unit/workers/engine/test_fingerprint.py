@@ -152,4 +152,4 @@ def test_callers_tell_files_and_builds_apart(tmp_path: Path) -> None:
     assert system_fingerprint([one], "b1") == system_fingerprint([one], "b1")
     told = {system_fingerprint(paths, build) for paths in ([one], [other], [one, other]) for build in ("b1", "b2")}
     assert len(told) == 6
-    assert all(re.fullmatch("fp_[0-9a-f]{16}", each) for each in told)
+    assert all(re.fullmatch("b[^ ]*-[0-9a-f]{16}", each) for each in told)
