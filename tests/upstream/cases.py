@@ -62,7 +62,6 @@ OTHERWISE: dict[str, str] = {
     "test_compat_anthropic.py::test_anthropic_vision_format_accepted": PICTURES,
     "test_compat_oai_responses.py::test_responses_stream_with_llama_telemetry": "events of Responses have no place for "
     "progress and timings",
-    "test_completion.py::test_completion_unified": "what a key allows of an answer holds for what a call asks, too",
     "test_ctx_shift.py::test_ctx_shift_enabled": BY_REQUEST,
     "test_lora.py::test_lora": OTHER_MODEL,
     "test_metrics.py::test_metrics_embedding_prompt_is_counted": BY_WORKER,

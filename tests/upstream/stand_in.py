@@ -61,7 +61,7 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
         parser.add_argument(f"--{name}")
     for name in ("chat-template-file", "slot-save-path", "api-key", "reasoning"):
         parser.add_argument(f"--{name}")
-    for name in ("port", "seed", "batch-size", "ubatch-size", "ctx-size", "parallel", "n-predict", "cache-ram"):
+    for name in ("port", "seed", "batch-size", "ubatch-size", "ctx-size", "parallel", "cache-ram"):
         parser.add_argument(f"--{name}", type=int)
     for name in ("embedding", "reranking", "metrics", "slots", "kv-unified"):
         parser.add_argument(f"--{name}", action="store_true")
@@ -125,12 +125,7 @@ def _llama(asked: argparse.Namespace) -> dict[str, Any]:
 
 def settings_of(asked: argparse.Namespace, folder: Path) -> dict[str, str]:
     """Return the settings, as variables."""
-    key = {
-        "name": "tests",
-        "sha256": hashlib.sha256((asked.api_key or NO_KEY).encode()).hexdigest(),
-        "admin": True,
-        "max_tokens": asked.n_predict if asked.n_predict and asked.n_predict > 0 else None,
-    }
+    key = {"name": "tests", "sha256": hashlib.sha256((asked.api_key or NO_KEY).encode()).hexdigest(), "admin": True}
     values: dict[str, object] = {
         "host": (asked.host or "127.0.0.1").split(",")[0],
         "port": asked.port,
