@@ -15,16 +15,16 @@ from gateway.telemetry.trail import Trail
 JSON = b"application/json"
 
 PART_BYTES = 256 << 10
-"""What is joined and sent at once, about: copying megabytes holds up every stream of the process."""
+"""About how much is joined and sent at once: copying megabytes holds up every stream of the process."""
 
 _PLACE = b"\0"
-"""Where an array is to stand. No other JSON has this byte."""
+"""Marks where an array goes: JSON never has this byte."""
 
 _encode = msgspec.json.Encoder().encode
 
 
 class EncodedArray:
-    """An array in a document whose entries are JSON already: encoding all of them at the end takes too long."""
+    """Stands for an array whose entries are encoded already: encoding them all at an answer's end takes too long."""
 
     __slots__ = ("entries",)
 

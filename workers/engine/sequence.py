@@ -259,8 +259,9 @@ class Sequence:
             events.append(Progress(self.key, self.num_prompt, self.num_cached, self.num_cells, time_ms))
 
     def tell_prompt(self, context: Context, events: list[CallEvent]) -> Failure | None:
-        """Tell how likely the tokens of the prompt are that follow each token of the newest chunk, whose rows end at
-        `row` -> why that can't be told. Nothing is told again of a chunk that is computed again.
+        """Tell how likely each token of the prompt is that follows one of the newest chunk, whose rows end at `row`.
+
+        Return why that can't be told; None where it was. A chunk that is computed again is told of once.
         """
         assert self.picker is not None  # noqa: S101 - for the type checker
         known = min(self.num_cells + 1, self.num_prompt)

@@ -52,8 +52,6 @@ class Held:
     num_prompt: int
     num_decoded: int
     label: str
-    num_left: int = UNBOUNDED
-    """Of the `max_tokens` of its call."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +94,7 @@ class SlotBook:
         if keep and request.cache_prompt and not sequence.shifted and sequence.num_cells:
             path = sequence.path()
             path = Path(path.tokens[: sequence.num_cells], path.scope, path.num_public)
-            held = Held(path, sequence.num_prompt, sequence.num_predicted, request.label, _num_left(sequence))
+            held = Held(path, sequence.num_prompt, sequence.num_predicted, request.label)
             self._held[sequence.slot] = held
 
     def infos(self) -> list[SlotInfo]:
@@ -248,7 +246,7 @@ class SlotBook:
         if one is not None:
             what = (one.num_prompt, one.num_predicted, one.request.label, one.request.tenant, _num_left(one))
         elif held is not None:
-            what = (held.num_prompt, held.num_decoded, held.label, held.path.scope.tenant or "", held.num_left)
+            what = (held.num_prompt, held.num_decoded, held.label, held.path.scope.tenant or "", UNBOUNDED)
         else:
             what = (0, 0, "", "", UNBOUNDED)
         return SlotInfo(

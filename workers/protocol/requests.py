@@ -210,8 +210,8 @@ class GenerateRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=T
     n_probs: int = 0
     """Most likely tokens whose log probabilities are told with each token; -1: only the chosen token's; 0: none."""
     prompt_probs: int = 0
-    """Tell the same of the prompt's tokens, and refuse a prompt of more than so many; 0: don't. Needs `n_probs`, and no
-    `cache_prompt`: what is cached is not computed again.
+    """Tell how likely the prompt's tokens were, and refuse a prompt of more than so many tokens; 0: tell nothing. Needs
+    `n_probs`, and no `cache_prompt`: what is cached is not computed again.
     """
     post_sampling_probs: bool = False
     """Probabilities after the sampler chain instead of log probabilities before it (llama-server's extension)."""

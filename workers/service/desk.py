@@ -375,8 +375,9 @@ class CallDesk:
         tokens = self._prompts.tokens(request)
         if 0 < request.prompt_probs < len(tokens):
             message = (
-                f"the prompt has {len(tokens)} tokens, and the probabilities of {request.prompt_probs} can be told, in "
-                "so many answers and with so many likely ones; send shorter or fewer prompts, or a lower `logprobs`"
+                f"the prompt has {len(tokens)} tokens, and `echo` with `logprobs` tells the probabilities of "
+                f"{request.prompt_probs} at most for each prompt of this request; send a shorter prompt, fewer prompts "
+                "or a lower `logprobs`"
             )
             raise CallFailed(Failure(FailureCode.INVALID_REQUEST, message, "prompt"))
         num_public = self._prompts.num_public(request, tokens)

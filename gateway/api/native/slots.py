@@ -162,7 +162,7 @@ def slot_object(first: int, beat: Heartbeat, info: SlotInfo, principal: Principa
     if not (principal.admin or info.tenant == principal.team):
         return document
     document["n_prompt_tokens"] = info.n_prompt_tokens
-    # What a call had before it that has ended is nothing of the next one's.
+    # An idle slot has no answer under way: the numbers of the last one are not the next one's.
     decoded, left = (info.n_decoded, info.n_remain) if info.is_processing else (0, NO_BOUND)
     document["next_token"] = [{"has_next_token": info.is_processing, "n_decoded": decoded, "n_remain": left}]
     return document | ({"id_task": info.request_id} if info.request_id else {})

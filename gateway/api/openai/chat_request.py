@@ -36,7 +36,7 @@ class ChatRequest:
     as_function: bool = False
     """A tool call is told in the older form, as `function_call`."""
     verbose: bool = False
-    """What it ran with is told as well."""
+    """The answer tells what it ran with (`__verbose`)."""
 
 
 def read_chat(raw: bytes, ignored: Ignored | None = None) -> ChatRequest:

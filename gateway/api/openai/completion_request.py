@@ -47,7 +47,7 @@ class CompletionRequest:
     legacy_logprobs: bool = False
     """Probabilities in OpenAI's older shape; else in that of chat, as llama-server has it."""
     verbose: bool = False
-    """What it ran with is told as well."""
+    """The answer tells what it ran with (`__verbose`)."""
 
 
 def read_completion(raw: bytes, ignored: Ignored | None = None) -> CompletionRequest:
@@ -80,7 +80,10 @@ def _check(body: CompletionBody, prompts: tuple[Prompt, ...]) -> None:
         message = "The probabilities of a prompt are told in the shape of `logprobs`; send that instead of `n_probs`."
         raise UnsupportedParameter(message, param="n_probs")
     if body.echo and body.logprobs is not None and body.suffix:
-        message = "`suffix` puts tokens into the prompt that no text is told of. Leave out it, `echo` or `logprobs`."
+        message = (
+            "A prompt with `suffix` has tokens that are no part of its text, so their probabilities can't be told. "
+            "Leave out `suffix`, `echo` or `logprobs`."
+        )
         raise UnsupportedParameter(message, param="suffix")
     if body.logprobs is not None and body.n_probs:
         message = "`logprobs` and `n_probs` ask for probabilities in different shapes. Send one of them."

@@ -19,7 +19,7 @@ _encode = msgspec.json.Encoder().encode
 
 class OpenAiErrors:
     def __init__(self, prompt: str = "messages") -> None:
-        """`prompt`: what the routes call what the model is to read; workers know it as `messages`."""
+        """`prompt`: the name that the routes have for the model's input, which workers call `messages`."""
         self._names = {"messages": prompt}
 
     def status(self, error: PaddockError) -> int:
@@ -35,7 +35,7 @@ RESPONSES: ErrorShape = OpenAiErrors("input")
 
 
 def error_body(error: PaddockError, names: Mapping[str, str] | None = None) -> bytes:
-    """Return `{"error": {...}}`. `names`: what parameters are called here.
+    """Return `{"error": {...}}`. `names`: a worker's name for a parameter -> the route's.
 
     The numbers of a prompt that is too long are llama-server's, whose own page shows them.
     """

@@ -15,7 +15,7 @@ import msgspec
 from workers.protocol.events import Logprobs, TokenLogprob, TokenProbs
 
 Told = dict[str, list[Any]]
-"""The four lists. Those of likely tokens are encoded as they come: all of them at the end held up other streams."""
+"""The four lists by name. Likely tokens are encoded as they come: encoding all at the end held up other streams."""
 
 _encode = msgspec.json.Encoder().encode
 
@@ -26,7 +26,7 @@ class LegacyCollector:
     def __init__(self) -> None:
         self._told = nothing()
         self._lengths: list[int] = []
-        """Of the prompt's tokens so far, characters."""
+        """Characters of each of the prompt's tokens so far."""
         self._offset = 0
         """Characters of the text before the next token."""
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
@@ -48,10 +48,10 @@ class LegacyCollector:
         return len(self._lengths)
 
     def end_prompt(self, text: str) -> None:
-        """All tokens of the prompt are there, which is told as `text`.
+        """Give all tokens of the prompt, which have come by now, their places in `text`: the prompt as it is told.
 
-        They may read as more than that: a begin token, and the blank that some models put before a text. Those are at
-        its start.
+        The tokens may read as more than the text: a begin token, or the blank that some models put before a text. What
+        is more stands at its start.
         """
         place = len(text) - sum(self._lengths)
         for length in self._lengths:
@@ -62,7 +62,7 @@ class LegacyCollector:
         self._told["token_logprobs"][0], self._told["top_logprobs"][0] = None, msgspec.Raw(b"null")
 
     def take(self) -> Told:
-        """Of all that waited."""
+        """Return the lists of all tokens that waited."""
         told, self._told = self._told, nothing()
         return told
 

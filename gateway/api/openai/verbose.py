@@ -1,4 +1,4 @@
-"""What a caller of chat or completions is told who asks for `verbose`: llama-server's `__verbose`.
+"""Tells callers of chat and completions who ask for `verbose` what an answer ran with: llama-server's `__verbose`.
 
 Source: `to_json_oaicompat_chat` and `to_json_non_oaicompat` in tools/server/server-task.cpp of llama.cpp. The text is
 told once, in the answer itself.
@@ -15,7 +15,7 @@ from workers.protocol.requests import GenerateRequest
 
 
 class Verbose:
-    """Of one answer: the prompt as the model read it, and what the answer was drawn with."""
+    """Tells the prompt of one answer as the model read it, and the settings that the answer was drawn with."""
 
     def __init__(self, request: GenerateRequest, *, wanted: bool, stream: bool) -> None:
         self._request = request
@@ -27,7 +27,7 @@ class Verbose:
         self._ran = event
 
     def fields(self, end: Finished) -> dict[str, Any]:
-        """Return what is told beside the answer: `__verbose`, or nothing."""
+        """Return `__verbose` as a field of the answer, or no field where the caller did not ask."""
         if not self._wanted:
             return {}
         ran, usage = self._ran, end.usage

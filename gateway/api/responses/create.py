@@ -45,10 +45,16 @@ class CreateResponse:
             if wish is not None and wish.stream:
                 await self._resumable.again(wish, body, scope, receive, send)
                 return
-            read = body.decoded(partial(read_draft, ignored=trail.ignored))
             async with while_present(receive):
-                # What is read has no name here: it would be kept until the answer ends, beside what was made of it.
-                asked, call = await self._preparation.prepare(await read, self._shelf, body, principal, trail, scope)
+                # The draft has no name here: it would be kept until the answer ends, beside what is made of it.
+                asked, call = await self._preparation.prepare(
+                    await body.decoded(partial(read_draft, ignored=trail.ignored)),
+                    self._shelf,
+                    body,
+                    principal,
+                    trail,
+                    scope,
+                )
             if asked.background:
                 await self._background.begin(asked, call, wish, scope, receive, send)
             else:
