@@ -107,6 +107,8 @@ def generating_parts(
     renderer = opened.enter_context(open_renderer(model, settings.chat_template, prompts_at_once()))
     answers = Answers(family_of("\n".join(renderer.sources.values()), settings.tool_family), model.vocab, wishes.chat)
     logger.info("answers are read as those of the family %s", answers.family.name)
+    if fault := answers.closing_fault(wishes.chat.message):
+        raise SettingUnusable(f"thinking_budget_message {fault}")
     context, n_ctx = make_context(model, settings, wishes.llama)
     opened.enter_context(context)
     long_texts = opened.enter_context(contextlib.closing(TokenProcesses(wishes.path, number=prompts_at_once())))

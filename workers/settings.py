@@ -16,6 +16,7 @@ from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, Settings
 
 from workers import sources
 from workers.protocol.catalog import MAX_CTX, MAX_KV_TOKENS, MAX_SLOTS, ThinkingMode
+from workers.protocol.requests import MAX_BUDGET_MESSAGE_CHARS, MAX_THINKING_BUDGET
 from workers.redis_url import checked
 
 
@@ -178,6 +179,23 @@ class ModelSettings(PaddockSettings):
         ThinkingMode,
         Field(description="whether the model thinks where a caller does not say; auto: as llama-server has it"),
     ] = "auto"
+    thinking_budget: Annotated[
+        int,
+        Field(
+            ge=-1,
+            le=MAX_THINKING_BUDGET,
+            description="most tokens of thought where a caller does not say, then it is closed for the model; -1: no "
+            "bound; 0: at once",
+        ),
+    ] = -1
+    thinking_budget_message: Annotated[
+        str,
+        Field(
+            max_length=MAX_BUDGET_MESSAGE_CHARS,
+            description="what the model is made to say before its thought is closed at the budget, where a caller does "
+            "not say",
+        ),
+    ] = ""
     chat_template_kwargs: Annotated[
         str,
         Field(description="JSON object of variables for the chat template, where a caller does not set them"),

@@ -139,7 +139,8 @@ def _chat_defaults(settings: WorkerSettings) -> ChatDefaults:
     values = _parsed("chat_template_kwargs", settings.chat_template_kwargs, dict[str, Any])
     if fault := kwargs_fault(values):
         raise SettingUnusable(f"chat_template_kwargs: {fault}")
-    return ChatDefaults(thinking=settings.thinking, values=values)
+    budget, message = settings.thinking_budget, settings.thinking_budget_message
+    return ChatDefaults(thinking=settings.thinking, values=values, budget=budget, message=message)
 
 
 def _checked(settings: WorkerSettings) -> Path:

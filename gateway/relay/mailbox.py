@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable
 from typing import cast
 
-from workers.protocol.events import CallEvent, Failed, Finished
+from workers.protocol.events import CallEvent, Failed, Finished, Settings, Started
 
 MAX_BYTES = 32 << 20
 """That a reader may be behind: a worker that sends long events would fill the gateway within few of them."""
@@ -96,3 +96,40 @@ class Mailbox:
         if not self._overflowed:
             self._overflowed = True
             self._on_overflow()
+
+
+class MailboxWithSettings(Mailbox):
+    """Keeps events back until the worker's answer to the submit, which they may overtake, has told what the call runs
+    with: that comes behind `Started`.
+    """
+
+    __slots__ = ("_early", "_settings", "_told")
+
+    def __init__(
+        self,
+        limit: int,
+        on_overflow: Callable[[], None],
+        on_end: Callable[[Finished | Failed], None] = lambda end: None,
+    ) -> None:
+        super().__init__(limit, on_overflow, on_end)
+        self._early: list[tuple[CallEvent, int]] = []
+        self._settings: Settings | None = None
+        self._told = False
+
+    def tell(self, settings: Settings | None) -> None:
+        """None: the worker told nothing."""
+        self._told, self._settings = True, settings
+        early, self._early = self._early, []
+        for event, num_bytes in early:
+            self.put(event, num_bytes)
+
+    def put(self, event: CallEvent, num_bytes: int = 0) -> None:
+        if not self._told and not isinstance(event, Failed):
+            self._early.append((event, num_bytes))
+            if len(self._early) > self._limit:
+                self._overflow()
+            return
+        super().put(event, num_bytes)
+        if isinstance(event, Started) and self._settings is not None:
+            super().put(self._settings)
+            self._settings = None

@@ -15,11 +15,11 @@ import msgspec
 
 from gateway.errors import Stopping
 from gateway.relay.fanin import CONNECT_TIMEOUT_S, Credentials, Place, WorkerStream
-from gateway.relay.mailbox import Mailbox
+from gateway.relay.mailbox import Mailbox, MailboxWithSettings
 from gateway.relay.worker_asks import NotReached, ReplyT, ask
 from gateway.relay.worker_client import Cancellations, WorkerClient
 from workers.dead_peers import watched_socket
-from workers.protocol.events import Failed, Finished
+from workers.protocol.events import Failed, Finished, Settings
 from workers.protocol.failures import CallFailed, Failure, FailureCode
 from workers.protocol.heartbeat import PROTOCOL_VERSION, Heartbeat
 from workers.protocol.requests import GenerateRequest, Submit
@@ -126,7 +126,8 @@ class Relay:
         """
         line = await self._line_to(place)
         number = next(self._numbers)
-        mailbox = Mailbox(self._buffer_events, on_overflow, on_end)
+        box = MailboxWithSettings if "settings" in request.tell else Mailbox
+        mailbox = box(self._buffer_events, on_overflow, on_end)
         submit = Submit(
             gateway=self._gateway_id,
             call=number,
@@ -208,7 +209,10 @@ class Relay:
 
     async def _submit(self, line: Line, submit: Submit, mailbox: Mailbox, known_bytes: int) -> None:
         try:
-            await line.client.submit(line.stream.place, submit, known_bytes)
+            accepted = await line.client.submit(line.stream.place, submit, known_bytes)
+            if isinstance(mailbox, MailboxWithSettings):
+                ran_with = accepted.sampling
+                mailbox.tell(None if ran_with is None else Settings(submit.call, accepted.prompt, ran_with))
         except CallFailed as failed:
             mailbox.put(Failed(submit.call, failed.failure))
             if failed.failure.code is FailureCode.WORKER_LOST:

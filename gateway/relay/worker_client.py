@@ -15,7 +15,7 @@ from gateway.relay.payload import Payloads
 from gateway.relay.worker_asks import JSON_HEADERS, failure_in, read_bounded, unreadable
 from workers.protocol.failures import CallFailed, Failure, FailureCode
 from workers.protocol.framing import CANCEL_PATH, SUBMIT_PATH
-from workers.protocol.requests import Accepted, Cancel, Submit
+from workers.protocol.requests import MAX_PROMPT_CHARS, Accepted, Cancel, Submit
 
 log = logging.getLogger(__name__)
 
@@ -24,6 +24,8 @@ SUBMIT_TIMEOUT_S = 60.0
 CANCEL_TIMEOUT_S = 5.0
 MAX_REPLY_BYTES = 64 << 10
 """Of the few numbers that a call was accepted with, or of a failure."""
+MAX_TOLD_BYTES = (6 * MAX_PROMPT_CHARS) + (1 << 20)
+"""Of those with the text of a prompt, of which a character may be six, and what it runs with."""
 
 _encode = msgspec.json.Encoder().encode
 _decode_accepted = msgspec.json.Decoder(Accepted).decode
@@ -52,7 +54,8 @@ class WorkerClient:
                     allow_redirects=False,
                 ) as response,
             ):
-                body = await read_bounded(response, MAX_REPLY_BYTES)
+                is_told = "settings" in submit.request.tell
+                body = await read_bounded(response, MAX_TOLD_BYTES if is_told else MAX_REPLY_BYTES)
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
             message = (
                 f"The worker {place.worker} did not take the call ({type(error).__name__}). Send the request again."

@@ -25,7 +25,7 @@
   value: {{ include "paddock.modelFile" $model | quote }}
 - name: PADDOCK_LLAMA
   value: {{ include "paddock.llama" $model | quote }}
-{{- include "paddock.settingsEnv" (dict "settings" (pick $model "slots" "ctx" "kv_tokens" "sampling" "adapters" "tool_family" "open_objects" "chat_template" "thinking" "chat_template_kwargs" "shared_prompts")) }}
+{{- include "paddock.settingsEnv" (dict "settings" (pick $model "slots" "ctx" "kv_tokens" "sampling" "adapters" "tool_family" "open_objects" "chat_template" "thinking" "thinking_budget" "thinking_budget_message" "chat_template_kwargs" "shared_prompts")) }}
 {{- if ne $model.promptCache.type "none" }}
 - name: PADDOCK_CACHE_DIR
   value: /cache/{{ include "paddock.slug" $model.name }}

@@ -14,7 +14,6 @@ from workers.protocol.events import (
     Logprobs,
     Progress,
     Reasoning,
-    Settings,
     Started,
     Text,
     Timings,
@@ -70,7 +69,7 @@ LOGPROBS = Logprobs(
     7, TokenLogprob(313, b"\xc3", -0.25), (TokenLogprob(313, b"\xc3", -0.25), TokenLogprob(2, b"<|im_end|>", -2.5))
 )
 REASONING = Reasoning(7, "Let me see.\n", 4)
-SETTINGS = Settings(7, "<s>Grüße", Sampling(temperature=0.5, samplers=("top_k", "temperature"), seed=4294967294))
+RAN_WITH = Sampling(temperature=0.5, samplers=("top_k", "temperature"), seed=4294967294)
 PROGRESS = Progress(7, 42, 16, 32, 250)
 TOKENS = Tokens(7, (313, 2))
 TIMINGS_SO_FAR = TimingsSoFar(7, Timings(cache_n=16, prompt_n=26, prompt_ms=3.5, predicted_n=1, predicted_ms=0.0))
@@ -236,6 +235,7 @@ MESSAGES = {
     "submit_smallest.json": SMALLEST_SUBMIT,
     "submit_sampled.json": SAMPLED_SUBMIT,
     "accepted.json": Accepted("0badcafe", 42),
+    "accepted_told.json": Accepted("0badcafe", 42, "<s>Grüße", RAN_WITH),
     "cancel.json": Cancel("gw-1", (7, 8)),
     "failure.json": FAILURE,
     "failure_smallest.json": Failure(FailureCode.BUSY, "all slots are taken"),
@@ -243,7 +243,6 @@ MESSAGES = {
     "event_text.json": TEXT,
     "event_logprobs.json": LOGPROBS,
     "event_reasoning.json": REASONING,
-    "event_settings.json": SETTINGS,
     "event_progress.json": PROGRESS,
     "event_tokens.json": TOKENS,
     "event_timings_so_far.json": TIMINGS_SO_FAR,

@@ -13,7 +13,7 @@ import pytest
 
 from tests.contract import messages
 from tests.contract.messages import BINARIES, MESSAGES, PREFIXES
-from workers.protocol.events import CallEvent, decode_alive, decode_step, encode_alive, encode_step
+from workers.protocol.events import CallEvent, WireEvent, decode_alive, decode_step, encode_alive, encode_step
 from workers.protocol.framing import ALIVE_EVENT, Frame, FrameReader, encode_frame, event_id, parse_event_id
 from workers.protocol.heartbeat import decode_heartbeat
 from workers.protocol.news import decode_news, unpack_heads
@@ -32,7 +32,7 @@ def test_encodes_to_the_golden_bytes(name: str) -> None:
 @pytest.mark.parametrize("name", MESSAGES)
 def test_golden_bytes_decode_to_the_value(name: str) -> None:
     message = MESSAGES[name]
-    kind = CallEvent if name.startswith("event_") else type(message)
+    kind = WireEvent if name.startswith("event_") else type(message)
     assert msgspec.json.decode((GOLDEN / name).read_bytes(), type=kind) == message
 
 

@@ -10,7 +10,7 @@ from workers.chat.conversation import UNSET, ChatDefaults, conversation_of, is_t
 from workers.chat.tools import Parser
 from workers.chat.tools.family import Ask, Family
 from workers.chat.tools.prefaced import Prefaced
-from workers.protocol.requests import GenerateRequest
+from workers.protocol.requests import GenerateRequest, Thinking
 
 MAX_MARK_TOKENS = 16
 """So many tokens at the end of a prompt are looked at for the beginning of a thought."""
@@ -85,6 +85,17 @@ class Answers:
         if self._vocab is None or self.family.thought is None:
             return False
         return self.family.opens_thought(self.text(prompt[-MAX_MARK_TOKENS:]))
+
+    def bounds_of_thought(self, request: GenerateRequest) -> Thinking:
+        """Return the request's `thinking`, for chats with the catalog's budget and message where it says none."""
+        return self._defaults.bounded(request.thinking) if _is_chat(request) else request.thinking
+
+    def closing_fault(self, message: str) -> str:
+        """Return what is wrong with a budget's `message` for this model; empty: nothing."""
+        close = self.family.thought.close.strip() if self.family.thought is not None else ""
+        if not close or close not in message:
+            return ""
+        return f"has {close!r} in it, which ends this model's thoughts; leave it out, it is added"
 
     def has_thought(self, request: GenerateRequest) -> bool:
         """Whether neither the request nor the catalog switched thinking off."""

@@ -13,7 +13,7 @@ import msgspec
 from workers.chat.variables import ANSWER_SCHEMA
 from workers.protocol.catalog import RESERVED, ThinkingMode
 from workers.protocol.failures import CallFailed, Failure, FailureCode
-from workers.protocol.requests import GenerateRequest, Message, Thinking, Tool
+from workers.protocol.requests import UNBOUNDED, GenerateRequest, Message, Thinking, Tool
 
 
 class ChatDefaults(msgspec.Struct, frozen=True, kw_only=True):
@@ -22,11 +22,20 @@ class ChatDefaults(msgspec.Struct, frozen=True, kw_only=True):
     thinking: ThinkingMode = "auto"
     values: dict[str, Any] = {}
     """The entry's `chat_template_kwargs`."""
+    budget: int = UNBOUNDED
+    """The entry's `thinking_budget`."""
+    message: str = ""
+    """The entry's `thinking_budget_message`."""
 
     def variables(self) -> dict[str, Any]:
         """Return the template's variables; those of `values` go before what `thinking` says."""
         switched = {} if self.thinking == "auto" else {"enable_thinking": self.thinking == "on"}
         return switched | plain_names(self.values)
+
+    def bounded(self, thinking: Thinking) -> Thinking:
+        """Return a caller's `thinking` with the entry's budget and message where the caller says none."""
+        budget = self.budget if thinking.budget == UNBOUNDED else thinking.budget
+        return msgspec.structs.replace(thinking, budget=budget, message=thinking.message or self.message)
 
 
 UNSET = ChatDefaults()

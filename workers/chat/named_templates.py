@@ -109,7 +109,7 @@ _UNTITLED = "{% if not messages or messages[0].role != 'system' %}{{ TEXT }}{% e
 """Before a conversation without a system message."""
 _SYSTEM_BLOCK = ("<<SYS>>\n", "\n<</SYS>>\n\n")
 
-NAMED: Mapping[str, str] = MappingProxyType(
+OF_LLAMA_SERVER: Mapping[str, str] = MappingProxyType(
     {
         "chatml": _by_role("<|im_start|>", "\n", "<|im_end|>\n", "<|im_start|>assistant\n"),
         "llama2": _llama2(("", "\n")),
@@ -248,3 +248,11 @@ NAMED: Mapping[str, str] = MappingProxyType(
         "solar-open": _by_role("<|begin|>", "<|content|>", "<|end|>", "<|begin|>assistant"),
     }
 )
+"""By the names that llama-server takes."""
+
+OF_LLAMA_CPP_PYTHON: Mapping[str, str] = MappingProxyType(
+    {"llama-2": OF_LLAMA_SERVER["llama2-sys"], "llama-3": OF_LLAMA_SERVER["llama3"]}
+)
+"""By names that llama-cpp-python has for some of them (`chat_format`)."""
+
+NAMED: Mapping[str, str] = MappingProxyType({**OF_LLAMA_SERVER, **OF_LLAMA_CPP_PYTHON})

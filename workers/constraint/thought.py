@@ -16,8 +16,7 @@ from typing import Protocol
 import numpy as np
 
 from workers.constraint.mask import Bits, Mask, Vocabulary, bits_for
-
-UNBOUNDED = -1
+from workers.protocol.requests import UNBOUNDED
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta
 
-from workers.protocol.requests import SamplerName, Sampling
+from workers.protocol.requests import MAX_BUDGET_MESSAGE_CHARS, MAX_THINKING_BUDGET, SamplerName, Sampling
 
 NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._:/@+-]{0,127}$"
 
@@ -67,6 +67,8 @@ TEMPLATE_NAMES = frozenset(
         "hunyuan-moe",
         "hunyuan-vl",
         "kimi-k2",
+        "llama-2",
+        "llama-3",
         "llama2",
         "llama2-sys",
         "llama2-sys-bos",
@@ -96,7 +98,9 @@ TEMPLATE_NAMES = frozenset(
         "zephyr",
     }
 )
-"""Built-in chat templates (`workers.chat.named_templates`), by the names that llama-server takes."""
+"""Built-in chat templates (`workers.chat.named_templates`), by the names that llama-server takes, and two of
+llama-cpp-python's: `llama-2` and `llama-3`.
+"""
 
 NOT_FOR_MODELS = RESERVED | {"add_generation_prompt", "continue_final_message", "chat_template", "documents"}
 """What a model's `chat_template_kwargs` may not have."""
@@ -317,6 +321,23 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
             "a bare on is true, and means the same"
         ),
     ] = "auto"
+    thinking_budget: Annotated[
+        int,
+        Meta(
+            ge=-1,
+            le=MAX_THINKING_BUDGET,
+            description="most tokens of thought where a caller does not say, then it is closed for the model; -1: no "
+            "bound; 0: at once",
+        ),
+    ] = -1
+    thinking_budget_message: Annotated[
+        str,
+        Meta(
+            max_length=MAX_BUDGET_MESSAGE_CHARS,
+            description="what the model is made to say before its thought is closed at the budget, where a caller does "
+            "not say",
+        ),
+    ] = ""
     chat_template_kwargs: Annotated[
         dict[str, Any],
         Meta(max_length=64, description="variables for the chat template where a caller does not set them"),

@@ -111,14 +111,13 @@ class ToolCallDelta(msgspec.Struct, frozen=True, array_like=True, tag="c"):
     num_tokens: int = 1
 
 
-class Settings(msgspec.Struct, frozen=True, array_like=True, tag="e"):
-    """Follows `Started`: what the call runs with."""
+class Settings(msgspec.Struct, frozen=True):
+    """What the call runs with. It is told in the answer to the submit, and a gateway puts it behind `Started`."""
 
     call: int
     prompt: str
-    """The prompt's text, as the model reads it."""
+    """As in `workers.protocol.requests.Accepted`, the next as well."""
     sampling: Sampling
-    """The model's defaults under the caller's values; what neither set is llama-server's default. With the seed."""
 
 
 class Progress(msgspec.Struct, frozen=True, array_like=True, tag="g"):
@@ -165,9 +164,8 @@ class Failed(msgspec.Struct, frozen=True, array_like=True, tag="x"):
     failure: Failure
 
 
-CallEvent = (
+WireEvent = (
     Started
-    | Settings
     | Progress
     | Text
     | Reasoning
@@ -180,7 +178,9 @@ CallEvent = (
     | Failed
 )
 
-decode_step = msgspec.json.Decoder(list[CallEvent]).decode
+CallEvent = WireEvent | Settings
+
+decode_step = msgspec.json.Decoder(list[WireEvent]).decode
 """Data of one SSE event of the default type -> the step's events."""
 
 decode_alive = msgspec.json.Decoder(list[int]).decode

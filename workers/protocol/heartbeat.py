@@ -12,7 +12,7 @@ from workers.protocol.proofs import seal_heartbeat
 WorkerKind = Literal["generate", "embed", "rank"]
 """What a worker does: continue text, or pooled work of one kind (`workers.protocol.pooled`)."""
 
-PROTOCOL_VERSION = 3
+PROTOCOL_VERSION = 4
 """Raised when gateways and workers of different versions would misunderstand each other; only equal ones talk."""
 
 

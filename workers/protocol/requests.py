@@ -138,6 +138,12 @@ class Constraint(msgspec.Struct, frozen=True, omit_defaults=True):
     """The caller's parameter that it comes from; for error messages."""
 
 
+UNBOUNDED = -1
+"""A budget of thought that bounds nothing."""
+MAX_THINKING_BUDGET = 2**31 - 1
+MAX_BUDGET_MESSAGE_CHARS = 4096
+
+
 class Thinking(msgspec.Struct, frozen=True, omit_defaults=True):
     """How a model that can think before it answers does so. Others ignore it."""
 
@@ -145,10 +151,11 @@ class Thinking(msgspec.Struct, frozen=True, omit_defaults=True):
     """None: as the model's catalog entry has it."""
     effort: str | None = None
     """What templates know as `reasoning_effort`: low, medium, high, ..."""
-    budget: int = -1
-    """Most tokens of thought, after which it is closed for the model; -1: no bound; 0: it begins with the answer."""
+    budget: int = UNBOUNDED
+    """Most tokens of thought, after which it is closed for the model; -1: in chats as the model's catalog entry has
+    it, else no bound; 0: it begins with the answer."""
     message: str = ""
-    """What the model is made to say before its thought is closed at the budget."""
+    """What the model is made to say before its thought is closed at the budget; empty: as the entry has it."""
     split: bool = True
     """Thought comes as `Reasoning`; False: as text, with its tags, as the model writes it."""
 
@@ -170,8 +177,13 @@ class Infill(msgspec.Struct, frozen=True, omit_defaults=True):
     files: tuple[InfillFile, ...] = ()
 
 
-Notice = Literal["progress", "timings", "tokens", "settings"]
-"""Events that come only for calls that ask: `Progress`, `TimingsSoFar`, `Tokens`, `Settings`."""
+Notice = Literal["progress", "timings", "tokens", "settings", "prompt"]
+"""What is told only to calls that ask: the events `Progress`, `TimingsSoFar` and `Tokens`; in the answer to the submit
+the settings with the prompt's text, of which "prompt" wants all or none.
+"""
+
+MAX_PROMPT_CHARS = 4 << 20
+"""Of the prompts' texts that one request is told."""
 
 
 class GenerateRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -224,6 +236,8 @@ class GenerateRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=T
     slot: int = -1
     """The slot that the caller would like; -1: any."""
     tell: tuple[Notice, ...] = ()
+    max_prompt_chars: int = MAX_PROMPT_CHARS
+    """Of the prompt's text that is told with the settings."""
     priority: int = 0
     """Higher goes first."""
     context_shift: bool = False
@@ -253,12 +267,20 @@ class Submit(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     tracestate: str = ""
 
 
-class Accepted(msgspec.Struct, frozen=True):
-    """Body of the `202` to a `Submit`."""
+class Accepted(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Body of the `202` to a `Submit`. Settings stand in it and not among the events: a prompt may be megabytes, and
+    what is too long for the event stream would end the calls of others.
+    """
 
     boot: str
     """Boot id of the worker process."""
     num_prompt_tokens: int
+    prompt: str = ""
+    """With `tell: ["settings"]`: the prompt's text, as the model reads it, up to the request's `max_prompt_chars`."""
+    sampling: Sampling | None = None
+    """With it: the model's defaults under the caller's values; what neither set is llama-server's default. With the
+    seed.
+    """
 
 
 class Cancel(msgspec.Struct, frozen=True):

@@ -102,10 +102,10 @@ class CallRoutes:
     async def submit(self, request: Request) -> Response:
         try:
             submit = await received(request, MAX_SUBMIT_BYTES, _decode_submit)
-            num_prompt_tokens = await self._desk.submit(submit)
+            begun = await self._desk.submit(submit)
         except CallFailed as failed:
             return refusal(failed.failure)
-        return answer(Accepted(self._boot, num_prompt_tokens), 202)
+        return answer(Accepted(self._boot, *begun), 202)
 
     async def cancel(self, request: Request) -> Response:
         try:

@@ -12,7 +12,7 @@ import secrets
 import time
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol, TypeVar
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 from msgspec.structs import asdict, replace
 
@@ -20,7 +20,7 @@ from workers.chat.answers import Answers
 from workers.chat.prompts import Prompts, is_quick, text_chars
 from workers.chat.tools import CallPiece, ContentPiece, Parser, Piece, ReasoningPiece
 from workers.chat.tools.hermes import HERMES
-from workers.constraint.thought import UNBOUNDED, Thought
+from workers.constraint.thought import Thought
 from workers.engine.request import EngineRequest, TokenMask
 from workers.llama.stages import MAX_SEED, settled
 from workers.protocol.events import (
@@ -32,7 +32,6 @@ from workers.protocol.events import (
     Progress,
     PromptLogprobs,
     Reasoning,
-    Settings,
     Started,
     Text,
     Timings,
@@ -43,7 +42,7 @@ from workers.protocol.events import (
 )
 from workers.protocol.failures import CallFailed, Failure, FailureCode
 from workers.protocol.prefixes import Chain, chain_of
-from workers.protocol.requests import Cancel, GenerateRequest, Sampling, Submit
+from workers.protocol.requests import UNBOUNDED, Cancel, GenerateRequest, Sampling, Submit
 from workers.service.call_story import Stories, Story
 from workers.service.heads import CallHeads, HeadBook
 from workers.service.lanes import FairLane, form_lane, prompt_lane
@@ -102,14 +101,20 @@ class LiveCall:
     """Tokens whose text the parser still holds back."""
     num_read_tokens: int = 0
     """Tokens whose text the parser has seen."""
-    settings: Settings | None = None
-    """To be told when it starts."""
     heads: CallHeads | None = None
     """None: its prompt is not kept."""
     preparing: asyncio.Future[Any] | None = None
     """What is being done before the engine takes it; cancelled where nobody wants the call any more."""
-    outcome: asyncio.Future[int | Failure] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
-    """What the submit came to: the number of prompt tokens, or why it was refused."""
+    outcome: asyncio.Future[Begun | Failure] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
+    """What the submit came to, or why it was refused."""
+
+
+class Begun(NamedTuple):
+    """What a submit is answered with (`workers.protocol.requests.Accepted`)."""
+
+    num_prompt_tokens: int
+    prompt: str = ""
+    sampling: Sampling | None = None
 
 
 class CallDesk:
@@ -164,8 +169,8 @@ class CallDesk:
     def num_calls(self) -> int:
         return len(self._calls)
 
-    async def submit(self, submit: Submit) -> int:
-        """Takes one call; returns its number of prompt tokens. Raises CallFailed. Idempotent while the call lives."""
+    async def submit(self, submit: Submit) -> Begun:
+        """Takes one call. Raises CallFailed. Idempotent while the call lives."""
         listing = self._hub.find(submit.gateway, submit.call)
         if listing is not None:
             outcome = await asyncio.shield(self._calls[listing.key].outcome)
@@ -236,22 +241,24 @@ class CallDesk:
         for key in keys:
             self._engine.cancel(key)
 
-    async def _begin(self, submit: Submit) -> int | Failure:
+    async def _begin(self, submit: Submit) -> Begun | Failure:
         request = submit.request
         key = next(self._keys)
         listing = self._hub.enter(submit.gateway, submit.call, key)
         self.idle.clear()
         story = self._stories.begin("generate", submit.request_id, submit.traceparent, submit.tracestate)
         call = self._calls[key] = LiveCall(listing, story)
-        outcome: int | Failure = Failure(FailureCode.INTERNAL, "the worker could not begin the call; its log says why")
+        outcome: Begun | Failure = Failure(
+            FailureCode.INTERNAL, "the worker could not begin the call; its log says why"
+        )
         try:
             tokens, num_public, chain = await self._prompt(call, submit)
             mask = await self._mask(call, submit, tokens)
-            sampling = self._sampling(request.sampling)
+            sampling, begun = self._sampling(request.sampling), Begun(len(tokens))
             if "settings" in request.tell:
                 sampling = _with_seed(sampling)
-                told = self._lane.run(submit.tenant, 0, self._settings, listing.number, tokens, request, sampling)
-                call.settings = await self._prepared(call, submit, told)
+                told = self._lane.run(submit.tenant, 0, self._with_settings, begun, tokens, request, sampling)
+                begun = await self._prepared(call, submit, told)
             if key not in self._calls:
                 raise CallFailed(_cancelled(submit.call))
             call.parser = self._answers.parser(request, tokens)
@@ -259,7 +266,7 @@ class CallDesk:
                 call.heads = CallHeads(self._heads, key, request, chain, len(tokens))
                 self.rates.accepted(call.heads.num_bytes, len(tokens))
             await self._hand_over(call, self._engine_request(key, tokens, num_public, mask, sampling, submit), submit)
-            outcome = len(tokens)
+            outcome = begun
         except CallFailed as failed:
             outcome = failed.failure
         finally:
@@ -338,13 +345,24 @@ class CallDesk:
         made = self._forms.run(submit.tenant, 0, self._constraints.answer_mask, request, thought)
         return await self._prepared(call, submit, made)
 
-    def _settings(self, number: int, prompt: Sequence[int], request: GenerateRequest, sampling: Sampling) -> Settings:
-        """Tell what a call runs with; tokens that it may not end with are shown as biases, as llama-server does."""
+    def _with_settings(
+        self, begun: Begun, prompt: Sequence[int], request: GenerateRequest, sampling: Sampling
+    ) -> Begun:
+        """Tell what a call runs with; tokens that it may not end with are shown as biases, as llama-server does.
+
+        Raises CallFailed for a prompt that is too long to be told whole, where that is asked for.
+        """
         ran = settled(sampling, self._engine.n_ctx)
         if request.ignore_eos:
             biases = dict(ran.logit_bias or ()) | dict.fromkeys(self._answers.ends)
             ran = replace(ran, logit_bias=tuple(biases.items()))
-        return Settings(number, self._answers.text(prompt), ran)
+        text, most = self._answers.text(prompt), request.max_prompt_chars
+        if len(text) > most and "prompt" in request.tell:
+            message = (
+                f"the prompt's text has {len(text)} characters and is told up to {most} to each of so many answers; "
+            )
+            raise CallFailed(Failure(FailureCode.INVALID_REQUEST, message + "leave out `echo`, or shorten it", "echo"))
+        return begun._replace(prompt=text[:most], sampling=ran)
 
     async def _prompt(self, call: LiveCall, submit: Submit) -> tuple[Sequence[int], int, Chain]:
         """The prompt's tokens, how many of them are everybody's, and what its heads are. Raises CallFailed."""
@@ -407,8 +425,6 @@ class CallDesk:
                 if call.heads is not None:
                     call.heads.started()
                 frame.append(Started(listing.number, event.slot, event.num_prompt_tokens, event.num_cached_tokens))
-                if call.settings is not None:
-                    frame.append(call.settings)
             case Finished():
                 reason = event.reason
                 if call.parser is not None:

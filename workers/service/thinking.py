@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from workers.chat.answers import Answers
-from workers.constraint.thought import UNBOUNDED, Thought
+from workers.constraint.thought import Thought
 from workers.protocol.failures import CallFailed, Failure, FailureCode
-from workers.protocol.requests import GenerateRequest
+from workers.protocol.requests import UNBOUNDED, GenerateRequest
 
 
 def thought_before(request: GenerateRequest, prompt: Sequence[int], answers: Answers) -> Thought | None:
@@ -15,15 +15,14 @@ def thought_before(request: GenerateRequest, prompt: Sequence[int], answers: Ans
 
     Raises CallFailed: INVALID_REQUEST for a budget's message that would end the thought before its own end.
     """
-    family, thinking = answers.family, request.thinking
+    family, thinking = answers.family, answers.bounds_of_thought(request)
     marks = family.thought
     is_chat = request.prompt is None and request.infill is None
     if marks is None or not (is_chat or thinking.budget != UNBOUNDED):
         return None
-    if marks.close.strip() in thinking.message:
-        message = f"`reasoning_budget_message` has {marks.close.strip()!r} in it, which ends this model's thoughts; "
-        message += "leave it out, it is added"
-        raise CallFailed(Failure(FailureCode.INVALID_REQUEST, message, "reasoning_budget_message"))
+    if fault := answers.closing_fault(thinking.message):
+        name = "reasoning_budget_message"
+        raise CallFailed(Failure(FailureCode.INVALID_REQUEST, f"`{name}` {fault}", name))
     is_open = answers.is_thinking(request, prompt)
     if not (is_open or answers.has_thought(request)):
         return None

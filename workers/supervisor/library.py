@@ -39,7 +39,7 @@ POLL_S = 0.2
 PER_MODEL = (
     *("alias", "slots", "ctx", "kv_tokens", "workers", "gpus"),
     *("llama", "sampling", "adapters", "tool_family", "open_objects", "chat_template", "shared_prompts"),
-    *("thinking", "chat_template_kwargs"),
+    *("thinking", "thinking_budget", "thinking_budget_message", "chat_template_kwargs"),
 )
 """Settings that a catalog file says for each model."""
 
@@ -88,6 +88,8 @@ def wanted(settings: SupervisorSettings) -> Wanted:
         "open_objects": settings.open_objects,
         "chat_template": settings.chat_template,
         "thinking": settings.thinking,
+        "thinking_budget": settings.thinking_budget,
+        "thinking_budget_message": settings.thinking_budget_message,
         "chat_template_kwargs": _object("chat_template_kwargs", settings.chat_template_kwargs),
         "shared_prompts": _list("shared_prompts", settings.shared_prompts),
     }

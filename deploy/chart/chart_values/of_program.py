@@ -24,6 +24,8 @@ OF_CATALOG = (
     "open_objects",
     "chat_template",
     "thinking",
+    "thinking_budget",
+    "thinking_budget_message",
     "chat_template_kwargs",
     "shared_prompts",
 )

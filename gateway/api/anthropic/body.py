@@ -15,7 +15,8 @@ from gateway.api.parameters.hints import MAX_TOKENS, HintsBody
 from gateway.api.parameters.lora import LoraBody
 from gateway.api.parameters.sampling_body import SamplingBody
 from gateway.api.parameters.stops import MAX_STOPS
-from gateway.api.parameters.thinking import MAX_MESSAGE_CHARS, TemplateKwargs, ThinkingSwitch
+from gateway.api.parameters.thinking import TemplateKwargs, ThinkingSwitch
+from workers.protocol.requests import MAX_BUDGET_MESSAGE_CHARS
 
 MAX_MESSAGES = 10_000
 MAX_BLOCKS = 4_000
@@ -85,7 +86,7 @@ class PromptBody(Body):
     chat_template_kwargs: TemplateKwargs | None = None
     output_config: OutputConfigBody | None = None
     output_format: FormatBody | None = None
-    reasoning_budget_message: Annotated[str, Field(max_length=MAX_MESSAGE_CHARS)] = ""
+    reasoning_budget_message: Annotated[str, Field(max_length=MAX_BUDGET_MESSAGE_CHARS)] = ""
 
 
 class MessagesBody(PromptBody, SamplingBody, HintsBody, LoraBody):

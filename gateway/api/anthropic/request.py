@@ -19,7 +19,7 @@ from gateway.api.parameters.thinking import enabled_by_kwargs, is_on, read_kwarg
 from gateway.api.parameters.unread import read_body
 from gateway.errors import InvalidRequest, UnsupportedParameter
 from gateway.telemetry.ignored import Ignored
-from workers.protocol.requests import Constraint, GenerateRequest, Thinking, Tool
+from workers.protocol.requests import UNBOUNDED, Constraint, GenerateRequest, Thinking, Tool
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,7 +126,7 @@ def _thinking(body: PromptBody) -> Thinking:
         effort = within
     if enabled is False or effort == "none":
         return Thinking(enabled=enabled is True)
-    budget = -1 if asked is None or asked.budget_tokens is None else asked.budget_tokens
+    budget = UNBOUNDED if asked is None or asked.budget_tokens is None else asked.budget_tokens
     return Thinking(enabled=enabled, effort=effort, budget=budget, message=body.reasoning_budget_message)
 
 

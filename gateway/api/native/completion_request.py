@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -17,7 +18,7 @@ from gateway.api.native.refused import IGNORED, REFUSED
 from gateway.api.parameters.form import read_form
 from gateway.api.parameters.hints import with_hints
 from gateway.api.parameters.lora import read_lora
-from gateway.api.parameters.notices import read_notices
+from gateway.api.parameters.notices import read_notices, sharing_prompts
 from gateway.api.parameters.repeats import requests_of
 from gateway.api.parameters.sampling import read_sampling
 from gateway.api.parameters.stops import read_stop
@@ -55,7 +56,7 @@ def read_completion(raw: bytes, scope: Scope) -> CompletionRequest:
         message = f"{len(prompts)} prompts times `n_cmpl` are more than {MAX_ANSWERS} answers. Ask for fewer at once."
         raise InvalidRequest(message, param="n_cmpl")
     request = _request(body)
-    requests = tuple(one for prompt in prompts for one in requests_of(replace(request, prompt=prompt), body.n_cmpl))
+    requests = [one for prompt in prompts for one in requests_of(replace(request, prompt=prompt), body.n_cmpl)]
     return _asked(body, requests)
 
 
@@ -72,8 +73,8 @@ def _validated(kind: type[BodyT], raw: bytes, scope: Scope, ignored: Ignored) ->
     return read_body(kind, document | {"model": named_model(document, scope)}, (IGNORED, REFUSED), ignored)
 
 
-def _asked(body: GenerationBody, requests: tuple[GenerateRequest, ...]) -> CompletionRequest:
-    return CompletionRequest(body.model, requests, body.stream, tuple(body.response_fields or ()))
+def _asked(body: GenerationBody, requests: Sequence[GenerateRequest]) -> CompletionRequest:
+    return CompletionRequest(body.model, sharing_prompts(requests), body.stream, tuple(body.response_fields or ()))
 
 
 def _request(body: GenerationBody) -> GenerateRequest:

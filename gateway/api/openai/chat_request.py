@@ -13,7 +13,7 @@ from gateway.api.parameters.form import beside_call, read_form
 from gateway.api.parameters.hints import with_hints
 from gateway.api.parameters.lora import read_lora
 from gateway.api.parameters.messages import read_messages
-from gateway.api.parameters.notices import read_notices
+from gateway.api.parameters.notices import read_notices, sharing_prompts
 from gateway.api.parameters.probs import read_n_probs
 from gateway.api.parameters.repeats import requests_of
 from gateway.api.parameters.sampling import read_sampling
@@ -49,7 +49,8 @@ def read_chat(raw: bytes, ignored: Ignored | None = None) -> ChatRequest:
     usage = read_stream_options(body.stream_options, stream=body.stream)
     toolbox = read_tools(body)
     request = with_hints(_request(body, toolbox, ignored), body)
-    return ChatRequest(body.model, requests_of(request, body.n), body.stream, usage, toolbox.as_function, body.verbose)
+    requests = sharing_prompts(requests_of(request, body.n))
+    return ChatRequest(body.model, requests, body.stream, usage, toolbox.as_function, body.verbose)
 
 
 def _request(body: ChatBody, toolbox: Toolbox, ignored: Ignored) -> GenerateRequest:

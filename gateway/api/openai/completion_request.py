@@ -14,7 +14,7 @@ from gateway.api.openai.stream_options import NOT_TOLD, UsageWish, read_stream_o
 from gateway.api.parameters.form import read_form
 from gateway.api.parameters.hints import with_hints
 from gateway.api.parameters.lora import read_lora
-from gateway.api.parameters.notices import read_notices
+from gateway.api.parameters.notices import read_notices, sharing_prompts
 from gateway.api.parameters.prompts import Prompt, read_prompts
 from gateway.api.parameters.repeats import requests_of
 from gateway.api.parameters.sampling import read_sampling
@@ -22,7 +22,7 @@ from gateway.api.parameters.stops import read_stop
 from gateway.api.parameters.unread import read_body
 from gateway.errors import InvalidRequest, UnsupportedParameter
 from gateway.telemetry.ignored import Ignored
-from workers.protocol.requests import GenerateRequest, Infill, Thinking
+from workers.protocol.requests import MAX_PROMPT_CHARS, GenerateRequest, Infill, Thinking
 
 MAX_CHOICES = 128
 """Answers to all prompts of a request together."""
@@ -66,7 +66,8 @@ def read_completion(raw: bytes, ignored: Ignored | None = None) -> CompletionReq
         shared = replace(shared, prompt_probs=most, cache_prompt=False)
     requests = [one for prompt in prompts for one in requests_of(_asking(shared, prompt, body), body.n)]
     legacy = body.logprobs is not None
-    return CompletionRequest(body.model, tuple(requests), body.stream, prompts, usage, body.echo, legacy, body.verbose)
+    answers = sharing_prompts(requests)
+    return CompletionRequest(body.model, answers, body.stream, prompts, usage, body.echo, legacy, body.verbose)
 
 
 def _check(body: CompletionBody, prompts: tuple[Prompt, ...]) -> None:
@@ -92,6 +93,10 @@ def _check(body: CompletionBody, prompts: tuple[Prompt, ...]) -> None:
         count = len(prompts) * body.n
         message = f"`n` times the prompts are {count} answers; one request takes {MAX_CHOICES}. Send several requests."
         raise InvalidRequest(message, param="n")
+    num_chars = body.n * sum(len(prompt) for prompt in prompts if isinstance(prompt, str))
+    if body.echo and num_chars > MAX_PROMPT_CHARS:
+        message = f"`echo` would tell {num_chars} characters of prompts; one request is told {MAX_PROMPT_CHARS}. "
+        raise InvalidRequest(message + "Ask for fewer answers at once, or leave it out.", param="echo")
     if body.suffix and not all(isinstance(prompt, str) for prompt in prompts):
         message = "`suffix` needs a `prompt` that is a text: what stands before the gap. Send strings."
         raise InvalidRequest(message, param="suffix")
@@ -123,5 +128,5 @@ def _asking(shared: GenerateRequest, prompt: Prompt, body: CompletionBody) -> Ge
         return replace(shared, infill=Infill(prefix=prompt, suffix=body.suffix))
     if body.echo and not isinstance(prompt, str):
         # The prompt's text comes with the settings.
-        return replace(shared, prompt=prompt, tell=(*shared.tell, "settings"))
+        return replace(shared, prompt=prompt, tell=(*shared.tell, "settings", "prompt"))
     return replace(shared, prompt=prompt)

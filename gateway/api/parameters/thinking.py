@@ -17,15 +17,13 @@ from gateway.api.parameters.base import Body, Loose
 from gateway.api.parameters.faults import shown
 from gateway.api.parameters.form import MAX_SCHEMA_DEPTH, too_deep
 from gateway.errors import InvalidRequest
-from workers.protocol.requests import Thinking
+from workers.protocol.requests import MAX_BUDGET_MESSAGE_CHARS, MAX_THINKING_BUDGET, UNBOUNDED, Thinking
 
 MAX_DOCUMENTS = 1000
 MAX_KWARGS = 64
 MAX_EFFORT_CHARS = 32
-MAX_BUDGET = 2**31 - 1
-MAX_MESSAGE_CHARS = 4096
 
-Budget = Annotated[int, Field(ge=-1, le=MAX_BUDGET)]
+Budget = Annotated[int, Field(ge=-1, le=MAX_THINKING_BUDGET)]
 Effort = Annotated[str, Field(min_length=1, max_length=MAX_EFFORT_CHARS)]
 TemplateKwargs = Annotated[dict[str, Any], Field(max_length=MAX_KWARGS)]
 
@@ -34,7 +32,7 @@ class ThinkingSwitch(Loose):
     """Whether to think and how long, as an object."""
 
     type: Literal["enabled", "disabled", "adaptive", "auto"]
-    budget_tokens: Annotated[int, Field(ge=0, le=MAX_BUDGET)] | None = None
+    budget_tokens: Annotated[int, Field(ge=0, le=MAX_THINKING_BUDGET)] | None = None
 
 
 def switch_or_flag(value: Any) -> str:
@@ -51,7 +49,7 @@ class ThinkingBody(Body):
     reasoning_format: Literal["auto", "none", "deepseek"] = "auto"
     reasoning_budget_tokens: Budget | None = None
     thinking_budget_tokens: Budget | None = None
-    reasoning_budget_message: Annotated[str, Field(max_length=MAX_MESSAGE_CHARS)] = ""
+    reasoning_budget_message: Annotated[str, Field(max_length=MAX_BUDGET_MESSAGE_CHARS)] = ""
     enable_thinking: bool | None = None
     thinking: Switch | None = None
     chat_template_kwargs: TemplateKwargs | None = None
@@ -64,7 +62,7 @@ class RoutedReasoning(Loose):
     """OpenRouter's object."""
 
     effort: Effort | None = None
-    max_tokens: Annotated[int, Field(ge=0, le=MAX_BUDGET)] | None = None
+    max_tokens: Annotated[int, Field(ge=0, le=MAX_THINKING_BUDGET)] | None = None
     enabled: bool | None = None
     exclude: bool = False
     """Thoughts are told whatever it says: whoever wants none of them leaves them unread."""
@@ -118,7 +116,7 @@ def read_thinking(body: ThinkingBody, others: OtherWords = OtherWords()) -> Thin
     # As in llama-server, the name that begins with "reasoning" goes first, and -1 leaves it open.
     within_switch = switch.budget_tokens if switch is not None else None
     budgets = (body.reasoning_budget_tokens, body.thinking_budget_tokens, within_switch, others.budget)
-    budget = next((one for one in budgets if one is not None), -1)
+    budget = next((one for one in budgets if one is not None), UNBOUNDED)
     split = body.reasoning_format != "none"
     return Thinking(enabled=enabled, effort=effort, budget=budget, message=body.reasoning_budget_message, split=split)
 

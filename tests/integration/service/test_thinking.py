@@ -31,7 +31,6 @@ from workers.protocol.events import (
     FinishReason,
     Progress,
     Reasoning,
-    Settings,
     Started,
     Text,
     TimingsSoFar,
@@ -42,7 +41,7 @@ from workers.protocol.events import (
 from workers.protocol.failures import CallFailed
 from workers.protocol.framing import FrameReader
 from workers.protocol.requests import Constraint, GenerateRequest, Message, Sampling, Submit, Thinking, Tool
-from workers.service.desk import CallDesk
+from workers.service.desk import Begun, CallDesk
 from workers.service.mailbox import Mailbox
 from workers.service.metrics import WorkerMetrics
 from workers.service.stream import EventHub
@@ -79,6 +78,7 @@ class Said:
     """What one call came to."""
 
     events: list[CallEvent]
+    begun: Begun
 
     @property
     def thought(self) -> str:
@@ -120,11 +120,11 @@ class Bench:
         self._calls += 1
         messages = (Message("user", "Give me an example as JSON."),)
         request = GenerateRequest(**{"messages": messages, **fields})  # type: ignore[arg-type]
-        await self.desk.submit(Submit(gateway="g", call=self._calls, request=request, tenant="t"))
+        begun = await self.desk.submit(Submit(gateway="g", call=self._calls, request=request, tenant="t"))
         async with asyncio.timeout(20):
             await self.desk.idle.wait()
         frames = FrameReader().feed(self._feed.take(1 << 20))
-        return Said([event for frame in frames for event in decode_step(frame.data)])
+        return Said([event for frame in frames for event in decode_step(frame.data)], begun)
 
 
 @pytest.fixture(scope="module")
@@ -210,11 +210,11 @@ async def test_a_call_is_told_all_that_it_asks_for_in_order(bench: Bench) -> Non
         tell=("progress", "timings", "tokens", "settings"), thinking=Thinking(budget=8), max_tokens=30
     )
     kinds = [type(event) for event in said.events]
-    assert kinds[:4] == [Started, Settings, Progress, Progress]
+    assert kinds[:3] == [Started, Progress, Progress]
     assert kinds.count(Tokens) == said.finished.usage.completion_tokens
     assert TimingsSoFar in kinds
-    settings = said.events[1]
-    assert isinstance(settings, Settings)
+    settings = said.begun
+    assert settings.sampling is not None
     assert settings.prompt.endswith("<|im_start|>assistant\n<think>\n")
     assert None not in [getattr(settings.sampling, name) for name in Sampling.__struct_fields__]
 
@@ -223,8 +223,8 @@ async def test_the_seed_that_is_told_says_the_same_again(bench: Bench) -> None:
     """The cache is left out, so that every time the same cells are computed."""
     hot = Sampling(temperature=4.0, top_k=0, top_p=1.0, min_p=0.0)
     first = await bench.say(tell=("settings",), sampling=hot, max_tokens=30, cache_prompt=False)
-    settings = first.events[1]
-    assert isinstance(settings, Settings)
+    settings = first.begun
+    assert settings.sampling is not None
     again = await bench.say(sampling=settings.sampling, max_tokens=30, cache_prompt=False)
     other = await bench.say(sampling=hot, max_tokens=30, cache_prompt=False)
     assert (again.thought, again.text) == (first.thought, first.text)

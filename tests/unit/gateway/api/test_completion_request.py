@@ -13,7 +13,7 @@ from gateway.api.openai.refused import COMPLETION_IGNORED, COMPLETION_REFUSED
 from gateway.api.openai.stream_options import UsageWish
 from gateway.errors import InvalidRequest, PaddockError, UnsupportedParameter
 from tests.support.openai_schema import properties
-from workers.protocol.requests import Constraint, Infill, Thinking
+from workers.protocol.requests import MAX_PROMPT_CHARS, Constraint, Infill, Thinking
 
 
 def read(**parameters: Any) -> CompletionRequest:
@@ -84,7 +84,7 @@ def test_a_suffix_asks_for_what_is_between() -> None:
 
 def test_the_text_of_echoed_tokens_comes_from_the_worker() -> None:
     asked = read(prompt=["a", [1]], echo=True, return_tokens=True)
-    assert [request.tell for request in asked.requests] == [("tokens",), ("tokens", "settings")]
+    assert [request.tell for request in asked.requests] == [("tokens",), ("tokens", "settings", "prompt")]
 
 
 def test_an_echo_with_probabilities_asks_for_those_of_the_prompt() -> None:
@@ -153,3 +153,12 @@ def test_every_parameter_of_openai_is_read_ignored_or_refused() -> None:
     read_names = set(CompletionBody.model_fields)
     assert properties("CreateCompletionRequest") <= read_names | {*COMPLETION_IGNORED, *COMPLETION_REFUSED}
     assert not read_names & {*COMPLETION_IGNORED, *COMPLETION_REFUSED}
+
+
+def test_the_prompts_that_are_told_have_one_bound_for_all_answers() -> None:
+    for request in read(prompt=[[1]] * 4, n=8, echo=True).requests:
+        assert request.max_prompt_chars == MAX_PROMPT_CHARS // 32
+    assert read(prompt="a" * (MAX_PROMPT_CHARS // 2), n=2, echo=True).echo
+    with pytest.raises(InvalidRequest) as caught:
+        read(prompt="a" * (MAX_PROMPT_CHARS // 2), n=3, echo=True)
+    assert caught.value.param == "echo"

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 
-from gateway.relay.mailbox import Mailbox
-from workers.protocol.events import Failed, Finished, FinishReason, Started, Text, Timings, Usage
+from gateway.relay.mailbox import Mailbox, MailboxWithSettings
+from workers.protocol.events import Failed, Finished, FinishReason, Settings, Started, Text, Timings, Usage
 from workers.protocol.failures import Failure, FailureCode
+from workers.protocol.requests import Sampling
 
 END = Finished(1, FinishReason.STOP, Usage(1, 1, 0), Timings(0, 1, 1.0, 1, 1.0))
 
@@ -80,3 +81,41 @@ async def test_a_reader_may_look_past_what_only_tells_that_it_began() -> None:
     box.put(Text(1, "a"))
     assert await reader == Text(1, "a")
     assert await box.take() == [Started(1, 0, 1, 0), Text(1, "a")]
+
+
+STARTED, SETTINGS = Started(1, 0, 1, 0), Settings(1, "a prompt", Sampling(seed=3))
+
+
+async def test_settings_come_behind_the_start_whichever_was_there_first() -> None:
+    late = MailboxWithSettings(10, lambda: None)
+    reader = asyncio.create_task(late.take())
+    for event in (STARTED, Text(1, "a"), END):
+        late.put(event, 10)
+    await asyncio.sleep(0)
+    assert not reader.done()
+    late.tell(SETTINGS)
+    assert await reader == [STARTED, SETTINGS, Text(1, "a"), END]
+    early = MailboxWithSettings(10, lambda: None)
+    early.tell(SETTINGS)
+    for event in (STARTED, Text(1, "a")):
+        early.put(event, 10)
+    assert await early.take() == [STARTED, SETTINGS, Text(1, "a")]
+
+
+async def test_a_worker_that_tells_no_settings_or_fails_keeps_nobody_waiting() -> None:
+    silent = MailboxWithSettings(10, lambda: None)
+    silent.put(STARTED)
+    silent.tell(None)
+    assert await silent.take() == [STARTED]
+    failed, failure = MailboxWithSettings(10, lambda: None), Failed(1, Failure(FailureCode.WORKER_LOST, "x"))
+    failed.put(STARTED)
+    failed.put(failure)
+    assert await failed.take() == [failure]
+
+
+async def test_what_comes_before_the_settings_is_bounded_as_well() -> None:
+    told: list[str] = []
+    box = MailboxWithSettings(3, lambda: told.append("over"))
+    for _ in range(5):
+        box.put(STARTED)
+    assert told == ["over"]

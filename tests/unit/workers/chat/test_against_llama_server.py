@@ -17,7 +17,7 @@ from tests.support.real_server import asked, built_server, real_server
 from tests.support.stack import ROOT, SHARED_MODELS
 from tests.unit.workers.chat.conversations import GROUPS, Body
 from workers.chat.conversation import Conversation, conversation_of
-from workers.chat.named_templates import NAMED
+from workers.chat.named_templates import OF_LLAMA_SERVER
 from workers.chat.template import ChatTemplate
 from workers.protocol.failures import CallFailed
 from workers.protocol.requests import Message
@@ -215,7 +215,7 @@ def test_prompts_are_those_of_the_real_server(name: str) -> None:
     assert differing == listed(name)
 
 
-NAMED_ALIKE = sorted(NAMED.keys() - {"yandex"})
+NAMED_ALIKE = sorted(OF_LLAMA_SERVER.keys() - {"yandex"})
 """llama-server drops that one's system messages."""
 
 
@@ -227,7 +227,7 @@ def test_named_templates_are_those_of_the_real_server(name: str) -> None:
         {"role": role, "content": text}
         for role, text in (("system", " Brief. "), ("user", " Hi! "), ("assistant", " Hello. "), ("user", "More?"))
     )
-    template = ChatTemplate(NAMED[name])
+    template = ChatTemplate(OF_LLAMA_SERVER[name])
     with real_server(MODEL, "--no-jinja", "--chat-template", name) as url:
         for messages in ([user], [system, user], [system, user, answer, more], [user, answer, more]):
             theirs = asked(f"{url}/apply-template", {"messages": messages})

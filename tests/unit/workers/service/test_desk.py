@@ -29,7 +29,7 @@ from workers.protocol.events import (
 from workers.protocol.failures import CallFailed, Failure, FailureCode
 from workers.protocol.framing import FrameReader
 from workers.protocol.requests import Cancel, GenerateRequest, Message, Sampling, Submit, Tool
-from workers.service.desk import CallDesk
+from workers.service.desk import Begun, CallDesk
 from workers.service.metrics import WorkerMetrics
 from workers.service.stream import EventHub
 
@@ -103,7 +103,7 @@ async def refused(bench: Bench, message: Submit) -> Failure:
 
 
 async def test_a_call_from_submit_to_its_end(bench: Bench) -> None:
-    assert await bench.desk.submit(submit(7, max_tokens=5, stop=("x",), ignore_eos=True)) == 4
+    assert await bench.desk.submit(submit(7, max_tokens=5, stop=("x",), ignore_eos=True)) == Begun(4)
     [request] = bench.engine.taken
     assert (list(request.tokens), request.max_tokens, request.stop) == ([3, 3, 5, 4], 5, ("x",))
     assert (request.ignore_eos, request.label) == (True, "req-7")
@@ -130,15 +130,15 @@ async def test_calls_of_two_gateways_with_the_same_number_do_not_meet(bench: Ben
 
 async def test_repeating_a_submit_changes_nothing_while_the_call_lives(bench: Bench) -> None:
     counts = await asyncio.gather(*(bench.desk.submit(submit(1)) for _ in range(3)))
-    assert (counts, len(bench.engine.taken)) == ([4, 4, 4], 1)
+    assert (counts, len(bench.engine.taken)) == ([Begun(4)] * 3, 1)
     bench.desk.draining = True
-    assert await bench.desk.submit(submit(1)) == 4
+    assert await bench.desk.submit(submit(1)) == Begun(4)
 
 
 async def test_repeating_a_submit_that_is_being_prepared_waits_for_it(bench: Bench) -> None:
     long = "word " * SHORT_CHARS
     counts = await asyncio.gather(*(bench.desk.submit(submit(1, content=long)) for _ in range(3)))
-    assert counts == [SHORT_CHARS + 1] * 3
+    assert counts == [Begun(SHORT_CHARS + 1)] * 3
     assert len(bench.engine.taken) == 1
 
 
@@ -147,7 +147,7 @@ async def test_a_refused_call_leaves_nothing_behind_and_may_come_again(bench: Be
     assert await refused(bench, submit(1)) == bench.engine.refusal
     assert bench.desk.idle.is_set()
     bench.engine.refusal = None
-    assert await bench.desk.submit(submit(1)) == 4
+    assert await bench.desk.submit(submit(1)) == Begun(4)
 
 
 async def test_an_unexpected_error_frees_the_call(bench: Bench) -> None:
@@ -326,7 +326,7 @@ async def test_log_probabilities_carry_the_callers_number(bench: Bench) -> None:
 async def test_a_prompt_as_text_or_tokens_needs_no_messages(bench: Bench) -> None:
     for prompt, tokens in (("one three", [3, 5]), ((1, 0, 8), [1, 0, 8])):
         message = Submit(gateway="g", call=len(tokens), request=GenerateRequest(prompt=prompt), tenant="t")
-        assert await bench.desk.submit(message) == len(tokens)
+        assert await bench.desk.submit(message) == Begun(len(tokens))
         assert list(bench.engine.taken[-1].tokens) == tokens
 
 

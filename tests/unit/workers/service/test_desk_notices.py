@@ -8,7 +8,7 @@ from dataclasses import replace
 import msgspec
 import pytest
 
-from tests.unit.workers.service.test_desk import TIMINGS, USAGE, Bench, RecordingEngine, submit
+from tests.unit.workers.service.test_desk import TIMINGS, USAGE, Bench, RecordingEngine, refused, submit
 from workers.chat.answers import Answers
 from workers.chat.prompts import Prompts
 from workers.chat.reasoning import THINK
@@ -24,13 +24,13 @@ from workers.protocol.events import (
     Logprobs,
     Progress,
     Reasoning,
-    Settings,
     Started,
     Text,
     TimingsSoFar,
     TokenLogprob,
     Tokens,
 )
+from workers.protocol.failures import FailureCode
 from workers.protocol.requests import Constraint, GenerateRequest, Sampling, Thinking, Tool
 from workers.service.desk import CallDesk
 
@@ -92,16 +92,15 @@ async def test_what_a_call_is_to_be_told_reaches_the_engine(bench: ThinkingBench
     assert request.max_tokens == 0
 
 
-async def test_settings_follow_the_start_and_are_those_of_the_engine(bench: ThinkingBench) -> None:
-    await bench.desk.submit(submit(3, content="one two", tell=("settings",), sampling=Sampling(temperature=0.2)))
-    await bench.desk.submit(submit(4, tell=("settings",), sampling=Sampling(seed=0xFFFFFFFF, repeat_last_n=-1)))
+async def test_settings_answer_the_submit_and_are_those_of_the_engine(bench: ThinkingBench) -> None:
+    told = ("settings",)
+    settings = await bench.desk.submit(submit(3, content="one two", tell=told, sampling=Sampling(temperature=0.2)))
+    other = await bench.desk.submit(submit(4, tell=told, sampling=Sampling(seed=0xFFFFFFFF, repeat_last_n=-1)))
     first, second = bench.engine.taken
     bench.desk.deliver(1, [Started(first.key, 0, 3, 0), Text(first.key, "Hi"), Started(second.key, 1, 4, 0)])
-    started, settings, _, _, other = bench.sent()
-    assert isinstance(started, Started)
-    assert isinstance(settings, Settings)
-    assert isinstance(other, Settings)
-    assert (settings.call, settings.prompt) == (3, "www www ")
+    assert [type(event) for event in bench.sent()] == [Started, Text, Started]
+    assert (settings.num_prompt_tokens, settings.prompt) == (2, "www www ")
+    assert other.sampling is not None
     assert first.sampling.seed is not None
     assert settings.sampling == settled(
         Sampling(temperature=0.2, top_k=5, seed=first.sampling.seed), RecordingEngine.n_ctx
@@ -218,10 +217,17 @@ async def test_without_form_and_budget_nothing_is_masked(bench: ThinkingBench) -
 
 async def test_ends_that_are_ignored_are_shown_as_biases(bench: ThinkingBench) -> None:
     biased = Sampling(logit_bias=((5, 1.5),))
-    await bench.desk.submit(submit(3, tell=("settings",), ignore_eos=True, sampling=biased))
+    settings = await bench.desk.submit(submit(3, tell=("settings",), ignore_eos=True, sampling=biased))
     [request] = bench.engine.taken
-    bench.desk.deliver(1, [Started(request.key, 0, 3, 0)])
-    settings = bench.sent()[1]
-    assert isinstance(settings, Settings)
+    assert settings.sampling is not None
     assert settings.sampling.logit_bias == ((5, 1.5), (0, None))
     assert request.sampling.logit_bias == ((5, 1.5),), "the engine has its own way"
+
+
+async def test_no_more_of_a_prompt_is_told_than_is_asked_for(bench: ThinkingBench) -> None:
+    cut = await bench.desk.submit(submit(1, content="one two", tell=("settings",), max_prompt_chars=5))
+    assert cut.prompt == "www w"
+    refusal = await refused(bench, submit(2, content="one two", tell=("settings", "prompt"), max_prompt_chars=5))
+    assert (refusal.code, refusal.param) == (FailureCode.INVALID_REQUEST, "echo")
+    whole = await bench.desk.submit(submit(3, content="one two", tell=("settings", "prompt"), max_prompt_chars=8))
+    assert whole.prompt == "www www "

@@ -18,6 +18,7 @@ from workers.chat.template import ChatTemplate
 from workers.protocol.failures import CallFailed
 from workers.protocol.requests import Cancel
 from workers.protocol.text import TOKENIZE_PATH, Props, Tokenize
+from workers.service.desk import Begun
 from workers.service.lanes import prompt_lane
 from workers.service.text import SHORT_BYTES, TextRoutes, Texts
 
@@ -133,7 +134,7 @@ async def test_a_call_that_is_cancelled_in_line_is_never_rendered() -> None:
         async with asyncio.timeout(10):
             await second
     open_.set()
-    assert await first == 4
+    assert await first == Begun(4)
     await asyncio.sleep(0.05)
     assert num_tokenised == 1
     bench.hub.check_integrity()
