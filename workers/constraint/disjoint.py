@@ -12,6 +12,8 @@ MAX_PAIRS = 2_000
 MAX_HOPS = 16
 MAX_COMPARED = 20_000
 """Of one document, in all: properties that refer to each other have as many pairs as there are ways through them."""
+VALUES_PER_COMPARISON = 16
+"""So many values that are compared count as a pair of schemas."""
 
 _TYPES = frozenset({"null", "boolean", "number", "string", "array", "object"})
 
@@ -22,6 +24,9 @@ class Disjoint:
     def __init__(self, root: Any) -> None:
         self._root = root
         self._left = MAX_COMPARED
+        self._types: dict[int, frozenset[str]] = {}
+        self._values: dict[int, frozenset[str] | None] = {}
+        """By a schema's identity: lists are long, and may be referred to from everywhere."""
 
     def all(self, schemas: Any) -> bool:
         """Whether no value can satisfy two of them."""
@@ -38,13 +43,24 @@ class Disjoint:
             return True
         if hops <= 0 or not isinstance(a, dict) or not isinstance(b, dict):
             return False
-        common = _types(a) & _types(b)
+        common = self._types_of(a) & self._types_of(b)
         if not common:
             return True
-        values_a, values_b = _values(a), _values(b)
+        values_a, values_b = self._values_of(a), self._values_of(b)
         if values_a is not None and values_b is not None:
-            return not values_a & values_b
+            self._left -= min(len(values_a), len(values_b)) // VALUES_PER_COMPARISON
+            return values_a.isdisjoint(values_b)
         return common == {"object"} and self._objects(a, b, hops)
+
+    def _types_of(self, schema: dict[str, Any]) -> frozenset[str]:
+        if id(schema) not in self._types:
+            self._types[id(schema)] = _types(schema)
+        return self._types[id(schema)]
+
+    def _values_of(self, schema: dict[str, Any]) -> frozenset[str] | None:
+        if id(schema) not in self._values:
+            self._values[id(schema)] = _values(schema)
+        return self._values[id(schema)]
 
     def _objects(self, a: dict[str, Any], b: dict[str, Any], hops: int) -> bool:
         must_a, must_b = _required(a), _required(b)
@@ -90,10 +106,10 @@ def _type(value: Any) -> str:
     return "object"
 
 
-def _values(schema: dict[str, Any]) -> set[str] | None:
+def _values(schema: dict[str, Any]) -> frozenset[str] | None:
     """The values that it lists, as texts that are equal where the values are; None if it lists none."""
     values = [schema["const"]] if "const" in schema else schema.get("enum")
-    return {_text(value) for value in values} if isinstance(values, list) else None
+    return frozenset(map(_text, values)) if isinstance(values, list) else None
 
 
 def _text(value: Any) -> str:

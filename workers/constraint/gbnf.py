@@ -21,7 +21,7 @@ _TOKEN = re.compile(
       "(?:[^"\\\n]|\\.)*+"?          # a literal; one without an end is all that follows,
     | \[(?:[^\]\\]|\\.)*+\]?         # as are characters: so nothing is looked at twice
     | \#[^\n]*                       # a comment
-    | \{(?P<least>\d*)(?P<range>,?)(?P<most>\d*)\}
+    | \{(?P<least>\d*+)(?P<range>,?+)(?P<most>\d*+)\}
     | (?P<open>\() | (?P<close>\))
     """,
     re.VERBOSE | re.DOTALL,

@@ -7,12 +7,15 @@ name and place. Source: JSON Schema 2020-12 (core and validation), docs/json_sch
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Mapping
 from typing import Any
 
 from workers.constraint.disjoint import Disjoint
 from workers.constraint.failures import Unusable
-from workers.constraint.unique_items import place_of, unique_arrays, values_of
+from workers.constraint.unique_items import Values, place_of
+
+logger = logging.getLogger(__name__)
 
 MAX_BYTES = 256 << 10
 MAX_DEPTH = 100
@@ -89,8 +92,15 @@ def enforceable(schema: Any, *, closes: bool = False) -> Any:
     `closes`: objects end after the keys that are listed, where the schema does not say which others there may be.
     """
     reader = _Reader(schema, closes)
-    result = reader.read()
-    return _Reader(schema, closes=False).read() if reader.is_unclear else result
+    try:
+        result = reader.read()
+        return _Reader(schema, closes=False).read() if reader.is_unclear else result
+    except Unusable:
+        raise
+    except (TypeError, AttributeError, LookupError, ValueError) as error:
+        # Whatever a keyword has for a value, it is the caller's mistake, and none of this worker.
+        logger.warning("a schema could not be read: %r", error)
+        raise Unusable("a keyword of the schema has a value of a kind that it can't have; correct it") from None
 
 
 class _Reader:
@@ -100,6 +110,7 @@ class _Reader:
         self._root = root
         self._closes = closes
         self._disjoint = Disjoint(root)
+        self._values = Values(root)
         self._wanted: list[tuple[str, str, bool]] = []
         """Definitions, and whether their objects are joined with other schemas'."""
         self._num_nodes = 0
@@ -132,7 +143,7 @@ class _Reader:
             return schema
         if not isinstance(schema, dict):
             raise Unusable(f"{path} is neither an object nor true or false")
-        arrangements = unique_arrays(schema, self._root)
+        arrangements = self._values.unique_arrays(schema)
         if arrangements is not None:
             return {"enum": arrangements}
         out: dict[str, Any] = {}
@@ -215,7 +226,7 @@ class _Reader:
 
     def _unique(self, schema: dict[str, Any], out: dict[str, Any], *, is_asked: bool) -> None:
         """As far as a grammar can: an array is no longer than there are values."""
-        values = values_of(schema.get("items"), self._root)
+        values = self._values.of(schema.get("items"))
         most = schema.get("maxItems")
         if is_asked and values is not None and not (isinstance(most, int) and most <= len(values)):
             out["maxItems"] = len(values)
@@ -261,6 +272,9 @@ def _is_listed(schema: dict[str, Any]) -> bool:
 
 def _format(schema: dict[str, Any], value: Any, out: dict[str, Any], path: str) -> None:
     kind = schema.get("type")
+    for key, kinds in (("format", str), ("minimum", int | float), ("maximum", int | float)):
+        if not isinstance(schema.get(key, value if key == "format" else 0), kinds):
+            raise Unusable(f"{path}: `{key}` is no {'text' if key == 'format' else 'number'}")
     if kind in ("integer", "number") and value in NUMBER_FORMATS:
         bounds = NUMBER_FORMATS[value]
         if bounds is not None and kind == "integer":

@@ -17,6 +17,8 @@ from workers.constraint.schema import MAX_BYTES, enforceable, parse
 from workers.protocol.requests import Constraint, GenerateRequest, Tool
 
 ANY_OBJECT: dict[str, Any] = {"type": "object"}
+MAX_TOOLS_BYTES = 1 << 20
+"""Of all schemas that one answer is kept to, as JSON: each is read in Python, of which one thread runs at a time."""
 SPACE = "SPACE: /[ \\n]{1,2}/\n"
 
 
@@ -80,7 +82,13 @@ class CallForms:
         return f"({self._text(self._syntax.lead)})?" if self._syntax.lead else ""
 
     def _calls(self, tools: Sequence[Tool], rule: str, single: bool) -> str:
-        """One call after the other; each names one of the tools and has arguments that follow its schema."""
+        """One call after the other; each names one of the tools and has arguments that follow its schema.
+
+        Raises CallFailed for more schemas than one request may have.
+        """
+        if sum(len(msgspec.json.encode(tool.parameters)) for tool in tools) > MAX_TOOLS_BYTES:
+            message = f"their schemas have more than {MAX_TOOLS_BYTES >> 20} MiB together; send fewer tools"
+            raise refused(message, "tools")
         syntax = self._syntax
         more = "" if single else f" ({self._text(syntax.between)} call)*"
         alternatives = "\n    | ".join(

@@ -36,15 +36,51 @@ def place_of(reference: Any) -> tuple[str, str] | None:
     return parts[1], unquote(parts[2]).replace("~1", "/").replace("~0", "~")
 
 
-def values_of(schema: Any, root: Any) -> list[Any] | None:
-    """Return the values that a schema allows, each once; None: they are many, or it can't be told."""
-    for _ in range(MAX_REFERENCES):
-        place = place_of(schema["$ref"]) if isinstance(schema, dict) and "$ref" in schema else None
-        if place is None or not schema.keys() <= ANNOTATIONS | {"$ref"}:
-            break
-        shelf = root.get(place[0]) if isinstance(root, dict) else None
-        schema = shelf.get(place[1]) if isinstance(shelf, dict) else None
-    if not isinstance(schema, dict) or not schema.keys() <= VALUE_KEYWORDS:
+class Values:
+    """The values that the schemas of one document list. Each list is looked at once, however often it is referred to:
+    a document of 256 KiB has room for a hundred thousand values and for thousands of references.
+    """
+
+    def __init__(self, root: Any) -> None:
+        """`root` is the document, which must not change."""
+        self._root = root
+        self._known: dict[int, list[Any] | None] = {}
+        """By the schema's identity."""
+
+    def of(self, schema: Any) -> list[Any] | None:
+        """Return the values that a schema allows, each once; None: they are many, or it can't be told."""
+        root = self._root
+        for _ in range(MAX_REFERENCES):
+            place = place_of(schema["$ref"]) if isinstance(schema, dict) and "$ref" in schema else None
+            if place is None or not schema.keys() <= ANNOTATIONS | {"$ref"}:
+                break
+            shelf = root.get(place[0]) if isinstance(root, dict) else None
+            schema = shelf.get(place[1]) if isinstance(shelf, dict) else None
+        if not isinstance(schema, dict):
+            return None
+        if id(schema) not in self._known:
+            self._known[id(schema)] = _listed(schema)
+        return self._known[id(schema)]
+
+    def unique_arrays(self, schema: dict[str, Any]) -> list[list[Any]] | None:
+        """Return all arrays that a schema of an array without repeats allows, the shortest first; None: they are
+        many.
+        """
+        asks = schema.get("uniqueItems") is True and schema.get("type") == "array"
+        if not asks or not schema.keys() <= ARRAY_KEYWORDS:
+            return None
+        values = self.of(schema.get("items"))
+        if values is None or len(values) > MAX_ARRANGED:
+            return None
+        least, most = schema.get("minItems", 0), schema.get("maxItems", len(values))
+        if not isinstance(least, int) or not isinstance(most, int) or least > min(most, len(values)):
+            return None
+        lengths = range(max(0, least), min(most, len(values)) + 1)
+        return [list(one) for length in lengths for one in itertools.permutations(values, length)]
+
+
+def _listed(schema: dict[str, Any]) -> list[Any] | None:
+    if not schema.keys() <= VALUE_KEYWORDS:
         return None
     kind = schema.get("type")
     listed = [schema["const"]] if "const" in schema else schema.get("enum")
@@ -55,20 +91,6 @@ def values_of(schema: Any, root: Any) -> list[Any] | None:
     if kind is not None and not all(_is_of(value, kind) for value in listed):
         return None
     return list({json.dumps(value, sort_keys=True): value for value in listed}.values())
-
-
-def unique_arrays(schema: dict[str, Any], root: Any) -> list[list[Any]] | None:
-    """Return all arrays that a schema of an array without repeats allows, the shortest first; None: they are many."""
-    if schema.get("uniqueItems") is not True or schema.get("type") != "array" or not schema.keys() <= ARRAY_KEYWORDS:
-        return None
-    values = values_of(schema.get("items"), root)
-    if values is None or len(values) > MAX_ARRANGED:
-        return None
-    least, most = schema.get("minItems", 0), schema.get("maxItems", len(values))
-    if not isinstance(least, int) or not isinstance(most, int) or least > min(most, len(values)):
-        return None
-    lengths = range(max(0, least), min(most, len(values)) + 1)
-    return [list(one) for length in lengths for one in itertools.permutations(values, length)]
 
 
 def _is_of(value: Any, kind: Any) -> bool:

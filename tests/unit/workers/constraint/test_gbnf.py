@@ -47,6 +47,14 @@ def test_what_has_no_end_is_read_once(sign: str) -> None:
     assert time.perf_counter() - start < 2
 
 
+@pytest.mark.parametrize("begun", ["{", "{1,"])
+def test_repetitions_without_an_end_are_read_once(begun: str) -> None:
+    """Every way to share the digits between two numbers was tried: half a minute, with every thread at rest."""
+    start = time.perf_counter()
+    check(f'root ::= "a"{begun}' + "1" * (MAX_BYTES - 100))
+    assert time.perf_counter() - start < 2
+
+
 def test_grammars_that_name_tokens() -> None:
     assert names_tokens("root ::= <[12]> | <think>")
     assert not names_tokens('root ::= "<a>" [<>] # <b>')

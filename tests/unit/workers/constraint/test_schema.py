@@ -1,12 +1,13 @@
 from __future__ import annotations
 
+import contextlib
 import time
 from typing import Any
 
 import pytest
 
 from workers.constraint.failures import Unusable
-from workers.constraint.schema import MAX_BYTES, enforceable, parse
+from workers.constraint.schema import ANNOTATIONS, HARMLESS, LISTS, MAPS, MAX_BYTES, ONE, PLAIN, enforceable, parse
 
 
 @pytest.mark.parametrize(
@@ -235,3 +236,38 @@ def test_unique_items_that_are_defined_elsewhere() -> None:
     definitions = {"C": {"enum": ["red", "green"], "title": "C", "type": "string"}}
     kept = enforceable({**schema, "$defs": definitions})
     assert len(kept["properties"]["c"]["enum"]) == 5
+
+
+def test_long_lists_of_values_are_looked_at_once() -> None:
+    """A list of 60,000 values was read anew for each of the arrays that refer to it: ten minutes of one thread."""
+    values = ["0,", "1,", "2,", "3,", "4,"]
+    listed = "[" + "".join(values) * 12_000 + "5]"
+    arrays = ",".join(['{"type":"array","uniqueItems":true,"items":{"$ref":"#/$defs/e"}}'] * 2000)
+    text = f'{{"$defs":{{"e":{{"enum":{listed}}}}},"type":"array","prefixItems":[{arrays}]}}'
+    start = time.perf_counter()
+    made = enforceable(parse(text))
+    assert time.perf_counter() - start < 2
+    assert made["prefixItems"][-1]["maxItems"] == 6
+
+
+def test_long_lists_of_values_are_compared_within_bounds() -> None:
+    lists = [{"enum": [f"{first}{number}" for number in range(8000)]} for first in "ab"]
+    parts = [{"oneOf": [{"$ref": "#/$defs/a"}, {"$ref": "#/$defs/b"}]}] * 2000
+    schema = {"$defs": dict(zip("ab", lists, strict=True)), "type": "array", "prefixItems": parts}
+    start = time.perf_counter()
+    enforceable(schema)
+    assert time.perf_counter() - start < 2
+
+
+ODD: tuple[Any, ...] = ([], {}, [[]], [{}], "a", None, 1.5, True, {"a": []}, [1, "a"])
+KINDS: tuple[Any, ...] = ("integer", "string", "array", "object", [])
+
+
+@pytest.mark.parametrize("keyword", sorted(PLAIN | ANNOTATIONS | ONE | LISTS | MAPS | HARMLESS.keys() | {"format"}))
+def test_a_keyword_with_a_value_of_another_kind_is_the_callers_mistake(keyword: str) -> None:
+    """It was a fault of the worker, which gateways then blamed and tried elsewhere."""
+    for value in ODD:
+        for kind in KINDS:
+            schema = {"type": kind, keyword: value, "uniqueItems": True, "items": {keyword: value}}
+            with contextlib.suppress(Unusable):
+                enforceable({"properties": {"a": schema, "b": {"oneOf": [schema, {"type": kind}]}}}, closes=True)
