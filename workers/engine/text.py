@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from codecs import utf_8_decode
+from functools import lru_cache
 
 
 class AnswerText:
@@ -12,13 +13,12 @@ class AnswerText:
     the result does not depend on how the text was cut into tokens.
     """
 
-    __slots__ = ("_bytes", "_held", "_stops", "stop")
+    __slots__ = ("_bytes", "_held", "_place", "_stops", "stop")
 
     def __init__(self, stops: tuple[str, ...] = ()) -> None:
-        self._stops: dict[str, list[str]] = {}
-        """By their first characters: of many, few can have begun in the text of a token."""
-        for stop in filter(None, stops):
-            self._stops.setdefault(stop[0], []).append(stop)
+        self._stops = _stops_of(stops) if any(stops) else None
+        self._place = 0
+        """Among the beginnings of stop strings, that of the longest one that the text ends in."""
         self._bytes = b""
         self._held = ""
         self.stop: str | None = None
@@ -29,52 +29,89 @@ class AnswerText:
         data = self._bytes + piece if self._bytes else piece
         text, num_used = utf_8_decode(data, "replace", False)
         self._bytes = data[num_used:]
-        return self._release(text) if self._stops and text else text
+        return text if self._stops is None or not text else self._release(text, self._stops)
 
     def finish(self) -> str:
         """The model is done -> what was held back."""
         text = utf_8_decode(self._bytes, "replace", True)[0] if self._bytes else ""
         self._bytes = b""
-        if not self._stops:
+        if self._stops is None:
             return text
-        text = self._release(text)
+        text = self._release(text, self._stops)
         if self.stop is None:
             text += self._held
         self._held = ""
         return text
 
-    def _release(self, new: str) -> str:
+    def _release(self, new: str, stops: _Stops) -> str:
         if self.stop is not None:
             return ""
-        text = self._held + new
-        begun = [stop for first in self._stops.keys() & set(text) for stop in self._stops[first]]
-        found = _first_stop(text, begun)
-        if found is not None:
-            start, self.stop = found
-            self._held = ""
-            return text[:start]
-        num_held = max((_overlap(text, stop) for stop in begun), default=0)
-        cut = len(text) - num_held
+        place = self._place
+        if not place and stops.firsts.isdisjoint(new):
+            return new
+        text, end = self._held + new, len(self._held)
+        for character in new:
+            end += 1
+            place = stops.after(place, character)
+            if met := stops.met[place]:
+                self.stop, self._held = met, ""
+                return text[: end - len(met)]
+        self._place = place
+        cut = len(text) - stops.lengths[place]
         self._held = text[cut:]
         return text[:cut]
 
 
-def _first_stop(text: str, stops: list[str]) -> tuple[int, str] | None:
-    """-> where it starts, and which, of the stop string that ends first."""
-    best: tuple[int, int, str] | None = None
-    for stop in stops:
-        start = text.find(stop)
-        if start >= 0:
-            one = (start + len(stop), start, stop)
-            best = one if best is None or one < best else best
-    return None if best is None else best[1:]
+class _Stops:
+    """Stop strings as a tree of their beginnings (as by Aho and Corasick): a character costs the same, however many
+    stop strings there are and however much of them is held back. Immutable.
+    """
+
+    def __init__(self, stops: tuple[str, ...]) -> None:
+        self._next: list[dict[str, int]] = [{}]
+        """By place: character -> the place of the beginning that is longer by it."""
+        self._shorter = [0]
+        """By place: that of the longest other beginning that this one ends in."""
+        self.lengths = [0]
+        """By place, in characters."""
+        self.met: list[str] = [""]
+        """By place: the longest stop string that this beginning ends in; empty: none."""
+        for stop in stops:
+            self._add(stop)
+        self.firsts = frozenset(self._next[0])
+        self._join()
+
+    def after(self, place: int, character: str) -> int:
+        """Return the place of the longest beginning that a text ends in, which ended in that of `place` before."""
+        steps = self._next
+        while place and character not in steps[place]:
+            place = self._shorter[place]
+        return steps[place].get(character, 0)
+
+    def _add(self, stop: str) -> None:
+        place = 0
+        for character in stop:
+            found = self._next[place].get(character)
+            if found is None:
+                found = self._next[place][character] = len(self._next)
+                self._next.append({})
+                self._shorter.append(0)
+                self.lengths.append(self.lengths[place] + 1)
+                self.met.append("")
+            place = found
+        self.met[place] = stop
+
+    def _join(self) -> None:
+        """Shorter beginnings are done before longer ones."""
+        places = list(self._next[0].values())
+        for place in places:
+            for character, longer in self._next[place].items():
+                self._shorter[longer] = shorter = self.after(self._shorter[place], character)
+                self.met[longer] = self.met[longer] or self.met[shorter]
+                places.append(longer)
 
 
-def _overlap(text: str, stop: str) -> int:
-    """Length of the longest end of `text` that is a beginning of `stop`, all of `stop` excepted."""
-    start = max(0, len(text) - len(stop) + 1)
-    while (start := text.find(stop[0], start)) >= 0:
-        if stop.startswith(text[start:]):
-            return len(text) - start
-        start += 1
-    return 0
+@lru_cache(maxsize=8)
+def _stops_of(stops: tuple[str, ...]) -> _Stops:
+    """The answers of one request share them."""
+    return _Stops(stops)

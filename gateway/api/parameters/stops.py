@@ -11,6 +11,8 @@ from gateway.errors import InvalidRequest
 
 MAX_STOPS = 128
 MAX_STOP_CHARS = 512
+MAX_ALL_STOP_CHARS = 8192
+"""Of all together: a worker makes a tree of them."""
 
 Stop = Annotated[
     Annotated[str, Tag("<text>")] | Annotated[list[str], Field(max_length=MAX_STOPS, fail_fast=True), Tag("<parts>")],
@@ -25,4 +27,9 @@ def read_stop(stop: str | list[str] | None) -> tuple[str, ...]:
             path = "stop" if isinstance(stop, str) else f"stop.{n}"
             message = f"`{path}` has {len(text)} characters. A stop string has 1 to {MAX_STOP_CHARS}."
             raise InvalidRequest(message, param=path)
+    if (num_chars := sum(map(len, stops))) > MAX_ALL_STOP_CHARS:
+        message = (
+            f"`stop` has {num_chars} characters in all. All stop strings together have at most {MAX_ALL_STOP_CHARS}."
+        )
+        raise InvalidRequest(message, param="stop")
     return tuple(stops)
