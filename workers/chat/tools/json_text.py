@@ -14,6 +14,7 @@ from collections.abc import Sequence
 
 GEMMA_QUOTE = '<|"|>'
 MAX_DEPTH = 200
+MAX_SPACE_CHARS = 4096
 MAX_WORD_CHARS = 4096
 """Of a number or a word without quotes."""
 
@@ -90,7 +91,8 @@ class JsonText:
     def _part(self, text: str, start: int, ended: bool, out: list[str]) -> int:
         """One part that is not inside of a string."""
         if space := _SPACE.match(text, start):
-            self.held += space.group()
+            if len(self.held) < MAX_SPACE_CHARS:  # more of it means nothing
+                self.held += space.group()
             return space.end()
         mark = text[start]
         if mark in ":=" and self._want == COLON and (mark == ":" or self._in_call):

@@ -16,7 +16,7 @@ from enum import Enum
 from workers.chat.tools import CallPiece, ContentPiece, Piece, ReasoningPiece
 from workers.chat.tools.family import Ask, Family
 from workers.chat.tools.json_text import JsonText
-from workers.chat.tools.scanner import NOT_SPACE, Scanner, Steps
+from workers.chat.tools.scanner import MAX_SPACE_CHARS, NOT_SPACE, Scanner, Steps
 from workers.chat.tools.tags import Tags
 
 SPACE = " \t\r\n"
@@ -210,6 +210,12 @@ class Reader(Scanner):
                     self._say(self._text)
                 self._text = ""
                 return None
+            elif len(self._text) > MAX_SPACE_CHARS:
+                if self._gap is Gap.START:
+                    self._say(self._text)
+                self._text = ""
+                if not self._in_gap:
+                    return None
             yield
 
     @property
@@ -245,6 +251,8 @@ class Reader(Scanner):
         if text:
             whole = text.rstrip(SPACE)
             self._reasons = text[len(whole) :]
+            if len(self._reasons) > MAX_SPACE_CHARS:
+                whole, self._reasons = text, ""
             if whole:
                 self._put(ReasoningPiece(whole))
 

@@ -15,6 +15,9 @@ Steps = Generator[None, None, T]
 MAX_HEAD_CHARS = 512
 """Of a name, or of another text that must be whole before it means something."""
 
+MAX_SPACE_CHARS = 4096
+"""Of whitespace that is waited over: where a model writes nothing else, all of it is looked at with each token."""
+
 NOT_SPACE = re.compile(r"[^ \t\r\n]")
 _STRING_END = re.compile(r'["\\]')
 
@@ -34,12 +37,15 @@ class Scanner:
         """
 
     def _skip_space(self) -> Steps[bool]:
-        """-> whether there is something else."""
+        """-> whether there is something else, before too much of it."""
+        start = self._at
         while True:
             found = NOT_SPACE.search(self._text, self._at)
             self._at = len(self._text) if found is None else found.start()
             if found is not None:
                 return True
+            if self._at - start > MAX_SPACE_CHARS:
+                return False
             if self._ended:
                 self._short = ""
                 return False
