@@ -15,6 +15,7 @@ from gateway.api.answers import JSON, send_parts
 from gateway.api.diagnostics import answer_headers, ping, trail_of
 from gateway.api.dialect import AskedIn, StreamWriter, WholeWriter, Writers
 from gateway.api.errors import note_error, send_error, shape_of
+from gateway.api.held_probs import MAX_WAITING_PROBS, MAX_WHOLE_PROBS, HeldProbs
 from gateway.api.intake import held_while
 from gateway.api.presence import ClientGone, while_present
 from gateway.api.resumable import Resumable
@@ -118,6 +119,7 @@ class Answering(Generic[AskedIn]):
 
     async def _whole(self, asked: AskedIn, call: Call, trail: Trail, send: Send) -> None:
         writer, unended = self._writers.whole_writer(asked, call, trail), Unended()
+        held = HeldProbs(asked.requests, MAX_WHOLE_PROBS)
         async with self._superseding.turn(call), choices(self._pipeline, call, asked.requests, trail) as answer:
             try:
                 while not answer.ended:
@@ -126,6 +128,8 @@ class Answering(Generic[AskedIn]):
                     if trail.first_token_at is None:
                         note_first(trail, events)
                     writer.add(events, answer.choice)
+                    if held.are_told:
+                        held.add(events)
                     if answer.end is not None:
                         note_end(trail, answer.end, answer.choice, unended)
             finally:
@@ -162,7 +166,7 @@ class Answering(Generic[AskedIn]):
                 opening = writer.opening()
                 if opening:
                     await sink.write(opening)
-                await relay(answer, writer, trail, sink)
+                await relay(answer, writer, trail, sink, HeldProbs(asked.requests, MAX_WAITING_PROBS))
         except PaddockError as error:
             return error
         return None
@@ -172,7 +176,7 @@ class Answering(Generic[AskedIn]):
             await self._conclude(writer, failure)
 
 
-async def relay(answer: Choices, writer: StreamWriter, trail: Trail, sink: Sink) -> None:
+async def relay(answer: Choices, writer: StreamWriter, trail: Trail, sink: Sink, held: HeldProbs) -> None:
     """Every event of the answer to where it goes; the body of the loop runs once per token. Raises PaddockError."""
     take, chunks, write = answer.take, writer.chunks, sink.write
     waits, unended = True, Unended()
@@ -185,6 +189,8 @@ async def relay(answer: Choices, writer: StreamWriter, trail: Trail, sink: Sink)
             body = chunks(events, answer.choice)
             if body:
                 await write(body)
+            if held.are_told:
+                held.clear() if body else held.add(events)
             if answer.end is not None:
                 note_end(trail, answer.end, answer.choice, unended)
     finally:

@@ -19,6 +19,8 @@ class WholeWriter:
     def __init__(self, call: Call) -> None:
         self._model = call.alias
         self._blocks: list[dict[str, Any]] = []
+        self._texts: list[list[str]] = []
+        """By block: what its text is made of. Added to a text piece by piece, a long one is copied with each."""
         self._calls: dict[int, tuple[dict[str, Any], list[str]]] = {}
         self._end: Finished | None = None
 
@@ -26,9 +28,9 @@ class WholeWriter:
         for event in events:
             match event:
                 case Text():
-                    self._block("text", "text")["text"] += event.text
+                    self._add_to("text", event.text)
                 case Reasoning():
-                    self._block("thinking", "thinking")["thinking"] += event.text
+                    self._add_to("thinking", event.text)
                 case ToolCallDelta():
                     self._call(event)[1].append(event.arguments)
                 case Finished():
@@ -39,6 +41,9 @@ class WholeWriter:
         end = self._end
         if end is None:
             raise ValueError("the answer has no end")
+        for block, texts in zip(self._blocks, self._texts, strict=True):
+            if texts:
+                block[block["type"]] = "".join(texts)
         for block, arguments in self._calls.values():
             block["input"] = _object("".join(arguments))
         usage = end.usage
@@ -55,21 +60,22 @@ class WholeWriter:
             }
         )
 
-    def _block(self, kind: str, field: str) -> dict[str, Any]:
-        last = self._blocks[-1] if self._blocks else None
-        if last is not None and last["type"] == kind:
-            return last
-        block: dict[str, Any] = {"type": kind, field: ""}
-        if kind == "thinking":
-            block["signature"] = ""
+    def _add_to(self, kind: str, text: str) -> None:
+        """`kind` of a block, which is the name of its text as well."""
+        if not self._blocks or self._blocks[-1]["type"] != kind:
+            signature = {"signature": ""} if kind == "thinking" else {}
+            self._begin({"type": kind, kind: "", **signature})
+        self._texts[-1].append(text)
+
+    def _begin(self, block: dict[str, Any]) -> None:
         self._blocks.append(block)
-        return block
+        self._texts.append([])
 
     def _call(self, event: ToolCallDelta) -> tuple[dict[str, Any], list[str]]:
         known = self._calls.get(event.index)
         if known is None:
             block: dict[str, Any] = {"type": "tool_use", "id": event.id, "name": event.name, "input": {}}
-            self._blocks.append(block)
+            self._begin(block)
             known = self._calls[event.index] = (block, [])
         return known
 

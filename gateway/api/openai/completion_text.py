@@ -4,11 +4,16 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
+
+from gateway.api.answers import EncodedArray
 from gateway.api.openai.completion_request import CompletionRequest
-from gateway.api.openai.legacy_logprobs import LegacyCollector, joined
+from gateway.api.openai.legacy_logprobs import LegacyCollector, Told, joined
 from gateway.api.openai.logprobs import LogprobsCollector, logprobs_object
 from workers.protocol.events import Logprobs, PromptLogprobs, Settings, Started
 from workers.protocol.requests import GenerateRequest
+
+_encode = msgspec.json.Encoder().encode
 
 
 class Echo:
@@ -47,7 +52,7 @@ class Probabilities:
         self.wanted = bool(request.n_probs)
         self._legacy = LegacyCollector()
         self._modern = LogprobsCollector(request.post_sampling_probs)
-        self._is_legacy = asked.legacy_logprobs
+        self.is_legacy = asked.legacy_logprobs
         self._tells_end = bool(request.prompt_probs)
         self._is_prompt_whole = not request.prompt_probs
 
@@ -61,7 +66,7 @@ class Probabilities:
         return self._tells_end and self.waiting
 
     def add(self, event: Logprobs) -> None:
-        (self._legacy if self._is_legacy else self._modern).add(event)
+        (self._legacy if self.is_legacy else self._modern).add(event)
 
     def add_prompt(self, event: PromptLogprobs, num_tokens: int, text: str) -> bool:
         """Add those of the next tokens of a prompt of so many, which is told as `text` -> whether these were the last.
@@ -76,10 +81,23 @@ class Probabilities:
 
     def take(self) -> dict[str, Any]:
         """Of all tokens that waited for their text."""
-        return self._legacy.take() if self._is_legacy else logprobs_object(self._modern.take())
+        return self._legacy.take() if self.is_legacy else logprobs_object(self._modern.take())
 
-    def joined(self, parts: list[dict[str, Any]]) -> dict[str, Any]:
-        """What several `take`s gave, as one."""
-        if self._is_legacy:
-            return joined(parts)
-        return logprobs_object([entry for part in parts for entry in part["content"]])
+
+class WholeProbabilities:
+    """Those of a whole answer, encoded as they come: encoding them all at its end held up other streams."""
+
+    def __init__(self, probs: Probabilities) -> None:
+        self._probs = probs
+        self._legacy: list[Told] = []
+        self._modern: list[bytes] = []
+
+    def add_waiting(self) -> None:
+        """Take those whose text is there."""
+        if self._probs.is_legacy:
+            self._legacy.append(self._probs.take())
+        else:
+            self._modern += map(_encode, self._probs.take()["content"])
+
+    def object(self) -> dict[str, Any]:
+        return joined(self._legacy) if self._probs.is_legacy else logprobs_object(EncodedArray(self._modern))

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from gateway.api.openai.completion_request import CompletionRequest
-from gateway.api.openai.completion_text import Echo, Probabilities
+from gateway.api.openai.completion_text import Echo, Probabilities, WholeProbabilities
 from gateway.api.openai.ids import completion_id
 from gateway.api.openai.verbose import Verbose
 from gateway.api.openai.whole import Whole
@@ -66,7 +66,7 @@ class _Choice:
         self._verbose = verbose
         self._echo = echo
         self._probs = probs
-        self._told: list[dict[str, Any]] = []
+        self._told = WholeProbabilities(probs)
         self._tokens: list[int] | None = [] if "tokens" in request.tell else None
         self._texts: list[str] = []
         self.end: Finished | None = None
@@ -76,7 +76,7 @@ class _Choice:
             case Text() | Reasoning():
                 self._texts.append(event.text)
                 if self._probs.waiting:
-                    self._told.append(self._probs.take())
+                    self._told.add_waiting()
             case Started():
                 self._texts.append(self._echo.started(event))
             case Settings():
@@ -96,8 +96,8 @@ class _Choice:
 
     def object(self, number: int, end: Finished) -> dict[str, Any]:
         if self._probs.waiting_at_end:
-            self._told.append(self._probs.take())
-        logprobs = self._probs.joined(self._told) if self._probs.wanted else None
+            self._told.add_waiting()
+        logprobs = self._told.object() if self._probs.wanted else None
         choice: dict[str, Any] = {"index": number, "text": "".join(self._texts), "logprobs": logprobs}
         choice["finish_reason"] = end.reason.value
         if self._tokens is not None:

@@ -12,6 +12,7 @@ from typing import Any
 
 import msgspec
 
+from gateway.api.answers import EncodedArray
 from workers.protocol.events import Logprobs, TokenLogprob, TokenProbs
 
 Told = dict[str, list[Any]]
@@ -77,9 +78,10 @@ def nothing() -> Told:
     return {"text_offset": [], "token_logprobs": [], "tokens": [], "top_logprobs": []}
 
 
-def joined(parts: Sequence[Told]) -> Told:
+def joined(parts: Sequence[Told]) -> dict[str, Any]:
     """Return several `take`s as one."""
-    return {name: [item for part in parts for item in part[name]] for name in nothing()}
+    told: dict[str, Any] = {name: [item for part in parts for item in part[name]] for name in nothing()}
+    return {**told, "top_logprobs": EncodedArray(list(map(bytes, told["top_logprobs"])))}
 
 
 def _top(chosen: TokenLogprob, likeliest: Sequence[TokenLogprob]) -> dict[str, float]:

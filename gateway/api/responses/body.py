@@ -16,6 +16,7 @@ from gateway.api.parameters.conversation_body import MAX_PARTS, Content, Part
 from gateway.api.parameters.form_body import GrammarBody
 from gateway.api.parameters.hints import LENGTHS, MAX_TOKENS, HintsBody
 from gateway.api.parameters.lora import LoraBody
+from gateway.api.parameters.notices import ProgressBody
 from gateway.api.parameters.probs import MAX_TOP_LOGPROBS
 from gateway.api.parameters.sampling_body import SamplingBody
 from gateway.api.parameters.stops import Stop
@@ -132,7 +133,7 @@ def _few(value: Any) -> Any:
     return value
 
 
-class ResponsesBody(SamplingBody, GrammarBody, ThinkingBody, LoraBody, HintsBody):
+class ResponsesBody(SamplingBody, GrammarBody, ThinkingBody, LoraBody, HintsBody, ProgressBody):
     model: str = ""
     input: Input | None = None
     instructions: str | None = None

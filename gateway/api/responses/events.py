@@ -15,7 +15,7 @@ from gateway.api.responses.request import ResponseRequest
 from gateway.api.responses.snapshot import Snapshot
 from gateway.call import Call
 from gateway.errors import PaddockError
-from workers.protocol.events import CallEvent, Text
+from workers.protocol.events import CallEvent, Progress, Text, TimingsSoFar
 
 
 class EventWriter:
@@ -25,6 +25,7 @@ class EventWriter:
         self.snapshot = Snapshot(asked, call)
         self._items = ItemEvents()
         self._output = Output(asked.id, self._items, speaks=asked.generates, custom=asked.custom_tools)
+        self._tells_timings = "timings" in asked.requests[0].tell
         self._told = self._begun = False
 
     def queued(self) -> bytes:
@@ -54,12 +55,19 @@ class EventWriter:
                 output.speaking.texts.append(event.text)
                 return self._items.delta(event.text)
         for event in events:
-            output.add(event)
+            match event:
+                case TimingsSoFar():
+                    self._items.note_timings(event.timings)
+                case Progress():
+                    self._items.progressed(self.snapshot.standing(), event, timings=self._tells_timings)
+                case _:
+                    output.add(event)
         return self._items.take()
 
     def closing(self) -> bytes:
         document = self.response()
-        return self._items.event(f"response.{document['status']}", {"response": document})
+        told = {"response": document, "timings": document["timings"]}
+        return self._items.event(f"response.{document['status']}", told)
 
     def broken(self, error: PaddockError) -> bytes:
         if self._told:

@@ -1,6 +1,7 @@
 """The events of a response's items as they grow, and the numbers of all events, from 0.
 
-Source of the shapes: OpenAI's API reference, "Streaming events" of Responses.
+Source of the shapes: OpenAI's API reference, "Streaming events" of Responses; `prompt_progress` and `timings` are
+llama-server's (tools/server/server-task.cpp of llama.cpp).
 """
 
 from __future__ import annotations
@@ -10,6 +11,8 @@ from typing import Any
 import msgspec
 
 from gateway.api.responses.output import CustomCall, FunctionCall, Message, OutputItem, Thought
+from gateway.api.tallies import progress_object, progress_timings, timings_object
+from workers.protocol.events import Progress, Timings
 
 _encode = msgspec.json.Encoder().encode
 
@@ -32,6 +35,8 @@ class ItemEvents:
         """Id of an item -> what is the same in all of its deltas, encoded once."""
         self._delta_head = b""
         """That of the message that grows."""
+        self._timings = b""
+        """What the next delta tells of the times so far."""
 
     def take(self) -> bytes:
         """What was heard since the last time."""
@@ -43,14 +48,28 @@ class ItemEvents:
         self._num_events += 1
         return b"event: %b\ndata: %b\n\n" % (kind.encode(), body)
 
-    def delta(self, text: str, logprobs: list[dict[str, Any]] | None = None) -> bytes:
+    def note_timings(self, timings: Timings) -> None:
+        """The next delta tells them."""
+        self._timings = b',"timings":' + _encode(timings_object(timings))
+
+    def progressed(self, response: dict[str, Any], progress: Progress, *, timings: bool) -> None:
+        """Tell how much of the prompt is read; `timings`: and what that took."""
+        told: dict[str, Any] = {"response": response, "prompt_progress": progress_object(progress)}
+        if timings:
+            told["timings"] = progress_timings(progress)
+        self._parts.append(self.event("response.in_progress", told))
+
+    def delta(self, text: str, logprobs: list[msgspec.Raw] | None = None) -> bytes:
         """More of the message that grows."""
         number = self._num_events
         self._num_events = number + 1
         head = self._delta_head + _encode(text)
-        if logprobs:
-            return head + b',"logprobs":%b,"sequence_number":%d}\n\n' % (_encode(logprobs), number)
-        return head + b',"logprobs":[],"sequence_number":%d}\n\n' % number
+        shown = _encode(logprobs) if logprobs else b"[]"
+        return head + b',"logprobs":%b,"sequence_number":%d%b}\n\n' % (shown, number, self._taken_timings())
+
+    def _taken_timings(self) -> bytes:
+        timings, self._timings = self._timings, b""
+        return timings
 
     def opened(self, item: OutputItem) -> None:
         place = {"output_index": item.index, "item": item.object("in_progress")}
@@ -64,7 +83,7 @@ class ItemEvents:
         if isinstance(item, Message):
             self._delta_head = self._heads[item.id]
 
-    def grew(self, item: OutputItem, text: str, logprobs: list[dict[str, Any]]) -> None:
+    def grew(self, item: OutputItem, text: str, logprobs: list[msgspec.Raw]) -> None:
         if isinstance(item, Message):
             self._parts.append(self.delta(text, logprobs))
         elif not isinstance(item, CustomCall):  # whose input is known at its end
@@ -73,7 +92,8 @@ class ItemEvents:
     def _grew(self, item: OutputItem, text: str) -> None:
         number = self._num_events
         self._num_events = number + 1
-        self._parts.append(b'%b%b,"sequence_number":%d}\n\n' % (self._heads[item.id], _encode(text), number))
+        head, timings = self._heads[item.id], self._taken_timings()
+        self._parts.append(b'%b%b,"sequence_number":%d%b}\n\n' % (head, _encode(text), number, timings))
 
     def closed(self, item: OutputItem, status: str) -> None:
         told: dict[str, Any]

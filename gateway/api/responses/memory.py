@@ -85,7 +85,7 @@ class Memory:
         self._records: dict[tuple[str, str], bytes] = {}
         """By team and id: a key may become another team's while its connection lasts."""
         self._conversations: dict[str, tuple[str, frozenset[str]]] = {}
-        """Id of its last response -> its team, and ids of all of them; the latest one comes last."""
+        """Id of its last response -> its team, and ids of those that are remembered here; the latest one comes last."""
 
     async def keep(self, team: str, id: str, record: bytes, before: Sequence[str] = (), *, again: bool = False) -> bool:
         return await self._store.keep(team, id, record, before, again=again)
@@ -112,8 +112,11 @@ class Memory:
             self._add(team, id_, encode_record(record))
         if record.chain and record.chain[-1] in self._conversations:
             self._end(record.chain[-1])
-        self._conversations[id_] = (team, frozenset((*record.chain, id_)))
-        self._memories.went_on(team, (self, id_))
+        # What is stored is found by its record's chain: ids of it, hundreds for each conversation, are not kept here.
+        remembered = frozenset(one for one in (*record.chain, id_) if (team, one) in self._records)
+        if remembered:
+            self._conversations[id_] = (team, remembered)
+            self._memories.went_on(team, (self, id_))
         while self._conversations and (
             len(self._conversations) > MAX_CONVERSATIONS or self._num_bytes > self._max_bytes
         ):

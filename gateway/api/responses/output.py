@@ -8,9 +8,14 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+import msgspec
+
+from gateway.api.held_probs import MAX_WHOLE_PROBS, HeldProbs
 from gateway.api.responses.ids import output_id
 from gateway.api.responses.tools import input_of
 from workers.protocol.events import CallEvent, Finished, Logprobs, Reasoning, Text, TokenLogprob, ToolCallDelta
+
+_encode = msgspec.json.Encoder().encode
 
 
 @dataclass(slots=True)
@@ -18,7 +23,8 @@ class Message:
     id: str
     index: int
     texts: list[str] = field(default_factory=list)
-    logprobs: list[dict[str, Any]] = field(default_factory=list)
+    logprobs: list[msgspec.Raw] = field(default_factory=list)
+    """As they are written: four events at the end repeat all of them."""
 
     @property
     def text(self) -> str:
@@ -90,7 +96,7 @@ class Listener(Protocol):
 
     def opened(self, item: OutputItem) -> None: ...
 
-    def grew(self, item: OutputItem, text: str, logprobs: list[dict[str, Any]]) -> None: ...
+    def grew(self, item: OutputItem, text: str, logprobs: list[msgspec.Raw]) -> None: ...
 
     def closed(self, item: OutputItem, status: str) -> None: ...
 
@@ -118,6 +124,8 @@ class Output:
         self._listener = listener
         self._calls: dict[int, FunctionCall] = {}
         self._waiting: list[Logprobs] = []
+        self._held = HeldProbs((), MAX_WHOLE_PROBS)
+        """The response repeats all of them at its end, however it is told."""
         self._statuses: dict[str, str] = {}
 
     def add(self, event: CallEvent) -> None:
@@ -132,6 +140,7 @@ class Output:
             case ToolCallDelta():
                 self._call(event)
             case Logprobs():
+                self._held.add((event,))
                 self._waiting.append(event)
             case Finished():
                 self._finish(event)
@@ -183,7 +192,7 @@ class Output:
     def _grow(self, item: OutputItem, text: str) -> None:
         item.texts.append(text)
         waiting, self._waiting = self._waiting, []
-        logprobs = [_logprob(one) for one in waiting] if isinstance(item, Message) else []
+        logprobs = [msgspec.Raw(_encode(_logprob(one))) for one in waiting] if isinstance(item, Message) else []
         if isinstance(item, Message):
             item.logprobs += logprobs
         if self._listener is not None:

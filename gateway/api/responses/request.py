@@ -15,6 +15,7 @@ from gateway.api.parameters.faults import shown
 from gateway.api.parameters.form import ANY_OBJECT, beside_call, only_form, schema_form
 from gateway.api.parameters.hints import with_hints
 from gateway.api.parameters.lora import read_lora
+from gateway.api.parameters.notices import read_progress_notices
 from gateway.api.parameters.sampling import read_sampling
 from gateway.api.parameters.stops import read_stop
 from gateway.api.parameters.thinking import read_template_values, read_thinking
@@ -177,6 +178,7 @@ def _request(body: ResponsesBody, ignored: Ignored) -> GenerateRequest:
         stop=read_stop(body.stop),
         adapters=read_lora(body),
         n_probs=_n_probs(body),
+        tell=read_progress_notices(body, stream=body.stream),
     )
     return with_hints(request, body)
 

@@ -43,6 +43,17 @@ class Snapshot:
             **more,
         }
 
+    def standing(self) -> dict[str, Any]:
+        """Return what tells which response it is, and no more: a prompt that is read tells it at every step."""
+        return {
+            "id": self.asked.id,
+            "object": "response",
+            "created_at": self.asked.created_at,
+            "status": "in_progress",
+            "model": self.call.alias,
+            "output": [],
+        }
+
     def ended(self, output: Sequence[dict[str, Any]], end: Finished, num_reasoning_tokens: int) -> dict[str, Any]:
         cut = end.reason is FinishReason.LENGTH and self.asked.generates
         return self.object(

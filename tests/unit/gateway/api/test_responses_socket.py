@@ -218,3 +218,21 @@ async def test_a_client_that_has_left_ends_all_lanes(has_begun: bool) -> None:
         lanes.cancel()
     assert not lanes.busy
     assert held.num_closed == 2
+
+
+async def test_ids_of_stored_conversations_are_not_kept() -> None:
+    """Hundreds of them for each of a hundred conversations on each connection came to a gigabyte."""
+    memories = Memories(1 << 20)
+    memory = Memory(Shared(), memories, 1 << 20)
+    chain = tuple(f"stored-{n}" for n in range(300))
+    for number in range(50):
+        memory.note("team", record(f"r{number}", *chain), is_stored=True)
+    assert not memory._conversations
+    memory.note("team", record("u", *chain), is_stored=False)
+    memory.note("team", record("v", *chain, "u"), is_stored=True)
+    assert [ids for _, ids in memory._conversations.values()] == [frozenset({"u"})]
+    assert await known(memory, "u") == ["u"]
+    memory.note("team", record("w", *chain, "u", "v"), is_stored=True)
+    assert list(memory._conversations) == ["w"]
+    memory.close()
+    assert memories.num_bytes == 0
