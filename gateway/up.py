@@ -11,6 +11,7 @@ import os
 import socket
 import sys
 import time
+from collections.abc import Callable
 
 import msgspec
 
@@ -31,6 +32,7 @@ from workers.supervisor.redis_process import PrivateRedis
 from workers.supervisor.state_folder import FolderTaken, StateFolder
 from workers.supervisor.stop_signals import StopSignals
 from workers.supervisor.supervisor import Place, Supervisor, available_cores, host_id, plan
+from workers.supervisor.terminal import Terminal
 
 READY_TIMEOUT_S = 900.0
 """Loading a large model from a slow disk takes minutes; this is for what never comes."""
@@ -48,7 +50,11 @@ def run(settings: UpSettings) -> int:
     """Blocks until SIGINT, SIGTERM or a failure; returns the exit code (`workers.protocol.exits`)."""
     # Unless a level was asked for, the terminal shows what needs attention; the log files hold everything.
     threshold = settings.log_level if "log_level" in settings.model_fields_set else "warning"
-    console = Console(threshold, raw=settings.log_format == "json")
+    with Terminal() as terminal:
+        return _run(settings, Console(threshold, terminal.say, raw=settings.log_format == "json"), terminal)
+
+
+def _run(settings: UpSettings, console: Console, terminal: Terminal) -> int:
     started = time.monotonic()
     try:
         wish = wanted(settings)
@@ -60,7 +66,7 @@ def run(settings: UpSettings) -> int:
             files = Library.of(settings).locate_all(wish)
             ready = _prepared(settings, folder, wish, port)
             places = plan(wish.catalog, files, available_cores(), gpus.visible(os.environ), host_id(folder.path))
-            return asyncio.run(Machine(ready, folder, wish, places, console, started).run())
+            return asyncio.run(Machine(ready, folder, wish, places, console, terminal.show, started).run())
     except (CatalogError, KeysInvalid, FolderTaken) as error:
         return _ended(console, error, Exit.USAGE)
     except PortTaken as error:
@@ -124,13 +130,16 @@ class Machine:
         wish: Wanted,
         places: tuple[Place, ...],
         console: Console,
+        show: Callable[[str], None],
         started: float,
     ) -> None:
+        """`show` prints on standard output."""
         self._settings = settings
         self._folder = folder
         self._wish = wish
         self._places = places
         self._console = console
+        self._show = show
         self._started = started
         self._urls: dict[Role, str] = {
             "gateway": settings.redis_url,
@@ -276,8 +285,12 @@ class Machine:
             key = ""  # the file's; this Redis had another first key already
         kept_in = key_file if key and key == filed else None
         models = tuple(model.name for model in self._wish.catalog.models if model.workers)
-        address_file(self._folder.path).write_text(address + "\n", encoding="utf-8")
-        print(welcome(address, key, kept_in, models, self._folder.logs), flush=True)
+        file = address_file(self._folder.path)
+        try:
+            file.write_text(address + "\n", encoding="utf-8")
+        except OSError as error:
+            self._console.say(f"paddock: {file} takes nothing ({error.strerror}); `paddock chat` needs --url {address}")
+        self._show(welcome(address, key, kept_in, models, self._folder.logs))
 
     def _say(self, text: str) -> None:
         self._console.say(f"paddock: {text} ({time.monotonic() - self._started:.1f} s)")

@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Callable
 from logging.handlers import RotatingFileHandler
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
 LOG_BYTES = 8 << 20
 LOG_BACKUPS = 2
@@ -26,20 +26,17 @@ OWN_KEYS = frozenset(
 
 
 class Console:
-    """The terminal. Lines of children below `threshold` stay in their files; `raw` passes JSON lines on as they are."""
+    """Chooses what a person sees. Lines of children below `threshold` stay in their files; `raw` passes JSON lines on
+    as they are.
+    """
 
-    def __init__(self, threshold: str, *, raw: bool = False, stream: TextIO | None = None) -> None:
+    def __init__(self, threshold: str, say: Callable[[str], None], *, raw: bool = False) -> None:
+        """`say` shows a line; it does not wait for the terminal (`workers.supervisor.terminal`)."""
         self.held = False
         """While set, children's lines go to their files only."""
+        self.say = say
         self._threshold = LEVELS[threshold]
         self._raw = raw
-        self._stream = stream or sys.stderr
-
-    def say(self, text: str) -> None:
-        """A line of our own."""
-        # A terminal that was closed must not keep the processes from being stopped in order.
-        with contextlib.suppress(OSError):
-            print(text, file=self._stream, flush=True)
 
     def child_line(self, name: str, line: str) -> None:
         record = _record(line)

@@ -34,13 +34,13 @@ class StateFolder:
             for folder in (self.path, self.logs, self.run):
                 folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             self._descriptor = self._locked()
+            os.ftruncate(self._descriptor, 0)
+            os.write(self._descriptor, f"process {os.getpid()}".encode())
         except OSError as error:
             raise OSError(
                 f"state_dir: can't use {error.filename or self.path}: {error.strerror}; "
                 "name a folder that you may write to with --state-dir"
             ) from None
-        os.ftruncate(self._descriptor, 0)
-        os.write(self._descriptor, f"process {os.getpid()}".encode())
         return self
 
     def __exit__(

@@ -16,12 +16,17 @@ from workers.supervisor.output import Console
 from workers.supervisor.state_folder import FolderTaken, StateFolder
 from workers.supervisor.stop_signals import StopSignals
 from workers.supervisor.supervisor import Place, Supervisor, available_cores, host_id, plan
+from workers.supervisor.terminal import Terminal
 
 
 def run(settings: SupervisorSettings) -> int:
     """Blocks until SIGINT or SIGTERM, or until no worker can run; returns the exit code."""
     raw = settings.log_format == "json" or (settings.log_format == "auto" and not sys.stderr.isatty())
-    console = Console(settings.log_level, raw=raw)
+    with Terminal() as terminal:
+        return _run(settings, Console(settings.log_level, terminal.say, raw=raw))
+
+
+def _run(settings: SupervisorSettings, console: Console) -> int:
     for name, flag in (("redis_url", "--redis-url"), ("worker_secret", "--worker-secret")):
         if not getattr(settings, name):
             console.say(f"paddock: {name} is unset: a supervisor needs it; give {flag}, or use `paddock up`")

@@ -12,6 +12,7 @@ import sys
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
 
 import psutil
@@ -20,6 +21,7 @@ import pytest
 from workers.protocol.exits import Exit
 from workers.supervisor.child import Backoff, Child, Recipe, describe
 from workers.supervisor.output import Console, Output
+from workers.supervisor.terminal import Terminal
 
 STUBBORN = "trap '' TERM; echo started; while :; do sleep 0.05; done"
 
@@ -31,7 +33,7 @@ class Kept:
         self.terminal = io.StringIO()
         self.deaths: list[int] = []
         self.is_over = False
-        self.output = Output("child", folder, Console("info", stream=self.terminal))
+        self.output = Output("child", folder, Console("info", partial(print, file=self.terminal)))
         recipe = Recipe("child", ("/bin/sh", "-c", script), dict(os.environ), grace_s)
         backoff = Backoff(first_s=0.02, longest_s=0.1, stable_s=stable_s)
         self.child = Child(recipe, self.output, on_death=self._died, backoff=backoff)
@@ -210,7 +212,7 @@ async def test_cancellation_leaves_nothing(tmp_path: Path) -> None:
 async def test_a_program_that_can_not_be_started_fails_loudly(tmp_path: Path) -> None:
     recipe = Recipe("none", ("/no/such/program",), {}, 1.0)
     with pytest.raises(FileNotFoundError):
-        await Child(recipe, Output("none", tmp_path, Console("info"))).keep()
+        await Child(recipe, Output("none", tmp_path, Console("info", print))).keep()
 
 
 async def test_long_lines_are_cut_not_lost(tmp_path: Path) -> None:
@@ -255,3 +257,17 @@ def _wait(happened: Callable[[], bool]) -> None:
     while not happened():
         assert time.monotonic() < deadline
         time.sleep(0.01)
+
+
+async def test_a_terminal_that_takes_nothing_holds_up_nobody(tmp_path: Path) -> None:
+    read_end, write_end = os.pipe()
+    with Terminal(stderr=write_end) as terminal:
+        output = Output("child", tmp_path, Console("info", terminal.say))
+        recipe = Recipe("child", ("/bin/sh", "-c", "yes line | head -n 300000"), dict(os.environ), 5.0)
+        async with asyncio.timeout(20):
+            assert await Child(recipe, output, final=(0,)).keep() == 0
+        told = await asyncio.to_thread(os.read, read_end, 4096)
+        assert told.startswith(b"child | line\n")
+        os.close(read_end)
+    os.close(write_end)
+    assert output.path.read_text().count("line") == 300_000

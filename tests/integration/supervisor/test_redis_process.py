@@ -30,7 +30,7 @@ SECRETS: dict[Role, str] = {"gateway": "of-gateways", "worker": "of-workers"}
 @asynccontextmanager
 async def running(private: PrivateRedis, folder: Path) -> AsyncIterator[Child]:
     (folder / "run").mkdir(exist_ok=True)
-    child = Child(private.recipe(os.environ), Output("redis", folder, Console("error")), final=())
+    child = Child(private.recipe(os.environ), Output("redis", folder, Console("error", print)), final=())
     await private.prepare()
     async with asyncio.TaskGroup() as tasks:
         tasks.create_task(child.keep())

@@ -16,6 +16,7 @@ import pytest
 import redis
 
 from gateway.client import BadRequest, Client, ModelStatus
+from gateway.welcome import address_file
 from tests.integration.supervisor.conftest import Program, Programs, wait_until
 from tests.support.hub_server import Hub
 from tests.support.redis_server import RedisServer
@@ -211,3 +212,16 @@ def test_no_wheel_and_no_checkout_is_needed_to_see_the_version() -> None:
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith("paddock ")
+
+
+def test_a_disk_that_takes_no_address_file_keeps_nobody_from_being_served(programs: Programs, model: Path) -> None:
+    up = programs.start("up", "--port", "0", "--model", str(model), "--alias", "tale", *SMALL)
+    wait_until((up.state / "run").is_dir, up.text)
+    address_file(up.state).symlink_to("/dev/full")
+    up.until("Ctrl-C stops everything")
+    told = f"paddock: {address_file(up.state)} takes nothing (No space left on device); `paddock chat` needs --url http"
+    assert told in up.text()
+    key = (up.state / "first-key").read_text().strip()
+    assert ask(port_of(up), key, "tale") in ("stop", "length")
+    assert up.stop(signal.SIGINT) == 0, up.text()
+    assert_nothing_left(up)

@@ -50,10 +50,13 @@ def test_a_template_of_the_settings(monkeypatch: pytest.MonkeyPatch) -> None:
     assert worker_of(SupervisorSettings(chat_template=INLINE), monkeypatch).chat_template == INLINE
 
 
-def test_a_name_that_llama_server_takes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("name", ["llama3", "llama-3"])
+def test_a_name_that_llama_server_or_llama_cpp_python_takes(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """It stands for a template that is built in, whatever folder the catalog lies in."""
-    worker = worker_of(catalog(tmp_path, "llama3"), monkeypatch)
-    assert worker.chat_template == "llama3"
+    worker = worker_of(catalog(tmp_path, name), monkeypatch)
+    assert worker.chat_template == name
     prompt = ChatTemplate(template_of(worker.chat_template)).render(Conversation(messages=(Message("user", " Hi "),)))
     turn = "<|start_header_id|>{}<|end_header_id|>\n\n"
     assert prompt == turn.format("user") + "Hi<|eot_id|>" + turn.format("assistant")
@@ -89,10 +92,31 @@ def test_thinking_and_variables_on_their_way_to_a_worker(
     assert (worker.thinking, json.loads(worker.chat_template_kwargs)) == (mode, {"colour": "blue"})
 
 
+def test_a_budget_of_thought_and_its_message_on_their_way_to_a_worker(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """To the letter: whitespace and quotation marks are part of the message."""
+    message = ' ... "Enough",\nnow: {go}\n'
+    written = json.dumps(message)
+    file = tmp_path / "catalog.yaml"
+    entry = f"  - name: m\n    path: model.gguf\n    thinking_budget: 40\n    thinking_budget_message: {written}\n"
+    file.write_text(f"models:\n{entry}")
+    worker = worker_of(SupervisorSettings(catalog=file), monkeypatch)
+    assert (worker.thinking_budget, worker.thinking_budget_message) == (40, message)
+    config = tmp_path / "config.yaml"
+    config.write_text(f"thinking_budget: 0\nthinking_budget_message: {written}\n")
+    for name in ("PADDOCK_THINKING_BUDGET", "PADDOCK_THINKING_BUDGET_MESSAGE"):
+        monkeypatch.delenv(name, raising=False)
+    worker = worker_of(SupervisorSettings(config=config), monkeypatch)
+    assert (worker.thinking_budget, worker.thinking_budget_message) == (0, message)
+
+
 @pytest.mark.parametrize(
     ("entry", "told"),
     [
         ("thinking: maybe", "thinking"),
+        ("thinking_budget: -2", "thinking_budget"),
+        (f"thinking_budget_message: {'x' * 4097}", "thinking_budget_message"),
         ("chat_template_kwargs: {messages: []}", "'messages' is a request's to set"),
         ("chat_template_kwargs: {add_generation_prompt: true}", "'add_generation_prompt' is a request's"),
         ("chat_template_kwargs: {enable_thinking: sure}", "'enable_thinking' must be true or false"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+from functools import partial
 from pathlib import Path
 
 from workers.supervisor.output import Console, Output
@@ -22,22 +23,22 @@ def lines_of(console: Console, folder: Path, *lines: str) -> Output:
 
 def test_quiet_terminal_whole_file(tmp_path: Path) -> None:
     terminal = io.StringIO()
-    output = lines_of(Console("warning", stream=terminal), tmp_path, INFO, "llama.cpp says", WARNING)
+    output = lines_of(Console("warning", partial(print, file=terminal)), tmp_path, INFO, "llama.cpp says", WARNING)
     assert terminal.getvalue() == "worker-0 | WARNING slow disk (bytes=7)\n"
     assert output.path.read_text().splitlines() == [INFO, "llama.cpp says", WARNING]
 
 
 def test_everything_at_info_and_json_as_it_is(tmp_path: Path) -> None:
     terminal = io.StringIO()
-    lines_of(Console("info", stream=terminal), tmp_path, INFO, "plain")
+    lines_of(Console("info", partial(print, file=terminal)), tmp_path, INFO, "plain")
     assert terminal.getvalue() == "worker-0 | INFO loaded\nworker-0 | plain\n"
     terminal = io.StringIO()
-    lines_of(Console("info", raw=True, stream=terminal), tmp_path, INFO, "plain")
+    lines_of(Console("info", partial(print, file=terminal), raw=True), tmp_path, INFO, "plain")
     assert terminal.getvalue() == f"{INFO}\nworker-0 | plain\n"
 
 
 def test_complaint_is_the_line_that_says_why(tmp_path: Path) -> None:
-    console = Console("error", stream=io.StringIO())
+    console = Console("error", partial(print, file=io.StringIO()))
     error = json.dumps({"level": "ERROR", "message": "no memory"})
     assert (
         lines_of(console, tmp_path, "paddock: the file is cut off", "later noise").complaint() == "the file is cut off"

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import stat
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -41,3 +43,15 @@ def test_a_path_that_is_no_folder_names_the_flag(tmp_path: Path) -> None:
             StateFolder(path),
         ):
             pass
+
+
+def test_a_disk_that_takes_nothing_is_said_with_the_folder(tmp_path: Path) -> None:
+    program = (
+        "import resource, sys; from pathlib import Path; from workers.supervisor.state_folder import StateFolder\n"
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))\n"
+        "try:\n    StateFolder(Path(sys.argv[1])).__enter__()\nexcept OSError as error:\n    print(error)"
+    )
+    done = subprocess.run([sys.executable, "-c", program, str(tmp_path)], capture_output=True, text=True, timeout=60)
+    assert done.stdout.strip() == (
+        f"state_dir: can't use {tmp_path}: File too large; name a folder that you may write to with --state-dir"
+    ), done.stderr
