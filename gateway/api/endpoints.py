@@ -20,6 +20,8 @@ from gateway.api.openai.rerank import RerankBody
 from gateway.api.responses import refused as responses
 from gateway.api.responses.body import ResponsesBody
 
+UNSERVED = "nothing: it answers 501 with what to do instead"
+
 OPENAI = DialectTable(
     "OpenAI",
     "OpenAI's API with llama-server's and vLLM's extensions; reranking has no place in OpenAI's and is Jina's.",
@@ -47,7 +49,8 @@ OPENAI = DialectTable(
     ),
     {
         "POST /health/drain": "nothing; `timeout_s` and `settle_s` stand in the address",
-        "POST /v1/moderations": "nothing: it answers 501 with what to do instead",
+        "POST /v1/moderations": UNSERVED,
+        "POST /v1/audio/transcriptions": UNSERVED,
     },
 )
 
@@ -69,8 +72,8 @@ RESPONSES = DialectTable(
     ),
     {
         "POST /v1/responses/{response_id}/cancel": "nothing",
-        "POST /v1/responses/compact": "nothing: it answers 501 with what to do instead",
-        "POST /v1/conversations": "nothing: it answers 501 with what to do instead",
+        "POST /v1/responses/compact": UNSERVED,
+        "POST /v1/conversations": UNSERVED,
     },
 )
 
@@ -106,6 +109,11 @@ NATIVE = DialectTable(
         "POST /lora-adapters": 'an array of `{"id", "scale"}`',
         "POST /models/load": "an object with `model`",
         "POST /models/unload": "an object with `model`",
+        "POST /models": UNSERVED,
+        "POST /audio/transcriptions": UNSERVED,
+        "POST /v1/chat/completions/control": UNSERVED,
+        "POST /v1/streams/lookup": UNSERVED,
+        "POST /tools": UNSERVED,
     },
 )
 

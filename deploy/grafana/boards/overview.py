@@ -127,6 +127,19 @@ CALLERS = Row(
             ),
             "suffix: tok/s",
         ),
+        Panel(
+            "Wishes that were passed over",
+            "Requests per second with a parameter that nothing was done with, by parameter, and those for a name that "
+            "nobody has which went to the catalog's default, by model. A parameter that comes up after a client's "
+            "update, or a name after a model's removal, is worth a look.",
+            (
+                Query(
+                    or_zero(rate("paddock_parameters_ignored_total", "", by="parameter"), "parameter"), "{{parameter}}"
+                ),
+                Query(rate("paddock_unknown_models_total", by="model"), "unknown name, answered by {{model}}"),
+            ),
+            "reqps",
+        ),
     ),
 )
 

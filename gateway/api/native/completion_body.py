@@ -6,9 +6,10 @@ Source of names, types and aliases: tools/server/README.md and server-schema.cpp
 
 from __future__ import annotations
 
+from math import inf
 from typing import Annotated, Any
 
-from pydantic import BeforeValidator, Discriminator, Field, Tag
+from pydantic import BeforeValidator, Discriminator, Field, Tag, model_validator
 
 from gateway.api.parameters.base import Also, Loose, text_or_parts
 from gateway.api.parameters.form_body import FormBody, Schema
@@ -28,6 +29,19 @@ MAX_TRIGGER_CHARS = 512
 MAX_FILES = 1024
 
 
+CLAMPED: dict[str, tuple[float, float]] = {
+    "temperature": (0, inf),
+    "top_k": (0, inf),
+    "top_p": (0, 1),
+    "min_p": (0, 1),
+    "xtc_probability": (0, 1),
+    "xtc_threshold": (0, 1),
+    "mirostat": (0, 2),
+    "adaptive_target": (-inf, 1),
+}
+"""Numbers beyond these are taken for the nearest, as llama-server does; beyond other limits they are errors there."""
+
+
 def _any_object(schema: Any) -> Any:
     """llama-server reads an empty schema as any object."""
     return {"type": "object"} if schema == {} else schema
@@ -40,6 +54,18 @@ class Trigger(Loose):
 
 class GenerationBody(SamplingBody, TokenProbsBody, FormBody, HintsBody, NoticesBody, LoraBody):
     """What both take."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _clamp(cls, value: Any) -> Any:
+        if not isinstance(value, dict):
+            return value
+        beyond = {
+            name: min(max(value[name], least), most)
+            for name, (least, most) in CLAMPED.items()
+            if type(value.get(name)) in (int, float) and not least <= value[name] <= most
+        }
+        return value | beyond if beyond else value
 
     model: str = ""
     stream: bool = False

@@ -1,4 +1,6 @@
-"""Routes of OpenAI's API that Paddock knows and does not serve: whoever asks is told why, and what to do instead."""
+"""Routes of OpenAI's API and of llama-server's that are known and not served: whoever asks is told why, and what to do
+instead.
+"""
 
 from __future__ import annotations
 
@@ -17,6 +19,15 @@ REASONS: Mapping[str, str] = {
     "`previous_response_id`, or send the whole conversation as `input`.",
     "compact": "Paddock shortens no conversations. Send `truncation: auto`, which leaves out the oldest turns, or have "
     "a model sum them up and go on from that.",
+    "transcriptions": "Paddock takes text, and no sound yet. Have it written down elsewhere, and send the text.",
+    "streams": "Paddock knows a stream by an id of its own, not by a conversation. Ask with the header "
+    "`x-resume-grace`, and go on from the last event with `last-event-id`.",
+    "control": "Paddock ends no thought that is under way. Send its bound with the request: `reasoning_budget_tokens`.",
+    "agent_tools": "Paddock runs no tools. Send yours as `tools` of a chat, run what the model calls, and send what "
+    "came of it.",
+    "model_files": "Paddock fetches and deletes no models for callers. List them in the catalog, with where they "
+    "come from.",
+    "model_news": "Paddock sends no news of models. Ask `GET /models` again, which tells the state of each.",
 }
 """Route by its name -> what a caller is told."""
 

@@ -114,6 +114,14 @@ def test_a_lazy_grammar_waits_for_its_words() -> None:
     assert eager.constraint.triggers == ()
 
 
+def test_numbers_out_of_bounds_are_the_nearest_where_llama_server_takes_them_so() -> None:
+    far = read(temperature=-1, top_k=-40, top_p=1.5, min_p=-0.1, xtc_probability=7, mirostat=3, adaptive_target=1.5)
+    near = read(temperature=0, top_k=0, top_p=1, min_p=0, xtc_probability=1, mirostat=2, adaptive_target=1)
+    assert far.requests == near.requests
+    with pytest.raises(InvalidRequest):
+        read(min_keep=-1)
+
+
 def test_unknown_names_and_null_are_left_alone() -> None:
     assert read(tfs_z=1, messages=[], temperature=None).requests == read().requests
 
