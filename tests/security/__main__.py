@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import contextlib
 import os
 import sys
 from collections.abc import Mapping
@@ -49,16 +48,29 @@ def main() -> int:
             print(f"{attack.name:28} {attack.about}")
         return 0
     bounds = Bounds(rest_s=asked.rest)
-    with contextlib.ExitStack() as opened:
-        if asked.url:
-            pids = {name: int(pid) for name, _, pid in (each.partition("=") for each in asked.pid)}
-            keys = (os.environ["ATTACKER_KEY"], os.environ["VICTIM_KEY"])
-            target = Target(asked.url.rstrip("/"), asked.model, *keys, asked.worker_url.rstrip("/"))
-        else:
-            target, pids = opened.enter_context(attacked_fleet(measured=True))
-            with contextlib.suppress(OSError, AttributeError):
-                os.sched_setaffinity(0, {sorted(os.sched_getaffinity(0))[-1]})
-        return asyncio.run(_try_all(chosen, target, asked.seconds, pids, bounds))
+    if asked.url:
+        pids = {name: int(pid) for name, _, pid in (each.partition("=") for each in asked.pid)}
+        keys = (os.environ["ATTACKER_KEY"], os.environ["VICTIM_KEY"])
+        target = Target(asked.url.rstrip("/"), asked.model, *keys, asked.worker_url.rstrip("/"))
+        failed = asyncio.run(_try_all(chosen, target, asked.seconds, pids, bounds))
+    else:
+        failed = sum(_try_here(chosen, wide, asked.seconds, bounds) for wide in (False, True))
+    print(f"{len(chosen)} attacks, {failed} got through")
+    return 1 if failed else 0
+
+
+def _try_here(chosen: list[Attack], wide: bool, seconds: float, bounds: Bounds) -> int:
+    """Try those that are aimed at such a model, on a fleet of their own; returns how many got through."""
+    aimed = [attack for attack in chosen if attack.is_wide == wide]
+    if not aimed:
+        return 0
+    cores = os.sched_getaffinity(0)
+    with attacked_fleet(measured=True, wide=wide) as (target, pids):
+        os.sched_setaffinity(0, {max(cores)})
+        try:
+            return asyncio.run(_try_all(aimed, target, seconds, pids, bounds))
+        finally:
+            os.sched_setaffinity(0, cores)
 
 
 def _chosen(only: str) -> list[Attack]:
@@ -72,6 +84,7 @@ def _chosen(only: str) -> list[Attack]:
 async def _try_all(
     attacks: list[Attack], target: Target, seconds: float, pids: Mapping[str, int], bounds: Bounds
 ) -> int:
+    """Return how many got through."""
     failed = 0
     await undisturbed(target, WARM_UP_S)
     for attack in attacks:
@@ -82,8 +95,7 @@ async def _try_all(
         complaints = outcome.complaints(bounds)
         failed += bool(complaints)
         print(_line(attack.name, outcome, complaints), flush=True)
-    print(f"{len(attacks)} attacks, {failed} got through")
-    return 1 if failed else 0
+    return failed
 
 
 def _line(name: str, outcome: Outcome, complaints: list[str]) -> str:
@@ -93,7 +105,8 @@ def _line(name: str, outcome: Outcome, complaints: list[str]) -> str:
     for process, memory in outcome.memory.items():
         figures += f", {process} {memory.quiet >> 20}/{memory.most >> 20}/{memory.after >> 20} MiB"
     if outcome.stolen >= TOLD_STOLEN:
-        figures += f", {outcome.stolen:.0%} of the processors stolen by the host"
+        seen = f"{calm.seen_gap_s * 1e3:.0f} -> {attacked.seen_gap_s * 1e3:.0f} ms"
+        figures += f", the host took {outcome.stolen:.0%} of the processors, gap with its pauses {seen}"
     told = "ok" if not complaints else "GOT THROUGH: " + "; ".join(complaints)
     return f"{name:28} {outcome.rounds[name]:6} rounds, {figures}: {told}"
 

@@ -67,6 +67,8 @@ class Attack:
     """Between two rounds of one attacker."""
     needs_worker: bool = False
     """It is aimed at a worker's own port."""
+    is_wide: bool = False
+    """What it has computed grows with the vocabulary: it is tried on a model of 150,000 tokens."""
     short_s: float = 0.8
     """How long it goes on where it is one of many: long enough for a round of it."""
 

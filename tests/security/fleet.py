@@ -9,12 +9,13 @@ from collections.abc import Iterator
 
 from gateway.access.records import digest
 from tests.security.attack import Target
-from tests.support.small_models import with_pre_tokenizer
+from tests.support.small_models import with_pre_tokenizer, write_wide_model
 from tests.support.stack import DEMO_MODEL, Stack
 
 MODEL = "paddock-demo"
 ATTACKER_KEY, VICTIM_KEY = "pk-attacker-0123456789abcdef", "pk-victim-0123456789abcdef"
 KEYS = (("attacker", "red", ATTACKER_KEY), ("victim", "blue", VICTIM_KEY))
+DEMO_TEMPLATE = DEMO_MODEL.with_name("chat_template.jinja")
 SLOTS = 4
 CACHE_RAM_MIB = 8
 """What answers leave in RAM for those who come after is no leak: little of it shows what is."""
@@ -22,17 +23,38 @@ REGEX_PRE_TOKENIZER = "tekken"
 """One that llama.cpp runs by std::regex, which ends a process over a long run of like characters."""
 
 
+NUM_TOKENS = 150_000
+"""Of the wide model's vocabulary."""
+QUADRATIC = (
+    "{% for one in messages %}{% for other in messages %}{% if one.content is none and other.content is none %} "
+    "{% endif %}{% endfor %}{% endfor %}"
+)
+"""Stands before the chat template: rendering takes time with the square of the messages, as some families' does."""
+
+
 @contextlib.contextmanager
-def attacked_fleet(measured: bool = False) -> Iterator[tuple[Target, dict[str, int]]]:
-    """Start it; yields what is aimed at and the ids of its processes by name. Server and load get a core each."""
+def attacked_fleet(measured: bool = False, *, wide: bool = False) -> Iterator[tuple[Target, dict[str, int]]]:
+    """Start it; yields what is aimed at and the ids of its processes by name. Server and load get a core each.
+
+    `wide`: the model has a large vocabulary and random weights in place of the demo's.
+    """
     cores = sorted(os.sched_getaffinity(0))
     served_by = str(cores[0]) if len(cores) > 1 else ""
     pinned = {name: served_by for name in ("redis", "gateway", "worker") if served_by}
     records = [{"name": name, "team": team, "sha256": digest(key)} for name, team, key in KEYS]
     with Stack(cores=pinned, measured=measured) as stack:
-        model = with_pre_tokenizer(DEMO_MODEL, stack.folder / "demo.gguf", REGEX_PRE_TOKENIZER)
+        model = stack.folder / "demo.gguf"
+        if wide:
+            write_wide_model(model, NUM_TOKENS, pre=REGEX_PRE_TOKENIZER)
+        else:
+            with_pre_tokenizer(DEMO_MODEL, model, REGEX_PRE_TOKENIZER)
         worker = stack.worker(
-            model, MODEL, slots=SLOTS, slot_save_dir=stack.folder / "slots", cache_ram_mib=CACHE_RAM_MIB
+            model,
+            MODEL,
+            slots=SLOTS,
+            slot_save_dir=stack.folder / "slots",
+            cache_ram_mib=CACHE_RAM_MIB,
+            chat_template=QUADRATIC + DEMO_TEMPLATE.read_text(),
         )
         gateway = stack.gateway(api_keys=json.dumps(records))
         target = Target(gateway.url, MODEL, ATTACKER_KEY, VICTIM_KEY, worker.url)

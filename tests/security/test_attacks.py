@@ -7,41 +7,25 @@ the project promises are measured by `python -m tests.security` on a quiet machi
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 
-from tests.security.attack import Target
 from tests.security.attacks import attacks_by_area
 from tests.security.fleet import attacked_fleet
 from tests.security.trial import Bounds, try_attacks, undisturbed
-from tests.security.victim import Felt
 
 SHORT = Bounds(added_gap_s=1.0, ttft_factor=4.0, ttft_noise_s=2.0)
 
 
-@pytest.fixture(scope="module")
-def fleet() -> Iterator[tuple[Target, dict[str, int]]]:
-    with attacked_fleet() as started:
-        yield started
-
-
-@pytest.fixture(scope="module")
-def calm_felt() -> list[Felt]:
-    """What the victim felt undisturbed, measured once."""
-    return []
-
-
-@pytest.mark.parametrize("area", attacks_by_area())
-async def test_an_area_takes_nothing_from_others(
-    area: str, fleet: tuple[Target, dict[str, int]], calm_felt: list[Felt]
-) -> None:
-    target, pids = fleet
-    if not calm_felt:
-        calm_felt.append(await undisturbed(target))
-        assert calm_felt[0].num_streams
-        assert not calm_felt[0].errors
-    course = [(attack, attack.short_s) for attack in attacks_by_area()[area]]
-    outcome = await try_attacks(course, target, calm_felt[0], pids, SHORT)
-    assert all(outcome.rounds.values())
-    assert not outcome.complaints(SHORT)
+@pytest.mark.parametrize("wide", [False, True], ids=["demo", "wide"])
+async def test_an_area_takes_nothing_from_others(wide: bool) -> None:
+    with attacked_fleet(wide=wide) as (target, pids):
+        calm = await undisturbed(target)
+        assert calm.num_streams
+        assert not calm.errors
+        for area, attacks in attacks_by_area().items():
+            course = [(attack, attack.short_s) for attack in attacks if attack.is_wide == wide]
+            if not course:
+                continue
+            outcome = await try_attacks(course, target, calm, pids, SHORT)
+            assert all(outcome.rounds.values()), area
+            assert not outcome.complaints(SHORT), area

@@ -10,9 +10,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import msgspec
 import psutil
 
 from tests.security.attack import Attack, Target, carry_out
+from tests.security.host import watched_host
 from tests.security.victim import Felt, decode_felt
 
 MAX_ADDED_GAP_S = 0.1
@@ -21,9 +23,11 @@ TTFT_NOISE_S = 0.05
 """Twice a few milliseconds is no sign of anything."""
 MAX_MEMORY_FACTOR, MAX_MEMORY_EXTRA = 2.0, 256 << 20
 BACK_FACTOR = 1.1
-KEEPS = frozenset({"redis"})
-"""What teams store stays there until its time is over; quotas bound it."""
-MEMORY_LOOK_S, REST_LOOK_S = 0.1, 1.0
+HELPERS = " helpers"
+"""Of a process: those that it starts, all together."""
+KEEPS = frozenset({"redis", "gateway helpers", "worker helpers"})
+"""What teams store stays in Redis until its time is over; quotas bound it. A helper stays once it has been needed."""
+MEMORY_LOOK_S, HELPERS_LOOK_S, REST_LOOK_S = 0.1, 1.0, 1.0
 UNDISTURBED_S = 4.0
 
 
@@ -64,6 +68,8 @@ class Outcome:
     def complaints(self, bounds: Bounds) -> list[str]:
         """Return a line for everything that is out of bounds."""
         lines = [f"{name} ended" for name in self.dead]
+        if not self.attacked.num_streams:
+            lines.append("the victim got no answer")
         lines += [f"the victim got {error}" for error in self.attacked.errors[:3]]
         added_s = self.attacked.longest_gap_s - self.calm.longest_gap_s
         if added_s > bounds.added_gap_s:
@@ -92,6 +98,9 @@ async def try_attacks(
     """Carry attacks out beside one victim, each for its seconds. `pids`: processes of the service here, by name."""
     processes = {name: psutil.Process(pid) for name, pid in pids.items()}
     memory = {name: Memory(_rss(process)) for name, process in processes.items()}
+    memory |= {
+        name + HELPERS: Memory(_of_helpers(process)) for name, process in processes.items() if process.children()
+    }
     watcher = asyncio.create_task(_watch(processes, memory))
     over = asyncio.Event()
     victim = asyncio.create_task(_victim(target, over))
@@ -123,6 +132,8 @@ async def _rest(processes: Mapping[str, psutil.Process], memory: Mapping[str, Me
     while True:
         for name, process in processes.items():
             memory[name].after = _rss(process)
+            if helpers := memory.get(name + HELPERS):
+                helpers.after = _of_helpers(process)
         if time.monotonic() >= until or all(_is_back(name, each) for name, each in memory.items()):
             return
         await asyncio.sleep(REST_LOOK_S)
@@ -133,9 +144,14 @@ def _is_back(name: str, memory: Memory) -> bool:
 
 
 async def _watch(processes: Mapping[str, psutil.Process], memory: Mapping[str, Memory]) -> None:
+    looks = 0
     while True:
         for name, process in processes.items():
             memory[name].most = max(memory[name].most, _rss(process))
+            helpers = memory.get(name + HELPERS)
+            if helpers is not None and looks % round(HELPERS_LOOK_S / MEMORY_LOOK_S) == 0:
+                helpers.most = max(helpers.most, _of_helpers(process))
+        looks += 1
         await asyncio.sleep(MEMORY_LOOK_S)
 
 
@@ -146,6 +162,16 @@ def _rss(process: psutil.Process) -> int:
     return 0
 
 
+def _of_helpers(process: psutil.Process) -> int:
+    """Return the bytes that the processes it has started hold for themselves: what they share is counted at it."""
+    held = 0
+    with contextlib.suppress(psutil.Error):
+        for child in process.children(recursive=True):
+            with contextlib.suppress(psutil.Error):
+                held += int(child.memory_full_info().uss)
+    return held
+
+
 async def _victim(target: Target, over: asyncio.Event) -> Felt:
     command: Sequence[str] = ("-m", "tests.security.victim", target.url, target.model)
     pipe = asyncio.subprocess.PIPE
@@ -153,10 +179,11 @@ async def _victim(target: Target, over: asyncio.Event) -> Felt:
     try:
         assert process.stdin is not None
         process.stdin.write(target.victim_key.encode() + b"\n")
-        await over.wait()
-        process.stdin.close()
-        output, _ = await process.communicate()
-        return decode_felt(output)
+        async with watched_host() as pauses:
+            await over.wait()
+            process.stdin.close()
+            output, _ = await process.communicate()
+        return msgspec.structs.replace(decode_felt(output), pauses=pauses)
     finally:
         with contextlib.suppress(ProcessLookupError):
             process.kill()

@@ -15,9 +15,12 @@ from collections.abc import Callable
 import aiohttp
 import msgspec
 
+from tests.security.host import Pauses, Span
+
 NUM_TOKENS = 100
 STREAM_TIMEOUT_S = 600.0
 BREAK_S = 0.02
+SHORT_GAP_S = 0.005
 
 
 class Felt(msgspec.Struct, kw_only=True):
@@ -25,17 +28,30 @@ class Felt(msgspec.Struct, kw_only=True):
 
     num_streams: int = 0
     """Answered whole."""
-    longest_gap_s: float = 0.0
-    """Between two pieces of one answer."""
-    ttfts_s: list[float] = []
-    """From the request to the first piece of text."""
+    gaps: list[Span] = []
+    """Between two pieces of one answer; short ones are left out."""
+    first_waits: list[Span] = []
+    """From a request to the first piece of text."""
     errors: list[str] = []
     """Status or error in the stream, each with what was told."""
+    pauses: list[Span] = []
+    """When the host ran one of the machine's processors for others."""
+
+    @property
+    def seen_gap_s(self) -> float:
+        """Return the longest gap as the victim saw it."""
+        return max((end - begin for begin, end in self.gaps), default=0.0)
+
+    @property
+    def longest_gap_s(self) -> float:
+        """Return the longest gap without what the host took of it."""
+        pauses = Pauses(self.pauses)
+        return max(map(pauses.length_without, self.gaps), default=0.0)
 
     @property
     def ttft_p95_s(self) -> float:
-        """Return the TTFT that 95 % of the streams kept to; infinite without any."""
-        ordered = sorted(self.ttfts_s)
+        """Return the TTFT that 95 % of the streams kept to, without what the host took; infinite without any."""
+        ordered = sorted(map(Pauses(self.pauses).length_without, self.first_waits))
         return ordered[min(len(ordered) - 1, int(len(ordered) * 0.95))] if ordered else float("inf")
 
 
@@ -78,10 +94,11 @@ async def _stream(session: aiohttp.ClientSession, address: str, model: str, felt
                 felt.num_streams += 1
                 return
             if last_at:
-                felt.longest_gap_s = max(felt.longest_gap_s, now - last_at)
+                if now - last_at >= SHORT_GAP_S:
+                    felt.gaps.append((last_at, now))
                 last_at = now
             elif b'"content":"' in line and b'"content":""' not in line:
-                felt.ttfts_s.append(now - asked_at)
+                felt.first_waits.append((asked_at, now))
                 last_at = now
     felt.errors.append("the stream broke off")
 

@@ -309,7 +309,7 @@ def with_pre_tokenizer(source: Path, path: Path, pre: str) -> Path:
     return path
 
 
-def write_wide_model(path: Path, num_tokens: int) -> None:
+def write_wide_model(path: Path, num_tokens: int, *, pre: str = "") -> None:
     """Writes a model of one layer with a large vocabulary: drawing takes longer than computing."""
 
     def fill(draft: Draft) -> None:
@@ -318,7 +318,7 @@ def write_wide_model(path: Path, num_tokens: int) -> None:
         draft.attention("blk.0")
         draft.forward("blk.0")
 
-    write_model(path, "llama", fill, num_more=num_tokens)
+    write_model(path, "llama", fill, num_more=num_tokens, pre=pre)
 
 
 def write_infill_model(path: Path) -> None:

@@ -40,13 +40,18 @@ async def _long_chain(target: Target) -> None:
 
 
 async def _waiting_prompts(target: Target) -> None:
-    """Send calls that are as long as a gateway reads, and wait for a slot with them."""
-    tokens = ",".join(["12345"] * 400)
-    prompts = ",".join([f"[{tokens}]"] * 100)
-    body = f'{{"model":"{target.model}","max_tokens":400,"ignore_eos":true,"prompt":[{prompts}]}}'.encode()
+    """Send forty calls that wait for a slot: half with prompts that fit, half with as many tokens as a body holds."""
+    fitting = _prompts(target, tokens=400, prompts=100)
+    longest = _prompts(target, tokens=30_000, prompts=17)
     async with target.session() as session, asyncio.TaskGroup() as tasks:
-        for _ in range(20):
+        for body in (fitting, longest) * 20:
             tasks.create_task(target.post(session, "/v1/completions", body))
+
+
+def _prompts(target: Target, *, tokens: int, prompts: int) -> bytes:
+    prompt = ",".join(str(100 + number % 600) for number in range(tokens))
+    text = ",".join([f"[{prompt}]"] * prompts)
+    return f'{{"model":"{target.model}","max_tokens":400,"ignore_eos":true,"prompt":[{text}]}}'.encode()
 
 
 async def _large(large: LargeBody, target: Target) -> None:

@@ -19,8 +19,8 @@ CHUNK_BYTES = 1 << 20
 NUM_HALF_HEADS, HALF_A_HEAD = 1500, b"GET /health HTTP/1.1\r\nx: "
 HELD_S = 2.0
 NUM_SOCKETS = 600
-NUM_REMEMBERING, REMEMBERED_BYTES = 100, 400_000
-NUM_UNFINISHED, UNFINISHED_BYTES = 40, 7_000_000
+NUM_REMEMBERING, REMEMBERED_BYTES = 60, 7_000_000
+NUM_UNFINISHED, UNFINISHED_BYTES = 80, 7_000_000
 ENDS = {"response.completed", "response.incomplete", "response.failed", "error"}
 GIVES_UP_S = 10.0
 """A sender that nobody reads waits that long."""
@@ -120,8 +120,9 @@ async def _remembering_sockets(target: Target) -> None:
             socket = await held.enter_async_context(_socket(target))
             await socket.send_json(asked | {"input": [{"role": "user", "content": "hi"}], "instructions": text})
             async with asyncio.timeout(GIVES_UP_S):
-                while (await socket.receive_json())["type"] not in ENDS:
-                    pass
+                while (told := await socket.receive()).type is aiohttp.WSMsgType.TEXT:
+                    if told.json()["type"] in ENDS:
+                        break
 
 
 async def _unfinished_messages(target: Target) -> None:
@@ -152,13 +153,13 @@ ATTACKS = (
     ),
     Attack(
         name="remembering-sockets",
-        about="100 WebSockets remember what a message holds, and are closed: 2.9 GiB at 8 MB each, 1.6 GiB after it.",
+        about="60 WebSockets remember 7 MB each, and are closed: they held 1.2 GiB, and half of it stayed.",
         strike=_remembering_sockets,
         short_s=2.5,
     ),
     Attack(
         name="unfinished-messages",
-        about="40 WebSockets with a message of 7 MB each that lacks its last byte.",
+        about="80 WebSockets with a message of 7 MB each that lacks its last byte.",
         strike=_unfinished_messages,
         short_s=2.5,
     ),

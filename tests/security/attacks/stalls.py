@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import random
+from functools import partial
 
 from tests.security.attack import Attack, Target
 
@@ -54,6 +55,46 @@ async def _unclosed_brackets(target: Target) -> None:
     await _ask(target, "/completion", _complete(target, grammar="root ::= " + "[" * random.randrange(60_000, 65_000)))
 
 
+async def _unended_repetition(target: Target) -> None:
+    grammar = 'root ::= "a"{' + "1" * random.randrange(60_000, 65_000)
+    await _ask(target, "/completion", _complete(target, grammar=grammar))
+
+
+async def _listed_values(target: Target) -> None:
+    listed = ",".join(map(str, [0] * random.randrange(55_000, 60_000) + [1, 2, 3, 4]))
+    arrays = ",".join(['{"type":"array","uniqueItems":true,"items":{"$ref":"#/$defs/e"}}'] * 1500)
+    schema = f'{{"$defs":{{"e":{{"enum":[{listed}]}}}},"type":"array","prefixItems":[{arrays}]}}'
+    await _ask(target, "/completion", _complete(target, guided_json=schema, n_predict=20))
+
+
+async def _begun_stops(target: Target) -> None:
+    """What is said is a beginning of every stop string, and of none more than that."""
+    stops = ["a" * 60 + chr(97 + n % 26) + chr(97 + n // 26) + "!" for n in range(126)]
+    body = _complete(target, stop=stops, logit_bias=[["a", 100]], temperature=0, n_cmpl=4, n_predict=400)
+    await _ask(target, "/completion", body)
+
+
+async def _blank_answers(target: Target) -> None:
+    """Whitespace and nothing else, where a call may follow it."""
+    tool = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
+    body = {
+        "model": target.model,
+        "messages": [{"role": "user", "content": "hi"}],
+        "tools": [tool],
+        "logit_bias": [[" ", 100], ["\n", 100]],
+        "ignore_eos": True,
+        "temperature": 0,
+        "n": 4,
+    }
+    await _ask(target, "/v1/chat/completions", body)
+
+
+async def _told_prompts(target: Target) -> None:
+    """Prompts of tokens whose text is told with each of many answers."""
+    prompts = [[random.randrange(300, 700) for _ in range(450)] for _ in range(8)]
+    await _ask(target, "/completion", _complete(target, prompt=prompts, n_cmpl=16, n_predict=1))
+
+
 async def _repeated_sampler(target: Target) -> None:
     await _ask(target, "/completion", _complete(target, samplers=["typ_p"] * 32, typical_p=0.99))
 
@@ -87,52 +128,84 @@ async def _long_biases(target: Target) -> None:
     await _ask(target, "/completion", _complete(target, logit_bias=biases))
 
 
+_wide = partial(Attack, is_wide=True)
+
 ATTACKS = (
-    Attack(
+    _wide(
         name="long-triggers",
         about="A lazy grammar has 16 triggers of 128 characters, and its caller leaves at once; eight took 89 s.",
         strike=_long_triggers,
         at_once=8,
     ),
-    Attack(
+    _wide(
         name="ambiguous-gbnf",
         about="A GBNF grammar takes twice as long with each token; others got none for 321 s.",
         strike=_ambiguous_gbnf,
         at_once=3,
         short_s=2.5,
     ),
-    Attack(
+    _wide(
         name="ambiguous-lark",
         about="A Lark grammar takes longer with each token; others had gaps of 5.4 s.",
         strike=_ambiguous_lark,
         at_once=3,
         short_s=2.5,
     ),
-    Attack(
+    _wide(
         name="unclosed-brackets",
         about="A grammar is 65,000 brackets that nothing closes; looking for ends held the interpreter for minutes.",
         strike=_unclosed_brackets,
         at_once=2,
     ),
     Attack(
+        name="unended-repetitions",
+        about="A grammar repeats 65,000 digits of times, without an end: half a minute in one regular expression.",
+        strike=_unended_repetition,
+        at_once=2,
+    ),
+    Attack(
+        name="listed-values",
+        about="A schema refers to a list of 60,000 values 1,500 times; each was read anew, for ten minutes.",
+        strike=_listed_values,
+        at_once=2,
+    ),
+    Attack(
+        name="begun-stops",
+        about="All that is said is the beginning of 126 stop strings; each token was compared with all, for 16 ms.",
+        strike=_begun_stops,
+        at_once=2,
+    ),
+    Attack(
+        name="blank-answers",
+        about="Answers of whitespace, where a call may begin: all of it was looked at with each token.",
+        strike=_blank_answers,
+        at_once=2,
+    ),
+    Attack(
+        name="told-prompts",
+        about="128 answers tell their prompts' texts, which went to all streams of a gateway at once.",
+        strike=_told_prompts,
+        at_once=2,
+    ),
+    _wide(
         name="repeated-sampler",
         about="A sampler that sorts the vocabulary is named 32 times; seven callers made gaps of 3 s.",
         strike=_repeated_sampler,
         at_once=3,
     ),
-    Attack(
+    _wide(
         name="sorting-samplers",
         about="Every sampler that sorts the vocabulary is asked for by as many callers as there are slots.",
         strike=_sorting_samplers,
         at_once=3,
     ),
-    Attack(
+    _wide(
         name="many-probabilities",
         about="A hundred probabilities after sampling are asked for with each token; seven callers made gaps of 3 s.",
         strike=_many_probabilities,
         at_once=3,
     ),
-    Attack(
+    _wide(
         name="long-biases",
         about="1,024 texts of 512 characters are biased, by 16 callers at once; they were tokenised on the event loop.",
         strike=_long_biases,
