@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import json
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -11,6 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from benchmarks.reference import sdist_source
 from tests.clients.recorder import Recorder
 from tests.clients.recording import Recording
 
@@ -26,6 +29,8 @@ class Program:
     packages: tuple[str, ...]
     """Of PyPI where the script is Python's, else of npm; the first one's version is the program's."""
     script: str
+    sources: str = ""
+    """Folder of llama.cpp's sources in llama-cpp-python's sdist that it is built from, in place of packages."""
 
     @property
     def is_python(self) -> bool:
@@ -58,6 +63,7 @@ PROGRAMS = {
     "librechat": Program("LibreChat (its agents)", ("@librechat/agents", "@langchain/core"), "librechat_js.mjs"),
     "open-webui": Program("Open WebUI", ("open-webui",), "openwebui_python.py"),
     "sillytavern": Program("SillyTavern", ("sillytavern",), "sillytavern_js.mjs"),
+    "llama-ui": Program("llama.cpp's web UI", (), "llama_ui.mjs", sources="tools/ui"),
 }
 """Name of the recording -> the program."""
 HELPING = ("zod", "@langchain/core", "mcp")
@@ -73,6 +79,10 @@ def install(name: str, folder: Path) -> None:
     if program.is_python:
         _must([sys.executable, "-m", "venv", "."], place)
         _must(["bin/pip", "install", "--quiet", *program.packages], place)
+    elif program.sources:
+        shutil.copytree(sdist_source() / "vendor" / "llama.cpp" / program.sources, place, dirs_exist_ok=True)
+        _must(["npm", "ci", "--ignore-scripts", "--no-audit", "--no-fund"], place)
+        _must(["npx", "vite", "build"], place)
     else:
         (place / "package.json").write_text(json.dumps({"private": True, "type": "module"}))
         _must(["npm", "install", "--no-audit", "--no-fund", *program.packages], place)
@@ -93,13 +103,17 @@ def record(name: str, folder: Path, recorder: Recorder) -> Recording:
         print(f"{name}: some steps failed", file=sys.stderr)
     for refusal in recorder.refusals:
         print(f"{name}: {refusal}", file=sys.stderr)
-    return Recording(program.title, version(name, folder), "recorded", calls=recorder.calls)
+    # A page asks the same each time that it is opened.
+    calls = list({repr(call): call for call in recorder.calls}.values()) if program.sources else recorder.calls
+    return Recording(program.title, version(name, folder), "recorded", calls=calls)
 
 
 def version(name: str, folder: Path) -> str:
     """Return the versions that are installed there, the program's first."""
     program, place = PROGRAMS[name], folder / name
     packages = program.packages
+    if program.sources:
+        return f"of llama-cpp-python {importlib.metadata.version('llama-cpp-python')}"
     if not program.is_python:
         files = [place / "node_modules" / package / "package.json" for package in packages]
         return _told(packages, [json.loads(file.read_text())["version"] for file in files])

@@ -12,6 +12,8 @@ from typing import Any, Literal
 import requests
 
 from gateway.api.endpoints import TABLES
+from gateway.api.openai.unserved import REASONS
+from gateway.api.routes import ROUTES
 from tests.clients.answers import fault
 from tests.clients.recording import ANSWER_ID, Recording, Sent
 from tests.support.kinds import DEMO_ALIAS, stack_of_all_kinds
@@ -20,7 +22,9 @@ from tests.support.stack import Stack
 TIMEOUT_S = 300.0
 
 Fate = Literal["answered", "refused", "failed"]
-"""refused: by a parameter that docs/compatibility.md says is refused, and why; failed: anything else that is wrong."""
+"""refused: by a parameter that docs/compatibility.md says is refused, a route that is not served, or for want of a key;
+failed: anything else that is wrong.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +41,10 @@ class Outcome:
     def __str__(self) -> str:
         told = f"`{self.parameter}`: {self.reason}" if self.parameter else self.reason
         return f"{self.call}: {told}"
+
+
+UNSERVED = {f"{row.method} {row.path}": REASONS[row.name] for row in ROUTES if row.name in REASONS}
+"""Route that is known and not served -> what a caller is told."""
 
 
 def fleet(ctx: int = 3072) -> AbstractContextManager[Stack]:
@@ -86,6 +94,10 @@ def _outcome(call: Sent, answer: requests.Response) -> Outcome:
         for name, remedy in _refusals(call.route).items():
             if f"`{name}` is not supported" in told and json.dumps(remedy)[1:-1] in told:
                 return Outcome(call, "refused", name, remedy)
+        if (reason := UNSERVED.get(call.route)) and answer.status_code == 501 and json.dumps(reason)[1:-1] in told:
+            return Outcome(call, "refused", call.route, reason)
+        if (call.method, call.key, answer.status_code) == ("GET", "none", 401):
+            return Outcome(call, "refused", "no key", "Every route but probes and metrics needs one.")
         return Outcome(call, "failed", reason=f"{answer.status_code} {told[:500]}")
     wrong = fault(call, answer)
     if wrong:

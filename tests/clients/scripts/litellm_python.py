@@ -15,6 +15,7 @@ TOOL = {
     "parameters": {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]},
 }
 TOOLS = [{"type": "function", "function": TOOL}]
+TOO_LONG = [{"role": "user", "content": "word " * 20_000}]
 
 
 class Person(BaseModel):
@@ -95,4 +96,19 @@ def anthropic():
     litellm.completion(f"anthropic/{CHAT}", [{"role": "user", "content": WEATHER}], tools=TOOLS, **own)
 
 
-run(chat, chat_streamed, of_other_servers, settings, tools, parsed, completions, vectors, responses, anthropic)
+def too_long():
+    expect_too_long(f"openai/{CHAT}", **OWN)
+    expect_too_long(f"anthropic/{CHAT}", api_base=URL, api_key=KEY, max_tokens=60, max_retries=0)
+
+
+def expect_too_long(model, **settings):
+    try:
+        litellm.completion(model, TOO_LONG, **settings)
+    except litellm.ContextWindowExceededError:
+        return
+    raise AssertionError(f"{model}: a prompt that is too long was answered")
+
+
+run(
+    chat, chat_streamed, of_other_servers, settings, tools, parsed, completions, vectors, responses, anthropic, too_long
+)
