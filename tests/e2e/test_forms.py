@@ -116,6 +116,29 @@ ROUTES: dict[str, dict[str, Any]] = {
 }
 """Of each dialect, what forces a call and sends a schema beside it, as instructor does."""
 
+WEATHER: dict[str, Any] = {
+    "name": "get_weather",
+    "description": "Current weather of a city",
+    "parameters": {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]},
+}
+PARIS = "What is the weather in Paris?"
+FREE: dict[str, dict[str, Any]] = {
+    "/v1/chat/completions": {
+        "messages": [{"role": "user", "content": PARIS}],
+        "tools": [{"type": "function", "function": WEATHER}],
+        "tool_choice": "auto",
+    },
+    "/v1/responses": {"input": PARIS, "tools": [{"type": "function", **WEATHER}], "tool_choice": "auto"},
+    "/v1/messages": {
+        "messages": [{"role": "user", "content": PARIS}],
+        "tools": [{"name": WEATHER["name"], "input_schema": WEATHER["parameters"]}],
+        "tool_choice": {"type": "auto"},
+    },
+}
+"""Of each dialect, what lets the model choose, which then calls."""
+LIMITS = {"length", "max_tokens", "max_output_tokens"}
+"""Why an answer ended that was cut."""
+
 
 @dataclass(frozen=True)
 class Said:
@@ -125,10 +148,12 @@ class Said:
     reason: str
 
 
-async def ask(caller: Caller, path: str, max_tokens: int, *, stream: bool) -> tuple[Said, str]:
+async def ask(
+    caller: Caller, path: str, max_tokens: int, *, stream: bool, bodies: dict[str, dict[str, Any]] = ROUTES
+) -> tuple[Said, str]:
     """What the answer says, and which parameters were ignored."""
     bound = "max_output_tokens" if path == "/v1/responses" else "max_tokens"
-    asked = {"model": ALIAS, **ROUTES[path], bound: max_tokens, "temperature": 0, "stream": stream}
+    asked = {"model": ALIAS, **bodies[path], bound: max_tokens, "temperature": 0, "stream": stream}
     async with caller.session.post(f"{caller.url}{path}", json=asked) as answer:
         raw = await answer.text()
         assert answer.status == 200, raw
@@ -229,7 +254,28 @@ async def test_a_call_that_the_token_limit_cuts_is_a_call(caller: Caller, path: 
         said, _ = await ask(caller, path, max_tokens, stream=stream)
         assert (said.text, [name for name, _ in said.calls]) == ("", ["order"]), max_tokens
         reasons.add(said.reason)
-    assert reasons <= {"length", "max_tokens", "max_output_tokens"}
+    assert reasons <= LIMITS
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("path", FREE)
+async def test_a_call_of_the_models_own_choice_that_is_cut_leaks_no_mark(
+    caller: Caller, path: str, stream: bool
+) -> None:
+    """The mark that begins a call, and what stands in the call, are never text, wherever the answer is cut."""
+    whole, _ = await ask(caller, path, 100, stream=stream, bodies=FREE)
+    assert [name for name, _ in whole.calls] == ["get_weather"]
+    assert not any(mark in whole.text for mark in "<{")
+    num_cut, names = 0, set[str]()
+    for max_tokens in range(1, 100):
+        said, _ = await ask(caller, path, max_tokens, stream=stream, bodies=FREE)
+        assert whole.text.startswith(said.text), (max_tokens, said)
+        if said.reason not in LIMITS:
+            break
+        num_cut += 1
+        names |= {name for name, _ in said.calls}
+    assert num_cut > 8
+    assert names == {"get_weather"}
 
 
 async def test_a_cut_answer_says_so(caller: Caller) -> None:

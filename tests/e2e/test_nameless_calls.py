@@ -1,10 +1,15 @@
-"""The calls of a client of llama.cpp that names no models, at a gateway of five: each goes to the one that is meant."""
+"""The calls of a client of llama.cpp that names no models, at a gateway of five: each goes to the one that is meant.
+
+Where eight are served, two for each job, the catalog says which one it is.
+"""
 
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import httpx2
@@ -13,10 +18,10 @@ import pytest
 from gateway.access.records import digest
 from tests.support.pooled_models import write_rank_decoder
 from tests.support.small_models import write_infill_model, write_small_model
-from tests.support.stack import DEMO_MODEL, Stack
+from tests.support.stack import DEMO_MODEL, Process, Stack
 
 CHAT, OTHER, EMBEDDER, RERANKER, CODER = "chat", "other", "embedder", "reranker", "coder"
-CATALOG = {
+CATALOG: dict[str, Any] = {
     "models": [{"name": name, "path": f"{name}.gguf"} for name in (CHAT, OTHER, EMBEDDER, RERANKER, CODER)],
     "aliases": {"house": CHAT},
     "default": {"chat": "house"},
@@ -70,17 +75,33 @@ CALLS = (
     Play("POST", "/v1/messages/count_tokens", MESSAGES, has='"input_tokens":'),
     Play("POST", "/v1/chat/completions/input_tokens", MESSAGES, has='"input_tokens":'),
 )
+TWINS = {EMBEDDER: "vectors", RERANKER: "judge", CODER: "editor"}
+"""Model -> another one that does the same."""
+SECOND = {CHAT: OTHER, **TWINS}
+"""Model -> the one that takes its calls where the catalog says so for each job."""
+JOBS = {"embed": EMBEDDER, "rerank": RERANKER, "infill": CODER}
 NARROW_KEY = "pk-narrow-0123456789"
 NAMELESS: tuple[dict[str, Any], ...] = ({}, {"model": ""}, {"model": None})
 UNKNOWN = {"model": "gpt-9"}
 
 
 @pytest.fixture(scope="module")
-def five(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return where the models lie that are made for this, and the catalogs."""
     folder = tmp_path_factory.mktemp("five")
     write_rank_decoder(folder / "reranker.gguf")
     write_infill_model(folder / "coder.gguf")
     (folder / "catalog.json").write_text(json.dumps(CATALOG))
+    return folder
+
+
+def serve(stack: Stack, path: Path, name: str, *, embeds: bool) -> Process:
+    llama = json.dumps({"n_threads": 1} | ({"embeddings": True} if embeds else {}))
+    return stack.worker(path, name, slots=2, ctx=256, llama=llama, wait=False)
+
+
+@pytest.fixture(scope="module")
+def five(folder: Path) -> Iterator[Stack]:
     with Stack() as stack:
         records = [{"name": "narrow", "team": "blue", "sha256": digest(NARROW_KEY), "aliases": [OTHER, EMBEDDER]}]
         gateway = stack.gateway(wait=False, catalog=folder / "catalog.json", api_keys=json.dumps(records))
@@ -91,16 +112,36 @@ def five(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
             (RERANKER, folder / "reranker.gguf"),
             (CODER, folder / "coder.gguf"),
         ):
-            llama = json.dumps({"n_threads": 1} | ({"embeddings": True} if name == EMBEDDER else {}))
-            stack.worker(path, name, slots=2, ctx=256, llama=llama, wait=False)
+            serve(stack, path, name, embeds=name == EMBEDDER)
         stack.wait_until_ready(gateway)
         yield stack
 
 
-def played(stack: Stack, call: Play, more: dict[str, Any], key: str = "") -> httpx2.Response:
+@pytest.fixture(scope="module")
+def of_eight(five: Stack, folder: Path) -> Iterator[Process]:
+    """Yield a gateway whose catalog names one of two models for each job.
+
+    The tests that use it stand last: from here on no model of the other gateway is the only one for its job.
+    """
+    models = [*CATALOG["models"], *({"name": name, "path": f"{name}.gguf"} for name in TWINS.values())]
+    default = {"chat": OTHER} | {job: TWINS[model] for job, model in JOBS.items()}
+    (folder / "eight.json").write_text(json.dumps({**CATALOG, "models": models, "default": default}))
+    gateway = five.gateway(wait=False, catalog=folder / "eight.json")
+    files = {EMBEDDER: DEMO_MODEL, RERANKER: folder / "reranker.gguf", CODER: folder / "coder.gguf"}
+    twins = [serve(five, files[model], twin, embeds=model == EMBEDDER) for model, twin in TWINS.items()]
+    five.wait_until_ready(gateway)
+    yield gateway
+    for process in (gateway, *twins):
+        process.stop()
+
+
+def played(
+    stack: Stack, call: Play, more: dict[str, Any], key: str = "", gateway: Process | None = None
+) -> httpx2.Response:
     body = None if call.body is None else call.body | more
     headers = {"Authorization": f"Bearer {key or stack.key}"}
-    return httpx2.request(call.method, stack.gateways[0].url + call.path, json=body, headers=headers, timeout=60)
+    url = (gateway or stack.gateways[0]).url
+    return httpx2.request(call.method, url + call.path, json=body, headers=headers, timeout=60)
 
 
 def misses(call: Play, answer: httpx2.Response) -> str:
@@ -180,3 +221,47 @@ def test_the_infill_model_is_known_by_its_vocabulary(five: Stack) -> None:
     coder = five.heartbeat(CODER, "worker-4")
     assert coder is not None
     assert coder.infill
+
+
+def test_a_slot_that_is_erased_without_a_name_is_the_default_models(five: Stack) -> None:
+    """Three of the five continue texts, and have slots."""
+    erase = Play("POST", "/slots/0?action=erase", {})
+    fill = Play("POST", "/completion", {"prompt": "Once upon a time", "n_predict": 4, "id_slot": 0})
+
+    def erased(more: dict[str, Any]) -> int:
+        answer = played(five, erase, more)
+        assert answer.status_code == 200, answer.text
+        return int(answer.json()["n_erased"])
+
+    assert played(five, fill, {"model": OTHER}).status_code == 200
+    for more in NAMELESS:
+        assert played(five, fill, {"model": CHAT}).status_code == 200
+        assert erased(more) > 0
+        assert erased({"model": CHAT}) == 0, "it was that one"
+    assert erased({"model": OTHER}) > 0, "it was left as it was"
+
+
+def test_of_two_models_for_a_job_the_catalogs_default_is_asked(five: Stack, of_eight: Process) -> None:
+    calls = [call for call in CALLS if call.model and "streamed" not in call.name]
+    assert {call.model for call in calls} == set(SECOND)
+    answers = {call.name: (call, played(five, call, {}, gateway=of_eight)) for call in calls}
+    wrong = {
+        name: (answer.headers.get("x-paddock-model"), answer.text)
+        for name, (call, answer) in answers.items()
+        if (answer.status_code, answer.headers.get("x-paddock-model")) != (200, SECOND[call.model])
+    }
+    assert not wrong
+
+
+@pytest.mark.usefixtures("of_eight")
+@pytest.mark.parametrize("job", JOBS)
+def test_of_two_models_for_a_job_none_is_asked_where_the_catalog_names_none(five: Stack, job: str) -> None:
+    """The first gateway's catalog has a default for chat alone."""
+    call = next(call for call in CALLS if call.model == JOBS[job])
+    deadline = time.monotonic() + 10
+    while (answer := played(five, call, {})).status_code == 200 and time.monotonic() < deadline:
+        time.sleep(0.02)
+    assert answer.status_code == 400, answer.text
+    assert f"`default.{job}` in the catalog" in answer.text
+    assert JOBS[job] in answer.text
+    assert TWINS[JOBS[job]] in answer.text

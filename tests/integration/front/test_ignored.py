@@ -16,8 +16,15 @@ from tests.support.scrape import Scrape
 from tests.support.stack import Process, Stack
 
 HEADER = "x-paddock-ignored"
-HARMLESS: dict[str, Any] = {"store": True, "verbosity": "low", "tfs_z": 0.5, "surprise": 1}
-NAMES = "store, verbosity, tfs_z, surprise"
+HARMLESS: dict[str, Any] = {
+    "store": True,
+    "verbosity": "low",
+    "tfs_z": 0.5,
+    "chat_id": "c-1",
+    "raw": True,
+    "surprise": 1,
+}
+NAMES = "store, verbosity, tfs_z, chat_id, raw, surprise"
 ROUTES: dict[str, dict[str, Any]] = {
     "/v1/chat/completions": {"messages": [{"role": "user", "content": "hi"}]},
     "/v1/completions": {"prompt": "hi"},
@@ -94,6 +101,17 @@ async def test_a_chat_with_what_has_no_effect(caller: Caller) -> None:
     path = "/v1/chat/completions"
     status, told, text = await posted(caller, path, ROUTES[path] | HARMLESS)
     assert (status, told) == (200, NAMES), text
+
+
+@pytest.mark.parametrize("path", ROUTES)
+async def test_what_programs_send_for_themselves_is_let_through(
+    caller: Caller, strict_caller: Caller, path: str
+) -> None:
+    """No gateway refuses a chat's name in the program, or Ollama's word for a prompt without a template."""
+    body = ROUTES[path] | {"chat_id": "c-1", "raw": True}
+    for one in (caller, strict_caller):
+        status, told, text = await posted(one, path, body)
+        assert (status, told) == (200, "chat_id, raw"), text
 
 
 async def test_what_llama_cpps_web_ui_sends(caller: Caller) -> None:

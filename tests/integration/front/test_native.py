@@ -1,9 +1,13 @@
-"""llama-server's own routes as its clients see them, on fake workers."""
+"""llama-server's own routes as its clients see them, on fake workers; on a true one, the files of its slots."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator
+import random
+import struct
+from collections.abc import AsyncIterator, Iterator
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import aiohttp
@@ -13,9 +17,11 @@ from gateway.api.cors import PRIVATE
 from gateway.api.routes import ROUTES
 from tests.integration.front.conftest import NARROW_KEY
 from tests.support.caller import Caller, calling
-from tests.support.stack import Process
+from tests.support.stack import DEMO_MODEL, Process, Stack
 
 EIGHT = "t0 t1 t2 t3 t4 t5 t6 t7 "
+GGSQ, GGSQ_VERSION = 0x67677371, 3
+"""What a file begins with that llama.cpp saved of a sequence: `LLAMA_STATE_SEQ_MAGIC` and its version in llama.h."""
 
 
 async def ask(caller: Caller, path: str, method: str = "POST", **body: Any) -> tuple[int, Any]:
@@ -94,6 +100,13 @@ async def test_wanted_fields(caller: Caller) -> None:
     assert asked == (200, {"content": "t0 ", "generation_settings/n_predict": 1})
 
 
+@pytest.mark.parametrize(("asked", "used"), [(5, 5), (100, 100), (-1, 0)])
+async def test_temperatures_that_llama_server_takes(caller: Caller, asked: float, used: float) -> None:
+    body: dict[str, Any] = {"model": "quick", "prompt": "hi", "n_predict": 1, "temperature": asked}
+    status, document = await ask(caller, "/completion", **body)
+    assert (status, document["generation_settings"]["temperature"]) == (200, used)
+
+
 async def test_infill(caller: Caller) -> None:
     body: dict[str, Any] = {"model": "quick", "input_prefix": "def f(", "input_suffix": "): pass", "n_predict": 2}
     status, document = await ask(caller, "/infill", **body)
@@ -151,6 +164,7 @@ async def test_there_is_no_property_that_could_be_changed(caller: Caller, gatewa
         ("/completion", {"model": "nobody", "prompt": "a"}, 404, "not_found_error"),
         ("/completion", {"prompt": "a"}, 400, "invalid_request_error"),
         ("/completion", {"model": "quick", "prompt": "a", "n_discard": 1}, 501, "not_supported_error"),
+        ("/completion", {"model": "quick", "prompt": "a", "temperature": 101}, 400, "invalid_request_error"),
         ("/completion", {"model": "quick", "prompt": "abcd" * 70}, 400, "exceed_context_size_error"),
         ("/completion", {"model": "quick", "prompt": "a", "lora": [{"id": 0}]}, 400, "invalid_request_error"),
         ("/tokenize", {"model": "quick", "content": 5}, 400, "invalid_request_error"),
@@ -233,3 +247,53 @@ async def test_what_needs_no_key_is_not_for_pages(gateway: Process, path: str) -
 def test_every_route_without_a_key_that_tells_of_the_fleet_is_private() -> None:
     open_to_all = {row.path for row in ROUTES if "no key needed" in row.about}
     assert open_to_all - PRIVATE == {"/health", "/v1/health", "/healthz"}
+
+
+@dataclass(frozen=True)
+class Keeper:
+    """A true worker with one slot behind a gateway of its own: fake ones save none."""
+
+    stack: Stack
+    folder: Path
+    """Where the worker saves."""
+
+
+@pytest.fixture(scope="module")
+def keeper(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Keeper]:
+    folder = tmp_path_factory.mktemp("slots")
+    with Stack() as stack:
+        stack.worker(DEMO_MODEL, "keeper", slots=1, ctx=256, slot_save_dir=folder)
+        stack.gateway()
+        yield Keeper(stack, folder)
+
+
+def saved_by_llama_server(tokens: list[int], *, packed: bool) -> bytes:
+    """Return a file of llama.cpp's `llama_state_seq_save_file`. `packed`: its tokens have a head of their own."""
+    words = ([-1, 1, len(tokens)] if packed else []) + tokens
+    head = struct.pack("<III", GGSQ, GGSQ_VERSION, len(words))
+    return head + struct.pack(f"<{len(words)}i", *words) + random.Random(1).randbytes(4096)
+
+
+async def test_slots_that_paddock_did_not_save_are_refused(keeper: Keeper) -> None:
+    """They are refused wherever they lie, in a team's own folder as well; what it saved itself comes back."""
+    async with calling(keeper.stack.gateways[0].url, keeper.stack.key, "keeper") as caller:
+        assert (await ask(caller, "/completion", prompt="Once upon a time", n_predict=4, id_slot=0))[0] == 200
+        status, saved = await ask(caller, "/slots/0?action=save", filename="own.bin")
+        assert status == 200, saved
+        [own] = keeper.folder.glob("*/own.bin")
+        foreign = {
+            "garbage.bin": random.Random(0).randbytes(4096),
+            "empty.bin": b"",
+            "list.bin": saved_by_llama_server([1, 2, 3, 4], packed=False),
+            "packed.bin": saved_by_llama_server([1, 2, 3, 4], packed=True),
+        }
+        for folder in (keeper.folder, own.parent):
+            for name, contents in foreign.items():
+                (folder / name).write_bytes(contents)
+                status, document = await ask(caller, "/slots/0?action=restore", filename=name)
+                error = document["error"]
+                assert (status, error["code"], error["type"]) == (400, 400, "invalid_request_error"), name
+                assert error["message"].startswith(f"{name}: ")
+                assert "save the slot" in error["message"]
+        status, restored = await ask(caller, "/slots/0?action=restore", filename="own.bin")
+        assert (status, restored["n_restored"]) == (200, saved["n_saved"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from typing import Any
 
@@ -12,9 +13,13 @@ import pytest
 from gateway import __version__
 from tests.integration.front.conftest import NARROW_KEY
 from tests.support.caller import Caller, calling
-from tests.support.stack import Process, Stack
+from tests.support.stack import ROOT, Process, Stack
 
 MESSAGES = [{"role": "user", "content": "hi"}]
+VERBOSE = {
+    *("prompt", "generation_settings", "timings", "tokens_predicted", "tokens_evaluated"),
+    *("stop_type", "stopping_word", "truncated"),
+}
 
 
 async def posted(caller: Caller, path: str, body: dict[str, Any]) -> dict[str, Any]:
@@ -42,19 +47,32 @@ async def test_probes_and_the_release_need_no_key(gateway: Process) -> None:
 
 
 @pytest.mark.parametrize(
-    ("path", "remedy"),
+    ("route", "remedy"),
     [
-        ("/v1/moderations", "response_format"),
-        ("/v1/conversations", "previous_response_id"),
-        ("/v1/responses/compact", "truncation"),
+        ("POST /v1/moderations", "`response_format`"),
+        ("POST /v1/conversations", "`previous_response_id`"),
+        ("POST /v1/responses/compact", "`truncation"),
+        ("POST /v1/audio/transcriptions", "send the text"),
+        ("POST /audio/transcriptions", "send the text"),
+        ("POST /v1/chat/completions/control", "`reasoning_budget_tokens`"),
+        ("GET /v1/stream", "`x-resume-grace`"),
+        ("DELETE /v1/stream", "`x-resume-grace`"),
+        ("POST /v1/streams/lookup", "`x-resume-grace`"),
+        ("GET /tools", "`tools`"),
+        ("POST /tools", "`tools`"),
+        ("POST /models", "catalog"),
+        ("DELETE /models", "catalog"),
+        ("GET /models/sse", "`GET /models`"),
     ],
 )
-async def test_what_is_not_served_says_what_to_do_instead(caller: Caller, path: str, remedy: str) -> None:
-    async with caller.session.post(caller.url + path, json={"input": "hi"}) as response:
+async def test_what_is_not_served_says_what_to_do_instead(caller: Caller, route: str, remedy: str) -> None:
+    method, path = route.split()
+    async with caller.session.request(method, caller.url + path, json={"input": "hi"}) as response:
         error = (await response.json())["error"]
-        assert (response.status, error["code"]) == (501, "not_supported")
-        assert f"`{remedy}" in error["message"]
-    async with aiohttp.ClientSession() as stranger, stranger.post(caller.url + path, json={}) as response:
+        assert response.status == 501, error
+        assert "not_supported" in (error["code"], error["type"].removesuffix("_error"))
+        assert remedy in error["message"]
+    async with aiohttp.ClientSession() as stranger, stranger.request(method, caller.url + path, json={}) as response:
         assert response.status == 401
 
 
@@ -84,6 +102,39 @@ async def test_answers_tell_what_computed_them(caller: Caller, path: str, body: 
     assert text.count('"system_fingerprint":"fp_quick"') == num_objects
 
 
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(
+    ("path", "body"), [("chat/completions", {"messages": MESSAGES}), ("completions", {"prompt": "x"})]
+)
+async def test_verbose_answers_tell_what_they_ran_with(
+    caller: Caller, path: str, body: dict[str, Any], stream: bool
+) -> None:
+    """They tell it once, where the answer ends; docs/api.md names the fields."""
+    asked = {"model": caller.model, "stream": stream, "max_tokens": 3, "seed": 7, "temperature": 0.25, **body}
+    for verbose in (True, False):
+        async with caller.session.post(f"{caller.url}/v1/{path}", json=asked | {"verbose": verbose}) as response:
+            text = await response.text()
+        assert response.status == 200, text
+        lines = [line[6:] for line in text.splitlines() if line.startswith("data: {")] if stream else [text]
+        documents = [json.loads(line) for line in lines]
+        telling = [document for document in documents if "__verbose" in document]
+        assert telling == (documents[-1:] if verbose else [])
+        for document in telling:
+            told = document["__verbose"]
+            assert set(told) == VERBOSE
+            settings = told["generation_settings"]
+            assert (settings["seed"], settings["temperature"], settings["stream"]) == (7, 0.25, stream)
+            assert (told["tokens_predicted"], told["stop_type"], told["stopping_word"]) == (3, "limit", "")
+            assert told["tokens_evaluated"] == told["timings"]["cache_n"] + told["timings"]["prompt_n"] > 0
+            assert told["truncated"] is False
+            assert document["choices"][0]["finish_reason"] == "length"
+
+
+def test_the_page_names_the_fields_of_verbose() -> None:
+    [row] = [line for line in (ROOT / "docs" / "api.md").read_text().splitlines() if line.startswith("| `verbose` |")]
+    assert not {name for name in VERBOSE if f"`{name}`" not in row}
+
+
 async def test_progress_has_timings_where_they_are_asked_for(caller: Caller) -> None:
     for told, wanted in ((True, {"timings_per_token": True}), (False, {})):
         for path, body in (("/v1/chat/completions", {"messages": MESSAGES}), ("/completion", {"prompt": "hi"})):
@@ -94,6 +145,27 @@ async def test_progress_has_timings_where_they_are_asked_for(caller: Caller) -> 
             assert found, lines
             assert all(('"timings":{"cache_n":' in line) is told for line in found)
             assert not told or '"predicted_per_second":0.0' in found[0]
+
+
+@pytest.mark.parametrize("timed", [True, False])
+async def test_a_streamed_response_tells_progress_and_timings_where_they_are_asked_for(
+    caller: Caller, timed: bool
+) -> None:
+    asked = {"model": caller.model, "input": "hi", "stream": True, "return_progress": True, "timings_per_token": timed}
+    async with caller.session.post(f"{caller.url}/v1/responses", json=asked) as response:
+        lines = [line async for line in response.content if line.startswith(b"data: ")]
+    events = [json.loads(line.removeprefix(b"data: ")) for line in lines]
+    assert [event["sequence_number"] for event in events] == list(range(len(events)))
+    progress = [event for event in events if "prompt_progress" in event]
+    assert progress
+    for event in progress:
+        assert (event["type"], event["response"]["status"]) == ("response.in_progress", "in_progress")
+        assert event["prompt_progress"]["total"] >= event["prompt_progress"]["processed"]
+        assert ("timings" in event) is timed
+    deltas = [event for event in events if event["type"] == "response.output_text.delta"]
+    assert deltas
+    assert any("timings" in event for event in deltas) is timed
+    assert events[-1]["timings"] == events[-1]["response"]["timings"]
 
 
 async def got(caller: Caller, path: str, **headers: str) -> tuple[int, dict[str, Any]]:

@@ -23,6 +23,7 @@ OPEN = (
     "<|im_start|>user\n{{ messages[0].content }}<|im_end|>\n<|im_start|>assistant\n<think>\n{# </think> <tool_call> #}"
 )
 COUNTED = "{% if not enable_thinking %}" + "quiet " * 20 + "{% endif %}{{ messages[0].content }}"
+ENOUGH = " ... That is enough.\n"
 KWARGS = {"reasoning_effort": "low", "colour": "red"}
 
 
@@ -37,7 +38,9 @@ def stack() -> Iterator[Stack]:
         )
         stack.worker(DEMO_MODEL, "counted", chat_template=COUNTED, wait=False, **size)
         stack.worker(DEMO_MODEL, "open", chat_template=OPEN, tool_family="hermes", wait=False, **size)
-        for number, alias in enumerate(("free", "quiet", "counted", "open")):
+        bounds: dict[str, Any] = {"thinking_budget": 6, "thinking_budget_message": ENOUGH}
+        stack.worker(DEMO_MODEL, "brief", chat_template=OPEN, tool_family="hermes", wait=False, **bounds, **size)
+        for number, alias in enumerate(("free", "quiet", "counted", "open", "brief")):
             stack.wait_for_worker(alias, f"worker-{number}", stack.workers[number])
         stack.gateway()
         yield stack
@@ -114,15 +117,81 @@ async def test_messages_and_responses_say_it_in_their_own_words(caller: Caller) 
 
 async def test_a_budget_and_its_message(caller: Caller) -> None:
     body = {"model": "open", "messages": HELLO, "max_tokens": 60, "temperature": 0, "reasoning_budget_tokens": 6}
-    status, document = await ask(
-        caller, "/v1/chat/completions", **body, reasoning_budget_message=" ... That is enough.\n"
-    )
+    status, document = await ask(caller, "/v1/chat/completions", **body, reasoning_budget_message=ENOUGH)
     assert status == 200, document
     message = document["choices"][0]["message"]
     assert message["reasoning_content"].strip().endswith("... That is enough.")
     assert "think>" not in message["reasoning_content"] + (message["content"] or "")
     _, without = await ask(caller, "/v1/chat/completions", **body)
     assert "enough" not in without["choices"][0]["message"]["reasoning_content"]
+
+
+def thought_of(path: str, document: dict[str, Any]) -> str:
+    """Return the thought of a whole answer, in the dialect of the route."""
+    match path:
+        case "/v1/chat/completions":
+            return str(document["choices"][0]["message"]["reasoning_content"])
+        case "/v1/messages":
+            return "".join(block["thinking"] for block in document["content"] if block["type"] == "thinking")
+    parts = (item["content"] for item in document["output"] if item["type"] == "reasoning")
+    return "".join(part["text"] for texts in parts for part in texts)
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "budget"),
+    [
+        (
+            "/v1/messages",
+            {"messages": HELLO, "max_tokens": 60},
+            {"thinking": {"type": "enabled", "budget_tokens": 6}},
+        ),
+        ("/v1/responses", {"input": "Hi", "max_output_tokens": 60}, {"reasoning_budget_tokens": 6}),
+    ],
+)
+async def test_messages_and_responses_bound_a_thought_as_chat_does(
+    caller: Caller, path: str, body: dict[str, Any], budget: dict[str, Any]
+) -> None:
+    async def thought(path: str, **asked: Any) -> str:
+        status, document = await ask(caller, path, model="open", temperature=0, **asked)
+        assert status == 200, document
+        assert "think>" not in json.dumps(document)
+        return thought_of(path, document)
+
+    chat: dict[str, Any] = {"messages": HELLO, "max_tokens": 60, "reasoning_budget_tokens": 6}
+    for message in ({"reasoning_budget_message": ENOUGH}, {}):
+        bounded = await thought(path, **body, **budget, **message)
+        assert bounded == await thought("/v1/chat/completions", **chat, **message)
+        assert bounded.strip().endswith("... That is enough.") == bool(message)
+    free = await thought(path, **body)
+    assert free.strip().startswith(bounded.strip())
+    assert len(free) > len(bounded), "without a budget it goes on"
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/chat/completions", {"messages": HELLO, "max_tokens": 60}),
+        ("/v1/messages", {"messages": HELLO, "max_tokens": 60}),
+        ("/v1/responses", {"input": "Hi", "max_output_tokens": 60}),
+    ],
+)
+async def test_the_catalogs_budget_and_message(caller: Caller, path: str, body: dict[str, Any]) -> None:
+    async def thought(**more: Any) -> str:
+        status, document = await ask(caller, path, model="brief", temperature=0, **body, **more)
+        assert status == 200, document
+        return json.dumps(document)
+
+    assert "That is enough." in await thought()
+    if path == "/v1/chat/completions":
+        assert "That is enough." not in await thought(reasoning_budget_tokens=1000)
+        assert "That is enough." in await thought(reasoning_budget_tokens=-1)
+        assert "Stop." in await thought(reasoning_budget_message="Stop.")
+
+
+async def test_the_catalogs_budget_is_for_chats(caller: Caller) -> None:
+    status, document = await ask(caller, "/v1/completions", model="brief", prompt="<think>\nOnce", max_tokens=60)
+    assert status == 200, document
+    assert "That is enough." not in document["choices"][0]["text"]
 
 
 async def test_what_contradicts_itself_is_refused(caller: Caller) -> None:

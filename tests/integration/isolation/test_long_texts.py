@@ -1,10 +1,15 @@
-"""A caller's long run of like characters, which ends llama.cpp's tokenizer: the worker lives and others stream on."""
+"""A caller's long run of like characters, which ends llama.cpp's tokenizer or takes long: the worker lives and others
+stream on.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import io
 import json
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +24,39 @@ from workers.llama.vocab_file import VocabFile
 
 ATTACKER, VICTIM = "pk-attacker-0123456789abcdef", "pk-victim-0123456789abcdef"
 RUN = "=" * 100_000
+SLOW = ("qwen2", "llama-bpe")
+"""Pre-tokenizers to whom such a run is one word, which takes seconds to merge where it is long."""
+SLOW_RUNS = ("\u4f60" * 60_000, "!" * 60_000)
 LONGEST_GAP_S = 3.0
 """A step takes milliseconds; a worker that starts again takes longer than this, and its streams break."""
+
+
+@dataclass(frozen=True, slots=True)
+class Asker:
+    """The attacker."""
+
+    session: aiohttp.ClientSession
+    model: str
+
+    async def ask(self, path: str, body: dict[str, Any]) -> tuple[int, Any]:
+        data = io.BytesIO(json.dumps({"model": self.model, **body}, ensure_ascii=False).encode())
+        async with self.session.post(path, data=data, headers={"Content-Type": "application/json"}) as answer:
+            return answer.status, await answer.json()
+
+
+def records() -> str:
+    """The keys of both teams, as the setting has them."""
+    teams = (("a", ATTACKER), ("b", VICTIM))
+    return json.dumps([{"name": team, "team": team, "sha256": digest(key)} for team, key in teams])
+
+
+def tokens_of_a_run(model: Path, character: str, length: int) -> list[int]:
+    """Of so many characters; a longer run's tokens are these again and again."""
+    with VocabFile.load(model) as file:
+        asked = {"add_special": False, "parse_special": True}
+        one, two = (list(file.vocab.tokenize(character * n, **asked)) for n in (length, 2 * length))
+    assert two == one * 2, "a run's tokens repeat, so the long one's are known"
+    return one
 
 
 @pytest.fixture(scope="module")
@@ -32,47 +68,77 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def served(model: Path) -> Iterator[tuple[Process, Process]]:
     """A worker and its gateway."""
-    records = [{"name": team, "team": team, "sha256": digest(key)} for team, key in (("a", ATTACKER), ("b", VICTIM))]
     with Stack() as stack:
         worker = stack.worker(model, "regex", slots=4, ctx=16384)
-        yield worker, stack.gateway(api_keys=json.dumps(records))
+        yield worker, stack.gateway(api_keys=records())
 
 
-async def test_runs_of_like_characters_harm_nobody(served: tuple[Process, Process], model: Path) -> None:
-    worker, gateway = served
+@pytest.fixture(scope="module")
+def slow(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Stack, dict[str, Path]]]:
+    """A gateway, and a worker for each of these pre-tokenizers."""
+    files = {pre: write_small_model(tmp_path_factory.mktemp(pre), "attention", pre=pre) for pre in SLOW}
+    with Stack() as stack:
+        for pre, file in files.items():
+            stack.worker(file, pre, slots=4, ctx=16384)
+        stack.gateway(api_keys=records())
+        yield stack, files
+
+
+@asynccontextmanager
+async def beside_a_stream(gateway: Process, worker: Process, model: str) -> AsyncIterator[Asker]:
+    """The attacker's requests, and the other team's streams meanwhile: no error, no long gap, and the worker lives."""
     over = asyncio.Event()
-    victim = asyncio.create_task(feel(gateway.url, VICTIM, "regex", over.is_set))
-    async with aiohttp.ClientSession(gateway.url, headers={"Authorization": f"Bearer {ATTACKER}"}) as session:
-
-        async def ask(path: str, body: dict[str, Any]) -> tuple[int, Any]:
-            async with session.post(path, json={"model": "regex", **body}) as answer:
-                return answer.status, await answer.json()
-
-        status, told = await ask("/tokenize", {"content": RUN})
-        assert status == 200
-        with VocabFile.load(model) as file:
-            one, two = (file.vocab.tokenize("=" * n, add_special=False, parse_special=True) for n in (1000, 2000))
-        assert two == one * 2, "a run's tokens repeat, so the long one's are known"
-        assert told["tokens"] == one * 100
-        message = {"role": "user", "content": RUN}
-        status, told = await ask("/v1/chat/completions", {"messages": [message], "max_tokens": 1})
-        assert (status, told["error"]["code"]) == (400, "context_length_exceeded")
-        words = {"role": "user", "content": "ordinary words " * 60_000}
-        status, told = await ask("/v1/chat/completions", {"messages": [words], "max_tokens": 1})
-        assert (status, told["error"]["code"]) == (400, "context_length_exceeded")
-        assert "counting stopped at that number" in told["error"]["message"], "it was tokenised before it was refused"
-        status, told = await ask("/v1/messages/count_tokens", {"messages": [message]})
-        assert status == 200
-        assert told["input_tokens"] > len(one) * 100
-        status, told = await ask("/tokenize", {"content": "=" * 900_000})
-        assert status == 400
-        assert "fewer like characters" in told["error"]["message"]
-    over.set()
-    felt = await victim
+    victim = asyncio.create_task(feel(gateway.url, VICTIM, model, over.is_set))
+    try:
+        async with aiohttp.ClientSession(gateway.url, headers={"Authorization": f"Bearer {ATTACKER}"}) as session:
+            yield Asker(session, model)
+    finally:
+        over.set()
+        felt = await victim
     assert worker.popen.poll() is None, worker.text()[-2000:]
     assert felt.num_streams
     assert not felt.errors
     assert felt.longest_gap_s < LONGEST_GAP_S
+
+
+async def test_runs_of_like_characters_harm_nobody(served: tuple[Process, Process], model: Path) -> None:
+    worker, gateway = served
+    async with beside_a_stream(gateway, worker, "regex") as asker:
+        status, told = await asker.ask("/tokenize", {"content": RUN})
+        assert status == 200
+        one = tokens_of_a_run(model, "=", 1000)
+        assert told["tokens"] == one * 100
+        message = {"role": "user", "content": RUN}
+        status, told = await asker.ask("/v1/chat/completions", {"messages": [message], "max_tokens": 1})
+        assert (status, told["error"]["code"]) == (400, "context_length_exceeded")
+        words = {"role": "user", "content": "ordinary words " * 60_000}
+        status, told = await asker.ask("/v1/chat/completions", {"messages": [words], "max_tokens": 1})
+        assert (status, told["error"]["code"]) == (400, "context_length_exceeded")
+        assert "counting stopped at that number" in told["error"]["message"], "it was tokenised before it was refused"
+        status, told = await asker.ask("/v1/messages/count_tokens", {"messages": [message]})
+        assert status == 200
+        assert told["input_tokens"] > len(one) * 100
+        status, told = await asker.ask("/tokenize", {"content": "=" * 900_000})
+        assert status == 400
+        assert "fewer like characters" in told["error"]["message"]
+
+
+@pytest.mark.parametrize("run", SLOW_RUNS, ids=lambda run: ascii(run[0]))
+@pytest.mark.parametrize("pre", SLOW)
+async def test_runs_that_take_long_harm_nobody(slow: tuple[Stack, dict[str, Path]], pre: str, run: str) -> None:
+    stack, files = slow
+    one = tokens_of_a_run(files[pre], run[0], len(run) // 100)
+    async with beside_a_stream(stack.gateways[0], stack.workers[SLOW.index(pre)], pre) as asker:
+        status, told = await asker.ask("/tokenize", {"content": run})
+        assert (status, told.get("tokens")) == (200, one * 100)
+        message = {"role": "user", "content": run}
+        status, told = await asker.ask("/v1/messages/count_tokens", {"messages": [message]})
+        assert status == 200, told
+        assert told["input_tokens"] > len(one) * 100
+        for times in (1, 10):
+            message = {"role": "user", "content": run * times}
+            status, told = await asker.ask("/v1/chat/completions", {"messages": [message], "max_tokens": 1})
+            assert (status, told["error"]["code"]) == (400, "context_length_exceeded"), told
 
 
 async def test_callers_who_leave_are_not_worked_for(served: tuple[Process, Process]) -> None:

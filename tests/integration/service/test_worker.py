@@ -207,6 +207,14 @@ class TestComplaints:
             ({"model": "x.gguf", "llama": "[]"}, "llama"),
             ({"model": "x.gguf", "worker_host": "192.0.2.1"}, "worker_host"),
             ({"model": str(DEMO), "chat_template": "gone.jinja"}, "chat_template: can't read gone.jinja"),
+            (
+                {
+                    "model": str(DEMO),
+                    "chat_template": "<think>{{ messages[0].content }}</think>",
+                    "thinking_budget_message": "That is enough.</think>",
+                },
+                "thinking_budget_message has '</think>' in it",
+            ),
         ],
     )
     def test_settings_that_cannot_be_used(

@@ -21,7 +21,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.llama_source import files_of
+from tests.support.llama_source import files_of, llama_cpp_source
 from tests.support.small_models import write_small_model
 from tests.support.texts import fuzzed_texts
 from tests.support.waiting import wait_until
@@ -48,6 +48,8 @@ with VocabFile.load(Path(sys.argv[1])) as file:
 """
 RUNS = ("=", " ", "a", "1", "\n", "'", "\u4f60", "\u0301", "aA", " \n", "A1 ")
 VOCABULARIES = files_of("models", "ggml-vocab-*.gguf")
+SHORTEST_CHARS, LONGEST_CHARS = 5_000, 50_000
+"""Of fuzzed texts that go to the processes."""
 QUICK = ("ggml-vocab-llama-spm", "ggml-vocab-bert-bge", "ggml-vocab-falcon", "ggml-vocab-deepseek-coder")
 
 
@@ -65,18 +67,22 @@ class Bench:
         return list(self.tokenizer.tokenize(text, add_special=True, parse_special=True))
 
     def plain(self, text: str) -> list[int]:
-        """llama.cpp's own, on a thread with a stack that takes it."""
-        found: list[list[int]] = []
-        before = threading.stack_size(256 << 20)
-        try:
-            thread = threading.Thread(
-                target=lambda: found.append(self.vocab.tokenize(text, add_special=True, parse_special=True))
-            )
-            thread.start()
-        finally:
-            threading.stack_size(before)
-        thread.join()
-        return found[0]
+        return plain(self.vocab, text, add_special=True, parse_special=True)
+
+
+def plain(vocab: Vocab, text: str, *, add_special: bool, parse_special: bool) -> list[int]:
+    """llama.cpp's own, on a thread with a stack that takes it."""
+    found: list[list[int]] = []
+    before = threading.stack_size(256 << 20)
+    try:
+        thread = threading.Thread(
+            target=lambda: found.append(vocab.tokenize(text, add_special=add_special, parse_special=parse_special))
+        )
+        thread.start()
+    finally:
+        threading.stack_size(before)
+    thread.join()
+    return found[0]
 
 
 @pytest.fixture(scope="module")
@@ -245,13 +251,21 @@ def test_nothing_is_left_when_it_closes(bench: Bench) -> None:
 
 
 def test_the_ids_are_llama_cpps(bench: Bench) -> None:
-    _compare(bench.processes, bench.vocab, 100)
+    _compare(bench.processes, bench.vocab, 100, num_long=5)
 
 
 @pytest.mark.parametrize("path", [path for path in VOCABULARIES if path.stem in QUICK], ids=lambda path: path.stem)
 def test_the_ids_of_well_known_vocabularies_are_llama_cpps(path: Path) -> None:
     with VocabFile.load(path) as file, contextlib.closing(TokenProcesses(path, number=1)) as processes:
-        _compare(processes, file.vocab, 10)
+        _compare(processes, file.vocab, 10, num_long=3)
+
+
+@pytest.mark.long
+def test_the_vocabularies_are_there() -> None:
+    """Without them the tests of well-known ones are skipped without a word."""
+    where = "`python deploy/check.py --long --only sources` unpacks them; LLAMA_CPP_SOURCE names others"
+    assert VOCABULARIES, f"no vocabularies in {llama_cpp_source()}: {where}"
+    assert set(QUICK) <= {path.stem for path in VOCABULARIES}
 
 
 @pytest.mark.long
@@ -259,10 +273,16 @@ def test_the_ids_of_well_known_vocabularies_are_llama_cpps(path: Path) -> None:
 @pytest.mark.parametrize("path", VOCABULARIES, ids=lambda path: path.stem)
 def test_the_ids_of_twenty_thousand_texts_are_llama_cpps(path: Path) -> None:
     with VocabFile.load(path) as file, contextlib.closing(TokenProcesses(path, number=1)) as processes:
-        _compare(processes, file.vocab, 20_000)
+        _compare(processes, file.vocab, 20_000, num_long=100)
 
 
-def _compare(processes: TokenProcesses, vocab: Vocab, num_texts: int) -> None:
-    for number, text in enumerate(fuzzed_texts(random.Random(7), num_texts)):
+def _compare(processes: TokenProcesses, vocab: Vocab, num_short: int, *, num_long: int) -> None:
+    """Short texts are asked of the processes, which no worker does; long ones as a worker asks."""
+    for number, text in enumerate(fuzzed_texts(random.Random(7), num_short)):
         asked = {"add_special": number % 2 == 0, "parse_special": number % 3 > 0}
         assert list(processes.tokens(encoded(text), 60.0, **asked)) == vocab.tokenize(text, **asked), text
+    tokenizer = GuardedTokenizer(vocab, processes)
+    for number, text in enumerate(fuzzed_texts(random.Random(11), num_long, LONGEST_CHARS, shortest=SHORTEST_CHARS)):
+        assert len(text) > IN_PROCESS_CHARS
+        asked = {"add_special": number % 2 == 0, "parse_special": number % 3 > 0}
+        assert list(tokenizer.tokenize(text, **asked)) == plain(vocab, text, **asked), text

@@ -95,7 +95,7 @@ def test_thinking_and_variables_on_their_way_to_a_worker(
 def test_a_budget_of_thought_and_its_message_on_their_way_to_a_worker(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """To the letter: whitespace and quotation marks are part of the message."""
+    """Whitespace and quotation marks are part of the message."""
     message = ' ... "Enough",\nnow: {go}\n'
     written = json.dumps(message)
     file = tmp_path / "catalog.yaml"
