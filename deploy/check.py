@@ -1,10 +1,12 @@
 """Every check of `make test`, in order, with the time each took. Goes on after a failure, exits with its status.
 
-    python deploy/check.py [--long] [--only tools,format,lint,types,imports,house,tests,clients,upstream,attacks]
+    python deploy/check.py [--long]
+        [--only tools,format,lint,types,imports,house,sources,tests,clients,upstream,attacks]
 
-pytest runs last, so that its summary is the end of the output. After it `make test-full` prints the table of clients,
-with versions and results, runs llama.cpp's own tests of its server, and tries the attacks, alone on the machine: what
-they may take from others is promised for a quiet one.
+pytest runs last, so that its summary is the end of the output. `make test-full` unpacks llama.cpp's sources before it,
+since tests of well-known vocabularies and templates skip where there are none. After it `make test-full` prints the
+table of clients, with versions and results, runs llama.cpp's own tests of its server, and tries the attacks, alone on
+the machine: what they may take from others is promised for a quiet one.
 """
 
 from __future__ import annotations
@@ -25,6 +27,7 @@ FEW = 20
 IN_ORDER = ("--dist", "loadfile", "--no-loadscope-reorder")
 """Whole files, in the order of `tests/conftest.py`: those with the most tests are not those that take longest."""
 HOUSE = ROOT.parent / "shared" / "tools" / "house.py"
+UNPACK_SOURCES = "from benchmarks.reference import sdist_source; sdist_source()"
 
 
 def stages(long: bool) -> dict[str, list[str]]:
@@ -36,12 +39,15 @@ def stages(long: bool) -> dict[str, list[str]]:
         "types": [str(BIN / "mypy")],
         "imports": [str(BIN / "lint-imports")],
         "house": [sys.executable, str(HOUSE), ".", "--strict"],
+        "sources": [sys.executable, "-c", UNPACK_SOURCES],
         "tests": [sys.executable, "-m", "pytest", "-q", "-n", str(num_at_once()), *IN_ORDER, *chosen],
     }
     if long:
         commands["clients"] = [sys.executable, "-m", "tests.clients"]
         commands["upstream"] = [sys.executable, "-m", "tests.upstream"]
         commands["attacks"] = [sys.executable, "-m", "tests.security"]
+    else:
+        del commands["sources"]
     if not HOUSE.is_file():
         del commands["house"]
     return commands

@@ -8,7 +8,7 @@ import json
 import time
 import urllib.request
 from collections import Counter
-from collections.abc import AsyncIterator, Iterable, Mapping
+from collections.abc import AsyncIterator, Iterable, Iterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,10 +17,25 @@ from typing import Any
 import aiohttp
 from prometheus_client.parser import text_string_to_metric_families
 
+from gateway.errors import ClientTooSlow, PaddockError
 from tests.support.stack import Process
 from tests.support.tally import read_tally
 
 CALLER_PATIENCE_S = 90.0
+FALSE_STATUSES = (400, 404, 500)
+"""Never true of a call that a blow hits: it is as well made as the others of its test, and its model is there."""
+
+
+def _codes(kind: type[PaddockError]) -> Iterator[str]:
+    """Yield the codes of this error, and of those below it, that are told with such a status."""
+    if kind.status in FALSE_STATUSES and kind is not ClientTooSlow:
+        yield kind.code or kind.type
+    for below in kind.__subclasses__():
+        yield from _codes(below)
+
+
+FALSE_CODES = frozenset(_codes(PaddockError))
+"""The same, as a stream tells it."""
 
 
 @dataclass(slots=True)
@@ -96,13 +111,16 @@ class Record:
         await asyncio.wait([self.task])
 
     def check(self) -> None:
-        """In order, nothing lost, nothing doubled, and an end of some kind."""
+        """In order, nothing lost, nothing doubled, and an end of some kind; an error that is true of the service."""
         words = self.words
         assert words == [f"t{n}" for n in range(len(words))], f"{self.id}: {words}"
         if self.answered:
             assert len(words) == self.wanted == self.usage, f"{self.id}: {len(words)} of {self.wanted}, {self.usage}"
         else:
             assert self.error or self.broken, f"{self.id} ended with status {self.status} and neither answer nor error"
+        told = f"{self.id} was told {self.status} {self.error}"
+        assert self.status not in FALSE_STATUSES, told
+        assert self.error not in FALSE_CODES, told
 
 
 @dataclass(slots=True)
@@ -136,7 +154,7 @@ class Book:
             async with self.session.post(url, json=body, headers=headers) as response:
                 record.status = response.status
                 if response.status != 200:
-                    record.error = (await response.json())["error"]["code"]
+                    record.error = _code((await response.json())["error"])
                     return
                 async for line in response.content:
                     _understand(record, line)
@@ -211,13 +229,18 @@ def _understand(record: Record, line: bytes) -> None:
         return
     chunk = json.loads(line[6:])
     if "error" in chunk:
-        record.error = chunk["error"]["code"]
+        record.error = _code(chunk["error"])
         return
     for choice in chunk["choices"]:
         if text := choice["delta"].get("content"):
             record.heard(text)
     if chunk.get("usage"):
         record.usage = chunk["usage"]["completion_tokens"]
+
+
+def _code(error: dict[str, Any]) -> str:
+    """Some errors have a type only."""
+    return str(error["code"] or error["type"])
 
 
 def _log_lines(gateway: Process) -> dict[str, list[dict[str, Any]]]:

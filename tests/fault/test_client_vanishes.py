@@ -8,6 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from tests.fault.rest import at_rest
 from tests.support.caller import calling
 from tests.support.stack import Stack
 from tests.support.waiting import until
@@ -68,4 +69,4 @@ async def test_while_queued(stack: Stack) -> None:
         running.response.close()
         status, _ = await asyncio.wait_for(third, 2)  # the vanished one's turn did not come first
         assert status == 200
-    await until(lambda: stack.leases(MODEL) == 0, 2, "nothing stays leased")
+    await at_rest(stack, MODEL, within_s=2)

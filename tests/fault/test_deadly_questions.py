@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import aiohttp
 
+from tests.fault.rest import at_rest
 from tests.support.stack import Stack
 from tests.support.waiting import until
 
@@ -28,6 +29,7 @@ async def test_it_ends_one_worker_and_is_put_to_no_other() -> None:
                 assert _dead(stack) == dead, told
             async with session.post("/tokenize", json={"model": "toy", "content": "mild"}) as answer:
                 assert answer.status == 200, "who can't be reached has not heard of the question: the next one is asked"
+        await at_rest(stack, "toy")
 
 
 def _dead(stack: Stack) -> int:

@@ -16,6 +16,7 @@ from urllib.parse import urlsplit
 import aiohttp
 import psutil
 
+from tests.fault.rest import at_rest
 from tests.support.stack import Process, Stack
 
 MODEL = "steady"
@@ -101,6 +102,7 @@ async def test_out_of_descriptors(stack: Stack) -> None:
         resource.prlimit(gateway.pid, resource.RLIMIT_NOFILE, before)
         await asyncio.sleep(0.5)
         assert (await asked(gateway, "/v1/models", stack.key)).startswith(b"HTTP/1.1 200 ")
+    await at_rest(stack, MODEL)
 
 
 async def test_idle_connections_with_half_a_head(stack: Stack) -> None:
@@ -112,3 +114,4 @@ async def test_idle_connections_with_half_a_head(stack: Stack) -> None:
         await asyncio.sleep(1.2)
         # They have been idle for long enough to make room.
         assert (await asked(gateway, "/v1/models", stack.key)).startswith(b"HTTP/1.1 200 ")
+    await at_rest(stack, MODEL)

@@ -7,6 +7,7 @@ import contextlib
 
 import aiohttp
 
+from tests.fault.rest import at_rest
 from tests.support.caller import calling
 from tests.support.stack import Stack
 from tests.support.waiting import until
@@ -48,3 +49,4 @@ async def test_the_other_gateway_goes_on_and_everything_is_freed() -> None:
         assert kept.usage is not None
         assert kept.usage["completion_tokens"] == 700
         assert max(b - a for a, b in zip(kept.arrived, kept.arrived[1:], strict=False)) < 1.0
+        await at_rest(stack, MODEL)

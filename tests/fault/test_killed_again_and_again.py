@@ -13,11 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from gateway.store.client import connect
-from gateway.store.integrity import check_integrity
 from tests.fault.book import Book, keeping_book
+from tests.fault.rest import at_rest
 from tests.support.stack import Process, Stack
-from tests.support.waiting import until
 from workers.protocol import keys
 
 MODEL = "pool"
@@ -76,11 +74,7 @@ async def test_no_call_is_lost_and_no_token_doubled(stack: Stack) -> None:
         took_s = time.monotonic() - began
         over.set()
         await killing
-        rest_s = await until(lambda: stack.leases(MODEL) == 0, keys.LEASE_TTL_S, "nothing stays leased")
-        async with connect(stack.redis.url) as client:
-            await check_integrity(client, MODEL)
-            assert not [name async for name in client.scan_iter(f"pd:{{{MODEL}}}:lease:*")]
-            assert not await client.exists(keys.queue(MODEL), keys.tickets(MODEL))
+        rest_s = await at_rest(stack, MODEL, within_s=keys.LEASE_TTL_S)
         figures = book.check(gateways, herd.tallies, frozenset(herd.killed))
     endings = book.endings()
     assert len(book.records) == NUM_CALLS

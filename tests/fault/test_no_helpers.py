@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import aiohttp
 
+from tests.fault.rest import at_rest
 from tests.support.stack import Stack
 
 
@@ -26,3 +27,4 @@ async def test_what_it_can_t_do_another_worker_does() -> None:
                 status, told = await ask(path, "lone")
                 assert status == 503, told
                 assert "did not start" in told
+        await at_rest(stack, "toy", "lone")

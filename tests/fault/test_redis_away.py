@@ -12,6 +12,7 @@ import pytest
 from gateway.admission.admission import SEAT_AFTER_S
 from gateway.store.client import connect
 from gateway.store.integrity import check_integrity
+from tests.fault.rest import at_rest
 from tests.support.caller import Caller, calling
 from tests.support.stack import Process, Stack
 from tests.support.waiting import until
@@ -89,6 +90,6 @@ async def test_calls_go_on_without_redis_and_no_slot_is_used_twice() -> None:
             for caller in (one, other):
                 status, body = await ready(caller)
                 assert (status, body["status"]) == (200, "ready")
-            await until(lambda: stack.leases(MODEL) == 0, 8, "all leases are gone")
+            await at_rest(stack, MODEL, within_s=8)
         watching.cancel()
         assert set(most.values()) == {SLOTS}

@@ -7,11 +7,9 @@ from collections import Counter
 
 import redis
 
-from gateway.store.client import connect
-from gateway.store.integrity import check_integrity
+from tests.fault.rest import at_rest
 from tests.support.caller import Caller, calling
 from tests.support.stack import Stack
-from tests.support.waiting import until
 
 MODELS = ("one", "other")
 FLUSHES, BETWEEN_S = 2, 0.8
@@ -52,7 +50,4 @@ async def test_nobody_is_told_that_there_is_no_such_model() -> None:
             reading.cancel()
             await asyncio.wait([reading])
             assert max(b - a for a, b in zip(stream.arrived, stream.arrived[1:], strict=False)) < 2.0
-        await until(lambda: not any(stack.leases(model) for model in MODELS), 15, "no lease is left")
-        async with connect(stack.redis.url) as whole:
-            for model in MODELS:
-                await check_integrity(whole, model)
+        await at_rest(stack, *MODELS, within_s=15)

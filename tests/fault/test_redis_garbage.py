@@ -16,8 +16,7 @@ import pytest
 import redis
 
 from gateway.admission.admission import SEAT_AFTER_S
-from gateway.store.client import connect
-from gateway.store.integrity import check_integrity
+from tests.fault.rest import at_rest
 from tests.support.caller import Caller, calling
 from tests.support.scrape import Scrape
 from tests.support.stack import Stack
@@ -138,9 +137,7 @@ async def healed(stack: Stack, caller: Caller) -> None:
                     break
             await asyncio.sleep(0.05)
     await answers(caller, "afterwards")
-    await until(lambda: stack.leases(MODEL) == 0, 15, "no lease is left")
-    async with connect(stack.redis.url) as client:
-        await check_integrity(client, MODEL)
+    await at_rest(stack, MODEL, within_s=15)
 
 
 async def test_a_gateway_that_runs_goes_on_and_says_what_it_left_out() -> None:

@@ -12,12 +12,10 @@ from typing import Any
 import pytest
 
 from gateway.admission.admission import SEAT_AFTER_S
-from gateway.store.client import connect
-from gateway.store.integrity import check_integrity
+from tests.fault.rest import at_rest
 from tests.support.caller import Caller, Stream, calling
 from tests.support.redis_troubles import TROUBLES, in_trouble
 from tests.support.stack import Stack
-from tests.support.waiting import until
 from workers.protocol import keys
 
 MODEL = "pool"
@@ -127,9 +125,7 @@ async def strike(stack: Stack, callers: list[Caller], name: str, lasts_s: float)
     print(f"\n{name}: {dict(sorted(seen.endings.items()))}")
     assert not seen.wrong, seen.wrong[:3]
     assert seen.endings["chat: 200"] > 0
-    await until(lambda: stack.leases(MODEL) == 0, 15, f"no lease is left after {name}")
-    async with connect(stack.redis.url) as client:
-        await check_integrity(client, MODEL)
+    await at_rest(stack, MODEL, within_s=15)
     for gateway in stack.gateways:
         assert gateway.popen.poll() is None
         assert "Traceback" not in gateway.text()

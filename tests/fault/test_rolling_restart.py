@@ -21,6 +21,7 @@ from typing import Any
 import aiohttp
 import pytest
 
+from tests.fault.rest import at_rest
 from tests.support.service import Service, serving
 from tests.support.stack import DEMO_MODEL, Process, Stack
 from tests.support.worker_access import drain_headers_of
@@ -188,7 +189,7 @@ async def roll(stack: Stack, *, gateways: int, workers: int, callers: int, round
     assert load.troubles == []
     assert fleet.service.refused == 0
     assert min(load.answers["stream"], load.answers["whole"]) > 10
-    assert stack.leases(MODEL) == 0
+    await at_rest(stack, MODEL, within_s=1)
 
 
 @pytest.mark.timeout(300)

@@ -15,8 +15,7 @@ import aiohttp
 import psutil
 import pytest
 
-from gateway.store.client import connect
-from gateway.store.integrity import check_integrity
+from tests.fault.rest import at_rest
 from tests.integration.supervisor.conftest import Program, Programs, programs
 from tests.support.caller import Caller, Stream, calling
 from tests.support.stack import DEMO_MODEL, Process, Stack
@@ -56,9 +55,7 @@ async def site(stack: Stack) -> AsyncIterator[Site]:
         running.start()
         await asyncio.to_thread(stack.wait_until_ready, gateway)
         yield running
-        await until(lambda: stack.leases(MODEL) == 0, keys.LEASE_TTL_S, "nothing is leased")
-        async with connect(stack.redis.url) as client:
-            await check_integrity(client, MODEL)
+        await at_rest(stack, MODEL, within_s=keys.LEASE_TTL_S)
 
 
 def story(caller: Caller, tokens: int = TOKENS) -> contextlib.AbstractAsyncContextManager[Stream]:

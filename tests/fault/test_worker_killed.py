@@ -8,6 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from tests.fault.rest import at_rest
 from tests.support.caller import calling
 from tests.support.stack import Stack
 from tests.support.waiting import until
@@ -32,7 +33,7 @@ async def test_a_call_that_has_not_started_finishes_on_the_other_worker(stack: S
         answers = await asyncio.gather(*waiting)
     assert [status for status, _ in answers] == [200, 200, 200]
     assert all(body["usage"]["completion_tokens"] == 8 for _, body in answers)
-    await until(lambda: stack.leases(MODEL) == 0, 5, "no slot stays leased")
+    await at_rest(stack, MODEL, within_s=5)
 
 
 async def test_a_call_that_ends_its_workers_does_not_end_them_all(stack: Stack) -> None:
@@ -44,6 +45,7 @@ async def test_a_call_that_ends_its_workers_does_not_end_them_all(stack: Stack) 
         status, body = await caller.whole()
     assert (status, body["error"]["code"]) == (502, "worker_lost")
     assert sorted(worker.popen.poll() is None for worker in workers) == [False, False, True]
+    await at_rest(stack, MODEL)
 
 
 async def test_running_streams_end_with_an_error_and_others_are_untouched(stack: Stack) -> None:
@@ -66,7 +68,7 @@ async def test_running_streams_end_with_an_error_and_others_are_untouched(stack:
             assert stream.text
         assert third.error is None
         assert third.finish_reason == "stop"
-    await until(lambda: stack.leases(MODEL) == 0, 5, "no slot stays leased")
+    await at_rest(stack, MODEL, within_s=5)
 
 
 async def test_a_frozen_worker_is_noticed(stack: Stack) -> None:
@@ -82,3 +84,4 @@ async def test_a_frozen_worker_is_noticed(stack: Stack) -> None:
             frozen.signal(signal.SIGCONT)
     assert stream.error is not None
     assert stream.error["code"] == "worker_lost"
+    await at_rest(stack, MODEL)

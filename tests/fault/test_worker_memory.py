@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from tests.fault.rest import at_rest
 from tests.support.caller import Caller, calling
 from tests.support.stack import DEMO_MODEL, Process, Stack
 from tests.support.waiting import until
@@ -70,6 +71,7 @@ async def test_a_worker_without_memory_says_so_and_is_left_alone_until_it_has_so
             assert await asking == {(200, ""): CALLS}
             unlimit(poor)
             await until(lambda: serves(stack, "poor", boot), 10, "the same process is placed on again")
+        await at_rest(stack, MODEL)
         assert poor.popen.poll() is None
         assert "Traceback" not in gateway.text()
 
@@ -86,3 +88,4 @@ async def test_a_prompt_that_another_worker_has_the_context_for_goes_there() -> 
             assert seen == {200: CALLS}
             status, body = await caller.whole("x" * 20_000, max_tokens=4)
             assert (status, body["error"]["code"]) == (400, "context_length_exceeded")
+        await at_rest(stack, MODEL)

@@ -40,10 +40,10 @@ RANGES = (
 )
 
 
-def fuzzed_texts(chance: random.Random, number: int, longest: int = 2000) -> Iterator[str]:
-    """Yield so many texts; the same ones for the same seed. Most are short, few come near `longest` characters."""
+def fuzzed_texts(chance: random.Random, number: int, longest: int = 2000, *, shortest: int = 1) -> Iterator[str]:
+    """Yield so many texts; the same ones for the same seed. Most are near `shortest` characters, few near `longest`."""
     for _ in range(number):
-        length = int(longest ** chance.random())
+        length = int(shortest * (longest / shortest) ** chance.random())
         parts: list[str] = []
         size = 0
         while size < length:
