@@ -78,10 +78,12 @@ class ContextOverflow(InvalidRequest):
     code = "context_length_exceeded"
 
     WORDS = (
-        "This model's maximum context length is {n_ctx} tokens, answer included. However, your prompt resulted in "
-        "{n_prompt_tokens} tokens, which exceeds the context window"
+        "This model's maximum context length is {n_ctx} tokens, answer included. However, your prompt is too long: it "
+        "resulted in {n_prompt_tokens} tokens, which exceeds the context window"
     )
-    """OpenAI's, by which litellm and LangChain know what it is about. Dialects with other words have theirs."""
+    """Almost OpenAI's: litellm knows by "maximum context length" what it is about, LangChain by "prompt is too long".
+    Dialects with other words have theirs.
+    """
 
     def __init__(self, remedy: str, *, param: str | None = None, num_prompt_tokens: int = 0, n_ctx: int = 0) -> None:
         """`remedy`: all but the numbers; the whole message where both are 0, which is: not known."""

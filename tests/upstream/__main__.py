@@ -19,7 +19,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from benchmarks.reference import sdist_source
-from tests.upstream.cases import FILES, LEFT_OUT, OTHERWISE, reason_of
+from tests.upstream.cases import FILES, LEFT_OUT, OTHERWISE, names, reason_of
 from tests.upstream.plugin import REPORT, counted
 from tests.upstream.stand_in import MODELS_DIR
 
@@ -104,7 +104,7 @@ def surprises(outcomes: Outcomes, *, is_whole: bool) -> list[tuple[str, str]]:
         (case, why) for case, (outcome, why) in outcomes.items() if outcome == "failed" and reason_of(case) is None
     ]
     for start in OTHERWISE:
-        cases = [outcome for case, (outcome, _) in outcomes.items() if case.startswith(start)]
+        cases = [outcome for case, (outcome, _) in outcomes.items() if names(start, case)]
         if cases and "failed" not in cases:
             found.append((start, "is listed and does not fail: take it off the list"))
         elif not cases and is_whole and start.partition("::")[0] in {case.partition("::")[0] for case in outcomes}:

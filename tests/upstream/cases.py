@@ -123,5 +123,9 @@ OTHERWISE: dict[str, str] = {
 
 def reason_of(case: str) -> str | None:
     """Return why the case ends otherwise; None: it does not."""
-    function, bracket, _ = case.partition("[")
-    return OTHERWISE.get(case) or OTHERWISE.get(function + bracket)
+    return next((reason for listed, reason in OTHERWISE.items() if names(listed, case)), None)
+
+
+def names(listed: str, case: str) -> bool:
+    """Whether an entry of the list is of this case."""
+    return case == listed or (listed.endswith("[") and case.startswith(listed))

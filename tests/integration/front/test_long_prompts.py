@@ -66,7 +66,6 @@ async def test_words_that_litellm_and_langchain_look_for(stack: Stack, gateway: 
     assert any(words in whole_text(error) for words in LANGCHAIN)
 
 
-@pytest.mark.xfail(strict=True, reason="the message of `gateway.errors.ContextOverflow` has none of these words")
 async def test_words_that_langchain_looks_for_in_the_message_alone(stack: Stack, gateway: Process) -> None:
     """openai 3.40 and later leave the code out of an error's text."""
     told = str(await refused(stack, gateway, "chat"))
