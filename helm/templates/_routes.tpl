@@ -20,6 +20,8 @@ A path stands for itself and for what lies below it; one that ends in `$` for it
 - /slots
 - /lora-adapters
 - /models
+- /audio
+- /tools
 - /health$
 - /healthz$
 - /version$

@@ -136,7 +136,10 @@ CALLERS = Row(
                 Query(
                     or_zero(rate("paddock_parameters_ignored_total", "", by="parameter"), "parameter"), "{{parameter}}"
                 ),
-                Query(rate("paddock_unknown_models_total", by="model"), "unknown name, answered by {{model}}"),
+                Query(
+                    or_zero(rate("paddock_unknown_models_total", by="model"), "model"),
+                    "unknown name, answered by {{model}}",
+                ),
             ),
             "reqps",
         ),

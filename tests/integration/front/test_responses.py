@@ -185,8 +185,11 @@ async def test_a_client_that_leaves_while_its_turns_are_counted_waits_no_more(st
     """A crowd that had left was counted for, one after the other, for a minute, and held what it had sent."""
     gateway, worker = stack.gateways[0], stack.fake_worker("frozen")
     try:
-        worker.signal(signal.SIGSTOP)
         async with client_of(gateway, stack.key) as asking:
+            async with asyncio.timeout(10):
+                while "frozen" not in {model.id async for model in asking.models.list()}:
+                    await asyncio.sleep(0.05)
+            worker.signal(signal.SIGSTOP)
             left: Any = {"timeout": 0.5, "extra_headers": {"x-request-id": "left-early"}}
             with pytest.raises(APITimeoutError):
                 await asking.responses.create(model="frozen", input="hi", truncation="auto", **left)
