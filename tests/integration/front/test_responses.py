@@ -187,7 +187,7 @@ async def test_a_client_that_leaves_while_its_turns_are_counted_waits_no_more(st
     try:
         async with client_of(gateway, stack.key) as asking:
             async with asyncio.timeout(10):
-                while "frozen" not in {model.id async for model in asking.models.list()}:
+                while "frozen" not in {one.id async for one in asking.models.list()}:  # noqa: ASYNC110 - another process
                     await asyncio.sleep(0.05)
             worker.signal(signal.SIGSTOP)
             left: Any = {"timeout": 0.5, "extra_headers": {"x-request-id": "left-early"}}
