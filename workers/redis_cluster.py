@@ -171,14 +171,30 @@ class ClusterClient(RedisCluster):
         self._gate.enter()
         try:
             await self.nodes_manager.initialize()
-            self.commands_parser.node = self.nodes_manager.default_node
-            if not self.commands_parser.commands:
-                await self.commands_parser.initialize()
+            if self.commands_parser.commands:
+                self.commands_parser.node = self.nodes_manager.default_node
+            else:
+                await self._read_commands()
         except (RedisClusterException, RedisError, OSError) as error:
             self._gate.failed(error)
             raise ConnectionError(f"no node of the Cluster could be asked: {error}") from error
         self._gate.passed()
         self._read_at = time.monotonic()
+
+    async def _read_commands(self) -> None:
+        """Ask any node that answers: the one that the library asks first may be dead. Raises RedisError, OSError."""
+        first = self.nodes_manager.default_node
+        failed: Exception = RedisClusterException("the Cluster's table has no nodes")
+        for node in (first, *(node for node in self.get_nodes() if node is not first)):
+            self.commands_parser.node = node
+            try:
+                await self.commands_parser.initialize()
+            except (RedisError, OSError) as error:
+                failed = error
+            else:
+                self.nodes_manager.default_node = node
+                return
+        raise failed
 
     async def _read_again(self) -> None:
         try:

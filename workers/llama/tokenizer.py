@@ -271,7 +271,10 @@ class _Keeper:
         if self._orders is not None and self._process is not None and self._process.poll() is None:
             return self._orders
         self._end()
-        ours, theirs = socket.socketpair()
+        try:
+            ours, theirs = socket.socketpair()
+        except OSError as error:  # there are no descriptors left
+            raise NotStarted(error.strerror) from None
         with theirs:
             command = [sys.executable, "-m", "workers.llama.token_process", str(self._model), str(theirs.fileno())]
             try:

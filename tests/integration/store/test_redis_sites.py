@@ -283,3 +283,20 @@ async def test_tls_with_a_certificate_on_both_sides(
             await client.aclose()
         async with connect(whole.replace("127.0.0.1", "localhost") + "&ssl_check_hostname=no") as client:
             assert await client.delete("pd:{tls}:log") == 1
+
+
+@pytest.mark.parametrize("dead", range(3))
+async def test_a_new_client_gets_through_to_the_masters_that_are_left(dead: int) -> None:
+    """It asked the table's first one which commands there are, and none else: a gateway could not start."""
+    with ClusterFleet() as fleet:
+        names = models(fleet)
+        name = next(prefix for prefix in names.values() if fleet.owner(prefix) is not fleet.masters[dead])
+        fleet.masters[dead].kill()
+        async with connect(fleet.url) as client, asyncio.timeout(20):
+            while True:
+                try:
+                    await client.set(name + "new", "1")
+                    break
+                except RedisError:
+                    await asyncio.sleep(0.1)
+            assert await client.get(name + "new") == b"1"
