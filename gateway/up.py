@@ -289,7 +289,9 @@ class Machine:
         try:
             file.write_text(address + "\n", encoding="utf-8")
         except OSError as error:
-            self._console.say(f"paddock: {file} takes nothing ({error.strerror}); `paddock chat` needs --url {address}")
+            self._console.say(
+                f"paddock: {file} can't be written ({error.strerror}); `paddock chat` needs --url {address}"
+            )
         self._show(welcome(address, key, kept_in, models, self._folder.logs))
 
     def _say(self, text: str) -> None:

@@ -25,12 +25,12 @@ class HeldProbs:
         self._num = 0
 
     def add(self, events: Sequence[CallEvent]) -> None:
-        """Raises InvalidRequest."""
+        """Count those of these events. Raises InvalidRequest where they are too many."""
         self._num += sum(1 + len(event.top) for event in events if isinstance(event, Logprobs))
         if self._num > self._most:
-            message = f"The answer would be held with more than {self._most} probabilities. "
-            raise InvalidRequest(message + "Ask for fewer or for shorter answers, and have long ones streamed.")
+            message = f"The answers have more than {self._most} probabilities that can't be sent yet. Ask for fewer "
+            raise InvalidRequest(message + "with each token or for shorter answers, or have them streamed.")
 
     def clear(self) -> None:
-        """They have been written."""
+        """Begin anew: what was counted has been sent."""
         self._num = 0

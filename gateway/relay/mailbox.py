@@ -103,7 +103,7 @@ class MailboxWithSettings(Mailbox):
     with: that comes behind `Started`.
     """
 
-    __slots__ = ("_early", "_settings", "_told")
+    __slots__ = ("_early", "_early_bytes", "_settings", "_told")
 
     def __init__(
         self,
@@ -113,11 +113,12 @@ class MailboxWithSettings(Mailbox):
     ) -> None:
         super().__init__(limit, on_overflow, on_end)
         self._early: list[tuple[CallEvent, int]] = []
+        self._early_bytes = 0
         self._settings: Settings | None = None
         self._told = False
 
     def tell(self, settings: Settings | None) -> None:
-        """None: the worker told nothing."""
+        """Let the reader have what was kept back, with these settings; None: the worker told none."""
         self._told, self._settings = True, settings
         early, self._early = self._early, []
         for event, num_bytes in early:
@@ -125,9 +126,11 @@ class MailboxWithSettings(Mailbox):
 
     def put(self, event: CallEvent, num_bytes: int = 0) -> None:
         if not self._told and not isinstance(event, Failed):
-            self._early.append((event, num_bytes))
-            if len(self._early) > self._limit:
+            self._early_bytes += num_bytes
+            if len(self._early) >= self._limit or self._early_bytes > MAX_BYTES:
                 self._overflow()
+            else:
+                self._early.append((event, num_bytes))
             return
         super().put(event, num_bytes)
         if isinstance(event, Started) and self._settings is not None:

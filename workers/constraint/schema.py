@@ -272,9 +272,11 @@ def _is_listed(schema: dict[str, Any]) -> bool:
 
 def _format(schema: dict[str, Any], value: Any, out: dict[str, Any], path: str) -> None:
     kind = schema.get("type")
-    for key, kinds in (("format", str), ("minimum", int | float), ("maximum", int | float)):
-        if not isinstance(schema.get(key, value if key == "format" else 0), kinds):
-            raise Unusable(f"{path}: `{key}` is no {'text' if key == 'format' else 'number'}")
+    if not isinstance(value, str):
+        raise Unusable(f"{path}: `format` is no text")
+    for bound in ("minimum", "maximum"):
+        if not isinstance(schema.get(bound, 0), int | float):
+            raise Unusable(f"{path}: `{bound}` is no number")
     if kind in ("integer", "number") and value in NUMBER_FORMATS:
         bounds = NUMBER_FORMATS[value]
         if bounds is not None and kind == "integer":

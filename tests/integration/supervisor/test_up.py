@@ -219,7 +219,9 @@ def test_a_disk_that_takes_no_address_file_keeps_nobody_from_being_served(progra
     wait_until((up.state / "run").is_dir, up.text)
     address_file(up.state).symlink_to("/dev/full")
     up.until("Ctrl-C stops everything")
-    told = f"paddock: {address_file(up.state)} takes nothing (No space left on device); `paddock chat` needs --url http"
+    told = (
+        f"paddock: {address_file(up.state)} can't be written (No space left on device); `paddock chat` needs --url http"
+    )
     assert told in up.text()
     key = (up.state / "first-key").read_text().strip()
     assert ask(port_of(up), key, "tale") in ("stop", "length")

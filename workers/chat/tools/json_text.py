@@ -12,9 +12,10 @@ import json
 import re
 from collections.abc import Sequence
 
+from workers.chat.tools.scanner import MAX_SPACE_CHARS
+
 GEMMA_QUOTE = '<|"|>'
 MAX_DEPTH = 200
-MAX_SPACE_CHARS = 4096
 MAX_WORD_CHARS = 4096
 """Of a number or a word without quotes."""
 
