@@ -41,6 +41,7 @@ from workers.pooling import pooled_parts
 from workers.protocol.catalog import NAME_PATTERN, AdapterSpec, DefaultSampling, LlamaSettings, kwargs_fault
 from workers.protocol.exits import Exit
 from workers.served_text import TemplateFileUnusable
+from workers.service.lanes import started_threads
 from workers.service.server import Emit, OnCrash, Place, PortTaken, WorkerServer, listen
 from workers.service.server import Engine as ServerEngine
 from workers.service.services import Services
@@ -56,6 +57,9 @@ DISK_TROUBLE = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO})
 """A disk that takes no more is no reason not to serve."""
 
 logger = logging.getLogger(__name__)
+
+ASIDE = 8
+"""Threads for what the event loop must not wait for."""
 
 T = TypeVar("T")
 
@@ -131,6 +135,7 @@ def _on_loop(serve: Callable[[], Coroutine[None, None, Exit]]) -> Exit:
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     gc.freeze()
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.get_loop().set_default_executor(started_threads("paddock-aside", ASIDE))
         return runner.run(serve())
 
 

@@ -18,6 +18,8 @@ from tests.support.waiting import until
 MODEL = "demo"
 LONG = "a story about boats and sheep " * 30
 CALLS = 12
+LARGE = 1_000_000
+"""Characters that are no part of the prompt, and are kept as they are by whoever reads the request."""
 
 
 def limit(worker: Process, share: float) -> None:
@@ -36,7 +38,7 @@ async def endings(caller: Caller) -> Counter[tuple[int, str]]:
     kinds: tuple[dict[str, Any], ...] = (
         {},
         {"logprobs": True, "top_logprobs": 5},
-        {"response_format": {"type": "json_object"}},
+        {"response_format": {"type": "json_object"}, "chat_template_kwargs": {"unused": "x" * LARGE}},
     )
     asked = (caller.whole(f"{n} {LONG}", max_tokens=4, **kinds[n % 3]) for n in range(CALLS))
     return Counter(

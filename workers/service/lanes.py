@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import os
+import threading
 from collections import Counter, deque
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -40,7 +41,7 @@ FORMS_AT_ONCE = 3
 
 FEWEST_AT_ONCE, MOST_AT_ONCE = 2, 8
 
-LARGE_BYTES, TIDY_AFTER_S = 1 << 20, 1.0
+LARGE_BYTES, TIDY_AFTER_S = 128 << 10, 1.0
 """So long after a job of so many bytes what is free is given back to the system."""
 
 
@@ -61,7 +62,7 @@ class _Team:
 
 
 class FairLane:
-    """Runs jobs on threads. For one event loop; threads begin with the first job."""
+    """Runs jobs on threads. For one event loop."""
 
     def __init__(self, doing: str, *, at_once: int, bounds: LaneBounds | None = None) -> None:
         """`doing`: what its jobs do, as callers are told (`tokenising`). `at_once`: threads; a team has at most all but
@@ -71,7 +72,7 @@ class FairLane:
         self._at_once = at_once
         self._per_team = max(1, at_once - 1)
         self._bounds = bounds or LaneBounds()
-        self._threads = ThreadPoolExecutor(at_once, thread_name_prefix=f"paddock-{doing}")
+        self._threads = started_threads(f"paddock-{doing}", at_once)
         self._running: Counter[str] = Counter()
         self._num_running = 0
         self._line: dict[str, _Team] = {}
@@ -208,6 +209,17 @@ class FairLane:
             if not waiting.turn.done():
                 self._enter(team_next)
                 waiting.turn.set_result(None)
+
+
+def started_threads(name: str, at_once: int) -> ThreadPoolExecutor:
+    """Return threads that have all begun. A pool starts them with its jobs, and where there is no memory for one the
+    event loop, which gives it the job, waits for the thread for ever (`threading.Thread.start`).
+    """
+    threads = ThreadPoolExecutor(at_once, thread_name_prefix=name)
+    together = threading.Barrier(at_once)
+    for job in [threads.submit(together.wait) for _ in range(at_once)]:
+        job.result()
+    return threads
 
 
 def prompts_at_once() -> int:
