@@ -23,8 +23,8 @@ from workers.constraint.triggers import TriggeredMask, Triggers
 from workers.protocol.requests import Constraint, GenerateRequest
 
 MAX_GRAMMARS = 64
-MAX_TEXT_BYTES = 4 << 20
-"""Of all texts whose grammars are kept: what is made of one grows with it."""
+MAX_TEXT_BYTES, MAX_KEPT_BYTES = 128 << 10, 256 << 10
+"""Of a text whose grammar is kept, and of all of them: what is made of one takes up to fifty times as much."""
 
 Key = tuple[str, bytes]
 """Kind of a grammar, and SHA-256 of its text."""
@@ -198,10 +198,12 @@ class Compiler:
             return elsewhere
 
     def _keep(self, key: Key, result: Compiled | Unusable, num_bytes: int) -> None:
+        if num_bytes > MAX_TEXT_BYTES:
+            return
         with self._lock:
             self._num_bytes += num_bytes - self._kept.get(key, (None, 0))[1]
             self._kept[key] = result, num_bytes
-            while len(self._kept) > MAX_GRAMMARS or (self._num_bytes > MAX_TEXT_BYTES and len(self._kept) > 1):
+            while len(self._kept) > MAX_GRAMMARS or self._num_bytes > MAX_KEPT_BYTES:
                 _, (_, num_freed) = self._kept.popitem(last=False)
                 self._num_bytes -= num_freed
 

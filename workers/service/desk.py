@@ -51,6 +51,9 @@ from workers.service.rates import Rates
 from workers.service.stream import EventHub, GatewayBook, Listing
 from workers.service.thinking import thought_before
 
+TOOL_BYTES = 4 << 10
+"""About what a tool's schema has; adding all of them up would hold the event loop."""
+
 MAX_EARLY_CANCELS = 1024
 
 QUICK_LAST_N = 1024
@@ -342,7 +345,8 @@ class CallDesk:
             return None
         if self._constraints is None:
             raise CallFailed(Failure(FailureCode.UNSUPPORTED, "this worker can't keep answers to a form"))
-        made = self._forms.run(submit.tenant, 0, self._constraints.answer_mask, request, thought)
+        num_bytes = len(request.tools) * TOOL_BYTES + len(request.constraint.text if request.constraint else "")
+        made = self._forms.run(submit.tenant, num_bytes, self._constraints.answer_mask, request, thought)
         return await self._prepared(call, submit, made)
 
     def _with_settings(
