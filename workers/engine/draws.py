@@ -23,6 +23,9 @@ MAX_DRAW_S = 0.1
 MAX_DEBT_S = 1.0
 """and all tokens beyond it so much."""
 
+PASSED_S = 0.25
+"""For so long they let steps pass that read a prompt for a first token: its caller waits for one quick step."""
+
 WEIGHT = 0.2
 """Of the newest token in the mean."""
 
@@ -64,6 +67,11 @@ class Drawer(Protocol):
     def decoding(self) -> bool: ...
 
     @property
+    def num_predicted(self) -> int:
+        """Tokens of its answer so far."""
+        ...
+
+    @property
     def token_at(self) -> float:
         """When its newest token came, seconds of any clock."""
         ...
@@ -72,12 +80,19 @@ class Drawer(Protocol):
 S = TypeVar("S", bound=Drawer)
 
 
-def within_share(ready: Sequence[S]) -> list[S]:
-    """Return those that take part in the next step: of the slow ones, who waited longest and fit, one in any case."""
+def within_share(ready: Sequence[S], now: float) -> list[S]:
+    """Return those that take part in the next step: of the slow ones, who waited longest and fit, one in any case.
+
+    `now`: by the clock of `token_at`. Beside a prompt whose call has no token yet there may be no slow one at all.
+    """
     slow = [one for one in ready if one.decoding and not one.cost.is_quick]
-    if sum(one.cost.mean_s for one in slow) <= SHARE_S:
+    if not slow:
         return list(ready)
-    left, passed = SHARE_S, set[int]()
+    passed = set[int]()
+    if any(not one.decoding and not one.num_predicted for one in ready):
+        passed = {id(one) for one in slow if now - one.token_at < PASSED_S}
+    left = SHARE_S
+    slow = [one for one in slow if id(one) not in passed]
     for place, one in enumerate(sorted(slow, key=lambda one: one.token_at)):
         if place and one.cost.mean_s > left:
             passed.add(id(one))

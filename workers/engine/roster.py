@@ -9,6 +9,7 @@ that has more than its share goes back in the same way, for a call of a team tha
 from __future__ import annotations
 
 import bisect
+import math
 import time
 from collections.abc import Callable, Iterable, Iterator
 from typing import Protocol
@@ -150,8 +151,10 @@ class Roster:
 
     def plan(self, chosen: Callable[[list[Sequence]], list[Sequence]]) -> Plan[Sequence]:
         """What the next step computes, with room for all of it. `chosen`: those of the ready that may share a batch."""
+        now, may_pass = time.perf_counter(), True
         while True:
-            ready = within_share(chosen([sequence for sequence in self.running if sequence.ready]))
+            ready = chosen([sequence for sequence in self.running if sequence.ready])
+            ready = within_share(ready, now if may_pass else math.inf)
             num_decode = sum(sequence.decoding for sequence in ready)
             if not (self._cache.make_room(num_decode + SPARE_CELLS) or self._cache.make_room(num_decode)):
                 self._preempt()
@@ -160,12 +163,22 @@ class Roster:
             if left:
                 self._cache.make_room(num_decode + min(left, self._limits.n_ubatch))
             room = self._cache.num_free
-            plan = plan_step(ready, self._limits, Beside(self._pace.budget, self._pace.again), room)
+            plan = plan_step(ready, self._limits, self._beside(ready), room)
             if plan.num_tokens or not ready:
                 self.has_spare_room = room >= plan.num_tokens + SPARE_CELLS
                 self._calm_steps = self._num_calm(plan, room)
                 return plan
+            if may_pass:
+                may_pass = False  # there is no room for the prompt that others let pass
+                continue
             self._preempt()
+
+    def _beside(self, ready: list[Sequence]) -> Beside:
+        """Return how much of prompts goes into a step: one team's callers don't wait for a burst of another's."""
+        pace = self._pace
+        reading = {one.team for one in ready if one.num_prompt_left}
+        are_others = any(one.decoding and (one.team not in reading or len(reading) > 1) for one in ready)
+        return Beside(pace.budget, pace.again, pace.gentle if are_others else self._limits.n_ubatch)
 
     def check(self) -> None:
         """Raises ValueError where the roster contradicts itself."""

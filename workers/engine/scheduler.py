@@ -95,14 +95,17 @@ class Beside:
     """Of calls without a token yet, beside decoding ones."""
     again: int
     """Of calls that are back, beside any others."""
+    most: int
+    """Of calls without a token yet, however many wait."""
 
 
 def plan_step(sequences: Iterable[S], limits: Limits, beside: Beside, room: int) -> Plan[S]:
     """`sequences` in the order in which they are served -> the next step. A sequence is in it at most once.
 
     Calls that wait for their first token raise `beside.prompts` in their proportion to those that decode: one caller's
-    wait weighs as much as another's, and a burst is read in few full steps instead of many small ones. `room`: free KV
-    cells; decoding sequences always fit (the engine sees to it), prompts take what is left.
+    wait weighs as much as another's, and a burst is read in few full steps instead of many small ones, up to
+    `beside.most`. `room`: free KV cells; decoding sequences always fit (the engine sees to it), prompts take what is
+    left.
     """
     decode: list[S] = []
     firsts: list[S] = []
@@ -114,7 +117,7 @@ def plan_step(sequences: Iterable[S], limits: Limits, beside: Beside, room: int)
     budget = limits.n_ubatch
     if decode:
         weighed = beside.prompts * (max(len(firsts) - 1, 0) + len(decode)) // len(decode)
-        wanted = max(min(limits.n_ubatch - len(decode), weighed), limits.min_prefill)
+        wanted = max(min(limits.n_ubatch - len(decode), weighed, beside.most), limits.min_prefill)
         budget = min(wanted, limits.n_batch - len(decode))
     budget = min(budget, room - len(decode))
     if decode and sum(sequence.num_prompt_left for sequence in (*firsts, *back)) > budget:

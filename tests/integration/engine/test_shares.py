@@ -9,6 +9,7 @@ import pytest
 
 from tests.integration.engine.listener import ONE_THREAD, Bench, running
 from tests.integration.engine.test_prefix_cache import ENDS, STORY
+from workers.engine.pace import GENTLE_TOKENS
 from workers.engine.request import EngineRequest
 from workers.engine.scheduler import ROWS_MULTIPLES, Plan
 from workers.engine.sequence import Sequence
@@ -150,3 +151,28 @@ def test_memory_that_cant_be_cut_loses_nothing(small_models: dict[str, Path], na
         bench.wait(*red)
         assert [bench.heard.finished(key).usage.completion_tokens for key in red] == [300] * 2
         assert bench.engine.counters.num_sliced > 0
+
+
+@pytest.mark.parametrize("stream_of", ["blue", "red"])
+def test_a_burst_of_one_team_is_read_in_short_steps_beside_anothers_stream(
+    demo: Model, monkeypatch: pytest.MonkeyPatch, stream_of: str
+) -> None:
+    """Within a team one caller's wait for a first token weighs as much as another's for the next one."""
+    monkeypatch.setattr("workers.engine.pace.GENTLE_S", 0.0)  # a slow machine, on any
+    with running(demo, slots=4, n_ctx=512) as bench:
+        read: list[int] = []
+        run = bench.engine._stepper._run
+
+        def look(plan: Plan[Sequence], num_empty: int = 0) -> None:
+            if plan.decode and plan.prefill:
+                read.append(sum(chunk.num_tokens for chunk in plan.prefill))
+            run(plan, num_empty)
+
+        bench.answer(bench.request([5] * 400, 2))  # what a token takes is known
+        stream = bench.submit(of_team(stream_of, bench.request("Once", LONG, ignore_eos=True)))
+        all_begun(bench, [stream])
+        bench.engine._stepper._run = look  # type: ignore[method-assign]
+        burst = [bench.submit(of_team("red", bench.request([300 + n] * 400, 2))) for n in range(3)]
+        bench.wait(stream, *burst)
+        assert sum(read) >= 3 * 400 - 3
+        assert (max(read) <= GENTLE_TOKENS) == (stream_of == "blue"), read

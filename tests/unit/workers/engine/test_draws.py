@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from workers.engine.draws import MAX_DEBT_S, MAX_DRAW_S, SHARE_S, DrawCost, within_share
+from workers.engine.draws import MAX_DEBT_S, MAX_DRAW_S, PASSED_S, SHARE_S, DrawCost, within_share
 
 
 @dataclass
@@ -13,6 +13,7 @@ class Call:
     took_s: float = 0.0
     token_at: float = 0.0
     decoding: bool = True
+    num_predicted: int = 1
     cost: DrawCost = field(default_factory=DrawCost)
 
     def __post_init__(self) -> None:
@@ -28,14 +29,25 @@ def test_quick_calls_and_prompts_take_part_in_every_step() -> None:
     calls = [Call(f"quick {n}", 0.001) for n in range(100)]
     prompt = Call("prompt", 0.09, decoding=False)
     slow = [Call(f"slow {n}", 0.02, token_at=n) for n in range(2)]
-    assert names(within_share([*calls, prompt, *slow]))[:101] == [*names(calls), "prompt"]
+    assert names(within_share([*calls, prompt, *slow], now=2.0))[:101] == [*names(calls), "prompt"]
+
+
+def test_slow_calls_let_a_first_prompt_pass_but_not_for_long() -> None:
+    prompt, quick = Call("prompt", decoding=False, num_predicted=0), Call("quick", token_at=1.0)
+    slow = [Call(f"slow {n}", 0.02, token_at=1.0 + n / 100) for n in range(2)]
+    calls = [prompt, quick, *slow]
+    assert names(within_share(calls, now=1.1)) == ["prompt", "quick"]
+    assert names(within_share(calls, now=1.0 + PASSED_S)) == ["prompt", "quick", "slow 0"]
+    assert names(within_share(calls, now=1.1 + PASSED_S)) == ["prompt", "quick", "slow 0"]
+    prompt.num_predicted = 5  # it reads again what it had read before: nobody waits for a first token
+    assert names(within_share(calls, now=1.1)) == ["prompt", "quick", "slow 0"]
 
 
 def test_slow_calls_take_turns_where_their_share_is_not_enough() -> None:
     calls = [Call(f"slow {n}", 0.02) for n in range(5)]
     turns: dict[str, int] = {call.name: 0 for call in calls}
     for step in range(50):
-        chosen = within_share(calls)
+        chosen = within_share(calls, now=0.0)
         assert sum(call.cost.mean_s for call in chosen) <= SHARE_S
         for call in chosen:
             call.token_at = step + 1.0
@@ -45,14 +57,14 @@ def test_slow_calls_take_turns_where_their_share_is_not_enough() -> None:
 
 def test_one_that_takes_more_than_the_share_goes_on_alone_and_so_do_those_beside_it() -> None:
     calls = [Call("heavy", 0.09), Call("slow", 0.02, token_at=1.0), Call("quick", 0.0)]
-    assert names(within_share(calls)) == ["heavy", "quick"]
+    assert names(within_share(calls, now=0.0)) == ["heavy", "quick"]
     calls[0].token_at = 2.0
-    assert names(within_share(calls)) == ["slow", "quick"]
+    assert names(within_share(calls, now=0.0)) == ["slow", "quick"]
 
 
 def test_slow_calls_that_fit_a_step_all_take_part() -> None:
     calls = [Call(f"slow {n}", SHARE_S / 4, token_at=n) for n in range(4)]
-    assert within_share(calls) == calls
+    assert within_share(calls, now=0.0) == calls
 
 
 def test_a_call_ends_when_its_tokens_take_too_long_again_and_again() -> None:

@@ -38,6 +38,21 @@ def test_what_is_read_again_takes_little_of_a_step(token_ms: float, again: int) 
     assert pace.again == pytest.approx(again, abs=1)
 
 
+@pytest.mark.parametrize(
+    ("token_ms", "gentle"),
+    [
+        pytest.param(5.4, 128, id="a CPU: enough for its kernels"),
+        pytest.param(0.4, 200, id="a small model: 80 ms"),
+    ],
+)
+def test_streams_of_other_teams_wait_a_bounded_time_for_a_burst(token_ms: float, gentle: int) -> None:
+    pace = PrefillPace(32, 512)
+    assert pace.gentle == 512, "until it is known"
+    for _ in range(4):
+        pace.note(512, 512 * token_ms / 1e3)
+    assert pace.gentle == pytest.approx(gentle, abs=1)
+
+
 def test_it_follows_a_device_that_gets_slower() -> None:
     pace = taught(50, 5)
     before = pace.budget

@@ -22,6 +22,7 @@ class View:
 
 LIMITS = Limits(n_batch=200, n_ubatch=100, min_prefill=10)
 AGAIN = 12
+ANY = LIMITS.n_ubatch
 
 
 @pytest.mark.parametrize(
@@ -46,15 +47,21 @@ AGAIN = 12
     ],
 )
 def test_plan(left: list[int], beside: int, decode: int, prefill: list[tuple[int, int]]) -> None:
-    plan = plan_step([View(*pair) for pair in enumerate(left)], LIMITS, Beside(beside, AGAIN), 1000)
+    plan = plan_step([View(*pair) for pair in enumerate(left)], LIMITS, Beside(beside, AGAIN, ANY), 1000)
     assert len(plan.decode) == decode
     assert [(chunk.sequence.name, chunk.num_tokens) for chunk in plan.prefill] == prefill
 
 
+def test_a_burst_of_others_is_read_in_steps_of_a_bound() -> None:
+    views = [View(*pair) for pair in enumerate([0, 50, 50, 50])]
+    assert plan_step(views, LIMITS, Beside(30, AGAIN, most=40), 1000).num_tokens == 40
+    assert plan_step(views[1:], LIMITS, Beside(30, AGAIN, most=40), 1000).num_tokens == LIMITS.n_ubatch
+
+
 def test_prompts_take_the_room_that_decoding_leaves() -> None:
     views = [View(*pair) for pair in enumerate([0, 0, 50, 50])]
-    assert [chunk.num_tokens for chunk in plan_step(views, LIMITS, Beside(100, AGAIN), 32).prefill] == [15, 15]
-    assert plan_step(views, LIMITS, Beside(100, AGAIN), 2).prefill == []
+    assert [chunk.num_tokens for chunk in plan_step(views, LIMITS, Beside(100, AGAIN, ANY), 32).prefill] == [15, 15]
+    assert plan_step(views, LIMITS, Beside(100, AGAIN, ANY), 2).prefill == []
 
 
 @pytest.mark.parametrize(
@@ -75,7 +82,7 @@ def test_what_is_read_again_holds_nobody_up(
 ) -> None:
     views = [View(*pair) for pair in enumerate(left)]
     views += [View(len(left) + number, num_left, is_back=True) for number, num_left in enumerate(back)]
-    plan = plan_step(views, LIMITS, Beside(40, AGAIN), 1000)
+    plan = plan_step(views, LIMITS, Beside(40, AGAIN, ANY), 1000)
     assert len(plan.decode) == decode
     assert [(chunk.sequence.name, chunk.num_tokens) for chunk in plan.prefill] == prefill
 
@@ -85,7 +92,7 @@ def test_what_is_read_again_holds_nobody_up(
 )
 def test_bounds_hold_and_the_oldest_always_advances(left: list[tuple[int, bool]], beside: int, room: int) -> None:
     views = [View(number, num_left, is_back) for number, (num_left, is_back) in enumerate(left)]
-    plan = plan_step(views, LIMITS, Beside(beside, AGAIN), room)
+    plan = plan_step(views, LIMITS, Beside(beside, AGAIN, ANY), room)
     assert plan.num_tokens <= min(LIMITS.n_batch, room)
     assert [view.name for view in plan.decode] == [view.name for view in views if not view.num_prompt_left]
     assert all(0 < chunk.num_tokens <= chunk.sequence.num_prompt_left for chunk in plan.prefill)
