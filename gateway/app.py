@@ -47,7 +47,7 @@ from gateway.api.responses.assembly import responses_apps
 from gateway.api.responses.connection import Bounds
 from gateway.api.responses.memory import Memories
 from gateway.api.resumable import Resumable
-from gateway.api.routes import build_router
+from gateway.api.routes import Routes
 from gateway.api.sockets import Sockets
 from gateway.api.streaming import Pings
 from gateway.api.token_count import TokenCount
@@ -163,7 +163,7 @@ async def build(settings: GatewaySettings, redis: redis.asyncio.Redis, tracer: T
     """Raises CatalogError, KeysInvalid, redis.RedisError, OSError (the state folder can't be written)."""
     own_secret = settings.gateway_secret or secret_file.made_once(settings.state_dir / secret_file.GATEWAY_SECRET)
     core = _core(settings, redis)
-    router = build_router(_apps(settings, redis, core, own_secret))
+    router = Routes(_apps(settings, redis, core, own_secret))
     key_store = await _key_store(settings, redis, own_secret, core.keys, core.unreadable)
     keeper = AdapterKeeper(core.fleet, core.inquiries, core.wishes)
     core.fleet.listen(lambda _: keeper.hurry())
