@@ -29,6 +29,8 @@ KEEPS = frozenset({"redis", "gateway helpers", "worker helpers"})
 """What teams store stays in Redis until its time is over; quotas bound it. A helper stays once it has been needed."""
 MEMORY_LOOK_S, HELPERS_LOOK_S, REST_LOOK_S = 0.1, 1.0, 1.0
 UNDISTURBED_S = 4.0
+NUM_KEPT, KEPT_TOKENS = 64, 400
+"""Prompts that fill what a worker keeps of them in RAM, and their tokens."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +92,16 @@ async def undisturbed(target: Target, seconds: float = UNDISTURBED_S) -> Felt:
     over = asyncio.Event()
     asyncio.get_running_loop().call_later(seconds, over.set)
     return await _victim(target, over)
+
+
+async def fill_caches(target: Target) -> None:
+    """Have the workers keep as much of prompts as they may: that they do is no growth under attack."""
+    prompts = [
+        [300 + (number * 13 + place * number) % 400 for place in range(KEPT_TOKENS)] for number in range(NUM_KEPT)
+    ]
+    async with target.session() as session:
+        for prompt in prompts:
+            await target.post(session, "/completion", {"model": target.model, "prompt": prompt, "n_predict": 1})
 
 
 async def try_attacks(

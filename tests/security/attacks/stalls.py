@@ -90,9 +90,15 @@ async def _blank_answers(target: Target) -> None:
 
 
 async def _told_prompts(target: Target) -> None:
-    """Prompts of tokens whose text is told with each of many answers."""
-    prompts = [[random.randrange(300, 700) for _ in range(450)] for _ in range(8)]
+    """Prompts whose text is told with each of many answers; all the same, as telling is meant, not reading."""
+    prompts = [[300 + place * 7 % 400 for place in range(450)]] * 8
     await _ask(target, "/completion", _complete(target, prompt=prompts, n_cmpl=16, n_predict=1))
+
+
+async def _fresh_prompts(target: Target) -> None:
+    """Prompts that nobody has asked before, three at a time."""
+    prompts = [[random.randrange(300, 700) for _ in range(450)] for _ in range(3)]
+    await _ask(target, "/completion", _complete(target, prompt=prompts, n_predict=1))
 
 
 async def _repeated_sampler(target: Target) -> None:
@@ -186,6 +192,12 @@ ATTACKS = (
         about="128 answers tell their prompts' texts, which went to all streams of a gateway at once.",
         strike=_told_prompts,
         at_once=2,
+    ),
+    Attack(
+        name="fresh-prompts",
+        about="Prompts of 450 tokens are read beside others' streams, which waited 0.23 s for each.",
+        strike=_fresh_prompts,
+        pause_s=1.0,
     ),
     _wide(
         name="repeated-sampler",
