@@ -231,7 +231,7 @@ async def bad_requests(visitor: Visitor) -> None:
     wrong = [
         (CHAT, b"{", 400),
         (CHAT, {"model": "no-such-model", "messages": [{"role": "user", "content": "x"}]}, 404),
-        (CHAT, chat(visitor, temprature=1), 400),
+        (CHAT, chat(visitor, temperature="warm"), 400),
         (CHAT, chat(visitor, max_tokens="many"), 400),
         (CHAT, chat(visitor, response_format={"type": "json_schema", "json_schema": {"schema": {"not": {}}}}), 400),
         (CHAT, {"model": TOY, "messages": [{"role": "user", "content": "word " * 4000}]}, 400),

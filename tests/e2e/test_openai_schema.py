@@ -95,7 +95,8 @@ async def checked(caller: Caller, path: str, combo: tuple[str, ...], *, stream: 
     elif stream:
         count = check_events(raw, event)
     else:
-        check(whole, json.loads(raw))
+        document = json.loads(raw)
+        check(whole, as_specified(document) if whole == "CreateCompletionResponse" else document)
         count = 1
     return path, " + ".join(combo) or "-", "streamed" if stream else "whole", response.status, count
 
@@ -105,15 +106,22 @@ def check_events(raw: bytes, schema: str) -> int:
     assert events[-1] == "data: [DONE]"
     for event in events[:-1]:
         document = json.loads(event.removeprefix("data: "))
-        if schema == "CreateCompletionResponse":
-            # OpenAI's servers stream `finish_reason: null` and `usage: null`, which their specification leaves out.
-            document["choices"] = [
-                one | {"finish_reason": one["finish_reason"] or "stop"} for one in document["choices"]
-            ]
-            if document.get("usage", {}) is None:
-                del document["usage"]
-        check(schema, document)
+        check(schema, as_specified(document) if schema == "CreateCompletionResponse" else document)
     return len(events) - 1
+
+
+def as_specified(completion: dict[str, Any]) -> dict[str, Any]:
+    """Return a completion with values in the places where OpenAI's servers send null and their specification doesn't:
+    a reason, the usage, and how likely the first token of an echoed prompt was.
+    """
+    for choice in completion["choices"]:
+        choice["finish_reason"] = choice["finish_reason"] or "stop"
+        if (probs := choice.get("logprobs")) and "token_logprobs" in probs:
+            probs["token_logprobs"] = [0.0 if one is None else one for one in probs["token_logprobs"]]
+            probs["top_logprobs"] = [one or {} for one in probs["top_logprobs"] or []]
+    if completion.get("usage", {}) is None:
+        del completion["usage"]
+    return completion
 
 
 @pytest.mark.parametrize("size", [1, pytest.param(2, marks=pytest.mark.long)])
