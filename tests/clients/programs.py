@@ -58,7 +58,7 @@ PROGRAMS = {
     "pydantic-ai": Program("Pydantic AI", ("pydantic-ai-slim[openai,anthropic]",), "pydantic_ai_python.py"),
     "llm": Program("llm", ("llm",), "llm_python.py"),
     "aider": Program("Aider", ("aider-chat",), "aider_python.py"),
-    "continue": Program("Continue (cn)", ("@continuedev/cli",), "continue_js.mjs"),
+    "continue": Program("Continue", ("@continuedev/cli", "@continuedev/openai-adapters"), "continue_js.mjs"),
     "cline": Program("Cline", ("cline",), "cline_js.mjs"),
     "librechat": Program("LibreChat (its agents)", ("@librechat/agents", "@langchain/core"), "librechat_js.mjs"),
     "open-webui": Program("Open WebUI", ("open-webui",), "openwebui_python.py"),

@@ -1,10 +1,12 @@
-// What users of Continue's command do: ask, and have its tools called.
+// What users of Continue do: ask its command, and have its tools called. Its editors' extensions ask for what is being
+// typed and for vectors by the same package that the command asks by.
 
 import { mkdirSync, writeFileSync } from "node:fs";
 import { homedir } from "node:os";
 import { join } from "node:path";
+import { constructLlmApi } from "@continuedev/openai-adapters";
 import { command } from "./commands.mjs";
-import { CHAT, KEY, V1, WHO, run } from "./steps.mjs";
+import { CHAT, EMBEDDER, KEY, V1, WHO, drain, run } from "./steps.mjs";
 
 const config = join(homedir(), "config.yaml");
 const cn = join(process.env.PLACE, "node_modules/.bin/cn");
@@ -17,6 +19,10 @@ function configured(more) {
 
 const env = { ...process.env, CONTINUE_TELEMETRY_ENABLED: "0" };
 
+const api = constructLlmApi({ provider: "openai", apiKey: KEY, apiBase: `${V1}/` });
+const { signal } = new AbortController();
+const chat = { model: CHAT, messages: [{ role: "user", content: WHO }], max_tokens: 20 };
+
 await run({
   async asked() {
     configured({});
@@ -25,5 +31,21 @@ await run({
   async readOnly() {
     configured({ defaultCompletionOptions: { temperature: 0.2, maxTokens: 60 } });
     command("node", [cn, "--config", config, "--readonly", "-p", "Which files are here?"], { env });
+  },
+  async streamed() {
+    await drain(api.chatCompletionStream({ ...chat, stream: true }, signal));
+  },
+  async whole() {
+    await api.chatCompletionNonStream({ ...chat, stream: false }, signal);
+  },
+  async typed() {
+    const body = { model: CHAT, prompt: "def add(a, b):\n    return", max_tokens: 16, stop: ["\n\n"], stream: true };
+    await drain(api.completionStream(body, signal));
+  },
+  async vectors() {
+    await api.embed({ model: EMBEDDER, input: ["a boat", "a sheep"] });
+  },
+  async models() {
+    await api.list();
   },
 });
