@@ -45,6 +45,7 @@ from workers.service.lanes import started_threads
 from workers.service.server import Emit, OnCrash, Place, PortTaken, WorkerServer, listen
 from workers.service.server import Engine as ServerEngine
 from workers.service.services import Services
+from workers.service.shortage import is_shortage
 from workers.settings import WorkerSettings
 from workers.tracing.opened import TracingUnusable, tracing
 from workers.tracing.tracer import Tracer
@@ -98,6 +99,10 @@ def run(settings: WorkerSettings) -> int:
         return _complain(error, Exit.BAD_MODEL)
     except CacheFolderUnusable as error:
         return _complain(error, Exit.USAGE)
+    except (MemoryError, RuntimeError, OSError) as error:
+        if not is_shortage(error):
+            raise
+        return _complain(MemoryError(f"out of memory at the start ({error}); give the worker more"), Exit.NO_MEMORY)
 
 
 def _run(settings: WorkerSettings) -> int:

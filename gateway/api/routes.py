@@ -119,7 +119,7 @@ ROUTES = (
 
 
 class Routes:
-    """Hands a request to the app of its route: Starlette tries one pattern after the other, 150 in the worst case, so
+    """Hands a request to the app of its route: Starlette tries one pattern after the other, 123 in the worst case, so
     paths without parameters are looked up first.
 
     A bare router hands on `send` as it is; a whole Starlette application would add its wrappers to every token's cost.

@@ -95,13 +95,15 @@ async def undisturbed(target: Target, seconds: float = UNDISTURBED_S) -> Felt:
 
 
 async def fill_caches(target: Target) -> None:
-    """Have the workers keep as much of prompts as they may: that they do is no growth under attack."""
+    """Fill the workers' caches of prompts first, so that this growth is not taken for a leak."""
     prompts = [
         [300 + (number * 13 + place * number) % 400 for place in range(KEPT_TOKENS)] for number in range(NUM_KEPT)
     ]
     async with target.session() as session:
         for prompt in prompts:
-            await target.post(session, "/completion", {"model": target.model, "prompt": prompt, "n_predict": 1})
+            body = {"model": target.model, "prompt": prompt, "n_predict": 1}
+            if (status := await target.post(session, "/completion", body)) != 200:
+                raise RuntimeError(f"the caches can't be filled: /completion answered {status}")
 
 
 async def try_attacks(

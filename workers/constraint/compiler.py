@@ -24,7 +24,11 @@ from workers.protocol.requests import Constraint, GenerateRequest
 
 MAX_GRAMMARS = 64
 MAX_TEXT_BYTES, MAX_KEPT_BYTES = 128 << 10, 256 << 10
-"""Of a text whose grammar is kept, and of all of them: what is made of one takes up to fifty times as much."""
+"""Longest text whose compiled grammar is kept, and most of all such texts together.
+
+A compiled grammar takes up to fifty times its text. Longer texts are compiled for each call, some tenths of a second on
+a thread of their own.
+"""
 
 Key = tuple[str, bytes]
 """Kind of a grammar, and SHA-256 of its text."""

@@ -23,8 +23,8 @@ MAX_DRAW_S = 0.1
 MAX_DEBT_S = 1.0
 """and all tokens beyond it so much."""
 
-PASSED_S = 0.25
-"""For so long they let steps pass that read a prompt for a first token: its caller waits for one quick step."""
+PASSED_S, PASSED_TOKENS = 0.05, 64
+"""Slow calls miss a step that reads so few tokens for a first token, unless their own newest token is this old."""
 
 WEIGHT = 0.2
 """Of the newest token in the mean."""
@@ -72,6 +72,11 @@ class Drawer(Protocol):
         ...
 
     @property
+    def num_prompt_left(self) -> int:
+        """Tokens of its prompt that are still to be read."""
+        ...
+
+    @property
     def token_at(self) -> float:
         """When its newest token came, seconds of any clock."""
         ...
@@ -81,15 +86,16 @@ S = TypeVar("S", bound=Drawer)
 
 
 def within_share(ready: Sequence[S], now: float) -> list[S]:
-    """Return those that take part in the next step: of the slow ones, who waited longest and fit, one in any case.
+    """Return who takes part in the next step; `now` is by the clock of `token_at`.
 
-    `now`: by the clock of `token_at`. Beside a prompt whose call has no token yet there may be no slow one at all.
+    Slow calls share `SHARE_S`: who waited longest goes first, and at least one takes part, unless the step can bring
+    somebody's first token. Then all of them may stand aside for `PASSED_S`.
     """
     slow = [one for one in ready if one.decoding and not one.cost.is_quick]
     if not slow:
         return list(ready)
     passed = set[int]()
-    if any(not one.decoding and not one.num_predicted for one in ready):
+    if any(0 < one.num_prompt_left <= PASSED_TOKENS and not one.num_predicted for one in ready):
         passed = {id(one) for one in slow if now - one.token_at < PASSED_S}
     left = SHARE_S
     slow = [one for one in slow if id(one) not in passed]

@@ -24,9 +24,10 @@ With the demo model, calls that gave their slots to another team read 600 tokens
 """
 
 GENTLE_S, GENTLE_TOKENS = 0.08, 128
-"""Of a step that reads one team's prompts beside another team's streams, unless fewer tokens than these fit into it.
+"""Most that one team's prompts add to a step that another team's answers wait for, or what the step costs anyhow; but
+never fewer than `GENTLE_TOKENS` tokens.
 
-Shorter ones waste more of a device than the streams gain. With the demo model prompts of 450 tokens, which nobody had
+Shorter steps waste more of a device than the streams gain. With the demo model prompts of 450 tokens, which nobody had
 asked before, were read whole: streams of others waited 0.23 s.
 """
 
@@ -58,6 +59,7 @@ class PrefillPace:
         self._weight = self._x = self._y = self._xx = self._xy = 0.0
         self.token_s = 0.0
         """A token of a prompt, in a step that has others; 0: not known yet."""
+        self._fixed = self._each = 0.0
         self._steady_x = self._steady_y = 0.0
         self.budget = most
         """Prompt tokens beside running streams."""
@@ -70,7 +72,11 @@ class PrefillPace:
     @property
     def gentle(self) -> int:
         """Most prompt tokens beside streams of other teams, however many callers wait."""
-        return max(GENTLE_TOKENS, int(GENTLE_S / self.token_s)) if self.token_s else self._most
+        if not self.token_s:
+            return self._most
+        # What is learned of a token alone swings more than what it takes together with its part of the fixed price.
+        each = max(self._each, self.token_s / 2)
+        return max(GENTLE_TOKENS, int(max(GENTLE_S, self._fixed) / each))
 
     @property
     def steady_s(self) -> float:
@@ -90,6 +96,7 @@ class PrefillPace:
             fixed = max((self._y - each * self._x) / self._weight, 0.0)
         else:  # all steps alike: nothing tells the fixed price from the rest
             each, fixed = mean_s, 0.0
+        self._fixed, self._each = fixed, each
         if num_tokens >= self._least:
             self._steady_x, self._steady_y = self._steady_x * _STEADY_DECAY + x, self._steady_y * _STEADY_DECAY + y
             self.token_s = mean_s if not self.token_s else self.token_s + _WEIGHT * (y / x - self.token_s)

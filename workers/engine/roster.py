@@ -164,21 +164,23 @@ class Roster:
                 self._cache.make_room(num_decode + min(left, self._limits.n_ubatch))
             room = self._cache.num_free
             plan = plan_step(ready, self._limits, self._beside(ready), room)
+            if may_pass and left and not plan.prefill:
+                may_pass = False  # no prompt could be read after all, so nobody needs to stand aside
+                continue
             if plan.num_tokens or not ready:
                 self.has_spare_room = room >= plan.num_tokens + SPARE_CELLS
                 self._calm_steps = self._num_calm(plan, room)
                 return plan
-            if may_pass:
-                may_pass = False  # there is no room for the prompt that others let pass
-                continue
             self._preempt()
 
     def _beside(self, ready: list[Sequence]) -> Beside:
-        """Return how much of prompts goes into a step: one team's callers don't wait for a burst of another's."""
+        """Return how many prompt tokens a step may read: fewer where another team's answers wait for it."""
         pace = self._pace
-        reading = {one.team for one in ready if one.num_prompt_left}
-        are_others = any(one.decoding and (one.team not in reading or len(reading) > 1) for one in ready)
-        return Beside(pace.budget, pace.again, pace.gentle if are_others else self._limits.n_ubatch)
+        streams = [one for one in self.running if one.decoding]
+        reading = {one.team for one in ready if one.num_prompt_left and not one.is_back}
+        are_others = bool(reading) and any(len(reading) > 1 or one.team not in reading for one in streams)
+        most = pace.gentle if are_others else self._limits.n_ubatch
+        return Beside(pace.budget, pace.again, most, len(streams))
 
     def check(self) -> None:
         """Raises ValueError where the roster contradicts itself."""

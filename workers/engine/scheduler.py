@@ -97,6 +97,8 @@ class Beside:
     """Of calls that are back, beside any others."""
     most: int
     """Of calls without a token yet, however many wait."""
+    streams: int = 0
+    """Answers that wait for the step, those among them that take no part in it."""
 
 
 def plan_step(sequences: Iterable[S], limits: Limits, beside: Beside, room: int) -> Plan[S]:
@@ -115,8 +117,9 @@ def plan_step(sequences: Iterable[S], limits: Limits, beside: Beside, room: int)
     if not (firsts or back):
         return Plan(decode, [])
     budget = limits.n_ubatch
-    if decode:
-        weighed = beside.prompts * (max(len(firsts) - 1, 0) + len(decode)) // len(decode)
+    num_streams = max(len(decode), beside.streams)
+    if num_streams:
+        weighed = beside.prompts * (max(len(firsts) - 1, 0) + num_streams) // num_streams
         wanted = max(min(limits.n_ubatch - len(decode), weighed, beside.most), limits.min_prefill)
         budget = min(wanted, limits.n_batch - len(decode))
     budget = min(budget, room - len(decode))
@@ -124,7 +127,7 @@ def plan_step(sequences: Iterable[S], limits: Limits, beside: Beside, room: int)
         budget = _even(budget, len(decode), limits)
     if not back:
         return Plan(decode, share_out(firsts, budget))
-    if not (firsts or decode):
+    if not (firsts or num_streams):
         return Plan([], share_out(back, budget))
     num_wanted = sum(sequence.num_prompt_left for sequence in firsts)
     # Where first prompts fill the step anyhow, half of it.

@@ -221,8 +221,8 @@ class Sequence:
 
     @property
     def ready(self) -> bool:
-        """Whether a step can do something for it."""
-        return self.id != NOWHERE and not self.restores and self.pending is None
+        """Whether a step can do something for it: it reads its prompt, or its mask has answered."""
+        return self.id != NOWHERE and not self.restores and (self.pending is None or not self.decoding)
 
     @property
     def can_be_kept(self) -> bool:

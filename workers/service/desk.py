@@ -52,7 +52,7 @@ from workers.service.stream import EventHub, GatewayBook, Listing
 from workers.service.thinking import thought_before
 
 TOOL_BYTES = 4 << 10
-"""About what a tool's schema has; adding all of them up would hold the event loop."""
+"""Assumed size of a tool's schema; measuring all of them would hold up the event loop."""
 
 MAX_EARLY_CANCELS = 1024
 

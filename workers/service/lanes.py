@@ -212,13 +212,20 @@ class FairLane:
 
 
 def started_threads(name: str, at_once: int) -> ThreadPoolExecutor:
-    """Return threads that have all begun. A pool starts them with its jobs, and where there is no memory for one the
-    event loop, which gives it the job, waits for the thread for ever (`threading.Thread.start`).
+    """Return a pool whose threads all run already. Raises RuntimeError where one can't be started.
+
+    Otherwise a pool starts them when jobs come, and without memory for one the event loop waits in `Thread.start` for
+    ever.
     """
     threads = ThreadPoolExecutor(at_once, thread_name_prefix=name)
     together = threading.Barrier(at_once)
-    for job in [threads.submit(together.wait) for _ in range(at_once)]:
-        job.result()
+    try:
+        for job in [threads.submit(together.wait) for _ in range(at_once)]:
+            job.result()
+    except BaseException:
+        together.abort()
+        threads.shutdown(wait=False, cancel_futures=True)
+        raise
     return threads
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from dataclasses import replace
 from pathlib import Path
 
@@ -9,10 +10,12 @@ import pytest
 
 from tests.integration.engine.listener import ONE_THREAD, Bench, running
 from tests.integration.engine.test_prefix_cache import ENDS, STORY
+from workers.constraint.mask import MaskPending
 from workers.engine.pace import GENTLE_TOKENS
 from workers.engine.request import EngineRequest
 from workers.engine.scheduler import ROWS_MULTIPLES, Plan
 from workers.engine.sequence import Sequence
+from workers.engine.shares import SLICE_TOKENS
 from workers.llama.model import Model
 from workers.protocol.events import Text
 
@@ -176,3 +179,40 @@ def test_a_burst_of_one_team_is_read_in_short_steps_beside_anothers_stream(
         bench.wait(stream, *burst)
         assert sum(read) >= 3 * 400 - 3
         assert (max(read) <= GENTLE_TOKENS) == (stream_of == "blue"), read
+
+
+class Silent:
+    """A mask that permits a few tokens, and then has no answer until it is told to go on."""
+
+    is_done = False
+
+    def __init__(self, num_tokens: int) -> None:
+        self._num_left = num_tokens
+        self.goes_on = threading.Event()
+        self.asked = threading.Event()
+
+    def permits(self, token: int) -> bool:
+        if not self._num_left and not self.goes_on.is_set():
+            self.asked.set()
+            raise MaskPending(self.goes_on.wait)
+        return True
+
+    def allowed(self) -> None:
+        return None
+
+    def accept(self, token: int) -> None:
+        self._num_left = max(0, self._num_left - 1)
+
+
+def test_a_call_whose_mask_was_silent_when_it_gave_way_goes_on(demo: Model) -> None:
+    """It was neither asked again nor read again, and the engine went round it without rest until its caller left."""
+    with running(demo, slots=1, n_ctx=512) as bench:
+        alone = bench.answer(replace(endless(bench, "red", 0, 100), cache_prompt=False))
+        mask = Silent(SLICE_TOKENS)
+        red = bench.submit(replace(endless(bench, "red", 0, 100), mask=mask))
+        assert mask.asked.wait(20)
+        bench.answer(of_team("blue", bench.request(ENDS[1], 8, ignore_eos=True)))
+        assert bench.engine.counters.num_sliced > 0
+        mask.goes_on.set()
+        bench.wait(red)
+        assert bench.heard.text(red) == alone

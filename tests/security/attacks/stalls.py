@@ -90,7 +90,7 @@ async def _blank_answers(target: Target) -> None:
 
 
 async def _told_prompts(target: Target) -> None:
-    """Prompts whose text is told with each of many answers; all the same, as telling is meant, not reading."""
+    """Send copies of one prompt: what costs is telling its text with each answer, not reading it."""
     prompts = [[300 + place * 7 % 400 for place in range(450)]] * 8
     await _ask(target, "/completion", _complete(target, prompt=prompts, n_cmpl=16, n_predict=1))
 

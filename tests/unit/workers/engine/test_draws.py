@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from workers.engine.draws import MAX_DEBT_S, MAX_DRAW_S, PASSED_S, SHARE_S, DrawCost, within_share
+from workers.engine.draws import MAX_DEBT_S, MAX_DRAW_S, PASSED_S, PASSED_TOKENS, SHARE_S, DrawCost, within_share
 
 
 @dataclass
@@ -14,6 +14,7 @@ class Call:
     token_at: float = 0.0
     decoding: bool = True
     num_predicted: int = 1
+    num_prompt_left: int = 0
     cost: DrawCost = field(default_factory=DrawCost)
 
     def __post_init__(self) -> None:
@@ -32,15 +33,17 @@ def test_quick_calls_and_prompts_take_part_in_every_step() -> None:
     assert names(within_share([*calls, prompt, *slow], now=2.0))[:101] == [*names(calls), "prompt"]
 
 
-def test_slow_calls_let_a_first_prompt_pass_but_not_for_long() -> None:
-    prompt, quick = Call("prompt", decoding=False, num_predicted=0), Call("quick", token_at=1.0)
+def test_slow_calls_miss_a_step_that_can_bring_a_first_token() -> None:
+    prompt, quick = Call("prompt", decoding=False, num_predicted=0, num_prompt_left=9), Call("quick", token_at=1.0)
     slow = [Call(f"slow {n}", 0.02, token_at=1.0 + n / 100) for n in range(2)]
     calls = [prompt, quick, *slow]
-    assert names(within_share(calls, now=1.1)) == ["prompt", "quick"]
-    assert names(within_share(calls, now=1.0 + PASSED_S)) == ["prompt", "quick", "slow 0"]
+    assert names(within_share(calls, now=1.02)) == ["prompt", "quick"]
+    assert names(within_share(calls, now=1.001 + PASSED_S)) == ["prompt", "quick", "slow 0"]
     assert names(within_share(calls, now=1.1 + PASSED_S)) == ["prompt", "quick", "slow 0"]
-    prompt.num_predicted = 5  # it reads again what it had read before: nobody waits for a first token
-    assert names(within_share(calls, now=1.1)) == ["prompt", "quick", "slow 0"]
+    prompt.num_prompt_left = PASSED_TOKENS + 1  # it takes several steps anyhow
+    assert names(within_share(calls, now=1.02)) == ["prompt", "quick", "slow 0"]
+    prompt.num_prompt_left, prompt.num_predicted = 9, 5  # what it reads it had read before
+    assert names(within_share(calls, now=1.02)) == ["prompt", "quick", "slow 0"]
 
 
 def test_slow_calls_take_turns_where_their_share_is_not_enough() -> None:

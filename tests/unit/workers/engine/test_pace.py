@@ -53,6 +53,14 @@ def test_streams_of_other_teams_wait_a_bounded_time_for_a_burst(token_ms: float,
     assert pace.gentle == pytest.approx(gentle, abs=1)
 
 
+def test_a_device_with_dear_steps_reads_as_much_as_a_step_costs_anyhow() -> None:
+    pace = taught(fixed_ms=300, token_ms=1)
+    for _ in range(20):
+        for num_tokens in (4, pace.gentle):
+            pace.note(num_tokens, (300 + num_tokens) / 1e3)
+    assert 240 < pace.gentle <= 300
+
+
 def test_it_follows_a_device_that_gets_slower() -> None:
     pace = taught(50, 5)
     before = pace.budget

@@ -58,6 +58,14 @@ def test_a_burst_of_others_is_read_in_steps_of_a_bound() -> None:
     assert plan_step(views[1:], LIMITS, Beside(30, AGAIN, most=40), 1000).num_tokens == LIMITS.n_ubatch
 
 
+def test_streams_that_miss_a_step_wait_for_it_all_the_same() -> None:
+    views = [View(1, 150)]
+    assert plan_step(views, LIMITS, Beside(40, AGAIN, ANY), 1000).num_tokens == LIMITS.n_ubatch
+    assert plan_step(views, LIMITS, Beside(40, AGAIN, ANY, streams=1), 1000).num_tokens == 40
+    back = [View(1, 150, is_back=True)]
+    assert plan_step(back, LIMITS, Beside(40, AGAIN, ANY, streams=1), 1000).num_tokens == 64
+
+
 def test_prompts_take_the_room_that_decoding_leaves() -> None:
     views = [View(*pair) for pair in enumerate([0, 0, 50, 50])]
     assert [chunk.num_tokens for chunk in plan_step(views, LIMITS, Beside(100, AGAIN, ANY), 32).prefill] == [15, 15]
