@@ -16,7 +16,7 @@ import msgspec
 
 from gateway.team_turns import TeamTurns, Turn
 from workers.protocol.pooled import PoolRequest
-from workers.protocol.requests import GenerateRequest, Submit
+from workers.protocol.requests import GenerateRequest, Message, Submit
 from workers.protocol.text import Detokenize, Render, Tokenize
 
 INLINE_CHARS = 256 << 10
@@ -94,7 +94,7 @@ def chars_of(request: GenerateRequest) -> int:
 
     The schemas of its tools are not gone through: of the usual twenty that takes as long as encoding them.
     """
-    number = sum(len(tool.description or "") for tool in request.tools)
+    number = sum(len(tool.description or "") + len(tool.name) for tool in request.tools)
     if request.constraint is not None:
         number += len(request.constraint.text)
     if request.sampling.logit_bias:
@@ -105,10 +105,15 @@ def chars_of(request: GenerateRequest) -> int:
         infill = request.infill
         number += len(infill.prefix) + len(infill.suffix) + len(infill.prompt)
         return number + sum(len(file.text) for file in infill.files)
-    for message in request.messages:
-        number += len(message.content or "") + len(message.reasoning or "")
-        if message.tool_calls:
-            number += sum(len(call.arguments) for call in message.tool_calls)
+    return number + sum(map(chars_of_message, request.messages))
+
+
+def chars_of_message(message: Message) -> int:
+    """Return how long the texts of a message are, ids that no model reads included: they are encoded as well."""
+    number = len(message.content or "") + len(message.reasoning or "")
+    number += len(message.name or "") + len(message.tool_call_id or "")
+    if message.tool_calls:
+        number += sum(len(call.arguments) + len(call.id) + len(call.name) for call in message.tool_calls)
     return number
 
 

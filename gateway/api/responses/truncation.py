@@ -10,11 +10,11 @@ import itertools
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 
-import msgspec
 from msgspec.structs import replace as replace_struct
 
 from gateway.api.responses.request import ResponseRequest
 from gateway.inquiries import Inquiries
+from gateway.relay.payload import chars_of_message
 from workers.protocol.requests import GenerateRequest, Message
 
 ANSWER_SHARE = 8
@@ -23,8 +23,6 @@ STANDING = ("system", "developer")
 
 MAX_RENDERS = 6
 """Of one conversation, to find what fits: three do nearly always."""
-
-_encode = msgspec.json.Encoder().encode
 
 
 class Truncation:
@@ -45,7 +43,7 @@ class Truncation:
         async def count(number: int) -> int:
             return await self._inquiries.num_tokens(model, without(request, turns, number), team)
 
-        number = await turns_to_drop([sum(map(_num_bytes, turn)) for turn in turns], room, count)
+        number = await turns_to_drop([sum(map(chars_of_message, turn)) for turn in turns], room, count)
         return replace(asked, requests=(without(request, turns, number),)) if number else asked
 
     def _room(self, model: str, request: GenerateRequest) -> int | None:
@@ -61,9 +59,9 @@ async def turns_to_drop(sizes: Sequence[int], room: int, count: Callable[[int], 
     """Return how many of the first turns it takes to drop so that the others have at most `room` tokens; all but the
     last where that is not enough.
 
-    `sizes`: of the turns, in bytes. `count`: tokens without so many of the first turns, which takes a whole rendering:
-    `MAX_RENDERS` are made at most, each where the bytes say that the bound lies. Where those don't suffice, more is
-    dropped than had to be.
+    `sizes`: of the turns, in characters. `count`: tokens without so many of the first turns, which takes a whole
+    rendering: `MAX_RENDERS` are made at most, each where the characters say that the bound lies. Where those don't
+    suffice, more is dropped than had to be.
     """
     tokens, last = await count(0), 0
     fewest, most = 1, len(sizes) - 1
@@ -103,7 +101,3 @@ def without(request: GenerateRequest, turns: Sequence[tuple[Message, ...]], numb
     """The request without its first turns."""
     dropped = {id(message) for turn in turns[:number] for message in turn}
     return replace_struct(request, messages=tuple(m for m in request.messages if id(m) not in dropped))
-
-
-def _num_bytes(message: Message) -> int:
-    return len(_encode(message))
