@@ -47,8 +47,8 @@ Where it spoils others they soon end too, and then it is clean; where it does no
 PENDING_S = 0.005
 """How long a step without anything to compute waits for the mask of a call: new calls wait as long."""
 
-MIN_SHIFT = 4
-"""Tokens at the end of a full context that `n_keep` can't keep: something must go."""
+KEPT_SHARE = 7 / 8
+"""Of a full context, that `n_keep` can keep at most: each time that something goes llama.cpp turns the keys of all."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -339,7 +339,7 @@ class Stepper:
         """Conversations that are as long as they may be go on without their older half, or end."""
         for sequence in [one for one in self._roster.running if one.decoding and one.num_cells >= self._n_ctx]:
             num_kept = sequence.num_prompt if sequence.request.n_keep < 0 else sequence.request.n_keep
-            num_kept = min(num_kept, self._n_ctx - MIN_SHIFT)
+            num_kept = min(num_kept, int(self._n_ctx * KEPT_SHARE))
             end = num_kept + (sequence.num_cells - num_kept) // 2
             if not self._cache.shift(sequence, num_kept, end):
                 self._finish(sequence, FinishReason.LENGTH)

@@ -18,7 +18,16 @@ from numpy.typing import NDArray
 from workers.llama.candidates import Words, without
 from workers.llama.dry import DryStages, new_dry_stage
 from workers.llama.native import held
-from workers.llama.stages import COLDEST, MAX_SEED, PENALTIES, Settings, is_greedy, sorts_all, working_stages
+from workers.llama.stages import (
+    COLDEST,
+    MAX_SEED,
+    PENALTIES,
+    Settings,
+    is_greedy,
+    looks_far,
+    sorts_all,
+    working_stages,
+)
 from workers.llama.vocab import NO_TOKEN, Vocab
 from workers.protocol.failures import CallFailed, Failure, FailureCode
 from workers.protocol.requests import SamplerName, Sampling
@@ -59,7 +68,7 @@ class SamplerChain:
         _check_infill(vocab, settings, stages)
         biases = _added(vocab, settings.logit_bias, banned)
         self.greedy = is_greedy(settings, stages)
-        self.slow = not self.greedy and sorts_all(settings, stages)
+        self.slow = looks_far(settings, stages) or (not self.greedy and sorts_all(settings, stages))
         """It takes so long that other threads should run meanwhile."""
         simple = self.greedy and PENALTIES.isdisjoint(stages) and all(bias == -math.inf for bias in biases.values())
         self.ruled_out: frozenset[int] | None = frozenset(biases) if simple else None

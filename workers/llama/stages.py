@@ -32,6 +32,10 @@ NARROWING = frozenset({"top_n_sigma", "top_k", "top_p", "min_p"})
 FEW = 4096
 """So many candidates are sorted in less time than other calls notice."""
 
+FAR, FAR_BROKEN = 4096, 512
+"""DRY that looks back over more tokens takes milliseconds; with a caller's own breakers it compares each with up to 112
+others."""
+
 COLDEST = 1e-20
 """Below this, logits divided by the temperature could overflow; the limit is greedy anyway."""
 
@@ -134,6 +138,14 @@ def is_greedy(settings: Settings, stages: Sequence[SamplerName]) -> bool:
         return False
     num_penalties = sum(name in PENALTIES for name in stages)
     return all(name in PENALTIES for name in stages[:num_penalties])
+
+
+def looks_far(settings: Settings, stages: Sequence[SamplerName]) -> bool:
+    """Whether DRY compares so many tokens for each one drawn that others would notice: 24 ms at 32k tokens."""
+    if "dry" not in stages:
+        return False
+    is_usual = set(settings.dry_sequence_breakers) <= set(Settings().dry_sequence_breakers)
+    return settings.dry_penalty_last_n > (FAR if is_usual else FAR_BROKEN)
 
 
 def sorts_all(settings: Settings, stages: Sequence[SamplerName]) -> bool:

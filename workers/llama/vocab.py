@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import functools
 from collections.abc import Iterable, Sequence
 
 from llama_cpp import llama_cpp as c
@@ -15,6 +16,10 @@ NO_TOKEN = -1
 def encoded(text: str) -> bytes:
     """Return the text as UTF-8; what is half a character becomes a question mark."""
     return text.encode("utf-8", "replace")
+
+
+_BETWEEN = b"\xff\xfe"
+"""Stands between pieces; no text has it."""
 
 
 class Vocab:
@@ -69,6 +74,15 @@ class Vocab:
         if known is None:
             known = self._special_pieces[token] = self._render(token, special=True)
         return known
+
+    def num_met_by(self, text: bytes) -> int:
+        """Return about how many tokens the text stands in, or begins in: those that DRY keeps for a breaker."""
+        beginnings = (text[:length] + _BETWEEN for length in range(1, len(text)))
+        return self._all_pieces.count(text) + sum(map(self._all_pieces.count, beginnings))
+
+    @functools.cached_property
+    def _all_pieces(self) -> bytes:
+        return b"".join(self.piece(token) + _BETWEEN for token in range(self.num_tokens))
 
     def text(self, token: int) -> str:
         """The token as it is written in a template, control tokens included; empty for `NO_TOKEN`."""

@@ -41,6 +41,24 @@ def test_what_is_kept_decides_what_follows(stories: Model) -> None:
         assert [bench.heard.finished(call.key).usage.completion_tokens for call in calls] == [60, 60, 60]
 
 
+def test_who_keeps_all_moves_seldom(stories: Model) -> None:
+    """Each time llama.cpp turns the keys of the whole cache, everybody's: it did so for every second token."""
+    with running(stories, n_ctx=128, kv_tokens=256) as bench:
+        moves: list[int] = []
+        shift = bench.engine._stepper._cache.shift
+
+        def counted(sequence: Sequence, start: int, end: int) -> bool:
+            moves.append(end - start)
+            return shift(sequence, start, end)
+
+        bench.engine._stepper._cache.shift = counted  # type: ignore[method-assign]
+        call = replace(bench.request(STORY[:100], 200, ignore_eos=True), context_shift=True, n_keep=2**31 - 1)
+        bench.answer(call)
+        assert bench.heard.finished(call.key).usage.completion_tokens == 200
+        assert len(moves) > 3
+        assert min(moves) >= 128 // 16
+
+
 def test_a_live_sharer_says_what_it_says_alone(any_model: Model) -> None:
     """Both hold the cells of one prompt; one of them moves its half of the conversation several times."""
     with running(any_model, n_ctx=128, kv_tokens=1024) as bench:

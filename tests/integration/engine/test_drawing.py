@@ -337,6 +337,18 @@ def test_kept_dry_stages_are_like_new_ones_and_few(row: Row) -> None:
     assert not kept._kept
 
 
+def test_breakers_that_stand_in_most_tokens_are_refused(row: Row) -> None:
+    """llama.cpp keeps each token for each of them: sixteen letters took 19 MiB a call of a vocabulary of 150,000."""
+    kept = DryStages(row.vocab)
+    letters = Sampling(dry_multiplier=1.0, dry_sequence_breakers=tuple("etaoinshrdlucmfw"))
+    with pytest.raises(CallFailed, match="leave out single letters and spaces"):
+        SamplerChain(row.vocab, letters, n_ctx=N_CTX, dry=kept)
+    for breakers in (("\n", ":", '"', "*"), ("\n\n", "User:", "<|im_start|>", " "), ()):
+        sampling = Sampling(dry_multiplier=1.0, dry_sequence_breakers=breakers)
+        SamplerChain(row.vocab, sampling, n_ctx=N_CTX, dry=kept).close()
+    kept.close()
+
+
 def test_special_pieces_are_what_a_template_writes(demo: Model) -> None:
     vocab = demo.vocab
     for token in range(vocab.num_tokens):

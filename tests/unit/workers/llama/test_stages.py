@@ -6,7 +6,7 @@ import dataclasses
 
 import pytest
 
-from workers.llama.stages import ORDER, Settings, is_greedy, settled, sorts_all, working_stages
+from workers.llama.stages import ORDER, Settings, is_greedy, looks_far, settled, sorts_all, working_stages
 from workers.protocol.requests import SamplerName, Sampling
 
 EVERYTHING = Sampling(
@@ -135,6 +135,23 @@ def test_temperature_0_is_not_greedy_where_another_stage_has_a_say(sampling: Sam
 def test_settings_that_sort_the_whole_vocabulary_are_known(sampling: Sampling, slow: bool) -> None:
     settings = Settings.of(sampling, 100)
     assert sorts_all(settings, working_stages(settings)) is slow
+
+
+@pytest.mark.parametrize(
+    ("sampling", "far"),
+    [
+        pytest.param(Sampling(dry_multiplier=0.8), False, id="64 tokens"),
+        pytest.param(Sampling(dry_multiplier=0.8, dry_penalty_last_n=4096), False, id="usual breakers"),
+        pytest.param(Sampling(dry_multiplier=0.8, dry_penalty_last_n=-1), True, id="a whole context"),
+        pytest.param(Sampling(dry_penalty_last_n=-1), False, id="no penalty"),
+        pytest.param(
+            Sampling(dry_multiplier=0.8, dry_penalty_last_n=4096, dry_sequence_breakers=("-----a",)), True, id="others"
+        ),
+    ],
+)
+def test_dry_that_compares_with_many_tokens_is_known(sampling: Sampling, far: bool) -> None:
+    settings = Settings.of(sampling, 32_768)
+    assert looks_far(settings, working_stages(settings)) is far
 
 
 def test_what_a_call_runs_with_names_every_parameter() -> None:
