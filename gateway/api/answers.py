@@ -10,6 +10,7 @@ import msgspec
 from starlette.types import Send
 
 from gateway.api.diagnostics import answer_headers
+from gateway.api.streaming import UNREAD_BYTES
 from gateway.telemetry.trail import Trail
 
 JSON = b"application/json"
@@ -75,7 +76,7 @@ async def send_parts(send: Send, parts: Iterator[bytes], content_type: bytes, tr
         await send({"type": "http.response.body", "body": part, "more_body": True})
         await asyncio.sleep(0)
         part, more = more, next(parts, None)
-    await send({"type": "http.response.body", "body": part})
+    await send_last(send, part)
 
 
 async def send_bytes(send: Send, body: bytes, content_type: bytes, trail: Trail, status: int = 200) -> None:
@@ -83,4 +84,16 @@ async def send_bytes(send: Send, body: bytes, content_type: bytes, trail: Trail,
     trail.status, trail.outcome = status, "ok"
     headers = [(b"content-type", content_type), (b"content-length", b"%d" % len(body)), *answer_headers(trail)]
     await send({"type": "http.response.start", "status": status, "headers": headers})
+    await send_last(send, body)
+
+
+async def send_last(send: Send, body: bytes) -> None:
+    """Send the rest of an answer. A long one is waited for until the peer has read it: what its call counts, memory
+    and requests of a key, is given back when this returns.
+    """
+    if len(body) > UNREAD_BYTES:
+        for start in range(0, len(body), PART_BYTES):
+            await send({"type": "http.response.body", "body": body[start : start + PART_BYTES], "more_body": True})
+            await asyncio.sleep(0)
+        body = b""
     await send({"type": "http.response.body", "body": body})

@@ -7,6 +7,7 @@ import math
 
 from starlette.types import Message, Receive, Scope, Send
 
+from gateway.api.answers import send_last
 from gateway.api.cors import origin_headers
 from gateway.api.diagnostics import name_headers
 from gateway.api.dialect import SHAPE, ErrorShape
@@ -71,7 +72,7 @@ async def send_error(receive: Receive, send: Send, error: PaddockError, trail: T
         await send({"type": "http.response.body", "body": body, "more_body": True})
         await _discard_rest(receive)
         body = b""
-    await send({"type": "http.response.body", "body": body, "more_body": False})
+    await send_last(send, body)
 
 
 async def _discard_rest(receive: Receive) -> None:

@@ -18,7 +18,7 @@ from starlette.datastructures import Headers
 from starlette.types import Receive, Scope, Send
 
 from gateway.access.keys import Keys
-from gateway.api.answers import JSON, send_bytes
+from gateway.api.answers import JSON, send_bytes, send_last
 from gateway.api.diagnostics import answer_headers, trail_of
 from gateway.errors import NotSupported, PermissionDenied
 from gateway.pipeline import Fleet
@@ -69,7 +69,7 @@ class MetricsPage:
             *answer_headers(trail),
         ]
         await send({"type": "http.response.start", "status": 200, "headers": headers})
-        await send({"type": "http.response.body", "body": body})
+        await send_last(send, body)
 
 
 class NoMetrics:

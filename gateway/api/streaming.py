@@ -16,6 +16,9 @@ from gateway.api.presence import beside
 END = b"\n\n"
 """Of an event. Each is one chunk of the response: there are clients that take a chunk for an event."""
 
+UNREAD_BYTES = 64 << 10
+"""What the server takes of an answer before it waits for the peer: uvicorn looks at that before it sends, not after."""
+
 PING = b": ping\n\n"
 DONE = b"data: [DONE]\n\n"
 
@@ -65,8 +68,10 @@ class EventStream:
         return self._send({"type": "http.response.body", "body": body, "more_body": True})
 
     async def end(self, body: bytes) -> None:
-        """Sends the last events, and closes the stream."""
+        """Sends the last events, and closes the stream; a long one at its end is waited for until it has been read."""
         *events, last = split(body)
+        if len(last) > UNREAD_BYTES:
+            events, last = [*events, last], b""
         for event in events:
             await self._send({"type": "http.response.body", "body": event, "more_body": True})
         await self._send({"type": "http.response.body", "body": last, "more_body": False})

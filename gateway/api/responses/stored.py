@@ -63,7 +63,9 @@ class StoredResponses:
         with closing(body):
             response = await self._background.current(id_, body)
             if query.get("stream", "false").lower() not in ("true", "1"):
-                await _send(body, response, send, trail)
+                raw = await _written(body, response)
+                del response
+                await send_bytes(send, raw, JSON, trail)
                 return
             if not response["background"]:
                 message = f"Response {shown(id_)} was not made in the background: it has no stream. Leave `stream` out."
@@ -96,14 +98,15 @@ class StoredResponses:
                     f"Response {shown(id_)} was not made in the background. To end others, close their connection."
                 )
                 raise InvalidRequest(message, param="response_id")
-            await send_json(send, await self._background.cancel(id_, body), trail)
+            raw = await _written(body, await self._background.cancel(id_, body))
+            await send_bytes(send, raw, JSON, trail)
 
     async def input_items(self, scope: Scope, receive: Receive, send: Send) -> None:
         trail, body, id_ = await self._who(scope)
         with closing(body):
-            await self._send_items(body, id_, _query(scope), send, trail)
+            await send_bytes(send, await self._items(body, id_, _query(scope)), JSON, trail)
 
-    async def _send_items(self, body: Body, id_: str, query: Query, send: Send, trail: Trail) -> None:
+    async def _items(self, body: Body, id_: str, query: Query) -> bytes:
         record = await self._shelf.get(id_, body)
         if record.is_too_long:
             raise NotFound(f"The input of response {shown(id_)} was not kept: its prompt was too long for the model.")
@@ -114,7 +117,7 @@ class StoredResponses:
         if order == "desc":
             items.reverse()
         limit = _number(query, "limit", PAGE, 1, LONGEST_PAGE)
-        await _send(body, _page(items, query.get("after"), limit), send, trail)
+        return await _written(body, _page(items, query.get("after"), limit))
 
     async def _who(self, scope: Scope) -> tuple[Trail, Body, str]:
         """Trail, what counts what is loaded (to be closed), and the id in the path. Raises AuthenticationFailed."""
@@ -132,10 +135,9 @@ class Endpoint:
         await self._answer(scope, receive, send)
 
 
-async def _send(body: Body, document: dict[str, Any], send: Send, trail: Trail) -> None:
-    """Send what was loaded, written aside where that is long."""
-    raw = await body.aside(body.num_bytes, partial(_encode, document))
-    await send_bytes(send, raw, JSON, trail)
+async def _written(body: Body, document: dict[str, Any]) -> bytes:
+    """Return as JSON what was loaded, aside where that is long: while it is sent, nothing else is held."""
+    return await body.aside(body.num_bytes, partial(_encode, document))
 
 
 def _page(items: list[Item], after: str | None, limit: int) -> dict[str, Any]:

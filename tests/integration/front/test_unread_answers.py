@@ -101,6 +101,27 @@ async def test_embeddings_that_are_sent_in_parts_arrive_whole(wide: Stack, gatew
             assert [len(one["embedding"]) for one in answer["data"]] == [WIDTH] * 64
 
 
+async def test_what_is_stored(wide: Stack, gateway: Process) -> None:
+    """The whole answer was one write, whose memory was given back while it lay in the transport: 137 MiB."""
+    headers = {"authorization": f"Bearer {wide.key}", "content-type": "application/json"}
+    data = io.BytesIO(json.dumps({"model": "quick", "input": "x" * (7 << 20)}).encode())
+    async with aiohttp.ClientSession() as session:
+        async with session.post(f"{gateway.url}/v1/responses", data=data, headers=headers) as response:
+            path = f"/v1/responses/{(await response.json())['id']}/input_items"
+        added, statuses = await most_added(gateway, [request_of(wide, f"GET {path}")] * 120)
+        assert added < MAX_ADDED_BYTES // 5, f"{added >> 20} MiB"
+        assert {b"200", b"429"} <= statuses <= {b"200", b"429", b"503"}, "what is sent is counted"
+        async with asyncio.timeout(10):
+            while True:  # what was not read is given back with its connection
+                async with session.get(f"{gateway.url}{path}", headers=headers) as response:
+                    if response.status == 200:
+                        break
+                await asyncio.sleep(0.1)
+            async with session.get(f"{gateway.url}{path}", headers=headers) as response:
+                (item,) = (await response.json())["data"]
+        assert item["content"][0]["text"] == "x" * (7 << 20)
+
+
 @pytest.mark.long
 async def test_streams_of_a_stored_response(wide: Stack, gateway: Process) -> None:
     headers = {"authorization": f"Bearer {wide.key}", "content-type": "application/json"}
