@@ -45,6 +45,10 @@ PaddockError                     status  type
 
 from __future__ import annotations
 
+MAX_MESSAGE_CHARS = 4096
+MAX_PARAM_CHARS = 512
+"""What is longer repeats what a caller sent, which may be megabytes."""
+
 
 class PaddockError(Exception):
     """An answer to a client: `message` names the thing, the limit and the remedy; `param` the field to blame."""
@@ -54,9 +58,10 @@ class PaddockError(Exception):
     code: str | None = None
 
     def __init__(self, message: str, *, param: str | None = None, retry_after_s: float | None = None) -> None:
+        message = _short(message, MAX_MESSAGE_CHARS)
         super().__init__(message)
         self.message = message
-        self.param = param
+        self.param = None if param is None else _short(param, MAX_PARAM_CHARS)
         self.retry_after_s = retry_after_s
 
 
@@ -87,7 +92,7 @@ class ContextOverflow(InvalidRequest):
 
     def __init__(self, remedy: str, *, param: str | None = None, num_prompt_tokens: int = 0, n_ctx: int = 0) -> None:
         """`remedy`: all but the numbers; the whole message where both are 0, which is: not known."""
-        self.remedy = remedy
+        self.remedy = _short(remedy, MAX_MESSAGE_CHARS)
         self.num_prompt_tokens = num_prompt_tokens
         self.n_ctx = n_ctx
         super().__init__(self.worded(self.WORDS), param=param)
@@ -303,3 +308,7 @@ class WorkerLost(PaddockError):
 
 class ClientTooSlow(PaddockError):
     code = "client_too_slow"
+
+
+def _short(text: str, most: int) -> str:
+    return text if len(text) <= most else text[: most - 3] + "..."

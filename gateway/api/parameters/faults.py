@@ -43,10 +43,10 @@ def translated(error: ValidationError) -> InvalidRequest:
     """The first thing that is wrong; how many more there are."""
     details = error.errors(include_url=False)
     first = details[0]
-    path = ".".join(str(step) for step in first["loc"] if not str(step).startswith(TAG))
+    steps = (str(step)[:MAX_PATH_CHARS] for step in first["loc"])
+    path = ".".join(step for step in steps if not step.startswith(TAG))[:MAX_PATH_CHARS]
     more = f" ({len(details) - 1} more problems)" if len(details) > 1 else ""
     if first["type"] == "extra_forbidden":
-        path = path[:MAX_PATH_CHARS]
         return UnsupportedParameter(f"`{path}` is not a parameter that Paddock knows. Leave it out.", param=path)
     if first["type"] == "missing":
         return InvalidRequest(f"`{path}` is missing. Send it.{more}", param=path)
@@ -64,6 +64,8 @@ def shown(value: Any) -> str:
         return f"{'an object' if isinstance(value, dict) else 'an array'} of {len(value)}"
     if isinstance(value, int) and value.bit_length() > 256:
         return "a number of more than 70 digits"
+    if isinstance(value, str):
+        value = value[: SHOWN_CHARS + 1]  # of megabytes, all would be written out for forty characters
     text = _WORDS.get(value, repr(value)) if value is None or isinstance(value, bool) else repr(value)
     return text if len(text) <= SHOWN_CHARS else text[: SHOWN_CHARS - 3] + "..."
 

@@ -21,6 +21,9 @@ from workers.protocol.requests import Constraint
 
 MAX_SCHEMA_DEPTH = 100
 
+MAX_CHOICES_CHARS = 256 << 10
+"""Of all choices of a list: workers take no longer grammars."""
+
 LARK_MARK = "%llguidance"
 """A `grammar` that begins so is Lark and not GBNF, as in llama.cpp."""
 
@@ -121,8 +124,16 @@ def _vllm(
     if regex is not None:
         forms.append(Constraint("regex", regex, param=f"{prefix}regex"))
     if choices is not None:
-        forms.append(Constraint("lark", "start: " + " | ".join(map(json.dumps, choices)), param=f"{prefix}choice"))
+        forms.append(_choice(choices, f"{prefix}choice"))
     return forms
+
+
+def _choice(choices: Sequence[str], path: str) -> Constraint:
+    num_chars = sum(map(len, choices))
+    if num_chars > MAX_CHOICES_CHARS:
+        message = f"`{path}` has {num_chars} characters in all. Send at most {MAX_CHOICES_CHARS}."
+        raise InvalidRequest(message, param=path)
+    return Constraint("lark", "start: " + " | ".join(map(json.dumps, choices)), param=path)
 
 
 def _grammar(text: str | None, path: str) -> Constraint | None:

@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 
 from gateway.api.openai.chat_request import read_chat
-from gateway.api.parameters.form import schema_form
+from gateway.api.parameters.form import only_form, schema_form
+from gateway.api.parameters.form_body import GrammarBody
 from gateway.errors import InvalidRequest
 from workers.protocol.requests import Constraint, GenerateRequest
 
@@ -125,3 +126,14 @@ def test_strict_tools() -> None:
     function = {"name": "add", "parameters": SCHEMA, "strict": True}
     assert read(tools=[{"type": "function", "function": function}]).tools[0].strict
     assert not read(tools=[ADD]).tools[0].strict
+
+
+@pytest.mark.parametrize("choices", [["x" * (8 << 20)], ["x" * 1024] * 257])
+def test_choices_are_bounded_before_they_are_written(choices: list[str]) -> None:
+    body = GrammarBody(guided_choice=choices)
+    began = time.process_time()
+    with pytest.raises(InvalidRequest, match=r"in all\. Send at most 262144") as raised:
+        only_form(None, body)
+    assert raised.value.param == "guided_choice"
+    assert time.process_time() - began < 0.01
+    assert only_form(None, GrammarBody(guided_choice=["x" * 256] * 1024)) is not None

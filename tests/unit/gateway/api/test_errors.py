@@ -1,11 +1,28 @@
-"""Headers that tell a client what to do about an error."""
+"""Errors: headers that tell a client what to do, and no more of what it sent than helps."""
 
 from __future__ import annotations
+
+import json
+import tracemalloc
 
 import pytest
 
 from gateway.api.errors import error_headers
-from gateway.errors import InvalidRequest, NotSupported, PaddockError, QueueFull, Unavailable
+from gateway.api.parameters.faults import MAX_PATH_CHARS, SHOWN_CHARS, shown
+from gateway.api.responses.request import read_draft
+from gateway.errors import (
+    MAX_MESSAGE_CHARS,
+    MAX_PARAM_CHARS,
+    ContextOverflow,
+    InvalidRequest,
+    NotSupported,
+    PaddockError,
+    QueueFull,
+    Unavailable,
+)
+from gateway.telemetry.ignored import Ignored
+
+LONG = "x" * (8 << 20)
 
 
 @pytest.mark.parametrize(
@@ -19,3 +36,32 @@ from gateway.errors import InvalidRequest, NotSupported, PaddockError, QueueFull
 )
 def test_whether_and_when_to_ask_again(error: PaddockError, headers: list[tuple[bytes, bytes]]) -> None:
     assert error_headers(error) == headers
+
+
+@pytest.mark.parametrize(
+    "fault", [{"metadata": {LONG: 1}}, {"metadata": {LONG: "v"}}, {"metadata": LONG}, {"user": [LONG]}]
+)
+def test_what_a_caller_sent_is_not_told_back_at_length(fault: dict[str, object]) -> None:
+    with pytest.raises(InvalidRequest) as raised:
+        read_draft(json.dumps({"input": "x", **fault}).encode(), Ignored())
+    assert len(raised.value.message) < 4 * MAX_PATH_CHARS
+    assert len(raised.value.param or "") <= MAX_PATH_CHARS
+
+
+@pytest.mark.parametrize("error", [InvalidRequest(LONG, param=LONG), ContextOverflow(LONG, param=LONG)])
+def test_no_error_is_long(error: PaddockError) -> None:
+    assert len(error.message) == len(str(error)) == MAX_MESSAGE_CHARS
+    assert len(error.param or "") == MAX_PARAM_CHARS
+    assert error.message.endswith("...")
+
+
+def test_a_long_text_is_cut_before_it_is_written_out() -> None:
+    tracemalloc.start()
+    try:
+        text = shown(LONG)
+        _, most = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert text == "'" + "x" * (SHOWN_CHARS - 4) + "..."
+    assert most < 1 << 20
+    assert [shown("x" * number) for number in (38, 39)] == ["'" + "x" * 38 + "'", text]
