@@ -57,6 +57,20 @@ def in_parts(document: Any) -> Iterator[bytes]:
         yield part
 
 
+def gathered(parts: Iterator[bytes]) -> Iterator[bytes]:
+    """Yield the same bytes, short parts joined: an answer of a few is one message."""
+    held: list[bytes] = []
+    num_bytes = 0
+    for part in parts:
+        held.append(part)
+        num_bytes += len(part)
+        if num_bytes > UNREAD_BYTES:
+            yield b"".join(held)
+            held, num_bytes = [], 0
+    if held:
+        yield b"".join(held)
+
+
 async def send_json(send: Send, document: Any, trail: Trail) -> None:
     await send_bytes(send, _encode(document), JSON, trail)
 

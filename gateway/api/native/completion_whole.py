@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from gateway.api.answers import EncodedArray, in_parts
+from gateway.api.answers import EncodedArray, gathered, in_parts
 from gateway.api.generation_settings import stop_type
 from gateway.api.native.answer import Answer, Place
 from gateway.api.native.completion_request import CompletionRequest
@@ -29,9 +29,16 @@ class WholeWriter:
             answer.add(event)
 
     def parts(self) -> Iterator[bytes]:
-        """Yield the object or the array as JSON."""
-        documents = [answer.object() for answer in self._answers]
-        return in_parts(documents[0] if len(documents) == 1 else documents)
+        """Yield the object or the array as JSON, some answers at a time: each has its settings, which may be long."""
+        if len(self._answers) == 1:
+            return in_parts(self._answers[0].object())
+        return gathered(self._array())
+
+    def _array(self) -> Iterator[bytes]:
+        for number, answer in enumerate(self._answers):
+            yield b"," if number else b"["
+            yield from in_parts(answer.object())
+        yield b"]"
 
 
 class _Whole:
