@@ -26,7 +26,7 @@ RENDER_PATH = "/v1/render"
 PROPS_PATH = "/v1/props"
 
 MAX_TEXT_BYTES = 8 << 20
-"""Longest body of a `Tokenize` or `Detokenize`."""
+"""Longest body of a `Tokenize` or `Detokenize`, and longest text of tokens."""
 
 TOKEN_BYTES = 4
 MAX_PIECES = 131_072

@@ -40,6 +40,9 @@ from workers.service.lanes import FairLane
 MAX_RENDER_BYTES = 64 << 20
 """As of a request to be answered."""
 
+JOINED_AT_ONCE = 1024
+"""Tokens, between two looks at how long their text is."""
+
 SHORT_BYTES = SHORT_CHARS
 """Bodies up to this long are dealt with at once."""
 
@@ -78,7 +81,7 @@ class Texts:
                 message = f"`tokens` has {token} at position {position}; this model's are 0 to "
                 message += f"{self._vocab.num_tokens - 1}"
                 raise CallFailed(Failure(FailureCode.INVALID_REQUEST, message, "tokens"))
-        return Detokenized(content=self._text(asked.tokens))
+        return Detokenized(content=self._text(asked.tokens, "tokens"))
 
     def render(self, asked: Render) -> Rendered:
         request = asked.request
@@ -88,14 +91,22 @@ class Texts:
         text = None
         if asked.text:
             text = request.prompt if isinstance(request.prompt, str) else self._shown(prompt.text)
-            text = self._text(prompt.tokens) if text is None else text
+            text = self._text(prompt.tokens, "prompt") if text is None else text
         return Rendered(prompt=text, num_tokens=len(prompt.tokens) if asked.count else None)
 
     def _shown(self, text: str | None) -> str | None:
         return text.removeprefix(self._bos_text) if text is not None else None
 
-    def _text(self, tokens: Sequence[int]) -> str:
-        return self._vocab.join(tokens).decode("utf-8", "replace")
+    def _text(self, tokens: Sequence[int], param: str) -> str:
+        """Return the text of tokens, each of which may be dozens of bytes. Raises CallFailed where it is too long."""
+        pieces, left = [], MAX_TEXT_BYTES
+        for start in range(0, len(tokens), JOINED_AT_ONCE):
+            pieces.append(self._vocab.join(tokens[start : start + JOINED_AT_ONCE]))
+            left -= len(pieces[-1])
+            if left < 0:
+                message = f"the text of these {len(tokens)} tokens has more than {MAX_TEXT_BYTES} bytes; "
+                raise CallFailed(Failure(FailureCode.INVALID_REQUEST, message + "send fewer at once", param))
+        return b"".join(pieces).decode("utf-8", "replace")
 
 
 class TextRoutes:

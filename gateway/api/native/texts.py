@@ -5,9 +5,9 @@ Source of bodies and answers: tools/server/README.md of llama.cpp.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
-from typing import Annotated, Any, Protocol
+from typing import Annotated, Any, Protocol, TypeVar
 
 import msgspec
 from pydantic import Field
@@ -15,11 +15,13 @@ from starlette.types import Receive, Scope, Send
 
 from gateway.api.answers import JSON, send_json, send_parts
 from gateway.api.diagnostics import ignored_of
+from gateway.api.intake import Body as Held
 from gateway.api.native.prompts import read_native_prompt
 from gateway.api.native.query import named_model
 from gateway.api.native.reception import Reception, document_of, validated
 from gateway.api.parameters.base import Body
 from gateway.api.presence import while_present
+from gateway.errors import InternalError
 from gateway.inquiries import Inquiries
 from workers.protocol.requests import GenerateRequest
 from workers.protocol.text import (
@@ -41,6 +43,13 @@ MAX_TOKEN = 2**31 - 1
 
 TOKENS_PER_TURN = 1 << 14
 """After so many tokens other calls get their turn: one takes about 0.5 us to become JSON with its piece."""
+
+CHARS_PER_TURN = 1 << 17
+"""The same of a text."""
+
+UNREADABLE = "A worker answered what this gateway can't read. Run the same version of both."
+
+ReplyT = TypeVar("ReplyT")
 
 _encode = msgspec.json.Encoder().encode
 
@@ -72,8 +81,9 @@ class TokenizeRoute:
                 await send_json(send, {"tokens": []}, caller.trail)
                 return
             async with while_present(receive):
-                found = await self._inquiries.of_model(call.model, "POST", TOKENIZE_PATH, decode_tokenized, asked)
-            raw.holds(len(found.ids))
+                reply = await self._inquiries.of_model(call.model, "POST", TOKENIZE_PATH, bytes, asked)
+            found = await decoded_reply(raw, reply, decode_tokenized)
+            del reply
             await send_parts(send, token_parts(found), JSON, caller.trail)
 
 
@@ -89,8 +99,10 @@ class DetokenizeRoute:
             call = self._reception.call(caller, {"model": name}, scope)
             asked = Detokenize(tokens=tokens, tenant=caller.principal.team)
             async with while_present(receive):
-                found = await self._inquiries.of_model(call.model, "POST", DETOKENIZE_PATH, decode_detokenized, asked)
-            await send_json(send, {"content": found.content}, caller.trail)
+                reply = await self._inquiries.of_model(call.model, "POST", DETOKENIZE_PATH, bytes, asked)
+            found = await decoded_reply(raw, reply, decode_detokenized)
+            del reply
+            await send_parts(send, text_parts("content", found.content), JSON, caller.trail)
 
 
 class Conversation(Protocol):
@@ -123,8 +135,10 @@ class ApplyTemplateRoute:
             call = self._reception.call(caller, {"model": asked.model or named_model({}, scope)}, scope)
             render = Render(request=asked.requests[0], count=False, tenant=caller.principal.team)
             async with while_present(receive):
-                found = await self._inquiries.of_model(call.model, "POST", RENDER_PATH, decode_rendered, render)
-            await send_json(send, {"prompt": found.prompt or ""}, caller.trail)
+                reply = await self._inquiries.of_model(call.model, "POST", RENDER_PATH, bytes, render)
+            found = await decoded_reply(raw, reply, decode_rendered)
+            del reply
+            await send_parts(send, text_parts("prompt", found.prompt or ""), JSON, caller.trail)
 
 
 def _tokenize_of(raw: bytes, scope: Scope, team: str) -> tuple[str, Tokenize | None]:
@@ -142,6 +156,30 @@ def _tokens_of(raw: bytes, scope: Scope) -> tuple[str, tuple[int, ...]]:
     """Return the model's name and the tokens. Raises InvalidRequest."""
     document = document_of(raw)
     return named_model(document, scope), tuple(validated(DetokenizeBody, document, ignored_of(scope)).tokens)
+
+
+async def decoded_reply(held: Held, reply: bytes, decode: Callable[[bytes], ReplyT]) -> ReplyT:
+    """Return what a worker answered, which may be far longer than what it was asked: counted, and decoded aside.
+
+    Raises InternalError, HeldTooMuch, MemoryFull, TakesTooMuch.
+    """
+    held.holds(len(reply))
+    try:
+        return await held.aside(len(reply), partial(decode, reply))
+    except msgspec.DecodeError as error:
+        raise InternalError(UNREADABLE) from error
+
+
+def text_parts(name: str, text: str) -> Iterator[bytes]:
+    """Yield JSON of one field with a text, a long one some characters at a time."""
+    if len(text) <= CHARS_PER_TURN:
+        yield _encode({name: text})
+        return
+    opening = b'{"%b":"' % name.encode()
+    for start in range(0, len(text), CHARS_PER_TURN):
+        yield opening + _encode(text[start : start + CHARS_PER_TURN])[1:-1]
+        opening = b""
+    yield b'"}'
 
 
 def token_parts(found: Tokenized) -> Iterator[bytes]:

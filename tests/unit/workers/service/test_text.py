@@ -113,6 +113,15 @@ async def test_pieces_may_cut_characters(client: httpx2.AsyncClient) -> None:
     assert made.pieces[-1] == b"<|im_end|>"
 
 
+async def test_the_text_of_tokens_is_bounded(client: httpx2.AsyncClient, vocab: Vocab) -> None:
+    longest = max(range(vocab.num_tokens), key=lambda token: len(vocab.special_piece(token)))
+    most = MAX_TEXT_BYTES // len(vocab.special_piece(longest))
+    failure = await refused(client, DETOKENIZE_PATH, Detokenize(tokens=(longest,) * (most + 1)))
+    assert (failure.param, f"more than {MAX_TEXT_BYTES} bytes" in failure.message) == ("tokens", True)
+    text = decode_detokenized(await post(client, DETOKENIZE_PATH, Detokenize(tokens=(longest,) * most))).content
+    assert text == vocab.special_piece(longest).decode() * most
+
+
 async def test_pieces_are_told_of_so_many_tokens(client: httpx2.AsyncClient) -> None:
     many = (5,) * (MAX_PIECES + 1)
     failure = await refused(client, TOKENIZE_PATH, Tokenize(content=many, with_pieces=True))

@@ -4,17 +4,25 @@ from __future__ import annotations
 
 import asyncio
 import json
+import threading
 import time
+from contextlib import closing
 from typing import Any
 
+import msgspec
 import pytest
 from starlette.types import Message
 
 from gateway.api.answers import JSON, send_parts
+from gateway.api.decoding import DecodingLane
+from gateway.api.intake import Intake
+from gateway.api.memory_budget import MemoryBudget
 from gateway.api.native.prompts import read_native_prompts
-from gateway.api.native.texts import TOKENS_PER_TURN, token_parts
+from gateway.api.native.texts import CHARS_PER_TURN, TOKENS_PER_TURN, decoded_reply, text_parts, token_parts
+from gateway.call import Principal
+from gateway.errors import HeldTooMuch, InternalError
 from gateway.telemetry.trail import Trail
-from workers.protocol.text import Tokenized, packed
+from workers.protocol.text import Detokenized, Tokenized, decode_detokenized, packed
 
 MANY = 20 * TOKENS_PER_TURN + 1
 
@@ -59,3 +67,34 @@ def test_long_prompts_of_tokens_are_read_at_once() -> None:
     began = time.process_time()
     assert read_native_prompts(tokens) == (tuple(tokens),)
     assert time.process_time() - began < 0.35
+
+
+@pytest.mark.parametrize("text", ["", 'a\0"\\\n', "\U0001f642\u00fc" * CHARS_PER_TURN, "\0" * (2 * CHARS_PER_TURN + 1)])
+def test_a_long_text_is_written_some_at_a_time(text: str) -> None:
+    parts = list(text_parts("content", text))
+    assert json.loads(b"".join(parts)) == {"content": text}
+    assert max(map(len, parts)) <= 6 * CHARS_PER_TURN + 20
+    assert (len(parts) == 1) == (len(text) <= CHARS_PER_TURN)
+
+
+async def test_a_reply_that_is_longer_than_its_request_is_counted_and_decoded_on_a_thread() -> None:
+    budget, threads = MemoryBudget(160 << 20), list[threading.Thread]()
+    intake = Intake(8 << 20, budget, DecodingLane(), lambda: 4096)
+    reply = msgspec.json.encode(Detokenized(content="x" * (8 << 20)))
+
+    def decode(raw: bytes) -> Detokenized:
+        threads.append(threading.current_thread())
+        return decode_detokenized(raw)
+
+    with closing(intake.message(Principal("key", "team", None, admin=False), b"")) as held:
+        found = await decoded_reply(held, reply, decode)
+        assert budget.num_bytes == len(reply)
+        assert len(found.content) == 8 << 20
+        assert threads[0] is not threading.main_thread()
+        with pytest.raises(InternalError, match="can't read"):
+            await decoded_reply(held, b"x", decode)
+        for _ in range(6):
+            await decoded_reply(held, reply, decode)
+        with pytest.raises(HeldTooMuch):
+            await decoded_reply(held, reply, decode)
+    assert budget.num_bytes == 0
