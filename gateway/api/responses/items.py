@@ -141,7 +141,7 @@ class _Turns:
 
     def __init__(self) -> None:
         self._done: list[Message] = []
-        self._reasoning: str | None = None
+        self._reasoning: list[str] = []
         self._content: str | None = None
         self._calls: list[ToolCall] = []
 
@@ -149,7 +149,7 @@ class _Turns:
         if self._content is not None or self._calls:
             self._end()
         if text:
-            self._reasoning = (self._reasoning or "") + text
+            self._reasoning.append(text)
 
     def said(self, text: str) -> None:
         if self._content is not None or self._calls:
@@ -168,8 +168,8 @@ class _Turns:
         return tuple(self._done)
 
     def _end(self) -> None:
-        if self._reasoning is not None or self._content is not None or self._calls:
-            calls = tuple(self._calls)
-            turn = Message(role="assistant", content=self._content, reasoning=self._reasoning, tool_calls=calls)
+        if self._reasoning or self._content is not None or self._calls:
+            calls, reasoning = tuple(self._calls), "".join(self._reasoning) or None
+            turn = Message(role="assistant", content=self._content, reasoning=reasoning, tool_calls=calls)
             self._done.append(turn)
-            self._reasoning, self._content, self._calls = None, None, []
+            self._reasoning, self._content, self._calls = [], None, []

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter, OrderedDict, defaultdict
 from collections.abc import Sequence
 
-from gateway.api.responses.records import NewRecord, Record, encode_record
+from gateway.api.responses.records import NewRecord, Record, written
 from gateway.api.responses.shelf import Store
 
 MAX_CONVERSATIONS = 100
@@ -105,11 +105,11 @@ class Memory:
     async def drop(self, team: str, id: str) -> bool:
         return await self._store.drop(team, id)
 
-    def note(self, team: str, record: Record | NewRecord, *, is_stored: bool) -> None:
+    async def note(self, team: str, record: Record | NewRecord, *, is_stored: bool) -> None:
         """Remember a response that is complete, unless it is stored; its conversation is the latest one now."""
         id_ = str(record.response["id"])
         if not is_stored:
-            self._add(team, id_, encode_record(record))
+            self._add(team, id_, await written(record))
         if record.chain and record.chain[-1] in self._conversations:
             self._end(record.chain[-1])
         # What is stored is found by its record's chain: ids of it, hundreds for each conversation, are not kept here.

@@ -7,7 +7,7 @@ Source: OpenAI's API reference, "Responses client events" and "Responses server 
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import msgspec
@@ -72,7 +72,8 @@ def draft_of_message(message: Create, ignored: Ignored) -> Draft:
         text = "`background` is not for WebSocket. Send the request to `POST /v1/responses`."
         raise UnsupportedParameter(text, param="background")
     document["stream"] = True
-    return draft_of(document, ignored, generates=generates is not False, num_bytes=message.num_bytes)
+    draft = draft_of(document, ignored, generates=generates is not False, num_bytes=message.num_bytes)
+    return replace(draft, is_remembered=True)
 
 
 class EventMessages:

@@ -59,7 +59,7 @@ class ResponseRequest:
     """Turns at the beginning of a conversation that is too long are dropped."""
     echo: dict[str, Any]
     """What the response repeats of the request."""
-    to_keep: tuple[Item, ...] | msgspec.Raw
+    to_keep: tuple[Item, ...] | bytes
     """The input without that of the responses before, for the response's record. Long ones are written at once: writing
     6 MiB takes 6 ms, and a response may be kept three times.
     """
@@ -83,6 +83,8 @@ class Draft:
     generates: bool = True
     num_bytes: int = 0
     """As it came."""
+    is_remembered: bool = False
+    """By its connection, if it is not stored."""
 
     @property
     def needs(self) -> tuple[str, ...]:
@@ -91,43 +93,70 @@ class Draft:
         referred = (response_of(reference) for item in self.input if (reference := reference_of(item)))
         return tuple(dict.fromkeys(id_ for id_ in (previous, *referred) if id_ is not None))
 
-    def complete(self, found: Mapping[str, Record], max_bytes: int = LONGEST_INPUT) -> ResponseRequest:
+    def resolved(self, found: Mapping[str, Record], max_bytes: int = LONGEST_INPUT) -> Resolved:
         """With what was kept: the records of `needs`, and of the chain of the previous one. `max_bytes`: of all items.
 
         Raises InvalidRequest, PreviousNotFound, ResponseNotFound, TakesTooMuch.
         """
-        body = self.body
-        chain = _chain(body.previous_response_id, found)
-        before = [item for id_ in chain for item in _present(found, id_, "previous_response_id").items]
+        chain = _chain(self.body.previous_response_id, found)
+        before = tuple(item for id_ in chain for item in _present(found, id_, "previous_response_id").items)
         own = _resolved(self.input, found)
-        if found:
-            _check_size((*before, *own), max_bytes)
-        messages = messages_of([*before, *own])
-        if not messages and (self.generates or body.instructions is None):
+        if not found:
+            return Resolved(self, chain, before, own, self.num_bytes, self.num_bytes)
+        num_own = _size(own)
+        num_bytes = _size(before) + num_own
+        if num_bytes > max_bytes:
+            raise TakesTooMuch(
+                f"The conversation has {num_bytes} bytes, what is referred to included; {max_bytes} may be sent on. "
+                "Send less, or refer to less.",
+                param="input",
+            )
+        return Resolved(self, chain, before, own, num_own, num_bytes)
+
+
+@dataclass(frozen=True, slots=True)
+class Resolved:
+    """A request whose references are replaced by what they stand for."""
+
+    draft: Draft
+    chain: tuple[str, ...]
+    before: tuple[Item, ...]
+    own: tuple[Item, ...]
+    num_own: int
+    """Bytes of its own items, each as often as it is referred to."""
+    num_bytes: int
+    """Bytes of these and of those before."""
+
+    def complete(self) -> ResponseRequest:
+        """Raises InvalidRequest, TakesTooMuch."""
+        draft, body = self.draft, self.draft.body
+        messages = messages_of((*self.before, *self.own))
+        if not messages and (draft.generates or body.instructions is None):
             raise InvalidRequest("`input` is missing. Send a text or items.", param="input")
         if body.instructions is not None:
             messages = (Message(role="system", content=body.instructions), *messages)
-        is_long = body.store and self.num_bytes > LONG_CHARS
+        is_long = (body.store or draft.is_remembered) and self.num_own > LONG_CHARS
         return ResponseRequest(
-            id=self.id,
+            id=draft.id,
             model=body.model,
-            requests=(self._request(messages),),
+            requests=(_with_messages(draft, messages),),
             stream=body.stream,
             store=body.store,
             background=body.background,
             created_at=int(time.time()),
             fit=body.truncation == "auto",
             echo=_echo(body),
-            to_keep=msgspec.Raw(_encode(own)) if is_long else own,
-            chain=chain,
-            generates=self.generates,
+            to_keep=_encode_items(self.own) if is_long else self.own,
+            chain=self.chain,
+            generates=draft.generates,
             custom_tools=custom_names(body.tools),
         )
 
-    def _request(self, messages: tuple[Message, ...]) -> GenerateRequest:
-        if self.generates:
-            return replace(self.request, messages=messages)
-        return replace(self.request, messages=messages, max_tokens=0)
+
+def _with_messages(draft: Draft, messages: tuple[Message, ...]) -> GenerateRequest:
+    if draft.generates:
+        return replace(draft.request, messages=messages)
+    return replace(draft.request, messages=messages, max_tokens=0)
 
 
 def read_draft(raw: bytes, ignored: Ignored | None = None) -> Draft:
@@ -244,8 +273,8 @@ def _resolved(items: Iterable[Item], found: Mapping[str, Record]) -> tuple[Item,
     return tuple(own)
 
 
-def _check_size(items: Iterable[Item], max_bytes: int) -> None:
-    """Items count as often as they are referred to. Raises TakesTooMuch."""
+def _size(items: Iterable[Item]) -> int:
+    """Return the bytes of items, each as often as it is referred to."""
     sizes: dict[int, int] = {}
     num_bytes = 0
     for item in items:
@@ -253,12 +282,18 @@ def _check_size(items: Iterable[Item], max_bytes: int) -> None:
         if size is None:
             size = sizes[id(item)] = len(_encode(item))
         num_bytes += size
-    if num_bytes > max_bytes:
-        raise TakesTooMuch(
-            f"The conversation has {num_bytes} bytes, what is referred to included; {max_bytes} may be sent on. Send "
-            "less, or refer to less.",
-            param="input",
-        )
+    return num_bytes
+
+
+def _encode_items(items: Iterable[Item]) -> bytes:
+    """Return items as a JSON array, one by one, so that others may run in between; each is encoded once."""
+    encoded: dict[int, bytes] = {}
+    pieces = [b"["]
+    for number, item in enumerate(items):
+        if id(item) not in encoded:
+            encoded[id(item)] = _encode(item)
+        pieces += (b"," if number else b"", encoded[id(item)])
+    return b"".join((*pieces, b"]"))
 
 
 def _present(found: Mapping[str, Record], id_: str, param: str) -> Record:

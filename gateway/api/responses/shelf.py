@@ -13,7 +13,7 @@ from gateway.api.dialect import StreamWriter, WholeWriter
 from gateway.api.intake import Body
 from gateway.api.responses import whole
 from gateway.api.responses.events import EventWriter
-from gateway.api.responses.records import NewRecord, Record, decode_record, encode_record
+from gateway.api.responses.records import NewRecord, Record, decode_record, written
 from gateway.api.responses.request import Draft, ResponseRequest, not_found
 from gateway.call import Call
 from gateway.errors import ContextOverflow, PaddockError, StoreUnavailable, TakesTooMuch
@@ -51,9 +51,10 @@ class Shelf:
         self._max_bytes = max_bytes
 
     async def complete(self, draft: Draft, body: Body) -> ResponseRequest:
-        """Return the request with what was said before, whose size is looked at before it is loaded.
+        """Return the request with what was said before, whose size is looked at before it is loaded, and again before
+        it is put together: a few bytes may refer to one long item thousands of times.
 
-        Raises as `Draft.complete`, TakesTooMuch, HeldTooMuch, MemoryFull, StoreUnavailable.
+        Raises as `Draft.resolved`, `Resolved.complete`, HeldTooMuch, MemoryFull, StoreUnavailable.
         """
         found, num_bytes = await self._found(body, draft.needs, 0)
         previous = found.get(draft.body.previous_response_id or "")
@@ -62,7 +63,9 @@ class Shelf:
             more, num_bytes = await self._found(body, missing, num_bytes)
             found |= more
         num_bytes += draft.num_bytes
-        return await body.aside(num_bytes, partial(draft.complete, found, 2 * self._max_bytes))
+        resolved = await body.aside(num_bytes, partial(draft.resolved, found, 2 * self._max_bytes))
+        body.holds_at_least(resolved.num_bytes)
+        return await body.aside(max(num_bytes, resolved.num_bytes), resolved.complete)
 
     async def get(self, id_: str, body: Body) -> Record:
         """Raises ResponseNotFound, HeldTooMuch, MemoryFull, TakesTooMuch."""
@@ -73,9 +76,8 @@ class Shelf:
 
     async def keep(self, team: str, record: NewRecord, *, again: bool = False) -> bool:
         """Whether it is there now. `again`: in place of one that is there, unless it was deleted meanwhile."""
-        return await self._store.keep(
-            team, str(record.response["id"]), encode_record(record), record.chain, again=again
-        )
+        id_, encoded = str(record.response["id"]), await written(record)
+        return await self._store.keep(team, id_, encoded, record.chain, again=again)
 
     async def drop(self, team: str, id_: str) -> None:
         """Raises ResponseNotFound."""

@@ -76,7 +76,7 @@ def writer_of(dialect: str, *, stream: bool) -> Any:
             made = NativeDialect(Place())
             asked = made.read(encoded(text), {})
         case _:
-            made, asked = ResponseWriters(), read_draft(encoded({"model": "m", "input": "hi"})).complete({})
+            made, asked = ResponseWriters(), read_draft(encoded({"model": "m", "input": "hi"})).resolved({}).complete()
     return (made.stream_writer if stream else made.whole_writer)(asked, CALL, TRAIL)
 
 

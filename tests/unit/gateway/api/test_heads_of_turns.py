@@ -73,7 +73,7 @@ def responses(*, with_answer: bool) -> GenerateRequest:
         "input": [{"role": "user", "content": ASKED}, *(answer if with_answer else [])],
         "tools": [{"type": "function", "name": "look", "parameters": PARAMETERS}],
     }
-    return read(lambda raw: read_draft(raw).complete({}), body)
+    return read(lambda raw: read_draft(raw).resolved({}).complete(), body)
 
 
 @pytest.mark.parametrize("dialect", [chat, anthropic, responses])

@@ -80,7 +80,7 @@ BODIES: dict[str, dict[str, Any]] = {
 
 
 def asked(**body: Any) -> ResponseRequest:
-    return read_draft(json.dumps({"model": "m", "input": "hi", **body}).encode()).complete({})
+    return read_draft(json.dumps({"model": "m", "input": "hi", **body}).encode()).resolved({}).complete()
 
 
 def events_in(stream: bytes) -> list[dict[str, Any]]:

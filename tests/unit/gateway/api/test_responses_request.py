@@ -52,7 +52,7 @@ def kept_of(asked: ResponseRequest) -> tuple[Item, ...]:
 
 
 def read(**body: Any) -> ResponseRequest:
-    return draft(**body).complete({})
+    return draft(**body).resolved({}).complete()
 
 
 def user(text: str) -> Message:
@@ -74,7 +74,7 @@ def test_a_long_input_is_written_once() -> None:
     """A response in the background is kept three times, each of which took 6 ms of the loop for 6 MiB."""
     text = "word " * LONG_CHARS
     asked = read(input=text)
-    assert isinstance(asked.to_keep, msgspec.Raw)
+    assert isinstance(asked.to_keep, bytes)
     kept = NewRecord(response={"id": "r", "output": []}, input=asked.to_keep)
     [item] = decode_record(encode_record(kept)).input
     assert item["content"] == [{"type": "input_text", "text": text}]
@@ -286,7 +286,7 @@ def test_a_previous_response_brings_its_whole_chain() -> None:
     found = {one: kept(one, "first", "1"), two: kept(two, "second", "2", (one,))}
     sent = draft(previous_response_id=two, input="third", instructions="new ones")
     assert sent.needs == (two,)
-    asked = sent.complete(found)
+    asked = sent.resolved(found).complete()
     assert [message.content for message in asked.requests[0].messages] == [
         "new ones",
         "first",
@@ -298,9 +298,9 @@ def test_a_previous_response_brings_its_whole_chain() -> None:
     assert asked.chain == (one, two)
     assert len(kept_of(asked)) == 1
     with pytest.raises(PreviousNotFound):
-        sent.complete({two: found[two]})
+        sent.resolved({two: found[two]}).complete()
     with pytest.raises(InvalidRequest, match="not complete"):
-        sent.complete({**found, two: kept(two, "x", "", (one,), "in_progress")})
+        sent.resolved({**found, two: kept(two, "x", "", (one,), "in_progress")}).complete()
 
 
 def test_items_are_found_by_their_ids() -> None:
@@ -314,12 +314,12 @@ def test_items_are_found_by_their_ids() -> None:
         ]
     )
     assert sent.needs == (one,)
-    asked = sent.complete({one: record})
+    asked = sent.resolved({one: record}).complete()
     assert [message.content for message in asked.requests[0].messages] == ["first", "1", "more"]
     assert kept_of(asked)[:2] == record.items
     for unknown in (output_id(one, "message", 7), "msg_of_another_server"):
         with pytest.raises(ResponseNotFound):
-            draft(input=[{"type": "item_reference", "id": unknown}]).complete({one: record})
+            draft(input=[{"type": "item_reference", "id": unknown}]).resolved({one: record}).complete()
 
 
 def test_as_many_references_as_may_be_sent_hold_nobody_up() -> None:
@@ -330,16 +330,34 @@ def test_as_many_references_as_may_be_sent_hold_nobody_up() -> None:
     record = Record(response={"id": one, "status": "completed", "output": []}, input=items)
     sent = draft(input=[{"type": "item_reference", "id": id_} for id_ in ids])
     began = time.process_time()
-    kept = sent.complete({one: record}).to_keep
-    assert isinstance(kept, msgspec.Raw)
+    kept = sent.resolved({one: record}).complete().to_keep
+    assert isinstance(kept, bytes)
     assert msgspec.json.decode(kept, type=tuple[dict[str, Any], ...]) == items
     assert time.process_time() - began < 1.5
 
 
+def test_one_thought_that_is_referred_to_thousands_of_times_is_copied_once_each_time() -> None:
+    """Each time all before it was copied as well: a minute for 250 KB of references to 6 KB."""
+    one = new_response_id()
+    thought = {"id": output_id(one, "reasoning", 0), "type": "reasoning", "summary": [], "status": "completed"}
+    output = [{**thought, "content": [{"type": "reasoning_text", "text": "x" * 6300}]}]
+    record = Record(response={"id": one, "status": "completed", "output": output}, input=())
+    sent = draft(input=[{"type": "item_reference", "id": thought["id"]}] * 5100)
+    began = time.process_time()
+    resolved = sent.resolved({one: record}, 64 << 20)
+    assert resolved.num_bytes > 5100 * 6300
+    asked = resolved.complete()
+    assert time.process_time() - began < 1.5
+    [message] = asked.requests[0].messages
+    assert message.reasoning == "x" * 6300 * 5100
+    assert isinstance(asked.to_keep, bytes)
+    assert msgspec.json.decode(asked.to_keep) == output * 5100
+
+
 def test_a_warmup_computes_the_prompt_only() -> None:
     sent = draft_of({"model": "m", "instructions": "Be brief.", "max_output_tokens": 9}, Ignored(), generates=False)
-    asked = sent.complete({})
+    asked = sent.resolved({}).complete()
     assert asked.requests[0].messages == (Message(role="system", content="Be brief."),)
     assert (asked.requests[0].max_tokens, asked.generates) == (0, False)
     with pytest.raises(InvalidRequest, match="`input` is missing"):
-        draft_of({"model": "m"}, Ignored(), generates=False).complete({})
+        draft_of({"model": "m"}, Ignored(), generates=False).resolved({}).complete()

@@ -1,18 +1,28 @@
-"""What becomes of a response that is complete while Redis is away."""
+"""What becomes of a response that is complete while Redis is away, and of references to what was kept."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import closing
+from typing import Any, cast
 
 import pytest
+from starlette.types import Scope
 
+from gateway.api.decoding import DecodingLane, ResultT
+from gateway.api.intake import Intake
+from gateway.api.memory_budget import MemoryBudget
 from gateway.api.responses.events import EventWriter
-from gateway.api.responses.records import decode_record
+from gateway.api.responses.ids import new_response_id, output_id
+from gateway.api.responses.preparation import Preparation
+from gateway.api.responses.records import Record, decode_record, encode_record
 from gateway.api.responses.request import read_draft
 from gateway.api.responses.shelf import Shelf
+from gateway.attempts import INLINE_HELD_BYTES
 from gateway.call import Call, Principal
 from gateway.errors import StoreUnavailable
+from gateway.telemetry.trail import Trail
 from workers.protocol.events import Finished, FinishReason, Text, Timings, Usage
 
 CALL = Call("req-1", Principal("key", "team", None, False), "m", "m", 0.0, 0.0, 0.0)
@@ -47,7 +57,7 @@ class Failing:
 @pytest.mark.parametrize(("background", "num_kept"), [(True, 1), (False, 0)])
 async def test_one_of_the_background_is_kept_when_redis_is_back(background: bool, num_kept: int) -> None:
     body = {"model": "m", "input": "hi", "background": background}
-    writer = EventWriter(read_draft(json.dumps(body).encode()).complete({}), CALL)
+    writer = EventWriter(read_draft(json.dumps(body).encode()).resolved({}).complete(), CALL)
     writer.chunks([Text(1, "hello", 1), Finished(1, FinishReason.STOP, Usage(1, 1, 0), TIMINGS)], 0)
     store = Failing(2)
     await Shelf(store, 1 << 20).conclude(writer, None)
@@ -55,3 +65,56 @@ async def test_one_of_the_background_is_kept_when_redis_is_back(background: bool
     assert writer.snapshot.is_kept == bool(num_kept)
     for raw in store.kept:
         assert decode_record(raw).response["status"] == "completed"
+
+
+class Lane(DecodingLane):
+    """Counts what is done on its thread."""
+
+    num_runs = 0
+
+    async def run(self, team: str, work: Callable[[], ResultT]) -> ResultT:
+        self.num_runs += 1
+        return await super().run(team, work)
+
+
+class Kept(Failing):
+    """One response."""
+
+    def __init__(self, record: bytes) -> None:
+        super().__init__(0)
+        self._record = record
+
+    async def find(self, team: str, ids: Sequence[str]) -> list[bytes | None]:
+        return [self._record for _ in ids]
+
+    async def sizes(self, team: str, ids: Sequence[str]) -> list[int]:
+        return [len(self._record) for _ in ids]
+
+
+class Pipeline:
+    """Places nothing."""
+
+    def call(self, *asked: object) -> Call:
+        return CALL
+
+
+@pytest.mark.parametrize(("num_references", "is_much"), [(5, False), (1500, True)])
+async def test_references_count_as_what_they_stand_for(num_references: int, is_much: bool) -> None:
+    """75 KB of them may stand for 9 MiB, which were put together and hashed on the loop."""
+    one = new_response_id()
+    thought = {"id": output_id(one, "reasoning", 0), "type": "reasoning", "summary": [], "status": "completed"}
+    output = [{**thought, "content": [{"type": "reasoning_text", "text": "x" * 6300}]}]
+    record = Record(response={"id": one, "status": "completed", "output": output}, input=())
+    body = {"model": "m", "input": [{"type": "item_reference", "id": thought["id"]}] * num_references}
+    raw, principal, lane = json.dumps(body).encode(), CALL.principal, Lane()
+    scope: Scope = {"type": "http", "method": "POST", "path": "/v1/responses", "headers": []}
+    trail = Trail("id", "POST", "/v1/responses")
+    preparation = Preparation(cast(Any, Pipeline()), cast(Any, None))
+    shelf = Shelf(Kept(encode_record(record)), 16 << 20)
+    with closing(Intake(8 << 20, MemoryBudget(1 << 30), lane, lambda: 0).message(principal, raw)) as taken:
+        asked, _ = await preparation.prepare(read_draft(raw), shelf, taken, principal, trail, scope)
+    assert len(asked.requests[0].messages[0].reasoning or "") == 6300 * num_references
+    assert lane.num_runs == is_much
+    assert (trail.held_bytes > INLINE_HELD_BYTES) == is_much
+    if is_much:
+        assert trail.held_bytes > 6300 * num_references

@@ -4,17 +4,23 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
+import threading
 from collections.abc import Sequence
 
 import pytest
 
+from gateway.api.responses import records
 from gateway.api.responses.lanes import MAX_LANES, MAX_MESSAGES, Lanes
 from gateway.api.responses.memory import MAX_CONVERSATIONS, MAX_TEAMS_SHARE, Memories, Memory
-from gateway.api.responses.messages import Create
-from gateway.api.responses.records import Record, decode_record, encode_record
+from gateway.api.responses.messages import Create, draft_of_message, read_message
+from gateway.api.responses.records import LONG_BYTES, NewRecord, Record, decode_record, encode_record
+from gateway.api.responses.request import LONG_CHARS
+from gateway.api.responses.shelf import Shelf
 from gateway.api.sockets import Sockets
 from gateway.call import Principal
 from gateway.errors import StreamLimit, TooManyConnections, TooManySockets
+from gateway.telemetry.ignored import Ignored
 
 
 class Shared:
@@ -51,8 +57,8 @@ async def known(memory: Memory, *ids: str) -> list[str]:
 async def test_what_is_stored_is_asked_for_where_it_is_stored() -> None:
     shared = Shared()
     memory = Memory(shared, Memories(1 << 20), 10_000)
-    memory.note("team", record("a"), is_stored=False)
-    memory.note("team", record("b", "a"), is_stored=True)
+    await memory.note("team", record("a"), is_stored=False)
+    await memory.note("team", record("b", "a"), is_stored=True)
     assert await known(memory, "a") == ["a"]
     assert shared.asked == []
     assert await known(memory, "a", "b") == ["a"]
@@ -65,20 +71,20 @@ async def test_what_is_stored_is_asked_for_where_it_is_stored() -> None:
 
 async def test_of_a_key_that_has_changed_teams_nothing_is_remembered() -> None:
     memory = Memory(Shared(), Memories(1 << 20), 10_000)
-    memory.note("team", record("a"), is_stored=False)
+    await memory.note("team", record("a"), is_stored=False)
     assert await memory.find("another", ["a"]) == [None]
     assert await known(memory, "a") == ["a"]
 
 
 async def test_the_oldest_conversations_make_room() -> None:
     memory = Memory(Shared(), Memories(1 << 20), 3000)
-    memory.note("team", record("a", text="x" * 900), is_stored=False)
-    memory.note("team", record("b", text="x" * 900), is_stored=False)
-    memory.note("team", record("a2", "a", text="x" * 900), is_stored=False)
+    await memory.note("team", record("a", text="x" * 900), is_stored=False)
+    await memory.note("team", record("b", text="x" * 900), is_stored=False)
+    await memory.note("team", record("a2", "a", text="x" * 900), is_stored=False)
     assert await known(memory, "a", "b", "a2") == ["a", "b", "a2"]
-    memory.note("team", record("c", text="x" * 900), is_stored=False)
+    await memory.note("team", record("c", text="x" * 900), is_stored=False)
     assert await known(memory, "a", "b", "a2", "c") == ["a", "a2", "c"]
-    memory.note("team", record("d", text="x" * 9000), is_stored=False)
+    await memory.note("team", record("d", text="x" * 9000), is_stored=False)
     assert await known(memory, "a", "b", "a2", "c", "d") == []
 
 
@@ -86,14 +92,14 @@ async def test_a_number_of_conversations() -> None:
     memory = Memory(Shared(), Memories(1 << 20), 1 << 20)
     ids = [f"r{n}" for n in range(MAX_CONVERSATIONS + 5)]
     for id_ in ids:
-        memory.note("team", record(id_), is_stored=False)
+        await memory.note("team", record(id_), is_stored=False)
     assert await known(memory, *ids) == ids[5:]
 
 
 async def test_forks_of_one_conversation() -> None:
     memory = Memory(Shared(), Memories(1 << 20), 1 << 20)
     for one in (record("a"), record("b", "a"), record("c", "a"), record("d", "a", "b")):
-        memory.note("team", one, is_stored=False)
+        await memory.note("team", one, is_stored=False)
     assert await known(memory, "a", "b", "c", "d") == ["a", "b", "c", "d"]
 
 
@@ -101,22 +107,22 @@ async def test_connections_of_a_team_share_a_bound() -> None:
     """The oldest conversations make room, on whichever connection; what another team remembers stays."""
     memories = Memories(4500)
     first, second, other = (Memory(Shared(), memories, 1 << 20) for _ in range(3))
-    first.note("team", record("a", text="x" * 900), is_stored=False)
-    second.note("team", record("b", text="x" * 900), is_stored=False)
-    other.note("others", record("o", text="x" * 4000), is_stored=False)
-    first.note("team", record("a2", "a", text="x" * 900), is_stored=False)
-    second.note("team", record("c", text="x" * 1900), is_stored=False)
+    await first.note("team", record("a", text="x" * 900), is_stored=False)
+    await second.note("team", record("b", text="x" * 900), is_stored=False)
+    await other.note("others", record("o", text="x" * 4000), is_stored=False)
+    await first.note("team", record("a2", "a", text="x" * 900), is_stored=False)
+    await second.note("team", record("c", text="x" * 1900), is_stored=False)
     assert await known(second, "b", "c") == ["c"]
     assert await known(first, "a", "a2") == ["a", "a2"]
     assert [raw is not None for raw in await other.find("others", ["o"])] == [True]
     assert memories.bytes_of("team") <= 4500
 
 
-def test_all_teams_share_a_bound() -> None:
+async def test_all_teams_share_a_bound() -> None:
     memories = Memories(5000)
     held = [Memory(Shared(), memories, 1 << 20) for _ in range(3 * MAX_TEAMS_SHARE)]
     for number, memory in enumerate(held):
-        memory.note(f"team-{number}", record("a", text="x" * 4000), is_stored=False)
+        await memory.note(f"team-{number}", record("a", text="x" * 4000), is_stored=False)
         assert memories.num_bytes <= 5000 * MAX_TEAMS_SHARE
     assert memories.bytes_of(f"team-{len(held) - 1}")
 
@@ -125,8 +131,8 @@ async def test_a_connection_that_closes_gives_back_what_it_remembered() -> None:
     memories = Memories(1 << 20)
     memory, stays = Memory(Shared(), memories, 1 << 20), Memory(Shared(), memories, 1 << 20)
     for one in (record("a"), record("b", "a"), record("c", "a"), record("d", "a", "b")):
-        memory.note("team", one, is_stored=False)
-    stays.note("team", record("e"), is_stored=False)
+        await memory.note("team", one, is_stored=False)
+    await stays.note("team", record("e"), is_stored=False)
     left = len(encode_record(record("e")))
     assert memories.num_bytes > left
     memory.close()
@@ -226,13 +232,44 @@ async def test_ids_of_stored_conversations_are_not_kept() -> None:
     memory = Memory(Shared(), memories, 1 << 20)
     chain = tuple(f"stored-{n}" for n in range(300))
     for number in range(50):
-        memory.note("team", record(f"r{number}", *chain), is_stored=True)
+        await memory.note("team", record(f"r{number}", *chain), is_stored=True)
     assert not memory._conversations
-    memory.note("team", record("u", *chain), is_stored=False)
-    memory.note("team", record("v", *chain, "u"), is_stored=True)
+    await memory.note("team", record("u", *chain), is_stored=False)
+    await memory.note("team", record("v", *chain, "u"), is_stored=True)
     assert [ids for _, ids in memory._conversations.values()] == [frozenset({"u"})]
     assert await known(memory, "u") == ["u"]
-    memory.note("team", record("w", *chain, "u", "v"), is_stored=True)
+    await memory.note("team", record("w", *chain, "u", "v"), is_stored=True)
     assert list(memory._conversations) == ["w"]
     memory.close()
     assert memories.num_bytes == 0
+
+
+async def test_a_long_one_is_written_on_a_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With `store: false` its 32 MiB were encoded on the loop, where those of a response that is stored were."""
+    threads: list[threading.Thread] = []
+
+    def noted(one: Record | NewRecord) -> bytes:
+        threads.append(threading.current_thread())
+        return encode_record(one)
+
+    monkeypatch.setattr(records, "encode_record", noted)
+    item = {"id": "x", "type": "message", "role": "user", "content": [{"type": "input_text", "text": "x" * LONG_BYTES}]}
+    long_one = NewRecord(response={"id": "long", "output": []}, input=json.dumps([item]).encode())
+    shared = Shared()
+    memory = Memory(shared, Memories(1 << 20), 1 << 20)
+    await memory.note("team", long_one, is_stored=False)
+    await memory.note("team", record("short"), is_stored=False)
+    await Shelf(shared, 1 << 20).keep("team", long_one)
+    assert [thread is threading.main_thread() for thread in threads] == [False, True, False]
+    [raw] = await memory.find("team", ["long"])
+    assert raw == shared.records["long"]
+    assert decode_record(raw).input == (item,)
+
+
+def test_what_a_connection_remembers_is_written_once() -> None:
+    """Where it is put together, which is done on a thread."""
+    message = read_message(
+        json.dumps({"type": "response.create", "model": "m", "input": "word " * LONG_CHARS, "store": False}).encode()
+    )
+    kept = draft_of_message(message, Ignored()).resolved({}).complete().to_keep
+    assert isinstance(kept, bytes)
