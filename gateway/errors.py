@@ -219,7 +219,7 @@ class TooManyStreams(QueueFull):
 
 
 class TooManyRequests(QueueFull):
-    """Of a key: requests under way."""
+    """Of a key: requests under way. Of a stream, or a team: who reads it again."""
 
     code = "too_many_requests"
 

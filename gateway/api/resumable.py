@@ -64,9 +64,7 @@ class Resumable:
             raise
 
     async def again(self, wish: Wish, body: Body, scope: Scope, receive: Receive, send: Send) -> None:
-        """Go on with a stream; its request holds what is being sent. Raises StreamGone, InvalidRequest,
-        StoreUnavailable.
-        """
+        """Go on with a stream; its request holds what is being sent. Raises as `Recordings.open`."""
         body.raw = b""  # the wish has its digest
         reading = await self._recordings.open(wish.stream, wish.after, wish.owner)
         await self.send(reading, scope, receive, send, holds=body.holds_at_least)
@@ -84,10 +82,10 @@ class Resumable:
 
         `holds` is told the bytes that events take while they are sent; what it raises ends the response.
         """
-        trail = trail_of(scope)
-        trail.record.follows(read_context(reading.trace))
-        stream = EventStream(send, lambda: answer_headers(trail), lambda: ping(trail))
         try:
+            trail = trail_of(scope)
+            trail.record.follows(read_context(reading.trace))
+            stream = EventStream(send, lambda: answer_headers(trail), lambda: ping(trail))
             async with while_present(receive):
                 failure = await stream.pinged(_copy(reading, stream, holds), self._ping_interval_s)
                 if failure is None:

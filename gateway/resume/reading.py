@@ -7,6 +7,7 @@ import time
 from typing import Protocol
 
 from gateway.errors import PaddockError, StreamGone
+from gateway.resume.readers import Place
 from gateway.resume.recording import GONE, PIECE_BYTES, Recording, split_events
 from gateway.store.cancellation import raise_if_cancelled
 from gateway.store.stream_log import StreamLog
@@ -42,9 +43,10 @@ class Reading(Protocol):
 class LocalReading:
     """Of a stream that this process writes."""
 
-    def __init__(self, recording: Recording, after: int) -> None:
+    def __init__(self, recording: Recording, after: int, place: Place) -> None:
         self.recording = recording
         self._after = after
+        self._place = place
         self._open = True
         recording.num_readers += 1
 
@@ -70,6 +72,7 @@ class LocalReading:
     def close(self) -> None:
         if self._open:
             self._open = False
+            self._place.leave()
             self.recording.num_readers -= 1
             self.recording.left_at = time.monotonic()
 
@@ -79,8 +82,9 @@ class RemoteReading:
 
     refusal: PaddockError | None = None
 
-    def __init__(self, log: StreamLog, stream: str, after: int, trace: str) -> None:
+    def __init__(self, log: StreamLog, stream: str, after: int, trace: str, place: Place) -> None:
         self.trace = trace
+        self._place = place
         self._log = log
         self._stream = stream
         self._after = after
@@ -112,7 +116,8 @@ class RemoteReading:
         return b""
 
     def close(self) -> None:
-        """Nothing to do: the writer's gateway sees that no more signs come."""
+        """The writer's gateway sees that no more signs come."""
+        self._place.leave()
 
     async def _sign(self) -> bool:
         """Whether it was time to. A client that is slower than the writer, so that there is always more, reads too."""

@@ -16,6 +16,7 @@ from typing import Literal
 
 from gateway.errors import InternalError, InvalidRequest, StoreUnavailable, StreamGone, TooManyStreams
 from gateway.resume.grace import unread
+from gateway.resume.readers import Readers
 from gateway.resume.reading import LocalReading, Reading, RemoteReading
 from gateway.resume.recording import GONE, Recording
 from gateway.store.cancellation import raise_if_cancelled
@@ -55,6 +56,7 @@ class Recordings:
         self._quota = quota
         self._gateway = gateway
         self._max_bytes = max_bytes
+        self._readers = Readers()
         self._running: dict[str, Recording] = {}
         """Those of which Redis has not got everything, or that somebody reads here."""
         self._over: dict[str, list[Held]] = {}
@@ -113,7 +115,7 @@ class Recordings:
         except StoreUnavailable:
             log.warning("a stream began that only this gateway can go on with: Redis does not answer")
             self._share(recording, self._counted_here(owner.team))
-        reading = LocalReading(recording, 0)
+        reading = LocalReading(recording, 0, self._readers.enter(owner.team, stream))
         self._running[stream] = recording
         self._some.set()
         self._writers[stream] = self._tasks.create_task(self._carry(recording, produce))
@@ -122,7 +124,10 @@ class Recordings:
         return reading
 
     async def open(self, stream: str, after: int, owner: Owner) -> Reading:
-        """Goes on after an event. Raises StreamGone, InvalidRequest (it is of another request), StoreUnavailable."""
+        """Goes on after an event. Close what is returned.
+
+        Raises StreamGone, InvalidRequest (it is of another request), TooManyRequests, StoreUnavailable.
+        """
         recording = self._running.get(stream)
         head = recording.head if recording is not None else await self._log.head(stream)
         if head is None or head.team != owner.team:
@@ -132,9 +137,9 @@ class Recordings:
                 "`Last-Event-ID` is of another request. Send the same method, path and body as the first time."
             )
         if recording is None:
-            return RemoteReading(self._log, stream, after, head.trace)
+            return RemoteReading(self._log, stream, after, head.trace, self._readers.enter(head.team, stream))
         recording.check_kept(after)
-        return LocalReading(recording, after)
+        return LocalReading(recording, after, self._readers.enter(head.team, stream))
 
     async def alive(self, stream: str) -> bool:
         """Whether it is being written, or was until a moment ago."""

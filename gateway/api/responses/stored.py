@@ -75,7 +75,10 @@ class StoredResponses:
             await self._resumable.send(reading, scope, receive, send, holds=body.holds_at_least)
 
     async def _reading(self, query: Query, id_: str, body: Body) -> Reading:
-        """Open the stream of a response where the caller wants to go on. Raises InvalidRequest, StreamGone."""
+        """Open the stream of a response where the caller wants to go on.
+
+        Raises InvalidRequest, StreamGone, TooManyRequests.
+        """
         # Events are numbered from 0 in the dialect, from 1 in the stream.
         after = _number(query, "starting_after", -1, -1, 10**12) + 1
         try:

@@ -11,8 +11,9 @@ from typing import Any
 
 import pytest
 import redis
-from openai import APIStatusError, APITimeoutError, AsyncOpenAI, BadRequestError, NotFoundError
+from openai import APIStatusError, APITimeoutError, AsyncOpenAI, BadRequestError, NotFoundError, RateLimitError
 
+from gateway.resume.readers import MAX_OF_STREAM
 from tests.integration.front.conftest import NARROW_KEY
 from tests.support.openai_schema import check
 from tests.support.stack import Process, Stack
@@ -252,6 +253,31 @@ async def test_a_background_stream_is_taken_up_anywhere(client: AsyncOpenAI, oth
     whole = [event async for event in await other.responses.retrieve(id_, stream=True)]
     assert [event.model_dump() for event in whole] == [event.model_dump() for event in events]
     await until(lambda: stack.leases("slow") == 0, 1.0, "the slot is free")
+
+
+@pytest.mark.parametrize("elsewhere", [False, True])
+async def test_a_background_stream_has_so_many_readers(
+    client: AsyncOpenAI, other: AsyncOpenAI, elsewhere: bool
+) -> None:
+    asking = other if elsewhere else client
+    id_ = (await client.responses.create(model="slow", input="hi", background=True, max_output_tokens=400)).id
+    readers = [await asking.responses.retrieve(id_, stream=True) for _ in range(MAX_OF_STREAM)]
+    with pytest.raises(RateLimitError) as refused:
+        await asking.responses.retrieve(id_, stream=True)
+    assert refused.value.code == "too_many_requests"
+    assert int(refused.value.response.headers["retry-after"]) >= 1
+    assert f"{MAX_OF_STREAM} connections read this stream" in refused.value.message
+    await readers.pop().close()
+    async with asyncio.timeout(5):
+        while len(readers) < MAX_OF_STREAM:
+            try:
+                readers.append(await asking.responses.retrieve(id_, stream=True))
+            except RateLimitError:
+                await asyncio.sleep(0.05)
+    for reader in readers:
+        assert (await anext(aiter(reader))).type == "response.created"
+        await reader.close()
+    await client.responses.cancel(id_)
 
 
 @pytest.mark.parametrize("elsewhere", [False, True])

@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager, closing
 
 import pytest
-from starlette.types import Message
+from starlette.types import Message, Receive, Send
 
 from gateway.api.decoding import DecodingLane
 from gateway.api.diagnostics import begin_trail
@@ -20,7 +20,8 @@ from gateway.api.openai.error_shape import OpenAiErrors
 from gateway.api.resumable import Resumable
 from gateway.api.wish import Wish
 from gateway.call import Principal
-from gateway.errors import InternalError, InvalidRequest, StreamGone, TooManyStreams
+from gateway.errors import InternalError, InvalidRequest, StreamGone, TooManyRequests, TooManyStreams
+from gateway.resume.readers import MAX_MORE_OF_TEAM, MAX_OF_STREAM
 from gateway.resume.reading import Reading
 from gateway.resume.recording import PIECE_BYTES, Recording
 from gateway.resume.recordings import Owner, Recordings
@@ -379,13 +380,108 @@ async def test_a_stream_that_somebody_holds_on_to_counts_as_running(own_server: 
         assert await numbers(await here.begin("j9", OWNER, telling(1), 5.0)) == [1]
 
 
+@pytest.mark.parametrize("elsewhere", [False, True])
+async def test_a_stream_has_so_many_readers(here: Recordings, there: Recordings, elsewhere: bool) -> None:
+    """A thousand of them were a thousand tasks for each of its tokens, or asked Redis 30,000 times a second."""
+    stream, at = f"k-{elsewhere}", there if elsewhere else here
+    first = await here.begin(stream, OWNER, telling(10_000, 0.01), None)
+    readings = [await at.open(stream, 0, ANY) for _ in range(MAX_OF_STREAM - (not elsewhere))]
+    with pytest.raises(TooManyRequests, match=f"{MAX_OF_STREAM} connections read this stream") as refused:
+        await at.open(stream, 0, ANY)
+    assert refused.value.retry_after_s
+    for _ in range(2):  # a second time gives no second place back
+        readings[0].close()
+    readings[0] = await at.open(stream, 0, ANY)
+    with pytest.raises(TooManyRequests):
+        await at.open(stream, 0, ANY)
+    for reading in (first, *readings):
+        reading.close()
+    await here.stop(stream)
+
+
+@pytest.mark.parametrize("elsewhere", [False, True])
+async def test_a_team_has_so_many_readers(here: Recordings, there: Recordings, elsewhere: bool) -> None:
+    """The first one of each stream has a place all the same: clients come back to as many as they left."""
+    at, num_streams = there if elsewhere else here, MAX_MORE_OF_TEAM // 4 + 1
+    streams = [f"l-{number}-{elsewhere}" for number in range(num_streams)]
+    for stream in streams:
+        (await here.begin(stream, OWNER, telling(10_000, 0.05), None)).close()
+    readings = [await at.open(stream, 0, ANY) for stream in streams[:-1] for _ in range(5)]
+    with pytest.raises(TooManyRequests, match=f"{MAX_MORE_OF_TEAM} connections of this key's team"):
+        await at.open(streams[0], 0, ANY)
+    readings.append(await at.open(streams[-1], 0, ANY))
+    with pytest.raises(TooManyRequests):
+        await at.open(streams[-1], 0, ANY)
+    (await here.begin(f"green-{elsewhere}", Owner("green", ""), telling(10_000, 0.05), None)).close()
+    others = [await at.open(f"green-{elsewhere}", 0, Owner("green", "")) for _ in range(2)]
+    readings.pop(0).close()
+    readings.append(await at.open(streams[-1], 0, ANY))
+    for reading in (*readings, *others):
+        reading.close()
+    for stream in (*streams, f"green-{elsewhere}"):
+        await here.stop(stream)
+
+
+@pytest.mark.parametrize("elsewhere", [False, True])
+async def test_however_a_reader_leaves_its_place_is_free(here: Recordings, there: Recordings, elsewhere: bool) -> None:
+    stream, at = f"m-{elsewhere}", there if elsewhere else here
+    first = await here.begin(stream, OWNER, telling(10_000, 0.01), None)
+    resumable, lane, leaves = Resumable(at, Metrics(), 60.0), DecodingLane(), asyncio.Event()
+    num_reading = 0
+
+    async def stay() -> Message:
+        await asyncio.Event().wait()
+        return {}
+
+    async def leave() -> Message:
+        await leaves.wait()
+        return {"type": "http.disconnect"}
+
+    async def read(message: Message) -> None:
+        nonlocal num_reading
+        num_reading += message["type"] == "http.response.start"
+
+    async def break_off(message: Message) -> None:
+        await read(message)
+        await leaves.wait()
+        raise OSError("connection reset")
+
+    async def ask(receive: Receive, send: Send, num_bytes: int = 1 << 20) -> None:
+        scope = {"type": "http", "method": "POST", "path": "/", "headers": [], SHAPE: OpenAiErrors()}
+        begin_trail(scope, NoTracer())
+        principal = Principal("k", "blue", None, admin=False)
+        with closing(Intake(1 << 20, MemoryBudget(num_bytes), lane, lambda: 0).message(principal, b"")) as body:
+            await resumable.again(Wish(ANY, 0.0, stream, 0), body, scope, receive, send)
+
+    ways = {"cancelled": (stay, read), "the client leaves": (leave, read), "sending fails": (stay, break_off)}
+    for name, way in ways.items():
+        num_reading = 0
+        leaves.clear()
+        readers = [asyncio.create_task(ask(*way)) for _ in range(MAX_OF_STREAM - (not elsewhere))]
+        await until(lambda: num_reading == len(readers), 5.0, name)  # noqa: B023 - it is awaited here
+        with pytest.raises(TooManyRequests):
+            await at.open(stream, 0, ANY)
+        leaves.set()
+        if name == "cancelled":
+            for reader in readers:
+                reader.cancel()
+        await asyncio.wait(readers, timeout=5.0)
+        assert all(reader.done() and (reader.cancelled() or reader.exception()) for reader in readers)
+    for _ in range(2 * MAX_OF_STREAM):
+        await ask(stay, read, num_bytes=0)  # there is no memory for what it reads
+    first.close()
+    assert not at._readers._of_stream
+    assert not at._readers._more_of_team
+    await here.stop(stream)
+
+
 async def test_idle_it_sleeps(here: Recordings) -> None:
     await numbers(await here.begin("a11", OWNER, telling(3), None))
     await until(lambda: not here.busy, 1.0, "Redis has it all")
 
 
 EVENT_BYTES, NUM_EVENTS = 2000, 400
-NUM_UNREAD = 60
+NUM_UNREAD, NUM_STREAMS = 60, 10
 
 
 @pytest.mark.parametrize("elsewhere", [False, True])
@@ -400,9 +496,9 @@ async def test_readers_who_read_nothing_hold_little_and_what_is_counted(
             await recording.write(b"data: %0*d\n\n" % (EVENT_BYTES, number))
             await asyncio.sleep(0.03 if number % 40 == 0 else 0)
 
-    stream = f"unread-{elsewhere}"
-    first = await here.begin(stream, OWNER, produce, None)
-    await until(lambda: first.recording.settled, 5.0, "Redis has all of it")
+    streams = [f"unread-{number}-{elsewhere}" for number in range(NUM_STREAMS)]
+    firsts = [await here.begin(stream, OWNER, produce, None) for stream in streams]
+    await until(lambda: all(first.recording.settled for first in firsts), 10.0, "Redis has all of it")
     budget = MemoryBudget(16 << 20)
     resumable = Resumable(there if elsewhere else here, Metrics(), 60.0)
     statuses, read = Counter[int](), Counter[int]()
@@ -424,7 +520,7 @@ async def test_readers_who_read_nothing_hold_little_and_what_is_counted(
         begin_trail(scope, NoTracer())
         body = Intake(1 << 20, budget, lane, lambda: 0).message(Principal("k", "blue", None, admin=False), b"")
         with closing(body):
-            await resumable.again(Wish(OWNER, 0.0, stream, 0), body, scope, stay, send)
+            await resumable.again(Wish(OWNER, 0.0, streams[reader % NUM_STREAMS], 0), body, scope, stay, send)
 
     lane = DecodingLane()
     readers = [asyncio.create_task(ask(number)) for number in range(NUM_UNREAD)]
@@ -435,13 +531,14 @@ async def test_readers_who_read_nothing_hold_little_and_what_is_counted(
     num_open = sum(not reader.done() for reader in readers)
     assert num_open * PIECE_BYTES // 2 < budget.num_bytes < num_open * 5 * PIECE_BYTES
     assert budget.num_bytes <= budget.largest
-    first.close()
+    for first in firsts:
+        first.close()
     for reader in readers:
         reader.cancel()
     await asyncio.wait(readers)
     assert budget.num_bytes == 0
     told = b""
-    reading = await there.open(stream, 100, OWNER)
+    reading = await there.open(streams[0], 100, OWNER)
     while events := await reading.take():
         told += events
     assert [int(number) for number in re.findall(rb"data: (\d+)", told)] == list(range(100, NUM_EVENTS))
