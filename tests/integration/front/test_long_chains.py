@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import redis
 
-from tests.support.caller import Caller, calling
+from tests.support.caller import Caller, calling, seen
 from tests.support.stack import Process, Stack
 
 MAX_BODY_BYTES = 64 << 10
@@ -75,6 +75,7 @@ async def test_what_can_have_no_answer_keeps_no_input(stack: Stack, small_gatewa
     """A response in the background is stored before anybody finds its prompt too long."""
     stack.fake_worker("short", "--step-ms", "2", "--tokens", "4", "--ctx", "64")
     async with calling(small_gateway.url, stack.key, "short") as asker:
+        await seen(asker, 1)
         status, made = await respond(asker, input=LONG, background=True)
         assert status == 200, made
         address = f"{asker.url}/v1/responses/{made['id']}"
