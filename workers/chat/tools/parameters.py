@@ -2,18 +2,17 @@
 
     <function=get_weather><parameter=city>Paris</parameter><parameter=days>3</parameter></function>
 
-Text leaves as it comes; a value of another type leaves when it is whole, as the tool's schema says what it is.
+Text leaves as it comes; a value of another type leaves when it is whole or long, as the tool's schema says what it is.
 """
 
 from __future__ import annotations
 
 import json
-from json.encoder import encode_basestring
 
 from workers.chat.tools.reader import Reader
 from workers.chat.tools.scanner import Steps
 from workers.chat.tools.tags import Tags
-from workers.chat.tools.typed_text import json_of, kinds_of, property_schema
+from workers.chat.tools.typed_text import TypedText, kinds_of, property_schema
 
 TEXT = frozenset({"string"})
 
@@ -35,7 +34,7 @@ class ParameterReader(Reader):
             self._add("}")
 
     def _parameter(self, key: str, end: Tags, *, is_text: bool | None = None) -> Steps[bool]:
-        """A value, up to `end` and past it. `is_text`: the model says so. False: the answer has ended before."""
+        """A value, up to `end` and past it. `is_text`: the model says so. False: it has no end."""
         kinds = kinds_of(property_schema(self._ask.tools, self._name, key)) if is_text is None else frozenset()
         is_text = kinds == TEXT if is_text is None else is_text
         self._add(("" if self._num_parameters == 0 else ", ") + json.dumps(key, ensure_ascii=False) + ": ")
@@ -43,25 +42,21 @@ class ParameterReader(Reader):
         self._drop()
         if is_text:
             self._add('"')
-        value = _Lines(self.trims_lines)
-        parts: list[str] = []
+        value, lines = TypedText(kinds, is_text=is_text), _Lines(self.trims_lines)
         while True:
             text = self._text
             found = None if end.absent(text) else end.find(text, 0)
             cut = len(text) if self._ended else end.first_open(text)
-            part = value.take(text[: found.start() if found is not None else cut])
+            self._add(value.feed(lines.take(text[: found.start() if found is not None else cut])))
+            if value.is_broken:
+                self._add(value.close())
+                self._text = value.rest + text[found.start() if found is not None else cut :]
+                return False
             self._text = text[found.end() if found is not None else cut :]
-            if is_text:
-                self._add(encode_basestring(part)[1:-1])
-            else:
-                parts.append(part)
             if found is not None or self._ended:
                 break
             yield
-        if found is not None or not self._cut_off:
-            self._add('"' if is_text else json_of("".join(parts), kinds))
-        else:
-            self._add("".join(parts))
+        self._add(value.close() if found is not None or not self._cut_off else value.cut())
         return found is not None
 
 

@@ -16,7 +16,7 @@ from enum import Enum
 from workers.chat.tools import CallPiece, ContentPiece, Piece, ReasoningPiece
 from workers.chat.tools.family import Ask, Family
 from workers.chat.tools.json_text import JsonText
-from workers.chat.tools.scanner import MAX_SPACE_CHARS, NOT_SPACE, Scanner, Steps
+from workers.chat.tools.scanner import MAX_HELD_CHARS, MAX_SPACE_CHARS, NOT_SPACE, HeadTooLong, Scanner, Steps
 from workers.chat.tools.tags import Tags
 
 SPACE = " \t\r\n"
@@ -128,7 +128,11 @@ class Reader(Scanner):
     def _calls(self, mark: str) -> Steps[bool]:
         """Reads the calls that `mark` opens, the last of which may be cut off. False: these are none."""
         self._name = self._written = ""
-        found = yield from self._call(mark)
+        try:
+            found = yield from self._call(mark)
+        except HeadTooLong:
+            self.is_over = self._ask.one_call and self.num_calls > 0  # it stands behind calls of the same list
+            return False
         if not self._is_cut or not (found or self._is_sure(mark)):
             return found
         self._begin_cut(self._name)
@@ -359,12 +363,21 @@ class Reader(Scanner):
             self._add(value.held + self._text)
             self._text = ""
 
-    def _value(self) -> Steps[str]:
-        """A whole JSON value of any length; what does not belong to it stays."""
+    def _value(self, *, is_syntax: bool = False) -> Steps[str]:
+        """A whole JSON value in the head of a call; what does not belong to it stays. Raises HeadTooLong.
+
+        `is_syntax`: the call has begun, and nothing is held of what it says here.
+        """
         value, parts = JsonText(), []
         while True:
             out, self._at = value.feed(self._text, self._at, ended=self._ended)
-            parts.append(out)
+            if is_syntax:
+                self._drop()
+            elif self._at > MAX_HELD_CHARS:
+                self._at = MAX_HELD_CHARS
+                raise HeadTooLong
+            else:
+                parts.append(out)
             if value.is_done or value.is_broken or self._ended:
                 self._short = self._short if value.is_done or value.is_broken else ""
                 return "".join((*parts, value.close()))
@@ -388,6 +401,8 @@ class Reader(Scanner):
         self._early = ""
         begun = False
         while True:
+            if begun:
+                self._drop()
             key = yield from self._string()
             if key is None or not (yield from self._mark(":")):
                 return begun
@@ -420,7 +435,7 @@ class Reader(Scanner):
             elif known and key not in _OTHER_KEYS:
                 return begun
             else:
-                yield from self._value()
+                yield from self._value(is_syntax=begun)
             if not (yield from self._mark(",")):
                 break
         return (yield from self._end_of_json_call(name, begun))

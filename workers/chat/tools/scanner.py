@@ -18,8 +18,15 @@ MAX_HEAD_CHARS = 512
 MAX_SPACE_CHARS = 4096
 """Of whitespace that is waited over: where a model writes nothing else, all of it is looked at with each token."""
 
+MAX_HELD_CHARS = 64 << 10
+"""Of the head of a call, and of a value that becomes JSON when it is whole: all of it leaves as one event."""
+
 NOT_SPACE = re.compile(r"[^ \t\r\n]")
 _STRING_END = re.compile(r'["\\]')
+
+
+class HeadTooLong(Exception):
+    """What may begin a call has gone on for longer than is waited: it is none."""
 
 
 class Scanner:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+from json.encoder import encode_basestring
 from typing import Any
 
 from workers.chat.tools.json_text import JsonText
+from workers.chat.tools.scanner import MAX_HELD_CHARS
 from workers.protocol.requests import Tool
 
 _KINDS = {bool: "boolean", int: "integer", float: "number", str: "string", type(None): "null"}
@@ -50,14 +52,85 @@ def kinds_of(schema: Any) -> frozenset[str]:
 
 def json_of(text: str, kinds: frozenset[str]) -> str:
     """JSON text; what can't be read as one of `kinds` is a string."""
-    value = JsonText()
-    stripped = text.strip()
-    mended, reached = value.feed(stripped, 0, ended=True)
-    if not value.is_done or reached < len(stripped):
+    value = TypedText(kinds)
+    return value.feed(text) + value.close()
+
+
+class TypedText:
+    """One value that comes in portions, as `json_of` tells it: when it is whole.
+
+    A longer one than MAX_HELD_CHARS leaves as it comes from there on: what is a list or an object so far goes on as
+    one, all else is a string.
+    """
+
+    def __init__(self, kinds: frozenset[str], *, is_text: bool = False) -> None:
+        """`is_text`: it is a string whose opening quote has left, and leaves as it comes."""
+        self.rest = ""
+        """Come but not read as JSON."""
+        self._kinds = kinds
+        self._holds = not is_text
+        self._is_json = False
+        """It leaves as JSON while it comes."""
+        self._json = JsonText()
+        self._has_begun = False
+        """There is more than whitespace."""
+        self._parts: list[str] = []
+        """As they came, while it is held; `_mended`: the same as JSON."""
+        self._mended: list[str] = []
+        self._num_chars = 0
+
+    @property
+    def is_broken(self) -> bool:
+        """Whether it has left as JSON and does not go on as such: `close` makes it whole, `rest` follows it."""
+        return self._is_json and (self._json.is_broken or (self._json.is_done and bool(self.rest)))
+
+    def feed(self, part: str) -> str:
+        """-> what may leave."""
+        if not self._holds:
+            return self._read(part) if self._is_json else encode_basestring(part)[1:-1]
+        room = MAX_HELD_CHARS - self._num_chars
+        held, part = part[:room], part[room:]
+        self._num_chars += len(held)
+        self._parts.append(held)
+        self._mended.append(self._read(held))
+        return self._let_go() + self.feed(part) if part else ""
+
+    def close(self) -> str:
+        """What is left of it, as nothing follows."""
+        if not (self._holds or self._is_json):
+            return '"'
+        last = self._read("", ended=True)
+        if self._is_json:
+            return last + ("" if self._json.is_done else self._json.close())
+        text, mended = "".join(self._parts), "".join(self._mended) + last
+        is_json = self._json.is_done and not self.rest
+        if is_json and (text.lstrip().startswith('"') or self._may_be(mended)):
+            return mended
         return json.dumps(text, ensure_ascii=False)
-    if "string" in kinds and stripped[:1] != '"' and not _fits(mended, kinds - {"string"}):
-        return json.dumps(text, ensure_ascii=False)
-    return mended
+
+    def cut(self) -> str:
+        """What is left of it, as the token limit cuts it."""
+        if self._holds:
+            return "".join(self._parts)
+        return self._json.held + self.rest if self._is_json else ""
+
+    def _read(self, part: str, *, ended: bool = False) -> str:
+        text = self.rest + part if self._has_begun else part.lstrip()
+        self._has_begun = self._has_begun or bool(text)
+        out, reached = self._json.feed(text, 0, ended=ended)
+        self.rest = text[reached:].lstrip() if self._json.is_done else text[reached:]
+        return out
+
+    def _let_go(self) -> str:
+        self._holds = False
+        text, mended = "".join(self._parts), "".join(self._mended)
+        is_open = not (self._json.is_done or self._json.is_broken)
+        self._is_json = is_open and mended[:1] in ("{", "[") and self._may_be(mended)
+        return mended if self._is_json else '"' + encode_basestring(text)[1:-1]
+
+    def _may_be(self, mended: str) -> bool:
+        """Whether JSON may stand for what is not to be a string."""
+        return "string" not in self._kinds or _fits(mended, self._kinds - {"string"})
 
 
 def _fits(mended: str, kinds: frozenset[str]) -> bool:
