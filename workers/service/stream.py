@@ -36,6 +36,9 @@ RING_FRAMES = 8192
 RING_BYTES = 4 << 20
 """About ten seconds of sixteen streams at 1.4 ms per step: twice the default grace."""
 
+MAX_PART_BYTES = 1 << 20
+"""Of one frame: what a step says beyond it goes into frames of their own."""
+
 KEPT_S = 60.0
 """How long frames stay that a connection has taken, from when they were made: ten times as long as gateways take to
 notice a dead connection and come back. Who stays away for longer goes on with `alive`, and loses what it missed."""
@@ -213,11 +216,16 @@ class EventHub:
         return self._step
 
     def publish(self, book: GatewayBook, events: list[CallEvent]) -> None:
-        """Files this step's events of one gateway and wakes its connection."""
-        frame = encode_frame(encode_step(events), event_id(self.boot, self._step))
-        book.frames.append((self._step, frame))
-        book.num_bytes += len(frame)
-        while len(book.frames) > 1 and (len(book.frames) > self._ring_frames or book.num_bytes > self._ring_bytes):
+        """Files this step's events of one gateway and wakes its connection. Further frames count as steps."""
+        parts = _encoded(events)
+        for number, part in enumerate(parts):
+            self._step += number > 0
+            frame = encode_frame(part, event_id(self.boot, self._step))
+            book.frames.append((self._step, frame))
+            book.num_bytes += len(frame)
+        while len(book.frames) > len(parts) and (
+            len(book.frames) > self._ring_frames or book.num_bytes > self._ring_bytes
+        ):
             book.drop()
         if book.feed is not None:
             book.feed.wake()
@@ -330,6 +338,15 @@ class EventHub:
         for listing in book.calls.values():
             self._on_lost(listing.key)
         book.calls.clear()
+
+
+def _encoded(events: list[CallEvent]) -> list[bytes]:
+    """Return the events as few parts of like numbers, none longer than MAX_PART_BYTES unless it is one event."""
+    data = encode_step(events)
+    if len(data) <= MAX_PART_BYTES or len(events) == 1:
+        return [data]
+    half = len(events) // 2
+    return [*_encoded(events[:half]), *_encoded(events[half:])]
 
 
 def _ignore(key: int) -> None:

@@ -10,9 +10,11 @@ from tests.unit.workers.service.test_desk import TIMINGS, USAGE, Bench, submit
 from workers.chat.answers import Answers
 from workers.chat.families import family_of
 from workers.chat.tools import ContentPiece
-from workers.protocol.events import Finished, FinishReason, Reasoning, Started, Text, ToolCallDelta, Usage
+from workers.protocol.events import Finished, FinishReason, Reasoning, Started, Text, ToolCallDelta, Usage, decode_step
+from workers.protocol.framing import FrameReader
 from workers.protocol.requests import Sampling, Thinking, Tool
 from workers.service.desk import CallDesk
+from workers.service.stream import MAX_PART_BYTES
 
 CALL = '<tool_call>{"name": "f", "arguments": {"a": 1}}</tool_call>'
 
@@ -130,3 +132,25 @@ async def test_marks_that_are_control_tokens_are_written_for_those_who_read_them
     desk = desk_of(bench, "[TOOL_CALLS]")
     await desk.submit(submit(3))
     assert not bench.engine.taken[-1].written
+
+
+async def test_long_answers_that_may_become_calls_are_no_long_frames(bench: Bench) -> None:
+    """Eight answers at once: half a megabyte of each left in one frame at the end."""
+    desk = desk_of(bench, "<tool_call>")
+    token, num_tokens = "-" * 112, 5_000
+    for number in range(1, 9):
+        await desk.submit(submit(number, tools=(Tool("f"),)))
+    keys = [request.key for request in bench.engine.taken]
+    frames: list[bytes] = []
+    for step in range(1, num_tokens + 1):
+        desk.deliver(step, [Text(key, token if step > 1 else '{"type": "') for key in keys])
+        frames.append(bench.feeds["g"].take(1))
+    desk.deliver(num_tokens + 1, [Finished(key, FinishReason.LENGTH, USAGE, TIMINGS) for key in keys])
+    frames += iter(lambda: bench.feeds["g"].take(1), b"")
+    assert max(map(len, frames)) <= MAX_PART_BYTES
+    said = dict.fromkeys(range(1, 9), "")
+    for frame in FrameReader().feed(b"".join(frames)):
+        for event in decode_step(frame.data):
+            if isinstance(event, Text):
+                said[event.call] += event.text
+    assert set(said.values()) == {'{"type": "' + token * (num_tokens - 1)}

@@ -7,7 +7,7 @@ import pytest
 
 from workers.protocol.events import CallEvent, Started, Text, decode_alive, decode_step
 from workers.protocol.framing import ALIVE_EVENT, FrameReader
-from workers.service.stream import EventHub, Feed, Listing
+from workers.service.stream import MAX_PART_BYTES, EventHub, Feed, Listing
 
 GRACE_S = 0.05
 
@@ -268,3 +268,32 @@ async def test_what_no_connection_took_stays_however_old() -> None:
     assert taken(bench.hub.attach("g", "boot-2"))[0] == "boot-3 [1]"
     bench.hub.check_integrity()
     assert bench.lost == []
+
+
+async def test_what_is_long_for_one_frame_goes_into_several_in_order(bench: Bench) -> None:
+    """A frame of more than 16 MiB is garbage to its gateway, and all of its calls end."""
+    listings = [bench.enter(number) for number in range(20)]
+    feed = bench.hub.attach("g", None)
+    bench.publish(*listings)
+    taken(feed)
+    for char in "ab":
+        bench.hub.begin_step(0)
+        long: list[CallEvent] = [Text(listing.number, char * (200 << 10)) for listing in listings]
+        bench.hub.publish(listings[0].gateway, long)
+        events: list[CallEvent] = []
+        while data := feed.take(1):
+            assert len(data) <= MAX_PART_BYTES + 100
+            events += [event for frame in FrameReader().feed(data) for event in decode_step(frame.data)]
+        assert events == long
+    assert bench.publish(listings[0]) > 3
+    assert bench.lost == []
+
+
+async def test_one_long_event_is_a_frame_of_its_own(bench: Bench) -> None:
+    one, two = bench.enter(1), bench.enter(2)
+    feed = bench.hub.attach("g", None)
+    bench.hub.begin_step(0)
+    bench.hub.publish(one.gateway, [Text(1, "a" * (2 << 20)), Text(2, "b")])
+    assert taken(feed) == ["boot-1 [1]", "boot-2 [2]"]
+    bench.publish(two)
+    assert taken(feed) == ["boot-3 [2]"]
