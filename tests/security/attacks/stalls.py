@@ -89,6 +89,24 @@ async def _blank_answers(target: Target) -> None:
     await _ask(target, "/v1/chat/completions", body)
 
 
+async def _held_values(target: Target) -> None:
+    """A member that calls may have too, whose value has no end: as long as it may become a call it is held back."""
+    kind = {"type": "object", "properties": {"type": {"type": "string"}}, "required": ["type"]}
+    tool = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
+    body = {
+        "model": target.model,
+        "messages": [{"role": "user", "content": "hi"}],
+        "tools": [tool],
+        "response_format": {"type": "json_schema", "json_schema": {"name": "kind", "schema": kind}},
+        "logit_bias": [["{", 50], *(["-" * length, 100] for length in (112, 64, 16, 1))],
+        "ignore_eos": True,
+        "temperature": 0,
+        "n": 4,
+        "max_tokens": 2000,
+    }
+    await _ask(target, "/v1/chat/completions", body)
+
+
 async def _told_prompts(target: Target) -> None:
     """Send copies of one prompt: what costs is telling its text with each answer, not reading it."""
     prompts = [[300 + place * 7 % 400 for place in range(450)]] * 8
@@ -185,6 +203,12 @@ ATTACKS = (
         name="blank-answers",
         about="Answers of whitespace, where a call may begin: all of it was looked at with each token.",
         strike=_blank_answers,
+        at_once=2,
+    ),
+    Attack(
+        name="held-values",
+        about="Answers are one value that may belong to a call; 29 MB of it left at once, and ended all calls.",
+        strike=_held_values,
         at_once=2,
     ),
     Attack(
