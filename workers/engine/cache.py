@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 from workers.engine.disk_names import BLOCK_TOKENS
 from workers.engine.pace import MovePace
-from workers.engine.prefix import Block, Match, Path, PrefixIndex
+from workers.engine.prefix import Block, Match, Path, PrefixIndex, Restore
 from workers.engine.ram import RamStore
 from workers.engine.sequence import NOWHERE, Sequence
 from workers.llama.errors import StateUnusable
@@ -247,17 +247,25 @@ class PrefixCache:
         if self.ram.max_bytes:
             self.ram.add(block, self.index.put(path, block, self._spared))
 
-    def copy_part(self, path: Path, start: int, end: int) -> Block | None:
-        """A copy of the path's cells from `start` on, of a bounded number; None: they are nowhere, or there is no room.
-
-        Raises StateUnusable.
+    def copies(self, path: Path, start: int, end: int) -> Iterator[Block]:
+        """Copies of the path's cells from `start` on, a bounded number in each, up to those that are nowhere or that
+        there is no room for. Calls may come and go between two of them. Raises StateUnusable.
         """
-        match = self.index.match(path, end)
-        if start < match.num_held:
-            stop = min(match.num_held, start - start % BLOCK_TOKENS + BLOCK_TOKENS)
-            return Block(start, stop, self._take(match.holder, start, stop))
-        part = self.index.saved(path, start, end)
-        return None if part is None else self.cut_out(part.block, start, part.end)
+        num_releases, match, parts = -1, Match(0, NOWHERE, ()), iter(tuple[Restore, ...]())
+        while start < end:
+            if self.index.num_releases != num_releases:
+                num_releases, match = self.index.num_releases, self.index.match(path, end, start)
+                parts = iter(match.restores)
+            block: Block | None = None
+            if start < match.num_held:
+                stop = min(match.num_held, start - start % BLOCK_TOKENS + BLOCK_TOKENS)
+                block = Block(start, stop, self._take(match.holder, start, stop))
+            elif (part := next(parts, None)) is not None:
+                block = self.cut_out(part.block, start, part.end)
+            if block is None:
+                return
+            yield block
+            start = block.end
 
     def erase(self, path: Path) -> None:
         """Forget what this conversation alone has, in the cache and in RAM; what runs on it or shares it stays."""

@@ -8,7 +8,7 @@ as everywhere, and the rest comes from the checkpoint. What leaves the cache is 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 from workers.engine.cache import UNSAVED, PrefixCache
 from workers.engine.prefix import Block, Checkpoint, Match, Path, Restore, is_fork
@@ -76,17 +76,17 @@ class CheckpointCache(PrefixCache):
         if sequence.request.cache_prompt and not sequence.shifted and self._mark(sequence.id, sequence) and is_stop:
             self._save_fork(sequence.id, sequence.num_cells)
 
-    def copy_part(self, path: Path, start: int, end: int) -> Block | None:
+    def copies(self, path: Path, start: int, end: int) -> Iterator[Block]:
         """All of it at once, from its beginning, up to the last token where it can be taken up."""
         if start:
-            return None
+            return
         for id_ in self._idle:
             if self.index.held_by(id_) == self.index.held_in(id_, path) == end:
-                return Block(0, end, self._memory.save(id_))
+                yield Block(0, end, self._memory.save(id_))
+                return
         found = self.index.match_checkpoint(path, end)
-        if found.block is None or found.holder != NOWHERE:
-            return None
-        return Block(0, found.end, found.block.state)
+        if found.block is not None and found.holder == NOWHERE:
+            yield Block(0, found.end, found.block.state)
 
     def check_cells(self) -> None:
         self._check_ids()

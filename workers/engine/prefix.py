@@ -8,8 +8,10 @@ child's key. Knows nothing of llama.cpp: sequence ids are numbers, and the calle
 
 from __future__ import annotations
 
+from bisect import bisect_left, bisect_right, insort
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from operator import attrgetter
 
 import numpy as np
 from numpy.typing import NDArray
@@ -51,10 +53,17 @@ class Block:
     """`time.monotonic` seconds of the last use."""
 
 
-class Node:
-    """Tokens [start, end) of every path through it."""
+_start_of = attrgetter("start")
 
-    __slots__ = ("blocks", "children", "holders", "parent", "scope", "start", "tokens")
+
+class Node:
+    """Tokens [start, end) of every path through it.
+
+    A long conversation is one node with a block for every few tokens, and looked up at every admission. So its blocks
+    are in order, and whoever goes along the tokens goes along the blocks once.
+    """
+
+    __slots__ = ("blocks", "children", "holders", "longest", "parent", "scope", "start", "tokens")
 
     def __init__(self, tokens: Tokens, start: int, parent: Node | None, scope: Scope | None) -> None:
         self.tokens = tokens
@@ -63,11 +72,32 @@ class Node:
         self.scope = scope
         self.children: dict[tuple[Scope, int], Node] = {}
         self.holders: set[int] = set()
-        self.blocks: set[Block] = set()
+        self.blocks: list[Block] = []
+        """By their start."""
+        self.longest = 0
+        """No block has more tokens."""
 
     @property
     def end(self) -> int:
         return self.start + len(self.tokens)
+
+    def attach(self, block: Block) -> None:
+        insort(self.blocks, block, key=_start_of)
+        self.longest = max(self.longest, block.end - block.start)
+        block.nodes.add(self)
+
+    def detach(self, block: Block) -> None:
+        del self.blocks[self.blocks.index(block, bisect_left(self.blocks, block.start, key=_start_of))]
+        block.nodes.discard(self)
+
+    def first_over(self, position: int) -> int:
+        """The number of the first block that may cover the position."""
+        return bisect_left(self.blocks, position - self.longest, key=_start_of)
+
+    def from_within(self, block: Block) -> list[Block]:
+        """The blocks that begin within `block`, or where it ends."""
+        first = bisect_left(self.blocks, block.start, key=_start_of)
+        return self.blocks[first : bisect_right(self.blocks, block.end, key=_start_of)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,21 +154,19 @@ class PrefixIndex:
         """Cells that the nodes' holders hold, shared ones counted once."""
         self.num_losses = 0
         """Times that something which was known may have gone."""
+        self.num_releases = 0
+        """Times that a sequence has gone: another one may have its number."""
         self._leaf: dict[int, Node] = {}
 
-    def match(self, path: Path, limit: int) -> Match:
-        """What is known of the first `limit` tokens."""
+    def match(self, path: Path, limit: int, start: int = 0) -> Match:
+        """What is known of the first `limit` tokens, and of those from `start` on whether what is before is or not."""
         steps = list(self._walk(path, limit))
         num_held, holder = 0, -1
         for node, end in steps:
             if not node.holders:
                 break
             num_held, holder = end, next(iter(node.holders))
-        return Match(num_held, holder, tuple(_restores(steps, num_held)))
-
-    def saved(self, path: Path, start: int, limit: int) -> Restore | None:
-        """The longest saved part that begins at `start`, whether what is before it is known or not."""
-        return next(_restores(list(self._walk(path, limit)), start), None)
+        return Match(num_held, holder, tuple(_restores(steps, max(num_held, start))))
 
     def match_checkpoint(self, path: Path, limit: int) -> Checkpoint:
         """The same for memory that can be taken up only where it was saved: the longest such beginning.
@@ -189,6 +217,7 @@ class PrefixIndex:
     def release(self, sequence: int) -> int:
         """The sequence's cells are gone -> how many of them nobody else holds."""
         num_freed = 0
+        self.num_releases += 1
         node: Node | None = self._leaf.pop(sequence, None)
         while node is not None and node.parent is not None:
             parent = node.parent
@@ -220,9 +249,13 @@ class PrefixIndex:
         for node in self.nodes_of(sequence):
             if len(node.holders) > 1:
                 break
+            number, saved_to = 0, 0
             for start in range(node.start // size * size, node.end, size):
                 first, last = max(start, node.start), min(start + size, node.end)
-                if not any(block.start <= first and last <= block.end for block in node.blocks):
+                while number < len(node.blocks) and node.blocks[number].start <= first:
+                    saved_to = max(saved_to, node.blocks[number].end)
+                    number += 1
+                if saved_to < last:
                     pieces.add((start, min(start + size, end)))
         return sorted(pieces)
 
@@ -230,7 +263,7 @@ class PrefixIndex:
         """Attach a block saved from the sequence's cells -> the older blocks that it makes needless, now dropped."""
         for node in self.nodes_of(sequence):
             if node.start < block.end and block.start < node.end:
-                self._attach(node, block)
+                node.attach(block)
         return self._drop_needless(block, spared)
 
     def put(self, path: Path, block: Block, spared: Spared = nothing) -> list[Block]:
@@ -239,7 +272,7 @@ class PrefixIndex:
         while node.end < block.end:
             node = self._child(node, path, node.end, block.end) or self._branch(node, path, node.end, block.end)
             if block.start < node.end:
-                self._attach(node, block)
+                node.attach(block)
         return self._drop_needless(block, spared)
 
     def own_blocks(self, path: Path) -> list[Block]:
@@ -257,10 +290,9 @@ class PrefixIndex:
     def drop(self, block: Block) -> None:
         """Forget a block."""
         nodes = sorted(block.nodes, key=lambda node: -node.start)
-        block.nodes.clear()
         self.num_losses += 1
         for node in nodes:
-            node.blocks.discard(block)
+            node.detach(block)
         for node in nodes:
             self.prune(node)
 
@@ -268,7 +300,7 @@ class PrefixIndex:
         """Attach a checkpoint to the sequence's path at `end`, where a node comes to end -> as `store`."""
         for node in self.nodes_of(sequence):
             if node.start < end <= node.end:
-                self._attach(node if node.end == end else self._split(node, end - node.start), block)
+                (node if node.end == end else self._split(node, end - node.start)).attach(block)
                 return self._drop_needless(block)
         return []
 
@@ -292,6 +324,8 @@ class PrefixIndex:
                     raise ValueError(f"sequences {child.holders - node.holders} hold {child.start} without its prefix")
             if node is not self.root and not (node.holders or node.blocks or node.children):
                 raise ValueError(f"the node at {node.start} stands for nothing")
+            if node.blocks != sorted(node.blocks, key=_start_of) or any(node not in one.nodes for one in node.blocks):
+                raise ValueError(f"the blocks of the node at {node.start} are not in order")
             held += len(node.tokens) if node.holders else 0
             for sequence in node.holders:
                 seen[sequence] = max(seen.get(sequence, 0), node.end)
@@ -346,12 +380,8 @@ class PrefixIndex:
             node = self._leaf[sequence] = child
         return node.end
 
-    def _attach(self, node: Node, block: Block) -> None:
-        node.blocks.add(block)
-        block.nodes.add(node)
-
     def _drop_needless(self, new: Block, spared: Spared = nothing) -> list[Block]:
-        known = {block for node in new.nodes for block in node.blocks if block is not new}
+        known = {block for node in new.nodes for block in node.from_within(new) if block is not new}
         needless = [
             b for b in known if _covers(new, b) and b.nodes <= new.nodes and not (b.end < new.end and spared(b))
         ]
@@ -369,7 +399,7 @@ class PrefixIndex:
 
     def _append(self, node: Node, path: Path, position: int, end: int, sequence: int) -> Node:
         """A place for the path's next tokens: the node itself where only this sequence uses it, else a new one."""
-        marked = any(block.start == block.end for block in node.blocks)
+        marked = bool(node.blocks) and node.blocks[-1].start == node.end
         alone = node.holders == {sequence} and not node.children and not marked
         if node.parent is None or not alone or node.scope != path.scope_at(position):
             return self._branch(node, path, position, end)
@@ -396,12 +426,13 @@ class PrefixIndex:
         node.parent = upper
         upper.children[scope, int(node.tokens[0])] = node
         upper.holders = set(node.holders)
-        for block in list(node.blocks):
-            if block.start < upper.end:
-                self._attach(upper, block)
+        upper.longest = node.longest
+        upper.blocks = [block for block in node.blocks if block.start < upper.end]
+        for block in upper.blocks:
+            block.nodes.add(upper)
             if block.end <= node.start:
-                node.blocks.discard(block)
                 block.nodes.discard(node)
+        node.blocks = [block for block in node.blocks if block.end > node.start]
         self.prune(node)  # its holders may have gone without saving it: all blocks may be the upper part's
         return upper
 
@@ -428,27 +459,29 @@ def common(one: Tokens, other: Tokens) -> int:
 
 def _restores(steps: list[tuple[Node, int]], position: int) -> Iterator[Restore]:
     """The fewest blocks that go on from `position` along the steps of a walk, to the first gap."""
-    here = 0
-    while here < len(steps):
-        node, end = steps[here]
+    for here, (node, end) in enumerate(steps):
         if end <= position:
-            here += 1
             continue
-        best, best_end = None, position
-        for block in node.blocks:
-            if block.start <= position < block.end and (reach := _reach(block, steps, here)) > best_end:
-                best, best_end = block, reach
-        if best is None:
-            return
-        yield Restore(best, position, best_end)
-        position = best_end
+        number = node.first_over(position)
+        while position < end:
+            best, best_end = None, position
+            while number < len(node.blocks) and node.blocks[number].start <= position:
+                block = node.blocks[number]
+                if block.end > best_end and (reach := _reach(block, steps, here)) > best_end:
+                    best, best_end = block, reach
+                number += 1
+            if best is None:
+                return
+            yield Restore(best, position, best_end)
+            position = best_end
 
 
 def _reach(block: Block, steps: list[tuple[Node, int]], here: int) -> int:
     """How far along the steps the block's tokens are the path's."""
     reach = 0
-    for node, end in steps[here:]:
-        if block not in node.blocks:
+    for number in range(here, len(steps)):
+        node, end = steps[number]
+        if node not in block.nodes:
             break
         reach = min(block.end, end)
         if end < node.end:

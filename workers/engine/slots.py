@@ -173,11 +173,14 @@ class SlotBook:
     def _copied_blocks(self, path: Path, end: int) -> Work[list[Block]]:
         blocks: list[Block] = []
         position = 0
-        while position < end:
-            block = self._cache.copy_part(path, position, end)
-            more = [block] if block is not None else (yield from self._read(path, position, end))
+        while True:
+            for block in self._cache.copies(path, position, end):
+                blocks.append(block)
+                position = block.end
+                yield
+            more = (yield from self._read(path, position, end)) if position < end else []
             if not more:
-                break
+                return blocks
             for one in more:
                 part = self._cache.cut_out(one, position, one.end)
                 if part is None:
@@ -185,11 +188,10 @@ class SlotBook:
                 blocks.append(part)
                 position = part.end
                 yield
-        return blocks
 
     def _copied_state(self, path: Path, end: int) -> Work[list[Block]]:
         """The longest one that there is."""
-        block = self._cache.copy_part(path, 0, end)
+        block = next(self._cache.copies(path, 0, end), None)
         known = 0 if block is None else block.end
         longer = (yield from self._read(path, known, end)) if known < end else []
         return longer or ([] if block is None else [block])

@@ -112,11 +112,11 @@ def test_a_saved_part_is_found_behind_a_gap() -> None:
     for block in (first, last):
         index.put(line, block)
     assert index.match(line, 8).num_known == 2
-    assert index.saved(line, 2, 8) is None
-    assert [index.saved(line, start, 7) for start in (1, 4, 5)] == [
-        Restore(first, 1, 2),
-        Restore(last, 4, 7),
-        Restore(last, 5, 7),
+    assert index.match(line, 8, 2).restores == ()
+    assert [index.match(line, 7, start).restores for start in (1, 4, 5)] == [
+        (Restore(first, 1, 2),),
+        (Restore(last, 4, 7),),
+        (Restore(last, 5, 7),),
     ]
 
 
