@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
 from workers.engine.disk_names import BLOCK_TOKENS
-from workers.engine.pace import MovePace
+from workers.engine.pace import MOVE_S, MovePace
 from workers.engine.prefix import Block, Match, Path, PrefixIndex, Restore
 from workers.engine.ram import RamStore
 from workers.engine.sequence import NOWHERE, Sequence
@@ -230,10 +230,11 @@ class PrefixCache:
 
     def make_room(self, num_cells: int) -> bool:
         """Free idle prefixes until so many cells are -> whether that was possible."""
+        until = time.perf_counter() + MOVE_S
         while self.num_free < num_cells:
             if not self._idle:
                 return False
-            self._evict(min(self._idle, key=self._worth))
+            self._evict(min(self._idle, key=self._worth), until)
         return True
 
     def tidy(self, step: int, seconds: float) -> None:
@@ -334,11 +335,8 @@ class PrefixCache:
     def _tidy_until(self, until: float) -> None:
         patience = IDLE_STEPS if self.ram.max_bytes else IDLE_STEPS_WITHOUT_RAM
         for id_ in [id_ for id_, idle in self._idle.items() if self._step - idle.since_step >= patience]:
-            for start, end in self._unsaved(id_):
-                if time.perf_counter() >= until:
-                    return
-                if self._save(id_, start, end) is None:
-                    break
+            if time.perf_counter() >= until or not self._save_until(id_, until):
+                return
             self._free(id_)
         while self._packing is not None and time.perf_counter() < until:
             if next(self._packing, _END) is _END:
@@ -399,7 +397,8 @@ class PrefixCache:
     def _new_id(self, needed: int) -> int:
         """`needed`: a sequence that must stay."""
         if not self._free_ids:
-            self._evict(min((id_ for id_ in self._idle if id_ != needed), key=self._worth))
+            idle = (id_ for id_ in self._idle if id_ != needed)
+            self._evict(min(idle, key=self._worth), time.perf_counter() + MOVE_S)
         return self._free_ids.pop()
 
     def _thin_out(self) -> None:
@@ -430,8 +429,12 @@ class PrefixCache:
 
     def _touch(self, id_: int) -> None:
         """What is saved of a prefix was used as long as its call ran: else it would leave RAM for the prefix's end."""
-        for block in {block for node in self.index.nodes_of(id_) for block in node.blocks}:
-            self.ram.touch(block)
+        self.ram.touch(*self._blocks_of(id_))
+
+    def _blocks_of(self, id_: int) -> set[Block]:
+        """What is saved of a prefix; blocks that go on as another one are not among it."""
+        nodes = set(self.index.nodes_of(id_))
+        return {block for node in nodes for block in node.blocks if block.nodes <= nodes}
 
     def _drop_covered(self, by: int) -> None:
         """Idle prefixes that the sequence `by` holds whole need no id of their own."""
@@ -443,11 +446,34 @@ class PrefixCache:
         age_s = time.monotonic() - self._idle[id_].last_used + 1e-3
         return self._pace.rebuild_s(self.index.num_exclusive(id_), saved=not self._unsaved(id_)) / age_s
 
-    def _evict(self, id_: int) -> None:
-        for start, end in self._unsaved(id_):
-            if self._save(id_, start, end) is None:
-                break
+    def _evict(self, id_: int, until: float) -> None:
+        """Free a prefix at once. Of a long one only the beginning is saved, since running streams wait meanwhile."""
+        self._save_until(id_, until)
         self._free(id_)
+
+    def _save_until(self, id_: int, until: float) -> bool:
+        """Copy what is not saved yet to RAM, for about so long -> whether there was time for all of it.
+
+        From the beginning on, one range at least, and no more of the prefix than RAM holds: what follows would drive
+        out what is before it.
+        """
+        unsaved = self._unsaved(id_)
+        if not unsaved:
+            return True
+        saved = self._blocks_of(id_)
+        self.ram.touch(*saved)
+        sizes = [len(block.state) for block in saved]
+        room, size = self.ram.low_water - sum(sizes), max(sizes, default=0)
+        for start, end in unsaved:
+            block = self._save(id_, start, end) if room >= size else None
+            if block is None:
+                break
+            size = len(block.state)
+            room -= size
+            if time.perf_counter() >= until:
+                break
+        self._touch(id_)
+        return time.perf_counter() < until
 
     def _unsaved(self, id_: int) -> Iterable[tuple[int, int]]:
         return self.index.unsaved(id_, BLOCK_TOKENS) if self.ram.max_bytes else ()

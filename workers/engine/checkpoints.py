@@ -11,6 +11,7 @@ import time
 from collections.abc import Iterable, Iterator
 
 from workers.engine.cache import UNSAVED, PrefixCache
+from workers.engine.pace import MOVE_S
 from workers.engine.prefix import Block, Checkpoint, Match, Path, Restore, is_fork
 from workers.engine.sequence import NOWHERE, Sequence
 from workers.llama.errors import StateUnusable
@@ -108,7 +109,7 @@ class CheckpointCache(PrefixCache):
         path = sequence.path()
         for id_ in [id_ for id_ in self._idle if id_ != found.holder]:
             if self.index.held_in(id_, path) > found.end:
-                self._evict(id_)
+                self._evict(id_, time.perf_counter() + MOVE_S)
 
     def _take_up(self, sequence: Sequence, found: Checkpoint, block: Block) -> None:
         self._memory.share(found.holder, sequence.id, 0, found.end)
@@ -176,6 +177,13 @@ class CheckpointCache(PrefixCache):
         leaf = next(self.index.nodes_of(id_), None)
         saved = leaf is None or any(block.start == 0 and block.end == end for block in leaf.blocks)
         return () if saved else ((0, end),)
+
+    def _save_until(self, id_: int, until: float) -> bool:
+        """It is one state, which is saved whole or not at all."""
+        for start, end in self._unsaved(id_):
+            if self._memory.state_size(id_) <= self.ram.max_bytes:
+                self._save(id_, start, end)
+        return True
 
     def _take(self, id_: int, start: int, end: int) -> bytes:
         return self._memory.save(id_)

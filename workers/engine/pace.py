@@ -109,6 +109,9 @@ class PrefillPace:
             self.budget = min(self._wanted)
 
 
+MOVE_S = 0.02
+"""Most time that a step with running streams spends on moving cached tokens, but for one block."""
+
 RECENT_MOVES = 8
 """A move may be interrupted: of so many the quickest tells what it costs."""
 

@@ -42,7 +42,7 @@ class RamStore:
         self.num_bytes += len(block.state)
         block.touched = time.monotonic()
         if self.num_bytes > self.max_bytes:
-            self._shrink(int(self.max_bytes * LOW_WATER))
+            self._shrink(self.low_water)
 
     @property
     def num_free(self) -> int:
@@ -54,8 +54,16 @@ class RamStore:
         self._index.drop(block)
         self._forget(block)
 
-    def touch(self, block: Block) -> None:
-        block.touched = time.monotonic()
+    @property
+    def low_water(self) -> int:
+        """What stays for sure of the blocks that were used last, in bytes."""
+        return int(self.max_bytes * LOW_WATER)
+
+    def touch(self, *blocks: Block) -> None:
+        """They are of one age from now on."""
+        now = time.monotonic()
+        for block in blocks:
+            block.touched = now
 
     def check(self) -> None:
         """Raises ValueError."""

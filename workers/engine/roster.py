@@ -16,7 +16,7 @@ from typing import Protocol
 
 from workers.engine.counters import PromptTally
 from workers.engine.draws import within_share
-from workers.engine.pace import PrefillPace
+from workers.engine.pace import MOVE_S, PrefillPace
 from workers.engine.prefix import Match, Path, common
 from workers.engine.scheduler import Beside, Limits, Plan, plan_step
 from workers.engine.sequence import NOWHERE, Sequence
@@ -25,9 +25,6 @@ from workers.protocol.events import CallEvent
 
 MIN_WAIT_TOKENS = 16
 """A call waits for another one's prefix if that spares it so many tokens; computing fewer is quicker than waiting."""
-
-MOVE_S = 0.02
-"""Most time that a step with running streams spends on moving cached tokens, but for one block."""
 
 SPARE_CELLS = 3
 """For the empty rows of a padded step."""

@@ -19,10 +19,10 @@ from workers.engine.checkpoints import CheckpointCache
 from workers.engine.counters import EngineCounters, Tally, TokenGaps
 from workers.engine.disk_link import DiskLink
 from workers.engine.farewell import Farewell
-from workers.engine.pace import MovePace, PrefillPace
+from workers.engine.pace import MOVE_S, MovePace, PrefillPace
 from workers.engine.prefix import Block
 from workers.engine.request import CallLeft
-from workers.engine.roster import MOVE_S, Roster
+from workers.engine.roster import Roster
 from workers.engine.rows import MULTIPLE, Layout, RowLayouts, padding
 from workers.engine.scheduler import Limits, Plan, in_parts
 from workers.engine.sequence import NOT_A_NUMBER, PENDING, Outcome, Pending, Sequence

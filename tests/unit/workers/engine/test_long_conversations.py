@@ -82,10 +82,6 @@ def known(cache: PrefixCache, path: Path) -> int:
     return cache.index.match(path, len(path.tokens)).num_known
 
 
-def is_saved(cache: PrefixCache, path: Path) -> bool:
-    return cache.ram.num_bytes == len(path.tokens) * TOKEN_BYTES
-
-
 def saved(index: PrefixIndex, num_tokens: int) -> Path:
     path = path_of(num_tokens)
     index.extend(1, path, num_tokens)
@@ -165,3 +161,52 @@ def test_a_copy_goes_on_from_ram_where_its_cells_have_gone_meanwhile() -> None:
     memory.num_saved = 0
     assert [block.end for block in blocks] == [n * BLOCK_TOKENS for n in (2, 3, 4, 5)]
     assert not memory.num_saved
+
+
+def test_making_room_saves_for_a_moment_and_from_the_beginning() -> None:
+    memory, path = SlowMemory(), path_of(512 * BLOCK_TOKENS)
+    cache = cache_of(memory)
+    ended(cache, path)
+    memory.block_s = 0.002
+    started = time.perf_counter()
+    assert cache.make_room(cache.kv_tokens)
+    assert time.perf_counter() - started < 0.5, "all of it took a second"
+    assert BLOCK_TOKENS <= known(cache, path) == memory.num_saved * BLOCK_TOKENS <= 12 * BLOCK_TOKENS
+    cache.index.check()
+    cache.ram.check()
+
+
+def test_an_id_is_made_free_as_quickly() -> None:
+    memory = SlowMemory()
+    cache = cache_of(memory)
+    for number in range(SCRATCH):
+        ended(cache, path_of(64 * BLOCK_TOKENS, first=number * 10_000))
+    memory.block_s = 0.005
+    cache.enter(call(path_of(BLOCK_TOKENS, first=90_000)))
+    assert 1 <= memory.num_saved <= 5
+
+
+@pytest.mark.parametrize("by", ["need", "age"])
+def test_of_a_prefix_larger_than_ram_the_beginning_is_saved(by: str) -> None:
+    memory, path, other = SlowMemory(), path_of(100 * BLOCK_TOKENS), path_of(50 * BLOCK_TOKENS, first=10_000)
+    cache = cache_of(memory, ram_bytes=60 * BLOCK_TOKENS * TOKEN_BYTES)
+    for one in (other, path):
+        ended(cache, one)
+        for step in range(1000, 1200):
+            if by == "age" and cache.num_idle:
+                cache.tidy(step, 0.001)
+        assert by == "need" or not cache.num_idle
+        cache.make_room(cache.kv_tokens)
+    assert memory.num_saved <= 50 + 60, "nothing is copied to be dropped"
+    assert known(cache, path) >= 50 * BLOCK_TOKENS
+    assert known(cache, path) + known(cache, other) == cache.ram.num_bytes // TOKEN_BYTES, "nothing without its front"
+
+
+def test_what_begins_alike_leaves_room_for_each_other() -> None:
+    """All begin with the model's own token, so their first blocks hang together."""
+    cache = cache_of(SlowMemory(), ram_bytes=20 * BLOCK_TOKENS * TOKEN_BYTES)
+    for number in range(100, 140):
+        path = Path(np.asarray([1, *range(number, number + 2 * BLOCK_TOKENS)], np.int32), Scope("team"))
+        ended(cache, path)
+        cache.make_room(cache.kv_tokens)
+        assert known(cache, path) == len(path.tokens)
