@@ -268,6 +268,10 @@ class PrefixCache:
             yield block
             start = block.end
 
+    def state_size(self, path: Path, end: int) -> int:
+        """Bytes of the first copy, where that is the whole conversation and not made yet; else 0."""
+        return 0
+
     def erase(self, path: Path) -> None:
         """Forget what this conversation alone has, in the cache and in RAM; what runs on it or shares it stays."""
         own = [id_ for id_ in self._idle if self.index.held_in(id_, path) == self.index.held_by(id_) > path.num_public]

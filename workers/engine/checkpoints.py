@@ -81,13 +81,21 @@ class CheckpointCache(PrefixCache):
         """All of it at once, from its beginning, up to the last token where it can be taken up."""
         if start:
             return
-        for id_ in self._idle:
-            if self.index.held_by(id_) == self.index.held_in(id_, path) == end:
-                yield Block(0, end, self._memory.save(id_))
-                return
+        if (id_ := self._idle_at(path, end)) is not None:
+            yield Block(0, end, self._memory.save(id_))
+            return
         found = self.index.match_checkpoint(path, end)
         if found.block is not None and found.holder == NOWHERE:
             yield Block(0, found.end, found.block.state)
+
+    def state_size(self, path: Path, end: int) -> int:
+        id_ = self._idle_at(path, end)
+        return 0 if id_ is None else self._memory.state_size(id_)
+
+    def _idle_at(self, path: Path, end: int) -> int | None:
+        """Whose state is the path's at `end`."""
+        of_it = (id_ for id_ in self._idle if self.index.held_by(id_) == self.index.held_in(id_, path) == end)
+        return next(of_it, None)
 
     def check_cells(self) -> None:
         self._check_ids()

@@ -78,8 +78,9 @@ class ConversationFiles:
     def close(self) -> None:
         self._folder.close()
 
-    def check_room(self, name: str, tenant: str | None, num_bytes: int = 1) -> None:
-        """Refuse a file of that many bytes where it would be over a bound; it replaces one of its name.
+    def check_room(self, name: str, tenant: str | None, num_bytes: int = 1) -> int:
+        """Refuse a file of that many bytes where it would be over a bound; it replaces one of its name -> the most
+        bytes that it may have.
 
         Workers that save into one folder at the same moment may be over by one file each. Raises ConversationOverBound.
         """
@@ -98,11 +99,13 @@ class ConversationFiles:
                 f"{name}: with its {num_bytes:,} bytes this team's saved slots would take {num_own + num_bytes:,}, and "
                 f"slot_save_mib_per_team is {bounds.max_bytes_per_team >> 20:,}. {remedy}"
             )
-        if sum(sum(files.values()) for files in held.values()) + num_bytes > bounds.max_bytes:
+        num_all = sum(sum(files.values()) for files in held.values())
+        if num_all + num_bytes > bounds.max_bytes:
             raise ConversationOverBound(
                 f"{name}: the folder of saved slots has no room for {num_bytes:,} bytes more; slot_save_mib is "
                 f"{bounds.max_bytes >> 20:,}, for all teams. {remedy}, or ask the operator for more"
             )
+        return min(bounds.max_bytes_per_team - num_own, bounds.max_bytes - num_all)
 
     def erase(self, name: str, tenant: str | None) -> int:
         """Remove a team's file -> its bytes. Raises ConversationUnusable."""

@@ -5,6 +5,7 @@ The work is done on the engine's thread in pieces between two steps, so that run
 
 from __future__ import annotations
 
+import sys
 import time
 from collections import deque
 from collections.abc import Callable, Generator
@@ -15,6 +16,7 @@ from typing import Protocol, TypeVar
 
 from workers.engine.cache import PrefixCache
 from workers.engine.conversation_file import SavedBlock, SavedConversation
+from workers.engine.disk_names import BLOCK_TOKENS
 from workers.engine.prefix import Block, Path
 from workers.engine.scope import Scope
 from workers.engine.sequence import NOWHERE, Sequence
@@ -42,6 +44,9 @@ class Archive(Protocol):
 
 
 UNBOUNDED = -1
+
+READ_TOKENS = 16 * BLOCK_TOKENS
+"""Most that is read from disk at once for a copy: it is looked at by its bytes before more is."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,16 +132,19 @@ class SlotBook:
             if self._jobs[0]():
                 self._jobs.popleft()
 
-    def copied(self, slot: int, tenant: str, salt: str) -> Work[CopiedSlot | None]:
-        """The conversation, as far as it is in the cache, in RAM or on disk; None: the slot is empty."""
+    def copied(self, slot: int, tenant: str, salt: str, max_bytes: int = sys.maxsize) -> Work[CopiedSlot | None]:
+        """The conversation, as far as it is in the cache, in RAM or on disk; None: the slot is empty.
+
+        Raises CallFailed as soon as it is known to be larger than `max_bytes`.
+        """
         held = self._of(slot, tenant, salt)
         if held is None:
             return None
         path, end = held.path, len(held.path.tokens)
         if self._cache.needs_stops:
-            blocks = yield from self._copied_state(path, end)
+            blocks = yield from self._copied_state(path, end, max_bytes)
         else:
-            blocks = yield from self._copied_blocks(path, end)
+            blocks = yield from self._copied_blocks(path, end, max_bytes)
         position = blocks[-1].end if blocks else 0
         saved = tuple(SavedBlock(block.start, block.end, block.state) for block in blocks)
         conversation = SavedConversation(path.tokens[:position], saved, min(path.num_public, position))
@@ -170,15 +178,16 @@ class SlotBook:
         yield
         return len(held.path.tokens)
 
-    def _copied_blocks(self, path: Path, end: int) -> Work[list[Block]]:
+    def _copied_blocks(self, path: Path, end: int, max_bytes: int) -> Work[list[Block]]:
         blocks: list[Block] = []
-        position = 0
+        position = num_bytes = 0
         while True:
             for block in self._cache.copies(path, position, end):
                 blocks.append(block)
-                position = block.end
+                position, num_bytes = block.end, num_bytes + len(block.state)
+                _check_size(num_bytes, max_bytes)
                 yield
-            more = (yield from self._read(path, position, end)) if position < end else []
+            more = (yield from self._read(path, position, min(end, position + READ_TOKENS))) if position < end else []
             if not more:
                 return blocks
             for one in more:
@@ -186,15 +195,19 @@ class SlotBook:
                 if part is None:
                     return blocks
                 blocks.append(part)
-                position = part.end
+                position, num_bytes = part.end, num_bytes + len(part.state)
+                _check_size(num_bytes, max_bytes)
                 yield
 
-    def _copied_state(self, path: Path, end: int) -> Work[list[Block]]:
+    def _copied_state(self, path: Path, end: int, max_bytes: int) -> Work[list[Block]]:
         """The longest one that there is."""
+        _check_size(self._cache.state_size(path, end), max_bytes)
         block = next(self._cache.copies(path, 0, end), None)
         known = 0 if block is None else block.end
         longer = (yield from self._read(path, known, end)) if known < end else []
-        return longer or ([] if block is None else [block])
+        found = longer or ([] if block is None else [block])
+        _check_size(sum(len(one.state) for one in found), max_bytes)
+        return found
 
     def _read(self, path: Path, known: int, end: int) -> Work[list[Block]]:
         """What the disk has beyond the first `known` tokens; other jobs wait meanwhile."""
@@ -263,6 +276,17 @@ class SlotBook:
         )
 
 
+def _check_size(num_bytes: int, max_bytes: int) -> None:
+    """Raises CallFailed."""
+    if num_bytes > max_bytes:
+        message = (
+            f"the slot's conversation takes more than the {max_bytes:,} bytes that are left of slot_save_mib_per_team, "
+            "or of slot_save_mib for all teams. Erase some with `action=erase` and their `filename`, or save under a "
+            "name that is there"
+        )
+        raise CallFailed(Failure(FailureCode.STORAGE_FULL, message, "filename"))
+
+
 def _num_left(one: Sequence) -> int:
     most = one.request.max_tokens
     return UNBOUNDED if most is None else max(0, most - one.num_predicted)
@@ -282,10 +306,13 @@ class SlotDoor:
     def infos(self) -> Future[list[SlotInfo]]:
         return self._begun(self._told())
 
-    def copy(self, slot: int, tenant: str, salt: str) -> Future[CopiedSlot | None]:
-        """The slot's conversation, in as many parts as it takes; None: it is empty for this team and salt."""
+    def copy(self, slot: int, tenant: str, salt: str, max_bytes: int = sys.maxsize) -> Future[CopiedSlot | None]:
+        """The slot's conversation, in as many parts as it takes; None: it is empty for this team and salt.
+
+        The future ends with STORAGE_FULL where the conversation takes more than `max_bytes`.
+        """
         self.check(slot)
-        return self._begun(self._book.copied(slot, tenant, salt))
+        return self._begun(self._book.copied(slot, tenant, salt, max_bytes))
 
     def restore(self, slot: int, scope: Scope, saved: SavedConversation) -> Future[int]:
         """-> tokens that the next call with this beginning need not compute."""

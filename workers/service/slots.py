@@ -108,10 +108,10 @@ class SlotKeeper:
 
     def _save(self, files: ConversationFiles, slot: int, asked: SlotAction) -> SlotSaved:
         started = time.perf_counter()
-        # Before anything is copied, and again when its bytes are known.
-        files.check_room(asked.filename, asked.tenant)
+        # No more is copied than there is room for; what the file takes around it is looked at when it is written.
+        max_bytes = files.check_room(asked.filename, asked.tenant)
         identity = self._identity()
-        copied = _waited(self._door.copy(slot, asked.tenant, asked.salt))
+        copied = _waited(self._door.copy(slot, asked.tenant, asked.salt, max_bytes))
         num_saved = num_written = num_left = 0
         if copied is not None:
             num_saved, num_left = len(copied.conversation.tokens), copied.num_left

@@ -14,6 +14,7 @@ from tests.integration.engine.test_prefix_cache import STORY, cached
 from tests.support.small_models import SMALL_MODELS, WORDS
 from workers.engine.request import EngineRequest
 from workers.engine.slots import CopiedSlot
+from workers.llama.memory import Memory
 from workers.llama.model import Model
 from workers.protocol.failures import CallFailed, FailureCode
 
@@ -219,6 +220,29 @@ def test_what_was_not_to_be_kept_is_not_in_the_slot(stories: Model) -> None:
         bench.answer(replace(of_team(bench.request(STORY, 5)), cache_prompt=False))
         assert told(bench) == [(False, 0, 0, "")]
         assert got(bench.engine.at_rest.copy(0, "red", "")) is None
+
+
+@pytest.mark.parametrize("name", list(SMALL_MODELS))
+def test_what_is_too_large_is_refused_while_it_is_copied(
+    small_models: dict[str, Path], name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A state that can't be cut is not even copied."""
+    with Model.load(small_models[name], ONE_THREAD) as model, running(model, slots=1, kv_tokens=512) as bench:
+        bench.answer(of_team(bench.request(WORDS[:200], 1)))
+        size = sum(len(block.state) for block in copy_of(bench).conversation.blocks)
+        assert got(bench.engine.at_rest.copy(0, "red", "", size)) is not None
+        states: list[bytes] = []
+        save = Memory.save
+
+        def saved(memory: Memory, sequence: int) -> bytes:
+            states.append(save(memory, sequence))
+            return states[-1]
+
+        monkeypatch.setattr(Memory, "save", saved)
+        with pytest.raises(CallFailed) as caught:
+            got(bench.engine.at_rest.copy(0, "red", "", size // 4))
+        assert caught.value.failure.code is FailureCode.STORAGE_FULL
+        assert sum(map(len, states)) <= size // 2
 
 
 @pytest.mark.parametrize("slot", [-1, 2])

@@ -316,6 +316,10 @@ async def test_what_is_saved_is_bounded_per_team_and_erasing_frees(
         saved_file(saved_in, "two").with_name("large").write_bytes(b"x" * (1 << 20))
         failure = await client.refused(slot, "save", filename="two")
         assert "slot_save_mib_per_team is 1" in failure.message
+        saved_file(saved_in, "large").write_bytes(b"x" * ((1 << 20) - 5_000))
+        failure = await client.refused(slot, "save", filename="two")
+        assert (failure.code, failure.param) == (FailureCode.STORAGE_FULL, "filename")
+        assert "more than the 5,000 bytes that are left of slot_save_mib_per_team" in failure.message
 
 
 async def test_one_team_does_not_fill_the_line_of_actions(client: Client) -> None:

@@ -16,8 +16,9 @@ from workers.engine.pace import MovePace, PrefillPace
 from workers.engine.prefix import Block, Path, PrefixIndex
 from workers.engine.scope import Scope
 from workers.engine.sequence import NOWHERE, Sequence
-from workers.engine.slots import CopiedSlot, SlotBook, Work
+from workers.engine.slots import READ_TOKENS, CopiedSlot, SlotBook, Work
 from workers.llama.memory import Memory
+from workers.protocol.failures import CallFailed, FailureCode
 
 T = TypeVar("T")
 
@@ -46,6 +47,19 @@ class SlowMemory:
     def load(self, sequence: int, state: bytes) -> None: ...
 
     def remove(self, sequence: int) -> None: ...
+
+
+class Disk:
+    """Has everything."""
+
+    def __init__(self) -> None:
+        self.asked: list[tuple[int, int]] = []
+
+    def look_up(self, path: Path, known: int, limit: int, on_blocks: Callable[[list[Block]], None]) -> bool:
+        self.asked.append((known, limit))
+        state = bytes(BLOCK_TOKENS * TOKEN_BYTES)
+        on_blocks([Block(start, start + BLOCK_TOKENS, state) for start in range(known, limit, BLOCK_TOKENS)])
+        return True
 
 
 def path_of(num_tokens: int, first: int = 0) -> Path:
@@ -115,12 +129,12 @@ def copying(num_tokens: int) -> Callable[[], object]:
     return lambda: copied(cache, path)
 
 
-def copied(cache: PrefixCache, path: Path) -> CopiedSlot:
-    book = SlotBook(cache, SimpleNamespace(running=[]), None, num_slots=1, n_ctx=len(path.tokens))
+def copied(cache: PrefixCache, path: Path, max_bytes: int = 1 << 30, disk: Disk | None = None) -> CopiedSlot:
+    book = SlotBook(cache, SimpleNamespace(running=[]), disk, num_slots=1, n_ctx=len(path.tokens))
     one = call(path)
     one.num_cells = len(path.tokens)
     book.ended(one, keep=True)
-    found = done(book.copied(0, "team", ""))
+    found = done(book.copied(0, "team", "", max_bytes))
     assert found is not None
     return found
 
@@ -210,3 +224,27 @@ def test_what_begins_alike_leaves_room_for_each_other() -> None:
         ended(cache, path)
         cache.make_room(cache.kv_tokens)
         assert known(cache, path) == len(path.tokens)
+
+
+@pytest.mark.parametrize("where", ["cells", "RAM"])
+def test_no_more_of_a_slot_is_copied_than_may_be_saved(where: str) -> None:
+    memory, path = SlowMemory(), path_of(100 * BLOCK_TOKENS)
+    cache, num_bytes = cache_of(memory), 100 * BLOCK_TOKENS * TOKEN_BYTES
+    ended(cache, path)
+    if where == "RAM":
+        cache.make_room(cache.kv_tokens)
+    assert len(copied(cache, path, num_bytes).conversation.blocks) == 100
+    memory.num_saved = 0
+    with pytest.raises(CallFailed, match="takes more than the 6,400 bytes that are left") as caught:
+        copied(cache, path, num_bytes // 10)
+    assert (caught.value.failure.code, caught.value.failure.param) == (FailureCode.STORAGE_FULL, "filename")
+    assert memory.num_saved == (11 if where == "cells" else 0)
+
+
+def test_no_more_is_read_from_disk_than_may_be_saved_but_for_a_part() -> None:
+    path, disk = path_of(100 * BLOCK_TOKENS), Disk()
+    assert len(copied(cache_of(SlowMemory()), path, disk=disk).conversation.blocks) == 100
+    disk.asked.clear()
+    with pytest.raises(CallFailed, match="that are left"):
+        copied(cache_of(SlowMemory()), path, READ_TOKENS * TOKEN_BYTES, disk)
+    assert disk.asked == [(0, READ_TOKENS), (READ_TOKENS, 2 * READ_TOKENS)]
