@@ -42,7 +42,7 @@ def test_what_is_read_again_takes_little_of_a_step(token_ms: float, again: int) 
     ("token_ms", "gentle"),
     [
         pytest.param(5.4, 128, id="a CPU: enough for its kernels"),
-        pytest.param(0.4, 200, id="a small model: 80 ms"),
+        pytest.param(0.4, 150, id="a small model: 60 ms"),
     ],
 )
 def test_streams_of_other_teams_wait_a_bounded_time_for_a_burst(token_ms: float, gentle: int) -> None:
