@@ -59,7 +59,7 @@ class PrefillPace:
         self._weight = self._x = self._y = self._xx = self._xy = 0.0
         self.token_s = 0.0
         """A token of a prompt, in a step that has others; 0: not known yet."""
-        self._fixed = self._each = 0.0
+        self._fixed = self._dearest = 0.0
         self._steady_x = self._steady_y = 0.0
         self.budget = most
         """Prompt tokens beside running streams."""
@@ -75,7 +75,7 @@ class PrefillPace:
         if not self.token_s:
             return self._most
         # What is learned of a token alone swings more than what it takes together with its part of the fixed price.
-        each = max(self._each, self.token_s / 2)
+        each = max(self._dearest, self.token_s / 2)
         return max(GENTLE_TOKENS, int(max(GENTLE_S, self._fixed) / each))
 
     @property
@@ -96,15 +96,15 @@ class PrefillPace:
             fixed = max((self._y - each * self._x) / self._weight, 0.0)
         else:  # all steps alike: nothing tells the fixed price from the rest
             each, fixed = mean_s, 0.0
-        self._fixed, self._each = fixed, each
+        self._fixed = fixed
         if num_tokens >= self._least:
             self._steady_x, self._steady_y = self._steady_x * _STEADY_DECAY + x, self._steady_y * _STEADY_DECAY + y
             self.token_s = mean_s if not self.token_s else self.token_s + _WEIGHT * (y / x - self.token_s)
             worth = fixed / each * (1 / FIXED_SHARE - 1) if fixed else self._most
             # At the dearest price of the last steps: a token's grows with what is before it.
             self._recent.append((x, y))
-            dearest = max((seconds - fixed) / tokens for tokens, seconds in self._recent)
-            bearable = (LONGEST_STEP_S - fixed) / max(dearest, each)
+            self._dearest = max(each, *((seconds - fixed) / tokens for tokens, seconds in self._recent))
+            bearable = (LONGEST_STEP_S - fixed) / self._dearest
             self._wanted.append(max(self._least, min(self._most, int(min(worth, bearable)))))
             self.budget = min(self._wanted)
 
