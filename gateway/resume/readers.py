@@ -1,4 +1,4 @@
-"""How many read one stream at once in this process: each of them costs what one costs, with every token."""
+"""Bounds how many readers follow one stream in this process: each of them costs as much as the first, per token."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ RETRY_AFTER_S = 5.0
 
 
 class Readers:
-    """Of all streams."""
+    """Counts the readers of all streams."""
 
     def __init__(self) -> None:
         self._of_stream: Counter[str] = Counter()
@@ -48,7 +48,7 @@ class Readers:
 
 
 class Place:
-    """One reader's. Only the first `leave` counts."""
+    """Holds one reader's place. Only the first `leave` counts."""
 
     __slots__ = ("_readers", "_stream", "_team")
 

@@ -249,8 +249,8 @@ class PrefixCache:
             self.ram.add(block, self.index.put(path, block, self._spared))
 
     def copies(self, path: Path, start: int, end: int) -> Iterator[Block]:
-        """Copies of the path's cells from `start` on, a bounded number in each, up to those that are nowhere or that
-        there is no room for. Calls may come and go between two of them. Raises StateUnusable.
+        """Yield copies of the path's cells from `start` on, a bounded number in each, up to those that are nowhere or
+        that there is no room for. Calls may come and go between two of them. Raises StateUnusable.
         """
         num_releases, match, parts = -1, Match(0, NOWHERE, ()), iter(tuple[Restore, ...]())
         while start < end:

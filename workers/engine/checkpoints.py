@@ -78,7 +78,7 @@ class CheckpointCache(PrefixCache):
             self._save_fork(sequence.id, sequence.num_cells)
 
     def copies(self, path: Path, start: int, end: int) -> Iterator[Block]:
-        """All of it at once, from its beginning, up to the last token where it can be taken up."""
+        """Yield all of it at once, from its beginning, up to the last token where it can be taken up."""
         if start:
             return
         if (id_ := self._idle_at(path, end)) is not None:
@@ -93,7 +93,7 @@ class CheckpointCache(PrefixCache):
         return 0 if id_ is None else self._memory.state_size(id_)
 
     def _idle_at(self, path: Path, end: int) -> int | None:
-        """Whose state is the path's at `end`."""
+        """Return the idle sequence whose state is the path's at `end`; None: there is none."""
         of_it = (id_ for id_ in self._idle if self.index.held_by(id_) == self.index.held_in(id_, path) == end)
         return next(of_it, None)
 
@@ -187,7 +187,7 @@ class CheckpointCache(PrefixCache):
         return () if saved else ((0, end),)
 
     def _save_until(self, id_: int, until: float) -> bool:
-        """It is one state, which is saved whole or not at all."""
+        """Save the state, which is one: whole, or not at all."""
         for start, end in self._unsaved(id_):
             if self._memory.state_size(id_) <= self.ram.max_bytes:
                 self._save(id_, start, end)

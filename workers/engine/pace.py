@@ -71,7 +71,7 @@ class PrefillPace:
 
     @property
     def gentle(self) -> int:
-        """Most prompt tokens beside streams of other teams, however many callers wait."""
+        """Return the most prompt tokens that a step reads beside streams of other teams, however many callers wait."""
         if not self.token_s:
             return self._most
         # What is learned of a token alone swings more than what it takes together with its part of the fixed price.

@@ -85,7 +85,7 @@ class TypedText:
         return self._is_json and (self._json.is_broken or (self._json.is_done and bool(self.rest)))
 
     def feed(self, part: str) -> str:
-        """-> what may leave."""
+        """Return what of it may leave by now."""
         if not self._holds:
             return self._read(part) if self._is_json else encode_basestring(part)[1:-1]
         room = MAX_HELD_CHARS - self._num_chars
@@ -96,7 +96,7 @@ class TypedText:
         return self._let_go() + self.feed(part) if part else ""
 
     def close(self) -> str:
-        """What is left of it, as nothing follows."""
+        """Return what is left of it, as nothing follows."""
         if not (self._holds or self._is_json):
             return '"'
         last = self._read("", ended=True)
@@ -109,7 +109,7 @@ class TypedText:
         return json.dumps(text, ensure_ascii=False)
 
     def cut(self) -> str:
-        """What is left of it, as the token limit cuts it."""
+        """Return what is left of it, as the token limit cuts it."""
         if self._holds:
             return "".join(self._parts)
         return self._json.held + self.rest if self._is_json else ""

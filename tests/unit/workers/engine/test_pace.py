@@ -28,28 +28,20 @@ def test_a_chunk_is_no_longer_than_it_pays(fixed_ms: float, token_ms: float, bud
 
 
 @pytest.mark.parametrize(
-    ("token_ms", "again"), [pytest.param(5.4, 32, id="a CPU: the least"), pytest.param(0.05, 400, id="a GPU: 20 ms")]
+    ("token_ms", "again", "gentle"),
+    [
+        pytest.param(5.4, 32, 128, id="a CPU: the least"),
+        pytest.param(0.4, 50, 150, id="a small model: 20 ms, 60 ms"),
+        pytest.param(0.05, 400, 1200, id="a GPU"),
+    ],
 )
-def test_what_is_read_again_takes_little_of_a_step(token_ms: float, again: int) -> None:
+def test_what_others_need_not_wait_for_takes_little_of_a_step(token_ms: float, again: int, gentle: int) -> None:
+    """What is read again, and another team's burst."""
     pace = PrefillPace(32, 512)
-    assert pace.again == 32, "until it is known"
+    assert (pace.again, pace.gentle) == (32, 512), "until it is known"
     for _ in range(4):
         pace.note(512, 512 * token_ms / 1e3)
     assert pace.again == pytest.approx(again, abs=1)
-
-
-@pytest.mark.parametrize(
-    ("token_ms", "gentle"),
-    [
-        pytest.param(5.4, 128, id="a CPU: enough for its kernels"),
-        pytest.param(0.4, 150, id="a small model: 60 ms"),
-    ],
-)
-def test_streams_of_other_teams_wait_a_bounded_time_for_a_burst(token_ms: float, gentle: int) -> None:
-    pace = PrefillPace(32, 512)
-    assert pace.gentle == 512, "until it is known"
-    for _ in range(4):
-        pace.note(512, 512 * token_ms / 1e3)
     assert pace.gentle == pytest.approx(gentle, abs=1)
 
 
