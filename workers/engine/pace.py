@@ -23,7 +23,7 @@ AGAIN_S = 0.02
 With the demo model, calls that gave their slots to another team read 600 tokens again in steps of 0.13 to 0.28 s.
 """
 
-GENTLE_S, GENTLE_TOKENS = 0.06, 128
+GENTLE_S, GENTLE_TOKENS = 0.045, 64
 """Most that one team's prompts add to a step that another team's answers wait for, or what the step costs anyhow; but
 never fewer than `GENTLE_TOKENS` tokens.
 

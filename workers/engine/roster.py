@@ -32,6 +32,9 @@ SPARE_CELLS = 3
 CALM_STEPS = 64
 """Most steps in a row without looking whether anything is to be decided."""
 
+LATELY_S = 0.25
+"""A team whose answer ended so recently may ask again at once, and then meets the step that is under way."""
+
 FIRST_GUESS_TOKENS = 64.0
 """Length of an answer, before any was seen."""
 
@@ -82,6 +85,8 @@ class Roster:
         self._free_slots = list(range(slots - 1, -1, -1))
         self._answer_tokens = FIRST_GUESS_TOKENS
         self._calm_steps = 0
+        self._ended_at: dict[str, float] = {}
+        """When each team's newest answer ended, of those that had one lately."""
 
     @property
     def has_work(self) -> bool:
@@ -115,6 +120,8 @@ class Roster:
                 self._cache.erase(sequence.path())
             return
         if sequence.num_predicted:
+            if sequence.num_predicted > 1:  # a single token is nothing that anybody reads along
+                self._ended_at[sequence.team] = time.perf_counter()
             self._answer_tokens += 0.1 * (sequence.num_predicted - self._answer_tokens)
         self._step_down(sequence, keep=keep and not sequence.shifted)
         if sequence.shifted:
@@ -160,7 +167,7 @@ class Roster:
             if left:
                 self._cache.make_room(num_decode + min(left, self._limits.n_ubatch))
             room = self._cache.num_free
-            plan = plan_step(ready, self._limits, self._beside(ready), room)
+            plan = plan_step(ready, self._limits, self._beside(ready, now), room)
             if may_pass and left and not plan.prefill:
                 may_pass = False  # no prompt could be read after all, so nobody needs to stand aside
                 continue
@@ -170,14 +177,16 @@ class Roster:
                 return plan
             self._preempt()
 
-    def _beside(self, ready: list[Sequence]) -> Beside:
-        """Return how many prompt tokens a step may read: fewer where another team's answers wait for it."""
+    def _beside(self, ready: list[Sequence], now: float) -> Beside:
+        """Return how many prompt tokens a step may read: fewer where another team's answers wait for it, or may soon."""
         pace = self._pace
-        streams = [one for one in self.running if one.decoding]
+        streams = [one.team for one in self.running if one.decoding]
         reading = {one.team for one in ready if one.num_prompt_left and not one.is_back}
-        are_others = bool(reading) and any(len(reading) > 1 or one.team not in reading for one in streams)
+        self._ended_at = {team: at for team, at in self._ended_at.items() if now - at < LATELY_S}
+        soon = [team for team in self._ended_at if team not in streams and {team} != reading]
+        are_others = bool(reading) and any(len(reading) > 1 or team not in reading for team in (*streams, *soon))
         most = pace.gentle if are_others else self._limits.n_ubatch
-        return Beside(pace.budget, pace.again, most, len(streams))
+        return Beside(pace.budget, pace.again, most, len(streams) + len(soon))
 
     def check(self) -> None:
         """Raises ValueError where the roster contradicts itself."""

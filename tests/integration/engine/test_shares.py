@@ -171,12 +171,36 @@ def test_a_burst_of_one_team_is_read_in_short_steps_beside_anothers_stream(
                 read.append(sum(chunk.num_tokens for chunk in plan.prefill))
             run(plan, num_empty)
 
-        bench.answer(bench.request([5] * 400, 2))  # what a token takes is known
+        bench.answer(bench.request([5] * 400, 1))  # what a token takes is known
         stream = bench.submit(of_team(stream_of, bench.request("Once", LONG, ignore_eos=True)))
         all_begun(bench, [stream])
         bench.engine._stepper._run = look  # type: ignore[method-assign]
         burst = [bench.submit(of_team("red", bench.request([300 + n] * 400, 2))) for n in range(3)]
         bench.wait(stream, *burst)
+        assert sum(read) >= 3 * 400 - 3
+        assert (max(read) <= GENTLE_TOKENS) == (stream_of == "blue"), read
+
+
+@pytest.mark.parametrize("stream_of", ["blue", "red"])
+def test_a_burst_is_read_in_short_steps_right_after_anothers_stream(
+    demo: Model, monkeypatch: pytest.MonkeyPatch, stream_of: str
+) -> None:
+    """Its caller may ask again at once, and would wait for a whole micro-batch."""
+    monkeypatch.setattr("workers.engine.pace.GENTLE_S", 0.0)  # a slow machine, on any
+    monkeypatch.setattr("workers.engine.roster.LATELY_S", 60.0)
+    with running(demo, slots=4, n_ctx=512) as bench:
+        read: list[int] = []
+        run = bench.engine._stepper._run
+
+        def look(plan: Plan[Sequence], num_empty: int = 0) -> None:
+            if not plan.decode:
+                read.append(sum(chunk.num_tokens for chunk in plan.prefill))
+            run(plan, num_empty)
+
+        bench.answer(of_team("red", bench.request([5] * 400, 1)))  # what a token takes is known
+        bench.wait(bench.submit(of_team(stream_of, bench.request("Once", 4, ignore_eos=True))))
+        bench.engine._stepper._run = look  # type: ignore[method-assign]
+        bench.wait(*[bench.submit(of_team("red", bench.request([300 + n] * 400, 1))) for n in range(3)])
         assert sum(read) >= 3 * 400 - 3
         assert (max(read) <= GENTLE_TOKENS) == (stream_of == "blue"), read
 

@@ -30,9 +30,9 @@ def test_a_chunk_is_no_longer_than_it_pays(fixed_ms: float, token_ms: float, bud
 @pytest.mark.parametrize(
     ("token_ms", "again", "gentle"),
     [
-        pytest.param(5.4, 32, 128, id="a CPU: the least"),
-        pytest.param(0.4, 50, 150, id="a small model: 20 ms, 60 ms"),
-        pytest.param(0.05, 400, 1200, id="a GPU"),
+        pytest.param(5.4, 32, 64, id="a CPU: the least"),
+        pytest.param(0.4, 50, 112, id="a small model: 20 ms, 45 ms"),
+        pytest.param(0.05, 400, 900, id="a GPU"),
     ],
 )
 def test_what_others_need_not_wait_for_takes_little_of_a_step(token_ms: float, again: int, gentle: int) -> None:
