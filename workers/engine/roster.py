@@ -178,7 +178,7 @@ class Roster:
             self._preempt()
 
     def _beside(self, ready: list[Sequence], now: float) -> Beside:
-        """Return how many prompt tokens a step may read: fewer where another team's answers wait for it, or may soon."""
+        """Return how many prompt tokens a step may read: fewer where another team waits for it, or may soon."""
         pace = self._pace
         streams = [one.team for one in self.running if one.decoding]
         reading = {one.team for one in ready if one.num_prompt_left and not one.is_back}
