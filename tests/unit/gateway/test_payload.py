@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
+from typing import Any
 
 import msgspec
 import pytest
 
 from gateway.relay.payload import AT_ONCE, INLINE_CHARS, SLICE_BYTES, Payloads, num_chars
+from workers.protocol import json_parts
 from workers.protocol.pooled import PoolRequest
 from workers.protocol.prefixes import prefix_of
 from workers.protocol.requests import GenerateRequest, Infill, Message, Submit
@@ -94,6 +96,44 @@ async def test_tools_and_template_values_count_as_well(fields: dict[str, object]
         assert isinstance(payload.data, AsyncIterator)
     async with Payloads().of(Render(request=message.request)) as payload:
         assert isinstance(payload.data, AsyncIterator)
+
+
+class Counted:
+    """Stands for an encoder, and knows how much it was given at once."""
+
+    def __init__(self, encode: Callable[[Any], bytes]) -> None:
+        self.most = self.num = 0
+        self._encode = encode
+
+    def __call__(self, value: Any) -> bytes:
+        encoded = self._encode(value)
+        self.num += 1
+        self.most = max(self.most, len(encoded))
+        return encoded
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        submit(messages=[{"role": "user", "content": "h\u00e9\n" * (2 << 20)}]),
+        submit(messages=[{"role": "user", "content": "x" * 1000}] * 8_000),
+        submit(prompt=tuple(range(1_000_000))),
+        PoolRequest(inputs=("x" * (8 << 20),)),
+        Tokenize(content="x" * (8 << 20)),
+    ],
+)
+async def test_no_call_encodes_megabytes(message: msgspec.Struct, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One call holds the interpreter's lock until it returns: 32 MiB of a conversation made gaps of 135 ms."""
+    counted = Counted(msgspec.json.encode)
+    monkeypatch.setattr("gateway.relay.payload._encode", counted)
+    monkeypatch.setattr(json_parts, "_encode", counted)
+    async with Payloads().of(message) as payload:
+        assert isinstance(payload.data, AsyncIterator)
+        whole = b"".join([piece async for piece in payload.data])
+    assert whole == msgspec.json.encode(message)
+    assert payload.headers == {"Content-Length": str(len(whole))}
+    assert counted.most < 1 << 20
+    assert counted.num > 8
 
 
 async def test_one_team_does_not_have_all_turns() -> None:
