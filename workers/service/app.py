@@ -29,7 +29,7 @@ from workers.protocol.pooled import POOL_PATH, decode_request
 from workers.protocol.proofs import CHALLENGE_HEADER, MAX_CHALLENGE_CHARS, PROOF_HEADER
 from workers.protocol.requests import Accepted, Cancel, Submit
 from workers.service.access import WorkerAccess
-from workers.service.bodies import PeerGone, answer, received, refusal, while_peer_stays
+from workers.service.bodies import PeerGone, answer, answer_of_parts, received, refusal, while_peer_stays
 from workers.service.desk import CallDesk
 from workers.service.metrics import WorkerMetrics
 from workers.service.pooled import PooledDesk, no_pooled_work
@@ -129,7 +129,8 @@ class PoolRoute:
         except CallFailed as failed:
             return refusal(failed.failure)
         try:
-            return answer(await while_peer_stays(request.receive, self._desk.pool(asked)))
+            pooled = await while_peer_stays(request.receive, self._desk.pool(asked))
+            return answer_of_parts(pooled.parts())
         except PeerGone:
             return Response(status_code=HTTP_STATUS[FailureCode.WORKER_LOST])
         except CallFailed as failed:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator
+from itertools import chain
 from typing import Any, TypeVar
 
 import msgspec
 from starlette.requests import ClientDisconnect, Request
-from starlette.responses import Response
+from starlette.responses import Response, StreamingResponse
 from starlette.types import Receive
 
 from workers.http_server.refusals import Refusal
@@ -91,6 +92,20 @@ async def received(request: Request, max_bytes: int, decode: Callable[[bytes], M
 
 def answer(message: Any, status: int = 200) -> Response:
     return Response(encode(message), status, media_type="application/json")
+
+
+def answer_of_parts(parts: Iterator[bytes]) -> Response:
+    """Return an answer that is written as its parts are made, one in a turn of the event loop."""
+    first = next(parts)
+    if (second := next(parts, None)) is None:
+        return Response(first, media_type="application/json")
+    return StreamingResponse(_in_turns(chain((first, second), parts)), media_type="application/json")
+
+
+async def _in_turns(parts: Iterable[bytes]) -> AsyncIterator[bytes]:
+    for part in parts:
+        yield part
+        await asyncio.sleep(0)
 
 
 def refusal(failure: Failure) -> Response:

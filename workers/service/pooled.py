@@ -9,16 +9,21 @@ import asyncio
 import contextlib
 import itertools
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Protocol, assert_never
+
+import numpy as np
 
 from workers.chat.prompts import SHORT_CHARS
 from workers.engine.counters import EngineCounters
 from workers.engine.pooled import Outcome, PooledRequest
 from workers.engine.request import EngineLoad, EngineRequest
+from workers.engine.vectors import Vectors
 from workers.llama.pooling import Pooling
 from workers.patience import Patience
 from workers.protocol.failures import CallFailed, Failure, FailureCode
+from workers.protocol.json_parts import base64_parts, struct_parts
 from workers.protocol.pooled import PoolInput, PoolKind, PoolRequest, PoolResult
 from workers.service.call_story import ANSWERED, Stories
 from workers.service.lanes import FairLane, prompt_lane
@@ -58,6 +63,21 @@ class WholeEngine(Engine, Protocol):
     def stop(self) -> None: ...
 
 
+@dataclass(frozen=True, slots=True)
+class PooledAnswer:
+    """What came of a call. Its vectors stay where the engine has put them until they are written."""
+
+    head: PoolResult
+    """All but the vectors."""
+    vectors: tuple[Vectors, ...]
+    """Of each input."""
+
+    def parts(self) -> Iterator[bytes]:
+        """Yield the `PoolResult` as JSON: in one piece 32 MiB held the event loop for 66 ms."""
+        buffers = (np.ascontiguousarray(one, dtype="<f4").reshape(-1).view(np.uint8).data for one in self.vectors)
+        return struct_parts(self.head, {"vectors": base64_parts(buffers)})
+
+
 class PooledDesk:
     """Every call of a worker that does pooled work. Build it on the running loop, and connect its engine."""
 
@@ -94,7 +114,7 @@ class PooledDesk:
         """`observe(num_tokens, seconds)` hears of every call that was answered."""
         self._observe, self._stories = observe, stories
 
-    async def pool(self, request: PoolRequest) -> PoolResult:
+    async def pool(self, request: PoolRequest) -> PooledAnswer:
         """The whole answer. Raises CallFailed. Cancelling ends the call before the engine's next step."""
         if self.draining or self._engine is None:
             raise CallFailed(Failure(FailureCode.DRAINING, "this worker is stopping and takes no new calls"))
@@ -126,13 +146,10 @@ class PooledDesk:
             raise CallFailed(outcome)
         num_tokens = tuple(map(len, tokens))
         self._observe(sum(num_tokens), time.monotonic() - story.began_at)
-        return PoolResult(
-            pooling=self._pooling.name.lower(),
-            width=self._width,
-            rows=tuple(map(len, outcome)),
-            num_tokens=num_tokens,
-            vectors=b"".join(vectors.astype("<f4", copy=False).tobytes() for vectors in outcome),
-        )
+        rows = tuple(map(len, outcome))
+        pooling = self._pooling.name.lower()
+        head = PoolResult(pooling=pooling, width=self._width, rows=rows, num_tokens=num_tokens, vectors=b"")
+        return PooledAnswer(head, outcome)
 
     def tell(self, key: int, outcome: Outcome) -> None:
         """What came of a call; for the engine's thread."""
