@@ -41,12 +41,12 @@ from workers.pooling import pooled_parts
 from workers.protocol.catalog import NAME_PATTERN, AdapterSpec, DefaultSampling, LlamaSettings, kwargs_fault
 from workers.protocol.exits import Exit
 from workers.served_text import TemplateFileUnusable
-from workers.service.lanes import started_threads
 from workers.service.server import Emit, OnCrash, Place, PortTaken, WorkerServer, listen
 from workers.service.server import Engine as ServerEngine
 from workers.service.services import Services
 from workers.service.shortage import is_shortage
 from workers.settings import WorkerSettings
+from workers.threads import started_threads
 from workers.tracing.opened import TracingUnusable, tracing
 from workers.tracing.tracer import Tracer
 from workers.wishes import SettingUnusable, Wishes

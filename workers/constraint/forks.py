@@ -20,10 +20,12 @@ import threading
 import time
 import weakref
 from collections import deque
+from concurrent.futures import Future, wait
 from pathlib import Path
 from typing import Literal, NoReturn
 
 from workers.stoppable import NotStarted, ProcessEnded, TookTooLong, ending, launched
+from workers.threads import started_threads
 
 START_S = 60.0
 
@@ -165,13 +167,18 @@ class Forks:
     """The process that forks. May be used from several threads."""
 
     def __init__(self, model: Path, *, start_s: float = START_S) -> None:
-        """`model`: the GGUF file whose vocabulary the grammars are for."""
+        """`model`: the GGUF file whose vocabulary the grammars are for.
+
+        Raises RuntimeError where there is no memory for a thread.
+        """
         self._command = [sys.executable, "-m", "workers.llama.grammar_forks", str(model)]
         self._start_s = start_s
         self._lock = threading.Lock()
         self._process: subprocess.Popen[bytes] | None = None
         self._control: socket.socket | None = None
-        self._starting: threading.Thread | None = None
+        self._threads = started_threads("paddock-forks", 1)
+        """One thread, which starts the process anew while the engine's goes on."""
+        self._starting: Future[None] | None = None
 
     @property
     def pid(self) -> int | None:
@@ -233,19 +240,17 @@ class Forks:
         """Whether `fork` is worth another try; blocks for `wait_s` at most."""
         starting = self._starting
         if starting is not None:
-            starting.join(wait_s)
-        return starting is None or not starting.is_alive()
+            wait((starting,), wait_s)
+        return starting is None or starting.done()
 
     def _begin_start(self) -> None:
         starting = self._starting
         if starting is None:
-            starting = threading.Thread(target=self._start_aside, name="forks", daemon=True)
             try:
-                starting.start()
-            except RuntimeError as error:  # there is no memory for another thread
-                raise NotStarted(str(error)) from None
-            self._starting = starting
-        elif not starting.is_alive():
+                self._starting = self._threads.submit(self._start_aside)
+            except RuntimeError as error:
+                raise NotStarted(str(error)) from None  # it is closed
+        elif starting.done():
             self._starting = None
             raise NotStarted("the process that forks did not start")
 
@@ -254,7 +259,8 @@ class Forks:
             self.start()
 
     def close(self) -> None:
-        """End the process; a later `start` starts another. Those that it forked end with their sockets."""
+        """End the process for good. Those that it forked end with their sockets."""
+        self._threads.shutdown(wait=False, cancel_futures=True)
         with self._lock:
             self._end()
 

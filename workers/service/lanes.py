@@ -9,16 +9,15 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import os
-import threading
 from collections import Counter, deque
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
 from typing import ParamSpec, TypeVar
 
 from workers.heap import give_back_free
 from workers.protocol.failures import CallFailed, Failure, FailureCode
+from workers.threads import started_threads
 
 P = ParamSpec("P")
 Result = TypeVar("Result")
@@ -209,24 +208,6 @@ class FairLane:
             if not waiting.turn.done():
                 self._enter(team_next)
                 waiting.turn.set_result(None)
-
-
-def started_threads(name: str, at_once: int) -> ThreadPoolExecutor:
-    """Return a pool whose threads all run already. Raises RuntimeError where one can't be started.
-
-    Otherwise a pool starts them when jobs come, and without memory for one the event loop waits in `Thread.start` for
-    ever.
-    """
-    threads = ThreadPoolExecutor(at_once, thread_name_prefix=name)
-    together = threading.Barrier(at_once)
-    try:
-        for job in [threads.submit(together.wait) for _ in range(at_once)]:
-            job.result()
-    except BaseException:
-        together.abort()
-        threads.shutdown(wait=False, cancel_futures=True)
-        raise
-    return threads
 
 
 def prompts_at_once() -> int:

@@ -192,6 +192,21 @@ def test_a_process_that_can_t_be_forked_is_told(monkeypatch: pytest.MonkeyPatch)
             asking.take(5.0)
 
 
+def test_no_thread_begins_while_a_worker_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The engine starts the process anew; short of memory, a worker could hang for good where it began a thread."""
+    with contextlib.closing(Forks(DEMO)) as processes:
+        monkeypatch.setattr(threading.Thread, "start", lambda _: pytest.fail("a thread was started"))
+        for _ in range(2):
+            assert processes.fork() is None
+            assert processes.is_ready(30.0)
+            fork = processes.fork()
+            assert fork is not None
+            fork.close()
+            assert processes.pid is not None
+            psutil.Process(processes.pid).kill()
+            wait_until(lambda: psutil.Process(processes.pid).status() == psutil.STATUS_ZOMBIE, 10)
+
+
 def test_how_a_process_ended_is_told_once_and_again(processes: Forks) -> None:
     processes.start()
     fork = processes.fork()

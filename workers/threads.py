@@ -1,0 +1,24 @@
+"""Threads that run from the start of their process: one that is short of memory may hang where it begins another."""
+
+from __future__ import annotations
+
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+
+def started_threads(name: str, at_once: int) -> ThreadPoolExecutor:
+    """Return a pool whose threads all run already. Raises RuntimeError where one can't be started.
+
+    Otherwise a pool starts them when jobs come, and without memory for one the event loop waits in `Thread.start` for
+    ever.
+    """
+    threads = ThreadPoolExecutor(at_once, thread_name_prefix=name)
+    together = threading.Barrier(at_once)
+    try:
+        for job in [threads.submit(together.wait) for _ in range(at_once)]:
+            job.result()
+    except BaseException:
+        together.abort()
+        threads.shutdown(wait=False, cancel_futures=True)
+        raise
+    return threads
