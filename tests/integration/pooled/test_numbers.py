@@ -24,8 +24,12 @@ TEXTS: list[str] = RECORDED["texts"]
 TOLERANCE = 2e-3
 """Of the largest number in a vector: other micro-batches are other sums, of KV cells in half precision."""
 
-KERNELS_DIFFER = 5e-4
-"""Of a vector's length: the recorded numbers are of another processor. Tiles of integers (AMX) were off by 1e-4."""
+KERNELS_DIFFER = 1e-3
+"""Of a vector's length, and of a score: the numbers were recorded on another processor, whose kernels add otherwise.
+
+Tiles of integers (AMX) were off by 1e-4, an AMD EPYC with AVX-512 by 1.3e-4 in a length and 6e-4 in a score. Another
+pooling is off by more than 1e-2.
+"""
 
 
 def close(a: Vectors, b: Vectors, tolerance: float = TOLERANCE) -> bool:
@@ -42,7 +46,7 @@ def test_vectors_are_llama_servers(case: str, request: pytest.FixtureRequest) ->
         assert len(answer) == recorded["rows"]
         scale = recorded["norm"]
         assert answer[-1, :8] == pytest.approx(recorded["first"], abs=KERNELS_DIFFER * scale)
-        assert float(np.linalg.norm(answer[-1].astype(np.float64))) == pytest.approx(scale, rel=1e-5, abs=1e-5)
+        assert float(np.linalg.norm(answer[-1].astype(np.float64))) == pytest.approx(scale, rel=KERNELS_DIFFER)
 
 
 def test_scores_are_llama_servers(reranker: Model) -> None:
@@ -65,7 +69,7 @@ def test_scores_of_a_decoder_are_llama_servers(n_ubatch: int, tmp_path: Path) ->
         template = RANK_TEMPLATE.format(query="{document}", document="{query}")
         assert list(tricky) == list(model.tokenize(template, add_special=False, parse_special=True))
     assert sum(map(len, pairs)) == RECORDED["decoder_rank_tokens"]
-    assert scores == pytest.approx(RECORDED["decoder_scores"], abs=1e-3)
+    assert scores == pytest.approx(RECORDED["decoder_scores"], abs=KERNELS_DIFFER)
 
 
 def some_inputs(model: Model, num: int, longest: int) -> list[list[int]]:
