@@ -9,6 +9,7 @@ around calls and thoughts.
 from __future__ import annotations
 
 import json
+import re
 import secrets
 from collections.abc import Callable
 from enum import Enum
@@ -25,6 +26,7 @@ _ARGUMENT_KEYS = ("arguments", "parameters")
 MIN_MARK_CHARS = 4
 """So much of the mark of a call is no text at the end of an answer that was cut off."""
 _OTHER_KEYS = ("type", "id", "tool_call_id")
+_HALF_PAIR = re.compile("[\ud800-\udfff]")
 
 
 class Gap(Enum):
@@ -385,8 +387,8 @@ class Reader(Scanner):
 
     def _is_name(self, name: str | None, *, known: bool = False) -> bool:
         """`known`: only the name of a tool will do."""
-        if not name or any("\ud800" <= character <= "\udfff" for character in name):
-            return False  # half a surrogate pair is JSON but can't be sent as UTF-8
+        if not name or _HALF_PAIR.search(name):
+            return False  # it is JSON but can't be sent as UTF-8
         return not known or any(tool.name == name for tool in self._ask.tools)
 
     def _json_call(self, *, known: bool = False) -> Steps[bool]:
@@ -476,9 +478,14 @@ def _object_in_string(value: str) -> str | None:
 
 
 def _held(value: str) -> str:
-    """Return the beginning of an object that a JSON string holds, if it does; else nothing."""
+    """Return the beginning of an object that a JSON string holds, if it does; else nothing.
+
+    Half a surrogate pair stays the escape that the model wrote: it is JSON but can't be sent as UTF-8.
+    """
     try:
         held = json.loads(value)
     except (ValueError, RecursionError):
         return ""
-    return held if isinstance(held, str) and held.lstrip().startswith("{") else ""
+    if not isinstance(held, str) or not held.lstrip().startswith("{"):
+        return ""
+    return _HALF_PAIR.sub(lambda half: f"\\u{ord(half.group()):04x}", held)

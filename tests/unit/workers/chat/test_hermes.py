@@ -78,6 +78,25 @@ def test_what_becomes_of_a_text(text: str, expected: Outcome) -> None:
     assert parse(text) == expected, "one character at a time"
 
 
+@pytest.mark.parametrize("name_first", [True, False])
+@pytest.mark.parametrize(
+    ("half", "expected"), [(r"\ud800", r"\ud800"), (r"x\udc00", r"x\udc00"), (r"\ud83d\ude00", "\U0001f600")]
+)
+def test_half_a_surrogate_pair_stays_an_escape(half: str, expected: str, name_first: bool) -> None:
+    members = ['"name": "f"', r'"arguments": "{\"a\": \"' + half + r'\"}"']
+    text = tag("{" + ", ".join(members if name_first else members[::-1]) + "}")
+    for portions in ([text], text):
+        content, calls = parse(portions)
+        assert (content, calls) == ("", [("f", '{"a": "' + expected + '"}')])
+        calls[0][1].encode()
+
+
+def test_half_a_surrogate_pair_that_is_cut_off_stays_an_escape() -> None:
+    text = r'<tool_call>{"name": "send", "arguments": "{\"a\": \"\ud800'
+    for portions in ([text], text):
+        assert parse(portions, cut_off=True) == ("", [("send", r'{"a": "\ud800')])
+
+
 @pytest.mark.parametrize("rest", ['"b', '"b\\', "[1, 2", "tr", "1.", '"b",'])
 def test_what_the_token_limit_cuts_off_stays_cut_off(rest: str) -> None:
     for portions in ([START + rest], START + rest):
