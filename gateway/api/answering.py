@@ -15,8 +15,8 @@ from gateway.api.answers import JSON, send_parts
 from gateway.api.diagnostics import answer_headers, ping, trail_of
 from gateway.api.dialect import AskedIn, StreamWriter, WholeWriter, Writers
 from gateway.api.errors import note_error, send_error, shape_of
-from gateway.api.held_probs import MAX_WAITING_PROBS, MAX_WHOLE_PROBS, HeldProbs
-from gateway.api.intake import held_while
+from gateway.api.held_probs import HeldProbs, Holds
+from gateway.api.intake import held_while, holds_of
 from gateway.api.presence import ClientGone, while_present
 from gateway.api.resumable import Resumable
 from gateway.api.streaming import EventStream, Pings
@@ -60,15 +60,18 @@ class Answering(Generic[AskedIn]):
         pings: Pings,
         resumable: Resumable,
         conclude: Conclude | None = None,
+        *,
+        repeats: bool = False,
     ) -> None:
         """`conclude` is awaited when an answer is complete, before its client is told so; with the error where a stream
-        that may be read again has failed.
+        that may be read again has failed. `repeats`: the end of a stream tells all of it once more.
         """
         self._writers = writers
         self._pipeline = pipeline
         self._pings = pings
         self._resumable = resumable
         self._conclude = conclude
+        self._repeats = repeats
         self._superseding = Superseding()
 
     async def answer(
@@ -77,20 +80,20 @@ class Answering(Generic[AskedIn]):
         trail = trail_of(scope)
         if asked.stream and wish is not None:
             writer = self._writers.stream_writer(asked, call, trail)
-            produce = held_while(scope, partial(self.record, asked, call, trail, writer))
+            produce = held_while(scope, partial(self.record, asked, call, trail, writer, holds_of(scope)))
             await self._resumable.first(wish, produce, scope, receive, send)
             return
         async with while_present(receive):
             if asked.stream:
                 await self._stream(asked, call, trail, scope, receive, send)
             else:
-                await self._whole(asked, call, trail, send)
+                await self._whole(asked, call, trail, holds_of(scope), send)
 
     async def record(
-        self, asked: AskedIn, call: Call, trail: Trail, writer: StreamWriter, recording: Recording
+        self, asked: AskedIn, call: Call, trail: Trail, writer: StreamWriter, holds: Holds, recording: Recording
     ) -> None:
         """Writes a stream that may be read again, whoever reads it now."""
-        failure = await self.write(asked, call, trail, writer, recording)
+        failure = await self.write(asked, call, trail, writer, holds, recording)
         if failure is None:
             await recording.write(writer.closing())
         elif recording.started:
@@ -100,11 +103,11 @@ class Answering(Generic[AskedIn]):
             await recording.refuse(failure, writer.broken(failure))
 
     async def write(
-        self, asked: AskedIn, call: Call, trail: Trail, writer: StreamWriter, sink: Sink
+        self, asked: AskedIn, call: Call, trail: Trail, writer: StreamWriter, holds: Holds, sink: Sink
     ) -> PaddockError | None:
         """A stream but for its last word, and its end in the books; why the answer is not complete."""
         try:
-            failure = await self._write(asked, call, trail, writer, sink)
+            failure = await self._write(asked, call, trail, writer, holds, sink)
         except ClientGone:
             raise
         except Exception:  # the edge of a stream that others may read: they are told of it, too
@@ -117,9 +120,9 @@ class Answering(Generic[AskedIn]):
         await self._concluded(writer, failure)
         return failure
 
-    async def _whole(self, asked: AskedIn, call: Call, trail: Trail, send: Send) -> None:
+    async def _whole(self, asked: AskedIn, call: Call, trail: Trail, holds: Holds, send: Send) -> None:
         writer, unended = self._writers.whole_writer(asked, call, trail), Unended()
-        held = HeldProbs(asked.requests, MAX_WHOLE_PROBS)
+        held = HeldProbs(asked.requests, holds, streams=False, repeats=self._repeats)
         async with self._superseding.turn(call), choices(self._pipeline, call, asked.requests, trail) as answer:
             try:
                 while not answer.ended:
@@ -129,7 +132,7 @@ class Answering(Generic[AskedIn]):
                         note_first(trail, events)
                     writer.add(events, answer.choice)
                     if held.are_told:
-                        held.add(events)
+                        held.hear(answer.choice, events, written=False)
                     if answer.end is not None:
                         note_end(trail, answer.end, answer.choice, unended)
             finally:
@@ -143,7 +146,8 @@ class Answering(Generic[AskedIn]):
         writer = self._writers.stream_writer(asked, call, trail)
         said = writer.idle if self._pings.as_events else partial(ping, trail)
         stream = EventStream(send, lambda: answer_headers(trail), said)
-        failure = await stream.pinged(self._write(asked, call, trail, writer, stream), self._pings.interval_s)
+        writing = self._write(asked, call, trail, writer, holds_of(scope), stream)
+        failure = await stream.pinged(writing, self._pings.interval_s)
         # Whatever is sent below is the last: the server then tells the watcher that the client is gone.
         if failure is None:
             trail.status, trail.outcome = 200, "ok"
@@ -157,16 +161,17 @@ class Answering(Generic[AskedIn]):
             await send_error(receive, send, failure, trail, shape_of(scope))
 
     async def _write(
-        self, asked: AskedIn, call: Call, trail: Trail, writer: StreamWriter, sink: Sink
+        self, asked: AskedIn, call: Call, trail: Trail, writer: StreamWriter, holds: Holds, sink: Sink
     ) -> PaddockError | None:
         """Everything but the last word, which depends on what is returned: why the answer is not complete."""
+        held = HeldProbs(asked.requests, holds, streams=True, repeats=self._repeats)
         try:
             async with self._superseding.turn(call), choices(self._pipeline, call, asked.requests, trail) as answer:
                 await sink.start()
                 opening = writer.opening()
                 if opening:
                     await sink.write(opening)
-                await relay(answer, writer, trail, sink, HeldProbs(asked.requests, MAX_WAITING_PROBS))
+                await relay(answer, writer, trail, sink, held)
         except PaddockError as error:
             return error
         return None
@@ -190,7 +195,7 @@ async def relay(answer: Choices, writer: StreamWriter, trail: Trail, sink: Sink,
             if body:
                 await write(body)
             if held.are_told:
-                held.clear() if body else held.add(events)
+                held.hear(answer.choice, events, written=bool(body))
             if answer.end is not None:
                 note_end(trail, answer.end, answer.choice, unended)
     finally:

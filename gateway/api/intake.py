@@ -172,8 +172,8 @@ class Body:
         self._intake.give_back(self._reservation)
 
     def holds(self, num_bytes: int) -> None:
-        """Its answer takes so many more. Raises HeldTooMuch, MemoryFull, TakesTooMuch."""
-        self._reservation.resize(self._reservation.num_bytes + num_bytes)
+        """Its answer takes so many more, or fewer if negative. Raises HeldTooMuch, MemoryFull, TakesTooMuch."""
+        self._reservation.add(num_bytes)
 
     def holds_at_least(self, num_bytes: int) -> None:
         """It takes so many in all, if not more. Raises HeldTooMuch, MemoryFull, TakesTooMuch."""
@@ -206,6 +206,12 @@ def held_while(scope: Scope, work: Callable[[PartT], Awaitable[None]]) -> Callab
             await work(part)
 
     return counted
+
+
+def holds_of(scope: Scope) -> Callable[[int], None]:
+    """Return what is told how many bytes more, or fewer, the request holds; it raises as `Body.holds`."""
+    reservation: Reservation = scope[RESERVATION]
+    return reservation.add
 
 
 class _Arrival:

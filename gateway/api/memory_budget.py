@@ -39,12 +39,15 @@ class MemoryBudget:
         """Return one of no bytes, to be grown; close it in any case."""
         return Reservation(self, principal)
 
-    def take(self, principal: Principal, num_bytes: int) -> None:
-        """Raises TakesTooMuch for what never fits, HeldTooMuch, MemoryFull."""
-        if num_bytes > self.largest:
+    def take(self, principal: Principal, num_bytes: int, num_before: int = 0) -> None:
+        """`num_before`: what the same request holds already.
+
+        Raises TakesTooMuch for what never fits, HeldTooMuch, MemoryFull.
+        """
+        if num_before + num_bytes > self.largest:
             raise TakesTooMuch(
-                f"The request takes {num_bytes} bytes of memory; one key may hold {self.largest}. Send less, or have "
-                "the operator raise PADDOCK_CALL_MEMORY_BYTES."
+                f"The request and its answer take {num_before + num_bytes} bytes of memory; one key may hold "
+                f"{self.largest}. Send less or ask for less, or have the operator raise PADDOCK_CALL_MEMORY_BYTES."
             )
         free = self._max_bytes - self._held
         of_team = self._of_team.get(principal.team, 0) + num_bytes
@@ -93,11 +96,15 @@ class Reservation:
         if num_bytes > self.num_bytes:
             self.resize(num_bytes)
 
+    def add(self, num_bytes: int) -> None:
+        """It holds so many more, or fewer where it is negative. Raises as `resize`."""
+        self.resize(self.num_bytes + num_bytes)
+
     def resize(self, num_bytes: int) -> None:
         """From now on it holds so many. Raises as `MemoryBudget.take`, and holds as much as before then."""
         more = num_bytes - self.num_bytes
         if more > 0:
-            self._budget.take(self._principal, more)
+            self._budget.take(self._principal, more, self.num_bytes)
         elif more:
             self._budget.add(self._principal, more)
         self.num_bytes = num_bytes

@@ -43,7 +43,9 @@ def responses_apps(
 ) -> dict[str, ASGIApp]:
     shelf, truncation = Shelf(store, CHAIN_FACTOR * intake.max_body_bytes), Truncation(inquiries)
     preparation = Preparation(pipeline, truncation)
-    answering: Answering[ResponseRequest] = Answering(ResponseWriters(), pipeline, pings, resumable, shelf.conclude)
+    answering: Answering[ResponseRequest] = Answering(
+        ResponseWriters(), pipeline, pings, resumable, shelf.conclude, repeats=True
+    )
     background = Background(answering, recordings, resumable, shelf)
     stored = StoredResponses(keys, intake, shelf, background, recordings, resumable)
     rooms = Rooms(keys, pipeline, intake, preparation, resumable, store, memories, metrics, pings, bounds)

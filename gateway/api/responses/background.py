@@ -13,7 +13,8 @@ from starlette.types import Receive, Scope, Send
 from gateway.api.answering import Answering
 from gateway.api.answers import send_json
 from gateway.api.diagnostics import trail_of
-from gateway.api.intake import Body, held_while
+from gateway.api.held_probs import Holds
+from gateway.api.intake import Body, held_while, holds_of
 from gateway.api.responses.events import EventWriter
 from gateway.api.responses.ids import stream_of
 from gateway.api.responses.request import ResponseRequest
@@ -55,8 +56,10 @@ class Background:
             message = "The request does not fit into what a team may store. Send less, or send it without `background`."
             raise StorageFull(message)
 
+        holds = holds_of(scope)
+
         async def produce(recording: Recording) -> None:
-            await self._produce(asked, call, trail, writer, recording)
+            await self._produce(asked, call, trail, writer, holds, recording)
 
         owner = Owner(team, "") if wish is None else wish.owner
         try:
@@ -106,7 +109,13 @@ class Background:
         return record.response
 
     async def _produce(
-        self, asked: ResponseRequest, call: Call, trail: Trail, writer: EventWriter, recording: Recording
+        self,
+        asked: ResponseRequest,
+        call: Call,
+        trail: Trail,
+        writer: EventWriter,
+        holds: Holds,
+        recording: Recording,
     ) -> None:
         team = call.principal.team
 
@@ -119,7 +128,7 @@ class Background:
         recording.on_start = note_begun
         await recording.write(writer.queued())
         try:
-            await self._answering.record(asked, call, trail, writer, recording)
+            await self._answering.record(asked, call, trail, writer, holds, recording)
         except asyncio.CancelledError:
             trail.status, trail.outcome = 200, "cancelled"
             await self._shelf.keep(team, writer.record(writer.stopped()), again=True)

@@ -91,6 +91,7 @@ class Connection:
             rooms.pings,
             rooms.resumable,
             partial(_conclude, self._shelf, self._memory),
+            repeats=True,
         )
         self._lanes: Lanes[Body] | None = None
         self._ends_at = monotonic() + rooms.bounds.life_s
@@ -187,7 +188,7 @@ class Connection:
         draft = await body.aside(message.num_bytes, partial(draft_of_message, message, trail.ignored))
         asked, call = await rooms.preparation.prepare(draft, self._shelf, body, principal, trail, self._scope)
         writer, sink = EventWriter(asked, call), EventMessages(self._socket, message.lane)
-        failure = await self._answering.write(asked, call, trail, writer, sink)
+        failure = await self._answering.write(asked, call, trail, writer, body.holds, sink)
         if failure is None:
             await self._last_word(sink.write(writer.closing()), CLOSING_S)
         elif sink.told:

@@ -10,7 +10,6 @@ from typing import Any, Protocol
 
 import msgspec
 
-from gateway.api.held_probs import MAX_WHOLE_PROBS, HeldProbs
 from gateway.api.responses.ids import output_id
 from gateway.api.responses.tools import input_of
 from workers.protocol.events import CallEvent, Finished, Logprobs, Reasoning, Text, TokenLogprob, ToolCallDelta
@@ -124,8 +123,6 @@ class Output:
         self._listener = listener
         self._calls: dict[int, FunctionCall] = {}
         self._waiting: list[Logprobs] = []
-        self._held = HeldProbs((), MAX_WHOLE_PROBS)
-        """The response repeats all of them at its end, however it is told."""
         self._statuses: dict[str, str] = {}
 
     def add(self, event: CallEvent) -> None:
@@ -140,7 +137,6 @@ class Output:
             case ToolCallDelta():
                 self._call(event)
             case Logprobs():
-                self._held.add((event,))
                 self._waiting.append(event)
             case Finished():
                 self._finish(event)

@@ -1,33 +1,255 @@
-"""Probabilities that a gateway holds of an answer are counted, and are not without bound."""
+"""Probabilities that a gateway holds of an answer are counted, by number and by bytes, and are not without bound."""
 
 from __future__ import annotations
 
+import asyncio
+import json
+import tracemalloc
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from functools import partial
+from typing import Any, cast
+
 import pytest
+from starlette.types import Message, Scope
 
-from gateway.api.held_probs import HeldProbs
-from gateway.errors import InvalidRequest
-from workers.protocol.events import CallEvent, Logprobs, Text, TokenLogprob
+from gateway.api.decoding import DecodingLane
+from gateway.api.diagnostics import begin_trail
+from gateway.api.dialect import Dialect
+from gateway.api.generation import Generation
+from gateway.api.held_probs import MAX_WAITING_PROBS, MAX_WHOLE_PROBS, PROB_BYTES, TOKEN_BYTES, HeldProbs
+from gateway.api.intake import Intake
+from gateway.api.memory_budget import MemoryBudget
+from gateway.api.openai.chat import ChatDialect
+from gateway.api.openai.completion import CompletionDialect
+from gateway.api.streaming import Pings
+from gateway.call import Call, Principal
+from gateway.errors import HeldTooMuch, InvalidRequest, TakesTooMuch, WorkerLost
+from gateway.telemetry.trail import Trail
+from workers.protocol.events import (
+    CallEvent,
+    Finished,
+    FinishReason,
+    Logprobs,
+    PromptLogprobs,
+    Text,
+    Timings,
+    TokenLogprob,
+    Usage,
+    decode_step,
+    encode_step,
+)
 from workers.protocol.requests import GenerateRequest
+from workers.tracing.tracer import NoTracer
 
-ONE = TokenLogprob(5, b"a", -1.0)
+ASKER = Principal("key", "red", None, admin=False)
+CALL = Call("r", ASKER, "alias", "model", 0.0, 1.0, 1.0)
+ONE = TokenLogprob(5, b"", -1.0)
 EVENTS: list[CallEvent] = [Logprobs(1, ONE, (ONE, ONE)), Text(1, "a")]
+EVENTS_BYTES = TOKEN_BYTES + 3 * PROB_BYTES
+MANY: list[CallEvent] = [Logprobs(1, ONE, (ONE,) * 99)] * 16
+END = Finished(1, FinishReason.STOP, Usage(1, 1, 0), Timings(0, 1, 1.0, 1, 1.0))
+
+
+class Holding:
+    """What a request holds."""
+
+    num_bytes = 0
+
+    def holds(self, num_bytes: int) -> None:
+        self.num_bytes += num_bytes
+
+
+def held_of(*requests: GenerateRequest, streams: bool = False, repeats: bool = False) -> tuple[HeldProbs, Holding]:
+    holding = Holding()
+    return HeldProbs(requests, holding.holds, streams=streams, repeats=repeats), holding
 
 
 def test_the_chosen_one_and_those_in_its_place_count() -> None:
-    held = HeldProbs([GenerateRequest(n_probs=2)], 6)
-    held.add(EVENTS)
-    held.add(EVENTS)
-    with pytest.raises(InvalidRequest, match="more than 6 probabilities"):
-        held.add(EVENTS)
+    held, holding = held_of(GenerateRequest(n_probs=2))
+    held.hear(0, EVENTS, written=False)
+    assert holding.num_bytes == EVENTS_BYTES
+    num_left = MAX_WHOLE_PROBS // 3 - 1
+    held.hear(0, EVENTS * num_left, written=False)
+    assert holding.num_bytes == (num_left + 1) * EVENTS_BYTES
+    with pytest.raises(InvalidRequest, match=f"more than {MAX_WHOLE_PROBS} probabilities"):
+        held.hear(0, EVENTS, written=False)
 
 
 def test_what_was_written_is_held_no_more() -> None:
-    held = HeldProbs([GenerateRequest(n_probs=2)], 6)
+    held, holding = held_of(GenerateRequest(n_probs=2), GenerateRequest(n_probs=2), streams=True)
+    for _ in range(MAX_WAITING_PROBS // 3 // 1000 + 10):
+        held.hear(0, EVENTS * 1000, written=False)
+        held.hear(0, EVENTS, written=True)
+    assert holding.num_bytes == 0
+    held.hear(1, EVENTS, written=False)
+    held.hear(0, EVENTS, written=True)
+    assert holding.num_bytes == EVENTS_BYTES, "the other answer's text has not come"
+    with pytest.raises(InvalidRequest, match=f"more than {MAX_WAITING_PROBS} probabilities"):
+        held.hear(1, EVENTS * (MAX_WAITING_PROBS // 3), written=False)
+
+
+def test_a_stream_that_tells_them_again_at_its_end_holds_them_twice() -> None:
+    held, holding = held_of(GenerateRequest(n_probs=2), streams=True, repeats=True)
     for _ in range(10):
-        held.add(EVENTS)
-        held.clear()
+        held.hear(0, EVENTS, written=True)
+    assert holding.num_bytes == 20 * EVENTS_BYTES
+
+
+def test_long_tokens_those_of_a_prompt_and_those_told_twice_take_more() -> None:
+    held, holding = held_of(GenerateRequest(n_probs=2, post_sampling_probs=True))
+    long = TokenLogprob(5, b" " * 100, -1.0)
+    held.hear(0, [Logprobs(1, long, (long,)), PromptLogprobs(1, ((ONE, ()), (ONE, (ONE,))))], written=False)
+    assert holding.num_bytes == 2 * (3 * TOKEN_BYTES + 5 * PROB_BYTES + 5 * 2 * 100)
 
 
 def test_only_answers_that_tell_any_are_looked_at() -> None:
-    assert not HeldProbs([GenerateRequest()], 6).are_told
-    assert HeldProbs([GenerateRequest(), GenerateRequest(n_probs=-1)], 6).are_told
+    assert not held_of(GenerateRequest())[0].are_told
+    assert held_of(GenerateRequest(), GenerateRequest(n_probs=-1))[0].are_told
+
+
+CHAT = {"model": "m", "messages": [{"role": "user", "content": "hi"}]}
+PROMPT = {"model": "m", "prompt": "hi"}
+
+
+@pytest.mark.parametrize("num_top", [1, 5, 20])
+@pytest.mark.parametrize(
+    ("dialect", "body", "by_number"),
+    [
+        (ChatDialect(), CHAT, "n_probs"),
+        (ChatDialect(), CHAT | {"post_sampling_probs": True}, "n_probs"),
+        (CompletionDialect(), PROMPT, "n_probs"),
+        (CompletionDialect(), PROMPT, "logprobs"),
+    ],
+)
+def test_what_is_counted_is_about_what_is_held(
+    dialect: Dialect[Any], body: dict[str, Any], by_number: str, num_top: int
+) -> None:
+    asked = dialect.read(json.dumps(body | {by_number: num_top}).encode(), {})
+    writer, (held, holding) = dialect.whole_writer(asked, CALL, Trail("r", "POST", "/")), held_of(*asked.requests)
+    tokens = [TokenLogprob(100_000 + n, b" token%d" % n, -n / 7) for n in range(num_top + 1)]
+    step = encode_step([Logprobs(1, tokens[0], tuple(tokens[1:])), Text(1, " token0")])
+    writer.add(list(decode_step(step)), 0)
+    tracemalloc.start()
+    for _ in range(500):
+        events = list[CallEvent](decode_step(step))
+        writer.add(events, 0)
+        held.hear(0, events, written=False)
+    writer.add([END], 0)
+    for _ in writer.parts():
+        pass
+    most = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert 0.75 * most < holding.num_bytes < 2.5 * most
+
+
+class Keys:
+    """Knows one key."""
+
+    def authenticate(self, headers: object) -> Principal:
+        return ASKER
+
+
+class Answer:
+    """As many probabilities as are asked for, until `end`."""
+
+    choice, ended = 0, False
+    end: Finished | None = None
+
+    def __init__(self, end: Callable[[], Finished | None]) -> None:
+        self._end = end
+
+    async def take(self) -> list[CallEvent]:
+        self.end = self._end()
+        self.ended = self.end is not None
+        await asyncio.sleep(0)
+        return [*MANY, Text(1, "a")] if self.end is None else [self.end]
+
+
+class Pipeline:
+    """Answers at once."""
+
+    def __init__(self, end: Callable[[], Finished | None]) -> None:
+        self._end = end
+
+    def call(self, *about: object) -> Call:
+        return CALL
+
+    @asynccontextmanager
+    async def answer(self, *about: object) -> AsyncIterator[Answer]:
+        yield Answer(self._end)
+
+
+async def asked_of(budget: MemoryBudget, end: Callable[[], Finished | None]) -> list[Message]:
+    """Return what is sent to who asks for a whole answer, in which `end` is asked before each step."""
+    raw = json.dumps(CHAT | {"n_probs": 99}).encode()
+    path = "/v1/chat/completions"
+    scope: Scope = {"type": "http", "method": "POST", "path": path, "headers": []}
+    begin_trail(scope, NoTracer())
+    pipeline, intake = cast(Any, Pipeline(end)), Intake(8 << 20, budget, DecodingLane(), lambda: 4096)
+    route = Generation(ChatDialect(), cast(Any, Keys()), pipeline, intake, Pings(15.0), cast(Any, None))
+    came: list[Message] = [{"type": "http.request", "body": raw}]
+    sent: list[Message] = []
+
+    async def receive() -> Message:
+        if came:
+            return came.pop()
+        await asyncio.Event().wait()
+        raise AssertionError
+
+    async def send(message: Message) -> None:
+        assert budget.num_bytes > STEPS * len(MANY) * 100 * PROB_BYTES, "it counts until it is sent"
+        sent.append(message)
+
+    await route(scope, receive, send)
+    return sent
+
+
+STEPS = 5
+
+
+def after_steps(budget: MemoryBudget, last: Callable[[], Finished]) -> Callable[[], Finished | None]:
+    """Return what ends an answer after some steps, each of which holds more than the one before."""
+    held: list[int] = []
+
+    def end() -> Finished | None:
+        held.append(budget.num_bytes)
+        assert held == sorted(set(held)), "they count as they come"
+        return last() if len(held) > STEPS else None
+
+    return end
+
+
+async def test_a_whole_answer_counts_until_it_is_sent() -> None:
+    budget = MemoryBudget(64 << 20)
+    sent = await asked_of(budget, after_steps(budget, lambda: END))
+    assert sent[0]["status"] == 200
+    assert budget.num_bytes == 0
+
+
+def _fails(error: BaseException) -> Finished:
+    raise error
+
+
+@pytest.mark.parametrize("error", [WorkerLost("gone"), asyncio.CancelledError(), ZeroDivisionError()])
+async def test_what_ends_early_holds_nothing_more(error: BaseException) -> None:
+    budget = MemoryBudget(64 << 20)
+    with pytest.raises(type(error)):
+        await asked_of(budget, after_steps(budget, partial(_fails, error)))
+    assert budget.num_bytes == 0
+
+
+async def test_an_answer_that_never_fits_is_told_so() -> None:
+    budget = MemoryBudget(8 << 20)
+    with pytest.raises(TakesTooMuch, match="The request and its answer take"):
+        await asked_of(budget, lambda: None)
+    assert budget.num_bytes == 0
+
+
+async def test_an_answer_ends_where_others_of_its_key_hold_their_share() -> None:
+    budget = MemoryBudget(8 << 20)
+    other = budget.reserve(ASKER)
+    other.resize(budget.largest - (1 << 20))
+    with pytest.raises(HeldTooMuch, match="this key"):
+        await asked_of(budget, lambda: None)
+    assert budget.num_bytes == other.num_bytes

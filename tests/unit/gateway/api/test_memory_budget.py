@@ -47,7 +47,10 @@ def test_what_never_fits_is_told_so() -> None:
     budget = MemoryBudget(96 * MIB)
     with pytest.raises(TakesTooMuch, match=f"one key may hold {36 * MIB}"):
         holding(budget, "red", 36 * MIB + 1)
-    assert holding(budget, "red", 36 * MIB).num_bytes == 36 * MIB
+    grown = holding(budget, "red", 36 * MIB)
+    with pytest.raises(TakesTooMuch, match=f"take {36 * MIB + 1} bytes"):
+        grown.add(1)
+    assert grown.num_bytes == 36 * MIB
 
 
 def test_a_refused_request_holds_what_it_held() -> None:

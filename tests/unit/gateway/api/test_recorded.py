@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from gateway.api.answering import Answering
+from gateway.api.memory_budget import MemoryBudget
 from gateway.api.openai.chat import ChatDialect
 from gateway.api.presence import ClientGone
 from gateway.api.streaming import Pings
@@ -20,6 +21,7 @@ from gateway.telemetry.trail import Trail
 from workers.protocol.events import CallEvent, Started, Text
 
 CALL = Call("r", Principal("k", "team", None, admin=False), "alias", "model", 0.0, 1.0, 1.0)
+HOLDS = MemoryBudget(1 << 20).reserve(CALL.principal).add
 
 
 class Answer:
@@ -54,7 +56,7 @@ async def test_readers_are_told_of_a_break(begins: bool, caplog: pytest.LogCaptu
     asked = ChatDialect().read(b'{"model": "m", "messages": [{"role": "user", "content": "hi"}], "stream": true}', {})
     trail = Trail("req-7", "POST", "/v1/chat/completions")
     recording = Recording("s", StreamHead("team", "", "gateway"), 1 << 16)
-    await one.record(asked, CALL, trail, ChatDialect().stream_writer(asked, CALL, trail), recording)
+    await one.record(asked, CALL, trail, ChatDialect().stream_writer(asked, CALL, trail), HOLDS, recording)
     told, _ = recording.after(0)
     assert b"Something broke in the gateway; its log has request req-7." in told
     assert trail.outcome == "internal_error"
@@ -80,5 +82,5 @@ async def test_a_caller_who_leaves_is_no_break(caplog: pytest.LogCaptureFixture)
     asked = ChatDialect().read(b'{"model": "m", "messages": [{"role": "user", "content": "hi"}], "stream": true}', {})
     trail = Trail("req-7", "POST", "/v1/chat/completions")
     with pytest.raises(ClientGone):
-        await one.write(asked, CALL, trail, ChatDialect().stream_writer(asked, CALL, trail), Gone())
+        await one.write(asked, CALL, trail, ChatDialect().stream_writer(asked, CALL, trail), HOLDS, Gone())
     assert (trail.outcome, caplog.text) == ("", "")

@@ -20,7 +20,7 @@ from gateway.api.memory_budget import MemoryBudget
 from gateway.api.native.prompts import read_native_prompts
 from gateway.api.native.texts import CHARS_PER_TURN, TOKENS_PER_TURN, decoded_reply, text_parts, token_parts
 from gateway.call import Principal
-from gateway.errors import HeldTooMuch, InternalError
+from gateway.errors import InternalError, TakesTooMuch
 from gateway.telemetry.trail import Trail
 from workers.protocol.text import Detokenized, Tokenized, decode_detokenized, packed
 
@@ -95,6 +95,6 @@ async def test_a_reply_that_is_longer_than_its_request_is_counted_and_decoded_on
             await decoded_reply(held, b"x", decode)
         for _ in range(6):
             await decoded_reply(held, reply, decode)
-        with pytest.raises(HeldTooMuch):
+        with pytest.raises(TakesTooMuch):
             await decoded_reply(held, reply, decode)
     assert budget.num_bytes == 0
