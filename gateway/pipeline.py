@@ -37,7 +37,7 @@ from workers.protocol.catalog import Job
 from workers.protocol.events import CallEvent, Failed, Finished, Started
 from workers.protocol.failures import CallFailed, Failure
 from workers.protocol.heartbeat import Heartbeat
-from workers.protocol.pooled import POOL_PATH, PoolRequest, PoolResult, decode_result
+from workers.protocol.pooled import PoolRequest, PoolResult
 from workers.protocol.requests import AdapterUse, GenerateRequest
 
 PLACED_AT_ONCE = 8
@@ -287,7 +287,7 @@ class Pipeline:
                     turn.leave()
                     timeout_s, asked = call.deadline - time.monotonic(), _in_trace(request, tries)
                     try:
-                        result = await self._relay.ask(place, "POST", POOL_PATH, asked, decode_result, timeout_s)
+                        result = await self._relay.pool(place, asked, timeout_s)
                     except CallFailed as failed:
                         failure = failed.failure
                     else:

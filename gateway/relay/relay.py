@@ -16,12 +16,13 @@ import msgspec
 from gateway.errors import Stopping
 from gateway.relay.fanin import CONNECT_TIMEOUT_S, Credentials, Place, WorkerStream
 from gateway.relay.mailbox import Mailbox, MailboxWithSettings
-from gateway.relay.worker_asks import NotReached, ReplyT, ask
+from gateway.relay.worker_asks import AtOnce, NotReached, Reading, ReplyT, ask
 from gateway.relay.worker_client import Cancellations, WorkerClient
 from workers.dead_peers import watched_socket
 from workers.protocol.events import Failed, Finished, Settings
 from workers.protocol.failures import CallFailed, Failure, FailureCode
 from workers.protocol.heartbeat import PROTOCOL_VERSION, Heartbeat
+from workers.protocol.pooled import POOL_PATH, PoolRequest, PoolResult, ResultReader
 from workers.protocol.requests import GenerateRequest, Submit
 from workers.tracing.context import TraceContext
 
@@ -160,12 +161,27 @@ class Relay:
         timeout_s: float = ASK_TIMEOUT_S,
     ) -> ReplyT:
         """One question to one worker. Raises CallFailed, Stopping."""
+        return await self._ask(place, method, path, message, AtOnce(decode), timeout_s)
+
+    async def pool(self, place: Place, request: PoolRequest, timeout_s: float) -> PoolResult:
+        """Pooled work of one worker. Raises CallFailed, Stopping."""
+        return await self._ask(place, "POST", POOL_PATH, request, ResultReader(), timeout_s)
+
+    async def _ask(
+        self,
+        place: Place,
+        method: str,
+        path: str,
+        message: msgspec.Struct | None,
+        reading: Reading[ReplyT],
+        timeout_s: float,
+    ) -> ReplyT:
         # Questions have prompts in them, too: none is sent before the worker has shown that it knows the secret.
         line = await self._line_to(place)
         if self._session is None:
             raise _stopping()
         payloads, told = line.client.payloads, line.stream.place
-        return await ask(self._session, payloads, line.headers, told, method, path, message, decode, timeout_s)
+        return await ask(self._session, payloads, line.headers, told, method, path, message, reading, timeout_s)
 
     def is_lost(self, boot: str) -> bool:
         """Whether the process is known to be gone though the fleet may still show it."""

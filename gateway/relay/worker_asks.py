@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import TypeVar
+from typing import Generic, Protocol, TypeVar
 
 import aiohttp
 import msgspec
@@ -28,6 +28,7 @@ JSON_HEADERS = {"Content-Type": "application/json"}
 _decode_failure = msgspec.json.Decoder(Failure).decode
 
 ReplyT = TypeVar("ReplyT")
+ReplyT_co = TypeVar("ReplyT_co", covariant=True)
 
 
 class ReplyTooLong(aiohttp.ClientError):
@@ -39,15 +40,50 @@ class NotReached(CallFailed):
 
 
 async def read_bounded(response: aiohttp.ClientResponse, max_bytes: int) -> bytes:
-    """Return the body. Raises ReplyTooLong, with the connection closed, as soon as it is longer than that."""
-    pieces, left = [], max_bytes
+    """Return the body. Raises as `read_pieces`."""
+    pieces: list[bytes] = []
+    await read_pieces(response, max_bytes, pieces.append)
+    return b"".join(pieces)
+
+
+async def read_pieces(response: aiohttp.ClientResponse, max_bytes: int, add: Callable[[bytes], None]) -> None:
+    """Hand on the body as it comes, some 128 KiB at a time.
+
+    Raises ReplyTooLong, with the connection closed, as soon as it is longer than that, and what `add` raises.
+    """
+    left = max_bytes
     async for piece in response.content.iter_any():
         left -= len(piece)
         if left < 0:
             response.close()
             raise ReplyTooLong(f"more than {max_bytes} bytes")
-        pieces.append(piece)
-    return b"".join(pieces)
+        add(piece)
+
+
+class Reading(Protocol[ReplyT_co]):
+    """Reads one reply as it comes."""
+
+    def add(self, piece: bytes) -> None:
+        """Raises msgspec.DecodeError."""
+        ...
+
+    def result(self) -> ReplyT_co:
+        """Return it when all of it has come. Raises msgspec.DecodeError."""
+        ...
+
+
+class AtOnce(Generic[ReplyT]):
+    """Reads a reply that is decoded in one call."""
+
+    def __init__(self, decode: Callable[[bytes], ReplyT]) -> None:
+        self._pieces: list[bytes] = []
+        self._decode = decode
+
+    def add(self, piece: bytes) -> None:
+        self._pieces.append(piece)
+
+    def result(self) -> ReplyT:
+        return self._decode(b"".join(self._pieces))
 
 
 async def ask(
@@ -58,7 +94,7 @@ async def ask(
     method: str,
     path: str,
     message: msgspec.Struct | None,
-    decode: Callable[[bytes], ReplyT],
+    reading: Reading[ReplyT],
     timeout_s: float,
 ) -> ReplyT:
     """`headers`: of every request to this worker.
@@ -79,7 +115,12 @@ async def ask(
                 allow_redirects=False,
             ) as response,
         ):
-            body = await read_bounded(response, MAX_LONG_REPLY_BYTES if path in LONG_REPLIES else MAX_REPLY_BYTES)
+            if response.status != 200:
+                refused = await read_bounded(response, MAX_REPLY_BYTES)
+                raise CallFailed(failure_in(place, response.status, refused))
+            max_bytes = MAX_LONG_REPLY_BYTES if path in LONG_REPLIES else MAX_REPLY_BYTES
+            await read_pieces(response, max_bytes, reading.add)
+        return reading.result()
     except (aiohttp.ClientError, TimeoutError, OSError) as error:
         if isinstance(error, ReplyTooLong) and path == POOL_PATH:
             # Vectors are as many as were asked for: every worker would say as much, and none is to be blamed.
@@ -89,10 +130,6 @@ async def ask(
         unheard = isinstance(error, aiohttp.ClientConnectorError | aiohttp.ConnectionTimeoutError)
         kind = NotReached if unheard else CallFailed
         raise kind(Failure(FailureCode.WORKER_LOST, message_)) from error
-    if response.status != 200:
-        raise CallFailed(failure_in(place, response.status, body))
-    try:
-        return decode(body)
     except msgspec.DecodeError as error:
         raise CallFailed(unreadable(place)) from error
 

@@ -10,7 +10,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Annotated, Any
 
-import msgspec
 from pydantic import Discriminator, Field, Tag
 from starlette.types import Scope
 
@@ -22,12 +21,11 @@ from gateway.api.parameters.unread import read_body
 from gateway.api.vectors import rows_of
 from gateway.call import Call
 from gateway.errors import InvalidRequest
+from workers.protocol.json_parts import json_parts
 from workers.protocol.pooled import PoolRequest, PoolResult
 
 MAX_DOCUMENTS = 2048
 MAX_TOP = 2**31 - 1
-
-_encode = msgspec.json.Encoder().encode
 
 
 class DocumentBody(Loose):
@@ -74,16 +72,15 @@ class RerankDialect:
         return RerankRequest(body.model, request, body.top_n, body.return_text if bare else body.return_documents, bare)
 
     def parts(self, asked: RerankRequest, call: Call, result: PoolResult) -> Iterator[bytes]:
-        """Yield all at once, best first; of equals the earlier one."""
+        """Yield them best first, of equals the earlier one; documents that are told back may be long."""
         scores = [row[0] for row in rows_of(result)]
         order = sorted(range(len(scores)), key=lambda index: -scores[index])[: asked.top_n]
         entries = [self._entry(asked, index, scores[index]) for index in order]
         if asked.is_bare:
-            yield _encode(entries)
-            return
+            return json_parts(entries)
         num_tokens = sum(result.num_tokens)
         usage = {"prompt_tokens": num_tokens, "total_tokens": num_tokens}
-        yield _encode({"object": "list", "model": call.alias, "results": entries, "usage": usage})
+        return json_parts({"object": "list", "model": call.alias, "results": entries, "usage": usage})
 
     def _entry(self, asked: RerankRequest, index: int, score: float) -> dict[str, Any]:
         entry: dict[str, Any] = {"index": index, "score" if asked.is_bare else "relevance_score": score}

@@ -147,6 +147,20 @@ async def test_the_bare_form() -> None:
     ]
 
 
+@pytest.mark.parametrize("form", ["documents", "texts"])
+async def test_long_documents_are_told_back_in_parts(form: str) -> None:
+    """Written at once, 8 MiB of lines held the event loop for 53 ms."""
+    texts = ["\n" * 40_000] * 100
+    result = matrix(*[(float(-number),) for number in range(100)], pooling="rank")
+    dialect = RerankDialect()
+    asked = {"query": "q", form: texts, "return_documents": True, "return_text": True}
+    parts = list(dialect.parts(dialect.read(json.dumps(asked).encode(), {}), CALL, result))
+    assert max(map(len, parts)) < 1 << 20 < sum(map(len, parts))
+    body = json.loads(b"".join(parts))
+    entries = body if form == "texts" else [one["document"] for one in body["results"]]
+    assert [one["text"] for one in entries] == texts
+
+
 @pytest.mark.parametrize(
     ("parameters", "param"),
     [
