@@ -14,9 +14,9 @@ from functools import partial
 
 from workers.engine.cache import PrefixCache
 from workers.engine.disk import DiskTier
-from workers.engine.disk_names import BLOCK_TOKENS, BlockName, StateNames, block_names
+from workers.engine.disk_names import BLOCK_TOKENS, BlockName, StateNames, block_name, block_names, state_name
 from workers.engine.pace import MovePace
-from workers.engine.prefix import Block, Path, path_of
+from workers.engine.prefix import Block, Path, digest_at
 from workers.engine.sequence import Sequence
 
 log = logging.getLogger(__name__)
@@ -153,13 +153,15 @@ class DiskLink:
         """
         if not block.nodes or (self._by_range and not _is_whole(block)) or block.start == block.end:
             return None
-        node = max(block.nodes, key=lambda node: node.end)
-        path = path_of(node, block.end)
-        if path.scope.shift:
+        node, end = max(block.nodes, key=lambda node: node.end), block.end
+        scope = node.scope
+        if scope is None or scope.shift:
             return None
+        digest = digest_at(node, end)
         if self._by_range:
-            return block_names(path.tokens, path.scope, path.num_public)[-1]
-        return StateNames(path.tokens, path.scope, path.num_public).name(block.end)
+            return block_name(scope, node.num_public, end, digest)
+        tail = node.leading(end // BLOCK_TOKENS * BLOCK_TOKENS, end)
+        return state_name(scope, node.num_public, end, digest, tail)
 
 
 def _is_whole(block: Block) -> bool:

@@ -51,17 +51,13 @@ def chain(
 
     Blocks wholly within the first `num_public` tokens belong to `public_seed`. 64 tokens take about 1 us.
     """
-    return list(_links(seed, memoryview(tokens.tobytes()), block * 4, public_seed, num_public // block))
+    return list(links(seed, memoryview(tokens.tobytes()), block * 4, public_seed, num_public // block))
 
 
 def block_names(tokens: TokenArray, scope: Scope, num_public: int = 0) -> list[BlockName]:
     """The names of a conversation's full blocks, in order. `tokens`: `numpy.int32`."""
     digests = chain(scope.seed, tokens, public_seed=scope.public.seed, num_public=num_public)
-    num_open = num_public // BLOCK_TOKENS
-    return [
-        BlockName(None if k < num_open else scope.tenant, digest, k * BLOCK_TOKENS, (k + 1) * BLOCK_TOKENS)
-        for k, digest in enumerate(digests)
-    ]
+    return [block_name(scope, num_public, k * BLOCK_TOKENS, digest) for k, digest in enumerate(digests, 1)]
 
 
 class StateNames:
@@ -74,25 +70,30 @@ class StateNames:
         self._num_public = num_public
         self._data = memoryview(tokens.tobytes())
         self._digests = list(
-            _links(scope.seed, self._data, BLOCK_TOKENS * 4, scope.public.seed, num_public // BLOCK_TOKENS)
+            links(scope.seed, self._data, BLOCK_TOKENS * 4, scope.public.seed, num_public // BLOCK_TOKENS)
         )
 
     def stem(self, end: int) -> tuple[str | None, bytes]:
         """Whose a state of this length is, and what it has in common with all that end in the same block."""
         number = end // BLOCK_TOKENS
-        if end <= self._num_public:
-            return None, self._digests[number - 1] if number else self._scope.public.seed
-        num_open = self._num_public // BLOCK_TOKENS
-        if number > num_open or not number:
-            return self._scope.tenant, self._digests[number - 1] if number else self._scope.seed
-        return self._scope.tenant, _linked(self._digests[number - 1], self._scope.seed)
+        return _stem(self._scope, self._num_public, end, self._digests[number - 1] if number else b"")
 
     def name(self, end: int) -> BlockName:
         """About 3 us."""
-        tenant, stem = self.stem(end)
         tail = self._data[end // BLOCK_TOKENS * BLOCK_TOKENS * 4 : end * 4]
-        digest = hashlib.blake2b(tail, key=stem, digest_size=DIGEST_BYTES, person=b"whole state").digest()
-        return BlockName(tenant, digest, 0, end, stem)
+        return _state_name(*self.stem(end), end, tail)
+
+
+def block_name(scope: Scope, num_public: int, end: int, digest: bytes) -> BlockName:
+    """The name of the whole block that ends there, by its digest in the chain; as `block_names` has it."""
+    return BlockName(None if end <= num_public else scope.tenant, digest, end - BLOCK_TOKENS, end)
+
+
+def state_name(scope: Scope, num_public: int, end: int, digest: bytes, tail: TokenArray) -> BlockName:
+    """The name of a whole state, by the digest of its last whole block (empty: it has none) and the tokens after that;
+    as `StateNames` has it.
+    """
+    return _state_name(*_stem(scope, num_public, end, digest), end, tail.tobytes())
 
 
 class CacheKeys:
@@ -139,13 +140,41 @@ def version_folder(fingerprint: bytes) -> str:
     return fingerprint.hex()[:FOLDER_HEX]
 
 
-def _links(seed: bytes, data: memoryview, step: int, public_seed: bytes, num_open: int) -> Iterator[bytes]:
-    digest = public_seed if num_open else seed
-    for number, at in enumerate(range(0, len(data) - step + 1, step)):
+def links(
+    seed: bytes,
+    data: memoryview,
+    step: int,
+    public_seed: bytes,
+    num_open: int,
+    *,
+    first: int = 0,
+    digest: bytes = b"",
+) -> Iterator[bytes]:
+    """Yield a digest for the end of each `step` bytes of a chain whose first `num_open` links belong to `public_seed`.
+
+    `first`: how many links there are before the data, and `digest`: the last one of them.
+    """
+    if not first:
+        digest = public_seed if num_open else seed
+    for number, at in enumerate(range(0, len(data) - step + 1, step), first):
         if num_open and number == num_open:
             digest = _linked(digest, seed)
         digest = _linked(data[at : at + step], digest)
         yield digest
+
+
+def _stem(scope: Scope, num_public: int, end: int, digest: bytes) -> tuple[str | None, bytes]:
+    """`digest`: of the last whole block before `end`; empty: there is none."""
+    if end <= num_public:
+        return None, digest or scope.public.seed
+    if not digest or end // BLOCK_TOKENS > num_public // BLOCK_TOKENS:
+        return scope.tenant, digest or scope.seed
+    return scope.tenant, _linked(digest, scope.seed)
+
+
+def _state_name(tenant: str | None, stem: bytes, end: int, tail: bytes | memoryview) -> BlockName:
+    digest = hashlib.blake2b(tail, key=stem, digest_size=DIGEST_BYTES, person=b"whole state").digest()
+    return BlockName(tenant, digest, 0, end, stem)
 
 
 def _linked(data: bytes | memoryview, key: bytes) -> bytes:

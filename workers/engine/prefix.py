@@ -16,6 +16,7 @@ from operator import attrgetter
 import numpy as np
 from numpy.typing import NDArray
 
+from workers.engine.disk_names import BLOCK_TOKENS, links
 from workers.engine.scope import Scope
 
 Tokens = NDArray[np.int32]
@@ -54,6 +55,7 @@ class Block:
 
 
 _start_of = attrgetter("start")
+_NO_TOKENS: Tokens = np.empty(0, np.int32)
 
 
 class Node:
@@ -63,7 +65,7 @@ class Node:
     are in order, and whoever goes along the tokens goes along the blocks once.
     """
 
-    __slots__ = ("blocks", "children", "holders", "longest", "parent", "scope", "start", "tokens")
+    __slots__ = ("blocks", "children", "digests", "holders", "longest", "parent", "scope", "start", "tokens")
 
     def __init__(self, tokens: Tokens, start: int, parent: Node | None, scope: Scope | None) -> None:
         self.tokens = tokens
@@ -76,10 +78,30 @@ class Node:
         """By their start."""
         self.longest = 0
         """No block has more tokens."""
+        self.digests: list[bytes] = []
+        """Of what is written to disk: the chain's links (`disk_names`) that end within it, the first few or all."""
 
     @property
     def end(self) -> int:
         return self.start + len(self.tokens)
+
+    @property
+    def num_public(self) -> int:
+        """Tokens at the beginning of what leads to and into it that belong to everyone."""
+        node: Node | None = self
+        while node is not None and node.scope is not None:
+            if node.scope.tenant is None:
+                return node.end
+            node = node.parent
+        return 0
+
+    def leading(self, start: int, end: int) -> Tokens:
+        """Return the tokens [start, end) of every path to and into it."""
+        runs, node = [_NO_TOKENS], self
+        while node.parent is not None and start < node.end:
+            runs.append(node.tokens[max(0, start - node.start) : max(0, end - node.start)])
+            node = node.parent
+        return np.concatenate(runs[::-1])
 
     def attach(self, block: Block) -> None:
         insort(self.blocks, block, key=_start_of)
@@ -149,7 +171,7 @@ class PrefixIndex:
     """Belongs to the engine's thread."""
 
     def __init__(self) -> None:
-        self.root = Node(np.empty(0, np.int32), 0, None, None)
+        self.root = Node(_NO_TOKENS, 0, None, None)
         self.num_cells = 0
         """Cells that the nodes' holders hold, shared ones counted once."""
         self.num_losses = 0
@@ -426,6 +448,8 @@ class PrefixIndex:
         node.parent = upper
         upper.children[scope, int(node.tokens[0])] = node
         upper.holders = set(node.holders)
+        num_links = upper.end // BLOCK_TOKENS - upper.start // BLOCK_TOKENS
+        upper.digests, node.digests = node.digests[:num_links], node.digests[num_links:]
         upper.longest = node.longest
         upper.blocks = [block for block in node.blocks if block.start < upper.end]
         for block in upper.blocks:
@@ -489,16 +513,28 @@ def _reach(block: Block, steps: list[tuple[Node, int]], here: int) -> int:
     return reach
 
 
-def path_of(node: Node, end: int) -> Path:
-    """The tokens [0, end) that lead to and into a node."""
-    runs = [node.tokens[: end - node.start]]
-    scope = node.scope
-    num_public = 0
-    while (parent := node.parent) is not None and parent.parent is not None:
-        if parent.scope is not None and parent.scope.tenant is None and not num_public:
-            num_public = parent.end
-        node = parent
-        runs.append(node.tokens)
-    if scope is None:
-        raise ValueError("the root stands for no tokens")
-    return Path(np.concatenate(runs[::-1]), scope, end if scope.tenant is None else num_public)
+def digest_at(node: Node, end: int) -> bytes:
+    """Return the last link up to `end` of the chain over the tokens that lead to and into a node; empty: there is none.
+
+    Links stay with the nodes, so that all blocks of a conversation together take one digest each.
+    """
+    line = [node]
+    while node.parent is not None and not (node.digests and end // BLOCK_TOKENS > node.start // BLOCK_TOKENS):
+        node = node.parent
+        line.append(node)
+    digest = b""
+    for node in reversed(line):
+        digest = _chained(node, min(end, node.end), digest)
+    return digest
+
+
+def _chained(node: Node, end: int, digest: bytes) -> bytes:
+    """Make the node's links up to `end` -> the last one. `digest`: the last one before the node's."""
+    first, last = node.start // BLOCK_TOKENS, end // BLOCK_TOKENS
+    known = first + len(node.digests)
+    if known < last and node.scope is not None:
+        data = memoryview(node.leading(known * BLOCK_TOKENS, last * BLOCK_TOKENS).tobytes())
+        seeds, num_open = (node.scope.seed, node.scope.public.seed), node.num_public // BLOCK_TOKENS
+        before = node.digests[-1] if node.digests else digest
+        node.digests += links(seeds[0], data, BLOCK_TOKENS * 4, seeds[1], num_open, first=known, digest=before)
+    return node.digests[last - first - 1] if last > first else digest

@@ -8,7 +8,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from workers.engine.prefix import Block, Checkpoint, Path, PrefixIndex, Restore, Tokens, common, is_fork, path_of
+from workers.engine.prefix import Block, Checkpoint, Path, PrefixIndex, Restore, Tokens, common, is_fork
 from workers.engine.scope import Scope
 
 RED, BLUE = Scope("red"), Scope("blue")
@@ -174,9 +174,10 @@ def test_a_path_can_be_read_back_from_its_last_node() -> None:
         what = path(*tokens, num_public=2)
         index.share(sequence, what, index.match(what, 4).num_held)
         filled(index, sequence, what)
-        back = path_of(next(index.nodes_of(sequence)), len(tokens))
-        scope = RED if len(tokens) > 2 else RED.public
-        assert (back.tokens.tolist(), back.scope, back.num_public) == (list(tokens), scope, 2)
+        node = next(index.nodes_of(sequence))
+        back = [node.leading(start, end).tolist() for start in range(5) for end in range(start, len(tokens) + 1)]
+        assert back == [list(tokens[start:end]) for start in range(5) for end in range(start, len(tokens) + 1)]
+        assert (node.scope, node.num_public) == (RED if len(tokens) > 2 else RED.public, 2)
 
 
 @pytest.mark.parametrize(("one", "other", "length"), [("", "1", 0), ("12", "12", 2), ("12", "13", 1), ("2", "12", 0)])
