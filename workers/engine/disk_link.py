@@ -19,6 +19,9 @@ from workers.engine.pace import MovePace
 from workers.engine.prefix import Block, Path, digest_at
 from workers.engine.sequence import Sequence
 
+MAX_TAKEN_IN = 128
+"""Blocks that are taken in at once: about 3 ms in a conversation of 128k tokens."""
+
 log = logging.getLogger(__name__)
 
 Post = Callable[[Callable[[], None]], None]
@@ -108,12 +111,20 @@ class DiskLink:
         self._post(partial(on_blocks, blocks))
 
     def _take_in(self, sequence: Sequence, cache: PrefixCache, blocks: list[Block]) -> None:
-        sequence.fetching = False
+        """Take in some, and the others after the next step.
+
+        The last one first: its run of the index is that of all, and where RAM has no room for all the beginning stays.
+        """
         path = sequence.path()
-        for block in blocks:
+        for _ in range(min(len(blocks), MAX_TAKEN_IN)):
+            block = blocks.pop()
             cache.take_in(path, block)
             self.num_fetched += block.end - block.start
             sequence.num_fetched += block.end - block.start
+        if blocks:
+            self._post(partial(self._take_in, sequence, cache, blocks))
+        else:
+            sequence.fetching = False
 
     def _pays(self, names: list[BlockName], known: int) -> bool:
         """Whether reading and restoring is quicker than computing what comes after `known`, as far as is known."""

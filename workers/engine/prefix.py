@@ -292,7 +292,7 @@ class PrefixIndex:
         """Attach a block that comes from elsewhere: [block.start, block.end) of `path`; the rest as `store`."""
         node = self.root
         while node.end < block.end:
-            node = self._child(node, path, node.end, block.end) or self._branch(node, path, node.end, block.end)
+            node = self._onwards(node, path, block.end)
             if block.start < node.end:
                 node.attach(block)
         return self._drop_needless(block, spared)
@@ -418,6 +418,17 @@ class PrefixIndex:
             return None
         num_common = common(child.tokens, path.tokens[position : min(end, path.run_end(position))])
         return child if num_common == len(child.tokens) else self._split(child, num_common)
+
+    def _onwards(self, node: Node, path: Path, end: int) -> Node:
+        """Return the node that goes on from `node` along the path, made where there is none. It may go on past `end`."""
+        position = node.end
+        child = node.children.get((path.scope_at(position), int(path.tokens[position])))
+        if child is None:
+            return self._branch(node, path, position, end)
+        num_common = common(child.tokens, path.tokens[position : min(end, path.run_end(position))])
+        if num_common == len(child.tokens) or position + num_common == end:
+            return child
+        return self._split(child, num_common)
 
     def _append(self, node: Node, path: Path, position: int, end: int, sequence: int) -> Node:
         """A place for the path's next tokens: the node itself where only this sequence uses it, else a new one."""

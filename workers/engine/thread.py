@@ -123,7 +123,8 @@ class EngineThread:
             self._wake.clear()
 
     def _take_mail(self) -> None:
-        while self._mail:
+        """Carry out what has been posted. What that posts itself waits for the next step."""
+        for _ in range(len(self._mail)):
             self._mail.popleft()()
 
     def _halt(self) -> None:
@@ -131,7 +132,8 @@ class EngineThread:
 
     def _end_all(self) -> None:
         self._door.end()
-        self._take_mail()
+        while self._mail:
+            self._take_mail()
         self._work.end_all()
 
 

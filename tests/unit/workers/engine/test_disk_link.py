@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from itertools import pairwise
 from random import Random
+from types import SimpleNamespace
 from typing import cast
 
 import numpy as np
@@ -11,13 +13,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from workers.engine import disk_names
+from workers.engine import disk_names, sequence
+from workers.engine.cache import PrefixCache
 from workers.engine.disk import DiskTier
-from workers.engine.disk_link import DiskLink
+from workers.engine.disk_link import MAX_TAKEN_IN, DiskLink
 from workers.engine.disk_names import BLOCK_TOKENS, BlockName, StateNames, block_names
 from workers.engine.pace import MovePace, PrefillPace
 from workers.engine.prefix import Block, Path, PrefixIndex
 from workers.engine.scope import Scope
+from workers.llama.memory import Memory
 
 TEAM = Scope("team")
 
@@ -31,6 +35,39 @@ class Listed:
     def put(self, name: BlockName, state: bytes) -> bool:
         self.names.append(name)
         return True
+
+
+class Full(Listed):
+    """Has everything, and reads it at once."""
+
+    def num_known(self, names: Sequence[BlockName]) -> int:
+        return len(names)
+
+    def read_s(self, names: Sequence[BlockName]) -> float:
+        return 0.0
+
+    def fetch(self, names: Sequence[BlockName], on_done: Callable[[list[bytes]], None]) -> bool:
+        on_done([b"state"] * len(names))
+        return True
+
+
+def fetching(path: Path, cache: PrefixCache) -> tuple[sequence.Sequence, list[Callable[[], None]]]:
+    """Return a call whose tokens all lie on disk, and what is posted for it."""
+    posted: list[Callable[[], None]] = []
+    link = DiskLink(cast(DiskTier, Full()), MovePace(PrefillPace(32, 512)), by_range=True, post=posted.append)
+    one = SimpleNamespace(fetching=False, fetched=False, shifted=False, num_fetched=0, num_known=len(path.tokens) + 1)
+    one.request, one.path = SimpleNamespace(cache_prompt=True), lambda: path
+    call = cast(sequence.Sequence, one)
+    assert not link.may_enter(call, cache)
+    return call, posted
+
+
+def cache_of(ram_bytes: int) -> PrefixCache:
+    pace = MovePace(PrefillPace(32, 512))
+    memory = cast(Memory, SimpleNamespace())
+    cache = PrefixCache(memory, kv_tokens=1 << 20, num_sequences=2, ram_bytes=ram_bytes, pace=pace)
+    cache.lookup = lambda call: cache.index.match(call.path(), len(call.path().tokens))  # type: ignore[assignment, method-assign]
+    return cache
 
 
 def name_of(block: Block, *, by_range: bool = True) -> BlockName:
@@ -78,6 +115,32 @@ def test_each_token_of_a_long_conversation_is_hashed_once(hashed: list[int], by_
     for block in blocks:
         name_of(block, by_range=by_range)
     assert sum(hashed) == len(path.tokens)
+
+
+def test_a_long_conversation_is_taken_in_over_several_steps() -> None:
+    path, cache = Path(np.arange(128 << 10, dtype=np.int32), TEAM), cache_of(1 << 30)
+    call, posted = fetching(path, cache)
+    num_steps = 0
+    while posted:
+        assert call.fetching, "it waits until all is there"
+        before, acts, num_steps = cache.ram.num_blocks, posted[:], num_steps + 1
+        posted.clear()
+        for act in acts:
+            act()
+        assert cache.ram.num_blocks - before <= MAX_TAKEN_IN
+    assert (call.fetching, num_steps, call.num_fetched) == (False, 2048 // MAX_TAKEN_IN, len(path.tokens))
+    assert cache.index.match(path, len(path.tokens)).num_known == len(path.tokens)
+    assert [len(node.tokens) for node in cache.index.root.children.values()] == [len(path.tokens)], (
+        "one run, not one each"
+    )
+
+
+def test_of_what_is_larger_than_ram_the_beginning_is_taken_in() -> None:
+    path, cache = Path(np.arange(64 * BLOCK_TOKENS, dtype=np.int32), TEAM), cache_of(32 * len(b"state"))
+    _, posted = fetching(path, cache)
+    while posted:
+        posted.pop(0)()
+    assert cache.index.match(path, len(path.tokens)).num_known >= 28 * BLOCK_TOKENS
 
 
 lines = st.lists(st.integers(0, 1), min_size=1, max_size=6).map(
