@@ -7,9 +7,11 @@ file that can't be trusted is removed with one line in the log, and counts as mi
 
 from __future__ import annotations
 
+import itertools
 import logging
 import threading
 import time
+from bisect import bisect_right
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -190,6 +192,11 @@ class DiskTier:
         if any(name.stem == stem for name in list(self._pending)):
             return True
         return self.ready and (self._folder_of(tenant), self._keys.stem_mark(self._fingerprint, stem)) in self._stems
+
+    def num_fitting(self, names: Sequence[BlockName], max_bytes: int) -> int:
+        """How many of these blocks, from the first one, have no more bytes in all, as far as is known."""
+        sizes = itertools.accumulate(self._index.size(self._place(name)) for name in names)
+        return bisect_right(list(sizes), max_bytes)
 
     def read_s(self, names: Sequence[BlockName]) -> float:
         """Seconds that reading them takes, as far as is known."""

@@ -19,6 +19,9 @@ from workers.engine.pace import MovePace
 from workers.engine.prefix import Block, Path, digest_at
 from workers.engine.sequence import Sequence
 
+FETCH_BYTES = 64 << 20
+"""Read at once for a call; others' are read between."""
+
 MAX_TAKEN_IN = 128
 """Blocks that are taken in at once: about 3 ms in a conversation of 128k tokens."""
 
@@ -55,8 +58,9 @@ class DiskLink:
         sequence.fetched = True
         known = cache.lookup(sequence).num_known
         names = self._missing(sequence.path(), known, sequence.num_known - 1)
+        names = names[: self._tier.num_fitting(names, cache.ram.low_water)]
         if names and self._pays(names, known):
-            sequence.fetching = self._fetch(names, partial(self._take_in, sequence, cache))
+            self._fetch_on(sequence, cache, names)
         return not sequence.fetching
 
     def look_up(self, path: Path, known: int, limit: int, on_blocks: OnBlocks) -> bool:
@@ -110,8 +114,16 @@ class DiskLink:
         blocks = [Block(name.start, name.end, state) for name, state in zip(names, states, strict=False)]
         self._post(partial(on_blocks, blocks))
 
-    def _take_in(self, sequence: Sequence, cache: PrefixCache, blocks: list[Block]) -> None:
-        """Take in some, and the others after the next step.
+    def _fetch_on(self, sequence: Sequence, cache: PrefixCache, names: list[BlockName]) -> None:
+        """Fetch some of these, at least one, and the others when those are taken in."""
+        num_now = max(1, self._tier.num_fitting(names, FETCH_BYTES))
+        now, rest = names[:num_now], names[num_now:]
+        sequence.fetching = self._fetch(now, partial(self._take_in, sequence, cache, num_now, rest))
+
+    def _take_in(
+        self, sequence: Sequence, cache: PrefixCache, num_asked: int, rest: list[BlockName], blocks: list[Block]
+    ) -> None:
+        """Take in some of what came, and the others after the next step; then `rest` is fetched, unless one is missing.
 
         The last one first: its run of the index is that of all, and where RAM has no room for all the beginning stays.
         """
@@ -121,8 +133,11 @@ class DiskLink:
             cache.take_in(path, block)
             self.num_fetched += block.end - block.start
             sequence.num_fetched += block.end - block.start
+            num_asked -= 1
         if blocks:
-            self._post(partial(self._take_in, sequence, cache, blocks))
+            self._post(partial(self._take_in, sequence, cache, num_asked, rest, blocks))
+        elif rest and not num_asked and sequence.fetching:
+            self._fetch_on(sequence, cache, rest)
         else:
             sequence.fetching = False
 

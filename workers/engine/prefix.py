@@ -420,7 +420,7 @@ class PrefixIndex:
         return child if num_common == len(child.tokens) else self._split(child, num_common)
 
     def _onwards(self, node: Node, path: Path, end: int) -> Node:
-        """Return the node that goes on from `node` along the path, made where there is none. It may go on past `end`."""
+        """Return the node that follows `node` along the path, made where there is none. It may go on past `end`."""
         position = node.end
         child = node.children.get((path.scope_at(position), int(path.tokens[position])))
         if child is None:

@@ -116,6 +116,7 @@ class Roster:
         """The call is over. With `keep` its prefix stays in the cache, unless nobody else may ever share it."""
         if sequence.slot == NOWHERE:
             self.waiting.remove(sequence)
+            sequence.fetching = False
             if sequence.shifted:
                 self._cache.erase(sequence.path())
             return

@@ -37,8 +37,18 @@ class Listed:
         return True
 
 
+STATE = b"state"
+
+
 class Full(Listed):
     """Has everything, and reads it at once."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.num_read: list[int] = []
+
+    def num_fitting(self, names: Sequence[BlockName], max_bytes: int) -> int:
+        return min(len(names), max_bytes // len(STATE))
 
     def num_known(self, names: Sequence[BlockName]) -> int:
         return len(names)
@@ -47,14 +57,17 @@ class Full(Listed):
         return 0.0
 
     def fetch(self, names: Sequence[BlockName], on_done: Callable[[list[bytes]], None]) -> bool:
-        on_done([b"state"] * len(names))
+        self.num_read.append(len(names))
+        on_done([STATE] * len(names))
         return True
 
 
-def fetching(path: Path, cache: PrefixCache) -> tuple[sequence.Sequence, list[Callable[[], None]]]:
+def fetching(
+    path: Path, cache: PrefixCache, full: Full | None = None
+) -> tuple[sequence.Sequence, list[Callable[[], None]]]:
     """Return a call whose tokens all lie on disk, and what is posted for it."""
     posted: list[Callable[[], None]] = []
-    link = DiskLink(cast(DiskTier, Full()), MovePace(PrefillPace(32, 512)), by_range=True, post=posted.append)
+    link = DiskLink(cast(DiskTier, full or Full()), MovePace(PrefillPace(32, 512)), by_range=True, post=posted.append)
     one = SimpleNamespace(fetching=False, fetched=False, shifted=False, num_fetched=0, num_known=len(path.tokens) + 1)
     one.request, one.path = SimpleNamespace(cache_prompt=True), lambda: path
     call = cast(sequence.Sequence, one)
@@ -135,12 +148,24 @@ def test_a_long_conversation_is_taken_in_over_several_steps() -> None:
     )
 
 
-def test_of_what_is_larger_than_ram_the_beginning_is_taken_in() -> None:
-    path, cache = Path(np.arange(64 * BLOCK_TOKENS, dtype=np.int32), TEAM), cache_of(32 * len(b"state"))
-    _, posted = fetching(path, cache)
+def test_no_more_is_read_than_ram_has_room_for_and_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("workers.engine.disk_link.FETCH_BYTES", 10 * len(STATE))
+    path, cache, full = Path(np.arange(64 * BLOCK_TOKENS, dtype=np.int32), TEAM), cache_of(32 * len(STATE)), Full()
+    call, posted = fetching(path, cache, full)
     while posted:
         posted.pop(0)()
-    assert cache.index.match(path, len(path.tokens)).num_known >= 28 * BLOCK_TOKENS
+    assert full.num_read == [10, 10, 8]
+    assert (call.fetching, cache.index.match(path, len(path.tokens)).num_known) == (False, 28 * BLOCK_TOKENS)
+
+
+def test_nothing_more_is_read_for_a_call_that_has_gone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("workers.engine.disk_link.FETCH_BYTES", 10 * len(STATE))
+    path, cache, full = Path(np.arange(64 * BLOCK_TOKENS, dtype=np.int32), TEAM), cache_of(1 << 30), Full()
+    call, posted = fetching(path, cache, full)
+    call.fetching = False
+    while posted:
+        posted.pop(0)()
+    assert full.num_read == [10]
 
 
 lines = st.lists(st.integers(0, 1), min_size=1, max_size=6).map(
