@@ -22,6 +22,7 @@ from workers.protocol.framing import (
     KEEP_ALIVE_INTERVAL_S,
     Frame,
     FrameReader,
+    parse_event_id,
 )
 from workers.protocol.proofs import CHALLENGE_HEADER, PROOF_HEADER, access_token, proof
 
@@ -268,20 +269,32 @@ class WorkerStream:
             asyncio.get_running_loop().call_soon(self._work_off)
 
     def _dispatch(self, frames: Iterable[Frame]) -> None:
-        boxes = self._boxes
         for frame in frames:
-            check_step(frame.data, len(boxes))
-            if frame.event == ALIVE_EVENT:
-                self._end_all_but(set(decode_alive(frame.data)))
-            elif not frame.event:
-                events = decode_step(frame.data)
-                num_bytes = len(frame.data) // max(1, len(events))
-                for event in events:
-                    box = boxes.get(event.call)
-                    if box is not None:
-                        box.put(event, num_bytes)
-            if frame.id:
-                self._last_id = frame.id
+            try:
+                self._read(frame)
+            except UNREADABLE:
+                self._note(frame)  # it would be said to each connection anew
+                raise
+            self._note(frame)
+
+    def _read(self, frame: Frame) -> None:
+        boxes = self._boxes
+        check_step(frame.data, len(boxes))
+        if frame.event == ALIVE_EVENT:
+            self._end_all_but(set(decode_alive(frame.data)))
+        elif not frame.event:
+            events = decode_step(frame.data)
+            num_bytes = len(frame.data) // max(1, len(events))
+            for event in events:
+                box = boxes.get(event.call)
+                if box is not None:
+                    box.put(event, num_bytes)
+
+    def _note(self, frame: Frame) -> None:
+        """The next connection goes on behind this frame."""
+        parsed = parse_event_id(frame.id)
+        if parsed is not None and parsed[0] == self.place.boot:
+            self._last_id = frame.id
 
     def _end_all_but(self, alive: set[int]) -> None:
         """The worker could not resume where this gateway stopped listening, and says which calls it still has."""

@@ -36,8 +36,11 @@ RING_FRAMES = 8192
 RING_BYTES = 4 << 20
 """About ten seconds of sixteen streams at 1.4 ms per step: twice the default grace."""
 
-MAX_PART_BYTES = 1 << 20
-"""Of one frame: what a step says beyond it goes into frames of their own."""
+MAX_PART_BYTES = 256 << 10
+"""Of one frame: what a step says beyond it goes into frames of their own.
+
+A value and its comma are two bytes at least, so a frame has no more values than a gateway reads of one (131,072).
+"""
 
 KEPT_S = 60.0
 """How long frames stay that a connection has taken, from when they were made: ten times as long as gateways take to

@@ -14,7 +14,7 @@ from gateway.api.parameters.form import MAX_SCHEMA_DEPTH, beside_call, too_deep,
 from gateway.api.parameters.hints import with_hints
 from gateway.api.parameters.lora import read_lora
 from gateway.api.parameters.sampling import read_sampling
-from gateway.api.parameters.stops import MAX_STOP_CHARS
+from gateway.api.parameters.stops import read_stop
 from gateway.api.parameters.thinking import enabled_by_kwargs, is_on, read_kwargs
 from gateway.api.parameters.unread import read_body
 from gateway.errors import InvalidRequest, UnsupportedParameter
@@ -44,7 +44,7 @@ def read_messages_request(raw: bytes, ignored: Ignored | None = None) -> Message
         constraint=beside_call(_form(body), prompt["forced_tools"], ignored),
         sampling=read_sampling(body),
         max_tokens=body.max_tokens,
-        stop=_stops(body.stop_sequences),
+        stop=read_stop(body.stop_sequences, "stop_sequences"),
         adapters=read_lora(body),
     )
     return MessagesRequest(body.model, (with_hints(request, body),), body.stream)
@@ -148,15 +148,6 @@ def _form(body: PromptBody) -> Constraint | None:
     if too_deep(form.schema_):
         raise _nested(f"{path}.schema")
     return Constraint("json_schema", written(form.schema_), param=f"{path}.schema")
-
-
-def _stops(stops: list[str] | None) -> tuple[str, ...]:
-    for n, text in enumerate(stops or ()):
-        if not 0 < len(text) <= MAX_STOP_CHARS:
-            path = f"stop_sequences.{n}"
-            message = f"`{path}` has {len(text)} characters. A stop sequence has 1 to {MAX_STOP_CHARS}."
-            raise InvalidRequest(message, param=path)
-    return tuple(stops or ())
 
 
 def _nested(path: str) -> InvalidRequest:

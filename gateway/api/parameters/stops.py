@@ -20,16 +20,16 @@ Stop = Annotated[
 ]
 
 
-def read_stop(stop: str | list[str] | None) -> tuple[str, ...]:
+def read_stop(stop: str | list[str] | None, name: str = "stop") -> tuple[str, ...]:
     stops = [stop] if isinstance(stop, str) else stop or []
     for n, text in enumerate(stops):
         if not 0 < len(text) <= MAX_STOP_CHARS:
-            path = "stop" if isinstance(stop, str) else f"stop.{n}"
+            path = name if isinstance(stop, str) else f"{name}.{n}"
             message = f"`{path}` has {len(text)} characters. A stop string has 1 to {MAX_STOP_CHARS}."
             raise InvalidRequest(message, param=path)
     if (num_chars := sum(map(len, stops))) > MAX_ALL_STOP_CHARS:
         message = (
-            f"`stop` has {num_chars} characters in all. All stop strings together have at most {MAX_ALL_STOP_CHARS}."
+            f"`{name}` has {num_chars} characters in all. All stop strings together have at most {MAX_ALL_STOP_CHARS}."
         )
-        raise InvalidRequest(message, param="stop")
+        raise InvalidRequest(message, param=name)
     return tuple(stops)

@@ -115,6 +115,24 @@ async def test_garbage_ends_the_calls_of_its_worker_alone(garbage: bytes, before
             assert await is_idle()
 
 
+async def test_what_could_not_be_read_is_not_asked_for_again() -> None:
+    """The worker keeps what it said, and would say it to each connection anew."""
+    async with scripted_worker() as ill:
+        relay = Relay("gw", "secret", 600)
+        async with beside(relay.run()):
+            await asyncio.sleep(0)
+            relay.follow([ill.heartbeat()])
+            await ill.connected()
+            async with relay.passage(ill.place, REQUEST, "team", "req", lambda: None) as mailbox:
+                await ill.submitted(1)
+                ill.submits.clear()
+                await ill.write(encode_frame(b"{", event_id("boot1", 7)))
+                assert await lost(mailbox)
+            await ill.connected(2)
+            assert ill.resumed_from[-1] == event_id("boot1", 7)
+            await is_unharmed(relay, ill)
+
+
 class Ticks:
     """The longest time, of this thread's own, in which nothing else on the event loop had a turn."""
 
@@ -184,7 +202,7 @@ async def test_one_worker_that_never_stops_telling_leaves_half_of_the_time_to_ot
                 used, begun = time.thread_time(), time.monotonic()
                 await asyncio.sleep(1.0)
                 share = (time.thread_time() - used) / (time.monotonic() - begun)
-            assert share < 0.6
+            assert share < 0.75, "half, and what the worker here takes to say it"
 
 
 def mutated(seed: int) -> Iterator[bytes]:

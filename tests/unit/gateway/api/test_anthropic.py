@@ -235,6 +235,7 @@ def test_llama_cpps_parameters_and_hints_are_read_as_well() -> None:
         ({"tool_choice": {"type": "any"}}, "tool_choice", "no `tools`"),
         ({"tools": [TOOL], "tool_choice": {"type": "tool", "name": "b"}}, "tool_choice.name", "none of"),
         ({"stop_sequences": [""]}, "stop_sequences.0", "1 to"),
+        ({"stop_sequences": ["x" * 512] * 17}, "stop_sequences", "at most 8192"),
         ({"tools": [{"name": "a b", "input_schema": {}}]}, "tools.0.name", "pattern"),
         ({"output_format": FORM, "output_config": {"format": FORM}}, "output_format", "Send one of them"),
         ({"output_config": {"format": {"type": "json"}}}, "output_config.format", "schema"),

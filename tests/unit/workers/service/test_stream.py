@@ -5,7 +5,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from workers.protocol.events import CallEvent, Started, Text, decode_alive, decode_step
+from gateway.relay.step_bounds import check_step
+from workers.protocol.events import CallEvent, Logprobs, Started, Text, TokenLogprob, decode_alive, decode_step
 from workers.protocol.framing import ALIVE_EVENT, FrameReader
 from workers.service.stream import MAX_PART_BYTES, EventHub, Feed, Listing
 
@@ -287,6 +288,21 @@ async def test_what_is_long_for_one_frame_goes_into_several_in_order(bench: Benc
         assert events == long
     assert bench.publish(listings[0]) > 3
     assert bench.lost == []
+
+
+async def test_no_frame_has_more_values_than_a_gateway_reads(bench: Bench) -> None:
+    """Steps that a late loop makes one, of calls with a hundred probabilities each, as short as numbers are."""
+    one = bench.enter(1)
+    feed = bench.hub.attach("g", None)
+    bench.hub.begin_step(0)
+    alternative = TokenLogprob(1, b"", 0.0)
+    bench.hub.publish(one.gateway, [Logprobs(1, alternative, (alternative,) * 100) for _ in range(1000)])
+    num_events = 0
+    while data := feed.take(1):
+        for frame in FrameReader().feed(data):
+            check_step(frame.data, 0)
+            num_events += len(decode_step(frame.data))
+    assert num_events == 1000
 
 
 async def test_one_long_event_is_a_frame_of_its_own(bench: Bench) -> None:
