@@ -109,9 +109,10 @@ class PrefixCache:
 
     @property
     def num_used(self) -> int:
-        """Cells that hold a token."""
+        """Cells that hold a token, and those that full conversations need to be shifted."""
         index = self.index
-        return index.num_cells + sum(one.num_cells - index.held_by(id_) for id_, one in self._live.items())
+        own = sum(one.num_cells - index.held_by(id_) for id_, one in self._live.items())
+        return index.num_cells + own + self._num_to_part()
 
     @property
     def num_free(self) -> int:
@@ -198,33 +199,29 @@ class PrefixCache:
         if len(leaf.holders) > 1:
             self._free(id_)
 
-    def shift(self, sequence: Sequence, start: int, end: int) -> bool:
+    def shift(self, sequence: Sequence, start: int, end: int, until: float) -> bool:
         """The conversation goes on without its tokens [start, end) -> whether there was room to do that; where there
-        was none, the call is to end.
+        was none, the call is to end. If it `is_full` still, time was up: the next step is to go on.
 
-        The cells' positions move for every sequence that holds them, so this one gets cells of its own first.
+        The cells' positions move for every sequence that holds them, so this one gets cells of its own first, the last
+        ones before others: so it holds a beginning together with others at any time, and the rest alone.
         """
-        num_cells = sequence.num_cells
-        num_shared = self.index.held_by(sequence.id) - self.index.num_exclusive(sequence.id)
-        if num_shared:
-            if not self.make_room(num_shared):
-                return False
-            try:
-                state = self._memory.save(sequence.id)
-            except UNSAVED:
-                return False
-            self.index.release(sequence.id)
-            try:
-                self._memory.load(sequence.id, state)
-            except StateUnusable:
-                sequence.num_cells = 0  # llama.cpp has dropped them: nothing of this call may be kept
-                return False
-        else:
-            self.index.release(sequence.id)
+        id_, num_cells = sequence.id, sequence.num_cells
+        first_moved = 0 if start else end  # what goes need not be copied, if nothing before it stays
+        has_room = not self._num_shared(id_) or self.make_room(0)  # `num_used` counts what is to be copied
+        num_shared = self._num_shared(id_)
+        while has_room and num_shared > first_moved and time.perf_counter() < until:
+            first = max(first_moved, (num_shared - 1) // BLOCK_TOKENS * BLOCK_TOKENS)
+            has_room = self._part(id_, first, num_shared)
+            num_shared = first if has_room else num_shared
+        if not has_room or num_shared > first_moved:
+            self.index.release(id_, num_shared)
+            return has_room
+        self.index.release(id_)
         if sequence.shifted:
             self.erase(sequence.path())
-        self._memory.cut(sequence.id, start, end)
-        self._memory.shift(sequence.id, end, num_cells, start - end)
+        self._memory.cut(id_, start, end)
+        self._memory.shift(id_, end, num_cells, start - end)
         sequence.forget(start, end)
         return True
 
@@ -368,8 +365,12 @@ class PrefixCache:
                         return
                     yield
             held = self.index.held_by(id_)
-            if self._live.get(id_) is sequence and held < sequence.num_cells:
-                if not self._move_down([id_], held, sequence.num_cells):
+            for start in range(held, sequence.num_cells, PACK_TOKENS):
+                end = min(start + PACK_TOKENS, sequence.num_cells)
+                is_same = self._live.get(id_) is sequence and self.index.held_by(id_) == held and not sequence.shifted
+                if not is_same or start >= end:
+                    break
+                if not self._move_down([id_], start, end):
                     return
                 yield
         self._most_used = self.num_used
@@ -429,6 +430,29 @@ class PrefixCache:
             self._memory.cut(id_, known, other.num_held)
             self._memory.share(other.holder, id_, known, other.num_held)
             self.index.share(id_, path, other.num_held)
+        return True
+
+    def _num_shared(self, id_: int) -> int:
+        """Cells at the sequence's beginning that others hold too."""
+        return self.index.held_by(id_) - self.index.num_exclusive(id_)
+
+    def _num_to_part(self) -> int:
+        """Cells to copy until no full conversation shares any: of those that share with each other the last one keeps
+        them.
+        """
+        full = {id_ for id_, one in self._live.items() if one.is_full}
+        nodes = {id(node): node for id_ in full for node in self.index.nodes_of(id_)}
+        return sum(len(node.tokens) * min(len(node.holders & full), len(node.holders) - 1) for node in nodes.values())
+
+    def _part(self, id_: int, start: int, end: int) -> bool:
+        """Copy a range that others hold too to cells of the sequence's own -> whether there was memory for it."""
+        try:
+            self._memory.load(self._scratch, self._take(id_, start, end))
+        except UNSAVED:
+            return False
+        self._memory.cut(id_, start, end)
+        self._memory.share(self._scratch, id_, start, end)
+        self._memory.remove(self._scratch)
         return True
 
     def _touch(self, id_: int) -> None:

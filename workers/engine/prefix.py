@@ -236,18 +236,22 @@ class PrefixIndex:
         """
         return self._hold(sequence, path, end, shared=False)
 
-    def release(self, sequence: int) -> int:
-        """The sequence's cells are gone -> how many of them nobody else holds."""
+    def release(self, sequence: int, start: int = 0) -> int:
+        """The sequence's cells from `start` on are gone, or nobody else's business -> how many only it held."""
         num_freed = 0
         self.num_releases += 1
         node: Node | None = self._leaf.pop(sequence, None)
-        while node is not None and node.parent is not None:
+        while node is not None and node.parent is not None and node.end > start:
+            if node.start < start:
+                self._split(node, start - node.start)
             parent = node.parent
             node.holders.discard(sequence)
             if not node.holders:
                 num_freed += len(node.tokens)
                 self.prune(node)
             node = parent
+        if node is not None and node.parent is not None:
+            self._leaf[sequence] = node
         self.num_cells -= num_freed
         self.num_losses += num_freed > 0
         return num_freed

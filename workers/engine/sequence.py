@@ -222,7 +222,13 @@ class Sequence:
     @property
     def ready(self) -> bool:
         """Whether a step can do something for it: it reads its prompt, or its mask has answered."""
-        return self.id != NOWHERE and not self.restores and (self.pending is None or not self.decoding)
+        may_compute = self.id != NOWHERE and not self.restores and not self.is_full
+        return may_compute and (self.pending is None or not self.decoding)
+
+    @property
+    def is_full(self) -> bool:
+        """Whether the cache has as much of it as it may: it computes nothing until its context is shifted."""
+        return self.num_cells >= self._n_ctx and self.id != NOWHERE
 
     @property
     def can_be_kept(self) -> bool:

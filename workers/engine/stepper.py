@@ -336,12 +336,15 @@ class Stepper:
         return [one for one in ready if one not in later] if later else ready
 
     def _shift_full(self) -> None:
-        """Conversations that are as long as they may be go on without their older half, or end."""
-        for sequence in [one for one in self._roster.running if one.decoding and one.num_cells >= self._n_ctx]:
+        """Conversations that are as long as they may be go on without their older half, in this step or a later one,
+        or end.
+        """
+        until = time.perf_counter() + MOVE_S
+        for sequence in [one for one in self._roster.running if one.is_full]:
             num_kept = sequence.num_prompt if sequence.request.n_keep < 0 else sequence.request.n_keep
             num_kept = min(num_kept, int(self._n_ctx * KEPT_SHARE))
             end = num_kept + (sequence.num_cells - num_kept) // 2
-            if not self._cache.shift(sequence, num_kept, end):
+            if not self._cache.shift(sequence, num_kept, end, until):
                 self._finish(sequence, FinishReason.LENGTH)
 
     def _sample(self, plan: Plan[Sequence]) -> None:

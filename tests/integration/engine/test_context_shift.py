@@ -2,16 +2,25 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from tests.integration.engine.listener import ONE_THREAD, running
+from tests.integration.engine.listener import ONE_THREAD, Bench, running
 from tests.integration.engine.test_prefix_cache import STORY, held
+from tests.support.lone_context import cells_by_position
 from tests.support.small_models import SMALL_MODELS, WORDS
+from workers.engine.disk_names import BLOCK_TOKENS
+from workers.engine.pace import MOVE_S
+from workers.engine.request import EngineRequest
 from workers.engine.scheduler import Plan
 from workers.engine.sequence import Sequence
+from workers.llama.errors import StateUnusable
+from workers.llama.memory import Memory
 from workers.llama.model import Model
 from workers.protocol.catalog import LlamaSettings
 from workers.protocol.events import FinishReason
@@ -47,9 +56,9 @@ def test_who_keeps_all_moves_seldom(stories: Model) -> None:
         moves: list[int] = []
         shift = bench.engine._stepper._cache.shift
 
-        def counted(sequence: Sequence, start: int, end: int) -> bool:
+        def counted(sequence: Sequence, start: int, end: int, until: float) -> bool:
             moves.append(end - start)
-            return shift(sequence, start, end)
+            return shift(sequence, start, end, until)
 
         bench.engine._stepper._cache.shift = counted  # type: ignore[method-assign]
         call = replace(bench.request(STORY[:100], 200, ignore_eos=True), context_shift=True, n_keep=2**31 - 1)
@@ -116,6 +125,144 @@ def test_a_shifted_conversation_that_gives_way_is_not_read_again(demo: Model, ra
         assert bench.heard.text(again) == alone
         index = bench.engine._stepper._cache.index
         assert not [node for node in index._all() if node.scope is not None and node.scope.shift]
+
+
+@contextmanager
+def slow_copies(bench: Bench, monkeypatch: pytest.MonkeyPatch, then: Callable[[int], None]) -> Iterator[list[int]]:
+    """Each copy takes a step's time for copies -> the cells copied in each step, after which the books are right.
+
+    `then(n)` is called when the `n`th copy is about to come into the cache.
+    """
+    stepper, copied = bench.engine._stepper, [0]
+    load, step = Memory.load, stepper.step
+
+    def slow(memory: Memory, sequence: int, state: bytes) -> None:
+        then(sum(num > 0 for num in copied))
+        load(memory, sequence, state)
+        copied[-1] += memory.last_position(sequence) + 1 - memory.first_position(sequence)
+        time.sleep(MOVE_S)
+
+    def checked() -> None:
+        copied.append(0)
+        step()
+        stepper.check()
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Memory, "load", slow)
+        patched.setattr(stepper, "step", checked)
+        yield copied
+
+
+def sharers(bench: Bench) -> tuple[EngineRequest, EngineRequest]:
+    """One that is to be shifted, and gives way first, and one that ends a little later; they share 150 cells."""
+    prompt = bench.tokens(STORY * 2)[:170]
+    moving = replace(bench.request(prompt, 150, ignore_eos=True), context_shift=True, n_keep=4, priority=-1)
+    return moving, bench.request(prompt[:150], None, ignore_eos=True)
+
+
+def test_what_is_shared_is_copied_a_part_in_each_step_while_others_go_on(
+    stories: Model, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with running(stories, slots=3, n_ctx=256, kv_tokens=1024) as bench:
+        moving, sharer = sharers(bench)
+        alone = bench.answer(replace(bench.again(sharer), cache_prompt=False))
+        told: list[int] = []
+        cells: list[dict[int, bytes]] = []
+        cache = bench.engine._stepper._cache
+        shift, move = cache.shift, Memory.shift
+
+        def look(sequence: Sequence, start: int, end: int, until: float) -> bool:
+            cells.append(cells_by_position(cache._memory.save(sequence.id)))
+            return shift(sequence, start, end, until)
+
+        def moved(memory: Memory, sequence: int, start: int, end: int, by: int) -> None:
+            cells.append(cells_by_position(memory.save(sequence)))
+            move(memory, sequence, start, end, by)
+
+        monkeypatch.setattr(cache, "shift", look)
+        monkeypatch.setattr(Memory, "shift", moved)
+        with slow_copies(bench, monkeypatch, lambda n: told.append(len(bench.heard.calls[stream]))) as copied:
+            gate = held(bench)
+            stream = bench.submit(replace(bench.request("The dog", 200, ignore_eos=True), tenant="blue"))
+            keys = [bench.submit(call) for call in (moving, sharer)]
+            gate.set()
+            bench.wait(stream, *keys)
+        assert (max(copied), sum(copied)) == (BLOCK_TOKENS, 150)
+        assert told[-1] - told[0] >= 150 // BLOCK_TOKENS, "tokens of another team's stream"
+        assert bench.heard.text(sharer.key) == alone
+        first, *_, last = cells[: len(told) + 1]
+        assert last.items() <= first.items()
+        assert last.keys() == {*range(4), *range(130, 256)}
+
+
+@pytest.mark.parametrize("end", ["cancelled", "gives way", "no memory"])
+def test_a_conversation_may_end_or_give_way_while_it_is_copied(
+    stories: Model, monkeypatch: pytest.MonkeyPatch, end: str
+) -> None:
+    with running(stories, slots=2, n_ctx=256, kv_tokens=1024) as bench:
+        moving, sharer = sharers(bench)
+        alone = bench.answer(replace(bench.again(sharer), cache_prompt=False))
+        other = replace(bench.request("The dog", 20, ignore_eos=True), tenant="blue")
+
+        def then(number: int) -> None:
+            if number == 2 and end == "cancelled":
+                bench.engine.cancel(moving.key)
+            elif number == 2 and end == "gives way":
+                bench.submit(other)
+            elif number == 2:
+                raise StateUnusable("llama.cpp could not restore a saved state: no free cells")
+
+        with slow_copies(bench, monkeypatch, then) as copied:
+            gate = held(bench)
+            keys = [bench.submit(call) for call in (moving, sharer)]
+            gate.set()
+            bench.wait(*(keys if end != "cancelled" else [sharer.key]))
+        assert max(copied) == BLOCK_TOKENS
+        assert bench.heard.text(sharer.key) == alone
+        if end != "cancelled":
+            finished = bench.heard.finished(moving.key)
+            assert finished.reason is FinishReason.LENGTH
+            assert finished.usage.completion_tokens == (150 if end == "gives way" else 256 - 170 + 1)
+            assert finished.num_preempted == (end == "gives way")
+        assert bench.answer(bench.again(sharer)) == alone, "what is kept of it is right"
+
+
+def test_conversations_that_are_full_at_once_have_room_for_all_their_contexts(stories: Model) -> None:
+    """They share a prompt, in a cache that has as many cells as both contexts."""
+    with running(stories, slots=2, n_ctx=256, kv_tokens=512) as bench:
+        gate = held(bench)
+        prompt = bench.tokens(STORY)
+        calls = [bench.request(prompt + more, 300, ignore_eos=True) for more in ([], prompt[1:2])]
+        keys = [bench.submit(replace(call, context_shift=True, n_keep=4)) for call in calls]
+        gate.set()
+        bench.wait(*keys)
+        assert [bench.heard.finished(key).usage.completion_tokens for key in keys] == [300] * 2
+
+
+def test_a_full_conversation_gives_way_and_comes_back_in_a_cache_for_one(
+    stories: Model, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It read the newest token again before its context was shifted: there was no cell for it, and the worker ended."""
+    with running(stories, slots=1, n_ctx=256, kv_tokens=256) as bench:
+        call = replace(bench.request("Once upon a time", 300, ignore_eos=True), context_shift=True, tenant="red")
+        alone = bench.answer(call)
+        moving, other = bench.again(call), replace(bench.request("The dog", 5), tenant="blue")
+        stepper = bench.engine._stepper
+        step = stepper.step
+        full: list[int] = []
+
+        def then() -> None:
+            step()
+            one = stepper._roster.find(moving.key)
+            if one is not None and one.is_full and not full:
+                full.append(bench.submit(other))
+
+        monkeypatch.setattr(stepper, "step", then)
+        bench.submit(moving)
+        bench.wait(moving.key, other.key)
+        assert full
+        assert bench.heard.finished(moving.key).num_preempted == 1
+        assert bench.heard.text(moving.key) == alone
 
 
 def test_without_the_wish_the_context_is_the_end(stories: Model) -> None:

@@ -78,7 +78,7 @@ def call(path: Path) -> Sequence:
     one = SimpleNamespace(id=NOWHERE, num_cells=0, num_known=len(path.tokens) + 1, scope=path.scope, restores=[])
     one.request = SimpleNamespace(cache_prompt=True, num_public=0, label="")
     one.can_be_kept, one.shifted, one.slot, one.num_prompt, one.num_predicted = True, False, 0, len(path.tokens), 0
-    one.path = lambda: path
+    one.is_full, one.path = False, lambda: path
     return cast(Sequence, one)
 
 

@@ -231,6 +231,14 @@ class AnyUse(RuleBasedStateMachine):
         self.index.release(sequence)
         del self.held[sequence]
 
+    @precondition(lambda self: self.held)
+    @rule(data=st.data())
+    def leave_the_end(self, data: st.DataObject) -> None:
+        sequence = data.draw(st.sampled_from(sorted(self.held)))
+        start = data.draw(st.integers(0, self.index.held_by(sequence)))
+        self.index.release(sequence, start)
+        assert self.index.held_by(sequence) == start
+
     @rule(tokens=tokens_of, scope=st.sampled_from([RED, BLUE]), num_public=st.integers(0, 3))
     def match(self, tokens: list[int], scope: Scope, num_public: int) -> None:
         what = path(*tokens, scope=scope, num_public=num_public)
