@@ -326,8 +326,9 @@ class Admission:
         if self._alone.is_away(waiter.model):
             return None
         waiter.asked = True
+        answer = None
         try:
-            return await self._store.acquire(
+            answer = await self._store.acquire(
                 self._gateway,
                 waiter.model,
                 waiter.order,
@@ -338,7 +339,16 @@ class Admission:
             )
         except StoreUnavailable:
             self._alone.lost(waiter.model)
-            return None
+        return None if self._is_void(waiter) else answer
+
+    def _is_void(self, waiter: Waiter) -> bool:
+        """Whether what Redis gives the call may be taken: it went away before it answered, and gateways have placed
+        calls without it. What it may have done when it went on is withdrawn before it is asked again.
+        """
+        if self._alone.is_away(waiter.model):
+            self._alone.ended(waiter.model, waiter.id)
+            return True
+        return False
 
     async def _wait(self, waiter: Waiter) -> Lease | None:
         """The slot that it gets, here or from Redis; None when it is to ask Redis, which is back."""
@@ -351,12 +361,12 @@ class Admission:
                 continue
             if waiter.filed is None:
                 return None
+            taken = None
             try:
                 taken = await self._store.claim(self._gateway, waiter.model, waiter.id, waiter.offers)
             except StoreUnavailable:
                 self._alone.lost(waiter.model)
-                continue
-            if taken is not None:
+            if not self._is_void(waiter) and taken is not None:
                 return taken
         return waiter.local
 

@@ -76,7 +76,7 @@ class Upkeep:
         self._sweep_s = sweep_s
         self._lost = lost
         self._crowded: dict[str, frozenset[str]] = {}
-        """Model -> leases that had no place at the last renewal: told once."""
+        """Model -> leases that had no place at the last renewal, where there are any."""
         self.redis_up = True
         """Whether Redis took the last heartbeat; before the first, it is taken to."""
         self._over = False
@@ -184,10 +184,14 @@ class Upkeep:
         models = [model for model in self._line.models() if not self._alone.is_away(model)]
         await self._each(models, self._renew_one)
 
-    async def _renew_one(self, model: str, *, was_away: bool = False) -> None:
+    async def _renew_one(self, model: str) -> None:
+        crowded = await self._renewed(model) if self._line.leases_of(model) else frozenset()
+        if not self._alone.is_away(model):  # else it answers late, of what was held before
+            self._note_crowded(model, crowded)
+
+    async def _renewed(self, model: str, *, was_away: bool = False) -> frozenset[str]:
+        """Renew what is held of a model, and return the leases that Redis has no place for."""
         leases = self._line.leases_of(model)
-        if not leases and not was_away:
-            return
         together = was_away and self._roll.others_were_away(self._alone.away_since(model))
         renewed = await self._store.renew(self._gateway, model, leases, was_away=was_away, settle=together)
         for id, fence in renewed.fences.items():
@@ -196,23 +200,36 @@ class Upkeep:
             if lease.id in renewed.void and self._line.let_go(lease, time.monotonic()):
                 log.warning("lease %s on worker %s is void: the process it was for is gone", lease.id, lease.worker)
                 self._lost(model, VOID, 1)
-        if crowded := renewed.crowded - self._crowded.get(model, frozenset()):
-            self._lost(model, CROWDED, len(crowded))
-        self._crowded[model] = renewed.crowded
-        if renewed.crowded:
-            log.warning("%d leases of %s were lost and their slots are taken", len(renewed.crowded), model)
+        return renewed.crowded & self._line.held.keys()
+
+    def _note_crowded(self, model: str, crowded: frozenset[str]) -> None:
+        """Tell of those that are new; they are tried again at every sweep."""
+        if new := crowded - self._crowded.get(model, frozenset()):
+            log.warning("%d leases of %s were lost and their slots are taken", len(new), model)
+            self._lost(model, CROWDED, len(new))
+        self._crowded.pop(model, None)
+        if crowded:
+            self._crowded[model] = crowded
 
     async def _recover(self, model: str) -> None:
         """Redis may be back: it hears what is held here, and what is over, before anything is asked of it."""
-        await self._renew_one(model, was_away=True)
+        crowded = await self._renewed(model, was_away=True)
+        await self._withdraw_ended(model)
+        if crowded:  # what is over stood in its place, maybe
+            crowded = await self._renewed(model)
+            await self._withdraw_ended(model)
+        self._note_crowded(model, crowded)
+        self._alone.back(model)
+        self._reread_now.set()
+
+    async def _withdraw_ended(self, model: str) -> None:
+        """Tell Redis what is over; when it returns, nothing is left to tell."""
         while ended := self._alone.take_ended(model):
             try:
                 await self._store.withdraw(self._gateway, model, ended)
             except StoreUnavailable:
                 self._alone.keep_ended(model, ended)
                 raise
-        self._alone.back(model)
-        self._reread_now.set()
 
     async def _reread(self) -> None:
         self._line.tidy(time.monotonic())
@@ -265,6 +282,8 @@ class Upkeep:
                 self._lost(model, EXPIRED, swept.leases_freed)
             if swept.leases_freed or swept.tickets_dropped:
                 log.info("swept %s: %d leases, %d tickets", model, swept.leases_freed, swept.tickets_dropped)
+            if model in self._crowded:  # before Redis has settled and grants what has come free
+                await self._renew_one(model)
 
         await self._each(sorted(self._fleet.snapshot.models | self._line.models() | self._alone.models), sweep)
 

@@ -14,8 +14,20 @@
 local lease_ttl, settle_ms = tonumber(ARGV[4]), tonumber(ARGV[5])
 local void, crowded, given = {}, {}, {}
 
+-- A Redis that hung goes on with what it was sent meanwhile, and has granted slots that gateways have placed calls on
+-- without it. Grants that nobody has claimed are none, and their tickets wait at their old places.
+local function grants_take_back()
+  for _, worker in ipairs(redis.call("HKEYS", leased_key)) do
+    for _, id in ipairs(redis.call("ZRANGE", worker_leases_key(worker), 0, -1)) do
+      if redis.call("EXISTS", ticket_key(id)) == 1 then lease_drop(worker, id) end
+    end
+  end
+end
+
 -- All who were without Redis say first what they hold: those who were with it all the time, where it has its data, have.
-if ARGV[6] ~= "" and redis.call("SETNX", fence_key, 0) == 1 or ARGV[6] == "settle" then settle(settle_ms) end
+if ARGV[6] ~= "" and redis.call("SETNX", fence_key, 0) == 1 or ARGV[6] == "settle" then
+  if settle(settle_ms) then grants_take_back() end
+end
 
 local function give(id, fence)
   given[#given + 1] = id

@@ -160,10 +160,10 @@ local function lease_reply(id)
   return {"lease", tonumber(lease[1]), lease[2], lease[3], lease[4]}
 end
 
--- Redis has lost its data: calls run on slots that look free. Until every gateway has had time to renew its leases,
--- nothing is granted; those who come get tickets.
+-- Redis has lost its data, or was away: calls run on slots that look free. Until every gateway has had time to renew its
+-- leases, nothing is granted; those who come get tickets. Returns whether that begins now.
 local function settle(for_ms)
-  redis.call("SET", settling_key, "1", "PX", for_ms, "NX")
+  return redis.call("SET", settling_key, "1", "PX", for_ms, "NX") ~= false
 end
 
 local function settling()

@@ -68,11 +68,13 @@ def seat(gateway: Gateway) -> Seat | None:
     return gateway.admission._roll.seat()
 
 
-async def two(server: RedisServer, start_on: Start, workers: int = 2, **options: int) -> tuple[Gateway, Gateway]:
+async def two(
+    server: RedisServer, start_on: Start, workers: int = 2, lives: Lifetimes = SEATED, **options: int
+) -> tuple[Gateway, Gateway]:
     """Gateways that know each other and the workers."""
     pair = (
-        await start_on(server.url, "g1", lives=SEATED, **options),
-        await start_on(server.url, "g2", lives=SEATED, **options),
+        await start_on(server.url, "g1", lives=lives, **options),
+        await start_on(server.url, "g2", lives=lives, **options),
     )
     for number, gateway in enumerate(pair):
         await until(lambda n=number, g=gateway: seat(g) == Seat(n, 2), 3.0, "seated")  # type: ignore[misc]
@@ -172,6 +174,41 @@ async def test_redis_learns_what_was_placed_without_it(fragile: RedisServer, sta
         await check_integrity(client, "m")
         watching.cancel()
         assert most == {"w1": 3, "w2": 2}, "no slot was used twice"
+
+
+async def test_slots_that_a_hung_redis_gives_when_it_goes_on_are_not_taken(
+    fragile: RedisServer, start_on: Start
+) -> None:
+    """It knows of none that gateways have placed meanwhile, and was asked for these before they gave it up."""
+    rarely = Lifetimes(seat_after_s=0.0, settle_s=4.0, sweep_s=1.0)  # it answers before it hears what was placed
+    async with beating(fragile, [heartbeat("w1", slots=2)]) as client:
+        one, other = await two(fragile, start_on, workers=1, lives=rarely)
+        holders = [Guest(one), Guest(other)]
+        await until(lambda: len(served(holders)) == 2, 2.0, "all slots are taken")
+        fragile.pause()
+        for guest in holders:
+            await guest.go()
+        await asyncio.sleep(0.1)
+        asked = [Guest(one), Guest(one)]  # behind what ends the wait for Redis
+        await until(lambda: {"m"} == one.admission.alone_for == other.admission.alone_for, 5.0, "both are alone")
+        placed = Guest(other)
+        await until(lambda: placed.served, 1.0, "it is placed on the other one's share")
+        everyone = [*asked, placed]
+        most = Counter[str]()
+        watching = asyncio.create_task(watch(everyone, most))
+        fragile.resume()
+        await until(lambda: not one.admission.alone_for | other.admission.alone_for, 6.0, "both are back")
+        await until(lambda: len(served(everyone)) == 2, 1.0, "the share of the first one is taken")
+        await placed.go()
+        await until(lambda: all(guest.served for guest in asked), 6.0, "Redis gives what is free")
+        assert await client.zcard(keys.worker_leases("m", "w1")) == 2
+        await leave_one_by_one(asked)
+        watching.cancel()
+        assert most == {"w1": 2}, "no slot was used twice"
+        for gateway in (one, other):
+            await gateway.store.close()
+        await until_gone(client)
+        await check_integrity(client, "m")
 
 
 async def watch(guests: Sequence[Guest], most: Counter[str]) -> None:

@@ -11,7 +11,8 @@ import pytest
 import redis.asyncio
 
 from gateway.errors import StoreUnavailable
-from gateway.store.client import Filed, Lease, LineFull, Offer, Offers, Order, Store, Swept, Ticket, connect
+from gateway.store.client import UNFENCED, Filed, Lease, LineFull, Offer, Offers, Order, Store, Swept, Ticket, connect
+from gateway.store.integrity import check_integrity
 from gateway.store.scripts import FOLDER, key_names
 from tests.support.pool import beat, drain, heartbeat, vanish
 from workers.protocol import keys
@@ -287,6 +288,35 @@ async def test_leases_and_tickets_that_redis_lost_come_back(client: redis.asynci
     granted = await one.claim("b")
     assert granted is not None
     assert granted.fence > lease.fence
+
+
+async def test_what_was_granted_before_all_have_said_what_they_hold_is_taken_back(
+    client: redis.asyncio.Redis, other: Caller
+) -> None:
+    """Redis hung, and has done what it was sent meanwhile."""
+    one = Caller(Store(client, settle_s=0.3))
+    await beat(client, heartbeat("w1", slots=2))
+    leases = [await one.take(id, "w1") for id in ("a", "b")]
+    tickets = [await other.file(id, "w1") for id in ("c", "d", "e")]
+    for lease in leases:
+        await one.release(lease)
+    claimed = await other.claim("c")
+    assert claimed is not None
+    placed = Lease("f", UNFENCED, "m", "w1", "boot1", claimed.address, team="team")
+    renewed = await one.store.renew("g1", "m", [placed], was_away=True, settle=True)
+    assert (renewed.void, renewed.crowded, list(renewed.fences)) == (NOBODY, NOBODY, ["f"])
+    await check_integrity(client, "m")
+    assert await other.claim("d") is None
+    assert await other.reread(*tickets[1:]) == {"d": 1, "e": 2}
+    # Who tells later finds nothing to take back, and nothing is granted until then.
+    renewed = await other.store.renew("g2", "m", [claimed], was_away=True, settle=True)
+    assert (renewed.void, renewed.crowded) == (NOBODY, NOBODY)
+    assert await one.withdraw("f") == 1
+    assert await other.claim("d") is None
+    await asyncio.sleep(0.35)
+    assert (await one.sweep()).granted == 1
+    assert await other.claim("d") is not None
+    await check_integrity(client, "m")
 
 
 async def test_leases_of_an_earlier_process_are_void(client: redis.asyncio.Redis, one: Caller) -> None:
