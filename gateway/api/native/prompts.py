@@ -15,8 +15,8 @@ from gateway.errors import InvalidRequest, NotSupported
 def read_native_prompts(given: Any, path: str = "prompt") -> tuple[Prompt, ...]:
     """One or several. Raises InvalidRequest, NotSupported for what is more than text."""
     if isinstance(given, list):
-        # Nearly always there is none among what may be a hundred thousand tokens.
-        if any(isinstance(one, dict) for one in given):
+        # Nearly always there is none among what may be a million tokens; a generator over them takes twice as long.
+        if dict in set(map(type, given)):
             given = [_text_of(one, f"{path}.{n}") for n, one in enumerate(given)]
         return read_prompts(given, path)
     return read_prompts(_text_of(given, path), path)
