@@ -107,7 +107,7 @@ class Attempts:
     async def begin(self, call: Call, trail: Trail, asked: GenerateRequest) -> Tries:
         """`over` has to be told of its end. Raises InvalidRequest, PermissionDenied for adapters."""
         tries = Tries(call, trail, asked, request=self._adapted(call, asked))
-        if chars_of(tries.request) <= INLINE_CHARS and trail.held_bytes <= INLINE_HELD_BYTES:
+        if trail.held_bytes <= INLINE_HELD_BYTES and chars_of(tries.request) <= INLINE_CHARS:
             tries.ask = self._ask_of(tries)
         else:
             tries.ask = await self._ask_of_long(tries)

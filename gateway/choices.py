@@ -72,12 +72,18 @@ async def choices(
     trail.num_answers = len(requests)
     branches: list[asyncio.Task[None]] = []
     failure: PaddockError | None = None
+    is_long: dict[tuple[int, ...], bool] = {}
     try:
         async with asyncio.TaskGroup() as tasks:
-            branches += [
-                tasks.create_task(merged.follow(number, pipeline, call, request, trail))
-                for number, request in enumerate(requests)
-            ]
+            for number, request in enumerate(requests):
+                # Of all answers to a prompt only the first goes through it, each in a turn of the loop of its own.
+                prompt = (id(request.prompt), id(request.messages), id(request.infill))
+                if number and prompt not in is_long:
+                    is_long[prompt] = chars_of(request) > LONG_CHARS
+                    if not isinstance(request.prompt, str):
+                        await asyncio.sleep(0)
+                wait_s = (number % MAX_BESIDE) * LONG_PACE_S if number and is_long[prompt] else 0.0
+                branches.append(tasks.create_task(merged.follow(number, pipeline, call, request, trail, wait_s)))
             await merged.begun.wait()
             yield merged
             for branch in branches:
@@ -121,12 +127,14 @@ class Merged:
         self._num_left -= self.end is not None
         return events
 
-    async def follow(self, number: int, pipeline: Pipeline, call: Call, request: GenerateRequest, trail: Trail) -> None:
-        """Hands on one answer's events. Raises PaddockError."""
+    async def follow(
+        self, number: int, pipeline: Pipeline, call: Call, request: GenerateRequest, trail: Trail, wait_s: float
+    ) -> None:
+        """Hands on one answer's events; begins after `wait_s`. Raises PaddockError."""
         # The caller is told where the first of them stands.
         own = replace(trail, standing=trail.standing if number == 0 else Standing())
-        if number and chars_of(request) > LONG_CHARS:
-            await asyncio.sleep((number % MAX_BESIDE) * LONG_PACE_S)
+        if wait_s:
+            await asyncio.sleep(wait_s)
         try:
             async with self._turns, pipeline.answer(_in_turn(call, number), request, own) as answer:
                 if not self.begun.is_set():

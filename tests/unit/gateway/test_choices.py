@@ -7,7 +7,7 @@ import contextlib
 import gc
 import time
 import weakref
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from typing import Any, cast
 
@@ -81,6 +81,36 @@ async def test_each_answer_keeps_its_number(count: int) -> None:
     assert await heard(corridor, count) == [str(number) for number in range(count)]
     assert corridor.most == min(count, MAX_BESIDE)
     assert corridor.open == 0
+
+
+class Looked(tuple[int | str, ...]):
+    """A prompt that notes when it is gone through."""
+
+    turns: list[int]
+    loop_turn = 0
+
+    def __iter__(self) -> Iterator[int | str]:
+        self.turns.append(Looked.loop_turn)
+        return super().__iter__()
+
+
+async def test_only_the_first_answer_to_a_prompt_goes_through_it_each_prompt_in_a_turn_of_its_own() -> None:
+    """All 128 answers did so at once: 287 ms of the loop for four prompts in 340 KB."""
+    prompts = [Looked((1, "", number)) for number in range(4)]
+    for prompt in prompts:
+        prompt.turns = []
+    requests = [GenerateRequest(prompt=prompt) for prompt in prompts for _ in range(32)]
+
+    async def beat() -> None:
+        while True:
+            Looked.loop_turn += 1
+            await asyncio.sleep(0)
+
+    beating = asyncio.create_task(beat())
+    async with choices(cast(Pipeline, Corridor()), call(patience_s=5.0), requests, Trail("id", "POST", "/")):
+        beating.cancel()
+    turns = [turn for prompt in prompts for turn in prompt.turns]
+    assert len(turns) == len(set(turns)) == len(prompts)
 
 
 async def test_later_turns_wait_as_long_for_a_slot_as_the_first() -> None:
