@@ -102,22 +102,21 @@ class Intake:
     async def decoded(
         self, raw: bytes, shape: Shape | None, reservation: Reservation, read: Callable[[bytes], AskedT]
     ) -> AskedT:
-        """`shape`: None where it was not checked while it came."""
-        if len(raw) <= UNCHECKED_BYTES:  # as nearly always
-            asked = read(raw)
-            reservation.resize(UNCHECKED_FACTOR * len(raw))
-            return asked
-        if shape is None:
-            arrival = _Arrival(self, reservation)
-            await arrival.came(raw, len(raw))
-            shape = arrival.shape()
-        if len(raw) <= INLINE_BYTES and shape is not None and _is_quick(shape):
+        """`shape`: None: too little to matter."""
+        if len(raw) <= INLINE_BYTES and _is_quick(shape):
             asked = read(raw)
         else:
             asked = await self._lane.run(reservation.team, partial(read, raw))
-        if shape is not None:
-            reservation.resize(shape.held_bytes)
+        reservation.resize(UNCHECKED_FACTOR * len(raw) if shape is None else shape.held_bytes)
         return asked
+
+    async def checked(self, raw: bytes, reservation: Reservation) -> Shape | None:
+        """Return how much there is in a body that came whole; None: too little to matter. Raises as `check_slice`."""
+        if len(raw) <= UNCHECKED_BYTES:  # as nearly always
+            return None
+        arrival = _Arrival(self, reservation)
+        await arrival.came(raw, len(raw))
+        return arrival.shape()
 
     def begin_check(self) -> ShapeCheck:
         """Return what counts a body that is long enough to matter: there may be a thousand workers to ask."""
@@ -127,9 +126,9 @@ class Intake:
         """Check more of a large body, in its team's turn. Raises InvalidRequest, ContextOverflow."""
         await self._lane.slice(team, partial(check.add, piece))
 
-    async def aside(self, num_bytes: int, team: str, work: Callable[[], AskedT]) -> AskedT:
-        """Return what `work` returns, on a thread where it is about that many bytes and those are many."""
-        return await self._lane.run(team, work) if num_bytes > INLINE_BYTES else work()
+    async def aside(self, team: str, work: Callable[[], AskedT]) -> AskedT:
+        """Return what `work` returns, on a thread."""
+        return await self._lane.run(team, work)
 
     @asynccontextmanager
     async def loading(self, num_bytes: int, team: str) -> AsyncIterator[None]:
@@ -180,8 +179,12 @@ class Body:
         self._reservation.grow(num_bytes)
 
     async def aside(self, num_bytes: int, work: Callable[[], AskedT]) -> AskedT:
-        """Return what `work` returns, on a thread where it is about that many bytes and those are many."""
-        return await self._intake.aside(num_bytes, self.team, work)
+        """Return what `work` returns, on a thread where it is about that many bytes and those are many, or the body has
+        more in it than its bytes tell.
+        """
+        if num_bytes <= INLINE_BYTES and _is_quick(self._shape):
+            return work()
+        return await self._intake.aside(self.team, work)
 
     def loading(self, num_bytes: int) -> AbstractAsyncContextManager[None]:
         """Wait until so many bytes may be loaded for it, where they are many."""
@@ -190,11 +193,13 @@ class Body:
     async def decoded(self, read: Callable[[bytes], AskedT]) -> AskedT:
         """Return what `read` makes of it; raises what that raises, InvalidRequest, HeldTooMuch and MemoryFull."""
         raw, self.raw = self.raw, b""
+        if self._shape is None:
+            self._shape = await self._intake.checked(raw, self._reservation)
         return await self._intake.decoded(raw, self._shape, self._reservation, read)
 
 
-def _is_quick(shape: Shape) -> bool:
-    return shape.num_strings <= INLINE_STRINGS and shape.num_numbers <= INLINE_NUMBERS
+def _is_quick(shape: Shape | None) -> bool:
+    return shape is None or (shape.num_strings <= INLINE_STRINGS and shape.num_numbers <= INLINE_NUMBERS)
 
 
 def held_while(scope: Scope, work: Callable[[PartT], Awaitable[None]]) -> Callable[[PartT], Awaitable[None]]:

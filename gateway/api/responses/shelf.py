@@ -29,6 +29,8 @@ MAX_RECORDS = 2_000
 """Responses that a request goes on from or refers to."""
 HELD_PER_BYTE = 3
 """Memory that a stored response takes when it is decoded, for each of its bytes."""
+ITEM_BYTES = 256
+"""Text that takes as long to go through as an item without any."""
 PATIENCE_S = 60.0
 RETRY_S = 0.2
 
@@ -65,7 +67,8 @@ class Shelf:
         num_bytes += draft.num_bytes
         resolved = await body.aside(num_bytes, partial(draft.resolved, found, 2 * self._max_bytes))
         body.holds_at_least(resolved.num_bytes)
-        return await body.aside(max(num_bytes, resolved.num_bytes), resolved.complete)
+        num_item_bytes = ITEM_BYTES * (len(resolved.before) + len(resolved.own))
+        return await body.aside(max(num_bytes, resolved.num_bytes, num_item_bytes), resolved.complete)
 
     async def get(self, id_: str, body: Body) -> Record:
         """Raises ResponseNotFound, HeldTooMuch, MemoryFull, TakesTooMuch."""

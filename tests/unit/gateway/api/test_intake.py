@@ -93,12 +93,16 @@ async def test_what_takes_more_than_a_moment_is_decoded_on_a_thread(document: ob
     raw = json.dumps(document, separators=(",", ":")).encode()
     assert len(raw) < INLINE_BYTES
 
-    def read(_: bytes) -> bool:
+    def read(_: bytes = b"") -> bool:
         return threading.current_thread() is threading.main_thread()
 
     sender = Sender(raw)
     async with intake().opened(principal("red"), sender.scope, sender.receive) as body:
         assert await body.decoded(read) is on_loop
+        assert await body.aside(len(raw), read) is on_loop, "what is made of it takes as long"
+    with closing(intake().message(principal("red"), raw)) as message:
+        assert await message.decoded(read) is on_loop
+        assert await message.aside(len(raw), read) is on_loop
 
 
 async def test_a_body_that_has_come_whole_is_checked_as_well() -> None:
