@@ -19,7 +19,7 @@ from gateway.api.held_probs import HeldProbs, Holds
 from gateway.api.intake import held_while, holds_of
 from gateway.api.presence import ClientGone, while_present
 from gateway.api.resumable import Resumable
-from gateway.api.streaming import EventStream, Pings
+from gateway.api.streaming import EventStream, Pings, Written, whole_events
 from gateway.api.superseding import Superseding
 from gateway.api.wish import Wish
 from gateway.call import Call
@@ -45,9 +45,25 @@ class Sink(Protocol):
 
     async def start(self) -> None: ...
 
-    def write(self, body: bytes) -> Awaitable[None]:
+    def write(self, body: Written) -> Awaitable[None]:
         """Whole events. Waits while there is no room."""
         ...
+
+
+class Record:
+    """Writes into a recording, which keeps each event in one piece (a `Sink`)."""
+
+    def __init__(self, recording: Recording) -> None:
+        self.start = recording.start
+        self._write = recording.write
+
+    def write(self, body: Written) -> Awaitable[None]:
+        return self._write(body) if isinstance(body, bytes) else self._write_long(body)
+
+    async def _write_long(self, body: Written) -> None:
+        for events in whole_events(body):
+            await self._write(events)
+            await asyncio.sleep(0)
 
 
 class Answering(Generic[AskedIn]):
@@ -93,14 +109,15 @@ class Answering(Generic[AskedIn]):
         self, asked: AskedIn, call: Call, trail: Trail, writer: StreamWriter, holds: Holds, recording: Recording
     ) -> None:
         """Writes a stream that may be read again, whoever reads it now."""
-        failure = await self.write(asked, call, trail, writer, holds, recording)
+        sink = Record(recording)
+        failure = await self.write(asked, call, trail, writer, holds, sink)
         if failure is None:
-            await recording.write(writer.closing())
+            await sink.write(writer.closing())
         elif recording.started:
             trail.status = 200
-            await recording.write(writer.broken(failure))
+            await sink.write(writer.broken(failure))
         else:
-            await recording.refuse(failure, writer.broken(failure))
+            await recording.refuse(failure, b"".join(whole_events(writer.broken(failure))))
 
     async def write(
         self, asked: AskedIn, call: Call, trail: Trail, writer: StreamWriter, holds: Holds, sink: Sink
@@ -218,7 +235,7 @@ def note_end(trail: Trail, end: Finished | Failed, choice: int, unended: Unended
     trail.used(end.usage)
 
 
-async def _last_word(stream: EventStream, body: bytes) -> None:
+async def _last_word(stream: EventStream, body: Written) -> None:
     try:
         async with asyncio.timeout(LAST_WORD_S):
             await stream.end(body)

@@ -32,6 +32,10 @@ class EncodedArray:
     def __init__(self, entries: Sequence[bytes]) -> None:
         self.entries = entries
 
+    def raw(self) -> msgspec.Raw:
+        """Return the array as JSON, where it is short."""
+        return msgspec.Raw(b"[%b]" % b",".join(self.entries))
+
     def parts(self) -> Iterator[bytes]:
         """Yield the array as JSON, about `PART_BYTES` at a time."""
         entries = self.entries

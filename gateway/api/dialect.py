@@ -10,6 +10,7 @@ from typing import Protocol, TypeVar
 
 from starlette.types import Scope
 
+from gateway.api.streaming import Written
 from gateway.call import Call
 from gateway.errors import PaddockError
 from gateway.telemetry.trail import Trail
@@ -62,7 +63,7 @@ class StreamWriter(Protocol):
         """Once, when the first answer has begun."""
         ...
 
-    def chunks(self, events: list[CallEvent], choice: int) -> bytes:
+    def chunks(self, events: list[CallEvent], choice: int) -> Written:
         """`choice`: which of the requests these events belong to."""
         ...
 
@@ -70,11 +71,11 @@ class StreamWriter(Protocol):
         """Return events that tell nothing new, also before the opening, for clients that know no comments."""
         ...
 
-    def closing(self) -> bytes:
+    def closing(self) -> Written:
         """The last word, after the end of every answer."""
         ...
 
-    def broken(self, error: PaddockError) -> bytes:
+    def broken(self, error: PaddockError) -> Written:
         """The last word in place of the rest, once `opening` was asked for."""
         ...
 

@@ -6,7 +6,8 @@ Source: WHATWG HTML, "Server-sent events"; a line that starts with a colon is a 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Iterator
+from dataclasses import dataclass
 from typing import NamedTuple, TypeVar
 
 from starlette.types import Send
@@ -30,6 +31,20 @@ STREAM_HEADERS: Headers = [
     (b"cache-control", b"no-cache"),
     (b"x-accel-buffering", b"no"),
 ]
+
+
+@dataclass(frozen=True, slots=True)
+class LongEvent:
+    """One event that tells again what others have told."""
+
+    parts: Iterator[bytes]
+    """All of it; each part is made when it is its turn."""
+    brief: Iterator[bytes]
+    """The same for where it has to be in one piece: with no more of that than is short."""
+
+
+Written = bytes | list[bytes | LongEvent]
+"""Whole events. Where some are long, they stand by themselves, between the others."""
 
 
 class Pings(NamedTuple):
@@ -60,15 +75,20 @@ class EventStream:
             headers = STREAM_HEADERS + self._headers()
             await self._send({"type": "http.response.start", "status": 200, "headers": headers})
 
-    def write(self, body: bytes) -> Awaitable[None]:
+    def write(self, body: Written) -> Awaitable[None]:
         """Sends whole events. Waits while the client's buffers are full."""
         self._quiet = False
+        if isinstance(body, list):
+            return self._write_long(body)
         if body.count(END) > 1:
             return self._write_each(body)
         return self._send({"type": "http.response.body", "body": body, "more_body": True})
 
-    async def end(self, body: bytes) -> None:
+    async def end(self, body: Written) -> None:
         """Sends the last events, and closes the stream; a long one at its end is waited for until it has been read."""
+        if isinstance(body, list):
+            await self._write_long(body)
+            body = b""
         *events, last = split(body)
         if len(last) > UNREAD_BYTES:
             events, last = [*events, last], b""
@@ -79,6 +99,17 @@ class EventStream:
     async def _write_each(self, body: bytes) -> None:
         for event in split(body):
             await self._send({"type": "http.response.body", "body": event, "more_body": True})
+
+    async def _write_long(self, events: list[bytes | LongEvent]) -> None:
+        """Others get their turn between any two parts."""
+        for event in events:
+            if isinstance(event, bytes):
+                await self.write(event)
+                continue
+            for part in event.parts:
+                self._quiet = False
+                await self._send({"type": "http.response.body", "body": part, "more_body": True})
+                await asyncio.sleep(0)
 
     async def pinged(self, writing: Coroutine[None, None, ResultT], interval_s: float) -> ResultT:
         """What `writing` returns; whenever it sends nothing for `interval_s`, a ping is sent."""
@@ -101,6 +132,12 @@ def split(body: bytes) -> list[bytes]:
     *events, rest = body.split(END)
     pieces = [event + END for event in events]
     return pieces if pieces and not rest else [*pieces, rest]
+
+
+def whole_events(body: Written) -> Iterator[bytes]:
+    """Yield events for where each has to be in one piece, the long ones as their `brief` form."""
+    for piece in [body] if isinstance(body, bytes) else body:
+        yield piece if isinstance(piece, bytes) else b"".join(piece.brief)
 
 
 def data(json: bytes) -> bytes:

@@ -266,7 +266,7 @@ async def _conclude(
         snapshot = writer.snapshot
         is_stored = snapshot.asked.store and snapshot.is_kept
         team = snapshot.call.principal.team
-        await memory.note(team, writer.record(writer.response()), is_stored=is_stored)
+        await memory.note(team, writer.record(writer.response(brief=True)), is_stored=is_stored)
 
 
 def _note_gone(trail: Trail) -> None:

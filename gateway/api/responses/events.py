@@ -13,6 +13,7 @@ from gateway.api.responses.output import Message, Output
 from gateway.api.responses.records import NewRecord
 from gateway.api.responses.request import ResponseRequest
 from gateway.api.responses.snapshot import Snapshot
+from gateway.api.streaming import Written
 from gateway.call import Call
 from gateway.errors import PaddockError
 from workers.protocol.events import CallEvent, Progress, Text, TimingsSoFar
@@ -47,7 +48,7 @@ class EventWriter:
         self._told = self._begun = True
         return created + self._items.event("response.in_progress", begun)
 
-    def chunks(self, events: list[CallEvent], choice: int) -> bytes:
+    def chunks(self, events: list[CallEvent], choice: int) -> Written:
         output = self._output
         if len(events) == 1:
             event = events[0]
@@ -64,27 +65,27 @@ class EventWriter:
                     output.add(event)
         return self._items.take()
 
-    def closing(self) -> bytes:
-        document = self.response()
-        told = {"response": document, "timings": document["timings"]}
-        return self._items.event(f"response.{document['status']}", told)
+    def closing(self) -> Written:
+        document, brief = self.response(), self.response(brief=True)
+        timings = {"timings": document["timings"]}
+        return self._ending(document, brief, **timings)
 
-    def broken(self, error: PaddockError) -> bytes:
+    def broken(self, error: PaddockError) -> Written:
         if self._told:
-            return self._items.event("response.failed", {"response": self.failed(error)})
+            return self._ending(self.failed(error), self.failed(error, brief=True))
         # Nothing was said of a response yet: whoever waited for a slot learns why there is none.
         told = {"code": error.code or error.type, "message": error.message, "param": error.param}
         return self._items.event("error", told)
 
-    def response(self) -> dict[str, Any]:
-        """Of an answer that is complete."""
+    def response(self, *, brief: bool = False) -> dict[str, Any]:
+        """Of an answer that is complete; `brief` as in `Output.objects`."""
         output = self._output
         if output.end is None:
             raise ValueError("the answer has no end")
-        return self.snapshot.ended(output.objects(), output.end, output.num_reasoning_tokens)
+        return self.snapshot.ended(output.objects(brief=brief), output.end, output.num_reasoning_tokens)
 
-    def failed(self, error: PaddockError) -> dict[str, Any]:
-        return self.snapshot.failed(self._output.objects(), error)
+    def failed(self, error: PaddockError, *, brief: bool = False) -> dict[str, Any]:
+        return self.snapshot.failed(self._output.objects(brief=brief), error)
 
     def record(self, response: dict[str, Any]) -> NewRecord:
         asked = self.snapshot.asked
@@ -92,4 +93,10 @@ class EventWriter:
 
     def stopped(self) -> dict[str, Any]:
         """Of an answer that was cancelled."""
-        return self.snapshot.object("cancelled", self._output.objects())
+        return self.snapshot.object("cancelled", self._output.objects(brief=True))
+
+    def _ending(self, response: dict[str, Any], brief: dict[str, Any], **fields: Any) -> Written:
+        """Return the last event, which tells all of the response once more."""
+        told, few = {"response": response, **fields}, {"response": brief, **fields}
+        event = self._items.long_event(f"response.{response['status']}", told, few)
+        return [event] if self._output.is_long else b"".join(event.parts)

@@ -6,15 +6,18 @@ llama-server's (tools/server/server-task.cpp of llama.cpp).
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import msgspec
 
+from gateway.api.answers import EncodedArray, gathered, in_parts
 from gateway.api.responses.output import CustomCall, FunctionCall, Message, OutputItem, Thought
+from gateway.api.streaming import LongEvent, Written
 from gateway.api.tallies import progress_object, progress_timings, timings_object
 from workers.protocol.events import Progress, Timings
 
-_encode = msgspec.json.Encoder().encode
+_encode = msgspec.json.Encoder(enc_hook=EncodedArray.raw).encode
 
 DELTAS = {
     Message: "response.output_text.delta",
@@ -31,6 +34,8 @@ class ItemEvents:
     def __init__(self) -> None:
         self._num_events = 0
         self._parts: list[bytes] = []
+        self._long: list[bytes | LongEvent] = []
+        """What was heard before these parts, where there is a long event."""
         self._heads: dict[str, bytes] = {}
         """Id of an item -> what is the same in all of its deltas, encoded once."""
         self._delta_head = b""
@@ -38,15 +43,25 @@ class ItemEvents:
         self._timings = b""
         """What the next delta tells of the times so far."""
 
-    def take(self) -> bytes:
+    def take(self) -> Written:
         """What was heard since the last time."""
         parts, self._parts = self._parts, []
-        return b"".join(parts)
+        if not self._long:
+            return b"".join(parts)
+        long, self._long = self._long, []
+        return [*long, b"".join(parts)] if parts else long
 
     def event(self, kind: str, fields: dict[str, Any]) -> bytes:
         body = _encode({"type": kind, **fields, "sequence_number": self._num_events})
         self._num_events += 1
         return b"event: %b\ndata: %b\n\n" % (kind.encode(), body)
+
+    def long_event(self, kind: str, fields: dict[str, Any], brief: dict[str, Any]) -> LongEvent:
+        """Return an event that repeats probabilities; `brief`: its fields for where it has to be in one piece."""
+        number = {"sequence_number": self._num_events}
+        self._num_events += 1
+        parts, few = (_written(kind, {"type": kind, **one, **number}) for one in (fields, brief))
+        return LongEvent(gathered(parts), few)
 
     def note_timings(self, timings: Timings) -> None:
         """The next delta tells them."""
@@ -59,12 +74,12 @@ class ItemEvents:
             told["timings"] = progress_timings(progress)
         self._parts.append(self.event("response.in_progress", told))
 
-    def delta(self, text: str, logprobs: list[msgspec.Raw] | None = None) -> bytes:
+    def delta(self, text: str, logprobs: list[bytes] | None = None) -> bytes:
         """More of the message that grows."""
         number = self._num_events
         self._num_events = number + 1
         head = self._delta_head + _encode(text)
-        shown = _encode(logprobs) if logprobs else b"[]"
+        shown = b"[%b]" % b",".join(logprobs) if logprobs else b"[]"
         return head + b',"logprobs":%b,"sequence_number":%d%b}\n\n' % (shown, number, self._taken_timings())
 
     def _taken_timings(self) -> bytes:
@@ -83,7 +98,7 @@ class ItemEvents:
         if isinstance(item, Message):
             self._delta_head = self._heads[item.id]
 
-    def grew(self, item: OutputItem, text: str, logprobs: list[msgspec.Raw]) -> None:
+    def grew(self, item: OutputItem, text: str, logprobs: list[bytes]) -> None:
         if isinstance(item, Message):
             self._parts.append(self.delta(text, logprobs))
         elif not isinstance(item, CustomCall):  # whose input is known at its end
@@ -97,6 +112,9 @@ class ItemEvents:
 
     def closed(self, item: OutputItem, status: str) -> None:
         told: dict[str, Any]
+        if isinstance(item, Message):
+            self._closed(item, status)
+            return
         if isinstance(item, CustomCall):
             self._grew(item, item.input)
             told = {**_place(item), "input": item.input}
@@ -106,13 +124,38 @@ class ItemEvents:
             self._parts.append(self.event("response.function_call_arguments.done", told))
         else:
             told = {**_content(item), "text": item.text}
-            if isinstance(item, Message):
-                told["logprobs"] = item.logprobs
-            kind = "output_text" if isinstance(item, Message) else "reasoning_text"
-            self._parts.append(self.event(f"response.{kind}.done", told))
+            self._parts.append(self.event("response.reasoning_text.done", told))
             self._parts.append(self.event("response.content_part.done", {**_content(item), "part": item.part()}))
         place = {"output_index": item.index, "item": item.object(status)}
         self._parts.append(self.event("response.output_item.done", place))
+
+    def _closed(self, message: Message, status: str) -> None:
+        ends, brief = _ends(message, status), _ends(message, status, brief=True)
+        for (kind, fields), (_, few) in zip(ends, brief, strict=True):
+            event = self.long_event(kind, fields, few)
+            if not message.is_long:
+                self._parts.append(b"".join(event.parts))
+                continue
+            if self._parts:
+                self._long.append(b"".join(self._parts))
+                self._parts = []
+            self._long.append(event)
+
+
+def _ends(message: Message, status: str, *, brief: bool = False) -> list[tuple[str, dict[str, Any]]]:
+    """Return the events of a message's end: their kinds and fields, each with all of it once more."""
+    place, item = _content(message), message.object(status, brief=brief)
+    return [
+        ("response.output_text.done", {**place, "text": message.text, "logprobs": message.told(brief=brief)}),
+        ("response.content_part.done", {**place, "part": message.part(brief=brief)}),
+        ("response.output_item.done", {"output_index": message.index, "item": item}),
+    ]
+
+
+def _written(kind: str, document: dict[str, Any]) -> Iterator[bytes]:
+    yield b"event: %b\ndata: " % kind.encode()
+    yield from in_parts(document)
+    yield b"\n\n"
 
 
 def _place(item: OutputItem) -> dict[str, Any]:

@@ -6,6 +6,7 @@ Source: OpenAI's API reference, "Responses client events" and "Responses server 
 
 from __future__ import annotations
 
+import asyncio
 import re
 from dataclasses import dataclass, replace
 from typing import Any
@@ -17,7 +18,7 @@ from gateway.api.dialect import ErrorShape
 from gateway.api.parameters.faults import shown
 from gateway.api.responses.request import Draft, draft_of
 from gateway.api.sockets import Socket
-from gateway.api.streaming import END
+from gateway.api.streaming import END, Written, whole_events
 from gateway.errors import InvalidRequest, PaddockError, UnsupportedParameter
 from gateway.telemetry.ignored import Ignored
 from gateway.telemetry.trail import Trail
@@ -88,13 +89,16 @@ class EventMessages:
     async def start(self) -> None:
         pass
 
-    async def write(self, body: bytes) -> None:
+    async def write(self, body: Written) -> None:
         """Server-sent events. Waits while there is no room."""
         self.told = True
-        for event in body.split(END):
-            if event:
-                text = event[event.index(DATA) + len(DATA) : -1] + self._end
-                await self._socket.send(text.decode())
+        for events in whole_events(body):
+            for event in events.split(END):
+                if event:
+                    text = event[event.index(DATA) + len(DATA) : -1] + self._end
+                    await self._socket.send(text.decode())
+            if not isinstance(body, bytes):
+                await asyncio.sleep(0)
 
 
 def error_text(error: PaddockError, shape: ErrorShape, trail: Trail, lane: str) -> str:

@@ -10,9 +10,17 @@ from typing import Any, Protocol
 
 import msgspec
 
+from gateway.api.answers import EncodedArray
 from gateway.api.responses.ids import output_id
 from gateway.api.responses.tools import input_of
 from workers.protocol.events import CallEvent, Finished, Logprobs, Reasoning, Text, TokenLogprob, ToolCallDelta
+
+INLINE_PROBS = 1_024
+"""Up to these they are some 80 KB, and an event that has all of them takes a moment."""
+MAX_BRIEF_PROBS = 16_384
+"""More than these are not repeated where they have to be in one piece: in what is stored or may be read again, and in a
+WebSocket's messages. These would be megabytes, which hold up every stream when they are written, sent or decoded.
+"""
 
 _encode = msgspec.json.Encoder().encode
 
@@ -22,18 +30,29 @@ class Message:
     id: str
     index: int
     texts: list[str] = field(default_factory=list)
-    logprobs: list[msgspec.Raw] = field(default_factory=list)
-    """As they are written: four events at the end repeat all of them."""
+    logprobs: list[bytes] = field(default_factory=list)
+    """As they are written, those of each token: four events at the end repeat all of them."""
+    num_probs: int = 0
+    """In all of these."""
 
     @property
     def text(self) -> str:
         return "".join(self.texts)
 
-    def part(self) -> dict[str, Any]:
-        return {"type": "output_text", "text": self.text, "annotations": [], "logprobs": self.logprobs}
+    @property
+    def is_long(self) -> bool:
+        """It has more probabilities than are written in one turn of the loop."""
+        return self.num_probs > INLINE_PROBS
 
-    def object(self, status: str) -> dict[str, Any]:
-        content = [] if status == "in_progress" else [self.part()]
+    def told(self, *, brief: bool = False) -> EncodedArray:
+        """Return the probabilities; `brief`: none where they are too many for one piece."""
+        return EncodedArray([] if brief and self.num_probs > MAX_BRIEF_PROBS else self.logprobs)
+
+    def part(self, *, brief: bool = False) -> dict[str, Any]:
+        return {"type": "output_text", "text": self.text, "annotations": [], "logprobs": self.told(brief=brief)}
+
+    def object(self, status: str, *, brief: bool = False) -> dict[str, Any]:
+        content = [] if status == "in_progress" else [self.part(brief=brief)]
         return {"id": self.id, "type": "message", "role": "assistant", "status": status, "content": content}
 
 
@@ -50,7 +69,7 @@ class Thought:
     def part(self) -> dict[str, Any]:
         return {"type": "reasoning_text", "text": self.text}
 
-    def object(self, status: str) -> dict[str, Any]:
+    def object(self, status: str, *, brief: bool = False) -> dict[str, Any]:
         content = [] if status == "in_progress" else [self.part()]
         return {"id": self.id, "type": "reasoning", "summary": [], "content": content, "status": status}
 
@@ -68,7 +87,7 @@ class FunctionCall:
         """The arguments."""
         return "".join(self.texts)
 
-    def object(self, status: str) -> dict[str, Any]:
+    def object(self, status: str, *, brief: bool = False) -> dict[str, Any]:
         said = {"call_id": self.call_id, "name": self.name, "arguments": self.text, "status": status}
         return {"id": self.id, "type": "function_call", **said}
 
@@ -81,7 +100,7 @@ class CustomCall(FunctionCall):
     def input(self) -> str:
         return input_of(self.text)
 
-    def object(self, status: str) -> dict[str, Any]:
+    def object(self, status: str, *, brief: bool = False) -> dict[str, Any]:
         text = "" if status == "in_progress" else self.input
         said = {"call_id": self.call_id, "name": self.name, "input": text, "status": status}
         return {"id": self.id, "type": "custom_tool_call", **said}
@@ -95,7 +114,7 @@ class Listener(Protocol):
 
     def opened(self, item: OutputItem) -> None: ...
 
-    def grew(self, item: OutputItem, text: str, logprobs: list[msgspec.Raw]) -> None: ...
+    def grew(self, item: OutputItem, text: str, logprobs: list[bytes]) -> None: ...
 
     def closed(self, item: OutputItem, status: str) -> None: ...
 
@@ -141,8 +160,15 @@ class Output:
             case Finished():
                 self._finish(event)
 
-    def objects(self) -> list[dict[str, Any]]:
-        return [item.object(self._statuses.get(item.id, "incomplete")) for item in self.items]
+    def objects(self, *, brief: bool = False) -> list[dict[str, Any]]:
+        """Return the items; `brief`: without probabilities that are too many for one piece."""
+        statuses = [self._statuses.get(item.id, "incomplete") for item in self.items]
+        return [item.object(status, brief=brief) for item, status in zip(self.items, statuses, strict=True)]
+
+    @property
+    def is_long(self) -> bool:
+        """Its messages are written in parts."""
+        return any(isinstance(item, Message) and item.is_long for item in self.items)
 
     @property
     def has_waiting(self) -> bool:
@@ -188,9 +214,10 @@ class Output:
     def _grow(self, item: OutputItem, text: str) -> None:
         item.texts.append(text)
         waiting, self._waiting = self._waiting, []
-        logprobs = [msgspec.Raw(_encode(_logprob(one))) for one in waiting] if isinstance(item, Message) else []
-        if isinstance(item, Message):
+        logprobs = [_encode(_logprob(one)) for one in waiting] if isinstance(item, Message) else []
+        if logprobs and isinstance(item, Message):
             item.logprobs += logprobs
+            item.num_probs += sum([1 + len(one.top) for one in waiting])
         if self._listener is not None:
             self._listener.grew(item, text, logprobs)
 

@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 from msgspec.structs import replace
 
+from gateway.api.answers import EncodedArray
 from gateway.api.responses.items import Item
 
 LONG_BYTES = 256 << 10
@@ -49,15 +50,15 @@ class NewRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         return replace(self, input=(), chain=(), is_too_long=True)
 
 
-_encode = msgspec.json.Encoder().encode
+_encoded = msgspec.json.Encoder(enc_hook=EncodedArray.raw).encode
 decode_record = msgspec.json.Decoder(Record).decode
 
 
 def encode_record(record: Record | NewRecord) -> bytes:
     """Return a record as it is kept."""
     if not isinstance(record.input, bytes):
-        return _encode(record)
-    before, after = _encode(replace(record, input=msgspec.Raw(_PLACE))).split(_PLACE)
+        return _encoded(record)
+    before, after = _encoded(replace(record, input=msgspec.Raw(_PLACE))).split(_PLACE)
     # Joining leaves the interpreter to other threads, as encoding does not.
     return b"".join((before, record.input, after))
 

@@ -95,9 +95,9 @@ class Shelf:
         if not asked.store or (failure is not None and not asked.background):
             return
         if failure is not None and isinstance(writer, EventWriter):
-            response = writer.failed(failure)
+            response = writer.failed(failure, brief=True)
         else:
-            response = writer.response()
+            response = writer.response(brief=True)
         # One that was made in the background is nowhere else: for it, a Redis that is away is waited for.
         patience_s = PATIENCE_S if asked.background else 0.0
         try:

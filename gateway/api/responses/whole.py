@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from gateway.api.answers import in_parts
+from gateway.api.answers import gathered, in_parts
 from gateway.api.responses.output import Output
 from gateway.api.responses.records import NewRecord
 from gateway.api.responses.request import ResponseRequest
@@ -25,13 +25,14 @@ class WholeWriter:
 
     def parts(self) -> Iterator[bytes]:
         """Yield the `response` object as JSON."""
-        return in_parts(self.response())
+        return gathered(in_parts(self.response()))
 
-    def response(self) -> dict[str, Any]:
+    def response(self, *, brief: bool = False) -> dict[str, Any]:
+        """Return it; `brief` as in `Output.objects`."""
         output = self._output
         if output.end is None:
             raise ValueError("the answer has no end")
-        return self.snapshot.ended(output.objects(), output.end, output.num_reasoning_tokens)
+        return self.snapshot.ended(output.objects(brief=brief), output.end, output.num_reasoning_tokens)
 
     def record(self, response: dict[str, Any]) -> NewRecord:
         asked = self.snapshot.asked

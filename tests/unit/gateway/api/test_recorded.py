@@ -5,15 +5,18 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
+from starlette.types import Message
 
-from gateway.api.answering import Answering
+from gateway.api.answering import Answering, Record
 from gateway.api.memory_budget import MemoryBudget
 from gateway.api.openai.chat import ChatDialect
 from gateway.api.presence import ClientGone
-from gateway.api.streaming import Pings
+from gateway.api.responses.messages import EventMessages
+from gateway.api.sockets import Socket
+from gateway.api.streaming import LongEvent, Pings
 from gateway.call import Call, Principal
 from gateway.resume.recording import Recording
 from gateway.store.stream_log import StreamHead
@@ -84,3 +87,20 @@ async def test_a_caller_who_leaves_is_no_break(caplog: pytest.LogCaptureFixture)
     with pytest.raises(ClientGone):
         await one.write(asked, CALL, trail, ChatDialect().stream_writer(asked, CALL, trail), HOLDS, Gone())
     assert (trail.outcome, caplog.text) == ("", "")
+
+
+async def test_a_long_event_is_kept_in_one_piece_in_its_brief_form() -> None:
+    def brief(event: bytes) -> list[bytes | LongEvent]:
+        return [b"data: a\n\n", LongEvent(iter([b"data: ", b"long", event]), iter([b"data: ", event])), b"data: b\n\n"]
+
+    recording = Recording("s", StreamHead("team", "", "gateway"), 1 << 16)
+    await Record(recording).write(brief(b"1\n\n"))
+    assert recording.after(0) == (b"id: s:1\ndata: a\n\nid: s:2\ndata: 1\n\nid: s:3\ndata: b\n\n", 3)
+    sent: list[str] = []
+
+    async def send(message: Message) -> None:
+        sent.append(message["text"])
+
+    told: list[bytes | LongEvent] = [LongEvent(iter([]), iter([b"event: x\ndata: ", b"{}\n\n"]))]
+    await EventMessages(Socket(cast(Any, None), send), "lane").write(told)
+    assert sent == ['{,"stream_id":"lane"}']

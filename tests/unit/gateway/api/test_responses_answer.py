@@ -10,9 +10,12 @@ from typing import Any
 import pytest
 
 from gateway.api.responses.events import EventWriter
+from gateway.api.responses.output import INLINE_PROBS, MAX_BRIEF_PROBS
+from gateway.api.responses.records import decode_record, encode_record
 from gateway.api.responses.request import ResponseRequest, read_draft
 from gateway.api.responses.tools import INPUT_SCHEMA
 from gateway.api.responses.whole import WholeWriter
+from gateway.api.streaming import LongEvent, Written, whole_events
 from gateway.call import Call, Principal
 from gateway.errors import ContextOverflow, InvalidRequest, QueueFull, UnsupportedParameter, WorkerLost
 from tests.support.openai_schema import check, specification
@@ -98,14 +101,26 @@ def streamed(events: list[CallEvent], size: int = 1, **body: Any) -> list[dict[s
     writer = EventWriter(asked(**body), CALL)
     stream = (writer.queued() if body.get("background") else b"") + writer.opening()
     for n in range(0, len(events), size):
-        stream += writer.chunks(events[n : n + size], 0)
-    return events_in(stream + writer.closing())
+        stream += all_of(writer.chunks(events[n : n + size], 0))
+    return events_in(stream + all_of(writer.closing()))
+
+
+def begun(writer: EventWriter) -> bytes:
+    return writer.opening() + all_of(writer.chunks([Text(1, "Hel")], 0))
+
+
+def all_of(body: Written) -> bytes:
+    """Return events as a stream of server-sent events has them."""
+    pieces = [body] if isinstance(body, bytes) else body
+    return b"".join(piece if isinstance(piece, bytes) else b"".join(piece.parts) for piece in pieces)
 
 
 def whole(events: list[CallEvent], **body: Any) -> dict[str, Any]:
     writer = WholeWriter(asked(**body), CALL)
     writer.add(events, 0)
-    document: dict[str, Any] = json.loads(b"".join(writer.parts()))
+    parts = list(writer.parts())
+    assert len(parts) == 1, "a short answer is one message"
+    document: dict[str, Any] = json.loads(parts[0])
     return document
 
 
@@ -155,6 +170,54 @@ def test_deltas_add_up() -> None:
     assert response["usage"]["input_tokens_details"]["cached_tokens"] == 3
 
 
+def likely(num_probs: int) -> list[CallEvent]:
+    """Return an answer of so many probabilities, 21 with each token."""
+    one = TokenLogprob(5, b" token", -12.345678)
+    tokens = ((Logprobs(1, one, (one,) * 20), Text(1, " token", 1)) for _ in range(num_probs // 21))
+    return [event for token in tokens for event in token]
+
+
+PROBABLE = {"include": ["message.output_text.logprobs"], "top_logprobs": 20}
+
+
+def test_many_probabilities_are_told_again_in_parts() -> None:
+    """The end of 32,000 tokens was 180 MB, written in one turn of the loop (800 ms), and half a gigabyte of memory."""
+    writer = EventWriter(asked(**PROBABLE), CALL)
+    said = writer.opening() + all_of(writer.chunks(likely(4 * MAX_BRIEF_PROBS), 0))
+    bodies = [writer.chunks([end()], 0), writer.closing()]
+    long = [piece for body in bodies if not isinstance(body, bytes) for piece in body if isinstance(piece, LongEvent)]
+    assert len(long) == 4
+    written = [list(one.parts) for one in long]
+    assert max(len(part) for parts in written for part in parts) < 512 << 10
+    told = events_in(said + b"".join(b"".join(parts) for parts in written))
+    deltas = [one for event in told if event["type"] == "response.output_text.delta" for one in event["logprobs"]]
+    text, part, item, last = told[-4:]
+    message = last["response"]["output"][0]
+    assert deltas == text["logprobs"] == message["content"][0]["logprobs"]
+    assert (part["part"], item["item"]) == (message["content"][0], message)
+
+
+@pytest.mark.parametrize(
+    ("num_probs", "is_long", "are_repeated"),
+    [(INLINE_PROBS, False, True), (MAX_BRIEF_PROBS, True, True), (MAX_BRIEF_PROBS + 21, True, False)],
+)
+def test_in_one_piece_no_more_probabilities_are_told_again_than_are_short(
+    num_probs: int, is_long: bool, are_repeated: bool
+) -> None:
+    writer, events = EventWriter(asked(**PROBABLE), CALL), [*likely(num_probs), end()]
+    bodies = [writer.opening(), *(writer.chunks([event], 0) for event in events), writer.closing()]
+    assert any(not isinstance(body, bytes) for body in bodies) is is_long
+    pieces = [piece for body in bodies for piece in whole_events(body)]
+    assert max(map(len, pieces)) < 2 << 20
+    told = events_in(b"".join(pieces))
+    all_of_them = [one for event in told if event["type"] == "response.output_text.delta" for one in event["logprobs"]]
+    repeated = all_of_them if are_repeated else []
+    message = told[-1]["response"]["output"][0]
+    assert told[-4]["logprobs"] == message["content"][0]["logprobs"] == repeated
+    kept = decode_record(encode_record(writer.record(writer.response(brief=True))))
+    assert kept.response["output"] == [message]
+
+
 def test_log_probabilities_come_with_the_text_that_they_made() -> None:
     stream = streamed([*START, *SPEECH, end()], include=["message.output_text.logprobs"])
     deltas = [event for event in stream if event["type"] == "response.output_text.delta"]
@@ -179,7 +242,7 @@ def test_trouble_after_the_beginning_is_a_failed_response() -> None:
     codes = {WorkerLost: "server_error", QueueFull: "rate_limit_exceeded", InvalidRequest: "invalid_prompt"}
     for kind, code in codes.items():
         writer = EventWriter(asked(), CALL)
-        events = events_in(writer.opening() + writer.chunks([Text(1, "Hel")], 0) + writer.broken(kind("It broke.")))
+        events = events_in(begun(writer) + all_of(writer.broken(kind("It broke."))))
         for event in events:
             check(schemas()[event["type"]], event)
         assert events[-1]["type"] == "response.failed"
@@ -191,14 +254,14 @@ def test_a_prompt_that_is_too_long_has_the_code_that_codex_shortens_by() -> None
     """OpenAI answers so, though its reference has no such code."""
     writer = EventWriter(asked(), CALL)
     long = ContextOverflow("shorten it", num_prompt_tokens=600, n_ctx=512)
-    [*_, failed] = events_in(writer.opening() + writer.chunks([Text(1, "Hel")], 0) + writer.broken(long))
+    [*_, failed] = events_in(begun(writer) + all_of(writer.broken(long)))
     error = failed["response"]["error"]
     assert error["code"] == "context_length_exceeded"
     assert "maximum context length is 512 tokens" in error["message"]
 
 
 def test_trouble_before_the_beginning_is_an_error() -> None:
-    [event] = events_in(EventWriter(asked(), CALL).broken(QueueFull("Too many wait.")))
+    [event] = events_in(all_of(EventWriter(asked(), CALL).broken(QueueFull("Too many wait."))))
     check("ResponseStreamEvent", event)
     assert (event["type"], event["code"], event["message"]) == ("error", "queue_full", "Too many wait.")
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterator
 from itertools import chain, repeat
 from typing import Any
 
 import pytest
 
-from gateway.api.streaming import PING, EventStream, split
+from gateway.api.streaming import PING, EventStream, LongEvent, Written, split
 
 
 @pytest.mark.parametrize(
@@ -41,6 +42,34 @@ async def test_each_event_is_a_message_of_its_own() -> None:
     bodies = [message["body"] for message in sent[1:]]
     assert bodies == [b"data: %d\n\n" % number for number in (1, 2, 3, 4)] + [b"data: [DONE]\n\n"]
     assert [message["more_body"] for message in sent[1:]] == [True] * 4 + [False]
+
+
+@pytest.mark.parametrize("is_last", [False, True])
+async def test_others_get_their_turn_between_the_parts_of_a_long_event(is_last: bool) -> None:
+    turn, sent, made = 0, list[tuple[int, bytes]](), list[int]()
+
+    async def send(message: Any) -> None:
+        sent.append((turn, message.get("body", b"")))
+
+    def parts() -> Iterator[bytes]:
+        for number in range(5):
+            made.append(turn)
+            yield b"%d" % number
+
+    async def beat() -> None:
+        nonlocal turn
+        while True:
+            turn += 1
+            await asyncio.sleep(0)
+
+    stream, beating = EventStream(send, list), asyncio.create_task(beat())
+    await stream.start()
+    body: Written = [b"data: a\n\n", LongEvent(parts(), iter(())), b"data: b\n\n"]
+    await (stream.end(body) if is_last else stream.write(body))
+    beating.cancel()
+    assert b"".join(part for _, part in sent) == b"data: a\n\n01234data: b\n\n"
+    assert len(set(made)) == 5
+    assert made == [when for when, part in sent if part.isdigit()], "each is made when it is sent"
 
 
 async def test_a_comment_comes_only_where_nothing_else_does() -> None:
