@@ -35,6 +35,10 @@ FREED_AT_ONCE = 8
 """Connections that make room where no descriptor is left."""
 MAX_HEADS_BYTES = 32 << 20
 """Of all heads that have begun and not ended."""
+MAX_LONG_HEADS_BYTES = 32 << 20
+"""Of all long heads whose requests are being answered."""
+LONG_HEAD_BYTES = 16 << 10
+"""What a head takes beyond which it is a long one: few clients send a quarter of that."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +53,7 @@ class ConnectionBounds:
     reserved: frozenset[bytes] = frozenset()
     max_heads_bytes: int = MAX_HEADS_BYTES
     unread_s: float = math.inf
+    max_long_heads_bytes: int = MAX_LONG_HEADS_BYTES
 
     @classmethod
     def of(
@@ -97,6 +102,38 @@ class Closable(Protocol):
         """Close at once."""
 
 
+class LongHeads:
+    """What the long heads of requests under way take together. Short ones are not counted: nobody waits for others'
+    long ones to ask for something.
+    """
+
+    def __init__(self, max_bytes: int) -> None:
+        self._max_bytes = max_bytes
+        self._bytes: dict[Closable, int] = {}
+        self._total = 0
+
+    def hold(self, connection: Closable, num_bytes: int) -> bool:
+        """Count the connection's head, in place of the one before; False: there is no room for it."""
+        self.release(connection)
+        if num_bytes <= LONG_HEAD_BYTES:
+            return True
+        if self._total + num_bytes > self._max_bytes:
+            return False
+        self._bytes[connection] = num_bytes
+        self._total += num_bytes
+        return True
+
+    def replaced(self, connection: Closable, by: Closable) -> None:
+        """The other one has the head now."""
+        num_bytes = self._bytes.pop(connection, 0)
+        if num_bytes:
+            self._bytes[by] = num_bytes
+
+    def release(self, connection: Closable) -> None:
+        """Its request is answered, or it is gone."""
+        self._total -= self._bytes.pop(connection, 0)
+
+
 class Unfinished:
     """Bytes of what has begun and not ended, on all connections; the one that began first makes room."""
 
@@ -140,6 +177,7 @@ class Connections:
         self._beyond: OrderedDict[Closable, float] = OrderedDict()
         self._num_beyond = 0
         self._heads = Unfinished(bounds.max_heads_bytes)
+        self.long_heads = LongHeads(bounds.max_long_heads_bytes)
         self._starved_until = -math.inf
         self.on_beyond: Callable[[str], None] = _ignore
         """Told why, for each connection that comes beyond a bound: `address`, `all` or `descriptors`."""
@@ -204,6 +242,7 @@ class Connections:
         known = self._known.pop(connection, None)
         if known is not None:
             self._known[by] = known
+            self.long_heads.replaced(connection, by)
         self.busy(connection)
 
     def gone(self, connection: Closable) -> None:
@@ -211,6 +250,7 @@ class Connections:
         if known is None:
             return
         self.busy(connection)
+        self.long_heads.release(connection)
         self._num_beyond -= known.beyond
         self._per_address[known.address] -= 1
         if not self._per_address[known.address]:

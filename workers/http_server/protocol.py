@@ -10,6 +10,7 @@ import asyncio
 from typing import cast
 
 import httptools
+from uvicorn._types import HTTPScope
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from workers.http_server.connection import BoundedConnection
@@ -20,7 +21,8 @@ from workers.http_server.refusals import Refusal, response_of
 MAX_HEAD_BYTES = 64 << 10
 """Of a request's line and headers."""
 MAX_HEADERS = 256
-"""Each takes some hundred bytes here, however short it is."""
+HEADER_BYTES = 160
+"""What each takes here beside its bytes, however short it is."""
 HEAD_S = 60.0
 """How long a head may take from its first byte on."""
 BEYOND_HEAD_S = 2.0
@@ -50,6 +52,9 @@ END_OF_HEAD = b"\r\n\r\n"
 MALFORMED = Refusal(400, "This is no HTTP request. Send HTTP/1.1; TLS ends before this address.")
 TOO_LARGE = Refusal(
     431, f"The head of the request has more than {MAX_HEAD_BYTES >> 10} KiB. Send fewer and shorter headers."
+)
+TOO_MUCH_TOGETHER = Refusal(
+    431, "The long heads of all requests under way take too much together. Send fewer and shorter headers."
 )
 TOO_MANY_HEADERS = Refusal(431, f"The request has more than {MAX_HEADERS} headers. Send fewer.")
 CROWDED = Refusal(503, "There are too many connections to this address. Use those that are open, or try again later.")
@@ -159,13 +164,16 @@ class HttpProtocol(BoundedConnection, HttpToolsProtocol):
         super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
-        self._in_head, self._in_body, self._head_bytes = False, True, 0
+        self._in_head, self._in_body = False, True
         self._num_unwanted = self._num_empty = 0
         self._body_left = _length_of(self.headers)
         self._end_head_timer()
         self._server.bounded.busy(self)
         if self._beyond and self.url.partition(b"?")[0] not in self._server.bounded.bounds.reserved:
             self._refusal = CROWDED
+            raise Unwanted
+        if not self._server.bounded.long_heads.hold(self, self._head_bytes + HEADER_BYTES * len(self.headers)):
+            self._refusal = TOO_MUCH_TOGETHER
             raise Unwanted
         super().on_headers_complete()
         if (self._beyond or self._num_ahead >= MAX_PIPELINED) and not self._is_free:
@@ -187,8 +195,20 @@ class HttpProtocol(BoundedConnection, HttpToolsProtocol):
             self._unset_keepalive_if_required()
             self._parse()
         self._bound_leftovers()
-        if self._is_free and not self._in_head:
-            self._server.bounded.idle(self)
+        if self._is_free:
+            self._forget_request()
+            if not self._in_head:
+                self._server.bounded.idle(self)
+
+    def _forget_request(self) -> None:
+        """Let go of what is answered: thousands of idle connections would hold their last heads, and unread bodies."""
+        self.cycle.scope, self.cycle.body = cast(HTTPScope, {}), bytearray()
+        self._server.bounded.long_heads.release(self)
+        if not self._in_head:
+            self._forget_head()
+
+    def _forget_head(self) -> None:
+        self.scope, self.headers, self.url = cast(HTTPScope, {}), [], b""
 
     def send_400_response(self, msg: str) -> None:
         self._refuse(self._refusal)
@@ -257,6 +277,9 @@ class HttpProtocol(BoundedConnection, HttpToolsProtocol):
         return CHUNKED_PIECE_BYTES if self._body_left is None else max(1, self._body_left)
 
     def _feed(self, piece: bytes) -> None:
+        in_body, num_headers = self._in_body, len(self.headers) if self._in_head else 0
+        if not in_body:
+            self._head_bytes += len(piece)
         try:
             self.parser.feed_data(piece)
         except httptools.HttpParserUpgrade:
@@ -270,9 +293,15 @@ class HttpProtocol(BoundedConnection, HttpToolsProtocol):
         except httptools.HttpParserError:
             if not self._deaf:
                 self._refuse(self._refusal)
-        if self._in_head:
+        if not self._in_head:
+            self._head_bytes = 0
+            return
+        if self._deaf:
+            return
+        if in_body:  # it has begun behind the chunks of one
             self._head_bytes += len(piece)
-            self._server.bounded.head_grew(self, len(piece))
+        num_headers = len(self.headers) - num_headers
+        self._server.bounded.head_grew(self, len(piece) + num_headers * HEADER_BYTES)
 
     def _watch_silence(self) -> None:
         """Set a timer for what the peer owes: the rest of a head, or another request."""
@@ -317,6 +346,7 @@ class HttpProtocol(BoundedConnection, HttpToolsProtocol):
         if not self._is_free or self.transport.is_closing():
             self._close()
             return
+        self._forget_head()
         self.transport.write(response_of(refusal, self._server.form))
         if self._beyond and self._server.bounded.pressed:
             self._close()  # others wait for its place; what it still sends may cost it the answer
@@ -343,7 +373,7 @@ class HttpProtocol(BoundedConnection, HttpToolsProtocol):
 
         An answer under way would lose its connection, and with it all that slows it down or ends it.
         """
-        return self._is_free and self.scope["method"] == "GET" and super()._should_upgrade()
+        return self._is_free and super()._should_upgrade() and self.scope["method"] == "GET"
 
 
 def _length_of(headers: list[tuple[bytes, bytes]]) -> int | None:

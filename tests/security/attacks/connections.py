@@ -17,6 +17,8 @@ NUM_PIPELINED = 900_000
 FLOOD_BYTES = 100 << 20
 CHUNK_BYTES = 1 << 20
 NUM_HALF_HEADS, HALF_A_HEAD = 1500, b"GET /health HTTP/1.1\r\nx: "
+LONG_HEAD = b"".join(b"x%d: %b\r\n" % (number, b"a" * 238) for number in range(250))
+NUM_IDLE, OPENED_AT_ONCE = 2500, 50
 HELD_S = 2.0
 NUM_SOCKETS = 600
 NUM_REMEMBERING, REMEMBERED_BYTES = 60, 7_000_000
@@ -97,6 +99,21 @@ async def _half_heads(target: Target) -> None:
         await asyncio.sleep(HELD_S)
 
 
+async def _idle_heads(target: Target) -> None:
+    """Have a request with a long head refused on each of many connections, which then stay open."""
+    async with contextlib.AsyncExitStack() as held:
+
+        async def ask() -> None:
+            reader, writer = await held.enter_async_context(_connection(target.url))
+            writer.write(b"GET /v1/models HTTP/1.1\r\nhost: x\r\n" + LONG_HEAD + b"\r\n")
+            async with asyncio.timeout(GIVES_UP_S):
+                await reader.readuntil(b"\r\n\r\n")
+
+        for _ in range(NUM_IDLE // OPENED_AT_ONCE):
+            await asyncio.gather(*(ask() for _ in range(OPENED_AT_ONCE)), return_exceptions=True)
+        await asyncio.sleep(HELD_S)
+
+
 @contextlib.asynccontextmanager
 async def _socket(target: Target) -> AsyncGenerator[aiohttp.ClientWebSocketResponse]:
     async with target.session() as session, session.ws_connect(f"{target.url}/v1/responses", max_msg_size=0) as socket:
@@ -167,6 +184,12 @@ ATTACKS = (
         name="half-heads",
         about="1,500 connections with half a request each, no key: /health was reset.",
         strike=_half_heads,
+    ),
+    Attack(
+        name="idle-heads",
+        about="2,500 idle connections after a refused request of 61 KB each, no key: 0.3 GB, of which half stayed.",
+        strike=_idle_heads,
+        short_s=2.5,
     ),
     Attack(
         name="pipelining",

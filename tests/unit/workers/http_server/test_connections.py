@@ -66,7 +66,8 @@ class Served:
 async def served(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Served]:
     monkeypatch.setattr(connections, "IDLE_S", IDLE_S)
     config = uvicorn.Config(app, http=HttpProtocol, lifespan="off", log_config=None, timeout_graceful_shutdown=1)
-    bounds = ConnectionBounds(MOST, PER_ADDRESS, 1024, frozenset((b"/health", b"/metrics")), max_heads_bytes=100_000)
+    reserved = frozenset((b"/health", b"/metrics"))
+    bounds = ConnectionBounds(MOST, PER_ADDRESS, 1024, reserved, max_heads_bytes=100_000, max_long_heads_bytes=100_000)
     server = HttpServer(config, lambda refusal: refusal.message.encode(), bounds)
     with socket.socket() as listener:
         listener.bind(("0.0.0.0", 0))
@@ -142,6 +143,35 @@ async def test_heads_that_have_begun_are_bounded_together(served: Served) -> Non
     async with asyncio.timeout(5):
         assert (await first.read()).startswith(b"HTTP/1.1 503 ")
     assert not second.at_eof()
+
+
+async def test_headers_of_heads_that_have_begun_count_with_what_they_take(served: Served) -> None:
+    """A header of four bytes takes forty times as much."""
+    tiny = b"GET / HTTP/1.1\r\n" + b"a:\r\n" * 250
+    first, second = await served.keep_open(2, tiny)
+    await asyncio.sleep(0.05)
+    await served.keep_open(1, tiny)
+    async with asyncio.timeout(5):
+        assert (await first.read()).startswith(b"HTTP/1.1 503 ")
+    assert not second.at_eof()
+
+
+async def test_long_heads_under_way_are_bounded_together(served: Served) -> None:
+    """The newest is refused; who sends a short one is none of theirs."""
+    long = b"GET /%b HTTP/1.1\r\nconnection: close\r\nx: " + b"x" * 45_000 + b"\r\n\r\n"
+    await served.keep_open(1, long % b"busy")
+    async with served.open(long % b"busy") as (reader, _):
+        await asyncio.sleep(0.05)
+        async with served.open(long % b"") as (refused, _), asyncio.timeout(5):
+            answer = await refused.read()
+            assert answer.startswith(b"HTTP/1.1 431 ")
+            assert b"Send fewer and shorter headers." in answer
+        assert (await served.ask("/")).startswith(b"HTTP/1.1 200 ")
+        assert not reader.at_eof()
+    await asyncio.sleep(0.05)
+    for _ in range(3):  # it counts until it is answered
+        async with served.open(long % b"") as (answered, _), asyncio.timeout(5):
+            assert (await answered.read()).startswith(b"HTTP/1.1 200 ")
 
 
 async def test_who_does_not_read_makes_room_as_well(served: Served) -> None:

@@ -7,6 +7,7 @@ import contextlib
 import gc
 import socket
 import struct
+import tracemalloc
 import weakref
 from collections import Counter
 from collections.abc import AsyncIterator
@@ -96,6 +97,26 @@ async def test_a_connection_that_is_broken_off_is_forgotten_at_once() -> None:
         await asyncio.sleep(0.1)
         gc.collect()
         assert [one() for one in known] == [None]
+
+
+async def test_an_idle_connection_holds_nothing_of_what_was_answered(port: int) -> None:
+    """Thousands held 100 KiB each for a head without a key, and a body that nobody had read."""
+    head = b"POST /%b HTTP/1.1\r\n" % (b"p" * 10_000) + b"".join(b"x%d: %b\r\n" % (n, b"a" * 200) for n in range(200))
+    sent = head + b"content-length: 60000\r\n\r\n" + b"b" * 60_000
+    loop = asyncio.get_running_loop()
+    await said(port, b"GET / HTTP/1.1\r\nconnection: close\r\n\r\n")  # what the first one imports is no part of it
+    with contextlib.ExitStack() as held:
+        tracemalloc.start()
+        held.callback(tracemalloc.stop)
+        before = tracemalloc.get_traced_memory()[0]
+        for _ in range(20):
+            client = held.enter_context(socket.socket())
+            client.setblocking(False)
+            await loop.sock_connect(client, ("127.0.0.1", port))
+            await loop.sock_sendall(client, sent)
+            assert (await loop.sock_recv(client, 1 << 16)).startswith(b"HTTP/1.1 200 ")
+        await asyncio.sleep(0.05)
+        assert (tracemalloc.get_traced_memory()[0] - before) / 20 < 30_000
 
 
 async def test_a_sound_head_is_answered(port: int) -> None:
