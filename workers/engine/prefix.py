@@ -103,6 +103,19 @@ class Node:
             node = node.parent
         return np.concatenate(runs[::-1])
 
+    @property
+    def is_marked(self) -> bool:
+        """Whether there is a checkpoint at its end."""
+        return bool(self.blocks) and self.blocks[-1].start == self.end
+
+    @property
+    def continuation(self) -> Node | None:
+        """Return the only child, where it could as well be one node with this one: nothing ends between the two."""
+        if self.parent is None or len(self.children) != 1 or self.is_marked:
+            return None
+        (child,) = self.children.values()
+        return child if child.scope == self.scope and child.holders == self.holders else None
+
     def attach(self, block: Block) -> None:
         insort(self.blocks, block, key=_start_of)
         self.longest = max(self.longest, block.end - block.start)
@@ -241,6 +254,8 @@ class PrefixIndex:
         num_freed = 0
         self.num_releases += 1
         node: Node | None = self._leaf.pop(sequence, None)
+        lowest = node
+        """Of those that stay, on the way to what the sequence held."""
         while node is not None and node.parent is not None and node.end > start:
             if node.start < start:
                 self._split(node, start - node.start)
@@ -248,10 +263,13 @@ class PrefixIndex:
             node.holders.discard(sequence)
             if not node.holders:
                 num_freed += len(node.tokens)
-                self.prune(node)
+                kept = self.prune(node)
+                lowest = kept if node is lowest else lowest
             node = parent
         if node is not None and node.parent is not None:
             self._leaf[sequence] = node
+        if lowest is not None:
+            self._join(lowest)
         self.num_cells -= num_freed
         self.num_losses += num_freed > 0
         return num_freed
@@ -319,8 +337,8 @@ class PrefixIndex:
         self.num_losses += 1
         for node in nodes:
             node.detach(block)
-        for node in nodes:
-            self.prune(node)
+        for node in nodes[:1]:  # the others lead to it
+            self._join(self.prune(node))
 
     def mark(self, sequence: int, end: int, block: Block) -> list[Block]:
         """Attach a checkpoint to the sequence's path at `end`, where a node comes to end -> as `store`."""
@@ -330,13 +348,14 @@ class PrefixIndex:
                 return self._drop_needless(block)
         return []
 
-    def prune(self, node: Node) -> None:
-        """Remove what stands for nothing any more, upwards from `node`."""
+    def prune(self, node: Node) -> Node:
+        """Remove what stands for nothing any more, upwards from `node` -> the first one that stays."""
         while node.parent is not None and not (node.holders or node.blocks or node.children):
             parent = node.parent
             if node.scope is not None:
                 parent.children.pop((node.scope, int(node.tokens[0])), None)
             node = parent
+        return node
 
     def check(self) -> None:
         """Raises ValueError where the tree contradicts itself."""
@@ -436,8 +455,8 @@ class PrefixIndex:
 
     def _append(self, node: Node, path: Path, position: int, end: int, sequence: int) -> Node:
         """A place for the path's next tokens: the node itself where only this sequence uses it, else a new one."""
-        marked = bool(node.blocks) and node.blocks[-1].start == node.end
-        alone = node.holders == {sequence} and not node.children and not marked
+        self._join(node)
+        alone = node.holders == {sequence} and not node.children and not node.is_marked
         if node.parent is None or not alone or node.scope != path.scope_at(position):
             return self._branch(node, path, position, end)
         end = min(end, path.run_end(position))
@@ -474,6 +493,36 @@ class PrefixIndex:
         node.blocks = [block for block in node.blocks if block.end > node.start]
         self.prune(node)  # its holders may have gone without saving it: all blocks may be the upper part's
         return upper
+
+    def _join(self, node: Node) -> None:
+        """Make one node of all around `node` that nothing ends between, the lowest of them.
+
+        Else every length that was ever asked for would cut a long conversation for as long as any of it is known.
+        """
+        while (below := node.continuation) is not None:
+            node = below
+        line = [node]
+        while (parent := line[-1].parent) is not None and parent.continuation is not None:
+            line.append(parent)
+        top = line[-1]
+        if top is node or top.parent is None or node.scope is None:
+            return
+        blocks = dict.fromkeys(block for one in reversed(line) for block in one.blocks)
+        for one in line[1:]:
+            for block in one.blocks:
+                block.nodes.discard(one)
+                block.nodes.add(node)
+            one.holders.clear()  # whoever still goes through a list of nodes passes it
+        digests: list[bytes] = []
+        for one in reversed(line):
+            digests += one.digests
+            if len(one.digests) < one.end // BLOCK_TOKENS - one.start // BLOCK_TOKENS:
+                break
+        node.digests = digests
+        node.tokens = np.concatenate([one.tokens for one in reversed(line)])
+        node.start, node.parent = top.start, top.parent
+        node.blocks, node.longest = list(blocks), max(one.longest for one in line)
+        node.parent.children[node.scope, int(node.tokens[0])] = node
 
 
 def _covers(new: Block, old: Block) -> bool:

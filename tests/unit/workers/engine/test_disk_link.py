@@ -194,4 +194,7 @@ def test_blocks_have_the_names_that_calls_look_for(found: list[tuple[Path, int]]
         for block, name in blocks:
             index.store(number, block, lambda block: True)
             assert name_of(block) == name
+        index.release(random.randint(0, number))
+        for block, name in blocks:
+            assert name_of(block) == name, "also where runs were joined"
         index.check()

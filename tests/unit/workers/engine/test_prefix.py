@@ -180,6 +180,58 @@ def test_a_path_can_be_read_back_from_its_last_node() -> None:
         assert (node.scope, node.num_public) == (RED if len(tokens) > 2 else RED.public, 2)
 
 
+def num_nodes(index: PrefixIndex, what: Path) -> int:
+    return len({node for block in index.own_blocks(what) for node in block.nodes})
+
+
+@pytest.mark.parametrize("is_held", [True, False])
+def test_lengths_that_were_asked_for_leave_nothing_behind(is_held: bool) -> None:
+    """Each would make every look at a long conversation longer, for as long as it is cached."""
+    index, line = PrefixIndex(), path(*range(100))
+    filled(index, 0, line)
+    for start, end in index.unsaved(0, BLOCK):
+        index.store(0, Block(start, end, line.tokens[start:end].tobytes()))
+    if not is_held:
+        index.release(0)
+    for length in range(1, 100):
+        index.share(1, line, length)
+        if length % 2:
+            filled(index, 1, path(*range(length), 100 + length))
+        index.release(1)
+        index.check()
+    index.release(0)
+    assert num_nodes(index, line) == 1
+    match = index.match(line, 100)
+    assert [(part.start, part.end) for part in match.restores] == [(n, n + BLOCK) for n in range(0, 100, BLOCK)]
+
+
+def test_forks_and_checkpoints_cut_a_run_for_as_long_as_they_are_there() -> None:
+    index, line, other = PrefixIndex(), path(*range(20)), path(*range(10), 99)
+    filled(index, 0, line)
+    fork, mark, whole = Block(8, 11, b"fork"), Block(15, 15, b"mark"), Block(0, 20, b"whole")
+    index.put(other, fork)
+    index.mark(0, 15, mark)
+    index.store(0, whole)
+    assert len(list(index.nodes_of(0))) == len(whole.nodes) == 3
+    index.drop(fork)
+    assert len(list(index.nodes_of(0))) == len(whole.nodes) == 2
+    index.drop(mark)
+    assert len(list(index.nodes_of(0))) == len(whole.nodes) == 1
+    index.check()
+    assert index.match(line, 20).num_held == 20
+
+
+def test_what_came_back_part_by_part_is_one_run_when_it_goes_on() -> None:
+    index, line = PrefixIndex(), path(*range(24))
+    for start in range(0, 20, BLOCK):
+        index.put(line, Block(start, start + BLOCK, b""))
+    for end in range(BLOCK, 21, BLOCK):
+        index.extend(0, line, end)
+    filled(index, 0, line)
+    assert len(list(index.nodes_of(0))) == 1
+    index.check()
+
+
 @pytest.mark.parametrize(("one", "other", "length"), [("", "1", 0), ("12", "12", 2), ("12", "13", 1), ("2", "12", 0)])
 def test_common(one: str, other: str, length: int) -> None:
     assert common(*(np.array([int(digit) for digit in text], np.int32) for text in (one, other))) == length
@@ -195,7 +247,7 @@ class AnyUse(RuleBasedStateMachine):
         super().__init__()
         self.index = PrefixIndex()
         self.held: dict[int, Path] = {}
-        self.saved: list[tuple[Scope, int, tuple[int, ...], Block]] = []
+        self.saved: list[Block] = []
         self.next = 0
 
     def _tokens(self, sequence: int) -> Tokens:
@@ -226,7 +278,9 @@ class AnyUse(RuleBasedStateMachine):
         sequence = data.draw(st.sampled_from(sorted(self.held)))
         if save:
             for start, end in self.index.unsaved(sequence, BLOCK):
-                self.index.store(sequence, Block(start, end, b""))
+                block = Block(start, end, self._tokens(sequence)[start:end].tobytes())
+                needless = self.index.store(sequence, block)
+                self.saved = [one for one in (*self.saved, block) if one not in needless]
             assert self.index.unsaved(sequence, BLOCK) == []
         self.index.release(sequence)
         del self.held[sequence]
@@ -238,6 +292,11 @@ class AnyUse(RuleBasedStateMachine):
         start = data.draw(st.integers(0, self.index.held_by(sequence)))
         self.index.release(sequence, start)
         assert self.index.held_by(sequence) == start
+
+    @precondition(lambda self: self.saved)
+    @rule(data=st.data())
+    def drop(self, data: st.DataObject) -> None:
+        self.index.drop(self.saved.pop(data.draw(st.integers(0, len(self.saved) - 1))))
 
     @rule(tokens=tokens_of, scope=st.sampled_from([RED, BLUE]), num_public=st.integers(0, 3))
     def match(self, tokens: list[int], scope: Scope, num_public: int) -> None:
@@ -255,6 +314,10 @@ class AnyUse(RuleBasedStateMachine):
             assert part.start == position
             assert part.block.start <= part.start < part.end <= part.block.end
             position = part.end
+            state = np.frombuffer(part.block.state, np.int32)
+            assert (
+                state[part.start - part.block.start :][: part.end - part.start] == what.tokens[part.start : part.end]
+            ).all()
 
     @invariant()
     def books_are_right(self) -> None:
