@@ -28,6 +28,9 @@ DISK_S = 30.0
 
 MAX_CONVERSATIONS = 8192
 
+MAX_TOKENS = 16 << 20
+"""Of all conversations together: 64 MiB, 2,048 tokens for each of as many as there may be."""
+
 
 @dataclass(frozen=True, slots=True)
 class Found:
@@ -60,6 +63,7 @@ class Census:
         self._disk = disk
         self._clock = clock
         self._entries: dict[int, _Entry] = {}
+        self._num_tokens = 0
         self._due: deque[int] = deque()
         self._found: deque[Found] = deque()
         self._num_losses = 0
@@ -69,18 +73,19 @@ class Census:
         """A call that may share its prefix is over."""
         request = sequence.request
         path = sequence.path() if not sequence.shifted else Path(sequence.prompt(), sequence.scope, request.num_public)
-        self._entries.pop(sequence.key, None)
+        self._remove(sequence.key)
         self._entries[sequence.key] = _Entry(path)
+        self._num_tokens += len(path.tokens)
         self._due.appendleft(sequence.key)
-        if len(self._entries) > MAX_CONVERSATIONS:
+        while len(self._entries) > MAX_CONVERSATIONS or self._num_tokens > MAX_TOKENS:
             oldest = next(iter(self._entries))
-            del self._entries[oldest]
+            self._remove(oldest)
             self._found.append(Found(oldest, 0))
 
     def forget(self, keys: Iterable[int]) -> None:
         """Nobody wants to know of these any more; unknown ones are ignored."""
         for key in keys:
-            self._entries.pop(key, None)
+            self._remove(key)
 
     def look(self, seconds: float = LOOK_S, *, at_rest: bool = False) -> bool:
         """Look up those that are due, for about so long -> whether there are more. `at_rest`: nothing waits for it."""
@@ -115,7 +120,12 @@ class Census:
         entry.told = found
         self._found.append(found)
         if not found.num_known:
-            del self._entries[key]
+            self._remove(key)
+
+    def _remove(self, key: int) -> None:
+        entry = self._entries.pop(key, None)
+        if entry is not None:
+            self._num_tokens -= len(entry.path.tokens)
 
     def _look_up(self, key: int, entry: _Entry) -> Found:
         path, end, index = entry.path, len(entry.path.tokens), self._cache.index

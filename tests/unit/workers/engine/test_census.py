@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any, cast
 
 import numpy as np
+import pytest
 
 from workers.engine.census import DISK_S, PASS_S, Census, Found
 from workers.engine.prefix import Block, Path, PrefixIndex
@@ -154,3 +155,21 @@ def test_those_that_nobody_wants_to_know_of_are_forgotten() -> None:
     bench.now += 10
     bench.index.release(1)
     assert bench.found() == []
+
+
+def test_the_oldest_are_forgotten_when_all_together_have_too_many_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The tokens of each are kept, whatever of them is cached."""
+    monkeypatch.setattr("workers.engine.census.MAX_TOKENS", 1000)
+    bench = Bench()
+    for key in (1, 2, 3):
+        bench.end(key)
+    assert [found.num_known for found in bench.found()] == [299, 299, 299]
+    bench.end(4, length=600)
+    assert bench.found() == [Found(1, 0), Found(2, 0), Found(4, 599)]
+    bench.census.forget([4])
+    for key in (5, 6):
+        bench.end(key)
+    bench.end(5, length=400)
+    assert bench.found() == [Found(5, 399), Found(6, 299)], "once each, and their tokens count once"
+    bench.end(7, length=2)
+    assert bench.found() == [Found(3, 0), Found(7, 1)]
