@@ -7,10 +7,11 @@
 -- Result: {positions in the line, one per ticket, 0 for those that hold a grant}
 --
 -- Keeps: a ticket that Redis has lost is back at its old place, before everyone who came after it.
+local NO_BIDS = "\n\n|" -- until it is among those whose bids are sent
 local places, wanted, missing, i = {}, {}, false, 6
 while i <= #ARGV do
   local id, ttl, team, num_take = ARGV[i], tonumber(ARGV[i + 1]), ARGV[i + 2], tonumber(ARGV[i + 9])
-  local granted = redis.call("EXISTS", lease_key(id)) == 1
+  local granted, lost = redis.call("EXISTS", lease_key(id)) == 1, false
   if redis.call("ZADD", tickets_key, "XX", "CH", now + ttl, id) == 0 and not granted
       and not redis.call("ZSCORE", tickets_key, id) then
     local start = tonumber(ARGV[i + 5])
@@ -21,9 +22,10 @@ while i <= #ARGV do
       settle(tonumber(ARGV[5]))
     end
     ticket_file(id, ARGV[4], ttl, team, ARGV[i + 3], ARGV[i + 4], ARGV[i + 5], ARGV[i + 6])
-    missing = true
+    missing, lost = true, true
   end
-  if ARGV[i + 8] ~= "" and not granted then bids_write(id, ARGV[i + 7], ARGV[i + 8], team) end
+  local bids = ARGV[i + 8] == "" and lost and NO_BIDS or ARGV[i + 8]
+  if bids ~= "" and not granted then bids_write(id, ARGV[i + 7], bids, team) end
   for at = i + 10, i + 9 + num_take do wanted[ARGV[at]] = true end
   places[#places + 1] = granted and 0 or (redis.call("ZRANK", queue_key, id) or 0) + 1
   i = i + 10 + num_take

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import msgspec
@@ -288,6 +289,22 @@ async def test_leases_and_tickets_that_redis_lost_come_back(client: redis.asynci
     granted = await one.claim("b")
     assert granted is not None
     assert granted.fence > lease.fence
+
+
+async def test_a_lost_ticket_far_back_wants_nothing_until_its_bids_are_sent_again(client: redis.asyncio.Redis) -> None:
+    one = Caller(Store(client, settle_s=0.05))
+    await beat(client, heartbeat("w1", slots=1))
+    lease = await one.take("a", "w1")
+    ticket = await one.file("b", "w1")
+    await one.withdraw("b")
+    assert await one.reread(replace(ticket, offers=None)) == {"b": 1}
+    await check_integrity(client, "m")
+    await asyncio.sleep(0.1)
+    await one.release(lease)
+    assert await one.claim("b") is None
+    await one.reread(ticket)
+    assert await one.claim("b") is not None
+    await check_integrity(client, "m")
 
 
 async def test_what_was_granted_before_all_have_said_what_they_hold_is_taken_back(
