@@ -58,7 +58,8 @@ class DiskLink:
         sequence.fetched = True
         known = cache.lookup(sequence).num_known
         names = self._missing(sequence.path(), known, sequence.num_known - 1)
-        names = names[: self._tier.num_fitting(names, cache.ram.low_water)]
+        if names:
+            names = names[: self._tier.num_fitting(names, self._room(sequence, cache))]
         if names and self._pays(names, known):
             self._fetch_on(sequence, cache, names)
         return not sequence.fetching
@@ -113,6 +114,16 @@ class DiskLink:
         """On the tier's thread."""
         blocks = [Block(name.start, name.end, state) for name, state in zip(names, states, strict=False)]
         self._post(partial(on_blocks, blocks))
+
+    def _room(self, sequence: Sequence, cache: PrefixCache) -> int:
+        """Return the bytes that RAM keeps beside what it has of the call's prefix, which is kept now. What comes beyond
+        them would drive out the beginning, without which all of it is of no use.
+        """
+        if not self._by_range:
+            return cache.ram.max_bytes
+        known = [part.block for part in cache.lookup(sequence).restores]
+        cache.ram.touch(*known)
+        return cache.ram.low_water - sum(len(block.state) for block in known)
 
     def _fetch_on(self, sequence: Sequence, cache: PrefixCache, names: list[BlockName]) -> None:
         """Fetch some of these, at least one, and the others when those are taken in."""

@@ -158,6 +158,17 @@ def test_no_more_is_read_than_ram_has_room_for_and_in_parts(monkeypatch: pytest.
     assert (call.fetching, cache.index.match(path, len(path.tokens)).num_known) == (False, 28 * BLOCK_TOKENS)
 
 
+def test_what_ram_has_of_a_prefix_counts_and_stays() -> None:
+    path, cache, full = Path(np.arange(64 * BLOCK_TOKENS, dtype=np.int32), TEAM), cache_of(32 * len(STATE)), Full()
+    for block in blocks_of(path)[:20]:
+        cache.take_in(path, block)
+    _, posted = fetching(path, cache, full)
+    while posted:
+        posted.pop(0)()
+    assert full.num_read == [8]
+    assert cache.index.match(path, len(path.tokens)).num_known == 28 * BLOCK_TOKENS
+
+
 def test_nothing_more_is_read_for_a_call_that_has_gone(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("workers.engine.disk_link.FETCH_BYTES", 10 * len(STATE))
     path, cache, full = Path(np.arange(64 * BLOCK_TOKENS, dtype=np.int32), TEAM), cache_of(1 << 30), Full()
