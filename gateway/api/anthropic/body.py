@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Discriminator, Field, Tag
 
-from gateway.api.parameters.base import Body, Loose, text_or_parts
+from gateway.api.parameters.base import Body, Entry, Loose, text_or_parts
 from gateway.api.parameters.hints import MAX_TOKENS, HintsBody
 from gateway.api.parameters.lora import LoraBody
 from gateway.api.parameters.sampling_body import SamplingBody
@@ -45,7 +45,7 @@ Content = Annotated[
 ]
 
 
-class MessageBody(Loose):
+class MessageBody(Entry):
     role: Literal["user", "assistant", "system"]
     content: Content
 

@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Discriminator, Field, Tag
 
-from gateway.api.parameters.base import Body, Loose, text_or_parts
+from gateway.api.parameters.base import Body, Entry, Loose, text_or_parts
 
 MAX_MESSAGES = 10_000
 MAX_PARTS = 4_000
@@ -41,7 +41,7 @@ class ToolCallBody(Loose):
     function: FunctionCallBody | None = None
 
 
-class MessageBody(Loose):
+class MessageBody(Entry):
     role: Literal["system", "developer", "user", "assistant", "tool", "function"]
     content: Content | None = None
     refusal: str | None = None

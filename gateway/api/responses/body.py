@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Discriminator, Field, Tag
 from pydantic_core import PydanticKnownError
 
-from gateway.api.parameters.base import Also, Body, Loose, text_or_parts
+from gateway.api.parameters.base import Also, Body, Entry, Loose, text_or_parts
 from gateway.api.parameters.conversation_body import MAX_PARTS, Content, Part
 from gateway.api.parameters.form_body import GrammarBody
 from gateway.api.parameters.hints import LENGTHS, MAX_TOKENS, HintsBody
@@ -32,7 +32,7 @@ MAX_ID_CHARS = 128
 Id = Annotated[str, Field(min_length=1, max_length=MAX_ID_CHARS)]
 
 
-class ItemBody(Loose):
+class ItemBody(Entry):
     """An input item of any type; `gateway.api.responses.items` looks at what the type needs."""
 
     type: str | None = None
