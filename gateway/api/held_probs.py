@@ -30,13 +30,13 @@ class HeldProbs:
     """Counts them for one request: by number, and by bytes in its memory budget, where they are until they are sent."""
 
     def __init__(self, requests: Sequence[GenerateRequest], holds: Holds, *, streams: bool, repeats: bool) -> None:
-        """`repeats`: all of them are told at the end, of a stream as well, beside where they have been told before."""
+        """`repeats`: all of them are told at the end, of a stream as well, from the same bytes."""
         self.are_told = any(one.n_probs for one in requests)
         self._holds = holds
         self._ends_whole = repeats or not streams
         self._most = MAX_WHOLE_PROBS if self._ends_whole else MAX_WAITING_PROBS
         # After the samplers each is told twice over, as a probability and as its logarithm.
-        self._factors = [(2 if repeats else 1) * (2 if one.post_sampling_probs else 1) for one in requests]
+        self._factors = [2 if one.post_sampling_probs else 1 for one in requests]
         self._num = [0] * len(requests)
         self._num_bytes = [0] * len(requests)
 

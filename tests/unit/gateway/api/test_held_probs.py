@@ -22,6 +22,8 @@ from gateway.api.intake import Intake
 from gateway.api.memory_budget import MemoryBudget
 from gateway.api.openai.chat import ChatDialect
 from gateway.api.openai.completion import CompletionDialect
+from gateway.api.responses.events import EventWriter
+from gateway.api.responses.request import read_draft
 from gateway.api.streaming import Pings
 from gateway.call import Call, Principal
 from gateway.errors import HeldTooMuch, InvalidRequest, TakesTooMuch, WorkerLost
@@ -89,11 +91,31 @@ def test_what_was_written_is_held_no_more() -> None:
         held.hear(1, EVENTS * (MAX_WAITING_PROBS // 3), written=False)
 
 
-def test_a_stream_that_tells_them_again_at_its_end_holds_them_twice() -> None:
+def test_a_stream_that_tells_them_again_at_its_end_holds_them_until_then() -> None:
     held, holding = held_of(GenerateRequest(n_probs=2), streams=True, repeats=True)
     for _ in range(10):
         held.hear(0, EVENTS, written=True)
-    assert holding.num_bytes == 20 * EVENTS_BYTES
+    assert holding.num_bytes == 10 * EVENTS_BYTES
+
+
+@pytest.mark.parametrize("num_top", [1, 5, 20])
+def test_what_such_a_stream_counts_is_about_what_it_holds_with_the_parts_of_its_end(num_top: int) -> None:
+    include = {"include": ["message.output_text.logprobs"], "top_logprobs": num_top}
+    asked = read_draft(json.dumps({"model": "m", "input": "hi", **include}).encode()).resolved({}).complete()
+    writer, (held, holding) = EventWriter(asked, CALL), held_of(*asked.requests, streams=True, repeats=True)
+    tokens = [TokenLogprob(100_000 + n, b" token%d" % n, -n / 7) for n in range(num_top + 1)]
+    step = encode_step([Logprobs(1, tokens[0], tuple(tokens[1:])), Text(1, " token0")])
+    tracemalloc.start()
+    for _ in range(1000):
+        events = list[CallEvent](decode_step(step))
+        held.hear(0, events, written=bool(writer.chunks(events, 0)))
+    for body in (writer.chunks([END], 0), writer.closing()):
+        for event in [body] if isinstance(body, bytes) else body:
+            for _ in () if isinstance(event, bytes) else event.parts:
+                pass
+    most = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert 0.75 * most < holding.num_bytes < 2.5 * most
 
 
 def test_long_tokens_those_of_a_prompt_and_those_told_twice_take_more() -> None:
