@@ -12,7 +12,7 @@ from typing import Protocol, TypeVar
 
 from workers.protocol.failures import Failure, FailureCode
 
-QUICK_S = 0.002
+QUICK_S = 0.001
 """A call that takes no longer takes part in every step."""
 
 SHARE_S = 0.03
@@ -22,6 +22,9 @@ MAX_DRAW_S = 0.1
 """A token may take so long while other calls run,"""
 MAX_DEBT_S = 1.0
 """and all tokens beyond it so much."""
+
+FIRST_TOKENS = 512
+"""A prompt with no more left may be read in one step, and its first token drawn at the end of it."""
 
 PASSED_S, PASSED_TOKENS = 0.05, 64
 """Slow calls miss a step that reads so few tokens for a first token, unless their own newest token is this old."""
@@ -35,6 +38,7 @@ class DrawCost:
     """What the tokens of one call took: seconds of the engine thread's processor, whatever else the machine is at."""
 
     mean_s: float = 0.0
+    """What is expected of its tokens, until some were drawn."""
     debt_s: float = 0.0
 
     @property
@@ -81,6 +85,11 @@ class Drawer(Protocol):
         """When its newest token came, seconds of any clock."""
         ...
 
+    @property
+    def started_at(self) -> float:
+        """When it was given its slot, by the same clock."""
+        ...
+
 
 S = TypeVar("S", bound=Drawer)
 
@@ -88,18 +97,19 @@ S = TypeVar("S", bound=Drawer)
 def within_share(ready: Sequence[S], now: float) -> list[S]:
     """Return who takes part in the next step; `now` is by the clock of `token_at`.
 
-    Slow calls share `SHARE_S`: who waited longest goes first, and at least one takes part, unless the step can bring
-    somebody's first token. Then all of them may stand aside for `PASSED_S`.
+    Slow calls share `SHARE_S`, those about to draw their first token among them: who waited longest goes first, and at
+    least one takes part, unless the step can bring somebody's first token. Then those that decode may stand aside for
+    `PASSED_S`.
     """
-    slow = [one for one in ready if one.decoding and not one.cost.is_quick]
+    slow = [one for one in ready if not one.cost.is_quick and one.num_prompt_left <= FIRST_TOKENS]
     if not slow:
         return list(ready)
     passed = set[int]()
     if any(0 < one.num_prompt_left <= PASSED_TOKENS and not one.num_predicted for one in ready):
-        passed = {id(one) for one in slow if now - one.token_at < PASSED_S}
+        passed = {id(one) for one in slow if one.decoding and now - one.token_at < PASSED_S}
     left = SHARE_S
     slow = [one for one in slow if id(one) not in passed]
-    for place, one in enumerate(sorted(slow, key=lambda one: one.token_at)):
+    for place, one in enumerate(sorted(slow, key=lambda one: max(one.token_at, one.started_at))):
         if place and one.cost.mean_s > left:
             passed.add(id(one))
         else:

@@ -138,7 +138,7 @@ class Sequence:
         """Smaller goes first, and is the last to be thrown out."""
         self.team, self.weight = request.tenant, request.weight
         self.turn = Turn()
-        self.cost = DrawCost()
+        self.cost = DrawCost(chain.draw_s)
         self.waits_since = 0.0
         """When it began to wait for a slot."""
         self.adapter_set = adapters

@@ -351,7 +351,7 @@ class Stepper:
         context, events = self._context, self.events
         ended: list[tuple[Sequence, Outcome]] = []
         for one in plan.decode:
-            outcome = one.pick(context, events) if one.picker is None else self._pick_slowly(one)
+            outcome = self._pick(one)
             if outcome is not None:
                 ended.append((one, outcome))
         for chunk in plan.prefill:
@@ -375,16 +375,15 @@ class Stepper:
                 continue  # it is over, or was thrown out: it will be asked when it is back
             outcome: Outcome = PENDING
             if sequence.pending(0.0):
-                outcome = self._pick_slowly(sequence)
+                outcome = self._pick(sequence, again=True)
             if outcome is not None:
                 ended.append((sequence, outcome))
         self._end(ended)
 
-    def _pick_slowly(self, sequence: Sequence) -> Outcome:
-        """Draw the next token of a call that may take long over it, and note what it took of the processor."""
+    def _pick(self, sequence: Sequence, *, again: bool = False) -> Outcome:
+        """Draw a call's next token, or go on with the drawn one `again`; note what that took of the processor."""
         before = time.thread_time()
-        is_new = sequence.pending is None
-        outcome = sequence.pick(self._context, self.events) if is_new else sequence.resume(self.events)
+        outcome = sequence.resume(self.events) if again else sequence.pick(self._context, self.events)
         cost = sequence.cost
         cost.note(time.thread_time() - before)
         if cost.is_quick:
@@ -400,7 +399,7 @@ class Stepper:
                 self._gaps.note((sequence,), self._decoded_at)
             sequence.token_at = self._decoded_at
             sequence.turn.resume(self._decoded_at, again=sequence.num_predicted > 0)
-            outcome = sequence.pick(self._context, self.events)
+            outcome = self._pick(sequence)
             sequence.decoding = True
         if not sequence.first_token_at:
             sequence.first_token_at = time.perf_counter()

@@ -23,6 +23,7 @@ from workers.llama.stages import (
     MAX_SEED,
     PENALTIES,
     Settings,
+    draw_s,
     is_greedy,
     looks_far,
     sorts_all,
@@ -45,7 +46,7 @@ Biases = tuple[NDArray[np.int32], NDArray[np.float32]]
 class SamplerChain:
     """One call's sampler; made on any thread, then used and closed by one."""
 
-    __slots__ = ("_num_remembered", "biases", "greedy", "permitted", "pointer", "ruled_out", "slow")
+    __slots__ = ("_num_remembered", "biases", "draw_s", "greedy", "permitted", "pointer", "ruled_out", "slow")
 
     def __init__(
         self,
@@ -68,6 +69,8 @@ class SamplerChain:
         _check_infill(vocab, settings, stages)
         biases = _added(vocab, settings.logit_bias, banned)
         self.greedy = is_greedy(settings, stages)
+        self.draw_s = draw_s(settings, stages, vocab.num_tokens)
+        """Expected of a token."""
         self.slow = looks_far(settings, stages) or (not self.greedy and sorts_all(settings, stages))
         """It takes so long that other threads should run meanwhile."""
         simple = self.greedy and PENALTIES.isdisjoint(stages) and all(bias == -math.inf for bias in biases.values())

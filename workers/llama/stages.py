@@ -36,6 +36,10 @@ FAR, FAR_BROKEN = 4096, 512
 """DRY that looks back over more tokens takes milliseconds; with a caller's own breakers it compares each with up to 112
 others."""
 
+PENALTY_S, PASS_S, SORT_S, FAR_S = 1e-8, 3e-8, 1e-7, 7e-7
+"""What stages take of a draw, at most: penalties, all others and sorting for each token of the vocabulary, and DRY that
+looks far for each token it looks back over. Measured with 152k and 262k tokens, and at 32k of context."""
+
 COLDEST = 1e-20
 """Below this, logits divided by the temperature could overflow; the limit is greedy anyway."""
 
@@ -146,6 +150,24 @@ def looks_far(settings: Settings, stages: Sequence[SamplerName]) -> bool:
         return False
     is_usual = set(settings.dry_sequence_breakers) <= set(Settings().dry_sequence_breakers)
     return settings.dry_penalty_last_n > (FAR if is_usual else FAR_BROKEN)
+
+
+def sees_all(settings: Settings, stages: Sequence[SamplerName]) -> bool:
+    """Whether stages other than penalties go through the whole vocabulary for each token: 1 to 8 ms at 152k tokens."""
+    others = [name for name in stages if name not in PENALTIES]
+    return bool(settings.mirostat) or not others or others[0] != "top_k"
+
+
+def draw_s(settings: Settings, stages: Sequence[SamplerName], num_tokens: int) -> float:
+    """Return the seconds that drawing a token from a vocabulary of `num_tokens` may take, as long as none was timed."""
+    seconds = PENALTY_S * num_tokens if "penalties" in stages else 0.0
+    if looks_far(settings, stages):
+        seconds += FAR_S * settings.dry_penalty_last_n
+    if is_greedy(settings, stages):
+        return seconds
+    if sorts_all(settings, stages):
+        return seconds + SORT_S * num_tokens
+    return seconds + (PASS_S * num_tokens if sees_all(settings, stages) else 0.0)
 
 
 def sorts_all(settings: Settings, stages: Sequence[SamplerName]) -> bool:

@@ -4,7 +4,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from workers.engine.draws import MAX_DEBT_S, MAX_DRAW_S, PASSED_S, PASSED_TOKENS, SHARE_S, DrawCost, within_share
+from workers.engine.draws import (
+    FIRST_TOKENS,
+    MAX_DEBT_S,
+    MAX_DRAW_S,
+    PASSED_S,
+    PASSED_TOKENS,
+    SHARE_S,
+    DrawCost,
+    within_share,
+)
 
 
 @dataclass
@@ -12,6 +21,7 @@ class Call:
     name: str
     took_s: float = 0.0
     token_at: float = 0.0
+    started_at: float = 0.0
     decoding: bool = True
     num_predicted: int = 1
     num_prompt_left: int = 0
@@ -28,7 +38,7 @@ def names(calls: list[Call]) -> list[str]:
 
 def test_quick_calls_and_prompts_take_part_in_every_step() -> None:
     calls = [Call(f"quick {n}", 0.001) for n in range(100)]
-    prompt = Call("prompt", 0.09, decoding=False)
+    prompt = Call("prompt", 0.09, decoding=False, num_prompt_left=FIRST_TOKENS + 1)
     slow = [Call(f"slow {n}", 0.02, token_at=n) for n in range(2)]
     assert names(within_share([*calls, prompt, *slow], now=2.0))[:101] == [*names(calls), "prompt"]
 
@@ -56,6 +66,16 @@ def test_slow_calls_take_turns_where_their_share_is_not_enough() -> None:
             call.token_at = step + 1.0
             turns[call.name] += 1
     assert set(turns.values()) == {10}
+
+
+def test_first_tokens_take_their_turns_among_those_of_slow_calls() -> None:
+    """What their samplers are expected to take counts, as none of theirs was timed yet."""
+    calls = [Call(f"slow {n}", 0.015, token_at=1.0 + n) for n in range(2)]
+    first = {"decoding": False, "num_predicted": 0, "num_prompt_left": 9}
+    calls += [Call(f"first {n}", 0.011, started_at=1.5 + n, **first) for n in range(4)]  # type: ignore[arg-type]
+    assert names(within_share(calls, now=9.0)) == ["slow 0", "first 0"]
+    assert names(within_share(calls[1:], now=9.0)) == ["slow 1", "first 0"]
+    assert names(within_share(calls[2:], now=2.5)) == ["first 0", "first 1"], "nor do they stand aside for each other"
 
 
 def test_one_that_takes_more_than_the_share_goes_on_alone_and_so_do_those_beside_it() -> None:

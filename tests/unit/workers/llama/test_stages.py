@@ -6,7 +6,7 @@ import dataclasses
 
 import pytest
 
-from workers.llama.stages import ORDER, Settings, is_greedy, looks_far, settled, sorts_all, working_stages
+from workers.llama.stages import ORDER, Settings, draw_s, is_greedy, looks_far, settled, sorts_all, working_stages
 from workers.protocol.requests import SamplerName, Sampling
 
 EVERYTHING = Sampling(
@@ -152,6 +152,27 @@ def test_settings_that_sort_the_whole_vocabulary_are_known(sampling: Sampling, s
 def test_dry_that_compares_with_many_tokens_is_known(sampling: Sampling, far: bool) -> None:
     settings = Settings.of(sampling, 32_768)
     assert looks_far(settings, working_stages(settings)) is far
+
+
+@pytest.mark.parametrize(
+    ("sampling", "expected_ms"),
+    [
+        (Sampling(), 0.0),
+        (Sampling(temperature=0), 0.0),
+        (Sampling(frequency_penalty=0.5), 1.5),
+        (Sampling(frequency_penalty=0.5, temperature=0), 1.5),
+        (Sampling(top_k=0, top_p=1.0), 4.5),
+        (Sampling(top_n_sigma=9.0), 4.5),
+        (Sampling(samplers=()), 4.5),
+        (Sampling(samplers=("min_p", "top_k"), repeat_penalty=1.1), 4.5),
+        (Sampling(top_k=0, presence_penalty=0.1), 16.5),
+        (Sampling(mirostat=2), 15.0),
+        (Sampling(dry_multiplier=1.0, dry_penalty_last_n=-1), 22.9),
+    ],
+)
+def test_what_a_draw_takes_is_known_before_it_is_timed(sampling: Sampling, expected_ms: float) -> None:
+    settings = Settings.of(sampling, 32_768)
+    assert round(draw_s(settings, working_stages(settings), 150_000) * 1e3, 1) == expected_ms
 
 
 def test_what_a_call_runs_with_names_every_parameter() -> None:
