@@ -73,6 +73,7 @@ from gateway.telemetry.metrics import Metrics
 from gateway.telemetry.prompts import UNWRITTEN, WrittenPrompts
 from workers import catalog_file, secret_file
 from workers.heap import HeapUpkeep
+from workers.http_server.callers import KnownCallers
 from workers.protocol.drain import left_s
 from workers.protocol.framing import gateway_process
 from workers.protocol.heartbeat import Heartbeat
@@ -102,6 +103,7 @@ class App:
     sockets: Sockets
     sight: Sight
     attendance: Attendance
+    callers: KnownCallers
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
@@ -184,6 +186,7 @@ async def build(settings: GatewaySettings, redis: redis.asyncio.Redis, tracer: T
         sockets=core.sockets,
         sight=core.sight,
         attendance=core.attendance,
+        callers=core.callers,
     )
 
 
@@ -195,6 +198,7 @@ class _Core:
     unreadable: Unreadable
     names: Names
     keys: Keys
+    callers: KnownCallers
     wishes: AdapterWishes
     fleet: Fleet
     relay: Relay
@@ -212,7 +216,9 @@ class _Core:
 def _core(settings: GatewaySettings, redis: redis.asyncio.Redis) -> _Core:
     """Raises CatalogError."""
     gateway_id = settings.gateway_id or secrets.token_hex(6)
-    names, keys = Names(catalog_file.load(settings.catalog) if settings.catalog else None), Keys()
+    names = Names(catalog_file.load(settings.catalog) if settings.catalog else None)
+    callers = KnownCallers()
+    keys = Keys(verified=callers.verified)
     metrics, attendance = Metrics(), Attendance()
     unreadable = Unreadable(metrics.unreadable.inc)
     # Each process numbers its calls from 1: on the wire, a restarted gateway must not be taken for its forerunner.
@@ -237,6 +243,7 @@ def _core(settings: GatewaySettings, redis: redis.asyncio.Redis) -> _Core:
         unreadable=unreadable,
         names=names,
         keys=keys,
+        callers=callers,
         wishes=wishes,
         fleet=fleet,
         relay=relay,

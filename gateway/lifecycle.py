@@ -150,6 +150,7 @@ async def _serve(app: App, listener: socket.socket, settings: GatewaySettings, a
         ),
         refusal_body,
         connection_bounds(settings),
+        app.callers,
     )
     app.sight.follow(server.state.bounded)
     host, port = listener.getsockname()[:2]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import hmac
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from gateway.access.records import AccessRecord
 from gateway.call import Principal
@@ -14,7 +14,9 @@ from gateway.errors import AuthenticationFailed
 class Keys:
     """Every key that is valid now; replaced as a whole when Redis tells of others."""
 
-    def __init__(self, records: Iterable[AccessRecord] = ()) -> None:
+    def __init__(self, records: Iterable[AccessRecord] = (), verified: Callable[[bytes], None] | None = None) -> None:
+        """`verified` is told each key that a request has shown and that is valid."""
+        self._verified = verified
         self._known: tuple[tuple[bytes, Principal], ...] = ()
         self.replace(records)
 
@@ -42,6 +44,8 @@ class Keys:
                 "This API key is not known here. Check it for missing characters; the first key lies in the file "
                 "`first-key` in the gateway's state folder."
             )
+        if self._verified is not None:
+            self._verified(key)
         return found
 
 

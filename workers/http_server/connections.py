@@ -220,6 +220,11 @@ class Connections:
         (self._beyond if beyond else self._unused)[connection] = monotonic()
         return Verdict.BEYOND if beyond else Verdict.WITHIN
 
+    def address_of(self, connection: Closable) -> str:
+        """Return what counts as its address; empty: it is not known any more."""
+        known = self._known.get(connection)
+        return "" if known is None else known.address
+
     def busy(self, connection: Closable) -> None:
         """A whole head has come."""
         for waiting in (self._unused, self._idle, self._beyond):

@@ -86,6 +86,8 @@ class HttpProtocol(BoundedConnection, HttpToolsProtocol):
     """Parts of bodies that the parser has told of."""
     _next_turn: asyncio.Handle | None = None
     """Parses the rest of what has come."""
+    _called = False
+    """Its turn to begin a request, or to go on with a head, has come."""
     _beyond = False
     """There is no room for this connection; only a probe is answered."""
     _refusal = MALFORMED
@@ -106,6 +108,7 @@ class HttpProtocol(BoundedConnection, HttpToolsProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self._deaf = True
         self._end_head_timer()
+        self._server.pacer.leave(self)
         if self._next_turn is not None:
             self._next_turn.cancel()
         super().connection_lost(exc)
@@ -129,11 +132,12 @@ class HttpProtocol(BoundedConnection, HttpToolsProtocol):
 
     def make_room(self) -> None:
         """Close at once: there are too many connections, and no answer is under way on this one."""
+        asks = self._head_bytes or self._unread
         told, self._deaf, self._unread = self._deaf or self.transport.is_closing(), True, b""
         if self.transport.get_write_buffer_size():
             self.transport.abort()  # it would be closed when its peer has read what was answered, so perhaps never
             return
-        if (self._beyond or self._head_bytes) and not told:
+        if (self._beyond or asks) and not told:
             self.transport.write(response_of(CROWDED, self._server.form))
         self._close()
 
@@ -223,6 +227,8 @@ class HttpProtocol(BoundedConnection, HttpToolsProtocol):
                 self._flow.hold()
                 self._next_turn = self.loop.call_soon(self._parse_on)
                 return
+            if not self._in_body and not self._its_turn():
+                break
             piece = self._unread[: self._end_of_piece()]
             if self._head_bytes + len(piece) > MAX_HEAD_BYTES and not self._in_body:
                 self._refuse(TOO_LARGE)
@@ -244,6 +250,29 @@ class HttpProtocol(BoundedConnection, HttpToolsProtocol):
         else:
             self._flow.release()
             self._watch_silence()
+
+    def begin(self) -> None:
+        """Read the head that has come: its turn is now."""
+        self._server.bounded.long_heads.release(self)
+        self._unset_keepalive_if_required()
+        self._called = True
+        self._parse()
+        self._called = False
+
+    def _its_turn(self) -> bool:
+        """Whether a head may be parsed in this turn of the loop; else `begin` is called when it may."""
+        if self._called or self._beyond:  # beyond the bound there are few, and probes among them
+            self._called = False
+            return True
+        server = self._server
+        if not server.pacer.waits(self):
+            if server.pacer.may_begin():
+                return True
+            server.pacer.wait(self, server.callers.caller_of(self._unread), server.bounded.address_of(self))
+        if not server.bounded.long_heads.hold(self, len(self._unread)):
+            server.pacer.leave(self)
+            self._refuse(TOO_MUCH_TOGETHER)
+        return False
 
     def _parse_on(self) -> None:
         self._next_turn = None

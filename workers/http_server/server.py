@@ -11,6 +11,7 @@ from typing import cast
 import uvicorn
 
 from workers.http_server.acceptor import Acceptor
+from workers.http_server.callers import KnownCallers
 from workers.http_server.connections import ConnectionBounds, Connections
 from workers.http_server.refusals import Form
 from workers.http_server.state import ServerState
@@ -19,10 +20,12 @@ from workers.http_server.state import ServerState
 class HttpServer(uvicorn.Server):
     """Serves on sockets that listen, until `should_exit` is set."""
 
-    def __init__(self, config: uvicorn.Config, form: Form, bounds: ConnectionBounds) -> None:
-        """`form`: how the server's own answers are written."""
+    def __init__(
+        self, config: uvicorn.Config, form: Form, bounds: ConnectionBounds, callers: KnownCallers | None = None
+    ) -> None:
+        """`form`: how the server's own answers are written. `callers`: who has a line of its own when many ask."""
         super().__init__(config)
-        self.server_state = self.state = ServerState(form, Connections(bounds), config.ws_max_size)
+        self.server_state = self.state = ServerState(form, Connections(bounds), config.ws_max_size, callers)
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await self.lifespan.startup()

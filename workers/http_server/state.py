@@ -7,7 +7,9 @@ from collections import deque
 
 from uvicorn.server import ServerState as UvicornState
 
+from workers.http_server.callers import KnownCallers
 from workers.http_server.connections import Connections, Unfinished
+from workers.http_server.pacer import Pacer
 from workers.http_server.refusals import Form
 
 MAX_MESSAGES_BYTES = 64 << 20
@@ -39,11 +41,19 @@ class Closing:
 class ServerState(UvicornState):
     """uvicorn's state, which every protocol is built with, and what ours need beside it."""
 
-    def __init__(self, form: Form, connections: Connections, max_message_bytes: int = 0) -> None:
-        """`max_message_bytes`: of one message of a WebSocket."""
+    def __init__(
+        self,
+        form: Form,
+        connections: Connections,
+        max_message_bytes: int = 0,
+        callers: KnownCallers | None = None,
+    ) -> None:
+        """`max_message_bytes`: of one message of a WebSocket. `callers`: told by who verifies keys; None: nobody is."""
         super().__init__()
         self.form = form
         self.bounded = connections
+        self.callers = callers or KnownCallers()
+        self.pacer = Pacer()
         self.closing = Closing()
         self.messages = Unfinished(max(MAX_MESSAGES_BYTES, 2 * max_message_bytes))
         """Of WebSockets."""

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import dataclasses
 from collections.abc import AsyncGenerator
+from typing import cast
 from urllib.parse import urlsplit
 
 import aiohttp
@@ -18,6 +19,8 @@ FLOOD_BYTES = 100 << 20
 CHUNK_BYTES = 1 << 20
 NUM_HALF_HEADS, HALF_A_HEAD = 1500, b"GET /health HTTP/1.1\r\nx: "
 LONG_HEAD = b"".join(b"x%d: %b\r\n" % (number, b"a" * 238) for number in range(250))
+KEYLESS = b"GET /v1/models HTTP/1.1\r\nhost: x\r\n\r\n"
+NUM_CROWD = 1000
 NUM_IDLE, OPENED_AT_ONCE = 2500, 50
 HELD_S = 2.0
 NUM_SOCKETS = 600
@@ -114,6 +117,29 @@ async def _idle_heads(target: Target) -> None:
         await asyncio.sleep(HELD_S)
 
 
+class _Asking(asyncio.Protocol):
+    """One connection that asks again as soon as it is answered."""
+
+    transport: asyncio.Transport
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self.transport = cast(asyncio.Transport, transport)
+        self.transport.write(KEYLESS)
+
+    def data_received(self, data: bytes) -> None:
+        if data.endswith(b"}"):
+            self.transport.write(KEYLESS)
+
+
+async def _keyless_crowd(target: Target) -> None:
+    address, loop = urlsplit(target.url), asyncio.get_running_loop()
+    with contextlib.ExitStack() as held:
+        for _ in range(NUM_CROWD):
+            transport, _ = await loop.create_connection(_Asking, address.hostname or "", address.port or 80)
+            held.callback(transport.abort)
+        await asyncio.sleep(HELD_S)
+
+
 @contextlib.asynccontextmanager
 async def _socket(target: Target) -> AsyncGenerator[aiohttp.ClientWebSocketResponse]:
     async with target.session() as session, session.ws_connect(f"{target.url}/v1/responses", max_msg_size=0) as socket:
@@ -189,6 +215,12 @@ ATTACKS = (
         name="idle-heads",
         about="2,500 idle connections after a refused request of 61 KB each, no key: 0.3 GB, of which half stayed.",
         strike=_idle_heads,
+        short_s=2.5,
+    ),
+    Attack(
+        name="keyless-crowd",
+        about="1,000 connections ask for the models in a closed loop, no key: gaps of 360 ms, TTFT of 2 s.",
+        strike=_keyless_crowd,
         short_s=2.5,
     ),
     Attack(

@@ -100,3 +100,12 @@ def test_what_a_key_may_ask_for_is_bounded() -> None:
     for wrong in ('"min_priority": -101', '"max_tokens": 0', '"answer_timeout_s": 0'):
         with pytest.raises(KeysInvalid):
             read_records(f'[{{"name": "a", "sha256": "{"0" * 64}", {wrong}}}]')
+
+
+def test_who_wants_to_know_is_told_of_valid_keys_only() -> None:
+    told: list[bytes] = []
+    keys = Keys(RECORDS, told.append)
+    keys.authenticate([(b"x-api-key", b" pk-first ")])
+    with pytest.raises(AuthenticationFailed):
+        keys.authenticate([(b"x-api-key", b"pk-unknown")])
+    assert told == [b"pk-first"]

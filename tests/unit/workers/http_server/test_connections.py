@@ -174,6 +174,29 @@ async def test_long_heads_under_way_are_bounded_together(served: Served) -> None
             assert (await answered.read()).startswith(b"HTTP/1.1 200 ")
 
 
+async def test_long_heads_that_wait_for_their_turn_count_as_well(
+    served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Unparsed, and until their turn has come or they have left."""
+    pacer = served.state.pacer
+    long = b"GET / HTTP/1.1\r\nconnection: close\r\nx: " + b"x" * 45_000 + b"\r\n\r\n"
+    with monkeypatch.context() as crowded:
+        crowded.setattr(pacer, "may_begin", lambda: False)
+        crowded.setattr(pacer, "_turn_soon", lambda: None)
+        (first,) = await served.keep_open(1, long)
+        async with served.open(long):
+            await until(lambda: pacer.num_waiting == 2, 5.0, "both wait")
+            async with served.open(long) as (refused, _), asyncio.timeout(5):
+                assert (await refused.read()).startswith(b"HTTP/1.1 431 ")
+        await until(lambda: pacer.num_waiting == 1, 5.0, "one has left")
+        (second,) = await served.keep_open(1, long)
+        await until(lambda: pacer.num_waiting == 2, 5.0, "there is room")
+    assert (await served.ask("/health")).startswith(b"HTTP/1.1 200 ")
+    for reader in (first, second):
+        async with asyncio.timeout(5):
+            assert (await reader.read()).startswith(b"HTTP/1.1 200 ")
+
+
 async def test_who_does_not_read_makes_room_as_well(served: Served) -> None:
     """Its connection would stay open until it has read the answer."""
     there = [await asyncio.to_thread(deaf, served.port) for _ in range(2)]
