@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import OrderedDict
-from time import thread_time
+from time import monotonic, thread_time
 from typing import Protocol
 
 TURN_S = 0.001
@@ -14,6 +14,10 @@ TURN_S = 0.001
 FIRST_MOST = 8
 """Requests that begin in a turn, until it is known how long they take."""
 MOST = 128
+REST_FACTOR = 2.0
+"""How much longer than their beginning took others have the loop, and what else is on its core, to themselves: reading
+the requests and writing the answers take about as long again.
+"""
 
 
 class Waiting(Protocol):
@@ -55,7 +59,12 @@ class Pacer:
     other and with all of the others together, so that no crowd without a key stands before somebody who has one.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, rests: bool = False) -> None:
+        """`rests`: those who wait and are not known leave most of the time to everybody else."""
+        self._rests = rests
+        self._rest_until = 0.0
+        self._timer: asyncio.TimerHandle | None = None
+        """Runs out when the rest is over."""
         self._known, self._unknown = _Lines(), _Lines()
         self._line_of: dict[Waiting, tuple[_Lines, str]] = {}
         self._most = FIRST_MOST
@@ -63,6 +72,8 @@ class Pacer:
         """In this turn of the loop."""
         self._num_known = 0
         """That began since one of those who are not known did."""
+        self._num_unknown = 0
+        """That are not known, of those that began in this turn."""
         self._turning = False
         self._spent_s = 0.0
         """By `begin` of those that began in this turn; their tasks run in the next one."""
@@ -104,29 +115,39 @@ class Pacer:
     def _turn(self) -> None:
         self._learn()
         self._num_begun = 0
-        if not self._line_of:
-            self._turning = False
-            return
         loop = asyncio.get_running_loop()
+        rest_s = self._rest_until - monotonic() if self._rests else 0.0
+        if not self._known and (not self._unknown or rest_s > 0):
+            self._turning = False
+            if self._unknown and self._timer is None:
+                self._timer = loop.call_later(rest_s, self._rested)
+            return
         # What `begin` leaves to the loop runs between the two calls, so its time is known.
         loop.call_soon(self._mark)
         began_at = thread_time()
         try:
-            while self._line_of and self._num_begun < self._most:
+            while self._num_begun < self._most and (waiting := self._next(rest_s > 0)) is not None:
                 self._num_begun += 1
-                waiting = self._next()
                 self.leave(waiting)
                 waiting.begin()
         finally:
             self._spent_s = thread_time() - began_at
             loop.call_soon(self._turn)
 
-    def _next(self) -> Waiting:
-        if len(self._known) and (self._num_known < len(self._known) or not len(self._unknown)):
+    def _rested(self) -> None:
+        self._timer = None
+        self._turn_soon()
+
+    def _next(self, resting: bool) -> Waiting | None:
+        """Return whose turn it is; None: nobody's. `resting`: those who are not known do."""
+        if self._unknown and not resting and (self._num_known >= len(self._known)):
+            self._num_known = 0
+            self._num_unknown += 1
+            return self._unknown.next()
+        if self._known:
             self._num_known += 1
             return self._known.next()
-        self._num_known = 0
-        return self._unknown.next()
+        return None
 
     def _mark(self) -> None:
         self._tasks_at = thread_time()
@@ -137,6 +158,8 @@ class Pacer:
             return
         took_s = self._spent_s + thread_time() - self._tasks_at
         self._tasks_at = None
+        if self._num_unknown:
+            self._num_unknown, self._rest_until = 0, monotonic() + REST_FACTOR * took_s
         if took_s > TURN_S:
             self._most = max(1, self._most // 2)
         elif self._num_begun == self._most < MOST:

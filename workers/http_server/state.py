@@ -53,7 +53,7 @@ class ServerState(UvicornState):
         self.form = form
         self.bounded = connections
         self.callers = callers or KnownCallers()
-        self.pacer = Pacer()
+        self.pacer = Pacer(rests=callers is not None)
         self.closing = Closing()
         self.messages = Unfinished(max(MAX_MESSAGES_BYTES, 2 * max_message_bytes))
         """Of WebSockets."""

@@ -164,6 +164,33 @@ async def test_as_many_begin_as_take_the_time_of_a_turn(monkeypatch: pytest.Monk
     assert per_turn[-1] == 1
 
 
+async def test_a_crowd_leaves_most_of_the_time_to_others_and_known_callers_do_not_wait_for_its_rest(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    now = 0.0
+    monkeypatch.setattr(pacer_module, "thread_time", lambda: now)
+    monkeypatch.setattr(pacer_module, "monotonic", lambda: now)
+
+    def work() -> None:
+        nonlocal now
+        now += TURN_S / FIRST_MOST
+
+    pacer, begun = Pacer(rests=True), list[str]()
+    fill_turn(pacer)
+    for _ in range(10 * FIRST_MOST):
+        pacer.wait(Asking("crowd", begun, work), "", "a")
+    for _ in range(5):
+        await asyncio.sleep(0)
+    assert len(begun) <= FIRST_MOST + 1
+    crowd(pacer, begun, 3, "a", "a key")
+    await asyncio.sleep(0)
+    assert begun[-3:] == ["a key"] * 3
+    before = len(begun)
+    now += 10 * TURN_S
+    await asyncio.sleep(10 * TURN_S)
+    assert before < len(begun) <= before + FIRST_MOST + 2
+
+
 async def test_beginning_costs_little_where_nobody_waits() -> None:
     pacer = Pacer()
     took_s = []
