@@ -1,8 +1,12 @@
 """Whose adapters the next step computes with: a pure decision, since all rows of one `llama_decode` share them.
 
-Groups take turns. A switch makes llama.cpp lay out its graphs anew, so a turn lasts several steps where that is dear
-against a step, and one caller with an adapter of their own does not halve the pace of fifteen others: a group's turn
-grows with its share of the callers. Both have a bound, in steps and in time.
+Calls with the same adapters and scales are a group. Teams take turns, and with each turn of a team goes the group of it
+that has waited longest: however many groups a team makes, what they cost is its own. All calls of a group are computed
+in its turn, whichever team they are of; a team that waited for just this group has had its turn with it.
+
+A switch makes llama.cpp lay out its graphs anew, so a turn lasts several steps where that is dear against a step, and
+one caller with an adapter of their own does not halve the pace of fifteen others: a group's turn grows with its share
+of the callers. Both have a bound, in steps and in time.
 
 One run each on one core, one caller, rank 8 or 16 on seven matrices of each layer: a switch adds 0.8 to 1.0 ms with the
 demo model (steps of 0.25 ms), 4.2 to 4.4 ms with a 0.5 B model (steps of 23 ms). With eight callers it is in the noise.
@@ -11,7 +15,7 @@ demo model (steps of 0.25 ms), 4.2 to 4.4 ms with a 0.5 B model (steps of 23 ms)
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Generic, Protocol, TypeVar
 
 SHARE = 0.1
@@ -21,10 +25,13 @@ FEWEST_STEPS = 2
 """Of a turn: the first step pays for the switch, the second tells how much that was."""
 
 MOST_STEPS = 16
-"""Of a turn that others wait for; with k groups nobody waits for more than (k - 1) times as many."""
+"""Of a turn that others wait for; with k groups of one team none waits for more than (k - 1) times as many."""
 
 WAIT_S = 0.25
-"""A turn ends early, after one step at least, once the turns of all would take longer than this."""
+"""A turn ends early, after one step at least, once the turns of all groups of one team would take longer than this."""
+
+TEAM_WAIT_S = 0.06
+"""As much where other teams wait: a turn ends before a step that would bring all of their turns past it."""
 
 _WEIGHT = 0.3
 """Of the newest measurement, against all before it."""
@@ -36,6 +43,9 @@ class AdapterUser(Protocol):
     @property
     def adapter_set(self) -> Keyed: ...
 
+    @property
+    def team(self) -> str: ...
+
 
 class Keyed(Protocol):
     @property
@@ -43,6 +53,9 @@ class Keyed(Protocol):
 
 
 S = TypeVar("S", bound=AdapterUser)
+
+Callers = Mapping[K, Mapping[str, int]]
+"""Group -> team -> its callers, at least one."""
 
 
 class Turns(Generic[K]):
@@ -54,32 +67,42 @@ class Turns(Generic[K]):
         self.step_s = 0.0
         """What a step without one takes."""
         self._current: K | None = None
-        self._queue: dict[K, None] = {}
-        """Who waits, the longest first."""
+        self._holder = ""
+        """The team whose turn it is."""
+        self._groups: dict[K, None] = {}
+        """All that are here; who waits stands in order, the longest first."""
+        self._teams: dict[str, None] = {}
+        """Likewise."""
         self._num_steps = 0
         self._since = 0.0
         self._first_s = 0.0
         """What the turn's first step took, if that paid for a switch; else 0."""
+        self._last_s = 0.0
+        """What the turn's last step took, without a switch."""
 
-    def choose(self, sizes: Mapping[K, int], now: float) -> K:
-        """Callers per group, at least one group -> the group of the next step. Asking again changes nothing."""
-        for group in [group for group in self._queue if group not in sizes]:
-            del self._queue[group]
-        for group in sizes:
-            if group != self._current:
-                self._queue.setdefault(group)
+    def choose(self, callers: Callers[K], now: float) -> K:
+        """Return the group of the next step, of at least one. Asking again changes nothing."""
+        self._groups = _present(self._groups, callers)
+        self._teams = _present(self._teams, (team for teams in callers.values() for team in teams))
+        claims = self._claims(callers)
         current = self._current
-        if current is None or current not in sizes or self._is_over(current, sizes, now):
-            if current is not None and current in sizes:
-                self._queue[current] = None
-            current = self._current = next(iter(self._queue))
-            del self._queue[current]
-            self._num_steps, self._since, self._first_s = 0, now, 0.0
+        if current is not None:
+            if current in callers and not self._is_over(current, callers, claims, now):
+                return current
+            # A team whose group has ended had its turn as well: else groups of one step each would keep all others out.
+            for team in [team for team in self._teams if team == self._holder or claims[team] == current]:
+                _move_back(self._teams, team)
+            _move_back(self._groups, current)
+            claims = self._claims(callers)
+        self._holder = next(iter(self._teams))
+        current = self._current = claims[self._holder]
+        self._num_steps, self._since, self._first_s, self._last_s = 0, now, 0.0, 0.0
         return current
 
     def note_step(self, seconds: float, *, switched: bool, comparable: bool = True) -> None:
         """The chosen group's step took this long. `comparable`: it computed one token per caller, no prompt."""
         self._num_steps += 1
+        self._last_s = max(0.0, seconds - self.switch_s * switched)
         if not comparable:
             self._first_s = 0.0
         elif switched:
@@ -90,30 +113,64 @@ class Turns(Generic[K]):
                 self.switch_s = _mean(self.switch_s, max(0.0, self._first_s - seconds))
                 self._first_s = 0.0
 
-    def length(self, group: K, sizes: Mapping[K, int]) -> int:
-        """Steps of a turn of `group` while others wait."""
+    def length(self, group: K, callers: Callers[K], rivals: Collection[str] = ()) -> int:
+        """Return the steps of a turn of `group` while others wait: other teams, if there are rivals, or its team's."""
         worth = math.ceil(self.switch_s / (SHARE * self.step_s)) if self.step_s else 0
-        others = sum(sizes.values()) - sizes[group]
-        share = math.ceil(sizes[group] * (len(sizes) - 1) / max(1, others))
+        others = [
+            sum(count for team, count in teams.items() if not rivals or team in rivals)
+            for other, teams in callers.items()
+            if other != group
+        ]
+        num_turns = len(rivals) or len(others)
+        share = math.ceil(sum(callers[group].values()) * num_turns / max(1, sum(others)))
         return min(MOST_STEPS, max(FEWEST_STEPS, worth) * max(1, share))
 
-    def _is_over(self, group: K, sizes: Mapping[K, int], now: float) -> bool:
-        if not self._queue or not self._num_steps:
+    def _claims(self, callers: Callers[K]) -> dict[str, K]:
+        """Return for each team the group of it that has waited longest: its next turn is for that."""
+        claims: dict[str, K] = {}
+        for group in self._groups:
+            for team in callers[group]:
+                claims.setdefault(team, group)
+        return claims
+
+    def _rivals(self, group: K, claims: Mapping[str, K]) -> set[str]:
+        """Return the teams that wait while `group` has the turn."""
+        return {team for team, claim in claims.items() if claim != group and team != self._holder}
+
+    def _is_over(self, group: K, callers: Callers[K], claims: Mapping[str, K], now: float) -> bool:
+        if len(callers) == 1 or not self._num_steps:
             return False
-        is_long = now - self._since >= WAIT_S / len(self._queue)
-        return is_long or self._num_steps >= self.length(group, sizes)
+        lasted_s = now - self._since
+        rivals = self._rivals(group, claims)
+        if rivals:
+            is_long = lasted_s + self._last_s > TEAM_WAIT_S / len({claims[team] for team in rivals})
+        else:
+            is_long = lasted_s >= WAIT_S / (len(callers) - 1)
+        return is_long or self._num_steps >= self.length(group, callers, rivals)
 
 
 def chosen(turns: Turns[bytes], ready: list[S], now: float) -> list[S]:
     """Those of `ready` whose adapters have the turn, in the same order."""
-    sizes: dict[bytes, int] = {}
+    callers: dict[bytes, dict[str, int]] = {}
     for one in ready:
-        key = one.adapter_set.key
-        sizes[key] = sizes.get(key, 0) + 1
-    if not sizes:
+        teams = callers.setdefault(one.adapter_set.key, {})
+        teams[one.team] = teams.get(one.team, 0) + 1
+    if not callers:
         return ready
-    turn = turns.choose(sizes, now)
-    return ready if len(sizes) == 1 else [one for one in ready if one.adapter_set.key == turn]
+    turn = turns.choose(callers, now)
+    return ready if len(callers) == 1 else [one for one in ready if one.adapter_set.key == turn]
+
+
+def _present(queue: Mapping[K, None], here: Iterable[K]) -> dict[K, None]:
+    """Return the queue of those that are here, newcomers at its end."""
+    new = dict.fromkeys(here)
+    return {**{one: None for one in queue if one in new}, **new}
+
+
+def _move_back(queue: dict[K, None], one: K) -> None:
+    if one in queue:
+        del queue[one]
+        queue[one] = None
 
 
 def _mean(mean: float, value: float) -> float:

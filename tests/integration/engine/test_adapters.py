@@ -19,7 +19,7 @@ from workers.llama.adapters import AdapterError
 from workers.llama.context import Context
 from workers.llama.model import Model
 from workers.protocol.adapters import AdapterState
-from workers.protocol.events import Failed, Started
+from workers.protocol.events import Failed, Started, Text
 from workers.protocol.failures import CallFailed, FailureCode
 from workers.protocol.requests import AdapterUse
 
@@ -136,6 +136,23 @@ def test_calls_beside_each_other_say_what_each_says_alone(demo: Model, files: li
                 bench.submit(request)
             bench.wait(*(request.key for request in together))
             assert [bench.heard.text(request.key) for request in together] == alone
+
+
+def test_scales_of_one_team_do_not_slow_another_teams_stream(demo: Model, files: list[Path]) -> None:
+    """Each scale is a group of its own, and every step computes one group: they had six steps for one of the other."""
+    with shop(demo, slots=7) as bench:
+        bench.shelf.register("a", files[0])
+        long = replace(bench.request(PROMPT, 240, ignore_eos=True), tenant="red")
+        red = [bench.submit(bench.with_(long, ("a", 0.5 + n / 100))) for n in range(6)]
+        bench.heard.until(lambda: all(len(bench.heard.calls[key]) > 3 for key in red))
+        blue = bench.submit(replace(bench.request(PROMPT, 48, ignore_eos=True), tenant="blue"))
+        bench.wait(blue)
+        tokens = [event.call for _, events in list(bench.heard.steps) for event in events if isinstance(event, Text)]
+        for key in red:
+            bench.engine.cancel(key)
+        beside = tokens[tokens.index(blue) : len(tokens) - tokens[::-1].index(blue)]
+        assert beside.count(blue) >= 40
+        assert len(beside) < 3 * beside.count(blue)
 
 
 def test_the_order_of_names_makes_no_difference(demo: Model, files: list[Path]) -> None:
