@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import logging
 import math
 import secrets
 import time
+import traceback
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol, TypeVar
@@ -39,6 +41,7 @@ from workers.protocol.events import (
     Tokens,
     ToolCallDelta,
     Usage,
+    encode_step,
 )
 from workers.protocol.failures import CallFailed, Failure, FailureCode
 from workers.protocol.prefixes import Chain, chain_of
@@ -48,6 +51,7 @@ from workers.service.heads import CallHeads, HeadBook
 from workers.service.lanes import FairLane, form_lane, prompt_lane
 from workers.service.metrics import WorkerMetrics
 from workers.service.rates import Rates
+from workers.service.shortage import is_shortage
 from workers.service.stream import EventHub, GatewayBook, Listing
 from workers.service.thinking import thought_before
 
@@ -59,10 +63,15 @@ MAX_EARLY_CANCELS = 1024
 QUICK_LAST_N = 1024
 """Tokens of a prompt that penalties read in a fraction of a millisecond."""
 
+BROKEN = Failure(FailureCode.INTERNAL, "the worker could not tell the answer on; its log says why")
+"""What a call ends with whose answer can't be parsed or encoded."""
+
 Result = TypeVar("Result")
 
 PASSED_ON = (Logprobs, PromptLogprobs, Tokens, TimingsSoFar, Progress)
 """Events that leave as they are."""
+
+logger = logging.getLogger(__name__)
 
 
 class Engine(Protocol):
@@ -214,28 +223,31 @@ class CallDesk:
             frame = frames.get(listing.gateway)
             if frame is None:
                 frame = frames[listing.gateway] = []
-            if isinstance(event, Text):
-                num_tokens += event.num_tokens
-                if not call.story.first_token_at:
-                    self._first_token(call)
-                if call.parser is None:
-                    if call.heads is not None:
-                        call.heads.add(ContentPiece(event.text))
-                    frame.append(Text(listing.number, event.text, event.num_tokens))
+            try:
+                if isinstance(event, Text):
+                    num_tokens += event.num_tokens
+                    if not call.story.first_token_at:
+                        self._first_token(call)
+                    if call.parser is None:
+                        if call.heads is not None:
+                            call.heads.add(ContentPiece(event.text))
+                        frame.append(Text(listing.number, event.text, event.num_tokens))
+                    else:
+                        call.held_tokens += event.num_tokens
+                        call.num_read_tokens += event.num_tokens
+                        _append_pieces(frame, call, call.parser.feed(event.text))
+                        if call.parser.is_over:
+                            self._end_early(call, step, frame)
+                elif isinstance(event, PASSED_ON):
+                    frame.append(replace(event, call=listing.number))
                 else:
-                    call.held_tokens += event.num_tokens
-                    call.num_read_tokens += event.num_tokens
-                    _append_pieces(frame, call, call.parser.feed(event.text))
-                    if call.parser.is_over:
-                        self._end_early(call, step, frame)
-            elif isinstance(event, PASSED_ON):
-                frame.append(replace(event, call=listing.number))
-            else:
-                self._file(event, call, step, frame)
+                    self._file(event, call, step, frame)
+            except Exception as error:  # noqa: BLE001 - whatever it is, it is one call's: it must not end the others'
+                self._break_off(call, step, frame, error)
         self._metrics.predicted_tokens += num_tokens
         for book, frame in frames.items():
             if frame:
-                self._hub.publish(book, frame)
+                self._publish(book, step, frame)
 
     def fail_all(self, failure: Failure) -> None:
         """Ends every call in-stream: the engine is gone or the time to drain is up."""
@@ -468,8 +480,54 @@ class CallDesk:
     def _end(self, call: LiveCall, step: int, end: Finished | Failed) -> None:
         if not call.listing.first_step:
             call.listing.first_step = step
-        self._forget(call.listing.key, end)
         self._hub.end(call.listing)
+        self._forget(call.listing.key, end)
+
+    def _publish(self, book: GatewayBook, step: int, frame: list[CallEvent]) -> None:
+        try:
+            self._hub.publish(book, frame)
+        except Exception as error:  # noqa: BLE001 - most often it is one call's event that can't be said
+            self._hub.publish(book, self._sayable(book, step, frame, error))
+
+    def _sayable(self, book: GatewayBook, step: int, frame: list[CallEvent], failure: Exception) -> list[CallEvent]:
+        """Return the frame without the events of calls of which one can't be encoded; these calls end.
+
+        Raises `failure` where every event can be: then it is no call's.
+        """
+        broken: dict[int, Exception] = {}
+        for event in frame:
+            try:
+                encode_step([event])
+            except Exception as error:  # noqa: BLE001 - whatever it is, it is this event's
+                broken.setdefault(event.call, error)
+        if not broken:
+            raise failure
+        sayable = [event for event in frame if event.call not in broken]
+        for number, error in broken.items():
+            listing = self._hub.find(book.gateway_id, number)
+            if listing is None:  # the same step ended it
+                end = Failed(number, BROKEN)
+                if end not in frame:
+                    _log_broken(f"call {number} of {book.gateway_id}", error)
+                sayable.append(end)
+            else:
+                self._break_off(self._calls[listing.key], step, sayable, error)
+        return sayable
+
+    def _break_off(self, call: LiveCall, step: int, frame: list[CallEvent], error: Exception) -> None:
+        """End one call that can't be told on. Raises `error` where it says that there is no memory: that is no call's.
+
+        Where its end had been filed before, that stands.
+        """
+        if is_shortage(error):
+            raise error
+        key = call.listing.key
+        _log_broken(f"request {call.story.request_id}", error)
+        self._engine.cancel(key)
+        if key in self._calls:
+            end = Failed(call.listing.number, BROKEN)
+            frame.append(end)
+            self._end(call, step, end)
 
     def _give_up(self, key: int) -> None:
         """Nobody wants this call any more."""
@@ -479,14 +537,14 @@ class CallDesk:
     def _forget(self, key: int, end: Finished | Failed | None = None) -> bool:
         """Whether the call was still there. `end`: how it ended; None: nobody wants it any more."""
         call = self._calls.pop(key, None)
+        if not self._calls:
+            self.idle.set()
         if call is not None:
             if call.preparing is not None:
                 call.preparing.cancel()
-            self._stories.end(call.story, end)
             if call.story.started_at:
                 self.rates.held(call.story.started_at)
-        if not self._calls:
-            self.idle.set()
+            self._stories.end(call.story, end)
         return call is not None
 
 
@@ -503,6 +561,12 @@ def _append_pieces(frame: list[CallEvent], call: LiveCall, pieces: list[Piece]) 
             frame.append(Reasoning(number, piece.text, num_tokens))
         else:
             frame.append(Text(number, piece.text, num_tokens))
+
+
+def _log_broken(whose: str, error: Exception) -> None:
+    """Log where an answer broke off. What the error says is left out: it may quote the answer."""
+    where = "".join(traceback.format_tb(error.__traceback__))
+    logger.error("%s ends, its answer can't be told on: %s at\n%s", whose, type(error).__name__, where)
 
 
 def takes_long(sampling: Sampling) -> bool:

@@ -1,4 +1,4 @@
-"""How the desk tells what a parser finds: thoughts, calls, the end after the one call that is wanted."""
+"""How the desk tells what a parser finds: thoughts, calls, the end after the one call that is wanted, its faults."""
 
 from __future__ import annotations
 
@@ -9,12 +9,27 @@ import pytest
 from tests.unit.workers.service.test_desk import TIMINGS, USAGE, Bench, submit
 from workers.chat.answers import Answers
 from workers.chat.families import family_of
-from workers.chat.tools import ContentPiece
-from workers.protocol.events import Finished, FinishReason, Reasoning, Started, Text, ToolCallDelta, Usage, decode_step
+from workers.chat.tools import ContentPiece, Piece
+from workers.protocol.events import (
+    CallEvent,
+    Failed,
+    Finished,
+    FinishReason,
+    Reasoning,
+    Started,
+    Text,
+    ToolCallDelta,
+    Usage,
+    decode_step,
+    encode_step,
+)
+from workers.protocol.failures import Failure, FailureCode
 from workers.protocol.framing import FrameReader
 from workers.protocol.requests import Sampling, Thinking, Tool
+from workers.service import desk, stream
+from workers.service.call_story import Stories
 from workers.service.desk import CallDesk
-from workers.service.stream import MAX_PART_BYTES
+from workers.service.stream import MAX_PART_BYTES, EventHub
 
 CALL = '<tool_call>{"name": "f", "arguments": {"a": 1}}</tool_call>'
 
@@ -154,3 +169,131 @@ async def test_long_answers_that_may_become_calls_are_no_long_frames(bench: Benc
             if isinstance(event, Text):
                 said[event.call] += event.text
     assert set(said.values()) == {'{"type": "' + token * (num_tokens - 1)}
+
+
+class BrokenParser:
+    """Breaks over one text, and quotes it."""
+
+    is_over = False
+    num_calls = 0
+
+    def __init__(self, breaks_at: str = "", *, breaks_at_end: bool = False) -> None:
+        self.breaks_at, self.breaks_at_end = breaks_at, breaks_at_end
+
+    def feed(self, text: str) -> list[Piece]:
+        if text == self.breaks_at:
+            raise KeyError(text)
+        return [ContentPiece(text)]
+
+    def finish(self, *, cut_off: bool) -> list[Piece]:
+        if self.breaks_at_end:
+            raise KeyError("secret")
+        return []
+
+
+async def two_calls(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, parser: BrokenParser, **fields: object
+) -> tuple[int, int]:
+    """The first is read by `parser`."""
+    parsers = iter([parser, None])
+    monkeypatch.setattr(Answers, "parser", lambda *_: next(parsers))
+    for call in (1, 2):
+        await bench.desk.submit(submit(call, **fields))
+    first, second = (request.key for request in bench.engine.taken)
+    bench.desk.deliver(1, [Started(first, 0, 4, 0), Started(second, 1, 4, 0)])
+    bench.sent()
+    return first, second
+
+
+def the_failure(event: CallEvent) -> Failure:
+    assert isinstance(event, Failed)
+    return event.failure
+
+
+async def test_what_breaks_the_parser_of_one_call_ends_that_call_only(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    first, second = await two_calls(bench, monkeypatch, BrokenParser("secret"))
+    bench.desk.deliver(2, [Text(first, "a"), Text(first, "secret"), Text(second, "b"), Text(first, "c")])
+    text, failed, other = bench.sent()
+    assert (text, other) == (Text(1, "a"), Text(2, "b"))
+    assert (failed.call, the_failure(failed).code) == (1, FailureCode.INTERNAL)
+    assert bench.engine.cancelled == [first]
+    bench.desk.deliver(3, [Text(first, "d"), Finished(second, FinishReason.STOP, USAGE, TIMINGS)])
+    assert bench.sent() == [Finished(2, FinishReason.STOP, USAGE, TIMINGS)]
+    assert bench.desk.num_calls == 0
+    [logged] = [record.getMessage() for record in caplog.records if record.levelname == "ERROR"]
+    assert "req-1" in logged
+    assert "in feed" in logged
+    assert "KeyError" in logged
+    assert '"secret"' not in logged.replace("'", '"')
+
+
+async def test_a_parser_that_breaks_at_the_end_ends_its_call(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    first, second = await two_calls(bench, monkeypatch, BrokenParser(breaks_at_end=True))
+    bench.desk.deliver(2, [Finished(first, FinishReason.STOP, USAGE, TIMINGS), Text(second, "b")])
+    failed, other = bench.sent()
+    assert the_failure(failed).code == FailureCode.INTERNAL
+    assert other == Text(2, "b")
+    assert bench.desk.num_calls == 1
+
+
+@pytest.mark.parametrize("ends", [False, True])
+@pytest.mark.parametrize("cache_prompt", [False, True])
+async def test_an_event_that_cannot_be_encoded_ends_its_call_only(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, ends: bool, cache_prompt: bool
+) -> None:
+    first, second = await two_calls(bench, monkeypatch, BrokenParser(), cache_prompt=cache_prompt)
+    end = [Finished(first, FinishReason.STOP, USAGE, TIMINGS)] if ends else []
+    bench.desk.deliver(2, [Text(first, "a"), Text(first, "secret\ud800"), Text(second, "b"), *end])
+    other, failed = bench.sent()
+    assert other == Text(2, "b")
+    assert (failed.call, the_failure(failed).code) == (1, FailureCode.INTERNAL)
+    assert bench.engine.cancelled == ([] if ends and not cache_prompt else [first])
+    assert bench.desk.num_calls == 1
+    [logged] = [record.getMessage() for record in caplog.records if record.levelname == "ERROR"]
+    assert "UnicodeEncodeError" in logged
+    assert "secret" not in logged
+
+
+async def test_a_story_that_cannot_be_told_ends_no_other_call(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    first, second = await two_calls(bench, monkeypatch, BrokenParser())
+
+    def refuse(*_: object) -> None:
+        raise KeyError("secret")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Stories, "end", refuse)
+        bench.desk.deliver(2, [Finished(first, FinishReason.STOP, USAGE, TIMINGS), Text(second, "b")])
+    assert bench.sent() == [Finished(1, FinishReason.STOP, USAGE, TIMINGS), Text(2, "b")]
+    assert bench.desk.num_calls == 1
+
+
+async def test_what_is_no_calls_fault_is_raised(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Short(BrokenParser):
+        def feed(self, text: str) -> list[Piece]:
+            raise MemoryError
+
+    def refuse(*_: object) -> None:
+        raise KeyError("ring")
+
+    first, second = await two_calls(bench, monkeypatch, Short())
+    with pytest.raises(MemoryError):
+        bench.desk.deliver(2, [Text(first, "a")])
+    monkeypatch.setattr(EventHub, "publish", refuse)
+    with pytest.raises(KeyError):
+        bench.desk.deliver(3, [Text(second, "a")])
+
+
+async def test_events_are_encoded_once_while_all_of_them_can_be(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    first, second = await two_calls(bench, monkeypatch, BrokenParser())
+    encoded: list[int] = []
+
+    def counted(events: list[CallEvent]) -> bytes:
+        encoded.append(len(events))
+        return encode_step(events)
+
+    monkeypatch.setattr(stream, "encode_step", counted)
+    monkeypatch.setattr(desk, "encode_step", counted, raising=False)
+    bench.desk.deliver(2, [Text(first, "a"), Text(second, "b")])
+    assert encoded == [2]
