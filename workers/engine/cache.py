@@ -284,7 +284,9 @@ class PrefixCache:
                 # Only into free room: what is dropped for it would be idle and unsaved in its turn.
                 if self.ram.num_free < (end - start) * self._token_bytes:
                     return False
-                return self._save(id_, start, end) is not None
+                if self._save(id_, start, end) is not None:
+                    return True
+                break
         return False
 
     def save_idle(self, go_on: Callable[[Block], bool]) -> None:
@@ -292,7 +294,9 @@ class PrefixCache:
         for id_ in sorted(self._idle, key=lambda id_: -self._idle[id_].last_used):
             for start, end in self._unsaved(id_):
                 block = self._save(id_, start, end)
-                if block is None or not go_on(block):
+                if block is None:
+                    break
+                if not go_on(block):
                     return
 
     def forget_all(self) -> None:
@@ -507,7 +511,7 @@ class PrefixCache:
         return self.index.unsaved(id_, BLOCK_TOKENS) if self.ram.max_bytes else ()
 
     def _save(self, id_: int, start: int, end: int) -> Block | None:
-        """Copy a range to RAM; None: there is no memory for it, and whoever wants it again computes it anew."""
+        """Copy a range to RAM; None: it is not kept there, and whoever wants it again computes it anew."""
         try:
             block = Block(start, end, self._take(id_, start, end))
         except UNSAVED as error:
@@ -515,7 +519,7 @@ class PrefixCache:
             return None
         self._token_bytes = max(self._token_bytes, len(block.state) / (end - start))
         self.ram.add(block, self.index.store(id_, block, self._spared))
-        return block
+        return block if block.nodes else None
 
     def _note_unsaved(self, num_tokens: int, error: Exception) -> None:
         now = time.monotonic()

@@ -22,6 +22,13 @@ from workers.engine.scope import Scope
 Tokens = NDArray[np.int32]
 
 
+MAX_FORKS = 256
+"""On one way down, that saved parts keep: a look along it takes 5 us for each."""
+
+MANY_PATHS = 8
+"""Where more part, as after a template's beginning, one more makes no way longer."""
+
+
 @dataclass(frozen=True, slots=True)
 class Path:
     """The tokens of one conversation, and whose they are."""
@@ -65,7 +72,18 @@ class Node:
     are in order, and whoever goes along the tokens goes along the blocks once.
     """
 
-    __slots__ = ("blocks", "children", "digests", "holders", "longest", "parent", "scope", "start", "tokens")
+    __slots__ = (
+        "blocks",
+        "children",
+        "digests",
+        "holders",
+        "longest",
+        "num_forks",
+        "parent",
+        "scope",
+        "start",
+        "tokens",
+    )
 
     def __init__(self, tokens: Tokens, start: int, parent: Node | None, scope: Scope | None) -> None:
         self.tokens = tokens
@@ -80,6 +98,8 @@ class Node:
         """No block has more tokens."""
         self.digests: list[bytes] = []
         """Of what is written to disk: the chain's links (`disk_names`) that end within it, the first few or all."""
+        self.num_forks = 0
+        """Ends of nodes where paths part, on the way down that has most of them; its own end is one."""
 
     @property
     def end(self) -> int:
@@ -354,8 +374,21 @@ class PrefixIndex:
             parent = node.parent
             if node.scope is not None:
                 parent.children.pop((node.scope, int(node.tokens[0])), None)
+                self._recount(parent)
             node = parent
         return node
+
+    def is_crowded(self, block: Block) -> bool:
+        """Whether the block's path parts from others on a way down where too many do, all of one team."""
+        node = max(block.nodes, key=lambda node: node.end).parent
+        while node is not None and len(node.children) < 2:
+            node = node.parent
+        if node is None or node.scope is None or node.scope.tenant is None or len(node.children) > MANY_PATHS:
+            return False
+        num_forks = node.num_forks
+        while (node := node.parent) is not None:
+            num_forks += len(node.children) > 1
+        return num_forks > MAX_FORKS
 
     def check(self) -> None:
         """Raises ValueError where the tree contradicts itself."""
@@ -371,6 +404,8 @@ class PrefixIndex:
                 raise ValueError(f"the node at {node.start} stands for nothing")
             if node.blocks != sorted(node.blocks, key=_start_of) or any(node not in one.nodes for one in node.blocks):
                 raise ValueError(f"the blocks of the node at {node.start} are not in order")
+            if node is not self.root and node.num_forks != _num_forks(node):
+                raise ValueError(f"the forks below the node at {node.start} are counted wrongly")
             held += len(node.tokens) if node.holders else 0
             for sequence in node.holders:
                 seen[sequence] = max(seen.get(sequence, 0), node.end)
@@ -468,7 +503,16 @@ class PrefixIndex:
         scope = path.scope_at(position)
         tokens = path.tokens[position : min(end, path.run_end(position))].copy()
         child = node.children[scope, int(tokens[0])] = Node(tokens, position, node, scope)
+        self._recount(node)
         return child
+
+    def _recount(self, node: Node) -> None:
+        """Count the forks again, upwards: a child without any has come to `node`, or gone."""
+        if len(node.children) > 2:
+            return
+        while node.parent is not None and (num_forks := _num_forks(node)) != node.num_forks:
+            node.num_forks = num_forks
+            node = node.parent
 
     def _split(self, node: Node, length: int) -> Node:
         """Cut a node after `length` tokens -> the upper part, a new node; the lower one stays what it was."""
@@ -484,7 +528,7 @@ class PrefixIndex:
         upper.holders = set(node.holders)
         num_links = upper.end // BLOCK_TOKENS - upper.start // BLOCK_TOKENS
         upper.digests, node.digests = node.digests[:num_links], node.digests[num_links:]
-        upper.longest = node.longest
+        upper.longest, upper.num_forks = node.longest, node.num_forks
         upper.blocks = [block for block in node.blocks if block.start < upper.end]
         for block in upper.blocks:
             block.nodes.add(upper)
@@ -523,6 +567,10 @@ class PrefixIndex:
         node.start, node.parent = top.start, top.parent
         node.blocks, node.longest = list(blocks), max(one.longest for one in line)
         node.parent.children[node.scope, int(node.tokens[0])] = node
+
+
+def _num_forks(node: Node) -> int:
+    return max((child.num_forks for child in node.children.values()), default=0) + (len(node.children) > 1)
 
 
 def _covers(new: Block, old: Block) -> bool:

@@ -32,10 +32,12 @@ class RamStore:
         return frozenset(self._blocks)
 
     def add(self, block: Block, needless: list[Block]) -> None:
-        """A block that the index knows by now; `needless` are those that it replaced."""
+        """A block that the index knows by now; `needless` are those that it replaced. One that can't be kept is dropped
+        from the index.
+        """
         for old in needless:
             self._forget(old)
-        if len(block.state) > self.max_bytes:
+        if len(block.state) > self.max_bytes or self._index.is_crowded(block):
             self._index.drop(block)
             return
         self._blocks.add(block)

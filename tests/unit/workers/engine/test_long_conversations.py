@@ -13,7 +13,7 @@ import pytest
 from workers.engine.cache import PrefixCache
 from workers.engine.disk_names import BLOCK_TOKENS
 from workers.engine.pace import MovePace, PrefillPace
-from workers.engine.prefix import Block, Path, PrefixIndex
+from workers.engine.prefix import MANY_PATHS, Block, Path, PrefixIndex
 from workers.engine.scope import Scope
 from workers.engine.sequence import NOWHERE, Sequence
 from workers.engine.slots import READ_TOKENS, CopiedSlot, SlotBook, Work
@@ -257,3 +257,27 @@ def test_no_more_is_read_from_disk_than_may_be_saved_but_for_a_part() -> None:
     with pytest.raises(CallFailed, match="that are left"):
         copied(cache_of(SlowMemory()), path, READ_TOKENS * TOKEN_BYTES, disk)
     assert disk.asked == [(0, READ_TOKENS), (READ_TOKENS, 2 * READ_TOKENS)]
+
+
+@pytest.mark.usefixtures("unhurried")
+@pytest.mark.parametrize("order", [1, -1])
+def test_saved_forks_of_a_conversation_are_bounded(order: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each would make every look along the conversation longer. Where many part at one place, all are saved."""
+    monkeypatch.setattr("workers.engine.prefix.MAX_FORKS", 20)
+    cache, path = cache_of(SlowMemory()), path_of(10 * BLOCK_TOKENS)
+    ended(cache, path)
+    for length in range(7, 10 * BLOCK_TOKENS, 7)[::order]:
+        branch(cache, path, length, 100_000)
+    assert cache.index.root.children[path.scope, 0].num_forks <= 20 + SCRATCH
+    for number in range(40):
+        branch(cache, path, 3, 200_000 + number)
+    assert cache.make_room(cache.kv_tokens)
+    assert known(cache, path) == len(path.tokens)
+    assert sum(block.end == 4 for block in cache.ram.blocks) >= 40 - MANY_PATHS
+    cache.index.check()
+    cache.ram.check()
+
+
+def branch(cache: PrefixCache, path: Path, length: int, last: int) -> None:
+    """A conversation that begins like the path and ends with a token of its own."""
+    ended(cache, Path(np.append(path.tokens[:length], np.int32(last)), path.scope))
