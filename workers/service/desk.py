@@ -503,15 +503,15 @@ class CallDesk:
         if not broken:
             raise failure
         sayable = [event for event in frame if event.call not in broken]
-        for number, error in broken.items():
+        for number, reason in broken.items():
             listing = self._hub.find(book.gateway_id, number)
             if listing is None:  # the same step ended it
                 end = Failed(number, BROKEN)
                 if end not in frame:
-                    _log_broken(f"call {number} of {book.gateway_id}", error)
+                    _log_broken(f"call {number} of {book.gateway_id}", reason)
                 sayable.append(end)
             else:
-                self._break_off(self._calls[listing.key], step, sayable, error)
+                self._break_off(self._calls[listing.key], step, sayable, reason)
         return sayable
 
     def _break_off(self, call: LiveCall, step: int, frame: list[CallEvent], error: Exception) -> None:

@@ -16,6 +16,7 @@ from gateway.relay.mailbox import Mailbox
 from gateway.relay.relay import Relay
 from tests.integration.relay.scripted import ScriptedWorker, scripted_worker
 from tests.integration.relay.test_relay import REQUEST
+from tests.support.waiting import until
 from workers.protocol.events import (
     CallEvent,
     Failed,
@@ -130,6 +131,7 @@ async def test_what_could_not_be_read_is_not_asked_for_again() -> None:
                 assert await lost(mailbox)
             await ill.connected(2)
             assert ill.resumed_from[-1] == event_id("boot1", 7)
+            await until(lambda: not relay.is_lost(ill.boot), 3.0, "the gateway hears that it is back")
             await is_unharmed(relay, ill)
 
 

@@ -19,6 +19,7 @@ from gateway.relay.fanin import FRAMES_PER_TURN, Place
 from gateway.relay.relay import Relay
 from tests.integration.relay.scripted import ScriptedWorker, scripted_worker
 from tests.integration.relay.test_relay import REQUEST, failure_of, raw_server
+from tests.support.waiting import until
 from workers.protocol.events import Text
 from workers.protocol.failures import CallFailed, Failure, FailureCode
 from workers.protocol.framing import KEEP_ALIVE, FrameReader
@@ -155,6 +156,7 @@ async def test_what_can_not_be_read_among_many_steps_loses_the_worker_and_stops_
             assert "cannot read" in (await failure_of(mailbox)).message
         await worker.write(KEEP_ALIVE)
         await worker.connected(2)
+        await until(lambda: not relay.is_lost(worker.boot), 3.0, "the gateway hears that it is back")
         async with relay.passage(worker.place, REQUEST, "team", "req", lambda: None):
             await worker.submitted(2)
 

@@ -192,13 +192,13 @@ class BrokenParser:
 
 
 async def two_calls(
-    bench: Bench, monkeypatch: pytest.MonkeyPatch, parser: BrokenParser, **fields: object
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, parser: BrokenParser, *, cache_prompt: bool = True
 ) -> tuple[int, int]:
     """The first is read by `parser`."""
     parsers = iter([parser, None])
     monkeypatch.setattr(Answers, "parser", lambda *_: next(parsers))
     for call in (1, 2):
-        await bench.desk.submit(submit(call, **fields))
+        await bench.desk.submit(submit(call, cache_prompt=cache_prompt))
     first, second = (request.key for request in bench.engine.taken)
     bench.desk.deliver(1, [Started(first, 0, 4, 0), Started(second, 1, 4, 0)])
     bench.sent()
