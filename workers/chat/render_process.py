@@ -89,8 +89,27 @@ def _warm_up() -> None:
         ChatTemplate("{{ raise_exception('warm') }}").render(Conversation(messages=(Message("user", "hello"),)))
 
 
-def _tell(answer: object) -> None:
-    sys.stdout.buffer.write(encode(answer) + b"\n")
+def _line(answer: Ready | Unusable | Answer) -> bytes:
+    """Encode what is told. Half a surrogate pair becomes an escape, as it came: JSON within a message may have one
+    (arguments of an earlier call, a tool's result), but no UTF-8 can."""
+    try:
+        return encode(answer)
+    except UnicodeEncodeError:
+        if isinstance(answer, Failure):
+            return encode(msgspec.structs.replace(answer, message=_with_escapes(answer.message)))
+        if isinstance(answer, Unusable):
+            return encode(Unusable(reason=_with_escapes(answer.reason)))
+        if isinstance(answer, Ready):
+            raise
+        return encode(_with_escapes(answer))
+
+
+def _with_escapes(text: str) -> str:
+    return text.encode(errors="backslashreplace").decode()
+
+
+def _tell(answer: Ready | Unusable | Answer) -> None:
+    sys.stdout.buffer.write(_line(answer) + b"\n")
     sys.stdout.buffer.flush()
 
 

@@ -20,7 +20,7 @@ from workers.chat.conversation import Conversation
 from workers.chat.renderer import Renderer
 from workers.chat.template import ChatTemplate, TemplateUnusable
 from workers.protocol.failures import CallFailed, Failure, FailureCode
-from workers.protocol.requests import Message, Tool
+from workers.protocol.requests import Message, Tool, ToolCall
 
 HOSTILE = """
 {%- set said = messages[-1].content %}
@@ -257,3 +257,28 @@ def rendering() -> set[int]:
     me = Path(f"/proc/self/task/{os.getpid()}/children").parent.parent
     children = [int(child) for task in me.iterdir() for child in (task / "children").read_text().split()]
     return {child for child in children if b"render_process" in Path(f"/proc/{child}/cmdline").read_bytes()}
+
+
+CALLS = """
+{%- for message in messages %}[{{ message.content }}]
+{%- for call in message.tool_calls or [] %}<{{ call.function.name }} {{ call.function.arguments | tojson }}>
+{%- for value in call.function.arguments.values() %}{{ value }}{% endfor %}
+{%- endfor %}
+{%- endfor %}"""
+
+
+@pytest.mark.parametrize(
+    ("said", "expected"), [(r"x\ud800", r"x\ud800"), (r"\udc00x", r"\udc00x"), (r"\ud83d\ude00", "\U0001f600")]
+)
+def test_half_a_surrogate_pair_in_an_earlier_call_is_rendered_as_it_came(said: str, expected: str) -> None:
+    call = ToolCall("1", "f", '{"a": "' + said + '"}')
+    asked = Conversation(messages=(Message("user", "hello"), Message("assistant", tool_calls=(call,))))
+    with Renderer({"default": CALLS}) as renderer:
+        pid = renderer.pid
+        assert renderer.render(asked).endswith('<f {"a": "' + expected + '"}>' + expected)
+        assert renderer.pid == pid, "the process died of it"
+
+
+def test_a_refusal_may_quote_half_a_surrogate_pair() -> None:
+    with Renderer({"default": "{{ raise_exception(messages[0].content | from_json) }}"}) as renderer:
+        assert r"says \udc00" in refusal(renderer, r'"says \udc00"').message
