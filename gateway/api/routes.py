@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from starlette.routing import BaseRoute, Route, Router, WebSocketRoute
@@ -117,6 +117,10 @@ ROUTES = (
     ),
 )
 
+PATHS = frozenset(row.path for row in ROUTES)
+LISTED = ", ".join(f"{row.method} {row.path.replace(':path', '')}" for row in ROUTES)
+"""As the answer to a path that nobody has lists them; anybody may ask for one, again and again."""
+
 
 class Routes:
     """Hands a request to the app of its route: Starlette tries one pattern after the other, 123 in the worst case, so
@@ -127,7 +131,8 @@ class Routes:
 
     def __init__(self, apps: Mapping[str, ASGIApp]) -> None:
         """`apps` by the rows' names, as objects: Starlette takes functions for request handlers."""
-        self._by_pattern = _router(apps)
+        self._by_pattern = _router(apps, ROUTES)
+        self._with_names = _router(apps, [row for row in ROUTES if "{" in row.path])
         self._by_path: dict[tuple[str, str], ASGIApp] = {
             (row.method, row.path): _Shaped(apps[row.name], row.path, row.shape)
             for row in ROUTES
@@ -135,21 +140,25 @@ class Routes:
         }
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        app = self._by_path.get((scope["method"], scope["path"])) if scope["type"] == "http" else None
-        await (app or self._by_pattern)(scope, receive, send)
+        if scope["type"] == "http":
+            # What is no path as it stands is one with names in it, or none.
+            others = self._by_pattern if scope["path"] in PATHS else self._with_names
+            await self._by_path.get((scope["method"], scope["path"]), others)(scope, receive, send)
+        else:
+            await self._by_pattern(scope, receive, send)
 
 
-def _router(apps: Mapping[str, ASGIApp]) -> Router:
+def _router(apps: Mapping[str, ASGIApp], rows: Sequence[RouteRow]) -> Router:
     by_path: dict[str, list[RouteRow]] = defaultdict(list)
-    for row in ROUTES:
+    for row in rows:
         if row.method != METHOD:
             by_path[row.path].append(row)
     routes: list[BaseRoute] = []
-    for path, rows in by_path.items():
-        routes += [Route(path, _Shaped(apps[row.name], row.path, row.shape), methods=[row.method]) for row in rows]
-        allowed = ", ".join(row.method for row in rows)
-        routes.append(Route(path, _Shaped(_WrongMethod(allowed), path, rows[0].shape)))
-    for row in ROUTES:
+    for path, there in by_path.items():
+        routes += [Route(path, _Shaped(apps[row.name], row.path, row.shape), methods=[row.method]) for row in there]
+        allowed = ", ".join(row.method for row in there)
+        routes.append(Route(path, _Shaped(_WrongMethod(allowed), path, there[0].shape)))
+    for row in rows:
         if row.method == METHOD:
             routes.append(WebSocketRoute(row.path, _Shaped(apps[row.name], row.path, row.shape)))
     return Router(routes=routes, redirect_slashes=False, default=_unknown)
@@ -180,9 +189,8 @@ class _WrongMethod:
 
 async def _unknown(scope: Scope, receive: Receive, send: Send) -> None:
     near = f"/v1{scope['path']}"
-    hint = f" Did you mean {_shown(near)}?" if any(row.path == near for row in ROUTES) else ""
-    known = ", ".join(f"{row.method} {row.path.replace(':path', '')}" for row in ROUTES)
-    raise NotFound(f"There is no route {scope['method']} {_shown(scope['path'])}.{hint} Routes: {known}.")
+    hint = f" Did you mean {_shown(near)}?" if near in PATHS else ""
+    raise NotFound(f"There is no route {scope['method']} {_shown(scope['path'])}.{hint} Routes: {LISTED}.")
 
 
 def _shown(path: str) -> str:
