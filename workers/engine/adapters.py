@@ -56,7 +56,8 @@ class AdapterShelf:
     """Adapters are known by name from `register` on, and come into memory with the first call that names them.
 
     At most `max_adapters` adapters and `max_bytes` of them (0: no bound) are in memory; the one used longest ago makes
-    room, but for those that running calls use and for pinned ones. A call that finds no room waits until others end.
+    room, but for those that running calls use and for pinned ones. A call that finds no room waits until others end, or
+    give way to its team (`workers.engine.roster`).
     """
 
     def __init__(
@@ -215,7 +216,7 @@ class AdapterShelf:
 
     def begin_round(self, running: Iterable[AdapterSet]) -> None:
         """Calls are about to be let in beside these."""
-        self._held = frozenset(entry for adapters in running for entry, _ in adapters.uses)
+        self._held = _entries(running)
         if not self._is_awaited:
             self._awaited_since = math.inf
         self._is_awaited = False
@@ -227,20 +228,23 @@ class AdapterShelf:
         room any more.
         """
         wanted = adapters.entries
-        if not wanted:
+        if not wanted or (wanted <= self._held and not self._is_overdue):
             return True
-        if wanted <= self._held and not self._is_overdue:
-            return True
-        with self._lock:
-            self._require_place(wanted)
-            keep = self._held | self._pinned | wanted
-        if self._is_awaited or not self._memory.fits(keep):
+        if self._is_awaited or not self._bring(wanted):
             self._awaited_since = min(self._awaited_since, time.monotonic())
             self._is_awaited = True
             return False
-        self._bring(wanted, keep)
-        self._held |= wanted
         return True
+
+    def fits(self, adapters: AdapterSet, running: Iterable[AdapterSet]) -> bool:
+        """Whether there is room for a set beside these alone, and pinned ones."""
+        with self._lock:
+            return self._memory.fits(_entries(running) | self._pinned | adapters.entries)
+
+    def enter_beside(self, adapters: AdapterSet, running: Iterable[AdapterSet]) -> bool:
+        """As `enter`, for a call that does not stand behind those that wait for room. `running`: who is left."""
+        self._held = _entries(running)
+        return self._bring(adapters.entries)
 
     def apply(self, adapters: AdapterSet) -> bool:
         """Compute the next step with a set that has entered -> whether llama.cpp has to switch."""
@@ -294,7 +298,13 @@ class AdapterShelf:
         """Whether a call has waited so long for room that nobody behind it may hold on to what is in memory."""
         return self._is_awaited and time.monotonic() - self._awaited_since > self._patience_s
 
-    def _bring(self, wanted: set[Entry], keep: frozenset[Entry]) -> None:
+    def _bring(self, wanted: set[Entry]) -> bool:
+        """Load what is not in memory, beside what running calls use -> False: there is no room. Raises CallFailed."""
+        with self._lock:
+            self._require_place(wanted)
+            keep = self._held | self._pinned | wanted
+        if not self._memory.fits(keep):
+            return False
         for entry in wanted:
             if entry.adapter is None:
                 try:
@@ -303,6 +313,8 @@ class AdapterShelf:
                     logger.error("adapter %s can't be brought into memory: %s", entry.name, error)
                     message = f"adapter {entry.name!r} can't be brought into memory; the worker's log says why"
                     raise CallFailed(Failure(FailureCode.INTERNAL, message, "adapters")) from None
+        self._held |= wanted
+        return True
 
     def _sweep(self) -> None:
         """Free those that are leaving and that nobody uses any more."""
@@ -386,6 +398,10 @@ class AdapterShelf:
 
 def _at_once(act: Callable[[], None]) -> None:
     act()
+
+
+def _entries(sets: Iterable[AdapterSet]) -> frozenset[Entry]:
+    return frozenset(entry for adapters in sets for entry, _ in adapters.uses)
 
 
 def _name(entry: Entry) -> str:

@@ -3,7 +3,8 @@
 Order is priority, then deadline, then arrival. A call enters as soon as its cells and what answers usually need are
 free; should they run out after all, the last in order goes back to waiting, its cells to RAM, and comes back without
 loss. The first in order always runs, so everyone's turn comes. Where calls of several teams are here, one of a team
-that has more than its share goes back in the same way, for a call of a team that has less (`workers.engine.shares`).
+that has more than its share goes back in the same way, for a call of a team that has less (`workers.engine.shares`):
+for its slot, its cells, or the room that its adapters take in memory.
 """
 
 from __future__ import annotations
@@ -14,14 +15,16 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from typing import Protocol
 
+from workers.engine.adapter_set import AdapterSet
 from workers.engine.counters import PromptTally
 from workers.engine.draws import within_share
 from workers.engine.pace import MOVE_S, PrefillPace
 from workers.engine.prefix import Match, Path, common
 from workers.engine.scheduler import Beside, Limits, Plan, plan_step
 from workers.engine.sequence import NOWHERE, Sequence
-from workers.engine.shares import FIRST_SLICE, gives_way, is_shared, last_of, next_in
+from workers.engine.shares import FIRST_SLICE, gives_way, goes_before, is_shared, last_of, next_in
 from workers.protocol.events import CallEvent
+from workers.protocol.failures import CallFailed, Failure
 
 MIN_WAIT_TOKENS = 16
 """A call waits for another one's prefix if that spares it so many tokens; computing fewer is quicker than waiting."""
@@ -65,10 +68,22 @@ class Cache(Protocol):
     def erase(self, path: Path) -> None: ...
 
 
+class Adapters(Protocol):
+    """What the roster needs of the shelf of adapters."""
+
+    def begin_round(self, running: Iterable[AdapterSet]) -> None: ...
+
+    def enter(self, adapters: AdapterSet) -> bool: ...
+
+    def fits(self, adapters: AdapterSet, running: Iterable[AdapterSet]) -> bool: ...
+
+    def enter_beside(self, adapters: AdapterSet, running: Iterable[AdapterSet]) -> bool: ...
+
+
 class Roster:
     """Belongs to the engine's thread, as does every sequence in it."""
 
-    def __init__(self, cache: Cache, slots: int, limits: Limits, pace: PrefillPace) -> None:
+    def __init__(self, cache: Cache, adapters: Adapters, slots: int, limits: Limits, pace: PrefillPace) -> None:
         self.running: list[Sequence] = []
         """Those that hold a slot, in order."""
         self.waiting: list[Sequence] = []
@@ -78,7 +93,10 @@ class Roster:
         self.has_spare_room = False
         """Whether the planned step leaves `SPARE_CELLS`."""
         self.prompts = PromptTally()
+        self.refused: list[tuple[Sequence, Failure]] = []
+        """Calls whose adapters could not be brought into memory; whoever lets calls in takes them away."""
         self._cache = cache
+        self._adapters = adapters
         self._limits = limits
         self._pace = pace
         # Taken from the end: low numbers first, and the last one freed is the next one used.
@@ -132,12 +150,17 @@ class Roster:
         """Give free slots to those who wait and fit. `may_enter`: whether a call needs nothing else first."""
         now = time.perf_counter()
         waiting, shared = self.waiting.copy(), self._is_shared
+        roomless: list[Sequence] = []
+        self._adapters.begin_round(one.adapter_set for one in self.running)
         while waiting and (self._free_slots or shared):
             sequence = next_in(waiting, self.running) if shared else waiting[0]
             waiting.remove(sequence)
             if not self._free_slots and self._giving_way(sequence, self.running, now) is None:
                 break
             if not may_enter(sequence):
+                continue
+            if not self._has_adapters(sequence, roomless, now):
+                roomless.append(sequence)
                 continue
             if not self._make_way(sequence, now):
                 break
@@ -221,19 +244,70 @@ class Roster:
 
     def _make_way(self, sequence: Sequence, now: float) -> bool:
         """Have a slot and cells free for a call, of those who owe it theirs if need be -> whether there is room."""
+
+        def is_enough(staying: list[Sequence], leaving: list[Sequence]) -> bool:
+            return bool(self._free_slots or leaving) and self._fits(sequence, staying, leaving)
+
+        leaving = self._leaving(sequence, self.running, now, is_enough)
+        self._slice(leaving or ())
+        return leaving is not None
+
+    def _has_adapters(self, sequence: Sequence, roomless: list[Sequence], now: float) -> bool:
+        """Have a call's adapters in memory -> whether they are. `roomless`: calls before it that found no room."""
+        try:
+            return self._adapters.enter(sequence.adapter_set) or self._make_adapter_room(sequence, roomless, now)
+        except CallFailed as failed:
+            self.refused.append((sequence, failed.failure))
+            return False
+
+    def _make_adapter_room(self, sequence: Sequence, roomless: list[Sequence], now: float) -> bool:
+        """Have room for a call's adapters, of those who owe it theirs -> whether it has them now. Raises CallFailed.
+
+        What counts is what teams have of calls with adapters. A call stays behind those that found no room if they are
+        of its own team, or of one that has less: else one team's call that waits for its own others held up everybody.
+        """
+        users = [one for one in self.running if one.adapter_set.uses]
+
+        def fits(staying: list[Sequence], _: list[Sequence]) -> bool:
+            return self._adapters.fits(sequence.adapter_set, (one.adapter_set for one in staying))
+
+        leaving = self._leaving(sequence, users, now, fits)
+        if leaving is None or any(goes_before(other, sequence, users) for other in roomless):
+            return False
+        for one in reversed(leaving):
+            others = [other for other in leaving if other is not one]
+            if fits([other for other in users if other not in others], others):
+                leaving = others
+        self._slice(leaving)
+        return self._adapters.enter_beside(sequence.adapter_set, (one.adapter_set for one in self.running))
+
+    def _leaving(
+        self,
+        sequence: Sequence,
+        running: list[Sequence],
+        now: float,
+        is_enough: Callable[[list[Sequence], list[Sequence]], bool],
+    ) -> list[Sequence] | None:
+        """Return who gives way to a call, one after another until it is enough; None: it never is.
+
+        `is_enough(staying, leaving)`.
+        """
         leaving: list[Sequence] = []
-        staying = self.running.copy()
-        while not (self._free_slots or leaving) or not self._fits(sequence, staying, leaving):
+        staying = running.copy()
+        while not is_enough(staying, leaving):
             one = self._giving_way(sequence, staying, now)
             if one is None:
-                return False
+                return None
             staying.remove(one)
             leaving.append(one)
+        return leaving
+
+    def _slice(self, leaving: Iterable[Sequence]) -> None:
+        """These give way to another team's call."""
         for one in leaving:
             self.num_sliced += 1
             one.turn.num_cut += not one.turn.resumed_at
             self._put_off(one)
-        return True
 
     def _fits(self, sequence: Sequence, running: list[Sequence], leaving: list[Sequence]) -> bool:
         """Whether the call's cells are free once some have left, and what the answers of all usually take."""

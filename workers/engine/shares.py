@@ -143,6 +143,12 @@ def gives_way(running: Collection[S], newcomer: Sharer, has_had_slice: Callable[
     return found
 
 
+def goes_before(waiting: Sharer, newcomer: Sharer, running: Iterable[Sharer]) -> bool:
+    """Whether a call that has found no room holds back one that is asked after it: of its team, or one with more."""
+    held = _held(running)
+    return waiting.team == newcomer.team or held.get(waiting.team, 0.0) < held.get(newcomer.team, 0.0)
+
+
 def last_of(holders: Collection[S]) -> S:
     """Return who gives cells up when they run out: the last in order, of the team that has most for its weight."""
     held = _held(holders)

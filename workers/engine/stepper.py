@@ -31,7 +31,7 @@ from workers.engine.turns import Turns, chosen
 from workers.llama.context import Context
 from workers.llama.memory import MemoryKind
 from workers.protocol.events import CallEvent, Failed, FinishReason
-from workers.protocol.failures import CallFailed, Failure
+from workers.protocol.failures import Failure
 from workers.protocol.metrics.metric import DECODE_S
 
 log = logging.getLogger("paddock.engine")
@@ -100,7 +100,7 @@ class Stepper:
             pace=move,
             on_evict=self._evicted,
         )
-        self._roster = Roster(self._cache, bounds.slots, limits, self._pace)
+        self._roster = Roster(self._cache, adapters, bounds.slots, limits, self._pace)
         self.slots = SlotBook(self._cache, self._roster, self._disk, num_slots=bounds.slots, n_ctx=bounds.n_ctx)
         self.census = Census(self._cache, self._disk)
         self._batch = context.new_batch()
@@ -113,8 +113,6 @@ class Stepper:
         self._decode_s = Tally(DECODE_S)
         self._gaps = TokenGaps()
         self._decoded_at = 0.0
-        self._refused: list[tuple[Sequence, Failure]] = []
-        """Calls whose adapters could not be brought into memory, while others are let in."""
         self._pending: list[Sequence] = []
         """Their tokens were drawn, and their masks had no answer yet."""
         self._farewell: Farewell | None = None
@@ -255,11 +253,10 @@ class Stepper:
 
     def _admit(self) -> None:
         roster = self._roster
-        self._adapters.begin_round(one.adapter_set for one in roster.running)
         roster.admit(self.events, self._may_enter)
-        for sequence, failure in self._refused:
+        refused, roster.refused = roster.refused, []
+        for sequence, failure in refused:
             self._fail(sequence, failure)
-        self._refused.clear()
 
     def _clean(self) -> None:
         """Without flash attention a cell that is not a number spoils every sequence, even when it is free again."""
@@ -441,13 +438,7 @@ class Stepper:
     def _may_enter(self, sequence: Sequence) -> bool:
         if self._spoiled and time.monotonic() - self._spoiled_at < CLEAN_WAIT_S:
             return False
-        if self._disk is not None and not self._disk.may_enter(sequence, self._cache):
-            return False
-        try:
-            return self._adapters.enter(sequence.adapter_set)
-        except CallFailed as failed:
-            self._refused.append((sequence, failed.failure))
-            return False
+        return self._disk is None or self._disk.may_enter(sequence, self._cache)
 
     def _evicted(self, block: Block) -> None:
         if self._disk is not None:

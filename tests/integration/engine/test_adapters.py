@@ -280,6 +280,47 @@ def test_one_that_waits_long_for_room_is_not_passed_for_ever(demo: Model, files:
         bench.wait(waits, *running)
 
 
+@pytest.mark.parametrize("calls_of_each", [1, 2])
+def test_another_teams_call_gets_room_beside_long_answers(demo: Model, files: list[Path], calls_of_each: int) -> None:
+    """Endless answers on as many adapters as fit, and free slots: the calls on one adapter give way, without loss."""
+    with shop(demo, slots=6, max_adapters=2) as bench:
+        for name, file in zip("abc", files[:3], strict=True):
+            bench.shelf.register(name, file)
+        long = replace(bench.request(PROMPT, 300, ignore_eos=True), tenant="red")
+        short = replace(bench.request(PROMPT, 8, ignore_eos=True), tenant="blue")
+        alone = {name: bench.answer(bench.with_(long, name)) for name in "ab"}
+        expected = bench.answer(bench.with_(short, "c"))
+        uses = "ab" * calls_of_each
+        red = [bench.submit(bench.with_(long, name)) for name in uses]
+        bench.heard.until(lambda: all(len(bench.heard.calls[key]) > 3 for key in red))
+        blue = bench.submit(bench.with_(short, "c"))
+        bench.wait(blue)
+        assert bench.heard.text(blue) == expected
+        assert not any(bench.heard.has_ended(key) for key in red), "it waited until an answer had ended"
+        assert bench.engine.counters.num_sliced == calls_of_each, "only those on one adapter give way"
+        bench.wait(*red)
+        assert [bench.heard.text(key) for key in red] == [alone[name] for name in uses]
+
+
+def test_a_call_that_waits_for_its_own_teams_others_holds_up_no_other_team(demo: Model, files: list[Path]) -> None:
+    """It is asked first, since its team has fewer calls, and waits too long already: others' adapters are in memory."""
+    with shop(demo, slots=8, max_adapters=2, patience_s=0.0) as bench:
+        for name, file in zip("abc", files[:3], strict=True):
+            bench.shelf.register(name, file)
+        red = replace(bench.request(PROMPT, 400, ignore_eos=True), tenant="red")
+        blue = replace(bench.request(PROMPT, 400, ignore_eos=True), tenant="blue")
+        running = [bench.submit(bench.with_(red, name)) for name in "ab"]
+        running += [bench.submit(bench.again(blue)) for _ in range(3)]
+        bench.heard.until(lambda: all(len(bench.heard.calls[key]) > 3 for key in running))
+        waits = bench.submit(bench.with_(red, "c"))
+        key = bench.submit(bench.with_(replace(blue, max_tokens=8), "a"))
+        bench.wait(key)
+        assert not bench.heard.calls.get(waits)
+        assert not any(bench.heard.has_ended(one) for one in running)
+        for one in (*running, waits):
+            bench.engine.cancel(one)
+
+
 def test_contents_that_are_not_what_the_fleet_knows_are_refused(demo: Model, files: list[Path]) -> None:
     with shop(demo) as bench:
         one = bench.shelf.register("a", files[0])
