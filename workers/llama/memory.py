@@ -170,13 +170,14 @@ class Memory:
         """
         self._load(sequence, state, _PART)
 
-    def relocate(self, holders: Sequence[int], scratch: int, start: int, end: int) -> None:
-        """Move the cells of a range to the lowest free ones, for all that hold them; `scratch` holds nothing.
+    def relocate(self, holders: Sequence[int], scratch: int, start: int, end: int) -> int:
+        """Move the cells of a range to the lowest free ones, for all that hold them -> bytes moved.
 
-        Attention scans the cache up to its highest cell, holes and all: this is how steps become shorter after others
-        left. `ATTENTION` only, and every holder of the range must be among `holders`. Raises StateUnusable, with the
-        range gone from all of them, if another one held it after all and there is no room for a copy; MemoryError, with
-        everything as it was.
+        `scratch` holds nothing. Attention scans the cache up to its highest cell, holes and all: this is how steps
+        become shorter after others left. `ATTENTION` only, and every holder of the range must be among `holders`.
+
+        Raises StateUnusable, with the range gone from all of them, if another one held it after all and there is no
+        room for a copy; MemoryError, with everything as it was.
         """
         self.share(holders[0], scratch, start, end)
         try:
@@ -189,6 +190,7 @@ class Memory:
         for holder in holders:
             self.share(scratch, holder, start, end)
         self.remove(scratch)
+        return len(state)
 
     def _save(self, sequence: int, part: int) -> bytes:
         native_log().clear()

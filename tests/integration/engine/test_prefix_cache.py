@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Sequence
 from dataclasses import replace
 
 import psutil
 import pytest
 
 from tests.integration.engine.listener import Bench, running
+from workers.engine import cache
+from workers.engine.disk_names import BLOCK_TOKENS
+from workers.llama.memory import Memory
 from workers.llama.model import Model
 from workers.protocol.catalog import MAX_SLOTS
 from workers.protocol.requests import Sampling
@@ -257,6 +261,31 @@ def test_running_calls_move_down_when_others_leave(any_model: Model) -> None:
         bench.wait(key, *short)
         assert bench.engine.counters.num_packed > 0
         assert bench.heard.text(key) == alone
+
+
+def test_what_moves_down_at_once_is_bounded_in_bytes(stories: Model, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A token of a large model is 128 KiB: a thousand of them in one step hold up every stream."""
+    parts: list[int] = []
+    relocate = Memory.relocate
+
+    def counted(memory: Memory, holders: Sequence[int], scratch: int, start: int, end: int) -> int:
+        parts.append(end - start)
+        return relocate(memory, holders, scratch, start, end)
+
+    monkeypatch.setattr(Memory, "relocate", counted)
+    monkeypatch.setattr(cache, "PACK_BYTES", 1, raising=False)
+    with running(stories, slots=4, n_ctx=512, kv_tokens=2048) as bench:
+        long = bench.request(bench.tokens(STORY)[:200], 250, ignore_eos=True)
+        alone = bench.answer(replace(long, cache_prompt=False))
+        prompts = [[*bench.tokens(ENDS[number]), *bench.tokens(STORY)[1 + number : 110]] * 4 for number in range(3)]
+        gate = held(bench)
+        short = [bench.submit(bench.request(prompt[:400], 2)) for prompt in prompts]
+        key = bench.submit(bench.again(long))
+        gate.set()
+        bench.wait(key, *short)
+        assert bench.heard.text(key) == alone
+    assert len(parts) > 1
+    assert max(parts) <= BLOCK_TOKENS
 
 
 def test_an_engine_at_rest_sleeps_although_ram_is_smaller_than_what_is_idle(stories: Model) -> None:
