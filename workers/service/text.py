@@ -95,7 +95,15 @@ class Texts:
         return Rendered(prompt=text, num_tokens=len(prompt.tokens) if asked.count else None)
 
     def _shown(self, text: str | None) -> str | None:
-        return text.removeprefix(self._bos_text) if text is not None else None
+        """Return a prompt as callers are told it. Raises CallFailed where it is too long: a template may repeat."""
+        if text is None:
+            return None
+        if len(text) > MAX_TEXT_BYTES:
+            message = (
+                f"the prompt has {len(text)} characters, and at most {MAX_TEXT_BYTES} are told; send a shorter one"
+            )
+            raise CallFailed(Failure(FailureCode.INVALID_REQUEST, message, "messages"))
+        return text.removeprefix(self._bos_text)
 
     def _text(self, tokens: Sequence[int], param: str) -> str:
         """Return the text of tokens, each of which may be dozens of bytes. Raises CallFailed where it is too long."""

@@ -172,6 +172,17 @@ async def test_what_can_not_be_rendered(client: httpx2.AsyncClient) -> None:
     assert failure.code is FailureCode.UNSUPPORTED
 
 
+async def test_no_more_of_a_prompt_is_told_than_of_other_texts(client: httpx2.AsyncClient) -> None:
+    """A template may say a short message many times, and what is told is decoded in one call by a gateway."""
+    long, longer = (
+        GenerateRequest(messages=(Message("user", "x" * num_chars),))
+        for num_chars in (MAX_TEXT_BYTES >> 1, MAX_TEXT_BYTES)
+    )
+    assert len((await rendered(client, long, count=False)).prompt or "") == MAX_TEXT_BYTES >> 1
+    failure = await refused(client, RENDER_PATH, Render(request=longer, count=False))
+    assert (failure.param, f"at most {MAX_TEXT_BYTES} are told" in failure.message) == ("messages", True)
+
+
 async def test_props(client: httpx2.AsyncClient) -> None:
     assert decode_props((await client.get(PROPS_PATH)).content) == MESSAGES["props.json"]
 
