@@ -10,7 +10,6 @@ from urllib.parse import urlsplit
 
 import aiohttp
 import msgspec
-import pytest
 
 from tests.integration.service.conftest import RedisServer, Spawn, start_fake
 from tests.integration.service.wire import Gateway, words
@@ -99,11 +98,8 @@ async def test_a_second_signal_stops_at_once(session: aiohttp.ClientSession, spa
     assert worker.wait(3) == Exit.DRAIN_CUT
 
 
-@pytest.mark.parametrize("flag", ["--crash-after", "--garble-after"])
-async def test_a_crashed_engine_ends_every_call_in_stream(
-    session: aiohttp.ClientSession, spawn: Spawn, flag: str
-) -> None:
-    worker = spawn(*FAST, flag, "5")
+async def test_a_crashed_engine_ends_every_call_in_stream(session: aiohttp.ClientSession, spawn: Spawn) -> None:
+    worker = spawn(*FAST, "--crash-after", "5")
     gateway = Gateway(session, worker.address)
     async with gateway.connected() as heard:
         await gateway.submit(1)
@@ -113,6 +109,23 @@ async def test_a_crashed_engine_ends_every_call_in_stream(
     assert [end.failure.code for end in ends if isinstance(end, Failed)] == [FailureCode.INTERNAL] * 2
     assert worker.wait() == Exit.CRASHED
     assert "the engine failed" in worker.errors()
+
+
+async def test_what_no_engine_may_say_of_a_call_ends_that_call_and_not_the_worker(
+    session: aiohttp.ClientSession, spawn: Spawn
+) -> None:
+    worker = spawn(*FAST, "--garble-after", "5")
+    gateway = Gateway(session, worker.address)
+    async with gateway.connected() as heard:
+        for number in (1, 2):
+            await gateway.submit(number)
+            await heard.until_end(number)
+            end = heard.end(number)
+            assert isinstance(end, Failed)
+            assert end.failure.code is FailureCode.INTERNAL
+    worker.signal(signal.SIGTERM)
+    assert worker.wait() == Exit.OK
+    assert "can't be told on" in worker.errors()
 
 
 async def test_an_answer_that_fails_in_the_middle(session: aiohttp.ClientSession, spawn: Spawn) -> None:
