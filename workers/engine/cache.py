@@ -374,7 +374,7 @@ class PrefixCache:
                     start = end
                     yield
             start, last = self.index.held_by(id_), sequence.num_cells
-            while self._has_own(sequence, start, last):
+            while self._has_own(id_, sequence, start, last):
                 end = min(start + self._num_packed_at_once, last)
                 if not self._move_down([id_], start, end):
                     return
@@ -382,11 +382,11 @@ class PrefixCache:
                 yield
         self._most_used = self.num_used
 
-    def _has_own(self, sequence: Sequence, start: int, end: int) -> bool:
-        """Whether there are such cells, and no other may hold them or get to: the index does not know them."""
-        if self._live.get(sequence.id) is not sequence or sequence.shifted:
+    def _has_own(self, id_: int, sequence: Sequence, start: int, end: int) -> bool:
+        """Whether the call still has this id, and such cells that no other may hold or get to: the index lacks them."""
+        if self._live.get(id_) is not sequence or sequence.shifted:
             return False
-        return self.index.held_by(sequence.id) <= start < end <= sequence.num_cells
+        return self.index.held_by(id_) <= start < end <= sequence.num_cells
 
     def _move_down(self, holders: list[int], start: int, end: int) -> bool:
         """Return whether there was memory for it; else the cells stay where they are, which is slower and no more."""
