@@ -1,7 +1,7 @@
-"""Sees to it that every worker of a model has the adapters that are registered, and none that were taken away.
+"""Sees to it that every worker of a model has the adapters that are registered, and none that were removed.
 
-Workers that start later get them here, and workers that could not be asked in time. Where Redis has lost what was
-registered, it is registered again from what the workers have.
+Workers that start later, and workers that could not be asked in time, get their adapters here. Where Redis has lost the
+registrations, they are made again from what the workers have.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ log = logging.getLogger(__name__)
 
 LOOK_S = 1.0
 REST_S = 30.0
-"""How long a worker that could not take a file is left alone with it."""
+"""Seconds until what failed at a worker (loading, removing or listing adapters) is tried there again."""
 SETTLE_S = 2.0
-"""How long a worker is left alone with what it has done: its heartbeats are late to tell."""
+"""Seconds in which what a worker has just done is not asked of it again: its heartbeats tell of it late."""
 
 AT_ONCE = 16
 """Workers that are looked after at the same time."""
@@ -38,7 +38,7 @@ _USABLE = (AdapterState.LOADED, AdapterState.KNOWN)
 
 
 class AdapterKeeper:
-    """Runs beside the requests of a gateway. Telling a worker what it knows already changes nothing."""
+    """Compares workers with the registrations, and mends differences. Telling a worker what it knows does nothing."""
 
     def __init__(self, fleet: Fleet, inquiries: Inquiries, wishes: AdapterWishes) -> None:
         self._fleet = fleet
@@ -46,16 +46,16 @@ class AdapterKeeper:
         self._wishes = wishes
         self._hurry = asyncio.Event()
         self._resting: dict[tuple[str, str, str], float] = {}
-        """Boot id, adapter and its contents -> time.monotonic() until which nothing is tried."""
+        """(Boot id, adapter, SHA-256 to load or "" to remove or "adopt") -> time.monotonic() of the next try."""
         self._fixed: dict[str, frozenset[str]] = {}
-        """Boot id -> adapters of its settings, as far as they were asked for."""
+        """Boot id -> adapters from the worker's settings; no entry until the worker was asked for its adapters."""
 
     def hurry(self) -> None:
-        """Workers have come: look now."""
+        """Compare at once: the fleet has changed."""
         self._hurry.set()
 
     async def run(self) -> None:
-        """Looks until cancelled."""
+        """Compare and mend every LOOK_S seconds, and at once after `hurry`, until cancelled."""
         outage = Outage("adapters can't be looked after", "workers keep those that they have", "adapters are cared for")
         while True:
             self._hurry.clear()
@@ -92,13 +92,13 @@ class AdapterKeeper:
         return [name for name in names if name not in self._fixed_of(beat) and not self._rests(beat, name, "")]
 
     def _unknown(self, beat: Heartbeat) -> set[str]:
-        """Those that are neither registered nor taken away, nor known to be of its settings."""
+        """Return the worker's adapters that are neither registered nor removed, nor known to come from its settings."""
         known = self._wishes.records(beat.model).keys() | self._wishes.removed(beat.model) | self._fixed_of(beat)
         return {name for name in beat.adapters if name not in known and not self._rests(beat, name, "adopt")}
 
     async def _look_after(self, beat: Heartbeat, turns: asyncio.Semaphore) -> None:
         async with turns:
-            # As it is now: an adapter may be taken away while another one is loaded.
+            # The lists are made anew here: an adapter may be removed while another one is loaded.
             for record in self._lacking(beat):
                 await self._tried(beat, self._register(beat, record), f"does not take adapter {record.name}")
             for name in self._unwanted(beat):

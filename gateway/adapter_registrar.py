@@ -1,7 +1,7 @@
-"""Registers LoRA adapters for all workers of a model, or for none; and takes them away.
+"""Registers LoRA adapters with all workers of a model, or with none, and removes them.
 
-What is registered stands in Redis. Workers are told at once; those that can't be asked now, or start later, get it
-from `gateway.adapter_keeper`.
+Registrations are kept in Redis. Workers are told at once; those that can't be asked now, or start later, get them from
+`gateway.adapter_keeper`.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ AT_ONCE = 32
 """Workers that are asked at the same time."""
 
 SETTLE_S = 3.0
-"""How long an answer waits until the fleet's heartbeats tell of what was done."""
+"""Seconds that an answer waits, at most, until the workers' heartbeats show the change."""
 LOOK_S = 0.05
 
 MARGIN_S = 5.0
-"""More than a worker was asked to wait, until its answer is given up."""
+"""Seconds beyond the wait that a worker was asked for, after which its answer is given up."""
 
 T = TypeVar("T")
 
@@ -54,10 +54,10 @@ class AdapterRegistrar:
         return name in self._wishes.records(model) or any(name in beat.adapters for beat in beats)
 
     async def register(self, model: str, asked: LoadAdapter) -> AdapterRecord:
-        """Every worker that can be asked checks the file; then all are told to take it.
+        """Register an adapter: every worker that can be asked checks the file; then all are told to load it.
 
-        Raises NoWorker, Unavailable where none can be asked, StoreUnavailable, and what the first one that would not
-        take it says: nothing has changed then.
+        Raises NoWorker, Unavailable where no worker answers, StoreUnavailable, and the error of the first worker that
+        refuses the file: nothing has changed then.
         """
         beats = self._serving(model)
         record = await self._first(beats, model, asked)
@@ -69,7 +69,7 @@ class AdapterRegistrar:
         return record
 
     async def remove(self, model: str, name: str, wait_s: float) -> int:
-        """Takes an adapter away -> how many calls still used it after `wait_s`; none of them is ended.
+        """Remove an adapter and return how many calls still used it after `wait_s` seconds; none of them is ended.
 
         Raises InvalidRequest where a worker has it from its settings, and StoreUnavailable.
         """
@@ -87,7 +87,7 @@ class AdapterRegistrar:
         return sum(left)
 
     async def _first(self, beats: list[Heartbeat], model: str, asked: LoadAdapter) -> AdapterRecord:
-        """What the first worker that answers finds in the file."""
+        """Return the adapter's record, with the SHA-256 that the first worker that answers finds in the file."""
         for beat in beats:
             info = await self._checked(beat, replace(asked, check=True))
             if info is not None:
@@ -97,13 +97,13 @@ class AdapterRegistrar:
         raise Unavailable(f"No worker of `{model}` answered. Send the request again later.", retry_after_s=1.0)
 
     async def _checked(self, beat: Heartbeat, check: LoadAdapter) -> AdapterInfo | None:
-        """None: it can't be asked. Raises PaddockError where it would not take the file."""
+        """Return what a worker finds in the file; None if it can't be asked. Raises PaddockError if it refuses it."""
         try:
             return await self._inquiries.of_worker(beat, "POST", ADAPTERS_PATH, decode_info, check)
         except WorkerLost:
             return None
         except PaddockError as error:
-            # The worker's name for it is another one.
+            # The worker calls the parameter by another name.
             error.param = {"path": "lora_path", "name": "lora_name"}.get(error.param or "", error.param)
             error.message += f" (Worker {beat.worker} refuses it, so nothing is registered.)"
             raise
@@ -137,7 +137,7 @@ class AdapterRegistrar:
         return beats
 
     async def _settled(self, beats: list[Heartbeat], is_told: Callable[[Heartbeat], bool]) -> None:
-        """Returns when the fleet shows it of all of these; a fleet that is slow to tell is not waited for."""
+        """Return when the heartbeats of all these workers show the change, and after SETTLE_S at the latest."""
         boots = {beat.boot for beat in beats}
         model = beats[0].model if beats else ""
         deadline = time.monotonic() + SETTLE_S
@@ -148,7 +148,7 @@ class AdapterRegistrar:
 
 
 async def _of_all(beats: Iterable[Heartbeat], ask: Callable[[Heartbeat], Awaitable[T]]) -> list[T]:
-    """Every worker's answer, in order; the first exception ends the rest."""
+    """Return every worker's answer, in the order of `beats`; the first exception cancels the other questions."""
     turns = asyncio.Semaphore(AT_ONCE)
 
     async def one(beat: Heartbeat) -> T:

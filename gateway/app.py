@@ -82,7 +82,7 @@ from workers.tracing.tracer import OFF, Tracer
 LONGEST_CONTEXT = 1 << 20
 """Tokens that no model's context goes beyond."""
 LEAST_CALL_MEMORY = 160 << 20
-"""What requests may hold together, however small their bodies must be."""
+"""Bytes that all requests together may hold at least, however small `max_body_bytes` is."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +107,7 @@ class App:
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
-        """Everything that goes on in the background; a part that breaks ends the block."""
+        """Run the background parts while the block lasts; a part that fails ends the block."""
         start = Outage("not all of Redis can be read at the start", "serving what is known", "")
         for refresh in (self.fleet.refresh, self.wishes.refresh, self.key_store.refresh):
             with start.outlived():  # each goes on trying
@@ -134,8 +134,8 @@ class App:
                     task.cancel()
 
     async def drain(self, drain_s: float) -> bool:
-        """Take no new calls and wait for those under way; end them `drain_s` after the draining began. Whether none had
-        to be ended.
+        """Take no new calls, wait for those under way and end them `drain_s` seconds after the draining began.
+        Return whether none had to be ended.
         """
         self.pipeline.stop_taking()
         self.sockets.stop()
@@ -147,7 +147,7 @@ class App:
 
 
 LAST_WORDS_S = 2.5
-"""How long clients that are cut off get to read why."""
+"""Seconds that clients whose calls were cut off get to read why."""
 IDLE_POLL_S = 0.02
 
 
@@ -162,7 +162,7 @@ async def _within(timeout_s: float, done: Callable[[], bool]) -> bool:
 
 
 async def build(settings: GatewaySettings, redis: redis.asyncio.Redis, tracer: Tracer = OFF) -> App:
-    """Raises CatalogError, KeysInvalid, redis.RedisError, OSError (the state folder can't be written)."""
+    """Build a gateway. Raises CatalogError, KeysInvalid, RedisError, OSError (the state folder can't be written)."""
     own_secret = settings.gateway_secret or secret_file.made_once(settings.state_dir / secret_file.GATEWAY_SECRET)
     core = _core(settings, redis)
     router = Routes(_apps(settings, redis, core, own_secret))
@@ -192,7 +192,7 @@ async def build(settings: GatewaySettings, redis: redis.asyncio.Redis, tracer: T
 
 @dataclass(frozen=True, slots=True)
 class _Core:
-    """What carries calls, beneath the routes."""
+    """The parts beneath the routes, which know, place, relay and count calls."""
 
     metrics: Metrics
     unreadable: Unreadable
@@ -214,7 +214,7 @@ class _Core:
 
 
 def _core(settings: GatewaySettings, redis: redis.asyncio.Redis) -> _Core:
-    """Raises CatalogError."""
+    """Build the parts beneath the routes. Raises CatalogError."""
     gateway_id = settings.gateway_id or secrets.token_hex(6)
     names = Names(catalog_file.load(settings.catalog) if settings.catalog else None)
     callers = KnownCallers()
@@ -260,7 +260,7 @@ def _core(settings: GatewaySettings, redis: redis.asyncio.Redis) -> _Core:
 
 
 def _apps(settings: GatewaySettings, redis: redis.asyncio.Redis, core: _Core, own_secret: str) -> Mapping[str, ASGIApp]:
-    """Return what answers each route, named as in `gateway.api.routes`."""
+    """Return the ASGI app of each route, named as in `gateway.api.routes`."""
     keys, pipeline, fleet, inquiries = core.keys, core.pipeline, core.fleet, core.inquiries
     intake, model_wishes = _intake(settings, fleet, core.names), ModelWishes(redis)
     resumable = Resumable(core.recordings, core.metrics, settings.ping_interval_s)
@@ -325,7 +325,7 @@ def _intake(settings: GatewaySettings, fleet: Fleet, names: Names) -> Intake:
 async def _key_store(
     settings: GatewaySettings, redis: redis.asyncio.Redis, secret: str, keys: Keys, unreadable: Unreadable
 ) -> KeyStore:
-    """Raises KeysInvalid, redis.RedisError, OSError."""
+    """Return the store of API keys, with those of the settings. Raises KeysInvalid, redis.RedisError, OSError."""
     fixed = read_records(settings.api_keys)
     first = await first_key.settle(redis, secret, settings.api_key, settings.state_dir)
     # A preset key cannot be overruled by what stands in Redis.
@@ -333,14 +333,14 @@ async def _key_store(
 
 
 def longest_context(snapshot: FleetSnapshot, names: Names) -> int:
-    """Return the tokens of the longest context in the fleet; a bound for all while there is a model without workers."""
+    """Return the tokens of the longest context in the fleet; LONGEST_CONTEXT while any model has no workers."""
     if not all(snapshot.workers.get(model) for model in names.models | snapshot.models):
         return LONGEST_CONTEXT
     return max((beat.n_ctx for beat in _beats(snapshot)), default=LONGEST_CONTEXT)
 
 
 def _is_leaving(attendance: Attendance, pipeline: Pipeline) -> bool:
-    """Nobody new is to be sent to this gateway."""
+    """Return True if no new callers are to be sent to this gateway."""
     return attendance.draining or pipeline.stopping
 
 

@@ -1,9 +1,9 @@
-"""What becomes of one call until its answer begins: which model of its chain, on which workers, and whether again.
+"""The dispatcher of calls until their answers begin: it chooses the model of the chain, waits for slots and retries.
 
 await attempts.begin(call, trail, request)        once per call
 await attempts.slot(tries, held)                  a slot, of a fallback where the model has none in time
 attempts.begun(tries, boot), .ended(boot, end)    the answer has begun, is over
-attempts.failed(tries, boot, failure)             it has not begun: raises, unless it is worth another slot
+attempts.failed(tries, boot, failure)             it has not begun: raises, unless it may be retried in another slot
 attempts.over(tries)                              once per call
 """
 
@@ -52,27 +52,27 @@ log = logging.getLogger(__name__)
 
 MAX_ATTEMPTS = 4
 MAX_LOST = 2
-"""Workers that may be lost under one call before it is given up: it may be what ends them."""
+"""Workers that may be lost under one call before it is given up: the call may be what ends them."""
 LOOK_AGAIN_S = 0.05
 LOOK_AROUND_S = 0.25
-"""How often a call in line looks whether its model still has workers, where another model could stand in."""
+"""Seconds between two looks of a call in line at whether its model still has workers, where it has fallbacks."""
 TIMER_S = 0.05
-"""By so much a timer may be early."""
+"""Seconds by which a timer may be early."""
 ADAPTERS_S = 10.0
-"""How long a call waits for an adapter that is registered and that no worker has; then a worker says what is wrong."""
+"""Seconds that a call waits for an adapter that is registered but on no worker; then a worker says what is wrong."""
 BLAMED = frozenset({FailureCode.INTERNAL, FailureCode.WORKER_LOST, FailureCode.OUT_OF_MEMORY, FailureCode.UNAVAILABLE})
-"""Failures that are the worker's own: enough of them in a row, and all calls leave it alone."""
+"""Failures that are the worker's own: enough of them in a row open its circuit, and all calls avoid it."""
 INLINE_HELD_BYTES = 1 << 20
-"""Of a decoded body: the heads of 3,000 messages, or of a hundred tools, take a millisecond or more."""
+"""Bytes of a decoded body that are hashed on the event loop: 3,000 messages, or a hundred tools, take a ms or more."""
 UNPAID = frozenset({FailureCode.DRAINING, FailureCode.OUT_OF_MEMORY})
-"""A worker that takes its leave, or has no memory, says so to each call once and at once: no retry that makes trouble
-worse."""
+"""Failures whose retry is not charged to the retry budget: a worker that drains or has no memory refuses each call
+once and at once, so a retry makes no trouble worse."""
 UNSUITED = frozenset({FailureCode.CONTEXT_OVERFLOW, FailureCode.UNSUPPORTED})
-"""What one model refuses and another may take."""
+"""Failures of a request at one model that another model may accept."""
 
 
 class Attempts:
-    """Of one gateway."""
+    """The dispatcher of one gateway."""
 
     def __init__(
         self,
@@ -98,14 +98,14 @@ class Attempts:
         self._start_s = start_s
         self._budget = RetryBudget(retry_share)
         self.circuits = Circuits()
-        """By time.monotonic()."""
+        """The circuits of the workers; their times are of time.monotonic()."""
         self._hashing = TeamTurns()
-        """At the heads of long prompts."""
+        """The teams' turns at hashing the prefixes of long prompts."""
         self._aside: dict[Tries, float] = {}
-        """Calls that wait for a worker that would do, before they get into line -> since when, time.monotonic()."""
+        """Calls that wait for a suitable worker before they get into line -> time.monotonic() when they began to."""
 
     async def begin(self, call: Call, trail: Trail, asked: GenerateRequest) -> Tries:
-        """`over` has to be told of its end. Raises InvalidRequest, PermissionDenied for adapters."""
+        """Return the state of a call; tell `over` of its end. Raises InvalidRequest, PermissionDenied for adapters."""
         tries = Tries(call, trail, asked, request=self._adapted(call, asked))
         if trail.held_bytes <= INLINE_HELD_BYTES and chars_of(tries.request) <= INLINE_CHARS:
             tries.ask = self._ask_of(tries)
@@ -121,7 +121,7 @@ class Attempts:
         return Tries(call, trail, None, ask=ask_of_pooled(asked))
 
     async def slot(self, tries: Tries, held: AsyncExitStack) -> Lease:
-        """A slot, which `held` gives back, of the first model of the call's chain that has one in time.
+        """Wait for a slot of the first model of the call's chain that has one in time; `held` gives the slot back.
 
         Raises PaddockError where none has.
         """
@@ -153,7 +153,7 @@ class Attempts:
         return next((beat.fingerprint for beat in beats if beat.worker == worker), "")
 
     async def _one_slot(self, tries: Tries, held: AsyncExitStack) -> Lease | None:
-        """Of the model that the call is with; None as `_waited`. Raises QueueFull, QueueTimeout, NotSupported."""
+        """Return a slot of the call's model; None as `_waited` does. Raises QueueFull, QueueTimeout, NotSupported."""
         with _waiting(tries.trail):
             avoid = await self._set_aside(tries)
         priority, standing = tries.request.priority, tries.trail.standing
@@ -176,14 +176,14 @@ class Attempts:
         self.circuits.complete(boot, time.monotonic())
 
     def ended(self, boot: str, end: Finished | Failed | None) -> None:
-        """`end`: the last event of an answer that had begun; None where its caller did not wait for it."""
+        """Note how a begun answer ended. `end`: its last event; None where its caller did not wait for it."""
         if isinstance(end, Finished):
             self.complete(boot)
         elif isinstance(end, Failed) and end.failure.code in BLAMED:
             self._blame(boot)
 
     def failed(self, tries: Tries, boot: str, failure: Failure) -> None:
-        """Raises PaddockError where another worker would not help, or enough have been tried."""
+        """Prepare a retry. Raises PaddockError where another worker would not help, or enough have been tried."""
         tries.with_boot = ""
         model, code = tries.call.model, failure.code
         tries.attempt.over(code.value)
@@ -211,8 +211,8 @@ class Attempts:
         self._wait_anew(tries)  # losing a worker is not the caller's fault
 
     def _fits_elsewhere(self, tries: Tries, failure: Failure) -> bool:
-        """Whether another worker of the model has the context for a prompt that is too long for the one that counted
-        it: one that found less memory at its start has less. The call leaves those alone that are too small.
+        """Return whether another worker of the model has the context for a prompt that was too long for the one that
+        counted it: one that found less memory at its start has less. The call avoids those that are too small.
         """
         if not failure.num_prompt_tokens or tries.trail.attempts >= MAX_ATTEMPTS:
             return False
@@ -224,19 +224,19 @@ class Attempts:
         return True
 
     def over(self, tries: Tries) -> None:
-        """The call is over, however it ended."""
+        """Note that the call is over, however it ended."""
         self._metrics.in_flight.inc(tries.call.model, by=-1.0)
         self.circuits.leaves(tries)
         if tries.with_boot and time.monotonic() >= tries.call.deadline - TIMER_S:
             self._blame(tries.with_boot)  # it had all the time that there was, and has not begun
 
     def reachable(self, model: str) -> list[Heartbeat]:
-        """By id: the order in which slots are numbered over a model's workers."""
+        """Return the model's workers that are connected, by id: the order in which slots are numbered over them."""
         beats = self._fleet.snapshot.workers.get(model, ())
         return [beat for beat in beats if not self._connections.is_lost(beat.boot)]
 
     def left_alone(self) -> dict[str, int]:
-        """Model -> how many of its workers calls leave alone now."""
+        """Return how many workers of each model calls avoid now."""
         states = self.circuits.states(time.monotonic())
         return {
             model: sum(beat.boot in states and states[beat.boot].state != "closed" for beat in beats)
@@ -244,7 +244,7 @@ class Attempts:
         }
 
     def set_aside(self) -> dict[str, tuple[int, float]]:
-        """Model -> how many calls wait for a worker that would do, and for how many seconds the first of them has."""
+        """Return for each model how many calls wait for a suitable worker, and the first one's wait in seconds."""
         now = time.monotonic()
         found: dict[str, tuple[int, float]] = {}
         for tries, since in self._aside.items():
@@ -266,7 +266,7 @@ class Attempts:
     async def _waited(
         self, tries: Tries, held: AsyncExitStack, slot: AbstractAsyncContextManager[Lease]
     ) -> Lease | None:
-        """None: while the call was in line its model has lost the last worker that would do, and another has one."""
+        """Wait for the slot; None: meanwhile the model lost its last suitable worker, and a fallback has one."""
         if not tries.call.fallbacks:
             return await held.enter_async_context(slot)
         try:
@@ -283,7 +283,7 @@ class Attempts:
         return not self._outlook(tries, tries.call.model).ready and any(ready)
 
     def _settle(self, tries: Tries) -> None:
-        """On to the first model of the chain that would do, if it is another one. None would: it waits for this one."""
+        """Move the call to the best model of its chain, if that is another one. If none is ready, it waits here."""
         call = tries.call
         if not call.fallbacks:
             return
@@ -295,7 +295,7 @@ class Attempts:
                 self._wait_anew(tries)  # it may have waited for a first worker
 
     def _fall_back(self, tries: Tries, reason: Reason, error: PaddockError) -> None:
-        """On to a model that stands in for this one. Raises `error`, or what was wrong with the first, if none does."""
+        """Move the call to a fallback model. Raises `error`, or that of the first model, if none is ready."""
         tries.told = tries.told or error
         if reason is Reason.QUEUE_TIMEOUT:
             self._wait_anew(tries)
@@ -319,7 +319,7 @@ class Attempts:
             self._adapt(tries, replace_struct(tries.asked, slot=ANY))
 
     def _adapt(self, tries: Tries, asked: GenerateRequest) -> None:
-        """What the next model is asked, and how it is placed there: heads differ by adapters alone."""
+        """Set the next model's request and its placement; prefix hashes are made anew only where adapters differ."""
         had_adapters = bool(tries.request.adapters)
         tries.request = self._adapted(tries.call, asked)
         if had_adapters or tries.request.adapters:
@@ -328,12 +328,12 @@ class Attempts:
             tries.ask = replace(tries.ask, slot=asked.slot)
 
     def _ask_of(self, tries: Tries) -> Ask:
-        """Return what placing the call needs to know of it."""
+        """Return the placement request of the call."""
         hashes = self._fleet.snapshot.contents.get(tries.call.model, {})
         return ask_of(tries.request, tries.call.principal.team, hashes)
 
     async def _ask_of_long(self, tries: Tries) -> Ask:
-        """Return the same of a long prompt, whose heads are hashed on a thread, the teams taking turns."""
+        """Return the placement request of a long prompt. Its prefixes are hashed on a thread, teams taking turns."""
         team = tries.call.principal.team
         await self._hashing.take(team)
         try:
@@ -362,7 +362,7 @@ class Attempts:
         return True
 
     def _bad(self, tries: Tries, beats: Iterable[Heartbeat], now: float, *, going: bool = True) -> frozenset[str]:
-        """Workers to be left out. A call that is `going` takes one that all leave alone where nobody else is there."""
+        """Return the workers to avoid. A call that is `going` takes one with an open circuit if there is no other."""
         if not tries.resting and not self._connections.any_lost and self.circuits.all_new:
             return frozenset()  # as nearly always, and there may be a thousand workers
         beats = tuple(beats)
@@ -375,12 +375,12 @@ class Attempts:
         return frozenset(out if going and len(out | alone) == len(beats) else out | alone)
 
     def _bad_now(self, tries: Tries) -> frozenset[str]:
-        """Of a call that waits: workers recover, and are replaced."""
+        """Return the workers that a waiting call avoids now: workers recover, and are replaced."""
         beats = self._fleet.snapshot.workers.get(tries.call.model, ())
         return self._bad(tries, beats, time.monotonic(), going=False)
 
     async def _set_aside(self, tries: Tries) -> frozenset[str]:
-        """`_avoided`, counted while it takes its time."""
+        """Return what `_avoided` does, and count the call as set aside while that waits."""
         self._aside[tries] = time.monotonic()
         try:
             return await self._avoided(tries)
@@ -388,7 +388,7 @@ class Attempts:
             del self._aside[tries]
 
     async def _avoided(self, tries: Tries) -> frozenset[str]:
-        """Workers that would not do; while there are no others, waits for one to recover or to be replaced."""
+        """Return the workers to avoid; while that is all of them, wait for one to recover or to be replaced."""
         call = tries.call
         if tries.ask.adapters:
             await self._arrived(tries, tries.ask.adapters)
@@ -404,7 +404,7 @@ class Attempts:
             await asyncio.sleep(LOOK_AGAIN_S)
 
     async def _arrived(self, tries: Tries, adapters: frozenset[str]) -> None:
-        """Returns when a worker has these: those that have just started get what is registered in a moment."""
+        """Return when a worker has these adapters, or after ADAPTERS_S: new workers get registered ones in a moment."""
         call = tries.call
         until = min(call.queue_deadline, time.monotonic() + ADAPTERS_S)
         while time.monotonic() < until:
@@ -415,8 +415,8 @@ class Attempts:
             await asyncio.sleep(LOOK_AGAIN_S)
 
     async def _look_closer(self, tries: Tries, lease: Lease) -> None:
-        """What could not be known of a model while it had no worker. Raises NotSupported where it does other work;
-        returns when the worker has the adapters, or says itself what is wrong.
+        """Check what could not be known of a model without workers. Raises NotSupported if it does other work. Returns
+        when the worker has the adapters, or after ADAPTERS_S: then it says itself what is wrong.
         """
         until = time.monotonic() + ADAPTERS_S
         while beat := self._beat_of(tries.call.model, lease.boot):
@@ -433,7 +433,7 @@ class Attempts:
 
 @contextmanager
 def _watch(found: Callable[[], bool], then: Callable[[], None]) -> Iterator[None]:
-    """Looks now and then, and does it when it has found it; not after the block."""
+    """Call `then` once `found` returns True, which is asked every LOOK_AROUND_S seconds while the block lasts."""
     loop = asyncio.get_running_loop()
     timers: list[asyncio.TimerHandle] = []
 
@@ -452,7 +452,7 @@ def _watch(found: Callable[[], bool], then: Callable[[], None]) -> Iterator[None
 
 @contextmanager
 def _waiting(trail: Trail) -> Iterator[None]:
-    """However the wait ends, its caller has waited."""
+    """Add the time of the block to the call's `queue_ms`, however it ends."""
     began = time.monotonic()
     try:
         yield
@@ -461,7 +461,7 @@ def _waiting(trail: Trail) -> Iterator[None]:
 
 
 def _patience_s(call: Call) -> float:
-    """How long its caller waits for a slot."""
+    """Return how many seconds the caller still waits for a slot."""
     left_s = call.queue_deadline - time.monotonic()
     return min(left_s, call.begin_by - time.time()) if call.begin_by else left_s
 

@@ -1,4 +1,4 @@
-"""Who asks, beside what is asked (`workers.protocol.requests.GenerateRequest`) and what comes back (`...events`)."""
+"""The caller and the deadlines of a request; `workers.protocol.requests` has what is asked, `...events` the answer."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from workers.protocol.heartbeat import WorkerKind
 
 @dataclass(frozen=True, slots=True)
 class CallBounds:
-    """What each call of a key may ask for."""
+    """The limits of a key for each of its calls."""
 
     min_priority: int = 0
     """The most urgent priority; the lower number is the more urgent one."""
     max_tokens: int | None = None
-    """Of an answer; None: as many as the model's context has room for."""
+    """Most tokens of an answer; None: as many as the model's context has room for."""
     answer_timeout_s: float | None = None
-    """From an answer's first token to its end; None: as long as any."""
+    """Most seconds from an answer's first token to its end; None: as the gateway's settings have it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +28,7 @@ class Principal:
     aliases: frozenset[str] | None
     admin: bool
     weight: float = 1.0
-    """Share of its team, beside those of other teams, where calls wait."""
+    """Share of its team, beside those of other teams, while calls wait."""
     bounds: CallBounds = CallBounds()
 
     def may_use(self, alias: str) -> bool:
@@ -52,13 +52,13 @@ class Call:
     queue_deadline: float
     """time.monotonic() after which the call stops waiting for a slot."""
     start_deadline: float = 0.0
-    """The same where its model has no worker; when one has come, it waits for a slot. 0: as `queue_deadline`."""
+    """time.monotonic() until which it waits for its model's first worker (then for a slot); 0: as `queue_deadline`."""
     begin_by: float = 0.0
     """Unix time by which the caller would like the answer to have begun; 0: it did not say."""
     adapter: str = ""
     """The LoRA adapter that was called by its name."""
     kind: WorkerKind | None = None
-    """What the model is to do; None: what any model can."""
+    """The work that the model must be able to do; None: what any model can."""
     fallbacks: tuple[str, ...] = ()
     """Pools that stand in for `model`, in this order, until the answer has begun."""
     meant_for: str = ""
@@ -69,7 +69,7 @@ class Call:
     """Nobody waits for the answer: it may stay in line until its deadline."""
 
     def waiting(self, now: float, *, queue_s: float, start_s: float) -> Call:
-        """From now on it waits so long: for a slot, for a first worker; never beyond its end."""
+        """Return the call with new waits from `now` on: for a slot, for a first worker; never beyond its deadline."""
         if self.unhurried:
             return replace(self, queue_deadline=self.deadline, start_deadline=self.deadline)
         queue_deadline, start_deadline = min(self.deadline, now + queue_s), min(self.deadline, now + start_s)

@@ -26,43 +26,43 @@ Ctrl-C stops an answer. A line that begins with a space is sent as it is."""
 
 
 class ChatUnusable(ValueError):
-    """What was asked for can't be done; the message is for a person."""
+    """A request that can't be fulfilled; the message is for a person."""
 
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """Of an answer, as it comes."""
+    """A piece of a streamed answer."""
 
     text: str
     is_thought: bool
 
 
 class Conversation:
-    """Turns with one model. `parameters` are of `chat.completions.create`."""
+    """The turns with one model. `parameters` are those of `chat.completions.create`."""
 
     def __init__(self, client: Client, model: str | None, system: str | None, parameters: Mapping[str, Any]) -> None:
-        """Asks which models there are. Raises ClientError, ChatUnusable."""
+        """Ask the server which models there are. Raises ClientError, ChatUnusable."""
         self.system = system
         self.timings: Timings | None = None
-        """Of the last answer that ended."""
+        """The timings of the last answer that ended."""
         self._client = client
         self._parameters = parameters
         self._turns: list[Message] = []
         self.model = self._chosen(model)
 
     def models(self) -> tuple[Model, ...]:
-        """Those that are served. Raises ClientError."""
+        """Return the models that are served. Raises ClientError."""
         return self._client.models.list()
 
     def use(self, model: str) -> None:
-        """Raises ClientError, ChatUnusable."""
+        """Change to another model. Raises ClientError, ChatUnusable."""
         self.model = self._chosen(model)
 
     def clear(self) -> None:
         self._turns.clear()
 
     def say(self, text: str) -> Generator[Piece]:
-        """The answer in pieces. Both turns are kept when it ends or is left; neither when it fails with ClientError."""
+        """Yield the answer in pieces. Both turns are kept when it ends or is left; none when it fails (ClientError)."""
         self.timings = None
         said: list[str] = []
         turns = [*self._turns, Message("user", text)]
@@ -98,7 +98,7 @@ class Conversation:
 
 
 def _talks(model: Model) -> bool:
-    """One that makes vectors or ranks does not."""
+    """Return whether a model writes text: one that makes vectors or ranks does not."""
     return model.architecture is None or "text" in model.architecture.output_modalities
 
 
@@ -121,7 +121,7 @@ class Terminal:
             self._show(pieces)
 
     def talk(self, conversation: Conversation, address: str) -> None:
-        """Until the person leaves."""
+        """Read and answer lines until the person leaves."""
         with suppress(ImportError):
             import_module("readline")  # gives `input` a history and a line to edit
         self._note(f"{conversation.model} at {address}. /help lists what can be typed, Ctrl-D leaves.")
@@ -133,7 +133,7 @@ class Terminal:
                 self._turn(conversation, line.strip())
 
     def _line(self) -> str | None:
-        """None when the person leaves."""
+        """Return the next line; None when the person leaves."""
         while True:
             try:
                 return input("> ")
@@ -176,7 +176,7 @@ class Terminal:
             self._write("\n")
 
     def _command(self, conversation: Conversation, line: str) -> bool:
-        """False to leave."""
+        """Carry out a command; return False to leave."""
         name, _, rest = line.partition(" ")
         actions: dict[str, Callable[[Conversation, str], None]] = {
             "/help": lambda _, __: self._note(HELP),

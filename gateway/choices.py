@@ -1,4 +1,4 @@
-"""Several answers to one request, generated beside each other: each takes the whole corridor by itself.
+"""Several answers to one request, generated beside each other: each is placed and retried by itself.
 
 Answers to one prompt share its prefill where they meet on a worker (docs/engine.md).
 """
@@ -28,7 +28,7 @@ MAX_BESIDE = 32
 
 LONG_CHARS = 256 << 10
 LONG_PACE_S = 0.05
-"""Prompts that long are hashed and encoded for each answer: the answers to one begin so long after each other."""
+"""Prompts over LONG_CHARS are hashed and encoded for each answer, so the answers to one begin LONG_PACE_S apart."""
 
 
 class Choices(Protocol):
@@ -36,7 +36,7 @@ class Choices(Protocol):
 
     @property
     def ended(self) -> bool:
-        """All of them have."""
+        """Whether all answers have ended."""
         ...
 
     @property
@@ -50,7 +50,7 @@ class Choices(Protocol):
         ...
 
     async def take(self) -> list[CallEvent]:
-        """More events of one answer, at least one; waits for them."""
+        """Wait for more events of one answer, and return them: at least one."""
         ...
 
 
@@ -58,12 +58,12 @@ class Choices(Protocol):
 async def choices(
     pipeline: Pipeline, call: Call, requests: Sequence[GenerateRequest], trail: Trail
 ) -> AsyncIterator[Choices]:
-    """Entered when the first of the answers has begun; leaving it cancels what is left.
+    """Start the answers; the block begins when the first of them has, and leaving it cancels what is left.
 
     Raises PaddockError, as `Pipeline.answer`; where one of several fails, none is complete.
     """
-    # A task group's frame knows the error that it raises, and the error the frame, and so all requests: a hundred of
-    # them, left many times, were 200,000 objects for the collector of cycles. Here their tracebacks end.
+    # A task group's frame refers to the error that it raises, and the error to the frame, and so to all requests: a
+    # hundred of them, left many times, were 200,000 objects for the collector of cycles. So tracebacks are cut here.
     if len(requests) == 1:
         async with pipeline.answer(call, requests[0], trail) as answer:
             yield answer
@@ -76,7 +76,7 @@ async def choices(
     try:
         async with asyncio.TaskGroup() as tasks:
             for number, request in enumerate(requests):
-                # Of all answers to a prompt only the first goes through it, each in a turn of the loop of its own.
+                # Each prompt is measured once, for all of its answers; the event loop gets a turn between two prompts.
                 prompt = (id(request.prompt), id(request.messages), id(request.infill))
                 if number and prompt not in is_long:
                     is_long[prompt] = chars_of(request) > LONG_CHARS
@@ -105,11 +105,11 @@ async def choices(
 
 
 class Merged:
-    """What comes from several answers, in the order in which it comes. Slow readers hold the branches up."""
+    """Merges the events of several answers in the order in which they come. A slow reader holds the answers up."""
 
     def __init__(self, number: int) -> None:
         self.begun = asyncio.Event()
-        """One of them has."""
+        """Set when one of the answers has begun."""
         self.choice = 0
         self.end: Finished | Failed | None = None
         self._num_left = number
@@ -130,8 +130,8 @@ class Merged:
     async def follow(
         self, number: int, pipeline: Pipeline, call: Call, request: GenerateRequest, trail: Trail, wait_s: float
     ) -> None:
-        """Hands on one answer's events; begins after `wait_s`. Raises PaddockError."""
-        # The caller is told where the first of them stands.
+        """Pass on one answer's events; it begins after `wait_s` seconds. Raises PaddockError."""
+        # The caller is told the queue position of the first answer.
         own = replace(trail, standing=trail.standing if number == 0 else Standing())
         if wait_s:
             await asyncio.sleep(wait_s)
@@ -154,7 +154,7 @@ class Merged:
 
 
 def _in_turn(call: Call, number: int) -> Call:
-    """Those that had to wait for the first ones wait for a slot as long as these could."""
+    """Return the call of answer `number`: those that waited for earlier ones may wait for a slot as long as these."""
     if number < MAX_BESIDE:
         return call
     began = call.received_at
@@ -178,7 +178,7 @@ def first_of(group: BaseExceptionGroup[PaddockError]) -> PaddockError:
 
 
 def usage_of(ends: Sequence[Finished], num_prompts: int) -> Usage:
-    """Of all answers together; `ends` in the order of the requests, as many of them to each of the prompts.
+    """Return the usage of all answers together; `ends` in the order of the requests, equally many for each prompt.
 
     A prompt counts once, however many answers there are to it.
     """
@@ -192,7 +192,7 @@ def usage_of(ends: Sequence[Finished], num_prompts: int) -> Usage:
 
 
 def _note_first(trail: Trail, own: Trail) -> None:
-    """The request is shown with the worker of its first answer."""
+    """Show the request with the worker and the times of its first answer."""
     trail.model, trail.worker, trail.slot, trail.attempts = own.model, own.worker, own.slot, own.attempts
     trail.queue_ms, trail.failed_ms, trail.submitted_at = own.queue_ms, own.failed_ms, own.submitted_at
     trail.placement, trail.priority, trail.fingerprint = own.placement, own.priority, own.fingerprint

@@ -80,7 +80,7 @@ def schema_text() -> str:
 
 
 def _clean(node: Any) -> Any:
-    """The same with docstrings at the margin: Python 3.13 takes their indentation away, older ones keep it."""
+    """Return the schema with docstrings at the margin: Python 3.13 removes their indentation, older ones keep it."""
     if isinstance(node, dict):
         return {name: _clean(value) for name, value in node.items()}
     if isinstance(node, list):

@@ -47,7 +47,7 @@ from __future__ import annotations
 
 MAX_MESSAGE_CHARS = 4096
 MAX_PARAM_CHARS = 512
-"""What is longer repeats what a caller sent, which may be megabytes."""
+"""Most characters of a message, and of a `param`: longer ones repeat what a caller sent, which may be megabytes."""
 
 
 class PaddockError(Exception):
@@ -70,7 +70,7 @@ class InternalError(PaddockError):
 
     @classmethod
     def logged(cls, request_id: str) -> InternalError:
-        """What a caller is told of an error that nobody expected."""
+        """Return the error that a caller is told where nobody expected one."""
         return cls(f"Something broke in the gateway; its log has request {request_id}.")
 
 
@@ -86,12 +86,12 @@ class ContextOverflow(InvalidRequest):
         "This model's maximum context length is {n_ctx} tokens, answer included. However, your prompt is too long: it "
         "resulted in {n_prompt_tokens} tokens, which exceeds the context window"
     )
-    """Almost OpenAI's: litellm knows by "maximum context length" what it is about, LangChain by "prompt is too long".
-    Dialects with other words have theirs.
+    """OpenAI's words, almost: litellm recognises the error by "maximum context length", LangChain by "prompt is too
+    long". Dialects with other words bring their own.
     """
 
     def __init__(self, remedy: str, *, param: str | None = None, num_prompt_tokens: int = 0, n_ctx: int = 0) -> None:
-        """`remedy`: all but the numbers; the whole message where both are 0, which is: not known."""
+        """`remedy`: all but the numbers; it is the whole message where both numbers are 0, which means not known."""
         self.remedy = _short(remedy, MAX_MESSAGE_CHARS)
         self.num_prompt_tokens = num_prompt_tokens
         self.n_ctx = n_ctx
@@ -132,7 +132,7 @@ class BodyTooSlow(InvalidRequest):
 
 
 class PreviousNotFound(InvalidRequest):
-    """As OpenAI says it of a response to go on from, which is not a thing that was asked for."""
+    """The response to go on from does not exist. As with OpenAI it is a 400: it is not what was asked for."""
 
     code = "previous_response_not_found"
 
@@ -191,7 +191,7 @@ class MethodNotAllowed(PaddockError):
 
 
 class Superseded(PaddockError):
-    """The caller itself has asked for something newer in its place: nothing to send again."""
+    """The caller itself has asked for something newer in place of this request: it need not be sent again."""
 
     status = 409
     type = "invalid_request_error"
@@ -199,7 +199,7 @@ class Superseded(PaddockError):
 
 
 class NotSupported(PaddockError):
-    """What is asked can be had elsewhere: no model here, or not the one that is named, does it."""
+    """No model here, or not the one that is named, can do what is asked; it can be had elsewhere."""
 
     status = 501
     type = "not_supported_error"
@@ -213,19 +213,19 @@ class QueueFull(PaddockError):
 
 
 class TooManyStreams(QueueFull):
-    """Of a team: streams that go on without their connection."""
+    """A team has too many streams that go on without their connection."""
 
     code = "too_many_streams"
 
 
 class TooManyRequests(QueueFull):
-    """Of a key: requests under way. Of a stream, or a team: who reads it again."""
+    """A key has too many requests under way, or a stream or a team has too many readers that resume it."""
 
     code = "too_many_requests"
 
 
 class TooManySockets(QueueFull):
-    """Of a key: WebSockets that are open."""
+    """A key has too many open WebSockets."""
 
     code = "too_many_sockets"
 
@@ -257,25 +257,25 @@ class RequestTimeout(Unavailable):
 
 
 class NoWorker(Unavailable):
-    """To a question that is not held until a worker is there: a model at zero is no failure."""
+    """The model has no worker, and this question does not wait for one: a model at zero workers is no failure."""
 
     code = "no_worker"
 
 
 class Unsuited(Unavailable):
-    """Its model has no place, and one that stands in can't take what was asked."""
+    """The call's model has no slot, and one that stands in for it can't take the request."""
 
     code = "unsuited"
 
 
 class SlotsBusy(Unavailable):
-    """To a caller who asked not to wait for one."""
+    """Every slot is busy, and the caller asked not to wait for one."""
 
     code = "busy"
 
 
 class StorageFull(Unavailable):
-    """Of a team: what it may keep."""
+    """The request does not fit into what its team may store."""
 
     code = "storage_full"
 
@@ -291,7 +291,7 @@ class MemoryFull(Unavailable):
 
 
 class OutOfMemory(Unavailable):
-    """Of every worker that was asked."""
+    """Every worker that was asked is out of memory."""
 
     code = "out_of_memory"
 

@@ -1,4 +1,4 @@
-"""What this gateway sees, for its metrics: the fleet and the line at a scrape, who comes and goes, how late it is."""
+"""Sets this gateway's gauges: the fleet and the line at a scrape, workers that come and go, the event loop's lag."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class Fleet(Protocol):
 
 
 class Places(Protocol):
-    """What is needed of admission, each by model and of this gateway's own calls."""
+    """The part of admission that the gauges show, each by model and of this gateway's own calls."""
 
     def waiting(self, model: str) -> int: ...
     def in_flight(self, model: str) -> int: ...
@@ -27,7 +27,7 @@ class Places(Protocol):
 
     @property
     def models(self) -> Iterable[str]:
-        """With anything waiting or held."""
+        """Models with calls that wait or hold a lease."""
         ...
 
     @property
@@ -38,10 +38,10 @@ class Places(Protocol):
 
 
 class Aside(Protocol):
-    """Calls that wait without being in line, and workers that are left alone."""
+    """The part of the dispatcher that the gauges show: calls that wait outside the line, workers that calls avoid."""
 
     def set_aside(self) -> Mapping[str, tuple[int, float]]:
-        """Model -> how many calls, and how long the first of them has waited, in seconds."""
+        """Return for each model how many calls wait, and how many seconds the first of them has waited."""
         ...
 
     def left_alone(self) -> Mapping[str, int]: ...
@@ -60,7 +60,7 @@ class Sockets(Protocol):
 
 
 class Sight:
-    """Some milliseconds per look for a fleet of a thousand workers, on the event loop."""
+    """Collects the gauges. A `look` takes some milliseconds of the event loop for a fleet of a thousand workers."""
 
     def __init__(
         self,
@@ -83,7 +83,7 @@ class Sight:
         self._connections: Connections | None = None
 
     def follow(self, connections: Connections) -> None:
-        """Show those of the server, which is made later."""
+        """Show the connections of the server, which is made later."""
         self._connections = connections
         connections.on_beyond = self._metrics.beyond.inc
 
@@ -118,7 +118,7 @@ class Sight:
             num_aside, aside_s = aside.get(model, (0, 0.0))
             length[model] = self._places.waiting(model) + num_aside
             oldest[model] = max(waits.get(model, 0.0), aside_s)
-            # Nobody knows when the first worker will be there: at least what it has taken so far.
+            # Nobody knows when the first worker will be there: the wait is at least what it has been so far.
             predicted[model] = self._places.predicted_wait_s(model) if model in served else oldest[model]
         now = self._metrics.now
         now.queue_length.replace(length)

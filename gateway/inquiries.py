@@ -31,7 +31,7 @@ class Inquiries:
         self._relay = relay
 
     def workers(self, model: str) -> list[Heartbeat]:
-        """Those that can be asked, by id: the order in which slots are numbered over a model's workers."""
+        """Return the workers that can be asked, by id: the order in which slots are numbered over a model's workers."""
         beats = self._fleet.snapshot.workers.get(model, ())
         return sorted((beat for beat in beats if not self._relay.is_lost(beat.boot)), key=lambda beat: beat.worker)
 
@@ -43,8 +43,8 @@ class Inquiries:
         decode: Callable[[bytes], ReplyT],
         message: msgspec.Struct | None = None,
     ) -> ReplyT:
-        """Asks the least busy worker, and the next one where that can't be reached or takes nothing at the moment. A
-        worker that was lost over the question may have ended of it: no other one is asked then. Raises PaddockError.
+        """Ask the least busy worker, and the next one where that can't be reached or takes nothing at the moment. If a
+        worker is lost during the question, it may have died of it: no other one is asked then. Raises PaddockError.
         """
         failure: Failure | None = None
         for beat in sorted(self.workers(model), key=lambda beat: beat.slots_busy / max(1, beat.slots))[:MAX_TRIES]:
@@ -73,7 +73,7 @@ class Inquiries:
         message: msgspec.Struct | None = None,
         timeout_s: float = ASK_TIMEOUT_S,
     ) -> ReplyT:
-        """Raises PaddockError."""
+        """Ask one worker. Raises PaddockError."""
         try:
             return await self._relay.ask(_place(beat), method, path, message, decode, timeout_s)
         except CallFailed as failed:
@@ -87,7 +87,7 @@ class Inquiries:
         decode: Callable[[bytes], ReplyT],
         message: msgspec.Struct | None = None,
     ) -> list[tuple[Heartbeat, ReplyT]]:
-        """Every worker's answer, in the order of `workers`. Raises PaddockError where one does not answer."""
+        """Return every worker's answer, in the order of `workers`. Raises PaddockError where one does not answer."""
         beats = self.workers(model)
         if not beats:
             raise no_worker(model)
@@ -96,7 +96,7 @@ class Inquiries:
 
 
 def no_worker(model: str) -> NoWorker:
-    """What whoever asks is told, by the name that it used or the model's."""
+    """Return the error for a model without workers; `model`: the name that the caller used, or the model's."""
     return NoWorker(f"No worker serves `{model}` at the moment. Start one, or send the request again later.")
 
 

@@ -42,7 +42,7 @@ from workers.supervisor.redis_process import private_url
 
 
 class _Unusable(ValueError):
-    """What was asked for can't be done; the message is for a person."""
+    """A request that can't be fulfilled; the message is for a person."""
 
 
 class _Parser(ArgumentParser):
@@ -82,7 +82,7 @@ def _parser() -> _Parser:
 
 
 async def _done(options: Namespace, settings: UpSettings) -> int:
-    """Raises _Unusable, OSError, redis.RedisError."""
+    """Carry out the command; return the exit code. Raises _Unusable, OSError, redis.RedisError."""
     path = settings.state_dir / secret_file.GATEWAY_SECRET
     secret = settings.gateway_secret or secret_file.read(path)
     if not secret:
@@ -106,7 +106,7 @@ async def _done(options: Namespace, settings: UpSettings) -> int:
 
 
 def _made(options: Namespace) -> tuple[str, AccessRecord]:
-    """The key, empty where only its hash is known, and its record. Raises _Unusable."""
+    """Return the key, empty where only its hash is known, and its record. Raises _Unusable."""
     if options.name == FIRST_KEY_NAME:
         raise _Unusable(f"key: {FIRST_KEY_NAME!r} is the name of the first key; preset that with PADDOCK_API_KEY")
     key = "" if options.sha256 else PREFIX + secrets.token_urlsafe(NUM_RANDOM_BYTES)

@@ -45,25 +45,25 @@ log = logging.getLogger(__name__)
 
 BACKLOG = 2048
 CLOSE_S = 2.0
-"""How long open connections may take to close once every answer is complete."""
+"""Seconds that open connections may take to close once every answer is complete."""
 KEEP_ALIVE_S = 75
-"""Idle connections are kept longer than balancers keep theirs (60 s: nginx, ALB): closed by this side, one may break
-the request that is on its way."""
+"""Seconds that idle connections are kept, which is longer than balancers keep theirs (60 s: nginx, ALB): if this side
+closes one, it may break the request that is on its way."""
 GC_THRESHOLD = 10_000
 """Allocations between collections of the youngest generation, which then take half a millisecond. What a stream makes
-dies by reference count; callers that leave are what is left to the collector: 150 objects each, 19 KiB."""
+is freed by reference count; the collector is left with callers that disconnect: 150 objects each, 19 KiB."""
 
 
 LARGE_BLOCK_BYTES = 256 << 10
-"""Bodies and what is made of them; blocks of that size are few, and go back to the system when they are freed."""
+"""Blocks of so many bytes go back to the system when they are freed. They are bodies and what is made of them: few."""
 
 
 SWITCH_INTERVAL_S = 0.0005
-"""How long a thread with a large body may keep the event loop waiting, unless it is in one long call."""
+"""Seconds that a thread with a large body may keep the event loop waiting, unless it is in one long call."""
 
 
 class CannotStart(Exception):
-    """One clear line and the exit code that goes with it."""
+    """The gateway can't start: one clear line and the exit code that goes with it."""
 
     def __init__(self, code: Exit, line: str) -> None:
         super().__init__(line)
@@ -85,7 +85,7 @@ def run(settings: GatewaySettings) -> int:
 
 @contextlib.contextmanager
 def _tracing(settings: GatewaySettings) -> Iterator[Tracer]:
-    """Left when nothing is told any more. Raises CannotStart."""
+    """Yield the tracer; the block is left after the last span. Raises CannotStart."""
     name = settings.gateway_id or f"{socket.gethostname()}-{os.getpid()}"
     resource = {"service.name": "paddock-gateway", "service.version": __version__, "service.instance.id": name}
     asked = (settings.otlp_endpoint, settings.otlp_headers, settings.trace_share)
@@ -114,7 +114,7 @@ async def _live(settings: GatewaySettings, tracer: Tracer) -> Exit:
 
 
 def _check(settings: GatewaySettings) -> None:
-    """Raises CannotStart for what is unset and has no default."""
+    """Raise CannotStart where a setting is unset that has no default."""
     if not settings.redis_url:
         raise CannotStart(
             Exit.USAGE,
@@ -175,7 +175,7 @@ async def _serve(app: App, listener: socket.socket, settings: GatewaySettings, a
 
 
 class Asked:
-    """What the operator has asked for by signals."""
+    """The signals that the operator has sent: the first one drains, the second one cuts off."""
 
     def __init__(self) -> None:
         self.first = asyncio.Event()
@@ -204,7 +204,7 @@ async def _cut_when(event: asyncio.Event, app: App) -> None:
 
 
 def _listen(host: str, port: int) -> socket.socket:
-    """The port, before anything else is started. Raises CannotStart."""
+    """Return a socket that listens on the port, before anything else is started. Raises CannotStart."""
     try:
         # IPv4 unless the address says otherwise, as `paddock up` probes it: `localhost` may mean either.
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
@@ -234,7 +234,7 @@ def _client(url: str) -> redis.asyncio.Redis:
 
 
 async def _redis_answers(client: redis.asyncio.Redis, wait_s: float, stop: asyncio.Event) -> bool:
-    """False when told to stop meanwhile. Raises CannotStart when there is no answer in time."""
+    """Wait for Redis; False when told to stop meanwhile. Raises CannotStart when there is no answer in time."""
     # The client may swallow a cancellation, so the waiting looks at `stop` as well.
     waiting = asyncio.create_task(_wait_for_redis(client, wait_s, stop))
     stopping = asyncio.create_task(stop.wait())

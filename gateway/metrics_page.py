@@ -68,7 +68,7 @@ INTRODUCTIONS = {"By OpenTelemetry's names": GEN_AI}
 
 
 def metrics_page() -> str:
-    """The whole page, in Markdown."""
+    """Return the whole page, in Markdown."""
     return "\n".join(
         [
             HEAD,

@@ -1,4 +1,4 @@
-"""The corridor of one call: its name, its permission, a slot, a worker, the answer; and its end, whatever that is.
+"""Takes one call from its model's name through permission, slot and worker to the answer, and ends it in any case.
 
 call = pipeline.call(...)                           who asks for what, until when
 async with pipeline.answer(call, request, trail) as answer:
@@ -41,7 +41,7 @@ from workers.protocol.pooled import PoolRequest, PoolResult
 from workers.protocol.requests import AdapterUse, GenerateRequest
 
 PLACED_AT_ONCE = 8
-"""Calls of a team that are on their way to a slot at once, up to where they have one or wait in line.
+"""Calls of a team that may be placed at once, until they have a slot or wait in line.
 
 Placing a call takes the event loop half a millisecond, in pieces. Were hundreds of one team placed side by side, each
 piece of another team's call would wait for a piece of all of them. With a round trip to Redis of 1 ms, eight at once
@@ -50,7 +50,7 @@ place a team's calls as fast as a gateway can.
 
 
 MAX_NAME_CHARS = 128
-"""Of a name that nobody has, where it is written down."""
+"""Most characters of an unknown model's name that are written into the request's log."""
 
 
 class Snapshot(Protocol):
@@ -67,7 +67,7 @@ class Snapshot(Protocol):
 
     @property
     def contents(self) -> Mapping[str, Mapping[str, str]]:
-        """Model -> its adapters, registered ones that no worker has yet included -> SHA-256; sorted by name."""
+        """Model -> adapter -> SHA-256, sorted by name; registered adapters that no worker has yet are included."""
         ...
 
     @property
@@ -78,7 +78,7 @@ class Snapshot(Protocol):
 
 class AdapterScales(Protocol):
     def scales(self, model: str) -> Mapping[str, float]:
-        """Of the adapters that calls use which name none."""
+        """Return the scales of the adapters that calls use which name none."""
         ...
 
 
@@ -91,12 +91,12 @@ class Fleet(Protocol):
 class Limits:
     queue_timeout_s: float
     start_timeout_s: float
-    """While its model has no worker."""
+    """Longest wait of a call while its model has no worker."""
     request_timeout_s: float
     retry_share: float = 0.2
-    """Of a model's calls, that may be tried again on another worker."""
+    """Share of a model's calls that may be tried again on another worker."""
     answer_timeout_s: float = math.inf
-    """From an answer's first token to its end, where its key does not say."""
+    """Most seconds from an answer's first token to its end, where its key does not say."""
 
 
 class Answer(Protocol):
@@ -112,12 +112,12 @@ class Answer(Protocol):
         ...
 
     async def take(self) -> list[CallEvent]:
-        """What has come since the last time; waits for it. The last list ends in `Finished` or `Failed`."""
+        """Wait for events, and return those since the last time. The last list ends in `Finished` or `Failed`."""
         ...
 
 
 class Pipeline:
-    """Takes every call of this gateway process through the corridor."""
+    """Takes every call of this gateway process from its model's name to the end of its answer."""
 
     def __init__(
         self,
@@ -160,7 +160,7 @@ class Pipeline:
         return self._stopping
 
     def stop_taking(self) -> None:
-        """From now on new calls are refused; those under way go on."""
+        """Refuse new calls from now on; those under way go on."""
         self._stopping = True
 
     def cut_all(self) -> None:
@@ -179,9 +179,9 @@ class Pipeline:
         *,
         strict: bool = False,
     ) -> Call:
-        """With no `alias`: of the default model. `job`: what the model is to do; None: it is only asked about.
+        """Make a call; without `alias`, of the default model. `job`: the model's work; None: it is only asked about.
 
-        `begin_by` as in `Call`; `conversation`: for names of several models, which of them it is to be (`shares`).
+        `begin_by` as in `Call`; `conversation` returns the key that chooses among several models of a name (`shares`).
         `strict` as in `Names.named`.
         Raises Stopping, ModelNotFound, PermissionDenied, NotSupported where the model does something else,
         InvalidRequest where one has to be named.
@@ -220,7 +220,7 @@ class Pipeline:
         return self._served(call, trail)
 
     def _served(self, call: Call, trail: Trail) -> Call:
-        """With the first model of its chain that has a worker, if one has."""
+        """Return the call with the first model of its chain that has a worker, if one has."""
         workers = self._fleet.snapshot.workers
         standing_in = next((model for model in call.fallbacks if workers.get(model)), None)
         if standing_in is not None and not workers.get(call.model):
@@ -231,7 +231,7 @@ class Pipeline:
         return call
 
     def adapters(self, call: Call, asked: tuple[AdapterUse, ...]) -> tuple[AdapterUse, ...]:
-        """Return what a call computes with that asks for these, by name.
+        """Return the adapters that a call is computed with which asks for `asked` by name.
 
         Raises InvalidRequest for one that is not known, PermissionDenied for one that the key may not use.
         """
@@ -263,7 +263,7 @@ class Pipeline:
             heard.ends()
 
     async def pool(self, call: Call, request: PoolRequest, trail: Trail) -> PoolResult:
-        """Pooled work, which is one answer: placed like any call, and anew where its worker is lost.
+        """Return the result of pooled work, which is placed like any call, and again where its worker is lost.
 
         Raises PaddockError.
         """
@@ -311,7 +311,7 @@ class Pipeline:
         return request if uses == request.adapters else replace_struct(request, adapters=uses)
 
     def _in_slot(self, request: GenerateRequest, model: str, worker: str) -> GenerateRequest:
-        """The wished slot by the worker's own number; any where it is another worker's."""
+        """Return the request with its slot in the worker's own numbering; any slot where it is another worker's."""
         if request.slot == ANY:
             return request
         place = located(request.slot, self.attempts.reachable(model))
@@ -322,7 +322,7 @@ class Pipeline:
         return Cutoff(call.deadline, f"the limit of {self._limits.request_timeout_s:g} s for one request")
 
     def _limit_answer(self, call: Call, cutoff: Cutoff) -> None:
-        """The answer has begun: it has a time of its own."""
+        """Limit the time of an answer that has begun."""
         own_s = call.principal.bounds.answer_timeout_s
         limit_s = self._limits.answer_timeout_s if own_s is None else own_s
         if limit_s < math.inf:
@@ -362,7 +362,7 @@ class Pipeline:
     def _passage(
         self, tries: Tries, place: Place, lease: Lease, cutoff: Cutoff
     ) -> AbstractAsyncContextManager[Mailbox]:
-        """The way to the worker. The slot is given back when the worker's answer ends, read or not."""
+        """Return the exchange with the worker. The slot is given back when the worker's answer ends, read or not."""
         call = tries.call
         slow = ClientTooSlow("The client reads too slowly: its buffer of events is full, so the answer was cut off.")
         asked = self._in_slot(tries.request, call.model, place.worker)
@@ -382,9 +382,9 @@ class Pipeline:
 
 
 def _bounded(request: GenerateRequest, bounds: CallBounds, trail: Trail) -> GenerateRequest:
-    """Return the request as its key may ask for it.
+    """Return the request within the limits of its key.
 
-    A priority beyond that is lowered and not refused: clients send one for every server alike, and an answer that
+    A priority beyond them is lowered and not refused: clients send one for every server alike, and an answer that
     begins a little later is worth more to them than none. A header tells.
     """
     most_urgent = -bounds.min_priority
@@ -397,8 +397,8 @@ def _bounded(request: GenerateRequest, bounds: CallBounds, trail: Trail) -> Gene
 
 
 async def _failed(mailbox: Mailbox, tries: Tries) -> Failed | None:
-    """How an answer failed before its first token; None: here it is. Callers that ask for it are shown the prompt's
-    progress as it is read, so that their answers begin with that.
+    """Return how an answer failed before its first token; None if it has begun. Callers that ask for it are shown the
+    prompt's progress as it is read, so that their answers begin with that.
     """
     first = await mailbox.peek()
     if isinstance(first, Started):

@@ -1,4 +1,4 @@
-"""Which gateway a command for people calls, and with which key: `paddock chat`, `paddock bench`."""
+"""Finds the gateway that a command for people calls, and the key for it: `paddock chat`, `paddock bench`."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from workers import own_address, sources
 
 @dataclass(frozen=True, slots=True)
 class Access:
-    """Where to call, and with which key."""
+    """The address to call, and the key."""
 
     url: str
     key: str
     key_from: str
-    """For a person: what to change where the key is wrong."""
+    """The source of the key, for a person: what to change where it is wrong."""
 
 
 def find(url: str | None, reading: sources.Reading[GatewaySettings]) -> Access:
-    """The gateway at `url`, else the one that the settings name, else the one of `paddock up` on this machine."""
+    """Return the gateway at `url`, else the one that the settings name, else that of `paddock up` on this machine."""
     settings = reading.settings
     if url:
         # A key that was made for this machine is nobody else's business.

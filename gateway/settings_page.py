@@ -76,7 +76,7 @@ It is made with mode 0700. A folder that is there already keeps its mode; a warn
 
 
 def settings_page() -> str:
-    """The whole page, in Markdown."""
+    """Return the whole page, in Markdown."""
     lines = [HEAD]
     told: set[str] = set()
     for title, owner in SECTIONS:

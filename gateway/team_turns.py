@@ -8,19 +8,19 @@ from collections import Counter, deque
 
 
 class TeamTurns:
-    """Lets a few in at a time, and of one team all but one of them, so that others need not wait for its slowest."""
+    """Lets a few in at a time, and of one team all but one of them at most: others need not wait for its slowest."""
 
     def __init__(self, at_once: int = 1, per_team: int | None = None) -> None:
-        """`per_team`: most of one team, where it is another number."""
+        """`at_once`: turns in all. `per_team`: most turns of one team; None: one less than all, but at least one."""
         self._num_free = at_once
         self._per_team = max(1, at_once - 1) if per_team is None else per_team
         self._num_in: Counter[str] = Counter()
         self._waiting: dict[str, deque[asyncio.Future[None]]] = {}
-        """By team; the team whose turn it is comes first."""
+        """Those that wait, by team; the team whose turn it is comes first."""
 
     @classmethod
     def of_each(cls, per_team: int) -> TeamTurns:
-        """Return turns of which each team has so many, whatever the others have."""
+        """Return turns of which each team may have `per_team`, whatever the others have."""
         return cls(sys.maxsize, per_team)
 
     async def enter(self, team: str) -> Turn:
@@ -29,7 +29,7 @@ class TeamTurns:
         return Turn(self, team)
 
     async def take(self, team: str) -> None:
-        """Wait for a turn, and give it back in any case. One that leaves while it waits has nothing to give back."""
+        """Wait for a turn, which is to be given back in any case. A cancelled wait leaves nothing to give back."""
         if self._num_free and team not in self._waiting and self._num_in[team] < self._per_team:
             self._enter(team)
             return
@@ -43,7 +43,7 @@ class TeamTurns:
             raise
 
     def give_back(self, team: str) -> None:
-        """Let the next team's first one in; teams come round."""
+        """Give a turn back, and let the first one of the next team in; the teams take turns."""
         self._num_free += 1
         self._num_in[team] -= 1
         if not self._num_in[team]:

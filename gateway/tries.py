@@ -1,4 +1,4 @@
-"""What one call has been through on its way to a worker, and what is asked of those who help it there."""
+"""The state of one call on its way to a worker, and the interfaces of the parts that help it there."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from workers.protocol.heartbeat import Heartbeat
 from workers.protocol.requests import GenerateRequest
 
 REST_S = 0.1
-"""How long a worker that refused a call is left alone by that call."""
+"""Seconds that a call avoids a worker that refused it."""
 LOST_REST_S = 0.5
-"""The same of one that lost it: by then its event stream tells whether it is gone."""
+"""Seconds that a call avoids a worker that lost it: by then its event stream tells whether it is gone."""
 
 
 class Lease(Protocol):
@@ -42,7 +42,7 @@ class Lease(Protocol):
     def overtaken(self) -> int: ...
 
     def give_back(self, took: float | None) -> None:
-        """The worker is done with the call, which took so many tokens; None: as many as were predicted. Never waits."""
+        """Give the slot back: the worker is done with the call. `took`: its tokens; None: as predicted. Never waits."""
         ...
 
 
@@ -58,7 +58,7 @@ class Admission(Protocol):
     ) -> AbstractAsyncContextManager[Lease]: ...
 
     def predicted_wait_s(self, model: str) -> float:
-        """Of a call that came now, for a slot of the model."""
+        """Return the seconds that a call which came now would wait for a slot of the model."""
         ...
 
 
@@ -87,35 +87,35 @@ class Connections(Protocol):
 
 @dataclass(slots=True, eq=False)
 class Tries:
-    """What one call has been through."""
+    """The state of one call on its way to a worker."""
 
     call: Call
-    """With the model that it is with now, and those that are left of its chain."""
+    """The call, with its current model and those that are left of its chain."""
     trail: Trail
     asked: GenerateRequest | None
-    """None: pooled work."""
+    """The request as its caller sent it; None: pooled work."""
     request: GenerateRequest = field(default_factory=GenerateRequest)
-    """What was asked, as this model is asked for it; of pooled work there is nothing that its place depends on."""
+    """The request as the current model gets it; empty for pooled work, whose placement depends on nothing of it."""
     ask: Ask = ANYWHERE
-    """The same as far as its place goes."""
+    """The placement request: what the choice of a worker depends on."""
     lost: set[str] = field(default_factory=set)
-    """Boot ids of the workers that were lost under it, those that it could not even be told to included."""
+    """Boot ids of the workers that were lost under it, those included that it could not even be told to."""
     resting: dict[str, float] = field(default_factory=dict)
     """Boot id -> time.monotonic() until which this call leaves that worker process alone."""
     with_boot: str = ""
-    """The process that is to begin the answer; empty: none was asked yet, or it has begun or failed."""
+    """Boot id of the process that is to begin the answer; empty: none was asked yet, or it has begun or failed."""
     attempt: Attempt = field(default_factory=Attempt)
-    """At the worker that was asked last, for the call's trace."""
+    """The attempt at the worker that was asked last, for the call's trace."""
     told: PaddockError | None = None
-    """Why the first model that had no place had none."""
+    """The error of the first model that had no slot for it."""
 
     def rest(self, boot: str, failure: Failure, now: float) -> None:
-        """It leaves that process alone for a while."""
+        """Let the call avoid that process for a while."""
         self.resting[boot] = float("inf") if failure.code is FailureCode.DRAINING else now + _rest_s(failure.code)
 
 
 def on_model(call: Call, model: str) -> Call:
-    """The call with one of its fallbacks; those before it are left out."""
+    """Return the call with one of its fallbacks; those before it are left out."""
     later = call.fallbacks[call.fallbacks.index(model) + 1 :]
     return replace(call, model=model, fallbacks=later, meant_for=call.meant_for or call.model)
 

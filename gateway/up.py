@@ -35,7 +35,7 @@ from workers.supervisor.supervisor import Place, Supervisor, available_cores, ho
 from workers.supervisor.terminal import Terminal
 
 READY_TIMEOUT_S = 900.0
-"""Loading a large model from a slow disk takes minutes; this is for what never comes."""
+"""Seconds until a start is given up that never gets ready; loading a large model from a slow disk takes minutes."""
 
 PROGRESS_S = 5.0
 POLL_S = 0.03
@@ -80,7 +80,7 @@ def _run(settings: UpSettings, console: Console, terminal: Terminal) -> int:
 
 
 def claim_port(host: str, port: int) -> int:
-    """The port if it is free (0: a free one). Raises PortTaken; OSError when the host is none of this machine's."""
+    """Return the port if it is free (0: any free one). Raises PortTaken; OSError when `host` is not of this machine."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     with socket.socket(family, socket.SOCK_STREAM) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -99,7 +99,7 @@ def claim_port(host: str, port: int) -> int:
 
 
 def _prepared(settings: UpSettings, folder: StateFolder, wish: Wanted, port: int) -> UpSettings:
-    """The settings with everything filled in that children need to know."""
+    """Return the settings with everything filled in that children need to know."""
     catalog = settings.catalog
     if catalog is None:
         catalog = folder.run / "catalog.json"
@@ -146,7 +146,7 @@ class Machine:
             "worker": settings.worker_redis_url or settings.redis_url,
         }
         self._stack: list[Child | Supervisor] = []
-        """What runs, in the order of starting."""
+        """The parts that run, in the order of starting."""
         self._over = asyncio.Event()
         self._code = int(Exit.OK)
         self._ready = False
@@ -177,7 +177,7 @@ class Machine:
         return private
 
     async def _start(self, tasks: asyncio.TaskGroup, private: PrivateRedis | None, fleet: Fleet) -> None:
-        """Redis, workers, gateway; returns when all are ready and told so. What fails here ends the run."""
+        """Start Redis, workers and gateway; return when all are ready and this is told. A failure here ends the run."""
         self._console.held = "log_level" not in self._settings.model_fields_set
         try:
             if private:
@@ -261,7 +261,7 @@ class Machine:
             self._say("gateway ready")
 
     async def _gateway_agrees(self, path: str, key: str = "") -> bool:
-        """Whether a GET of this path is answered with 200."""
+        """Return whether a GET of this path is answered with 200."""
         host = own_address.host_of(self._settings.host)
         try:
             reader, writer = await asyncio.open_connection(host, self._settings.port)
@@ -312,7 +312,7 @@ class Machine:
             part.hurry()
 
     async def _stop(self) -> None:
-        """The gateway first, so that its streams drain while workers still answer; Redis last."""
+        """Stop the gateway first, so that its streams drain while workers still answer, and Redis last."""
         self._console.held = False
         address_file(self._folder.path).unlink(missing_ok=True)
         for part in reversed(self._stack):

@@ -1,4 +1,4 @@
-"""What `paddock up` prints when it is ready: address, key, and two snippets that work when pasted."""
+"""The text that `paddock up` prints when it is ready: address, key, and two snippets that work when pasted."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ NO_KEY = "<key>"
 
 
 def address_file(state_dir: Path) -> Path:
-    """Where `paddock up` writes its address, without `/v1`, while it runs: `paddock chat` finds it there."""
+    """Return the file where `paddock up` writes its address, without `/v1`, while it runs: `paddock chat` reads it."""
     return state_dir / "run" / "address"
 
 
 def welcome(address: str, key: str, kept_in: Path | None, models: tuple[str, ...], logs: Path) -> str:
-    """`address` without `/v1`. The snippets begin at the margin, so that they can be pasted as they are.
+    """Return the text. `address` has no `/v1`. Snippets begin at the margin, so that they can be pasted as they are.
 
     `key` is empty where another gateway on the same Redis made the first one; `kept_in` is the file that holds it.
     """
