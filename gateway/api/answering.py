@@ -1,4 +1,4 @@
-"""Answers to requests that have been read: through the corridor, and written in the dialect of the request."""
+"""Answers requests that have been read: takes them through the pipeline, and writes in the request's dialect."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from gateway.telemetry.unended import OUTPUT, Unended
 from workers.protocol.events import CallEvent, Failed, Finished
 
 LAST_WORD_S = 2.0
-"""How long a client that is cut off gets to take in why."""
+"""Seconds that a client which is cut off gets to read why."""
 
 log = logging.getLogger(__name__)
 
@@ -41,12 +41,12 @@ Conclude = Callable[[StreamWriter | WholeWriter, PaddockError | None], Awaitable
 
 
 class Sink(Protocol):
-    """Where a streamed answer goes."""
+    """The receiver of a streamed answer."""
 
     async def start(self) -> None: ...
 
     def write(self, body: Written) -> Awaitable[None]:
-        """Whole events. Waits while there is no room."""
+        """Write whole events. Waits while there is no room."""
         ...
 
 
@@ -79,8 +79,8 @@ class Answering(Generic[AskedIn]):
         *,
         repeats: bool = False,
     ) -> None:
-        """`conclude` is awaited when an answer is complete, before its client is told so; with the error where a stream
-        that may be read again has failed. `repeats`: the end of a stream tells all of it once more.
+        """`conclude` is awaited when an answer is complete, before its client is told so; it gets the error where a
+        stream that may be read again has failed. `repeats`: the end of a stream tells all of it once more.
         """
         self._writers = writers
         self._pipeline = pipeline
@@ -108,7 +108,7 @@ class Answering(Generic[AskedIn]):
     async def record(
         self, asked: AskedIn, call: Call, trail: Trail, writer: StreamWriter, holds: Holds, recording: Recording
     ) -> None:
-        """Writes a stream that may be read again, whoever reads it now."""
+        """Write a stream that may be read again, whoever reads it now."""
         sink = Record(recording)
         failure = await self.write(asked, call, trail, writer, holds, sink)
         if failure is None:
@@ -122,7 +122,7 @@ class Answering(Generic[AskedIn]):
     async def write(
         self, asked: AskedIn, call: Call, trail: Trail, writer: StreamWriter, holds: Holds, sink: Sink
     ) -> PaddockError | None:
-        """A stream but for its last word, and its end in the books; why the answer is not complete."""
+        """Write a stream but for its last events, and note its end. Return why it is not complete; None: it is."""
         try:
             failure = await self._write(asked, call, trail, writer, holds, sink)
         except ClientGone:
@@ -180,7 +180,7 @@ class Answering(Generic[AskedIn]):
     async def _write(
         self, asked: AskedIn, call: Call, trail: Trail, writer: StreamWriter, holds: Holds, sink: Sink
     ) -> PaddockError | None:
-        """Everything but the last word, which depends on what is returned: why the answer is not complete."""
+        """Write all but the last events, which depend on what is returned: why the answer is not complete, or None."""
         held = HeldProbs(asked.requests, holds, streams=True, repeats=self._repeats)
         try:
             async with self._superseding.turn(call), choices(self._pipeline, call, asked.requests, trail) as answer:
@@ -199,7 +199,7 @@ class Answering(Generic[AskedIn]):
 
 
 async def relay(answer: Choices, writer: StreamWriter, trail: Trail, sink: Sink, held: HeldProbs) -> None:
-    """Every event of the answer to where it goes; the body of the loop runs once per token. Raises PaddockError."""
+    """Write every event of the answer; the body of the loop runs once per token. Raises PaddockError."""
     take, chunks, write = answer.take, writer.chunks, sink.write
     waits, unended = True, Unended()
     try:
@@ -220,7 +220,7 @@ async def relay(answer: Choices, writer: StreamWriter, trail: Trail, sink: Sink,
 
 
 def note_first(trail: Trail, events: list[CallEvent]) -> bool:
-    """Whether there is output among the events."""
+    """Note when the first output came; return whether there is output among the events."""
     if not any(isinstance(event, OUTPUT) for event in events):
         return False
     trail.first_token_at = monotonic()
@@ -228,7 +228,7 @@ def note_first(trail: Trail, events: list[CallEvent]) -> bool:
 
 
 def note_end(trail: Trail, end: Finished | Failed, choice: int, unended: Unended) -> None:
-    """Raises PaddockError where the answer failed."""
+    """Note the end of one answer. Raises PaddockError where it failed."""
     if isinstance(end, Failed):
         raise answer_to(end.failure)
     unended.ended(choice)

@@ -1,4 +1,4 @@
-"""Whole answers, the large ones in parts."""
+"""Sends whole answers, the large ones in parts."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from gateway.telemetry.trail import Trail
 JSON = b"application/json"
 
 PART_BYTES = 256 << 10
-"""About how much is joined and sent at once: copying megabytes holds up every stream of the process."""
+"""Bytes, about, that are joined and sent at once: copying megabytes holds up every stream of the process."""
 
 _PLACE = b"\0"
 """Marks where an array goes: JSON never has this byte."""
@@ -62,7 +62,7 @@ def in_parts(document: Any) -> Iterator[bytes]:
 
 
 def gathered(parts: Iterator[bytes]) -> Iterator[bytes]:
-    """Yield the same bytes, short parts joined: an answer of a few is one message."""
+    """Yield the same bytes, short parts joined: an answer of a few short parts is one message."""
     held: list[bytes] = []
     num_bytes = 0
     for part in parts:
@@ -80,7 +80,7 @@ async def send_json(send: Send, document: Any, trail: Trail) -> None:
 
 
 async def send_parts(send: Send, parts: Iterator[bytes], content_type: bytes, trail: Trail) -> None:
-    """Send an answer that may be large as its parts are made: others get their turn between two, and no more of it is
+    """Send an answer that may be large as its parts are made: other tasks get a turn between two, and no more of it is
     held than the connection takes.
     """
     part, more = next(parts), next(parts, None)
@@ -98,7 +98,7 @@ async def send_parts(send: Send, parts: Iterator[bytes], content_type: bytes, tr
 
 
 async def send_bytes(send: Send, body: bytes, content_type: bytes, trail: Trail, status: int = 200) -> None:
-    """`status`: of something that went well."""
+    """Send an answer at once. `status`: of something that went well."""
     trail.status, trail.outcome = status, "ok"
     headers = [(b"content-type", content_type), (b"content-length", b"%d" % len(body)), *answer_headers(trail)]
     await send({"type": "http.response.start", "status": status, "headers": headers})
@@ -106,8 +106,8 @@ async def send_bytes(send: Send, body: bytes, content_type: bytes, trail: Trail,
 
 
 async def send_last(send: Send, body: bytes) -> None:
-    """Send the rest of an answer. A long one is waited for until the peer has read it: what its call counts, memory
-    and requests of a key, is given back when this returns.
+    """Send the rest of an answer. Where it is long, wait until the peer has read it: the call's memory and its place
+    among the requests of its key are given back when this returns.
     """
     if len(body) > UNREAD_BYTES:
         for start in range(0, len(body), PART_BYTES):

@@ -1,4 +1,4 @@
-"""A request's body, never larger than the limit and never slower than the bound."""
+"""Reads a request's body, never larger than the limit and never slower than the bound, and decodes its JSON."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from gateway.api.presence import ClientGone
 from gateway.errors import BodyTooLarge, BodyTooSlow, InvalidRequest
 
 BODY_TIMEOUT_S = 60.0
-"""From the headers to the body's last byte: a sender that never ends would hold its connection and memory for ever."""
+"""Seconds from the headers to the body's last byte: an endless sender would hold its connection and memory for ever."""
 
 MAX_FIELDS = 1000
-"""Of the body's own object."""
+"""Most fields of the body's own object."""
 
 Came = Callable[[bytes, int], Awaitable[None]]
 
@@ -27,7 +27,7 @@ def _read_float(text: str) -> float:
     """Return a number that has a fraction or an exponent. Raises msgspec.DecodeError for one that no float holds.
 
     msgspec's own reading takes 25 us for one close to the limits of floats (`2.2250738585072011e-308`), ten seconds for
-    8 MiB of them, without letting go of the interpreter once. This takes a tenth of it, and others run in between.
+    8 MiB of them, without releasing the interpreter once. This takes a tenth of it, and others run in between.
     """
     value = float(text)
     if not isfinite(value):
@@ -36,7 +36,7 @@ def _read_float(text: str) -> float:
 
 
 decode_json = msgspec.json.Decoder(float_hook=_read_float).decode
-"""How every body is decoded. Raises msgspec.DecodeError, UnicodeDecodeError, RecursionError."""
+"""Decodes every body. Raises msgspec.DecodeError, UnicodeDecodeError, RecursionError."""
 
 
 def declared_bytes(scope: Scope) -> int:
@@ -46,7 +46,7 @@ def declared_bytes(scope: Scope) -> int:
 
 
 async def _nobody(part: bytes, num_bytes: int) -> None:
-    """Nobody looks at what comes."""
+    """Ignore a part of a body."""
 
 
 async def read_body(
@@ -56,7 +56,7 @@ async def read_body(
     timeout_s: float = BODY_TIMEOUT_S,
     came: Came = _nobody,
 ) -> bytes:
-    """Read it whole; `came` gets each part and how many bytes there are with it. It may raise, and take its time.
+    """Return the whole body. `came` gets each part and the number of bytes so far; it may raise, and take its time.
 
     Raises BodyTooLarge (by its Content-Length before reading, else while counting), BodyTooSlow and ClientGone.
     """
@@ -73,7 +73,7 @@ async def read_body(
 
 
 async def _read_whole(receive: Receive, limit: int, came: Came) -> bytes:
-    whole = BytesIO()  # put together while it comes, for joining the parts of a large one takes long, and room for two
+    whole = BytesIO()  # filled as it comes: joining the parts of a large body at its end takes long, and memory for two
     num_bytes = 0
     while True:
         message = await receive()
@@ -93,7 +93,7 @@ async def _read_whole(receive: Receive, limit: int, came: Came) -> bytes:
 
 
 def read_object(body: bytes) -> dict[str, Any]:
-    """The body as a JSON object. Raises InvalidRequest that says where it breaks."""
+    """Return the body as a JSON object. Raises InvalidRequest that says where it breaks."""
     if not body.strip():
         raise InvalidRequest("The request has no body. Send a JSON object.")
     try:

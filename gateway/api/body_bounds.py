@@ -15,24 +15,24 @@ from itertools import accumulate
 from gateway.errors import ContextOverflow, InvalidRequest
 
 MAX_STRINGS = 200_000
-"""Names of fields included. Ten thousand messages of one part each have seventy thousand."""
+"""Most strings, names of fields included. Ten thousand messages of one part each have seventy thousand."""
 MAX_CONTAINERS = 65_536
-"""Arrays and objects."""
+"""Most arrays and objects together."""
 MAX_DEPTH = 128
 MIN_ITEMS = 32_768
-"""Numbers in an array that are let through even where every context is shorter."""
+"""Numbers in an array that are allowed even where every context is shorter."""
 MAX_NUMBERS = 524_288
-"""In all, unless the longest context has more: they are decoded in one call, which takes 40 ms for a million."""
+"""Most numbers, unless the longest context has more: they are decoded in one call, which takes 40 ms for a million."""
 MAX_EXPONENTS = 1_024
-"""Numbers as 1e-5: reading one close to the limits of floats takes microseconds, a hundred times as long as others."""
+"""Most numbers such as 1e-5: reading one near the limits of floats takes microseconds, 100 times as long as others."""
 MAX_DIGITS = 100
-"""In a row: the time that an integer takes grows with their square. No number that means anything has as many."""
+"""Most digits in a row: an integer's time grows with their square. No number that means anything has as many."""
 UNCHECKED_BYTES = 16 << 10
-"""What is shorter can't hold enough to matter."""
+"""Most bytes of a body that is not checked: it can't hold enough to matter."""
 UNCHECKED_FACTOR = 4
-"""Memory that it is taken to hold, for each of its bytes."""
+"""Bytes of memory that such a body is taken to hold for each of its bytes."""
 SLICE_BYTES = 32 << 10
-"""Checked in one go, which takes a millisecond or two where all of it is brackets, and a tenth of one in text."""
+"""Bytes checked in one go, which takes a millisecond or two where all are brackets, and a tenth of one in text."""
 
 _STRUCTURE = b"[]{},"
 _BRACKETS = b"[]{}"
@@ -45,10 +45,10 @@ _RUNS = re.compile(rb"[\[\]{}]+")
 
 _NARROW = bytes(range(0xF0))
 _WIDE_ESCAPE = re.compile(rb"\\u[dD][89abAB]")
-"""Characters that make all others of their string take four bytes."""
+"""Both find characters that make all others of their string take four bytes."""
 _ESCAPE_BYTES = 4
 STRING_BYTES, CONTAINER_BYTES, NUMBER_BYTES = 64, 512, 16
-"""What each takes beside its characters."""
+"""Bytes that each takes beside its characters."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,15 +56,15 @@ class Shape:
     """How much a body holds."""
 
     num_strings: int
-    """0 for one that is too short to matter."""
+    """Strings; 0 for a body that is too short to matter."""
     num_numbers: int
-    """The same."""
+    """Numbers; 0 for a body that is too short to matter."""
     held_bytes: int
-    """Memory that it takes at most when it is decoded."""
+    """Bytes of memory that it takes at most when it is decoded."""
 
 
 def slices(raw: bytes) -> Iterator[bytes]:
-    """Yield it in pieces that are checked in one go."""
+    """Yield a body in pieces that are checked in one go."""
     if len(raw) <= SLICE_BYTES:
         yield raw
         return
@@ -73,7 +73,7 @@ def slices(raw: bytes) -> Iterator[bytes]:
 
 
 def check_shape(raw: bytes, max_items: int) -> Shape:
-    """Return what decoding a body would make. `max_items`: tokens of the longest context that there is.
+    """Return how much decoding a body would make. `max_items`: tokens of the longest context that there is.
 
     Raises InvalidRequest, ContextOverflow.
     """
@@ -107,7 +107,7 @@ class ShapeCheck:
         """The last bytes outside of strings, each digit as 0: a number may go on in the next slice."""
 
     def add(self, piece: bytes) -> None:
-        """Check what comes next, best in slices. Raises InvalidRequest, ContextOverflow."""
+        """Check the next bytes, best in slices. Raises InvalidRequest, ContextOverflow."""
         self._num_bytes += len(piece)
         self._widen(piece)
         if self._escape or b"\\" in piece:
@@ -137,7 +137,7 @@ class ShapeCheck:
             raise _too_many("numbers", self._max_numbers)
 
     def shape(self) -> Shape:
-        """Return what all of it would make."""
+        """Return how much decoding all of the body would make."""
         num_strings = self._num_quotes // 2
         num_numbers = max(0, self._num_commas - num_strings // 2)
         held_bytes = self._num_bytes * self._bytes_per_character
@@ -146,11 +146,11 @@ class ShapeCheck:
 
     @property
     def _num_containers(self) -> int:
-        """Return the number of arrays and objects; as many open as close, but in what is no JSON."""
+        """Return the number of arrays and objects; as many open as close, except in invalid JSON."""
         return max(self._num_opened, self._num_closed)
 
     def _widen(self, piece: bytes) -> None:
-        """Find out how much memory a character takes."""
+        """Find out how many bytes of memory a character takes."""
         if self._bytes_per_character == 4:
             return
         if not piece.isascii():
@@ -163,7 +163,7 @@ class ShapeCheck:
         self._tail = seam[1 - _ESCAPE_BYTES :] if len(piece) < _ESCAPE_BYTES else piece[1 - _ESCAPE_BYTES :]
 
     def _without_escapes(self, piece: bytes) -> bytes:
-        """Take out what would be taken for the end of a string, and keep half of an escape for later."""
+        """Remove what would be taken for the end of a string, and keep half of an escape for the next slice."""
         piece = self._escape + piece
         num_last = len(piece) - len(piece.rstrip(b"\\"))
         self._escape = b"\\" if num_last % 2 else b""
@@ -172,7 +172,7 @@ class ShapeCheck:
         return piece.replace(b"\\\\", b"").replace(b'\\"', b"")
 
     def _check_numbers(self, outside: bytes) -> None:
-        """Bound the digits of each, and how many have an exponent: `true` and `false` have an `e`, too."""
+        """Bound each number's digits, and the numbers with an `e` behind a digit: `true` and `false` have one, too."""
         if not outside:
             return
         digits = self._digits + outside.translate(_DIGITS)
@@ -184,7 +184,7 @@ class ShapeCheck:
         self._digits = digits[-MAX_DIGITS:]
 
     def _check_items(self, skeleton: bytes) -> None:
-        """Strings, arrays and objects are bounded in all: a longer array is one of numbers."""
+        """Bound the items of an array. Strings, arrays and objects are bounded in all: a longer one is of numbers."""
         num_commas = skeleton.count(b",")
         self._num_commas += num_commas
         if self._num_in_row + num_commas < self._max_items:
@@ -203,7 +203,7 @@ class ShapeCheck:
 
 
 def _check_depth(skeleton: bytes, before: int) -> None:
-    """`before`: levels that are open at its beginning."""
+    """Raise InvalidRequest where a slice is nested too deeply. `before`: levels that are open at its beginning."""
     steps = array("b", skeleton.translate(None, b",").translate(_STEPS))
     if max(accumulate(steps, initial=before)) > MAX_DEPTH:
         raise InvalidRequest(

@@ -1,4 +1,4 @@
-"""Who asks: what nearly every route begins with, and how much of one key may be under way."""
+"""Identifies the caller, with which nearly every route begins, and bounds the requests of one key under way."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from gateway.errors import TooManyRequests
 from gateway.telemetry.trail import Trail
 
 KEY_REQUESTS, COUNTED = "paddock.key_requests", "paddock.counted_key"
-"""Where the ASGI scope has the requests of all keys, and the key that its own is counted for."""
+"""Keys of the ASGI scope: the requests under way of all keys, and the key that this one is counted for."""
 RETRY_S = 1.0
 
 STARTS_PER_TURN = 4
-"""Requests of a team that are begun in one turn of the event loop: each takes it a tenth of a millisecond or more."""
+"""Requests of a team that begin in one turn of the event loop: each takes a tenth of a millisecond of it or more."""
 
 
 class TeamStarts:
@@ -27,7 +27,7 @@ class TeamStarts:
     def __init__(self, per_turn: int = STARTS_PER_TURN) -> None:
         self._per_turn = per_turn
         self._begun: Counter[str] = Counter()
-        """In this turn of the loop."""
+        """Requests that have begun in this turn of the loop, by team."""
         self._waiting: dict[str, deque[asyncio.Future[None]]] = {}
 
     async def start(self, team: str) -> None:
@@ -56,10 +56,10 @@ class TeamStarts:
 
 
 class KeyRequests:
-    """Requests under way by key, WebSockets among them: each has a connection, and others need some as well."""
+    """Counts requests under way by key, WebSockets among them: each has a connection, and other keys need some."""
 
     def __init__(self, most: int) -> None:
-        """`most`: of one key."""
+        """`most`: requests of one key that may be under way."""
         self._most = most
         self._under_way: Counter[str] = Counter()
         self.starts = TeamStarts()
@@ -78,7 +78,7 @@ class KeyRequests:
         self._under_way[principal.key_id] += 1
 
     def end(self, scope: Scope) -> None:
-        """The request is answered, or was never counted."""
+        """Stop counting a request, if it was counted."""
         key_id = scope.get(COUNTED)
         if key_id is None:
             return
@@ -88,7 +88,7 @@ class KeyRequests:
 
 
 async def identified(keys: Keys, scope: Scope) -> tuple[Principal, Trail]:
-    """Return the holder of the request's key, whom its trail knows from now on, when the request may begin.
+    """Return the holder of the request's key, and the trail, which names the holder now, when the request may begin.
 
     Raises AuthenticationFailed, TooManyRequests.
     """

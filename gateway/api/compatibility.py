@@ -20,7 +20,7 @@ class Endpoint:
     """One body and the routes that take it."""
 
     routes: tuple[str, ...]
-    """As `POST /path`; the first one names the endpoint in the table."""
+    """Each as `POST /path`; the first one names the endpoint in the table."""
     body: type[BaseModel]
     ignored: Mapping[str, str] = field(default_factory=dict)
     refused: Mapping[str, Refusal] = field(default_factory=dict)
@@ -98,7 +98,7 @@ def _remedy(refusal: Refusal) -> str:
 
 
 def described(schema: Mapping[str, Any], defs: Mapping[str, Any]) -> str:
-    """A value's JSON Schema in words."""
+    """Return a value's JSON Schema in words."""
     if "description" in schema and "$ref" not in schema and schema.get("type") != "object":
         return str(schema["description"])
     if "$ref" in schema:
@@ -134,7 +134,7 @@ def _of_type(schema: Mapping[str, Any], defs: Mapping[str, Any]) -> str:
 
 
 _HUGE = 2**31 - 1
-"""Bounds from here on say only what fits a number."""
+"""Upper bounds from here on are not shown: they say only what fits a number."""
 
 
 def _bounds(schema: Mapping[str, Any], least: str, most: str, unit: str) -> list[str]:

@@ -1,8 +1,8 @@
-"""Let web pages ask: any page may, with a key that it has itself, as in llama-server.
+"""CORS: any web page may ask with a key that it has itself, as in llama-server.
 
 The key travels in a header that the page sets, never in what the browser keeps (cookies, client certificates, HTTP
-passwords). So no answer allows credentials: llama-server does, and a page that somebody happens to visit could then ask
-with what a proxy before the gateway has let that person log in with.
+passwords). So no answer allows credentials. llama-server's do: there, a page that somebody happens to visit could ask
+with that person's login at a proxy before the server.
 
 Source: `pre_routing_handler` in tools/server/server-http.cpp of llama.cpp; WHATWG Fetch, "CORS protocol".
 """
@@ -14,14 +14,14 @@ from starlette.types import Scope, Send
 Headers = list[tuple[bytes, bytes]]
 
 PRIVATE = frozenset({"/metrics", "/metrics/targets", "/ready", "/version"})
-"""Told without a key: a page that somebody happens to visit may not read these."""
+"""Paths that need no key: a page that somebody happens to visit may not read these."""
 
 MAX_ORIGIN_BYTES = 512
 METHODS = b"GET, POST, DELETE, OPTIONS"
 
 
 def origin_of(scope: Scope) -> bytes:
-    """The page that asks and may read the answer; empty: none."""
+    """Return the origin of the page that asks and may read the answer; empty: none."""
     if scope["path"] in PRIVATE:
         return b""
     found = _header(scope, b"origin")
@@ -29,12 +29,12 @@ def origin_of(scope: Scope) -> bytes:
 
 
 def origin_headers(origin: bytes) -> Headers:
-    """For every answer."""
+    """Return the headers that every answer to a page has."""
     return [(b"access-control-allow-origin", origin), (b"vary", b"origin")] if origin else []
 
 
 async def answer_preflight(scope: Scope, send: Send, origin: bytes) -> None:
-    """What a browser asks before a page's request, without a key."""
+    """Answer what a browser asks before a page's request, without a key."""
     # Browsers do not count `Authorization` among the headers that `*` stands for.
     wanted = _header(scope, b"access-control-request-headers") or b"*"
     headers = [

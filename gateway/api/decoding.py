@@ -1,7 +1,7 @@
-"""Work on large bodies: one at a time, the teams that wait taking turns.
+"""Runs work on large bodies: one at a time, the teams that wait taking turns.
 
-What is one long call goes to a thread, which shares the interpreter with the loop; what can be done in slices is done
-on the loop, one slice in a turn. Both rest as long as they worked, however many bodies come.
+Work that is one long call goes to a thread, which shares the interpreter with the loop. Work that can be done in slices
+is done on the loop, one slice in a turn. Both rest as long as they worked, however many bodies come.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from workers.heap import give_back_free
 
 INLINE_BYTES = 256 << 10
 INLINE_STRINGS, INLINE_NUMBERS = 2_000, 8_000
-"""Up to this a body takes a millisecond or two."""
+"""Bounds up to which decoding a body takes a millisecond or two."""
 LEAST_REST_S = 0.001
-"""Timers are no finer: what is owed less is owed on."""
+"""Shortest rest: timers are no finer. A shorter one is added to the next."""
 LONGEST_REST_S = 0.25
 TIDY_AFTER_S = 1.0
 
@@ -27,7 +27,7 @@ ResultT = TypeVar("ResultT")
 
 
 class DecodingLane:
-    """One thread, and who waits for it; beside it, those who wait for a slice of the loop."""
+    """Runs work on one thread, and slices of it on the event loop. Teams wait in turn for either."""
 
     def __init__(self) -> None:
         self._thread = ThreadPoolExecutor(1, "decoding")
@@ -40,11 +40,11 @@ class DecodingLane:
         loop, began = asyncio.get_running_loop(), monotonic()
         job = loop.run_in_executor(self._thread, work)
         try:
-            # One that is begun goes on when its caller leaves: the next one waits for it.
+            # A job that has begun goes on when its caller leaves, and the next one waits for it.
             return await asyncio.shield(job)
         finally:
             job.add_done_callback(lambda _: self._jobs.give_back(team, monotonic() - began))
-            # An error knows this frame, and the job the error: with the job here, a body would wait for the collector.
+            # An error refers to this frame, and the job to the error: kept here, it would leave a body to the GC.
             del job, work
 
     async def slice(self, team: str, work: Callable[[], None]) -> None:
@@ -57,7 +57,7 @@ class DecodingLane:
             self._slices.give_back(team, monotonic() - began)
 
     def tidy(self) -> None:
-        """Give free memory back to the system, soon and not often."""
+        """Give free memory back to the system after TIDY_AFTER_S, once for all calls until then."""
         if self._tidying is None:
             self._tidying = asyncio.get_running_loop().call_later(TIDY_AFTER_S, self._tidy)
 
@@ -67,19 +67,19 @@ class DecodingLane:
 
 
 class _Resting:
-    """Turns between which there is a rest as long as the turn was."""
+    """Turns with a rest between them that is as long as the turn was."""
 
     def __init__(self) -> None:
         self._turns = TeamTurns()
         self._owed_s = 0.0
-        """Rest for what was done and not rested for yet."""
+        """Seconds of rest that are due for what was done."""
 
     async def take(self, team: str) -> None:
         """Wait for a turn."""
         await self._turns.take(team)
 
     def give_back(self, team: str, took_s: float) -> None:
-        """Give a turn back after its rest or, where little is owed, in the loop's next turn."""
+        """Give a turn back after its rest or, where little rest is due, in the loop's next turn."""
         loop = asyncio.get_running_loop()
         self._owed_s += took_s
         if self._owed_s < LEAST_REST_S:

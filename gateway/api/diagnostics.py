@@ -1,4 +1,4 @@
-"""The trail of a request on its way through ASGI, and the headers and comments that show it."""
+"""The trail (log record) of a request on its way through ASGI, and the headers and comments that show it."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _TRAIL = "paddock.trail"
 
 
 def request_id(headers: Iterable[tuple[bytes, bytes]]) -> str:
-    """The caller's `x-request-id` if it is 1 to 128 visible ASCII characters, else a new one."""
+    """Return the caller's `x-request-id` if it is 1 to 128 visible ASCII characters, else a new one."""
     for name, value in headers:
         if name == b"x-request-id" and 0 < len(value) <= MAX_REQUEST_ID_CHARS and all(33 <= b <= 126 for b in value):
             return value.decode("ascii")
@@ -32,7 +32,7 @@ def request_id(headers: Iterable[tuple[bytes, bytes]]) -> str:
 
 
 def caller_context(headers: Iterable[tuple[bytes, bytes]]) -> TraceContext | None:
-    """The span that the caller makes its request in; None: it names none, or not as the standard has it."""
+    """Return the span that the caller makes its request in; None: it names none, or not as the standard has it."""
     parents = [value for name, value in headers if name == TRACEPARENT]
     if len(parents) != 1:
         return None
@@ -41,7 +41,7 @@ def caller_context(headers: Iterable[tuple[bytes, bytes]]) -> TraceContext | Non
 
 
 def begin_trail(scope: Scope, tracer: Tracer, *, refuses_unknown: bool = False) -> Trail:
-    """`refuses_unknown`: parameters that nothing is done with are errors."""
+    """Begin a request's trail. `refuses_unknown`: parameters that nothing is done with are errors."""
     headers, path = scope["headers"], scope["path"]
     record = UNRECORDED if path in PROBED else begun(tracer, caller_context(headers))
     trail = Trail(request_id(headers), scope["method"], path, origin=origin_of(scope), record=record)
@@ -59,13 +59,13 @@ def trail_of(scope: Scope) -> Trail:
 
 
 def ignored_of(scope: Scope) -> Ignored:
-    """Return where to note the request's parameters that nothing is done with; it is lost where there is no trail."""
+    """Return the list of the request's parameters that nothing is done with; it is lost where there is no trail."""
     trail = scope.get(_TRAIL)
     return trail.ignored if isinstance(trail, Trail) else Ignored()
 
 
 def answer_headers(trail: Trail) -> list[tuple[bytes, bytes]]:
-    """What is known when the headers go out; a caller that still waits for a slot has no worker yet."""
+    """Return the headers with what is known when they go out; a caller that still waits for a slot has no worker."""
     headers = [*name_headers(trail), *origin_headers(trail.origin)]
     headers += connection_headers(trail)
     if trail.worker:
@@ -92,18 +92,18 @@ def answer_headers(trail: Trail) -> list[tuple[bytes, bytes]]:
 
 
 def name_headers(trail: Trail) -> list[tuple[bytes, bytes]]:
-    """What the request is found by, in logs and traces; for every answer, errors as well."""
+    """Return the headers by which logs and traces find the request; for every answer, errors as well."""
     headers = [(b"x-request-id", trail.request_id.encode())]
     return [*headers, (b"x-paddock-trace-id", trail.trace_id.encode())] if trail.trace_id else headers
 
 
 def connection_headers(trail: Trail) -> list[tuple[bytes, bytes]]:
-    """For every answer, errors as well."""
+    """Return the header that ends the connection, where it ends; for every answer, errors as well."""
     return [(b"connection", b"close")] if trail.closes else []
 
 
 def ping(trail: Trail) -> bytes:
-    """The comment that keeps a stream alive: where its caller stands, if it waits for a slot."""
+    """Return the comment that keeps a stream alive; it tells the queue position of a caller that waits for a slot."""
     standing = trail.standing
     if not standing.position:
         return PING

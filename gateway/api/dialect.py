@@ -1,4 +1,4 @@
-"""What a dialect is: how its requests are read, how its answers and its errors are written.
+"""The interfaces of a dialect: how its requests are read, how its answers and its errors are written.
 
 A dialect imports the canonical request and events and nothing of another dialect. `gateway.api.answering` drives it.
 """
@@ -18,26 +18,26 @@ from workers.protocol.events import CallEvent
 from workers.protocol.requests import GenerateRequest
 
 SHAPE = "paddock.shape"
-"""Where the ASGI scope has the `ErrorShape` of the route; OpenAI's until one is found."""
+"""Key of the ASGI scope for the `ErrorShape` of the route; OpenAI's until one is found."""
 
 ROUTE = "paddock.route"
-"""Where it has the route's path, with `{names}` for what differs; nothing until one is found."""
+"""Key of the ASGI scope for the route's path, with `{names}` for what differs; absent until one is found."""
 
 Headers = list[tuple[bytes, bytes]]
 
 
 class ErrorShape(Protocol):
-    """How a dialect tells what went wrong, before anything else was sent. Stateless."""
+    """Writes an error of a dialect where nothing else was sent before. Stateless."""
 
     def status(self, error: PaddockError) -> int: ...
 
     def body(self, error: PaddockError, trail: Trail) -> bytes:
-        """A JSON object."""
+        """Return a JSON object."""
         ...
 
 
 class Asked(Protocol):
-    """One request of a dialect, read: a frozen value that the dialect's writers get as well."""
+    """One request of a dialect, parsed: a frozen value that the dialect's writers get as well."""
 
     @property
     def model(self) -> str:
@@ -46,7 +46,7 @@ class Asked(Protocol):
 
     @property
     def requests(self) -> tuple[GenerateRequest, ...]:
-        """One per answer: those that `n` and several prompts ask for are generated beside each other."""
+        """One request per answer: those that `n` and several prompts ask for are generated beside each other."""
         ...
 
     @property
@@ -54,17 +54,17 @@ class Asked(Protocol):
 
 
 class StreamWriter(Protocol):
-    """Writes one streamed answer as whole server-sent events. May return nothing where the client is told nothing.
+    """Writes one streamed answer as whole server-sent events. A method returns nothing where the client gets nothing.
 
     `chunks` runs once per token. It never sees `Failed`: that comes as `broken`.
     """
 
     def opening(self) -> bytes:
-        """Once, when the first answer has begun."""
+        """Return the first events. Called once, when the first answer has begun."""
         ...
 
     def chunks(self, events: list[CallEvent], choice: int) -> Written:
-        """`choice`: which of the requests these events belong to."""
+        """Return these events in the dialect. `choice`: the number of the request that they belong to."""
         ...
 
     def idle(self) -> bytes:
@@ -72,11 +72,11 @@ class StreamWriter(Protocol):
         ...
 
     def closing(self) -> Written:
-        """The last word, after the end of every answer."""
+        """Return the last events. Called after the end of every answer."""
         ...
 
     def broken(self, error: PaddockError) -> Written:
-        """The last word in place of the rest, once `opening` was asked for."""
+        """Return the last events in place of the rest, for an error after `opening` was asked for."""
         ...
 
 
@@ -95,7 +95,7 @@ AskedIn = TypeVar("AskedIn", bound=Asked, contravariant=True)
 
 
 class Writers(Protocol[AskedIn]):
-    """How answers are written. Stateless."""
+    """Makes the writers of answers. Stateless."""
 
     def stream_writer(self, asked: AskedIn, call: Call, trail: Trail) -> StreamWriter: ...
 
@@ -106,5 +106,5 @@ class Dialect(Writers[AskedT], Protocol[AskedT]):
     """A way to ask for generated text. Stateless."""
 
     def read(self, raw: bytes, scope: Scope) -> AskedT:
-        """Raises PaddockError for what is not valid or not supported, naming the parameter."""
+        """Return the parsed request. Raises PaddockError for what is invalid or not supported, naming the parameter."""
         ...

@@ -36,7 +36,7 @@ class Door:
         *,
         refuses_unknown: bool = False,
     ) -> None:
-        """`most_per_key`: requests of one key under way. `refuses_unknown`: parameters that nothing is done with."""
+        """`most_per_key`: requests of one key under way. `refuses_unknown`: parameters without effect are errors."""
         self._inside = inside
         self._metrics = metrics
         self._tracer = tracer

@@ -29,19 +29,19 @@ from workers.protocol.drain import DRAIN_PATH, LONGEST_S, seconds_of
 log = logging.getLogger(__name__)
 
 UNCOUNTED = PROBED | {DRAIN_PATH}
-"""Who asks for these is nobody to wait for: probes and scrapers go on until the end."""
+"""Paths whose callers are not waited for: probes and scrapers go on until the end."""
 
 SETTLE_S = 5.0
-"""Balancers hear of a failing `/ready` one after another: the last one's callers come some seconds later."""
+"""Seconds without newcomers that a drain waits for: balancers hear of a failing `/ready` seconds after one another."""
 LOOK_S = 0.05
 FIRST_REQUEST_S = 1.0
-"""A WebSocket that is opened all the same is not closed before it had time to ask something."""
+"""Seconds that a WebSocket which is opened all the same has to ask something before it is closed."""
 
 AUTHORIZATION = b"authorization"
 
 
 class Attendance:
-    """Who is being answered, and since when nobody new has come."""
+    """Counts the requests that are being answered, and knows since when nobody new has come."""
 
     def __init__(self) -> None:
         self._drains_since = math.inf
@@ -50,12 +50,12 @@ class Attendance:
 
     @property
     def draining(self) -> bool:
-        """Balancers are to send nobody any more."""
+        """Whether balancers are to send nobody any more."""
         return self._drains_since < math.inf
 
     @property
     def num_open(self) -> int:
-        """Requests and WebSockets, without those of probes."""
+        """Number of open requests and WebSockets, without those of probes."""
         return self._num_open
 
     def drain(self) -> None:
@@ -64,7 +64,7 @@ class Attendance:
             self._drains_since = self._came_at = monotonic()
 
     def came(self, scope: Scope) -> bool:
-        """Whether it counts, and `gone` is to be called."""
+        """Count a request; False: it does not count, and `gone` must not be called for it."""
         if scope["path"] in UNCOUNTED:
             return False
         self._num_open += 1
@@ -75,11 +75,11 @@ class Attendance:
         self._num_open -= 1
 
     def quiet_s(self) -> float:
-        """Since somebody came last, or since the draining began."""
+        """Return the seconds since somebody came last, or since the draining began."""
         return monotonic() - self._came_at
 
     def drains_s(self) -> float:
-        """Since the draining began; negative: it has not."""
+        """Return the seconds since the draining began; negative: it has not."""
         return monotonic() - self._drains_since
 
 
@@ -87,7 +87,7 @@ class DrainRoute:
     """Answers when this gateway can be stopped without a loss, or after `timeout_s` of the query."""
 
     def __init__(self, attendance: Attendance, keys: Keys, secret: str, pipeline: Pipeline, sockets: Sockets) -> None:
-        """`secret`: of gateways; whoever shows the token that is made from it may drain, as an admin may."""
+        """`secret`: that of the gateways; whoever shows the token that is made from it may drain, as an admin may."""
         self._attendance = attendance
         self._keys = keys
         self._bearer = b"Bearer " + proofs.gateway_drain_token(secret).encode()
@@ -109,7 +109,7 @@ class DrainRoute:
         await send_json(send, told, trail_of(scope))
 
     def _check(self, scope: Scope) -> None:
-        """Raises AuthenticationFailed, PermissionDenied."""
+        """Check that the caller may drain. Raises AuthenticationFailed, PermissionDenied."""
         given = next((value for name, value in scope["headers"] if name == AUTHORIZATION), b"")
         if proofs.fits(given, self._bearer):
             return
@@ -118,7 +118,7 @@ class DrainRoute:
             raise PermissionDenied("Only an admin's API key, or `paddock drain`, may drain this gateway.")
 
     async def _drained(self, settle_s: float, until: float) -> bool:
-        """Until nobody is there and nobody new has come for `settle_s`; False where `until`, or SIGTERM, came first."""
+        """Wait until nobody is there and nobody new came for `settle_s`; False where `until`, or SIGTERM, was first."""
         while self._num_calls() or self._attendance.quiet_s() < settle_s:
             left_s = until - monotonic()
             if left_s <= 0 or self._pipeline.stopping:
@@ -129,12 +129,12 @@ class DrainRoute:
         return True
 
     def _num_calls(self) -> int:
-        """Answers that nobody reads at the moment, but may later, have no request."""
+        """Return the number of calls; those whose answers nobody reads now, but may later, have no request."""
         return max(self._attendance.num_open, self._pipeline.num_calls)
 
 
 def seconds(scope: Scope, name: str, default: float) -> float:
-    """A number of the query. Raises InvalidRequest."""
+    """Return a number of seconds from the query. Raises InvalidRequest."""
     text = query_of(scope).get(name)
     try:
         return default if text is None else seconds_of(text)

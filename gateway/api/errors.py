@@ -1,4 +1,4 @@
-"""Errors that are told before anything else was sent. How they look is the dialect's (`ErrorShape`)."""
+"""Sends errors where nothing else was sent before. The dialect decides how they look (`ErrorShape`)."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ from gateway.telemetry.trail import Trail
 
 LINGER_S = 5.0
 LINGER_BYTES = 64 << 20
-"""How long and how much of a refused body is read and thrown away, so that its sender gets to see the refusal."""
+"""Seconds and bytes for which a refused body is read and thrown away, so that its sender gets to see the refusal."""
 
 
 def shape_of(scope: Scope) -> ErrorShape:
-    """That of the route; where none was found, the door's."""
+    """Return the error shape of the route, or the one that `Door` sets where none was found."""
     shape: ErrorShape = scope[SHAPE]
     return shape
 
@@ -50,7 +50,7 @@ def error_headers(error: PaddockError) -> list[tuple[bytes, bytes]]:
 
 
 def ends_connection(error: PaddockError) -> bool:
-    """Whether nothing more can be asked on the connection that it is told on."""
+    """Return whether nothing more can be asked on the connection after this error."""
     return isinstance(error, Stopping | BodyTooLarge | BodyTooSlow)
 
 
@@ -59,7 +59,7 @@ def note_error(trail: Trail, error: PaddockError) -> None:
 
 
 async def send_error(receive: Receive, send: Send, error: PaddockError, trail: Trail, shape: ErrorShape) -> None:
-    """Answers the request; nothing may have been sent before."""
+    """Answer the request with an error; nothing may have been sent before."""
     trail.status = shape.status(error)
     note_error(trail, error)
     body = shape.body(error, trail)
@@ -76,7 +76,7 @@ async def send_error(receive: Receive, send: Send, error: PaddockError, trail: T
 
 
 async def _discard_rest(receive: Receive) -> None:
-    """Closing while the client still writes would reset the connection under the answer that it has not read yet."""
+    """Read on: closing while the client still writes would reset the connection before it has read the answer."""
     num_bytes = 0
     try:
         async with asyncio.timeout(LINGER_S):

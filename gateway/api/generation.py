@@ -36,8 +36,8 @@ class Generation(Generic[AskedT]):
         job: Job = "chat",
         supersedes: bool = False,
     ) -> None:
-        """`job`: what its calls want done. `supersedes`: of the calls of one key and session (`x-session-id`), a newer
-        one ends the older.
+        """`job`: the work that its calls want done. `supersedes`: a newer call ends the older one of the same key and
+        session (`x-session-id`).
         """
         self._dialect = dialect
         self._keys = keys

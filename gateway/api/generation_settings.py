@@ -1,4 +1,4 @@
-"""What a call ran with, as llama-server tells it.
+"""The settings that a call ran with, in llama-server's form.
 
 Source of the names: `task_params::to_json` in tools/server/server-task.cpp of llama.cpp. Adapters go by name.
 """
@@ -27,18 +27,18 @@ FIXED: dict[str, Any] = {
     "speculative.types": "none",
     "backend_sampling": False,
 }
-"""What can't be set here."""
+"""Settings that can't be set here."""
 
 
 def default_settings(sampling: Sampling) -> dict[str, Any]:
-    """Of a caller who says nothing; without what can be long."""
+    """Return the settings of a caller who sets none, without those that can be long."""
     return _numbers(sampling) | _limits(GenerateRequest(), stream=False) | _samplers(sampling) | FIXED | {"lora": []}
 
 
 def settings_object(
     request: GenerateRequest, sampling: Sampling, adapters: Sequence[AdapterUse], *, stream: bool
 ) -> dict[str, Any]:
-    """`sampling` and `adapters` as the worker used them."""
+    """Return a call's settings; `sampling` and `adapters` as the worker used them."""
     constraint = request.constraint
     triggers = constraint.triggers if constraint else ()
     return {

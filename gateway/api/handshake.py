@@ -21,10 +21,10 @@ from workers.http_server.descriptors import raise_limit
 from workers.http_server.refusals import Refusal, response_of
 
 MAX_FRAGMENTS = 16_384
-"""Of one message: empty ones count for nothing in its size, and each takes memory."""
+"""Most fragments of one message: empty ones count for nothing in its size, and each takes memory."""
 
 PIECE_BYTES = 4 << 10
-"""Of what has come, read at once; a long frame lets nothing out before its end, and is read in longer pieces."""
+"""Bytes that are read at once; a long frame lets nothing out before its end, and is read in longer pieces."""
 LONG_PIECE_BYTES = 64 << 10
 
 ERRORS: dict[int, type[PaddockError]] = {
@@ -36,7 +36,7 @@ ERRORS: dict[int, type[PaddockError]] = {
 
 
 RESERVED_PATHS = frozenset(path.encode() for path in PROBED)
-"""Answered when there is no room for other requests."""
+"""Paths that are answered when there is no room for other requests."""
 
 
 def connection_bounds(settings: GatewaySettings) -> ConnectionBounds:
@@ -47,7 +47,7 @@ def connection_bounds(settings: GatewaySettings) -> ConnectionBounds:
 
 
 def refusal_body(refusal: Refusal) -> bytes:
-    """Return the body of an answer that the server gives itself, as OpenAI's dialect tells errors."""
+    """Return the body of an answer that the server gives itself; it is written like OpenAI's errors."""
     return error_body(ERRORS[refusal.status](refusal.message))
 
 
@@ -55,11 +55,11 @@ class WebSocketProtocol(BoundedConnection, WebSocketsSansIOProtocol):
     """One WebSocket. It begins as a connection of `workers.http_server.protocol`."""
 
     _goes_on = False
-    """Reading does, in the loop's next turn."""
+    """Whether reading goes on in the loop's next turn."""
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._server.messages.ended(self)
-        # The protocol of websockets lies in a cycle of references, and with it what had come of a message.
+        # The websockets protocol is in a cycle of references, and with it the bytes of an unfinished message.
         self.conn.reader.discard()
         self.frames = []
         super().connection_lost(exc)
@@ -80,7 +80,7 @@ class WebSocketProtocol(BoundedConnection, WebSocketsSansIOProtocol):
         self._bound_leftovers()
 
     def make_room(self) -> None:
-        """Close: all messages that have begun take too much together, and this one began first."""
+        """Close: all unfinished messages take too much memory together, and this one began first."""
         if not self.handshake_complete or self.close_sent or self.transport.is_closing():
             self._close()
             return
@@ -118,7 +118,7 @@ class WebSocketProtocol(BoundedConnection, WebSocketsSansIOProtocol):
             self.handle_parser_exception()
 
     def _read(self) -> None:
-        """Read a piece. There is room for ten thousands of small frames in what comes at once, and others wait."""
+        """Read one piece: the bytes that come at once have room for ten thousands of small frames, and others wait."""
         self._goes_on = False
         if self.transport.is_closing() or self.read_paused:
             return

@@ -24,13 +24,13 @@ from gateway.store.trouble import NO_ANSWER
 
 REDIS_PATIENCE_S = 1.0
 FRESH_S = 0.1
-"""For how long an answer of Redis is told again: anybody may ask, and each question would take a connection to it."""
+"""Seconds for which an answer of Redis is told again: anybody may ask, and each question takes a connection to it."""
 
 MAX_NAMES_TOLD = 20
 
 
 class Health:
-    """The process is up."""
+    """Tells that the process is up."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         await send_json(send, {"status": "ok"}, trail_of(scope))
@@ -44,7 +44,7 @@ class Version:
 
 
 class Places(Protocol):
-    """What is needed of admission."""
+    """The part of admission that `Ready` asks."""
 
     @property
     def can_be_alone(self) -> bool: ...
@@ -55,15 +55,15 @@ class Places(Protocol):
 
 
 class Unloaded(Protocol):
-    """What is needed of `ModelWishes`."""
+    """The part of `ModelWishes` that `Ready` asks."""
 
     async def unloaded(self, models: Sequence[str]) -> frozenset[str]: ...
 
 
 class Ready:
-    """Calls would be answered: at least one worker is there, or a catalog names models whose calls wait for the first
-    one, and a worker of each model that is meant to have one was seen; nobody has asked this process to drain or to
-    stop; and Redis takes what it is told, or it does not, and this gateway places calls on its share of the slots
+    """Tells whether calls would be answered: at least one worker is there, or a catalog names models whose calls wait
+    for the first one, and a worker of each model that is meant to have one was seen; nobody has asked this process to
+    drain or to stop; and Redis takes writes, or it does not, and this gateway places calls on its share of the slots
     (`degraded`).
     """
 
@@ -91,7 +91,7 @@ class Ready:
         if self._leaving():
             raise Stopping("This gateway is stopping.")
         missing = []
-        # One that answers pings may refuse to write all the same.
+        # A Redis that answers pings may refuse to write all the same.
         takes = self._places.redis_up and await self._pinged.take()
         if not takes and not self._places.can_be_alone:
             missing.append("Redis does not answer, or takes no writes (check PADDOCK_REDIS_URL, and its log)")
@@ -112,7 +112,7 @@ class Ready:
         await send_json(send, body, trail_of(scope))
 
     async def _awaited(self) -> list[str]:
-        """Return the models without a first worker, but for those that an admin has had unloaded."""
+        """Return the models that still wait for a first worker, except those that an admin has had unloaded."""
         missing = self._first.missing
         return sorted(missing - await self._unloaded.take()) if missing else []
 

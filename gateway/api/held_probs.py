@@ -1,4 +1,4 @@
-"""How many probabilities a gateway holds of one request's answers, and what they take of its memory: each is dozens of
+"""Bounds the probabilities that a gateway holds of one request's answers, and counts their memory: each is dozens of
 bytes, and a hundred may come with every token.
 """
 
@@ -11,37 +11,37 @@ from workers.protocol.events import CallEvent, Logprobs, PromptLogprobs, TokenLo
 from workers.protocol.requests import GenerateRequest
 
 MAX_WHOLE_PROBS = 1 << 20
-"""Of answers that are told whole at their end: some 70 MB of JSON."""
+"""Most probabilities of answers that are sent whole at their end: some 70 MB of JSON."""
 MAX_WAITING_PROBS = 1 << 17
-"""Of tokens in a stream whose text has not come yet."""
+"""Most probabilities of tokens in a stream whose text has not come yet."""
 
 TOKEN_BYTES = 640
-"""What a token of the answer takes beside its probabilities: its places in lists, and the objects around them."""
+"""Bytes that a token of the answer takes beside its probabilities: places in lists, and the objects around them."""
 PROB_BYTES = 128
-"""What a probability takes, as JSON and as it waits for its text, with the part that is joined as it is sent."""
+"""Bytes that a probability takes as JSON and while it waits for its text, with the part that is joined to send it."""
 PIECE_FACTOR = 5
-"""And for each byte of its token, which is told as a number and as text."""
+"""Bytes more for each byte of its token, which is told as a number and as text."""
 
 Holds = Callable[[int], None]
-"""Is told how many bytes more, or fewer, a request holds. Raises HeldTooMuch, MemoryFull, TakesTooMuch."""
+"""Takes how many bytes more, or fewer, a request holds. Raises HeldTooMuch, MemoryFull, TakesTooMuch."""
 
 
 class HeldProbs:
-    """Counts them for one request: by number, and by bytes in its memory budget, where they are until they are sent."""
+    """Counts one request's probabilities until they are sent: by number, and by bytes in its memory budget."""
 
     def __init__(self, requests: Sequence[GenerateRequest], holds: Holds, *, streams: bool, repeats: bool) -> None:
-        """`repeats`: all of them are told at the end, of a stream as well, from the same bytes."""
+        """`repeats`: all of them are told at the end, also of a stream, from the same bytes."""
         self.are_told = any(one.n_probs for one in requests)
         self._holds = holds
         self._ends_whole = repeats or not streams
         self._most = MAX_WHOLE_PROBS if self._ends_whole else MAX_WAITING_PROBS
-        # After the samplers each is told twice over, as a probability and as its logarithm.
+        # Those after the samplers are told twice over, as probabilities and as their logarithms.
         self._factors = [2 if one.post_sampling_probs else 1 for one in requests]
         self._num = [0] * len(requests)
         self._num_bytes = [0] * len(requests)
 
     def hear(self, choice: int, events: Sequence[CallEvent], *, written: bool) -> None:
-        """Count those of these events, or, where a stream has `written` all that it had of the answer, none.
+        """Count the probabilities of these events. Begin anew where a stream has `written` all it had of the answer.
 
         Raises InvalidRequest where they are too many, HeldTooMuch, MemoryFull and TakesTooMuch.
         """
@@ -66,7 +66,7 @@ class HeldProbs:
         self._num_bytes[choice] += num_bytes
 
     def _clear(self, choice: int) -> None:
-        """Begin anew with one of the answers: what was counted has been sent."""
+        """Begin anew with one of the answers: what was counted of it has been sent."""
         if num_bytes := self._num_bytes[choice]:
             self._num[choice] = self._num_bytes[choice] = 0
             self._holds(-num_bytes)

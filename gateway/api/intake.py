@@ -1,4 +1,4 @@
-"""How a request's body comes in: read within the bounds of its caller, checked, decoded, and counted until it is over.
+"""Takes in a request's body: read within the bounds of its caller, checked, decoded, and counted until it is over.
 
 async with intake.opened(principal, scope, receive) as body:
     asked = await body.decoded(dialect.read)        # large ones away from the event loop
@@ -30,13 +30,13 @@ from gateway.call import Principal
 from gateway.team_turns import TeamTurns
 
 RESERVATION = "paddock.reservation"
-"""Where the ASGI scope has what the request holds of the memory budget."""
+"""Key of the ASGI scope for what the request holds of the memory budget."""
 
 SMALL_BODY_BYTES = 256 << 10
-"""Of requests that name things and hold no prompt."""
+"""Most bytes of a request that names things and holds no prompt."""
 
 LOADS_AT_ONCE = 2
-"""Long things that are read from Redis for requests; of one team one at a time."""
+"""Long things that may be read from Redis for requests at once; of one team one at a time."""
 
 AskedT = TypeVar("AskedT")
 PartT = TypeVar("PartT")
@@ -48,7 +48,7 @@ class Intake:
     def __init__(
         self, max_body_bytes: int, budget: MemoryBudget, lane: DecodingLane, longest_context: Callable[[], int]
     ) -> None:
-        """`longest_context`: tokens, of all models that are served now; 0: not known."""
+        """`longest_context` returns the most tokens of all models that are served now; 0: not known."""
         self.max_body_bytes = max_body_bytes
         self._budget = budget
         self._lane = lane
@@ -64,7 +64,7 @@ class Intake:
         reservation = self._budget.reserve(principal)
         scope[RESERVATION] = reservation
         try:
-            # What is declared may never come: it is the caller's own share that waits for it.
+            # What is declared may never come: the caller's own share is reserved for it.
             declared = declared_bytes(scope)
             if declared <= UNCHECKED_BYTES:
                 reservation.resize(UNCHECKED_FACTOR * declared)
@@ -85,7 +85,7 @@ class Intake:
         return read(raw)
 
     def message(self, principal: Principal, raw: bytes) -> Body:
-        """Take in what came another way than as a body, or nothing by those who only load what is kept.
+        """Take in bytes that did not come as a body, or none for a request that only loads what is kept.
 
         Close it in any case. Raises HeldTooMuch, MemoryFull.
         """
@@ -94,7 +94,7 @@ class Intake:
         return Body(raw, reservation, self)
 
     def give_back(self, reservation: Reservation) -> None:
-        """What is reserved is free; where it is much, the system has it soon."""
+        """Free what is reserved; where it is much, the system has it soon."""
         reservation.close()
         if reservation.num_bytes > INLINE_BYTES:
             self._lane.tidy()
@@ -102,7 +102,7 @@ class Intake:
     async def decoded(
         self, raw: bytes, shape: Shape | None, reservation: Reservation, read: Callable[[bytes], AskedT]
     ) -> AskedT:
-        """`shape`: None: too little to matter."""
+        """Return what `read` makes of a body. `shape`: how much it holds; None: too little to matter."""
         if len(raw) <= INLINE_BYTES and _is_quick(shape):
             asked = read(raw)
         else:
@@ -119,7 +119,7 @@ class Intake:
         return arrival.shape()
 
     def begin_check(self) -> ShapeCheck:
-        """Return what counts a body that is long enough to matter: there may be a thousand workers to ask."""
+        """Return the check of a body that is long enough to matter: there may be a thousand workers to ask for it."""
         return ShapeCheck(self._longest_context())
 
     async def check_slice(self, team: str, check: ShapeCheck, piece: bytes) -> None:
@@ -127,12 +127,12 @@ class Intake:
         await self._lane.slice(team, partial(check.add, piece))
 
     async def aside(self, team: str, work: Callable[[], AskedT]) -> AskedT:
-        """Return what `work` returns, on a thread."""
+        """Return what `work` returns; it runs on a thread, in its team's turn."""
         return await self._lane.run(team, work)
 
     @asynccontextmanager
     async def loading(self, num_bytes: int, team: str) -> AsyncIterator[None]:
-        """Have a few long things loaded at a time: each passes through the event loop byte by byte, several times."""
+        """Let a few long things be loaded at a time: each passes through the event loop byte by byte, several times."""
         if num_bytes <= INLINE_BYTES:
             yield
             return
@@ -144,14 +144,14 @@ class Intake:
 
 
 class Body:
-    """One that has been read."""
+    """A body that has been read, and the memory that its request holds."""
 
     __slots__ = ("_intake", "_reservation", "_shape", "raw")
 
     def __init__(self, raw: bytes, reservation: Reservation, intake: Intake, shape: Shape | None = None) -> None:
-        """`shape`: None where it was not checked while it came."""
+        """`shape`: None where the body was not checked while it came."""
         self.raw = raw
-        """Empty once it is decoded."""
+        """The bytes; empty once they are decoded."""
         self._reservation = reservation
         self._intake = intake
         self._shape = shape
@@ -163,35 +163,35 @@ class Body:
 
     @property
     def num_bytes(self) -> int:
-        """Return what the request holds of the memory bound."""
+        """Return the bytes that the request holds of the memory budget."""
         return self._reservation.num_bytes
 
     def close(self) -> None:
-        """It is over."""
+        """Give the memory of the request back: it is over."""
         self._intake.give_back(self._reservation)
 
     def holds(self, num_bytes: int) -> None:
-        """Its answer takes so many more, or fewer if negative. Raises HeldTooMuch, MemoryFull, TakesTooMuch."""
+        """Hold so many bytes more for the answer, or fewer. Raises HeldTooMuch, MemoryFull, TakesTooMuch."""
         self._reservation.add(num_bytes)
 
     def holds_at_least(self, num_bytes: int) -> None:
-        """It takes so many in all, if not more. Raises HeldTooMuch, MemoryFull, TakesTooMuch."""
+        """Hold at least so many bytes in all. Raises HeldTooMuch, MemoryFull, TakesTooMuch."""
         self._reservation.grow(num_bytes)
 
     async def aside(self, num_bytes: int, work: Callable[[], AskedT]) -> AskedT:
-        """Return what `work` returns, on a thread where it is about that many bytes and those are many, or the body has
-        more in it than its bytes tell.
+        """Return what `work` returns. It runs on a thread where it handles about `num_bytes` and those are many, or
+        where the body has more in it than its bytes tell.
         """
         if num_bytes <= INLINE_BYTES and _is_quick(self._shape):
             return work()
         return await self._intake.aside(self.team, work)
 
     def loading(self, num_bytes: int) -> AbstractAsyncContextManager[None]:
-        """Wait until so many bytes may be loaded for it, where they are many."""
+        """Wait until so many bytes may be loaded for the request, where they are many."""
         return self._intake.loading(num_bytes, self.team)
 
     async def decoded(self, read: Callable[[bytes], AskedT]) -> AskedT:
-        """Return what `read` makes of it; raises what that raises, InvalidRequest, HeldTooMuch and MemoryFull."""
+        """Return what `read` makes of the body; raises what that raises, InvalidRequest, HeldTooMuch and MemoryFull."""
         raw, self.raw = self.raw, b""
         if self._shape is None:
             self._shape = await self._intake.checked(raw, self._reservation)
@@ -203,7 +203,7 @@ def _is_quick(shape: Shape | None) -> bool:
 
 
 def held_while(scope: Scope, work: Callable[[PartT], Awaitable[None]]) -> Callable[[PartT], Awaitable[None]]:
-    """Return the same work, during which what the request holds stays counted, with or without its connection."""
+    """Return `work` as work during which the request's memory stays counted, with or without its connection."""
     reservation: Reservation = scope[RESERVATION]
 
     async def counted(part: PartT) -> None:
@@ -214,13 +214,13 @@ def held_while(scope: Scope, work: Callable[[PartT], Awaitable[None]]) -> Callab
 
 
 def holds_of(scope: Scope) -> Callable[[int], None]:
-    """Return what is told how many bytes more, or fewer, the request holds; it raises as `Body.holds`."""
+    """Return a function that takes how many bytes more, or fewer, the request holds; it raises as `Body.holds`."""
     reservation: Reservation = scope[RESERVATION]
     return reservation.add
 
 
 class _Arrival:
-    """Checks a body while it comes: what is refused is refused with its first slice that has too much."""
+    """Checks a body while it comes, and refuses it with the first slice that has too much."""
 
     __slots__ = ("_check", "_intake", "_reservation", "_unchecked")
 
@@ -229,10 +229,10 @@ class _Arrival:
         self._reservation = reservation
         self._check: ShapeCheck | None = None
         self._unchecked: list[bytes] = []
-        """What came while there was too little to matter."""
+        """Parts that came while there was too little to matter."""
 
     async def came(self, part: bytes, num_bytes: int) -> None:
-        """Take the next part, with which there are so many bytes in all."""
+        """Take the next part. `num_bytes`: bytes that have come, with this part."""
         self._reservation.grow(num_bytes)
         if num_bytes <= UNCHECKED_BYTES:
             self._unchecked.append(part)
@@ -247,5 +247,5 @@ class _Arrival:
             await self._intake.check_slice(self._reservation.team, self._check, piece)
 
     def shape(self) -> Shape | None:
-        """Return how much all of it holds; None: too little to matter."""
+        """Return how much all of the body holds; None: too little to matter."""
         return None if self._check is None else self._check.shape()

@@ -18,7 +18,7 @@ RETRY_AFTER_S = 1.0
 
 
 class MemoryBudget:
-    """What is held, by team and by key."""
+    """The bytes that are held, by team and by key."""
 
     def __init__(self, max_bytes: int) -> None:
         self._max_bytes = max_bytes
@@ -36,11 +36,11 @@ class MemoryBudget:
         return int(self._max_bytes // 2 * KEY_SHARE)
 
     def reserve(self, principal: Principal) -> Reservation:
-        """Return one of no bytes, to be grown; close it in any case."""
+        """Return a reservation of no bytes, to be grown; close it in any case."""
         return Reservation(self, principal)
 
     def take(self, principal: Principal, num_bytes: int, num_before: int = 0) -> None:
-        """`num_before`: what the same request holds already.
+        """Take so many bytes for a request. `num_before`: bytes that it holds already.
 
         Raises TakesTooMuch for what never fits, HeldTooMuch, MemoryFull.
         """
@@ -66,7 +66,7 @@ class MemoryBudget:
         self.add(principal, num_bytes)
 
     def add(self, principal: Principal, num_bytes: int) -> None:
-        """Count what is held anyway, or, where it is negative, given back."""
+        """Count bytes that are held anyway, or, where the number is negative, given back."""
         self._held += num_bytes
         for held, name in ((self._of_team, principal.team), (self._of_key, principal.key_id)):
             now = held.get(name, 0) + num_bytes
@@ -77,7 +77,7 @@ class MemoryBudget:
 
 
 class Reservation:
-    """What one request holds."""
+    """The bytes that one request holds."""
 
     __slots__ = ("_budget", "_num_holders", "_principal", "num_bytes")
 
@@ -92,16 +92,16 @@ class Reservation:
         return self._principal.team
 
     def grow(self, num_bytes: int) -> None:
-        """It holds at least so many. Raises as `resize`."""
+        """Hold at least so many bytes. Raises as `resize`."""
         if num_bytes > self.num_bytes:
             self.resize(num_bytes)
 
     def add(self, num_bytes: int) -> None:
-        """It holds so many more, or fewer where it is negative. Raises as `resize`."""
+        """Hold so many bytes more, or fewer where it is negative. Raises as `resize`."""
         self.resize(self.num_bytes + num_bytes)
 
     def resize(self, num_bytes: int) -> None:
-        """From now on it holds so many. Raises as `MemoryBudget.take`, and holds as much as before then."""
+        """Hold so many bytes from now on. Raises as `MemoryBudget.take`, and holds as many as before then."""
         more = num_bytes - self.num_bytes
         if more > 0:
             self._budget.take(self._principal, more, self.num_bytes)
@@ -111,7 +111,7 @@ class Reservation:
 
     @contextmanager
     def shared(self) -> Iterator[None]:
-        """It is held at least until the block ends, by whoever goes on with the request without its connection."""
+        """Hold it at least until the block ends, for whoever goes on with the request without its connection."""
         if not self._num_holders:
             self._budget.add(self._principal, self.num_bytes)
         self._num_holders += 1
@@ -121,7 +121,7 @@ class Reservation:
             self.close()
 
     def close(self) -> None:
-        """One holder less; the last one gives everything back."""
+        """Count one holder less; the last one gives everything back."""
         self._num_holders -= 1
         if not self._num_holders:
             self._budget.add(self._principal, -self.num_bytes)

@@ -29,18 +29,18 @@ from workers.protocol.metrics.page import Page
 
 
 class ScrapeAccess:
-    """Who may read metrics: anybody, unless a key for that is set; then whoever has it, and admins.
+    """Decides who may read metrics: anybody, unless a key for that is set; then whoever has it, and admins.
 
     Counters of teams, read before and after a call, tell how long its prompt was.
     """
 
     def __init__(self, keys: Keys, metrics_key: str) -> None:
-        """`metrics_key` empty: anybody may."""
+        """`metrics_key` empty: anybody may read."""
         self._keys = keys
         self._bearer = b"Bearer " + metrics_key.encode() if metrics_key else b""
 
     def check(self, scope: Scope) -> None:
-        """Raises AuthenticationFailed, PermissionDenied."""
+        """Check that the caller may read metrics. Raises AuthenticationFailed, PermissionDenied."""
         if not self._bearer:
             return
         given = Headers(scope=scope).get("authorization", "").encode("latin-1")
@@ -51,10 +51,10 @@ class ScrapeAccess:
 
 
 class MetricsPage:
-    """Prometheus text."""
+    """Answers with metrics as Prometheus text."""
 
     def __init__(self, book: Book, look: Callable[[], None], access: ScrapeAccess) -> None:
-        """`look` sets what is as it is at a scrape."""
+        """`look` sets the gauges at a scrape."""
         self._page = Page(book, look)
         self._access = access
 
@@ -73,20 +73,20 @@ class MetricsPage:
 
 
 class NoMetrics:
-    """Both routes, where the operator has switched them off."""
+    """Refuses both routes, where the operator has switched them off."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         raise NotSupported("This gateway shows no metrics. An operator can switch them on: PADDOCK_METRICS_ENDPOINT.")
 
 
 class Targets:
-    """Prometheus' `http_sd_configs` asks here which workers there are to scrape, each process by its own address."""
+    """Tells Prometheus' `http_sd_configs` which workers there are to scrape, each process by its own address."""
 
     def __init__(self, fleet: Fleet, access: ScrapeAccess) -> None:
         self._fleet = fleet
         self._access = access
         self._told: tuple[object, bytes] = (None, b"")
-        """A picture of the fleet, and what is told of it: anybody may ask, however large it is."""
+        """The workers of a snapshot and the answer that lists them: anybody may ask, however large the fleet is."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         self._access.check(scope)

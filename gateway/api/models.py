@@ -8,11 +8,11 @@ from gateway.api.anthropic.error_shape import ANTHROPIC
 from gateway.api.dialect import SHAPE
 
 VERSION_HEADER = b"anthropic-version"
-"""Every request of Anthropic's API has it."""
+"""The header that every request of Anthropic's API has."""
 
 
 class SpokenModels:
-    """The list, and one model."""
+    """Answers with the list, or with one model."""
 
     def __init__(self, openai: ASGIApp, anthropic: ASGIApp) -> None:
         self._openai = openai

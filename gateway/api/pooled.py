@@ -23,7 +23,7 @@ from workers.protocol.pooled import PoolRequest, PoolResult
 
 
 class PoolAsked(Protocol):
-    """One request of a dialect, read."""
+    """One request of a dialect, parsed."""
 
     @property
     def model(self) -> str:
@@ -41,7 +41,7 @@ class PoolDialect(Protocol[PoolAskedT]):
     """A way to ask for pooled work. Stateless."""
 
     def read(self, raw: bytes, scope: Scope) -> PoolAskedT:
-        """Raises PaddockError for what is not valid or not supported, naming the parameter."""
+        """Return the parsed request. Raises PaddockError for what is invalid or not supported, naming the parameter."""
         ...
 
     def parts(self, asked: PoolAskedT, call: Call, result: PoolResult) -> Iterator[bytes]:

@@ -1,4 +1,4 @@
-"""Work that lasts only while the client is there, and work beside it."""
+"""Runs work that lasts only while the client is there, and work beside it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager
 from starlette.types import Receive
 
 CLIENT_GONE_STATUS = 499
-"""In the log only: nobody is there to read it. nginx's convention."""
+"""Status of a request whose client has gone, in the log only: nobody is there to read it. nginx's convention."""
 
 
 class ClientGone(Exception):  # the end of a request that nobody waits for, not a fault
@@ -18,7 +18,7 @@ class ClientGone(Exception):  # the end of a request that nobody waits for, not 
 
 @asynccontextmanager
 async def while_present(receive: Receive) -> AsyncIterator[None]:
-    """Interrupts its block, wherever it waits, when the client disconnects; raises ClientGone then.
+    """Interrupt the block, wherever it waits, when the client disconnects; raise ClientGone then.
 
     The request's body must have been read: what else arrives is thrown away.
     """
@@ -43,7 +43,7 @@ async def while_present(receive: Receive) -> AsyncIterator[None]:
 
 @asynccontextmanager
 async def beside(work: Coroutine[None, None, None]) -> AsyncIterator[None]:
-    """Runs `work` while the block runs, and ends it with the block. Raises what `work` raised."""
+    """Run `work` while the block runs, and end it with the block. Raises what `work` raised."""
     task = asyncio.get_running_loop().create_task(work)
     try:
         yield

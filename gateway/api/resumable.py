@@ -23,7 +23,7 @@ from gateway.telemetry.trail import Trail
 from workers.tracing.context import read_context
 
 HELD_PER_BYTE = 2
-"""Memory that events take for each of their bytes: as they were read, and in the connection."""
+"""Bytes of memory that events take for each of their bytes: as they were read, and in the connection."""
 
 
 class Resumable:
@@ -33,14 +33,14 @@ class Resumable:
         self._ping_interval_s = ping_interval_s
 
     async def first(self, wish: Wish, produce: Produce, scope: Scope, receive: Receive, send: Send) -> None:
-        """Begins a stream that bears a broken connection, and sends it."""
+        """Begin a stream that outlives a broken connection, and send it."""
         reading = await self.begin(new_stream(), wish.owner, wish.grace_s, produce, trail_of(scope))
         await self.follow(reading, scope, receive, send)
 
     async def begin(
         self, stream: str, owner: Owner, grace_s: float | None, produce: Produce, trail: Trail
     ) -> LocalReading:
-        """`produce` fills in the trail, and ends it if that has been handed over by then."""
+        """Begin a stream. `produce` fills in the trail; where that was handed over by then, its end is logged here."""
 
         async def write(recording: Recording) -> None:
             try:
@@ -56,7 +56,7 @@ class Resumable:
         return await self._recordings.begin(stream, owner, write, grace_s, trace)
 
     async def follow(self, reading: LocalReading, scope: Scope, receive: Receive, send: Send) -> None:
-        """Sends a stream that has just begun. Where the client leaves before its end, the trail is handed over."""
+        """Send a stream that has just begun. Where the client leaves before its end, the trail is handed over."""
         try:
             await self.send(reading, scope, receive, send)
         except ClientGone:
@@ -64,7 +64,7 @@ class Resumable:
             raise
 
     async def again(self, wish: Wish, body: Body, scope: Scope, receive: Receive, send: Send) -> None:
-        """Go on with a stream; its request holds what is being sent. Raises as `Recordings.open`."""
+        """Send the rest of a stream; this request's memory counts what is being sent. Raises as `Recordings.open`."""
         body.raw = b""  # the wish has its digest
         reading = await self._recordings.open(wish.stream, wish.after, wish.owner)
         await self.send(reading, scope, receive, send, holds=body.holds_at_least)
@@ -103,12 +103,12 @@ class Resumable:
 
 
 def new_stream() -> str:
-    """An id that nobody guesses."""
+    """Return an id that nobody guesses."""
     return secrets.token_hex(16)
 
 
 async def _copy(reading: Reading, stream: EventStream, holds: Callable[[int], None] | None) -> PaddockError | None:
-    """Every event to the client; why that did not work."""
+    """Send every event to the client; return why that did not work, or None."""
     try:
         while events := await reading.take():
             if reading.refusal is not None and not stream.started:
@@ -123,5 +123,5 @@ async def _copy(reading: Reading, stream: EventStream, holds: Callable[[int], No
 
 
 def _note_told(trail: Trail) -> None:
-    """Unless whoever wrote the stream has said more."""
+    """Note that the answer went well, unless whoever wrote the stream has noted more."""
     trail.status, trail.outcome = trail.status or 200, trail.outcome or "ok"

@@ -22,10 +22,10 @@ class RouteRow(NamedTuple):
     method: str
     path: str
     name: str
-    """Of the app that answers; several routes may have one."""
+    """Name of the app that answers; several routes may have the same."""
     about: str
     shape: ErrorShape = OPENAI
-    """How its errors look."""
+    """The form of its errors."""
 
 
 ROUTES = (
@@ -119,7 +119,7 @@ ROUTES = (
 
 PATHS = frozenset(row.path for row in ROUTES)
 LISTED = ", ".join(f"{row.method} {row.path.replace(':path', '')}" for row in ROUTES)
-"""As the answer to a path that nobody has lists them; anybody may ask for one, again and again."""
+"""The routes as the answer to an unknown path lists them: anybody may ask for such a path, again and again."""
 
 
 class Routes:
@@ -141,7 +141,7 @@ class Routes:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http":
-            # What is no path as it stands is one with names in it, or none.
+            # A path that is not declared as it stands has names in it, or no route.
             others = self._by_pattern if scope["path"] in PATHS else self._with_names
             await self._by_path.get((scope["method"], scope["path"]), others)(scope, receive, send)
         else:
@@ -165,7 +165,7 @@ def _router(apps: Mapping[str, ASGIApp], rows: Sequence[RouteRow]) -> Router:
 
 
 class _Shaped:
-    """Whatever fails inside is told in the dialect of the route, and known by its path."""
+    """Has whatever fails inside told in the dialect of the route, and notes the route's path."""
 
     def __init__(self, inside: ASGIApp, path: str, shape: ErrorShape) -> None:
         self._inside = inside

@@ -11,17 +11,17 @@ T = TypeVar("T")
 
 
 class SharedLook(Generic[T]):
-    """One event loop. Whoever leaves does not take the others' answer along; a failure is told to those who wait."""
+    """Asks once for all who wait, on one event loop. One who leaves does not end the wait; all are told a failure."""
 
     def __init__(self, ask: Callable[[], Coroutine[Any, Any, T]], fresh_s: float) -> None:
-        """`fresh_s`: for how long an answer is told again, from when it was asked for."""
+        """`fresh_s`: seconds for which an answer is told again, from when it was asked for."""
         self._ask = ask
         self._fresh_s = fresh_s
         self._asked_at = 0.0
         self._task: asyncio.Task[T] | None = None
 
     async def take(self) -> T:
-        """Raises what asking raises."""
+        """Return an answer that is fresh, or the next one. Raises what asking raises."""
         if self._task is None or (self._task.done() and not self._is_fresh(self._task)):
             self._asked_at = time.monotonic()
             self._task = asyncio.create_task(self._ask())
@@ -34,6 +34,6 @@ class SharedLook(Generic[T]):
 
 
 def _retrieve(task: asyncio.Task[Any]) -> None:
-    """Take note of an exception that nobody waits for any more."""
+    """Retrieve an exception that nobody waits for any more."""
     if not task.cancelled():
         task.exception()

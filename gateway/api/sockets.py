@@ -18,24 +18,24 @@ from gateway.call import Principal
 from gateway.errors import TooManyConnections, TooManySockets
 
 METHOD = "WEBSOCKET"
-"""What stands in the place of a method, in routes and log lines."""
+"""The word in the place of a method, in routes and log lines."""
 
 SWITCHED = 101
 """The status of a connection that was accepted."""
 NORMAL, RESTARTS = 1000, 1012
-"""Why a connection is closed."""
+"""Codes that say why a connection is closed."""
 
 RETRY_S = 10.0
-"""Until a WebSocket may have closed."""
+"""Seconds after which a WebSocket may have closed."""
 
 SEVERED = (OSError, RuntimeError)
-"""What sending raises: the latter where the server itself has just closed it, since a message was too long or none."""
+"""Errors of sending: the latter where the server has just closed the connection over a message, too long or invalid."""
 
 Headers = list[tuple[bytes, bytes]]
 
 
 class Socket:
-    """One connection. Methods raise ClientGone when the client is."""
+    """One connection. Methods raise ClientGone when the client has gone."""
 
     def __init__(self, receive: Receive, send: Send) -> None:
         self._receive = receive
@@ -46,22 +46,22 @@ class Socket:
         await self._tell({"type": "websocket.accept", "headers": headers})
 
     async def receive(self) -> str | None:
-        """The next message; None for one of bytes."""
+        """Return the next message; None for one of bytes."""
         message = await self._receive()
         if message["type"] == "websocket.disconnect":
             raise ClientGone
         return message.get("text")
 
     async def send(self, text: str) -> None:
-        """One message. Waits while the client's buffers are full."""
-        # Once per token: not by way of `_tell`.
+        """Send one message. Waits while the client's buffers are full."""
+        # This runs once per token, so it does without `_tell`.
         try:
             await self._send({"type": "websocket.send", "text": text})
         except SEVERED:
             raise ClientGone from None
 
     async def close(self, code: int, reason: str) -> None:
-        """`reason`: up to 123 bytes."""
+        """Close the connection. `reason`: up to 123 bytes."""
         await self._tell({"type": "websocket.close", "code": code, "reason": reason})
 
     async def _tell(self, message: Message) -> None:
@@ -72,7 +72,7 @@ class Socket:
 
 
 def refusing(send: Send) -> Send:
-    """What is sent as an HTTP answer becomes the answer to the handshake."""
+    """Return a `send` whose HTTP answers become the answer to the handshake."""
 
     async def told(message: Message) -> None:
         await send({**message, "type": f"websocket.{message['type']}"})
@@ -82,26 +82,26 @@ def refusing(send: Send) -> Send:
 
 class Stoppable(Protocol):
     def stop(self) -> None:
-        """Ends when what runs on it has."""
+        """Close it when what runs on it has ended."""
         ...
 
 
 class Sockets:
-    """Every connection that is open, and how many there may be."""
+    """Counts the connections that are open, and bounds them in all and by key."""
 
     def __init__(self, most: int, most_per_key: int) -> None:
         self._most = most
         self._most_per_key = most_per_key
         self._per_key: Counter[str] = Counter()
         self._open: dict[Stoppable, float] = {}
-        """Since when, time.monotonic()."""
+        """Connection -> time.monotonic() at which it was opened."""
 
     @property
     def num_open(self) -> int:
         return len(self._open)
 
     def check(self, principal: Principal) -> None:
-        """Raises TooManySockets where this key has its share of connections, TooManyConnections where all have."""
+        """Raise TooManySockets where this key has its share of connections, TooManyConnections where all are taken."""
         if self._per_key[principal.key_id] >= self._most_per_key:
             raise TooManySockets(
                 f"This key has {self._most_per_key} WebSockets open here. Close some, or send more requests over each; "
@@ -116,7 +116,7 @@ class Sockets:
 
     @contextmanager
     def opened(self, connection: Stoppable, principal: Principal) -> Iterator[None]:
-        """Count it while the block lasts. Raises as `check`."""
+        """Count a connection while the block lasts. Raises as `check`."""
         self.check(principal)
         self._per_key[principal.key_id] += 1
         self._open[connection] = time.monotonic()
@@ -129,7 +129,7 @@ class Sockets:
                 del self._per_key[principal.key_id]
 
     def stop(self, *, older_than_s: float = 0.0) -> None:
-        """Those that were opened before: who has just come is to be able to ask something."""
+        """Stop the connections that are older than that: a new one is to have time to ask something."""
         before = time.monotonic() - older_than_s
         for connection, opened_at in self._open.items():
             if opened_at <= before:

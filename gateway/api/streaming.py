@@ -15,10 +15,10 @@ from starlette.types import Send
 from gateway.api.presence import beside
 
 END = b"\n\n"
-"""Of an event. Each is one chunk of the response: there are clients that take a chunk for an event."""
+"""The end of an event. Each event is one chunk of the response: there are clients that take a chunk for an event."""
 
 UNREAD_BYTES = 64 << 10
-"""What the server takes of an answer before it waits for the peer: uvicorn looks at that before it sends, not after."""
+"""Bytes of an answer that the server takes before it waits for the peer: uvicorn looks before it sends, not after."""
 
 PING = b": ping\n\n"
 DONE = b"data: [DONE]\n\n"
@@ -35,24 +35,24 @@ STREAM_HEADERS: Headers = [
 
 @dataclass(frozen=True, slots=True)
 class LongEvent:
-    """One event that tells again what others have told."""
+    """One event that repeats what others have told."""
 
     parts: Iterator[bytes]
-    """All of it; each part is made when it is its turn."""
+    """All of the event; each part is made when it is its turn."""
     brief: Iterator[bytes]
-    """The same for where it has to be in one piece: with no more of that than is short."""
+    """The event for where it has to be in one piece: it repeats only what is short."""
 
 
 Written = bytes | list[bytes | LongEvent]
-"""Whole events. Where some are long, they stand by themselves, between the others."""
+"""Whole events. Where some are long, each of these is an item by itself, between the others."""
 
 
 class Pings(NamedTuple):
-    """What keeps a stream alive while there is nothing to say."""
+    """How a stream is kept alive while there is nothing to say."""
 
     interval_s: float
     as_events: bool = False
-    """Events of the stream's own dialect in place of comments, which some clients take for events."""
+    """Pings are events of the stream's own dialect in place of comments, which some clients take for events."""
 
 
 class EventStream:
@@ -69,14 +69,14 @@ class EventStream:
         self._quiet = True
 
     async def start(self) -> None:
-        """Sends status 200 and the headers, the first time."""
+        """Send status 200 and the headers, the first time."""
         if not self.started:
             self.started = True
             headers = STREAM_HEADERS + self._headers()
             await self._send({"type": "http.response.start", "status": 200, "headers": headers})
 
     def write(self, body: Written) -> Awaitable[None]:
-        """Sends whole events. Waits while the client's buffers are full."""
+        """Send whole events. Waits while the client's buffers are full."""
         self._quiet = False
         if isinstance(body, list):
             return self._write_long(body)
@@ -85,7 +85,7 @@ class EventStream:
         return self._send({"type": "http.response.body", "body": body, "more_body": True})
 
     async def end(self, body: Written) -> None:
-        """Sends the last events, and closes the stream; a long one at its end is waited for until it has been read."""
+        """Send the last events and close the stream; a long one at its end is waited for until it has been read."""
         if isinstance(body, list):
             await self._write_long(body)
             body = b""
@@ -101,7 +101,7 @@ class EventStream:
             await self._send({"type": "http.response.body", "body": event, "more_body": True})
 
     async def _write_long(self, events: list[bytes | LongEvent]) -> None:
-        """Others get their turn between any two parts."""
+        """Send long events; other tasks get their turn between any two parts."""
         for event in events:
             if isinstance(event, bytes):
                 await self.write(event)
@@ -112,10 +112,10 @@ class EventStream:
                 await asyncio.sleep(0)
 
     async def pinged(self, writing: Coroutine[None, None, ResultT], interval_s: float) -> ResultT:
-        """What `writing` returns; whenever it sends nothing for `interval_s`, a ping is sent."""
+        """Return what `writing` returns; whenever it sends nothing for `interval_s`, a ping is sent."""
         async with beside(self._ping_every(interval_s)):
-            # In a task of its own, a token's wake-up does not climb through every frame of the way in. No group of
-            # tasks: one that is cancelled is left, with all its frames, to the collector of cycles.
+            # In a task of its own, a token's wake-up does not pass through every frame of the way in. It is no task
+            # group: a cancelled one is left, with all its frames, to the collector of cycles.
             return await asyncio.get_running_loop().create_task(writing)
 
     async def _ping_every(self, interval_s: float) -> None:
@@ -128,7 +128,7 @@ class EventStream:
 
 
 def split(body: bytes) -> list[bytes]:
-    """Its events, at least one piece: an empty body has an empty one. JSON has no line ends of its own."""
+    """Return the events, at least one piece: an empty body has an empty one. JSON has no line ends of its own."""
     *events, rest = body.split(END)
     pieces = [event + END for event in events]
     return pieces if pieces and not rest else [*pieces, rest]
@@ -141,5 +141,5 @@ def whole_events(body: Written) -> Iterator[bytes]:
 
 
 def data(json: bytes) -> bytes:
-    """One event."""
+    """Return one event."""
     return b"data: %b\n\n" % json

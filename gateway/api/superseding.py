@@ -1,4 +1,4 @@
-"""Autocompletes that a newer one of the same session makes useless: the older one ends, and gives its slot back."""
+"""Ends an autocomplete that a newer one of the same session makes useless, and so gives its slot back."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ NEWER = "A newer request of this session took this one's place. Nothing is to be
 
 
 class Superseding:
-    """Calls under way of this gateway process, by their key and session. Sessions of other keys are others."""
+    """The calls under way of this gateway process, by key and session: each key has sessions of its own."""
 
     def __init__(self) -> None:
         self._latest: dict[tuple[str, str], Cutoff] = {}
 
     @asynccontextmanager
     async def turn(self, call: Call) -> AsyncIterator[None]:
-        """Ends the one before it, and is ended by the next one: the block then raises Superseded."""
+        """End the session's call before this one; the next one ends this one, and the block then raises Superseded."""
         if not call.session:
             yield
             return
@@ -28,7 +28,7 @@ class Superseding:
         older = self._latest.get(name)
         if older is not None:
             older.cut(Superseded(NEWER))
-        # The corridor within ends by itself when the call's time is up.
+        # The pipeline within ends by itself when the call's time is up.
         cutoff = self._latest[name] = Cutoff(call.deadline + 1.0, "the time of its call")
         try:
             async with cutoff:

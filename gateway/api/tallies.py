@@ -12,7 +12,7 @@ _encode = msgspec.json.Encoder().encode
 
 
 def usage_object(usage: Usage, num_thought: int = 0) -> dict[str, Any]:
-    """OpenAI's API reference, `usage` of a completion; `num_thought` of its tokens were thought, not said."""
+    """Return `usage` as in OpenAI's API reference; `num_thought` of its completion tokens were thought, not said."""
     document: dict[str, Any] = {
         "prompt_tokens": usage.prompt_tokens,
         "completion_tokens": usage.completion_tokens,
@@ -25,7 +25,7 @@ def usage_object(usage: Usage, num_thought: int = 0) -> dict[str, Any]:
 
 
 def timings_object(timings: Timings) -> dict[str, Any]:
-    """tools/server/README.md of llama.cpp, `timings`.
+    """Return `timings` as in tools/server/README.md of llama.cpp.
 
     The first token comes with the prompt: the rate is that of the tokens after it, 0 where there are none.
     """
@@ -46,7 +46,7 @@ def timings_object(timings: Timings) -> dict[str, Any]:
 
 
 def progress_object(progress: Progress) -> dict[str, int]:
-    """tools/server/README.md of llama.cpp, `prompt_progress`."""
+    """Return `prompt_progress` as in tools/server/README.md of llama.cpp."""
     return {
         "total": progress.total,
         "cache": progress.cache,
@@ -62,6 +62,6 @@ def progress_timings(progress: Progress) -> dict[str, Any]:
 
 
 def progress_fields(progress: Progress, *, timings: bool) -> bytes:
-    """Return what a chunk has of it behind its choices; `timings`: they are wanted as well."""
+    """Return the fields of a chunk that stand behind its choices; `timings`: those are wanted as well."""
     fields = b',"prompt_progress":' + _encode(progress_object(progress))
     return fields + (b',"timings":' + _encode(progress_timings(progress)) if timings else b"")

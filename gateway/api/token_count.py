@@ -1,4 +1,4 @@
-"""How many tokens a prompt would have, without an answer, in any dialect: a worker renders and counts."""
+"""Counts the tokens that a prompt would have, without an answer, in any dialect: a worker renders and counts."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from workers.protocol.requests import GenerateRequest
 
 
 class CountDialect(Protocol):
-    """How a dialect asks, and how it is told. Stateless."""
+    """Reads a dialect's question and writes the answer. Stateless."""
 
     def read(self, raw: bytes, scope: Scope) -> tuple[str, GenerateRequest]:
-        """The model's name, and a request with the prompt. Raises PaddockError."""
+        """Return the model's name, and a request with the prompt. Raises PaddockError."""
         ...
 
     def told(self, num_tokens: int) -> dict[str, Any]: ...
