@@ -27,7 +27,7 @@ ResultT = TypeVar("ResultT")
 
 
 class DecodingLane:
-    """Runs work on one thread, and slices of it on the event loop. Teams wait in turn for either."""
+    """Runs work on one thread, or in slices on the event loop. Teams wait in turn for either."""
 
     def __init__(self) -> None:
         self._thread = ThreadPoolExecutor(1, "decoding")

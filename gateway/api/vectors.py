@@ -12,11 +12,11 @@ from workers.protocol.pooled import PoolResult
 
 FLOAT_BYTES = 4
 PART_BYTES = 256 << 10
-"""An answer is written in parts of about so many bytes, and other calls get a turn after each."""
+"""Bytes, about, of the parts in which an answer is written; other calls get a turn after each."""
 NUM_PARTS = 3
 """Parts of an answer in memory while it is sent: in the connection, about to go there, and the next."""
 DECIMAL_BYTES = 24
-"""A number in JSON takes at most so many bytes."""
+"""Most bytes of a number in JSON."""
 
 
 def answer_bytes(result: PoolResult) -> int:
@@ -39,7 +39,7 @@ def rows_of(result: PoolResult) -> Iterator[array[float]]:
 
 
 def base64_of(row: array[float]) -> str:
-    """Little-endian float32."""
+    """Return the row as little-endian float32 in base64."""
     if sys.byteorder == "big":
         row = row[:]
         row.byteswap()
@@ -47,7 +47,7 @@ def base64_of(row: array[float]) -> str:
 
 
 def shortened(row: array[float], width: int) -> array[float]:
-    """The first `width` numbers, at length 1 again."""
+    """Return the first `width` numbers, scaled to length 1 again."""
     head = row[:width]
     length = math.sqrt(sum(number * number for number in head))
     return array("f", [number / length for number in head]) if length else head

@@ -1,4 +1,4 @@
-"""What a caller wants to happen when its connection breaks: the headers `x-resume-grace` and `Last-Event-ID`.
+"""Reads how a stream is to outlive a broken connection: the headers `x-resume-grace` and `Last-Event-ID`.
 
 Source of the latter: WHATWG HTML, "Server-sent events". Ids of events are `<stream>:<number>`.
 """
@@ -24,17 +24,17 @@ _EVENT_ID = re.compile(rb"([0-9a-f]{1,64}):([0-9]{1,15})")
 @dataclass(frozen=True, slots=True)
 class Wish:
     owner: Owner
-    """Who may read the stream again: this team, with this request."""
+    """The team, and the digest of this request, that may read the stream again."""
     grace_s: float
-    """How long the answer goes on without its client."""
+    """Seconds that the answer goes on without its client."""
     stream: str
-    """What is read again; empty: nothing, this is the first time."""
+    """Id of the stream that is read again; empty: none, this is the first time."""
     after: int
     """Number of the last event that the client has."""
 
 
 async def read_wish(scope: Scope, body: Body) -> Wish | None:
-    """Return None without either header; long bodies are hashed on a thread.
+    """Return what both headers ask for; None without either. Long bodies are hashed on a thread.
 
     Raises InvalidRequest, and StreamGone for an id that never was one of ours.
     """
@@ -71,7 +71,7 @@ def _event(value: bytes) -> tuple[str, int]:
 
 
 def _digest(scope: Scope, raw: bytes) -> str:
-    """The same for the same method, path, query and body."""
+    """Return a digest that is the same for the same method, path, query and body."""
     head = f"{scope['method']} {scope['path']}?".encode() + scope.get("query_string", b"") + b"\n"
     digest = hashlib.sha256(head)
     digest.update(raw)

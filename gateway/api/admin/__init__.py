@@ -1,1 +1,1 @@
-"""What operators ask of the gateway itself, with an admin's key."""
+"""Routes on which operators ask the gateway about itself, with an admin's key."""

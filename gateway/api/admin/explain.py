@@ -1,4 +1,4 @@
-"""`/admin/explain`: how a call would be placed now, and who stands in the line before it. Nothing is sent anywhere.
+"""`/admin/explain`: how a call would be placed now, and which calls are in line before it. Nothing is sent anywhere.
 
 `GET` asks for a model, `POST` with the body of a chat request for that prompt. Told are numbers and names, never text.
 """
@@ -26,7 +26,7 @@ from gateway.routing.urgency import MOST_URGENT
 from gateway.store.look import LineView
 
 MAX_WORKERS = 64
-"""That are told of one by one: the best of those that would do, and as many of the others."""
+"""Most workers that are listed: the best of those that would do, and as many of the others."""
 
 
 class Explaining(Protocol):
@@ -76,20 +76,20 @@ class ExplainRoute:
         await send_json(send, told, caller.trail)
 
     async def _asked(self, caller: Caller, scope: Scope, receive: Receive) -> tuple[Call, Ask]:
-        """Raises PaddockError, as the chat route does."""
+        """Return the call of the chat request in the body, and its placement request. Raises as the chat route does."""
         async with self._reception.opened(caller, scope, receive) as body:
             asked = await body.decoded(lambda raw: self._chat.read(raw, scope))
         query = query_of(scope)
         call = self._reception.call(caller, {"model": asked.model or None}, scope)
         request = asked.requests[0]
         uses = self._pipeline.adapters(call, request.adapters)
-        # Heads are a team's own: an admin may ask in the place of another one.
+        # Prefix hashes are a team's own: an admin may ask in the place of another team.
         team = query.get("team", call.principal.team)
         contents = self._fleet.snapshot.contents.get(call.model, {})
         return call, ask_of(replace_struct(request, adapters=uses), team, contents)
 
     async def _add_line(self, told: dict[str, Any]) -> None:
-        """What Redis knows; null while it is away, which is when one may want to know the rest."""
+        """Add what Redis knows; null while it is away, which is when one may want to know the rest."""
         workers = [worker["worker"] for worker in told["workers"]]
         try:
             line = await self._lines.look(told["model"], workers, MOST_URGENT)

@@ -1,4 +1,4 @@
-"""The line of a model, circuits and gateways as JSON for operators. Pure."""
+"""Writes the line of a model, circuits and gateways as JSON for operators. Pure."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Json = dict[str, Any]
 
 
 def workers_told(explanation: Explanation, most: int) -> Json:
-    """`most`: workers that are named, of those that would do and of the others."""
+    """Return how workers rank. `most`: workers that are named, of those that would do and of the others."""
     return {
         "num_workers": len(explanation.ranked) + len(explanation.left_out),
         "workers": [_worker(placed) for placed in explanation.ranked[:most]],
@@ -42,7 +42,7 @@ def _worker(placed: Placed) -> Json:
 
 
 def line_told(line: LineView) -> Json:
-    """Priorities as callers give them: the lower number is the more urgent one."""
+    """Return the line, with priorities as callers give them: the lower number is the more urgent one."""
     return {
         "waiting": line.waiting,
         "settling": line.settling,
@@ -78,7 +78,7 @@ def _bid(bid: QueuedBid) -> Json:
 
 
 def circuits_told(workers: Sequence[Heartbeat], views: Mapping[str, View]) -> list[Json]:
-    """Of those workers that have failed lately."""
+    """Return the circuits of those workers that have failed lately."""
     return [
         {
             "worker": beat.worker,
@@ -92,7 +92,7 @@ def circuits_told(workers: Sequence[Heartbeat], views: Mapping[str, View]) -> li
 
 
 def gateways_told(beats: Mapping[str, float], now: float) -> list[Json]:
-    """`beats`: id -> unix time of its last beat. By this gateway's clock: others' may differ."""
+    """Return when gateways were seen. `beats`: id -> Unix time of the last beat, by its clock, which may differ."""
     return [{"gateway": id, "seen_s_ago": _seconds(max(0.0, now - at))} for id, at in sorted(beats.items())]
 
 

@@ -24,7 +24,7 @@ MAX_TOOLS = 128
 
 
 class Block(Loose):
-    """One of any kind: which fields count depends on `type`."""
+    """A block of any kind: which fields count depends on `type`."""
 
     type: str
     text: str | None = None
@@ -75,7 +75,7 @@ class OutputConfigBody(Loose):
 
 
 class PromptBody(Body):
-    """What a prompt is made of: the body of `count_tokens`."""
+    """The fields that a prompt is made of: the body of `count_tokens`."""
 
     model: str = ""
     messages: Annotated[list[MessageBody], Field(max_length=MAX_MESSAGES, fail_fast=True)]

@@ -1,4 +1,4 @@
-"""Anthropic's messages and blocks as canonical messages."""
+"""Reads Anthropic's messages and blocks into canonical messages."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from workers.protocol.requests import Message, ToolCall
 THOUGHTS = ("thinking", "redacted_thinking")
 
 BILLING = re.compile(r"\A(x-anthropic-billing-header:.{0,500}?\bcch=)\w{5};")
-"""What Claude Code's system prompt begins with. The stamp differs in every request, and no cache would get past it."""
+"""The beginning of Claude Code's system prompt. Its stamp differs in every request; no prefix cache gets past that."""
 NO_STAMP = r"\g<1>fffff;"
 
 _ENCODER = json.JSONEncoder(ensure_ascii=False)
 
 
 def read_conversation(system: Content | None, messages: Sequence[MessageBody]) -> tuple[Message, ...]:
-    """Raises InvalidRequest, NotSupported."""
+    """Return the canonical messages. Raises InvalidRequest, NotSupported."""
     read: list[Message] = []
     if system is not None:
         text = _system(system, "system")
@@ -38,13 +38,13 @@ def read_conversation(system: Content | None, messages: Sequence[MessageBody]) -
             read.append(Message("system", _system(message.content, f"{path}.content")))
         else:
             read.append(_assistant(message.content, f"{path}.content"))
-    if not messages:  # as for llama-server, which answers what the instructions alone make of it
+    if not messages:  # llama-server does the same: it answers the instructions alone
         read.append(Message("user", ""))
     return tuple(read)
 
 
 def _user(content: Content, path: str) -> Iterator[Message]:
-    """Results of tools are messages of their own; the texts between and after them are the user's, as lines."""
+    """Yield a user's messages. Results of tools are messages of their own; the texts between them become lines."""
     if isinstance(content, str):
         yield Message("user", content)
         return
@@ -114,12 +114,12 @@ def _call(block: Block, path: str) -> ToolCall:
 
 
 def _arguments(value: dict[str, Any]) -> str:
-    """Return what `json.dumps` does, in small steps: in one, 8 MiB of numbers hold the interpreter for 0.2 s."""
+    """Return what `json.dumps` does, in small steps: in one, 8 MiB of numbers hold the GIL for 0.2 s."""
     return "".join(_ENCODER.iterencode(value))
 
 
 def _system(content: Content, path: str) -> str:
-    """Blocks follow each other as they are, as for llama-server."""
+    """Return the system prompt. Blocks follow each other as they are, as for llama-server."""
     if isinstance(content, str):
         return BILLING.sub(NO_STAMP, content)
     return "".join(BILLING.sub(NO_STAMP, _text_of(block, f"{path}.{n}")) for n, block in enumerate(content))

@@ -1,4 +1,4 @@
-"""How Anthropic's dialect tells an error.
+"""Writes errors in Anthropic's form.
 
 Source: Anthropic's API reference, "Errors".
 """
@@ -32,13 +32,13 @@ TYPES = {
     502: "overloaded_error",
     503: "overloaded_error",
 }
-"""Status of the error tree -> type. A worker that was lost, and one that is not there, mend by asking again."""
+"""Status in the error tree -> type. A worker that was lost, or is not there, is one of those that are worth a retry."""
 
 TOO_LONG = "prompt is too long: {n_prompt_tokens} tokens > {n_ctx} maximum, answer included"
-"""What Anthropic says of a prompt; Claude Code shortens by both numbers."""
+"""Anthropic's words for a prompt that is too long; Claude Code shortens by both numbers."""
 
 NO_THREADS = {"error_code": "thread_unsupported_request", "unsupported": [THREAD]}
-"""By this the SDK knows that it has to send whole conversations, and does."""
+"""Details that tell the SDK to send whole conversations, which it then does."""
 
 
 class AnthropicErrors:
@@ -53,7 +53,7 @@ ANTHROPIC: ErrorShape = AnthropicErrors()
 
 
 def error_body(error: PaddockError, trail: Trail) -> bytes:
-    """`{"type": "error", "error": {...}, "request_id": ...}`."""
+    """Return `{"type": "error", "error": {...}, "request_id": ...}`."""
     message = error.worded(TOO_LONG) if isinstance(error, ContextOverflow) else error.message
     inner: dict[str, Any] = {"type": _type(error), "message": message}
     if isinstance(error, UnsupportedParameter) and error.param == THREAD:

@@ -13,7 +13,7 @@ from gateway.telemetry.trail import Trail
 
 
 class MessagesDialect:
-    """Anthropic's messages."""
+    """Anthropic's messages: reader and writers."""
 
     def read(self, raw: bytes, scope: Scope) -> MessagesRequest:
         return read_messages_request(raw, ignored_of(scope))

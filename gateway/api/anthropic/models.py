@@ -25,7 +25,7 @@ MOST = 1000
 
 
 class ModelInfos:
-    """The list, in pages, or the model of the name in the path."""
+    """Answers with the list, in pages, or with the model of the name in the path."""
 
     def __init__(self, keys: Keys, names: Names, fleet: Fleet) -> None:
         self._keys = keys
@@ -67,7 +67,7 @@ class ModelInfos:
 
 
 def page(names: Sequence[str], query: dict[str, str]) -> tuple[Sequence[str], bool]:
-    """Return the names that a page has, and whether there are more in its direction. Raises InvalidRequest."""
+    """Return the names on a page, and whether there are more in its direction. Raises InvalidRequest."""
     limit = _limit(query.get("limit"))
     after, before = query.get("after_id"), query.get("before_id")
     if after is not None and before is not None:

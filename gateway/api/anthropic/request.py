@@ -24,7 +24,7 @@ from workers.protocol.requests import UNBOUNDED, Constraint, GenerateRequest, Th
 
 @dataclass(frozen=True, slots=True)
 class MessagesRequest:
-    """What a request for a message asks for."""
+    """A parsed request for a message."""
 
     model: str
     requests: tuple[GenerateRequest, ...]
@@ -32,7 +32,7 @@ class MessagesRequest:
 
 
 def read_messages_request(raw: bytes, ignored: Ignored | None = None) -> MessagesRequest:
-    """Read the body; `ignored` notes what nothing is done with.
+    """Return the parsed body; `ignored` notes parameters that nothing is done with.
 
     Raises InvalidRequest, UnsupportedParameter or NotSupported, each naming the parameter by its path.
     """
@@ -51,8 +51,8 @@ def read_messages_request(raw: bytes, ignored: Ignored | None = None) -> Message
 
 
 def read_prompt(raw: bytes, ignored: Ignored) -> tuple[str, GenerateRequest]:
-    """Return the model's name, and as much of a request as its prompt depends on; what messages have beside that is not
-    looked at. `ignored` notes what they don't have.
+    """Return the model's name, and as much of a request as its prompt depends on. Other parameters of messages are not
+    looked at; `ignored` notes those that messages don't have.
 
     Raises InvalidRequest, UnsupportedParameter.
     """
@@ -77,7 +77,7 @@ def _prompt(body: PromptBody) -> dict[str, Any]:
 
 
 def _is_begun(body: PromptBody) -> bool:
-    """The conversation ends in what the assistant is to go on from."""
+    """Return whether the conversation ends in text that the assistant is to go on from."""
     if not body.messages:
         return False
     last = body.messages[-1]
@@ -116,7 +116,7 @@ def _forced(body: PromptBody, tools: tuple[Tool, ...]) -> tuple[str, ...]:
 
 
 def _thinking(body: PromptBody) -> Thinking:
-    """As in OpenAI's dialect, `chat_template_kwargs` goes before what else switches it."""
+    """Return how to think. As in OpenAI's dialect, `chat_template_kwargs` goes before what else switches it."""
     kwargs, asked = body.chat_template_kwargs or {}, body.thinking
     enabled = enabled_by_kwargs(kwargs)
     if enabled is None and asked is not None:

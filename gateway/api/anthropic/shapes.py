@@ -1,4 +1,4 @@
-"""Small objects that whole messages and streams have in common.
+"""Makes the small objects that whole messages and streams have in common.
 
 Source: Anthropic's API reference, "Create a Message" and "Streaming messages".
 """
@@ -26,7 +26,7 @@ def stop_reason(end: Finished) -> str:
 
 
 def usage_object(num_prompt: int, num_cached: int, num_answer: int) -> dict[str, Any]:
-    """`input_tokens` are those that were not cached."""
+    """Return `usage`, in which `input_tokens` are those that were not cached."""
     return {
         "input_tokens": num_prompt - num_cached,
         "cache_creation_input_tokens": 0,

@@ -24,14 +24,14 @@ PING = b'event: ping\ndata: {"type":"ping"}\n\n'
 
 
 class StreamWriter:
-    """The events of one streamed message. What is the same in all deltas of a block is encoded once."""
+    """Writes one streamed message. What is the same in all deltas of a block is encoded once."""
 
     def __init__(self, call: Call, trail: Trail) -> None:
         self._model = call.alias
         self._trail = trail
         self._begun = False
         self._block: tuple[str, int] = NO_BLOCK
-        """Kind of the block that is open, and for a tool use the number of its call."""
+        """Kind of the open block, and for a tool use the number of its call."""
         self._index = -1
         self._delta_head = b""
         self._delta_tail = b"}}\n\n"
@@ -98,7 +98,7 @@ class StreamWriter:
         return _event("message_start", {"type": "message_start", "message": message})
 
     def _in_block(self, key: tuple[str, int], block: dict[str, Any], text: str) -> bytes:
-        """A delta of the block that is open, or of a new one."""
+        """Return a delta of the open block, or of a new one."""
         begun = b""
         if key != self._block:
             begun = self._close_block() + self._open_block(key, block)

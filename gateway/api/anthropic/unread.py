@@ -16,7 +16,7 @@ IGNORED = {
     "inference_geo": "the models run where the workers are",
     "metadata": _LABEL,
 }
-"""Accepted and without effect on the answer, and why."""
+"""Parameters that are accepted and have no effect on the answer, and why."""
 
 _CLEAR_THOUGHTS = "clear_thinking_20251015"
 
@@ -25,10 +25,10 @@ THOUGHTS_ONLY: tuple[dict[str, Any], ...] = (
     {"edits": [{"type": _CLEAR_THOUGHTS, "keep": "all"}]},
     {"edits": [{"type": _CLEAR_THOUGHTS, "keep": {"type": "thinking_turns", "value": 1}}]},
 )
-"""What Claude Code sends: which thoughts of earlier turns a model sees is up to its template in any case."""
+"""The values that Claude Code sends: which earlier thoughts a model sees is up to its template in any case."""
 
 THREAD = "thread"
-"""Anthropic's SDK tries to leave a tool runner's conversation with the server first."""
+"""The parameter by which Anthropic's SDK first tries to leave a tool runner's conversation with the server."""
 
 REFUSED = {
     **OTHERS_REFUSED,

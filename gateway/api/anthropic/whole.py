@@ -14,13 +14,13 @@ from workers.protocol.events import CallEvent, Finished, Reasoning, Text, ToolCa
 
 
 class WholeWriter:
-    """One whole message, collected from the events: its blocks in the order in which they began."""
+    """Collects one whole message from the events: its blocks in the order in which they began."""
 
     def __init__(self, call: Call) -> None:
         self._model = call.alias
         self._blocks: list[dict[str, Any]] = []
         self._texts: list[list[str]] = []
-        """By block: what its text is made of. Added to a text piece by piece, a long one is copied with each."""
+        """Block -> the pieces of its text: joined piece by piece, a long text would be copied with each."""
         self._calls: dict[int, tuple[dict[str, Any], list[str]]] = {}
         self._end: Finished | None = None
 
@@ -61,7 +61,7 @@ class WholeWriter:
         )
 
     def _add_to(self, kind: str, text: str) -> None:
-        """`kind` of a block, which is the name of its text as well."""
+        """Add text to the last block, or to a new one. `kind`: the block's type and the name of its text."""
         if not self._blocks or self._blocks[-1]["type"] != kind:
             signature = {"signature": ""} if kind == "thinking" else {}
             self._begin({"type": kind, kind: "", **signature})
@@ -81,7 +81,7 @@ class WholeWriter:
 
 
 def _object(arguments: str) -> dict[str, Any]:
-    """An answer that was cut off may end inside its arguments: the object has what came of them."""
+    """Return the arguments as an object; an answer that was cut off may end inside of them, and has what came."""
     try:
         value = from_json(arguments, allow_partial="trailing-strings")
     except ValueError:

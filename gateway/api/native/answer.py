@@ -1,4 +1,4 @@
-"""One answer as it is told at its end, streamed or whole.
+"""Writes the last object of one answer, streamed or whole.
 
 Source: `server_task_result_cmpl_final` in tools/server/server-task.cpp of llama.cpp.
 """
@@ -20,19 +20,19 @@ from workers.protocol.requests import AdapterUse, GenerateRequest
 
 
 class Place(Protocol):
-    """What only the fleet knows of a call."""
+    """The facts of a call that only the fleet knows."""
 
     def number_slot(self, model: str, worker: str, slot: int) -> int:
-        """A worker's slot -> its number over all workers of the model; -1: not known."""
+        """Return the number of a worker's slot over all workers of the model; -1: not known."""
         ...
 
     def adapters(self, call: Call, asked: tuple[AdapterUse, ...]) -> tuple[AdapterUse, ...]:
-        """What the call computes with, by name. Raises InvalidRequest, PermissionDenied."""
+        """Return the adapters that the call computes with, by name. Raises InvalidRequest, PermissionDenied."""
         ...
 
 
 class Answer:
-    """What is known of one of a request's answers beside its text."""
+    """The facts of one of a request's answers beside its text."""
 
     def __init__(self, number: int, asked: CompletionRequest, call: Call, trail: Trail, place: Place) -> None:
         self.number = number
@@ -53,7 +53,7 @@ class Answer:
             return
         self.num_prompt_tokens = event.num_prompt_tokens
         if len(self._asked.requests) == 1:
-            # Of several answers, which may be on several workers, the trail knows the first one's worker only.
+            # Several answers may be on several workers, and the trail knows the first one's worker only.
             self.slot = self._place.number_slot(self._trail.model, self._trail.worker, event.slot)
 
     def final(
@@ -63,7 +63,7 @@ class Answer:
         tokens: Sequence[int],
         probabilities: Sequence[Entry | SampledEntry] | EncodedArray | None,
     ) -> dict[str, Any]:
-        """Of the fields that the caller wants."""
+        """Return those of the answer's last fields that the caller wants."""
         usage, ran_with = end.usage, self._settings
         sampling = self.request.sampling if ran_with is None else ran_with.sampling
         document = {
@@ -81,7 +81,7 @@ class Answer:
             "truncated": end.truncated,
             "stop_type": stop_type(end),
             "stopping_word": end.stop or "",
-            # The last token was drawn and never computed.
+            # The last token was sampled and never computed.
             "tokens_cached": usage.prompt_tokens + max(0, usage.completion_tokens - 1),
             "timings": timings_object(end.timings),
         }
@@ -92,7 +92,7 @@ class Answer:
 
 
 def _picked(document: dict[str, Any], wanted: Sequence[str]) -> dict[str, Any]:
-    """Fields by their paths; those that are not there are left out."""
+    """Return fields by their paths; those that are not there are left out."""
     found: dict[str, Any] = {}
     for path in wanted:
         value: Any = document

@@ -1,4 +1,4 @@
-"""Puts this room's routes together for `gateway.app`."""
+"""Builds this folder's routes for `gateway.app`."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from gateway.registry.adapter_wishes import AdapterWishes
 from gateway.registry.model_wishes import ModelWishes
 
 Answers = tuple[Keys, Pipeline, Intake, Pings, Resumable]
-"""What `Generation` takes beside its dialect."""
+"""The arguments of `Generation` beside its dialect."""
 
 
 def native_apps(
@@ -40,7 +40,7 @@ def native_apps(
     chat: ChatReader,
     offered: Offered,
 ) -> Mapping[str, ASGIApp]:
-    """Named as in `gateway.api.routes`. `chat` reads chat bodies."""
+    """Return the apps, named as in `gateway.api.routes`. `chat` reads chat bodies."""
     keys, pipeline, intake, *_ = answers
     reception = Reception(keys, pipeline, fleet, intake)
     place = FleetPlace(inquiries, pipeline)

@@ -15,7 +15,7 @@ from gateway.telemetry.trail import Trail
 
 
 class CompletionDialect:
-    """llama-server's completions, where `infill` is set those of code."""
+    """llama-server's completions; with `infill`, those of code."""
 
     def __init__(self, place: Place, *, infill: bool = False) -> None:
         self._place = place

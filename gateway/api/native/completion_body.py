@@ -39,11 +39,11 @@ CLAMPED: dict[str, tuple[float, float]] = {
     "mirostat": (0, 2),
     "adaptive_target": (-inf, 1),
 }
-"""Numbers beyond these are taken for the nearest, as llama-server does; beyond other limits they are errors there."""
+"""Bounds to which numbers beyond them are set, as by llama-server; beyond other limits they are errors there."""
 
 
 def _any_object(schema: Any) -> Any:
-    """llama-server reads an empty schema as any object."""
+    """Return the schema; an empty one means any object, as in llama-server."""
     return {"type": "object"} if schema == {} else schema
 
 
@@ -53,7 +53,7 @@ class Trigger(Loose):
 
 
 class GenerationBody(SamplingBody, TokenProbsBody, FormBody, HintsBody, NoticesBody, LoraBody):
-    """What both take."""
+    """The fields of both bodies."""
 
     @model_validator(mode="before")
     @classmethod
@@ -92,7 +92,7 @@ class GenerationBody(SamplingBody, TokenProbsBody, FormBody, HintsBody, NoticesB
 
 class CompletionBody(GenerationBody):
     prompt: Any
-    """Its forms: `gateway.api.native.prompts`."""
+    """A prompt in one of the forms of `gateway.api.native.prompts`."""
 
 
 class ExtraFile(Loose):

@@ -34,7 +34,7 @@ _encode = msgspec.json.Encoder().encode
 
 
 class ChunkWriter:
-    """The events of one streamed answer, or of several by turns. There is no word after the last."""
+    """Writes the events of one streamed answer, or of several by turns. Nothing follows an answer's last event."""
 
     def __init__(self, asked: CompletionRequest, call: Call, trail: Trail, place: Place) -> None:
         self._answers = [_Stream(Answer(number, asked, call, trail, place)) for number in range(len(asked.requests))]
@@ -59,7 +59,7 @@ class ChunkWriter:
 
 
 class _Stream:
-    """The events of one of the answers."""
+    """Writes the events of one of the answers."""
 
     def __init__(self, answer: Answer) -> None:
         self._answer = answer
@@ -68,7 +68,7 @@ class _Stream:
         self._num_tokens = 0
         self._tokens: list[int] = []
         self._extra: dict[str, Any] = {}
-        """What belongs into the next event beside its text."""
+        """Fields of the next event beside its text."""
 
     def one(self, event: CallEvent) -> bytes:
         match event:

@@ -28,28 +28,28 @@ from gateway.telemetry.ignored import Ignored
 from workers.protocol.requests import Constraint, GenerateRequest, Infill, InfillFile, Notice
 
 MAX_ANSWERS = 128
-"""Of one request: its prompts times `n_cmpl`."""
+"""Most answers to one request: its prompts times `n_cmpl`."""
 
 WORD_TRIGGERS = (0, 1)
-"""A token or a word; the other types are patterns. Source: `common_grammar_trigger_type` in common/common.h."""
+"""Types of a token and of a word; others are patterns. Source: `common_grammar_trigger_type` in common/common.h."""
 
 BodyT = TypeVar("BodyT", bound=GenerationBody)
 
 
 @dataclass(frozen=True, slots=True)
 class CompletionRequest:
-    """What a request asks for, and how its answers are to be written."""
+    """A parsed request, and how its answers are to be written."""
 
     model: str
     requests: tuple[GenerateRequest, ...]
-    """Those of one prompt beside each other."""
+    """The requests; those of one prompt are beside each other."""
     stream: bool
     response_fields: tuple[str, ...] = ()
-    """Empty: all."""
+    """Paths of the fields that the caller wants; empty: all."""
 
 
 def read_completion(raw: bytes, scope: Scope) -> CompletionRequest:
-    """Raises InvalidRequest or UnsupportedParameter, each naming the parameter by its path."""
+    """Return the parsed body. Raises InvalidRequest, UnsupportedParameter, each naming the parameter by its path."""
     body = _validated(CompletionBody, raw, scope, ignored_of(scope))
     prompts = read_native_prompts(body.prompt)
     if len(prompts) * body.n_cmpl > MAX_ANSWERS:
@@ -61,7 +61,7 @@ def read_completion(raw: bytes, scope: Scope) -> CompletionRequest:
 
 
 def read_infill(raw: bytes, scope: Scope) -> CompletionRequest:
-    """Raises InvalidRequest or UnsupportedParameter, each naming the parameter by its path."""
+    """Return the parsed body. Raises InvalidRequest, UnsupportedParameter, each naming the parameter by its path."""
     body = _validated(InfillBody, raw, scope, ignored_of(scope))
     files = tuple(InfillFile(one.filename, one.text) for one in body.input_extra or ())
     infill = Infill(body.input_prefix, body.input_suffix, body.prompt, files)
@@ -78,7 +78,7 @@ def _asked(body: GenerationBody, requests: Sequence[GenerateRequest]) -> Complet
 
 
 def _request(body: GenerationBody) -> GenerateRequest:
-    """Without what is to be continued."""
+    """Return the request without the text that is to be continued."""
     stops = [body.stop] if isinstance(body.stop, str) else body.stop or []
     request = GenerateRequest(
         constraint=_constraint(body),
@@ -113,7 +113,7 @@ def _word(number: int, trigger: Trigger) -> str:
 
 
 def _notices(body: GenerationBody) -> tuple[Notice, ...]:
-    """llama-server tells the tokens of a stream in any case, and at the end what the call ran with."""
+    """Return what is told beside the answer. llama-server tells a stream's tokens, and the settings at the end."""
     notices = read_notices(body, stream=body.stream)
     if body.stream and "tokens" not in notices:
         notices = (*notices, "tokens")

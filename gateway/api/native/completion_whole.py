@@ -42,16 +42,16 @@ class WholeWriter:
 
 
 class _Whole:
-    """One of the answers."""
+    """Collects one of the answers."""
 
     def __init__(self, answer: Answer) -> None:
         self._answer = answer
         self._texts: list[str] = []
         self._tokens: list[int] = []
         self._probabilities: list[bytes] = []
-        """As they will be written: a hundred of them for each token, all encoded at the end, held up other streams."""
+        """Encoded as they come: a hundred of them for each token, all encoded at the end, held up other streams."""
         self._num_in_text = 0
-        """Of the probabilities, those whose tokens have become text."""
+        """Number of probabilities whose tokens have become text."""
         self._end: Finished | None = None
 
     def add(self, event: CallEvent) -> None:

@@ -1,4 +1,4 @@
-"""`POST /embedding` and `POST /embeddings`: vectors in llama-server's form, where a model pools nothing one per token.
+"""`POST /embedding` and `POST /embeddings`: vectors in llama-server's form, one per token where a model doesn't pool.
 
 Source: `handle_embeddings_impl` in tools/server/server-context.cpp of llama.cpp.
 """
@@ -46,10 +46,10 @@ class EmbeddingRequest:
 
 
 class EmbeddingDialect:
-    """llama-server's own embeddings."""
+    """llama-server's own embeddings: reader and writer."""
 
     def read(self, raw: bytes, scope: Scope) -> EmbeddingRequest:
-        """Raises InvalidRequest, NotSupported."""
+        """Return the parsed body. Raises InvalidRequest, NotSupported."""
         document = read_object(raw)
         body = read_body(EmbeddingBody, document, ({}, {}), ignored_of(scope))
         request = PoolRequest(inputs=read_inputs(body), normalize=body.embd_normalize)
@@ -72,7 +72,7 @@ class EmbeddingDialect:
 
 
 def read_inputs(body: EmbeddingBody) -> tuple[PoolInput, ...]:
-    """Raises InvalidRequest, NotSupported."""
+    """Return the inputs. Raises InvalidRequest, NotSupported."""
     if body.encoding_format != "float":
         message = "`encoding_format` is not `float`; this route answers in numbers. Ask `/v1/embeddings` for others."
         raise InvalidRequest(message, param="encoding_format")
@@ -82,7 +82,7 @@ def read_inputs(body: EmbeddingBody) -> tuple[PoolInput, ...]:
 
 
 def floats(raw: bytes) -> list[float]:
-    """32-bit numbers, little-endian."""
+    """Return the 32-bit little-endian numbers in these bytes."""
     numbers = array("f", raw)
     if sys.byteorder == "big":
         numbers.byteswap()

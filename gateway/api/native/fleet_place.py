@@ -1,4 +1,4 @@
-"""What the fleet knows of a completion: the number of its slot, the adapters behind what it asked for."""
+"""Asks the fleet for a completion's slot number, and for the adapters behind the names that it asked for."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ class FleetPlace:
         self._pipeline = pipeline
 
     def number_slot(self, model: str, worker: str, slot: int) -> int:
-        """-1 where the worker is not there any more."""
+        """Return the slot's number; -1 where the worker is not there any more."""
         return number_of(worker, slot, self._inquiries.workers(model))
 
     def adapters(self, call: Call, asked: tuple[AdapterUse, ...]) -> tuple[AdapterUse, ...]:
-        """Raises InvalidRequest, PermissionDenied."""
+        """Return the adapters that the call computes with. Raises InvalidRequest, PermissionDenied."""
         return self._pipeline.adapters(call, asked)

@@ -1,4 +1,4 @@
-"""`POST /models/load` and `POST /models/unload`: a model's workers are started, or drained and stopped, by the
+"""`POST /models/load` and `POST /models/unload`: have a model's workers started, or drained and stopped, by the
 supervisors that keep them.
 
 Source: "Using multiple models" in tools/server/README.md of llama.cpp.
@@ -16,7 +16,7 @@ from gateway.registry.model_wishes import ModelWishes
 
 
 class LoadingRoute:
-    """One of the two. Answers when the supervisors have been told: `GET /models` shows how far they are."""
+    """One of the two routes. Answers when the supervisors have been told: `GET /models` shows how far they are."""
 
     def __init__(self, reception: Reception, inquiries: Inquiries, wishes: ModelWishes, *, load: bool) -> None:
         self._reception = reception
@@ -29,7 +29,7 @@ class LoadingRoute:
         document = await self._reception.document(scope, receive)
         call = self._reception.call(caller, document, scope, strict=True)
         runs = any(not beat.draining for beat in self._inquiries.workers(call.model))
-        # Workers follow a wish after a while: who changes their mind meanwhile is not told that nothing is to be done.
+        # Workers follow a wish after a while: callers who change it meanwhile are not told that there is nothing to do.
         if runs == self._load and await self._wishes.is_unloaded(call.model) != self._load:
             state = "loaded already" if runs else "not loaded"
             raise InvalidRequest(f"The model `{call.alias}` is {state}.", param="model")

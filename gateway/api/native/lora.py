@@ -30,7 +30,7 @@ from workers.protocol.catalog import NAME_PATTERN
 TEXT = b"text/plain; charset=utf-8"
 
 UNLOAD_S = 30.0
-"""How long the answer waits for calls that still use an adapter, unless the request says otherwise."""
+"""Seconds that an answer waits for calls that still use an adapter, unless the request says otherwise."""
 
 MAX_PATH_CHARS = 4096
 
@@ -80,7 +80,7 @@ class AdaptersRoute:
         await send_json(send, adapters, caller.trail)
 
     async def _set_scales(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """For every caller of the model who names no adapters, on all gateways within a second."""
+        """Set them for every caller of the model who names no adapters, on all gateways within a second."""
         caller = await self._reception.admin(scope, "set the scales of adapters for everybody")
         asked = {"lora": await self._reception.small(scope, receive, _array)}
         body = validated(LoraBody, asked, caller.trail.ignored)
@@ -95,7 +95,7 @@ class AdaptersRoute:
 
 
 class LoadAdapterRoute:
-    """`POST /v1/load_lora_adapter`: for every worker of the model, and those that start later."""
+    """`POST /v1/load_lora_adapter`: loads it on every worker of the model, and on those that start later."""
 
     def __init__(self, reception: Reception, registrar: AdapterRegistrar) -> None:
         self._reception = reception
@@ -113,7 +113,7 @@ class LoadAdapterRoute:
 
 
 class UnloadAdapterRoute:
-    """`POST /v1/unload_lora_adapter`: running calls keep it to their end, and the answer waits for that a while."""
+    """`POST /v1/unload_lora_adapter`: running calls keep the adapter to their end; the answer waits a while for it."""
 
     def __init__(self, reception: Reception, registrar: AdapterRegistrar) -> None:
         self._reception = reception

@@ -1,4 +1,4 @@
-"""Token probabilities as llama-server tells them in `completion_probabilities`.
+"""Writes token probabilities as in llama-server's `completion_probabilities`.
 
 Source: `completion_token_output` in tools/server/server-task.cpp of llama.cpp.
 """
@@ -10,11 +10,11 @@ import msgspec
 from workers.protocol.events import Logprobs, TokenLogprob
 
 LOWEST = -3.4028234663852886e38
-"""In place of minus infinity, which JSON lacks: the lowest 32-bit float."""
+"""The lowest 32-bit float, in place of minus infinity, which JSON lacks."""
 
 
 class Likely(msgspec.Struct, frozen=True, gc=False):
-    """One token. Many are written with each token: as objects they are encoded sooner than as dicts."""
+    """One token. Many are written with each token of an answer: structs are encoded sooner than dicts."""
 
     id: int
     token: str
@@ -27,7 +27,7 @@ class Entry(Likely, frozen=True, gc=False):
 
 
 class Sampled(msgspec.Struct, frozen=True, gc=False):
-    """The same after the samplers."""
+    """One token with its probability after the samplers."""
 
     id: int
     token: str
@@ -40,7 +40,7 @@ class SampledEntry(Sampled, frozen=True, gc=False):
 
 
 def entry(event: Logprobs, *, post_sampling: bool) -> Entry | SampledEntry:
-    """A JSON object."""
+    """Return the entry of one token of the answer."""
     if post_sampling:
         return SampledEntry(*_fields(event.chosen), [Sampled(*_fields(token)) for token in event.top])
     return Entry(*_fields(event.chosen), [Likely(*_fields(token)) for token in event.top])

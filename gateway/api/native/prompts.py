@@ -1,4 +1,4 @@
-"""llama-server's form of a prompt that is an object, in place of which its text is read.
+"""Reads llama-server's prompts; where one is an object, its text is read in its place.
 
 Source of the forms: "POST /completion" in tools/server/README.md of llama.cpp.
 """
@@ -13,9 +13,9 @@ from gateway.errors import InvalidRequest, NotSupported
 
 
 def read_native_prompts(given: Any, path: str = "prompt") -> tuple[Prompt, ...]:
-    """One or several. Raises InvalidRequest, NotSupported for what is more than text."""
+    """Return one prompt or several. Raises InvalidRequest, NotSupported for what is more than text."""
     if isinstance(given, list):
-        # Nearly always there is none among what may be a million tokens; a generator over them takes twice as long.
+        # There is nearly always none among what may be a million tokens; a generator over them takes twice as long.
         if dict in set(map(type, given)):
             given = [_text_of(one, f"{path}.{n}") for n, one in enumerate(given)]
         return read_prompts(given, path)
@@ -23,12 +23,12 @@ def read_native_prompts(given: Any, path: str = "prompt") -> tuple[Prompt, ...]:
 
 
 def read_native_prompt(given: Any, path: str) -> Prompt:
-    """One, of which an array is always the parts. Raises InvalidRequest, NotSupported."""
+    """Return one prompt; an array is always its parts. Raises InvalidRequest, NotSupported."""
     return read_prompts([given] if isinstance(given, list) else _text_of(given, path), path)[0]
 
 
 def _text_of(given: Any, path: str) -> Any:
-    """The text of an object, everything else as it is."""
+    """Return the text of an object, and everything else as it is."""
     if not isinstance(given, dict):
         return given
     if given.get("multimodal_data"):

@@ -30,7 +30,7 @@ class Offered:
 
 
 class PropsRoute:
-    """Both routes."""
+    """Answers both routes."""
 
     def __init__(self, reception: Reception, inquiries: Inquiries, offered: Offered) -> None:
         self._offered = offered
@@ -48,7 +48,7 @@ class PropsRoute:
         await send_json(send, props_object(found, call.alias, num_slots, self._offered), caller.trail)
 
     async def _change(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """As in llama-server, there is no property yet that could be changed. Raises NotSupported for any."""
+        """Refuse any property. As in llama-server, there is none yet that could be changed. Raises NotSupported."""
         caller = await self._reception.admin(scope, "change properties")
         document = await self._reception.document(scope, receive)
         self._reception.call(caller, document, scope)
@@ -62,7 +62,7 @@ class PropsRoute:
 
 
 def props_object(found: Props, name: str, num_slots: int, offered: Offered) -> dict[str, Any]:
-    """`num_slots`: of all the model's workers."""
+    """Return the properties. `num_slots`: slots of all the model's workers."""
     document = {
         "default_generation_settings": {"params": default_settings(found.sampling), "n_ctx": found.n_ctx},
         "total_slots": num_slots,

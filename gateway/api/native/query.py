@@ -1,4 +1,4 @@
-"""What stands behind the question mark of a request's address."""
+"""Reads the query of a request's address."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ MAX_FIELDS = 32
 
 
 def query_of(scope: Scope) -> dict[str, str]:
-    """Raises InvalidRequest."""
+    """Return the parameters of the query. Raises InvalidRequest."""
     try:
         pairs = parse_qsl(scope.get("query_string", b"").decode("latin-1"), max_num_fields=MAX_FIELDS)
     except ValueError:
@@ -23,7 +23,7 @@ def query_of(scope: Scope) -> dict[str, str]:
 
 
 def named_model(document: dict[str, Any], scope: Scope) -> str:
-    """By `model` in the body, else by `?model=`; empty where neither names one. Raises InvalidRequest."""
+    """Return `model` of the body, else of the query; empty where neither names one. Raises InvalidRequest."""
     name = document.get("model")
     if name is None:
         return query_of(scope).get("model", "")

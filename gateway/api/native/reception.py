@@ -1,4 +1,4 @@
-"""What a route that is answered at once begins with: who asks, for what, of which model."""
+"""Begins a route that is answered at once: finds the caller, the question and the model."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Caller:
 
 
 class Reception:
-    """Lets callers in and reads what they bring."""
+    """Identifies callers, and reads their bodies and the models that they name."""
 
     def __init__(self, keys: Keys, pipeline: Pipeline, fleet: Fleet, intake: Intake) -> None:
         self._keys = keys
@@ -42,12 +42,12 @@ class Reception:
         self._intake = intake
 
     async def caller(self, scope: Scope) -> Caller:
-        """Raises AuthenticationFailed."""
+        """Return the caller. Raises AuthenticationFailed."""
         principal, trail = await identified(self._keys, scope)
         return Caller(principal, trail)
 
     async def admin(self, scope: Scope, what: str) -> Caller:
-        """Raises AuthenticationFailed, PermissionDenied."""
+        """Return the caller, an admin who wants to do `what`. Raises AuthenticationFailed, PermissionDenied."""
         caller = await self.caller(scope)
         if not caller.principal.admin:
             raise PermissionDenied(f"Only an admin's API key may {what}. Ask the operator.")
@@ -66,11 +66,11 @@ class Reception:
         return await self.small(scope, receive, document_of)
 
     def adapter_model(self, adapter: str) -> str:
-        """The model of an adapter; empty where it is not known, or several models have one of the name."""
+        """Return the model of an adapter; empty where it is not known, or several models have one of the name."""
         return self._fleet.snapshot.adapters.get(adapter, "")
 
     def call(self, caller: Caller, document: dict[str, Any], scope: Scope, *, strict: bool = False) -> Call:
-        """For the model that is named in the body or the address, else the default one.
+        """Return a call of the model that is named in the body or the address, else of the default one.
 
         `strict`: for what changes a model for everybody, see `Names.named`. Raises as `Pipeline.call`.
         """
@@ -83,7 +83,7 @@ def document_of(raw: bytes) -> dict[str, Any]:
 
 
 def validated(kind: type[BodyT], document: dict[str, Any], ignored: Ignored) -> BodyT:
-    """Return the body; `ignored` notes names that it does not have. Null is "not given".
+    """Return the parsed body; `ignored` notes names that it does not have. Null is "not given".
 
     Raises InvalidRequest, UnsupportedParameter.
     """

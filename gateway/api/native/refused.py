@@ -30,7 +30,7 @@ IGNORED = {
     "t_max_prompt_ms": "llama-server knows the name and does nothing with it",
     "verbose": "there is nothing more to tell",
 }
-"""Accepted and without effect on the answer, and why."""
+"""Parameters that are accepted and have no effect on the answer, and why."""
 
 REFUSED: dict[str, Refusal] = {
     **OTHERS_REFUSED,

@@ -1,8 +1,8 @@
 """`GET /slots` and `POST /slots/{id_slot}?action=save|restore|erase`: slots numbered over all workers of a model.
 
-The workers go by their ids, and each has as many numbers as it has slots. What a slot holds is its team's: others see
-whether a call runs in it and nothing else. Files are each worker's own: restore where you saved, or give the workers
-one folder.
+Workers are ordered by their ids, and each has as many numbers as it has slots. What a slot holds is its team's: others
+see whether a call runs in it and nothing else. Files are each worker's own: restore where you saved, or give the
+workers one folder.
 
 Source of the names: tools/server/README.md of llama.cpp.
 """
@@ -57,10 +57,10 @@ class ActionBody(LoraBody):
 
 
 NO_BOUND = -1
-"""llama-server's word for an answer that may have any length."""
+"""llama-server's `n_remain` of an answer that may have any length."""
 
 FRESH_S = 0.1
-"""For how long a look at a model's slots is told again: each asks the engines of all its workers."""
+"""Seconds for which a look at a model's slots is told again: each asks the engines of all its workers."""
 
 Look = list[tuple[Heartbeat, list[SlotInfo]]]
 
@@ -73,7 +73,7 @@ class SlotLooks:
         self._looks: dict[str, SharedLook[Look]] = {}
 
     async def look(self, model: str) -> Look:
-        """Raises PaddockError."""
+        """Return each worker's slots. Raises PaddockError."""
         if model not in self._looks:
             ask = partial(self._inquiries.of_each, model, "GET", SLOTS_PATH, decode_infos)
             self._looks[model] = SharedLook(ask, FRESH_S)
@@ -81,7 +81,7 @@ class SlotLooks:
 
 
 class SlotsRoute:
-    """The list."""
+    """Answers with the list of slots."""
 
     def __init__(self, reception: Reception, looks: SlotLooks) -> None:
         self._reception = reception
@@ -99,7 +99,7 @@ class SlotsRoute:
 
 
 class NoSlots:
-    """The list, where the operator has switched it off."""
+    """Refuses the list, where the operator has switched it off."""
 
     def __init__(self, reception: Reception) -> None:
         self._reception = reception
@@ -110,7 +110,7 @@ class NoSlots:
 
 
 class SlotRoute:
-    """An action on one slot."""
+    """Carries out an action on one slot."""
 
     def __init__(self, reception: Reception, inquiries: Inquiries, pipeline: Pipeline) -> None:
         self._pipeline = pipeline
@@ -139,7 +139,7 @@ class SlotRoute:
 
 
 def _located(number: int, beats: list[Heartbeat], model: str) -> tuple[Heartbeat, int]:
-    """Raises InvalidRequest, NoWorker."""
+    """Return the worker of a slot, and the slot's number there. Raises InvalidRequest, NoWorker."""
     if not beats:
         raise no_worker(model)
     place = located(number, beats)
@@ -150,7 +150,7 @@ def _located(number: int, beats: list[Heartbeat], model: str) -> tuple[Heartbeat
 
 
 def slot_object(first: int, beat: Heartbeat, info: SlotInfo, principal: Principal) -> dict[str, Any]:
-    """Return what a key may know of a slot: of another team's, or nobody's, only whether a call runs in it."""
+    """Return what a key may know of a slot; if it is another team's, or nobody's, only whether a call runs in it."""
     document: dict[str, Any] = {
         "id": first + info.id,
         "n_ctx": info.n_ctx,

@@ -1,4 +1,4 @@
-"""`POST /tokenize`, `/detokenize` and `/apply-template`: a model's text without its engine.
+"""`POST /tokenize`, `/detokenize` and `/apply-template`: tokens and text of a model, without its engine.
 
 Source of bodies and answers: tools/server/README.md of llama.cpp.
 """
@@ -42,10 +42,10 @@ from workers.protocol.text import (
 MAX_TOKEN = 2**31 - 1
 
 TOKENS_PER_TURN = 1 << 14
-"""After so many tokens other calls get their turn: one takes about 0.5 us to become JSON with its piece."""
+"""Tokens after which other calls get their turn: one takes about 0.5 us to become JSON with its piece."""
 
 CHARS_PER_TURN = 1 << 17
-"""The same of a text."""
+"""Characters of a text after which other calls get their turn."""
 
 UNREADABLE = "A worker answered what this gateway can't read. Run the same version of both."
 
@@ -106,7 +106,7 @@ class DetokenizeRoute:
 
 
 class Conversation(Protocol):
-    """A chat request, as far as its prompt goes."""
+    """A chat request, as far as its prompt depends on it."""
 
     @property
     def model(self) -> str: ...
@@ -121,7 +121,7 @@ class ChatReader(Protocol):
 
 
 class ApplyTemplateRoute:
-    """Takes what the chat route takes, whose reader it is given."""
+    """Takes the body of the chat route, with that route's reader."""
 
     def __init__(self, reception: Reception, inquiries: Inquiries, chat: ChatReader) -> None:
         self._reception = reception
@@ -159,7 +159,7 @@ def _tokens_of(raw: bytes, scope: Scope) -> tuple[str, tuple[int, ...]]:
 
 
 async def decoded_reply(held: Held, reply: bytes, decode: Callable[[bytes], ReplyT]) -> ReplyT:
-    """Return what a worker answered, which may be far longer than what it was asked: counted, and decoded aside.
+    """Return a worker's answer, counted and decoded aside: it may be far longer than the question.
 
     Raises InternalError, HeldTooMuch, MemoryFull, TakesTooMuch.
     """
@@ -171,7 +171,7 @@ async def decoded_reply(held: Held, reply: bytes, decode: Callable[[bytes], Repl
 
 
 def text_parts(name: str, text: str) -> Iterator[bytes]:
-    """Yield JSON of one field with a text, a long one some characters at a time."""
+    """Yield JSON of one field with a text; a long text comes some characters at a time."""
     if len(text) <= CHARS_PER_TURN:
         yield _encode({name: text})
         return

@@ -13,7 +13,7 @@ from gateway.telemetry.trail import Trail
 
 
 class ChatDialect:
-    """OpenAI's chat completions."""
+    """OpenAI's chat completions: reader and writers."""
 
     def read(self, raw: bytes, scope: Scope) -> ChatRequest:
         return read_chat(raw, ignored_of(scope))

@@ -42,7 +42,7 @@ _encode = msgspec.json.Encoder().encode
 
 
 class ChunkWriter:
-    """The chunks of one streamed answer. What is the same in all of them is encoded once."""
+    """Writes the chunks of one streamed answer. What is the same in all of them is encoded once."""
 
     def __init__(self, asked: ChatRequest, call: Call, trail: Trail) -> None:
         self._trail = trail
@@ -60,7 +60,7 @@ class ChunkWriter:
         return b"".join([choice.chunk({"role": "assistant", "content": ""}) for choice in self._choices])
 
     def chunks(self, events: list[CallEvent], choice: int) -> bytes:
-        """The chunks for these events in one piece; empty when they say nothing to the client."""
+        """Return the chunks for these events in one piece; empty when they say nothing to the client."""
         writer = self._choices[choice]
         if len(events) == 1:
             event = events[0]
@@ -79,7 +79,7 @@ class ChunkWriter:
 
 
 class _Choice:
-    """The chunks of one of the answers. Knows nothing of its writer: the two would be garbage that only cycles hold."""
+    """Writes one answer's chunks. It has no reference to its writer: the two would be garbage that only cycles hold."""
 
     def __init__(
         self,
@@ -102,10 +102,10 @@ class _Choice:
         self._timings: TimingsSoFar | None = None
         self._counts = usage.always
         self._plain = not self._counts
-        """Nothing but the text is to be told in the next chunk."""
+        """Whether the next chunk tells nothing but the text."""
         self._logprobs_head = b'},"logprobs":{"content":'
         self._call = -1
-        """The tool call whose arguments these are for."""
+        """Number of the tool call that the encoded head and tail are for."""
         self._arguments_head, self._arguments_tail = b"", b""
         self.frame()
 
@@ -151,7 +151,7 @@ class _Choice:
             return self._text_head + _encode(event.text) + self._text_tail
         if self._counts or self._tokens or self._timings is not None:
             return self.chunk({"content": event.text}, event.num_tokens)
-        # Of what else there may be, these alone are frequent.
+        # Of what else a chunk may tell, only probabilities are frequent.
         self._plain = True
         return (
             self._text_head
@@ -162,18 +162,18 @@ class _Choice:
         )
 
     def _framed(self, before: bytes, after: bytes) -> tuple[bytes, bytes]:
-        """What stands before and behind the text of a plain chunk, whose delta is `before` + text + `after`."""
+        """Return what stands before and behind a plain chunk's text. Its delta is `before` + text + `after`."""
         index = b'{"index":%d,"delta":' % self._number
         return self._head.framed(index + before, after + b',"logprobs":null,"finish_reason":null}')
 
     def chunk(
         self, delta: dict[str, Any], num_tokens: int = 0, finish_reason: str | None = None, extra: bytes = b""
     ) -> bytes:
-        """`num_tokens` made it."""
+        """Return a chunk of `delta`, which was made from `num_tokens`."""
         if self._counts:
             self._usage.generated(self._number, num_tokens)
         choice: dict[str, Any] = {"index": self._number, "delta": delta}
-        # What is left at the end became no text: the end token, a stop string.
+        # Probabilities that are left at the end belong to no text: to the end token, or a stop string.
         said = finish_reason is None
         choice["logprobs"] = logprobs_object(self._logprobs.take()) if self._logprobs and said else None
         choice["finish_reason"] = finish_reason
@@ -186,7 +186,7 @@ class _Choice:
         return self._head.chunk(choice, extra)
 
     def _keep(self, event: Tokens | TimingsSoFar) -> None:
-        """For the chunk of the text that it comes before."""
+        """Keep it for the chunk of the text that follows it."""
         self._plain = False
         if isinstance(event, Tokens):
             self._tokens += event.tokens
@@ -219,7 +219,7 @@ def finish_reason(end: Finished, *, as_function: bool) -> str:
 
 
 def _tool_call_delta(event: ToolCallDelta) -> dict[str, Any]:
-    """The first delta of a call names it; the later ones carry arguments only."""
+    """Return the delta. The first one of a call names it; the later ones carry arguments only."""
     if event.id or event.name:
         function = {"name": event.name, "arguments": event.arguments}
         return {"index": event.index, "id": event.id, "type": "function", "function": function}

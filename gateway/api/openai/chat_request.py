@@ -27,20 +27,20 @@ from workers.protocol.requests import GenerateRequest
 
 @dataclass(frozen=True, slots=True)
 class ChatRequest:
-    """What a chat request asks for, and how its answers are to be written."""
+    """A parsed chat request, and how its answers are to be written."""
 
     model: str
     requests: tuple[GenerateRequest, ...]
     stream: bool
     usage: UsageWish = NOT_TOLD
     as_function: bool = False
-    """A tool call is told in the older form, as `function_call`."""
+    """Whether a tool call is told in the older form, as `function_call`."""
     verbose: bool = False
-    """The answer tells what it ran with (`__verbose`)."""
+    """Whether the answer tells what it ran with (`__verbose`)."""
 
 
 def read_chat(raw: bytes, ignored: Ignored | None = None) -> ChatRequest:
-    """Read the body; `ignored` notes what nothing is done with.
+    """Return the parsed body; `ignored` notes parameters that nothing is done with.
 
     Raises InvalidRequest, UnsupportedParameter or NotSupported, each naming the parameter by its path.
     """

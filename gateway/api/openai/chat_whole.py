@@ -30,7 +30,7 @@ _encode = msgspec.json.Encoder().encode
 
 
 class WholeWriter:
-    """One whole answer, collected from the events."""
+    """Collects one whole answer from the events."""
 
     def __init__(self, asked: ChatRequest, call: Call, trail: Trail) -> None:
         self._model = call.alias
@@ -66,7 +66,7 @@ class _ToolCall:
 
 
 class _Choice:
-    """One of the answers."""
+    """Collects one of the answers."""
 
     def __init__(self, request: GenerateRequest, verbose: Verbose, *, as_function: bool) -> None:
         self.num_thought = 0
@@ -74,7 +74,7 @@ class _Choice:
         self._as_function = as_function
         self._logprobs = LogprobsCollector(request.post_sampling_probs)
         self._content: list[bytes] | None = [] if request.n_probs else None
-        """As it will be written: all of it encoded at the end held up other streams."""
+        """The probabilities, encoded as they come: all of them encoded at the end held up other streams."""
         self._tokens: list[int] | None = [] if "tokens" in request.tell else None
         self._texts: list[str] = []
         self._thoughts: list[str] = []

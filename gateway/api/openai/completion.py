@@ -13,7 +13,7 @@ from gateway.telemetry.trail import Trail
 
 
 class CompletionDialect:
-    """OpenAI's completions."""
+    """OpenAI's completions: reader and writers."""
 
     def read(self, raw: bytes, scope: Scope) -> CompletionRequest:
         return read_completion(raw, ignored_of(scope))

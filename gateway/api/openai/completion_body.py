@@ -23,7 +23,7 @@ from gateway.api.parameters.sampling_body import SamplingBody
 from gateway.api.parameters.stops import Stop
 
 DEFAULT_MAX_TOKENS = 16
-"""OpenAI's; llama-server's clients ask for more by `n_predict`."""
+"""OpenAI's default; llama-server's clients ask for more by `n_predict`."""
 
 MAX_LOGPROBS = 20
 

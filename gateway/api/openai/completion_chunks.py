@@ -41,7 +41,7 @@ _encode = msgspec.json.Encoder().encode
 
 
 class CompletionChunks:
-    """The chunks of one streamed request, over all prompts and answers."""
+    """Writes the chunks of one streamed request, over all prompts and answers."""
 
     def __init__(self, asked: CompletionRequest, call: Call, trail: Trail) -> None:
         self._trail = trail
@@ -77,7 +77,7 @@ class CompletionChunks:
 
 
 class _Choice:
-    """The chunks of one of the answers. Knows nothing of its writer: the two would be garbage that only cycles hold."""
+    """Writes one answer's chunks. It has no reference to its writer: the two would be garbage that only cycles hold."""
 
     def __init__(
         self,
@@ -99,7 +99,7 @@ class _Choice:
         self._timings: TimingsSoFar | None = None
         self._counts = usage.always
         self._plain = not self._counts
-        """Nothing but the text is to be told in the next chunk."""
+        """Whether the next chunk tells nothing but the text."""
         self.frame()
 
     def frame(self) -> None:
@@ -158,7 +158,7 @@ class _Choice:
         return self._head.chunk(choice, extra)
 
     def _keep(self, event: Logprobs | Tokens | TimingsSoFar) -> None:
-        """For the chunk of the text that it comes before."""
+        """Keep it for the chunk of the text that follows it."""
         self._plain = False
         match event:
             case Logprobs():

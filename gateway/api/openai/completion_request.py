@@ -25,17 +25,17 @@ from gateway.telemetry.ignored import Ignored
 from workers.protocol.requests import MAX_PROMPT_CHARS, GenerateRequest, Infill, Thinking
 
 MAX_CHOICES = 128
-"""Answers to all prompts of a request together."""
+"""Most answers to all prompts of a request together."""
 
 MAX_PROMPT_PROBS = 1 << 17
-"""Probabilities of the prompts' tokens, and of the likeliest ones in their place, that one request is told of: some
+"""Most probabilities that one request is told of the prompts' tokens, and of the likeliest ones in their place: some
 hundred bytes each.
 """
 
 
 @dataclass(frozen=True, slots=True)
 class CompletionRequest:
-    """What is asked for, and how the answers are to be written. Answer `i` is to prompt `i // n`."""
+    """A parsed request, and how its answers are to be written. Answer `i` is to prompt `i // n`."""
 
     model: str
     requests: tuple[GenerateRequest, ...]
@@ -43,15 +43,15 @@ class CompletionRequest:
     prompts: tuple[Prompt, ...]
     usage: UsageWish = NOT_TOLD
     echo: bool = False
-    """Each answer begins with its prompt."""
+    """Whether each answer begins with its prompt."""
     legacy_logprobs: bool = False
-    """Probabilities in OpenAI's older shape; else in that of chat, as llama-server has it."""
+    """Whether probabilities have OpenAI's older shape; else they have that of chat, as in llama-server."""
     verbose: bool = False
-    """The answer tells what it ran with (`__verbose`)."""
+    """Whether the answer tells what it ran with (`__verbose`)."""
 
 
 def read_completion(raw: bytes, ignored: Ignored | None = None) -> CompletionRequest:
-    """Read the body; `ignored` notes what nothing is done with.
+    """Return the parsed body; `ignored` notes parameters that nothing is done with.
 
     Raises InvalidRequest or UnsupportedParameter, each naming the parameter by its path.
     """
@@ -71,7 +71,7 @@ def read_completion(raw: bytes, ignored: Ignored | None = None) -> CompletionReq
 
 
 def _check(body: CompletionBody, prompts: tuple[Prompt, ...]) -> None:
-    """What no single parameter shows. Raises InvalidRequest or UnsupportedParameter."""
+    """Check what no single parameter shows. Raises InvalidRequest or UnsupportedParameter."""
     if body.best_of and body.best_of != body.n:
         message = (
             f"`best_of` is {body.best_of} and `n` {body.n}; all answers are told. Send equal numbers, or `n` alone."
@@ -103,10 +103,10 @@ def _check(body: CompletionBody, prompts: tuple[Prompt, ...]) -> None:
 
 
 def _request(body: CompletionBody) -> GenerateRequest:
-    """What the answers have in common."""
+    """Return what the answers' requests have in common."""
     asked = (body.max_tokens, body.n_predict)
     lengths = {"max_tokens": body.max_tokens, "n_predict": body.n_predict}
-    # The chosen token alone is -1 on the wire.
+    # On the wire, -1 asks for the chosen token alone.
     n_probs = body.n_probs if body.logprobs is None else body.logprobs or -1
     notices = read_notices(body, stream=body.stream, verbose=body.verbose)
     return GenerateRequest(

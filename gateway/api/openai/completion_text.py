@@ -1,4 +1,4 @@
-"""What goes with a completion's text: the prompt before it, and the probabilities of its tokens in either shape."""
+"""Tells the prompt before a completion's text, and the probabilities of its tokens in either shape."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _encode = msgspec.json.Encoder().encode
 
 
 class Echo:
-    """The prompt of one answer, where it is wanted. A text is told as it came; tokens are told as the worker reads.
+    """The prompt of one answer, where it is wanted. A text is told as it came, tokens as the worker reads them.
 
     With probabilities it is told when those of all its tokens are known.
     """
@@ -30,23 +30,23 @@ class Echo:
         self._num_tokens = 0
 
     def started(self, event: Started) -> str:
-        """Return what of the prompt is to be told now."""
+        """Return the part of the prompt that is to be told now."""
         self._num_tokens = event.num_prompt_tokens
         return "" if self.has_probs else self._text
 
     def in_settings(self, event: Settings) -> str:
-        """Return what of the prompt is to be told now."""
+        """Return the part of the prompt that is to be told now."""
         if self._by_worker:
             self._text = event.prompt
         return self._text if self._by_worker and not self.has_probs else ""
 
     def probs(self, event: PromptLogprobs, probs: Probabilities) -> str:
-        """Return what of the prompt is to be told now: all of it with the last of its tokens, or nothing."""
+        """Return the part of the prompt that is to be told now: all of it with the last of its tokens, or nothing."""
         return self._text if probs.add_prompt(event, self._num_tokens, self._text) else ""
 
 
 class Probabilities:
-    """Of the tokens of one answer."""
+    """The probabilities of one answer's tokens."""
 
     def __init__(self, asked: CompletionRequest, request: GenerateRequest) -> None:
         self.wanted = bool(request.n_probs)
@@ -62,14 +62,14 @@ class Probabilities:
 
     @property
     def waiting_at_end(self) -> bool:
-        """Whether some are told with no text. Programs that weigh a text by `echo` count on a place for each token."""
+        """Whether some are told without text. Programs that weigh a text by `echo` count on an entry for each token."""
         return self._tells_end and self.waiting
 
     def add(self, event: Logprobs) -> None:
         (self._legacy if self.is_legacy else self._modern).add(event)
 
     def add_prompt(self, event: PromptLogprobs, num_tokens: int, text: str) -> bool:
-        """Add those of the next tokens of a prompt of so many, which is told as `text` -> whether these were the last.
+        """Add those of the prompt's next tokens; return whether they were the last of `num_tokens`. `text`: the prompt.
 
         Only the older shape has a place for them.
         """
@@ -80,12 +80,12 @@ class Probabilities:
         return True
 
     def take(self) -> dict[str, Any]:
-        """Of all tokens that waited for their text."""
+        """Return the probabilities of all tokens that waited for their text."""
         return self._legacy.take() if self.is_legacy else logprobs_object(self._modern.take())
 
 
 class WholeProbabilities:
-    """Those of a whole answer, encoded as they come: encoding them all at its end held up other streams."""
+    """The probabilities of a whole answer, encoded as they come: all encoded at its end held up other streams."""
 
     def __init__(self, probs: Probabilities) -> None:
         self._probs = probs
@@ -93,7 +93,7 @@ class WholeProbabilities:
         self._modern: list[bytes] = []
 
     def add_waiting(self) -> None:
-        """Take those whose text is there."""
+        """Take the probabilities whose text is there."""
         if self._probs.is_legacy:
             self._legacy.append(self._probs.take())
         else:

@@ -32,7 +32,7 @@ from workers.protocol.requests import GenerateRequest
 
 
 class CompletionWhole:
-    """All answers of one request, collected from the events."""
+    """Collects all answers of one request from the events."""
 
     def __init__(self, asked: CompletionRequest, call: Call, trail: Trail) -> None:
         self._model = call.alias
@@ -60,7 +60,7 @@ class CompletionWhole:
 
 
 class _Choice:
-    """One of the answers."""
+    """Collects one of the answers."""
 
     def __init__(self, request: GenerateRequest, echo: Echo, probs: Probabilities, verbose: Verbose) -> None:
         self._verbose = verbose

@@ -49,7 +49,7 @@ class EmbeddingsRequest:
 
 
 class EmbeddingsDialect:
-    """OpenAI's embeddings."""
+    """OpenAI's embeddings: reader and writer."""
 
     def read(self, raw: bytes, scope: Scope) -> EmbeddingsRequest:
         body = read_body(EmbeddingsBody, read_object(raw), (POOLED_IGNORED, {}), ignored_of(scope))

@@ -1,4 +1,4 @@
-"""How OpenAI's dialect tells an error; routes of no dialect do as well.
+"""Writes errors in OpenAI's form; routes of no dialect use it as well.
 
 Source: OpenAI's API reference, "Error".
 """
@@ -19,7 +19,7 @@ _encode = msgspec.json.Encoder().encode
 
 class OpenAiErrors:
     def __init__(self, prompt: str = "messages") -> None:
-        """`prompt`: the name that the routes have for the model's input, which workers call `messages`."""
+        """`prompt`: the route's name for the model's input, which workers call `messages`."""
         self._names = {"messages": prompt}
 
     def status(self, error: PaddockError) -> int:
@@ -35,7 +35,7 @@ RESPONSES: ErrorShape = OpenAiErrors("input")
 
 
 def error_body(error: PaddockError, names: Mapping[str, str] | None = None) -> bytes:
-    """Return `{"error": {...}}`. `names`: a worker's name for a parameter -> the route's.
+    """Return `{"error": {...}}`. `names`: a worker's name for a parameter -> the route's name.
 
     The numbers of a prompt that is too long are llama-server's, whose own page shows them.
     """

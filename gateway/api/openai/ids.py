@@ -1,4 +1,4 @@
-"""Names of answers, in OpenAI's manner: a prefix and random letters."""
+"""Ids of answers, in OpenAI's manner: a prefix and random letters."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Token probabilities as OpenAI's completions tell them: four lists, a place for each token.
+"""Writes token probabilities as OpenAI's completions have them: four lists with an entry for each token.
 
 Source: OpenAI's API reference, "The completion object". A token that is no whole text is written as `bytes:\\xe2\\x82`,
 as OpenAI's servers do: as replacement characters, several of them would be one name.
@@ -41,25 +41,25 @@ class LegacyCollector:
         self._offset += len(self._decoder.decode(event.chosen.piece))
 
     def add_prompt(self, tokens: Sequence[TokenProbs]) -> int:
-        """Add those of the prompt's next tokens, before any others -> how many of its tokens there are now."""
+        """Add those of the prompt's next tokens, before any others; return how many of its tokens there are now."""
         for chosen, top in tokens:
             self._add(chosen, top)
-            # What is cut into several tokens comes with the last.
+            # A character that is cut into several tokens comes with the last.
             self._lengths.append(len(self._decoder.decode(chosen.piece)))
         return len(self._lengths)
 
     def end_prompt(self, text: str) -> None:
-        """Give all tokens of the prompt, which have come by now, their places in `text`: the prompt as it is told.
+        """Give all tokens of the prompt, which have come by now, their offsets in `text`, the prompt as it is told.
 
-        The tokens may read as more than the text: a begin token, or the blank that some models put before a text. What
-        is more stands at its start.
+        The tokens may read as more than the text: a begin token, or the blank that some models put before a text. The
+        surplus is counted to its start.
         """
         place = len(text) - sum(self._lengths)
         for length in self._lengths:
             self._told["text_offset"].append(max(0, place))
             place += length
         self._offset = len(text)
-        # Nothing comes before the first one.
+        # The first token has no probability: nothing comes before it.
         self._told["token_logprobs"][0], self._told["top_logprobs"][0] = None, msgspec.Raw(b"null")
 
     def take(self) -> Told:
@@ -79,13 +79,13 @@ def nothing() -> Told:
 
 
 def joined(parts: Sequence[Told]) -> dict[str, Any]:
-    """Return several `take`s as one."""
+    """Return the lists of several `take`s as one."""
     told: dict[str, Any] = {name: [item for part in parts for item in part[name]] for name in nothing()}
     return {**told, "top_logprobs": EncodedArray(list(map(bytes, told["top_logprobs"])))}
 
 
 def _top(chosen: TokenLogprob, likeliest: Sequence[TokenLogprob]) -> dict[str, float]:
-    """Return the likeliest ones and the chosen one; of two tokens that read the same the likelier."""
+    """Return the likeliest tokens and the chosen one; of two that read the same, the likelier."""
     top: dict[str, float] = {}
     for token in (*likeliest, chosen):
         name = _name(token)

@@ -1,4 +1,4 @@
-"""How long an answer may be, by three names."""
+"""Reads the length of an answer, which has three names."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from gateway.errors import InvalidRequest
 
 
 def read_max_tokens(given: dict[str, int | None]) -> int | None:
-    """The one number that `given` holds under its names; None: no bound. Raises InvalidRequest where they differ.
+    """Return the one number that `given` holds under its names; None: no bound. Raises InvalidRequest if they differ.
 
     A negative number says that there is no bound, as llama-server has it.
     """

@@ -1,4 +1,4 @@
-"""Token probabilities in OpenAI's shape (API reference, `choices[].logprobs.content[]`), with llama-server's `id`.
+"""Writes token probabilities in OpenAI's shape (`choices[].logprobs.content[]`), with llama-server's `id`.
 
 With `post_sampling_probs` llama-server's fields, `prob` and `top_probs`, stand beside their logarithms.
 """
@@ -15,11 +15,11 @@ from gateway.api.answers import EncodedArray
 from workers.protocol.events import Logprobs, TokenLogprob
 
 LEAST_PROB = 1e-37
-"""Of a token that the samplers ruled out: JSON has no infinity."""
+"""The probability of a token that the samplers ruled out: JSON has no infinity for its logarithm."""
 
 
 class Likely(msgspec.Struct, frozen=True, gc=False):
-    """One token. Up to twenty are written with each token: as objects they are encoded sooner than as dicts."""
+    """One token. Up to twenty are written with each token of an answer: structs are encoded sooner than dicts."""
 
     id: int
     token: str
@@ -54,7 +54,7 @@ class LogprobsCollector:
         self._waiting.append(event)
 
     def take(self) -> list[Likely]:
-        """Entries for all that waited."""
+        """Return the entries of all tokens that waited."""
         waiting, self._waiting = self._waiting, []
         return [_sampled(event) for event in waiting] if self._post_sampling else [_entry(event) for event in waiting]
 

@@ -23,11 +23,11 @@ OUTPUT: dict[WorkerKind, str] = {"generate": "text", "embed": "embeddings", "ran
 
 
 class Models:
-    """All of them: the whole list, or the card of the name in the path."""
+    """Answers with the whole list, or with the card of the name in the path."""
 
     def __init__(self, keys: Keys, names: Names, fleet: Fleet, wishes: ModelWishes, *, merged: bool = False) -> None:
-        """`merged`: the list has one card for a model and its aliases, as llama-server's; else one for each name that
-        can be called.
+        """`merged`: the list has one card for a model and its aliases, as llama-server's has; else one for each name
+        that can be called.
         """
         self._merged = merged
         self._keys = keys
@@ -57,12 +57,12 @@ class Models:
         return self._names.permitted(principal, served, snapshot.adapters)
 
     def _is_alias(self, name: str) -> bool:
-        """Whether it is another name of one model, or that model's own."""
+        """Return whether it is another name of one model, or that model's own."""
         snapshot = self._fleet.snapshot
         return not (self._names.is_chain(name) or self._names.is_adapter(name, snapshot.models, snapshot.adapters))
 
     def _without_aliases(self, permitted: Mapping[str, str]) -> dict[str, str]:
-        """Of a model the name of its own, else the first that the key may use."""
+        """Return one name for each model: its own, else the first that the key may use."""
         firsts: dict[str, str] = {}
         for name, model in permitted.items():
             if self._is_alias(name) and (name == model or model not in firsts):
@@ -70,7 +70,7 @@ class Models:
         return {name: model for name, model in permitted.items() if not self._is_alias(name) or firsts[model] == name}
 
     async def _cards(self, named: Mapping[str, str], permitted: Mapping[str, str]) -> list[dict[str, Any]]:
-        """Of names and the models behind them; of several, the one that would be asked first now.
+        """Return the cards of names and the models behind them; of several, the one that would be asked first now.
 
         `permitted`: all names that the key may use, with their models.
         """
@@ -91,10 +91,10 @@ class Models:
         return next((each for each in self._names.chain(name, "") if self._fleet.snapshot.workers.get(each)), model)
 
     def _card(self, name: str, model: str, names: Sequence[str], *, is_coming: bool) -> dict[str, Any]:
-        """`names`: those that the model goes by."""
+        """Return the card of a name. `names`: those that the model goes by."""
         snapshot = self._fleet.snapshot
         document = card(name, model, snapshot.workers.get(model, ()), is_coming=is_coming)
-        # With the entry's own, as in llama-server's list.
+        # The entry's own name is among them, as in llama-server's list.
         document["aliases"] = sorted(names) if self._is_alias(name) else []
         document["tags"] = self._names.tags.get(model, ())
         if self._names.is_adapter(name, snapshot.models, snapshot.adapters):
@@ -105,7 +105,7 @@ class Models:
 
 
 def card(name: str, model: str, beats: tuple[Heartbeat, ...], *, is_coming: bool) -> dict[str, Any]:
-    """One entry of the list; `root` is the model behind an alias or an adapter."""
+    """Return one entry of the list; `root` is the model behind an alias or an adapter."""
     first = min(beats, key=lambda beat: beat.started_at, default=None)
     document: dict[str, Any] = {
         "id": name,

@@ -17,7 +17,7 @@ SERVER_SIDE = {
     "sse_ping_interval": "the gateway's `ping_interval_s` says how often a waiting stream is kept alive",
     "t_max_prompt_ms": "the header `x-slo-ttft-ms` says how urgent the first token is",
 }
-"""llama-server's, in every dialect that has its extensions."""
+"""llama-server's parameters, in every dialect that has its extensions."""
 
 IGNORED = {
     **LABELS,
@@ -29,13 +29,13 @@ IGNORED = {
     "prompt_cache_retention": "the prompt cache keeps what pays",
     "reasoning_control": "nothing ends a thought from outside; a budget bounds it",
 }
-"""Of chat: accepted and without effect on the answer, and why."""
+"""Parameters of chat that are accepted and have no effect on the answer, and why."""
 
 LLAMA_SERVER: dict[str, Refusal] = {
     "n_discard": Refusal("A context shift drops the older half; leave it out.", (0,)),
     "response_fields": Refusal("Fields can be chosen at POST /completion; leave it out.", ([],), is_hint=True),
 }
-"""llama-server's extensions that are not there."""
+"""llama-server's extensions that are not served."""
 
 STORE = Refusal("Paddock keeps no answers of this route; leave it out or send false.", (False,), is_hint=True)
 
@@ -55,7 +55,7 @@ REFUSED: dict[str, Refusal] = {
     "verbosity": Refusal("Say in the prompt how long the answer should be.", ("medium",), is_hint=True),
     "web_search_options": Refusal("Paddock does not search; leave it out."),
 }
-"""Of chat."""
+"""Parameters of chat that are refused."""
 
 COMPLETION_IGNORED = {**LABELS, **SERVER_SIDE, **OTHERS_IGNORED}
 COMPLETION_REFUSED: dict[str, Refusal] = {

@@ -59,11 +59,11 @@ class RerankRequest:
     top_n: int | None
     with_texts: bool
     is_bare: bool
-    """A bare array is answered: the form of text-embeddings-inference."""
+    """Whether a bare array is answered, the form of text-embeddings-inference."""
 
 
 class RerankDialect:
-    """Reranking."""
+    """Reranking: reader and writer."""
 
     def read(self, raw: bytes, scope: Scope) -> RerankRequest:
         body = read_body(RerankBody, read_object(raw), (POOLED_IGNORED, RERANK_REFUSED), ignored_of(scope))
@@ -72,7 +72,7 @@ class RerankDialect:
         return RerankRequest(body.model, request, body.top_n, body.return_text if bare else body.return_documents, bare)
 
     def parts(self, asked: RerankRequest, call: Call, result: PoolResult) -> Iterator[bytes]:
-        """Yield them best first, of equals the earlier one; documents that are told back may be long."""
+        """Yield the documents best first, of equals the earlier one; their texts, if told back, may be long."""
         scores = [row[0] for row in rows_of(result)]
         order = sorted(range(len(scores)), key=lambda index: -scores[index])[: asked.top_n]
         entries = [self._entry(asked, index, scores[index]) for index in order]

@@ -1,4 +1,4 @@
-"""What the chunks of one stream have in common, encoded once, and the chunks around the answers' own."""
+"""Encodes once what the chunks of a stream have in common, and writes the chunks around the answers' own."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class StreamHead:
     """Wraps choices into events."""
 
     def __init__(self, id_: str, kind: str, model: str, usage: StreamUsage) -> None:
-        """`kind`: the chunks' `object`."""
+        """`kind`: the `object` of the chunks."""
         head = _encode({"id": id_, "object": kind, "created": int(time.time()), "model": model})
         self._start = self._head = b"data: " + head[:-1]
         self._usage = usage
@@ -27,11 +27,11 @@ class StreamHead:
         self._tail = b',"usage":null}\n\n' if usage.at_end else b"}\n\n"
 
     def sign(self, fingerprint: str) -> None:
-        """From now on chunks tell what computes them; empty: not known."""
+        """Let chunks tell the fingerprint of what computes them from now on; empty: not known."""
         self._head = self._start + b',"system_fingerprint":' + _encode(fingerprint) if fingerprint else self._start
 
     def framed(self, before: bytes, after: bytes) -> tuple[bytes, bytes]:
-        """What stands before and behind the text of a plain chunk, whose choice is `before` + text + `after`."""
+        """Return what stands before and behind the text of a plain chunk. Its choice is `before` + text + `after`."""
         return self._head + b',"choices":[' + before, after + b"]" + self._tail
 
     def chunk(self, choice: dict[str, Any], extra: bytes = b"") -> bytes:
@@ -41,7 +41,7 @@ class StreamHead:
         return body + self._tail
 
     def end(self, number: int, event: Finished, verbose: Verbose) -> bytes:
-        """Notes the end of an answer; returns what belongs into its last chunk, beside the choice.
+        """Note the end of an answer; return the fields of its last chunk beside the choice.
 
         Several answers tell their own times; those of a single one stand in the stream's last chunk.
         """
@@ -53,7 +53,7 @@ class StreamHead:
         return b"," + _encode(told)[1:-1] if told else b""
 
     def last(self) -> bytes:
-        """The chunk of usage, where one was asked for."""
+        """Return the chunk of usage, where one was asked for."""
         usage = self._usage
         if not usage.at_end:
             return b""

@@ -16,19 +16,19 @@ class StreamOptions(Body):
 
 @dataclass(frozen=True, slots=True)
 class UsageWish:
-    """When a stream tells how many tokens were used."""
+    """Where a stream tells how many tokens were used."""
 
     at_end: bool = False
-    """In a chunk of its own, after the answers."""
+    """Usage comes in a chunk of its own, after the answers."""
     always: bool = False
-    """In every chunk: so far."""
+    """Usage so far comes in every chunk."""
 
 
 NOT_TOLD = UsageWish()
 
 
 def read_stream_options(options: StreamOptions | None, *, stream: bool) -> UsageWish:
-    """Raises InvalidRequest."""
+    """Return what the options ask for. Raises InvalidRequest."""
     if options is None:
         return NOT_TOLD
     if not stream:

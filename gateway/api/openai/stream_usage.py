@@ -1,4 +1,4 @@
-"""Counts of tokens over the answers of one stream."""
+"""Counts the tokens of the answers of one stream."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from workers.protocol.events import Finished, Started, Usage
 
 
 class StreamUsage:
-    """What a stream tells of its usage: at the end exactly, in between so far."""
+    """The usage that a stream tells: exact at the end, counted so far before."""
 
     def __init__(self, wish: UsageWish, num_answers: int, num_prompts: int) -> None:
         self.always = wish.always
         self.at_end = wish.at_end
         self._per_prompt = num_answers // num_prompts
         self._starts: dict[int, Started] = {}
-        """Of the first answer to each prompt: a prompt counts once."""
+        """The start of the first answer to each prompt: a prompt counts once."""
         self._generated = [0] * num_answers
         self._thought = [0] * num_answers
         self.ends: list[Finished | None] = [None] * num_answers
@@ -46,6 +46,6 @@ class StreamUsage:
         return usage_object(usage, sum(self._thought))
 
     def whole(self) -> dict[str, Any]:
-        """When every answer has ended."""
+        """Return the usage when every answer has ended."""
         ends = [end for end in self.ends if end is not None]
         return usage_object(usage_of(ends, len(ends) // self._per_prompt), sum(self._thought))

@@ -1,5 +1,5 @@
-"""Routes of OpenAI's API and of llama-server's that are known and not served: whoever asks is told why, and what to do
-instead.
+"""Routes of OpenAI's API and of llama-server's that are known and not served: their callers are told why, and what to
+do instead.
 """
 
 from __future__ import annotations
@@ -29,16 +29,16 @@ REASONS: Mapping[str, str] = {
     "come from.",
     "model_news": "Paddock sends no news of models. Ask `GET /models` again, which tells the state of each.",
 }
-"""Route by its name -> what a caller is told."""
+"""Name of the route -> what its callers are told."""
 
 
 def unserved_apps(keys: Keys) -> dict[str, ASGIApp]:
-    """Named as in `gateway.api.routes`."""
+    """Return the apps, named as in `gateway.api.routes`."""
     return {name: Unserved(keys, reason) for name, reason in REASONS.items()}
 
 
 class Unserved:
-    """One of them: 501, for callers with a key."""
+    """Answers one of these routes with 501, for callers with a key."""
 
     def __init__(self, keys: Keys, reason: str) -> None:
         self._keys = keys

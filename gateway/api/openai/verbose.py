@@ -1,4 +1,4 @@
-"""Tells callers of chat and completions who ask for `verbose` what an answer ran with: llama-server's `__verbose`.
+"""Tells callers who ask for `verbose` what a chat's or completion's answer ran with: llama-server's `__verbose`.
 
 Source: `to_json_oaicompat_chat` and `to_json_non_oaicompat` in tools/server/server-task.cpp of llama.cpp. The text is
 told once, in the answer itself.

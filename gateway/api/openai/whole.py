@@ -1,4 +1,4 @@
-"""What whole answers of several kinds have in common."""
+"""Collects and writes whole answers of several kinds."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from workers.protocol.events import CallEvent, Finished
 
 
 class Choice(Protocol):
-    """One of the answers."""
+    """Collects one of the answers."""
 
     @property
     def end(self) -> Finished | None: ...
@@ -25,7 +25,7 @@ ChoiceT = TypeVar("ChoiceT", bound=Choice)
 
 
 class Whole(Generic[ChoiceT]):
-    """All answers to one request, collected from the events."""
+    """Collects all answers to one request from the events."""
 
     def __init__(self, choices: Sequence[ChoiceT]) -> None:
         self.choices = choices
@@ -43,9 +43,9 @@ class Whole(Generic[ChoiceT]):
         return ends
 
     def written(self, id_: str, kind: str, model: str, usage: dict[str, Any], fingerprint: str) -> Iterator[bytes]:
-        """Yield the object, of the `kind` that it says it is. Several answers tell their own times as well.
+        """Yield the object; `kind`: its `object`. Several answers tell their own times as well.
 
-        `fingerprint`: of what computed it; empty: not known.
+        `fingerprint`: that of what computed it; empty: not known.
         """
         ends = self.ends
         choices = [

@@ -1,1 +1,1 @@
-"""Parameters that several dialects have: their types and limits, and how they become canonical."""
+"""Reads the parameters that several dialects have: their types and limits, and how they become canonical."""

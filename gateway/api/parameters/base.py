@@ -1,4 +1,4 @@
-"""What all bodies have in common: how strictly they are read, other names of fields, how unions are told apart."""
+"""Base classes of all bodies: how strictly they are read, other names of fields, how unions are told apart."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ TAG = "<"
 
 
 MAX_UNKNOWN = 1000
-"""Fields of one object beyond those that are known. Each unknown one would be an error of its own, of a microsecond."""
+"""Most fields of one object that are not known. Each would be an error of its own, which takes a microsecond."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,15 +42,15 @@ def synonyms_of(kind: type[BaseModel]) -> Mapping[str, tuple[str, ...]]:
 
 @cache
 def _names_of(kind: type[BaseModel]) -> frozenset[str]:
-    """Return what a caller may send in such an object."""
+    """Return the names that a caller may send in such an object."""
     return frozenset(field.alias or name for name, field in kind.model_fields.items())
 
 
 class Body(BaseModel):
-    """Values are taken as they are: "1" is no number, 1 is no boolean.
+    """A body whose values are taken as they are: "1" is no number, 1 is no boolean.
 
     Unknown names are noted in the `Ignored` that the validation has as its context, and left out. They are errors where
-    that refuses them, and where there is none.
+    that refuses them, and where the validation has none.
     """
 
     model_config = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False)
@@ -72,16 +72,16 @@ class Body(BaseModel):
 
 
 class Loose(BaseModel):
-    """Unknown names are ignored: clients send back what other servers once added to a message."""
+    """An object whose unknown names are ignored: clients send back what other servers once added to a message."""
 
     model_config = ConfigDict(strict=True, extra="ignore", allow_inf_nan=False)
 
 
 class Entry(Loose):
-    """One of thousands, which may have hundreds of parts itself.
+    """An object of which a body may have thousands, each with hundreds of parts.
 
-    All of a body is validated in one call, on a thread where there is much in it, and that call keeps the interpreter
-    to itself: 28,000 tool calls held up every stream for 90 ms. Python code within it lets others run in between.
+    All of a body is validated in one call, on a thread if there is much in it, and that call does not release the GIL:
+    28,000 tool calls held up every stream for 90 ms. Python code within it lets other threads run in between.
     """
 
     @model_validator(mode="before")

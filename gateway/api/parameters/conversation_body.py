@@ -14,7 +14,7 @@ from gateway.api.parameters.base import Body, Entry, Loose, text_or_parts
 
 MAX_MESSAGES = 10_000
 MAX_PARTS = 4_000
-"""Of one message, which are checked in one go."""
+"""Most parts of one message, which are checked in one go."""
 MAX_TOOLS = 128
 
 

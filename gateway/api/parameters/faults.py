@@ -1,4 +1,4 @@
-"""What is wrong with a value of a body, in words: the parameter by its path, what was sent, what to send."""
+"""Words what is wrong with a value of a body: the parameter by its path, what was sent, what to send."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ _WORDS: dict[bool | None, str] = {True: "true", False: "false", None: "null"}
 
 
 def translated(error: ValidationError) -> InvalidRequest:
-    """The first thing that is wrong; how many more there are."""
+    """Return an error that tells the first thing that is wrong, and how many more there are."""
     details = error.errors(include_url=False)
     first = details[0]
     steps = (str(step)[:MAX_PATH_CHARS] for step in first["loc"])
@@ -54,12 +54,12 @@ def translated(error: ValidationError) -> InvalidRequest:
 
 
 def too_nested() -> InvalidRequest:
-    """For a RecursionError while a body is checked."""
+    """Return the error for a RecursionError while a body is checked."""
     return InvalidRequest("The body is nested too deeply. Send a flatter JSON object.")
 
 
 def shown(value: Any) -> str:
-    """A value for an error message: short, and never more than the caller sent in one place."""
+    """Return a value for an error message: short, and never more than the caller sent in one place."""
     if isinstance(value, dict | list):
         return f"{'an object' if isinstance(value, dict) else 'an array'} of {len(value)}"
     if isinstance(value, int) and value.bit_length() > 256:

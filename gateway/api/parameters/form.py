@@ -1,4 +1,4 @@
-"""The form that a caller asks for: OpenAI's `response_format`, llama-server's `grammar` and `json_schema`, vLLM's
+"""Reads the form that a caller asks for: OpenAI's `response_format`, llama-server's `grammar` and `json_schema`, vLLM's
 `guided_*` and `structured_outputs`, as one canonical constraint. The worker says what can't be enforced.
 
 Sources: OpenAI's API reference, "Create chat completion"; tools/server/README.md and docs/llguidance.md of llama.cpp;
@@ -22,21 +22,21 @@ from workers.protocol.requests import Constraint
 MAX_SCHEMA_DEPTH = 100
 
 MAX_CHOICES_CHARS = 256 << 10
-"""Of all choices of a list: workers take no longer grammars."""
+"""Most characters of all choices of a list: workers take no longer grammars."""
 
 LARK_MARK = "%llguidance"
-"""A `grammar` that begins so is Lark and not GBNF, as in llama.cpp."""
+"""The beginning of a `grammar` that is Lark and not GBNF, as in llama.cpp."""
 
 ANY_OBJECT: dict[str, Any] = {"type": "object"}
 
 
 def read_form(body: FormBody) -> Constraint | None:
-    """Raises InvalidRequest."""
+    """Return the form that a body asks for. Raises InvalidRequest."""
     return only_form(_response_format(body.response_format), body)
 
 
 def only_form(own: Constraint | None, body: GrammarBody) -> Constraint | None:
-    """The form that a dialect's own parameter asks for, or one of the others. Raises InvalidRequest for two."""
+    """Return the form of a dialect's own parameter, or one of the others. Raises InvalidRequest for two."""
     forms = [form for form in (own, *_extensions(body)) if form is not None]
     if len(forms) > 1:
         first, second = forms[0].param, forms[1].param
@@ -46,7 +46,7 @@ def only_form(own: Constraint | None, body: GrammarBody) -> Constraint | None:
 
 
 def beside_call(form: Constraint | None, forced: Sequence[str], ignored: Ignored) -> Constraint | None:
-    """Return what is left of the answer's form beside the tools of which it must call one.
+    """Return what is left of the answer's form beside tools of which it must call one.
 
     A schema gives way to the tools' own and is noted: instructor sends both, and reads the call. A grammar stays, for
     the worker to refuse.
@@ -63,7 +63,7 @@ def written(value: Any) -> str:
 
 
 def too_deep(schema: Any) -> bool:
-    """Whether a schema is nested beyond what workers take."""
+    """Return whether a schema is nested beyond what workers take."""
     try:
         text = msgspec.json.encode(schema)
     except RecursionError:
@@ -143,7 +143,7 @@ def _grammar(text: str | None, path: str) -> Constraint | None:
 
 
 def schema_form(schema: Any, path: str) -> Constraint:
-    """Raises InvalidRequest."""
+    """Return the form of a schema. Raises InvalidRequest."""
     if too_deep(schema):
         message = f"`{path}` is nested more than {MAX_SCHEMA_DEPTH} levels deep. Send a flatter schema."
         raise InvalidRequest(message, param=path)

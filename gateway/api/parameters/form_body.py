@@ -36,7 +36,7 @@ Choices = Annotated[list[str], Field(min_length=1, max_length=MAX_CHOICES, fail_
 
 
 class StructuredOutputs(Body):
-    """vLLM's."""
+    """vLLM's `structured_outputs`."""
 
     json_: Annotated[SchemaOrText | None, Field(alias="json")] = None
     regex: str | None = None
@@ -45,7 +45,7 @@ class StructuredOutputs(Body):
 
 
 class GrammarBody(Body):
-    """llama-server's and vLLM's."""
+    """The parameters of llama-server and vLLM."""
 
     grammar: str | None = None
     json_schema: Schema | None = None

@@ -1,4 +1,4 @@
-"""How a caller wants its request to be treated, beside what is asked: caches, slots, urgency, how an answer ends.
+"""Reads how a caller wants its request to be treated: caches, slots, urgency, how an answer ends.
 
 Sources: tools/server/README.md of llama.cpp; `priority` is vLLM's, where the lower number is the more urgent one;
 `cache_salt`, `min_tokens`, `stop_token_ids` and `skip_special_tokens` are vLLM's as well.
@@ -26,7 +26,7 @@ Token = Annotated[int, Field(ge=0, le=MAX_TOKENS)]
 AnswerTokens = Annotated[int, Field(ge=-1, le=MAX_TOKENS)]
 """Most tokens of an answer; -1: no bound."""
 LENGTHS = ("max_new_tokens", "num_predict")
-"""Other names of that: of Hugging Face's programs and of Ollama."""
+"""Other names of an answer's length: those of Hugging Face's programs and of Ollama."""
 
 
 class HintsBody(Body):
@@ -46,7 +46,7 @@ class HintsBody(Body):
 
 
 def with_hints(request: GenerateRequest, body: HintsBody) -> GenerateRequest:
-    """Raises InvalidRequest for an answer that must be longer than it may be."""
+    """Return the request with its hints. Raises InvalidRequest for an answer that must be longer than it may be."""
     if request.max_tokens is not None and body.min_tokens > request.max_tokens:
         message = f"`min_tokens` is {body.min_tokens}, and the answer may have {request.max_tokens}. Send less."
         raise InvalidRequest(message, param="min_tokens")

@@ -1,4 +1,4 @@
-"""LoRA adapters of one request: llama-server's `lora`, where an adapter that is not listed is off.
+"""Reads the LoRA adapters of one request: llama-server's `lora`, where an adapter that is not listed is off.
 
 An adapter goes by its name or, as in llama-server, by its number in the list of its model's adapters (`GET
 /lora-adapters`): `gateway.catalog.adapters` finds what a number stands for.
@@ -38,7 +38,7 @@ class LoraBody(Body):
 
 
 def read_lora(body: LoraBody) -> tuple[AdapterUse, ...]:
-    """Raises InvalidRequest for an adapter that is named twice."""
+    """Return the adapters. Raises InvalidRequest for one that is named twice."""
     uses = tuple(AdapterUse(str(use.id), use.scale) for use in body.lora or ())
     names = [use.name for use in uses]
     for n, name in enumerate(names):

@@ -12,17 +12,17 @@ from workers.protocol.requests import Message, Role, ToolCall
 MEDIA = frozenset({"image_url", "input_image", "image", "input_audio", "audio_url", "video_url", "input_video", "file"})
 
 PART_END = "\n"
-"""What llama-server puts between the text parts of a message, where a template takes no parts."""
+"""The separator that llama-server puts between a message's text parts, where a template takes no parts."""
 
 
 def read_messages(messages: Sequence[MessageBody]) -> tuple[Message, ...]:
-    """Raises InvalidRequest, UnsupportedParameter or NotSupported, each naming the message by its path."""
+    """Return the messages. Raises InvalidRequest, UnsupportedParameter or NotSupported, each naming one by its path."""
     called: dict[str, str] = {}
     return tuple(_message(message, n, called) for n, message in enumerate(messages))
 
 
 def _message(message: MessageBody, number: int, called: dict[str, str]) -> Message:
-    """`called`: names of functions that were called in the older form -> ids that these calls got here."""
+    """`called`: name of a function that was called in the older form -> the id that its call got here."""
     path = f"messages.{number}"
     if message.audio is not None:
         raise NotSupported(f"`{path}.audio` is not supported: the models here read text. Leave it out.", param=path)
@@ -64,7 +64,7 @@ def _function_result(message: MessageBody, path: str, call_id: str) -> Message:
 
 
 def read_text(content: Content | None, path: str) -> str | None:
-    """Text parts are lines, as for llama-server.
+    """Return the content as text; text parts are lines, as for llama-server.
 
     Raises NotSupported for images and sounds, UnsupportedParameter for what is not known.
     """

@@ -1,4 +1,4 @@
-"""What a caller wants to be told beside the answer: llama-server's `return_progress`, `timings_per_token` and
+"""Reads what a caller wants to be told beside the answer: llama-server's `return_progress`, `timings_per_token` and
 `return_tokens` (tools/server/README.md of llama.cpp).
 """
 
@@ -22,7 +22,7 @@ class NoticesBody(ProgressBody):
 
 
 def read_notices(body: NoticesBody, *, stream: bool, verbose: bool = False) -> tuple[Notice, ...]:
-    """Return what is told beside the answer; `verbose`: the settings are."""
+    """Return what is told beside the answer; `verbose`: the settings are told as well."""
     notices: list[Notice] = ["settings"] if verbose else []
     notices += read_progress_notices(body, stream=stream)
     if body.return_tokens:
@@ -31,12 +31,12 @@ def read_notices(body: NoticesBody, *, stream: bool, verbose: bool = False) -> t
 
 
 def read_progress_notices(body: ProgressBody, *, stream: bool) -> tuple[Notice, ...]:
-    """Return what streams tell of how the answer comes along: a whole answer comes when that is over."""
+    """Return what streams tell of an answer's progress; a whole answer comes when that is over."""
     wanted: list[tuple[bool, Notice]] = [(body.return_progress, "progress"), (body.timings_per_token, "timings")]
     return tuple(notice for is_wanted, notice in wanted if is_wanted and stream)
 
 
 def sharing_prompts(requests: Sequence[GenerateRequest]) -> tuple[GenerateRequest, ...]:
-    """Give each of a request's answers its share of the text of prompts that one request is told."""
+    """Give each of a request's answers its share of the characters of prompts that one request is told."""
     most = MAX_PROMPT_CHARS // max(1, len(requests))
     return tuple(replace(one, max_prompt_chars=most) if "settings" in one.tell else one for one in requests)
