@@ -1,6 +1,6 @@
 """Parameters of vLLM, Ollama, llama-cpp-python and web clients that no dialect reads, for the tables of each.
 
-What would change an answer is refused; what says how a model is loaded, or is a client's own affair, is ignored.
+Parameters that would change an answer are refused. Those of loading a model, or of a client's own affairs, are ignored.
 Sources: "OpenAI-Compatible Server" of vLLM's documentation and its SamplingParams; "Parameter" of Ollama's Modelfile
 reference and its API; llama-cpp-python's server (`llama_cpp/server/types.py`); tools/server/README.md of llama.cpp.
 """
@@ -39,7 +39,7 @@ OTHERS_IGNORED = {
     "use_mlock": _LOADING,
     "use_mmap": _LOADING,
 }
-"""Accepted and without effect, and why."""
+"""Parameters that are accepted and have no effect, and why."""
 
 OTHERS_REFUSED: dict[str, Refusal] = {
     "allowed_token_ids": Refusal("Rule other tokens out by `logit_bias`, or send a `grammar`.", ([],)),
@@ -55,7 +55,7 @@ OTHERS_REFUSED: dict[str, Refusal] = {
     "truncate_prompt_tokens": Refusal("A prompt that is too long is refused; send a shorter one."),
     "use_beam_search": Refusal("Answers are drawn token by token; leave it out.", (False,)),
 }
-"""Refused with what to do instead."""
+"""Parameters that are refused, with what to do instead."""
 
 ONE_OF_SEVERAL = Refusal("Of several answers none is chosen here; ask for them with `n`.", (0, 1))
-"""For `best_of`."""
+"""The refusal of `best_of`."""

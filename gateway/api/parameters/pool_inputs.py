@@ -1,4 +1,4 @@
-"""What is embedded: a text, tokens, both in turn, an object with one of them, or several of these.
+"""Reads inputs to embed: a text, tokens, both in turn, an object with one of them, or several of these.
 
 Source: OpenAI's API reference, `input` of "Create embeddings"; `tokenize_input_subprompt` in server-common.cpp of
 llama.cpp, and its tests of embeddings for objects with `content`.

@@ -1,4 +1,4 @@
-"""How many probabilities a chat wants with each token, by the names of OpenAI and of llama-server."""
+"""Reads how many probabilities a chat wants with each token, by the names of OpenAI and of llama-server."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ MAX_TOP_LOGPROBS = 20
 
 
 class TokenProbsBody(Body):
-    """llama-server's."""
+    """llama-server's parameters."""
 
     n_probs: Annotated[int, Field(ge=0, le=MAX_N_PROBS)] = 0
     post_sampling_probs: bool = False
@@ -26,7 +26,7 @@ class ProbsBody(TokenProbsBody):
 
 
 def read_n_probs(body: ProbsBody) -> int:
-    """How many likely tokens are told with each one; -1: the chosen one's probability alone. Raises InvalidRequest."""
+    """Return how many likely tokens are told with each one; -1: only the chosen one's. Raises InvalidRequest."""
     if body.top_logprobs and not body.logprobs:
         message = f"`top_logprobs` is {body.top_logprobs}; it needs `logprobs: true`. Send both or neither."
         raise InvalidRequest(message, param="top_logprobs")

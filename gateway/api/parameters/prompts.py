@@ -1,4 +1,4 @@
-"""Prompts that are continued as they are: a text, tokens, both in turn, or several of these.
+"""Reads prompts that are continued as they are: a text, tokens, both in turn, or several of these.
 
 Source: OpenAI's API reference, `prompt` of "Create completion"; tools/server/README.md of llama.cpp for mixed ones.
 """
@@ -19,9 +19,9 @@ FORMS = "a string, an array of tokens, or an array of such prompts"
 
 
 def read_prompts(value: Any, path: str = "prompt") -> tuple[Prompt, ...]:
-    """One or several. An array with a token in it is one prompt; one of strings only is several. Raises InvalidRequest.
+    """Return one or several: an array with a token in it is one, one of strings only several. Raises InvalidRequest.
 
-    Mixed ones go by llama-server's rule: tokens are taken as they are, texts between them are tokenised.
+    In mixed prompts llama-server's rule holds: tokens are taken as they are, texts between them are tokenised.
     """
     if isinstance(value, str):
         return (value,)
@@ -47,9 +47,9 @@ def _one(value: Any, path: str) -> Prompt:
 
 
 def shared_ids(items: list[Any]) -> tuple[int, ...] | None:
-    """Return token ids, of which each number is one object however often it occurs; None where not all are tokens.
+    """Return token ids, in which equal numbers are one object; None where not all items are tokens.
 
-    A million of them take 8 MB so, and 40 MB as they are decoded.
+    A million of them take 8 MB so, and 40 MB as they were decoded.
     """
     if set(map(type, items)) != {int} or min(items) < 0 or max(items) > MAX_TOKEN:
         return None

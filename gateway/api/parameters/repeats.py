@@ -1,4 +1,4 @@
-"""Several answers to one prompt: as many requests, which differ in their seeds."""
+"""Makes several answers to one prompt: as many requests, which differ in their seeds."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ MAX_SEED = 2**32 - 1
 
 
 def requests_of(request: GenerateRequest, n: int) -> tuple[GenerateRequest, ...]:
-    """With a seed, the further answers have those that follow it, as llama-server gives them."""
+    """Return `n` requests. If there is a seed, each further answer has the one that follows, as with llama-server."""
     seed = request.sampling.seed
     if seed is None:
         return (request,) * n

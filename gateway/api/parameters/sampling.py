@@ -12,15 +12,15 @@ from gateway.errors import InvalidRequest
 from workers.protocol.requests import Bias, SamplerName, Sampling
 
 NUM_SEEDS = 2**32 - 1
-"""A seed is below this; llama.cpp takes the next number as "choose one"."""
+"""Seeds are below this; llama.cpp takes the next number as "choose one"."""
 
 MAX_BIAS = 100
 MAX_BIAS_CHARS = 512
 MAX_ALL_BIAS_CHARS = 16_384
-"""Of all texts: a worker tokenises each."""
+"""Most characters of all biased texts: a worker tokenises each."""
 
 MAX_ALL_BREAKER_CHARS = 128
-"""Of all breakers: for each character a worker looks through its vocabulary, ten milliseconds at 150,000 tokens."""
+"""Most characters of all breakers: for each, a worker looks through its vocabulary, 10 ms at 150,000 tokens."""
 
 INITIALS: dict[str, SamplerName] = {
     "e": "penalties",
@@ -35,7 +35,7 @@ INITIALS: dict[str, SamplerName] = {
     "i": "infill",
     "a": "adaptive_p",
 }
-"""llama-server's letters, source: common_sampler_type_to_chr in common/sampling.cpp of llama.cpp."""
+"""llama-server's letters of the samplers, from common_sampler_type_to_chr in common/sampling.cpp of llama.cpp."""
 
 NAMES: tuple[SamplerName, ...] = get_args(SamplerName)
 _ALIASES: dict[str, SamplerName] = {
@@ -51,14 +51,14 @@ _PLAIN = tuple(name for name in Sampling.__struct_fields__ if name not in _LISTS
 
 
 def read_sampling(body: SamplingBody) -> Sampling:
-    """Raises InvalidRequest."""
+    """Return the sampling parameters. Raises InvalidRequest."""
     breakers = body.dry_sequence_breakers
     return Sampling(
         **{name: getattr(body, name) for name in _PLAIN},
         dry_sequence_breakers=None if breakers is None else _breakers(breakers),
         samplers=None if body.samplers is None else _stages(body.samplers),
         logit_bias=_bounded(_biases(body.logit_bias)) if body.logit_bias else None,
-        # -1 asks for a random one even where the catalog has a default, which "not given" would bring back.
+        # -1 asks for a random seed even where the catalog has a default, which "not given" would bring back.
         seed=secrets.randbelow(NUM_SEEDS) if body.seed == -1 else body.seed,
     )
 
@@ -81,7 +81,7 @@ def _stages(asked: str | list[str]) -> tuple[SamplerName, ...]:
 
 
 def _breakers(asked: list[str]) -> tuple[str, ...]:
-    """Raises InvalidRequest."""
+    """Return the breakers, each once. Raises InvalidRequest where they have too many characters in all."""
     num_chars = sum(map(len, set(asked)))
     if num_chars > MAX_ALL_BREAKER_CHARS:
         message = f"`dry_sequence_breakers` have {num_chars} characters. Send at most {MAX_ALL_BREAKER_CHARS} in all."
@@ -103,7 +103,7 @@ def _biases(asked: dict[str, Any] | list[Any]) -> tuple[Bias, ...]:
 
 
 def _bounded(biases: tuple[Bias, ...]) -> tuple[Bias, ...]:
-    """Raises InvalidRequest where the texts have too many characters in all."""
+    """Return the biases. Raises InvalidRequest where their texts have too many characters in all."""
     num_chars = sum(len(what) for what, _ in biases if isinstance(what, str))
     if num_chars > MAX_ALL_BIAS_CHARS:
         message = f"`logit_bias` has texts of {num_chars} characters. Send at most {MAX_ALL_BIAS_CHARS} in all."

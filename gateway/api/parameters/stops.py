@@ -1,4 +1,4 @@
-"""Strings that end an answer."""
+"""Reads the strings that end an answer."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from gateway.errors import InvalidRequest
 MAX_STOPS = 128
 MAX_STOP_CHARS = 512
 MAX_ALL_STOP_CHARS = 8192
-"""Of all together: a worker makes a tree of them."""
+"""Most characters of all stop strings together: a worker makes a tree of them."""
 
 Stop = Annotated[
     Annotated[str, Tag("<text>")] | Annotated[list[str], Field(max_length=MAX_STOPS, fail_fast=True), Tag("<parts>")],

@@ -1,4 +1,4 @@
-"""How a model is to think, and what else its chat template gets.
+"""Reads how a model is to think, and what else its chat template gets.
 
 Sources: OpenAI's API reference (`reasoning_effort`); tools/server/README.md and server-common.cpp of llama.cpp
 (`reasoning_format`, `reasoning_budget_tokens`, `thinking_budget_tokens`, `reasoning_budget_message`,
@@ -29,7 +29,7 @@ TemplateKwargs = Annotated[dict[str, Any], Field(max_length=MAX_KWARGS)]
 
 
 class ThinkingSwitch(Loose):
-    """Whether to think and how long, as an object."""
+    """An object that says whether to think, and how long."""
 
     type: Literal["enabled", "disabled", "adaptive", "auto"]
     budget_tokens: Annotated[int, Field(ge=0, le=MAX_THINKING_BUDGET)] | None = None
@@ -59,13 +59,13 @@ class ThinkingBody(Body):
 
 
 class RoutedReasoning(Loose):
-    """OpenRouter's object."""
+    """OpenRouter's `reasoning` object."""
 
     effort: Effort | None = None
     max_tokens: Annotated[int, Field(ge=0, le=MAX_THINKING_BUDGET)] | None = None
     enabled: bool | None = None
     exclude: bool = False
-    """Thoughts are told whatever it says: whoever wants none of them leaves them unread."""
+    """Thoughts are told whatever this says: callers who want none leave them unread."""
 
 
 class ChatThinkingBody(ThinkingBody):
@@ -75,7 +75,7 @@ class ChatThinkingBody(ThinkingBody):
 
 @dataclass(frozen=True, slots=True)
 class OtherWords:
-    """What names of other APIs say; names of OpenAI and llama-server go first."""
+    """The values of other APIs' names; names of OpenAI and llama-server go first."""
 
     effort: str | None = None
     enabled: bool | None = None
@@ -83,7 +83,7 @@ class OtherWords:
 
 
 def other_words(body: ChatThinkingBody) -> OtherWords:
-    """Return what `reasoning` and `think` say. An effort or a budget asks for a thought, as there."""
+    """Return the values of `reasoning` and `think`. An effort or a budget asks for a thought, as in those APIs."""
     routed, think = body.reasoning or RoutedReasoning(), body.think
     effort = routed.effort or (think if isinstance(think, str) else None)
     enabled = routed.enabled
@@ -93,8 +93,8 @@ def other_words(body: ChatThinkingBody) -> OtherWords:
 
 
 def read_thinking(body: ThinkingBody, others: OtherWords = OtherWords()) -> Thinking:
-    """Return what the caller says of thinking. Of several that switch it, `chat_template_kwargs` goes first, as for
-    llama-server, then `enable_thinking`, `thinking`, an effort of "none" and what `others` say.
+    """Return what the caller says of thinking. Where several parameters switch it, `chat_template_kwargs` goes first,
+    as for llama-server, then `enable_thinking`, `thinking`, an effort of "none" and what `others` say.
 
     Raises InvalidRequest.
     """
@@ -113,7 +113,7 @@ def read_thinking(body: ThinkingBody, others: OtherWords = OtherWords()) -> Thin
         enabled, effort = enabled is True, None
     if enabled is None:
         enabled = others.enabled
-    # As in llama-server, the name that begins with "reasoning" goes first, and -1 leaves it open.
+    # As in llama-server, the name that begins with "reasoning" goes first; -1 sets no budget.
     within_switch = switch.budget_tokens if switch is not None else None
     budgets = (body.reasoning_budget_tokens, body.thinking_budget_tokens, within_switch, others.budget)
     budget = next((one for one in budgets if one is not None), UNBOUNDED)
@@ -122,12 +122,12 @@ def read_thinking(body: ThinkingBody, others: OtherWords = OtherWords()) -> Thin
 
 
 def is_on(switch: ThinkingSwitch) -> bool | None:
-    """Return what the object switches; None: it leaves that to the model."""
+    """Return whether the object switches thinking on; None: it leaves that to the model."""
     return None if switch.type == "auto" else switch.type != "disabled"
 
 
 def enabled_by_kwargs(kwargs: dict[str, Any]) -> bool | None:
-    """Return what `chat_template_kwargs` say by either name that templates have for it. Raises InvalidRequest."""
+    """Return the value of either name that templates have for it in `chat_template_kwargs`. Raises InvalidRequest."""
     enabled = kwargs.get("enable_thinking")
     if enabled is not None and not isinstance(enabled, bool):
         path = "chat_template_kwargs.enable_thinking"
@@ -152,7 +152,7 @@ def read_kwargs(kwargs: dict[str, Any] | None) -> dict[str, Any]:
 
 
 def read_template_values(body: ThinkingBody) -> dict[str, Any]:
-    """More variables for the template. Raises InvalidRequest where they are nested too deeply."""
+    """Return more variables for the template. Raises InvalidRequest where they are nested too deeply."""
     values = read_kwargs(body.chat_template_kwargs)
     _check_depth("documents", body.documents)
     for name in ("documents", "add_generation_prompt", "continue_final_message"):

@@ -1,4 +1,4 @@
-"""Reads tools in OpenAI's shape, and which of them an answer must call; the older `functions` as well."""
+"""Reads tools in OpenAI's shape, also as the older `functions`, and which of them an answer must call."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ from workers.protocol.requests import Tool
 
 @dataclass(frozen=True, slots=True)
 class Toolbox:
-    """What an answer may call."""
+    """The tools that an answer may call."""
 
     tools: tuple[Tool, ...]
     forced: tuple[str, ...]
     """Names of the tools of which it must call one; empty: the model decides."""
     parallel: bool
-    """It may call several."""
+    """Whether it may call several."""
     as_function: bool
-    """The caller speaks the older form: one call, told as `function_call`."""
+    """Whether the caller speaks the older form: one call, told as `function_call`."""
 
 
 def read_tools(body: ConversationBody) -> Toolbox:
-    """Raises InvalidRequest or UnsupportedParameter."""
+    """Return the tools and the choice among them. Raises InvalidRequest or UnsupportedParameter."""
     old = bool(body.functions) or body.function_call not in (None, *_OLD_WORDS)
     if old and body.tools:
         message = "`functions` and `function_call` are the older form of `tools`. Send `tools` and `tool_choice` alone."
@@ -51,7 +51,7 @@ def read_tools(body: ConversationBody) -> Toolbox:
 def _chosen(
     tools: tuple[Tool, ...], choice: str | NamedChoice | None
 ) -> tuple[tuple[Tool, ...], str | NamedFunction | None]:
-    """The tools that the model gets to see, and what it must do with them."""
+    """Return the tools that the model gets to see, and what it must do with them."""
     if choice is None or isinstance(choice, str):
         return tools, choice
     if choice.type == "allowed_tools" and choice.allowed_tools is not None:
@@ -73,7 +73,7 @@ def _allowed(tools: tuple[Tool, ...], allowed: AllowedTools) -> tuple[Tool, ...]
 
 
 def _forced(choice: str | NamedFunction | None, tools: tuple[Tool, ...], param: str) -> tuple[str, ...]:
-    """Names of the tools of which the answer must call one."""
+    """Return the names of the tools of which the answer must call one."""
     names = tuple(tool.name for tool in tools)
     source, words = ("tools", ("auto", "none", "required")) if param == "tool_choice" else ("functions", _OLD_WORDS)
     if choice is None or choice in ("auto", "none"):

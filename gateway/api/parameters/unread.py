@@ -1,7 +1,7 @@
-"""From a body's object to its model: other names, and parameters that are not read.
+"""Turns a body's object into its model: reads other names, and sorts out parameters that are not read.
 
-These are ignored because they change nothing here, or refused with a remedy. Nothing is dropped in silence: what is
-ignored is noted, and the answer tells it. A refused parameter passes when it has a value that asks for nothing
+The latter are ignored because they change nothing here, or refused with a remedy. Nothing is dropped in silence: what
+is ignored is noted, and the answer tells it. A refused parameter passes when it has a value that asks for nothing
 (`harmless`), because many clients send every parameter they know. Each dialect has its own two tables.
 """
 
@@ -26,7 +26,7 @@ class Refusal:
     remedy: str
     harmless: tuple[Any, ...] = ()
     is_hint: bool = False
-    """The answer means the same without it: it is refused only where unknown parameters are."""
+    """The answer means the same without the parameter: it is refused only where unknown parameters are."""
 
 
 def read_body(
@@ -35,7 +35,7 @@ def read_body(
     unread: tuple[Mapping[str, str], Mapping[str, Refusal]],
     ignored: Ignored,
 ) -> BodyT:
-    """Return the body. `unread`: its dialect's tables of what is ignored and what is refused.
+    """Return the parsed body. `unread`: its dialect's tables of what is ignored and what is refused.
 
     Raises InvalidRequest and UnsupportedParameter, each naming the parameter by its path.
     """
@@ -51,7 +51,7 @@ def read_body(
 def sift(
     document: dict[str, Any], known: Mapping[str, str], refused: Mapping[str, Refusal], ignored: Ignored
 ) -> dict[str, Any]:
-    """Return the parameters that are read, and note the others. `known`: those that are ignored, with the reason.
+    """Return the parameters that are read, and note the others. `known`: ignored parameters, with the reason.
 
     Null is "not given". Raises UnsupportedParameter for the first that is refused.
     """
@@ -74,9 +74,9 @@ def sift(
 
 
 def _renamed(kind: type[BaseModel], kept: dict[str, Any], ignored: Ignored) -> dict[str, Any]:
-    """Put what came by another name under the body's own; of several names the first counts, as for llama-server.
+    """Put values with another name under the body's own; of several names the first counts, as for llama-server.
 
-    Raises UnsupportedParameter for one that contradicts it, where what is ignored is refused.
+    Raises UnsupportedParameter for a name that contradicts it, where ignored parameters are refused.
     """
     for name, others in synonyms_of(kind).items():
         for other in others:

@@ -1,1 +1,1 @@
-"""OpenAI's Responses dialect: typed items in and out, kept for later where the caller does not say otherwise."""
+"""OpenAI's Responses dialect: typed items in and out, stored unless the caller says otherwise."""

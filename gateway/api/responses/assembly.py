@@ -1,4 +1,4 @@
-"""The apps of the Responses routes, by the names of their rows."""
+"""Builds the apps of the Responses routes, by the names of their rows."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Responses that nobody waits for: begun, told to be queued, finished whether or not somebody reads along."""
+"""Runs responses that nobody waits for: told to be queued, then finished whether or not somebody reads along."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ log = logging.getLogger(__name__)
 RUNNING = ("queued", "in_progress")
 LOOK_EVERY_S = 0.05
 CANCEL_S = 4.0
-"""How long a caller that cancels waits for another gateway to do so."""
+"""Seconds that a caller who cancels waits for another gateway to do so."""
 
 
 class Background:
@@ -47,7 +47,7 @@ class Background:
     async def begin(
         self, asked: ResponseRequest, call: Call, wish: Wish | None, scope: Scope, receive: Receive, send: Send
     ) -> None:
-        """Answers at once, or with the events as they come. Raises StoreUnavailable, StorageFull, TooManyStreams."""
+        """Answer at once, or with the events as they come. Raises StoreUnavailable, StorageFull, TooManyStreams."""
         trail, team = trail_of(scope), call.principal.team
         call = replace(call, unhurried=True, queue_deadline=call.deadline, start_deadline=call.deadline)
         writer = EventWriter(asked, call)
@@ -75,14 +75,14 @@ class Background:
             await send_json(send, queued, trail)
 
     async def cancel(self, id_: str, body: Body) -> dict[str, Any]:
-        """The response, cancelled, or as it was if it had ended. Raises ResponseNotFound, Unavailable."""
+        """Return the cancelled response, or the one that had ended before. Raises ResponseNotFound, Unavailable."""
         response = await self.current(id_, body)
         if response["status"] not in RUNNING:
             return response
         await self._recordings.stop(stream_of(id_))
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(CANCEL_S):
-                # A response is as large as what it was asked: it is not read again and again.
+                # A response is as large as its request: it is not read again and again.
                 while not await self._recordings.is_over(stream_of(id_)):  # noqa: ASYNC110 - it is in Redis
                     await asyncio.sleep(LOOK_EVERY_S)
         response = await self.current(id_, body)
@@ -91,14 +91,14 @@ class Background:
         return response
 
     async def drop(self, id_: str, body: Body) -> None:
-        """Forgets a response, and ends it where it still runs. Raises ResponseNotFound."""
+        """Forget a response, and end it where it still runs. Raises ResponseNotFound."""
         record = await self._shelf.get(id_, body)
         await self._shelf.drop(body.team, id_)
         if record.response["status"] in RUNNING:
             await self._recordings.stop(stream_of(id_))
 
     async def current(self, id_: str, body: Body) -> dict[str, Any]:
-        """A kept response as it is now. One whose gateway is gone has failed. Raises ResponseNotFound."""
+        """Return a stored response as it is now; if its gateway is gone, it has failed. Raises ResponseNotFound."""
         record = await self._shelf.get(id_, body)
         if record.response["status"] in RUNNING and not await self._recordings.alive(stream_of(id_)):
             # It may have ended between the two questions.

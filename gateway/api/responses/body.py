@@ -33,7 +33,7 @@ Id = Annotated[str, Field(min_length=1, max_length=MAX_ID_CHARS)]
 
 
 class ItemBody(Entry):
-    """An input item of any type; `gateway.api.responses.items` looks at what the type needs."""
+    """An input item of any type; `gateway.api.responses.items` checks the fields that the type needs."""
 
     type: str | None = None
     id: Id | None = None
@@ -126,7 +126,7 @@ Metadata = dict[
 
 
 def _few(value: Any) -> Any:
-    """Checked before its fields are, of which each could be wrong."""
+    """Return the metadata, if there are few. This comes before the check of its fields, of which each may be wrong."""
     if isinstance(value, dict) and len(value) > MAX_METADATA:
         known = {"field_type": "Dictionary", "max_length": MAX_METADATA, "actual_length": len(value)}
         raise PydanticKnownError("too_long", known)

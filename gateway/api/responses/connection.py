@@ -1,4 +1,4 @@
-"""One WebSocket from its acceptance to its close: requests as they come, responses as they are made."""
+"""One WebSocket from its acceptance to its close: takes requests as they come, sends responses as they are made."""
 
 from __future__ import annotations
 
@@ -46,24 +46,24 @@ from gateway.telemetry.trail import Trail
 log = logging.getLogger(__name__)
 
 CLOSING_S = 60.0
-"""How long a client may take for the last event of a complete response, which has all of it once more."""
+"""Seconds that a client may take for the last event of a complete response, which has all of it once more."""
 
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """Of one connection."""
+    """The bounds of one connection."""
 
     max_bytes: int
-    """Of the requests that wait on it, and of the responses that it remembers."""
+    """Most bytes of the requests that wait on it, and of the responses that it remembers."""
     idle_s: float
-    """Without a request under way."""
+    """Seconds that it stays open without a request under way."""
     life_s: float
-    """What runs then is finished."""
+    """Seconds after which it takes no more requests; those that run then are finished."""
 
 
 @dataclass(frozen=True, slots=True)
 class Rooms:
-    """What connections share."""
+    """The parts that all connections share."""
 
     keys: Keys
     pipeline: Pipeline
@@ -98,14 +98,14 @@ class Connection:
         self._num_requests = 0
         self._stopping = False
         self._gone = False
-        """Nobody reads any more."""
+        """Whether the client has gone."""
         self._was_long = False
-        """If it ends now, then for its age."""
+        """Whether the connection, if it ends now, ends for its age."""
         self._over = asyncio.Event()
         self._timer: asyncio.TimerHandle | None = None
 
     async def run(self) -> None:
-        """Until either side has had enough. What runs then is finished, unless the client is gone."""
+        """Serve until either side ends the connection. What runs then is finished, unless the client is gone."""
         try:
             async with asyncio.TaskGroup() as tasks:
                 self._lanes = Lanes(tasks, self._respond, self._rest, self._rooms.bounds.max_bytes)
@@ -118,7 +118,7 @@ class Connection:
         finally:
             if self._timer is not None:
                 self._timer.cancel()
-            # Lanes know the connection. The collector of cycles is in no hurry, and held the loop up for hundreds.
+            # Lanes refer to the connection. The collector of cycles is in no hurry, and held the loop up for hundreds.
             self._lanes = None
             self._memory.close()
         if not self._gone:
@@ -180,7 +180,7 @@ class Connection:
             close_trail(trail, self._rooms.metrics)
 
     async def _answer(self, message: Create, body: Body, trail: Trail) -> None:
-        """Raises PaddockError where nothing was told yet, and ClientGone."""
+        """Answer one message. Raises PaddockError where nothing was told yet, and ClientGone."""
         rooms = self._rooms
         # A key may have been withdrawn since the handshake.
         principal = rooms.keys.authenticate(self._scope["headers"])
@@ -198,17 +198,17 @@ class Connection:
             try:
                 raise failure
             finally:
-                del failure  # the error knows this frame, and with it what was asked
+                del failure  # the error refers to this frame, and with it to the request
 
     async def _refuse(self, error: PaddockError, trail: Trail, lane: str) -> None:
-        """Tells it. The connection goes on."""
+        """Send an error. The connection goes on."""
         shape = shape_of(self._scope)
         trail.status = trail.status or shape.status(error)
         note_error(trail, error)
         await self._last_word(self._socket.send(error_text(error, shape, trail, lane)))
 
     async def _last_word(self, saying: Coroutine[None, None, None], patience_s: float = LAST_WORD_S) -> None:
-        """A client that does not take it in has had enough."""
+        """Send the last thing of a response or of the connection; a client that does not take it in is left."""
         try:
             async with asyncio.timeout(patience_s):
                 await saying
@@ -236,7 +236,7 @@ class Connection:
         self._over.set()
 
     def _rest(self) -> None:
-        """Looks when the connection is to end: not while it is at work."""
+        """Set the timer that ends the connection, unless it is at work."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None

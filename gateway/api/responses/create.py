@@ -1,4 +1,4 @@
-"""`POST /v1/responses`: whole, streamed, or in the background."""
+"""`POST /v1/responses`: answers whole, streamed, or in the background."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class CreateResponse:
                 await self._resumable.again(wish, body, scope, receive, send)
                 return
             async with while_present(receive):
-                # The draft has no name here: it would be kept until the answer ends, beside what is made of it.
+                # The draft gets no name here: it would be kept until the answer ends, beside what is made of it.
                 asked, call = await self._preparation.prepare(
                     await body.decoded(partial(read_draft, ignored=trail.ignored)),
                     self._shelf,

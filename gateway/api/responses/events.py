@@ -20,7 +20,7 @@ from workers.protocol.events import CallEvent, Progress, Text, TimingsSoFar
 
 
 class EventWriter:
-    """One streamed response."""
+    """Writes one streamed response."""
 
     def __init__(self, asked: ResponseRequest, call: Call) -> None:
         self.snapshot = Snapshot(asked, call)
@@ -30,13 +30,13 @@ class EventWriter:
         self._told = self._begun = False
 
     def queued(self) -> bytes:
-        """In place of the opening's beginning, where the caller does not wait for the answer."""
+        """Return the events that begin the stream where the caller does not wait for the answer."""
         self._told = True
         told = {"response": self.snapshot.object("queued")}
         return self._items.event("response.created", told) + self._items.event("response.queued", told)
 
     def idle(self) -> bytes:
-        """Say where the response stands: it waits, or it goes on."""
+        """Return the state of the response: it waits, or it goes on."""
         if not self._told:
             return self.queued()
         status = "in_progress" if self._begun else "queued"
@@ -73,12 +73,12 @@ class EventWriter:
     def broken(self, error: PaddockError) -> Written:
         if self._told:
             return self._ending(self.failed(error), self.failed(error, brief=True))
-        # Nothing was said of a response yet: whoever waited for a slot learns why there is none.
+        # Nothing was said of a response yet: a caller who waited for a slot learns why there is none.
         told = {"code": error.code or error.type, "message": error.message, "param": error.param}
         return self._items.event("error", told)
 
     def response(self, *, brief: bool = False) -> dict[str, Any]:
-        """Of an answer that is complete; `brief` as in `Output.objects`."""
+        """Return the response of a complete answer; `brief` as in `Output.objects`."""
         output = self._output
         if output.end is None:
             raise ValueError("the answer has no end")
@@ -92,7 +92,7 @@ class EventWriter:
         return NewRecord(response=response, input=asked.to_keep, chain=asked.chain, is_background=asked.background)
 
     def stopped(self) -> dict[str, Any]:
-        """Of an answer that was cancelled."""
+        """Return the response of a cancelled answer."""
         return self.snapshot.object("cancelled", self._output.objects(brief=True))
 
     def _ending(self, response: dict[str, Any], brief: dict[str, Any], **fields: Any) -> Written:

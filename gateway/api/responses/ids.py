@@ -1,4 +1,4 @@
-"""Ids of responses, and of items within them: an item's id says which response it belongs to."""
+"""Ids of responses and of their items: an item's id says which response it belongs to."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def is_response_id(text: str) -> bool:
 
 
 def stream_of(response_id: str) -> str:
-    """The stream in which a response's events are."""
+    """Return the id of the stream that has a response's events."""
     return response_id.removeprefix(RESPONSE)
 
 
@@ -41,6 +41,6 @@ def input_id(response_id: str, kind: str, index: int) -> str:
 
 
 def response_of(item_id: str) -> str | None:
-    """Id of the response that an item belongs to; None: no id of ours."""
+    """Return the id of the response that an item belongs to; None: it is no id of ours."""
     found = _ITEM.fullmatch(item_id)
     return RESPONSE + found[1] if found else None

@@ -1,4 +1,4 @@
-"""`POST /v1/responses/input_tokens`: how many tokens a request would have, without an answer."""
+"""`POST /v1/responses/input_tokens`: counts the tokens that a request would have, without an answer."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The events of a response's items as they grow, and the numbers of all events, from 0.
+"""Writes the events of a response's items as they grow, and numbers all events from 0.
 
 Source of the shapes: OpenAI's API reference, "Streaming events" of Responses; `prompt_progress` and `timings` are
 llama-server's (tools/server/server-task.cpp of llama.cpp).
@@ -28,23 +28,23 @@ DELTAS = {
 
 
 class ItemEvents:
-    """Hears of one response's items (`gateway.api.responses.output.Listener`). Knows nothing of who writes the stream,
-    or both would be garbage that only the collector of cycles finds."""
+    """Listens to one response's items (`gateway.api.responses.output.Listener`). It does not refer to the stream's
+    writer: both would be garbage that only the collector of cycles finds."""
 
     def __init__(self) -> None:
         self._num_events = 0
         self._parts: list[bytes] = []
         self._long: list[bytes | LongEvent] = []
-        """What was heard before these parts, where there is a long event."""
+        """Events before these parts, where one of them is long."""
         self._heads: dict[str, bytes] = {}
-        """Id of an item -> what is the same in all of its deltas, encoded once."""
+        """Id of an item -> the bytes that all of its deltas begin with, encoded once."""
         self._delta_head = b""
-        """That of the message that grows."""
+        """The beginning of deltas of the message that grows."""
         self._timings = b""
-        """What the next delta tells of the times so far."""
+        """The times so far, which the next delta tells."""
 
     def take(self) -> Written:
-        """What was heard since the last time."""
+        """Return the events since the last time."""
         parts, self._parts = self._parts, []
         if not self._long:
             return b"".join(parts)
@@ -64,18 +64,18 @@ class ItemEvents:
         return LongEvent(gathered(parts), few)
 
     def note_timings(self, timings: Timings) -> None:
-        """The next delta tells them."""
+        """Let the next delta tell the timings."""
         self._timings = b',"timings":' + _encode(timings_object(timings))
 
     def progressed(self, response: dict[str, Any], progress: Progress, *, timings: bool) -> None:
-        """Tell how much of the prompt is read; `timings`: and what that took."""
+        """Tell how much of the prompt is read; `timings`: also what that took."""
         told: dict[str, Any] = {"response": response, "prompt_progress": progress_object(progress)}
         if timings:
             told["timings"] = progress_timings(progress)
         self._parts.append(self.event("response.in_progress", told))
 
     def delta(self, text: str, logprobs: list[bytes] | None = None) -> bytes:
-        """More of the message that grows."""
+        """Return an event with more of the message that grows."""
         number = self._num_events
         self._num_events = number + 1
         head = self._delta_head + _encode(text)
@@ -143,7 +143,7 @@ class ItemEvents:
 
 
 def _ends(message: Message, status: str, *, brief: bool = False) -> list[tuple[str, dict[str, Any]]]:
-    """Return the events of a message's end: their kinds and fields, each with all of it once more."""
+    """Return the events of a message's end: their kinds and fields, each with all of the message once more."""
     place, item = _content(message), message.object(status, brief=brief)
     return [
         ("response.output_text.done", {**place, "text": message.text, "logprobs": message.told(brief=brief)}),

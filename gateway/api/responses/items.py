@@ -1,4 +1,4 @@
-"""Input items: from a request's body into the shape in which they are kept and listed, and from there into messages.
+"""Reads input items into the shape in which they are kept and listed, and makes messages of them.
 
 Source of the shapes: OpenAI's API reference, "Responses", input items.
 """
@@ -27,7 +27,7 @@ TEXTS = frozenset({"input_text", "output_text", "text", "reasoning_text", "summa
 
 
 def read_input(given: str | list[ItemBody] | None, response_id: str) -> tuple[Item, ...]:
-    """Raises InvalidRequest, UnsupportedParameter or NotSupported, each naming the item by its path."""
+    """Return the items. Raises InvalidRequest, UnsupportedParameter or NotSupported, each naming one by its path."""
     if given is None:
         return ()
     if isinstance(given, str):
@@ -36,7 +36,7 @@ def read_input(given: str | list[ItemBody] | None, response_id: str) -> tuple[It
 
 
 def reference_of(item: Item) -> str | None:
-    """Id of the item that this one stands for."""
+    """Return the id of the item that this one stands for."""
     return str(item["id"]) if item["type"] == "item_reference" else None
 
 
@@ -111,7 +111,7 @@ def _missing(path: str) -> InvalidRequest:
 
 
 def messages_of(items: Iterable[Item]) -> tuple[Message, ...]:
-    """What an assistant thought, said and called in one turn becomes one message."""
+    """Return the messages; what an assistant thought, said and called in one turn becomes one of them."""
     turns = _Turns()
     names: dict[str, str] = {}
     for item in items:
@@ -137,7 +137,7 @@ def messages_of(items: Iterable[Item]) -> tuple[Message, ...]:
 
 
 class _Turns:
-    """Messages so far, and the assistant's turn that is not over yet."""
+    """The messages so far, and the assistant's turn that is not over yet."""
 
     def __init__(self) -> None:
         self._done: list[Message] = []

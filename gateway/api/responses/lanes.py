@@ -1,4 +1,4 @@
-"""The responses of one connection: those of a lane one after the other, lanes beside each other."""
+"""Runs the responses of one connection: those of a lane one after the other, lanes beside each other."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from gateway.api.responses.messages import Create
 from gateway.errors import StreamLimit
 
 MAX_LANES = 16
-"""That have something to do."""
+"""Most lanes that have something to do."""
 MAX_MESSAGES = 32
-"""That wait, or are being answered."""
+"""Most messages that wait or are being answered."""
 
 
 class Held(Protocol):
-    """What a message takes of the memory budget."""
+    """The memory that a message holds of the budget."""
 
     def close(self) -> None: ...
 
@@ -33,8 +33,8 @@ class Lanes(Generic[HeldT]):
         on_rest: Callable[[], None],
         max_bytes: int,
     ) -> None:
-        """`respond` raises nothing. `on_rest` is called when there is nothing to do any more. `max_bytes`: of all
-        messages that wait or are being answered; a single one may have any number.
+        """`respond` raises nothing. `on_rest` is called when there is nothing to do any more. `max_bytes`: most bytes
+        of all messages that wait or are being answered; a single one may have any number.
         """
         self._tasks = tasks
         self._respond = respond
@@ -50,7 +50,7 @@ class Lanes(Generic[HeldT]):
         return bool(self._waiting)
 
     def add(self, message: Create, held: HeldT) -> None:
-        """Answers it, in its turn; `held` is closed when that is over. Raises StreamLimit."""
+        """Have a message answered, in its turn; `held` is closed when that is over. Raises StreamLimit."""
         self._check(message)
         self._num_messages += 1
         self._num_bytes += message.num_bytes

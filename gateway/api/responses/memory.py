@@ -1,4 +1,4 @@
-"""What connections remember: responses that are stored nowhere else, as long as they may go on from them."""
+"""Remembers, per connection, responses that are stored nowhere else, as long as it may go on from them."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from gateway.api.responses.records import NewRecord, Record, written
 from gateway.api.responses.shelf import Store
 
 MAX_CONVERSATIONS = 100
-"""Of one connection."""
+"""Most conversations of one connection."""
 MAX_TEAMS_SHARE = 4
-"""All teams together may have this many times what one may."""
+"""All teams together may have this many times the bytes of one."""
 
 Conversation = tuple["Memory", str]
-"""Whose it is, and the id of its last response."""
+"""The memory that has it, and the id of its last response."""
 
 
 class Memories:
-    """What all connections of this process remember, by team.
+    """Counts what all connections of this process remember, by team.
 
     Where a team has too much, the conversation that nobody went on from for longest is forgotten, on whichever
     connection; where all have, one of the team with most.
@@ -28,7 +28,7 @@ class Memories:
         self._max_bytes_per_team = max_bytes_per_team
         self._bytes: Counter[str] = Counter()
         self._conversations: defaultdict[str, OrderedDict[Conversation, None]] = defaultdict(OrderedDict)
-        """By team; the one that nobody went on from for longest comes first."""
+        """Conversations by team; the one that nobody went on from for longest comes first."""
 
     @property
     def num_bytes(self) -> int:
@@ -38,25 +38,25 @@ class Memories:
         return self._bytes[team]
 
     def add(self, team: str, num_bytes: int) -> None:
-        """Count what a connection remembers now; negative: has forgotten."""
+        """Count bytes that a connection remembers now or, if negative, has forgotten."""
         self._bytes[team] += num_bytes
         if not self._bytes[team]:
             del self._bytes[team]
 
     def went_on(self, team: str, conversation: Conversation) -> None:
-        """It is the latest of its team now."""
+        """Note that the conversation is the latest of its team now."""
         self._conversations[team][conversation] = None
         self._conversations[team].move_to_end(conversation)
 
     def ended(self, team: str, conversation: Conversation) -> None:
-        """Nobody can go on from it any more."""
+        """Note that nobody can go on from the conversation any more."""
         left = self._conversations[team]
         left.pop(conversation, None)
         if not left:
             del self._conversations[team]
 
     def keep_bounds(self, team: str) -> None:
-        """Have the oldest conversations forgotten, as far as needed."""
+        """Have the oldest conversations forgotten, as far as the bounds need it."""
         while self._bytes[team] > self._max_bytes_per_team and self._forget_oldest(team):
             pass
         while self._bytes.total() > self._max_bytes_per_team * MAX_TEAMS_SHARE:
@@ -83,9 +83,9 @@ class Memory:
         self._max_bytes = max_bytes
         self._num_bytes = 0
         self._records: dict[tuple[str, str], bytes] = {}
-        """By team and id: a key may become another team's while its connection lasts."""
+        """Records by team and id: a key may become another team's while its connection lasts."""
         self._conversations: dict[str, tuple[str, frozenset[str]]] = {}
-        """Id of its last response -> its team, and ids of those that are remembered here; the latest one comes last."""
+        """Id of the last response -> its team, and the ids that are remembered here; the latest one comes last."""
 
     async def keep(self, team: str, id: str, record: bytes, before: Sequence[str] = (), *, again: bool = False) -> bool:
         return await self._store.keep(team, id, record, before, again=again)
@@ -106,13 +106,13 @@ class Memory:
         return await self._store.drop(team, id)
 
     async def note(self, team: str, record: Record | NewRecord, *, is_stored: bool) -> None:
-        """Remember a response that is complete, unless it is stored; its conversation is the latest one now."""
+        """Remember a complete response, unless it is stored; its conversation is the latest one now."""
         id_ = str(record.response["id"])
         if not is_stored:
             self._add(team, id_, await written(record))
         if record.chain and record.chain[-1] in self._conversations:
             self._end(record.chain[-1])
-        # What is stored is found by its record's chain: ids of it, hundreds for each conversation, are not kept here.
+        # A stored response is found by its record's chain: its ids, hundreds for each conversation, are not kept here.
         remembered = frozenset(one for one in (*record.chain, id_) if (team, one) in self._records)
         if remembered:
             self._conversations[id_] = (team, remembered)

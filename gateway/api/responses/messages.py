@@ -1,4 +1,4 @@
-"""Messages of the Responses API over WebSocket: what a client asks, and how it is told.
+"""Reads and writes the messages of the Responses API over WebSocket.
 
 Source: OpenAI's API reference, "Responses client events" and "Responses server events"; `generate` is from its guide
 "WebSocket mode".
@@ -32,24 +32,24 @@ _encode = msgspec.json.Encoder().encode
 
 @dataclass(frozen=True, slots=True)
 class Create:
-    """A response that is asked for."""
+    """A message that asks for a response."""
 
     document: dict[str, Any]
-    """Without what is the message's own."""
+    """The request, without the fields of the message itself."""
     lane: str
     """Its `stream_id`; empty: none."""
     num_bytes: int
 
 
 def raw_message(text: str | None) -> bytes:
-    """Raises InvalidRequest."""
+    """Return the message as bytes. Raises InvalidRequest."""
     if text is None:
         raise InvalidRequest("The message is of bytes. Send JSON as text.")
     return text.encode()
 
 
 def read_message(raw: bytes) -> Create:
-    """Raises InvalidRequest."""
+    """Return the parsed message. Raises InvalidRequest."""
     document = read_object(raw)
     kind, lane = document.pop("type", None), document.pop("stream_id", None)
     if kind != CREATE:
@@ -61,7 +61,7 @@ def read_message(raw: bytes) -> Create:
 
 
 def draft_of_message(message: Create, ignored: Ignored) -> Draft:
-    """Read the message; `ignored` notes what nothing is done with.
+    """Return the parsed request of a message; `ignored` notes parameters that nothing is done with.
 
     Raises InvalidRequest, UnsupportedParameter or NotSupported, each naming the parameter by its path.
     """
@@ -78,11 +78,11 @@ def draft_of_message(message: Create, ignored: Ignored) -> Draft:
 
 
 class EventMessages:
-    """Where the events of one response go (`gateway.api.answering.Sink`): each becomes a message."""
+    """Sends the events of one response (`gateway.api.answering.Sink`), each as a message."""
 
     def __init__(self, socket: Socket, lane: str) -> None:
         self.told = False
-        """Something was."""
+        """Whether something was sent."""
         self._socket = socket
         self._end = _end(lane)
 
@@ -90,7 +90,7 @@ class EventMessages:
         pass
 
     async def write(self, body: Written) -> None:
-        """Server-sent events. Waits while there is no room."""
+        """Write server-sent events. Waits while there is no room."""
         self.told = True
         for events in whole_events(body):
             for event in events.split(END):
@@ -102,11 +102,11 @@ class EventMessages:
 
 
 def error_text(error: PaddockError, shape: ErrorShape, trail: Trail, lane: str) -> str:
-    """`{"type": "error", "status", "error": {...}}`."""
+    """Return `{"type": "error", "status", "error": {...}}`."""
     body = shape.body(error, trail)
     return (b'{"type":"error","status":%d,' % shape.status(error) + body[1:-1] + _end(lane)).decode()
 
 
 def _end(lane: str) -> bytes:
-    """Of an event's object."""
+    """Return the end of an event's object."""
     return b',"stream_id":%b}' % _encode(lane) if lane else b"}"

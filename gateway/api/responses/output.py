@@ -1,4 +1,4 @@
-"""The items of an answer as they grow: what the model thinks, says and calls, in the order in which it does.
+"""Collects the items of an answer: what the model thinks, says and calls, in the order in which it does.
 
 Source of the shapes: OpenAI's API reference, "The response object", `output`.
 """
@@ -16,10 +16,10 @@ from gateway.api.responses.tools import input_of
 from workers.protocol.events import CallEvent, Finished, Logprobs, Reasoning, Text, TokenLogprob, ToolCallDelta
 
 INLINE_PROBS = 1_024
-"""Up to these they are some 80 KB, and an event that has all of them takes a moment."""
+"""Probabilities, some 80 KB, up to which an event that has all of them takes a moment."""
 MAX_BRIEF_PROBS = 16_384
-"""More than these are not repeated where they have to be in one piece: in what is stored or may be read again, and in a
-WebSocket's messages. These would be megabytes, which hold up every stream when they are written, sent or decoded.
+"""Probabilities beyond which they are not repeated where they have to be in one piece: in what is stored or may be read
+again, and in a WebSocket's messages. They would be megabytes, which hold up every stream when written, sent or decoded.
 """
 
 _encode = msgspec.json.Encoder().encode
@@ -31,9 +31,9 @@ class Message:
     index: int
     texts: list[str] = field(default_factory=list)
     logprobs: list[bytes] = field(default_factory=list)
-    """As they are written, those of each token: four events at the end repeat all of them."""
+    """The probabilities of each token as they are written: four events at the end repeat all of them."""
     num_probs: int = 0
-    """In all of these."""
+    """Probabilities in all of these."""
 
     @property
     def text(self) -> str:
@@ -41,7 +41,7 @@ class Message:
 
     @property
     def is_long(self) -> bool:
-        """It has more probabilities than are written in one turn of the loop."""
+        """Whether it has more probabilities than are written in one turn of the loop."""
         return self.num_probs > INLINE_PROBS
 
     def told(self, *, brief: bool = False) -> EncodedArray:
@@ -84,7 +84,7 @@ class FunctionCall:
 
     @property
     def text(self) -> str:
-        """The arguments."""
+        """Return the arguments."""
         return "".join(self.texts)
 
     def object(self, status: str, *, brief: bool = False) -> dict[str, Any]:
@@ -94,7 +94,7 @@ class FunctionCall:
 
 @dataclass(slots=True)
 class CustomCall(FunctionCall):
-    """Of a tool whose input is a text: known when its arguments are complete."""
+    """A call of a tool whose input is a text, which is known when the call's arguments are complete."""
 
     @property
     def input(self) -> str:
@@ -110,7 +110,7 @@ OutputItem = Message | Thought | FunctionCall
 
 
 class Listener(Protocol):
-    """Is told of what happens to the items. `grew` comes once per token."""
+    """Listens to what happens to the items. `grew` comes once per token."""
 
     def opened(self, item: OutputItem) -> None: ...
 
@@ -120,7 +120,7 @@ class Listener(Protocol):
 
 
 class Output:
-    """A thought or a message ends where something else begins; calls end with the answer, since they may alternate."""
+    """Collects items. Thoughts and messages end where another begins; calls, which may alternate, with the answer."""
 
     def __init__(
         self,
@@ -130,7 +130,7 @@ class Output:
         speaks: bool = True,
         custom: frozenset[str] = frozenset(),
     ) -> None:
-        """`speaks`: an answer without a word has an empty message. `custom`: tools whose input is a text."""
+        """`speaks`: an answer without a word gets an empty message. `custom`: names of tools whose input is a text."""
         self._custom = custom
         self.items: list[OutputItem] = []
         self.end: Finished | None = None
@@ -167,12 +167,12 @@ class Output:
 
     @property
     def is_long(self) -> bool:
-        """Its messages are written in parts."""
+        """Whether its messages are written in parts."""
         return any(isinstance(item, Message) and item.is_long for item in self.items)
 
     @property
     def has_waiting(self) -> bool:
-        """Probabilities of tokens that have become no text yet."""
+        """Whether there are probabilities of tokens that have become no text yet."""
         return bool(self._waiting)
 
     def _speak(self, kind: str) -> Message | Thought:

@@ -1,4 +1,4 @@
-"""From what was sent to what is computed: with what was kept, for a model, within its context."""
+"""Makes of a request what is computed: with what was stored before, for a model, within its context."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ class Preparation:
     async def prepare(
         self, draft: Draft, shelf: Shelf, body: Body, principal: Principal, trail: Trail, scope: Scope
     ) -> tuple[ResponseRequest, Call]:
-        """Raises PaddockError."""
+        """Return the complete request and its call. Raises PaddockError."""
         asked = await shelf.complete(draft, body)
-        del draft  # what follows may wait for long
+        del draft  # the steps below may wait for long
         trail.held_bytes = body.num_bytes
         talk = conversation(scope, asked.requests[0], principal.team)
         call = self._pipeline.call(principal, asked.model, trail, "chat", read_begin_by(scope), talk)

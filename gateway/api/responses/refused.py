@@ -13,7 +13,7 @@ IGNORED = {
     "prompt_cache_options": "the prompt cache finds what it knows by itself",
     "prompt_cache_retention": "the prompt cache keeps what pays",
 }
-"""Accepted and without effect on the answer, and why."""
+"""Parameters that are accepted and have no effect on the answer, and why."""
 
 REFUSED: dict[str, Refusal] = {
     **OTHERS_REFUSED,

@@ -1,4 +1,4 @@
-"""Reads the Responses dialect into the canonical request: first what was sent, then with what was kept before."""
+"""Reads the Responses dialect into the canonical request: first what was sent, then with what was stored before."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ from gateway.telemetry.ignored import Ignored
 from workers.protocol.requests import Constraint, GenerateRequest, Message, Thinking
 
 LONGEST_INPUT = 32 << 20
-"""Bytes of all items, what is referred to included."""
+"""Most bytes of all items, including those that are referred to."""
 
 _encode = msgspec.json.Encoder().encode
 
 LONG_CHARS = 64 << 10
-"""Instructions and inputs that are longer are encoded once, however often the response repeats them or is kept."""
+"""Characters of instructions or inputs beyond which they are encoded once, however often they are repeated or kept."""
 
 MAX_REPEATED_BYTES = 1 << 20
 """Most bytes of the request that a response may repeat; each event that shows the response whole repeats them."""
@@ -46,7 +46,7 @@ LOGPROBS = "message.output_text.logprobs"
 
 @dataclass(frozen=True, slots=True)
 class ResponseRequest:
-    """What is asked for, and how the answer is to be written and kept."""
+    """A parsed request, and how the answer is to be written and stored."""
 
     id: str
     model: str
@@ -56,12 +56,12 @@ class ResponseRequest:
     background: bool
     created_at: int
     fit: bool
-    """Turns at the beginning of a conversation that is too long are dropped."""
+    """Whether turns at the beginning of a conversation that is too long are dropped."""
     echo: dict[str, Any]
-    """What the response repeats of the request."""
+    """Fields of the request that the response repeats."""
     to_keep: tuple[Item, ...] | bytes
-    """The input without that of the responses before, for the response's record. Long ones are written at once: writing
-    6 MiB takes 6 ms, and a response may be kept three times.
+    """The input without that of the responses before, for the response's record. A long one is encoded at once: 6 MiB
+    take 6 ms, and a response may be stored three times.
     """
     chain: tuple[str, ...]
     """Ids of the responses before, the first one first."""
@@ -79,12 +79,12 @@ class Draft:
     id: str
     input: tuple[Item, ...]
     request: GenerateRequest
-    """Without its messages."""
+    """The canonical request without its messages."""
     generates: bool = True
     num_bytes: int = 0
-    """As it came."""
+    """Bytes of the request as it came."""
     is_remembered: bool = False
-    """By its connection, if it is not stored."""
+    """Whether its connection remembers it, if it is not stored."""
 
     @property
     def needs(self) -> tuple[str, ...]:
@@ -94,7 +94,7 @@ class Draft:
         return tuple(dict.fromkeys(id_ for id_ in (previous, *referred) if id_ is not None))
 
     def resolved(self, found: Mapping[str, Record], max_bytes: int = LONGEST_INPUT) -> Resolved:
-        """With what was kept: the records of `needs`, and of the chain of the previous one. `max_bytes`: of all items.
+        """Return it with `found`, the records of `needs` and of the previous one's chain. `max_bytes`: of all items.
 
         Raises InvalidRequest, PreviousNotFound, ResponseNotFound, TakesTooMuch.
         """
@@ -123,12 +123,12 @@ class Resolved:
     before: tuple[Item, ...]
     own: tuple[Item, ...]
     num_own: int
-    """Bytes of its own items, each as often as it is referred to."""
+    """Bytes of its own items, each counted as often as it is referred to."""
     num_bytes: int
-    """Bytes of these and of those before."""
+    """Bytes of its own items and of those before."""
 
     def complete(self) -> ResponseRequest:
-        """Raises InvalidRequest, TakesTooMuch."""
+        """Return the complete request. Raises InvalidRequest, TakesTooMuch."""
         draft, body = self.draft, self.draft.body
         messages = messages_of((*self.before, *self.own))
         if not messages and (draft.generates or body.instructions is None):
@@ -160,7 +160,7 @@ def _with_messages(draft: Draft, messages: tuple[Message, ...]) -> GenerateReque
 
 
 def read_draft(raw: bytes, ignored: Ignored | None = None) -> Draft:
-    """Read the body; `ignored` notes what nothing is done with.
+    """Return the parsed body; `ignored` notes parameters that nothing is done with.
 
     Raises InvalidRequest, UnsupportedParameter or NotSupported, each naming the parameter by its path.
     """
@@ -168,12 +168,12 @@ def read_draft(raw: bytes, ignored: Ignored | None = None) -> Draft:
 
 
 def draft_of(document: dict[str, Any], ignored: Ignored, *, generates: bool = True, num_bytes: int = 0) -> Draft:
-    """Raises as `read_draft`."""
+    """Return the parsed document. Raises as `read_draft`."""
     body = read_body(ResponsesBody, document, (IGNORED, REFUSED), ignored)
     _check(body, ignored)
     response_id = new_response_id()
     items = read_input(body.input, response_id)
-    # As models the items of a long conversation take ten times their bytes, and it may wait long for its turn.
+    # As pydantic models, a long conversation's items take ten times their bytes, and it may wait long for its turn.
     body = body.model_copy(update={"input": None})
     return Draft(body, response_id, items, _request(body, ignored), generates, num_bytes)
 
@@ -250,7 +250,7 @@ def _chain(previous: str | None, found: Mapping[str, Record]) -> tuple[str, ...]
 
 
 def _resolved(items: Iterable[Item], found: Mapping[str, Record]) -> tuple[Item, ...]:
-    """References replaced by what they stand for, each response being gone through once. Raises ResponseNotFound."""
+    """Return items with references replaced; each response is gone through once. Raises ResponseNotFound."""
     known: dict[str, dict[str, Item]] = {}
     own: list[Item] = []
     for item in items:
@@ -261,7 +261,7 @@ def _resolved(items: Iterable[Item], found: Mapping[str, Record]) -> tuple[Item,
         id_ = response_of(reference) or ""
         if id_ not in known:
             record = found.get(id_)
-            # Of several with one id, which only a caller can bring about, the first counts.
+            # Of several items with one id, which only a caller can bring about, the first counts.
             known[id_] = {one["id"]: one for one in reversed(record.items)} if record is not None else {}
         if reference not in known[id_]:
             raise ResponseNotFound(
@@ -274,7 +274,7 @@ def _resolved(items: Iterable[Item], found: Mapping[str, Record]) -> tuple[Item,
 
 
 def _size(items: Iterable[Item]) -> int:
-    """Return the bytes of items, each as often as it is referred to."""
+    """Return the bytes of items, each counted as often as it is referred to."""
     sizes: dict[int, int] = {}
     num_bytes = 0
     for item in items:
@@ -286,7 +286,7 @@ def _size(items: Iterable[Item]) -> int:
 
 
 def _encode_items(items: Iterable[Item]) -> bytes:
-    """Return items as a JSON array, one by one, so that others may run in between; each is encoded once."""
+    """Return items as a JSON array, made one by one, so that others run in between; each is encoded once."""
     encoded: dict[int, bytes] = {}
     pieces = [b"["]
     for number, item in enumerate(items):
@@ -350,7 +350,7 @@ def _echo(body: ResponsesBody) -> dict[str, Any]:
 
 
 def _check_repeated(repeated: Mapping[str, Any]) -> None:
-    """Raises TakesTooMuch."""
+    """Raise TakesTooMuch where the response would repeat too much of the request."""
     num_bytes = len(_encode(repeated))
     if num_bytes > MAX_REPEATED_BYTES:
         raise TakesTooMuch(
@@ -361,7 +361,7 @@ def _check_repeated(repeated: Mapping[str, Any]) -> None:
 
 
 def _encoded_once(text: str | None) -> str | msgspec.Raw | None:
-    """Return a text as it is written: a response that is stored and streamed says it ten times."""
+    """Return a long text encoded: a response that is stored and streamed says it ten times."""
     return msgspec.Raw(_encode(text)) if text is not None and len(text) > LONG_CHARS else text
 
 

@@ -1,4 +1,4 @@
-"""Where responses are kept: found again by those who go on from them, put there when they are complete."""
+"""Stores responses when they are complete, and finds them again for requests that go on from them."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ from gateway.telemetry.trail import Trail
 log = logging.getLogger(__name__)
 
 CHAIN_FACTOR = 2
-"""What a request goes on from may have so many times the bytes of a body: each response repeats its instructions and
-tools."""
+"""Bytes of stored responses that a request may go on from, as a multiple of a body's: each response repeats its
+instructions and tools."""
 MAX_RECORDS = 2_000
-"""Responses that a request goes on from or refers to."""
+"""Most responses that a request goes on from or refers to."""
 HELD_PER_BYTE = 3
-"""Memory that a stored response takes when it is decoded, for each of its bytes."""
+"""Bytes of memory that a stored response takes when it is decoded, for each of its bytes."""
 ITEM_BYTES = 256
-"""Text that takes as long to go through as an item without any."""
+"""Bytes of text that take as long to go through as an item without any."""
 PATIENCE_S = 60.0
 RETRY_S = 0.2
 
@@ -45,16 +45,16 @@ class Store(Protocol):
 
 
 class Shelf:
-    """Of all teams; nobody gets to know of another team's responses."""
+    """The stored responses of all teams; nobody gets to know of another team's."""
 
     def __init__(self, store: Store, max_bytes: int) -> None:
-        """`max_bytes`: of the responses that one request may go on from, as they are stored."""
+        """`max_bytes`: of the stored responses that one request may go on from."""
         self._store = store
         self._max_bytes = max_bytes
 
     async def complete(self, draft: Draft, body: Body) -> ResponseRequest:
-        """Return the request with what was said before, whose size is looked at before it is loaded, and again before
-        it is put together: a few bytes may refer to one long item thousands of times.
+        """Return the request with what was said before. Its size is checked before it is loaded, and again before it is
+        put together: a few bytes may refer to one long item thousands of times.
 
         Raises as `Draft.resolved`, `Resolved.complete`, HeldTooMuch, MemoryFull, StoreUnavailable.
         """
@@ -71,24 +71,24 @@ class Shelf:
         return await body.aside(max(num_bytes, resolved.num_bytes, num_item_bytes), resolved.complete)
 
     async def get(self, id_: str, body: Body) -> Record:
-        """Raises ResponseNotFound, HeldTooMuch, MemoryFull, TakesTooMuch."""
+        """Return a response's record. Raises ResponseNotFound, HeldTooMuch, MemoryFull, TakesTooMuch."""
         found, _ = await self._found(body, (id_,), 0, alone=True)
         if id_ not in found:
             raise not_found(id_)
         return found[id_]
 
     async def keep(self, team: str, record: NewRecord, *, again: bool = False) -> bool:
-        """Whether it is there now. `again`: in place of one that is there, unless it was deleted meanwhile."""
+        """Store a record; return whether it is there now. `again`: replace one, unless it was deleted meanwhile."""
         id_, encoded = str(record.response["id"]), await written(record)
         return await self._store.keep(team, id_, encoded, record.chain, again=again)
 
     async def drop(self, team: str, id_: str) -> None:
-        """Raises ResponseNotFound."""
+        """Delete a response. Raises ResponseNotFound."""
         if not await self._store.drop(team, id_):
             raise not_found(id_)
 
     async def conclude(self, writer: StreamWriter | WholeWriter, failure: PaddockError | None) -> None:
-        """Keeps an answer where it is to be kept. It is delivered all the same where that can't be done."""
+        """Store an answer where it is to be stored. It is delivered all the same where that can't be done."""
         if not isinstance(writer, EventWriter | whole.WholeWriter):
             raise TypeError(f"no writer of responses: {writer!r}")
         asked, team = writer.snapshot.asked, writer.snapshot.call.principal.team
@@ -98,7 +98,7 @@ class Shelf:
             response = writer.failed(failure, brief=True)
         else:
             response = writer.response(brief=True)
-        # One that was made in the background is nowhere else: for it, a Redis that is away is waited for.
+        # A response made in the background is nowhere else: for it, a Redis that is away is waited for.
         patience_s = PATIENCE_S if asked.background else 0.0
         try:
             record = writer.record(response)
@@ -123,9 +123,9 @@ class Shelf:
     async def _found(
         self, body: Body, ids: Sequence[str], num_before: int, *, alone: bool = False
     ) -> tuple[dict[str, Record], int]:
-        """Return records by id, and their bytes with the `num_before` of those that were loaded for this request.
+        """Return records by id, and their bytes plus `num_before`, those of records loaded for this request before.
 
-        `alone`: a single one, which is as large as it may be.
+        `alone`: only one record is loaded, which may have any size.
         """
         if len(ids) > MAX_RECORDS:
             raise TakesTooMuch(
@@ -150,7 +150,7 @@ def _decoded(ids: Sequence[str], records: Sequence[bytes | None]) -> dict[str, R
 
 
 class ResponseWriters:
-    """How responses are written (`gateway.api.dialect.Writers`)."""
+    """Makes the writers of responses (`gateway.api.dialect.Writers`)."""
 
     def stream_writer(self, asked: ResponseRequest, call: Call, trail: Trail) -> EventWriter:
         return EventWriter(asked, call)

@@ -1,4 +1,4 @@
-"""The response object at a moment of its life.
+"""Writes the response object at a moment of its life.
 
 Source of the shape: OpenAI's API reference, "The response object"; `timings` is llama-server's.
 """
@@ -19,7 +19,7 @@ from workers.protocol.events import Finished, FinishReason
 
 @dataclass(slots=True)
 class Snapshot:
-    """What does not change while the response grows."""
+    """The parts of a response that do not change while it grows."""
 
     asked: ResponseRequest
     call: Call
@@ -44,7 +44,7 @@ class Snapshot:
         }
 
     def standing(self) -> dict[str, Any]:
-        """Return what tells which response it is, and no more: a prompt that is read tells it at every step."""
+        """Return what identifies the response, and no more: a prompt that is being read tells it at every step."""
         return {
             "id": self.asked.id,
             "object": "response",
@@ -70,7 +70,7 @@ class Snapshot:
 
 
 def error_object(error: PaddockError) -> dict[str, str]:
-    """With one of the few codes that a response's error may have."""
+    """Return the error's object, with one of the few codes that a response's error may have."""
     code = "server_error"
     if isinstance(error, ContextOverflow):
         code = error.code  # not in the reference, and what OpenAI answers: Codex looks for it

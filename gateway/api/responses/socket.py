@@ -1,4 +1,4 @@
-"""`/v1/responses` over WebSocket: who may open a connection."""
+"""`/v1/responses` over WebSocket: checks who may open a connection, and runs it."""
 
 from __future__ import annotations
 

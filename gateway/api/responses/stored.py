@@ -75,7 +75,7 @@ class StoredResponses:
             await self._resumable.send(reading, scope, receive, send, holds=body.holds_at_least)
 
     async def _reading(self, query: Query, id_: str, body: Body) -> Reading:
-        """Open the stream of a response where the caller wants to go on.
+        """Open the stream of a response after the event that the caller has.
 
         Raises InvalidRequest, StreamGone, TooManyRequests.
         """
@@ -123,7 +123,7 @@ class StoredResponses:
         return await _written(body, _page(items, query.get("after"), limit))
 
     async def _who(self, scope: Scope) -> tuple[Trail, Body, str]:
-        """Trail, what counts what is loaded (to be closed), and the id in the path. Raises AuthenticationFailed."""
+        """Return the trail, the body that counts what is loaded (close it) and the id. Raises AuthenticationFailed."""
         principal, trail = await identified(self._keys, scope)
         return trail, self._intake.message(principal, b""), str(scope["path_params"]["response_id"])
 
@@ -139,7 +139,7 @@ class Endpoint:
 
 
 async def _written(body: Body, document: dict[str, Any]) -> bytes:
-    """Return as JSON what was loaded, aside where that is long: while it is sent, nothing else is held."""
+    """Return what was loaded as JSON; it is encoded aside where it is long. Nothing else is held while it is sent."""
     return await body.aside(body.num_bytes, partial(_encode, document))
 
 
@@ -160,7 +160,7 @@ def _page(items: list[Item], after: str | None, limit: int) -> dict[str, Any]:
 
 
 def _query(scope: Scope) -> Query:
-    """Raises InvalidRequest."""
+    """Return the fields of the query. Raises InvalidRequest."""
     text = scope.get("query_string", b"").decode("latin-1")
     try:
         return dict(parse_qsl(text, max_num_fields=MAX_QUERY_FIELDS))

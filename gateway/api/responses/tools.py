@@ -23,7 +23,7 @@ INPUT_SCHEMA: dict[str, Any] = {
 
 
 def read_tools(body: ResponsesBody) -> tuple[tuple[Tool, ...], tuple[str, ...]]:
-    """Tools that the model sees, and the names of those of which it must call one (none: it decides).
+    """Return the tools that the model sees, and the names of those of which it must call one (none: it decides).
 
     Raises InvalidRequest or UnsupportedParameter.
     """
@@ -57,7 +57,7 @@ def read_tools(body: ResponsesBody) -> tuple[tuple[Tool, ...], tuple[str, ...]]:
 
 
 def tools_object(tools: list[ToolBody] | None) -> list[dict[str, Any]]:
-    """As the response repeats them."""
+    """Return the tools as the response repeats them."""
     return [_tool_object(tool) for tool in tools or ()]
 
 
@@ -67,12 +67,12 @@ def custom_names(tools: list[ToolBody] | None) -> frozenset[str]:
 
 
 def arguments_of(text: str) -> str:
-    """Return what a model is shown of a custom tool's input: the arguments of a function with that one."""
+    """Return a custom tool's input as a model sees it: the arguments of a function that takes this input alone."""
     return json.dumps({INPUT: text}, ensure_ascii=False)
 
 
 def input_of(arguments: str) -> str:
-    """Return the input of a custom tool's call; of arguments that were cut off what there is, as it is."""
+    """Return the input of a custom tool's call; arguments that were cut off are returned as they are."""
     try:
         value = json.loads(arguments)
     except (ValueError, RecursionError):
@@ -89,7 +89,7 @@ def _tool_object(tool: ToolBody) -> dict[str, Any]:
 
 
 def _custom(tool: ToolBody, path: str) -> Tool:
-    """A function with one argument: models know no other tools, and its value is kept a string."""
+    """Return a function with one argument: models know no other tools, and its value is kept a string."""
     if tool.name is None:
         raise InvalidRequest(f"`{path}.name` is missing. Send it.", param=f"{path}.name")
     if tool.format is not None and tool.format.type != "text":

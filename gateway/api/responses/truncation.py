@@ -1,4 +1,4 @@
-"""Which turns of a conversation fit, for `truncation: auto`.
+"""Finds which turns of a conversation fit, for `truncation: auto`.
 
 Workers render and count; the gateway knows no tokens.
 """
@@ -18,11 +18,11 @@ from gateway.relay.payload import chars_of_message
 from workers.protocol.requests import GenerateRequest, Message
 
 ANSWER_SHARE = 8
-"""Without `max_output_tokens`, one part in so many of the context is kept free for the answer."""
+"""Without `max_output_tokens`, the context's tokens divided by this are kept free for the answer."""
 STANDING = ("system", "developer")
 
 MAX_RENDERS = 6
-"""Of one conversation, to find what fits: three do nearly always."""
+"""Most renderings of one conversation to find what fits: three nearly always do."""
 
 
 class Truncation:
@@ -30,9 +30,9 @@ class Truncation:
         self._inquiries = inquiries
 
     async def fitted(self, asked: ResponseRequest, model: str, team: str) -> ResponseRequest:
-        """Without as many of the first turns as it takes to fit; the last one and system messages stay.
+        """Return the request without as many first turns as it takes to fit; the last turn and system messages stay.
 
-        What does not fit even so is left to the worker to refuse. Raises PaddockError.
+        If it does not fit even so, the worker refuses it. Raises PaddockError.
         """
         request = asked.requests[0]
         room = self._room(model, request)
@@ -47,7 +47,7 @@ class Truncation:
         return replace(asked, requests=(without(request, turns, number),)) if number else asked
 
     def _room(self, model: str, request: GenerateRequest) -> int | None:
-        """Most tokens that the prompt may have; None: nobody knows."""
+        """Return the most tokens that the prompt may have; None: nobody knows."""
         n_ctx = min((beat.n_ctx for beat in self._inquiries.workers(model)), default=0)
         if not n_ctx:
             return None
@@ -56,11 +56,11 @@ class Truncation:
 
 
 async def turns_to_drop(sizes: Sequence[int], room: int, count: Callable[[int], Awaitable[int]]) -> int:
-    """Return how many of the first turns it takes to drop so that the others have at most `room` tokens; all but the
+    """Return how many of the first turns must be dropped so that the others have at most `room` tokens; all but the
     last where that is not enough.
 
-    `sizes`: of the turns, in characters. `count`: tokens without so many of the first turns, which takes a whole
-    rendering: `MAX_RENDERS` are made at most, each where the characters say that the bound lies. Where those don't
+    `sizes`: characters of each turn. `count` returns the tokens without so many of the first turns, by a whole
+    rendering: at most `MAX_RENDERS` are made, each where the characters say that the bound lies. Where those don't
     suffice, more is dropped than had to be.
     """
     tokens, last = await count(0), 0
@@ -86,7 +86,7 @@ async def turns_to_drop(sizes: Sequence[int], room: int, count: Callable[[int], 
 
 
 def turns_of(messages: Sequence[Message]) -> list[tuple[Message, ...]]:
-    """Each begins with a user's message; results stay with the calls that they answer."""
+    """Return the turns. Each begins with a user's message; results stay with the calls that they answer."""
     turns: list[list[Message]] = []
     for message in messages:
         if message.role in STANDING:
@@ -98,6 +98,6 @@ def turns_of(messages: Sequence[Message]) -> list[tuple[Message, ...]]:
 
 
 def without(request: GenerateRequest, turns: Sequence[tuple[Message, ...]], number: int) -> GenerateRequest:
-    """The request without its first turns."""
+    """Return the request without its first `number` turns."""
     dropped = {id(message) for turn in turns[:number] for message in turn}
     return replace_struct(request, messages=tuple(m for m in request.messages if id(m) not in dropped))

@@ -28,7 +28,7 @@ class WholeWriter:
         return gathered(in_parts(self.response()))
 
     def response(self, *, brief: bool = False) -> dict[str, Any]:
-        """Return it; `brief` as in `Output.objects`."""
+        """Return the response; `brief` as in `Output.objects`."""
         output = self._output
         if output.end is None:
             raise ValueError("the answer has no end")
