@@ -125,7 +125,7 @@ class AdapterRegistrar:
         path = f"{ADAPTERS_PATH}/{quote(name)}?wait_s={wait_s:g}"
         try:
             info = await self._inquiries.of_worker(beat, "DELETE", path, decode_info, timeout_s=wait_s + MARGIN_S)
-        except PaddockError as error:  # it has gone meanwhile, or the keeper takes it away
+        except PaddockError as error:  # worker or adapter has gone meanwhile, or the keeper removes the adapter later
             log.info("worker %s: adapter %s: %s", beat.worker, name, error)
             return 0
         return info.calls if info.state is AdapterState.LEAVING else 0

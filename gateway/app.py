@@ -82,7 +82,7 @@ from workers.tracing.tracer import OFF, Tracer
 LONGEST_CONTEXT = 1 << 20
 """Tokens that no model's context goes beyond."""
 LEAST_CALL_MEMORY = 160 << 20
-"""Bytes that all requests together may hold at least, however small `max_body_bytes` is."""
+"""Least default of the bytes that all requests may hold together, however small `max_body_bytes` is."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +110,7 @@ class App:
         """Run the background parts while the block lasts; a part that fails ends the block."""
         start = Outage("not all of Redis can be read at the start", "serving what is known", "")
         for refresh in (self.fleet.refresh, self.wishes.refresh, self.key_store.refresh):
-            with start.outlived():  # each goes on trying
+            with start.outlived():  # each part goes on trying by itself
                 await refresh()
         async with asyncio.TaskGroup() as tasks:
             parts = (
@@ -192,7 +192,7 @@ async def build(settings: GatewaySettings, redis: redis.asyncio.Redis, tracer: T
 
 @dataclass(frozen=True, slots=True)
 class _Core:
-    """The parts beneath the routes, which know, place, relay and count calls."""
+    """The parts that carry calls, beneath the routes."""
 
     metrics: Metrics
     unreadable: Unreadable

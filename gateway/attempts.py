@@ -228,7 +228,7 @@ class Attempts:
         self._metrics.in_flight.inc(tries.call.model, by=-1.0)
         self.circuits.leaves(tries)
         if tries.with_boot and time.monotonic() >= tries.call.deadline - TIMER_S:
-            self._blame(tries.with_boot)  # it had all the time that there was, and has not begun
+            self._blame(tries.with_boot)  # the worker had all of the call's time, and has not begun
 
     def reachable(self, model: str) -> list[Heartbeat]:
         """Return the model's workers that are connected, by id: the order in which slots are numbered over them."""
@@ -283,7 +283,7 @@ class Attempts:
         return not self._outlook(tries, tries.call.model).ready and any(ready)
 
     def _settle(self, tries: Tries) -> None:
-        """Move the call to the best model of its chain, if that is another one. If none is ready, it waits here."""
+        """Move the call to the best model of its chain, if that is another one. If none is ready, the call stays."""
         call = tries.call
         if not call.fallbacks:
             return
@@ -292,7 +292,7 @@ class Attempts:
         if best is not None and best.model != call.model:
             self._go_on(tries, best.model, Reason.WAIT if here.ready else Reason.NO_WORKER)
             if not here.ready:
-                self._wait_anew(tries)  # it may have waited for a first worker
+                self._wait_anew(tries)  # the call may have waited for a first worker
 
     def _fall_back(self, tries: Tries, reason: Reason, error: PaddockError) -> None:
         """Move the call to a fallback model. Raises `error`, or that of the first model, if none is ready."""
@@ -311,7 +311,7 @@ class Attempts:
         self._metrics.fallbacks.inc(tries.call.model, model, reason.value)
         tries.trail.record.notes("fallback", model=tries.call.model, fallback=model, reason=reason.value)
         self._metrics.in_flight.inc(tries.call.model, by=-1.0)
-        self._metrics.in_flight.inc(model)  # its workers are those who are needed
+        self._metrics.in_flight.inc(model)  # the fallback's workers are needed now
         tries.call = on_model(tries.call, model)
         tries.trail.model = model
         self._budget.called(model, time.monotonic())
@@ -319,7 +319,7 @@ class Attempts:
             self._adapt(tries, replace_struct(tries.asked, slot=ANY))
 
     def _adapt(self, tries: Tries, asked: GenerateRequest) -> None:
-        """Set the next model's request and its placement; prefix hashes are made anew only where adapters differ."""
+        """Set the next model's request and its placement; prefixes are hashed anew only if either uses adapters."""
         had_adapters = bool(tries.request.adapters)
         tries.request = self._adapted(tries.call, asked)
         if had_adapters or tries.request.adapters:
@@ -410,7 +410,7 @@ class Attempts:
         while time.monotonic() < until:
             beats = [beat for beat in self._fleet.snapshot.workers.get(call.model, ()) if not beat.draining]
             if not beats or any(adapters.issubset(beat.adapters) for beat in beats):
-                return  # without workers it waits in line
+                return  # without workers the call waits in line
             tries.trail.standing.waits_aside()
             await asyncio.sleep(LOOK_AGAIN_S)
 

@@ -37,7 +37,7 @@ class Principal:
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """One request on its way through the gateway: immutable, made at the door."""
+    """One request on its way through the gateway: immutable, made by `Pipeline.call`."""
 
     request_id: str
     principal: Principal

@@ -15,7 +15,7 @@ from gateway.client import Client, ClientError, Message, Model, Timings
 DIM, BOLD, RED, PLAIN = "\x1b[2m", "\x1b[1m", "\x1b[31m", "\x1b[0m"
 
 CONTROLS = {code: None for code in (*range(32), *range(127, 160)) if chr(code) not in "\n\t"}
-"""What a model says must not steer the terminal that it is shown on."""
+"""Control characters to remove: what a model says must not steer the terminal that it is shown on."""
 
 HELP = """/help            this
 /clear           forget the conversation

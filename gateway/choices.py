@@ -1,4 +1,4 @@
-"""Several answers to one request, generated beside each other: each is placed and retried by itself.
+"""Generates several answers to one request beside each other: each is placed and retried by itself.
 
 Answers to one prompt share its prefill where they meet on a worker (docs/engine.md).
 """
@@ -143,7 +143,7 @@ class Merged:
                 await self._hand_on(number, answer)
         finally:
             if number == 0 and not self.begun.is_set():
-                _note_first(trail, own)  # in vain, so far: none has begun
+                _note_first(trail, own)  # no answer has begun so far
 
     async def _hand_on(self, number: int, answer: Answer) -> None:
         while not answer.ended:

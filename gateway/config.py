@@ -37,7 +37,7 @@ def main(args: Sequence[str]) -> int:
         print(metrics_page(), end="")
         return 0
     if name == "compatibility" and not rest:
-        # What it is made from needs the whole gateway, which is not installed with a worker alone.
+        # The page is made from the whole gateway, which is not installed with a worker alone.
         print(import_module("gateway.api.endpoints").compatibility_page(), end="")
         return 0
     if name in ("-h", "--help"):

@@ -187,7 +187,7 @@ class MethodNotAllowed(PaddockError):
     def __init__(self, message: str, *, allow: str) -> None:
         super().__init__(message)
         self.allow = allow
-        """The method that the route takes, for the header of that name."""
+        """The methods that the route takes, for the header `Allow`."""
 
 
 class Superseded(PaddockError):

@@ -1,4 +1,4 @@
-"""Questions to workers that take no slot: texts and tokens, properties, what lies in slots, adapters.
+"""Asks workers what takes no slot: texts and tokens, properties, what lies in slots, adapters.
 
 Any worker of a model answers what is true of the model; what is true of one worker is asked of each.
 """

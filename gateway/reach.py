@@ -24,7 +24,7 @@ def find(url: str | None, reading: sources.Reading[GatewaySettings]) -> Access:
     """Return the gateway at `url`, else the one that the settings name, else that of `paddock up` on this machine."""
     settings = reading.settings
     if url:
-        # A key that was made for this machine is nobody else's business.
+        # A key that was made for this machine is not sent elsewhere.
         return Access(
             url if "://" in url else f"http://{url}",
             settings.api_key,

@@ -16,7 +16,7 @@ class TeamTurns:
         self._per_team = max(1, at_once - 1) if per_team is None else per_team
         self._num_in: Counter[str] = Counter()
         self._waiting: dict[str, deque[asyncio.Future[None]]] = {}
-        """Those that wait, by team; the team whose turn it is comes first."""
+        """Waiters by team; the team whose turn is next comes first."""
 
     @classmethod
     def of_each(cls, per_team: int) -> TeamTurns:

@@ -282,7 +282,7 @@ class Machine:
         filed = key_file.read_text().strip() if key_file.is_file() else ""
         key = self._settings.api_key or filed
         if key and not await self._gateway_agrees("/v1/models", key):
-            key = ""  # the file's; this Redis had another first key already
+            key = ""  # it was the file's; this Redis had another first key already
         kept_in = key_file if key and key == filed else None
         models = tuple(model.name for model in self._wish.catalog.models if model.workers)
         file = address_file(self._folder.path)

@@ -1,1 +1,1 @@
-"""The HTTP door: reads each dialect into the canonical request, writes it from the canonical events."""
+"""The HTTP API: reads each dialect into the canonical request, writes it from the canonical events."""

@@ -53,7 +53,7 @@ STRING_BYTES, CONTAINER_BYTES, NUMBER_BYTES = 64, 512, 16
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """How much a body holds."""
+    """The amounts that a body holds."""
 
     num_strings: int
     """Strings; 0 for a body that is too short to matter."""

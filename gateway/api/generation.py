@@ -1,4 +1,4 @@
-"""Generated text over HTTP, in any dialect: read the request, then answer it."""
+"""Generates text over HTTP, in any dialect: reads the request, then answers it."""
 
 from __future__ import annotations
 

@@ -74,7 +74,7 @@ class WebSocketProtocol(BoundedConnection, WebSocketsSansIOProtocol):
 
     def on_task_complete(self, task: asyncio.Task[None]) -> None:
         super().on_task_complete(task)
-        if self.close_timer is not None:  # uvicorn's would not bound what is left when it closes
+        if self.close_timer is not None:  # uvicorn's timer would not bound what is left when it closes
             self.close_timer.cancel()
             self.close_timer = self.loop.call_later(self.close_timeout, self._close)
         self._bound_leftovers()

@@ -23,7 +23,7 @@ PIECE_FACTOR = 5
 """Bytes more for each byte of its token, which is told as a number and as text."""
 
 Holds = Callable[[int], None]
-"""Takes how many bytes more, or fewer, a request holds. Raises HeldTooMuch, MemoryFull, TakesTooMuch."""
+"""Called with how many bytes more, or fewer, a request holds. Raises HeldTooMuch, MemoryFull, TakesTooMuch."""
 
 
 class HeldProbs:

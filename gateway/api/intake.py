@@ -1,4 +1,4 @@
-"""Takes in a request's body: read within the bounds of its caller, checked, decoded, and counted until it is over.
+"""Takes in a request's body: reads it within its caller's bounds, checks and decodes it, counts it until it is over.
 
 async with intake.opened(principal, scope, receive) as body:
     asked = await body.decoded(dialect.read)        # large ones away from the event loop
@@ -48,7 +48,7 @@ class Intake:
     def __init__(
         self, max_body_bytes: int, budget: MemoryBudget, lane: DecodingLane, longest_context: Callable[[], int]
     ) -> None:
-        """`longest_context` returns the most tokens of all models that are served now; 0: not known."""
+        """`longest_context` returns the longest context of all models that are served now, in tokens; 0: not known."""
         self.max_body_bytes = max_body_bytes
         self._budget = budget
         self._lane = lane
@@ -119,7 +119,7 @@ class Intake:
         return arrival.shape()
 
     def begin_check(self) -> ShapeCheck:
-        """Return the check of a body that is long enough to matter: there may be a thousand workers to ask for it."""
+        """Return the check of a body long enough to matter; making it goes over all workers, maybe a thousand."""
         return ShapeCheck(self._longest_context())
 
     async def check_slice(self, team: str, check: ShapeCheck, piece: bytes) -> None:

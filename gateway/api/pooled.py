@@ -1,4 +1,4 @@
-"""Pooled work over HTTP, in any dialect: one question, one whole answer."""
+"""Answers pooled work over HTTP, in any dialect: one question, one whole answer."""
 
 from __future__ import annotations
 

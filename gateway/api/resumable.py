@@ -1,4 +1,4 @@
-"""Streamed answers that go on without their connection, and clients that come back for the rest."""
+"""Keeps streamed answers going without their connection, and sends the rest to clients that come back."""
 
 from __future__ import annotations
 

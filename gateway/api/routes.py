@@ -165,7 +165,7 @@ def _router(apps: Mapping[str, ASGIApp], rows: Sequence[RouteRow]) -> Router:
 
 
 class _Shaped:
-    """Has whatever fails inside told in the dialect of the route, and notes the route's path."""
+    """Sets the error shape of the route for whatever fails inside, and notes the route's path."""
 
     def __init__(self, inside: ASGIApp, path: str, shape: ErrorShape) -> None:
         self._inside = inside

@@ -1,4 +1,4 @@
-"""The header `x-session-id`: the caller's own name for a conversation."""
+"""Reads the header `x-session-id`, the caller's own name for a conversation."""
 
 from __future__ import annotations
 

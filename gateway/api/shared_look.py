@@ -1,4 +1,4 @@
-"""A question that many ask at about the same time: it is put once, and all of them get the answer."""
+"""Shares a question that many ask at about the same time: it is put once, and all of them get the answer."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The header `x-slo-ttft-ms`: within how many milliseconds a caller would like the first token."""
+"""Reads the header `x-slo-ttft-ms`: within how many milliseconds a caller would like the first token."""
 
 from __future__ import annotations
 

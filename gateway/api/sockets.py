@@ -29,7 +29,7 @@ RETRY_S = 10.0
 """Seconds after which a WebSocket may have closed."""
 
 SEVERED = (OSError, RuntimeError)
-"""Errors of sending: the latter where the server has just closed the connection over a message, too long or invalid."""
+"""Errors of sending. RuntimeError: the server has just closed the connection over a message, too long or invalid."""
 
 Headers = list[tuple[bytes, bytes]]
 

@@ -1,4 +1,4 @@
-"""A response of server-sent events, written as raw ASGI messages: what is done here is done once per token.
+"""Writes a response of server-sent events as raw ASGI messages: what is done here is done once per token.
 
 Source: WHATWG HTML, "Server-sent events"; a line that starts with a colon is a comment.
 """
@@ -48,7 +48,7 @@ Written = bytes | list[bytes | LongEvent]
 
 
 class Pings(NamedTuple):
-    """How a stream is kept alive while there is nothing to say."""
+    """The pings that keep a stream alive while there is nothing to say."""
 
     interval_s: float
     as_events: bool = False

@@ -1,4 +1,4 @@
-"""Usage and timings in the shapes of OpenAI and llama-server, which several bodies carry."""
+"""Writes usage and timings in the shapes of OpenAI and llama-server, which several bodies carry."""
 
 from __future__ import annotations
 

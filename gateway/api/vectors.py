@@ -1,4 +1,4 @@
-"""The matrix of a pooled answer, row by row, in the forms that dialects write."""
+"""Yields the matrix of a pooled answer row by row, in the forms that dialects write."""
 
 from __future__ import annotations
 

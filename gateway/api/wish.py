@@ -24,7 +24,7 @@ _EVENT_ID = re.compile(rb"([0-9a-f]{1,64}):([0-9]{1,15})")
 @dataclass(frozen=True, slots=True)
 class Wish:
     owner: Owner
-    """The team, and the digest of this request, that may read the stream again."""
+    """The team and the request (its digest) that may read the stream again."""
     grace_s: float
     """Seconds that the answer goes on without its client."""
     stream: str

@@ -44,7 +44,7 @@ def read_conversation(system: Content | None, messages: Sequence[MessageBody]) -
 
 
 def _user(content: Content, path: str) -> Iterator[Message]:
-    """Yield a user's messages. Results of tools are messages of their own; the texts between them become lines."""
+    """Yield a user's messages. Each tool result is one; the texts between and after results are joined as lines."""
     if isinstance(content, str):
         yield Message("user", content)
         return

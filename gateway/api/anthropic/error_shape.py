@@ -32,7 +32,7 @@ TYPES = {
     502: "overloaded_error",
     503: "overloaded_error",
 }
-"""Status in the error tree -> type. A worker that was lost, or is not there, is one of those that are worth a retry."""
+"""Status of the error tree -> type. A worker that was lost, and one that is not there, are mended by asking again."""
 
 TOO_LONG = "prompt is too long: {n_prompt_tokens} tokens > {n_ctx} maximum, answer included"
 """Anthropic's words for a prompt that is too long; Claude Code shortens by both numbers."""

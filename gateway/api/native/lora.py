@@ -80,7 +80,7 @@ class AdaptersRoute:
         await send_json(send, adapters, caller.trail)
 
     async def _set_scales(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Set them for every caller of the model who names no adapters, on all gateways within a second."""
+        """Set the scales for every caller of the model who names no adapters, on all gateways within a second."""
         caller = await self._reception.admin(scope, "set the scales of adapters for everybody")
         asked = {"lora": await self._reception.small(scope, receive, _array)}
         body = validated(LoraBody, asked, caller.trail.ignored)

@@ -1,4 +1,4 @@
-"""Tells the prompt before a completion's text, and the probabilities of its tokens in either shape."""
+"""Adds the prompt to a completion's text, and the probabilities of its tokens in either shape."""
 
 from __future__ import annotations
 

@@ -52,7 +52,7 @@ class LegacyCollector:
         """Give all tokens of the prompt, which have come by now, their offsets in `text`, the prompt as it is told.
 
         The tokens may read as more than the text: a begin token, or the blank that some models put before a text. The
-        surplus is counted to its start.
+        surplus is placed at its start.
         """
         place = len(text) - sum(self._lengths)
         for length in self._lengths:

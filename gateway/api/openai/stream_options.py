@@ -16,7 +16,7 @@ class StreamOptions(Body):
 
 @dataclass(frozen=True, slots=True)
 class UsageWish:
-    """Where a stream tells how many tokens were used."""
+    """The chunks in which a stream tells how many tokens were used."""
 
     at_end: bool = False
     """Usage comes in a chunk of its own, after the answers."""

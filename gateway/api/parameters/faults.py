@@ -65,7 +65,7 @@ def shown(value: Any) -> str:
     if isinstance(value, int) and value.bit_length() > 256:
         return "a number of more than 70 digits"
     if isinstance(value, str):
-        value = value[: SHOWN_CHARS + 1]  # of megabytes, all would be written out for forty characters
+        value = value[: SHOWN_CHARS + 1]  # otherwise megabytes would be written out for forty characters
     text = _WORDS.get(value, repr(value)) if value is None or isinstance(value, bool) else repr(value)
     return text if len(text) <= SHOWN_CHARS else text[: SHOWN_CHARS - 3] + "..."
 

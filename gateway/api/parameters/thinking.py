@@ -113,7 +113,7 @@ def read_thinking(body: ThinkingBody, others: OtherWords = OtherWords()) -> Thin
         enabled, effort = enabled is True, None
     if enabled is None:
         enabled = others.enabled
-    # As in llama-server, the name that begins with "reasoning" goes first; -1 sets no budget.
+    # As in llama-server, the name that begins with "reasoning" goes first, and -1 means no bound.
     within_switch = switch.budget_tokens if switch is not None else None
     budgets = (body.reasoning_budget_tokens, body.thinking_budget_tokens, within_switch, others.budget)
     budget = next((one for one in budgets if one is not None), UNBOUNDED)

@@ -118,7 +118,7 @@ class Connection:
         finally:
             if self._timer is not None:
                 self._timer.cancel()
-            # Lanes refer to the connection. The collector of cycles is in no hurry, and held the loop up for hundreds.
+            # Lanes refer to the connection. The collector of cycles comes late, and hundreds of them held up the loop.
             self._lanes = None
             self._memory.close()
         if not self._gone:

@@ -16,7 +16,7 @@ from gateway.api.responses.tools import input_of
 from workers.protocol.events import CallEvent, Finished, Logprobs, Reasoning, Text, TokenLogprob, ToolCallDelta
 
 INLINE_PROBS = 1_024
-"""Probabilities, some 80 KB, up to which an event that has all of them takes a moment."""
+"""Most probabilities, some 80 KB, with which an event that has all of them takes only a moment."""
 MAX_BRIEF_PROBS = 16_384
 """Probabilities beyond which they are not repeated where they have to be in one piece: in what is stored or may be read
 again, and in a WebSocket's messages. They would be megabytes, which hold up every stream when written, sent or decoded.
