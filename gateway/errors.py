@@ -70,7 +70,7 @@ class InternalError(PaddockError):
 
     @classmethod
     def logged(cls, request_id: str) -> InternalError:
-        """Return the error that a caller is told where nobody expected one."""
+        """Return the error that callers are told in place of one that nobody expected."""
         return cls(f"Something broke in the gateway; its log has request {request_id}.")
 
 

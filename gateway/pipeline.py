@@ -78,7 +78,7 @@ class Snapshot(Protocol):
 
 class AdapterScales(Protocol):
     def scales(self, model: str) -> Mapping[str, float]:
-        """Return the scales of the adapters that calls use which name none."""
+        """Return the scales of the adapters that a call uses if it names none."""
         ...
 
 
@@ -231,7 +231,7 @@ class Pipeline:
         return call
 
     def adapters(self, call: Call, asked: tuple[AdapterUse, ...]) -> tuple[AdapterUse, ...]:
-        """Return the adapters that a call is computed with which asks for `asked` by name.
+        """Return the adapters that a call is computed with if it asks for `asked` by name.
 
         Raises InvalidRequest for one that is not known, PermissionDenied for one that the key may not use.
         """

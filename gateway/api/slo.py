@@ -14,7 +14,7 @@ MAX_SLO_MS = 24 * 3600 * 1000
 
 
 def read_begin_by(scope: Scope) -> float:
-    """Return a Unix time; 0 without the header. Raises InvalidRequest for what is no number above 0 and up to a day."""
+    """Return the Unix time to begin by; 0 without the header. Raises InvalidRequest unless above 0 and up to a day."""
     for name, value in scope["headers"]:
         if name == HEADER:
             slo_ms = _number(value)

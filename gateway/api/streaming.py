@@ -141,5 +141,5 @@ def whole_events(body: Written) -> Iterator[bytes]:
 
 
 def data(json: bytes) -> bytes:
-    """Return one event."""
+    """Return one event that carries this JSON."""
     return b"data: %b\n\n" % json

@@ -92,7 +92,7 @@ def circuits_told(workers: Sequence[Heartbeat], views: Mapping[str, View]) -> li
 
 
 def gateways_told(beats: Mapping[str, float], now: float) -> list[Json]:
-    """Return when gateways were seen. `beats`: id -> Unix time of the last beat, by its clock, which may differ."""
+    """Return when gateways were seen, by this one's clock: others' may differ. `beats`: id -> Unix time of the last."""
     return [{"gateway": id, "seen_s_ago": _seconds(max(0.0, now - at))} for id, at in sorted(beats.items())]
 
 

@@ -81,7 +81,7 @@ class WholeWriter:
 
 
 def _object(arguments: str) -> dict[str, Any]:
-    """Return the arguments as an object; an answer that was cut off may end inside of them, and has what came."""
+    """Return the arguments as an object; if the answer was cut off inside of them, it has what came of them."""
     try:
         value = from_json(arguments, allow_partial="trailing-strings")
     except ValueError:

@@ -121,7 +121,7 @@ class ChatReader(Protocol):
 
 
 class ApplyTemplateRoute:
-    """Takes the body of the chat route, with that route's reader."""
+    """Takes the same body as the chat route, by that route's reader."""
 
     def __init__(self, reception: Reception, inquiries: Inquiries, chat: ChatReader) -> None:
         self._reception = reception

@@ -57,7 +57,7 @@ class Models:
         return self._names.permitted(principal, served, snapshot.adapters)
 
     def _is_alias(self, name: str) -> bool:
-        """Return whether it is another name of one model, or that model's own."""
+        """Return whether a name is another name of one model, or that model's own."""
         snapshot = self._fleet.snapshot
         return not (self._names.is_chain(name) or self._names.is_adapter(name, snapshot.models, snapshot.adapters))
 
