@@ -1,1 +1,1 @@
-"""Who is calling: API keys, what each may use, and the first key."""
+"""Authentication and authorisation: API keys, what each may use, and the first key."""

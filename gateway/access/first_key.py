@@ -28,8 +28,8 @@ def path_in(state_dir: Path) -> Path:
 
 
 async def settle(redis: redis.asyncio.Redis, secret: str, preset: str, state_dir: Path) -> AccessRecord:
-    """The record of the first key that is valid now; a key that is made here is also written to the file. A record in
-    Redis counts if it is sealed with the gateway secret; one without any seal, of an earlier version, is replaced.
+    """Return the record of the first key that is valid now; a key that is made here is also written to the file. A
+    record in Redis counts if it is sealed with the gateway secret; one of an earlier version, unsealed, is replaced.
 
     Only a preset key replaces the one in Redis, which others may be using: a key in the file and one that is made now
     yield to it. Where Redis has something else under the name of the keys, this gateway's own is valid here. Raises
@@ -90,7 +90,7 @@ async def _offer_found(redis: redis.asyncio.Redis, secret: str, record: AccessRe
 
 
 async def _offer(redis: redis.asyncio.Redis, secret: str, record: AccessRecord) -> AccessRecord:
-    """The record that counts afterwards: this one if Redis had none."""
+    """Write the record to Redis if there is none, and return the one that counts afterwards."""
     value = await redis.hget(keys.ACCESS_KEYS, FIRST_KEY_NAME)
     if value is not None and is_bare(value):
         await redis.hset(keys.ACCESS_KEYS, FIRST_KEY_NAME, seal_record(record, secret))
@@ -101,7 +101,9 @@ async def _offer(redis: redis.asyncio.Redis, secret: str, record: AccessRecord) 
 
 
 async def _held(redis: redis.asyncio.Redis, secret: str) -> AccessRecord | None:
-    """None too for a record that can't be read or has another seal, which the key store reports."""
+    """Return the first key's record in Redis. None: there is none, or it can't be read or has another seal, which the
+    key store reports.
+    """
     value = await redis.hget(keys.ACCESS_KEYS, FIRST_KEY_NAME)
     try:
         return None if value is None else open_record(value, secret)
@@ -126,7 +128,7 @@ def _read(path: Path) -> str:
 
 
 def _write_new(path: Path, key: str) -> bool:
-    """Whole or not at all, readable by its owner only; False when the file is there already."""
+    """Write the key file whole or not at all, readable by its owner only. Return False when the file exists already."""
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{FILE_NAME}-")  # mode 0600
     try:

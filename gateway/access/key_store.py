@@ -19,11 +19,11 @@ REREAD_S = 3.0
 
 
 class KeyStore:
-    """The settings' records, and by name after them those in Redis that a holder of the gateway secret wrote. While
-    Redis is away the last ones stay valid.
+    """Reads the valid keys: the records of the settings, and those in Redis that a holder of the gateway secret wrote.
+    Where both have a name, the settings' record counts. While Redis is away the last records stay valid.
 
-    A Redis that comes back empty gets the first key again from any gateway that has seen it; what else stood there only
-    is lost with it.
+    A Redis that comes back empty gets the first key again from any gateway that has seen it; keys that stood only in
+    Redis are lost with it.
     """
 
     def __init__(
@@ -44,7 +44,7 @@ class KeyStore:
         self._first = first
 
     async def refresh(self) -> None:
-        """Raises redis.RedisError when Redis is away."""
+        """Read the keys in Redis once and replace the valid ones. Raises redis.RedisError when Redis is away."""
         found: dict[str, AccessRecord] = {}
         for name, value in (await self._redis.hgetall(keys.ACCESS_KEYS)).items():
             try:
@@ -60,7 +60,7 @@ class KeyStore:
         self._target.replace(({FIRST_KEY_NAME: self._first} | found | self._fixed).values())
 
     async def run(self) -> None:
-        """Re-reads until cancelled."""
+        """Refresh the keys every REREAD_S seconds until cancelled."""
         outage = Outage("the API keys can't be read", "keeping the last ones", "the API keys can be read again")
         while True:
             with outage.outlived():

@@ -1,4 +1,4 @@
-"""From a request's headers to a principal."""
+"""Authenticates a request: finds the principal of the API key in its headers."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Keys:
         self._known = tuple((record.sha256.encode(), record.principal()) for record in records)
 
     def authenticate(self, headers: Iterable[tuple[bytes, bytes]]) -> Principal:
-        """`Authorization: Bearer` or `x-api-key`, the former first. Raises AuthenticationFailed."""
+        """Return the principal of the key in `Authorization: Bearer` or else `x-api-key`. Raises AuthenticationFailed."""
         key = _key_in(headers)
         if key is None:
             raise AuthenticationFailed(

@@ -1,4 +1,4 @@
-"""What is kept of an API key: everything but the key."""
+"""The record of an API key: all that is stored about it, with a hash in place of the key itself."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ class AccessRecord(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     name: Annotated[str, Meta(min_length=1, max_length=64)]
     """Id of the key; in logs."""
     sha256: Annotated[str, Meta(pattern="^[0-9a-f]{64}$")]
-    """Of the key's UTF-8 bytes, lower-case hexadecimal. Keys are long and random: no salt or stretching is needed."""
+    """SHA-256 of the key's UTF-8 bytes, lower-case hexadecimal. Keys are long and random: they need no salt."""
     team: Annotated[str, Meta(min_length=1, max_length=64)] = DEFAULT_TEAM
-    """The trust line for caches, and a label of metrics."""
+    """The team (tenant) of the key: only its own calls share cached prompts. Also a label of metrics."""
     aliases: tuple[str, ...] | None = None
     """Names that the key may use; null: all."""
     admin: bool = False
@@ -38,7 +38,7 @@ class AccessRecord(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     min_priority: Annotated[int, Meta(ge=MOST_URGENT_PRIORITY, le=-MOST_URGENT_PRIORITY)] = 0
     """The most urgent `priority` that its calls get; a lower number counts as this one. Admin keys may name any."""
     max_tokens: Annotated[int, Meta(ge=1)] | None = None
-    """Most tokens of one answer, and how long it gets where the request does not say; null: the model's context."""
+    """Most tokens of one answer, and the default where the request names none; null: the model's context."""
     answer_timeout_s: Annotated[float, Meta(gt=0)] | None = None
     """Longest time of one answer, from its first token on; null: the setting of that name."""
 
@@ -63,12 +63,12 @@ def digest(key: str) -> str:
 
 
 def first_record(key: str) -> AccessRecord:
-    """The first key may do everything."""
+    """Return the record of the first key, which may do everything."""
     return AccessRecord(name=FIRST_KEY_NAME, sha256=digest(key), admin=True)
 
 
 def read_records(setting: str) -> tuple[AccessRecord, ...]:
-    """The setting `api_keys` -> records. Raises KeysInvalid."""
+    """Return the records in the setting `api_keys`, a JSON list. Raises KeysInvalid."""
     try:
         records = _decode_records(setting.strip() or "[]")
     except msgspec.DecodeError as error:

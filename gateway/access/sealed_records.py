@@ -26,7 +26,7 @@ def seal_record(record: AccessRecord, secret: str) -> bytes:
 
 
 def open_record(value: bytes | str, secret: str) -> AccessRecord:
-    """Return the record of such a value. Raises ValueError: NotSealed, or what is none."""
+    """Return the record in such a value. Raises ValueError: NotSealed, or where the value is no record."""
     raw = value if isinstance(value, bytes) else value.encode()  # as the client's types have it
     seal, _, encoded = raw.partition(b" ")
     if not hmac.compare_digest(seal, _seal(encoded, secret)):

@@ -1,6 +1,6 @@
-"""Which LoRA adapters a call uses. Pure.
+"""Chooses the LoRA adapters that a call uses. Pure.
 
-llama-server's numbers are places in the list of a model's adapters, which are sorted by name: they move when adapters
+llama-server's adapter numbers are indexes into the list of a model's adapters, sorted by name: they move when adapters
 come and go.
 """
 
@@ -18,10 +18,10 @@ MAX_NAMES_TOLD = 20
 def uses_of(
     asked: Sequence[AdapterUse], called: str, scales: Mapping[str, float], known: Sequence[str], principal: Principal
 ) -> tuple[AdapterUse, ...]:
-    """Return what a call computes with: the adapters that it asked for and the one that it called as `model`.
+    """Return the adapters that a call computes with: those that it asked for and the one that it called as `model`.
 
-    Each that acts has to be one of the key's names. A call that asked for none gets the model's default `scales`, which
-    are the operator's word and hold for every key. Raises InvalidRequest, PermissionDenied.
+    The key must allow each one whose scale is not 0. A call that asked for none gets the model's default `scales`,
+    which the operator sets and which hold for every key. Raises InvalidRequest, PermissionDenied.
     """
     if not asked and not called:
         return tuple(AdapterUse(name, scale) for name, scale in sorted(scales.items()) if scale and name in known)
@@ -32,12 +32,12 @@ def uses_of(
 
 
 def visible(known: Sequence[str], principal: Principal) -> list[str]:
-    """Return the adapters that a key is told of."""
+    """Return the adapters that a key may see."""
     return [name for name in known if principal.admin or principal.may_use(name)]
 
 
 def named(wanted: str, known: Sequence[str], principal: Principal) -> str:
-    """Return the adapter of this name or number. Raises InvalidRequest, which tells those that the key may use."""
+    """Return the adapter of this name or number. Raises InvalidRequest, which lists those that the key may use."""
     if wanted in known:
         return wanted
     if wanted.isascii() and wanted.isdigit() and len(wanted) < 9 and int(wanted) < len(known):
@@ -48,7 +48,7 @@ def named(wanted: str, known: Sequence[str], principal: Principal) -> str:
 
 
 def _permitted(use: AdapterUse, known: Sequence[str], principal: Principal) -> AdapterUse:
-    """With a scale of 0 an adapter is as if it were not named, which any key may ask for."""
+    """Return the use under the adapter's name. Raises PermissionDenied; never at a scale of 0, which turns it off."""
     name = named(use.name, known, principal)
     if use.scale and not principal.may_use(name):
         # What was sent is repeated: a number does not tell its adapter's name.

@@ -1,4 +1,4 @@
-"""Which model takes a call that names none: the catalog's word, else the only one that can do the job. Pure."""
+"""Chooses the model for a call that names none: the catalog's default, else the only one that can do the job. Pure."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Workers = Mapping[str, Iterable[Heartbeat]]
 
 
 def default_of(defaults: Defaults, job: Job) -> str:
-    """Return the catalog's name for a job; empty: it has none."""
+    """Return the catalog's default name for a job; empty: it has none."""
     return {
         "chat": defaults.chat,
         "embed": defaults.embed,
@@ -23,12 +23,12 @@ def default_of(defaults: Defaults, job: Job) -> str:
 
 
 def able(job: Job, models: Iterable[str], workers: Workers) -> frozenset[str]:
-    """Return the models that may do a job: what a model without workers does is not known."""
+    """Return the models that may do a job. One without workers counts: what it does is not known."""
     return frozenset(model for model in models if _may(job, tuple(workers.get(model, ()))))
 
 
 def only(models: Set[str], workers: Workers) -> str:
-    """Return the only one of these models, or of several the only one that has workers; empty: there is no such."""
+    """Return the only one of these models, or of several the only one that has workers; empty: there is none."""
     served = models if len(models) == 1 else {model for model in models if any(True for _ in workers.get(model, ()))}
     return next(iter(served)) if len(served) == 1 else ""
 

@@ -1,4 +1,4 @@
-"""What models do: continue text, make vectors of texts, rank documents. Pure."""
+"""The kinds of models: they generate text, make embeddings or rank documents. Pure."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ REMEDY: dict[WorkerKind, str] = {
 
 
 def check_kind(alias: str, wanted: WorkerKind, beats: Iterable[Heartbeat]) -> None:
-    """Raises NotSupported where a model's workers are all of another kind. A model without any may be of any kind."""
+    """Raise NotSupported where a model's workers are all of another kind. A model without any may be of any kind."""
     kinds = {beat.kind for beat in beats}
     if _may(wanted, kinds):
         return
@@ -43,7 +43,7 @@ def check_kind(alias: str, wanted: WorkerKind, beats: Iterable[Heartbeat]) -> No
 def of_kind(
     alias: str, wanted: WorkerKind, models: Sequence[str], workers: Mapping[str, Iterable[Heartbeat]]
 ) -> tuple[str, ...]:
-    """Those of an alias's models that may be of the kind. Raises NotSupported where none is."""
+    """Return those of an alias's models that may be of the kind. Raises NotSupported where none is."""
     found = tuple(model for model in models if _may(wanted, {beat.kind for beat in workers.get(model, ())}))
     if not found:
         check_kind(alias, wanted, workers[models[0]])

@@ -1,4 +1,4 @@
-"""Names to models: pure, from the catalog and from what the fleet serves."""
+"""Resolves names to models, from the catalog and from what the fleet serves. Pure."""
 
 from __future__ import annotations
 
@@ -24,29 +24,29 @@ class Named(NamedTuple):
     name: str
     model: str
     stands_in: bool = False
-    """The call's own name is not known, and the catalog lets such calls fall back."""
+    """Whether the call's own name is not known, and the catalog lets such calls fall back."""
 
 
 class Names:
-    """Every name and its model. A model's own name is an alias of itself.
+    """Maps every name to its model. A model's own name is an alias of itself.
 
     Models that workers serve without being in the catalog count as well, so that a worker started alone is reachable.
-    So do LoRA adapters (name -> model) whose names nothing else has. A key that is limited to some names needs an
-    adapter's own name among them: the base model's does not open its adapters.
-    A name of several models leads to the heaviest of its targets, and to the others as `chain` says.
+    So do LoRA adapters (name -> model) whose names nothing else has. A key that is limited to some names needs the
+    adapter's own name among them: the base model's name does not give access to its adapters.
+    A name of several models leads to the target of most weight, and to the others as `chain` says.
     """
 
     def __init__(self, catalog: Catalog | None) -> None:
         self.models = frozenset(model.name for model in catalog.models) if catalog is not None else frozenset()
-        """Those of the catalog."""
+        """Models of the catalog."""
         self.tags = {model.name: model.tags for model in catalog.models} if catalog is not None else {}
-        """Model -> what the catalog says of it in words."""
+        """Model -> its tags in the catalog."""
         self.meant = frozenset(model.name for model in catalog.models if model.workers) if catalog else frozenset()
-        """Those of them that are meant to have a worker."""
+        """Models of the catalog that are meant to have a worker."""
         self._defaults = Defaults() if catalog is None else catalog.default
         self._takes_unknown = catalog is not None and catalog.unknown_model == "default"
         self.scales: dict[str, dict[str, float]] = {}
-        """Model -> its adapters that act on calls which name none."""
+        """Model -> its default adapters and their scales, for calls that name none."""
         for spec in catalog.models if catalog is not None else ():
             self.scales[spec.name] = {adapter.name: adapter.scale for adapter in spec.adapters if adapter.scale}
         self._fixed: dict[str, str] = {}
@@ -58,7 +58,7 @@ class Names:
             self._fixed.update({model.name: model.name for model in catalog.models})
 
     def all(self, fleet_models: Iterable[str], adapters: Mapping[str, str] = NO_ADAPTERS) -> dict[str, str]:
-        """Name -> model, sorted by name; the catalog's word beats the fleet's, and a model's name an adapter's."""
+        """Return name -> model, sorted by name. The catalog goes before the fleet, a model's name before an adapter's."""
         names = {**adapters, **{model: model for model in fleet_models}, **self._fixed}
         return dict(sorted(names.items()))
 
@@ -77,9 +77,9 @@ class Names:
         *,
         complete: bool = True,
     ) -> str:
-        """The model behind a name. `complete`: whether all that the fleet serves is known.
+        """Return the model behind a name. `complete`: whether all that the fleet serves is known.
 
-        Raises Unavailable while a name that is not known may be there, ModelNotFound and PermissionDenied, which tell
+        Raises Unavailable for an unknown name while that is not so; ModelNotFound and PermissionDenied, which list
         the names that would do.
         """
         names = self.all(fleet_models, adapters)
@@ -104,10 +104,10 @@ class Names:
         strict: bool = False,
         complete: bool = True,
     ) -> Named:
-        """Return the name that a call goes by, whose own is `name`; empty: it has none.
+        """Return the name and model for a call that names `name`; empty: it names none.
 
-        `job`: what it wants done; None: it is a question about a model. `strict`: only a name that is known will do,
-        or the only model of all where there is none. Raises as `resolve`; InvalidRequest and NotSupported without one.
+        `job`: what the call wants done; None: it asks about a model. `strict`: only a known name will do, or the only
+        model of all where the call names none. Raises as `resolve`; without a name InvalidRequest and NotSupported.
         """
         names = self.all(fleet_models, adapters)
         is_unknown = bool(name) and name not in names
@@ -132,7 +132,7 @@ class Names:
         return name in self._chains
 
     def chain(self, name: str, conversation: str) -> tuple[str, ...]:
-        """The models behind a name of the catalog: the one that has this conversation, then its stand-ins."""
+        """Return the models behind a name of the catalog: the one for this conversation, then its fallbacks."""
         entry = self._chains.get(name)
         if entry is None:
             return (self._fixed[name],)
@@ -142,21 +142,22 @@ class Names:
         return tuple(found)
 
     def is_adapter(self, name: str, fleet_models: Iterable[str], adapters: Mapping[str, str]) -> bool:
-        """Whether a name that resolves is an adapter's."""
+        """Return whether a name that resolves is an adapter's."""
         return name in adapters and name not in self._fixed and name not in fleet_models
 
 
 def _check_known(name: str, names: Mapping[str, str], *, complete: bool) -> None:
-    """Raises Unavailable where a name is not known that may be known soon."""
+    """Raise Unavailable where a name is not known that may be known soon."""
     if not complete and name not in names:
         message = "This gateway has not read yet which models there are. Send the request again."
         raise Unavailable(message, retry_after_s=1.0)
 
 
 def _only(usable: Mapping[str, str], workers: Workers, job: Job | None, *, strict: bool) -> str:
-    """Return the name of the only model that can do the job, or of the only one at all; empty: there is no such.
+    """Return the name of the only model that can do the job, or of the only model at all; empty: there is none.
 
-    The only one at all is told what it can't do by its name. A question about a model goes to one that chats, if any.
+    For the only model at all, later errors say by name what it can't do. A question about a model goes to one that
+    chats, if any.
     """
     models = frozenset(usable.values())
     found = "" if strict else only(able(job or "chat", models, workers), workers)
@@ -168,7 +169,7 @@ def _only(usable: Mapping[str, str], workers: Workers, job: Job | None, *, stric
 def _nameless(
     usable: Mapping[str, str], workers: Workers, job: Job | None
 ) -> InvalidRequest | ModelNotFound | NotSupported:
-    """Return what a caller is told who names no model where one has to be named."""
+    """Return the error for a caller that names no model where one has to be named."""
     if not usable:
         return ModelNotFound(f"`model` is missing. {_told([])}", param="model")
     wanted = job or "chat"

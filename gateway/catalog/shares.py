@@ -1,7 +1,7 @@
-"""Which of several models takes a conversation: by their weights, and the same one in every turn. Pure.
+"""Chooses one of several models for a conversation by their weights, the same one in every turn. Pure.
 
-Weighted rendezvous hashing (Schindelhauer and Schomaker, "Weighted distributed hash tables", 2005): each model draws
-a number for the conversation, and the highest has it. When a weight changes, only the conversations move that have to.
+Weighted rendezvous hashing (Schindelhauer and Schomaker, "Weighted distributed hash tables", 2005): each model draws a
+number for the conversation, and the highest wins. When a weight changes, only the conversations move that have to.
 """
 
 from __future__ import annotations
@@ -14,22 +14,22 @@ from workers.protocol.catalog import Target
 from workers.protocol.requests import GenerateRequest, Infill
 
 OPENING_CHARS = 1024
-"""Of a text that one writes in, so much stays the same."""
+"""Characters of an infill prefix that are hashed: a text that is being edited keeps its beginning."""
 
 WHOLE_CHARS, END_CHARS = 64 << 10, 128
-"""So much of an opening is hashed whole, and of longer texts behind it both ends and the length: hashing 8 MiB, or as
-many tokens, would hold the event loop for tens of milliseconds.
+"""The first WHOLE_CHARS of an opening are hashed whole; of longer texts behind them both ends of END_CHARS and the
+length. Hashing 8 MiB, or as many tokens, would hold the event loop for tens of milliseconds.
 """
 WHOLE_ITEMS, END_ITEMS = 4096, 256
-"""The same of messages, and of a prompt's tokens and texts."""
+"""The same bounds for the number of messages, and of a prompt's tokens and texts."""
 
 _END = b"\x00"
 
 
 def in_order(targets: Sequence[Target], conversation: str) -> tuple[str, ...]:
-    """Names of the models, first the one that has the conversation; those without weight are left out.
+    """Return the names of the models, first the one for the conversation; those without weight are left out.
 
-    An empty `conversation` is nobody's in particular: then the heaviest comes first.
+    Without a conversation (empty) the model of most weight comes first.
     """
     if conversation:
         ranked = sorted(targets, key=lambda target: -_draw(target, conversation))
@@ -39,9 +39,9 @@ def in_order(targets: Sequence[Target], conversation: str) -> tuple[str, ...]:
 
 
 def conversation_of(request: GenerateRequest, team: str, session: str) -> str:
-    """What stays the same in all turns of a conversation, as a hash; conversations of two users hardly share it.
+    """Return a hash that is the same in all turns of a conversation; those of two users hardly share one.
 
-    `session` is the caller's own name for it; empty: it is known by how it begins.
+    `session` is the caller's own name for the conversation; empty: the hash is of how it begins.
     """
     named = blake2b(team.encode() + _END, digest_size=16)
     left = WHOLE_CHARS
@@ -52,7 +52,7 @@ def conversation_of(request: GenerateRequest, team: str, session: str) -> str:
 
 
 def _opening(request: GenerateRequest) -> Iterator[str]:
-    """A chat up to its first message of a user: what comes before is often everybody's. A prompt is one turn."""
+    """Yield a chat's texts up to its first user message (those before are often everybody's), or the whole prompt."""
     if request.prompt is not None:
         yield from map(str, _parts(request.prompt))
     elif request.infill is not None:
@@ -65,7 +65,7 @@ def _opening(request: GenerateRequest) -> Iterator[str]:
 
 
 def _parts(prompt: str | tuple[int | str, ...]) -> tuple[int | str, ...]:
-    """Return what tells a prompt from others: all of its parts, or those at both ends and their number."""
+    """Return the parts that identify a prompt: all of them, or those at both ends and their number."""
     if isinstance(prompt, str):
         return (prompt,)
     if len(prompt) <= WHOLE_ITEMS:
@@ -74,7 +74,7 @@ def _parts(prompt: str | tuple[int | str, ...]) -> tuple[int | str, ...]:
 
 
 def _ends_of(text: str) -> str:
-    """Return what tells a text from others nearly always."""
+    """Return the whole text if it is short, else both ends and the length, which nearly always identify it."""
     return text if len(text) <= 2 * END_CHARS else f"{text[:END_CHARS]}\0{len(text)}\0{text[-END_CHARS:]}"
 
 
@@ -84,7 +84,7 @@ def _place(infill: Infill) -> Iterator[str]:
 
 
 def _draw(target: Target, conversation: str) -> float:
-    """Each model has the highest one in a share of conversations like its share of the weights."""
+    """Return a model's number for a conversation: how often it is the highest is the model's share of the weights."""
     digest = blake2b(target.model.encode() + _END + conversation.encode(), digest_size=8).digest()
     between_0_and_1 = ((int.from_bytes(digest) >> 12) + 0.5) / (1 << 52)
     return -target.weight / math.log(between_0_and_1)

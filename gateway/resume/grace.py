@@ -1,4 +1,4 @@
-"""How long a stream goes on without anybody who reads it."""
+"""Waits until a stream has had no readers for longer than its grace period."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ SHORTEST_S = 0.01
 
 
 async def unread(recording: Recording, log: StreamLog, grace_s: float) -> bool:
-    """Waits until nobody has read the stream for so long, neither here nor at another gateway. False: it has ended."""
+    """Wait until nobody has read the stream for `grace_s`, here or at another gateway. False: it ended before that."""
     seen: bytes | None = None
     read_at = time.monotonic()
     while not recording.ended:

@@ -1,4 +1,4 @@
-"""Bounds how many readers follow one stream in this process: each of them costs as much as the first, per token."""
+"""Bounds the number of readers of one stream in this process: each of them costs as much as the first, per token."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from gateway.errors import TooManyRequests
 
 MAX_OF_STREAM = 8
 MAX_MORE_OF_TEAM = 64
-"""Readers of all streams of a team, beside the first one of each: streams themselves are bounded already."""
+"""Most readers of all streams of a team, not counting the first of each: streams themselves are bounded already."""
 RETRY_AFTER_S = 5.0
 
 
@@ -20,7 +20,7 @@ class Readers:
         self._more_of_team: Counter[str] = Counter()
 
     def enter(self, team: str, stream: str) -> Place:
-        """Return a place; `leave` it in any case, once or more. Raises TooManyRequests."""
+        """Count one more reader and return its place, which must be left, once or more. Raises TooManyRequests."""
         if self._of_stream[stream] >= MAX_OF_STREAM:
             raise TooManyRequests(
                 f"{MAX_OF_STREAM} connections read this stream at this gateway, and no more may at a time. Close one "
@@ -39,7 +39,7 @@ class Readers:
         return Place(self, team, stream)
 
     def leave(self, team: str, stream: str) -> None:
-        """Give a place back."""
+        """Count one reader less."""
         self._of_stream[stream] -= 1
         self._more_of_team[team] -= self._of_stream[stream] > 0
         for counter, name in ((self._of_stream, stream), (self._more_of_team, team)):

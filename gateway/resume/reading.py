@@ -1,4 +1,4 @@
-"""Reading a stream again from any event on: out of this process while it is written here, else out of Redis."""
+"""Reads a stream again from any event on: out of this process while it is written here, else out of Redis."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from gateway.store.cancellation import raise_if_cancelled
 from gateway.store.stream_log import StreamLog
 
 SIGN_EVERY_S = 0.3
-"""How often a reader at another gateway tells the writer's that it is there."""
+"""Seconds between two signs that a reader at another gateway gives the writer's gateway."""
 LOOK_EVERY_S = 0.03
-"""How often such a reader looks for more; events lie in Redis about as long after they were made."""
+"""Seconds between two reads of such a reader that has caught up; events reach Redis after about as long."""
 MAX_BATCHES = 64
-"""That are read at once."""
+"""Most batches that are read from Redis at once."""
 
 
 class Reading(Protocol):
@@ -25,23 +25,23 @@ class Reading(Protocol):
 
     @property
     def refusal(self) -> PaddockError | None:
-        """Why there will be no answer."""
+        """The error in place of an answer; None: there is none."""
         ...
 
     @property
     def trace(self) -> str:
-        """Where in a trace the stream is made, as a `traceparent`; empty: nowhere."""
+        """The `traceparent` of the span that makes the stream; empty: it has no trace."""
         ...
 
     async def take(self) -> bytes:
-        """More whole events; waits for them. Empty: there will be no more. Raises StreamGone, StoreUnavailable."""
+        """Wait for more whole events and return them; empty: there are no more. Raises StreamGone, StoreUnavailable."""
         ...
 
     def close(self) -> None: ...
 
 
 class LocalReading:
-    """Of a stream that this process writes."""
+    """Reads a stream that this process writes, out of memory."""
 
     def __init__(self, recording: Recording, after: int, place: Place) -> None:
         self.recording = recording
@@ -78,7 +78,7 @@ class LocalReading:
 
 
 class RemoteReading:
-    """Of a stream that another gateway writes, or that has ended."""
+    """Reads a stream that another gateway writes, or that has ended, out of Redis."""
 
     refusal: PaddockError | None = None
 
@@ -89,7 +89,7 @@ class RemoteReading:
         self._stream = stream
         self._after = after
         self._num_batches = 1
-        """To be read next; as many as make a piece, of which nothing is known at first."""
+        """Batches to read next: about as many as make PIECE_BYTES, which one batch holds is not known at first."""
         self._ended = False
         self._signed_at = float("-inf")
 
@@ -116,11 +116,13 @@ class RemoteReading:
         return b""
 
     def close(self) -> None:
-        """The writer's gateway sees that no more signs come."""
+        """Give the reader's place back. The writer's gateway sees that no more signs come."""
         self._place.leave()
 
     async def _sign(self) -> bool:
-        """Whether it was time to. A client that is slower than the writer, so that there is always more, reads too."""
+        """Tell the writer's gateway every SIGN_EVERY_S that somebody reads, also one who never catches up. Return
+        whether it was due.
+        """
         now = time.monotonic()
         if now - self._signed_at < SIGN_EVERY_S:
             return False

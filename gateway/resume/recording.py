@@ -1,4 +1,4 @@
-"""One stream that may be resumed: its events, numbered, as far back as its bound of bytes reaches."""
+"""One stream that may be resumed: its numbered events, as far back as its bound of bytes reaches."""
 
 from __future__ import annotations
 
@@ -15,33 +15,33 @@ GONE = (
 )
 
 PIECE_BYTES = 128 << 10
-"""A reader gets about so many bytes at once: what a slow one has not read yet is held beside the stream."""
+"""Bytes that a reader gets at once, about: what a slow one has not read yet is held beside the stream."""
 
 
 class Recording:
-    """Written by one task, read by any number on this event loop; what is kept in Redis is taken from it by `news`.
+    """The events of one stream. One task writes it, any number on this event loop read it, `news` feeds it to Redis.
 
-    It is where a streamed answer goes (`gateway.api.answering.Sink`), and never makes its writer wait.
+    It is the sink of a streamed answer (`gateway.api.answering.Sink`), and never makes its writer wait.
     """
 
     def __init__(self, stream: str, head: StreamHead, max_bytes: int) -> None:
         self.stream = stream
         self.head = head
         self.started = False
-        """The answer has begun."""
+        """Whether the answer has begun."""
         self.ended = False
-        """Nothing follows any more."""
+        """Whether the last event has been written."""
         self.refusal: PaddockError | None = None
-        """Why the answer never began."""
+        """The error in place of an answer."""
         self.dropped = False
-        """Nobody may have it any more."""
+        """Whether the stream was given up: nobody may read it any more."""
         self.on_start: Callable[[], Awaitable[None]] | None = None
         self.num_readers = 0
         self.left_at = time.monotonic()
-        """When the last of them left."""
+        """time.monotonic() when the last reader left."""
         self.ended_at = 0.0
         self.settled = False
-        """Redis has all that there will be."""
+        """Whether Redis has all events, and there will be no more."""
         self.changed = asyncio.Event()
         """Set at the next change, and replaced by a new one."""
         self._max_bytes = max_bytes
@@ -52,7 +52,7 @@ class Recording:
 
     @property
     def last(self) -> int:
-        """Number of the newest event; 0: there is none yet."""
+        """The number of the newest event; 0: there is none yet."""
         return self._first + len(self._events) - 1
 
     @property
@@ -61,7 +61,7 @@ class Recording:
         return self._num_bytes
 
     def keep_at_most(self, num_bytes: int) -> None:
-        """Lower or raise how far back it can be read again; what is over goes with the next event."""
+        """Set how many bytes of events are kept for reading again; what is over goes with the next event."""
         self._max_bytes = num_bytes
 
     async def start(self) -> None:
@@ -70,7 +70,7 @@ class Recording:
             await self.on_start()
 
     async def write(self, body: bytes) -> None:
-        """Whole events; each gets its number."""
+        """Append whole events; each gets its number."""
         number = self.last
         for event in body.split(b"\n\n")[:-1]:
             number += 1
@@ -80,7 +80,7 @@ class Recording:
         self._note()
 
     async def refuse(self, error: PaddockError, body: bytes) -> None:
-        """Take why there is no answer; `body` is for clients whose stream has begun."""
+        """Record the error in place of an answer; `body` is for clients whose stream has begun."""
         # Kept for as long as the stream: its traceback holds the frames of the call, and with them all that was asked.
         self.refusal = error.with_traceback(None)
         error.__cause__ = error.__context__ = None
@@ -94,7 +94,7 @@ class Recording:
             self._note()
 
     def check_kept(self, number: int) -> None:
-        """Raises StreamGone where not all events that follow that one are kept."""
+        """Raise StreamGone where not all events that follow that one are kept."""
         if self.dropped or number + 1 < self._first:
             raise StreamGone(GONE)
 
@@ -112,7 +112,7 @@ class Recording:
         return b"".join(self._events[first:end]), number + end - first
 
     def news(self, *, renew: bool) -> Write | None:
-        """What Redis has not got yet; `noted` when it has. None: nothing new, and nothing to renew."""
+        """Return the write that Redis lacks; call `noted` when it is done. None: nothing is new or to be renewed."""
         batch: Batch | None = None
         if self._flushed < self.last:
             first = max(self._flushed + 1, self._first)
@@ -145,7 +145,7 @@ class Recording:
 
 
 def split_events(batch: Batch, after: int) -> bytes:
-    """Of a batch, the events that follow that one."""
+    """Return the events of a batch that follow the event of number `after`."""
     if batch.first > after:
         return batch.body
     parts = batch.body.split(b"\n\n")

@@ -1,8 +1,8 @@
-"""Every stream that this gateway process writes and that may be read again: begun, kept in Redis, given up, ended.
+"""Begins, copies to Redis and ends every resumable stream that this gateway process writes.
 
 A stream is written by a task of its own, so it goes on when its client's connection ends: for `grace_s` while nobody
-reads it, here or at another gateway, or to its end where there is no such bound. What one flush of Redis takes along
-is what all streams have said meanwhile.
+reads it, here or at another gateway, or to its end where there is no such bound. One flush to Redis carries the new
+events of all streams.
 """
 
 from __future__ import annotations
@@ -29,24 +29,24 @@ log = logging.getLogger(__name__)
 FLUSH_EVERY_S = 0.025
 RETRY_S = 0.5
 UNFLUSHED_S = 60.0
-"""How long a stream that has ended waits for a Redis that is away."""
+"""Seconds that a stream that has ended waits for a Redis that is away."""
 CLOSE_S = 2.0
-"""How long an ending process waits for the streams' last words, and again for Redis to take them."""
+"""Seconds that an ending process waits for its streams to end, and again after cancelling those that have not."""
 
 RETRY_AFTER_S = 5.0
-"""When a team that runs as many streams as it may have should try again."""
+"""Seconds after which a team that runs as many streams as it may have should try again."""
 
 Produce = Callable[[Recording], Awaitable[None]]
-"""Writes a whole stream, its last word included. Cancelled where it is given up."""
+"""Writes a whole stream, its last event included. Cancelled where the stream is given up."""
 
 
 @dataclass(frozen=True, slots=True)
 class Owner:
-    """Who may read a stream again."""
+    """The team and request that may read a stream again."""
 
     team: str
     request: str
-    """Digest of the request; empty: any request of the team's may."""
+    """Digest of the request; empty: any request of the team may read it."""
 
 
 class Recordings:
@@ -58,9 +58,9 @@ class Recordings:
         self._max_bytes = max_bytes
         self._readers = Readers()
         self._running: dict[str, Recording] = {}
-        """Those of which Redis has not got everything, or that somebody reads here."""
+        """Stream id -> those of which Redis has not got everything, or that somebody reads here."""
         self._over: dict[str, list[Held]] = {}
-        """By team: those that were in `_running` until now, and count as running in Redis yet."""
+        """Team -> streams that have left `_running`, but still count as running in Redis."""
         self._writers: dict[str, asyncio.Task[None]] = {}
         self._tasks: asyncio.TaskGroup | None = None
         self._some = asyncio.Event()
@@ -68,11 +68,11 @@ class Recordings:
 
     @property
     def busy(self) -> bool:
-        """Something is written, or on its way to Redis."""
+        """Whether a stream is being written, on its way to Redis, or read here."""
         return bool(self._running)
 
     async def run(self) -> None:
-        """The parent of all writing tasks; flushes until cancelled."""
+        """Flush the streams to Redis until cancelled. It is the parent of all writing tasks."""
         renewed_at = float("-inf")
         async with asyncio.TaskGroup() as tasks:
             self._tasks = tasks
@@ -89,7 +89,7 @@ class Recordings:
                     await asyncio.sleep(RETRY_S)
 
     async def close(self) -> None:
-        """Waits a moment for the streams that are being written, then puts what is left into Redis."""
+        """Wait up to CLOSE_S for the streams that are being written, cancel the rest and flush all to Redis."""
         if self._writers:
             await asyncio.wait(self._writers.values(), timeout=CLOSE_S)
         for stream in self._writers:
@@ -101,10 +101,10 @@ class Recordings:
     async def begin(
         self, stream: str, owner: Owner, produce: Produce, grace_s: float | None, trace: str = ""
     ) -> LocalReading:
-        """Starts a stream and reads it from its beginning. `grace_s` None: it goes on without readers.
+        """Start a stream and return a reading from its beginning. `grace_s` None: it goes on without readers.
 
-        Other gateways know of it once this returns, unless Redis is away: then this one alone can go on with it.
-        Raises TooManyStreams.
+        Other gateways know of it once this returns, unless Redis is away: then only this one can resume it. Raises
+        TooManyStreams.
         """
         if self._tasks is None:
             raise RuntimeError("streams are begun while `run` runs")
@@ -124,7 +124,7 @@ class Recordings:
         return reading
 
     async def open(self, stream: str, after: int, owner: Owner) -> Reading:
-        """Goes on after an event. Close what is returned.
+        """Return a reading that goes on after an event; the caller closes it.
 
         Raises StreamGone, InvalidRequest (it is of another request), TooManyRequests, StoreUnavailable.
         """
@@ -142,18 +142,18 @@ class Recordings:
         return LocalReading(recording, after, self._readers.enter(head.team, stream))
 
     async def alive(self, stream: str) -> bool:
-        """Whether it is being written, or was until a moment ago."""
+        """Return whether the stream is being written, or is still kept, here or in Redis."""
         return stream in self._running or await self._log.head(stream) is not None
 
     async def is_over(self, stream: str) -> bool:
-        """Whether nothing will be written to it any more, here or at another gateway."""
+        """Return whether nothing more will be written to the stream, here or at another gateway."""
         recording = self._running.get(stream)
         if recording is not None:
             return recording.ended
         return await self._log.head(stream) is None or await self._log.has_ended(stream)
 
     async def stop(self, stream: str) -> None:
-        """Ends a stream, here or at the gateway that writes it, which takes up to `keys.STREAM_RENEW_S`."""
+        """End a stream, here or at the gateway that writes it, which takes up to `keys.STREAM_RENEW_S`."""
         if not self._cancel(stream):
             await self._log.ask_to_end(stream)
 
@@ -173,7 +173,7 @@ class Recordings:
             self._cancel(recording.stream)
 
     async def _flushed(self, *, renew: bool) -> bool:
-        """Whether Redis has taken what there was."""
+        """Write all news to Redis, drop what is done and charge the teams. Return whether Redis has taken the news."""
         try:
             await self._write(list(self._running.values()), renew=renew)
         except StoreUnavailable as error:
@@ -191,7 +191,7 @@ class Recordings:
         return not self._away
 
     async def _charge(self, team: str, *, renew: bool) -> None:
-        """Tell what the team's streams here hold, and have each keep no more than its share."""
+        """Report to Redis what the team's streams here hold, and bound each to its share."""
         running = [one for one in self._running.values() if one.head.team == team] if renew else []
         over = self._over.get(team, [])
         held = [*over, *(Held(one.stream, one.num_bytes, "running") for one in running)]
@@ -209,12 +209,12 @@ class Recordings:
             self._share(recording, count)
 
     def _counted_here(self, team: str) -> Count | None:
-        """Return what is known of a team while Redis is away; None: it runs as many as it may have."""
+        """Return a team's count of streams here, for while Redis is away; None: it runs as many as it may have."""
         num_running = sum(one.head.team == team for one in self._running.values())
         return Count(num_running + 1, ()) if num_running < self._quota.bounds.max_streams else None
 
     def _share(self, recording: Recording, count: Count | None) -> None:
-        """Bound what a stream keeps by its share of its team's. Raises TooManyStreams."""
+        """Bound the bytes that a stream keeps by its share of its team's. Raises TooManyStreams if `count` is None."""
         if count is None:
             raise TooManyStreams(
                 f"This key's team runs {self._quota.bounds.max_streams} streams that outlive their connections, and no "
@@ -239,7 +239,7 @@ class Recordings:
                 self._cancel(recording.stream)
 
     def _cancel(self, stream: str) -> bool:
-        """Whether it is written here."""
+        """Cancel the task that writes the stream. Return whether it is written here."""
         writer = self._writers.get(stream)
         # A second time would interrupt what it does at its end.
         if writer is not None and not writer.cancelling():
@@ -248,6 +248,6 @@ class Recordings:
 
 
 def _done(recording: Recording) -> bool:
-    """Redis has it all, or has been away for too long, and nobody reads it here: what it keeps is in memory no more."""
+    """Return whether a stream may leave memory: Redis has it, or was away for too long, and nobody reads it here."""
     is_kept = recording.settled or (recording.ended and time.monotonic() - recording.ended_at > UNFLUSHED_S)
     return is_kept and not recording.num_readers
