@@ -27,7 +27,7 @@ class Keys:
         self._known = tuple((record.sha256.encode(), record.principal()) for record in records)
 
     def authenticate(self, headers: Iterable[tuple[bytes, bytes]]) -> Principal:
-        """Return the principal of the key in `Authorization: Bearer` or else `x-api-key`. Raises AuthenticationFailed."""
+        """Return the principal of the key in `Authorization: Bearer`, else `x-api-key`. Raises AuthenticationFailed."""
         key = _key_in(headers)
         if key is None:
             raise AuthenticationFailed(

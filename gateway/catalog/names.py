@@ -58,7 +58,7 @@ class Names:
             self._fixed.update({model.name: model.name for model in catalog.models})
 
     def all(self, fleet_models: Iterable[str], adapters: Mapping[str, str] = NO_ADAPTERS) -> dict[str, str]:
-        """Return name -> model, sorted by name. The catalog goes before the fleet, a model's name before an adapter's."""
+        """Return name -> model, sorted. The catalog goes before the fleet, a model's name before an adapter's."""
         names = {**adapters, **{model: model for model in fleet_models}, **self._fixed}
         return dict(sorted(names.items()))
 

@@ -1,1 +1,1 @@
-"""Where a call should go: pure functions from a snapshot to a ranking that explains itself."""
+"""Ranks workers for a call: pure functions from a snapshot of the fleet to a ranking that explains itself."""

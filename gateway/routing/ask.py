@@ -1,4 +1,4 @@
-"""What placing a call needs to know of it, and what its placing came to. Values only."""
+"""The placement request of a call (`Ask`), and the ranking of workers that answers it. Values only."""
 
 from __future__ import annotations
 
@@ -13,29 +13,29 @@ from workers.protocol.prefixes import NOTHING, Prefix, prefix_of
 from workers.protocol.requests import GenerateRequest
 
 MAX_BIDS = 8
-"""Workers that a ticket has bids for."""
+"""Most workers that a ticket has bids for."""
 MAX_LEFT_OUT = 64
 
 
 @dataclass(frozen=True, slots=True)
 class Ask:
-    """One call, as far as its place goes."""
+    """The facts of one call that its placement depends on."""
 
     prefix: Prefix = NOTHING
-    """Its heads; none where it may not use cached prompts. `num_bytes` is right in any case."""
+    """The prompt's prefix hashes (heads); none where it may not use the cache. `num_bytes` is right in any case."""
     max_tokens: int | None = None
-    """Most tokens of its answer."""
+    """Most tokens of its answer; None: no bound is named."""
     adapters: frozenset[str] = frozenset()
     """LoRA adapters that it names."""
     slot: int = ANY
-    """The slot that it would like, numbered over the model's workers."""
+    """Number of the slot that it asks for, counted over the model's workers."""
 
 
 ANYWHERE = Ask()
 
 
 def ask_of(request: GenerateRequest, tenant: str, hashes: Mapping[str, str]) -> Ask:
-    """`hashes`: adapter -> SHA-256, of those that the model has."""
+    """Return the placement request of a generation. `hashes`: adapter -> SHA-256, of those that the model has."""
     prefix = prefix_of(request, tenant, hashes)
     return Ask(
         prefix if request.cache_prompt else Prefix((), (), prefix.num_bytes),
@@ -46,7 +46,7 @@ def ask_of(request: GenerateRequest, tenant: str, hashes: Mapping[str, str]) -> 
 
 
 def ask_of_pooled(request: PoolRequest) -> Ask:
-    """Nothing of it is cached, and its answer is there with its last token."""
+    """Return the placement request of embeddings or a ranking: nothing is cached, and there is no decode."""
     num_bytes = sum(map(_num_bytes, request.inputs))
     return Ask(Prefix((), (), num_bytes + len(request.query or "") * len(request.inputs)), max_tokens=0)
 
@@ -58,51 +58,51 @@ def _num_bytes(one: PoolInput) -> int:
 
 
 class Bid(msgspec.Struct, frozen=True):
-    """What one worker would cost a call. A struct, since nine of them are made for each call."""
+    """The predicted cost of one worker for a call. A struct, since nine of them are made for each call."""
 
     worker: str
     wait_ms: float
-    """Predicted time until it has a slot there and its prompt's turn comes."""
+    """Predicted time until it has a slot there and its prefill begins."""
     cost_ms: float
-    """From then on to its first token: loading adapters, and prefill of what is not cached there."""
+    """Predicted time from then to its first token: loading adapters, and prefill of what is not cached there."""
     kv_tokens: int
-    """KV cells to reckon with: the prompt as far as it is not cached, and the predicted answer."""
+    """KV cells that it is predicted to take: the uncached part of the prompt, and the answer."""
     cached_tokens: int
     """Estimated tokens of the prompt that are cached there."""
     burden_ms: float = 0.0
-    """What its prefill costs others: those behind it, and those whose cached prompts give way to it."""
+    """Cost of its prefill for other calls: those behind it, and those whose cached prompts give way to it."""
 
     @property
     def weight_ms(self) -> float:
-        """What it costs everybody, once it has a slot."""
+        """The cost to all calls, once it has a slot."""
         return self.cost_ms + self.burden_ms
 
     @property
     def total_ms(self) -> float:
-        """By which workers are compared."""
+        """The figure by which workers are compared."""
         return self.wait_ms + self.weight_ms
 
 
 @dataclass(frozen=True, slots=True)
 class Ranking:
-    """Where a call should go, best first. Pure: nothing is taken yet."""
+    """The workers for a call, best first. No slot is taken yet."""
 
     bids: tuple[Bid, ...]
-    """At most MAX_BIDS, by `total_ms`; none where no worker would do."""
+    """Bids of the best workers, at most MAX_BIDS, by `total_ms`; none where no worker would do."""
     elsewhere: Bid | None = None
-    """What any other worker that would do costs, at the least; None: there is no other, or too many would not do."""
+    """The least bid of any other worker that would do; None: there is no other, or too many would not do."""
     left_out: frozenset[str] = frozenset()
-    """With `elsewhere`: workers that would not do, at most MAX_LEFT_OUT."""
+    """Workers that would not do and that `elsewhere` does not stand for, at most MAX_LEFT_OUT."""
     charge: float = 0.0
-    """Tokens that the call is predicted to take, for fair shares: uncached prompt and answer, on the best worker; where
-    there is none, all of the prompt.
+    """Tokens that the call is predicted to take, for fair shares: uncached prompt and answer on the best worker; the
+    whole prompt and the answer where there is no worker.
     """
     hold_ms: float = 0.0
-    """How long its answer is predicted to take after the first token."""
+    """Predicted time of the decode, after the first token."""
 
     @property
     def take(self) -> tuple[Bid, ...]:
-        """Those to take at once if they have a slot: none is worse than waiting for the best one."""
+        """The workers to take at once if they have a slot: none is worse than waiting for the best one."""
         if not self.bids:
             return ()
         least = self.bids[0].total_ms

@@ -1,4 +1,4 @@
-"""Which model of a chain a call goes to, while its answer has not begun. Pure."""
+"""Chooses the model of a fallback chain for a call whose answer has not begun. Pure."""
 
 from __future__ import annotations
 
@@ -8,33 +8,33 @@ from enum import StrEnum
 
 
 class Reason(StrEnum):
-    """Why a call went on to another model."""
+    """The reasons why a call went on to another model."""
 
     NO_WORKER = "no_worker"
-    """None that would do: gone, draining, left alone, of another kind, without the adapters."""
+    """No worker would do: gone, draining, circuit open, of another kind, or without the adapters."""
     WAIT = "wait"
     """The predicted wait is longer than the caller waits."""
     QUEUE_FULL = "queue_full"
     QUEUE_TIMEOUT = "queue_timeout"
     UNSUITED = "unsuited"
-    """It stands in for another model, and can't do what is asked."""
+    """The model is a fallback for another, and can't do what is asked."""
 
 
 @dataclass(frozen=True, slots=True)
 class Outlook:
-    """One model of a chain, for one call."""
+    """The prospect of one model of a chain, for one call."""
 
     model: str
     ready: bool
-    """It has a worker that would do."""
+    """Whether it has a worker that would do."""
     wait_s: float
-    """Predicted, for a slot."""
+    """Predicted seconds until a slot is free."""
 
 
 def chosen(outlooks: Iterable[Outlook], patience_s: float) -> Outlook | None:
-    """The first that is ready in time, else the soonest of those that are ready at all. None: none is.
+    """Return the first that is ready within `patience_s`, else the soonest that is ready at all. None: none is.
 
-    `outlooks` in the order of the chain; those behind the first that will do are not looked at.
+    `outlooks` are in the order of the chain; those behind the first that will do are not looked at.
     """
     late: list[Outlook] = []
     for outlook in outlooks:

@@ -1,4 +1,4 @@
-"""Leaving a worker process alone that fails call after call, and trying it again after a while. Pure.
+"""Circuit breakers: a worker process that fails call after call gets no calls, and a trial call after a while. Pure.
 
 closed     FAILURES in a row within WINDOW_S      -> open
 open       its pause is over                      -> half open: one call may try it
@@ -24,7 +24,7 @@ LONGEST_PAUSE_S = 60.0
 JITTER = 0.2
 """Share by which a pause is longer or shorter."""
 FORGOTTEN_S = 600.0
-"""After so long without a failure a process has no past; those that are gone end like this as well."""
+"""Seconds without a failure after which a process counts as new; the circuits of gone processes end so as well."""
 
 
 class State(StrEnum):
@@ -35,14 +35,14 @@ class State(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Circuit:
-    """One worker process, as one gateway has seen it."""
+    """The circuit breaker of one worker process at one gateway."""
 
     failed_at: tuple[float, ...] = ()
-    """Failures in a row that still count, oldest first."""
+    """Times of the failures in a row that still count, oldest first."""
     open_until: float | None = None
-    """None: it is closed."""
+    """Time at which a trial call is allowed; None: the circuit is closed."""
     pause_s: float = 0.0
-    """The last one before its jitter; 0: there was none."""
+    """Length of the last pause before its jitter; 0: there was none."""
 
     def state(self, now: float) -> State:
         if self.open_until is None:
@@ -50,7 +50,7 @@ class Circuit:
         return State.OPEN if now < self.open_until else State.HALF_OPEN
 
     def failed(self, now: float, luck: float) -> Circuit:
-        """A call has failed, and it was the worker's fault."""
+        """Return the circuit after a call has failed by the worker's fault."""
         state = self.state(now)
         failed_at = (*(at for at in self.failed_at if now - at < WINDOW_S), now)[-FAILURES:]
         if state is State.OPEN or (state is State.CLOSED and len(failed_at) < FAILURES):
@@ -59,43 +59,43 @@ class Circuit:
         return Circuit(failed_at, now + pause_s * (1 - JITTER + 2 * JITTER * luck), pause_s)
 
     def begun(self, now: float) -> Circuit:
-        """An answer has begun."""
+        """Return the circuit after an answer has begun."""
         if self.state(now) is not State.HALF_OPEN:
             return self
         return Circuit((now,) * (FAILURES - 1), None, self.pause_s)
 
     def complete(self, now: float) -> Circuit:
-        """An answer is complete. While the circuit is open, it is one that was asked for before."""
+        """Return the circuit after an answer is complete. While it is open, the answer's call is older than that."""
         return self if self.state(now) is State.OPEN else Circuit()
 
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """What is told of a circuit that is not as new."""
+    """The state of one circuit that has failed lately, for operators."""
 
     state: State
     failures: int
-    """In a row."""
+    """Failures in a row within WINDOW_S."""
     tried_in_s: float
-    """Until a call may try it; 0 where calls go there, or one may."""
+    """Seconds until a trial call is allowed; 0 when calls go through or a trial call may."""
 
 
 class Circuits:
-    """Of all worker processes that one gateway knows, by their boot ids. At most one call at a time tries each."""
+    """The circuits of all worker processes of one gateway, by boot id. At most one trial call runs at each."""
 
     def __init__(self, luck: Callable[[], float] = random.random) -> None:
         self._luck = luck
         self._circuits: dict[str, Circuit] = {}
         self._trials: dict[str, Hashable] = {}
-        """Boot -> the call that may try it."""
+        """Boot id -> the trial call at that process."""
 
     @property
     def all_new(self) -> bool:
-        """No process has failed lately: all are admitted."""
+        """Whether no process has failed lately, so that all are admitted."""
         return not self._circuits
 
     def admits(self, boot: str, call: Hashable, now: float, *, going: bool = True) -> bool:
-        """Whether the call may go there. Where it would be the one that tries, and is `going`, no other is admitted
+        """Return whether the call may go there. Where it would be the trial call, and is `going`, no other is admitted
         until it `leaves`, begins or fails.
         """
         circuit = self._circuits.get(boot)
@@ -105,12 +105,12 @@ class Circuits:
         return (self._trials.setdefault(boot, call) if going else self._trials.get(boot, call)) is call
 
     def leaves(self, call: Hashable, but: str = "") -> None:
-        """The call tries nobody, or only that process."""
+        """End the call's trials, except at the process `but`."""
         for boot in [boot for boot, trying in self._trials.items() if trying is call and boot != but]:
             del self._trials[boot]
 
     def failed(self, boot: str, now: float) -> float:
-        """For how long the process is left alone because of this failure, seconds; 0: it is not."""
+        """Record a failure. Return the seconds for which it opens the circuit; 0: it does not."""
         self._forget(now)
         before = self._circuits.get(boot, Circuit())
         after = self._circuits[boot] = before.failed(now, self._luck())
@@ -135,7 +135,7 @@ class Circuits:
             self._trials.pop(boot, None)
 
     def states(self, now: float) -> Mapping[str, View]:
-        """Boot -> what is known; a process that has not failed lately is not in it."""
+        """Return boot id -> state of its circuit; a process that has not failed lately is not in it."""
         return MappingProxyType(
             {
                 boot: View(

@@ -1,12 +1,12 @@
-"""What one worker would cost for one call, in milliseconds to its first token, and what that costs others.
+"""Predicts the cost of a worker for a call: milliseconds to its first token, and the burden on other calls.
 
     total = wait + cost + burden
-    wait  = max(until it has a slot there, until the prompts before it are computed)
+    wait  = max(until it has a slot there, until the prefills before it are done)
     cost  = prefill + adapters to load x time per adapter
     prefill = prompt tokens that are not cached there x time per prompt token
     burden = BURDEN x prefill
 
-All from the worker's last news, moved on to now, and from what this gateway has placed or given back there since.
+All come from the worker's last news, moved on to now, and from this gateway's calls placed or ended there since.
 """
 
 from __future__ import annotations
@@ -20,35 +20,35 @@ from gateway.routing.pool import Pool
 from gateway.routing.standing import Standing
 
 BURDEN = 1.0
-"""What computing a token that is not cached costs others, by what it costs the call itself.
+"""Cost of prefilling an uncached token for other calls, as a factor of what it costs the call itself.
 
-They wait behind it, and its cells take the place of what others would have found. Without it 8 workers on a public
+They wait behind it, and its KV cells evict prefixes that others would have found. Without it 8 workers on a public
 trace served 4 to 5 % slower (mean TTFT; factors from 0.5 to 2 are alike, see docs/performance.md).
 """
 
 
 class Recent(Protocol):
-    """What this gateway has done that a worker's news can't have in them yet."""
+    """Counts this gateway's recent placements, which a worker's news can't include yet."""
 
     def since(self, worker: str, at: float) -> tuple[int, float]:
-        """Calls placed there after `at`, less those released, and the predicted prefill of those placed, ms."""
+        """Return the calls placed there after `at` less those released, and the predicted prefill of the first, ms."""
 
 
 class Estimate(msgspec.Struct, frozen=True):
-    """One call at one worker."""
+    """The predicted cost of one call at one worker."""
 
     total_ms: float
-    """The burden included: by this workers are compared."""
+    """Total with the burden: the figure by which workers are compared."""
     wait_ms: float
     standing: Standing
     cached_bytes: int
-    """Of the call, behind the deepest head that the worker has."""
+    """Bytes of the prompt that are cached there: as far as the longest prefix whose hash the worker has."""
     placed: int
-    """Calls of this gateway that the worker's news do not have in them; below 0: that it has released."""
+    """Calls that this gateway placed there and the news do not include, less those released; may be below 0."""
     slot_ms: float
-    """Until it has a slot."""
+    """Time until it has a slot."""
     backlog_ms: float
-    """Until the prompts before it are computed."""
+    """Time until the prefills before it are done."""
     prefill_ms: float
     adapter_ms: float
 
@@ -62,7 +62,7 @@ class Estimate(msgspec.Struct, frozen=True):
 
 
 class Price:
-    """Of one call in one pool, worker by worker."""
+    """Computes the costs of one call at the workers of one pool."""
 
     def __init__(self, ask: Ask, pool: Pool, recent: Recent, now: float, queued: int) -> None:
         typical = pool.typical
@@ -74,7 +74,7 @@ class Price:
         self._num_bytes = ask.prefix.num_bytes
         self._tokens_per_byte = 1 / typical.bytes_per_token
         self.answer_tokens = typical.answer_tokens
-        """That it is predicted to take."""
+        """Predicted tokens of the answer, at most `max_tokens` of the call."""
         if ask.max_tokens is not None:
             self.answer_tokens = min(self.answer_tokens, max(0, ask.max_tokens))
 
@@ -82,11 +82,11 @@ class Price:
         return (self._num_bytes - cached_bytes) * self._tokens_per_byte
 
     def least_wait_ms(self, there: Standing) -> float:
-        """What its news alone say; it is more where this gateway has placed calls there since."""
+        """Return the wait by the worker's news alone; it is longer where this gateway has placed calls there since."""
         return max(0.0, (there.ready_at - self._now) * 1000)
 
     def at(self, there: Standing, cached_bytes: int) -> Estimate:
-        """Some dozens of times per call: written to be quick."""
+        """Return the estimate for one worker. Runs some dozens of times per call, so it is written to be quick."""
         placed, placed_ms = self._since(there.worker, there.heard_at)
         uncached = (self._num_bytes - cached_bytes) * self._tokens_per_byte
         # Calls that get a slot before this one does; below 0: slots that are free.

@@ -1,6 +1,6 @@
-"""Why each worker of a pool stands where it does for one call: the ranking's own sums, for all workers. Pure.
+"""Explains the ranking of one call: the same sums as the ranking's, for all workers of a pool. Pure.
 
-Slower than `rank`, which looks at few of them; for people.
+It is for people, and slower than `rank`, which looks at few workers.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ class Placed:
     total_ms: float
     wait_ms: float
     slot_ms: float
-    """Until it has a slot."""
+    """Time until it has a slot."""
     backlog_ms: float
-    """Until the prompts before this one are computed."""
+    """Time until the prefills before this one are done."""
     prefill_ms: float
-    """Of what is not cached there."""
+    """Time to prefill the uncached part of the prompt."""
     adapter_ms: float
     burden_ms: float
-    """What its prefill costs others."""
+    """Cost of its prefill for other calls."""
     cached_tokens: int
     uncached_tokens: int
     free_slots: int
-    """By its news; below 0: so many calls wait there."""
+    """Free slots by its news; below 0: minus the number of calls that wait there."""
     placed: int
     """Calls that this gateway has sent there since its news, less those that have ended."""
     heard_s_ago: float
@@ -52,17 +52,17 @@ class LeftOut:
 @dataclass(frozen=True, slots=True)
 class Explanation:
     ranked: tuple[Placed, ...] = ()
-    """Best first; where two are equal, calls take turns."""
+    """Workers that would do, best first; where two are equal, calls take turns."""
     left_out: tuple[LeftOut, ...] = ()
-    """By worker."""
+    """Workers that would not do, sorted by name."""
     waived: tuple[str, ...] = ()
-    """What the call would like and no worker has: `slot`, `context`, `adapters`, `avoided` (all have failed it)."""
+    """Wishes of the call that no worker meets: `slot`, `context`, `adapters`, `avoided` (all have failed it)."""
 
 
 def explain(
     ask: Ask, pool: Pool, recent: Recent, *, now: float, queued: int = 0, avoid: frozenset[str] = frozenset()
 ) -> Explanation:
-    """As `gateway.routing.rank.rank`."""
+    """Return the ranking of all workers and the reasons. The parameters are those of `gateway.routing.rank.rank`."""
     price = Price(ask, pool, recent, now, queued)
     wishes = list(needs_of(ask, pool, avoid))
     for needs in wishes:
@@ -103,7 +103,7 @@ def _placed(estimate: Estimate, price: Price, now: float) -> Placed:
 
 
 def _cached_bytes(ask: Ask, pool: Pool) -> dict[int, int]:
-    """By worker's number: where the deepest head ends that it has."""
+    """Return worker number -> bytes of the longest prefix whose hash it has."""
     ends: dict[int, int] = {}
     for place, holders in pool.heads.levels(ask.prefix.digests):
         for number in (holders,) if isinstance(holders, int) else holders:

@@ -1,8 +1,8 @@
-"""Which workers of a pool have which head of a prompt in their caches: the one large table of a gateway, kept small.
+"""The index of prefix hashes (heads): which workers of a pool have which prefix cached. A gateway's one large table.
 
 Workers are numbers here (`pool.Standing.number`). Most heads are one worker's, which costs a dictionary's entry and
-the head itself; what a head says of tokens is not kept, since the place of the head in the prompt that is asked about
-tells it.
+the hash itself. The length of a prefix is not kept, since the place of its hash in the prompt that is asked about tells
+it.
 """
 
 from __future__ import annotations
@@ -11,43 +11,44 @@ from array import array
 from collections.abc import Iterable, Sequence
 
 Holders = int | tuple[int, ...] | set[int]
-"""Numbers of the workers that have a head: one, a few, or many."""
+"""Numbers of the workers that have a prefix: one, a few, or many."""
 
 FEW = 8
-"""So many are a tuple, more are a set: a set of two takes four times the memory."""
+"""Most holders that are kept as a tuple; more are a set. A set of two takes four times the memory."""
 SHARDS = 256
 """A dictionary of millions of entries stops everything for a tenth of a second when it grows; small ones do not."""
 _BITS = 60
-"""Python keeps a number of 60 bits in 32 bytes, one of 64 in 48. Two heads in one are an estimate too good."""
+"""Bits kept of a hash. Python keeps a number of 60 bits in 32 bytes, one of 64 in 48. Two prefixes of one hash make an
+estimate too good."""
 _MASK = (1 << _BITS) - 1
 _SHARD = _BITS - 8
 """The highest bits tell the shard, since dictionaries go by the lowest."""
 _LEAST_LOG = 64
 _WRITTEN_ANEW = 6
-"""A dictionary that loses as many entries as it gains grows to twice its size nevertheless, unless it is written anew
-before the room is used up that it had to spare. It is, when one in so many of its entries has been replaced."""
+"""A shard is written anew when one in so many of its entries has been replaced. A dictionary that loses as many entries
+as it gains grows to twice its size otherwise, once its spare room is used up."""
 
 
 class HeadIndex:
-    """Head -> holders, and worker -> its heads, as a log that is tidied when a third of it is old. For one thread."""
+    """Maps a head to its holders, and a worker to its heads: a log, tidied when a third is old. For one thread."""
 
     def __init__(self) -> None:
         self._shards: list[dict[int, Holders]] = [{} for _ in range(SHARDS)]
         self._logs: dict[int, array[int]] = {}
         self._counts: dict[int, int] = {}
         self._dropped = 0
-        """Since a shard was written anew; the shards take turns."""
+        """Entries dropped since a shard was written anew; the shards take turns."""
         self._turn = 0
 
     def holders(self, head: int) -> Holders:
-        """`()` where nobody has it. A set that comes back is the index's own: it is read at once and left alone."""
+        """Return the holders of a head; `()`: none. A set is the index's own: read it at once, never change it."""
         key = head & _MASK
         return self._shards[key >> _SHARD].get(key, ())
 
     def levels(self, heads: Sequence[int]) -> list[tuple[int, Holders]]:
-        """Places in `heads` (one prompt's, shallow to deep) with their holders, deepest first: those that more workers
-        have than have the next one. Who has a head has all before it, so what lies between two that as many have is
-        not looked up.
+        """Return places in `heads` (one prompt's, shallow to deep) with their holders, deepest first: those that more
+        workers have than have the next one. A worker that has a head has all before it, so heads between two that
+        equally many have are not looked up.
         """
         if not heads:
             return []
@@ -76,7 +77,7 @@ class HeadIndex:
         return 1 if isinstance(holders, int) else len(holders), holders
 
     def count(self, number: int) -> int:
-        """How many heads the worker has."""
+        """Return the number of heads that the worker has."""
         return self._counts.get(number, 0)
 
     def add(self, number: int, heads: Iterable[int]) -> None:
@@ -97,7 +98,7 @@ class HeadIndex:
             self._tidy(number)
 
     def drop(self, number: int, heads: Iterable[int]) -> None:
-        """Heads that the worker does not have are none of its losses."""
+        """Remove heads of a worker; those that it does not have are ignored."""
         shards, dropped = self._shards, 0
         for head in heads:
             key = head & _MASK
@@ -111,12 +112,12 @@ class HeadIndex:
         self._write_anew(dropped)
 
     def forget(self, number: int) -> None:
-        """All heads of a worker."""
+        """Remove all heads of a worker."""
         self.drop(number, self._logs.pop(number, ()))
         self._counts.pop(number, None)
 
     def _write_anew(self, dropped: int) -> None:
-        """As many shards as are due after that many more heads went."""
+        """Write as many shards anew as are due after `dropped` more heads went."""
         self._dropped += dropped
         while self._dropped > (due := len(self._shards[self._turn]) // _WRITTEN_ANEW + 1):
             self._dropped -= due
@@ -126,7 +127,7 @@ class HeadIndex:
             self._turn = (self._turn + 1) % SHARDS
 
     def _tidy(self, number: int) -> None:
-        """A head that was dropped and came back stands there twice."""
+        """Rewrite a worker's log: a head that was dropped and came back stands there twice."""
         live = {key for key in self._logs[number] if _has(self._shards[key >> _SHARD].get(key, ()), number)}
         self._logs[number] = array("Q", live)
 
@@ -143,7 +144,7 @@ def _join(shard: dict[int, Holders], key: int, there: Holders, number: int) -> N
 
 
 def _leave(shard: dict[int, Holders], key: int, there: Holders, number: int) -> bool:
-    """Puts those back who are left. False where the worker was not among them."""
+    """Put back the holders without this worker. Return False where it was not among them."""
     if isinstance(there, int) or number not in there:
         shard[key] = there
         return False

@@ -1,4 +1,4 @@
-"""What a worker must have for one call, and what is wrong with those that do not have it. Pure."""
+"""The requirements of one call on a worker, and the reason why a worker does not meet them. Pure."""
 
 from __future__ import annotations
 
@@ -12,22 +12,22 @@ from gateway.routing.standing import Standing
 from workers.protocol.heartbeat import PROTOCOL_VERSION
 
 CONTEXT_MARGIN = 0.75
-"""A prompt passes where this part of its estimated tokens has room: the worker counts, and refuses exactly."""
+"""Share of a prompt's estimated tokens that must fit n_ctx: the worker counts exactly, and refuses what is too long."""
 
 
 @dataclass(frozen=True, slots=True)
 class Needs:
     n_ctx: float = 0.0
-    """Tokens."""
+    """Least context size, in tokens."""
     adapters: frozenset[str] = frozenset()
     worker: str = ""
-    """The only one that will do, if any: it has the slot that was asked for."""
+    """The only worker that will do: it has the slot that was asked for. Empty: any will."""
     avoid: frozenset[str] = frozenset()
     room: bool = False
     """Whether the adapters must have a place in memory there now."""
 
     def lacking(self, there: Standing) -> str:
-        """Why a worker is left out; "" where it would do."""
+        """Return why a worker is left out; "" where it would do."""
         beat = there.beat
         if beat.draining or beat.slots <= 0:
             return "it is draining"
@@ -46,13 +46,13 @@ class Needs:
         return ""
 
     def met_by_all(self, pool: Pool) -> bool:
-        """Whether every worker that serves would do; False says nothing."""
+        """Return True where every worker that serves would do; False says nothing."""
         if self.avoid or self.worker or self.room:
             return False
         return self.n_ctx <= pool.n_ctx and self.adapters.issubset(pool.adapters)
 
     def unmet(self, pool: Pool, most: int) -> frozenset[str] | None:
-        """Workers that serve and would not do; None if they are more than `most`."""
+        """Return the workers that serve and would not do; None if they are more than `most`."""
         if self.met_by_all(pool):
             return frozenset()
         unmet: list[str] = []
@@ -65,8 +65,8 @@ class Needs:
 
 
 def needs_of(ask: Ask, pool: Pool, avoid: frozenset[str]) -> Iterator[Needs]:
-    """First all that the call would like, then less, for where that leaves nobody: a worker that has failed it, and at
-    last any, which then tells the caller what is wrong.
+    """Yield all that the call would like, then less each time, for where no worker would do: then workers that have
+    failed it may do, and at last any, which tells the caller what is wrong.
     """
     tokens = ask.prefix.num_bytes / pool.typical.bytes_per_token * CONTEXT_MARGIN
     place = located(ask.slot, pool.by_id()) if ask.slot != ANY else None

@@ -1,15 +1,15 @@
-"""Where a call went and what else there was, in a line for whoever asks. Pure."""
+"""Writes one line about a call's placement: the worker chosen and the best others, with their costs. Pure."""
 
 from __future__ import annotations
 
 from gateway.routing.ask import Bid, Ranking
 
 MAX_OTHERS = 3
-"""Workers told of beside the one that the call went to."""
+"""Most workers in the line beside the one that the call went to."""
 
 
 def bid_for(ranking: Ranking, worker: str) -> Bid | None:
-    """What the ranking said of a worker; None: nothing, it was not known then."""
+    """Return the ranking's bid for a worker, `elsewhere` for one without its own; None: there is neither."""
     for bid in ranking.bids:
         if bid.worker == worker:
             return bid
@@ -17,7 +17,7 @@ def bid_for(ranking: Ranking, worker: str) -> Bid | None:
 
 
 def summary(ranking: Ranking, worker: str) -> str:
-    """The worker first, then others: `w1 wait_ms=0 cost_ms=41 burden_ms=40 cached=512; w2 ...`."""
+    """Return the worker first, then others: `w1 wait_ms=0 cost_ms=41 burden_ms=40 cached=512; w2 ...`."""
     chosen = bid_for(ranking, worker)
     told = [f"{worker} {_figures(chosen)}" if chosen else f"{worker} unranked"]
     others = [bid for bid in ranking.bids if bid.worker != worker]

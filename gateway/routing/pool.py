@@ -1,8 +1,8 @@
-"""One model's workers as the ranking reads them, and the book that keeps that picture up to date.
+"""One model's workers as the ranking reads them (`Pool`), and the book that keeps them up to date (`PoolBook`).
 
-A `Pool` does not change, but for its index of heads: that is one for all pools of a book and goes on with the news,
-because a copy of it would cost more than all else here. Who ranks reads a pool and is done before the event loop turns;
-who holds one for longer sees heads as they are by then, some of them of workers that the pool does not have.
+A `Pool` does not change, but for its index of heads (prefix hashes): all pools of a book share it and news change it,
+because a copy would cost more than all else here. The ranking reads a pool and is done before the event loop turns; a
+caller that holds a pool for longer sees the heads of that moment, some of workers that the pool does not have.
 """
 
 from __future__ import annotations
@@ -18,34 +18,34 @@ from workers.protocol.heartbeat import PROTOCOL_VERSION, Heartbeat
 from workers.protocol.news import News
 
 TYPICAL_FOR_S = 1.0
-"""What is typical of a pool is found out so often."""
+"""Seconds after which a pool's typical figures are computed anew."""
 
 
 @dataclass(frozen=True, slots=True)
 class Pool:
-    """What `rank` and `explain` read. `heads` is shared with later pools (above)."""
+    """The state of a model's workers that `rank` and `explain` read. `heads` is shared with later pools (above)."""
 
     standings: Mapping[str, Standing] = field(default_factory=lambda: MappingProxyType({}))
-    """By worker, in the order in which they came; draining ones as well."""
+    """Worker -> its state, in the order in which they came; draining ones as well."""
     numbered: Sequence[Standing | None] = ()
-    """By `Standing.number`; None: that number is nobody's, or its worker serves no more."""
+    """Workers at the index `Standing.number`; None: that number is unused, or its worker serves no more."""
     classes: tuple[SpeedClass, ...] = ()
     typical: Typical = field(default_factory=Typical)
     slots: int = 0
-    """Of all that serve."""
+    """Slots of all workers that serve."""
     n_ctx: int = 0
-    """The least of those that serve."""
+    """Least context size of the workers that serve, tokens."""
     adapters: frozenset[str] = frozenset()
-    """That all of those have."""
+    """Adapters that all workers that serve have."""
     heads: HeadIndex = field(default_factory=HeadIndex)
 
     def by_id(self) -> list[Heartbeat]:
-        """The order in which slots are numbered (`slot_numbers`)."""
+        """Return the workers by id, the order in which slots are numbered (`slot_numbers`)."""
         return [self.standings[worker].beat for worker in sorted(self.standings)]
 
 
 class PoolBook:
-    """Applies what is heard of a model's workers. Each change costs what it touches; `pool` sorts what has moved."""
+    """Applies records and news of a model's workers. A change costs what it touches; `pool` rebuilds what has moved."""
 
     def __init__(self) -> None:
         self._heads = HeadIndex()
@@ -61,7 +61,7 @@ class PoolBook:
 
     @property
     def pool(self) -> Pool:
-        """As of the last change; the same object while nothing changes."""
+        """The pool as of the last change; the same object while nothing changes."""
         if self._pool is None:
             self._pool = self._drawn()
         return self._pool
@@ -74,7 +74,7 @@ class PoolBook:
         return tuple(self._standings)
 
     def join(self, beat: Heartbeat, heads: Iterable[int] = (), *, now: float = 0.0) -> None:
-        """A worker that is new, was restarted, or was missed: it has these heads and no others."""
+        """Take in a worker that is new, was restarted, or whose news were missed: it has these heads and no others."""
         there = self._standings.get(beat.worker)
         number = there.number if there else self._next_number()
         self._heads.forget(number)
@@ -82,7 +82,7 @@ class PoolBook:
         self._put(number, beat, now)
 
     def renew(self, beat: Heartbeat, *, now: float) -> None:
-        """What the worker's record says, with the load that was last told where that is newer. Raises KeyError for a
+        """Apply a worker's record, but keep the load of its last news where that is newer. Raises KeyError for a
         worker that has not joined.
         """
         there = self._standings[beat.worker]
@@ -94,8 +94,8 @@ class PoolBook:
             self._put(there.number, beat, there.heard_at if beat.load == known.load else max(now, there.heard_at))
 
     def apply(self, news: News, now: float) -> bool:
-        """False where an entry before this one was missed, or the process is not known: it has to `join` anew. An
-        entry that is known already changes nothing. `now` is when the worker told it.
+        """Apply an entry of a worker's news, told at `now`; one that is known already changes nothing. Return False
+        where an entry before it was missed, or the process is not known: it has to `join` anew.
         """
         there = self._standings.get(news.worker)
         if there is None or there.beat.boot != news.boot or news.version > there.beat.version + 1:
@@ -110,7 +110,7 @@ class PoolBook:
         return True
 
     def leave(self, worker: str) -> None:
-        """A worker that is gone; one that is not here is none of it."""
+        """Remove a worker that is gone; one that is not known is ignored."""
         gone = self._standings.pop(worker, None)
         if gone is None:
             return
@@ -168,7 +168,7 @@ class PoolBook:
         )
 
     def _common_facts(self) -> tuple[int, int, frozenset[str]]:
-        """Slots, least context, and adapters of those that serve."""
+        """Return the slots, the least n_ctx and the common adapters of the workers that serve."""
         if self._common is None:
             beats = [there.beat for there in self._numbered if there is not None]
             self._common = (
@@ -182,7 +182,7 @@ class PoolBook:
 
 
 def _alike(one: Heartbeat, other: Heartbeat) -> bool:
-    """As far as `Pool` tells what all of its workers have."""
+    """Return whether two records of a worker agree in all that `_common_facts` reads."""
     return (
         one.draining == other.draining
         and one.slots == other.slots

@@ -1,8 +1,8 @@
-"""Which workers of a pool are best for a call: one cost in milliseconds (`cost`), over those that would do (`needs`).
+"""Finds a pool's best workers for a call: the least cost in milliseconds (`cost`) of those that would do (`needs`).
 
-Not every worker is looked at. A worker's cost depends on what it has cached of the prompt and on when it is ready, so
-it is enough to go from the deepest head of the prompt to the shallowest, at each through its holders, and at last
-through all, the readiest first, until those that follow can't be among the best. Pure; Redis decides what is free.
+Not every worker is looked at. A worker's cost depends on how much of the prompt it has cached and on when it is ready.
+So it is enough to go from the deepest prefix hash (head) of the prompt to the shallowest, at each through its holders,
+then through all, the readiest first, until those that follow can't be among the best. Pure; Redis decides what is free.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from gateway.routing.standing import Standing
 __all__ = ["Recent", "rank"]
 
 WANTED = MAX_BIDS + 1
-"""The best, and one more that stands for all others."""
+"""Workers that are looked for: the best, and one more that stands for all others."""
 EVALUATED = 2 * WANTED
-"""Holders of one head, so many of which are looked at one by one."""
+"""Most holders of one head that are looked at one by one."""
 MAX_WALKS = 8
-"""Heads with more holders than that, for which the readiest are looked for; a prompt rarely has more than two."""
+"""Most heads with more holders than that for which the readiest are looked for; a prompt rarely has more than two."""
 SPARSE = 16
-"""Where one worker of so many holds a head, or fewer, its holders are sorted, rather than all workers gone through."""
+"""Where at most one worker of so many holds a head, its holders are sorted, rather than all workers gone through."""
 ROUNDED_MS = 0.001
 
 _ready_at = attrgetter("ready_at")
@@ -44,15 +44,16 @@ def rank(
     avoid: frozenset[str] = frozenset(),
     turn: int = 0,
 ) -> Ranking:
-    """`now`: seconds, by the clock of the pool's `heard_at`. `queued`: calls in the model's line before this one.
-    `avoid`: workers that have failed it, used only where no other would do. Equals take turns as `turn` counts up.
+    """Return the best workers for a call. `now`: seconds, by the clock of the pool's `heard_at`. `queued`: calls in the
+    model's queue before this one. `avoid`: workers that have failed it, used only where no other would do. Workers of
+    equal cost take turns as `turn` counts up.
     """
     price = Price(ask, pool, recent, now, queued)
     for needs in needs_of(ask, pool, avoid):
         best = _Search(ask, pool, price, needs, now, turn).best()
         if best:
             return _ranking(best, price, pool, needs)
-    # Where nobody serves yet, whoever waits is in the line with what the call will take.
+    # No worker serves yet: the call is queued with the tokens and the time that it will take.
     answer_tokens = price.answer_tokens
     return Ranking((), charge=price.uncached_tokens(0) + answer_tokens, hold_ms=answer_tokens * pool.typical.decode_ms)
 
@@ -71,7 +72,7 @@ def _ranking(found: list[Estimate], price: Price, pool: Pool, needs: Needs) -> R
 
 
 class _Search:
-    """The best workers for one call."""
+    """One search for the best workers of a call."""
 
     def __init__(self, ask: Ask, pool: Pool, price: Price, needs: Needs, now: float, turn: int) -> None:
         self._prefix = ask.prefix
@@ -82,14 +83,14 @@ class _Search:
         self._turn = turn
         self._found: list[Estimate] = []
         self._seen: dict[int, float] = {}
-        """Total of each worker that was looked at, by number; infinite where it can't matter."""
+        """Worker number -> its `total_ms`, of those that were looked at; infinite where it can't be among the best."""
         self._best: list[float] = []
-        """Totals of the best that were found, at most WANTED, least first."""
+        """`total_ms` of the best that were found, at most WANTED, least first."""
         self._bar = inf
-        """What a worker must stay below to matter."""
+        """`total_ms` that a worker must stay below to be among the best."""
 
     def best(self) -> list[Estimate]:
-        """Best first, at most WANTED."""
+        """Return the best workers, best first, at most WANTED."""
         self._through_heads()
         for speed in self._pool.classes:
             self._walk(speed.by_readiness, speed.prefill_ms, 0)
@@ -97,7 +98,7 @@ class _Search:
         return self._found[:WANTED]
 
     def _through_heads(self) -> None:
-        """A worker is looked at once, with the deepest head that it has."""
+        """Look at the holders of the prompt's heads, each worker once, with the deepest head that it has."""
         fastest_ms = self._pool.classes[0].prefill_ms if self._pool.classes else 0.0
         walks, ends = 0, self._prefix.ends
         for place, holders in self._pool.heads.levels(self._prefix.digests):
@@ -113,7 +114,7 @@ class _Search:
                 walks += 1
 
     def _look_few(self, holders: set[int], end: int) -> bool:
-        """False if too many are new."""
+        """Look at the holders that are new. Return False, and look at none, if they are too many."""
         if len(holders) > SPARSE * EVALUATED:
             return False
         new = holders.difference(self._seen)
@@ -145,13 +146,13 @@ class _Search:
     def _walk(
         self, ready: Sequence[Standing], least_prefill_ms: float, end: int, among: set[int] | None = None
     ) -> None:
-        """The best of `ready`, which is sorted so, that are in `among`; they have `end` bytes of the prompt cached."""
+        """Look at the best of `ready`, sorted by readiness, that are in `among`; they have `end` bytes cached."""
         price, seen, needs = self._price, self._seen, self._needs
         weighed = price.uncached_tokens(end) * (1 + BURDEN)
         least_ms = weighed * least_prefill_ms
         if least_ms >= self._bar:
             return
-        # Those that cost no more than their news say: whoever follows them is no better.
+        # Workers that cost no more than by their news alone: those that follow them are no better.
         calm = 0
         for there in self._in_turn(ready):
             number = there.number
@@ -169,7 +170,7 @@ class _Search:
                 return
 
     def _in_turn(self, ready: Sequence[Standing]) -> Iterator[Standing]:
-        """By readiness; those that are ready now begin with another one each turn."""
+        """Yield the workers by readiness; those that are ready now begin with another one each turn."""
         ready_now = bisect_right(ready, self._now, key=_ready_at)
         first = self._turn % ready_now if ready_now else 0
         for number in range(first, ready_now):
@@ -191,5 +192,5 @@ class _Search:
                 self._bar = self._best[-1]
 
     def _numbered(self, number: int) -> Standing | None:
-        """None where it serves no more, or joined after the pool was drawn."""
+        """Return the worker of a number; None where it serves no more, or joined after the pool was made."""
         return self._pool.numbered[number] if number < len(self._pool.numbered) else None

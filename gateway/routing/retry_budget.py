@@ -1,4 +1,4 @@
-"""How many calls may be tried again: a share of all, so that trouble everywhere is not made worse. Pure, by model."""
+"""Bounds retries to a share of a model's calls, so that they do not make trouble everywhere worse. Pure."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class _Second:
 
 
 class RetryBudget:
-    """Of one gateway. Times are seconds by the caller's clock, which does not go back."""
+    """The retry budgets of one gateway, by model. Times are seconds by the caller's clock, which does not go back."""
 
     def __init__(self, share: float) -> None:
         """`share` of the calls of the last WINDOW_S seconds may be retries, and FLOOR more."""
@@ -26,11 +26,11 @@ class RetryBudget:
         self._seconds: dict[str, deque[_Second]] = {}
 
     def called(self, model: str, now: float) -> None:
-        """A new call of the model."""
+        """Count a new call of the model."""
         self._now(model, now).calls += 1
 
     def take(self, model: str, now: float) -> bool:
-        """Whether one more call may be tried again; then it is counted."""
+        """Return whether one more call may be tried again, and count it if so."""
         second = self._now(model, now)
         seconds = self._seconds[model]
         allowed = FLOOR + self._share * sum(each.calls for each in seconds)

@@ -1,6 +1,6 @@
-"""Slots numbered over all workers of a model: workers go by their ids, each has as many numbers as slots. Pure.
+"""Numbers slots over all workers of a model: in the order of worker ids, each has as many numbers as slots. Pure.
 
-With one worker these are its own numbers. They move when workers come and go.
+With one worker these are its own slot numbers. They move when workers come and go.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ ANY = -1
 
 
 def firsts(workers: Sequence[Heartbeat]) -> list[int]:
-    """The number of each worker's first slot. `workers` by id."""
+    """Return the number of each worker's first slot. `workers` are sorted by id."""
     return list(accumulate((worker.slots for worker in workers), initial=0))[:-1]
 
 
 def located(number: int, workers: Sequence[Heartbeat]) -> tuple[Heartbeat, int] | None:
-    """Whose slot it is, and which of that worker's."""
+    """Return the worker that has the slot of this number, and its own number for it; None: no worker has."""
     for first, worker in zip(firsts(workers), workers, strict=True):
         if first <= number < first + worker.slots:
             return worker, number - first
@@ -27,7 +27,7 @@ def located(number: int, workers: Sequence[Heartbeat]) -> tuple[Heartbeat, int] 
 
 
 def number_of(worker_id: str, slot: int, workers: Sequence[Heartbeat]) -> int:
-    """ANY where the worker is none of these."""
+    """Return the number of a worker's slot; ANY where the worker is none of these."""
     for first, worker in zip(firsts(workers), workers, strict=True):
         if worker.worker == worker_id:
             return first + slot

@@ -10,7 +10,7 @@ from operator import attrgetter
 from gateway.routing.standing import Standing
 
 SPEED_STEP = 1.25
-"""Workers of one class are within this factor of one another in speed, and are gone through by readiness alone."""
+"""Factor within which the prefill speeds of one class lie; its workers are gone through by readiness alone."""
 
 _ready_at = attrgetter("ready_at")
 _prefill_ms = attrgetter("prefill_ms")
@@ -18,20 +18,20 @@ _prefill_ms = attrgetter("prefill_ms")
 
 @dataclass(frozen=True, slots=True)
 class SpeedClass:
-    """As it is at one moment."""
+    """The workers of one class at one moment."""
 
     prefill_ms: float
-    """Of the fastest."""
+    """Milliseconds per prompt token of the fastest worker."""
     by_readiness: tuple[Standing, ...]
 
 
 class SpeedClasses:
-    """Kept sorted as workers come and go; a change costs the logarithm of their number."""
+    """All speed classes, kept sorted as workers come and go; a change costs the logarithm of their number."""
 
     def __init__(self) -> None:
         self._sorted: dict[int, list[Standing]] = {}
         self._drawn: dict[int, SpeedClass] = {}
-        """Of those that have not changed since."""
+        """Speed -> class as last drawn, of classes that have not changed since."""
 
     def add(self, there: Standing) -> None:
         speed = _speed(there)
@@ -39,7 +39,7 @@ class SpeedClasses:
         self._drawn.pop(speed, None)
 
     def remove(self, there: Standing) -> None:
-        """Raises ValueError for one that is not in it."""
+        """Remove a worker. Raises ValueError for one that is not in its class."""
         speed = _speed(there)
         members = self._sorted.get(speed, [])
         del members[members.index(there, bisect_left(members, there.ready_at, key=_ready_at))]
@@ -48,7 +48,7 @@ class SpeedClasses:
             del self._sorted[speed]
 
     def draw(self) -> tuple[SpeedClass, ...]:
-        """The fastest first."""
+        """Return the classes as they are now, the fastest first."""
         for speed, members in self._sorted.items():
             if speed not in self._drawn:
                 self._drawn[speed] = SpeedClass(min(map(_prefill_ms, members)), tuple(members))

@@ -1,4 +1,4 @@
-"""One worker as the ranking sees it: what its last news come to, in times after which it can begin. Values only."""
+"""The state of one worker for the ranking (`Standing`): when it can begin, by its last news. Values only."""
 
 from __future__ import annotations
 
@@ -12,22 +12,22 @@ from workers.protocol.heartbeat import Heartbeat
 from workers.protocol.news import Load
 
 NOT_KNOWN = Load(prefill_ms=0.5, decode_ms=20.0, hold_ms=5000.0, answer_tokens=512.0, bytes_per_token=4.0)
-"""Until any worker of a pool has measured: a middling GPU and model. What matters is only that all are taken alike."""
+"""Figures until any worker of a pool has measured: a middling GPU and model. It only matters that all get the same."""
 ADAPTER_LOAD_MS = 500.0
-"""Until any worker has loaded one."""
+"""Time to load an adapter, until any worker has loaded one."""
 
 
 @dataclass(frozen=True, slots=True)
 class Typical:
-    """The middle of what a pool's workers have measured, for those that have not yet. All are above 0."""
+    """The medians of what a pool's workers have measured, for those that have not yet. All are above 0."""
 
     prefill_ms: float = NOT_KNOWN.prefill_ms
     decode_ms: float = NOT_KNOWN.decode_ms
     hold_ms: float = NOT_KNOWN.hold_ms
     answer_tokens: float = NOT_KNOWN.answer_tokens
     bytes_per_token: float = NOT_KNOWN.bytes_per_token
-    """For all of the pool, whatever each has measured: they have one tokenizer, and a worker must not look cheaper than
-    another because of which requests it has seen."""
+    """Used for all workers of the pool, whatever each has measured: they have one tokenizer, and a worker must not look
+    cheaper than another because of which requests it has seen."""
     adapter_load_ms: float = ADAPTER_LOAD_MS
 
 
@@ -50,29 +50,29 @@ def _middle(values: Iterable[float], otherwise: float) -> float:
 
 
 class Standing(msgspec.Struct, frozen=True):
-    """A worker since its last news. Times are those of `heard_at`'s clock, seconds; lengths are milliseconds."""
+    """The state of a worker as of its last news. Times are seconds of `heard_at`'s clock; lengths are milliseconds."""
 
     worker: str
     number: int
-    """Its number in the pool's index of heads."""
+    """Number of the worker in the pool's index of heads (prefix hashes)."""
     beat: Heartbeat
-    """As last told: `load`, `draining`, `slots_busy` and `kv_tokens_used` are the news' where they are newer."""
+    """Its record; `load`, `draining`, `slots_busy` and `kv_tokens_used` are the news' where they are newer."""
     heard_at: float
     ready_at: float
-    """When it can begin with one more prompt, if nothing comes between."""
+    """When it can begin the prefill of one more prompt, if nothing comes between."""
     ahead: int
     """Calls that get a slot before a new one does; below 0: slots that are free."""
     slot_at: float
     """When the first of its slots is free, if none is now."""
     slot_ms: float
-    """From one slot's coming free to the next one's."""
+    """Predicted time between two of its slots coming free."""
     backlog_at: float
-    """When the prompts that it has are computed."""
+    """When the prefills that it has are done."""
     prefill_ms: float
     adapter_load_ms: float
     kv_free: int
     known: bool
-    """Whether all of this was measured there; the rest is typical of the pool."""
+    """Whether the worker measured all of its figures; those that it did not are typical of the pool."""
 
 
 def standing(number: int, beat: Heartbeat, heard_at: float, typical: Typical) -> Standing:
@@ -103,7 +103,7 @@ def standing(number: int, beat: Heartbeat, heard_at: float, typical: Typical) ->
 
 
 def with_load(beat: Heartbeat, load: Load, draining: bool, version: int) -> Heartbeat:
-    """The heartbeat as it would be written now."""
+    """Return the heartbeat as the worker would write it now."""
     return msgspec.structs.replace(
         beat,
         load=load,
