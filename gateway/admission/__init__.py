@@ -1,1 +1,1 @@
-"""Who may start now and who waits: leases on slots, tickets in line, and keeping both alive."""
+"""Admission of calls: leases on slots, the queue of tickets, and keeping both alive in Redis."""

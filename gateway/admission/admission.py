@@ -1,4 +1,4 @@
-"""Who may start now: a slot of some worker for each call, or a place in the line until one comes free.
+"""Gives each call a slot of some worker, or a place in the queue until one comes free.
 
 A call gets an id, which is its ticket while it waits and its lease while it runs. `slot` ranks the workers, asks Redis
 once, and if no slot is to be had waits until a grant is announced on the gateway's channel or found by re-reading
@@ -40,26 +40,26 @@ log = logging.getLogger(__name__)
 
 MAX_RETRY_AFTER_S = 60.0
 START_RETRY_AFTER_S = 10.0
-"""A model whose first worker is on its way is a matter of seconds to minutes."""
+"""`retry-after` while a model has no worker: its first one takes seconds to minutes to start."""
 
 SEAT_AFTER_S = 2 * keys.GATEWAY_INTERVAL_S
-"""A gateway that has been on the list for so long is known to all others."""
+"""Seconds on the list of gateways after which a gateway is known to all others."""
 MISSED_S = 1.5 * keys.GATEWAY_INTERVAL_S
 
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """A slot, for the time of a block or until it is given back."""
+    """A slot that a call holds, for the time of a block or until it is given back."""
 
     lease: Lease
     ranking: Ranking
-    """Where the call was to go, as of when it was placed last."""
+    """The call's ranking of workers when it was placed last."""
     weight: float
-    """Of the call's team."""
+    """Weight of the call's team in fair shares."""
     release: Callable[[Lease, float | None], None]
 
     def give_back(self, took: float | None = None) -> None:
-        """The slot is free; the call took so many tokens. None: not known, it is charged what was predicted.
+        """Give the slot back; the call took `took` tokens. None: not known, it is charged what was predicted.
 
         Never waits. Only the first time counts.
         """
@@ -91,11 +91,11 @@ class Held:
 
 
 def _unheard(model: str, why: str, count: int) -> None:
-    """Nobody counts."""
+    """Ignore leases that ended otherwise than by their call."""
 
 
 class Admission:
-    """Hands out slots, in fair order over all gateways of one Redis. One event loop; `run` keeps it alive."""
+    """Hands out slots, in fair order over all gateways of one Redis. For one event loop; `run` keeps all alive."""
 
     def __init__(
         self,
@@ -112,8 +112,8 @@ class Admission:
         lost: Callable[[str, str, int], None] = _unheard,
         unreadable: Unreadable | None = None,
     ) -> None:
-        """Bounds of the line are per model; `max_queue_per_team` is the same unless it is given. `seat_after_s`: how
-        long this gateway must have been known to the others before it places calls without Redis. `lost` is told of
+        """`max_queue` bounds one model's queue; `max_queue_per_team` is the same unless given. `seat_after_s`:
+        how long the others must have known this gateway before it places calls without Redis. `lost` is called for
         leases that ended otherwise than by their call: the model, why (`of_gateway.LEASE_ENDS`), and how many.
         """
         self._store = store
@@ -151,17 +151,17 @@ class Admission:
             waiter.turn(now, served=served[model])
 
     async def run(self) -> None:
-        """Renews, listens, re-reads and sweeps until cancelled; goes on after Redis was away."""
+        """Renew, listen, re-read and sweep until cancelled. It goes on after Redis was away."""
         await self._upkeep.run()
 
     @property
     def can_be_alone(self) -> bool:
-        """Whether calls would be placed while Redis is away: this gateway knows its share of the slots."""
+        """Whether calls can be placed while Redis is away: this gateway knows its share of the slots."""
         return self._alone.has_share
 
     @property
     def alone_for(self) -> frozenset[str]:
-        """Models whose calls are placed so now."""
+        """Models whose calls are placed without Redis now."""
         return self._alone.models
 
     @property
@@ -170,33 +170,33 @@ class Admission:
         return self._upkeep.redis_up
 
     def takes_writes(self, model: str) -> bool:
-        """Whether Redis takes what is written of a model, as far as this gateway's own writing shows."""
+        """Return whether Redis takes writes of a model's keys, as far as this gateway's own writes show."""
         return self._upkeep.redis_up and not self._alone.is_away(model)
 
     @property
     def models(self) -> set[str]:
-        """Those of which calls wait or hold slots here."""
+        """Models of which calls wait or hold slots here."""
         return self._line.models()
 
     def oldest_wait_s(self) -> dict[str, float]:
-        """Model -> how long the first of its calls that wait here has waited; models without any are not in it."""
+        """Return model -> seconds that the first of its calls here has waited; models without any are not in it."""
         now = time.monotonic()
         return {model: now - since for model, since in self._line.oldest().items()}
 
     def waiting(self, model: str) -> int:
-        """Calls of this process that wait for a slot of the model."""
+        """Return the number of calls of this process that wait for a slot of the model."""
         return self._line.waiting(model)
 
     def in_flight(self, model: str) -> int:
-        """Calls of this process that hold a slot of the model."""
+        """Return the number of calls of this process that hold a slot of the model."""
         return self._line.in_flight(model)
 
     def explain(self, model: str, ask: Ask) -> Explanation:
-        """How a call that came now would be placed. Takes nothing."""
+        """Return how a call that came now would be placed. Takes no slot."""
         return self._placing.explain(model, ask)
 
     def predicted_wait_s(self, model: str) -> float:
-        """Of a call that came now, for a slot of the model."""
+        """Return the seconds that a call that came now would wait for a slot of the model."""
         ahead = self._line.in_line(model)
         return self._line.predicted_wait_s(model, ahead, self._placing.num_slots(model)) if ahead else 0.0
 
@@ -209,13 +209,13 @@ class Admission:
         standing: Standing | None = None,
         avoid_now: Callable[[], frozenset[str]] | None = None,
     ) -> AbstractAsyncContextManager[Held]:
-        """A slot for the time of the block, waited for until `call.queue_deadline`, or while its model has no worker
-        until `call.start_deadline`.
+        """Hold a slot for the time of the block. The call waits for it until `call.queue_deadline`, or while its model
+        has no worker until `call.start_deadline`.
 
         `avoid` names workers that have failed this call; they are used only if no other lives. A call that waits asks
-        `avoid_now` which they are by then; None: they stay the same. `priority`: the
-        request's, which becomes a class of the line. `standing` is told where it waits. Raises QueueFull,
-        QueueTimeout, StoreUnavailable, Stopping. Cancelling it gives back whatever it had got to.
+        `avoid_now` which they are by then; None: they stay the same. `priority`: the request's, which becomes a class
+        of the queue. `standing` is told the queue position. Raises QueueFull, QueueTimeout, StoreUnavailable, Stopping.
+        Cancelling it gives back the ticket or lease.
         """
         waiter = self._waiter(call, avoid, ask, priority)
         waiter.avoid_now = avoid_now
@@ -248,7 +248,7 @@ class Admission:
         self._alone.offer(lease.model)
 
     def _withdraw(self, model: str, id: str) -> None:
-        """Whatever it is by now: a ticket, a grant or a lease."""
+        """Withdraw an id from Redis, whatever it is by now: a ticket, a grant or a lease."""
         if self._alone.is_away(model):
             self._alone.ended(model, id)
         else:
@@ -287,19 +287,19 @@ class Admission:
         return taken
 
     def _forget(self, waiter: Waiter, taken: Lease | None) -> None:
-        """What a call that waits no more had got to besides."""
+        """Give back what a call that waits no more has got beside `taken`: a ticket or lease in Redis, a slot here."""
         model, local = waiter.model, waiter.local
         if waiter.asked and (taken is None or taken is local):
-            # Whatever ended the wait, Redis may have it in line, granted or even leased by now.
+            # Whatever ended the wait, Redis may have it queued, granted or even leased by now.
             self._withdraw(model, waiter.id)
         if local is not None and taken is not local:
             self._alone.offer(model)
 
     async def _ask(self, waiter: Waiter, standing: Standing) -> Lease | None:
-        """A slot at once, or None with the ticket filed, or, without Redis, in line here. Raises QueueFull,
-        StoreUnavailable.
+        """Return a slot that is free now, or None once the call is queued: in Redis, or without Redis here. Raises
+        QueueFull, StoreUnavailable.
         """
-        self._line.aim(waiter)  # those who ask meanwhile are to know
+        self._line.aim(waiter)  # calls that are ranked meanwhile are to count it
         answer = await self._acquire(waiter)
         match answer:
             case None:
@@ -322,7 +322,7 @@ class Admission:
                 raise self._full(waiter, answer)
 
     async def _acquire(self, waiter: Waiter) -> Lease | Filed | LineFull | None:
-        """None: Redis is away."""
+        """Ask Redis for a slot. None: Redis is away."""
         if self._alone.is_away(waiter.model):
             return None
         waiter.asked = True
@@ -342,8 +342,8 @@ class Admission:
         return None if self._is_void(waiter) else answer
 
     def _is_void(self, waiter: Waiter) -> bool:
-        """Whether what Redis gives the call may be taken: it went away before it answered, and gateways have placed
-        calls without it. What it may have done when it went on is withdrawn before it is asked again.
+        """Return whether the answer of Redis must be dropped: it went away before it answered, and gateways have placed
+        calls without it. What it may have done for the call is withdrawn before it is asked again.
         """
         if self._alone.is_away(waiter.model):
             self._alone.ended(waiter.model, waiter.id)
@@ -351,7 +351,7 @@ class Admission:
         return False
 
     async def _wait(self, waiter: Waiter) -> Lease | None:
-        """The slot that it gets, here or from Redis; None when it is to ask Redis, which is back."""
+        """Wait for a slot, from here or from Redis. Return None when the call is to ask Redis anew, which is back."""
         while waiter.local is None:
             await waiter.woken.wait()
             waiter.woken.clear()
@@ -405,7 +405,7 @@ class Admission:
         )
 
     async def close(self) -> None:
-        """Gives back everything: waiting calls end with Stopping, leases are released, the heartbeat goes."""
+        """Give back everything: waiting calls end with Stopping, leases are released, the heartbeat is removed."""
         self._closed = True
         for waiter in self._line.waiters.values():
             waiter.woken.set()

@@ -1,8 +1,8 @@
-"""Placing calls without Redis: from the last snapshot, on those slots that are this gateway's share (`share`).
+"""Places calls without Redis (degraded placement): by the last snapshot, on this gateway's share of slots (`share`).
 
-A model is without Redis from the first request to it that fails until this gateway has said there what it holds
-(`upkeep`). Meanwhile waiting calls get the slots of the share as they come free, by class and then by arrival. What
-runs then has a lease as any other, but for the fencing token, which Redis gives it later.
+A model is without Redis from the first failing request until this gateway has told Redis again what it holds
+(`upkeep`). Meanwhile waiting calls get the slots of the share as they come free, by class and then by arrival. Their
+leases are like any other, but for the fencing token, which Redis gives later.
 """
 
 from __future__ import annotations
@@ -25,29 +25,29 @@ log = logging.getLogger(__name__)
 
 AGAIN_S = 1.0
 LOAN_AFTER_S = 0.5
-"""How long a call waits before its team, which has no slot, is lent one."""
+"""Seconds that a call waits before its team, which has no slot, is lent one."""
 
 MOST_ENDED = 16_384
-"""Ids that are remembered for Redis, per model: those of some seconds. What it knew of earlier ones has expired."""
+"""Most ended ids per model that are kept to tell Redis: those of some seconds. Earlier ones have expired there."""
 
 LINGER = 2.0
-"""Calls of other gateways are taken to be over after so many times as long as calls hold a slot on average."""
+"""Calls of other gateways count as over after this multiple of the mean time that calls hold a slot."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Others:
-    """Slots that other gateways held when Redis went: more of a worker's than their share, maybe."""
+    """Slots that other gateways held when Redis went away, maybe more of a worker's than their share."""
 
     busy: Counter[str]
     until: float
-    """time.monotonic(); then they count no more. A worker lets calls wait that are too many after all."""
+    """time.monotonic() after which they count no more. If they still run, the worker queues what is too much."""
 
     def now(self, now: float) -> Counter[str]:
         return self.busy if now < self.until else Counter()
 
 
 class Alone:
-    """One gateway process's. No Redis, no waiting: whoever waits is woken with `Waiter.local` set."""
+    """Degraded placement of one gateway process. It never calls Redis or waits: it sets `Waiter.local` and wakes."""
 
     def __init__(self, line: Line, fleet: Fleet, roll: Roll, *, max_queue: int, max_team_queue: int) -> None:
         self._line = line
@@ -56,21 +56,21 @@ class Alone:
         self._max_queue = max_queue
         self._max_team_queue = max_team_queue
         self._away: dict[str, float] = {}
-        """Models that are -> since when, time.monotonic()."""
+        """Model that is without Redis -> since when, time.monotonic()."""
         self._others: dict[str, _Others] = {}
         self._ended: defaultdict[str, deque[str]] = defaultdict(lambda: deque(maxlen=MOST_ENDED))
 
     def is_away(self, model: str) -> bool:
-        """Whether the model's calls are placed without Redis now."""
+        """Return whether the model's calls are placed without Redis now."""
         return model in self._away
 
     def away_since(self, model: str) -> float:
-        """time.monotonic(), of a model that is."""
+        """Return time.monotonic() since which a model is without Redis."""
         return self._away[model]
 
     @property
     def models(self) -> frozenset[str]:
-        """Those that are without Redis now."""
+        """Models that are without Redis now."""
         return frozenset(self._away)
 
     @property
@@ -79,7 +79,7 @@ class Alone:
         return self._roll.seat() is not None
 
     def lost(self, model: str) -> None:
-        """A request to Redis has failed: those who wait for a slot of the model get what is this gateway's share."""
+        """Place the model's calls without Redis from now on, after a failed request: waiting calls get the share."""
         if model not in self._away:
             self._away[model] = time.monotonic()
             self._others[model] = self._held_by_others(model)
@@ -88,7 +88,7 @@ class Alone:
         self.offer(model)
 
     def back(self, model: str) -> None:
-        """Redis knows what this gateway holds: those who wait ask there again."""
+        """Go back to Redis, which knows what this gateway holds: the model's waiting calls ask there again."""
         if model in self._away:
             del self._away[model]
             log.info("Redis takes requests for model %s again", model)
@@ -97,29 +97,29 @@ class Alone:
                     waiter.woken.set()
 
     def ended(self, model: str, id: str) -> None:
-        """A ticket or lease is over while Redis can't be told: it is when it is back."""
+        """Remember a ticket or lease that is over while Redis is away, to tell it when it is back."""
         self._ended[model].append(id)
 
     def unheard(self, model: str, id: str) -> None:
-        """The same, which Redis was told in vain."""
+        """Remember one that Redis was told of in vain, and begin to do without Redis."""
         self.ended(model, id)
         self.lost(model)
 
     def keep_ended(self, model: str, ids: list[str]) -> None:
-        """It still can't be told."""
+        """Put back ended ids, since Redis still can't be told."""
         self._ended[model] += ids
 
     def take_ended(self, model: str) -> list[str]:
         return list(self._ended.pop(model, ()))
 
     def enter(self, waiter: Waiter) -> None:
-        """A call that can't ask Redis for a slot gets one of the share, at once or later. Raises StoreUnavailable,
+        """Give a call that can't ask Redis a slot of the share, or let it wait for one. Raises StoreUnavailable,
         QueueFull.
         """
         seat = self._roll.seat()
         if seat is None:
             raise _unavailable("this gateway does not know yet which slots are its own meanwhile")
-        # Its first worker, and Redis, may come.
+        # The model's first worker, and Redis, may come.
         starts = all(beat.draining for beat in self._fleet.snapshot.of(waiter.model))
         if not starts and not self.num_slots(waiter.model):
             raise _unavailable(f"none of the slots of model {waiter.model!r} is this gateway's share meanwhile")
@@ -128,7 +128,7 @@ class Alone:
             self._check_bounds(waiter, seat)
 
     def num_slots(self, model: str) -> int:
-        """Of the share."""
+        """Return the number of the model's slots in this gateway's share."""
         seat = self._roll.seat()
         if seat is None:
             return 0
@@ -136,7 +136,7 @@ class Alone:
         return sum(seat.slots_of(beat.worker, beat.slots) for beat in beats if not beat.draining)
 
     def ahead_of(self, waiter: Waiter) -> int:
-        """Return how many calls of this gateway stand before it: of higher classes, and earlier ones of its own."""
+        """Return the number of this gateway's calls before it: those of higher classes, and earlier ones of its own."""
         ahead, its_class, came = 0, waiter.order.priority, False
         for other in self._waiting(waiter.model):
             came = came or other is waiter
@@ -144,7 +144,7 @@ class Alone:
         return ahead
 
     def offer(self, model: str) -> None:
-        """Gives free slots of the share to waiting calls, while Redis is away."""
+        """Give free slots of the share to waiting calls, while Redis is away."""
         seat = self._roll.seat()
         if seat is None or model not in self._away:
             return
@@ -163,7 +163,7 @@ class Alone:
         self._lend(model, seat)
 
     def _lend(self, model: str, seat: Seat) -> None:
-        """A place beyond the slots for each team that waits and has nothing while others have all (as Redis lends)."""
+        """Lend a place beyond the slots to each team that waits without any while others have all, as Redis does."""
         now = time.monotonic()
         holders = {lease.team for lease in self._line.leases_of(model)}
         holders |= {w.order.team for w in self._line.waiters.values() if w.model == model and w.local is not None}
@@ -188,7 +188,7 @@ class Alone:
                 beyond = +beyond
 
     def _free(self, model: str, seat: Seat) -> Counter[str]:
-        """Worker -> slots of the share that nobody here holds, where there are any."""
+        """Return worker -> slots of the share that no call here holds, for workers with any."""
         held, others = self._held(model), self._others[model].now(time.monotonic())
         free = Counter[str]()
         for beat in self._fleet.snapshot.of(model):
@@ -210,11 +210,11 @@ class Alone:
         return _Others(busy, time.monotonic() + LINGER * hold_ms / 1000)
 
     def _waiting(self, model: str) -> Iterator[Waiter]:
-        """Yield those who have no slot yet in the order in which they came."""
+        """Yield the model's calls that have no slot yet, in the order in which they came."""
         return (w for w in self._line.waiters.values() if w.model == model and w.local is None)
 
     def _lease(self, waiter: Waiter, free: Counter[str]) -> Lease | None:
-        """On the best worker with a free slot that would do; None where none would."""
+        """Return a lease on the best worker with a free slot that would do; None where none would."""
         for worker, kv_tokens in _wanted(waiter, free):
             beat = next((beat for beat in self._fleet.snapshot.of(waiter.model) if beat.worker == worker), None)
             if beat is not None:
@@ -239,12 +239,12 @@ class Alone:
 
 
 def _by_class(waiting: Iterable[Waiter]) -> list[Waiter]:
-    """Return them by class, and within a class in the order in which they came."""
+    """Return waiting calls by class, and within a class in the order in which they came."""
     return sorted(waiting, key=lambda waiter: -waiter.order.priority)
 
 
 def _wanted(waiter: Waiter, free: Counter[str]) -> Iterator[tuple[str, int]]:
-    """Workers with a free slot that the call would go to, best first, and the KV tokens to reckon with there."""
+    """Yield the workers with a free slot that would do for the call, best first, and its predicted KV tokens there."""
     ranking = waiter.ranking
     for bid in ranking.bids:
         if bid.worker in free:

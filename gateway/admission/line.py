@@ -1,4 +1,4 @@
-"""What this gateway process has in the line and in hand: its waiting calls and its leases. Memory only, no Redis."""
+"""The local queue of one gateway process: its waiting calls and its leases. Memory only, no Redis."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from gateway.telemetry.standing import Standing
 
 @dataclass(slots=True, eq=False)
 class Waiter:
-    """One call between the door and its slot."""
+    """One call that waits for its slot."""
 
     order: Order
     model: str
@@ -26,26 +26,26 @@ class Waiter:
     """Workers that have failed it; used only if no other lives."""
     patience: Patience
     begin_by: float
-    """time.monotonic() by which it would like its first token; 0: no matter when."""
+    """time.monotonic() by which the caller wants the first token; 0: none is named."""
     ranking: Ranking
     offers: Offers
     filed: Filed | None = None
-    """Its place in the line; None until Redis has said so."""
+    """Its place in the queue; None until Redis has told it."""
     avoid_now: Callable[[], frozenset[str]] | None = None
-    """Tells `avoid` anew."""
+    """Returns the current value of `avoid`; None: it does not change."""
     woken: asyncio.Event = field(default_factory=asyncio.Event)
     """Set when a grant may be there to claim, and when this gateway stops."""
     standing: Standing | None = None
-    """Told of the position, once it waits."""
+    """The object that is told its queue position, once it waits."""
     asked: bool = False
-    """Redis may have it in line, granted or even leased."""
+    """Whether Redis was asked, so that it may have it queued, granted or even leased."""
     local: Lease | None = None
     """A slot that it got without Redis, to be taken."""
     since: float = field(default_factory=time.monotonic)
-    """When it came, time.monotonic()."""
+    """time.monotonic() when it came."""
 
     timer: asyncio.Timeout | None = None
-    """Ends its wait."""
+    """The timeout that ends its wait."""
 
     @property
     def id(self) -> str:
@@ -53,17 +53,17 @@ class Waiter:
 
     @property
     def deadline(self) -> float:
-        """time.monotonic() after which it stops waiting, as things stand."""
+        """time.monotonic() after which it stops waiting, if its model keeps or keeps lacking workers."""
         return self.patience.deadline
 
     def turn(self, now: float, *, served: bool) -> None:
-        """Whether its model has workers that take calls: it waits for another time where that is new."""
+        """Note whether its model has workers that take calls (`served`); if that is new, move the end of its wait."""
         if self.patience.turn(now, served=served) and self.timer is not None and not self.timer.expired():
             self.timer.reschedule(asyncio.get_running_loop().time() + max(0.0, self.deadline - now))
 
 
 class HoldTime:
-    """How long calls of one model hold a slot, in seconds: a moving average, for predicting waits."""
+    """The moving average of the seconds that calls of one model hold a slot, for predicting waits."""
 
     WEIGHT = 0.1
     FIRST_GUESS_S = 2.0
@@ -76,7 +76,7 @@ class HoldTime:
 
 
 class Line:
-    """Waiters and leases of this process, by model, and what it has sent where lately."""
+    """The local queue: waiters and leases of this process, by model, and its recent placements."""
 
     def __init__(self) -> None:
         self.waiters: dict[str, Waiter] = {}
@@ -94,12 +94,12 @@ class Line:
 
     def filed(self, waiter: Waiter, filed: Filed) -> None:
         waiter.filed = filed
-        # An urgent call stands before others, which wait nevertheless.
+        # An urgent call has a low position, but those behind it still wait.
         self._in_line[waiter.model] = max(self._in_line[waiter.model], filed.position)
         self.aim(waiter)
 
     def aim(self, waiter: Waiter) -> None:
-        """It waits for the worker that is best by its ranking."""
+        """Note that a call waits for the worker that is best by its ranking."""
         if waiter.ranking.bids:
             best = waiter.ranking.bids[0]
             self._placements[waiter.model].aim(waiter.id, best.worker, best.cost_ms)
@@ -110,11 +110,11 @@ class Line:
             self._placements[waiter.model].forget(waiter.id)
 
     def has(self, waiter: Waiter) -> bool:
-        """Whether it waits still."""
+        """Return whether a call still waits."""
         return self.waiters.get(waiter.id) is waiter
 
     def in_order(self, model: str) -> list[Waiter]:
-        """Those of the model that are in the line, the next one first."""
+        """Return the model's waiters that are queued in Redis, the next one first."""
         filed = [waiter for waiter in self.waiters.values() if waiter.model == model and waiter.filed is not None]
         return sorted(filed, key=_rank)
 
@@ -125,12 +125,12 @@ class Line:
         self._placements[lease.model].placed(lease.worker, now, prefill_ms)
 
     def fenced(self, id: str, fence: int) -> None:
-        """A lease has got its token."""
+        """Set the fencing token of a lease."""
         if id in self.held:
             self.held[id] = replace(self.held[id], fence=fence)
 
     def let_go(self, lease: Lease, now: float) -> bool:
-        """False when the lease was not held any more."""
+        """Remove a lease. Return False when it was not held any more."""
         if self.held.pop(lease.id, None) is None:
             return False
         self._in_flight[lease.model] -= 1
@@ -142,7 +142,7 @@ class Line:
         return self._waiting[model]
 
     def oldest(self) -> dict[str, float]:
-        """Model -> since when the first of those that wait for it has, time.monotonic()."""
+        """Return model -> time.monotonic() since which the first of its calls has waited."""
         models = {model for model, number in self._waiting.items() if number > 0}
         found: dict[str, float] = {}
         for waiter in self.waiters.values():  # in the order in which they came
@@ -155,7 +155,7 @@ class Line:
         return self._in_flight[model]
 
     def in_line(self, model: str) -> int:
-        """Calls of all gateways that wait for the model, as last heard; 0 where none of this process does."""
+        """Return the number of calls of all gateways that wait for the model, as last heard; 0 where none here does."""
         return self._in_line[model] if self._waiting[model] else 0
 
     def heard(self, model: str, waiting: int) -> None:
@@ -169,12 +169,12 @@ class Line:
             placements.tidy(now)
 
     def predicted_wait_s(self, model: str, ahead: int, slots: int) -> float:
-        """How long a call with `ahead` others before it waits for one of `slots`."""
+        """Return the predicted wait of a call with `ahead` others before it for one of `slots`."""
         mean_s = self._hold_times.get(model, HoldTime()).mean_s
         return (ahead + 1) * mean_s / max(1, slots)
 
     def models(self) -> set[str]:
-        """Models with anything waiting or held here."""
+        """Return the models with calls that wait or hold slots here."""
         return {waiter.model for waiter in self.waiters.values()} | {lease.model for lease in self.held.values()}
 
     def leases_of(self, model: str) -> list[Lease]:

@@ -1,4 +1,4 @@
-"""From a ranking to what a ticket says of it. Pure."""
+"""Turns a call's ranking into the offers of its ticket. Pure."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from gateway.routing.ask import Bid, Ranking
 from gateway.store.client import Offer, Offers
 
 NOBODY_ELSE_MS = 60_000.0
-"""What doing without a worker costs a call that no other would do for."""
+"""Cost of not getting a worker where no other would do."""
 
 ANY = Offer("", 0.0, NOBODY_ELSE_MS, 0)
-"""For a call that nobody can be ranked for now: it takes whoever comes."""
+"""The offer of a call that no worker can be ranked for now: it takes the first that comes."""
 
 
 def offers_of(ranking: Ranking, begin_within_ms: float = 0.0) -> Offers:
-    """`begin_within_ms` as in `Offers`."""
+    """Return the offers of a ticket for a ranking. `begin_within_ms` as in `Offers`."""
     if not ranking.bids:
         return Offers(elsewhere=ANY, begin_within_ms=begin_within_ms, hold_ms=ranking.hold_ms)
     everywhere = [*ranking.bids] if ranking.elsewhere is None else [*ranking.bids, ranking.elsewhere]

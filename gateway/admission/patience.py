@@ -1,25 +1,25 @@
-"""How long a call still waits: one clock runs while its model has workers, another while it has none. Pure."""
+"""The two wait limits of a call: one clock runs while its model has workers, another while it has none. Pure."""
 
 from __future__ import annotations
 
 
 class Patience:
-    """Of one call. Each clock stands still while the other one runs, so that workers that come and go end no wait
-    early, and make none endless. Times are time.monotonic().
+    """The wait limits of one call. Each clock stands still while the other one runs, so that workers that come and go
+    end no wait early, and make none endless. Times are time.monotonic().
     """
 
     __slots__ = ("_other_s", "deadline", "served")
 
     def __init__(self, now: float, *, served: bool, queue_deadline: float, start_deadline: float) -> None:
-        """`queue_deadline`: when it stops waiting for a slot, `start_deadline`: for a worker, as of now."""
+        """`queue_deadline`: when it stops waiting for a slot; `start_deadline`: when it stops waiting for a worker."""
         self.served = served
-        """Its model has workers that take calls."""
+        """Whether its model has workers that take calls."""
         self.deadline = queue_deadline if served else start_deadline
-        """When it stops waiting, unless that changes."""
+        """When it stops waiting, unless `served` changes."""
         self._other_s = (start_deadline if served else queue_deadline) - now
 
     def turn(self, now: float, *, served: bool) -> bool:
-        """What is true of the workers now; whether that is new."""
+        """Set whether the model has workers, and switch clocks if that is new. Return whether it is."""
         if served == self.served:
             return False
         self.served = served

@@ -1,4 +1,4 @@
-"""What this gateway has sent to each worker of a model lately, or is about to: workers' news can't tell of it yet."""
+"""Counts the calls that this gateway has placed at each worker lately, or is about to: news can't include them yet."""
 
 from __future__ import annotations
 
@@ -6,21 +6,21 @@ from collections import deque
 from dataclasses import dataclass, field
 
 REMEMBERED_S = 2.0
-"""News are younger, but in fleets of thousands of workers."""
+"""Seconds for which moves are kept. News are younger, except in fleets of thousands of workers."""
 
 
 @dataclass(slots=True)
 class _Lately:
-    """One worker. A move: time.monotonic(), 1 for placed or -1 for given back, predicted prefill ms; in order."""
+    """The recent moves at one worker, in order: time.monotonic(), 1 placed or -1 given back, predicted prefill ms."""
 
     moves: deque[tuple[float, int, float]] = field(default_factory=deque)
     num_aimed: int = 0
-    """Calls that wait for it."""
+    """Calls that wait for this worker."""
     aimed_ms: float = 0.0
 
 
 class Placements:
-    """Of one model. `since` is asked by `gateway.routing.rank` some dozens of times per call."""
+    """The recent placements of one model. `gateway.routing.rank` calls `since` some dozens of times per call."""
 
     def __init__(self) -> None:
         self._workers: dict[str, _Lately] = {}
@@ -34,7 +34,7 @@ class Placements:
         self._note(worker, now, -1, 0.0)
 
     def aim(self, ticket: str, worker: str, prefill_ms: float) -> None:
-        """A call waits, best of all for this worker: whoever comes later stands behind it there."""
+        """Note that a call waits, best of all for this worker: later calls count it as before them there."""
         self.forget(ticket)
         self._aims[ticket] = worker, prefill_ms
         lately = self._of(worker)
@@ -42,7 +42,7 @@ class Placements:
         lately.aimed_ms += prefill_ms
 
     def forget(self, ticket: str) -> None:
-        """It waits no more."""
+        """Remove a ticket that waits no more."""
         aim = self._aims.pop(ticket, None)
         if aim is not None:
             lately = self._of(aim[0])
@@ -50,7 +50,9 @@ class Placements:
             lately.aimed_ms = lately.aimed_ms - aim[1] if lately.num_aimed else 0.0
 
     def since(self, worker: str, at: float) -> tuple[int, float]:
-        """Calls placed there after `at` less those given back, and those that wait for it; their prefill, ms."""
+        """Return the calls placed there after `at` less those given back, plus those that wait for it, and their
+        predicted prefill, ms.
+        """
         lately = self._workers.get(worker)
         if lately is None:
             return 0, 0.0

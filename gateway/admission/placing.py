@@ -1,4 +1,4 @@
-"""Ranking the workers for calls that are new, and again for those that wait."""
+"""Ranks the workers for new calls, and again for those that wait."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from gateway.routing.rank import rank
 from gateway.store.client import Offers
 
 MISSED_MS = 1.0
-"""What is left of a deadline that is over: none, so that it delays nobody else's."""
+"""A deadline with less than this left counts as none, so that one that is over delays no other call's."""
 
 
 class Placing:
-    """The fleet as it is now, with what this gateway has sent where, as one question."""
+    """Ranks calls by the fleet as it is now and this gateway's recent placements."""
 
     def __init__(self, fleet: Fleet, line: Line) -> None:
         self._fleet = fleet
@@ -26,7 +26,7 @@ class Placing:
         self._turns = itertools.count()
 
     def rank(self, model: str, ask: Ask, avoid: frozenset[str], ahead: int | None = None) -> Ranking:
-        """`ahead`: calls before it in the line; None: all that wait."""
+        """Return the ranking of a call. `ahead`: calls before it in the queue; None: all that wait."""
         return rank(
             ask,
             self._fleet.pool(model),
@@ -38,7 +38,7 @@ class Placing:
         )
 
     def explain(self, model: str, ask: Ask) -> Explanation:
-        """Of every worker, why it stands where it does for a call that came now."""
+        """Return why every worker is ranked as it is for a call that came now."""
         return explain(
             ask,
             self._fleet.pool(model),
@@ -48,13 +48,13 @@ class Placing:
         )
 
     def offers(self, ranking: Ranking, begin_by: float) -> Offers:
-        """`begin_by`: time.monotonic(), 0 for none; one that has passed counts no more."""
+        """Return the offers of a ranking. `begin_by`: time.monotonic(), 0 for none; one that has passed is ignored."""
         within_ms = (begin_by - time.monotonic()) * 1000 if begin_by else 0.0
         return offers_of(ranking, within_ms if within_ms >= MISSED_MS else 0.0)
 
     def refresh(self, waiter: Waiter) -> Offers:
-        """What the waiting call bids now."""
-        self._line.placements(waiter.model).forget(waiter.id)  # it does not stand in its own way
+        """Rank a waiting call anew, and return its offers of now."""
+        self._line.placements(waiter.model).forget(waiter.id)  # it is not counted as before itself
         ahead = waiter.filed.position - 1 if waiter.filed is not None else None
         if waiter.avoid_now is not None:
             waiter.avoid = waiter.avoid_now()
@@ -64,5 +64,5 @@ class Placing:
         return waiter.offers
 
     def num_slots(self, model: str) -> int:
-        """Of all that serve."""
+        """Return the slots of all workers of the model that serve."""
         return self._fleet.pool(model).slots

@@ -1,7 +1,7 @@
-"""Which slots are a gateway's own, to be used while Redis can't be asked whose they are. Pure.
+"""Computes a gateway's share of the slots, to be used while Redis can't be asked for one. Pure.
 
-Slot k of a worker belongs to the gateway at place (k + hash of the worker) mod n of the list of the n gateways: as long
-as all go by one list, each slot is one gateway's, and no two have shares of a worker that differ by more than one.
+Slot k of a worker belongs to the gateway at place (k + hash of the worker) mod n of the list of the n gateways. As long
+as all use one list, each slot is one gateway's, and no two have shares of a worker that differ by more than one.
 """
 
 from __future__ import annotations
@@ -14,30 +14,30 @@ from zlib import crc32
 
 @dataclass(frozen=True, slots=True)
 class Seat:
-    """One gateway's place among all of them."""
+    """One gateway's place in the sorted list of all gateways, which decides its share of slots."""
 
     number: int
     num_gateways: int
 
     def slots_of(self, worker: str, slots: int) -> int:
-        """How many of a worker's slots are this gateway's."""
+        """Return the number of a worker's slots that are this gateway's."""
         first = (self.number - crc32(worker.encode())) % self.num_gateways
         return max(0, -(-(slots - first) // self.num_gateways))
 
     def part_of(self, bound: int) -> int:
-        """Of a bound that all gateways keep together: at least 1, where there is any."""
+        """Return this gateway's part of a bound on all gateways together: at least 1, unless the bound is 0."""
         return -(-bound // self.num_gateways)
 
 
 class Roll:
-    """The gateways as this one last saw them.
+    """The list of gateways (the ring) as this one last saw it.
 
-    Who has just joined has no seat: the others may not have heard of it, and would take its slots for theirs.
+    A gateway that has just joined has no seat: the others may not know it yet, and would take its slots for theirs.
     """
 
     def __init__(self, gateway: str, settle_s: float, missed_s: float) -> None:
-        """`settle_s`: within this time every gateway has read the list again. `missed_s`: who has not been heard of for
-        so long could not reach Redis.
+        """`settle_s`: seconds within which every gateway has read the list again. `missed_s`: seconds of silence after
+        which a gateway counts as cut off from Redis.
         """
         self._gateway = gateway
         self._settle_s = settle_s
@@ -48,14 +48,14 @@ class Roll:
         self._missed_at = -math.inf
 
     def seen(self, silent_s: Mapping[str, float], *, stayed: bool, now: float) -> None:
-        """`silent_s`: all that live, this one among them -> time since they beat. `stayed`: it was on the list already.
-        `now`: time.monotonic().
+        """Take in the list. `silent_s`: id of each live gateway, this one included -> seconds since its heartbeat.
+        `stayed`: this one was on the list already. `now`: time.monotonic().
         """
         if not stayed or not self._ids:
             self._joined_at = now
         others = {*self._ids, *silent_s} - {self._gateway}
-        # What a Redis that hung for all was sent meanwhile it does when it goes on: the others then look as if they had
-        # never been silent, so this gateway's own silence counts as well.
+        # A Redis that hung for all takes the heartbeats that were sent meanwhile when it goes on: the others then look
+        # as if they had never been silent, so this gateway's own silence counts as well.
         silent = now - self._seen_at > self._missed_s
         if self._ids and any(silent or silent_s.get(id, math.inf) > self._missed_s for id in others):
             self._missed_at = now
@@ -63,7 +63,7 @@ class Roll:
         self._seen_at = now
 
     def others_were_away(self, since: float) -> bool:
-        """Whether they may have been without Redis, too, as this one was since then, time.monotonic()."""
+        """Return whether other gateways may have been without Redis too, as this one was since time.monotonic()."""
         return self._missed_at >= since - self._missed_s
 
     def seat(self) -> Seat | None:

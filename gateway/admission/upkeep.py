@@ -1,7 +1,7 @@
-"""Keeping one gateway process alive in Redis: heartbeat, renewals, grants, re-reading, sweeping.
+"""The loops that keep one gateway process alive in Redis: heartbeat, renewals, grants, re-reading, sweeping.
 
-Each part is a loop of its own that outlives a Redis outage. None is needed for correctness at once: what a missed round
-leaves undone, the next one does, on this gateway or another.
+Each loop outlives a Redis outage. None is needed for correctness at once: the next round, on this gateway or another,
+does what a missed one left undone.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ log = logging.getLogger(__name__)
 SHORTEST_TTL_S = 0.05
 
 REFRESHED = 64
-"""Tickets per model whose bids are made anew each round: those next in line, which slots are offered to."""
+"""Tickets per model whose bids are made anew each round: the front of the queue, which slots are offered to."""
 LOAN_AFTER_S = 0.3
-"""When a ticket is looked at again that may be owed a loan by then (lua/shared_overdraft.lua)."""
+"""Seconds after which a new ticket is looked at again, since it may be owed a loan (lua/shared_overdraft.lua)."""
 REREAD_AT_ONCE = 256
-"""Tickets in one script: a longer one would hold other callers up."""
+"""Most tickets per run of the script: a longer run would hold other callers up."""
 
 
 class Upkeep:
@@ -60,7 +60,7 @@ class Upkeep:
         lost: Callable[[str, str, int], None],
         unreadable: Unreadable | None = None,
     ) -> None:
-        """`unreadable` as `GatewayBook` has it. `lost` is told of leases that ended otherwise than by their call: the
+        """`unreadable` as in `GatewayBook`. `lost` is called for leases that ended otherwise than by their call: the
         model, why (one of `of_gateway.LEASE_ENDS`), and how many.
         """
         self._store = store
@@ -76,9 +76,9 @@ class Upkeep:
         self._sweep_s = sweep_s
         self._lost = lost
         self._crowded: dict[str, frozenset[str]] = {}
-        """Model -> leases that had no place at the last renewal, where there are any."""
+        """Model -> leases that had no slot left at the last renewal; models without any are not in it."""
         self.redis_up = True
-        """Whether Redis took the last heartbeat; before the first, it is taken to."""
+        """Whether Redis took the last heartbeat; True before the first."""
         self._over = False
         self._renew_now = asyncio.Event()
         self._reread_now = asyncio.Event()
@@ -97,11 +97,11 @@ class Upkeep:
             tasks.create_task(self._repeat(self._sweep, self._sweep_s, self._sweep_now))
 
     def ticket_ttl(self, waiter: Waiter) -> float:
-        """How long its ticket may live without being re-read: never past the moment it stops waiting."""
+        """Return the lifetime in seconds of its ticket between two re-reads: never past the moment it stops waiting."""
         return max(SHORTEST_TTL_S, min(self._ticket_ttl_s, waiter.deadline - time.monotonic()))
 
     def waits(self, waiter: Waiter) -> None:
-        """A ticket was filed: where workers lend beyond their slots, a sweep comes as soon as it may be owed a loan."""
+        """Schedule a sweep for a new ticket, for when it may be owed a loan, where workers lend beyond their slots."""
         if self._loans is None and any(beat.overdraft for beat in self._fleet.snapshot.of(waiter.model)):
             self._loans = asyncio.get_running_loop().call_later(LOAN_AFTER_S, self._lend)
 
@@ -110,7 +110,7 @@ class Upkeep:
         self._sweep_now.set()
 
     async def give_back(self) -> None:
-        """Withdraws every ticket and lease of this process and removes its heartbeat; Redis being away is no error."""
+        """Withdraw every ticket and lease of this process and remove its heartbeat. An absent Redis is no error."""
         self._over = True
         ids: dict[str, list[str]] = {}
         for waiter in self._line.waiters.values():
@@ -125,7 +125,7 @@ class Upkeep:
             await self._book.leave()
 
     async def _repeat(self, work: Callable[[], Awaitable[None]], interval_s: float, hurry: asyncio.Event) -> None:
-        """Does the work every interval and when hurried."""
+        """Do the work every `interval_s`, and at once when `hurry` is set."""
         name = work.__name__.strip("_")
         outage = Outage(f"Redis is away, no {name}", "it is tried again and again", f"Redis is back, {name} again")
         while True:
@@ -150,12 +150,14 @@ class Upkeep:
             self._roll.seen(gateways.silent_s, stayed=gateways.stayed, now=time.monotonic())
 
     async def _meet(self) -> None:
-        """Who else was without Redis? Not to be known is no reason to stay so: on a Cluster the list is elsewhere."""
+        """Read the list of gateways, to learn who else was without Redis. A failure is no reason to stay without it:
+        on a Cluster the list is on another node.
+        """
         with suppress(*NO_ANSWER):
             await self._beat()
 
     def _back(self) -> None:
-        """Subscribed: grants may have been missed, and a Redis that was restarted may have lost everything."""
+        """Run all loops after a new subscription: grants may have been missed, a restarted Redis may have lost all."""
         self._renew_now.set()
         self._reread_now.set()
         self._sweep_now.set()
@@ -166,7 +168,7 @@ class Upkeep:
             waiter.woken.set()
 
     async def _each(self, models: Iterable[str], work: Callable[[str], Awaitable[None]]) -> None:
-        """All models at once: on a Cluster, Redis may be away for some of them. Raises the last one's error."""
+        """Do the work for all models at once: on a Cluster, Redis may be away for some of them. Raises one's error."""
 
         async def try_one(model: str) -> StoreUnavailable | None:
             try:
@@ -186,11 +188,11 @@ class Upkeep:
 
     async def _renew_one(self, model: str) -> None:
         crowded = await self._renewed(model) if self._line.leases_of(model) else frozenset()
-        if not self._alone.is_away(model):  # else it answers late, of what was held before
+        if not self._alone.is_away(model):  # else the answer is late, and about what was held before
             self._note_crowded(model, crowded)
 
     async def _renewed(self, model: str, *, was_away: bool = False) -> frozenset[str]:
-        """Renew what is held of a model, and return the leases that Redis has no place for."""
+        """Renew the leases of a model, and return those that Redis has no slot left for."""
         leases = self._line.leases_of(model)
         together = was_away and self._roll.others_were_away(self._alone.away_since(model))
         renewed = await self._store.renew(self._gateway, model, leases, was_away=was_away, settle=together)
@@ -203,7 +205,7 @@ class Upkeep:
         return renewed.crowded & self._line.held.keys()
 
     def _note_crowded(self, model: str, crowded: frozenset[str]) -> None:
-        """Tell of those that are new; they are tried again at every sweep."""
+        """Log and count the crowded leases that are new; all are tried again at every sweep."""
         if new := crowded - self._crowded.get(model, frozenset()):
             log.warning("%d leases of %s were lost and their slots are taken", len(new), model)
             self._lost(model, CROWDED, len(new))
@@ -212,10 +214,10 @@ class Upkeep:
             self._crowded[model] = crowded
 
     async def _recover(self, model: str) -> None:
-        """Redis may be back: it hears what is held here, and what is over, before anything is asked of it."""
+        """Go back to Redis if it answers: tell it what is held here and what is over before asking it for slots."""
         crowded = await self._renewed(model, was_away=True)
         await self._withdraw_ended(model)
-        if crowded:  # what is over stood in its place, maybe
+        if crowded:  # ended leases may have taken the slots
             crowded = await self._renewed(model)
             await self._withdraw_ended(model)
         self._note_crowded(model, crowded)
@@ -223,7 +225,7 @@ class Upkeep:
         self._reread_now.set()
 
     async def _withdraw_ended(self, model: str) -> None:
-        """Tell Redis what is over; when it returns, nothing is left to tell."""
+        """Tell Redis which ids are over, until none is left to tell."""
         while ended := self._alone.take_ended(model):
             try:
                 await self._store.withdraw(self._gateway, model, ended)
@@ -242,7 +244,7 @@ class Upkeep:
             await self._reread_some(model, waiters[first : first + REREAD_AT_ONCE], refresh=first == 0)
 
     async def _reread_some(self, model: str, waiters: Sequence[Waiter], *, refresh: bool) -> None:
-        # Those before took their time: a call that has left the line meanwhile would be put into it anew.
+        # Earlier batches took time: a call that has left the queue meanwhile would be put into it anew.
         waiters = [waiter for waiter in waiters if self._line.has(waiter)]
         tickets = []
         for at, waiter in enumerate(waiters):
@@ -259,7 +261,7 @@ class Upkeep:
                 self.tell(waiter)
 
     def tell(self, waiter: Waiter) -> None:
-        """Whoever waits for the call hears where it stands."""
+        """Tell the call's `standing` its queue position and predicted wait."""
         if waiter.standing is not None and waiter.filed is not None:
             ahead = waiter.filed.position - 1
             slots = self._placing.num_slots(waiter.model)
@@ -290,4 +292,4 @@ class Upkeep:
     def _fleet_changed(self) -> None:
         self._urgent = True
         self._sweep_now.set()
-        self._reread_now.set()  # those who wait may want a worker that has come
+        self._reread_now.set()  # waiting calls may want a worker that has come

@@ -1,7 +1,7 @@
-"""Which LoRA adapters a model has, what each one holds, and which can be called by name. Pure.
+"""Finds a model's LoRA adapters, the contents of each, and those that can be called by name. Pure.
 
-From what the workers say of themselves and from what is registered. A name stands for one file's contents over the
-whole fleet: a worker with others under it does not have the adapter.
+The sources are the workers' records and the registered adapters. A name stands for one file's contents over the whole
+fleet: a worker that has other contents under it does not have the adapter.
 """
 
 from __future__ import annotations
@@ -13,15 +13,15 @@ from msgspec.structs import replace
 from workers.protocol.heartbeat import Heartbeat
 
 Contents = Mapping[str, str]
-"""Adapter -> SHA-256 of its file, in hex; empty where no worker has told it."""
+"""Adapter -> SHA-256 of its file, in hex; empty where no worker has reported it."""
 
 NOTHING: Contents = {}
 
 
 def contents_of(workers: Iterable[Heartbeat], registered: Contents = NOTHING) -> dict[str, str]:
-    """A model's adapters, sorted by name.
+    """Return a model's adapters and their contents, sorted by name.
 
-    What is registered counts first; of workers that contradict each other, the one that started last.
+    Registered contents count first; of workers that contradict each other, the one that started last.
     """
     found: dict[str, str] = {}
     for beat in sorted(workers, key=_age):
@@ -31,19 +31,19 @@ def contents_of(workers: Iterable[Heartbeat], registered: Contents = NOTHING) ->
 
 
 def agreed(workers: Iterable[Heartbeat], contents: Contents) -> tuple[Heartbeat, ...]:
-    """The same workers, without those of their adapters that hold something else than the fleet's."""
+    """Return the workers' records without those of their adapters whose contents are not the fleet's."""
     return tuple(_without(beat, [name for name in beat.adapters if _differs(beat, name, contents)]) for beat in workers)
 
 
 def known_adapters(workers: Iterable[Heartbeat], registered: Contents = NOTHING) -> list[str]:
-    """Names of those of one model. An adapter's place in the list is its number."""
+    """Return the names of one model's adapters. An adapter's index in the list is its number."""
     return list(contents_of(workers, registered))
 
 
 def callable_adapters(models: Mapping[str, Iterable[str]]) -> dict[str, str]:
-    """Adapter -> its model, for adapters that can be called as `model`: a name that two models have is none.
+    """Return adapter -> its model, for adapters that can be called as `model`: a name that two models have is left out.
 
-    `models`: each with the names of its adapters.
+    `models`: model -> names of its adapters.
     """
     owners: dict[str, set[str]] = {}
     for model, names in models.items():

@@ -1,6 +1,6 @@
-"""What the operators of a fleet want of its LoRA adapters: those that are registered, and default scales.
+"""The desired state of a fleet's LoRA adapters, set by its operators: registered adapters and default scales.
 
-Both stand in Redis, so that every gateway knows them and a worker that starts later gets what the others have.
+Both are kept in Redis, so that every gateway knows them and a worker that starts later gets what the others have.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ log = logging.getLogger(__name__)
 REREAD_S = 0.25
 
 REMOVED_TTL_S = 24 * 3600
-"""How long it is remembered that an adapter was taken away: a worker that was cut off so long may bring it back."""
+"""Seconds for which the removal of an adapter is remembered: a worker that was cut off for longer may bring it back."""
 
 
 class AdapterRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -40,15 +40,15 @@ class AdapterRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
 
     name: Name
     base: str
-    """The model."""
+    """Name of the base model."""
     path: str
-    """In the workers' `adapters_dir`."""
+    """Path of the file in the workers' `adapters_dir`."""
     sha256: Annotated[str, Meta(pattern="^[0-9a-f]{64}$")]
-    """Of the file, as the first worker that checked it found."""
+    """Hash of the file's contents, as computed by the first worker that checked it."""
     pinned: bool = False
 
     def ask(self, *, check: bool = False) -> LoadAdapter:
-        """For a worker."""
+        """Return the request that has a worker load the adapter."""
         return LoadAdapter(name=self.name, path=self.path, pinned=self.pinned, sha256=self.sha256, check=check)
 
 
@@ -58,7 +58,7 @@ _decode = msgspec.json.Decoder(AdapterRecord).decode
 
 @dataclass(frozen=True, slots=True)
 class _Known:
-    """Of one model."""
+    """The desired state of one model's adapters, as last read."""
 
     records: Mapping[str, AdapterRecord] = field(default_factory=dict)
     removed: frozenset[str] = frozenset()
@@ -73,7 +73,7 @@ NO_SCALES: Mapping[str, Mapping[str, float]] = {}
 
 
 class AdapterWishes:
-    """As Redis has them, at most `REREAD_S` old while Redis answers; the last known ones while it does not."""
+    """The desired adapters of all models: at most `REREAD_S` old while Redis answers, the last known while not."""
 
     def __init__(
         self,
@@ -82,8 +82,8 @@ class AdapterWishes:
         unreadable: Unreadable | None = None,
         defaults: Mapping[str, Mapping[str, float]] = NO_SCALES,
     ) -> None:
-        """`models`: those to look for; `unreadable` hears of what can't be read. `defaults`: the catalog's scales, by
-        model, which hold where nobody has set others.
+        """`models` returns the models to read; `unreadable` is told of what can't be read. `defaults`: the catalog's
+        scales, by model, which hold where nobody has set others.
         """
         self._defaults = defaults
         self._unreadable = unreadable or Unreadable()
@@ -93,37 +93,37 @@ class AdapterWishes:
 
     @property
     def models(self) -> list[str]:
-        """Those of which something is known."""
+        """Models whose desired state has been read."""
         return list(self._known)
 
     def records(self, model: str) -> Mapping[str, AdapterRecord]:
-        """Those that are registered, by name."""
+        """Return the model's registered adapters, by name."""
         return self._known.get(model, _NOTHING).records
 
     def removed(self, model: str) -> frozenset[str]:
-        """Names of those that were taken away lately."""
+        """Return the names of the model's adapters that were removed within REMOVED_TTL_S."""
         return self._known.get(model, _NOTHING).removed
 
     def scales(self, model: str) -> Mapping[str, float]:
-        """Of adapters, for calls that name none."""
+        """Return adapter -> scale, for calls that name none."""
         own, known = self._defaults.get(model, {}), self._known.get(model, _NOTHING).scales
         return {**own, **known} if own else known
 
     def contents(self) -> Mapping[str, Contents]:
-        """Model -> its registered adapters -> SHA-256; models without any are left out."""
+        """Return model -> its registered adapters -> SHA-256; models without any are left out."""
         return {model: known.contents for model, known in self._known.items() if known.contents}
 
     async def wants(self, record: AdapterRecord) -> bool:
-        """Whether just this is wanted at this moment. Raises redis.RedisError."""
+        """Return whether exactly this record is in Redis now. Raises redis.RedisError."""
         found = await self._redis.hget(keys.adapters(record.base), record.name)
         return found == _encode(record)
 
     async def is_removed(self, model: str, name: str) -> bool:
-        """At this moment. Raises redis.RedisError."""
+        """Return whether Redis says now that the adapter was removed lately. Raises redis.RedisError."""
         return bool(await self._redis.hexists(keys.adapters_removed(model), name))
 
     async def remember(self, record: AdapterRecord) -> None:
-        """Raises StoreUnavailable."""
+        """Register an adapter. Raises StoreUnavailable."""
         async with self._redis.pipeline(transaction=True) as pipeline:
             pipeline.hset(keys.adapters(record.base), record.name, _encode(record))
             pipeline.hdel(keys.adapters_removed(record.base), record.name)
@@ -132,13 +132,13 @@ class AdapterWishes:
         self._note(record.base, {**known.records, record.name: record}, known.removed - {record.name}, known.scales)
 
     async def adopt(self, record: AdapterRecord) -> bool:
-        """Registers what a worker has and Redis has lost -> whether it had. Raises redis.RedisError."""
+        """Register an adapter that a worker has, if Redis lost it. Return whether it had. Raises redis.RedisError."""
         if await self.is_removed(record.base, record.name):
             return False
         return bool(await self._redis.hsetnx(keys.adapters(record.base), record.name, _encode(record)))
 
     async def forget(self, model: str, name: str) -> None:
-        """The adapter and its scale; workers that have it give it up. Raises StoreUnavailable."""
+        """Remove an adapter and its scale; workers that have it unload it. Raises StoreUnavailable."""
         async with self._redis.pipeline(transaction=True) as pipeline:
             pipeline.hset(keys.adapters_removed(model), name, str(time.time()))
             pipeline.expire(keys.adapters_removed(model), REMOVED_TTL_S)
@@ -151,7 +151,7 @@ class AdapterWishes:
         self._note(model, records, known.removed | {name}, scales)
 
     async def set_scales(self, model: str, scales: Mapping[str, float]) -> None:
-        """Adapters that are not named get 0. Raises StoreUnavailable."""
+        """Set a model's default scales; adapters that are not named get 0. Raises StoreUnavailable."""
         own = self._defaults.get(model, {})
         wanted = {**dict.fromkeys(own, 0.0), **{name: scale for name, scale in scales.items() if scale or name in own}}
         async with self._redis.pipeline(transaction=True) as pipeline:
@@ -163,7 +163,7 @@ class AdapterWishes:
         self._note(model, known.records, known.removed, wanted)
 
     async def refresh(self) -> None:
-        """Raises redis.RedisError when Redis is away."""
+        """Read the desired state of all models once. Raises redis.RedisError when Redis is away."""
         models = sorted(self._models())
         async with self._redis.pipeline(transaction=False) as pipeline:
             for model in models:
@@ -182,7 +182,7 @@ class AdapterWishes:
             )
 
     async def run(self) -> None:
-        """Re-reads until cancelled."""
+        """Refresh every REREAD_S seconds until cancelled."""
         what = "what is wanted of adapters can"
         outage = Outage(f"{what}'t be read", "keeping the last", f"{what} be read again")
         while True:
@@ -202,7 +202,7 @@ class AdapterWishes:
         self._known[model] = _Known(records, removed, scales, contents)
 
     def _is_other(self, kind: Unread, model: str, answer: object) -> bool:
-        """Whether something else lies under that name; the last that is known holds then. Raises redis.RedisError."""
+        """Return whether the key has another type; the last known value holds then. Raises redis.RedisError."""
         if not isinstance(answer, NO_ANSWER):
             return False
         if not is_of_one_name(answer):

@@ -1,8 +1,8 @@
-"""What is known of all workers, put together from their records, their heads and their news. Memory only, no Redis.
+"""Combines the records, prefix hashes (heads) and news of all workers. Memory only, no Redis.
 
 A worker's news are numbered, and its record and heads say which number they are as of. Heads are exact when they and
-the news after them leave no number out. A worker of which that is not true is ill: its record and heads are to be read
-again, until it is. Meanwhile it is ranked by what is known.
+the news after them leave no number out. A worker of which that is not true is ill: its record and heads are read again
+until it is. Meanwhile it is ranked by what is known.
 """
 
 from __future__ import annotations
@@ -22,39 +22,39 @@ from workers.protocol.heartbeat import Heartbeat
 from workers.protocol.news import News
 
 REMEMBERED = 16
-"""News of each worker, to bring heads up to date that were written before them: some seconds of them."""
+"""News kept per worker, some seconds of them, to bring heads up to date that were written before them."""
 
 REMEMBERED_S = 300.0
-"""How long a name is still known after its model left Redis or its last worker went: a moment ago it could be called,
-so it is unavailable, and not unknown."""
+"""Seconds for which a name is still known after its model left Redis or its last worker went: a moment ago it could be
+called, so it is unavailable, and not unknown."""
 
 NO_POOL = Pool()
 NO_HEADS = Heads(0, {})
 
 
 class Census:
-    """Not for two tasks at a time."""
+    """The state of all workers as this gateway knows it. Not for two tasks at a time."""
 
     def __init__(self, registered: Callable[[], Mapping[str, Contents]]) -> None:
         """`registered`: model -> adapters that all its workers are to have -> SHA-256."""
         self._registered = registered
         self._models: frozenset[str] = frozenset()
         self._named_at: dict[str, float] = {}
-        """Model -> when it was last among those of Redis."""
+        """Model -> when it was last in Redis."""
         self._served_at: dict[str, float] = {}
         """Model -> when it last had a worker."""
         self._records: dict[str, dict[str, Heartbeat]] = {}
-        """As they were read: by model, by worker."""
+        """Model -> worker -> its record as it was read."""
         self._books: dict[str, PoolBook] = {}
         self._lately: dict[Place, deque[News]] = {}
         self._ill: dict[Place, None] = {}
-        """In the order in which they fell ill."""
+        """Workers whose heads are not exact, in the order in which they fell ill."""
         self._once_more: set[Place] = set()
-        """Those that did not get well."""
+        """Workers that were read again and are still ill."""
         self._strangers: set[Place] = set()
-        """Who told something, and had no record that can be read."""
+        """Workers that told news, and had no record that can be read."""
         self._behind: dict[Place, int] = {}
-        """Workers whose record knew of news that had not been read yet, and of which."""
+        """Worker whose record included news that had not been read yet -> the number of those news."""
         self._contents: dict[str, Contents] = {}
         self._is_read = False
         self._snapshot: FleetSnapshot | None = FleetSnapshot(is_read=False)
@@ -65,7 +65,7 @@ class Census:
 
     @property
     def models(self) -> frozenset[str]:
-        """Those that Redis has, or had a moment ago."""
+        """Models that Redis has, or had within REMEMBERED_S."""
         return self._models
 
     @property
@@ -74,17 +74,17 @@ class Census:
         return frozenset(model for model, workers in self._records.items() if workers)
 
     def records_of(self, models: Iterable[str]) -> dict[Place, Heartbeat]:
-        """As they were read last."""
+        """Return the records of these models' workers, as they were read last."""
         return {(model, worker): beat for model in models for worker, beat in self._records.get(model, {}).items()}
 
     @property
     def ill(self) -> tuple[Place, ...]:
-        """Those to be healed, the longest ill first."""
+        """Workers to be healed, the longest ill first."""
         return tuple(self._ill)
 
     @property
     def snapshot(self) -> FleetSnapshot:
-        """As of the last change; the same object while nothing changes."""
+        """The snapshot as of the last change; the same object while nothing changes."""
         if self._snapshot is None:
             self._snapshot = self._drawn()
         return self._snapshot
@@ -94,7 +94,7 @@ class Census:
         return book.pool if book else NO_POOL
 
     def read_all(self, models: frozenset[str], beats: Mapping[Place, Heartbeat], now: float) -> None:
-        """Every record there is. Who is not in it is gone; names are remembered for a while (REMEMBERED_S)."""
+        """Take in all records there are. A worker without one is gone; names are remembered for REMEMBERED_S."""
         self._named_at |= dict.fromkeys(models, now)
         self._named_at = {model: at for model, at in self._named_at.items() if now - at < REMEMBERED_S}
         self._models = frozenset(self._named_at)
@@ -112,7 +112,7 @@ class Census:
         self._agree(now)
 
     def read_some(self, places: Iterable[Place], beats: Mapping[Place, Heartbeat], now: float) -> None:
-        """The records of these workers, as far as they have one."""
+        """Take in the records of these workers; one without a record is gone."""
         touched = set()
         for place in places:
             model, worker = place
@@ -128,7 +128,7 @@ class Census:
         self._agree(now)
 
     def hear(self, news: News, now: float) -> bool:
-        """One entry, told at `now`. True where it changed who serves."""
+        """Apply an entry of news, told at `now`. Return True where it changed whether the worker drains."""
         place = (news.model, news.worker)
         lately = self._lately.setdefault(place, deque(maxlen=REMEMBERED))
         if lately and lately[-1].boot != news.boot:
@@ -144,7 +144,7 @@ class Census:
         return known.draining != news.draining
 
     def heal(self, place: Place, record: Heartbeat | None, heads: Heads | None, now: float) -> None:
-        """A worker's record and heads, as they were written; None: there is none. What it told since is added."""
+        """Take in an ill worker's record and heads as written, None: there are none, and apply the news since then."""
         model, worker = place
         self._ill.pop(place, None)
         if record is None:
@@ -165,7 +165,7 @@ class Census:
         self._snapshot = None
 
     def _settle(self, model: str, now: float) -> None:
-        """The book of a model follows its records."""
+        """Bring the book of a model in line with its records."""
         records = self._records.get(model, {})
         contents = contents_of(records.values(), self._registered().get(model, NOTHING))
         beats = agreed(records.values(), contents)
@@ -227,13 +227,13 @@ class Census:
 
 
 def _is_whole(heads: int, news: Sequence[News], least: int) -> bool:
-    """Whether heads as of that number and the news after them, in order, leave none out up to `least`."""
+    """Return whether heads as of that number and the news after them, in order, leave none out up to `least`."""
     versions = [one.version for one in news if one.version > heads]
     return versions == list(range(heads + 1, heads + 1 + len(versions))) and heads + len(versions) >= least
 
 
 def _followed(heads: Heads, news: Sequence[News]) -> set[int]:
-    """The heads after these news, as far as they were not in them."""
+    """Return the heads after applying the news that they do not include yet."""
     there = set(heads.tokens)
     for one in news:
         if one.version > heads.version:

@@ -1,4 +1,4 @@
-"""Follows the workers: their records every now and then, their news several times a second."""
+"""Follows the workers in Redis: reads their records every few seconds, their news several times a second."""
 
 from __future__ import annotations
 
@@ -27,25 +27,25 @@ __all__ = ["Fleet", "FleetSnapshot"]
 log = logging.getLogger(__name__)
 
 RECORD_S = 0.003
-"""Records are read no more often than once in so many seconds per worker: that takes a hundredth of a core."""
+"""Least seconds between two readings of all records, per worker: reading takes a hundredth of a core."""
 HEALED_AT_ONCE = 16
-"""Workers whose heads are read between two readings of news: a few thousand heads each, some milliseconds together."""
+"""Most workers whose heads are read between two readings of news: a few thousand heads each, some ms together."""
 PATIENCE_S = 2 * keys.HEARTBEAT_INTERVAL_S
-"""How long the last picture is kept when Redis has lost its data: within it, every worker that lives has said so."""
+"""Seconds for which the last snapshot is kept when Redis has lost its data: every live worker beats within them."""
 BEFORE_S = 0.02
-"""A call that was placed less than this before a worker's news is not in them: it was still on its way there."""
+"""Seconds that a call takes to reach a worker: one placed less than this before a worker's news is not in them."""
 
 
 def _always(model: str) -> bool:
-    """Redis takes what is written."""
+    """Return True: Redis takes writes of every model."""
     return True
 
 
 class Fleet:
     """The fleet as Redis has it; the last known one while Redis is away, or refuses what workers write.
 
-    Loads and heads are at most twice `keys.NEWS_INTERVAL_S` old. Who is there, and what else records say, is read every
-    `interval_s`, in a large fleet more rarely (RECORD_S), and at once where a worker tells.
+    Loads and heads are at most twice `keys.NEWS_INTERVAL_S` old. Records, and so the list of workers, are read every
+    `interval_s`, in a large fleet more rarely (RECORD_S), and at once where a worker announces a new one.
     """
 
     def __init__(
@@ -59,8 +59,8 @@ class Fleet:
         refused: Callable[[str], None] = lambda kind: None,
         unreadable: Unreadable | None = None,
     ) -> None:
-        """`secret`: what workers seal with. `registered`: model -> adapters that all its workers are to have -> their
-        SHA-256. `refused` is told of what is not sealed: `record` or `news`. `unreadable` hears of what can't be read.
+        """`secret`: seals what workers write. `registered`: model -> adapters that all its workers are to have -> their
+        SHA-256. `refused` is told what is not sealed: `record` or `news`. `unreadable` is told what can't be read.
         """
         unreadable = unreadable or Unreadable()
         self._redis = redis
@@ -71,41 +71,41 @@ class Fleet:
         self._membership = FleetSnapshot().membership()
         self._takes_writes: Callable[[str], bool] = _always
         self._kept_until: dict[str, float] = {}
-        """Models whose workers could not say that they live -> how long their last picture stays, time.monotonic()."""
+        """Model whose workers could not write -> time.monotonic() until which their last records are kept."""
         self._interval_s = interval_s
         self._read_at = 0.0
-        """When all records were last read, time.monotonic()."""
+        """time.monotonic() when all records were last read."""
         self._forgot_at: float | None = None
-        """When Redis turned out to have lost its data, time.monotonic(); None again when the workers have beaten."""
+        """time.monotonic() when Redis turned out to have lost its data; None again when the workers have beaten."""
         self._read_all = True
-        """Whether they are to be read at once."""
+        """Whether all records are to be read at once."""
         self._told: set[Place] = set()
-        """Workers that have said that their records are new."""
+        """Workers that have announced new records."""
         self._hurry = asyncio.Event()
         self._reading = asyncio.Lock()
         self._outage = Outage("the fleet can't be read", "keeping the last one", "the fleet can be read again")
 
     @property
     def snapshot(self) -> FleetSnapshot:
-        """A new object after each change."""
+        """The fleet as of now; a new object after each change."""
         return self._census.snapshot
 
     def pool(self, model: str) -> Pool:
-        """The model's workers as `gateway.routing.rank` reads them."""
+        """Return the model's workers as `gateway.routing.rank` reads them."""
         return self._census.pool(model)
 
     def listen(self, on_change: Callable[[FleetSnapshot], None]) -> None:
-        """Calls `on_change` when a worker joins, leaves, restarts, starts or stops draining, or changes its size."""
+        """Have `on_change` called when a worker joins, leaves, restarts, starts or stops draining, or is resized."""
         self._listeners.append(on_change)
 
     def keep_unless(self, takes_writes: Callable[[str], bool]) -> None:
-        """`takes_writes`: whether Redis takes what is written of a model. Where it does not, its workers can't say that
-        they live: the last picture of them stays.
+        """Keep the last records of a model while Redis does not take writes of it (`takes_writes`): its workers can't
+        renew theirs.
         """
         self._takes_writes = takes_writes
 
     async def refresh(self) -> FleetSnapshot:
-        """Reads everything now. Raises redis.RedisError when Redis is away; the snapshot then stays as it was."""
+        """Read everything now. Raises redis.RedisError when Redis is away; the snapshot then stays as it was."""
         async with self._reading:
             await self._read_news()
             await self._read_records()
@@ -115,7 +115,7 @@ class Fleet:
         return self.snapshot
 
     async def run(self) -> None:
-        """Keeps the snapshot fresh until cancelled."""
+        """Keep the snapshot fresh until cancelled."""
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(follow(self._redis, keys.FLEET_CHANNEL, self._on_told, self._read_all_soon))
             tasks.create_task(self._poll())
@@ -129,7 +129,7 @@ class Fleet:
             self._hurry.set()
 
     def _read_all_soon(self) -> None:
-        """Some may have told and not been heard."""
+        """Have all records read at once: announcements may have been missed."""
         self._read_all = True
         self._hurry.set()
 
@@ -156,7 +156,7 @@ class Fleet:
 
     async def _read_news(self) -> None:
         serving_changed = False
-        # Not when the answer is there: calls that were placed meanwhile would be taken for known.
+        # Not the time of the answer: calls that were placed meanwhile would count as included.
         asked_at = time.monotonic() - BEFORE_S
         for one in await self._news.read():
             serving_changed |= self._census.hear(one.news, asked_at - one.age_s)
@@ -182,7 +182,7 @@ class Fleet:
         self._tell()
 
     def _kept(self, now: float) -> frozenset[str]:
-        """Models whose workers are there though their records are not, or may not be: they could not write them."""
+        """Return the models whose last records are kept, since their workers can't write them, or could not lately."""
         refused = [model for model in self._census.served if not self._takes_writes(model)]
         self._kept_until |= dict.fromkeys(refused, now + PATIENCE_S)
         self._kept_until = {model: until for model, until in self._kept_until.items() if until > now}
@@ -216,6 +216,6 @@ class Fleet:
 
 
 def _place(name: str) -> Place | None:
-    """Of a worker's record, by its name in Redis; None for any other word."""
+    """Return the model and worker of a record's key in Redis; None for any other text."""
     model, found, worker = name.removeprefix("pd:{").rpartition("}:worker:")
     return (model, worker) if found and keys.worker(model, worker) == name else None

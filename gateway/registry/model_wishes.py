@@ -1,4 +1,4 @@
-"""Which models an operator wants to have workers: said in Redis, heard by the supervisors of every machine."""
+"""The models that an operator wants to have workers: written to Redis, read by the supervisors of every machine."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ from workers.protocol import keys
 
 
 class ModelWishes:
-    """Nothing is kept in memory: this is asked for by people."""
+    """Reads and writes that desired state. Nothing is cached, since only people ask for it."""
 
     def __init__(self, redis: redis.asyncio.Redis) -> None:
         self._redis = redis
 
     async def is_supervised(self, model: str) -> bool:
-        """Whether a supervisor is there that starts and stops workers of the model. Raises StoreUnavailable."""
+        """Return whether a supervisor is there that starts and stops the model's workers. Raises StoreUnavailable."""
         return bool(await answered(self._redis.exists(keys.supervised(model))))
 
     async def is_unloaded(self, model: str) -> bool:
-        """Whether its supervisors were last told to stop its workers. Raises StoreUnavailable."""
+        """Return whether its supervisors were last told to stop its workers. Raises StoreUnavailable."""
         return bool(await answered(self._redis.exists(keys.unloaded(model))))
 
     async def unloaded(self, models: Sequence[str]) -> frozenset[str]:
-        """Those whose supervisors were last told to stop their workers; none of them while Redis does not answer."""
+        """Return the models whose supervisors were last told to stop workers; none while Redis does not answer."""
         try:
             async with self._redis.pipeline(transaction=False) as pipeline:
                 for model in models:
@@ -37,7 +37,7 @@ class ModelWishes:
         return frozenset(model for model, is_unloaded in zip(models, found, strict=True) if is_unloaded)
 
     async def coming(self, models: Sequence[str]) -> frozenset[str]:
-        """Those whose supervisors are to keep workers; none of them while Redis does not answer."""
+        """Return the models whose supervisors are to keep workers; none while Redis does not answer."""
         if not models:
             return frozenset()
         try:
@@ -53,7 +53,7 @@ class ModelWishes:
         )
 
     async def want(self, model: str, wanted: bool) -> None:
-        """Raises StoreUnavailable."""
+        """Tell a model's supervisors to keep workers, or to stop them. Raises StoreUnavailable."""
         if wanted:
             await answered(self._redis.delete(keys.unloaded(model)))
         else:

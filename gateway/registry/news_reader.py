@@ -1,4 +1,4 @@
-"""Reads what workers tell between their heartbeats, of all models in one round trip."""
+"""Reads the workers' news, which they write between heartbeats, for all models in one round trip."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from workers.protocol.metrics.of_gateway import Unread
 from workers.protocol.news import News, NotSealed, open_news
 
 FIRST_MS = 5000
-"""The first reading goes so far back: a worker's heads, as they were last written as a whole, are about as old."""
+"""Milliseconds that the first reading goes back: the heads that a worker last wrote as a whole are about as old."""
 AT_ONCE = 2000
-"""Entries of one reading; more are read in several."""
+"""Most entries of one reading; more are read in several."""
 
 _HEADER = Struct(">II")
 
@@ -28,11 +28,11 @@ _HEADER = Struct(">II")
 class Told:
     news: News
     age_s: float
-    """By the clock of Redis."""
+    """Seconds since it was written, by the clock of Redis."""
 
 
 class NewsReader:
-    """Remembers what it has read. Not for two tasks at a time."""
+    """Reads the stream of news from where it last stopped. Not for two tasks at a time."""
 
     def __init__(
         self, redis: redis.asyncio.Redis, secret: str, refused: Callable[[], None], unreadable: Unreadable
@@ -48,12 +48,12 @@ class NewsReader:
         self._last = ""
 
     async def read(self) -> list[Told]:
-        """All that is new, oldest first. What was dropped from the stream unread, or is no news, is left out: versions
-        show that. Raises redis.RedisError.
+        """Return all that is new, oldest first. Entries dropped from the stream unread, or that are no news, are left
+        out, which versions show. Raises redis.RedisError.
         """
         told: list[Told] = []
         while True:
-            # Whole each time: it is short, and a server that has lost its scripts knows it again.
+            # The whole script each time: it is short, and a server that has lost its scripts needs no second call.
             call = ("EVAL", self._source, 1, keys.NEWS, self._last, AT_ONCE, FIRST_MS)
             try:
                 last, packed = await self._redis.execute_command(*call)  # type: ignore[no-untyped-call]

@@ -1,4 +1,4 @@
-"""Reads the records of workers, and the heads that they have written as a whole."""
+"""Reads the records of workers, and the prefix hashes (heads) that they have written as a whole."""
 
 from __future__ import annotations
 
@@ -21,25 +21,25 @@ from workers.protocol.proofs import fits, seal_heartbeat
 log = logging.getLogger(__name__)
 
 MAX_NAMED = 256
-"""Workers that are left out of which the log has told; names are whatever stands in Redis."""
+"""Most workers left out that the log names; names are whatever stands in Redis."""
 MAX_NAME_CHARS = 512
-"""Longer ones are no names of models or workers."""
+"""Most characters of a model's or worker's name."""
 
 Place = tuple[str, str]
-"""A model, and a worker of it."""
+"""The key of a worker: its model and its id."""
 
 
 @dataclass(frozen=True, slots=True)
 class Heads:
     version: int
-    """Number of the last news that are in them."""
+    """Number of the last news that they include."""
     tokens: Mapping[int, int]
     """Head -> tokens."""
 
 
 class Records:
-    """Workers of another protocol version, and records that can't be read or that no holder of the worker secret wrote
-    for this place, are left out, which is logged once.
+    """Reads workers' records and heads. Workers of another protocol version, and records that can't be read or that no
+    holder of the worker secret wrote for this key, are left out, which is logged once.
 
     Methods raise redis.RedisError.
     """
@@ -55,7 +55,7 @@ class Records:
         self._left_out: set[Place] = set()
 
     async def models(self, known: frozenset[str]) -> frozenset[str]:
-        """Every model that has ever had a worker on this Redis; those that are known where something else is there."""
+        """Return every model that has ever had a worker on this Redis; `known` where the key has another type."""
         try:
             names = await self._redis.smembers(keys.MODELS)
         except ResponseError as error:
@@ -66,7 +66,7 @@ class Records:
         return frozenset(self._texts(Unread.MODELS, names))
 
     async def all(self, models: Iterable[str]) -> tuple[dict[Place, Heartbeat], frozenset[str]]:
-        """Every worker's record, and the models of which it can't be read which workers they have. Two round trips."""
+        """Return every worker's record, and the models whose list of workers can't be read. Takes two round trips."""
         asked = sorted(models)
         async with self._redis.pipeline(transaction=False) as pipeline:
             for model in asked:
@@ -85,7 +85,7 @@ class Records:
         return await self.some(places), frozenset(unread)
 
     async def some(self, places: Sequence[Place]) -> dict[Place, Heartbeat]:
-        """Those of these that are there."""
+        """Return the records of these workers, of those that have one."""
         async with self._redis.pipeline(transaction=False) as pipeline:
             for model, worker in places:
                 pipeline.hmget(keys.worker(model, worker), BEAT, SEAL)
@@ -104,7 +104,7 @@ class Records:
         return found
 
     async def heads(self, places: Sequence[Place]) -> dict[Place, Heads | None]:
-        """None: the worker has written none, or what can't be read."""
+        """Return the heads of these workers. None: the worker has written none, or they can't be read."""
         async with self._redis.pipeline(transaction=False) as pipeline:
             for model, worker in places:
                 pipeline.get(keys.worker_heads(model, worker))
@@ -120,7 +120,7 @@ class Records:
         if beat.protocol != PROTOCOL_VERSION:
             self._leave_out(place, f"it speaks protocol {beat.protocol}, this gateway {PROTOCOL_VERSION}")
             return None
-        # A true record of one place, copied to another, would have that one's calls sent to it.
+        # A true record of one worker, copied to another's key, would have that one's calls sent to it.
         if (beat.model, beat.worker) != place or not fits(seal, seal_heartbeat(self._secret, record)):
             self._refused()
             self._leave_out(
@@ -133,7 +133,7 @@ class Records:
         return beat
 
     def _leave_out(self, place: Place, why: str, remedy: str = "update the older of the two") -> None:
-        """Once per worker: records are read again and again."""
+        """Log that a worker is left out, once per worker: records are read again and again."""
         if place not in self._left_out and len(self._left_out) < MAX_NAMED:
             log.warning("worker %s is left out: %s; %s", place[1][:MAX_NAME_CHARS], why, remedy)
             self._left_out.add(place)
@@ -151,7 +151,7 @@ class Records:
         return None
 
     def _texts(self, kind: Unread, values: Iterable[object]) -> Iterator[str]:
-        """Names, without those that are none."""
+        """Yield the values that are names of models or workers."""
         for value in values:
             try:
                 text = value.decode() if isinstance(value, bytes) else str(value)

@@ -1,4 +1,4 @@
-"""The fleet as most of the gateway sees it: who is there, and which adapters can be called. Values only."""
+"""The fleet as most of the gateway sees it: its workers, and the adapters that can be called. Values only."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from workers.protocol.heartbeat import Heartbeat
 
 @dataclass(frozen=True, slots=True)
 class FleetSnapshot:
-    """Who is there. Workers of another protocol version, and records that can't be read, are left out."""
+    """The live workers. Those of another protocol version, and records that can't be read, are left out."""
 
     workers: Mapping[str, tuple[Heartbeat, ...]] = field(default_factory=lambda: MappingProxyType({}))
     """Model -> its live workers by id, draining ones included; models without any are not in it."""
@@ -24,13 +24,13 @@ class FleetSnapshot:
     """Model -> its adapters by name -> SHA-256, registered ones that no worker has yet included."""
 
     is_read: bool = True
-    """False until all records were read once: what is not here may be there."""
+    """False until all records were read once: a worker that is not in the snapshot may exist."""
 
     def of(self, model: str) -> tuple[Heartbeat, ...]:
         return self.workers.get(model, ())
 
     def membership(self) -> frozenset[tuple[str, str, str, str, int, bool]]:
-        """What is worth telling when it changes: who is there, as which process, where, how large, draining or not."""
+        """Return each worker's model, id, boot id, address, slots and draining: listeners hear of changes of these."""
         return frozenset(
             (model, worker.worker, worker.boot, worker.address, worker.slots, worker.draining)
             for model, workers in self.workers.items()

@@ -1,4 +1,4 @@
-"""Which worker processes come and go."""
+"""Counts the worker processes that come and go."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ MOST_LOST = 1024
 
 
 class Turnover:
-    """Told of each new snapshot, in order. A process that was taken for lost and is back has not started anew."""
+    """Compares each new snapshot with the last. A process that was taken for lost and is back does not count as new."""
 
     def __init__(self, first: FleetSnapshot, came: Callable[[str], None], went: Callable[[str, str], None]) -> None:
-        """Those in `first` have not come. `came` is told the model, `went` the model, and `DRAINED` or `LOST`."""
+        """Processes in `first` are not new. `came` is told the model, `went` the model and `DRAINED` or `LOST`."""
         self._there = _processes(first)
         self._came = came
         self._went = went
         self._lost: dict[tuple[str, str], None] = {}
-        """The last ones, oldest first."""
+        """Processes that were lost last, oldest first, at most MOST_LOST."""
 
     def changed(self, snapshot: FleetSnapshot) -> None:
         before, self._there = self._there, _processes(snapshot)
@@ -37,5 +37,5 @@ class Turnover:
 
 
 def _processes(snapshot: FleetSnapshot) -> dict[tuple[str, str], bool]:
-    """(model, boot) -> whether it drains."""
+    """Return (model, boot id) -> whether the process drains."""
     return {(model, beat.boot): beat.draining for model, beats in snapshot.workers.items() for beat in beats}

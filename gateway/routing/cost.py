@@ -31,7 +31,7 @@ class Recent(Protocol):
     """Counts this gateway's recent placements, which a worker's news can't include yet."""
 
     def since(self, worker: str, at: float) -> tuple[int, float]:
-        """Return the calls placed there after `at` less those released, and the predicted prefill of the first, ms."""
+        """Return the calls placed there after `at` less those released, and the predicted prefill of the former, ms."""
 
 
 class Estimate(msgspec.Struct, frozen=True):
