@@ -1,1 +1,1 @@
-"""Between the gateway and the workers: submit and cancel by POST, answers over one event stream per worker process."""
+"""The connection to the workers: submit and cancel by POST, answers over one event stream per worker process."""

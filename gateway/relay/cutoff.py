@@ -1,4 +1,4 @@
-"""The one way to end a call from outside: its time is up, its client is too slow, its gateway stops."""
+"""Ends a call from outside, in one way for all reasons: its time is up, its client is too slow, its gateway stops."""
 
 from __future__ import annotations
 
@@ -10,26 +10,26 @@ from gateway.errors import PaddockError, RequestTimeout
 
 
 class Cutoff:
-    """Around a block: `cut(error)` interrupts whatever the block waits for, and the block ends with that error."""
+    """A block that can be interrupted: `cut(error)` stops whatever it waits for, and the block ends with that error."""
 
     def __init__(self, deadline: float, limit: str) -> None:
         """`deadline` is a time.monotonic() after which the block ends by itself, because of `limit`."""
         self._when = asyncio.get_running_loop().time() + deadline - time.monotonic()
         self._timeout: asyncio.Timeout | None = None
-        """While the block runs. It knows the task, which knows how it ended, and so all of its frames: kept longer it
-        would leave a call that was cut off to the collector of cycles."""
+        """Set while the block runs. It refers to the task, and so to its exception and all of its frames: kept longer,
+        it would leave a call that was cut off to the garbage collector."""
         self._limit = limit
         self._error: PaddockError | None = None
 
     def limit(self, within_s: float, limit: str) -> None:
-        """The block ends so long from now, because of `limit`, unless it ends sooner. Only within the block."""
+        """End the block `within_s` from now, because of `limit`, unless it ends sooner. Only within the block."""
         when = asyncio.get_running_loop().time() + within_s
         if self._timeout is not None and self._error is None and not self._timeout.expired() and when < self._when:
             self._when, self._limit = when, limit
             self._timeout.reschedule(when)
 
     def cut(self, error: PaddockError) -> None:
-        """Never waits; only the first one counts, and none after the block has ended."""
+        """Interrupt the block with an error. Never waits; only the first counts, and none after the block has ended."""
         if self._timeout is not None and self._error is None and not self._timeout.expired():
             self._error = error
             self._timeout.reschedule(0)

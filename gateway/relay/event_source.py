@@ -1,7 +1,7 @@
-"""One HTTP GET that never ends: a worker's event stream, read on the transport's own callbacks.
+"""Reads a worker's event stream: one HTTP GET that never ends, on the transport's own callbacks.
 
 An HTTP client library reads a body through a buffer, a task and a timer per chunk. With many workers a chunk carries
-few tokens, and those three cost as much as a token; so this one request is made on an asyncio protocol with httptools'
+few tokens, and those three cost as much as a token. So this one request is made on an asyncio protocol with httptools'
 parser.
 """
 
@@ -39,9 +39,9 @@ async def read_events(
     connect_timeout_s: float,
     silence_s: float,
 ) -> None:
-    """GET `url` and hand on its body until it ends, which always raises.
+    """GET `url` and pass its body to `on_data` until it ends, which always raises.
 
-    `on_data` returns the seconds to read nothing for: what comes meanwhile waits with its sender.
+    `on_data` returns the seconds to read nothing for: the sender has to wait meanwhile (back pressure).
     `expected`: a header that the answer must have, and its value; one without it is refused before it is open.
     Raises OSError or TimeoutError when no connection can be made, EventStreamRefused, EventStreamBroken (also when
     nothing came for one to two times `silence_s`), and what `on_data` raises.
@@ -71,7 +71,7 @@ async def read_events(
 
 
 class _Source(asyncio.Protocol):
-    """The connection; `ended` gets the exception that ended it."""
+    """The connection to the worker; `ended` gets the exception that ended it."""
 
     def __init__(
         self,
@@ -100,7 +100,7 @@ class _Source(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         self.heard = True
-        if self.ended.done():  # it is only closed any more
+        if self.ended.done():  # the connection is about to be closed
             return
         if not self._status:
             # The parser keeps a header until it is whole.

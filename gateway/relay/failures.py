@@ -1,4 +1,4 @@
-"""The one table that turns a worker's failure into an answer for a client."""
+"""Turns a worker's failure into an error for the client, by one table."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from workers.protocol.failures import Failure, FailureCode
 BUSY_RETRY_AFTER_S = 1.0
 
 COMES_BACK = frozenset({FailureCode.BUSY, FailureCode.DRAINING, FailureCode.OUT_OF_MEMORY, FailureCode.UNAVAILABLE})
-"""Trouble that is over soon, here or at another worker."""
+"""Failures that are over soon, here or at another worker: the answer has a `retry-after`."""
 
 ANSWERS: dict[FailureCode, type[PaddockError]] = {
     FailureCode.INVALID_REQUEST: InvalidRequest,
@@ -37,7 +37,7 @@ ANSWERS: dict[FailureCode, type[PaddockError]] = {
 
 
 def answer_to(failure: Failure) -> PaddockError:
-    """What the client is told."""
+    """Return the error that the client gets for a worker's failure."""
     if failure.code is FailureCode.UNAUTHORIZED:
         # The client's key is fine; it is the operator who has to act.
         return InternalError(

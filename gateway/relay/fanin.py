@@ -1,4 +1,4 @@
-"""The event stream of one worker process, held open for as long as the process lives and shared by all its calls."""
+"""Holds the event stream of one worker process open for as long as it lives; all calls to it share the stream."""
 
 from __future__ import annotations
 
@@ -29,19 +29,19 @@ from workers.protocol.proofs import CHALLENGE_HEADER, PROOF_HEADER, access_token
 log = logging.getLogger(__name__)
 
 SILENCE_S = 1.25 * KEEP_ALIVE_INTERVAL_S
-"""A worker writes at least every KEEP_ALIVE_INTERVAL_S: silence of once to twice this length is a dead peer."""
+"""Seconds of silence, once to twice, that mean a dead peer: a worker writes at least every KEEP_ALIVE_INTERVAL_S."""
 CONNECT_TIMEOUT_S = 1.0
 REFUSED_FOR_S = 0.2
-"""Nobody listens on the address any more: the process is gone, not the network."""
+"""Seconds of refused connections after which a process counts as lost: it is gone, not the network."""
 AWAY_FOR_S = 5.0
-"""Any other trouble. A worker cancels the calls of a gateway that stays away about this long, so waiting on is vain."""
+"""The same for any other trouble. A worker cancels the calls of a gateway that stays away for about as long."""
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.02, 0.5
 FRAMES_PER_TURN = 256
-"""After a stall, readers get a turn between this many steps, so that a backlog does not look like slow clients."""
+"""Most steps of a backlog between two turns of the readers, so that a stall does not look like slow clients."""
 LONG_TURN_S = 0.005
-"""A stream whose bytes took the event loop longer than this rests as long: one worker has half of a gateway at most."""
+"""Seconds of CPU for one read, above which the stream rests as long: one worker takes half of a gateway at most."""
 MAX_BACKLOG_FRAMES, MAX_BACKLOG_BYTES = 1 << 16, 64 << 20
-"""Some minutes of steps. A worker that sends more than can be read would have this gateway keep it all."""
+"""Most of a worker's steps that wait to be read, some minutes of them; a worker that sends more is lost."""
 
 
 class TooMuchToldAtOnce(ValueError):
@@ -49,13 +49,13 @@ class TooMuchToldAtOnce(ValueError):
 
 
 UNREADABLE = (ValueError, RecursionError)
-"""What reading raises that is no event: frames without end, more than can be read or than a step can say (all
+"""Errors of reading what is no event: frames without end, more than can be read or than a step can hold (all
 ValueErrors), no text, no JSON, none of the events, nested too deep."""
 
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """One worker process."""
+    """The address of one worker process."""
 
     worker: str
     boot: str
@@ -65,7 +65,7 @@ class Place:
 
 @dataclass(frozen=True, slots=True)
 class Credentials:
-    """What a gateway shows one worker process, and what it wants to be shown."""
+    """The credentials between a gateway and one worker process: the access token, and the proof asked in return."""
 
     secret: str
     worker: str
@@ -73,11 +73,11 @@ class Credentials:
 
     @property
     def headers(self) -> dict[str, str]:
-        """Of every request: a token that this process alone takes."""
+        """The headers of every request: a token that this process alone takes."""
         return {"Authorization": f"Bearer {access_token(self.secret, self.worker, self.boot)}"}
 
     def proof(self, challenge: str) -> str:
-        """Return the only right answer to a challenge."""
+        """Return the only right answer of the worker to a challenge."""
         return proof(self.secret, self.worker, self.boot, challenge)
 
 
@@ -99,7 +99,7 @@ class WorkerStream:
         """`lost`: boot ids of processes that are gone, kept for all streams of a gateway."""
         self.place = place
         self.connected = asyncio.Event()
-        """Set while the stream is open: only then are calls submitted."""
+        """Set while the stream is open; calls are submitted only then."""
         self._lost = lost
         self._url = f"{place.address}{EVENTS_PATH}?{urlencode({'gateway': gateway_id})}"
         self._headers = {"Accept": "text/event-stream", **credentials.headers}
@@ -108,9 +108,9 @@ class WorkerStream:
         self._reader = FrameReader()
         self._backlog: deque[Frame] = deque()
         self._broken: Exception | None = None
-        """Why nothing more is read of this connection."""
+        """The error for which nothing more is read from this connection."""
         self._backlog_bytes = 0
-        """Of data in it."""
+        """Bytes of data in the backlog."""
         self._boxes: dict[int, Mailbox] = {}
         self._last_id = ""
         self._departed = False
@@ -131,17 +131,17 @@ class WorkerStream:
 
     @property
     def lost(self) -> bool:
-        """The process is gone, as far as anyone can tell; calls fail at once until it is heard from again."""
+        """Whether the process counts as gone; calls fail at once until it is heard from again."""
         return self.place.boot in self._lost
 
     def depart(self) -> None:
-        """The worker's record is gone from the fleet: the next trouble on the stream is taken for its end."""
+        """Note that the worker's record is gone from the fleet: the next trouble on the stream ends its calls."""
         self._departed = True
         if not self.connected.is_set():
             self.lose("is gone from the fleet")
 
     def stay(self) -> None:
-        """The record is back."""
+        """Note that the worker's record is back."""
         self._departed = False
 
     def lose(self, why: str) -> None:
@@ -153,13 +153,13 @@ class WorkerStream:
                 "worker lost", extra={"fields": {"worker": self.place.worker, "boot": self.place.boot, "why": why}}
             )
         calls = list(self._boxes)
-        # Should it be alive after all, it must not go on computing for nobody.
+        # If it is alive after all, it must not go on computing for nobody.
         self._cancel(calls)
         for call in calls:
             self._fail(call, f"The worker {self.place.worker} {why}. Send the request again.")
 
     async def settled(self, timeout_s: float) -> bool:
-        """Wait until the stream is open or the worker counts as lost; whether it is open."""
+        """Wait until the stream is open or the worker counts as lost. Return whether the stream is open."""
         if self.connected.is_set():
             return True
         try:
@@ -192,12 +192,12 @@ class WorkerStream:
             await asyncio.sleep(pause_s)
 
     def _garbled(self) -> None:
-        """What the worker sent can't be read. Called where that is handled."""
+        """Log the current exception, since the worker's events can't be read, and end every call on it."""
         log.exception("worker speaks another protocol", extra={"fields": {"worker": self.place.worker}})
         self.lose("sent events that this gateway cannot read")
 
     def _trouble(self, why: str, patience_s: float = AWAY_FOR_S) -> None:
-        """The connection ended or could not be made, for the first time or again."""
+        """Note that the connection ended or could not be made; after `patience_s` of that the process is lost."""
         now = monotonic()
         self._attempts += 1
         if self._attempts == 1:
@@ -206,7 +206,7 @@ class WorkerStream:
             self.lose(why)
 
     async def _listen(self) -> None:
-        """One connection, from its request to its end, which raises."""
+        """Read one connection, from its request to its end, which raises."""
         while self._backlog:  # noqa: ASYNC110 - it is worked off turn by turn
             await asyncio.sleep(0)
         self._broken = None
@@ -216,7 +216,7 @@ class WorkerStream:
         await read_events(
             self._url,
             self._headers | resume | {CHALLENGE_HEADER: challenge},
-            # Before it is sent any call: the address may be somebody else's by now.
+            # The proof comes before any call is sent: the address may be another's by now.
             expected=(PROOF_HEADER, self._credentials.proof(challenge)),
             on_open=self._opened,
             on_data=self._received,
@@ -232,7 +232,7 @@ class WorkerStream:
         self._cancel([])
 
     def _received(self, data: bytes) -> float:
-        """Return the seconds to rest: as long as this took, where it took long."""
+        """Take in data. Return the seconds to rest: as long as this took, where it took over LONG_TURN_S."""
         begun = thread_time()
         self._take(data)
         took_s = thread_time() - begun
@@ -260,7 +260,7 @@ class WorkerStream:
         try:
             self._dispatch(turn)
         except UNREADABLE as error:
-            # Nobody waits for this turn: the connection ends with what comes next on it.
+            # This turn has no caller to raise to: the connection ends at the next data on it.
             self._broken = error
             self._backlog.clear()
             self._backlog_bytes = 0
@@ -273,7 +273,7 @@ class WorkerStream:
             try:
                 self._read(frame)
             except UNREADABLE:
-                self._note(frame)  # it would be said to each connection anew
+                self._note(frame)  # it would be sent again on each new connection
                 raise
             self._note(frame)
 
@@ -291,20 +291,20 @@ class WorkerStream:
                     box.put(event, num_bytes)
 
     def _note(self, frame: Frame) -> None:
-        """The next connection goes on behind this frame."""
+        """Have the next connection go on behind this frame."""
         parsed = parse_event_id(frame.id)
         if parsed is not None and parsed[0] == self.place.boot:
             self._last_id = frame.id
 
     def _end_all_but(self, alive: set[int]) -> None:
-        """The worker could not resume where this gateway stopped listening, and says which calls it still has."""
+        """Fail the calls that the worker, which could not resume the stream, does not list among those it still has."""
         missing = [call for call in self._boxes if call not in alive]
         for call in missing:
             self._fail(
                 call,
                 f"The worker {self.place.worker} lost the call while the connection was down. Send the request again.",
             )
-        # A call submitted while the list was made may be on the worker all the same, and strangers hold slots.
+        # A call submitted while the list was made may be on the worker all the same; unknown calls hold slots there.
         strangers = missing + [call for call in alive if call not in self._boxes]
         if strangers:
             self._cancel(strangers)

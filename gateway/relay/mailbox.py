@@ -9,15 +9,15 @@ from typing import cast
 from workers.protocol.events import CallEvent, Failed, Finished, Settings, Started
 
 MAX_BYTES = 32 << 20
-"""That a reader may be behind: a worker that sends long events would fill the gateway within few of them."""
+"""Most bytes that a reader may be behind: a few long events of a worker could fill the gateway's memory otherwise."""
 
 
 class Mailbox:
-    """Events of one call, in order. One writer that never waits, one reader that takes all that is there.
+    """The events of one call, in order, for one writer that never waits and one reader that takes all there are.
 
     Used on one event loop. When the reader falls `limit` events or `MAX_BYTES` behind, `on_overflow` is called once and
-    what comes after is dropped: the call is over for the reader. `on_end` is called with the last event as soon as it
-    is there, whether or not the reader comes for it. `put` and `take` run once per token.
+    later events are dropped: the call is over for the reader. `on_end` is called with the last event as soon as it
+    comes, whether or not the reader takes it. `put` and `take` run once per token.
     """
 
     __slots__ = (
@@ -34,7 +34,7 @@ class Mailbox:
     )
 
     choice = 0
-    """One call is one answer."""
+    """Number of the answer among those of its request: one call is one answer."""
 
     def __init__(
         self,
@@ -43,12 +43,12 @@ class Mailbox:
         on_end: Callable[[Finished | Failed], None] = lambda end: None,
     ) -> None:
         self.ended = False
-        """The reader has taken the call's last event."""
+        """Whether the reader has taken the call's last event."""
         self.end: Finished | Failed | None = None
-        """That event."""
+        """The call's last event, once the reader has taken it."""
         self._loop = asyncio.get_running_loop()
         self._bytes = 0
-        """Of these events on the wire, about."""
+        """Size on the wire of the events that wait, about."""
         self._events: list[CallEvent] = []
         self._reader: asyncio.Future[None] | None = None
         self._limit = limit
@@ -57,7 +57,7 @@ class Mailbox:
         self._overflowed = False
 
     def put(self, event: CallEvent, num_bytes: int = 0) -> None:
-        """`num_bytes`: that it had on the wire, about."""
+        """Append an event. `num_bytes`: its size on the wire, about."""
         kind = type(event)  # quicker than `isinstance`, and this is done per token
         if kind is Finished or kind is Failed:
             self._on_end(cast(Finished | Failed, event))
@@ -74,7 +74,7 @@ class Mailbox:
                 reader.set_result(None)
 
     async def take(self) -> list[CallEvent]:
-        """All events that are there, at least one; waits for it. The last list ends in `Finished` or `Failed`."""
+        """Wait for events and return all there are, at least one. The last list ends in `Finished` or `Failed`."""
         if not self._events:
             self._reader = self._loop.create_future()
             await self._reader
@@ -86,7 +86,7 @@ class Mailbox:
         return events
 
     async def peek(self, past: type[CallEvent] | tuple[()] = ()) -> CallEvent:
-        """The first event, or the first that is not of the kind `past`; it stays where it is. Waits for it."""
+        """Wait for the first event, or the first that is not of the kind `past`, and return it without taking it."""
         while (event := next((event for event in self._events if not isinstance(event, past)), None)) is None:
             self._reader = self._loop.create_future()
             await self._reader
@@ -99,8 +99,8 @@ class Mailbox:
 
 
 class MailboxWithSettings(Mailbox):
-    """Keeps events back until the worker's answer to the submit, which they may overtake, has told what the call runs
-    with: that comes behind `Started`.
+    """A mailbox that adds the call's settings behind `Started`. It holds events back until the worker's answer to the
+    submit has brought the settings, since events may overtake that answer.
     """
 
     __slots__ = ("_early", "_early_bytes", "_settings", "_told")
@@ -118,7 +118,7 @@ class MailboxWithSettings(Mailbox):
         self._told = False
 
     def tell(self, settings: Settings | None) -> None:
-        """Let the reader have what was kept back, with these settings; None: the worker told none."""
+        """Release the events that were held back, with these settings; None: the worker sent none."""
         self._told, self._settings = True, settings
         early, self._early = self._early, []
         for event, num_bytes in early:

@@ -1,8 +1,8 @@
-"""What a worker is sent: encoded at once where it is short, on a thread and a few at a time where it is long.
+"""Encodes the messages to a worker: short ones at once, long ones on a thread, a few at a time.
 
-The teams take turns with long ones. They are encoded and sent in slices, and what a slice takes is given back when it
-is on its way: a thread that encodes 32 MiB in one call holds the interpreter's lock, and every stream waits for 135 ms.
-Several answers to one request have a copy of its prompt each.
+Teams take turns with long ones. These are encoded and sent in slices, and each slice's memory is freed as it is sent: a
+thread that encodes 32 MiB in one call holds the interpreter's lock, and every stream waits for 135 ms. Several answers
+to one request have a copy of its prompt each.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from workers.protocol.requests import GenerateRequest, Message, Submit
 from workers.protocol.text import Detokenize, Render, Tokenize
 
 INLINE_CHARS = 256 << 10
-"""Of all texts together; up to this, encoding takes a millisecond or so."""
+"""Characters of all texts of a message up to which it counts as short: encoding takes a millisecond or so."""
 AT_ONCE = 2
-"""Long ones under way to one worker."""
+"""Most long messages under way to one worker."""
 SLICE_BYTES = 128 << 10
 TOKEN_CHARS, VALUE_CHARS, BIAS_CHARS = 6, 4, 256
-"""What a token, a value in a schema and a bias (a text of a few hundred characters) are taken for."""
+"""Characters that a token, a value in a schema and a bias (a text of a few hundred characters) count as."""
 
 _encode = msgspec.json.Encoder().encode
 
@@ -42,16 +42,16 @@ class Payload:
 
 
 class Payloads:
-    """Of one worker process."""
+    """Encodes messages to one worker process."""
 
     def __init__(self) -> None:
         self._turns = TeamTurns(AT_ONCE)
 
     @asynccontextmanager
     async def of(self, message: msgspec.Struct | None, known_bytes: int = 0) -> AsyncIterator[Payload]:
-        """Encode a message. Leave the block when it is answered.
+        """Encode a message and yield the body; leave the block when it is answered.
 
-        `known_bytes`: what its conversation takes, tools included, where that has been counted already.
+        `known_bytes`: size of its conversation, tools included, where that has been counted already.
         """
         if message is None or max(num_chars(message), known_bytes) <= INLINE_CHARS:
             yield Payload(None if message is None else _encode(message), {})
@@ -74,7 +74,7 @@ async def _slices(parts: deque[bytes], turn: Turn) -> AsyncIterator[bytes]:
 
 
 def num_chars(message: msgspec.Struct) -> int:
-    """Return about how long the texts of a message are; a token counts as six characters."""
+    """Return about how many characters the texts of a message have; a token counts as six."""
     match message:
         case Submit():
             return chars_of(message.request)
@@ -91,9 +91,9 @@ def num_chars(message: msgspec.Struct) -> int:
 
 
 def chars_of(request: GenerateRequest) -> int:
-    """Return about how long a request is: its prompt, and what its answer must follow.
+    """Return about how many characters a request has: its prompt, tools' descriptions, constraint and biases.
 
-    The schemas of its tools are not gone through: of the usual twenty that takes as long as encoding them.
+    The schemas of its tools are not counted: for the usual twenty that takes as long as encoding them.
     """
     number = sum(len(tool.description or "") + len(tool.name) for tool in request.tools)
     if request.constraint is not None:
@@ -110,7 +110,7 @@ def chars_of(request: GenerateRequest) -> int:
 
 
 def chars_of_message(message: Message) -> int:
-    """Return how long the texts of a message are, ids that no model reads included: they are encoded as well."""
+    """Return how many characters a message has, ids that no model reads included: they are encoded as well."""
     number = len(message.content or "") + len(message.reasoning or "")
     number += len(message.name or "") + len(message.tool_call_id or "")
     if message.tool_calls:
@@ -119,7 +119,7 @@ def chars_of_message(message: Message) -> int:
 
 
 def _of_value(*values: Any) -> int:
-    """Count the texts of what callers send as they like; what is long already is not gone through to its end."""
+    """Return about how many characters free-form values have; counting stops where they are long already."""
     number, left = 0, list(values)
     while left and number <= INLINE_CHARS:
         value = left.pop()

@@ -1,4 +1,4 @@
-"""All event streams of this gateway process, and the way a call takes through one of them."""
+"""Holds all event streams of this gateway process, and sends calls and questions to workers."""
 
 from __future__ import annotations
 
@@ -29,26 +29,26 @@ from workers.tracing.context import TraceContext
 log = logging.getLogger(__name__)
 
 SETTLE_TIMEOUT_S = 2 * CONNECT_TIMEOUT_S
-"""How long a call waits for the event stream of a worker that was seen this moment."""
+"""Seconds that a call waits for the event stream of a worker that was seen only now."""
 ASK_TIMEOUT_S = 60.0
 HEARD_OF_S = 1.0
-"""How long a call waits for the record of a worker process that gave it a slot before this gateway had read of it."""
+"""Seconds that a call waits for the record of a worker process that it has a slot of before the record was read."""
 
 
 @dataclass(slots=True)
 class Line:
-    """One worker process as the relay keeps it."""
+    """The connection to one worker process: its event stream and its client."""
 
     stream: WorkerStream
     headers: Mapping[str, str]
-    """Of every request to it."""
+    """Headers of every request to it."""
     client: WorkerClient
     cancellations: Cancellations
     group: asyncio.TaskGroup
 
 
 class Relay:
-    """Follows the fleet with one stream per worker process; opens passages for calls.
+    """Follows the fleet with one stream per worker process, and submits calls to workers (`passage`).
 
     `run` must be running while passages are open; everything happens on its event loop.
     """
@@ -62,9 +62,9 @@ class Relay:
         self._lost: set[str] = set()
         """Boot ids of processes that are gone though the fleet may still show them."""
         self._places: dict[str, Place] = {}
-        """The fleet as last seen, by boot id. Calls go to no other address than these, which are sealed."""
+        """Boot id -> address, of the fleet as last seen. Calls go to no other address than these, which are sealed."""
         self._told = asyncio.Event()
-        """Set, and replaced, when there are new ones."""
+        """Set, and replaced by a new one, when the fleet has changed."""
         self._group: asyncio.TaskGroup | None = None
         self._session: aiohttp.ClientSession | None = None
 
@@ -83,7 +83,7 @@ class Relay:
                 self._lines.clear()
 
     def follow(self, heartbeats: Iterable[Heartbeat]) -> None:
-        """The fleet as it is now: open streams to new processes, take leave of the gone ones. Never waits."""
+        """Take in the fleet as it is now: open streams to new processes, and note which are gone. Never waits."""
         self._places = {
             beat.boot: Place(beat.worker, beat.boot, beat.address.rstrip("/"), beat.model)
             for beat in heartbeats
@@ -120,9 +120,9 @@ class Relay:
     ) -> AsyncIterator[Mailbox]:
         """Submit a call; leaving the block before its end cancels it on the worker, without waiting.
 
-        `on_end` hears of the answer's last event when it comes, which may be long before the caller takes it.
-        `weight`: of the tenant, where calls of several share the worker's slots. `known_bytes`: of the conversation,
-        where they have been counted.
+        `on_end` is called with the answer's last event when it comes, which may be long before the caller takes it.
+        `weight`: of the tenant, where calls of several share the worker's slots. `known_bytes`: size of the
+        conversation, where it has been counted.
         Raises CallFailed when the worker cannot be asked; a worker that refuses the call does so in a `Failed` event.
         """
         line = await self._line_to(place)
@@ -160,11 +160,11 @@ class Relay:
         decode: Callable[[bytes], ReplyT],
         timeout_s: float = ASK_TIMEOUT_S,
     ) -> ReplyT:
-        """One question to one worker. Raises CallFailed, Stopping."""
+        """Send one question to one worker and return the answer. Raises CallFailed, Stopping."""
         return await self._ask(place, method, path, message, AtOnce(decode), timeout_s)
 
     async def pool(self, place: Place, request: PoolRequest, timeout_s: float) -> PoolResult:
-        """Pooled work of one worker. Raises CallFailed, Stopping."""
+        """Have one worker compute embeddings or ranks, and return them. Raises CallFailed, Stopping."""
         return await self._ask(place, "POST", POOL_PATH, request, ResultReader(), timeout_s)
 
     async def _ask(
@@ -184,7 +184,7 @@ class Relay:
         return await ask(self._session, payloads, line.headers, told, method, path, message, reading, timeout_s)
 
     def is_lost(self, boot: str) -> bool:
-        """Whether the process is known to be gone though the fleet may still show it."""
+        """Return whether the process is known to be gone though the fleet may still show it."""
         return boot in self._lost
 
     @property
@@ -192,7 +192,7 @@ class Relay:
         return bool(self._lost)
 
     async def _line_to(self, place: Place) -> Line:
-        """The line to a process that a sealed record has told of, its stream open. Raises CallFailed, Stopping."""
+        """Return the connection to a process with a sealed record, its stream open. Raises CallFailed, Stopping."""
         if place.boot not in self._lines and place.boot not in self._places:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(HEARD_OF_S):
@@ -200,7 +200,7 @@ class Relay:
                         await self._told.wait()
         known = self._places.get(place.boot)
         line = self._lines.get(place.boot) if known is None else self._open_line(known)
-        # A lease is as true as what stands in Redis: it may be of another model's worker, or lead elsewhere.
+        # A lease is only as true as Redis: it may be of another model's worker, or have another's address.
         told = None if line is None else line.stream.place
         if told is not None and (told.worker, told.model) != (place.worker, place.model):
             line = None

@@ -1,6 +1,6 @@
-"""The bound of what one frame of a worker's event stream may hold, checked on its bytes before it is decoded.
+"""Bounds the values in one frame of a worker's event stream, counted in its bytes before it is decoded.
 
-A frame is what one step of the engine says of this gateway's calls. Its length does not bound the work: 16 MiB are the
+A frame is the output of one engine step for this gateway's calls. Its length does not bound the work: 16 MiB are the
 text of one long prompt, or 800,000 events that take the event loop three seconds.
 """
 
@@ -9,11 +9,11 @@ from __future__ import annotations
 _OTHERS = bytes(set(range(256)) - set(b"[]{},"))
 
 UNCHECKED_BYTES = 64 << 10
-"""What is shorter takes milliseconds whatever it holds; nearly every frame is."""
+"""Length up to which a frame is not checked: decoding it takes milliseconds at most. Nearly every frame is shorter."""
 ITEMS = 1 << 17
-"""Brackets and commas of any frame; some 50 ms at worst. A token with a hundred alternatives has 500."""
+"""Most brackets and commas of any frame; some 50 ms at worst. A token with a hundred alternatives has 500."""
 ITEMS_PER_CALL = 4096
-"""As many more for each call under way there: a few tokens with their alternatives."""
+"""Brackets and commas allowed in addition for each call under way there: a few tokens with their alternatives."""
 
 
 class StepTooLarge(ValueError):
@@ -21,7 +21,7 @@ class StepTooLarge(ValueError):
 
 
 def check_step(data: bytes, num_calls: int) -> None:
-    """Raises StepTooLarge. Takes 5 ms per MiB at most; `num_calls`: under way on the worker."""
+    """Raise StepTooLarge for too many values, in 5 ms per MiB at most. `num_calls`: calls under way on the worker."""
     if len(data) <= UNCHECKED_BYTES:
         return
     most = ITEMS + ITEMS_PER_CALL * num_calls

@@ -1,4 +1,4 @@
-"""Asks of a worker that are one answer each: texts, properties, slots, adapters, pooled work."""
+"""Sends a worker questions with one answer each: about texts, properties, slots and adapters, and pooled work."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from workers.protocol.pooled import POOL_PATH
 from workers.protocol.text import DETOKENIZE_PATH, RENDER_PATH, TOKENIZE_PATH
 
 MAX_REPLY_BYTES = 4 << 20
-"""Of an answer that tells a few things of a model, its slots or its adapters."""
+"""Most bytes of an answer about a model, its slots or its adapters."""
 MAX_LONG_REPLY_BYTES = 128 << 20
-"""Of one that is as long as what was asked: 2,048 vectors of 8,192 numbers, eight million tokens."""
+"""Most bytes of an answer whose length follows the question's: 2,048 vectors of 8,192 numbers, 8 million tokens."""
 LONG_REPLIES = frozenset({POOL_PATH, TOKENIZE_PATH, DETOKENIZE_PATH, RENDER_PATH})
 
 NO_SUCH_ROUTE = (404, 405)
-"""A worker of another kind: one for pooled work has no adapters."""
+"""Statuses of a worker of another kind: one for pooled work has no adapters."""
 
 JSON_HEADERS = {"Content-Type": "application/json"}
 
@@ -32,11 +32,11 @@ ReplyT_co = TypeVar("ReplyT_co", covariant=True)
 
 
 class ReplyTooLong(aiohttp.ClientError):
-    """A worker answers more than any honest one would."""
+    """A worker's answer is longer than any honest one."""
 
 
 class NotReached(CallFailed):
-    """The worker took no connection: it has not heard of the question, so another one may be asked."""
+    """The worker took no connection: it has not got the question, so another one may be asked."""
 
 
 async def read_bounded(response: aiohttp.ClientResponse, max_bytes: int) -> bytes:
@@ -47,9 +47,9 @@ async def read_bounded(response: aiohttp.ClientResponse, max_bytes: int) -> byte
 
 
 async def read_pieces(response: aiohttp.ClientResponse, max_bytes: int, add: Callable[[bytes], None]) -> None:
-    """Hand on the body as it comes, some 128 KiB at a time.
+    """Pass the body to `add` as it comes, some 128 KiB at a time.
 
-    Raises ReplyTooLong, with the connection closed, as soon as it is longer than that, and what `add` raises.
+    Raises ReplyTooLong, with the connection closed, as soon as it is longer than `max_bytes`, and what `add` raises.
     """
     left = max_bytes
     async for piece in response.content.iter_any():
@@ -64,11 +64,11 @@ class Reading(Protocol[ReplyT_co]):
     """Reads one reply as it comes."""
 
     def add(self, piece: bytes) -> None:
-        """Raises msgspec.DecodeError."""
+        """Take in the next piece. Raises msgspec.DecodeError."""
         ...
 
     def result(self) -> ReplyT_co:
-        """Return it when all of it has come. Raises msgspec.DecodeError."""
+        """Return the reply when all of it has come. Raises msgspec.DecodeError."""
         ...
 
 
@@ -97,11 +97,11 @@ async def ask(
     reading: Reading[ReplyT],
     timeout_s: float,
 ) -> ReplyT:
-    """`headers`: of every request to this worker.
+    """Send one question to a worker and return its answer. `headers`: those of every request to this worker.
 
-    Raises CallFailed: the worker's own failure, WORKER_LOST when it does not answer (NotReached: it has not heard of
-    the question either), INTERNAL when it answers in words of another version, INVALID_REQUEST where more vectors
-    were asked for than one answer holds.
+    Raises CallFailed: the worker's own failure, WORKER_LOST when it does not answer (NotReached: it has not got the
+    question either), INTERNAL when its answer is of another version, INVALID_REQUEST where more vectors were asked
+    for than one answer holds.
     """
     try:
         async with (
@@ -123,7 +123,7 @@ async def ask(
         return reading.result()
     except (aiohttp.ClientError, TimeoutError, OSError) as error:
         if isinstance(error, ReplyTooLong) and path == POOL_PATH:
-            # Vectors are as many as were asked for: every worker would say as much, and none is to be blamed.
+            # The number of vectors follows the request: every worker's answer would be as long, and none is at fault.
             told = f"The vectors of this request have {error}. Send fewer inputs at once."
             raise CallFailed(Failure(FailureCode.INVALID_REQUEST, told)) from None
         message_ = f"The worker {place.worker} did not answer ({type(error).__name__}). Send the request again."
@@ -140,7 +140,7 @@ def unreadable(place: Place) -> Failure:
 
 
 def failure_in(place: Place, status: int, body: bytes) -> Failure:
-    """Why a worker refused, in its own words where it found any."""
+    """Return why a worker refused: the failure in its body, else one made from its status."""
     try:
         return _decode_failure(body)
     except msgspec.DecodeError:

@@ -1,4 +1,4 @@
-"""Asks of a worker: submit one call, cancel many. Every outcome is an answer or a `CallFailed`."""
+"""Submits a call to a worker and cancels many. Every outcome is an answer or a `CallFailed`."""
 
 from __future__ import annotations
 
@@ -20,29 +20,29 @@ from workers.protocol.requests import MAX_PROMPT_CHARS, Accepted, Cancel, Submit
 log = logging.getLogger(__name__)
 
 SUBMIT_TIMEOUT_S = 60.0
-"""A worker tokenises a prompt before it answers; its death is noticed by the event stream, not by this bound."""
+"""Seconds for a submit. A worker tokenises the prompt before it answers; the event stream notices its death sooner."""
 CANCEL_TIMEOUT_S = 5.0
 MAX_REPLY_BYTES = 64 << 10
-"""Of the few numbers that a call was accepted with, or of a failure."""
+"""Most bytes of an answer with the few numbers of an accepted call, or of a failure."""
 MAX_TOLD_BYTES = (6 * MAX_PROMPT_CHARS) + (1 << 20)
-"""Of those with the text of a prompt, of which a character may be six, and what it runs with."""
+"""Most bytes of an answer with the prompt's text, of which a character may take six, and the call's settings."""
 
 _encode = msgspec.json.Encoder().encode
 _decode_accepted = msgspec.json.Decoder(Accepted).decode
 
 
 class WorkerClient:
-    """The two POSTs of the wire to one worker process, over a session that all share."""
+    """Makes the two POSTs to one worker process, submit and cancel, over a session that all clients share."""
 
     def __init__(self, session: aiohttp.ClientSession, headers: Mapping[str, str], gateway_id: str) -> None:
-        """`headers`: of every request to this worker."""
+        """`headers`: those of every request to this worker."""
         self._session = session
         self._headers = {**JSON_HEADERS, **headers}
         self._gateway_id = gateway_id
         self.payloads = Payloads()
 
     async def submit(self, place: Place, submit: Submit, known_bytes: int = 0) -> Accepted:
-        """`known_bytes`: as `Payloads.of`. Raises CallFailed: as `gateway.relay.worker_asks.ask`."""
+        """Submit a call. `known_bytes` as in `Payloads.of`. Raises CallFailed as `gateway.relay.worker_asks.ask`."""
         try:
             async with (
                 self.payloads.of(submit, known_bytes) as payload,
@@ -73,7 +73,7 @@ class WorkerClient:
         return accepted
 
     async def cancel(self, place: Place, calls: list[int]) -> bool:
-        """Whether the worker took it; when it did not, its grace period or its death ends the calls."""
+        """Cancel calls. Return whether the worker took it; if not, its grace period or its death ends the calls."""
         try:
             async with self._session.post(
                 place.address + CANCEL_PATH,
@@ -90,12 +90,12 @@ class WorkerClient:
 
 @dataclass(slots=True)
 class Cancellations:
-    """Calls to end on one worker: the first leaves at once, those that come while it travels go together next."""
+    """The calls to cancel on one worker: the first is sent at once, those that come meanwhile go together next."""
 
     client: WorkerClient
     place: Place
     group: asyncio.TaskGroup
-    """Where the sending runs."""
+    """The parent of the sending task."""
     pending: list[int] = field(default_factory=list)
     sending: bool = False
 
@@ -115,7 +115,7 @@ class Cancellations:
             self.sending = False
 
     def add(self, calls: list[int]) -> None:
-        """Never waits; with an empty list it sends what stayed behind."""
+        """Cancel calls, without waiting; with an empty list, send those that are still pending."""
         self.pending += calls
         if self.pending and not self.sending:
             self.sending = True

@@ -1,1 +1,1 @@
-"""Paddock's data in Redis: the client, the admission scripts (`lua/`) and what must always hold (`integrity`)."""
+"""Paddock's data in Redis: the client, the admission scripts (`lua/`) and their invariants (`integrity`)."""

@@ -1,4 +1,4 @@
-"""A cancellation must not get lost in the Redis client."""
+"""Raises cancellations that the Redis client has swallowed."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import asyncio
 
 
 def raise_if_cancelled() -> None:
-    """Raises CancelledError where this task was told to end and still runs; loops that use Redis ask once a round.
+    """Raise CancelledError where this task was cancelled and still runs; loops that use Redis call this every round.
 
     redis-py sends through `asyncio.wait_for`, which before Python 3.12 forgets a cancellation that arrives just as the
     command has been sent (python/cpython#86296).

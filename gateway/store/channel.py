@@ -1,4 +1,4 @@
-"""Following one pub/sub channel for as long as the process lives."""
+"""Follows one pub/sub channel for as long as the process lives."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ log = logging.getLogger(__name__)
 
 RETRY_S = 0.2
 SILENCE_S = 2.0
-"""After so long without a message the server is asked whether it is there; after so long again it counts as gone."""
+"""Seconds without a message after which the server is pinged; after as many again it counts as gone."""
 
 
 async def follow(
     redis: redis.asyncio.Redis, channel: str, on_message: Callable[[bytes], None], on_subscribed: Callable[[], None]
 ) -> None:
-    """Calls `on_message` with each message and `on_subscribed` after each (re)subscription, when some may have been
+    """Call `on_message` with each message, and `on_subscribed` after each (re)subscription, when some may have been
     missed. Never returns; a lost connection is logged once and tried again until it holds.
     """
     away = False

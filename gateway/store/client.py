@@ -17,19 +17,19 @@ from workers.protocol import keys
 from workers.protocol.heartbeat import PROTOCOL_VERSION
 
 NO_LOSS_MS = 0.01
-"""Below this a worker is as good as another."""
+"""Difference of cost below which two workers count as equal."""
 
 UNFENCED = 0
 """Fencing token of a lease that Redis does not know of yet."""
 
 ANSWER_TIMEOUT_S = 2.0
-"""For one answer, and for making a connection."""
+"""Seconds for one answer, and for making a connection."""
 
 
 def connect(url: str) -> redis.asyncio.Redis:
-    """A client for any of the URLs in docs/redis.md; connects on first use. No answer within the bounds raises.
+    """Return a client for any URL of docs/redis.md; it connects on first use. Having no answer in time raises.
 
-    A dropped connection is tried again once, so every script bears being run twice. Raises BadRedisUrl.
+    A dropped connection is tried again once, so every script must bear being run twice. Raises BadRedisUrl.
     """
     return redis_link.connect(url, timeout_s=ANSWER_TIMEOUT_S, retries=1)
 
@@ -46,99 +46,99 @@ class Lease:
     address: str
     """Base URL of the worker."""
     kv_tokens: int = 0
-    """KV cells that it reckons with."""
+    """KV cells that the call is predicted to take."""
     queue_ms: float = 0.0
-    """How long the call waited for it, admission itself included."""
+    """Milliseconds that the call waited for the slot, admission itself included."""
     team: str = ""
     weight: float = 1.0
-    """Of the team."""
+    """Weight of the team in fair shares."""
     overtaken: int = 0
-    """How often others got slots that its ticket stood before in the line."""
+    """How often a slot went to a ticket that was behind this call's in the queue."""
 
 
 @dataclass(frozen=True, slots=True)
 class Offer:
-    """What one worker would cost a call."""
+    """The predicted cost of a call at one worker."""
 
     worker: str
     cost_ms: float
-    """From the slot to the first token."""
+    """Time from the slot to the first token."""
     other_ms: float
-    """To the first token on the best other worker, waiting for that one included."""
+    """Time to the first token on the best other worker, waiting for that one included."""
     kv_tokens: int
     burden_ms: float = 0.0
-    """What that costs others, in `other_ms` as well."""
+    """Cost of the prefill for other calls; `other_ms` includes it as well."""
 
     def packed(self, hold_ms: float) -> str:
-        """A bid as lua/shared.lua reads it; `hold_ms` as in `Offers`."""
+        """Return the bid as lua/shared.lua reads it; `hold_ms` as in `Offers`."""
         lost_ms = self.other_ms - self.cost_ms - self.burden_ms
         if -NO_LOSS_MS < lost_ms < 0:
-            lost_ms = 0.0  # the sum of what is equal
+            lost_ms = 0.0  # rounding of equal sums
         rate = lost_ms / (self.cost_ms + hold_ms + 1)
         return f"{rate:.9g} {self.kv_tokens} {self.cost_ms:.0f} {self.other_ms - self.burden_ms:.0f}"
 
 
 @dataclass(frozen=True, slots=True)
 class Offers:
-    """Where a call would go, as its ticket says it while it waits."""
+    """The costs of a call at the workers that would do, as its ticket carries them while it waits."""
 
     take: tuple[Offer, ...] = ()
     """Workers to take at once where they have a slot, best first."""
     more: tuple[Offer, ...] = ()
     """Workers whose slots it would take rather than wait on, when they come free."""
     elsewhere: Offer | None = None
-    """What any worker costs that is not named; None: no other would do."""
+    """The cost at any worker that is not named; None: no other would do."""
     left_out: frozenset[str] = frozenset()
-    """Workers that would not do, where others that are not named would."""
+    """Workers that would not do and that `elsewhere` does not stand for."""
     begin_within_ms: float = 0.0
-    """Within what time the first token is wanted; 0: no matter when."""
+    """Time from now within which the first token is wanted; 0: no deadline."""
     hold_ms: float = 0.0
-    """How long the answer takes after its first token."""
+    """Predicted time of the decode, after the first token."""
 
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """Who asks for a slot, and what the call weighs in its team's share."""
+    """A request for a slot: the call's id, team and class, and its charge in fair queueing."""
 
     id: str
     team: str
     share: float
-    """Predicted tokens by the weight of the team: virtual tokens."""
+    """Predicted tokens divided by the weight of the team: virtual tokens."""
     priority: int = 0
-    """Class; higher goes first."""
+    """Priority class; higher goes first."""
     weight: float = 1.0
-    """Of the team."""
+    """Weight of the team in fair shares."""
 
 
 @dataclass(frozen=True, slots=True)
 class Filed:
-    """A ticket is in the line."""
+    """The place of a ticket in the queue."""
 
     rank: str
-    """Where it stands: class and virtual finish. As Redis wrote it, digit by digit."""
+    """Its score: class and virtual finish, digit by digit as Redis wrote it."""
     start: str
-    """Virtual start."""
+    """Virtual start, virtual tokens."""
     position: int
-    """1 is next."""
+    """Position in the queue; 1 is next."""
 
 
 @dataclass(frozen=True, slots=True)
 class LineFull:
     waiting: int
     of_team: bool = False
-    """The bound is that of one team, and so is the number."""
+    """Whether the bound and the number are those of one team."""
 
 
 @dataclass(frozen=True, slots=True)
 class Ticket:
-    """A call that waits."""
+    """A call that waits, as `reread` renews it."""
 
     order: Order
     filed: Filed
     ttl_s: float
-    """How long it lives if nobody re-reads it."""
+    """Seconds that it lives if nobody re-reads it."""
     offers: Offers | None
-    """None: as they were."""
+    """New offers; None: they stay as they were."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,9 +146,9 @@ class Renewed:
     void: frozenset[str]
     """Leases of an earlier worker process, or superseded: they will not come back."""
     crowded: frozenset[str]
-    """Leases that Redis had lost and whose slot is not free: tried again at the next renewal."""
+    """Leases that Redis had lost and whose slots are taken: tried again at the next renewal."""
     fences: Mapping[str, int]
-    """Leases that were UNFENCED, and the tokens that they have now."""
+    """Lease that was UNFENCED -> the fencing token that it has now."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,7 +173,7 @@ class Store:
         timeout_s: float = ANSWER_TIMEOUT_S,
         took: Callable[[float, str], None] | None = None,
     ) -> None:
-        """`took` is told how long each answer took, in seconds, and of which script, by name."""
+        """`took` is called for each answer with the seconds that it took and the script's name."""
         self.redis = redis
         self._protocol = protocol
         self._lease_ttl_ms = _ms(lease_ttl_s)
@@ -204,7 +204,7 @@ class Store:
         max_queue: int,
         max_team_queue: int,
     ) -> Lease | Filed | LineFull:
-        """A slot of the first worker to take that has one, else a place in the line."""
+        """Take a slot of the first worker in `take` that has one free, else a place in the queue."""
         answer = await self._send(
             self._acquire,
             gateway,
@@ -235,32 +235,32 @@ class Store:
                     return LineFull(answer[1])
 
     async def claim(self, gateway: str, model: str, id: str, offers: Offers) -> Lease | None:
-        """The lease that a ticket was granted; None while there is none."""
+        """Return the lease that a ticket was granted; None while there is none."""
         answer = await self._send(self._claim, gateway, model, id, self._lease_ttl_ms)
         with reading():
             return _lease(model, id, answer, offers) if answer[0] == b"lease" else None
 
     async def release(self, gateway: str, lease: Lease, share: float | None = None) -> bool:
-        """Hands the slot on; `share`: what the call took, as in `Order`. False when the lease was not this caller's."""
+        """Free the slot. `share`: the virtual tokens that the call took. Return False when it held no such lease."""
         return bool(await self._send(self._release, gateway, lease.model, *_released(lease, share)))
 
     async def withdraw(self, gateway: str, model: str, ids: Iterable[str]) -> int:
-        """Forgets tickets, grants and leases; how many were known."""
+        """Remove tickets, grants and leases. Return how many were known."""
         return int(await self._send(self._withdraw, gateway, model, *ids))
 
     def post_release(self, gateway: str, lease: Lease, share: float | None, lost: Callable[[], None]) -> None:
-        """`release` without waiting; sent in the order of calls. `lost` is called if Redis turns out to be away."""
+        """Send `release` without waiting, in the order of calls. `lost` is called if Redis turns out to be away."""
         self._pipe.post(lost, *self._call(self._release, gateway, lease.model, *_released(lease, share)))
 
     def post_withdraw(self, gateway: str, model: str, id: str, lost: Callable[[], None]) -> None:
-        """`withdraw` without waiting; sent in the order of calls. `lost` is called if Redis turns out to be away."""
+        """Send `withdraw` without waiting, in the order of calls. `lost` is called if Redis turns out to be away."""
         self._pipe.post(lost, *self._call(self._withdraw, gateway, model, id))
 
     async def renew(
         self, gateway: str, model: str, leases: Iterable[Lease], *, was_away: bool = False, settle: bool = False
     ) -> Renewed:
-        """Keeps leases alive; a gateway calls it every `keys.LEASE_RENEW_S` with all that it holds. `was_away`: it may
-        have placed calls without Redis. `settle`: others may have, too.
+        """Renew leases; a gateway calls this every `keys.LEASE_RENEW_S` with all that it holds. `was_away`: it may
+        have placed calls without Redis. `settle`: other gateways may have, too.
         """
         rows = [item for one in leases for item in _held(one)]
         head = (self._lease_ttl_ms, self._settle_ms, "settle" if settle else "away" if was_away else "")
@@ -270,7 +270,7 @@ class Store:
             return Renewed(_texts(void), _texts(crowded), fences)
 
     async def reread(self, gateway: str, model: str, tickets: Sequence[Ticket]) -> dict[str, int]:
-        """Keeps tickets alive and in line: id -> position, 0 for those that hold a grant."""
+        """Renew tickets in the queue. Return id -> position, 0 for those that hold a grant."""
         rows: list[str | int] = []
         for ticket in tickets:
             rows += _row(ticket)
@@ -279,11 +279,13 @@ class Store:
         return {ticket.order.id: place for ticket, place in zip(tickets, positions, strict=True)}
 
     async def sweep(self, gateway: str, model: str, *, pause_s: float = 0.0) -> Swept:
-        """Frees what the dead have left, and grants it; nothing where another did so less than `pause_s` ago."""
+        """Free the leases and tickets that have expired, and grant the slots. Does nothing where another gateway did
+        so less than `pause_s` ago.
+        """
         return Swept(*await self._send(self._sweep, gateway, model, round(pause_s * 1000)))
 
     async def close(self) -> None:
-        """Waits for what is on its way; the client itself belongs to whoever made it."""
+        """Wait for the requests on their way. The Redis client stays open: its owner closes it."""
         await self._pipe.close()
 
     def _send(self, script: Script, gateway: str, model: str, *rest: str | int) -> asyncio.Future[Any]:
@@ -298,7 +300,7 @@ def _ms(seconds: float) -> int:
 
 
 def _bids(offers: Offers) -> str:
-    """The lines of a ticket's bids (lua/shared.lua)."""
+    """Return the lines of a ticket's bids (lua/shared.lua)."""
     hold_ms = offers.hold_ms
     elsewhere = "" if offers.elsewhere is None else offers.elsewhere.packed(hold_ms)
     left_out = f" {' '.join(sorted(offers.left_out))} " if offers.left_out else ""
@@ -307,7 +309,7 @@ def _bids(offers: Offers) -> str:
 
 
 def _row(ticket: Ticket) -> list[str | int]:
-    """One ticket as `reread` takes it."""
+    """Return one ticket as the script `reread` takes it."""
     order, filed, offers = ticket.order, ticket.filed, ticket.offers
     whose = (order.id, _ms(ticket.ttl_s), order.team, repr(order.weight))
     row: list[str | int] = [*whose, repr(order.share), filed.start, filed.rank]
@@ -318,7 +320,7 @@ def _row(ticket: Ticket) -> list[str | int]:
 
 
 def _held(lease: Lease) -> tuple[str | int, ...]:
-    """One lease as `renew` takes it."""
+    """Return one lease as the script `renew` takes it."""
     return lease.id, lease.fence, lease.worker, lease.boot, lease.kv_tokens, lease.team, repr(lease.weight)
 
 

@@ -1,4 +1,4 @@
-"""The gateway processes on one Redis, as each of them tells."""
+"""The heartbeats of the gateway processes on one Redis."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ from workers.protocol.metrics.of_gateway import Unread
 
 @dataclass(frozen=True, slots=True)
 class Gateways:
-    """Those that live, as of one beat."""
+    """The live gateways, as of one heartbeat of this one."""
 
     silent_s: Mapping[str, float]
-    """Id -> how long ago it beat."""
+    """Id -> seconds since its heartbeat."""
     stayed: bool
-    """This process was among them before, by its last beat."""
+    """Whether this process was still on the list by its last heartbeat."""
 
 
 class GatewayBook:
-    """Methods raise redis.RedisError and OSError."""
+    """Writes this gateway's heartbeat and reads those of others. Methods raise redis.RedisError and OSError."""
 
     def __init__(
         self,
@@ -36,7 +36,7 @@ class GatewayBook:
         ttl_s: float = keys.GATEWAY_TTL_S,
         unreadable: Unreadable | None = None,
     ) -> None:
-        """`unreadable` hears of names that are none."""
+        """`unreadable` is told of ids that are no text."""
         self._unreadable = unreadable or Unreadable()
         self._redis = redis
         self._gateway = gateway
@@ -44,7 +44,7 @@ class GatewayBook:
         self._beat = load_beat_script()
 
     async def beat(self) -> Gateways | None:
-        """This process lives -> which others do; None where something else lies under the name that lists them."""
+        """Write this process's heartbeat and return the live gateways; None where the list's key has another type."""
         await self._redis.set(keys.gateway(self._gateway), f"{time.time():.3f}", px=round(self._ttl_s * 1000))
         try:
             told = await self._redis.eval(self._beat.source, 1, keys.GATEWAYS, self._gateway, self._ttl_s)

@@ -1,4 +1,4 @@
-"""What must hold of one model's admission data at any moment, as a check that can be run on a live Redis."""
+"""Checks the invariants of one model's admission data, which hold at any moment, on a live Redis."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from workers.protocol.heartbeat import BEAT, decode_heartbeat
 
 
 class IntegrityError(AssertionError):
-    """Some invariant of the admission data does not hold; the message lists every breach."""
+    """An invariant of the admission data does not hold; the message lists every breach."""
 
 
 @dataclass(frozen=True, slots=True)
 class Leased:
-    """What is said to be leased of a worker."""
+    """The leases and KV tokens that Redis counts for a worker."""
 
     boot: str
     leases: int
@@ -34,7 +34,7 @@ class Picture:
     workers: dict[str, bytes]
     """Worker id -> record, for live workers."""
     leased: dict[str, Leased]
-    """By worker id."""
+    """Worker id -> its counts."""
     expiries: dict[str, dict[str, float]]
     """Worker id -> lease id -> expiry, unix ms."""
     leases: dict[str, dict[str, str]]
@@ -42,12 +42,12 @@ class Picture:
     tickets: dict[str, dict[str, str]]
     ticket_expiries: dict[str, float]
     bids: frozenset[str]
-    """Tickets that bid."""
+    """Tickets that have bids."""
     fair: dict[str, str]
 
 
 async def check_integrity(redis: redis.asyncio.Redis, model: str) -> None:
-    """Raises IntegrityError. Reads everything there is of the model: for tests and idle moments, not for every call."""
+    """Raise IntegrityError for any breach. Reads all data of the model: for tests and idle moments, not every call."""
     breaches = list(find_breaches(await take_picture(redis, model)))
     if breaches:
         raise IntegrityError(f"model {model!r}: " + "; ".join(breaches))
@@ -134,7 +134,7 @@ def _team_breaches(picture: Picture) -> Iterable[str]:
 
 
 async def take_picture(redis: redis.asyncio.Redis, model: str) -> Picture:
-    """Reads it all in one script, so that no change falls in between."""
+    """Read the model's data in one script, so that no change falls in between."""
     rows = await redis.eval(_READ, 1, keys.model_prefix(model))
     now_ms, names = int(rows[0]), {name.decode(): value for name, value in rows[1]}
     prefix = keys.model_prefix(model)

@@ -1,4 +1,4 @@
-"""The line of a model as it stands in Redis, for people who ask: who waits, for how long, with what bids."""
+"""Inspects a model's queue in Redis, for people: the calls that wait, for how long, with what bids."""
 
 from __future__ import annotations
 
@@ -16,60 +16,60 @@ from workers.protocol.heartbeat import PROTOCOL_VERSION
 
 @dataclass(frozen=True, slots=True)
 class QueuedBid:
-    """What a ticket that waits says of one worker."""
+    """The bid of a waiting ticket for one worker."""
 
     cost_ms: float
-    """From the slot to the first token."""
+    """Time from the slot to the first token."""
     other_ms: float
-    """The same on the best other worker, waiting for that one included."""
+    """Time to the first token on the best other worker, waiting for that one included."""
     kv_tokens: int
     rate: float
-    """What it loses without the slot, per ms that it would keep it; negative: it waits for another worker."""
+    """Loss in ms without the slot, per ms that the call would hold it; negative: it waits for another worker."""
 
 
 @dataclass(frozen=True, slots=True)
 class QueuedTicket:
-    """One call near the head of the line."""
+    """One call near the front of the queue."""
 
     team: str
     priority: int
-    """Class; higher goes first."""
+    """Priority class; higher goes first."""
     waited_s: float | None
-    """None: not known."""
+    """Seconds since it was queued; None: not known."""
     overtaken: int
-    """How often a slot that it wanted went to one behind it."""
+    """How often a slot that it wanted went to a ticket behind it."""
     begin_in_s: float | None
-    """Until its deadline, which may be over; None: it has none."""
+    """Seconds until its deadline; below 0: it is over; None: it has none."""
     gateway: str
     bids: Mapping[str, QueuedBid]
-    """By worker."""
+    """Worker -> its bid."""
     elsewhere: QueuedBid | None
-    """For workers that are not named."""
+    """The bid for workers that are not named."""
 
 
 @dataclass(frozen=True, slots=True)
 class LineView:
     settling: bool
-    """Nothing is granted: Redis has lost its data, and gateways tell what runs."""
+    """Whether no slots are granted: Redis has lost its data, and gateways report what runs."""
     waiting: int
     by_priority: Mapping[int, int]
     by_team: Mapping[str, int]
-    """Tickets that were granted a slot and have not claimed it yet included."""
+    """Team -> its tickets, including those that were granted a slot and have not claimed it yet."""
     head: tuple[QueuedTicket, ...]
-    """Those that the next free slot may go to, in line."""
+    """Tickets that the next free slot may go to, in order."""
     leased: Mapping[str, tuple[int, int]]
-    """Worker -> its leases, and the KV tokens that they reckon with."""
+    """Worker -> number of its leases, and their predicted KV tokens."""
 
 
 class LineReader:
-    """Looks, and changes nothing."""
+    """Reads queues and heartbeats, and changes nothing."""
 
     def __init__(self, redis: redis.asyncio.Redis) -> None:
         self._redis = redis
         self._script = load_script("look")
 
     async def look(self, model: str, workers: Sequence[str], classes: int) -> LineView:
-        """`workers`: those of which is told what is leased. Classes go from `-classes` to `classes`.
+        """Return the state of a model's queue, and the leases of `workers`. Classes go from `-classes` to `classes`.
 
         Raises StoreUnavailable.
         """
@@ -89,7 +89,7 @@ class LineReader:
             )
 
     async def gateways(self) -> dict[str, float]:
-        """Gateway processes -> unix time of their last beat. Raises StoreUnavailable."""
+        """Return gateway id -> unix time of its last heartbeat. Raises StoreUnavailable."""
         beats: list[Any] = await answered(self._redis.zrange(keys.GATEWAYS, 0, -1, withscores=True))
         with reading():
             return {id.decode(): float(at) for id, at in beats}
@@ -117,7 +117,7 @@ def _ticket(row: Sequence[Any], now_ms: int) -> QueuedTicket:
 
 
 def _bids(text: str) -> tuple[float, QueuedBid | None, dict[str, QueuedBid]]:
-    """Deadline in unix ms, 0 for none; what any worker costs that is not named; and what those cost that are."""
+    """Return a ticket's deadline in unix ms, 0 for none, its bid for workers that are not named, and its other bids."""
     if not text:
         return 0.0, None, {}
     deadline, elsewhere, _, named, *_ = text.split("\n")

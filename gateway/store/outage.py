@@ -1,4 +1,4 @@
-"""A loop that goes on while Redis is away: one log line when it goes, one when it is back."""
+"""Keeps a loop going while Redis is away: one log line when it goes, one when it is back."""
 
 from __future__ import annotations
 
@@ -13,12 +13,10 @@ log = logging.getLogger(__name__)
 
 
 class Outage:
-    """Of one loop. Nothing that Redis answers ends the loop, and so the process: the last that was read stays."""
+    """The outages that one loop meets. No answer of Redis ends the loop, and so the process: the last data is kept."""
 
     def __init__(self, lost: str, meanwhile: str, back: str) -> None:
-        """What the log says: that something can't be done, what holds meanwhile, and that it can again; empty: no word
-        of that.
-        """
+        """Texts for the log: something can't be done, what holds meanwhile, it can again (empty: not logged)."""
         self._lost = lost
         self._meanwhile = meanwhile
         self._back = back
@@ -26,13 +24,13 @@ class Outage:
 
     @contextmanager
     def outlived(self) -> Iterator[None]:
-        """One round of the loop; an error in it ends the round only."""
+        """Run one round of the loop; an error in it ends the round only."""
         try:
             yield
         except (StoreUnavailable, *NO_ANSWER) as error:
             cause = error.__cause__ if isinstance(error, StoreUnavailable) and error.__cause__ else error
             self._begin(f"{type(cause).__name__}: {cause}; {remedy_for(cause)}")
-        except Exception as error:  # the loop's edge: whatever a stranger has written there, the service goes on
+        except Exception as error:  # the loop's edge: whatever others have written there, the service goes on
             if not self.lasts:
                 log.exception("what Redis holds was not understood")
             self._begin(f"{type(error).__name__}: {error}")

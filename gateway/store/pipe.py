@@ -1,7 +1,7 @@
-"""Script calls of one gateway process, in order; what is asked while a batch is on its way joins the next one.
+"""Sends one gateway process's script calls in order, in batches: calls during a round trip go with the next one.
 
 Under load many calls share one round trip (a script call costs a third as much). The order makes giving up safe: a
-withdrawal that is sent after an acquisition runs after it, even if nobody waits for the acquisition's answer any more.
+withdrawal that is sent after an acquisition runs after it, even if no task waits for the acquisition's answer any more.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ log = logging.getLogger(__name__)
 MAX_BATCH = 256
 
 MENDS = 3
-"""How often a batch is tried again after what was wrong has been put right."""
+"""Most retries of a batch, each after the cause has been repaired."""
 
 LOG_EVERY_S = 10.0
-"""How often at most the log says why Redis does not take requests."""
+"""Least seconds between two log lines about why Redis does not take requests."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -37,7 +37,7 @@ class _Job:
     answer: asyncio.Future[Any]
     script: str
     asked_at: float
-    """time.perf_counter()."""
+    """time.perf_counter() when the call was made."""
 
 
 @dataclass(slots=True, eq=False)
@@ -47,10 +47,10 @@ class _Lane:
 
 
 class Pipe:
-    """Runs scripts in the order they were asked for. One event loop; sending tasks live while there is work.
+    """Runs scripts in the order in which they were called. For one event loop; sending tasks live while there is work.
 
     A batch has `timeout_s`, connecting included: a caller waits for at most two of them when Redis hangs. On a Cluster
-    each prefix has a lane of its own, so that a server that is away holds up its own models only.
+    each key prefix has a queue (lane) of its own, so that a server that is away holds up its own models only.
     """
 
     def __init__(
@@ -60,7 +60,7 @@ class Pipe:
         timeout_s: float,
         took: Callable[[float, str], None] | None = None,
     ) -> None:
-        """`took` is told how long each answer took, in seconds, and of which script, by name."""
+        """`took` is called for each answer with the seconds that it took and the script's name."""
         self._runner = runner_for(redis, scripts)
         self._timeout_s = timeout_s
         self._lanes: dict[str, _Lane] = {}
@@ -68,8 +68,8 @@ class Pipe:
         self._logged_at = float("-inf")
 
     def send(self, script: Script, prefix: str, *arguments: str | int | bytes) -> asyncio.Future[Any]:
-        """Asks without waiting. The script runs whether or not anybody awaits the answer, which may fail with
-        StoreUnavailable and nothing else: what a script meets under our names is no fault of who asks."""
+        """Queue a script call and return its answer as a future. The script runs whether or not that is awaited. It
+        fails with StoreUnavailable and nothing else: whatever a script meets in our keys is no fault of the caller."""
         answer: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         name = self._runner.lane(prefix)
         lane = self._lanes.setdefault(name, _Lane())
@@ -79,7 +79,7 @@ class Pipe:
         return answer
 
     def post(self, lost: Callable[[], None], script: Script, prefix: str, *arguments: str | int | bytes) -> None:
-        """Asks without waiting; `lost` is called if there is no answer."""
+        """Queue a script call without an answer; `lost` is called if it fails."""
 
         def done(answer: asyncio.Future[Any]) -> None:
             if not answer.cancelled() and isinstance(answer.exception(), StoreUnavailable):
@@ -88,7 +88,7 @@ class Pipe:
         self.send(script, prefix, *arguments).add_done_callback(done)
 
     async def close(self) -> None:
-        """Waits until everything asked for has run or failed."""
+        """Wait until every call has run or failed."""
         while senders := {lane.sender for lane in self._lanes.values() if lane.sender is not None}:
             await asyncio.wait(senders)
 
@@ -134,7 +134,7 @@ class Pipe:
             log.warning("Redis does not run the script %s for %s (%s: %s): %s", *told)
 
     async def _answers(self, calls: list[Call]) -> list[Any]:
-        """From the first call on that a server could not run as it is, all run again: in order, and some twice."""
+        """Run calls in order. After repairing why one could not be run, run it and all after it again, some twice."""
         answers = await self._runner.run(calls)
         for _ in range(MENDS):
             ill = next((at for at, answer in enumerate(answers) if isinstance(answer, MENDABLE)), None)
@@ -146,7 +146,7 @@ class Pipe:
 
 
 def _settle(job: _Job, answer: Any) -> None:
-    if job.answer.done():  # whoever asked has given up
+    if job.answer.done():  # the caller has given up
         return
     if isinstance(answer, BaseException):
         job.answer.set_exception(unavailable(answer))

@@ -1,4 +1,4 @@
-"""Responses that are kept for later: per team, for a time, up to a number of bytes. Methods raise StoreUnavailable."""
+"""Stores responses for later: per team, for a time, up to a number of bytes. Methods raise StoreUnavailable."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from gateway.store.trouble import answered
 from workers.protocol import keys
 
 NOT_YET = -1
-"""What the script says when more of the oldest would have to make room than one run may drop."""
+"""Answer of the script when more of the oldest responses would have to make room than one run may drop."""
 
 
 class ResponseStore:
@@ -27,9 +27,9 @@ class ResponseStore:
         self._pipe = Pipe(redis, (self._keep, self._make_room, self._drop), ANSWER_TIMEOUT_S)
 
     async def keep(self, team: str, id: str, record: bytes, before: Sequence[str] = (), *, again: bool = False) -> bool:
-        """Stores a record, and the responses before it for as long; the team's oldest ones make room.
+        """Store a record, and keep the responses before it as long; the team's oldest ones make room.
 
-        `again`: in place of one that is there. False: it was dropped meanwhile, or is larger than all that a team has.
+        `again`: replace one that is there. False: that was dropped meanwhile, or the new one exceeds the team's bound.
         """
         rest = (id, record, self._ttl_ms, self._bytes_per_team, "1" if again else "", *before)
         prefix = keys.responses(team)
@@ -47,16 +47,16 @@ class ResponseStore:
         return [int(size) if isinstance(size, bytes) and size.isdigit() else 0 for size in found]
 
     async def find(self, team: str, ids: Sequence[str]) -> list[bytes | None]:
-        """Records in the order of the ids; None where there is none, or none of this team."""
+        """Return the records in the order of the ids; None where there is none, or none of this team."""
         if not ids:
             return []
         found = await answered(self._redis.mget([keys.response(team, id_) for id_ in ids]))
         return [record if isinstance(record, bytes) else None for record in found]
 
     async def drop(self, team: str, id: str) -> bool:
-        """Whether it was there."""
+        """Delete a record. Return whether it was there."""
         return bool(await self._pipe.send(self._drop, keys.responses(team), id))
 
     async def close(self) -> None:
-        """Waits for what is on its way."""
+        """Wait for the requests on their way."""
         await self._pipe.close()

@@ -1,4 +1,4 @@
-"""Runs a batch of script calls where their keys lie: on the one server there is, or on the right node of a Cluster."""
+"""Runs a batch of script calls on the server that has their keys: the only one, or the right node of a Cluster."""
 
 from __future__ import annotations
 
@@ -13,25 +13,25 @@ from workers.redis_cluster import ClusterClient
 from workers.redis_link import cluster_of
 
 Call = tuple[str | int | bytes, ...]
-"""SHA-1, number of keys (1), key, arguments."""
+"""The arguments of EVALSHA: SHA-1, number of keys (1), key, arguments."""
 
 MENDABLE = (NoScriptError, MovedError)
-"""Answers of a server that would run the call, or knows who would: it has not been run."""
+"""Answers for a call that was not run and can be: the script is to be loaded, or the key is at another node."""
 
 
 class Runner(Protocol):
-    """Methods raise redis.RedisError and OSError."""
+    """Runs batches of script calls. Methods raise redis.RedisError and OSError."""
 
     def lane(self, prefix: str) -> str:
-        """Calls whose prefixes have the same lane may share a batch."""
+        """Return the lane of a key prefix; calls of one lane may share a batch."""
         ...
 
     async def run(self, calls: Sequence[Call]) -> list[Any]:
-        """One answer or exception for each call of one lane."""
+        """Run the calls of one lane. Return one answer or exception for each."""
         ...
 
     async def mend(self, call: Call, answer: Any) -> None:
-        """Puts right what kept the call from being run, one of MENDABLE."""
+        """Repair the cause for which the call was not run, one of MENDABLE."""
         ...
 
 
@@ -41,7 +41,7 @@ def runner_for(redis: redis.asyncio.Redis, scripts: Sequence[Script]) -> Runner:
 
 
 class ServerRunner:
-    """All keys are on one server."""
+    """Runs calls on a single server, which has all keys."""
 
     def __init__(self, redis: redis.asyncio.Redis, scripts: Sequence[Script]) -> None:
         self._redis = redis
@@ -77,7 +77,7 @@ class ServerRunner:
 
 
 class ClusterRunner:
-    """Keys with the same hash tag are on one node, and each prefix has its own."""
+    """Runs calls on a Cluster: keys with the same hash tag are on one node, and each key prefix has its own tag."""
 
     def __init__(self, cluster: ClusterClient, scripts: Sequence[Script]) -> None:
         self._cluster = cluster
@@ -87,7 +87,7 @@ class ClusterRunner:
         return prefix
 
     async def run(self, calls: Sequence[Call]) -> list[Any]:
-        # Not redirected: while a slot is on its way to another server, no script sees all of its keys.
+        # Not redirected: while a hash slot migrates to another server, no script sees all of its keys.
         return await self._cluster.send([(("EVALSHA", *call), {}) for call in calls], redirect=False)
 
     async def mend(self, call: Call, answer: Any) -> None:

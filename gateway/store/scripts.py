@@ -1,4 +1,4 @@
-"""The Lua scripts: read from `lua/`, key names put in front, identified by their SHA-1 as EVALSHA wants it."""
+"""Loads the Lua scripts from `lua/`: key names are put in front, and the SHA-1 identifies them for EVALSHA."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Script:
 
 
 def key_names() -> str:
-    """Lua that builds every key name from the prefix in KEYS[1], so that a name is declared in `keys` alone."""
+    """Return Lua code that builds every key name from the prefix in KEYS[1], so that only `keys` declares names."""
     prefix = keys.model_prefix("")
     lines = [f'local {name.__name__}_key = KEYS[1] .. "{name("").removeprefix(prefix)}"' for name in ONE_PER_MODEL]
     for by_id in MANY_PER_MODEL:
@@ -45,13 +45,13 @@ def key_names() -> str:
 
 
 def load_script(name: str, *beside: str) -> Script:
-    """`lua/<name>.lua` below the key names, `lua/shared.lua` and what else it needs."""
+    """Return `lua/<name>.lua` below the key names, `lua/shared.lua` and the files `beside`."""
     shared = [(FOLDER / f"{part}.lua").read_text("utf-8") for part in ("shared", *beside)]
     return _script(name, "\n".join([key_names(), *shared]))
 
 
 def load_response_script(name: str) -> Script:
-    """`lua/<name>.lua` below the names of one team's stored responses."""
+    """Return `lua/<name>.lua` below the key names of one team's stored responses."""
     prefix = keys.responses("")
     after = keys.response("", "").removeprefix(prefix)
     names = (
@@ -63,7 +63,7 @@ def load_response_script(name: str) -> Script:
 
 
 def load_stream_script(name: str) -> Script:
-    """`lua/<name>.lua` below the names of one team's resumable streams."""
+    """Return `lua/<name>.lua` below the key names of one team's resumable streams."""
     prefix = keys.streams("")
     names = (
         "local streams_key = KEYS[1]",
@@ -74,12 +74,12 @@ def load_stream_script(name: str) -> Script:
 
 
 def load_beat_script() -> Script:
-    """`lua/beat.lua`, whose key is given to it whole."""
+    """Return `lua/beat.lua`, which gets its whole key as an argument."""
     return _script("beat", "")
 
 
 def load_news_script() -> Script:
-    """`lua/news.lua`, whose key is given to it whole."""
+    """Return `lua/news.lua`, which gets its whole key as an argument."""
     return _script("news", "")
 
 

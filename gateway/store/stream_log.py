@@ -1,4 +1,4 @@
-"""Resumable streams in Redis: what was sent, who may have it again, whether it still grows and who reads it.
+"""Resumable streams in Redis: their events, owners and ends, and signs of their readers.
 
 Events are numbered from 1. One gateway writes a stream, any gateway reads it. Methods raise StoreUnavailable.
 """
@@ -17,20 +17,20 @@ from workers.protocol import keys
 
 @dataclass(frozen=True, slots=True)
 class StreamHead:
-    """Whose stream it is, and of which request."""
+    """The owner, request and writer of a stream."""
 
     team: str
     request: str
-    """What the request said, as a digest."""
+    """Digest of the request."""
     gateway: str
-    """Who writes it."""
+    """Id of the gateway that writes it."""
     trace: str = ""
-    """Where in a trace it is made, as a `traceparent`; empty: nowhere."""
+    """The `traceparent` of the span that makes it; empty: it has no trace."""
 
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """Events `first` to `last`, as clients get them."""
+    """The events `first` to `last`, as clients get them."""
 
     first: int
     last: int
@@ -39,7 +39,7 @@ class Batch:
 
 @dataclass(frozen=True, slots=True)
 class Write:
-    """What is new of one stream."""
+    """The news of one stream, to be written to Redis."""
 
     stream: str
     head: StreamHead
@@ -50,25 +50,25 @@ class Write:
     last: int
     """Number of the newest event."""
     renew: bool = True
-    """It lives on, and is to be told whether it shall; without this, only what is new is added."""
+    """Whether to renew the stream, and to ask whether it shall end; otherwise only new events are added."""
 
 
 @dataclass(frozen=True, slots=True)
 class Page:
     batches: tuple[Batch, ...]
     ended: bool
-    """Nothing follows these."""
+    """Whether the stream ends with these batches."""
 
 
 class StreamLog:
     def __init__(self, redis: redis.asyncio.Redis, kept_s: float, running_s: float = keys.STREAM_TTL_S) -> None:
-        """`kept_s`: how long a stream stays after its end; `running_s`: how long without a sign of its gateway."""
+        """`kept_s`: seconds that a stream is kept after its end; `running_s`: without a renewal by its gateway."""
         self._redis = redis
         self._kept_ms = round(kept_s * 1000)
         self._running_ms = round(running_s * 1000)
 
     async def write(self, writes: Sequence[Write]) -> frozenset[str]:
-        """Writing the same again changes nothing. Ids of those of the renewed streams that are to end."""
+        """Write the news of streams; the same again changes nothing. Return the ids of renewed ones that are to end."""
         asked: list[tuple[int, str]] = []
         async with self._redis.pipeline(transaction=False) as pipeline:
             for write in writes:
@@ -78,14 +78,14 @@ class StreamLog:
                     asked.append((len(pipeline) - 1, write.stream))
             answers = await answered(pipeline.execute(raise_on_error=False))
         for answer in answers:
-            # What was added before a connection broke is refused the second time, and a name that something else has
-            # taken can't be written: neither is a reason to keep the other streams back.
+            # Events that were added before a connection broke are refused the second time, and a key of another type
+            # can't be written: neither is a reason to hold the other streams back.
             if isinstance(answer, NO_ANSWER) and not is_of_one_name(answer):
                 raise unavailable(answer)
         return frozenset(stream for position, stream in asked if answers[position] == b"1")
 
     async def head(self, stream: str) -> StreamHead | None:
-        """None: there is no such stream, or no more."""
+        """Return the owner of a stream. None: there is no such stream, or no more."""
         names = ["team", "request", "gateway", "trace"]
         found: list[Any] = await answered(self._redis.hmget(keys.stream(stream), names))
         *fields, trace = found
@@ -96,7 +96,7 @@ class StreamLog:
             return StreamHead(team, request, gateway, (trace or b"").decode())
 
     async def read(self, stream: str, after: int, num_batches: int) -> Page:
-        """Return what follows an event, at most so many batches; the first may begin before that."""
+        """Return at most `num_batches` that follow an event; the first may begin before it."""
         log = keys.stream_log(stream)
         entries: Any = await answered(self._redis.xrange(log, min=f"({after}-0", count=num_batches))
         with reading():
@@ -104,7 +104,7 @@ class StreamLog:
         return Page(batches, len(batches) < len(entries))
 
     async def ended_by(self, stream: str, number: int) -> bool:
-        """Whether it has ended, with that event or before it."""
+        """Return whether the stream has ended, with that event or before it."""
         entries: Any = await answered(self._redis.xrevrange(keys.stream_log(stream), count=1))
         with reading():
             return any(b"end" in fields and int(id_.partition(b"-")[0]) <= number for id_, fields in entries)
@@ -114,7 +114,7 @@ class StreamLog:
         return any(b"end" in fields for _, fields in entries)
 
     async def sign(self, stream: str) -> None:
-        """Tells the stream's gateway that somebody reads."""
+        """Tell the stream's gateway that somebody reads."""
         name = keys.stream_readers(stream)
         async with self._redis.pipeline(transaction=False) as pipeline:
             pipeline.incr(name)
@@ -122,12 +122,12 @@ class StreamLog:
             await answered(pipeline.execute())
 
     async def signs(self, stream: str) -> bytes | None:
-        """Another value than before: somebody reads elsewhere."""
+        """Return the count of signs, as text; another value than before means that somebody reads elsewhere."""
         found: Any = await answered(self._redis.get(keys.stream_readers(stream)))
         return found if isinstance(found, bytes) else None
 
     async def ask_to_end(self, stream: str) -> None:
-        """Its gateway ends it at the next renewal."""
+        """Have the stream's gateway end it, at its next renewal."""
         async with self._redis.pipeline(transaction=False) as pipeline:
             pipeline.hset(keys.stream(stream), "end", "1")
             # Where it has just expired, nothing may stay.
@@ -155,7 +155,7 @@ def _add(pipeline: Any, write: Write) -> None:
 
 
 def _renew(pipeline: Any, write: Write, ttl_ms: int) -> None:
-    """The last of the answers tells whether the stream is to end."""
+    """Add the commands of a renewal; the last one's answer tells whether the stream is to end."""
     head, told = keys.stream(write.stream), write.head
     fields = {"team": told.team, "request": told.request, "gateway": told.gateway}
     pipeline.hset(head, mapping=fields | {"trace": told.trace} if told.trace else fields)

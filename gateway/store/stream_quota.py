@@ -1,4 +1,4 @@
-"""What a team's resumable streams may hold, counted over all gateways. Methods raise StoreUnavailable."""
+"""Bounds the number and bytes of a team's resumable streams, over all gateways. Methods raise StoreUnavailable."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from gateway.store.trouble import reading
 from workers.protocol import keys
 
 LEAST_BYTES = 4096
-"""A stream keeps that much however many others its team has."""
+"""Bytes that a stream may keep however many others its team has."""
 
 
 @dataclass(frozen=True, slots=True)
 class StreamBounds:
-    """Of one team, over all gateways."""
+    """The bounds of one team, over all gateways."""
 
     max_streams: int
     max_bytes: int
@@ -31,7 +31,7 @@ class StreamBounds:
 
 
 class Held(NamedTuple):
-    """One stream, as far as its team is charged for it."""
+    """The bytes of one stream that its team is charged for."""
 
     stream: str
     num_bytes: int
@@ -40,14 +40,14 @@ class Held(NamedTuple):
 
 class Count(NamedTuple):
     num_running: int
-    """Streams of the team, at all gateways."""
+    """Streams of the team that run, at all gateways."""
     made_room: tuple[str, ...]
-    """Streams that had ended and may be forgotten now."""
+    """Ids of ended streams that made room and are to be deleted now."""
 
 
 class StreamQuota:
     def __init__(self, redis: redis.asyncio.Redis, bounds: StreamBounds, kept_s: float) -> None:
-        """`kept_s`: how long a stream stays after its end."""
+        """`kept_s`: seconds that a stream is kept after its end."""
         self.bounds = bounds
         self._lifetimes_ms = (round(keys.STREAM_TTL_S * 1000), round(kept_s * 1000))
         self._script = load_stream_script("count_streams")
@@ -58,7 +58,7 @@ class StreamQuota:
         return await self._count(team, "1", (Held(stream, 0, "running"),))
 
     async def note(self, team: str, held: Iterable[Held]) -> Count:
-        """Count what these streams hold now. To be repeated for those that run, every `keys.STREAM_RENEW_S`."""
+        """Count the bytes of these streams. Call it every `keys.STREAM_RENEW_S` for those that run."""
         return await self._count(team, "", held) or Count(0, ())
 
     async def _count(self, team: str, is_new: str, held: Iterable[Held]) -> Count | None:

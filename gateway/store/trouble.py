@@ -1,8 +1,8 @@
-"""What Redis says when it does not answer the question (`workers.redis_trouble`) becomes StoreUnavailable for callers.
+"""Turns failures of Redis (`workers.redis_trouble`) into StoreUnavailable for callers.
 
-Whatever a command ends with but a reply that can be read counts as Redis away: a server that is gone, starting, full,
-stuck in a script, not allowed to write, or that has something else under our names than what gateways wrote there.
-None of it is a caller's fault, and none of it a fault in the gateway: calls are placed on shares meanwhile.
+A command without a readable reply counts as Redis being away: a server that is gone, starting, full, stuck in a script,
+not allowed to write, or that has other data in our keys than what gateways wrote there. None of it is a caller's fault
+or a fault in the gateway: calls are placed on shares meanwhile.
 """
 
 from __future__ import annotations
@@ -29,18 +29,18 @@ __all__ = [
 Answer = TypeVar("Answer")
 
 UNREADABLE = (ValueError, TypeError, LookupError, AttributeError, struct.error)
-"""What reading an answer raises that is not as this version wrote it; msgspec's and Unicode's are ValueErrors."""
+"""Errors of reading an answer that this version did not write; msgspec's and Unicode's are ValueErrors."""
 
 
 def unavailable(error: BaseException) -> StoreUnavailable:
-    """What callers get to read; the client's own words have addresses in them, so they stay in the log."""
+    """Return the error for callers; the Redis client's own text has addresses in it, so it stays in the log."""
     told = StoreUnavailable("This gateway's store does not answer. Send the request again.", retry_after_s=1.0)
     told.__cause__ = error
     return told
 
 
 async def answered(asking: Awaitable[Answer]) -> Answer:
-    """The answer of a command or pipeline. Raises StoreUnavailable where there is none."""
+    """Return the answer of a command or pipeline. Raises StoreUnavailable where there is none."""
     try:
         return await asking
     except NO_ANSWER as error:
@@ -48,7 +48,7 @@ async def answered(asking: Awaitable[Answer]) -> Answer:
 
 
 def checked(answers: list[Any]) -> list[Any]:
-    """The answers of a pipeline that does not raise. Raises StoreUnavailable where one of them is none."""
+    """Return the answers of a pipeline that does not raise. Raises StoreUnavailable where one of them is an error."""
     for answer in answers:
         if isinstance(answer, NO_ANSWER):
             raise unavailable(answer)
@@ -57,7 +57,7 @@ def checked(answers: list[Any]) -> list[Any]:
 
 @contextmanager
 def reading() -> Iterator[None]:
-    """Reads an answer inside the block. Raises StoreUnavailable where it can't be read."""
+    """Turn errors of reading an answer inside the block into StoreUnavailable."""
     try:
         yield
     except UNREADABLE as error:

@@ -1,4 +1,4 @@
-"""What stands in Redis under our names and is not as we wrote it: skipped, counted, and named in the log once."""
+"""Skips data in our Redis keys that we did not write: it is counted, and named in the log once."""
 
 from __future__ import annotations
 
@@ -10,24 +10,24 @@ from workers.protocol.metrics.of_gateway import Unread
 log = logging.getLogger(__name__)
 
 MAX_TOLD = 256
-"""Entries that the log has told of; those who write such things may write many."""
+"""Most entries that the log names; whatever writes such things may write many."""
 MAX_SHOWN = 120
 
 
 def _uncounted(kind: str) -> None:
-    """Nobody counts."""
+    """Ignore entries that were skipped."""
 
 
 class Unreadable:
-    """Of one gateway process."""
+    """Counts and logs the unreadable entries that one gateway process meets."""
 
     def __init__(self, count: Callable[[str], None] = _uncounted) -> None:
-        """`count` is told of each that was skipped: the kind of name it stands under."""
+        """`count` is called for each skipped entry with the kind of its key."""
         self._count = count
         self._told: dict[tuple[Unread, str], None] = {}
 
     def skip(self, kind: Unread, name: object, why: object) -> None:
-        """An entry of that kind was left out. `name`: of the key, and of what in it."""
+        """Record that an entry of that kind was left out. `name`: of the key or of the entry in it."""
         self._count(kind.value)
         shown = _shown(name)
         if (kind, shown) in self._told or len(self._told) >= MAX_TOLD:
@@ -42,7 +42,7 @@ class Unreadable:
 
 
 def _shown(what: object) -> str:
-    """Short, on one line, and readable whatever bytes it is made of."""
+    """Return a text that is short, on one line, and readable whatever bytes it is made of."""
     text = what.decode("utf-8", "backslashreplace") if isinstance(what, bytes) else str(what)
     text = "".join([char if char.isprintable() else ascii(char)[1:-1] for char in text[: MAX_SHOWN + 1]])
     return text if len(text) <= MAX_SHOWN else text[:MAX_SHOWN] + "..."
