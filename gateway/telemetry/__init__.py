@@ -1,1 +1,1 @@
-"""What the gateway tells its operators: metrics, one log line per request, the trail that both are made from."""
+"""Telemetry for operators: metrics, a log line per request, traces, and the log record (trail) that all come from."""

@@ -1,4 +1,4 @@
-"""The end of a request in the books: its place in the metrics, its log line, its trace."""
+"""Accounts for a request that is over: counts it in the metrics, logs it, and hands it to the tracer."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from gateway.telemetry.trail import Trail
 
 
 def close_trail(trail: Trail, metrics: Metrics) -> None:
-    """Once per request."""
+    """Set the request's outcome, count it, log it and trace it. Called once per request."""
     trail.outcome = trail.outcome or ("ok" if 0 < trail.status < 400 else "cancelled")
     if trail.model:
         metrics.ended(trail, time.monotonic() - trail.received_at)

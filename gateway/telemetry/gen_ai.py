@@ -1,4 +1,4 @@
-"""Requests by the names that OpenTelemetry has for generative AI, as Prometheus exports them.
+"""Counts requests in OpenTelemetry's metrics for generative AI, named as Prometheus exports them.
 
 Source: OpenTelemetry's semantic conventions, generative AI metrics. Attributes have few values: operations of the table
 below, names of models that exist, outcomes of `workers.protocol.metrics.who`.
@@ -26,7 +26,7 @@ OPERATIONS = {
     "/rerank": RERANK,
     "/reranking": RERANK,
 }
-"""Path -> what is asked for; at all others an answer to a conversation. The convention has no name for ranking."""
+"""Path -> operation; all other paths are chat. The convention has no name for ranking."""
 
 
 def operation_of(path: str) -> str:
@@ -34,7 +34,7 @@ def operation_of(path: str) -> str:
 
 
 class GenAi:
-    """The four histograms."""
+    """The four histograms: duration, TTFT, time per token and token usage."""
 
     def __init__(self, book: Book) -> None:
         self._duration = book.histogram(of_gateway.GEN_AI_DURATION)
@@ -43,7 +43,7 @@ class GenAi:
         self._usage = book.histogram(of_gateway.GEN_AI_USAGE)
 
     def ended(self, trail: Trail, error: str, total_s: float, token_s: float | None) -> None:
-        """A request that reached a model; `error` is empty for one that went well."""
+        """Count a request that reached a model; `error` is empty for one that went well."""
         about = (operation_of(trail.path), PROVIDER, trail.alias, trail.model)
         self._duration.observe(total_s, *about, error)
         if not error and trail.ttft_s is not None:

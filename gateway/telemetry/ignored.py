@@ -1,26 +1,26 @@
-"""Parameters of one request that nothing is done with: what its answer's header and the metrics tell of them."""
+"""The parameters of one request that have no effect, for its answer's header and for the metrics."""
 
 from __future__ import annotations
 
 import re
 
 MAX_NAMES = 16
-"""Names that a header tells; of more it says that there are."""
+"""Most names in a header; `...` stands for more."""
 MAX_NAME_CHARS = 48
 UNKNOWN = "unknown"
-"""Label of every name that stands in no table: a caller's text must not become a label."""
+"""Label of every name that is in no table: a caller's text must not become a label."""
 
 _UNSAFE = re.compile(r"[^A-Za-z0-9_.-]")
-"""What a header does not repeat: a caller's text must not become a header of its own."""
+"""Characters that a header does not repeat: a caller's text must not become a header of its own."""
 
 
 class Ignored:
-    """One request's."""
+    """The ignored parameters of one request."""
 
     __slots__ = ("_known", "_names", "_num_more", "_unknown", "refuses")
 
     def __init__(self, *, refuses: bool = False) -> None:
-        """`refuses`: unknown parameters are errors, and those of no effect that ask for something."""
+        """`refuses`: unknown parameters are errors, and so are those without effect that ask for something."""
         self.refuses = refuses
         self._names: dict[str, None] = {}
         self._known: set[str] = set()
@@ -28,7 +28,7 @@ class Ignored:
         self._num_more = 0
 
     def another(self) -> Ignored:
-        """Return that of another request by the same rule."""
+        """Return an empty one for another request, with the same `refuses`."""
         return Ignored(refuses=self.refuses)
 
     def note(self, name: str) -> None:
@@ -43,13 +43,13 @@ class Ignored:
 
     @property
     def header(self) -> str:
-        """Return the names in the order in which they came, made safe; empty: there are none."""
+        """The names in the order in which they came, made safe; empty: there are none."""
         more = ["..."] if self._num_more else []
         return ", ".join([*self._names, *more])
 
     @property
     def labels(self) -> list[str]:
-        """Return the names for metrics, each once; all that are unknown are one."""
+        """The names for metrics, each once; UNKNOWN stands for all unknown ones."""
         return [*sorted(self._known), *([UNKNOWN] if self._unknown else [])]
 
     def _tell(self, name: str) -> None:

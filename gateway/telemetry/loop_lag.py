@@ -1,4 +1,4 @@
-"""How late the event loop is: whatever holds it up, all streams wait for."""
+"""Measures how late the event loop is: all streams wait for whatever holds it up."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ EVERY_S = 0.1
 
 
 async def watch_loop(note: Callable[[float], None]) -> None:
-    """Tells `note` ten times a second by how many seconds a timer was late, until cancelled."""
+    """Call `note` ten times a second with the seconds that a timer was late, until cancelled."""
     loop = asyncio.get_running_loop()
     while True:
         due = loop.time() + EVERY_S

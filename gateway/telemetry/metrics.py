@@ -1,4 +1,4 @@
-"""What this gateway has counted: the metrics of `workers.protocol.metrics.of_gateway`, opened once."""
+"""The metrics of this gateway process, as `workers.protocol.metrics.of_gateway` declares them."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ WATCHED = (
     (Who.GATEWAY, OTHER),
     *((Who.POLICY, code) for code in ("queue_full", "queue_timeout")),
 )
-"""Failures that alerts look at."""
+"""Failures that alerts watch."""
 
 
 class Metrics:
-    """Updated once per request, never per token. One thread counts; `book` renders in any."""
+    """All metrics. They are updated once per request, never per token. One thread counts; `book` renders in any."""
 
     def __init__(self) -> None:
         book = self.book = Book(catalogue.metrics_of(catalogue.GATEWAY))
@@ -68,7 +68,7 @@ class Metrics:
         self._announced = set[str]()
 
     def announce(self, models: Iterable[str]) -> None:
-        """Says zero of what may go wrong with them: a series that begins with its first event does not rise by it."""
+        """Set these models' failure counters to 0: a series that begins with its first event does not rise by it."""
         for model in models:
             if model in self._announced:
                 continue
@@ -82,7 +82,7 @@ class Metrics:
                 self.leases_lost.inc(model, why, by=0)
 
     def ended(self, trail: Trail, total_s: float) -> None:
-        """Count one request that reached a model. One that only asks about it is not among the times of answers."""
+        """Count one request that reached a model. One that only asks about the model is not in the time histograms."""
         model, outcome = trail.model, self._outcome(trail)
         who = (model, trail.alias, trail.team)
         self.requests.inc(*who, outcome)
@@ -105,7 +105,7 @@ class Metrics:
             self.prompt_tokens.inc(*who, by=usage.prompt_tokens)
             self.cached_tokens.inc(*who, by=usage.cached_tokens)
             self.generated_tokens.inc(*who, by=usage.completion_tokens)
-            # Answers that grow side by side have no common time per token, and one that was cut off may have stood.
+            # Parallel answers have no common time per token, and one that was cut off may have stalled before.
             is_whole = outcome == OK and trail.num_answers == 1
             if ttft_s is not None and usage.completion_tokens > 1 and is_whole:
                 token_s = max(0.0, total_s - ttft_s) / (usage.completion_tokens - 1)
@@ -117,11 +117,11 @@ class Metrics:
         self.requests.inc("", "", trail.team, self._outcome(trail))
 
     def lost_leases(self, model: str, why: str, count: int) -> None:
-        """`why`: as the catalogue says."""
+        """Count lost leases. `why`: one of `of_gateway.LEASE_ENDS`."""
         self.leases_lost.inc(model, why, by=count)
 
     def _outcome(self, trail: Trail) -> str:
-        """As a label: one of those that there are."""
+        """Count a failure, and return the request's outcome as one of the declared labels."""
         if trail.outcome == OK:
             return OK
         who, code = blamed(trail.outcome)
@@ -138,7 +138,7 @@ class Metrics:
 
 
 class Gauges:
-    """What is as it is: set just before somebody reads it."""
+    """The gauges, which are set just before somebody reads them."""
 
     def __init__(self, book: Book) -> None:
         self.queue_length = book.gauge(of_gateway.QUEUE_LENGTH)

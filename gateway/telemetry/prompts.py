@@ -1,7 +1,7 @@
-"""What callers ask and are answered, in the log: only where an operator has asked for that (`log_prompts`).
+"""Logs prompts and answers, only where an operator has asked for that (`log_prompts`).
 
 heard = prompts.begins(trail, request)      once per answer
-answer = heard.of(answer)                   what is read from it is noted
+answer = heard.of(answer)                   events that are read from it are noted
 heard.ends()                                one line, however it ended
 """
 
@@ -20,7 +20,7 @@ from workers.protocol.requests import GenerateRequest
 log = logging.getLogger("paddock.prompts")
 
 MAX_CHARS = 16_384
-"""Of a prompt, and of each part of an answer; of what is longer the middle is left out."""
+"""Most characters of a prompt, and of each part of an answer; the middle of longer ones is left out."""
 
 WARNING = (
     "prompts and answers are written into the log, at level info (log_prompts): whoever may read it reads what every "
@@ -31,7 +31,7 @@ _encode = msgspec.json.Encoder().encode
 
 
 class Answer(Protocol):
-    """As `gateway.pipeline.Answer`."""
+    """An answer as `gateway.pipeline.Answer` has it."""
 
     @property
     def ended(self) -> bool: ...
@@ -43,7 +43,7 @@ class Answer(Protocol):
 
 
 class Heard:
-    """Nothing is noted."""
+    """Ignores an answer, where prompts are not logged."""
 
     __slots__ = ()
 
@@ -51,11 +51,11 @@ class Heard:
         return answer
 
     def ends(self) -> None:
-        """The answer is complete, or there will be none."""
+        """Note that the answer is complete, or that there will be none."""
 
 
 class Prompts:
-    """Nothing is written."""
+    """Logs no prompts."""
 
     def begins(self, trail: Trail, request: GenerateRequest | PoolRequest) -> Heard:
         return UNHEARD
@@ -66,7 +66,7 @@ UNWRITTEN = Prompts()
 
 
 class WrittenPrompts(Prompts):
-    """One line per answer. Says so once, when it is made."""
+    """Logs one line per answer, and one warning about that when it is made."""
 
     def __init__(self) -> None:
         log.warning(WARNING)
@@ -132,7 +132,7 @@ class Overheard:
 
 
 class Excerpt:
-    """A text that grows, and of which the beginning and the end are kept."""
+    """The beginning and the end of a text that grows."""
 
     __slots__ = ("_head", "_num_chars", "_tail")
 

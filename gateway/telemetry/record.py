@@ -1,9 +1,9 @@
-"""What is kept of a request's way, for its trace; nothing where it has none, which costs nothing.
+"""Records a request's waits and attempts for its trace. A request without a trace records nothing, at no cost.
 
-record = begun(tracer, caller)              at the door
-wait = record.waits(model, standing)        for a slot, each time
-attempt = record.asks(model, ...)           of a worker, each time
-request_spans.tell(record, trail)           when the request is over
+record = begun(tracer, caller)              when the request arrives
+wait = record.waits(model, standing)        at each wait for a slot
+attempt = record.asks(model, ...)           at each attempt at a worker
+request_spans.tell(trail)                   when the request is over
 """
 
 from __future__ import annotations
@@ -19,57 +19,57 @@ from workers.tracing.tracer import Tracer
 
 
 class Wait:
-    """For a slot. This one is not kept."""
+    """A wait for a slot. This class records nothing."""
 
     __slots__ = ()
 
     def over(self, error: str = "", overtaken: int = 0) -> None:
-        """`error`: why it was in vain. Only the first time counts."""
+        """Record the end of the wait. `error`: why it was in vain. Only the first call counts."""
 
 
 class Attempt:
-    """Of one worker to answer. This one is not kept."""
+    """An attempt to get the answer from one worker. This class records nothing."""
 
     __slots__ = ("context",)
 
     def __init__(self, context: TraceContext | None = None) -> None:
         self.context = context
-        """What the worker is told; None: nothing."""
+        """The trace context that the worker gets; None: none."""
 
     def begun(self) -> None:
-        """The answer has begun."""
+        """Record that the answer has begun."""
 
     def over(self, error: str = "", end: Finished | Failed | None = None) -> None:
-        """`end`: its last event; None: it has none. Only the first time counts."""
+        """Record the end of the attempt. `end`: its last event; None: it has none. Only the first call counts."""
 
 
 NO_WAIT = Wait()
 
 
 class Record:
-    """Of a request that is not recorded."""
+    """The record of a request for its trace. This class records nothing."""
 
     __slots__ = ("context",)
 
     def __init__(self, context: TraceContext | None = None) -> None:
         self.context = context
-        """Span that everything about the request lies in; None: it is in no trace."""
+        """Context of the span that the request's other spans lie in; None: it is in no trace."""
 
     def waits(self, model: str, standing: Standing) -> Wait:
         return NO_WAIT
 
     def asks(self, model: str, worker: str, address: str, number: int) -> Attempt:
-        """`number`: from 1, of the attempts of one answer."""
+        """Record the beginning of an attempt. `number`: counts the attempts of one answer, from 1."""
         return Attempt(self.context)
 
     def notes(self, event: str, **facts: str) -> None:
-        """Something that happened on its way."""
+        """Record an event of the request."""
 
     def follows(self, other: TraceContext | None) -> None:
-        """What is sent was made for that request."""
+        """Link the trace of the other request that made the answer that is sent."""
 
     def beside(self) -> Record:
-        """Of a request inside this one: the connection carries several."""
+        """Return the record of a request inside this one, where the connection carries several."""
         return self
 
 
@@ -77,7 +77,7 @@ UNRECORDED = Record()
 
 
 def begun(tracer: Tracer, caller: TraceContext | None) -> Record:
-    """`caller`: the context that the request came with."""
+    """Return the record of a request that begins. `caller`: the trace context that it came with."""
     own = tracer.inside(caller)
     if own is None:
         # A caller's trace goes on through this gateway though it leaves no mark in it.
@@ -87,18 +87,18 @@ def begun(tracer: Tracer, caller: TraceContext | None) -> Record:
 
 @dataclass(slots=True)
 class KeptWait(Wait):
-    """Times are time.monotonic()."""
+    """A wait that is recorded. Times are time.monotonic()."""
 
     context: TraceContext
     model: str
     standing: Standing
     was_filed: bool
-    """It tells of an earlier wait of the same call, which had to wait then."""
+    """Whether `standing` has the queue position of an earlier wait of the same call."""
     began_at: float = field(default_factory=time.monotonic)
     ended_at: float = 0.0
     error: str = ""
     position: int = 0
-    """In the line when it was filed; 0: there was a slot at once."""
+    """Position in the queue when it was filed; 0: there was a slot at once."""
     predicted_s: float | None = None
     overtaken: int = 0
 
@@ -119,7 +119,7 @@ class KeptAttempt(Attempt):
         self.model, self.worker, self.address, self.number = model, worker, address, number
         self.began_at = time.monotonic()
         self.begun_at = self.ended_at = 0.0
-        """0: it has not."""
+        """time.monotonic() when the answer began, and when the attempt ended; 0: it has not."""
         self.error = ""
         self.end: Finished | Failed | None = None
 
@@ -134,7 +134,7 @@ class KeptAttempt(Attempt):
 
 
 class KeptRecord(Record):
-    """Shared by all answers to the request."""
+    """A record that is kept, shared by all answers to the request."""
 
     __slots__ = ("attempts", "events", "links", "own", "parent_id", "tracer", "waits_kept")
 
@@ -143,7 +143,7 @@ class KeptRecord(Record):
         self.tracer = tracer
         self.own = own
         self.parent_id = parent_id
-        """The caller's span; empty: the trace begins here."""
+        """Id of the caller's span; empty: the trace begins here."""
         self.waits_kept: list[KeptWait] = []
         self.attempts: list[KeptAttempt] = []
         self.events: list[SpanEvent] = []

@@ -1,7 +1,7 @@
-"""The spans of a request that is over: its own, its waits for a slot, its attempts at workers.
+"""Makes the spans of a request that is over: its own, its waits for a slot, its attempts at workers.
 
-Sources: OpenTelemetry's semantic conventions for HTTP spans and for generative AI. docs/tracing.md tells what each
-attribute says.
+Sources: OpenTelemetry's semantic conventions for HTTP spans and for generative AI. docs/tracing.md explains each
+attribute.
 """
 
 from __future__ import annotations
@@ -17,22 +17,22 @@ from workers.tracing.span import PROVIDER, Attributes, Kind, Span, Value
 
 METHODS = frozenset({"CONNECT", "DELETE", "GET", "HEAD", "OPTIONS", "PATCH", "POST", "PUT", "TRACE", "WEBSOCKET"})
 OTHER_METHOD = "_OTHER"
-"""The convention's name for what nobody has heard of."""
+"""The convention's name for unknown methods."""
 LEFT = frozenset({"client_gone", "cancelled", "superseded"})
-"""Nobody wanted the answer any more: no fault of anybody's."""
+"""Outcomes that are no error: nobody wanted the answer any more."""
 
 DEFAULT_PORTS = {"http": 80, "https": 443}
 
 
 def tell(trail: Trail) -> None:
-    """Hands a request that is over to its tracer, if it is recorded. Nothing of it may change any more."""
+    """Hand a request that is over to its tracer, if it is recorded. The trail may not change afterwards."""
     record = trail.record
     if isinstance(record, KeptRecord):
         record.tracer.tell(RequestJourney(trail, record, time.monotonic()))
 
 
 def _server(url: str) -> tuple[str, int]:
-    """Host and port of a worker's address; the standard library's reader takes as long as the rest of a span."""
+    """Return host and port of a worker's address. The standard library's parser takes as long as the rest of a span."""
     scheme, _, rest = url.partition("://")
     place = rest.partition("/")[0]
     host, _, port = place.rpartition(":")
@@ -42,7 +42,7 @@ def _server(url: str) -> tuple[str, int]:
 
 
 class RequestJourney:
-    """A `workers.tracing.tracer.Journey`."""
+    """A request that is over, as `workers.tracing.tracer.Journey`: makes its spans when the tracer wants them."""
 
     __slots__ = ("_ended_at", "_record", "_trail")
 

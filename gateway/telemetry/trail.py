@@ -1,4 +1,4 @@
-"""The trail of one request: what happened to it, for its log line, its metrics and its diagnostic headers."""
+"""The trail, the log record of one request: its facts for its log line, its metrics and its diagnostic headers."""
 
 from __future__ import annotations
 
@@ -12,76 +12,78 @@ from gateway.telemetry.standing import Standing
 from workers.protocol.events import Usage
 
 MAX_PATH_CHARS = 512
-"""Of a path in a log line: whoever has no key writes nothing longer."""
+"""Most characters of a path in a log line: callers without a key can't make it longer."""
 
 
 @dataclass(slots=True)
 class Trail:
-    """Filled in by whoever learns a fact first. Holds no prompt text, answers or keys. Times are time.monotonic()."""
+    """The log record of one request. Whichever code learns a fact first sets it. It holds no prompt text, answers or
+    keys. Times are time.monotonic().
+    """
 
     request_id: str
     method: str
     path: str
     received_at: float = field(default_factory=time.monotonic)
     route: str = ""
-    """The path as the route has it, `{names}` in place of what differs; empty: there is no such route."""
+    """The path of its route, with `{names}` for the variable parts; empty: there is no such route."""
     record: Record = UNRECORDED
-    """What is kept of its way for its trace; all its answers share it."""
+    """Its waits and attempts, for its trace; all its answers share it."""
     origin: bytes = b""
-    """The web page that asks, as its browser says; empty: none."""
+    """The web page that asks, by the browser's `Origin`; empty: none."""
     closes: bool = False
-    """Its connection ends with the answer: the caller is to go to another gateway with the next request."""
+    """Whether its connection ends with the answer: the caller is to send the next request to another gateway."""
     team: str = ""
     key_id: str = ""
     alias: str = ""
     stands_in: str = ""
-    """The default's name, where the call's own is not known; empty: it is."""
+    """The name of the default model, where the call's own name is not known; empty: it is known."""
     model: str = ""
     worker: str = ""
     fingerprint: str = ""
-    """What the worker computes with, as `Heartbeat.fingerprint`; empty: not known."""
+    """`Heartbeat.fingerprint` of the worker; empty: not known."""
     slot: int | None = None
     asks_only: bool = False
-    """It is a question about its model, or one for an admin: no work is to be placed for it."""
+    """Whether it is a question about its model, or one of an admin: no work is placed for it."""
     attempts: int = 0
-    """Workers that the call was submitted to."""
+    """Number of workers that the call was submitted to."""
     queue_ms: float = 0.0
-    """Waiting for slots, and for workers that would do, all attempts together; in vain, too."""
+    """Time of waiting for slots, and for workers that would do, in all attempts; waits in vain included."""
     failed_ms: float = 0.0
-    """With workers that it was submitted to and that failed before its first token."""
+    """Time spent at workers that it was submitted to and that failed before its first token."""
     standing: Standing = field(default_factory=Standing)
     overtaken: int = 0
-    """How often a slot went to another call that stood behind this one in line."""
+    """How often a slot went to another call that was behind this one in the queue."""
     expected_cached: int | None = None
     """Tokens of the prompt that its worker was expected to have cached; None: it never had a worker."""
     debug: bool = False
-    """The caller wants to know why the call went where it did."""
+    """Whether the caller wants to know why the call was placed where it was."""
     placement: str = ""
-    """Why it did, in one line of ASCII; for callers that want to know."""
+    """The reasons for its placement, in one line of ASCII; for callers that want to know."""
     submitted_at: float | None = None
-    """When the attempt that answered left for its worker."""
+    """When the attempt that answered was sent to its worker."""
     first_token_at: float | None = None
     usage: Usage | None = None
-    """Of all its answers, as far as they came."""
+    """Tokens of all its answers that came, whole or in part."""
     priority: int | None = None
-    """What its key allows, where it asked for a more urgent one."""
+    """The priority that its key allows, where it asked for a more urgent one."""
     held_bytes: int = 0
-    """Memory that its decoded body takes at most: what it costs to go through it grows with that."""
+    """Most memory that its decoded body takes: the cost of going through it grows with that."""
     num_answers: int = 1
-    """That it asks for, over all prompts."""
+    """Number of answers that it asks for, over all prompts."""
     status: int = 0
     outcome: str = ""
     """`ok`, `client_gone`, or the code of the error."""
     handed_over: bool = False
-    """The answer goes on without its connection; whoever makes it ends the trail."""
+    """Whether the answer goes on without its connection; the task that makes it ends the trail."""
     ignored: Ignored = field(default_factory=Ignored)
-    """Its parameters that nothing is done with."""
+    """Its parameters that have no effect."""
 
     def asked_by(self, principal: Principal) -> None:
         self.team, self.key_id = principal.team, principal.key_id
 
     def used(self, usage: Usage) -> None:
-        """By one more of its answers."""
+        """Add the tokens of one more of its answers."""
         before = self.usage or Usage(0, 0, 0)
         self.usage = Usage(
             before.prompt_tokens + usage.prompt_tokens,
@@ -91,29 +93,29 @@ class Trail:
 
     @property
     def trace_id(self) -> str:
-        """Empty: it is in no trace."""
+        """Id of its trace; empty: it is in none."""
         context = self.record.context
         return "" if context is None else context.trace_id
 
     @property
     def overhead_ms(self) -> float:
-        """From arrival to leaving for the worker that answers, without waiting for a slot and without failed tries."""
+        """Time from arrival to the submit to the worker that answers, without waits for slots and failed attempts."""
         if self.submitted_at is None:
             return 0.0
         return max(0.0, (self.submitted_at - self.received_at) * 1e3 - self.queue_ms - self.failed_ms)
 
     @property
     def ttft_s(self) -> float | None:
-        """Time to the first token, as the gateway saw it."""
+        """Seconds to the first token, as the gateway saw it; None: there was none."""
         return None if self.first_token_at is None else self.first_token_at - self.received_at
 
     def name(self) -> dict[str, object]:
-        """What other log lines about the request carry, so that they are found with it."""
+        """Return the ids that other log lines about the request carry, so that they are found with it."""
         fields: dict[str, object] = {"request_id": self.request_id}
         return fields | {"trace_id": self.trace_id} if self.trace_id else fields
 
     def line(self) -> dict[str, object]:
-        """The fields of the request's log line; what never happened is left out."""
+        """Return the fields of the request's log line, without those of what never happened."""
         ttft_s, usage = self.ttft_s, self.usage
         fields: dict[str, object] = {
             "request_id": self.request_id,

@@ -1,4 +1,4 @@
-"""Tokens of answers that have no end yet: what is counted of them where they are cut off."""
+"""Counts the tokens of answers that have not ended yet, for those that are cut off (partial usage)."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ OUTPUT = (Text, Reasoning, ToolCallDelta)
 
 
 class Unended:
-    """Of the answers of one request. `hear` comes once per token."""
+    """The partial usage of one request's answers. `hear` is called once per token."""
 
     __slots__ = ("_generated", "_started")
 
     def __init__(self) -> None:
         self._started: dict[int, Started] = {}
         self._generated: dict[int, int] = {}
-        """Both by the number of the answer, without those that have ended: these tell their own tokens."""
+        """Number of the answer -> its first event, its tokens; ended answers, which report their own, are left out."""
 
     def hear(self, choice: int, events: Iterable[CallEvent]) -> None:
         for event in events:
@@ -32,7 +32,7 @@ class Unended:
         self._started.pop(choice, None)
 
     def note(self, trail: Trail) -> None:
-        """What is left will have no end."""
+        """Add the usage of the answers that have not ended to the trail: they were cut off."""
         started = self._started.values()
         left = Usage(
             sum(event.num_prompt_tokens for event in started),
