@@ -1,4 +1,4 @@
-"""One call as a value: what is sent, and how the answer is read. Nothing here touches a network."""
+"""One call as a value: the request to send, and how its answer is read. Nothing here touches a network."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ MAX_GRACE_S = 60
 
 @dataclass(frozen=True, slots=True)
 class Ask(Generic[T]):
-    """A call that is answered whole."""
+    """A call whose answer is not streamed."""
 
     method: str
     path: str
     read: Callable[[bytes], T]
-    """Raises msgspec.MsgspecError for a body of another shape."""
+    """Reads the body of the answer. Raises msgspec.MsgspecError for one of another shape."""
     query: Mapping[str, str] = field(default_factory=dict)
     body: bytes | None = None
     read_at: frozenset[int] = frozenset()
     """Statuses, beside the successful ones, whose body is the answer."""
     patience_s: float | None = None
-    """Longest silence, where it is shorter than the client's."""
+    """Longest silence of the server in seconds, where it is shorter than the client's."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,9 +40,9 @@ class StreamAsk(Generic[T]):
     body: bytes
     read: Callable[[bytes], T]
     last: Callable[[T], bool]
-    """Whether a stream may end after this item; one that says `[DONE]` is complete anyhow."""
+    """Returns whether a stream may end after this item; one that says `[DONE]` is complete anyhow."""
     resume_grace: int | None = None
-    """Seconds that the server keeps a stream whose connection broke."""
+    """Seconds for which the server keeps a stream whose connection broke."""
 
     def __post_init__(self) -> None:
         grace = self.resume_grace
@@ -58,16 +58,16 @@ class Pause:
 
 
 Script = Generator[Ask[Any] | Pause, Any, T]
-"""Several calls that belong together: yields each step, is sent its answer or thrown its ClientError, returns."""
+"""A generator of several calls: it yields each step, is sent its answer or thrown its ClientError, and returns."""
 
 
 def encoded(values: Mapping[str, Any]) -> bytes:
-    """A JSON body without what is None. Raises TypeError for what JSON has no form for."""
+    """Return the values that are not None as a JSON body. Raises TypeError for a value that JSON has no form for."""
     return msgspec.json.encode({name: value for name, value in values.items() if value is not None})
 
 
 def answer(ask: Ask[T], status: int, headers: Mapping[str, str], body: bytes) -> T:
-    """Raises AnswerError, UnexpectedAnswer."""
+    """Return the answer that a response carries. Raises AnswerError, UnexpectedAnswer."""
     if not 200 <= status < 300 and status not in ask.read_at:
         raise refusal(status, headers, body)
     try:

@@ -1,4 +1,4 @@
-"""The client for tasks. What each call sends and reads: `calls`, `generation`."""
+"""The client for tasks. `calls` and `generation` define what each call sends and reads."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class AsyncConnection:
         self._http = httpx2.AsyncClient(base_url=server.root, **server.options())
 
     async def send(self, ask: Ask[T]) -> T:
-        """Raises ClientError."""
+        """Send a call and return its answer. Raises ClientError."""
         with self._server.translating(ask):
             request = self._http.build_request(ask.method, ask.path, **self._server.options_of(ask))
             response = await exchange_async(self._http, request)
@@ -44,11 +44,11 @@ class AsyncConnection:
         return answer(ask, response.status_code, response.headers, body)
 
     async def open(self, ask: StreamAsk[T]) -> AsyncStream[T]:
-        """Raises ClientError."""
+        """Send a call and return its streamed answer. Raises ClientError."""
         return await AsyncStream.open(self._http, self._server, Reception(ask))
 
     async def run(self, script: Script[T]) -> T:
-        """Takes the steps of a script. Raises ClientError."""
+        """Run the steps of a script and return its result. Raises ClientError."""
         reply: Any = None
         failure: ClientError | None = None
         while True:
@@ -103,7 +103,7 @@ class AsyncClient(
         Awaitable[AsyncStream[CompletionChunk]],
     ],
 ):
-    """A Paddock gateway or a llama-server. Every call raises ClientError; none is repeated by itself."""
+    """A client of a Paddock gateway or a llama-server. Every call raises ClientError; none is retried by itself."""
 
     def __init__(
         self,
@@ -146,9 +146,9 @@ class AsyncClient(
     apply_template = sent_async(calls.apply_template)
 
     async def is_ready(self) -> bool:
-        """Whether calls would be answered now."""
+        """Return whether calls would be answered now."""
         return await self._connection.run(readiness.is_ready())
 
     async def wait_until_ready(self, timeout: float = 60.0, poll_interval: float = 0.25) -> None:
-        """Seconds both. Raises NotReady."""
+        """Wait until calls would be answered. Both parameters are in seconds. Raises NotReady."""
         await self._connection.run(readiness.wait_until_ready(timeout, poll_interval))

@@ -1,4 +1,4 @@
-"""The calls that are answered whole, each as a value. Their keywords are the clients' methods' keywords.
+"""The calls without streamed answers, each as a value. Their keywords are those of the clients' methods.
 
 Where a server has several models, `model` names one; a server that has one needs no name.
 """
@@ -28,94 +28,94 @@ from gateway.client.server_answers import (
 )
 
 PROBE_S = 5.0
-"""A server that is well answers a probe at once."""
+"""Longest silence of a probe in seconds: a healthy server answers at once."""
 
 
 def health() -> Ask[HealthStatus]:
-    """Whether the server is up; a 503 is an answer too."""
+    """Ask whether the server is up; a 503 is an answer too."""
     return Ask("GET", "/health", server_answers.read_health, read_at=frozenset({503}), patience_s=PROBE_S)
 
 
 def readiness() -> Ask[None]:
-    """Paddock's `/ready`: refused with 503 while calls would not be answered."""
+    """Ask Paddock's `/ready`, which refuses with 503 while calls would not be answered."""
     return Ask("GET", "/ready", server_answers.read_nothing, patience_s=PROBE_S)
 
 
 def metrics(*, model: str | None = None) -> Ask[str]:
-    """Prometheus text."""
+    """Get the metrics, as Prometheus text."""
     return Ask("GET", "/metrics", server_answers.read_text, _picked(model))
 
 
 def props(*, model: str | None = None) -> Ask[Props]:
-    """Properties of the server, or of a model."""
+    """Get the properties of the server, or of a model."""
     return Ask("GET", "/props", server_answers.read_props, _picked(model))
 
 
 def set_props(properties: Mapping[str, Any] | None = None, *, model: str | None = None) -> Ask[None]:
-    """Changes properties, where the server lets them be changed."""
+    """Change properties, where the server lets them be changed."""
     return _post("/props", server_answers.read_nothing, {**(properties or {}), "model": model})
 
 
 def list_models() -> Ask[tuple[Model, ...]]:
-    """The models that the key may use."""
+    """List the models that the key may use."""
     return Ask("GET", "/v1/models", server_answers.read_models)
 
 
 def retrieve_model(model: str) -> Ask[Model]:
-    """One of them. Paddock only."""
+    """Get one model that the key may use. Paddock only."""
     return Ask("GET", f"/v1/models/{quote(model)}", server_answers.read_model)
 
 
 def load_model(model: str) -> Ask[None]:
-    """Has a model's workers started."""
+    """Have a model's workers started."""
     return _post("/models/load", server_answers.read_nothing, {"model": model})
 
 
 def unload_model(model: str) -> Ask[None]:
-    """Has a model's workers drained."""
+    """Have a model's workers drained."""
     return _post("/models/unload", server_answers.read_nothing, {"model": model})
 
 
 def list_slots(*, model: str | None = None, fail_on_no_slot: bool = False) -> Ask[tuple[SlotInfo, ...]]:
-    """The slots; with `fail_on_no_slot` Unavailable is raised when none is free."""
+    """List the slots; with `fail_on_no_slot` Unavailable is raised when none is free."""
     query = _picked(model) | ({"fail_on_no_slot": "1"} if fail_on_no_slot else {})
     return Ask("GET", "/slots", server_answers.read_slots, query)
 
 
 def save_slot(id_slot: int, filename: str, *, model: str | None = None) -> Ask[SlotSaved]:
-    """Writes the conversation in a slot to a file of the server."""
+    """Write the conversation in a slot to a file of the server."""
     return _slot(id_slot, "save", server_answers.read_slot_saved, filename, model)
 
 
 def restore_slot(id_slot: int, filename: str, *, model: str | None = None) -> Ask[SlotRestored]:
-    """Reads it back."""
+    """Read a saved conversation back into a slot."""
     return _slot(id_slot, "restore", server_answers.read_slot_restored, filename, model)
 
 
 def erase_slot(id_slot: int, filename: str | None = None, *, model: str | None = None) -> Ask[SlotErased]:
-    """Drops the conversation in a slot; with `filename` a file that was saved on its worker instead."""
+    """Drop the conversation in a slot; with `filename` delete a file that was saved on its worker instead."""
     return _slot(id_slot, "erase", server_answers.read_slot_erased, filename, model)
 
 
 def list_adapters(*, model: str | None = None) -> Ask[tuple[LoraAdapter, ...]]:
-    """The LoRA adapters that are loaded, with their scales."""
+    """List the LoRA adapters that are loaded, with their scales."""
     return Ask("GET", "/lora-adapters", server_answers.read_adapters, _picked(model))
 
 
 def set_scales(scales: Lora, *, model: str | None = None) -> Ask[None]:
-    """Scales for calls that name none themselves; an adapter that is left out gets 0."""
+    """Set the scales for calls that name none themselves; an adapter that is left out gets 0."""
     body = msgspec.json.encode(list(scales))
     return Ask("POST", "/lora-adapters", server_answers.read_nothing, _picked(model), body)
 
 
 def load_adapter(name: str, path: str, *, model: str | None = None) -> Ask[None]:
-    """Loads an adapter; its name can be called as `model` from then on. Paddock and vLLM."""
+    """Load an adapter; its name can be called as `model` from then on. Paddock and vLLM."""
     values = {"lora_name": name, "lora_path": path, "model": model}
     return _post("/v1/load_lora_adapter", server_answers.read_nothing, values)
 
 
 def unload_adapter(name: str, *, model: str | None = None) -> Ask[None]:
-    """Paddock and vLLM."""
+    """Unload an adapter. Paddock and vLLM."""
     return _post("/v1/unload_lora_adapter", server_answers.read_nothing, {"lora_name": name, "model": model})
 
 
@@ -128,7 +128,7 @@ def create_embeddings(
     embd_normalize: int | None = None,
     extra_body: Mapping[str, Any] | None = None,
 ) -> Ask[EmbeddingsResponse]:
-    """Vectors of texts or token ids, in OpenAI's form."""
+    """Compute the embeddings of texts or token ids, in OpenAI's form."""
     values = {"input": input, "model": model, "encoding_format": encoding_format, "dimensions": dimensions}
     values |= {"embd_normalize": embd_normalize, **(extra_body or {})}
     return _post("/v1/embeddings", pooled_answers.read_embeddings, values)
@@ -140,7 +140,10 @@ def embed(
     model: str | None = None,
     embd_normalize: int | None = None,
 ) -> Ask[tuple[TextEmbedding, ...]]:
-    """Vectors in llama-server's form. `embd_normalize`: -1 none, 0 by the largest, 1 taxicab, 2 Euclidean (default)."""
+    """Compute embeddings, in llama-server's form.
+
+    `embd_normalize`: -1 none, 0 by the largest, 1 taxicab, 2 Euclidean (default).
+    """
     values = {"content": content, "model": model, "embd_normalize": embd_normalize}
     return _post("/embedding", pooled_answers.read_text_embeddings, values)
 
@@ -153,7 +156,7 @@ def rerank(
     top_n: int | None = None,
     extra_body: Mapping[str, Any] | None = None,
 ) -> Ask[RerankResponse]:
-    """How well each document fits the query, best first."""
+    """Score how well each document fits the query, best first."""
     values = {"query": query, "documents": documents, "model": model, "top_n": top_n, **(extra_body or {})}
     return _post("/v1/rerank", pooled_answers.read_ranks, values)
 
@@ -166,13 +169,13 @@ def tokenize(
     parse_special: bool = True,
     with_pieces: bool = False,
 ) -> Ask[TokenizeResponse]:
-    """Text -> token ids, with what each stands for if asked."""
+    """Turn text into token ids; `with_pieces` adds the text of each token."""
     values = {"content": content, "model": model, "add_special": add_special, "parse_special": parse_special}
     return _post("/tokenize", pooled_answers.read_tokens, values | {"with_pieces": with_pieces})
 
 
 def detokenize(tokens: Sequence[int], *, model: str | None = None) -> Ask[str]:
-    """Token ids -> text."""
+    """Turn token ids into text."""
     return _post("/detokenize", pooled_answers.read_content, {"tokens": tokens, "model": model})
 
 
@@ -186,7 +189,7 @@ def apply_template(
     reasoning_effort: str | None = None,
     extra_body: Mapping[str, Any] | None = None,
 ) -> Ask[str]:
-    """The prompt that a conversation becomes for the model."""
+    """Return the prompt that the model's chat template makes of a conversation."""
     values: dict[str, Any] = {"messages": messages, "model": model, "tools": tools}
     values |= {"add_generation_prompt": add_generation_prompt, "chat_template_kwargs": chat_template_kwargs}
     values |= {"reasoning_effort": reasoning_effort, **(extra_body or {})}

@@ -1,4 +1,4 @@
-"""What `chat.completions.create` answers. Fields that a server adds are ignored; those it leaves out have defaults.
+"""The answers of `chat.completions.create`. Unknown fields of a server are ignored; missing ones have defaults.
 
 Source: OpenAI's API reference, "Chat completion object" and "chunk object"; `timings`, `prompt_progress` and
 `reasoning_content` are llama-server's (tools/server/README.md of llama.cpp).
@@ -10,7 +10,7 @@ from msgspec import Struct
 
 
 class Timings(Struct, frozen=True):
-    """How long an answer took; times in milliseconds, rates in tokens per second."""
+    """The durations and rates of one answer: milliseconds, and tokens per second."""
 
     cache_n: int = 0
     """Prompt tokens taken from a cache."""
@@ -26,7 +26,7 @@ class Timings(Struct, frozen=True):
 
 
 class PromptProgress(Struct, frozen=True):
-    """How much of the prompt has been read, in tokens; sent where `return_progress` was asked for."""
+    """The progress of the prefill in tokens; sent where `return_progress` was asked for."""
 
     total: int = 0
     cache: int = 0
@@ -57,7 +57,7 @@ class Usage(Struct, frozen=True):
 
 
 class TopToken(Struct, frozen=True):
-    """One of the likeliest tokens at a place. `prob` instead of `logprob` with `post_sampling_probs`."""
+    """One of the likeliest tokens at a position. With `post_sampling_probs` it has `prob` instead of `logprob`."""
 
     token: str = ""
     id: int | None = None
@@ -67,8 +67,8 @@ class TopToken(Struct, frozen=True):
 
 
 class TokenLogprob(Struct, frozen=True):
-    """A token of the answer. `prob` and `top_probs` instead of `logprob` and `top_logprobs` with
-    `post_sampling_probs`."""
+    """A token of the answer. With `post_sampling_probs` it has `prob` and `top_probs` instead of `logprob` and
+    `top_logprobs`."""
 
     token: str = ""
     id: int | None = None
@@ -86,7 +86,7 @@ class Logprobs(Struct, frozen=True):
 class FunctionCall(Struct, frozen=True):
     name: str
     arguments: str
-    """JSON text."""
+    """The arguments as JSON text."""
 
 
 class ToolCall(Struct, frozen=True):
@@ -96,7 +96,7 @@ class ToolCall(Struct, frozen=True):
 
 
 class Message(Struct, frozen=True, omit_defaults=True):
-    """An answer, or a turn of the conversation: `messages` takes it back as it is."""
+    """An answer, or a turn of the conversation; the parameter `messages` takes it as it is."""
 
     role: str
     content: str | None = None
@@ -126,7 +126,7 @@ class ChatCompletion(Struct, frozen=True):
 
     @property
     def text(self) -> str:
-        """Content of the first choice; empty where it is a tool call."""
+        """The content of the first choice; empty where it is a tool call."""
         return (self.choices[0].message.content or "") if self.choices else ""
 
 
@@ -144,7 +144,7 @@ class ToolCallDelta(Struct, frozen=True):
 
 
 class Delta(Struct, frozen=True):
-    """What a chunk adds to its choice."""
+    """The piece of an answer that a chunk adds to its choice."""
 
     role: str | None = None
     content: str | None = None
@@ -173,10 +173,10 @@ class ChatChunk(Struct, frozen=True):
 
     @property
     def text(self) -> str:
-        """What it adds to the content of the first choice."""
+        """The text that it adds to the content of the first choice."""
         return next((choice.delta.content or "" for choice in self.choices if choice.index == 0), "")
 
     @property
     def reasoning(self) -> str:
-        """What it adds to the reasoning of the first choice."""
+        """The text that it adds to the reasoning of the first choice."""
         return next((choice.delta.reasoning_content or "" for choice in self.choices if choice.index == 0), "")

@@ -1,4 +1,4 @@
-"""The client for threads. What each call sends and reads: `calls`, `generation`."""
+"""The client for threads. `calls` and `generation` define what each call sends and reads."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Connection:
         self._http = httpx2.Client(base_url=server.root, **server.options())
 
     def send(self, ask: Ask[T]) -> T:
-        """Raises ClientError."""
+        """Send a call and return its answer. Raises ClientError."""
         with self._server.translating(ask):
             request = self._http.build_request(ask.method, ask.path, **self._server.options_of(ask))
             response = exchange(self._http, request)
@@ -44,11 +44,11 @@ class Connection:
         return answer(ask, response.status_code, response.headers, body)
 
     def open(self, ask: StreamAsk[T]) -> Stream[T]:
-        """Raises ClientError."""
+        """Send a call and return its streamed answer. Raises ClientError."""
         return Stream(self._http, self._server, Reception(ask))
 
     def run(self, script: Script[T]) -> T:
-        """Takes the steps of a script. Raises ClientError."""
+        """Run the steps of a script and return its result. Raises ClientError."""
         reply: Any = None
         failure: ClientError | None = None
         while True:
@@ -103,7 +103,7 @@ class Client(
         Stream[CompletionChunk],
     ],
 ):
-    """A Paddock gateway or a llama-server. Every call raises ClientError; none is repeated by itself."""
+    """A client of a Paddock gateway or a llama-server. Every call raises ClientError; none is retried by itself."""
 
     def __init__(
         self,
@@ -146,9 +146,9 @@ class Client(
     apply_template = sent(calls.apply_template)
 
     def is_ready(self) -> bool:
-        """Whether calls would be answered now."""
+        """Return whether calls would be answered now."""
         return self._connection.run(readiness.is_ready())
 
     def wait_until_ready(self, timeout: float = 60.0, poll_interval: float = 0.25) -> None:
-        """Seconds both. Raises NotReady."""
+        """Wait until calls would be answered. Both parameters are in seconds. Raises NotReady."""
         self._connection.run(readiness.wait_until_ready(timeout, poll_interval))

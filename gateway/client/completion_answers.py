@@ -1,4 +1,4 @@
-"""What `complete` and `infill` answer, whole and streamed.
+"""The answers of `complete` and `infill`, whole and streamed.
 
 Source: llama-server's `/completion` (tools/server/README.md of llama.cpp).
 """
@@ -15,17 +15,17 @@ from gateway.client.chat_answers import PromptProgress, Timings, TokenLogprob
 
 
 class StopType(Enum):
-    """Why an answer ended."""
+    """The reasons why an answer ended."""
 
     NONE = "none"
-    """It has not."""
+    """It has not ended."""
     EOS = "eos"
     LIMIT = "limit"
-    """`n_predict` or the context."""
+    """It reached `n_predict` or the end of the context."""
     WORD = "word"
-    """A stop string; `stopping_word` says which."""
+    """It reached a stop string; `stopping_word` is the one."""
     OTHER = "other"
-    """A word that this client does not know."""
+    """A reason that this client does not know."""
 
     @classmethod
     def _missing_(cls, value: object) -> StopType:
@@ -39,14 +39,14 @@ class CompletionResponse(Struct, frozen=True, kw_only=True):
     tokens: tuple[int, ...] = ()
     """Ids of the answer's tokens, where `return_tokens` was asked for."""
     index: int = 0
-    """Which of several prompts or completions it is."""
+    """Number of the prompt or completion among several."""
     id_slot: int = -1
     stop: bool = True
     stop_type: StopType = StopType.NONE
     stopping_word: str = ""
     model: str = ""
     prompt: Any = None
-    """As the model read it."""
+    """The prompt as the model read it."""
     generation_settings: dict[str, Any] = field(default_factory=dict)
     tokens_predicted: int = 0
     tokens_evaluated: int = 0
@@ -54,7 +54,7 @@ class CompletionResponse(Struct, frozen=True, kw_only=True):
     tokens_cached: int = 0
     has_new_line: bool = False
     truncated: bool = False
-    """The context was exceeded."""
+    """Whether the context was exceeded."""
     timings: Timings | None = None
     completion_probabilities: tuple[TokenLogprob, ...] | None = None
     extra: dict[str, Any] = field(default_factory=dict)
@@ -76,17 +76,17 @@ read_chunk = msgspec.json.Decoder(CompletionChunk).decode
 
 
 def read_completion(body: bytes) -> CompletionResponse:
-    """Raises msgspec.MsgspecError, also for the list that several prompts or completions give."""
+    """Return the answer in a body. Raises msgspec.MsgspecError, also for a list, as several completions give."""
     return _completion(_document(body))
 
 
 def read_completion_text(body: bytes) -> str:
-    """Raises msgspec.MsgspecError."""
+    """Return the text of the answer in a body. Raises msgspec.MsgspecError."""
     return read_completion(body).content
 
 
 def read_completions(body: bytes) -> tuple[CompletionResponse, ...]:
-    """Raises msgspec.MsgspecError."""
+    """Return the answers in a body, one or a list of them. Raises msgspec.MsgspecError."""
     found = _documents(body)
     return tuple(_completion(one) for one in (found if isinstance(found, list) else [found]))
 

@@ -1,4 +1,4 @@
-"""The one error tree of the client, and how a server's error body becomes one of them.
+"""The error tree of the client, and the translation of a server's error body into one of these errors.
 
 ClientError
 ├── ConnectionFailed             nobody answers there, or the connection broke
@@ -30,7 +30,7 @@ SHOWN_CHARS = 200
 
 
 class ClientError(Exception):
-    """Whatever a call of the client can raise; `message` is for a person."""
+    """The base of all errors that a call of the client raises; `message` is for a person."""
 
     def __init__(self, message: str) -> None:
         super().__init__(message)
@@ -58,7 +58,9 @@ class StreamBroken(ClientError):
 
 
 class AnswerError(ClientError):
-    """`status` is None for an error inside a stream whose server did not say one; `retry_after` is in seconds."""
+    """An error that the server answered. `status` is None for one in a stream that names none; `retry_after` is in
+    seconds.
+    """
 
     def __init__(
         self, message: str, *, status: int | None, detail: Mapping[str, Any], headers: Mapping[str, str]
@@ -71,7 +73,7 @@ class AnswerError(ClientError):
         self.request_id = headers.get("x-request-id")
         self.retry_after = _seconds(headers.get("retry-after"))
         self.detail = detail
-        """All that the server said of the error."""
+        """The whole error object of the server's answer."""
 
     def __str__(self) -> str:
         return f"{self.message} (request {self.request_id})" if self.request_id else self.message
@@ -148,18 +150,18 @@ _BY_WORD: dict[str, type[AnswerError]] = {
     "exceed_context_size_error": ContextOverflow,
     "stream_gone": StreamGone,
 }
-"""Codes and types that say more than the status. The first is OpenAI's, the second llama-server's."""
+"""Codes and types that are more precise than the status. The first is OpenAI's, the second llama-server's."""
 
 
 def refusal(status: int, headers: Mapping[str, str], body: bytes) -> AnswerError:
-    """The error that an answer with this status stands for, whatever its body."""
+    """Return the error for an answer with this status, whatever its body."""
     detail = _detail(body)
     message = _text(detail.get("message")) or f"HTTP status {status}{_excerpt(body)}"
     return _kind(detail, status)(message, status=status, detail=detail, headers=headers)
 
 
 def stream_error(event: bytes, headers: Mapping[str, str]) -> AnswerError | None:
-    """The error that an event of a stream carries; None for any other event. `headers` are the stream's."""
+    """Return the error that an event of a stream carries; None for any other event. `headers` are the stream's."""
     if b'"error"' not in event:
         return None
     detail = _detail(event)
@@ -182,7 +184,7 @@ def _kind(detail: Mapping[str, Any], status: int | None) -> type[AnswerError]:
 
 
 def _detail(body: bytes) -> Mapping[str, Any]:
-    """The object below `error`; empty where there is none."""
+    """Return the object below `error`; empty where there is none."""
     try:
         document = msgspec.json.decode(body)
     except msgspec.DecodeError:
@@ -202,7 +204,7 @@ def _count(value: Any) -> int | None:
 
 
 def _seconds(value: str | None) -> float | None:
-    """Of a `retry-after` header; None for a date, which none of the servers here sends."""
+    """Return the seconds in a `retry-after` header; None for a date, which none of the servers here sends."""
     try:
         return None if value is None else max(0.0, float(value))
     except ValueError:

@@ -1,8 +1,8 @@
 """Sends a request and waits for the headers of the answer, over a kept connection or a new one.
 
-A server may close a connection that lies idle in the moment in which it is used again; llama-server does so after each
-stream. What comes back then is an error that says nothing about the request, so it goes out once more over another
-connection. Nothing else is sent twice.
+A server may close an idle connection at the moment in which it is used again; llama-server does so after each stream.
+The error that follows says nothing about the request, so the request is sent once more over another connection. Nothing
+else is sent twice.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ from typing import Any
 import httpx2
 
 CLOSED = (httpx2.ReadError, httpx2.RemoteProtocolError, httpx2.WriteError)
-"""How it looks when the other side has closed the connection."""
+"""Errors that follow when the server has closed the connection."""
 
 
 class _Trace:
-    """Sees whether a connection is made for a request."""
+    """Notes whether a new connection is made for a request."""
 
     def __init__(self) -> None:
         self.is_new = False
@@ -29,7 +29,7 @@ class _Trace:
 
 
 def exchange(http: httpx2.Client, request: httpx2.Request) -> httpx2.Response:
-    """The answer, its body unread. Raises httpx2.HTTPError."""
+    """Send a request and return the response, its body unread. Raises httpx2.HTTPError."""
     while True:
         trace = _Trace()
         request.extensions["trace"] = trace.note
@@ -41,7 +41,7 @@ def exchange(http: httpx2.Client, request: httpx2.Request) -> httpx2.Response:
 
 
 async def exchange_async(http: httpx2.AsyncClient, request: httpx2.Request) -> httpx2.Response:
-    """The answer, its body unread. Raises httpx2.HTTPError."""
+    """Send a request and return the response, its body unread. Raises httpx2.HTTPError."""
     while True:
         trace = _Trace()
         request.extensions["trace"] = trace.note_async

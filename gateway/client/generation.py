@@ -1,4 +1,4 @@
-"""The generating methods, declared once for both clients: the type parameters say what `send` and `open` return."""
+"""The generating methods, declared once for both clients; type parameters stand for what `send` and `open` return."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class ChatCompletions(Sender, Generic[Whole, Streamed]):
         resume_grace: int | None = None,
         **parameters: Unpack[ChatParameters],
     ) -> Whole | Streamed:
-        """An answer to a conversation. Raises ClientError; TypeError and ValueError for what can't be asked.
+        """Answer a conversation. Raises ClientError; TypeError and ValueError for parameters that can't be sent.
 
         With `resume_grace` (1 to 60 seconds) a stream goes on after a broken connection.
         """
@@ -63,7 +63,7 @@ class Chat(Generic[Whole, Streamed]):
 
 
 class Completions(Sender, Generic[Whole, Many, Text, Streamed]):
-    """llama-server's own calls."""
+    """The generating calls of llama-server's own API."""
 
     def __init__(self, send: Send, open: Open) -> None:
         super().__init__(send)
@@ -92,16 +92,16 @@ class Completions(Sender, Generic[Whole, Many, Text, Streamed]):
         resume_grace: int | None = None,
         **parameters: Unpack[CompletionParameters],
     ) -> Whole | Streamed:
-        """What follows a prompt. Raises ClientError; TypeError and ValueError for what can't be asked."""
+        """Continue a prompt. Raises ClientError; TypeError and ValueError for parameters that can't be sent."""
         return self._generated(generation_calls.COMPLETION, {"prompt": prompt}, stream, resume_grace, parameters)
 
     def complete_many(self, prompts: Sequence[Prompt], **parameters: Unpack[CompletionParameters]) -> Many:
-        """Several prompts, or several completions of each (`n_cmpl`); `index` tells which is which."""
+        """Continue several prompts, or each several times (`n_cmpl`); `index` is the number of each completion."""
         answers: Many = self._send(generation_calls.complete_many(prompts, parameters))
         return answers
 
     def simple_completion(self, prompt: Prompt, **parameters: Unpack[CompletionParameters]) -> Text:
-        """The text that follows a prompt."""
+        """Continue a prompt and return only the text."""
         text: Text = self._send(generation_calls.complete_text(prompt, parameters))
         return text
 
@@ -141,7 +141,7 @@ class Completions(Sender, Generic[Whole, Many, Text, Streamed]):
         resume_grace: int | None = None,
         **parameters: Unpack[CompletionParameters],
     ) -> Whole | Streamed:
-        """What belongs between two pieces of code. `input_extra`: further files, each with `filename` and `text`."""
+        """Fill in code between a prefix and a suffix. `input_extra`: more files, each with `filename` and `text`."""
         gap = {"input_prefix": input_prefix, "input_suffix": input_suffix, "input_extra": input_extra, "prompt": prompt}
         return self._generated(generation_calls.INFILL, gap, stream, resume_grace, parameters)
 

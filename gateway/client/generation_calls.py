@@ -34,7 +34,7 @@ def chat_stream(messages: Messages, resume_grace: int | None, parameters: ChatPa
 
 
 def complete(path: str, values: Mapping[str, Any], parameters: CompletionParameters) -> Ask[CompletionResponse]:
-    """`values`: the prompt, or the gap to fill."""
+    """Return the call for a whole completion. `values`: the prompt, or the prefix and suffix of an infill."""
     return _completion(path, values, parameters, completion_answers.read_completion)
 
 
@@ -60,7 +60,7 @@ def _completion(
 
 
 def _checked(declared: type[Any], parameters: Mapping[str, Any]) -> dict[str, Any]:
-    """The parameters, with what `extra_body` holds beside them. Raises TypeError for a name that is not declared."""
+    """Return the parameters together with those in `extra_body`. Raises TypeError for a name that is not declared."""
     unknown = sorted(parameters.keys() - declared.__optional_keys__)
     if unknown:
         raise TypeError(f"unknown parameter {unknown[0]!r}; what this client does not know goes into extra_body")

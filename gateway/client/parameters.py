@@ -1,9 +1,9 @@
-"""Every parameter that a generating call takes, as keywords. `None` counts as left out.
+"""The parameters that generating calls take, as keywords. `None` counts as left out.
 
 Sources: llama-server (tools/server/README.md and server-schema.cpp of llama.cpp), whose names, defaults and meaning the
-sampling parameters have everywhere; OpenAI's API reference, "Create chat completion"; and what only Paddock has:
-`cache_salt`, `priority`, `context_shift`, `special`. What a server does not have, it refuses (Paddock) or ignores
-(llama-server).
+sampling parameters have everywhere; OpenAI's API reference, "Create chat completion"; and Paddock alone for
+`cache_salt`, `priority`, `context_shift`, `special`. Paddock refuses parameters that it does not have, llama-server
+ignores them.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ LogitBias = Mapping[str, float | bool] | Mapping[str, float] | Sequence[Sequence
 
 
 class SamplingParameters(TypedDict, total=False):
-    """How a token is drawn."""
+    """The parameters of sampling."""
 
     temperature: float | None
     dynatemp_range: float | None
@@ -61,7 +61,7 @@ class SamplingParameters(TypedDict, total=False):
 
 
 class GenerationParameters(SamplingParameters, total=False):
-    """What chat and completion have in common."""
+    """The parameters that chat and completion have in common."""
 
     model: str | None
     stop: Sequence[str] | str | None
@@ -103,11 +103,11 @@ class GenerationParameters(SamplingParameters, total=False):
     reasoning_budget_message: str | None
     reasoning_control: bool | None
     extra_body: Mapping[str, Any] | None
-    """What is not named here; sent as it is."""
+    """Parameters that are not named here; sent as they are."""
 
 
 class CompletionParameters(GenerationParameters, total=False):
-    """Of `complete` and `infill`."""
+    """The parameters of `complete` and `infill`."""
 
     n_cmpl: int | None
     response_fields: Sequence[str] | None
@@ -115,7 +115,7 @@ class CompletionParameters(GenerationParameters, total=False):
 
 
 class ChatParameters(GenerationParameters, total=False):
-    """Of `chat.completions.create`."""
+    """The parameters of `chat.completions.create`."""
 
     max_tokens: int | None
     max_completion_tokens: int | None

@@ -1,4 +1,4 @@
-"""What calls about texts and tokens answer: embeddings, ranks, token ids.
+"""The answers of calls about texts and tokens: embeddings, ranks, token ids.
 
 Sources: OpenAI's API reference, "Embedding object"; llama-server's `/embedding`, `/rerank` and `/tokenize`
 (tools/server/README.md of llama.cpp).
@@ -20,12 +20,12 @@ FLOAT_BYTES = 4
 
 class Embedding(Struct, frozen=True):
     embedding: tuple[float, ...] | str
-    """Text for `encoding_format="base64"`: little-endian 32-bit floats."""
+    """The vector; for `encoding_format="base64"` text of little-endian 32-bit floats."""
     index: int = 0
 
     @property
     def vector(self) -> tuple[float, ...]:
-        """The numbers, whichever the encoding."""
+        """The numbers of the vector, whichever the encoding."""
         if not isinstance(self.embedding, str):
             return self.embedding
         raw = base64.b64decode(self.embedding)
@@ -39,28 +39,28 @@ class EmbeddingsResponse(Struct, frozen=True):
 
 
 class TextEmbedding(Struct, frozen=True):
-    """Of `embed`: one vector, or one per token where the model pools nothing."""
+    """An answer of `embed`: one vector, or one per token where the model pools nothing."""
 
     embedding: tuple[tuple[float, ...], ...]
     index: int = 0
 
     @property
     def vector(self) -> tuple[float, ...]:
-        """The first one: the text's, where the model pools."""
+        """The first vector: that of the text, where the model pools."""
         return self.embedding[0] if self.embedding else ()
 
 
 class RerankResult(Struct, frozen=True):
     index: int
-    """Of the document in the request."""
+    """Index of the document in the request."""
     relevance_score: float
     document: Any = None
-    """As the server gives it back, if it was asked to."""
+    """The document as the server returns it, if it was asked to."""
 
 
 class RerankResponse(Struct, frozen=True):
     results: tuple[RerankResult, ...]
-    """Best first."""
+    """Results, best first."""
     model: str = ""
     usage: Usage | None = None
 
@@ -68,7 +68,7 @@ class RerankResponse(Struct, frozen=True):
 class TokenizeResponse(Struct, frozen=True):
     tokens: tuple[int, ...]
     pieces: tuple[str | bytes, ...] | None = None
-    """What each token stands for, where asked for; bytes where a token alone is no valid UTF-8."""
+    """Text of each token, where asked for; bytes where a token alone is no valid UTF-8."""
 
 
 class _Piece(Struct, frozen=True):
@@ -98,7 +98,7 @@ read_ranks = msgspec.json.Decoder(RerankResponse).decode
 
 
 def read_tokens(body: bytes) -> TokenizeResponse:
-    """Raises msgspec.MsgspecError."""
+    """Return the token ids in a body. Raises msgspec.MsgspecError."""
     found = _tokens(body).tokens
     pieces = tuple(_piece(one.piece) for one in found if isinstance(one, _Piece))
     ids = tuple(one.id if isinstance(one, _Piece) else one for one in found)
@@ -106,12 +106,12 @@ def read_tokens(body: bytes) -> TokenizeResponse:
 
 
 def read_content(body: bytes) -> str:
-    """Raises msgspec.MsgspecError."""
+    """Return the text in a body. Raises msgspec.MsgspecError."""
     return _content(body).content
 
 
 def read_prompt(body: bytes) -> str:
-    """Raises msgspec.MsgspecError."""
+    """Return the prompt in a body. Raises msgspec.MsgspecError."""
     return _prompt(body).prompt
 
 

@@ -1,4 +1,4 @@
-"""Asking whether a server takes calls yet, as scripts: Paddock's `/ready`, or llama-server's `/health`."""
+"""Scripts that ask whether a server takes calls yet, at Paddock's `/ready` or llama-server's `/health`."""
 
 from __future__ import annotations
 
@@ -17,12 +17,14 @@ from gateway.client.errors import (
 
 
 def is_ready() -> Script[bool]:
-    """False too where nobody answers. Raises the ClientError that waiting would not mend."""
+    """Return whether the server takes calls; False if nothing answers. Raises ClientErrors that waiting can't mend."""
     return (yield from _obstacle()) is None
 
 
 def wait_until_ready(timeout: float, poll_interval: float) -> Script[None]:
-    """Seconds both. Raises NotReady, and the ClientError that waiting would not mend."""
+    """Wait until the server takes calls. Both parameters are in seconds. Raises NotReady, and ClientErrors that waiting
+    can't mend.
+    """
     deadline = time.monotonic() + timeout
     while (obstacle := (yield from _obstacle())) is not None:
         left = deadline - time.monotonic()
@@ -32,7 +34,7 @@ def wait_until_ready(timeout: float, poll_interval: float) -> Script[None]:
 
 
 def _obstacle() -> Script[str | None]:
-    """What stands in the way now."""
+    """Return the reason why the server takes no calls now; None: it takes them."""
     try:
         try:
             yield calls.readiness()

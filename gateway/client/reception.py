@@ -1,6 +1,6 @@
-"""A streamed answer without its connection: cuts the bytes into typed items, and knows whether it is complete.
+"""Receives a streamed answer, apart from its connection: cuts the bytes into typed items, and checks its completeness.
 
-After a break it decides whether and when to ask again: only with a grace that the caller asked for, only once an event
+After a break it decides whether and when to reconnect: only with a grace that the caller asked for, only once an event
 with an id has come, and for no longer than the server keeps the stream.
 """
 
@@ -24,13 +24,13 @@ DONE = b"[DONE]"
 
 
 class Reception(Generic[T]):
-    """What has been received of one streamed answer."""
+    """The state of one streamed answer that is being received."""
 
     def __init__(self, ask: StreamAsk[T], clock: Callable[[], float] = time.monotonic) -> None:
         self.ask = ask
         self.complete = False
         self.headers: Mapping[str, str] = {}
-        """Of the connection that is open or was last."""
+        """Response headers of the current or last connection."""
         self._clock = clock
         self._reader = SseReader()
         self._last_id = ""
@@ -47,12 +47,12 @@ class Reception(Generic[T]):
         return headers
 
     def opened(self, headers: Mapping[str, str]) -> None:
-        """A connection stands. Half an event of the one before is forgotten: it comes again."""
+        """Begin with a new connection. Half an event of the one before is dropped: it comes again."""
         self.headers = headers
         self._reader = SseReader()
 
     def feed(self, chunk: bytes) -> Iterator[T]:
-        """The items that this chunk completes. Raises AnswerError for an error in the stream, UnexpectedAnswer."""
+        """Yield the items that a chunk completes. Raises AnswerError for an error in the stream, UnexpectedAnswer."""
         try:
             events = self._reader.feed(chunk)
         except EventTooLong as error:
@@ -68,19 +68,19 @@ class Reception(Generic[T]):
                 yield self._item(event.data)
 
     def refused(self, error: ClientError) -> ClientError:
-        """What it means that the server refused. One that knows nothing of the stream may say no more than 404."""
+        """Return the error for a refusal: StreamGone where a server that does not know the stream says only 404."""
         if self._last_id and isinstance(error, NotFound) and not isinstance(error, StreamGone):
             return StreamGone(error.message, status=error.status, detail=error.detail, headers=self.headers)
         return error
 
     def ended(self) -> None:
-        """The connection ended in good order. Raises StreamBroken if the answer did not."""
+        """Note that the connection ended in good order. Raises StreamBroken if the answer is not complete."""
         if not self.complete and not self._may_end:
             raise StreamBroken("the stream ended before the answer was complete")
         self.complete = True
 
     def pause_s(self, error: ClientError) -> float:
-        """How long to wait before asking again after this break. Raises StreamBroken where that is of no use."""
+        """Return the seconds to wait before reconnecting after this break. Raises StreamBroken where that is no use."""
         now = self._clock()
         if self._broke_at is None:
             self._broke_at, self._pause_s = now, FIRST_PAUSE_S

@@ -1,7 +1,7 @@
-"""Methods of both clients made from the functions that build calls: same keywords, types and documentation.
+"""Makes methods of both clients from the functions that build calls: same keywords, types and documentation.
 
-`send` of a client for tasks returns what is to be awaited, that of a client for threads returns the answer; nothing
-here depends on which.
+`send` of a client for tasks returns an awaitable, that of a client for threads returns the answer; nothing here depends
+on which.
 """
 
 from __future__ import annotations
@@ -19,19 +19,19 @@ Send = Callable[[Ask[Any]], Any]
 
 
 class Sender:
-    """What has calls as methods. They raise ClientError."""
+    """The base of objects that have calls as methods. These raise ClientError."""
 
     def __init__(self, send: Send) -> None:
         self._send = send
 
 
 def sent(build: Callable[P, Ask[T]]) -> Callable[Concatenate[Sender, P], T]:
-    """A method that returns the call's answer."""
+    """Return a method that returns the call's answer."""
     return _method(build)
 
 
 def sent_async(build: Callable[P, Ask[T]]) -> Callable[Concatenate[Sender, P], Awaitable[T]]:
-    """A method whose result, awaited, is the call's answer."""
+    """Return a method whose result, awaited, is the call's answer."""
     return _method(build)
 
 
@@ -45,6 +45,6 @@ def _method(build: Callable[P, Ask[Any]]) -> Callable[Concatenate[Sender, P], An
     own = inspect.Parameter("self", inspect.Parameter.POSITIONAL_ONLY)
     answer = str(signature.return_annotation).removeprefix("Ask[").removesuffix("]")
     shown = signature.replace(parameters=[own, *signature.parameters.values()], return_annotation=answer)
-    # What `help` shows; functions are not known to have this attribute.
+    # `help` shows it; type checkers do not know this attribute of functions.
     setattr(method, "__signature__", shown)  # noqa: B010
     return method

@@ -1,4 +1,4 @@
-"""What both clients tell httpx, and what its errors are called here."""
+"""The options that both clients give httpx, and the translation of its errors."""
 
 from __future__ import annotations
 
@@ -18,27 +18,29 @@ DEFAULT_TIMEOUT_S = 600.0
 CONNECT_TIMEOUT_S = 10.0
 
 VerifySsl = bool | str | ssl.SSLContext
-"""Whether certificates are checked; or the file of authorities to check them by; or a context of the caller's own."""
+"""Whether certificates are checked; or the file of authorities to check them with; or an SSL context."""
 
 
 @dataclass(frozen=True, slots=True)
 class Server:
-    """An address, and how it is talked to."""
+    """The address of a server, with the key, timeouts and headers for it."""
 
     base_url: str
     api_key: str = field(repr=False)
     timeout_s: float | None
-    """Longest silence of the server, and at most CONNECT_TIMEOUT_S for a connection; None: forever."""
+    """Longest silence of the server in seconds, None: forever; connecting takes at most CONNECT_TIMEOUT_S."""
     verify_ssl: VerifySsl
     headers: Mapping[str, str] = field(default_factory=dict, repr=False)
 
     @property
     def root(self) -> str:
-        """Without the `/v1` that clients for OpenAI want."""
+        """The base URL without the `/v1` that clients for OpenAI want."""
         return self.base_url.rstrip("/").removesuffix("/v1")
 
     def options(self) -> dict[str, Any]:
-        """Of `httpx2.Client` and `httpx2.AsyncClient`. Raises ConnectionFailed for a file that holds no authorities."""
+        """Return the options of `httpx2.Client` and `httpx2.AsyncClient`. Raises ConnectionFailed for a file that holds
+        no authorities.
+        """
         headers = {"user-agent": "paddock-client", **self.headers}
         if self.api_key:
             headers["authorization"] = f"Bearer {self.api_key}"
@@ -46,7 +48,7 @@ class Server:
         return {"headers": headers, "timeout": self._timeout(), "verify": self._verify(), "limits": limits}
 
     def options_of(self, ask: Ask[Any]) -> dict[str, Any]:
-        """Of one request."""
+        """Return the options of one request."""
         options: dict[str, Any] = {"params": dict(ask.query)}
         if ask.body is not None:
             options |= {"content": ask.body, "headers": {"content-type": "application/json"}}
@@ -57,7 +59,7 @@ class Server:
 
     @contextmanager
     def translating(self, ask: Ask[Any] | StreamAsk[Any]) -> Iterator[None]:
-        """httpx's errors as the client's own."""
+        """Raise httpx's errors inside the block as the client's own."""
         try:
             yield
         except (httpx2.HTTPError, httpx2.InvalidURL, httpx2.StreamError) as error:

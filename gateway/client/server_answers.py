@@ -1,4 +1,4 @@
-"""What a server says of itself: health, models, slots, adapters, properties.
+"""The answers of a server about itself: health, models, slots, adapters, properties.
 
 Source: llama-server's routes of these names (tools/server/README.md of llama.cpp); OpenAI's API reference, "Model
 object".
@@ -16,7 +16,7 @@ from gateway.client.errors import refusal
 
 class HealthStatus(Struct, frozen=True):
     status: str
-    """`ok`; anything else means: not yet, or no more."""
+    """`ok`; with anything else the server is not ready yet, or no more."""
     message: str = ""
 
     @property
@@ -25,7 +25,7 @@ class HealthStatus(Struct, frozen=True):
 
 
 class ModelMeta(Struct, frozen=True):
-    """Sizes of a model: tokens, parameters, bytes."""
+    """The sizes of a model: tokens, parameters, bytes."""
 
     n_ctx: int | None = None
     n_ctx_train: int | None = None
@@ -55,7 +55,7 @@ class Model(Struct, frozen=True):
     root: str | None = None
     """The model behind an alias or adapter."""
     parent: str | None = None
-    """Of an adapter: the model that it belongs to."""
+    """The base model of an adapter."""
     aliases: tuple[str, ...] = ()
     workers: int | None = None
     meta: ModelMeta | None = None
@@ -73,7 +73,7 @@ class NextToken(Struct, frozen=True):
 class SlotInfo(Struct, frozen=True):
     id: int
     n_ctx: int = 0
-    """Tokens that fit."""
+    """Context size of the slot, in tokens."""
     is_processing: bool = False
     speculative: bool = False
     id_task: int | str | None = None
@@ -85,16 +85,16 @@ class SlotInfo(Struct, frozen=True):
     """A list of one from newer servers, the object itself from older ones."""
     model: str | None = None
     worker: str | None = None
-    """Where several workers serve a model: whose slot it is."""
+    """The worker that has the slot, where several serve a model."""
 
 
 class SlotSaved(Struct, frozen=True):
     id_slot: int
     filename: str = ""
     n_saved: int = 0
-    """Tokens."""
+    """Tokens that were saved."""
     n_written: int = 0
-    """Bytes."""
+    """Bytes of the file."""
     timings: dict[str, float] = field(default_factory=dict)
 
 
@@ -102,16 +102,16 @@ class SlotRestored(Struct, frozen=True):
     id_slot: int
     filename: str = ""
     n_restored: int = 0
-    """Tokens."""
+    """Tokens that were restored."""
     n_read: int = 0
-    """Bytes."""
+    """Bytes that were read."""
     timings: dict[str, float] = field(default_factory=dict)
 
 
 class SlotErased(Struct, frozen=True):
     id_slot: int
     n_erased: int = 0
-    """Tokens."""
+    """Tokens that were dropped."""
     n_freed: int = 0
     """Bytes of the file."""
 
@@ -133,7 +133,7 @@ class LoraScale(Struct, frozen=True):
 
 
 class Props(Struct, frozen=True):
-    """Properties of a server, or of one of its models."""
+    """The properties of a server, or of one of its models."""
 
     default_generation_settings: dict[str, Any] = field(default_factory=dict)
     total_slots: int = 0
@@ -165,12 +165,12 @@ read_props = msgspec.json.Decoder(Props).decode
 
 
 def read_models(body: bytes) -> tuple[Model, ...]:
-    """Raises msgspec.MsgspecError."""
+    """Return the models in a body. Raises msgspec.MsgspecError."""
     return _models(body).data
 
 
 def read_health(body: bytes) -> HealthStatus:
-    """Of a 200, and of the 503 that a server gives while it loads. Raises msgspec.MsgspecError."""
+    """Return the health in the body of a 200, or of the 503 of a server that loads. Raises msgspec.MsgspecError."""
     if b'"error"' in body:
         return HealthStatus("unavailable", refusal(503, {}, body).message)
     return _health(body)
@@ -181,4 +181,4 @@ def read_text(body: bytes) -> str:
 
 
 def read_nothing(body: bytes) -> None:
-    """Of calls whose success says all."""
+    """Ignore the body of an answer, where its status says all."""

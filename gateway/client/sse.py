@@ -12,7 +12,7 @@ MAX_EVENT_BYTES = 16 << 20
 
 class SseEvent(NamedTuple):
     id: str
-    """Empty where this event has none of its own."""
+    """Id of this event; empty where it has none of its own."""
     data: bytes
 
 
@@ -21,7 +21,7 @@ class EventTooLong(ValueError):
 
 
 class SseReader:
-    """Takes bytes as they come, cut anywhere. Holds at most one event."""
+    """Parses bytes as they come, cut anywhere. Holds at most one event."""
 
     def __init__(self, max_event_bytes: int = MAX_EVENT_BYTES) -> None:
         self._rest = b""
@@ -31,7 +31,7 @@ class SseReader:
         self._max_event_bytes = max_event_bytes
 
     def feed(self, chunk: bytes) -> list[SseEvent]:
-        """The events that this chunk completes. Raises EventTooLong."""
+        """Return the events that this chunk completes. Raises EventTooLong."""
         events = []
         for line in self._lines(chunk):
             if line:
@@ -45,7 +45,7 @@ class SseReader:
         return events
 
     def _lines(self, chunk: bytes) -> list[bytes]:
-        """Whole lines without their ends."""
+        """Return the whole lines so far, without their line ends."""
         lines = (self._rest + chunk).splitlines(keepends=True)
         # A CR at the very end may be half of a CRLF.
         self._rest = lines.pop() if lines and not lines[-1].endswith(b"\n") else b""

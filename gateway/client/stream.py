@@ -1,6 +1,6 @@
-"""Streamed answers as iterators, for threads and for tasks. What is received and what a break means: `reception`.
+"""Streamed answers as iterators, for threads and for tasks. `reception` reads the bytes and decides on reconnects.
 
-Closing one, leaving its `with` block or leaving a loop over it closes the connection, which ends the call there.
+Closing one, leaving its `with` block or a loop over it closes the connection, which ends the call on the server.
 """
 
 from __future__ import annotations
@@ -29,17 +29,17 @@ from gateway.client.server import Server
 T = TypeVar("T")
 
 BREAKS = (ConnectionFailed, StreamBroken, Timeout)
-"""What a stream may survive."""
+"""Errors that a stream may survive."""
 
 NOT_NOW = (ConnectionFailed, Timeout, Unavailable)
-"""What a reconnect may meet and try again."""
+"""Errors of a reconnect after which it is tried again."""
 
 
 class Stream(Generic[T]):
-    """Items as they come, each once. Iterating raises ClientError."""
+    """An iterator over the items of an answer as they come, each once. Iterating raises ClientError."""
 
     def __init__(self, http: httpx2.Client, server: Server, reception: Reception[T]) -> None:
-        """Connects, and waits for the server to begin. Raises ClientError."""
+        """Connect, and wait for the server to begin. Raises ClientError."""
         self._http = http
         self._server = server
         self._reception = reception
@@ -66,7 +66,7 @@ class Stream(Generic[T]):
         self.close()
 
     def close(self) -> None:
-        """Ends the call on the server, if it still runs."""
+        """End the call on the server, if it still runs."""
         self._items.close()
         self._response.close()
 
@@ -108,12 +108,12 @@ class Stream(Generic[T]):
 
 
 class AsyncStream(Generic[T]):
-    """The same for tasks."""
+    """The same iterator for tasks."""
 
     def __init__(
         self, http: httpx2.AsyncClient, server: Server, reception: Reception[T], response: httpx2.Response
     ) -> None:
-        """Made by `open`."""
+        """Use `open` to make one."""
         self._http = http
         self._server = server
         self._reception = reception
@@ -122,7 +122,7 @@ class AsyncStream(Generic[T]):
 
     @classmethod
     async def open(cls, http: httpx2.AsyncClient, server: Server, reception: Reception[T]) -> AsyncStream[T]:
-        """Connects, and waits for the server to begin. Raises ClientError."""
+        """Connect, and wait for the server to begin. Raises ClientError."""
         return cls(http, server, reception, await _connected(http, server, reception))
 
     @property
@@ -146,7 +146,7 @@ class AsyncStream(Generic[T]):
         await self.close()
 
     async def close(self) -> None:
-        """Ends the call on the server, if it still runs."""
+        """End the call on the server, if it still runs."""
         await self._items.aclose()
         await self._response.aclose()
 
