@@ -101,9 +101,7 @@ async def _offer(redis: redis.asyncio.Redis, secret: str, record: AccessRecord) 
 
 
 async def _held(redis: redis.asyncio.Redis, secret: str) -> AccessRecord | None:
-    """Return the first key's record in Redis. None: there is none, or it can't be read or has another seal, which the
-    key store reports.
-    """
+    """Return the first key's record in Redis; None too if it is unreadable or ill sealed, which the key store logs."""
     value = await redis.hget(keys.ACCESS_KEYS, FIRST_KEY_NAME)
     try:
         return None if value is None else open_record(value, secret)

@@ -15,7 +15,7 @@ DEFAULT_TEAM = "default"
 LEAST_WEIGHT = 0.001
 MOST_WEIGHT = 1000.0
 MOST_URGENT_PRIORITY = -100
-"""Requests may not name a lower one."""
+"""Lowest `priority` number, the most urgent one, that a request may name."""
 
 
 class AccessRecord(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -40,7 +40,7 @@ class AccessRecord(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     max_tokens: Annotated[int, Meta(ge=1)] | None = None
     """Most tokens of one answer, and the default where the request names none; null: the model's context."""
     answer_timeout_s: Annotated[float, Meta(gt=0)] | None = None
-    """Longest time of one answer, from its first token on; null: the setting of that name."""
+    """Most seconds of one answer, from its first token on; null: the setting of that name."""
 
     def principal(self) -> Principal:
         aliases = None if self.aliases is None else frozenset(self.aliases)

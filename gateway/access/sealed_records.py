@@ -35,7 +35,7 @@ def open_record(value: bytes | str, secret: str) -> AccessRecord:
 
 
 def is_bare(value: bytes | str) -> bool:
-    """Return whether it is a record without any seal, as versions before the seal wrote them."""
+    """Return whether the value is a record without any seal, as versions before the seal wrote them."""
     return value.lstrip()[:1] in (b"{", "{")
 
 

@@ -50,9 +50,7 @@ class Placements:
             lately.aimed_ms = lately.aimed_ms - aim[1] if lately.num_aimed else 0.0
 
     def since(self, worker: str, at: float) -> tuple[int, float]:
-        """Return the calls placed there after `at` less those given back, plus those that wait for it, and their
-        predicted prefill, ms.
-        """
+        """Return the calls placed after `at` less those given back, plus those that wait; and their prefill, ms."""
         lately = self._workers.get(worker)
         if lately is None:
             return 0, 0.0

@@ -150,9 +150,7 @@ class Upkeep:
             self._roll.seen(gateways.silent_s, stayed=gateways.stayed, now=time.monotonic())
 
     async def _meet(self) -> None:
-        """Read the list of gateways, to learn who else was without Redis. A failure is no reason to stay without it:
-        on a Cluster the list is on another node.
-        """
+        """Read which other gateways were without Redis. That may fail: on a Cluster the list is on another node."""
         with suppress(*NO_ANSWER):
             await self._beat()
 

@@ -1,5 +1,5 @@
-"""`paddock bench`: asks an OpenAI-compatible address as many people would, and tells what they saw.
+"""`paddock bench`: loads an OpenAI-compatible address as many people would, and reports what they saw.
 
-A source says what is asked (`conversations`, `traces`), `arrivals` say when, `driver` asks over `connection`. What came
-is kept in a `Tape` per call, and all that is told afterwards is worked out of the tapes (`findings`).
+A source makes the requests (`conversations`, `traces`), `arrivals` times them, `driver` sends them over `connection`.
+Each call is recorded on a `Tape`, and all results are computed from the tapes (`findings`).
 """

@@ -1,4 +1,4 @@
-"""When calls are due: seconds after the beginning, without end."""
+"""Generates the times at which calls are due: seconds after the beginning, without end."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from random import Random
 
 
 def arrivals(rate: float, variation: float, chance: Random) -> Iterator[float]:
-    """`rate` calls a second. `variation` is the coefficient of variation of the times between calls.
+    """Return times of `rate` calls a second. `variation` is the coefficient of variation of the gaps between calls.
 
-    0: evenly; 1: Poisson, as of many people who know nothing of each other; above: bursts (gamma-distributed gaps).
+    0: even; 1: Poisson, as of many independent people; above: bursts (gamma-distributed gaps).
     """
     return accumulate(_gaps(rate, variation, chance))
 

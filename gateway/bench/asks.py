@@ -1,4 +1,4 @@
-"""What a source of calls hands to the driver."""
+"""The requests that a source hands to the driver."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ Message = dict[str, str]
 
 @dataclass(slots=True)
 class Ask:
-    """One call. `talk` is the source's own, which it finds again when the call has ended."""
+    """One request. `talk` is the source's own data, which it gets back when the call has ended."""
 
     messages: list[Message]
     answer_tokens: int
@@ -18,10 +18,10 @@ class Ask:
 
 
 class Source(Protocol):
-    """Never blocks; called by one task at a time."""
+    """Makes the requests of a run. It never blocks, and one task at a time calls it."""
 
     def next(self) -> Ask | None:
-        """What to ask now; None where there is no more."""
+        """Return the next request; None where there are no more."""
 
     def ended(self, ask: Ask, answer: str, *, good: bool) -> None:
-        """The call is over; `answer` is its text."""
+        """Take in that the call is over; `answer` is its text."""

@@ -1,4 +1,4 @@
-"""Bounds that a person sets: `ttft_p95<1.5`, of a whole run; `ttft<1.5`, of each call."""
+"""Bounds that a person sets: `ttft_p95<1.5` for a whole run, `ttft<1.5` for each call."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ SINGLE: dict[str, Callable[[Document], float | None]] = {
 
 
 class BoundUnusable(ValueError):
-    """Not a bound; the message is for a person."""
+    """The text is no bound; the message is for a person."""
 
 
 @dataclass(frozen=True, slots=True)
 class Bound:
-    """`value` in seconds where it is a time, as a share where it was percent."""
+    """One bound. `value` is in seconds where it is a time, and a share where it was percent."""
 
     text: str
     name: str
@@ -53,18 +53,18 @@ class Bound:
 
 
 def of_runs(text: str, flag: str) -> tuple[Bound, ...]:
-    """Raises BoundUnusable."""
+    """Return the bounds of a run in a flag's text. Raises BoundUnusable."""
     known = [f"{time}_{part}" for time in TIMES for part in PARTS] + list(SINGLE)
     return tuple(_read(part, flag, known, "ttft_p95<1.5,itl_p99<200ms,error_share<1%") for part in text.split(","))
 
 
 def of_calls(text: str) -> tuple[Bound, ...]:
-    """Raises BoundUnusable."""
+    """Return the bounds of each call in the text of `--slo`. Raises BoundUnusable."""
     return tuple(_read(part, "--slo", TIMES, "ttft<1.5,itl<200ms") for part in text.split(","))
 
 
 def met(bounds: tuple[Bound, ...], tape: Tape) -> bool:
-    """`itl` of a call is its longest gap."""
+    """Return whether a call met all bounds. `itl` of a call is its longest gap."""
     if not tape.good:
         return False
     found: dict[str, Callable[[], float]] = {

@@ -71,7 +71,7 @@ BROKEN = 3
 
 
 def main(args: Sequence[str], known: Collection[str] = ()) -> int:
-    """Returns the exit code. `known`: every setting's name."""
+    """Run the command and return the exit code. `known`: every setting's name."""
     if args and args[0] in ("-h", "--help"):
         print((__doc__ or "").strip())
         return 0
@@ -110,7 +110,7 @@ def _bench(options: Options, access: Access) -> int:
 
 
 def _plan(options: Options, access: Access) -> Plan:
-    """Raises BenchUnusable, TraceUnusable, ClientError."""
+    """Return all that the runner needs. Raises BenchUnusable, TraceUnusable, ClientError."""
     try:
         there = target(access.url, insecure=options.insecure)
     except ValueError as error:
@@ -147,7 +147,7 @@ def _first_model(url: str, key: str, insecure: bool) -> str:
 
 
 def _check_writable(path: Path | None) -> None:
-    """Before an hour of measuring, not after."""
+    """Raise BenchUnusable where a file's folder is missing: before an hour of measuring, not after."""
     if path is not None and not path.absolute().parent.is_dir():
         raise BenchUnusable(f"{path}: there is no folder {path.absolute().parent}; make it first")
 

@@ -1,6 +1,6 @@
 """Connections to the server: HTTP/1.1 on asyncio protocols, kept open between calls.
 
-A client library would cost several times what is left here: the generator must not be what is measured.
+A client library would cost several times as much: the run must not measure the generator.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class Dropped(ConnectionError):
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """`origin`: scheme, host and port, without anything secret."""
+    """The address that calls go to. `origin`: scheme, host and port, without anything secret."""
 
     origin: str
     host: str
@@ -44,7 +44,7 @@ class Target:
 
 
 def target(url: str, *, insecure: bool) -> Target:
-    """`url` with or without `/v1`. Raises ValueError."""
+    """Return the target of a `url` with or without `/v1`. Raises ValueError."""
     parts = urlsplit(url)
     if parts.scheme not in ("http", "https") or not parts.hostname:
         raise ValueError(f"{parts.scheme}://{parts.hostname or ''} is no http or https address")
@@ -58,14 +58,14 @@ def target(url: str, *, insecure: bool) -> Target:
 
 
 class Connections:
-    """As many as calls run at once; the last used one is used next."""
+    """The pool of connections, as many as calls run at once; the last used one is used next."""
 
     def __init__(self, target: Target) -> None:
         self._target = target
         self._idle: list[_Connection] = []
 
     async def exchange(self, request: bytes, reading: Reading) -> None:
-        """Returns when the answer is over. Raises OSError, TimeoutError for the connection alone."""
+        """Send a request and return when the answer is over. Raises OSError, TimeoutError for the connection alone."""
         while self._idle:
             connection = self._idle.pop()
             if not connection.open:
@@ -74,7 +74,7 @@ class Connections:
                 await self._asked(connection, request, reading)
                 return
             except Dropped:
-                # A server may close a connection that idles just as it is used again; a fresh one tells.
+                # A server may close an idle connection just as it is used again; a fresh one shows whether it is up.
                 if connection.began:
                     raise
         await self._asked(await self._opened(), request, reading)
@@ -101,11 +101,11 @@ class Connections:
 
 
 class _Connection(asyncio.Protocol):
-    """One call at a time."""
+    """One connection, for one call at a time."""
 
     def __init__(self) -> None:
         self.began = False
-        """Some of the answer has come."""
+        """Whether some of the answer has come."""
         self.reusable = False
         self._transport: asyncio.Transport | None = None
         self._parser = httptools.HttpResponseParser(self)
@@ -119,7 +119,7 @@ class _Connection(asyncio.Protocol):
         return self._transport is not None and not self._transport.is_closing()
 
     async def ask(self, request: bytes, reading: Reading) -> None:
-        """Raises Dropped."""
+        """Send a request and return when the answer is over. Raises Dropped."""
         if self._transport is None:
             raise Dropped("the connection was not made")
         self.began = self.reusable = False

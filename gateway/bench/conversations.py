@@ -1,7 +1,7 @@
-"""Conversations that re-send their history, as chat clients do.
+"""Makes conversations that re-send their history, as chat clients do.
 
-A call that is due goes on with a conversation whose last answer has come, or begins a new one; in what proportion is
-the preset's number of turns. So calls come when they are due, whatever the server does, and the histories are true.
+A call that is due goes on with a conversation whose last answer has come, or begins a new one; the preset's number of
+turns sets the proportion. So calls come when they are due, whatever the server does, and the histories are true.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from gateway.bench.words import Words
 class _Talk:
     messages: list[Message] = field(default_factory=list)
     tokens: int = 0
-    """About so many, answers included."""
+    """Tokens of the conversation, about, answers included."""
 
 
 class Conversations:
-    """A source without end. `most_tokens`: prompt and answer together; a conversation that would be longer is over."""
+    """A source without end. `most_tokens` bounds prompt and answer together: a conversation beyond it is over."""
 
     def __init__(self, preset: Preset, words: Words, most_tokens: int, seed: int) -> None:
         self._preset = preset
@@ -38,7 +38,7 @@ class Conversations:
 
     def next(self) -> Ask:
         prompt, answer = self._preset.prompt.draw(self._chance), self._preset.answer.draw(self._chance)
-        # As many draws for each call whichever way it goes, so that one seed asks the same of every server.
+        # The same number of draws for each call whichever way it goes, so that a seed asks the same of every server.
         goes_on, system = self._chance.random() < 1 - 1 / self._preset.turns, self._chance.randrange(len(self._systems))
         talk = self._going_on(prompt, answer) if goes_on else None
         if talk is None:

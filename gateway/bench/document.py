@@ -8,7 +8,7 @@ SCHEMA = 1
 
 
 class Spread(Struct, frozen=True):
-    """Of one quantity, over all that was measured. Percentiles are by nearest rank."""
+    """The distribution of one quantity over the measured time. Percentiles are by nearest rank."""
 
     count: int = 0
     mean: float = 0.0
@@ -20,50 +20,50 @@ class Spread(Struct, frozen=True):
 
 
 class Calls(Struct, frozen=True):
-    """Of the measured time; warm-up is counted in `warmup` alone."""
+    """The calls of the measured time; only `warmup` counts those of the warm-up."""
 
     sent: int = 0
     finished: int = 0
-    """Answered as they should be."""
+    """Calls that were answered as they should be."""
     failed: int = 0
     unfinished: int = 0
-    """Left because the run was interrupted: in neither of the two before."""
+    """Calls that were left because the run was interrupted; they count neither as finished nor as failed."""
     warmup: int = 0
 
 
 class Rates(Struct, frozen=True):
-    """Per second of the measured time."""
+    """The rates per second of the measured time."""
 
     sent_per_s: float = 0.0
     finished_per_s: float = 0.0
     """Answers that ended in the measured time."""
     tokens_per_s: float = 0.0
-    """Of answers, as they came."""
+    """Tokens of answers that came in the measured time."""
     prompt_tokens_per_s: float = 0.0
     in_flight_mean: float = 0.0
 
 
 class Tokens(Struct, frozen=True):
-    """Of finished calls, as the server counts."""
+    """The tokens of finished calls, as the server counts them."""
 
     prompt: int = 0
     cached: int = 0
     cached_share: float | None = None
-    """Of the prompts of those calls for which the server tells; null where it never does."""
+    """Share of prompt tokens that were cached, in calls for which the server tells; null where it never does."""
     generated: int = 0
     pieces: int = 0
     """Events with text; several tokens can come in one."""
 
 
 class Queue(Struct, frozen=True):
-    """Where the server tells of its queue (`x-queue-position`)."""
+    """The server's queue, where the server tells of it (`x-queue-position`)."""
 
     told: int = 0
-    """Calls for which it did."""
+    """Calls for which the server told the position."""
     waited: int = 0
-    """Of those, calls that did not get a slot at once."""
+    """Calls among those that did not get a slot at once."""
     position: Spread = Spread()
-    """Of those that waited, where they stood at first."""
+    """First queue position of the calls that waited."""
     predicted_wait_s: Spread = Spread()
 
 
@@ -72,12 +72,12 @@ class Goodput(Struct, frozen=True):
 
     slo: str = ""
     share: float = 0.0
-    """Of all that finished or failed."""
+    """Share of all calls that finished or failed."""
     per_s: float = 0.0
 
 
 class Group(Struct, frozen=True):
-    """One team: the calls of one key."""
+    """The results of one team: the calls of one key."""
 
     finished: int = 0
     failed: int = 0
@@ -87,14 +87,14 @@ class Group(Struct, frozen=True):
 
 
 class Generator(Struct, frozen=True):
-    """What asking cost. Where it was saturated the figures are of the generator, not of the server."""
+    """The load generator's own cost. Where it was saturated, the figures are its own, not the server's."""
 
     cpu_share: float = 0.0
-    """Of one core."""
+    """CPU time as a share of one core."""
     cpu_us_per_piece: float = 0.0
-    """All its CPU time, requests' making included, by pieces of answers."""
+    """All its CPU time, making requests included, per piece of an answer."""
     late_s: Spread = Spread()
-    """How much later than due calls were sent; their waits count from when they were due."""
+    """Delay between when calls were due and when they were sent; waits count from when they were due."""
     loop_lag_s: Spread = Spread()
     saturated: bool = False
 
@@ -110,12 +110,12 @@ class Second(Struct, frozen=True):
 
 
 class Step(Struct, frozen=True):
-    """Of a search for the limit."""
+    """One step of a search for the limit."""
 
     rate: float
     held: bool
     why: str
-    """What broke; empty where it held."""
+    """The bounds that broke; empty where all held."""
     sent: int
     ttft_p95_s: float
     itl_p95_s: float
@@ -123,7 +123,7 @@ class Step(Struct, frozen=True):
 
 
 class Limit(Struct, frozen=True):
-    """`sustainable_rate`: calls per second, the highest at which the objectives held; 0: none did."""
+    """The result of a search. `sustainable_rate`: the most calls per second at which the objectives held; 0: none."""
 
     objectives: str
     sustainable_rate: float
@@ -133,41 +133,41 @@ class Limit(Struct, frozen=True):
 class Verdict(Struct, frozen=True):
     expression: str
     value: float | None
-    """null: nothing was measured, which breaks it."""
+    """The measured value; null: nothing was measured, which breaks it."""
     held: bool
 
 
 class Document(Struct, frozen=True):
-    """Times in seconds. `curves`: for each of `ttft_s`, `itl_s`, `e2e_s` its percentiles 0 to 100."""
+    """The whole result. Times are in seconds. `curves`: percentiles 0 to 100 of each of `ttft_s`, `itl_s`, `e2e_s`."""
 
     schema: int
     version: str
-    """Of Paddock."""
+    """Version of Paddock."""
     started_at: str
     """ISO 8601, UTC."""
     ended: str
     """`done` or `interrupted`."""
     settings: dict[str, str | float | int | bool | None]
-    """What was asked for; no key is among it."""
+    """The flags of the run; no key is among them."""
     warmup_s: float
     measured_s: float
     calls: Calls
     rates: Rates
     tokens: Tokens
     ttft_s: Spread
-    """From when the call was due to the first piece of its answer."""
+    """Time from when the call was due to the first piece of its answer."""
     itl_s: Spread
-    """Between pieces of an answer."""
+    """Time between two pieces of an answer."""
     tpot_s: Spread
     """Mean time of a call's tokens after the first."""
     e2e_s: Spread
-    """From when the call was due to the end of its answer."""
+    """Time from when the call was due to the end of its answer."""
     queue: Queue
     goodput: Goodput | None
     errors: dict[str, int]
-    """By kind."""
+    """Kind of error -> number of calls."""
     error_details: dict[str, str]
-    """What the first of each kind said."""
+    """Kind of error -> text of the first one."""
     teams: dict[str, Group]
     generator: Generator
     limit: Limit | None = None

@@ -1,4 +1,4 @@
-"""Sends the calls of a source, when they are due or as soon as a caller is free, and keeps a tape of each."""
+"""Sends the requests of a source, when they are due or as soon as a caller is free, and records a tape of each."""
 
 from __future__ import annotations
 
@@ -20,24 +20,24 @@ from gateway.bench.tape import UNFINISHED, Tape
 
 LAG_EVERY_S = 0.02
 LEAST_SECRET = 6
-"""Characters; a shorter key, such as `none`, is a word."""
+"""Least characters of a key that is masked; a shorter one, such as `none`, is a word."""
 
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """A key, and the name under which its calls are told of."""
+    """A key, and the name under which its calls are reported."""
 
     team: str
     key: str = field(repr=False)
 
     def covered(self, text: str) -> str:
-        """What a server said, without the key: some repeat it."""
+        """Return a server's text with the key masked: some repeat it."""
         return text.replace(self.key, "***") if len(self.key) >= LEAST_SECRET else text
 
 
 @dataclass(frozen=True, slots=True)
 class Form:
-    """What all requests have in common. `ignore_eos`: answers are as long as was drawn."""
+    """The fields that all requests have in common. `ignore_eos`: answers are as long as was drawn."""
 
     model: str
     ignore_eos: bool
@@ -60,7 +60,7 @@ class Form:
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """How long to go on sending: seconds, and calls."""
+    """The bounds of sending: seconds, and calls."""
 
     seconds: float = inf
     calls: float = inf
@@ -68,26 +68,26 @@ class Span:
 
 @dataclass(slots=True)
 class Run:
-    """What a run was, as far as it came. Times are of time.perf_counter()."""
+    """The record of a run so far. Times are of time.perf_counter()."""
 
     began: float = 0.0
     sending_ended: float = 0.0
-    """0 while it sends."""
+    """When sending ended; 0 while it goes on."""
     ended: float = 0.0
     cpu_s: float = 0.0
-    """Of this process."""
+    """CPU time of this process."""
     tapes: list[Tape] = field(default_factory=list)
     lags: array[float] = field(default_factory=lambda: array("d"))
-    """How late the event loop was, every 20 ms, in seconds."""
+    """Seconds that the event loop was late, measured every 20 ms."""
     interrupted: bool = False
     pieces: int = 0
-    """Of answers that have ended."""
+    """Pieces of the answers that have ended."""
     running: set[int] = field(default_factory=set)
-    """Numbers of tapes."""
+    """Indexes of the tapes of calls that run."""
 
 
 class Driver:
-    """One run. `callers` take turns."""
+    """Drives one run. `callers` take turns."""
 
     def __init__(self, there: Target, form: Form, callers: Sequence[Caller], source: Source, timeout_s: float) -> None:
         self.run = Run()
@@ -101,14 +101,14 @@ class Driver:
         self._tasks: set[asyncio.Task[None]] = set()
 
     def stop(self) -> None:
-        """Ends the run now: what still runs is left and counts as unfinished."""
+        """End the run now: calls that still run are left and count as unfinished."""
         self.run.interrupted = True
         self._stopped.set()
         for task in self._tasks:
             task.cancel()
 
     async def timed(self, dues: Iterable[float], span: Span) -> None:
-        """Each call when it is due, whether others have ended or not; returns when all have ended."""
+        """Send each call when it is due, whether others have ended or not; return when all have ended."""
         async with self._measured(), asyncio.TaskGroup() as group:
             for number, at in enumerate(dues):
                 if at >= span.seconds or number >= span.calls or not await self._until(self.run.began + at):
@@ -124,7 +124,7 @@ class Driver:
             self.run.sending_ended = time.perf_counter()
 
     async def together(self, callers: int, span: Span) -> None:
-        """So many callers, each of whom asks again as soon as the answer is there."""
+        """Run `callers` callers, each of which sends its next call as soon as its answer has come."""
         async with self._measured(), asyncio.TaskGroup() as group:
             for _ in range(min(callers, int(min(span.calls, callers)))):
                 self._keep(group.create_task(self._ask_on(span)))
@@ -141,7 +141,7 @@ class Driver:
             run.sending_ended = min(time.perf_counter(), run.began + span.seconds)
 
     async def _until(self, at: float) -> bool:
-        """Returns when it is time, or false when the run is stopped."""
+        """Wait until a time, or until the run is stopped. Return False in the latter case."""
         delay = at - time.perf_counter()
         if delay > 0:
             with suppress(TimeoutError):
@@ -187,7 +187,7 @@ class Driver:
 
 
 class _Measured:
-    """Wall and CPU time of a run, and how late its event loop is."""
+    """Measures wall and CPU time of a run, and the lag of its event loop."""
 
     def __init__(self, run: Run, connections: Connections) -> None:
         self._run = run

@@ -1,4 +1,4 @@
-"""Works a run's tapes out into its document."""
+"""Computes a run's document from its tapes."""
 
 from __future__ import annotations
 
@@ -28,15 +28,15 @@ from gateway.bench.spread import curve, quantile, spread
 from gateway.bench.tape import UNFINISHED, Tape
 
 MOST_LAG_S = 0.05
-"""p99 of the loop's lag; beyond it waits are the generator's."""
+"""Seconds of p99 loop lag beyond which the generator counts as saturated."""
 MOST_CPU = 0.9
 MOST_SECONDS = 240
-"""Points of the series; longer runs have longer intervals."""
+"""Most points of the series; longer runs have longer intervals."""
 
 
 @dataclass(frozen=True, slots=True)
 class Frame:
-    """What is known of a run beside its tapes."""
+    """The facts of a run beside its tapes."""
 
     started_at: str
     settings: Mapping[str, str | float | int | bool | None]
@@ -46,7 +46,7 @@ class Frame:
 
 def document(run: Run, frame: Frame) -> Document:
     began = run.began + frame.warmup_s
-    # Of a run that was stopped in its warm-up nothing else is there to be told.
+    # A run that was stopped in its warm-up has nothing else to report.
     if run.sending_ended <= began or all(tape.due < began for tape in run.tapes):
         began = run.began
     tapes = [tape for tape in run.tapes if tape.due >= began]
@@ -90,7 +90,7 @@ def _unfinished(tapes: Sequence[Tape]) -> int:
 
 
 def _between(tape: Tape, start: float, end: float) -> float:
-    """Tokens of the answer that came in the time, by its pieces."""
+    """Return about how many tokens of an answer came in the time, by its pieces."""
     if not tape.times:
         return 0.0
     pieces = bisect_right(tape.times, end) - bisect_left(tape.times, start)
@@ -192,7 +192,7 @@ def _series(run: Run) -> tuple[Second, ...]:
     series, running = [], 0
     for at in range(count):
         running += change[at]
-        # The last interval is shorter; of a sliver no rate can be told.
+        # The last interval is shorter; a sliver would give no true rate.
         width = max(min(step, lasted - at * step), step / 2)
         series.append(Second(at * step, round(tokens[at] / width, 2), running, finished[at], failed[at]))
     return tuple(series)

@@ -1,4 +1,4 @@
-"""How long prompts and answers are, and how long people talk: log-normal lengths, geometric turns.
+"""The lengths of prompts, answers and conversations by workload: log-normal lengths, geometric turns.
 
 The medians follow published traces: Azure's chats have 1,155 tokens in and 211 out in the mean, its code 2,047 and 28
 (Splitwise, ISCA 2024); Mooncake's agents re-send long histories and answer briefly (FAST'25).
@@ -13,7 +13,7 @@ from random import Random
 
 @dataclass(frozen=True, slots=True)
 class Length:
-    """Tokens. `sigma` is the standard deviation of the logarithm; 0: always the median."""
+    """A distribution of lengths in tokens. `sigma` is the standard deviation of the logarithm; 0: always the median."""
 
     median: float
     sigma: float
@@ -24,19 +24,19 @@ class Length:
 
 @dataclass(frozen=True, slots=True)
 class Preset:
-    """One kind of use. Of each conversation: one of `systems` system prompts, and `turns` turns in the mean."""
+    """One workload. Each conversation has one of `systems` system prompts, and `turns` turns in the mean."""
 
     name: str
     summary: str
     systems: int
     system: Length
     prompt: Length
-    """What each turn adds."""
+    """Tokens that each turn adds."""
     answer: Length
     turns: float
 
     def scaled(self, by: float) -> Preset:
-        """The same with shorter texts, for models that hold little."""
+        """Return the preset with all lengths times `by`, for models with a small context."""
         system, prompt, answer = (
             replace(length, median=max(1.0, length.median * by)) for length in (self.system, self.prompt, self.answer)
         )

@@ -1,4 +1,4 @@
-"""Searches the highest rate of calls at which objectives hold: doubles it until they break, then narrows it down."""
+"""Searches for the highest rate of calls at which objectives hold: doubles it until they break, then narrows it."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from gateway.bench.bounds import Bound
 from gateway.bench.document import Document, Limit, Step, Verdict
 
 CLOSE_ENOUGH = 1.1
-"""Between the highest rate that held and the lowest that did not."""
+"""Ratio of the lowest rate that broke to the highest that held at which the search ends."""
 MOST_STEPS = 20
 MOST_FAILED = 0.01
 
@@ -19,7 +19,7 @@ async def search(
     first_rate: float,
     tell: Callable[[Step], None],
 ) -> tuple[Document, Limit]:
-    """The document is of the best step that held; of the first one if none did."""
+    """Return the limit, and the document of the best step that held, or of the first one if none did."""
     steps: list[Step] = []
     told: Document | None = None
     low, high, rate = 0.0, 0.0, first_rate
@@ -46,7 +46,7 @@ async def search(
 
 
 def judged(found: Document, objectives: tuple[Bound, ...], rate: float) -> Step:
-    """The generator's own saturation breaks a step: what it measured is not the server's."""
+    """Return the step's result. Saturation of the generator breaks it too: it did not measure the server then."""
     calls = found.calls
     broken = [f"{verdict.expression}: {_value(verdict.value)}" for verdict in _verdicts(found, objectives)]
     if calls.failed > MOST_FAILED * max(1, calls.sent):

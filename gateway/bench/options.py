@@ -1,4 +1,4 @@
-"""The flags of `paddock bench`, read and checked."""
+"""Reads and checks the flags of `paddock bench`."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ WARMUP_SHARE, MOST_WARMUP_S = 0.1, 10.0
 
 
 class BenchUnusable(ValueError):
-    """What was asked for can't be done; the message is for a person."""
+    """The bench can't do what its flags say; the message is for a person."""
 
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """Times in seconds, lengths in tokens. One of `rate`, `callers`, `limit` or a trace's own times says when."""
+    """All options: times in seconds, lengths in tokens. `rate`, `callers`, `limit` or the trace times set the pace."""
 
     url: str | None
     model: str | None
@@ -56,7 +56,7 @@ class Options:
     html: Path | None
 
     def told(self) -> dict[str, str | float | int | bool | None]:
-        """For the report: what is asked, in words that repeat it."""
+        """Return the options for the report, by the flags that would repeat the run."""
         when = {
             "rate": self.rate,
             "bursts": self.variation if self.rate else None,
@@ -87,7 +87,7 @@ class _Parser(ArgumentParser):
 
 
 def read(args: Sequence[str]) -> tuple[Options, list[str]]:
-    """The options, and flags that are not the bench's own. Raises BenchUnusable."""
+    """Return the options, and the flags that are not the bench's own. Raises BenchUnusable."""
     found, rest = _parser().parse_known_args(args)
     try:
         return _options(found), rest

@@ -1,4 +1,4 @@
-"""The result as one HTML page: no scripts, nothing from elsewhere, light and dark."""
+"""Writes the result as one HTML page: no scripts, nothing from elsewhere, light and dark."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ CURVES = (
 MARKED = (50, 95)
 FIRST = 1
 SHORTEST_S = 1e-5
-"""Pieces that came in one read have no time between them, which a logarithm can't show."""
+"""Least time in plots: pieces that came in one read have no time between them, which a logarithm can't show."""
 
 
 def page(done: Document) -> str:
@@ -114,7 +114,7 @@ def _latencies(done: Document) -> str:
 
 def _distribution(name: str, percentiles: Sequence[float], tone: int) -> str:
     values = [max(SHORTEST_S, value) for value in percentiles]
-    # The very shortest ones would take most of a logarithm.
+    # The very shortest values would take up most of a logarithmic axis.
     points = [(value, at / 100) for at, value in enumerate(values) if at >= FIRST]
     axes = Axes(logarithmic(values[FIRST], values[-1], "", _tick), shares(""), NARROW)
     marks = [Mark(values[at], at / 100, f"p{at} {time_text(percentiles[at])}") for at in MARKED]

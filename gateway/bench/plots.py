@@ -1,4 +1,4 @@
-"""Plots as SVG, drawn with the classes and colours of the page that they stand in."""
+"""Draws plots as SVG, with the classes and colours of the page that they are in."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ LEFT, RIGHT, TOP, BOTTOM = 58, 16, 14, 40
 INNER_H = HEIGHT - TOP - BOTTOM
 FACTORS = ((1, 1.2, 1.5, 2, 2.5, 3, 4, 5, 6, 8), (1, 1.5, 2, 3, 5), (1, 2, 5), (1, 3), (1,))
 MOST_TICKS = 6
-"""Of a logarithm, as many as have room."""
+"""Most ticks of a logarithmic axis."""
 Point = tuple[float, float]
 
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """`tone` is one of the page's colours, 1 to 4. A filled one stands on the axis."""
+    """One line. `tone` is one of the page's colours, 1 to 4. `filled` colours the area down to the axis."""
 
     name: str
     tone: int
@@ -30,7 +30,7 @@ class Line:
 
 @dataclass(frozen=True, slots=True)
 class Axis:
-    """Values become places from 0 to 1."""
+    """One axis: its ticks, and `place`, which turns values into places from 0 to 1."""
 
     ticks: tuple[tuple[float, str], ...]
     place: Callable[[float], float]
@@ -39,7 +39,7 @@ class Axis:
 
 @dataclass(frozen=True, slots=True)
 class Axes:
-    """Both, and the width of the drawing; values become places in it."""
+    """Both axes and the width of the drawing; turns values into places in it."""
 
     x: Axis
     y: Axis
@@ -58,7 +58,7 @@ class Axes:
 
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """A place of the x axis worth a word."""
+    """A labelled point of a plot."""
 
     x: float
     y: float
@@ -122,7 +122,7 @@ def _mark(mark: Mark, axes: Axes) -> str:
 
 
 def linear(most: float, label: str, text: Callable[[float], str], *, ticks: int = 4) -> Axis:
-    """From 0 to a round number that is no less than `most`."""
+    """Return an axis from 0 to a round number that is no less than `most`."""
     step = _round_step(max(most, 1e-9) / ticks)
     top = step * ceil(max(most, 1e-9) / step - 1e-9)
     marks = tuple((step * at, text(step * at)) for at in range(round(top / step) + 1))
@@ -130,7 +130,7 @@ def linear(most: float, label: str, text: Callable[[float], str], *, ticks: int 
 
 
 def exact(most: float, label: str, text: Callable[[float], str], *, ticks: int = 6) -> Axis:
-    """From 0 to `most` itself."""
+    """Return an axis from 0 to `most` itself."""
     most = max(most, 1e-9)
     step = _round_step(most / ticks)
     marks = tuple((step * at, text(step * at)) for at in range(floor(most / step + 1e-9) + 1))
@@ -138,7 +138,7 @@ def exact(most: float, label: str, text: Callable[[float], str], *, ticks: int =
 
 
 def logarithmic(least: float, most: float, label: str, text: Callable[[float], str]) -> Axis:
-    """By powers of ten, and as many values between them as have room."""
+    """Return a logarithmic axis with ticks at powers of ten, and at as many values between them as have room."""
     low, high = log10(max(least, 1e-6)), log10(max(most, least * 1.5, 1.5e-6))
     margin = 0.04 * (high - low)
     low, high = low - margin, high + margin
@@ -150,13 +150,13 @@ def logarithmic(least: float, most: float, label: str, text: Callable[[float], s
 
 
 def _rounds(factors: Sequence[float], low: float, high: float) -> list[float]:
-    """`low` and `high` are logarithms."""
+    """Return the round values between two bounds; `low` and `high` are logarithms."""
     found = [factor * 10.0**power for power in range(floor(low), ceil(high) + 1) for factor in factors]
     return [value for value in found if low <= log10(value) <= high]
 
 
 def shares(label: str) -> Axis:
-    """0 to 100 %."""
+    """Return an axis from 0 to 100 %."""
     return Axis(tuple((at / 4, f"{25 * at} %") for at in range(5)), lambda value: value, label)
 
 

@@ -1,4 +1,4 @@
-"""One call before the others: is there a server, does the key do, how does the model count tokens?"""
+"""Probes the server before a run: whether it answers, takes the key, and how its model counts tokens."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from gateway.bench.tape import Tape
 from gateway.bench.words import Words
 
 TIMEOUT_S = 120.0
-"""A model may have to be loaded."""
+"""Seconds for one probe: the model may have to be loaded."""
 LONG, SHORT = 160, 40
-"""Words of two prompts: the difference of their tokens is free of what a template adds."""
+"""Words of two prompts: the difference of their tokens does not include what a template adds."""
 
 
 async def calibrate(there: Target, form: Form, caller: Caller, words: Words) -> None:
-    """Raises BenchUnusable."""
+    """Ask the server for the tokens of two prompts, and set `words` by them. Raises BenchUnusable."""
     connections = Connections(there)
     try:
         counts = [await _tokens(connections, there, form, caller, words, count) for count in (SHORT, LONG)]
@@ -35,7 +35,7 @@ async def calibrate(there: Target, form: Form, caller: Caller, words: Words) -> 
 
 
 async def _tokens(connections: Connections, there: Target, form: Form, caller: Caller, words: Words, count: int) -> int:
-    """Of a prompt of so many words; 0 where the server does not tell."""
+    """Return the tokens of a prompt of `count` words; 0 where the server does not tell."""
     tape = Tape(time.perf_counter())
     reading = Reading(tape)
     text = words.text(round(count * words.tokens_per_word), Random(count))

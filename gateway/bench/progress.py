@@ -1,4 +1,4 @@
-"""What is seen while it runs: one line that is drawn anew on a terminal, a line every ten seconds elsewhere."""
+"""Shows the progress of a run: one line that is redrawn on a terminal, a line every ten seconds elsewhere."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ CLEAR = "\r\x1b[2K"
 
 
 class Progress:
-    """Of one run after the other."""
+    """Shows the progress of runs, one after the other, on stderr."""
 
     def __init__(self) -> None:
         self._terminal = sys.stderr.isatty()
 
     async def follow(self, driver: Driver, span: Span, label: str = "") -> None:
-        """Until it is cancelled."""
+        """Show a run's progress until cancelled."""
         every = TERMINAL_EVERY_S if self._terminal else PIPE_EVERY_S
         told_at, told_pieces, rate = time.perf_counter(), 0, 0.0
         try:
@@ -39,7 +39,7 @@ class Progress:
             self.clear()
 
     def tell(self, line: str) -> None:
-        """A line that stays."""
+        """Print a line that stays."""
         self.clear()
         print(line, file=sys.stderr, flush=True)
 
@@ -49,7 +49,7 @@ class Progress:
 
 
 def status(driver: Driver, span: Span, now: float, rate: float) -> str:
-    """`rate`: pieces of answers per second."""
+    """Return the line of progress. `rate`: pieces of answers per second."""
     run = driver.run
     passed, sent, running = now - run.began, len(run.tapes), len(run.running)
     failed = sum(bool(tape.error) for tape in run.tapes)

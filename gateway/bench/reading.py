@@ -1,7 +1,7 @@
-"""Reads one answer as it comes and writes it on its tape.
+"""Parses one answer as it comes and records it on its tape.
 
-Kinds of errors: `http_<status>`, `in_stream` (an error after the stream had begun), `cut` (the stream ended without its
-last word), `empty` (it ended in order and said nothing), `unreadable`, `timeout`, `connection`.
+Kinds of errors: `http_<status>`, `in_stream` (an error after the stream had begun), `cut` (the stream ended without
+`[DONE]`), `empty` (it ended in order and had no text), `unreadable`, `timeout`, `connection`.
 Source: OpenAI's API reference, "Chat completion chunk"; llama-server's `timings`; Paddock's `docs/api.md`, "Headers".
 """
 
@@ -57,7 +57,7 @@ _decode = msgspec.json.Decoder(_Chunk).decode
 
 
 class Reading:
-    """Of one answer. `said` are the pieces of its text."""
+    """Parses one answer. `said` has the pieces of its text."""
 
     def __init__(self, tape: Tape) -> None:
         self.tape = tape
@@ -88,7 +88,7 @@ class Reading:
                 self._lines(event, now)
 
     def finish(self, now: float) -> None:
-        """The answer is over as far as HTTP goes."""
+        """Record the end of the HTTP response, and the failure of an answer that is not whole."""
         if self._streams and self._rest:
             self._lines(self._rest, now)
         tape = self.tape
@@ -106,7 +106,7 @@ class Reading:
             self.fail("empty", "the answer has no text")
 
     def fail(self, kind: str, detail: str) -> None:
-        """The first failure counts."""
+        """Record a failure; only the first counts."""
         if not self.tape.error:
             self.tape.error, self.tape.detail = kind, " ".join(detail.split())[:DETAIL_CHARS]
 

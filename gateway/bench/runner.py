@@ -1,4 +1,4 @@
-"""One whole benchmark: probe, run or search, document."""
+"""Runs a whole benchmark: probe, run or search, document."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ from gateway.bench.traces import Recorded, Replay
 from gateway.bench.words import Words
 
 FIRST_RATE = 1.0
-"""Of a search for the limit, calls per second."""
+"""Calls per second at which a search for the limit begins."""
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What is needed to begin. `trace` is empty where conversations are made up."""
+    """The inputs of a benchmark. `trace` is empty where conversations are made up."""
 
     options: Options
     there: Target
@@ -43,7 +43,7 @@ class Plan:
 
 
 class Runner:
-    """`run` once."""
+    """One benchmark; call `run` once."""
 
     def __init__(self, plan: Plan, progress: Progress) -> None:
         self._plan = plan
@@ -53,7 +53,7 @@ class Runner:
         self._stopped = False
 
     async def run(self) -> Document:
-        """Raises BenchUnusable. SIGINT and SIGTERM end the sending; what was until then is told."""
+        """Run the benchmark. SIGINT and SIGTERM end it; the results so far are returned. Raises BenchUnusable."""
         plan, options = self._plan, self._plan.options
         await probe.calibrate(plan.there, plan.form, plan.callers[0], self._words)
         loop = asyncio.get_running_loop()
@@ -79,7 +79,7 @@ class Runner:
 
     async def _step(self, rate: float) -> Document:
         options = replace(self._plan.options, rate=rate, duration_s=self._plan.options.step_s)
-        # Other prompts at each rate: the last one's are cached.
+        # Other prompts at each rate: those of the last one are cached.
         return await self._once(options, self._source(round(rate * 1000)), f"{rate:.3g} calls/s ")
 
     async def _once(self, options: Options, source: Source, label: str) -> Document:
@@ -103,7 +103,7 @@ class Runner:
     def _dues(self, options: Options) -> Iterable[float]:
         if options.rate is None:
             return [call.at_s / options.speed for call in self._plan.trace]
-        # Its own chance: when calls come does not hang on what they ask.
+        # A random generator of its own: the times of calls do not depend on their prompts.
         return arrivals(options.rate, options.variation, Random(f"arrivals {options.seed}"))
 
     def _calls(self, options: Options) -> float:
@@ -122,7 +122,7 @@ class Runner:
 
 
 def preset(options: Options) -> Preset:
-    """As the flags change it."""
+    """Return the workload's preset as the flags change it."""
     chosen = PRESETS[options.workload]
     if options.prompt:
         chosen = replace(chosen, prompt=Length(options.prompt, chosen.prompt.sigma))

@@ -1,4 +1,4 @@
-"""Percentiles by nearest rank: each is a value that was seen."""
+"""Computes percentiles by nearest rank: each is a value that was measured."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ POINTS = 100
 
 
 def spread(values: Iterable[float]) -> Spread:
-    """All zero of none."""
+    """Return the distribution of values; all zero where there are none."""
     ordered = sorted(values)
     if not ordered:
         return Spread()
@@ -21,16 +21,16 @@ def spread(values: Iterable[float]) -> Spread:
 
 
 def quantile(ordered: Sequence[float], share: float) -> float:
-    """The least value that no less than `share` of all do not pass. `ordered` is not empty."""
+    """Return the least value that at least `share` of all values do not exceed. `ordered` is not empty."""
     return ordered[max(0, min(len(ordered), ceil(share * len(ordered) - 1e-9)) - 1)]
 
 
 def curve(values: Iterable[float]) -> tuple[float, ...]:
-    """Percentiles 0 to 100; empty of none."""
+    """Return percentiles 0 to 100; empty where there are no values."""
     ordered = sorted(values)
     return tuple(_digits(quantile(ordered, at / POINTS)) for at in range(POINTS + 1)) if ordered else ()
 
 
 def _digits(value: float) -> float:
-    """As many as a clock is worth."""
+    """Round a time to microseconds."""
     return round(value, 6)

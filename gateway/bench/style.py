@@ -1,4 +1,4 @@
-"""The looks of the report."""
+"""The style sheet of the report."""
 
 STYLE = """
 :root { --ground: #fbfbfa; --card: #fff; --ink: #1b1f24; --soft: #69707a; --edge: #e3e5e8; --faint: #f0f1f3;

@@ -1,4 +1,4 @@
-"""The result for a terminal."""
+"""Writes the result for a terminal."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What became of one call."""
+"""The record of one call (`Tape`)."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from array import array
 from dataclasses import dataclass, field
 
 UNFINISHED = "unfinished"
-"""In place of an error: the call was left because the run was ended."""
+"""Value of `error` for a call that was left because the run was ended."""
 
 
 def _no_times() -> array[float]:
@@ -15,7 +15,7 @@ def _no_times() -> array[float]:
 
 @dataclass(slots=True)
 class Tape:
-    """Times are of time.perf_counter(), in seconds. `due`: when the call was to be sent; all waits count from there."""
+    """The record of one call. Times: time.perf_counter(). `due`: when it was to be sent, from which waits count."""
 
     due: float
     team: str = ""
@@ -24,16 +24,16 @@ class Tape:
     times: array[float] = field(default_factory=_no_times)
     """When each piece of the answer came."""
     tokens: int = 0
-    """Of the answer, as the server counts; as many as pieces where it does not tell."""
+    """Tokens of the answer, as the server counts; the number of pieces where it does not tell."""
     prompt_tokens: int = 0
     cached_tokens: int | None = None
     error: str = ""
-    """A kind (see `reading`), or empty."""
+    """Kind of the error (see `reading`); empty: there is none."""
     detail: str = ""
     position: int | None = None
-    """Where it stood in the server's queue at first; 0: it did not wait. None: not told."""
+    """First position in the server's queue; 0: it did not wait. None: not told."""
     wait_s: float | None = None
-    """As the server predicted first."""
+    """Wait that the server predicted first."""
 
     @property
     def ttft_s(self) -> float:
@@ -50,7 +50,7 @@ class Tape:
 
     @property
     def late_s(self) -> float:
-        """How much later than intended it was sent, which is the fault of the generator."""
+        """Seconds between when it was due and when it was sent, which is the fault of the generator."""
         return max(0.0, self.sent - self.due)
 
     @property

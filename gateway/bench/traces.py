@@ -1,7 +1,7 @@
-"""Recorded traffic: when calls came, how long they were, and what their prompts had in common.
+"""Reads and replays recorded traffic: the times and lengths of calls, and the blocks that their prompts share.
 
-Read are Mooncake's JSON lines (`timestamp` in ms, `input_length`, `output_length`, `hash_ids`: an id per 512 tokens of
-the prompt) and CSV with a header as of Azure's LLM inference traces and of BurstGPT.
+It reads Mooncake's JSON lines (`timestamp` in ms, `input_length`, `output_length`, `hash_ids`: an id per 512 tokens of
+the prompt) and CSV with a header, as Azure's LLM inference traces and BurstGPT have.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class TraceUnusable(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Recorded:
-    """One call; `at_s` after the first one. Lengths in tokens."""
+    """One recorded call; `at_s`: seconds after the first one. Lengths are in tokens."""
 
     at_s: float
     prompt: int
@@ -48,7 +48,7 @@ class _Line(msgspec.Struct):
 
 
 def read(path: Path) -> list[Recorded]:
-    """In order of time. Raises TraceUnusable."""
+    """Return the calls of a trace file in order of time. Raises TraceUnusable."""
     try:
         text = path.read_text(encoding="utf-8-sig")
         calls = list(_json_lines(text) if text.lstrip().startswith("{") else _csv(text.splitlines()))
@@ -122,7 +122,7 @@ class Replay:
         block, parts = max(1, round(BLOCK_TOKENS * self._scale)), []
         for id in call.blocks:
             text = self._text(block, f"block {id}")
-            # A last block that is not full begins as the full one does.
+            # A partial last block begins as the full one does.
             parts.append(text if tokens >= block else text[: max(1, len(text) * tokens // block)])
             tokens -= block
             if tokens <= 0:

@@ -1,4 +1,4 @@
-"""Text of a wanted length that no cache knows yet."""
+"""Makes text of a wanted length that no cache knows yet."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ came want show also around form three small set
 _WORDS = _TEXT.split()
 _KEPT = 60_000
 TOKENS_PER_WORD = 1.25
-"""Until the server has told how it counts."""
+"""Tokens per word until the server has shown how it counts."""
 
 
 class Words:
-    """Slices of one long random text. `tokens_per_word` is the server's, see `calibrated`."""
+    """Cuts slices from one long random text. `tokens_per_word` is the server's, see `calibrated`."""
 
     def __init__(self, seed: int) -> None:
         chance = Random(seed)
@@ -31,11 +31,11 @@ class Words:
         self._starts = [0, *accumulate(len(word) + 1 for word in words)]
 
     def calibrated(self, words: int, tokens: int) -> None:
-        """A text of so many words was counted as so many tokens."""
+        """Set the tokens per word: the server counted `tokens` for a text of `words` words."""
         self.tokens_per_word = max(0.2, tokens / words)
 
     def text(self, tokens: int, chance: Random, mark: str = "") -> str:
-        """About `tokens` long, beginning with `mark`."""
+        """Return a text of about `tokens` tokens that begins with `mark`."""
         count = max(1, round(tokens / self.tokens_per_word))
         parts = [mark] if mark else []
         while count > 0:

@@ -1,1 +1,1 @@
-"""Which names a caller may use, and the model that each of them leads to."""
+"""The names that a caller may use, and the model behind each of them."""

@@ -156,8 +156,7 @@ def _check_known(name: str, names: Mapping[str, str], *, complete: bool) -> None
 def _only(usable: Mapping[str, str], workers: Workers, job: Job | None, *, strict: bool) -> str:
     """Return the name of the only model that can do the job, or of the only model at all; empty: there is none.
 
-    For the only model at all, later errors say by name what it can't do. A question about a model goes to one that
-    chats, if any.
+    The only model at all gets errors that name what it can't do. A question about a model goes to one that chats.
     """
     models = frozenset(usable.values())
     found = "" if strict else only(able(job or "chat", models, workers), workers)

@@ -140,10 +140,7 @@ def embed(
     model: str | None = None,
     embd_normalize: int | None = None,
 ) -> Ask[tuple[TextEmbedding, ...]]:
-    """Compute embeddings, in llama-server's form.
-
-    `embd_normalize`: -1 none, 0 by the largest, 1 taxicab, 2 Euclidean (default).
-    """
+    """Embed as llama-server does. `embd_normalize`: -1 none, 0 by the largest, 1 taxicab, 2 Euclidean (default)."""
     values = {"content": content, "model": model, "embd_normalize": embd_normalize}
     return _post("/embedding", pooled_answers.read_text_embeddings, values)
 

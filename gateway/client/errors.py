@@ -58,9 +58,7 @@ class StreamBroken(ClientError):
 
 
 class AnswerError(ClientError):
-    """An error that the server answered. `status` is None for one in a stream that names none; `retry_after` is in
-    seconds.
-    """
+    """An error from the server. `status` is None for one in a stream that names none; `retry_after` is in seconds."""
 
     def __init__(
         self, message: str, *, status: int | None, detail: Mapping[str, Any], headers: Mapping[str, str]

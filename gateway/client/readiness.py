@@ -22,9 +22,7 @@ def is_ready() -> Script[bool]:
 
 
 def wait_until_ready(timeout: float, poll_interval: float) -> Script[None]:
-    """Wait until the server takes calls. Both parameters are in seconds. Raises NotReady, and ClientErrors that waiting
-    can't mend.
-    """
+    """Wait until the server takes calls; both in seconds. Raises NotReady, and ClientErrors that waiting can't mend."""
     deadline = time.monotonic() + timeout
     while (obstacle := (yield from _obstacle())) is not None:
         left = deadline - time.monotonic()

@@ -38,9 +38,7 @@ class Server:
         return self.base_url.rstrip("/").removesuffix("/v1")
 
     def options(self) -> dict[str, Any]:
-        """Return the options of `httpx2.Client` and `httpx2.AsyncClient`. Raises ConnectionFailed for a file that holds
-        no authorities.
-        """
+        """Return the options of httpx2's clients. Raises ConnectionFailed for a file that holds no authorities."""
         headers = {"user-agent": "paddock-client", **self.headers}
         if self.api_key:
             headers["authorization"] = f"Bearer {self.api_key}"

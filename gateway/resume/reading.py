@@ -89,7 +89,7 @@ class RemoteReading:
         self._stream = stream
         self._after = after
         self._num_batches = 1
-        """Batches to read next: about as many as make PIECE_BYTES, which one batch holds is not known at first."""
+        """Batches to read next: about as many as make PIECE_BYTES; how much a batch holds is not known at first."""
         self._ended = False
         self._signed_at = float("-inf")
 
@@ -120,9 +120,7 @@ class RemoteReading:
         self._place.leave()
 
     async def _sign(self) -> bool:
-        """Tell the writer's gateway every SIGN_EVERY_S that somebody reads, also one who never catches up. Return
-        whether it was due.
-        """
+        """Tell the writer's gateway every SIGN_EVERY_S that one reads, caught up or not. Return whether it was due."""
         now = time.monotonic()
         if now - self._signed_at < SIGN_EVERY_S:
             return False

@@ -1,8 +1,7 @@
 """The index of prefix hashes (heads): which workers of a pool have which prefix cached. A gateway's one large table.
 
 Workers are numbers here (`pool.Standing.number`). Most heads are one worker's, which costs a dictionary's entry and
-the hash itself. The length of a prefix is not kept, since the place of its hash in the prompt that is asked about tells
-it.
+the hash itself. Lengths of prefixes are not kept: a hash's place in the prompt that is asked about tells its length.
 """
 
 from __future__ import annotations
@@ -18,8 +17,7 @@ FEW = 8
 SHARDS = 256
 """A dictionary of millions of entries stops everything for a tenth of a second when it grows; small ones do not."""
 _BITS = 60
-"""Bits kept of a hash. Python keeps a number of 60 bits in 32 bytes, one of 64 in 48. Two prefixes of one hash make an
-estimate too good."""
+"""Bits kept of a hash: Python keeps 60 bits in 32 bytes, 64 in 48. A collision only makes an estimate too good."""
 _MASK = (1 << _BITS) - 1
 _SHARD = _BITS - 8
 """The highest bits tell the shard, since dictionaries go by the lowest."""

@@ -44,9 +44,8 @@ def rank(
     avoid: frozenset[str] = frozenset(),
     turn: int = 0,
 ) -> Ranking:
-    """Return the best workers for a call. `now`: seconds, by the clock of the pool's `heard_at`. `queued`: calls in the
-    model's queue before this one. `avoid`: workers that have failed it, used only where no other would do. Workers of
-    equal cost take turns as `turn` counts up.
+    """Rank workers for a call. `now`: seconds by the clock of `heard_at`. `queued`: calls before it in the queue.
+    `avoid`: workers that have failed it, used only where no other would do. Equals take turns as `turn` counts up.
     """
     price = Price(ask, pool, recent, now, queued)
     for needs in needs_of(ask, pool, avoid):

@@ -279,9 +279,7 @@ class Store:
         return {ticket.order.id: place for ticket, place in zip(tickets, positions, strict=True)}
 
     async def sweep(self, gateway: str, model: str, *, pause_s: float = 0.0) -> Swept:
-        """Free the leases and tickets that have expired, and grant the slots. Does nothing where another gateway did
-        so less than `pause_s` ago.
-        """
+        """Free expired leases and tickets, and grant their slots, unless another gateway did so within `pause_s`."""
         return Swept(*await self._send(self._sweep, gateway, model, round(pause_s * 1000)))
 
     async def close(self) -> None:

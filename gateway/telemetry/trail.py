@@ -17,9 +17,7 @@ MAX_PATH_CHARS = 512
 
 @dataclass(slots=True)
 class Trail:
-    """The log record of one request. Whichever code learns a fact first sets it. It holds no prompt text, answers or
-    keys. Times are time.monotonic().
-    """
+    """The facts of one request as they become known, without prompts, answers or keys. Times are time.monotonic()."""
 
     request_id: str
     method: str
