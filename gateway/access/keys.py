@@ -35,7 +35,7 @@ class Keys:
             )
         found: Principal | None = None
         asked = hashlib.sha256(key).hexdigest().encode()
-        # All of them, whichever matches: the time taken tells nothing.
+        # All keys are compared, whichever matches: the time taken tells nothing.
         for known, principal in self._known:
             if hmac.compare_digest(known, asked):
                 found = principal

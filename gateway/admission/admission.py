@@ -278,7 +278,7 @@ class Admission:
             raise self._timed_out(call, waiter) from None
         finally:
             standing.served()
-            waiter.timer = None  # it knows the task, and with it every frame of a call that was cut off
+            waiter.timer = None  # it refers to the task, and so to every frame of a call that was cut off
             self._line.leave(waiter)
             if not self._closed:
                 self._forget(waiter, taken)

@@ -51,7 +51,7 @@ def _permitted(use: AdapterUse, known: Sequence[str], principal: Principal) -> A
     """Return the use under the adapter's name. Raises PermissionDenied; never at a scale of 0, which turns it off."""
     name = named(use.name, known, principal)
     if use.scale and not principal.may_use(name):
-        # What was sent is repeated: a number does not tell its adapter's name.
+        # The error repeats what was sent, so that a number does not reveal its adapter's name.
         message = f"This API key may not use the adapter {use.name[:128]!r}. {_told(known, principal)}"
         raise PermissionDenied(message, param="lora")
     return AdapterUse(name, use.scale)

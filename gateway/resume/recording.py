@@ -81,7 +81,7 @@ class Recording:
 
     async def refuse(self, error: PaddockError, body: bytes) -> None:
         """Record the error in place of an answer; `body` is for clients whose stream has begun."""
-        # Kept for as long as the stream: its traceback holds the frames of the call, and with them all that was asked.
+        # The error lives as long as the stream; a traceback would hold the frames of the call, and so the request.
         self.refusal = error.with_traceback(None)
         error.__cause__ = error.__context__ = None
         await self.write(body)
@@ -90,7 +90,7 @@ class Recording:
         if not self.ended:
             self.ended = True
             self.ended_at = time.monotonic()
-            self.on_start = None  # it knows what was asked
+            self.on_start = None  # it refers to the request
             self._note()
 
     def check_kept(self, number: int) -> None:
@@ -119,7 +119,7 @@ class Recording:
             batch = Batch(first, self.last, self._joined(first))
         if self.dropped or self.settled or (batch is None and not renew and not self.ended):
             return None
-        # What is new adds to a key that lives; the first of it makes the key.
+        # Without renewal a write only adds to an existing key; the first write has to make it.
         renew = renew or self.ended or not self._flushed
         return Write(self.stream, self.head, batch, self._first, self.ended, self.last, renew)
 

@@ -201,7 +201,7 @@ class Recordings:
         except StoreUnavailable:
             count = Count(len(running), ())
         else:
-            # More may be over by now.
+            # More streams may have ended by now.
             del over[: len(held) - len(running)]
             if not over:
                 self._over.pop(team, None)
@@ -241,7 +241,7 @@ class Recordings:
     def _cancel(self, stream: str) -> bool:
         """Cancel the task that writes the stream. Return whether it is written here."""
         writer = self._writers.get(stream)
-        # A second time would interrupt what it does at its end.
+        # A second cancellation would interrupt its clean-up.
         if writer is not None and not writer.cancelling():
             writer.cancel()
         return writer is not None

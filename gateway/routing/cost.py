@@ -69,7 +69,7 @@ class Price:
         self._adapters = ask.adapters
         self._since = recent.since
         self._now = now
-        # Those before it in the line take slots as they come free, anywhere.
+        # Calls before it in the queue take slots as they come free, at any worker.
         self.queue_ms = queued * typical.hold_ms / pool.slots if pool.slots else 0.0
         self._num_bytes = ask.prefix.num_bytes
         self._tokens_per_byte = 1 / typical.bytes_per_token

@@ -90,7 +90,7 @@ class PoolBook:
         if known.boot == beat.boot and known.version > beat.version:
             beat = with_load(beat, known.load, known.draining, known.version)
         if beat != known:
-            # A record that knows the last news was written with them or after: it is no older.
+            # A record that includes the last news was written with them or later.
             self._put(there.number, beat, there.heard_at if beat.load == known.load else max(now, there.heard_at))
 
     def apply(self, news: News, now: float) -> bool:

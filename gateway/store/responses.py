@@ -34,7 +34,7 @@ class ResponseStore:
         rest = (id, record, self._ttl_ms, self._bytes_per_team, "1" if again else "", *before)
         prefix = keys.responses(team)
         while (kept := await self._pipe.send(self._keep, prefix, *rest)) == NOT_YET:
-            # Without the record, which may be long; others' scripts run in between.
+            # Sent without the record, which may be long; other callers' scripts run in between.
             while not await self._pipe.send(self._make_room, prefix, self._bytes_per_team - len(record)):
                 pass
         return bool(kept)

@@ -130,7 +130,7 @@ class StreamLog:
         """Have the stream's gateway end it, at its next renewal."""
         async with self._redis.pipeline(transaction=False) as pipeline:
             pipeline.hset(keys.stream(stream), "end", "1")
-            # Where it has just expired, nothing may stay.
+            # The stream may have just expired: a key that this makes anew must expire too.
             pipeline.pexpire(keys.stream(stream), self._running_ms)
             await answered(pipeline.execute())
 

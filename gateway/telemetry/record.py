@@ -80,7 +80,7 @@ def begun(tracer: Tracer, caller: TraceContext | None) -> Record:
     """Return the record of a request that begins. `caller`: the trace context that it came with."""
     own = tracer.inside(caller)
     if own is None:
-        # A caller's trace goes on through this gateway though it leaves no mark in it.
+        # A caller's trace goes on through this gateway though no span of it is recorded here.
         return UNRECORDED if caller is None else Record(caller)
     return KeptRecord(tracer, own, "" if caller is None else caller.span_id)
 
