@@ -1,4 +1,4 @@
-"""Which requests a worker was running when it died: a small file that outlives the process.
+"""A small file that outlives a worker process and tells which requests it was running when it died.
 
 A C++ abort or the kernel's out-of-memory killer leaves a process no time to log. So the engine keeps the ids of its
 running requests in a mapped file, and whoever finds the process dead reads it: the supervisor at once, or the next
@@ -33,10 +33,10 @@ _ROOM = HALF - _LENGTH.size
 
 
 class BlackBox:
-    """Written by the engine's thread alone, whenever the set of running requests changes."""
+    """The record of the running requests. Only the engine's thread writes it, whenever the set of them changes."""
 
     def __init__(self, path: Path | None) -> None:
-        """Without a path only this process can read it, for the log lines of its own end. Raises OSError."""
+        """Make the record, in a file at `path`; without a path only this process can read it. Raises OSError."""
         self._path = path
         self._running: dict[int, tuple[str, float]] = {}
         self._lines: dict[int, bytes] = {}
@@ -46,7 +46,7 @@ class BlackBox:
             self._map = _mapped(path)
 
     def began(self, key: int, label: str) -> None:
-        """The request `label` runs from now on. Blocks only for writing to memory."""
+        """Note that the request `label` runs from now on. Blocks only for writing to memory."""
         now = time.time()
         label = _printable(label)
         self._running[key] = (label, now)
@@ -54,17 +54,17 @@ class BlackBox:
         self._write()
 
     def ended(self, key: int) -> None:
-        """It does not run any more; unknown keys are ignored."""
+        """Note that the request does not run any more; unknown keys are ignored."""
         if self._lines.pop(key, None) is not None:
             del self._running[key]
             self._write()
 
     def text(self) -> str:
-        """What runs now and for how long, for a log line. From any thread."""
+        """Return what runs now and for how long, for a log line. Any thread may call it."""
         return describe(list(self._running.values()))
 
     def close(self) -> None:
-        """The process ends in order: nothing is left to read. Calling it again does nothing."""
+        """Remove the file, since the process ends in order. Calling it again does nothing."""
         if self._map is not None and self._path is not None:
             self._map.close()
             self._map = None
@@ -89,7 +89,7 @@ class BlackBox:
 
 
 def find(path: Path) -> list[tuple[str, float]] | None:
-    """What a dead process was running: ids, and the Unix times at which they began. None: there is no record."""
+    """Return what a dead process was running: ids and the Unix times of their start; None where there is no record."""
     try:
         data = path.read_bytes()
     except OSError:
@@ -108,15 +108,15 @@ def find(path: Path) -> list[tuple[str, float]] | None:
 
 
 def take(path: Path) -> list[tuple[str, float]] | None:
-    """As `find`, and removes the file, so that it is told once."""
+    """Return what `find` does, and remove the file, so that it is reported once."""
     found = find(path)
-    with contextlib.suppress(OSError):  # a disk that takes no writes: it is told once more, and nothing ends by it
+    with contextlib.suppress(OSError):  # a disk that takes no writes: it is reported once more, which does no harm
         path.unlink(missing_ok=True)
     return found
 
 
 def describe(running: Sequence[tuple[str, float]], now: float | None = None) -> str:
-    """`requests a (for 3.2 s), b (for 0.1 s)`, the longest first; `no request` where there is none."""
+    """Return `requests a (for 3.2 s), b (for 0.1 s)`, the longest first; `no request` where there is none."""
     now = time.time() if now is None else now
     if not running:
         return "no request"
@@ -126,13 +126,13 @@ def describe(running: Sequence[tuple[str, float]], now: float | None = None) -> 
 
 
 def _printable(label: str) -> str:
-    """A caller may choose the id: it must not forge a line of the log."""
+    """Return an id fit for a log line: a caller may choose it, and must not forge a line of the log."""
     kept = "".join(character if character.isprintable() else "?" for character in label[:MAX_LABEL])
     return kept.strip() or "without an id"
 
 
 def _mapped(path: Path) -> mmap.mmap:
-    """Return a fresh file of mode 0600; what a dead process left there is gone. Raises OSError."""
+    """Map a fresh file of mode 0600; what a dead process left there is removed. Raises OSError."""
     path.unlink(missing_ok=True)
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
     try:

@@ -1,4 +1,4 @@
-"""What a process that works on what nobody vouches for does to itself first (`workers.stoppable` is its other end)."""
+"""Limits that a helper process sets on itself before it reads untrusted input (`workers.stoppable` starts it)."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 
 
 def bound_memory(extra_bytes: int) -> None:
-    """So much beyond what the process takes now; on Linux."""
+    """Limit the address space to what the process takes now and `extra_bytes` more. Only on Linux."""
     pages = int(Path("/proc/self/statm").read_text().split()[0]) if sys.platform == "linux" else 0
     if pages:
         limit = pages * resource.getpagesize() + extra_bytes
@@ -17,15 +17,15 @@ def bound_memory(extra_bytes: int) -> None:
 
 
 def bound_cpu(seconds: int) -> None:
-    """From now on, until this is called again: the end of one that hangs when nobody is left to kill it."""
+    """Limit CPU time to `seconds` from now, until the next call: a process that hangs ends even without a parent."""
     used = int(time.process_time())
     resource.setrlimit(resource.RLIMIT_CPU, (used + seconds, resource.RLIM_INFINITY))
 
 
 def shut_off() -> None:
-    """No file, socket or process can be opened any more; what is open stays. Import everything first.
+    """Forbid this process to open files, sockets or processes; what is open stays. Import everything first.
 
-    For a process of the superuser's this is a habit, not a wall: it could take it back.
+    A process of the superuser could take these limits back.
     """
     for kind in (resource.RLIMIT_NOFILE, resource.RLIMIT_FSIZE, resource.RLIMIT_NPROC):
         resource.setrlimit(kind, (0, 0))

@@ -29,7 +29,7 @@ FORMS = "use `cache show [--tenant TEAM] [--json]` or `cache erase --tenant TEAM
 
 
 class _Unusable(ValueError):
-    """What was asked for can't be done; the message is for a person."""
+    """The command can't do what was asked for; the message is for a person."""
 
 
 class _Parser(ArgumentParser):
@@ -38,7 +38,7 @@ class _Parser(ArgumentParser):
 
 
 def main(args: Sequence[str], known: Collection[str] = ()) -> int:
-    """Returns the exit code. `known`: every setting's name."""
+    """Run the command and return its exit code. `known`: every setting's name."""
     name, *rest = args or ["--help"]
     if not {"-h", "--help"}.isdisjoint((name, *rest)):
         print((__doc__ or "").strip())
@@ -102,7 +102,7 @@ def _erase(settings: CacheSettings, options: Namespace) -> int:
 
 
 def _rows(settings: CacheSettings) -> Iterator[dict[str, str | int]]:
-    """Per version and team: what is there. Saved slots have no version."""
+    """Yield the files and bytes of each version and team. Saved slots have no version."""
     _check_folders(settings)
     with _opened(settings.cache_dir) as folder:
         sums: dict[tuple[str, str], list[int]] = {}
@@ -126,7 +126,7 @@ def _check_folders(settings: CacheSettings) -> None:
 
 @contextmanager
 def _opened(path: Path | None) -> Iterator[CacheFolder | None]:
-    """The folder, if there is one: looking does not make it. Raises CacheFolderUnusable."""
+    """Yield the folder, or None where there is none: looking does not make it. Raises CacheFolderUnusable."""
     if path is None or not (path.is_dir() or path.is_symlink()):
         yield None
         return
@@ -138,7 +138,7 @@ def _opened(path: Path | None) -> Iterator[CacheFolder | None]:
 
 
 def _keys(settings: CacheSettings) -> CacheKeys:
-    """Raises _Unusable where no secret is known: a team's folder can't be found without."""
+    """Return the keys of the folders' names. Raises _Unusable where no secret is known: team folders need one."""
     secret = settings.cache_secret or secret_file.read(settings.state_dir / secret_file.CACHE_SECRET)
     if not secret:
         raise _Unusable(

@@ -1,4 +1,4 @@
-"""A catalog file on disk -> `Catalog`. Read by gateways (names and aliases) and by the supervisor (sources, sizes)."""
+"""Reads a catalog file into a `Catalog`, for gateways (names, aliases) and for the supervisor (sources, sizes)."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ FIELDS = sorted(
 
 
 def load(path: Path) -> Catalog:
-    """YAML or JSON (which YAML contains) -> Catalog, wholly checked. Raises CatalogError: file, path inside, remedy."""
+    """Return the checked catalog of a YAML or JSON file. Raises CatalogError: file, path inside, remedy."""
     try:
         document = yaml.safe_load(path.read_text(encoding="utf-8"))
     except OSError as error:

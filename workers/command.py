@@ -17,39 +17,39 @@ from typing import Any, NoReturn
 from workers.protocol.exits import Exit
 
 INTERRUPTED = 130
-"""As shells count a program that Ctrl-C ended: 128 and the signal's number."""
+"""Exit code of a program that Ctrl-C ended, as shells count: 128 and the signal's number."""
 
 TERMINATED = 143
-"""The same for SIGTERM, where a command has not begun to serve: whoever waits for its end must not take it for done."""
+"""The same for SIGTERM before a command has begun to serve: whoever waits for it must not take it for done."""
 
 UNREAD = 141
-"""The same for one whose output nobody reads any more (SIGPIPE)."""
+"""The same for a program whose output nobody reads any more (SIGPIPE)."""
 
 OWN_PACKAGES = ("gateway", "workers")
 
 
 @dataclass(frozen=True, slots=True)
 class Command:
-    """`settings` and `runner` are `module:name`; the runner takes the settings and returns an exit code."""
+    """A subcommand. `settings` and `runner` are `module:name`; the runner takes the settings, returns the exit code."""
 
     settings: str
     runner: str
     summary: str
     extra: str
-    """Extra of the wheel that brings the libraries it needs."""
+    """Extra of the wheel that brings the libraries that the command needs."""
 
 
 def named(target: str) -> Any:
-    """`module:name` -> the object. Raises ImportError."""
+    """Return the object that `module:name` names. Raises ImportError."""
     module, _, name = target.partition(":")
     return getattr(import_module(module), name)
 
 
 def run(name: str, command: Command, args: Sequence[str], known: Collection[str] = ()) -> int:
-    """Reads the settings and runs the command; what is wrong with the settings goes to stderr, one line each.
+    """Read the settings and run the command; what is wrong with the settings goes to stderr, one line each.
 
-    SIGTERM ends it in order until it has a handler of its own: in a container it may be process 1, for which Linux
-    ignores signals that have none, and loading libraries takes seconds.
+    Until the command has its own handler, SIGTERM ends it in order: in a container it may be process 1, for which
+    Linux ignores signals that have no handler, and loading libraries takes seconds.
     """
     signal.signal(signal.SIGTERM, _stopped)
     try:
@@ -75,7 +75,7 @@ def _stopped(*_: object) -> NoReturn:
 
 
 def guarded(program: Callable[[], int]) -> int:
-    """Runs a whole program; returns its exit code.
+    """Run a whole program and return its exit code.
 
     Ctrl-C before it listens to signals, and a reader of its output that leaves (such as `head`), end it quietly.
     """

@@ -1,4 +1,4 @@
-"""How large a context a worker makes: what its settings ask for, what the model was trained for, what memory holds."""
+"""Makes a worker's context, as large as its settings ask, its model was trained for, and memory holds."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ logger = logging.getLogger(__name__)
 
 
 def make_context(model: Model, settings: WorkerSettings, llama: LlamaSettings) -> tuple[Context, int]:
-    """The context and the longest conversation it allows. Raises ModelError, ModelTooLarge.
+    """Return the context and the longest conversation it allows, tokens. Raises ModelError, ModelTooLarge.
 
     Without an explicit `kv_tokens` the cache shrinks until it fits, down to one conversation.
     """
@@ -68,8 +68,8 @@ def make_context(model: Model, settings: WorkerSettings, llama: LlamaSettings) -
 def make_pooled_context(
     model: Model, settings: WorkerSettings, llama: LlamaSettings, pooling: Pooling
 ) -> PooledContext:
-    """Raises ModelError, ModelTooLarge. Encoders keep no cache; a decoder's holds two of the longest inputs, unless
-    `kv_tokens` says how much: one is read in parts while shorter ones pass it.
+    """Return the context for pooled work. Raises ModelError, ModelTooLarge. Encoders keep no cache; a decoder's holds
+    two of the longest inputs unless `kv_tokens` is set: one is read in parts while shorter ones pass it.
     """
     trained = model.facts.n_ctx_train
     n_ctx = settings.ctx or trained
@@ -101,13 +101,13 @@ def make_pooled_context(
 
 
 def _free_for_cache(llama: LlamaSettings) -> int | None:
-    """Bytes; None where a GPU's memory holds the cache, whose driver says how much is free only by refusing."""
+    """Return the bytes free for the KV cache; None where it lies on a GPU, whose driver tells only by refusing."""
     on_gpu = llama.n_gpu_layers != 0 and any(os.path.exists(device) for device in GPU_DEVICES)
     return None if on_gpu else free_bytes()
 
 
 def kv_shape(header: GgufHeader) -> KvShape | None:
-    """What one token takes in the cache; None where the header does not say. Source: docs/gguf.md of ggml."""
+    """Return the shape of one token in the KV cache; None where the header lacks it. Source: docs/gguf.md of ggml."""
     arch = header.text("general.architecture") or ""
     layers, heads = header.number(f"{arch}.block_count"), header.numbers(f"{arch}.attention.head_count")
     width = header.number(f"{arch}.embedding_length")

@@ -1,4 +1,4 @@
-"""How either side of an internal connection learns that the other's machine is gone: one without power sends no FIN.
+"""Socket options by which a process learns that its peer's machine is gone: one without power sends no FIN.
 
 The kernel asks a silent peer whether it is there, and ends a connection whose bytes nobody acknowledges. Both ends see
 an ordinary lost connection then; gateways come back with `Last-Event-ID`, so a network that was away loses nothing.
@@ -12,11 +12,11 @@ from contextlib import suppress
 from typing import Any
 
 IDLE_S = 2
-"""So long without a byte, and the peer is asked; KEEP_ALIVE_INTERVAL_S is no longer."""
+"""Seconds without a byte after which the kernel probes the peer; KEEP_ALIVE_INTERVAL_S is no longer."""
 AGAIN_S = 1
 ASKED = 3
 UNACKNOWLEDGED_S = 4
-"""So long may bytes be on their way: below a worker's grace for gateways, and many times a bad network's worst."""
+"""Seconds that bytes may go unacknowledged: below a worker's grace for gateways, far above a bad network's worst."""
 
 
 def tcp_options() -> Mapping[int, int]:
@@ -31,7 +31,7 @@ def tcp_options() -> Mapping[int, int]:
 
 
 def notice_dead_peer(sock: Any) -> None:
-    """Sets the options on a socket, a transport's view of one included; one that listens hands them on to those that it
+    """Set the options on a socket, or on a transport's view of one. A listening socket hands them on to those that it
     accepts. Sockets of other families stay as they are."""
     if sock is None or sock.family not in (socket.AF_INET, socket.AF_INET6):
         return

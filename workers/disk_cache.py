@@ -1,4 +1,4 @@
-"""The disk tier and the folder of saved slots, as the settings of a worker say."""
+"""Opens the disk tier and the folder of saved slots, as a worker's settings say."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ from workers.protocol.catalog import LlamaSettings
 from workers.settings import WorkerSettings
 
 HASHES_FILE = "model-hashes.json"
-"""In the state folder: SHA-256 of model files, so that each is read once."""
+"""File in the state folder with the SHA-256 of model files, so that each is read once."""
 
 
 def kv_identity(
     settings: WorkerSettings, header: GgufHeader, llama: LlamaSettings, *, n_ctx: int, loaded_at: float | None = None
 ) -> KvIdentity:
-    """`n_ctx`: cells of the llama.cpp context. `loaded_at`: `time.time` before the model was loaded; None: now."""
+    """Return the KV's identity. `n_ctx`: cells of the context. `loaded_at`: `time.time` before the load; None: now."""
     hashes = ModelHashes(settings.state_dir / HASHES_FILE)
     return KvIdentity(header, llama, hashes, n_ctx=n_ctx, loaded_at=time.time() if loaded_at is None else loaded_at)
 
 
 def open_tier(settings: WorkerSettings, identity: KvIdentity) -> DiskTier | None:
-    """The tier with its thread started, to be closed after the engine; None where no `cache_dir` is set.
+    """Return the tier, its thread started, to be closed after the engine; None where no `cache_dir` is set.
 
     Raises CacheFolderUnusable.
     """
@@ -43,7 +43,7 @@ def open_tier(settings: WorkerSettings, identity: KvIdentity) -> DiskTier | None
 
 
 def open_slot_files(settings: WorkerSettings) -> ConversationFiles | None:
-    """None where no `slot_save_dir` is set. Raises CacheFolderUnusable."""
+    """Return the saved slots' folder; None where no `slot_save_dir` is set. Raises CacheFolderUnusable."""
     if settings.slot_save_dir is None:
         return None
     bounds = SaveBounds(
@@ -56,10 +56,10 @@ def open_slot_files(settings: WorkerSettings) -> ConversationFiles | None:
 
 
 def cache_keys(settings: WorkerSettings) -> CacheKeys:
-    """What names and seals files: of the cache's own secret, which is made in the state folder where none is given.
+    """Return the keys that name and seal files, from the cache's own secret, made in the state folder if not given.
 
-    Not of the workers' one: whoever learns that could write files that are parsed in C++, and change would lose both.
-    Raises CacheFolderUnusable where none can be made.
+    The workers' secret is not used: whoever learns it could write files that are parsed in C++, and changing it would
+    lose the files too. Raises CacheFolderUnusable where no secret can be made.
     """
     path = settings.state_dir / secret_file.CACHE_SECRET
     try:

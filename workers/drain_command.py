@@ -30,17 +30,17 @@ from workers.secret_file import GATEWAY_SECRET, WORKER_SECRET
 from workers.settings import PaddockSettings, WorkerSettings
 
 SECRETS = {"gateway": ("gateway_secret", GATEWAY_SECRET), "worker": ("worker_secret", WORKER_SECRET)}
-"""Part -> the setting that what it is shown is made from, and the file that has it where that is unset."""
+"""Part -> the setting with the secret that its token is made from, and the file that has it where that is unset."""
 PARTS: Mapping[str, type[PaddockSettings]] = {"worker": WorkerSettings}
 ANSWER_S = 10.0
-"""Who does not say within this time that it is alive, loads its model yet: there is nothing to wait for."""
+"""Seconds for the health check. A process that does not answer in time still loads its model: nothing to wait for."""
 MAX_ANSWER_BYTES = 64 << 10
 MARGIN_S = 10.0
-"""Beyond the time that it is asked to answer in."""
+"""Seconds that the HTTP request waits beyond `timeout_s`."""
 
 
 class _Unusable(ValueError):
-    """What was asked for can't be done; the message is for a person."""
+    """The command can't do what was asked for; the message is for a person."""
 
 
 class _Parser(ArgumentParser):
@@ -50,7 +50,7 @@ class _Parser(ArgumentParser):
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """Who is to drain, and what the asker has to show: the secret, else an admin's API key."""
+    """The process to drain, and the credential for asking it: the secret, else an admin's API key."""
 
     part: str
     url: str
@@ -58,7 +58,7 @@ class Target:
     key: str = ""
 
     def bearer(self, told: Mapping[str, Any]) -> str:
-        """Return what it is shown. `told`: what it says of itself; the secret is not sent, but a token made from it."""
+        """Return the bearer token to send. `told`: the health answer. The secret itself is not sent."""
         if not self.secret:
             return self.key
         if self.part == "worker":
@@ -67,7 +67,7 @@ class Target:
 
 
 def main(args: Sequence[str], known: Collection[str] = (), parts: Mapping[str, type[PaddockSettings]] = PARTS) -> int:
-    """Returns the exit code. `known`: every setting's name. `parts`: what can be drained, and its settings."""
+    """Drain and return the exit code. `known`: every setting's name. `parts`: what can be drained, and its settings."""
     if not {"-h", "--help"}.isdisjoint(args):
         print((__doc__ or "").strip())
         return 0
@@ -93,7 +93,7 @@ def _parser(parts: Mapping[str, type[PaddockSettings]]) -> _Parser:
 
 
 def _seconds(text: str) -> float:
-    """Raises ArgumentTypeError."""
+    """Return the seconds that a flag gives. Raises ArgumentTypeError."""
     try:
         return drain.seconds_of(text)
     except ValueError as error:
@@ -101,7 +101,7 @@ def _seconds(text: str) -> float:
 
 
 def _target(options: Namespace, settings: PaddockSettings) -> Target:
-    """Raises _Unusable."""
+    """Return the target that the flags and settings name. Raises _Unusable."""
     url = options.url or _own_url(options.part, settings)
     if urlsplit(url).scheme not in ("http", "https"):
         raise _Unusable(f"drain: --url {url!r} is no address; give http://HOST:PORT")
@@ -141,7 +141,7 @@ def _drain(target: Target, options: Namespace) -> int:
 def _ask(
     target: Target, method: str, path: str, timeout_s: float, authorization: str = ""
 ) -> tuple[int, dict[str, Any]]:
-    """Raises OSError, HTTPException, ValueError (the answer is no JSON object, or a long one)."""
+    """Return an answer's status and JSON. Raises OSError, HTTPException, ValueError (no JSON object, or too long)."""
     parts = urlsplit(target.url)
     kind = HTTPSConnection if parts.scheme == "https" else HTTPConnection
     connection = kind(parts.netloc, timeout=timeout_s)

@@ -1,7 +1,7 @@
-"""SIGTERM while a model is loaded: nobody is served yet, so the process ends at once.
+"""Ends the process at once on SIGTERM while a model is loaded, since nobody is served yet.
 
 Python runs handlers between two of its instructions, and loading is one long call into C. In a container this process
-may be number 1 besides, for which Linux ignores signals that have no handler.
+may also be number 1, for which Linux ignores signals that have no handler.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from contextlib import contextmanager
 from workers.protocol.exits import Exit
 
 OVER = b"\0"
-"""No signal's number."""
+"""A byte that is no signal's number: it ends the watcher."""
 
 
 @contextmanager
 def ending_at_once() -> Iterator[None]:
-    """For the time of its block; on the main thread."""
+    """End the process on SIGTERM within this block. For the main thread."""
     read, write = socket.socketpair()
     write.setblocking(False)
     before = signal.signal(signal.SIGTERM, lambda *_: None)

@@ -19,12 +19,12 @@ class UnknownFlag(ValueError):
 
 
 def flag(name: str) -> str:
-    """Setting name -> its flag."""
+    """Return the flag of a setting's name."""
     return "--" + name.replace("_", "-")
 
 
 class FlagParser(ArgumentParser):
-    """argparse with a help page made from the settings class; raises UnknownFlag instead of leaving the process."""
+    """An argparse parser whose help page is made from the settings class; raises UnknownFlag instead of exiting."""
 
     def __init__(self, settings_class: type[BaseSettings], prog: str) -> None:
         super().__init__(prog=prog, allow_abbrev=False)
@@ -61,7 +61,7 @@ class FlagParser(ArgumentParser):
 
 
 def sections(settings_class: type[BaseSettings]) -> list[tuple[str, list[str]]]:
-    """Fields by the class that declares them: (first line of its docstring, field names), general classes last."""
+    """Return fields by declaring class: (first line of its docstring, field names), general classes last."""
     rows: list[tuple[str, list[str]]] = []
     taken: set[str] = set()
     for owner in reversed(settings_class.__mro__):
@@ -77,7 +77,7 @@ def sections(settings_class: type[BaseSettings]) -> list[tuple[str, list[str]]]:
 
 
 def default_text(field: FieldInfo) -> str:
-    """A field's default as a person writes it; nothing for unset."""
+    """Return a field's default as a person writes it; empty for unset."""
     return "" if field.default in (None, "") else str(field.default)
 
 

@@ -1,4 +1,4 @@
-"""The parts of a worker that continues text, opened in the order in which they need each other."""
+"""Opens the parts of a worker that generates text, in the order in which they need each other."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Storage:
-    """Where KV outlives the process, if it does."""
+    """The places where KV outlives the process: the disk tier and the saved slots, if they are configured."""
 
     identity: KvIdentity
     tier: DiskTier | None
@@ -67,7 +67,7 @@ class GeneratingParts:
         return self.offered
 
     def engine(self, services: Services, emit: Emit, on_crash: OnCrash) -> Engine:
-        """Connects the slots' routes and the book of heads to it."""
+        """Return a new engine. Connects the slots' routes and the book of prefix hashes to it."""
         settings, storage = self.wishes.settings, self.storage
         ram_bytes = settings.cache_ram_mib << 20
         engine = Engine(
@@ -98,7 +98,7 @@ class GeneratingParts:
 def generating_parts(
     opened: contextlib.ExitStack, model: Model, wishes: Wishes, watchdog: Watchdog, name: str
 ) -> GeneratingParts:
-    """Whatever is opened closes with `opened`. `name`: of the pool that the worker is in.
+    """Open the parts. Whatever is opened closes with `opened`. `name`: the pool that the worker is in.
 
     Raises ModelError, ModelTooLarge, AdapterError, TemplateUnusable, FamilyUnknown, CacheFolderUnusable,
     SettingUnusable.
@@ -163,7 +163,7 @@ def _shelf(model: Model, context: Context, wishes: Wishes) -> AdapterShelf:
 
 
 def _register_adapters(shelf: AdapterShelf, adapters: Iterable[AdapterSpec]) -> None:
-    """Raises AdapterError, SettingUnusable."""
+    """Load the adapters that the settings list. Raises AdapterError, SettingUnusable."""
     for adapter in adapters:
         try:
             path = Path(adapter.path).expanduser()

@@ -1,4 +1,4 @@
-"""What a worker process does to itself first, so that its crash harms nobody else and gives nothing away."""
+"""Settings that a worker process makes for itself first, so that a crash harms nobody else and gives nothing away."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ STDERR = 2
 
 OOM_SCORE = Path("/proc/self/oom_score_adj")
 OOM_ADDED = 300
-"""Of 1000. A worker holds most of a machine's memory, so it is what ends when that runs out, and not the Redis or the
-gateway beside it; any process may raise its own number. Source: proc_pid_oom_score_adj(5)."""
+"""The out-of-memory score's adjustment, of 1000. A worker holds most of a machine's memory, so it ends when memory runs
+out, not the Redis or gateway beside it. Any process may raise its own score. Source: proc_pid_oom_score_adj(5)."""
 
 NO_CORE = 1
-"""Bytes. No core file is this small, so none is written; and 1, unlike 0, also keeps Linux from handing the memory to
-a program that `core_pattern` names. Source: fs/coredump.c of Linux; core(5)."""
+"""Bytes a core file may have. None is this small, so none is written; and 1, unlike 0, also keeps Linux from handing
+the memory to a program that `core_pattern` names. Source: fs/coredump.c of Linux; core(5)."""
 
 
 def isolate(*, core_dumps: bool) -> None:
-    """Call once, before the model is loaded; `core_dumps` leaves core files to the system's own limits."""
+    """Make the settings. Call once, before the model is loaded; `core_dumps` leaves the limit on core files alone."""
     # The stack of the thread that got a SIGSEGV, SIGABRT or the like: functions and lines, no values.
     faulthandler.enable(file=STDERR, all_threads=False)
     # Else ggml forks this process and runs a debugger on it, whose output may hold a caller's text.

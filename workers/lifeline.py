@@ -1,4 +1,4 @@
-"""A process that must not outlive the one that started it.
+"""Ends a process when the process that started it ends.
 
     python -m workers.lifeline PROGRAM ARGS...    becomes PROGRAM, which then ends when its parent does (on Linux)
 
@@ -21,9 +21,9 @@ PR_SET_PDEATHSIG = 1
 
 
 def hold() -> None:
-    """Ends this process when its parent ends, if `PADDOCK_DIE_WITH_PARENT` asks for it. Call first thing in `main`.
+    """End this process when its parent ends, if `PADDOCK_DIE_WITH_PARENT` asks for it. Call first thing in `main`.
 
-    The end is SIGKILL: with the parent gone nobody is left to bound a slow farewell.
+    The signal is SIGKILL: with the parent gone nobody is left to bound a slow shutdown.
     """
     expected = os.environ.get(VARIABLE, "")
     if not expected:

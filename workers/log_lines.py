@@ -1,6 +1,6 @@
-"""How a process of Paddock logs: text for a terminal, JSON lines for everything else, to stderr.
+"""Configures the log of a Paddock process: text for a terminal, JSON lines for everything else, to stderr.
 
-A line carries its facts in `extra={"fields": {...}}`. Libraries speak from warnings on only: at debug level some of
+A line carries its facts in `extra={"fields": {...}}`. Libraries log warnings and above only: at debug level some of
 them write what they send and receive, prompts and keys included.
 """
 
@@ -13,11 +13,11 @@ from collections.abc import Collection
 from pythonjsonlogger.json import JsonFormatter
 
 OWN = ("gateway", "workers", "paddock")
-"""Loggers that the level is for."""
+"""Loggers that the configured level applies to."""
 
 
 class TextFormatter(logging.Formatter):
-    """One line for people: time, level, message, then the structured fields as `name=value`."""
+    """Writes one line for people: time, level, message, then the structured fields as `name=value`."""
 
     def __init__(self) -> None:
         super().__init__("%(asctime)s %(levelname)-7s %(message)s", "%H:%M:%S")
@@ -31,13 +31,13 @@ class TextFormatter(logging.Formatter):
 
 
 def _in_line(value: object) -> str:
-    """A caller's text, such as a path, begins no line of its own and moves no cursor."""
+    """Return a value for a text line. A caller's text, such as a path, may begin no new line and move no cursor."""
     text = str(value)
     return text if text.isprintable() else repr(text)
 
 
 class FieldsFormatter(JsonFormatter):
-    """One JSON object per line; the structured fields stand beside `time`, `level`, `logger` and `message`."""
+    """Writes one JSON object per line; the structured fields stand beside `time`, `level`, `logger` and `message`."""
 
     def __init__(self) -> None:
         super().__init__(
@@ -51,7 +51,7 @@ class FieldsFormatter(JsonFormatter):
 
 
 class _Drops(logging.Filter):
-    """Lines of a library that have one of these texts in them."""
+    """Drops a library's lines that contain one of these texts."""
 
     def __init__(self, texts: Collection[str]) -> None:
         super().__init__()
@@ -62,9 +62,9 @@ class _Drops(logging.Filter):
 
 
 def configure(level: str, log_format: str, noise: Collection[str] = ()) -> None:
-    """For this whole process. `log_format`: auto, text or json; auto is text on a terminal.
+    """Configure logging for this whole process. `log_format`: auto, text or json; auto is text on a terminal.
 
-    `noise`: texts of lines that the HTTP server calls errors and that are none.
+    `noise`: texts of lines that the HTTP server logs as errors and that are none.
     """
     text = log_format == "text" or (log_format == "auto" and sys.stderr.isatty())
     handler = logging.StreamHandler(sys.stderr)

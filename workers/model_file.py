@@ -7,11 +7,11 @@ from pathlib import Path
 
 SUFFIX = ".gguf"
 SPLIT = re.compile(r"-(\d{5})-of-(\d{5})(?=\.gguf$)", re.IGNORECASE)
-"""What llama.cpp writes before the suffix of a part."""
+"""The part number that llama.cpp writes before the suffix."""
 
 
 def parts(first: Path) -> tuple[Path, ...]:
-    """All files of a model, by its only file or its first part, in order."""
+    """Return all files of a model in order, given its only file or its first part."""
     split = SPLIT.search(first.name)
     if split is None:
         return (first,)
@@ -22,7 +22,7 @@ def parts(first: Path) -> tuple[Path, ...]:
 
 
 def first_part(path: Path) -> Path:
-    """`NAME.gguf` -> `NAME-00001-of-0000N.gguf` where only that is there: who configures need not count the parts."""
+    """Return `NAME-00001-of-0000N.gguf` for a `NAME.gguf` of which only that is there: settings need no part count."""
     if path.suffix.lower() != SUFFIX or path.exists():
         return path
     prefix, found = f"{path.stem}-00001-of-", []
@@ -32,5 +32,5 @@ def first_part(path: Path) -> Path:
 
 
 def plain_name(model: str) -> str:
-    """A served name as the stem of a file."""
+    """Return a served name as the stem of a file."""
     return re.sub(r"[/:]", "--", model)

@@ -1,4 +1,4 @@
-"""By which address a machine calls a process of its own, of which it knows on what that listens."""
+"""Turns the address that a local process listens on into one that this machine can call it at."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ HOSTS = {"": "127.0.0.1", "0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104 - w
 
 
 def host_of(host: str) -> str:
-    """Who listens on all of a machine's addresses is asked by its own."""
+    """Return the host to call; a process that listens on all addresses is called at the loopback address."""
     return HOSTS.get(host, host)
 
 

@@ -1,4 +1,4 @@
-"""The time that the texts of one request may take to become tokens."""
+"""The bound on the time that tokenising the texts of one request may take."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from workers.protocol.failures import CallFailed, Failure, FailureCode
 
 LEAST_S = 5.0
 S_PER_MIB = 4.0
-"""Per 2**20 characters. The slowest pre-tokenizers of llama.cpp take a second for so much ordinary text, several on
+"""Seconds per 2**20 characters. llama.cpp's slowest pre-tokenizers take a second for so much ordinary text, several on
 a busy machine."""
 
 
 def patience_s(num_chars: int) -> float:
-    """Return the seconds that so much text may take."""
+    """Return the seconds that tokenising so many characters may take."""
     return LEAST_S + S_PER_MIB * num_chars / (1 << 20)
 
 
@@ -32,7 +32,7 @@ class Patience:
 
 
 def too_slow(num_chars: int, seconds: float) -> CallFailed:
-    """Return what a caller is told whose text takes too long."""
+    """Return the error for a caller whose text takes too long."""
     message = (
         f"a text of {num_chars} characters took longer than {seconds:.1f} s to tokenise; send a shorter one, or one "
         "with fewer like characters in a row"

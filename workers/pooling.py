@@ -1,4 +1,4 @@
-"""The parts of a worker that does pooled work: embeddings, or documents ranked."""
+"""Opens the parts of a worker that does pooled work: embeddings, or ranking documents."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class PooledParts:
     name: str
 
     def services(self) -> Services:
-        """On the loop that serves them."""
+        """Make the services; called on the loop that serves them."""
         lane = prompt_lane()
         desk = PooledDesk(self.inputs, pooling=self.pooling, width=self.context.width, lane=lane)
         prompts = Prompts(None, self.tokenizer, num_tokens=self.model.facts.n_vocab)
@@ -54,7 +54,7 @@ class PooledParts:
         return Services(prompts=prompts, lane=lane, texts=texts, devices=Devices(free_bytes).memory, pool=desk)
 
     def engine(self, services: Services, emit: Emit, on_crash: OnCrash) -> TextRefused:
-        """Connects the desk to it."""
+        """Return a new engine, connected to the desk (which takes the calls)."""
         desk = services.pool
         if desk is None:
             raise ValueError("a pooled engine needs the desk that takes its calls")
@@ -66,7 +66,7 @@ class PooledParts:
 def pooled_parts(
     opened: contextlib.ExitStack, model: Model, wishes: Wishes, watchdog: Watchdog, name: str
 ) -> PooledParts:
-    """Whatever is opened closes with `opened`. `name`: of the pool that the worker is in.
+    """Open the parts. Whatever is opened closes with `opened`. `name`: the pool that the worker is in.
 
     Raises ModelError, ModelTooLarge.
     """

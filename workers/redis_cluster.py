@@ -1,9 +1,9 @@
-"""A Redis Cluster as a client that does what a single server's does, as far as one can.
+"""A client of a Redis Cluster that behaves like a single server's client, as far as one can.
 
-redis-py's own knows the table of slots, the nodes and their connections. How commands are sent is done here, since
-there a node that is away closes the connections to all others, a command can take many times its bound, some errors are
-no `RedisError`, and transactions run event loops in threads. A pipeline may mix slots and keeps the order within each;
-the keys of a transaction lie in one.
+redis-py's own client keeps the table of slots, the nodes and their connections. Commands are sent here, since in
+redis-py a node that is away closes the connections to all others, a command can take many times its bound, some errors
+are no `RedisError`, and transactions run event loops in threads. A pipeline may mix slots and keeps the order within
+each; the keys of a transaction lie in one.
 """
 
 from __future__ import annotations
@@ -41,10 +41,10 @@ from redis.exceptions import (
 from workers.redis_gate import Gate
 
 FRESH_S = 0.5
-"""Whatever goes wrong, the table of slots is read again no sooner."""
+"""Least seconds between two readings of the table of slots, whatever goes wrong."""
 
 ROUNDS = 3
-"""How often a command is sent at most."""
+"""Most times that a command is sent."""
 
 AWAY = (ConnectionError, TimeoutError, OSError)
 
@@ -54,7 +54,7 @@ log = logging.getLogger(__name__)
 
 
 class ClusterClient(RedisCluster):
-    """All errors of its commands are RedisErrors or OSErrors, and none takes longer than twice `timeout_s`."""
+    """A client whose commands raise only RedisErrors or OSErrors and take no longer than twice `timeout_s`."""
 
     def __init__(
         self, hosts: Sequence[tuple[str, int]], timeout_s: float, retries: int, options: dict[str, Any]
@@ -74,7 +74,7 @@ class ClusterClient(RedisCluster):
         self._read_at = float("-inf")
 
     async def initialize(self, *args: Any, **options: Any) -> ClusterClient:
-        """Reads the table of slots if it is unknown; a known one that is doubted is read beside what goes on."""
+        """Read the table of slots if it is unknown; a known one that is doubted is read in the background."""
         if not self._knows_slots:
             async with self._table_lock:
                 if not self._knows_slots:
@@ -90,13 +90,13 @@ class ClusterClient(RedisCluster):
         return node is not None
 
     def doubt(self) -> None:
-        """Something is not where the table says: it will be read again."""
+        """Have the table read again soon: something is not where it says."""
         self._initialize = False
         if self._reading is None:
             self._reading = asyncio.create_task(self._read_again(), name="redis cluster slots")
 
     async def has_moved(self, error: MovedError) -> None:
-        """A node said where a slot is now."""
+        """Note in the table where a slot is now, as a node said."""
         await self.nodes_manager.move_slot(error)
         self.doubt()
 
@@ -111,8 +111,8 @@ class ClusterClient(RedisCluster):
         return answer
 
     async def send(self, commands: Sequence[Command], *, redirect: bool = True) -> list[Any]:
-        """One answer or exception per command; those of one slot run in order. `redirect`: what meets a slot that has
-        moved goes to where it is now; else that is its answer, and of what follows it in the slot.
+        """Return one answer or exception per command; those of one slot run in order. `redirect`: a command for a slot
+        that has moved goes to where it is now; else the error is its answer, and that of those behind it in the slot.
         """
         answers: list[Any] = [None] * len(commands)
         left = list(range(len(commands)))
@@ -134,20 +134,20 @@ class ClusterClient(RedisCluster):
         return answers
 
     async def slot_of(self, args: Sequence[Any]) -> int:
-        """Raises RedisError where the keys lie in several."""
+        """Return the slot of a command's keys. Raises RedisError where they lie in several."""
         if args[0] == "XREAD":  # the library would ask a server which of these words is the key
             words = [word if isinstance(word, str) else bytes(word).decode() for word in args[1:] if _is_text(word)]
             return self.keyslot(words[words.index("STREAMS") + 1])
         return await self._determine_slot(*args)
 
     def node_of(self, slot: int) -> ClusterNode | None:
-        """Who has it, as far as is known."""
+        """Return the node that has the slot, as far as is known."""
         nodes = self.nodes_manager.slots_cache.get(slot)
         return nodes[0] if nodes else None
 
     @asynccontextmanager
     async def bounded(self) -> AsyncIterator[None]:
-        """What is done inside raises RedisErrors and OSErrors only, TimeoutError after the bound."""
+        """Have the block raise RedisErrors and OSErrors only; it raises TimeoutError after the bound."""
         try:
             async with asyncio.timeout(self._bound_s):
                 yield
@@ -242,7 +242,7 @@ class ClusterClient(RedisCluster):
         return isinstance(answer, ConnectionError) and tries < self.retries
 
     async def _ask(self, error: AskError, command: Command) -> Any:
-        """This once of the node that a slot is on its way to."""
+        """Send a command once to the node that its slot is moving to."""
         node = self.get_node(host=error.host, port=error.port)
         if node is None:
             return error
@@ -292,7 +292,7 @@ class _Pipeline(ClusterPipeline):
 
 
 class _PubSub(ClusterPubSub):
-    """On any node: all of them hear what is published on one."""
+    """A subscription on any one node: all nodes hear what is published on one."""
 
     def __init__(self, client: ClusterClient, *args: Any, **options: Any) -> None:
         super().__init__(client, *args, **options)
@@ -309,7 +309,7 @@ class _PubSub(ClusterPubSub):
 
 
 async def _transact(client: ClusterClient, commands: Sequence[Command]) -> list[Any]:
-    """MULTI, the commands, EXEC; once more where the slot turns out to have moved, or the connection was an old one."""
+    """Send MULTI, the commands, EXEC; send them once more where the slot has moved or the connection was stale."""
     await client.initialize()
     slots = {await client.slot_of(args) for args, _ in commands}
     if len(slots) > 1:

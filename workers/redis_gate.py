@@ -1,4 +1,4 @@
-"""How often a Redis that can't be reached is tried again."""
+"""Limits how often a Redis that can't be reached is tried again."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ LONGEST_S = 0.5
 
 
 class Gate:
-    """Open while all is well. Each failure closes it, twice as long as the one before, less a random part."""
+    """Lets connection attempts through. Each failure closes it, twice as long as before, less a random part."""
 
     def __init__(self, first_s: float = FIRST_S, longest_s: float = LONGEST_S) -> None:
         self._first_s = first_s
@@ -22,7 +22,7 @@ class Gate:
         self._why = ""
 
     def enter(self) -> None:
-        """Raises ConnectionError while it is closed. After a failure it lets one through at a time."""
+        """Raise ConnectionError while it is closed. After a failure it lets one attempt through at a time."""
         if not self._failures:
             return
         now = time.monotonic()

@@ -1,4 +1,4 @@
-"""A URL becomes a Redis client, the same way in gateways, workers and supervisors.
+"""Makes a Redis client from a URL, the same way in gateways, workers and supervisors.
 
 A client connects on first use and again whenever it has to: a failed attempt closes its gate for a moment, longer after
 each failure and never equally long, so that a Redis that comes back is not met by everybody at once. While the gate is
@@ -39,9 +39,9 @@ SENTINEL_TIMEOUT_S = 0.5
 
 
 def connect(url: str, *, timeout_s: float, retries: int) -> redis.asyncio.Redis:
-    """A client for any URL of `workers.redis_url`; nothing is sent yet.
+    """Return a client for any URL of `workers.redis_url`; nothing is sent yet.
 
-    `timeout_s` bounds a connection's making, and one answer. `retries`: how often a command is sent again after a
+    `timeout_s` bounds connecting, and one answer. `retries`: how often a command is sent again after a
     connection broke, so it may run more than once. Raises BadRedisUrl.
     """
     place = checked(url)
@@ -55,7 +55,7 @@ def connect(url: str, *, timeout_s: float, retries: int) -> redis.asyncio.Redis:
     match place.kind:
         case "cluster":
             options["ssl"] = place.tls is not None
-            # It has a Redis's commands, and where it differs does as one would (`workers.redis_cluster`).
+            # It has the commands of a single server's client, and behaves like one (`workers.redis_cluster`).
             return cast(redis.asyncio.Redis, ClusterClient(place.hosts, timeout_s, retries, options))
         case "sentinel":
             return _behind_sentinels(place, {**options, "retry": _retry(retries), "db": place.db})
@@ -65,7 +65,7 @@ def connect(url: str, *, timeout_s: float, retries: int) -> redis.asyncio.Redis:
 
 
 def cluster_of(client: redis.asyncio.Redis) -> ClusterClient | None:
-    """The same client where keys of different slots lie on different servers, else None."""
+    """Return the client as a ClusterClient if it is one, else None."""
     known: object = client
     return known if isinstance(known, ClusterClient) else None
 
@@ -82,7 +82,7 @@ def _where(place: RedisUrl) -> dict[str, Any]:
 
 
 def _behind_sentinels(place: RedisUrl, options: dict[str, Any]) -> redis.asyncio.Redis:
-    """A client of whoever the Sentinels say is the master now."""
+    """Return a client of the server that the Sentinels name as master."""
     bound = min(SENTINEL_TIMEOUT_S, options["socket_timeout"])
     asked = {
         "socket_connect_timeout": bound,
@@ -99,7 +99,7 @@ def _behind_sentinels(place: RedisUrl, options: dict[str, Any]) -> redis.asyncio
 
 
 def _noticing(place: RedisUrl) -> dict[str, Any]:
-    """A server whose machine is gone ends its connections, the quiet ones of subscriptions too."""
+    """Return the options by which a connection ends when its server's machine is gone, also a silent subscription."""
     if place.kind == "socket":
         return {}
     return {"socket_keepalive": True, "socket_keepalive_options": dict(tcp_options())}
@@ -127,7 +127,7 @@ class _NoReplica(AbstractConnection):
         try:
             return await super().read_response(*args, **options)
         except ResponseError as error:
-            # What a script meets, Redis 6.2 tells in a sentence of its own.
+            # Redis 6.2 wraps an error that a script met in a sentence of its own.
             if isinstance(error, ReadOnlyError) or "-READONLY" in str(error):
                 await self.disconnect(nowait=True)
                 raise ConnectionError("this Redis is a replica now and takes no writes") from None
@@ -166,7 +166,7 @@ class _Sentinels(Sentinel):
 
 
 class _Pool(ConnectionPool):
-    """Behind a gate."""
+    """A connection pool that connects only while its gate is open."""
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
@@ -186,7 +186,7 @@ class _Pool(ConnectionPool):
 
 
 class _SentinelPool(_Pool, SentinelConnectionPool):
-    """Behind a gate; closes what asks the Sentinels as well."""
+    """A pool of connections to the Sentinels' master, behind a gate; closes its clients of the Sentinels too."""
 
     async def aclose(self) -> None:
         await super().aclose()

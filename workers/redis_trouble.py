@@ -1,4 +1,4 @@
-"""What Redis says when it does not answer the question, in one table, with what an operator does about it."""
+"""The error codes of Redis in one table, each with what an operator does about it."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Final
 from redis.exceptions import ConnectionError, RedisError, ResponseError, TimeoutError
 
 NO_ANSWER = (RedisError, OSError)
-"""What a command raises, or a pipeline returns, in place of an answer. asyncio's TimeoutError is an OSError."""
+"""Errors that a command raises, or a pipeline returns, in place of an answer. asyncio's TimeoutError is an OSError."""
 
 REMEDIES: Final = {
     "BUSY": "a script of somebody else holds it up; SCRIPT KILL ends it",
@@ -31,11 +31,11 @@ REMEDIES: Final = {
 """Error code -> what an operator does about it."""
 
 _CODE = re.compile(r"(?:^|[-\s])(" + "|".join(REMEDIES) + r")(?=\s)")
-"""A code stands first, but for what a script met: there some versions put their own words before it."""
+"""Finds a code, which stands first; in errors of scripts some versions put their own words before it."""
 
 
 def code_of(error: BaseException) -> str:
-    """The code of an error reply, such as `BUSY`; empty where it is none of REMEDIES, or no reply at all."""
+    """Return the code of an error reply, such as `BUSY`; empty where it is not in REMEDIES, or no reply at all."""
     if not isinstance(error, RedisError):
         return ""
     status = getattr(error, "status_code", None)
@@ -46,12 +46,12 @@ def code_of(error: BaseException) -> str:
 
 
 def is_of_one_name(error: BaseException) -> bool:
-    """Whether the server is there and takes requests, and refuses just this one for what stands under its name."""
+    """Return whether the server works and refuses just this request, for what it holds under the request's name."""
     return isinstance(error, ResponseError) and code_of(error) in ("", "WRONGTYPE")
 
 
 def remedy_for(error: BaseException) -> str:
-    """What an operator does about it."""
+    """Return what an operator does about the error."""
     if (code := code_of(error)) in REMEDIES:
         return REMEDIES[code]
     if isinstance(error, ResponseError):

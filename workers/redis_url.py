@@ -1,4 +1,4 @@
-"""Where a Redis is and how to speak to it, read from one URL: a single server, Sentinels or a Cluster.
+"""Reads from one URL where a Redis is and how to speak to it: a single server, Sentinels or a Cluster.
 
     redis://[user[:password]@]host[:port][/db]                          rediss:// with TLS
     unix://[user[:password]@]/path[?db=]
@@ -29,7 +29,7 @@ SCHEMES: Mapping[str, tuple[Kind, bool]] = {
     "redis+cluster": ("cluster", False),
     "rediss+cluster": ("cluster", True),
 }
-"""Scheme -> what it names, and whether TLS is spoken."""
+"""Scheme -> the kind of Redis it names, and whether TLS is used."""
 
 PORT = 6379
 SENTINEL_PORT = 26379
@@ -43,12 +43,12 @@ NO = frozenset({"0", "false", "no", "off"})
 
 
 class BadRedisUrl(ValueError):
-    """A URL that can't be used; the message names the part and the remedy, and holds no secret."""
+    """The URL can't be used; the message names the part and the remedy, and holds no secret."""
 
 
 @dataclass(frozen=True, slots=True)
 class Login:
-    """Of a Redis or of the Sentinels; empty: none is needed."""
+    """The login of a Redis or of the Sentinels; empty where none is needed."""
 
     username: str = ""
     password: str = ""
@@ -59,43 +59,43 @@ class Login:
 
 @dataclass(frozen=True, slots=True)
 class Tls:
-    """How the other side is known, and who we are."""
+    """How the server's certificate is verified, and our own certificate."""
 
     ca_certs: str = ""
-    """File of certificates that are trusted; empty: the system's."""
+    """File of trusted certificates; empty: the system's."""
     certfile: str = ""
     """This side's own certificate, with its key in `keyfile`; empty: the server asks for none."""
     keyfile: str = ""
     check_hostname: bool = True
     verify: bool = True
-    """False: whoever answers is believed."""
+    """False: any certificate is accepted."""
 
     @property
     def files(self) -> dict[str, str]:
-        """Option -> path, for those that are given."""
+        """Return option -> path, for the files that are given."""
         paths = {"ssl_ca_certs": self.ca_certs, "ssl_certfile": self.certfile, "ssl_keyfile": self.keyfile}
         return {option: path for option, path in paths.items() if path}
 
 
 @dataclass(frozen=True, slots=True)
 class RedisUrl:
-    """A URL, taken apart."""
+    """The parts of a URL."""
 
     kind: Kind
     hosts: tuple[tuple[str, int], ...] = ()
     """Host and port: the server, the Sentinels, or some nodes of the Cluster."""
     path: str = ""
-    """Of the Unix socket."""
+    """Path of the Unix socket."""
     db: int = 0
     login: Login = Login()
     tls: Tls | None = None
     service: str = ""
-    """What the Sentinels call the master."""
+    """The Sentinels' name for the master."""
     sentinel_login: Login = Login()
 
 
 def parse(url: str) -> RedisUrl:
-    """Raises BadRedisUrl."""
+    """Return the parts of a URL. Raises BadRedisUrl."""
     scheme, mark, rest = url.partition("://")
     if not mark or scheme.lower() not in SCHEMES:
         known = [f"{name}://" for name in SCHEMES]
@@ -118,8 +118,8 @@ def parse(url: str) -> RedisUrl:
 
 
 def checked(url: str) -> RedisUrl:
-    """`parse`, and the files that it names can be read: the first connection would not say which one can't. Raises
-    BadRedisUrl.
+    """Return what `parse` does, once the files that the URL names can be read: the first connection would not say which
+    one can't. Raises BadRedisUrl.
     """
     place = parse(url)
     for option, path in (place.tls.files if place.tls else {}).items():
@@ -131,7 +131,7 @@ def checked(url: str) -> RedisUrl:
 
 
 def masked(url: str) -> str:
-    """The URL with its passwords covered, also where it can't be parsed."""
+    """Return the URL with its passwords masked, also where it can't be parsed."""
     covered = re.sub(r"(://[^:/@?]*):.*@", r"\1:********@", url, flags=re.DOTALL)
     return re.sub(r"([?&][^=&]*password=)[^&]*", r"\1********", covered, flags=re.IGNORECASE)
 
@@ -154,7 +154,7 @@ def _unknown(name: str, known: Sequence[str]) -> str:
     if name in SENTINEL_OPTIONS:
         return f"the option {name} is for redis+sentinel:// and rediss+sentinel://"
     close = difflib.get_close_matches(name, known, n=1)
-    # What nobody knows may be a piece of a password with a `?` in it, so it is not repeated.
+    # An unknown option may be a piece of a password with a `?` in it, so it is not repeated.
     return f"there is an unknown option (did you mean {close[0]}?)" if close else "there is an unknown option"
 
 
@@ -201,7 +201,7 @@ def _host(text: str, usual: int) -> tuple[str, int]:
 
 
 def _names(kind: Kind, path: str, options: Mapping[str, str]) -> tuple[str, int]:
-    """The Sentinels' service, and the database."""
+    """Return the Sentinels' service, and the database."""
     parts = [unquote(part) for part in path.split("/") if part]
     service = ""
     if kind == "sentinel":

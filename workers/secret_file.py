@@ -15,7 +15,7 @@ CACHE_SECRET = "cache-secret"  # noqa: S105
 
 
 def made_once(path: Path) -> str:
-    """Return the secret in the file, which is made, mode 0600, where there is none. Raises OSError.
+    """Return the secret in the file, which is made with mode 0600 where there is none. Raises OSError.
 
     Processes that start at once agree: the file appears whole, and the first one stays.
     """
@@ -35,7 +35,7 @@ def made_once(path: Path) -> str:
 
 
 def read(path: Path) -> str:
-    """Return the secret; empty where there is none."""
+    """Return the secret in the file; empty where there is no file."""
     try:
         return path.read_text(encoding="ascii").strip()
     except FileNotFoundError:

@@ -1,4 +1,4 @@
-"""The parts of a worker that are about text: its model's templates, prompts, and what it says of itself."""
+"""Makes the parts of a worker that deal with text: chat templates, infill prompts, and the routes that describe it."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ class TemplateFileUnusable(ValueError):
 
 
 def open_renderer(model: Model, override: str, number: int) -> Renderer:
-    """`override`: the setting `chat_template`: a file's path, a built-in's name or a template; empty: the model's
-    own are used. `number`: of processes.
+    """Open the renderer of chat templates. `override`: the setting `chat_template`: a file's path, a built-in's name
+    or a template; empty: the model's own are used. `number`: processes of the renderer.
 
     Raises TemplateFileUnusable, TemplateUnusable.
     """
@@ -39,7 +39,7 @@ def open_renderer(model: Model, override: str, number: int) -> Renderer:
 
 
 def template_of(setting: str) -> str:
-    """Raises TemplateFileUnusable."""
+    """Return the Jinja source that the setting `chat_template` names. Raises TemplateFileUnusable."""
     if is_template(setting):
         return setting
     if setting in NAMED:
@@ -89,7 +89,7 @@ def text_routes(
     slots: int,
     n_ctx: int,
 ) -> TextRoutes:
-    """`renderer` None: for a model that does not chat. `defaults`: the model's own sampling."""
+    """Make the routes for text. `renderer` None: the model does not chat. `defaults`: the model's own sampling."""
     values = asdict(Settings.of(defaults, n_ctx)) | {"seed": defaults.seed}
     props = Props(
         kind=kind,

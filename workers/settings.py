@@ -1,4 +1,4 @@
-"""Every setting of a worker and of the supervisor, and how any Paddock setting is read.
+"""Declares every setting of a worker and of the supervisor, and where the value of any Paddock setting comes from.
 
 A value comes from the first of: a flag, a `PADDOCK_*` environment variable, the config file (`--config`, else
 `PADDOCK_CONFIG`, else `<state folder>/config.yaml` where that exists), the default. The gateway's own settings
@@ -77,7 +77,7 @@ class PaddockSettings(BaseSettings):
     @field_validator("*", mode="before")
     @classmethod
     def _text_of_structures(cls, value: Any) -> Any:
-        """A config file may write `llama: {n_batch: 512}` where a flag must write JSON."""
+        """Turn structures into JSON text: a config file may write `llama: {n_batch: 512}`, a flag must write JSON."""
         return sources.json_text(value)
 
     @field_validator("redis_url")
@@ -208,7 +208,7 @@ class ModelSettings(PaddockSettings):
     @field_validator("thinking", mode="before")
     @classmethod
     def _word_of_yaml(cls, value: Any) -> Any:
-        """YAML takes a bare `on` for true, and a chart writes it as text."""
+        """Return the mode as a word: YAML takes a bare `on` for true, and a chart writes that as text."""
         return {True: "on", "true": "on", False: "off", "false": "off"}.get(value, value)
 
 
@@ -246,8 +246,8 @@ StepTimeout = Annotated[
     ),
 ]
 STEP_TIMEOUT_S = 300.0
-"""A step computes up to 2,048 tokens of a prompt: 200 s of honest work on a CPU that reads 10 tokens per second. Ended
-too early, it would be tried and ended again for ever. With a GPU no step takes 30 s."""
+"""Default bound on a step, seconds. A step computes up to 2,048 prompt tokens: 200 s on a CPU that does 10 tokens per
+second. Ended too early, it would be tried and ended again for ever. With a GPU no step takes 30 s."""
 
 CoreDumps = Annotated[
     bool, Field(description="let a worker that crashes leave a core file; it holds prompts, answers and secrets")

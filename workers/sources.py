@@ -1,4 +1,4 @@
-"""Where setting values come from: flags, `PADDOCK_*` variables, one config file, defaults.
+"""Reads setting values from flags, `PADDOCK_*` variables, one config file and defaults.
 
 `read` gives the settings together with the origin of each value; everything wrong with them is reported at once, one
 line per problem, as `SettingsError`.
@@ -58,10 +58,10 @@ def variable(name: str) -> str:
 
 
 class ConfigFile(PydanticBaseSettingsSource):
-    """The YAML file named by what the stronger sources say of `config` and `state_dir`. Raises SettingsError."""
+    """The YAML file that `config` and `state_dir` name, as the stronger sources set them. Raises SettingsError."""
 
     def path(self) -> Path | None:
-        """The file to read, or None where there is none."""
+        """Return the file to read, or None where there is none."""
         named = self.current_state.get("config")
         if named:
             return Path(named).expanduser()
@@ -70,7 +70,7 @@ class ConfigFile(PydanticBaseSettingsSource):
         return usual if usual.is_file() else None
 
     def document(self) -> dict[str, Any]:
-        """The file as it stands, keys that this process does not know included."""
+        """Return the file's contents, keys that this process does not know included."""
         path = self.path()
         if path is None:
             return {}
@@ -104,7 +104,7 @@ class ConfigFile(PydanticBaseSettingsSource):
 def read(
     settings_class: type[S], args: Sequence[str] = (), *, prog: str = "paddock", known: Collection[str] = ()
 ) -> Reading[S]:
-    """Flags, environment and config file -> settings with origins.
+    """Read settings, with the origin of each, from flags, environment and config file.
 
     `known` are all setting names of Paddock; where it is given, names outside it are reported. Raises SettingsError;
     `--help` prints and raises SystemExit(0).
@@ -141,14 +141,14 @@ def _flags(settings_class: type[BaseSettings], args: Sequence[str], prog: str) -
 
 
 def environment_of(settings: BaseSettings, inherited: Mapping[str, str]) -> dict[str, str]:
-    """Environment of a child: `inherited`, with every field that was given to `settings` as its variable."""
+    """Return a child's environment: `inherited`, with every field that was given to `settings` as its variable."""
     values = {variable(name): getattr(settings, name) for name in settings.model_fields_set}
     kept = {name: value for name, value in inherited.items() if name not in values}
     return kept | {name: str(value) for name, value in values.items() if value not in (None, "")}
 
 
 def masked(name: str, value: object) -> object:
-    """A setting's value as it may be shown: secrets and passwords are covered, paths are text."""
+    """Return a setting's value as it may be shown: secrets and passwords are masked, paths are text."""
     if name in SECRETS:
         return "********" if value not in ("", "[]") else value
     if name == "redis_url":
@@ -157,7 +157,7 @@ def masked(name: str, value: object) -> object:
 
 
 def nearest(name: str, known: Collection[str]) -> str:
-    """` (did you mean X?)` where a known name is near, else nothing."""
+    """Return ` (did you mean X?)` where a known name is similar, else an empty text."""
     close = difflib.get_close_matches(name, sorted(known), n=1)
     return f" (did you mean {close[0]}?)" if close else ""
 
@@ -193,7 +193,7 @@ def _unknown_variables(known: Collection[str]) -> Iterator[str]:
 
 
 def _is_service_link(name: str) -> bool:
-    """Kubernetes puts such variables into every pod beside a Service whose name begins with `paddock`."""
+    """Return whether Kubernetes made the variable, for a Service in the pod's namespace named `paddock...`."""
     return re.search(r"_(SERVICE_(HOST|PORT.*)|PORT(_\d+_.*)?)$", name) is not None
 
 
@@ -218,7 +218,7 @@ def _problems(error: ValidationError, settings_class: type[BaseSettings], origin
 
 
 def limit(field: FieldInfo) -> str:
-    """What a field takes, in words."""
+    """Return in words which values a field takes."""
     kinds = [kind for kind in (get_args(field.annotation) or (field.annotation,)) if kind is not type(None)]
     if get_origin(field.annotation) is Literal:
         return "one of " + ", ".join(str(value) for value in get_args(field.annotation))
@@ -241,5 +241,5 @@ def _one_line(error: Exception) -> str:
 
 
 def json_text(value: Any) -> Any:
-    """A list or mapping (as a config file may hold it) -> its JSON text; anything else as it is."""
+    """Return the JSON text of a list or mapping, as a config file may hold it; anything else as it is."""
     return msgspec.json.encode(value).decode() if isinstance(value, list | dict) else value

@@ -1,8 +1,8 @@
-"""A process of one's own for work that may hang, crash or eat memory: it answers a line for each line it is asked, is
-killed when it takes too long, and started anew when it is needed again.
+"""Runs work that may hang, crash or eat memory in a helper process. The helper answers one line for each line that it
+is asked, is killed when it takes too long, and is started anew when it is needed again.
 
-The other end is a Python module that reads standard input until that ends, and writes one line when it is ready and one
-per question (`workers.bounds` has what it should do to itself first). It gets none of the worker's secrets: of the
+The helper is a Python module that reads standard input until that ends, and writes one line when it is ready and one
+per question (`workers.bounds` has the limits that it should set first). It gets none of the worker's secrets: of the
 environment, only what Python needs to start.
 """
 
@@ -22,36 +22,36 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parents[1]
-"""Where the package `workers` lies."""
+"""Folder of the package `workers`."""
 
 KEPT_VARIABLES = ("PATH", "HOME", "LANG", "TZ", "LD_LIBRARY_PATH", "TMPDIR")
 
 END_S = 2.0
-"""A process that closed its pipe is gone soon."""
+"""Seconds to wait for the end of a process that closed its pipe."""
 
 CHUNK_BYTES = 256 << 10
 
 Process = subprocess.Popen[bytes]
 
 OUTSIDERS = frozenset({signal.SIGKILL.name, signal.SIGTERM.name, signal.SIGINT.name, signal.SIGHUP.name})
-"""Signals that no bound and no crash of a process sends: somebody else does, the kernel where memory is short."""
+"""Signals that no limit and no crash of a process raises: somebody else sends them, or the kernel, short of memory."""
 
 
 class TookTooLong(Exception):
-    """No answer in time; the process has been killed."""
+    """The helper did not answer in time, and has been killed."""
 
 
 class ProcessEnded(Exception):
-    """It ended instead of answering; the message says how, as `ending` has it."""
+    """The helper ended instead of answering; the message says how, as `ending` returns it."""
 
     @property
     def killed(self) -> bool:
-        """Return whether somebody else killed it: the kernel does where memory is short."""
+        """Return whether somebody else killed it, such as the kernel where memory is short."""
         return str(self) in OUTSIDERS
 
 
 class NotStarted(Exception):
-    """It did not come to its first line; the message says why."""
+    """The helper ended or was killed before its first line; the message says why."""
 
 
 def ending(code: int) -> str:
@@ -62,9 +62,9 @@ def ending(code: int) -> str:
 def launched(command: Sequence[str], *, variables: Mapping[str, str] | None = None, **how: Any) -> Process:
     """Return a new process, as `subprocess.Popen` makes it, that gets none of the worker's secrets.
 
-    `variables`: what its environment has beside.
+    `variables`: more of its environment.
 
-    Raises NotStarted; OSError (ENOMEM) where memory is short, which a worker tells of in a way of its own.
+    Raises NotStarted; OSError (ENOMEM) where memory is short, which a worker reports in a way of its own.
     """
     try:
         environment = {**helper_environment(), **(variables or {})}
@@ -76,7 +76,7 @@ def launched(command: Sequence[str], *, variables: Mapping[str, str] | None = No
 
 
 def helper_environment() -> dict[str, str]:
-    """Return what such a process gets of the environment: no secret of the worker's."""
+    """Return the environment of a helper process, without any secret of the worker's."""
     environment = {name: os.environ[name] for name in KEPT_VARIABLES if name in os.environ}
     # No GPU and no pool of threads: none of them is needed, and each takes memory.
     environment |= {"CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
@@ -87,10 +87,10 @@ def helper_environment() -> dict[str, str]:
 
 
 class StoppableProcess:
-    """May be used from several threads; one question at a time."""
+    """One helper process. Several threads may use it; it is asked one question at a time."""
 
     def __init__(self, module: str, *args: str, start_s: float) -> None:
-        """`module`: what is run, when it is first needed. `start_s`: longest from its start to its first line."""
+        """`module`: Python module to run when it is first needed. `start_s`: bound from its start to its first line."""
         self._command = [sys.executable, "-m", module, *args]
         self._start_s = start_s
         self._lock = threading.Lock()
@@ -103,7 +103,7 @@ class StoppableProcess:
         return self._process.pid if self._process is not None else None
 
     def start(self, *opening: bytes) -> bytes:
-        """Starts it now; -> its first line. `opening`: lines that it is told at once. Raises NotStarted."""
+        """Start it now and return its first line. `opening`: lines to send it at once. Raises NotStarted."""
         with self._lock:
             self._end()
             self._opening = opening
@@ -111,17 +111,17 @@ class StoppableProcess:
             return self._greeting
 
     def restart(self) -> None:
-        """Start it anew if it has ended; what it is told first stays the same. Raises NotStarted."""
+        """Start it anew if it has ended; its opening lines stay the same. Raises NotStarted."""
         with self._lock:
             self._running()
 
     def tell_successors(self, *opening: bytes) -> None:
-        """What a process that follows this one is told at once, in place of what this one was."""
+        """Set the opening lines of later processes, in place of those of this one."""
         with self._lock:
             self._opening = opening
 
     def ask(self, question: bytes, timeout_s: float) -> bytes:
-        """One line for one line, both without their ends. Blocks, behind others who ask, and while a process starts.
+        """Send one line and return the answer, both without line ends. Blocks behind other callers and during a start.
 
         Raises NotStarted, TookTooLong, ProcessEnded.
         """
@@ -130,7 +130,7 @@ class StoppableProcess:
             return self._answer(process, question + b"\n", timeout_s)
 
     def close(self) -> None:
-        """Ends the process; a later `ask` starts another."""
+        """End the process; a later `ask` starts another."""
         with self._lock:
             self._end()
 
@@ -162,12 +162,12 @@ class StoppableProcess:
             self._end(END_S)
             raise ProcessEnded(ending(process.returncode)) from None
         except BaseException:
-            # Whatever it was: an answer that still comes would be taken for that to the next question, of another.
+            # Whatever it was: an answer that comes late would be taken for that to the next caller's question.
             self._end()
             raise
 
     def _end(self, grace_s: float = 0.0) -> None:
-        """`grace_s`: for a process that ends by itself, so that its own exit code is seen."""
+        """End the process. `grace_s`: time for it to end by itself, so that its own exit code is seen."""
         process, self._process = self._process, None
         if process is None:
             return
@@ -181,7 +181,7 @@ class StoppableProcess:
 
 
 def _exchanged(process: subprocess.Popen[bytes], question: bytes, deadline: float) -> bytes:
-    """The line that follows. Raises TookTooLong, and EOFError when the process closes a pipe."""
+    """Send the question and return the next line. Raises TookTooLong, and EOFError when the process closes a pipe."""
     assert process.stdin is not None  # noqa: S101 - for the type checker
     assert process.stdout is not None  # noqa: S101
     writer, reader = process.stdin.fileno(), process.stdout.fileno()

@@ -1,4 +1,4 @@
-"""Threads that run from the start of their process: one that is short of memory may hang where it begins another."""
+"""Makes pools whose threads run from the start: a process that is short of memory may hang where it starts a thread."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 def started_threads(name: str, at_once: int) -> ThreadPoolExecutor:
     """Return a pool whose threads all run already. Raises RuntimeError where one can't be started.
 
-    Otherwise a pool starts them when jobs come, and without memory for one the event loop waits in `Thread.start` for
+    An ordinary pool starts them when jobs come, and without memory for one the event loop waits in `Thread.start` for
     ever.
     """
     threads = ThreadPoolExecutor(at_once, thread_name_prefix=name)

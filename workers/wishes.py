@@ -1,4 +1,4 @@
-"""What one worker is to serve, parsed."""
+"""The parsed settings of what one worker is to serve: its model and how."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from workers.settings import WorkerSettings
 
 
 class SettingUnusable(ValueError):
-    """A setting that only the worker can judge; the message names it and the remedy."""
+    """A setting that only the worker can check can't be used; the message names it and the remedy."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,8 +23,8 @@ class Wishes:
     llama: LlamaSettings
     sampling: Sampling
     adapters: tuple[AdapterSpec, ...]
-    """Loaded from the start."""
+    """LoRA adapters that are known from the start."""
     shared_prompts: tuple[str, ...]
     """System prompts that all teams share."""
     chat: ChatDefaults
-    """What chat templates are given where a caller does not say."""
+    """Values for chat templates, and of thinking, where a caller does not say."""

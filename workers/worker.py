@@ -1,4 +1,4 @@
-"""The composition root of one worker process: model, context, engine, service. `run` is its whole life."""
+"""The composition root of one worker process: model, context, engine, service. `run` runs it from start to end."""
 
 from __future__ import annotations
 
@@ -52,24 +52,24 @@ from workers.tracing.tracer import Tracer
 from workers.wishes import SettingUnusable, Wishes
 
 SWITCH_INTERVAL_S = 0.0005
-"""How long the event loop may keep the interpreter lock from the engine's thread; figures: docs/performance.md."""
+"""Seconds that the event loop may keep the interpreter lock from the engine's thread; figures: docs/performance.md."""
 
 DISK_TROUBLE = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO})
-"""A disk that takes no more is no reason not to serve."""
+"""Errors of a disk that takes no more writes: no reason not to serve."""
 
 logger = logging.getLogger(__name__)
 
 ASIDE = 8
-"""Threads for what the event loop must not wait for."""
+"""Threads for work that the event loop must not wait for."""
 
 T = TypeVar("T")
 
 
 class Parts(Protocol):
-    """Of one kind of worker."""
+    """The parts of one kind of worker."""
 
     def services(self) -> Services:
-        """Called on the loop that serves them."""
+        """Make the services; called on the loop that serves them."""
 
     def engine(self, services: Services, emit: Emit, on_crash: OnCrash) -> ServerEngine: ...
 
@@ -78,14 +78,14 @@ OpenParts = Callable[[contextlib.ExitStack, Model, Wishes, Watchdog, str], Parts
 
 
 def main(settings: WorkerSettings) -> int:
-    """`run` for a process that does nothing else."""
+    """Do what `run` does, in a process that does nothing else."""
     isolate(core_dumps=settings.core_dumps)
     keep_little()
     return run(settings)
 
 
 def run(settings: WorkerSettings) -> int:
-    """Serves until a signal, or until it can't; returns the exit code (`workers.protocol.exits`)."""
+    """Serve until a signal, or until it can't; return the exit code (`workers.protocol.exits`)."""
     log_lines.configure(settings.log_level, settings.log_format)
     try:
         return _run(settings)
@@ -145,7 +145,7 @@ def _on_loop(serve: Callable[[], Coroutine[None, None, Exit]]) -> Exit:
 
 
 def _chat_defaults(settings: WorkerSettings) -> ChatDefaults:
-    """Raises SettingUnusable."""
+    """Return the defaults for chats that the settings give. Raises SettingUnusable."""
     values = _parsed("chat_template_kwargs", settings.chat_template_kwargs, dict[str, Any])
     if fault := kwargs_fault(values):
         raise SettingUnusable(f"chat_template_kwargs: {fault}")
@@ -154,7 +154,7 @@ def _chat_defaults(settings: WorkerSettings) -> ChatDefaults:
 
 
 def _checked(settings: WorkerSettings) -> Path:
-    """The model's file. Raises SettingUnusable for what is unset and has no default."""
+    """Return the model's file. Raises SettingUnusable for a needed setting that is unset."""
     if settings.model is None:
         raise SettingUnusable("model is unset: a worker serves one GGUF file; give --model FILE.gguf")
     if not settings.redis_url:
@@ -172,7 +172,7 @@ def _checked(settings: WorkerSettings) -> Path:
 
 
 def kept_box(settings: WorkerSettings) -> BlackBox:
-    """Where the engine keeps what it runs. Tells what a worker that died in this place left there."""
+    """Open the record of running requests. Logs what a worker that died in this place left there."""
     path = settings.black_box
     try:
         left = take(path) if path else None
@@ -211,7 +211,7 @@ def _name(settings: WorkerSettings) -> str:
 def _tracing(settings: WorkerSettings) -> contextlib.AbstractContextManager[Tracer]:
     """Raises TracingUnusable when it is entered."""
     resource = {"service.name": "paddock-worker", "service.version": _version(), "service.instance.id": _name(settings)}
-    # What is recorded is decided at the gateways.
+    # The gateways decide which traces are recorded.
     return tracing(settings.otlp_endpoint, settings.otlp_headers, 0.0, resource, _version(), os.environ)
 
 
