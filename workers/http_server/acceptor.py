@@ -1,7 +1,7 @@
-"""Takes connections from a listening socket, as many as there is room for; the others wait in the system's queue.
+"""Accepts connections from a listening socket while there is room; the others wait in the system's queue.
 
 uvloop accepts whatever waits, and resets it where no descriptor is left (libuv's way with EMFILE). Here descriptors are
-held in reserve: who comes then is told so, and probes are answered.
+held in reserve: with them a connection that comes then is refused with an answer, and probes are answered.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from workers.http_server.connections import Connections
 from workers.http_server.descriptors import SpareDescriptors
 
 AT_ONCE = 16
-"""Connections taken in one turn of the loop."""
+"""Most connections accepted in one turn of the event loop."""
 PAUSE_S = 0.05
-"""Until it is looked again whether there is room."""
+"""Seconds until it is checked again whether there is room."""
 NUM_TURNS = 3
-"""Of the loop, before connections make room."""
+"""Turns of the event loop before connections are closed to make room."""
 TELL_S = 60.0
-"""Between two lines of the log that say so."""
+"""Seconds between two log lines about missing descriptors."""
 
 GONE = (BlockingIOError, InterruptedError, ConnectionAbortedError)
 NO_ROOM = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
@@ -32,7 +32,7 @@ log = logging.getLogger(__name__)
 
 
 class Acceptor:
-    """One listening socket, from `start` to `close`. In the place of an `asyncio.Server`."""
+    """Accepts on one listening socket, from `start` to `close`. Stands in for an `asyncio.Server`."""
 
     def __init__(
         self, listener: socket.socket, connections: Connections, protocol: Callable[[], asyncio.Protocol]
@@ -53,7 +53,7 @@ class Acceptor:
         self._loop.add_reader(self._listener, self._accept)
 
     def close(self) -> None:
-        """Take no more. Those that are open stay so."""
+        """Accept no more. Open connections stay open."""
         if self._closed:
             return
         self._closed = True
@@ -93,7 +93,7 @@ class Acceptor:
             connection.close()  # it was gone already
 
     def _freed(self, error: OSError) -> bool:
-        """Whether there is a descriptor now for who waits: one of those in reserve."""
+        """Close a descriptor of the reserve; return whether there was one, so that a connection can be accepted."""
         now = self._loop.time()
         if now > self._told_at + TELL_S:
             self._told_at = now
@@ -107,12 +107,12 @@ class Acceptor:
         self._refilling = None if self._spare.refill() else self._loop.call_later(PAUSE_S, self._refill)
 
     def _rest(self) -> None:
-        """Leave who comes in the system's queue for a moment."""
+        """Leave new connections in the system's queue for a moment."""
         self._loop.remove_reader(self._listener)
         self._pause = self._loop.call_later(PAUSE_S, self._look, NUM_TURNS)
 
     def _look(self, num_turns: int) -> None:
-        # A loop that is late runs its timers before it reads: who has long sent a request must not be taken for idle.
+        # A loop that is late runs its timers before it reads: a peer that has sent a request must not count as idle.
         if num_turns:
             self._pause = self._loop.call_soon(self._look, num_turns - 1)
             return

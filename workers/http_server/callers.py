@@ -1,4 +1,4 @@
-"""Whose request a connection brings, known from its bytes before they are parsed: one whose key was good lately."""
+"""Recognises callers by a key that was valid lately, in a request's bytes before they are parsed."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from time import monotonic
 
 MAX_CALLERS = 1024
 LATELY_S = 600.0
-"""A key that has not been verified for so long is anybody's again."""
+"""Seconds after which a key that has not been verified again is unknown."""
 LOOKED_AT_BYTES = 4 << 10
-"""Of what has come; a caller whose key stands behind more of it waits with those who show none."""
+"""Bytes of a request that are searched for a key; a caller whose key stands behind them counts as unknown."""
 
 KEY = re.compile(rb"\r\n(?:authorization:[ \t]*bearer[ \t]|x-api-key:)[ \t]*([^\r\n]+)", re.IGNORECASE)
 
 
 class KnownCallers:
-    """Digests of keys that this process has verified lately. They are made with a secret of the process, and looked up
-    in a dict: neither keys nor what could be compared with them are kept.
+    """Digests of keys that this process has verified lately. They are made with a secret of the process and looked up
+    in a dict, so no keys are kept, nor anything that could be compared with them.
     """
 
     def __init__(self, most: int = MAX_CALLERS) -> None:
@@ -28,7 +28,7 @@ class KnownCallers:
         self._verified_at: OrderedDict[bytes, float] = OrderedDict()
 
     def verified(self, key: bytes) -> None:
-        """The key is valid now."""
+        """Note that the key is valid now."""
         digest = self._digest(key)
         self._verified_at[digest] = monotonic()
         self._verified_at.move_to_end(digest)
@@ -36,7 +36,7 @@ class KnownCallers:
             self._verified_at.popitem(last=False)
 
     def caller_of(self, request: bytes) -> str:
-        """Return a name for the caller of a request that begins so; empty: none that is known."""
+        """Return a name for the caller of a request that begins with these bytes; empty for an unknown one."""
         found = KEY.search(request, 0, LOOKED_AT_BYTES)
         if found is None:
             return ""

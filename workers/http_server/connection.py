@@ -1,4 +1,4 @@
-"""What every connection of this server has, whatever is spoken on it: its state, and a bound on its leftovers."""
+"""The base of every connection of this server, HTTP or WebSocket: its state, and a bound on unread answers."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class BoundedConnection(asyncio.Protocol):
         super().__init__(config, server_state, app_state, _loop)  # type: ignore[call-arg]  # uvicorn's is next
         self._server = server_state
         self._unread = b""
-        """Received, not parsed yet."""
+        """Bytes received and not parsed yet."""
         self._unread_timer = UnreadTimer(self.loop, server_state.bounded.bounds.unread_s)
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -47,7 +47,7 @@ class BoundedConnection(asyncio.Protocol):
         self._bound_leftovers()
 
     def shutdown(self) -> None:
-        """End it: the server stops."""
+        """End the connection, since the server stops."""
         super().shutdown()  # type: ignore[misc]  # uvicorn's
         self._bound_leftovers()
 
@@ -56,5 +56,5 @@ class BoundedConnection(asyncio.Protocol):
         self._bound_leftovers()
 
     def _bound_leftovers(self) -> None:
-        """Have what is left read in time, if it closes. To be called where uvicorn may have closed it."""
+        """Bound the time that the peer has to read the rest, if it closes. Call where uvicorn may have closed it."""
         self._unread_timer.closing(self.transport)

@@ -1,8 +1,8 @@
-"""The connections of one server: how many there may be, in all and of one address, and which of them make room.
+"""Counts and bounds the connections of one server, in all and per address, and closes idle ones to make room.
 
-Within its bounds a connection may stay idle for as long as the server lets it. Where a bound is reached, the one that
-has been idle for longest is closed for the new one; where none is, the new one is beyond the bound: it gets one answer,
-to a probe as ever, to anything else that there is no room. Some descriptors are kept for those.
+Within the bounds a connection may stay idle for as long as the server lets it. Where a bound is reached, the one that
+has been idle for longest is closed for the new one. Where none is idle, the new one is beyond the bound: it gets one
+answer, the usual one to a probe, to anything else that there is no room. Some descriptors are kept for those.
 """
 
 from __future__ import annotations
@@ -18,33 +18,34 @@ from time import monotonic
 from typing import Protocol
 
 MAX_CONNECTIONS = 8192
-"""Unless a setting says otherwise, and where there are descriptors for them: an idle one takes about 10 KiB."""
+"""Most connections unless a setting or the descriptors allow others; an idle one takes about 10 KiB."""
 OWN_DESCRIPTORS = 256
-"""For Redis, workers, logs and files, or a quarter of all where that is less."""
+"""Descriptors kept for Redis, workers, logs and files, or a quarter of all where that is less."""
 MAX_BEYOND = 64
-"""Connections beyond a bound at a time, or a sixteenth of all descriptors."""
+"""Most connections beyond a bound at a time, or a sixteenth of all descriptors where that is less."""
 IDLE_S = 1.0
-"""A connection that just came has its first request on the way."""
+"""Seconds before a connection counts as idle: a new one has its first request on the way."""
 BEYOND_S = 0.1
-"""The same for one that is beyond a bound, when others who are have to wait for it."""
+"""The same for a connection beyond a bound, while others beyond it wait for its place."""
 LOOKED_AT = 256
-"""Of the connections that have been idle for longest, when one of a certain address is looked for."""
+"""Connections, longest idle first, among which one of a certain address is looked for."""
 STARVED_S = 0.2
-"""A connection that was taken by a descriptor in reserve is counted within this time."""
+"""Seconds for which new connections count as beyond the bound once descriptors ran out, so that those accepted with a
+reserved one do."""
 FREED_AT_ONCE = 8
-"""Connections that make room where no descriptor is left."""
+"""Most idle connections closed at once where no descriptor is left."""
 MAX_HEADS_BYTES = 32 << 20
-"""Of all heads that have begun and not ended."""
+"""Bytes of all request heads together that have begun and not ended."""
 MAX_LONG_HEADS_BYTES = 32 << 20
-"""Of all long heads whose requests are being answered."""
+"""Bytes of all long heads together whose requests are being answered."""
 LONG_HEAD_BYTES = 16 << 10
-"""What a head takes beyond which it is a long one: few clients send a quarter of that."""
+"""Bytes in memory beyond which a head is a long one: few clients send a quarter of that."""
 
 
 @dataclass(frozen=True, slots=True)
 class ConnectionBounds:
-    """`reserved`: paths that are answered beyond the bounds, too. `unread_s`: how long a peer may read nothing of what
-    was written for it, once its buffers are full.
+    """The bounds of one server. `reserved`: paths that are answered beyond the bounds, too. `unread_s`: seconds that a
+    peer may read nothing of what was written for it, once its buffers are full.
     """
 
     most: int
@@ -64,7 +65,7 @@ class ConnectionBounds:
         reserved: frozenset[bytes] = frozenset(),
         unread_s: float = math.inf,
     ) -> ConnectionBounds:
-        """Return what a process with so many descriptors may have; `most` 0: as many as it can, within reason."""
+        """Return the bounds of a process with so many descriptors; `most` 0: as many as it can, within reason."""
         room = num_descriptors - min(OWN_DESCRIPTORS, num_descriptors // 4) - 2 * _beyond_of(num_descriptors)
         most = max(1, min(most or MAX_CONNECTIONS, room))
         return cls(most, max(1, int(most * address_share)), num_descriptors, reserved, unread_s=unread_s)
@@ -75,11 +76,11 @@ def _beyond_of(num_descriptors: int) -> int:
 
 
 def _ignore(reason: str) -> None:
-    """Nobody counts."""
+    """Do nothing: nobody counts."""
 
 
 def network_of(address: str) -> str:
-    """Return what counts as one address: with IPv6 whoever has one has all of its /64."""
+    """Return what counts as one address: with IPv6 its /64, all of which belongs to one peer."""
     if ":" not in address:
         return address
     given = IPv6Address(address.partition("%")[0])
@@ -87,24 +88,24 @@ def network_of(address: str) -> str:
 
 
 class Verdict(Enum):
-    """What becomes of a new connection."""
+    """The decision about a new connection."""
 
     WITHIN = auto()
     BEYOND = auto()
     REFUSED = auto()
-    """At once: its address has too many already, and many others are beyond the bound."""
+    """It is closed at once: its address has too many already, and many others are beyond the bound."""
 
 
 class Closable(Protocol):
-    """A connection."""
+    """A connection that can be closed to make room."""
 
     def make_room(self) -> None:
         """Close at once."""
 
 
 class LongHeads:
-    """What the long heads of requests under way take together. Short ones are not counted: nobody waits for others'
-    long ones to ask for something.
+    """Counts the bytes of the long heads of requests under way. Short heads are not counted: no request with one waits
+    for others' long heads.
     """
 
     def __init__(self, max_bytes: int) -> None:
@@ -124,18 +125,18 @@ class LongHeads:
         return True
 
     def replaced(self, connection: Closable, by: Closable) -> None:
-        """The other one has the head now."""
+        """Count the head as that of the other connection."""
         num_bytes = self._bytes.pop(connection, 0)
         if num_bytes:
             self._bytes[by] = num_bytes
 
     def release(self, connection: Closable) -> None:
-        """Its request is answered, or it is gone."""
+        """Count the connection's head no more: its request is answered, or the connection is gone."""
         self._total -= self._bytes.pop(connection, 0)
 
 
 class Unfinished:
-    """Bytes of what has begun and not ended, on all connections; the one that began first makes room."""
+    """Counts the bytes of unfinished heads or messages on all connections; the one that began first makes room."""
 
     def __init__(self, max_bytes: int) -> None:
         self._max_bytes = max_bytes
@@ -143,7 +144,7 @@ class Unfinished:
         self._total = 0
 
     def grew(self, connection: Closable, num_bytes: int) -> None:
-        """Count so many bytes more."""
+        """Count so many more bytes; close the connections that began first while there are too many."""
         self._bytes[connection] = self._bytes.get(connection, 0) + num_bytes
         self._total += num_bytes
         while self._total > self._max_bytes:
@@ -152,7 +153,7 @@ class Unfinished:
             first.make_room()
 
     def ended(self, connection: Closable) -> None:
-        """It is whole, or will never be."""
+        """Count the connection's bytes no more: what they belong to is whole, or will never be."""
         self._total -= self._bytes.pop(connection, 0)
 
 
@@ -163,7 +164,7 @@ class _Known:
 
 
 class Connections:
-    """Those that are open. Methods ignore connections that are not known, or not any more."""
+    """The open connections. Methods ignore connections that are not known, or not any more."""
 
     def __init__(self, bounds: ConnectionBounds) -> None:
         self.bounds = bounds
@@ -171,7 +172,7 @@ class Connections:
         self._last_descriptor = bounds.num_descriptors - min(OWN_DESCRIPTORS, bounds.num_descriptors // 4)
         self._known: dict[Closable, _Known] = {}
         self._per_address: Counter[str] = Counter()
-        # Since when, the longest first.
+        # Connection -> time of its last change, the longest ago first.
         self._unused: OrderedDict[Closable, float] = OrderedDict()
         self._idle: OrderedDict[Closable, float] = OrderedDict()
         self._beyond: OrderedDict[Closable, float] = OrderedDict()
@@ -180,7 +181,7 @@ class Connections:
         self.long_heads = LongHeads(bounds.max_long_heads_bytes)
         self._starved_until = -math.inf
         self.on_beyond: Callable[[str], None] = _ignore
-        """Told why, for each connection that comes beyond a bound: `address`, `all` or `descriptors`."""
+        """Called for each connection that comes beyond a bound, with the reason: `address`, `all` or `descriptors`."""
 
     @property
     def num_open(self) -> int:
@@ -188,12 +189,12 @@ class Connections:
 
     @property
     def full(self) -> bool:
-        """No connection can be taken, not even to refuse it."""
+        """Whether no connection can be accepted, not even to refuse it."""
         return self._num_beyond >= self._max_beyond
 
     @property
     def pressed(self) -> bool:
-        """So many are beyond the bound that those who have their answer are not waited for."""
+        """Whether so many are beyond the bound that those that have their answer are closed at once."""
         return self._num_beyond > self._max_beyond // 2
 
     def came(self, connection: Closable, address: str, descriptor: int) -> Verdict:
@@ -221,29 +222,29 @@ class Connections:
         return Verdict.BEYOND if beyond else Verdict.WITHIN
 
     def address_of(self, connection: Closable) -> str:
-        """Return what counts as its address; empty: it is not known any more."""
+        """Return what counts as the connection's address; empty where it is not known any more."""
         known = self._known.get(connection)
         return "" if known is None else known.address
 
     def busy(self, connection: Closable) -> None:
-        """A whole head has come."""
+        """Note that a whole head has come."""
         for waiting in (self._unused, self._idle, self._beyond):
             waiting.pop(connection, None)
         self._heads.ended(connection)
 
     def idle(self, connection: Closable) -> None:
-        """Everything that came is answered. One beyond the bound has had its answer, and makes room for the next."""
+        """Note that every request is answered. One beyond the bound has had its answer, and makes room for the next."""
         known = self._known.get(connection)
         if known is not None:
             (self._beyond if known.beyond else self._idle)[connection] = monotonic()
 
     def head_grew(self, connection: Closable, num_bytes: int) -> None:
-        """So many bytes of a head that has not ended; the one that began first makes room where all have too many."""
+        """Count more bytes of an unfinished head; where all have too many, the one that began first makes room."""
         if connection in self._known:
             self._heads.grew(connection, num_bytes)
 
     def replaced(self, connection: Closable, by: Closable) -> None:
-        """Its transport has another protocol now."""
+        """Note that the connection's transport has another protocol now."""
         known = self._known.pop(connection, None)
         if known is not None:
             self._known[by] = known
@@ -262,13 +263,13 @@ class Connections:
             del self._per_address[known.address]
 
     def starve(self) -> None:
-        """No descriptor is left: for a moment all who come are beyond the bound."""
+        """Count new connections as beyond the bound for a moment, since no descriptor is left."""
         self._starved_until = monotonic() + STARVED_S
 
     def make_room(self) -> None:
-        """Close those beyond the bound, without a head or answered; idle ones too, where no descriptor is left.
+        """Close connections beyond the bound that sent no head or are answered; also idle ones if descriptors lack.
 
-        To be called when what they may have sent has been read.
+        Call it when what they may have sent has been read.
         """
         while self._close_first(self._beyond, BEYOND_S):
             pass

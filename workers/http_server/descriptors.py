@@ -1,4 +1,4 @@
-"""File descriptors: as many as the system allows, and a few in reserve."""
+"""Raises the limit of file descriptors as far as the system allows, and keeps a few in reserve."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ import os
 import resource
 
 MOST = 1 << 20
-"""Enough for anybody; some systems say that there is no limit."""
+"""Descriptors that are enough for anybody; some systems say that there is no limit."""
 NUM_SPARE = 16
 
 
 def raise_limit() -> int:
-    """Let this process open as many files as it may; returns their number."""
+    """Let this process open as many files as it may; return their number."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = MOST if hard == resource.RLIM_INFINITY else min(hard, MOST)
     if soft == resource.RLIM_INFINITY or soft >= wanted:
@@ -23,7 +23,7 @@ def raise_limit() -> int:
 
 
 class SpareDescriptors:
-    """Descriptors that are open for nothing, so that there is one to give up when there are no others."""
+    """Descriptors that are held open, so that one can be given up when there are no others."""
 
     def __init__(self, count: int = NUM_SPARE) -> None:
         self._count = count
@@ -31,14 +31,14 @@ class SpareDescriptors:
         self.refill()
 
     def give_up(self) -> bool:
-        """Close one; False: there is none left."""
+        """Close one; return False where none is left."""
         if not self._open:
             return False
         os.close(self._open.pop())
         return True
 
     def refill(self) -> bool:
-        """Open what is missing, as far as that goes; returns whether none is missing now."""
+        """Open as many of the missing ones as can be had; return whether none is missing now."""
         with contextlib.suppress(OSError):
             while len(self._open) < self._count:
                 self._open.append(os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC))

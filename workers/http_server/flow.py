@@ -1,4 +1,4 @@
-"""Whether a connection is read from: uvicorn's pauses, and one that nothing else may end."""
+"""Flow control of a connection's reading: uvicorn's pauses, and one that nothing else may end."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from uvicorn.protocols.http.flow_control import FlowControl
 
 
 class Flow(FlowControl):
-    """uvicorn's flow control, which an application that waits for more of a body ends; `hold` lasts until `release`."""
+    """uvicorn's flow control, with a pause that lasts: an application that waits for a body ends uvicorn's pauses, but
+    `hold` lasts until `release`."""
 
     def __init__(self, transport: asyncio.Transport) -> None:
         super().__init__(transport)

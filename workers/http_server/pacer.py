@@ -1,5 +1,5 @@
-"""Lets some requests begin in each turn of the event loop. The others take turns by who asks, and what runs already
-goes on in between.
+"""Lets some requests begin in each turn of the event loop. The others wait, one queue per caller, and the callers take
+turns. Requests that run already go on in between.
 """
 
 from __future__ import annotations
@@ -10,13 +10,13 @@ from time import monotonic, thread_time
 from typing import Protocol
 
 TURN_S = 0.001
-"""Processor time that requests which begin may take of a turn, together."""
+"""Seconds of processor time that the requests which begin in one turn may take together."""
 FIRST_MOST = 8
-"""Requests that begin in a turn, until it is known how long they take."""
+"""Most requests that begin in a turn, until it is known how long they take."""
 MOST = 128
 REST_FACTOR = 2.0
-"""How much longer than their beginning took others have the loop, and what else is on its core, to themselves: reading
-the requests and writing the answers take about as long again.
+"""The pause after requests of unknown callers began, as a multiple of the time that took: reading them and writing the
+answers take about as long again. Meanwhile others have the loop, and its core, to themselves.
 """
 
 
@@ -24,11 +24,11 @@ class Waiting(Protocol):
     """A connection on which a request, or more of its head, has come."""
 
     def begin(self) -> None:
-        """Its turn has come."""
+        """Begin the request, since its turn has come."""
 
 
 class _Lines:
-    """Lines that take turns, each by its name."""
+    """Queues that take turns, each with its name."""
 
     def __init__(self) -> None:
         self._lines: OrderedDict[str, OrderedDict[Waiting, None]] = OrderedDict()
@@ -46,7 +46,7 @@ class _Lines:
             del self._lines[name]
 
     def next(self) -> Waiting:
-        """Return the first of the line whose turn it is. It stays there until it is removed."""
+        """Return the first of the queue whose turn it is. It stays there until it is removed."""
         name, line = next(iter(self._lines.items()))
         self._lines.move_to_end(name)
         return next(iter(line))
@@ -55,28 +55,28 @@ class _Lines:
 class Pacer:
     """The requests of one server that have not begun.
 
-    Each caller that is known has a line, all others one per address. The lines of known callers take turns with each
-    other and with all of the others together, so that no crowd without a key stands before somebody who has one.
+    Each known caller has a queue; unknown callers have one per address. The queues of known callers take turns with
+    each other and with all others together, so that no crowd without a key stands before a caller who has one.
     """
 
     def __init__(self, *, rests: bool = False) -> None:
-        """`rests`: those who wait and are not known leave most of the time to everybody else."""
+        """`rests`: after requests of unknown callers began, the next of them wait, to leave time to everybody else."""
         self._rests = rests
         self._rest_until = 0.0
         self._timer: asyncio.TimerHandle | None = None
-        """Runs out when the rest is over."""
+        """Fires when unknown callers' requests may begin again."""
         self._known, self._unknown = _Lines(), _Lines()
         self._line_of: dict[Waiting, tuple[_Lines, str]] = {}
         self._most = FIRST_MOST
         self._num_begun = 0
-        """In this turn of the loop."""
+        """Requests that began in this turn of the loop."""
         self._num_known = 0
-        """That began since one of those who are not known did."""
+        """Requests of known callers that began since one of an unknown caller did."""
         self._num_unknown = 0
-        """That are not known, of those that began in this turn."""
+        """Requests of unknown callers that began in this turn."""
         self._turning = False
         self._spent_s = 0.0
-        """By `begin` of those that began in this turn; their tasks run in the next one."""
+        """Processor seconds that `begin` took in this turn; the requests' tasks run in the next one."""
         self._tasks_at: float | None = None
 
     @property
@@ -84,7 +84,7 @@ class Pacer:
         return len(self._line_of)
 
     def may_begin(self) -> bool:
-        """Whether a request may begin at once. Most may: there is room in this turn of the loop, and nobody waits."""
+        """Return whether a request may begin at once: there is room in this turn, and nobody waits, as is usual."""
         if self._line_of or self._num_begun >= self._most:
             return False
         self._num_begun += 1
@@ -92,7 +92,7 @@ class Pacer:
         return True
 
     def wait(self, waiting: Waiting, caller: str, address: str) -> None:
-        """Have `begin` called when its turn has come, where `may_begin` says no. `caller`: empty, it is not known."""
+        """Have `begin` called when its turn has come, where `may_begin` says no. `caller`: empty where unknown."""
         if waiting not in self._line_of:
             line = self._line_of[waiting] = (self._known, caller) if caller else (self._unknown, address)
             line[0].add(line[1], waiting)
@@ -102,7 +102,7 @@ class Pacer:
         return waiting in self._line_of
 
     def leave(self, waiting: Waiting) -> None:
-        """It is gone, or begins."""
+        """Take a request out of its queue: it is gone, or begins."""
         line = self._line_of.pop(waiting, None)
         if line is not None:
             line[0].remove(line[1], waiting)
@@ -122,7 +122,7 @@ class Pacer:
             if self._unknown and self._timer is None:
                 self._timer = loop.call_later(rest_s, self._rested)
             return
-        # What `begin` leaves to the loop runs between the two calls, so its time is known.
+        # The tasks that `begin` makes run between these two callbacks, so their time is known.
         loop.call_soon(self._mark)
         began_at = thread_time()
         try:
@@ -139,7 +139,7 @@ class Pacer:
         self._turn_soon()
 
     def _next(self, resting: bool) -> Waiting | None:
-        """Return whose turn it is; None: nobody's. `resting`: those who are not known do."""
+        """Return the request whose turn it is; None: nobody's. `resting`: unknown callers have no turn now."""
         if self._unknown and not resting and (self._num_known >= len(self._known)):
             self._num_known = 0
             self._num_unknown += 1
@@ -153,7 +153,7 @@ class Pacer:
         self._tasks_at = thread_time()
 
     def _learn(self) -> None:
-        """Have half as many begin where the last ones took too long, and one more where they did not."""
+        """Halve the number that may begin in a turn where the last ones took too long; else raise it by one."""
         if self._tasks_at is None:
             return
         took_s = self._spent_s + thread_time() - self._tasks_at

@@ -1,7 +1,7 @@
 """uvicorn's HTTP protocol, with what it lacks: a peer's requests are read one at a time, and their heads are bounded.
 
-What comes is given to the parser in pieces that end where a head or a body does. The next request is parsed when the
-one before is answered; what lies behind it waits as bytes, and little of it, for then the connection is not read.
+The parser gets the received bytes in pieces that end where a head or a body does. The next request is parsed when the
+one before is answered; until then its bytes wait, and few of them, since the connection is not read meanwhile.
 """
 
 from __future__ import annotations
@@ -19,33 +19,33 @@ from workers.http_server.flow import Flow
 from workers.http_server.refusals import Refusal, response_of
 
 MAX_HEAD_BYTES = 64 << 10
-"""Of a request's line and headers."""
+"""Most bytes of a request's line and headers."""
 MAX_HEADERS = 256
 HEADER_BYTES = 160
-"""What each takes here beside its bytes, however short it is."""
+"""Bytes of memory that each header takes beside its own, however short it is."""
 HEAD_S = 60.0
-"""How long a head may take from its first byte on."""
+"""Seconds that a head may take from its first byte on."""
 BEYOND_HEAD_S = 2.0
 """The same on a connection for which there is no room."""
 
 MAX_PIPELINED = 8
 """Requests in a row that a peer may send ahead of the answer to the one before; then its connection ends."""
 MAX_UNREAD_BYTES = 64 << 10
-"""Of what waits behind a request that is being answered, beside the read that went beyond it."""
+"""Most bytes that wait behind a request that is being answered, beside the read that went beyond it."""
 CHUNKED_PIECE_BYTES = 4 << 10
-"""Of a body whose end is not known in advance."""
+"""Bytes of a body in chunks that the parser gets at once: its end is not known in advance."""
 CHUNK_BYTES = 64
-"""What each chunk counts for beside its bytes: the shortest take the most time per byte."""
+"""Bytes that each chunk counts for beside its own: the shortest take the most time per byte."""
 TURN_BYTES = 64 << 10
-"""Of chunks that are parsed in one turn of the loop, so counted."""
+"""Most bytes of chunks, so counted, that are parsed in one turn of the loop."""
 UNWANTED_CHUNKS_BYTES = 64 << 10
-"""Of chunks that are parsed behind the answer, so counted: enough for a short body that was on its way."""
+"""Most bytes of chunks, so counted, that are parsed after the answer: enough for a short body that was on its way."""
 
 UNWANTED_BYTES = 16 << 20
-"""Of a body that goes on behind the answer: most clients read that only when they have sent all of it."""
+"""Most bytes of a body that goes on after the answer: most clients read that only when they have sent all."""
 LINGER_S, LINGER_BYTES = 1.0, 4 << 20
-"""How long, and how much, a refused peer may go on sending: closed at once, its connection would be reset, and the
-answer with it."""
+"""Seconds and bytes that a refused peer may go on sending: a connection that is closed at once would be reset, and its
+answer lost."""
 
 END_OF_HEAD = b"\r\n\r\n"
 
@@ -61,7 +61,7 @@ CROWDED = Refusal(503, "There are too many connections to this address. Use thos
 
 
 class Unwanted(Exception):
-    """Raised into the parser, which then stops."""
+    """Raised from a parser's callback, so that the parser stops."""
 
 
 class HttpProtocol(BoundedConnection, HttpToolsProtocol):
@@ -71,27 +71,27 @@ class HttpProtocol(BoundedConnection, HttpToolsProtocol):
     _in_head = False
     _in_body = False
     _body_left: int | None = None
-    """None: its chunks tell its end."""
+    """Bytes of the body still to come; None: its chunks tell its end."""
     _head_bytes = 0
     _head_timer: asyncio.TimerHandle | None = None
     _num_ahead = 0
-    """Requests in a row that had come before the one ahead of them was answered."""
+    """Requests in a row that came before the one ahead of them was answered."""
     _deaf = False
-    """What comes is thrown away."""
+    """Whether received bytes are thrown away."""
     _num_unwanted = 0
-    """Bytes that were thrown away: of a refused peer, or of a body that is answered already."""
+    """Bytes thrown away: of a refused peer, or of a body that is answered already."""
     _num_empty = 0
-    """Bytes since the last ones of a body in chunks: sizes, extensions, trailers. The parser keeps trailers."""
+    """Bytes of a chunked body since its last content: sizes, extensions, trailers. The parser keeps trailers."""
     _num_chunks = 0
-    """Parts of bodies that the parser has told of."""
+    """Parts of bodies that the parser has reported."""
     _next_turn: asyncio.Handle | None = None
-    """Parses the rest of what has come."""
+    """The callback that parses the rest of the received bytes."""
     _called = False
-    """Its turn to begin a request, or to go on with a head, has come."""
+    """Whether its turn to begin a request, or to go on with a head, has come."""
     _beyond = False
-    """There is no room for this connection; only a probe is answered."""
+    """Whether the connection is beyond a bound, so that only a probe is answered."""
     _refusal = MALFORMED
-    """What is told if the parser stops now."""
+    """The answer if the parser stops now."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -120,7 +120,7 @@ class HttpProtocol(BoundedConnection, HttpToolsProtocol):
         self._bound_leftovers()
 
     def eof_received(self) -> bool:  # type: ignore[override]
-        """Whether the transport stays open: until there is time to close it."""
+        """Return whether the transport stays open for now: it is closed when there is time."""
         if not self._is_free:
             return False
         self._deaf, self._unread = True, b""
@@ -135,7 +135,7 @@ class HttpProtocol(BoundedConnection, HttpToolsProtocol):
         asks = self._head_bytes or self._unread
         told, self._deaf, self._unread = self._deaf or self.transport.is_closing(), True, b""
         if self.transport.get_write_buffer_size():
-            self.transport.abort()  # it would be closed when its peer has read what was answered, so perhaps never
+            self.transport.abort()  # `close` would wait until the peer has read the answer, so perhaps for ever
             return
         if (self._beyond or asks) and not told:
             self.transport.write(response_of(CROWDED, self._server.form))
@@ -205,7 +205,7 @@ class HttpProtocol(BoundedConnection, HttpToolsProtocol):
                 self._server.bounded.idle(self)
 
     def _forget_request(self) -> None:
-        """Let go of what is answered: thousands of idle connections would hold their last heads, and unread bodies."""
+        """Drop the answered request: thousands of idle connections would hold their last heads, and unread bodies."""
         self.cycle.scope, self.cycle.body = cast(HTTPScope, {}), bytearray()
         self._server.bounded.long_heads.release(self)
         if not self._in_head:
@@ -218,7 +218,7 @@ class HttpProtocol(BoundedConnection, HttpToolsProtocol):
         self._refuse(self._refusal)
 
     def _parse(self) -> None:
-        """Feed the parser until a request waits for its answer, or the others on the loop have waited long enough."""
+        """Feed the parser until a request waits for its answer, or the other tasks have waited long enough."""
         if self._next_turn is not None:
             return
         turn_left = TURN_BYTES
@@ -260,7 +260,7 @@ class HttpProtocol(BoundedConnection, HttpToolsProtocol):
         self._called = False
 
     def _its_turn(self) -> bool:
-        """Whether a head may be parsed in this turn of the loop; else `begin` is called when it may."""
+        """Return whether a head may be parsed in this turn of the loop; else `begin` is called when it may."""
         if self._called or self._beyond:  # beyond the bound there are few, and probes among them
             self._called = False
             return True
@@ -280,7 +280,7 @@ class HttpProtocol(BoundedConnection, HttpToolsProtocol):
         self._parse()
 
     def _count_chunks(self, num_bytes: int, num_chunks: int) -> int:
-        """Return what they count for. Too many behind the answer are not parsed any more."""
+        """Return the bytes that the chunks count for. Too many after the answer are not parsed any more."""
         counted = num_bytes + num_chunks * CHUNK_BYTES
         if self._is_free and self._in_body and not self._deaf:
             self._num_unwanted += counted
@@ -297,9 +297,7 @@ class HttpProtocol(BoundedConnection, HttpToolsProtocol):
                 self._num_unwanted += num_bytes
 
     def _end_of_piece(self) -> int:
-        """Return how much of what is unread goes to the parser at once: nothing of a further request, if it can be
-        seen.
-        """
+        """Return how many unread bytes the parser gets at once: none of a further request, where that can be seen."""
         if not self._in_body:
             end = self._unread.find(END_OF_HEAD)
             return end + len(END_OF_HEAD) if end >= 0 else len(self._unread)
@@ -327,7 +325,7 @@ class HttpProtocol(BoundedConnection, HttpToolsProtocol):
             return
         if self._deaf:
             return
-        if in_body:  # it has begun behind the chunks of one
+        if in_body:  # the head has begun behind the chunks of a body
             self._head_bytes += len(piece)
         num_headers = len(self.headers) - num_headers
         self._server.bounded.head_grew(self, len(piece) + num_headers * HEADER_BYTES)
@@ -340,7 +338,7 @@ class HttpProtocol(BoundedConnection, HttpToolsProtocol):
             if self._head_bytes and self._head_timer is None:
                 self._head_timer = self.loop.call_later(BEYOND_HEAD_S if self._beyond else HEAD_S, self._head_is_late)
         elif self._is_free and self._head_timer is None and self.timeout_keep_alive_task is None:
-            # What came was no request: an empty line, the rest of a body that was not wanted.
+            # The bytes were no request: an empty line, the rest of a body that was not wanted.
             self.timeout_keep_alive_task = self.loop.call_later(
                 self.timeout_keep_alive, self.timeout_keep_alive_handler
             )
@@ -359,7 +357,7 @@ class HttpProtocol(BoundedConnection, HttpToolsProtocol):
 
     @property
     def _is_free(self) -> bool:
-        """No answer is under way."""
+        """Whether no answer is under way."""
         return self.cycle is None or self.cycle.response_complete
 
     def _end_after_answers(self) -> None:
@@ -369,7 +367,7 @@ class HttpProtocol(BoundedConnection, HttpToolsProtocol):
         self.pipeline[0][0].keep_alive = False
 
     def _refuse(self, refusal: Refusal) -> None:
-        """The last word of the connection; within an answer it can only be cut."""
+        """Send the refusal as the last answer of the connection; within an answer just close it."""
         self._deaf, self._unread = True, b""
         self._end_head_timer()
         if not self._is_free or self.transport.is_closing():
@@ -385,7 +383,7 @@ class HttpProtocol(BoundedConnection, HttpToolsProtocol):
             self._server.bounded.idle(self)
 
     def _end_unwanted(self) -> None:
-        """The request is answered: throw the rest of its body away, for a moment, and close."""
+        """Throw away the rest of an answered request's body, for a moment, and close."""
         self._deaf, self._unread, self._num_unwanted = True, b"", 0
         self._end_head_timer()
         if not self.transport.is_closing():
@@ -398,9 +396,9 @@ class HttpProtocol(BoundedConnection, HttpToolsProtocol):
         self.loop.call_later(LINGER_S, self._close)
 
     def _should_upgrade(self) -> bool:
-        """Whether a request begins a WebSocket. Other methods than GET are answered as if they had not asked.
+        """Return whether a request begins a WebSocket. Other methods than GET are answered as if they had not asked.
 
-        An answer under way would lose its connection, and with it all that slows it down or ends it.
+        An answer under way would lose its connection, and with it its flow control and its end.
         """
         return self._is_free and super()._should_upgrade() and self.scope["method"] == "GET"
 

@@ -1,4 +1,4 @@
-"""What the server itself answers, before any application is asked: a status, and words that its owner puts in form."""
+"""Answers that the server gives itself, before any application is called; its owner gives their JSON its form."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ RESPONSE = b"HTTP/1.1 %d %b\r\ncontent-type: application/json\r\ncontent-length:
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """Why a connection ends with this answer. `message` names the thing, the limit and the remedy."""
+    """An error answer after which the connection ends. `message` names the thing, the limit and the remedy."""
 
     status: int
     message: str

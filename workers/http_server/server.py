@@ -1,4 +1,4 @@
-"""uvicorn's server, its connections bounded, without its signal handlers: its owner decides when it is over."""
+"""uvicorn's server, with bounded connections and without its signal handlers: its owner decides when it stops."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ class HttpServer(uvicorn.Server):
     def __init__(
         self, config: uvicorn.Config, form: Form, bounds: ConnectionBounds, callers: KnownCallers | None = None
     ) -> None:
-        """`form`: how the server's own answers are written. `callers`: who has a line of its own when many ask."""
+        """`form`: writes the server's own answers. `callers`: those that have a queue of their own when many ask."""
         super().__init__(config)
         self.server_state = self.state = ServerState(form, Connections(bounds), config.ws_max_size, callers)
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await self.lifespan.startup()
         acceptors = [Acceptor(listener, self.state.bounded, self._protocol) for listener in sockets or ()]
-        # uvicorn closes them and waits for them, as it does with its own.
+        # uvicorn closes them and waits for them, as it does with its own servers.
         self.servers = cast(list[asyncio.base_events.Server], acceptors)
         for acceptor in acceptors:
             acceptor.start()

@@ -1,4 +1,4 @@
-"""What the connections of one server share."""
+"""The state that the connections of one server share."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ from workers.http_server.pacer import Pacer
 from workers.http_server.refusals import Form
 
 MAX_MESSAGES_BYTES = 64 << 20
-"""Of all messages that have begun and not ended."""
+"""Bytes of all WebSocket messages together that have begun and not ended."""
 
 
 CLOSED_AT_ONCE = 32
 
 
 class Closing:
-    """Transports that are to be closed, some in each turn of the loop: thousands at once would hold up the others."""
+    """Closes transports, some in each turn of the loop: closing thousands at once would hold up everything else."""
 
     def __init__(self) -> None:
         self._waiting: deque[asyncio.Transport] = deque()
 
     def add(self, transport: asyncio.Transport, loop: asyncio.AbstractEventLoop) -> None:
-        """Close it soon."""
+        """Have a transport closed soon."""
         if not self._waiting:
             loop.call_soon(self._close_some, loop)
         self._waiting.append(transport)
@@ -39,7 +39,7 @@ class Closing:
 
 
 class ServerState(UvicornState):
-    """uvicorn's state, which every protocol is built with, and what ours need beside it."""
+    """uvicorn's state, with which every protocol is built, and what our protocols need beside it."""
 
     def __init__(
         self,
@@ -48,7 +48,7 @@ class ServerState(UvicornState):
         max_message_bytes: int = 0,
         callers: KnownCallers | None = None,
     ) -> None:
-        """`max_message_bytes`: of one message of a WebSocket. `callers`: told by who verifies keys; None: nobody is."""
+        """`max_message_bytes`: most of one WebSocket message. `callers`: filled by who verifies keys; None: no keys."""
         super().__init__()
         self.form = form
         self.bounded = connections
@@ -56,4 +56,4 @@ class ServerState(UvicornState):
         self.pacer = Pacer(rests=callers is not None)
         self.closing = Closing()
         self.messages = Unfinished(max(MAX_MESSAGES_BYTES, 2 * max_message_bytes))
-        """Of WebSockets."""
+        """Unfinished WebSocket messages."""

@@ -1,4 +1,4 @@
-"""A bound on how long a peer may leave unread what was written for it."""
+"""Bounds how long a peer may leave unread what was written for it."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from contextlib import suppress
 log = logging.getLogger(__name__)
 
 LEFT_S = 30.0
-"""How long what is left on a connection that closes may stay unread, wherever a server is more patient otherwise."""
+"""Seconds that the rest on a closing connection may stay unread, where the server's own bound is longer."""
 LEAST_BYTES_PER_S = 1024
-"""Whoever reads at least so fast is waited for: a large answer is one write, and takes its time on a thin line."""
+"""Bytes per second at which a peer counts as reading: a large answer is one write, and takes long on a slow line."""
 
 
 class UnreadTimer:
@@ -28,19 +28,19 @@ class UnreadTimer:
         self._patience_s = patience_s
         self._timer: asyncio.TimerHandle | None = None
         self._num_unread = 0
-        """Bytes that the peer had not taken when it was looked at last."""
+        """Bytes that the peer had not taken at the last check."""
 
     def full(self, transport: asyncio.Transport) -> None:
-        """The buffers are full: they have to be read within the time. Told by `pause_writing`."""
+        """Start the timer, since the buffers are full. `pause_writing` calls this."""
         self._start(transport, self._patience_s)
 
     def closing(self, transport: asyncio.Transport) -> None:
-        """The connection closes as soon as what is left in its buffers, however little, has been read."""
+        """Start the timer for a closing connection, which waits until its buffers' rest, however little, is read."""
         if transport.is_closing() and transport.get_write_buffer_size():
             self._start(transport, min(self._patience_s, LEFT_S))
 
     def read(self) -> None:
-        """There is room again, or the connection is over."""
+        """Stop the timer: there is room again, or the connection is over."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None

@@ -1,1 +1,1 @@
-"""Keeps the processes of one machine alive: workers, and what `paddock up` starts beside them. Free of llama.cpp."""
+"""Keeps one machine's processes alive: workers, and those that `paddock up` starts beside them. Free of llama.cpp."""

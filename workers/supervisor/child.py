@@ -1,4 +1,4 @@
-"""One kept process: started, watched, started again when it dies, stopped with its whole process group.
+"""Keeps one child process: starts it, watches it, starts it again when it dies, stops it with its process group.
 
 Whether a dead process is started again is the exit-code policy of `workers.protocol.exits`.
 """
@@ -24,18 +24,18 @@ STABLE_S = 60.0
 LINE_LIMIT = 1 << 20
 
 SHORTAGES = frozenset({errno.EAGAIN, errno.EMFILE, errno.ENFILE, errno.ENOMEM})
-"""Why the system starts no process just now: memory, processes or descriptors are short."""
+"""Errors by which the system starts no process just now: memory, processes or descriptors are short."""
 
 ENDED_AS_ASKED = frozenset({Exit.OK, Exit.DRAIN_CUT})
 
 
 class NotStarted(Exception):
-    """There is no process, and there may be one later; the message says why."""
+    """The process could not be started now, and may be later; the message says why."""
 
 
 @dataclass(slots=True)
 class Backoff:
-    """How long to wait before the next start: doubling, forgiven after a stable minute."""
+    """The wait before the next start: it doubles, and starts over after a stable minute."""
 
     first_s: float = FIRST_DELAY_S
     longest_s: float = LONGEST_DELAY_S
@@ -43,7 +43,7 @@ class Backoff:
     _next_s: float = field(default=0.0, init=False)
 
     def after(self, lived_s: float) -> float:
-        """Seconds to wait after a process that lived this long."""
+        """Return the seconds to wait after a process that lived this long."""
         if lived_s >= self.stable_s or not self._next_s:
             self._next_s = self.first_s
         delay, self._next_s = self._next_s, min(self._next_s * 2, self.longest_s)
@@ -52,17 +52,17 @@ class Backoff:
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
-    """How to start a process. Secrets travel in `environment`: any user of the machine can read `argv`."""
+    """The command of a process. Secrets travel in `environment`: any user of the machine can read `argv`."""
 
     name: str
     argv: tuple[str, ...]
     environment: Mapping[str, str]
     grace_s: float
-    """From SIGTERM to SIGKILL."""
+    """Seconds from SIGTERM to SIGKILL."""
 
 
 async def no_farewell(code: int, is_final: bool) -> None:
-    """For a child whose death concerns nobody else."""
+    """Do nothing: the `on_death` of a child whose death concerns nobody else."""
 
 
 class Child:
@@ -79,29 +79,29 @@ class Child:
     ) -> None:
         """`on_death(code, is_final)` is told each exit code that nobody asked for, and whether the child stays away.
 
-        It does with a code in `final`; but where the same recipe has run for a stable minute, one that says that it
-        can't run tells of a bad day (memory that is short, a full disk), and it is started again.
+        It stays away with a code in `final`. But where the same recipe has run for a stable minute before, a code that
+        says that it can't run means a passing trouble (memory that is short, a full disk), and it is started again.
         """
         self.name = recipe.name
         self.starts = 0
         self.pid: int | None = None
-        """Of the living process."""
+        """Process id of the living process."""
         self.last_code: int | None = None
-        """Of the last process that ended."""
+        """Exit code of the last process that ended."""
         self._recipe = recipe
         self._output = output
         self._on_death = on_death
         self._final = final
         self._backoff = backoff or Backoff()
         self._can_run = False
-        """A process of this recipe has."""
+        """Whether a process of this recipe has run for a stable minute."""
         self._stopping = asyncio.Event()
         self._hurried = asyncio.Event()
         self._idle = asyncio.Event()
         self._idle.set()
 
     async def keep(self) -> int:
-        """The last exit code (negative: a signal). Cancellation kills the process group."""
+        """Keep the process; return the last exit code (negative: a signal). Cancellation kills the process group."""
         self._idle.clear()
         code = 0
         try:
@@ -128,16 +128,16 @@ class Child:
             self._idle.set()
 
     def leave(self) -> None:
-        """Begins to stop, as `stop` does, and does not wait."""
+        """Begin to stop, as `stop` does, without waiting."""
         self._stopping.set()
 
     async def stop(self) -> None:
-        """SIGTERM, the grace, SIGKILL; returns when nothing of it runs any more. Idempotent."""
+        """Send SIGTERM, wait the grace, send SIGKILL; return when nothing of it runs any more. Idempotent."""
         self._stopping.set()
         await self._idle.wait()
 
     def hurry(self) -> None:
-        """No more grace."""
+        """End the grace now."""
         self._hurried.set()
 
     def _is_final(self, code: int, lived_s: float) -> bool:
@@ -153,10 +153,10 @@ class Child:
                 await self._stopping.wait()
 
     async def _live(self) -> int:
-        """One process from birth to end. Raises NotStarted; OSError, of the first one, for a program that is none."""
+        """Run one process to its end; return its exit code. Raises NotStarted; OSError where the first can't be run."""
         try:
             process, read_end = await self._born()
-        except RuntimeError as error:  # the system gave no thread to wait for it with
+        except RuntimeError as error:  # the system gave no thread that waits for the process
             raise NotStarted(str(error)) from error
         except OSError as error:
             if not self.starts and error.errno not in SHORTAGES:
@@ -173,12 +173,12 @@ class Child:
                     await asyncio.wait({reader}, timeout=1.0)
                     reader.cancel()
         finally:
-            # A cancelled keeper too leaves no zombie, and no transport for the garbage collector to find.
+            # Also when `keep` is cancelled no zombie is left, and no transport for the garbage collector to find.
             await _killed(process)
             self.pid = None
 
     async def _born(self) -> tuple[asyncio.subprocess.Process, int]:
-        """A new process, and the descriptor that its lines are read from."""
+        """Start a process; return it and the descriptor that its lines are read from."""
         read_end, write_end = os.pipe()
         try:
             # Not asyncio's own pipe: its wait() would also wait for grandchildren that hold the pipe open.
@@ -229,7 +229,7 @@ class Child:
 
 
 def describe(code: int) -> str:
-    """An exit code for a person."""
+    """Return an exit code in words."""
     if code >= 0:
         return f"exit code {code}"
     try:

@@ -1,7 +1,7 @@
-"""What was fetched from the hub into a models folder: where it lies, of which commit it is, what its files hold.
+"""The record of the models fetched from the hub into a models folder: their files, their commits, their hashes.
 
-`fetched.json` maps a reference to its file (the first part of a split one), `contents.json` to its commit and, of each
-file, its SHA-256 and the size and time that it had when this was known to be true. Other machines may share the folder.
+`fetched.json` maps a reference to its file (the first part of a split model). `contents.json` maps it to its commit and
+each file's SHA-256, with the size and time that the file had when it was checked. Other machines may share the folder.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ BLOCK_BYTES = 8 << 20
 
 
 class Content(msgspec.Struct, frozen=True):
-    """One file."""
+    """One file's contents, when it was last checked."""
 
     sha256: str
     size: int
@@ -27,21 +27,21 @@ class Content(msgspec.Struct, frozen=True):
 
 
 class FetchedModel(msgspec.Struct, frozen=True):
-    """What a fetch has brought."""
+    """A model that was fetched."""
 
     path: str
-    """Of its file, or of the first part."""
+    """Path of its file, or of the first part."""
     commit: str
     sha256: dict[str, str]
     """File name -> SHA-256, of each part."""
 
 
 class Contents(msgspec.Struct, frozen=True):
-    """All files of one reference."""
+    """The commit and files of one reference."""
 
     commit: str
     files: dict[str, Content]
-    """By name, in the model's folder."""
+    """File name in the model's folder -> its contents."""
 
 
 decode_model = msgspec.json.Decoder(FetchedModel).decode
@@ -50,18 +50,18 @@ _decode_contents = msgspec.json.Decoder(dict[str, Contents]).decode
 
 
 class FileChanged(Exception):
-    """A file is not what was fetched; the message names it and the remedy."""
+    """A file has changed since it was fetched; the message names it and the remedy."""
 
 
 class Fetched:
-    """The two files. Methods may raise OSError where they write."""
+    """Reads and writes the two files. Methods may raise OSError where they write."""
 
     def __init__(self, folder: Path) -> None:
         self._places = folder / "fetched.json"
         self._contents = folder / "contents.json"
 
     def path_of(self, reference: str) -> Path | None:
-        """The file of a reference, all of whose parts are there and hold what was fetched. Raises FileChanged."""
+        """Return a reference's file; None unless all its parts are there. Raises FileChanged for other contents."""
         place = self._located().get(reference)
         if place is None or not all(part.is_file() for part in parts(Path(place))):
             return None
@@ -69,7 +69,7 @@ class Fetched:
         return Path(place)
 
     def commit_of(self, reference: str) -> str:
-        """The commit that a reference was fetched at; empty: it was not, or nobody knows."""
+        """Return the commit that a reference was fetched at; empty: it was not fetched, or the commit is unknown."""
         if reference not in self._located():
             return ""
         known = self._known().get(reference)
@@ -93,7 +93,8 @@ class Fetched:
             return {}
 
     def _check(self, reference: str, path: Path) -> None:
-        """Files that look as they did are taken for unchanged; others are read. Raises FileChanged."""
+        """Check a model's files. Those with the same size and time count as unchanged; others are hashed. Raises
+        FileChanged."""
         known = self._known()
         contents = known.get(reference)
         if contents is None:

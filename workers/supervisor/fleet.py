@@ -1,4 +1,4 @@
-"""What the supervisor tells the fleet: that a worker is gone, at once, rather than when its heartbeat has expired."""
+"""Tells the fleet through Redis that a worker is gone, at once, not only when its heartbeat has expired."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ POLL_S = 0.02
 
 
 class Placed(Protocol):
-    """A worker's place, as far as its record goes."""
+    """A worker's place on this machine, as far as its record in Redis needs it."""
 
     @property
     def model(self) -> ModelSpec: ...
@@ -41,11 +41,11 @@ class Fleet:
 
     def __init__(self, redis_url: str) -> None:
         self._url = redis_url
-        # Whoever calls decides whether to try again.
+        # The caller decides whether to try again.
         self._client = redis_link.connect(redis_url, timeout_s=TIMEOUT_S, retries=0)
 
     async def forget(self, model: str, worker_id: str) -> None:
-        """Removes a dead worker's heartbeat and wakes the gateways. Best effort: without Redis the record expires."""
+        """Remove a dead worker's heartbeat and wake the gateways. Best effort: without Redis the record expires."""
         try:
             async with asyncio.timeout(2 * TIMEOUT_S):
                 record = keys.worker(model, worker_id)
@@ -55,7 +55,7 @@ class Fleet:
             log.warning("could not tell the fleet that %s is gone: %s", worker_id, error)
 
     async def wait_until_reachable(self, timeout_s: float = REACHABLE_S) -> None:
-        """Returns when Redis answers PING. Raises NoRedis after `timeout_s` seconds."""
+        """Wait until Redis answers PING. Raises NoRedis after `timeout_s` seconds."""
         deadline = time.monotonic() + timeout_s
         while True:
             try:
@@ -68,7 +68,7 @@ class Fleet:
             await asyncio.sleep(POLL_S)
 
     async def present(self, places: Iterable[Placed]) -> list[str]:
-        """Ids of those workers that have registered; none while Redis does not answer."""
+        """Return the ids of those workers that have registered; none while Redis does not answer."""
         try:
             return [
                 place.worker_id
@@ -79,9 +79,9 @@ class Fleet:
             return []
 
     async def unloaded(self, models: Sequence[str], *, forget: bool) -> frozenset[str] | None:
-        """Says that this machine keeps workers of `models` -> those that nobody wants now; None: Redis does not answer.
+        """Tell that this machine keeps workers of `models`; return those that an admin has unloaded; None: no Redis.
 
-        `forget`: whatever was wished before, all of them are wanted.
+        `forget`: forget earlier unloading, so that all of them are wanted.
         """
         names = [keys.unloaded(model) for model in models]
         try:

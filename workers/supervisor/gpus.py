@@ -1,4 +1,4 @@
-"""Which GPUs the workers of this machine may use. Asks the driver's own program; never loads CUDA."""
+"""Finds the GPUs that this machine's workers may use. Asks the driver's own program; never loads CUDA."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ QUERY_TIMEOUT_S = 10.0
 
 
 def visible(environment: Mapping[str, str]) -> tuple[str, ...]:
-    """Devices as `CUDA_VISIBLE_DEVICES` writes them; none: CPU only.
+    """Return the devices as `CUDA_VISIBLE_DEVICES` writes them; none: CPU only.
 
     An existing `CUDA_VISIBLE_DEVICES` is the whole truth; as in CUDA, what follows an invalid entry (-1) is hidden.
     """
@@ -37,6 +37,6 @@ def visible(environment: Mapping[str, str]) -> tuple[str, ...]:
 
 
 def environment_of(device: str | None) -> dict[str, str]:
-    """Variables of a worker that has this device for itself; nothing where the machine has none."""
+    """Return the variables of a worker that has this device for itself; none where the machine has no GPU."""
     # nvidia-smi counts by PCI bus, CUDA by speed unless told otherwise.
     return {} if device is None else {VISIBLE: device, ORDER: "PCI_BUS_ID"}

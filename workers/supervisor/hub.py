@@ -35,15 +35,15 @@ from workers.supervisor.resuming import Unusable, download
 PREFERRED = ("Q4_K_M", "Q8_0")
 LIST_TIMEOUT_S = 20.0
 COMPANIONS = ("mmproj", "imatrix")
-"""Files that end in .gguf but are not a model that can be served by itself."""
+"""Words in names of .gguf files that are no model that can be served by itself."""
 
 
 class HubError(Exception):
-    """The hub has no such model for us; the message names the thing and the remedy."""
+    """The model can't be had from the hub; the message names the thing and the remedy."""
 
 
 def choose(repo: str, names: Iterable[str], quant: str = "") -> tuple[str, ...]:
-    """Files of a repository -> those of one model, all its parts, in order. Raises HubError."""
+    """Return the files of one model of a repository: all its parts, in order. Raises HubError."""
     models = _models(names)
     if not models:
         raise HubError(f"{repo} holds no GGUF file; name a repository with GGUF files (often called ...-GGUF)")
@@ -63,7 +63,7 @@ def choose(repo: str, names: Iterable[str], quant: str = "") -> tuple[str, ...]:
 
 
 def fetch(asked: HubReference, cache: str, api: HfApi) -> FetchedModel:
-    """Downloads what is not in the cache yet. Raises HubError."""
+    """Download what is not in the cache yet. Raises HubError."""
     repo = asked.repo
     folder = None if os.environ.get("HF_HOME") or os.environ.get("HF_HUB_CACHE") else cache
     try:
@@ -98,7 +98,7 @@ def fetch(asked: HubReference, cache: str, api: HfApi) -> FetchedModel:
 
 
 def _commit(asked: HubReference, told: str | None) -> str:
-    """The commit that all files are taken of. Raises HubError where it is another one than was asked for."""
+    """Return the commit that all files are taken of. Raises HubError where it is not the one that was asked for."""
     if told is None or not COMMIT.fullmatch(told):
         raise HubError(f"{asked.repo}: the hub does not say which commit it has; name another hub with HF_ENDPOINT")
     if asked.is_pinned and told != asked.revision:
@@ -136,7 +136,7 @@ def main(args: Sequence[str]) -> int:
 
 
 def _models(names: Iterable[str]) -> dict[str, list[str]]:
-    """Name of the model's file, its part number left out -> its parts in order."""
+    """Return the model file's name, without a part number -> its parts in order."""
     models: dict[str, list[str]] = {}
     for name in sorted(names):
         stem = name.rpartition("/")[2].lower()
@@ -146,7 +146,7 @@ def _models(names: Iterable[str]) -> dict[str, list[str]]:
 
 
 def _has_quant(name: str, quant: str) -> bool:
-    """Whether the quantisation stands in the name as a whole word (`Q4_K` is not in `Q4_K_M`)."""
+    """Return whether the quantisation stands in the name as a whole word (`Q4_K` is not in `Q4_K_M`)."""
     pattern = rf"(?<![A-Za-z0-9_]){re.escape(quant)}(?![A-Za-z0-9_])"
     return re.search(pattern, name.removesuffix(".gguf"), re.IGNORECASE) is not None
 

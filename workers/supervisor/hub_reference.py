@@ -1,4 +1,4 @@
-"""How a model of the Hugging Face hub is named: `OWNER/NAME[:QUANT][@REVISION]`."""
+"""The name of a model of the Hugging Face hub: `OWNER/NAME[:QUANT][@REVISION]`."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class HubReference(NamedTuple):
 
     @property
     def is_pinned(self) -> bool:
-        """Whether it names one commit, so that it means the same files for ever."""
+        """Whether the reference names one commit, so that it means the same files for ever."""
         return COMMIT.fullmatch(self.revision) is not None
 
     def __str__(self) -> str:
@@ -26,7 +26,7 @@ class HubReference(NamedTuple):
 
 
 def parsed(text: str) -> HubReference:
-    """Return its parts; what they are good for shows when the hub is asked."""
+    """Return the parts of a reference; they are checked only when the hub is asked."""
     rest, _, revision = text.partition("@")
     repo, _, quant = rest.partition(":")
     return HubReference(repo, quant, revision)

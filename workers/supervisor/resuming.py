@@ -1,8 +1,8 @@
-"""Brings one file of a hub's repository into the library's cache, going on where an earlier attempt ended.
+"""Downloads one file of a hub's repository into the library's cache, going on where an earlier attempt ended.
 
-The library itself begins a file anew in each process, which for a model of 40 GB on a line that breaks means never.
-What has come lies beside the finished files as `<etag>.part`. Every file is compared with the hub's SHA-256, where it
-tells one, before it is used.
+The library itself begins a file anew in each process, so a model of 40 GB would never come over a line that breaks.
+An unfinished download lies beside the finished files as `<etag>.part`. Every file is compared with the hub's SHA-256,
+where the hub tells one, before it is used.
 """
 
 from __future__ import annotations
@@ -26,26 +26,26 @@ if TYPE_CHECKING:
 
 SHA256 = re.compile(r"[0-9a-f]{64}")
 FILE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
-"""What names a file in the cache: a hash with the hub, something like it with mirrors, and never a path."""
+"""A file's name in the cache: a hash with the hub, something like it with mirrors, and never a path."""
 
 
 class Unusable(Exception):
-    """The file can't be had; the message says why, and what helps."""
+    """The file can't be had; the message says why, and the remedy."""
 
 
 def download(api: HfApi, repo: str, name: str, commit: str, cache: str | None) -> tuple[Path, str]:
-    """The file's path in the cache, and its SHA-256. Raises Unusable, OSError, and what the library raises."""
+    """Return the file's path in the cache, and its SHA-256. Raises Unusable, OSError, and what the library raises."""
     url = hf_hub_url(repo, name, revision=commit, endpoint=api.endpoint)
     told = get_hf_file_metadata(url, token=api.token)
     if told.etag and not FILE_NAME.fullmatch(told.etag):
         raise Unusable(f"{name}: the hub names its contents {told.etag[:200]!r}, which is no hash; use another hub")
     folder = Path(cache or constants.HF_HUB_CACHE) / repo_folder_name(repo_id=repo, repo_type="model") / "blobs"
-    # Larger ones the hub gives in pieces of its own only, which the library knows to put together.
+    # Larger files the hub gives only in pieces of its own, which the library can put together.
     whole = (told.size or 0) <= constants.MAX_HTTP_DOWNLOAD_SIZE
     if told.etag and whole and not (folder / told.etag).exists():
         folder.mkdir(parents=True, exist_ok=True)
         _fetch(api, url, told, folder / told.etag)
-    # Finds the content there, and does the cache's bookkeeping.
+    # The library finds the content there, and does the cache's bookkeeping.
     path = Path(api.hf_hub_download(repo, name, revision=commit, cache_dir=cache))
     digest = sha256_of(path)
     if told.etag and SHA256.fullmatch(told.etag) and digest != told.etag:
@@ -72,14 +72,14 @@ def _fetch(api: HfApi, url: str, told: HfFileMetadata, target: Path) -> None:
 
 
 class _AsLongAsTold(io.BufferedWriter):
-    """A file that takes no more than the hub has told: an answer without end would fill the disk."""
+    """A file that takes no more bytes than the hub has announced: an endless answer would fill the disk."""
 
     def __init__(self, raw: io.FileIO, most: int) -> None:
         super().__init__(raw)
         self._most = most
 
     def write(self, data: ReadableBuffer, /) -> int:
-        """Raises Unusable."""
+        """Write more. Raises Unusable where it would pass the bound."""
         if self.tell() + len(memoryview(data)) > self._most:
             raise Unusable(f"the hub sends more than the {self._most} bytes that it told; use another hub")
         return super().write(data)

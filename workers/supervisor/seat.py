@@ -1,4 +1,4 @@
-"""A worker's place on this machine, which is empty while its model is not wanted."""
+"""A worker's slot on this machine, which is empty while its model is unloaded."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from workers.supervisor.child import Child
 
 
 class Seat:
-    """`keep` runs until `stop` was called, or until the worker may not be started again."""
+    """One worker's slot. `keep` runs until `stop` was called, or until the worker may not be started again."""
 
     def __init__(self, make: Callable[[], Child]) -> None:
-        """`make` gives a child that was never kept before."""
+        """`make` returns a new child."""
         self._make = make
         self._child: Child | None = None
         self._wanted = True
         self._sent_away = False
-        """The child was told to leave, and is not gone yet."""
+        """Whether the child was told to leave and is not gone yet."""
         self._stopping = False
         self._go = asyncio.Event()
         self._go.set()
@@ -28,7 +28,7 @@ class Seat:
         return None if self._child is None else self._child.pid
 
     def want(self, wanted: bool) -> None:
-        """Whether a worker is to be here. Never waits: one that must leave drains first, and then another may come."""
+        """Set whether a worker is to run here. Never waits: one that must leave drains before another may start."""
         if wanted == self._wanted or self._stopping:
             return
         self._wanted = wanted
@@ -41,7 +41,7 @@ class Seat:
             self._child.leave()
 
     async def keep(self) -> int:
-        """The last exit code (negative: a signal)."""
+        """Keep a worker here while one is wanted; return the last exit code (negative: a signal)."""
         code = int(Exit.OK)
         while True:
             await self._go.wait()
@@ -54,7 +54,7 @@ class Seat:
             self._sent_away, self._child = False, None
 
     async def stop(self) -> None:
-        """Drains within the worker's bound; returns when nothing runs."""
+        """Drain the worker within its bound; return when nothing runs."""
         self._stopping = True
         self._go.set()
         if self._child is not None:

@@ -1,4 +1,4 @@
-"""`paddock supervisor`: this machine's workers against a given Redis, as a cluster runs them."""
+"""`paddock supervisor`: runs this machine's workers against a given Redis, as a cluster does."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from workers.supervisor.terminal import Terminal
 
 
 def run(settings: SupervisorSettings) -> int:
-    """Blocks until SIGINT or SIGTERM, or until no worker can run; returns the exit code."""
+    """Run until SIGINT or SIGTERM, or until no worker can run; return the exit code."""
     raw = settings.log_format == "json" or (settings.log_format == "auto" and not sys.stderr.isatty())
     with Terminal() as terminal:
         return _run(settings, Console(settings.log_level, terminal.say, raw=raw))

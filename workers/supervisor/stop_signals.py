@@ -1,4 +1,4 @@
-"""SIGINT, SIGTERM and a closed terminal as events: the first asks to stop, the second not to wait."""
+"""Turns SIGINT, SIGTERM and a closed terminal into calls: the first one asks to stop, the second not to wait."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ ALWAYS = (signal.SIGINT, signal.SIGTERM)
 
 
 class StopSignals:
-    """Use inside a running loop of the main thread. `on_stop` and `on_hurry` run on the loop, once each."""
+    """Handles the signals within `with`, on a running loop of the main thread, which calls each function once."""
 
     def __init__(self, on_stop: Callable[[], None], on_hurry: Callable[[], None]) -> None:
         self._actions = [on_hurry, on_stop]
-        # Under nohup a closed terminal is none of our business.
+        # Under nohup a closed terminal is to be ignored.
         hangup = () if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN else (signal.SIGHUP,)
         self._numbers = (*ALWAYS, *hangup)
 

@@ -1,4 +1,4 @@
-"""The workers of one machine: who runs what on which device, kept alive, stopped together."""
+"""Plans one machine's workers, their models and devices, keeps them alive and stops them together."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from workers.supervisor.output import Console, Output
 from workers.supervisor.seat import Seat
 
 KILL_MARGIN_S = 5.0
-"""What a worker gets beyond its own drain time before it is killed."""
+"""Seconds that a worker gets beyond its own drain time before it is killed."""
 
 KEY_VARIABLES = frozenset(map(sources.variable, ("api_key", "api_keys", "gateway_secret", "worker_redis_url")))
 
@@ -54,7 +54,7 @@ class Place:
 def plan(
     catalog: Catalog, files: Mapping[str, Path], cores: int, devices: Sequence[str], host: str
 ) -> tuple[Place, ...]:
-    """Each model's workers, in the catalog's order; devices go round, cores are divided evenly. Pure.
+    """Return each model's workers, in the catalog's order; devices go round, cores are divided evenly. Pure.
 
     Raises CatalogError: a worker wants more devices than there are.
     """
@@ -76,7 +76,7 @@ def plan(
 
 
 def _dealt(models: Sequence[ModelSpec], devices: Sequence[str]) -> list[str | None]:
-    """Each worker's devices, as `CUDA_VISIBLE_DEVICES` writes them."""
+    """Return each worker's devices, as `CUDA_VISIBLE_DEVICES` writes them."""
     dealt: list[str | None] = []
     turn = 0
     for model in models:
@@ -92,14 +92,14 @@ def _dealt(models: Sequence[ModelSpec], devices: Sequence[str]) -> list[str | No
 
 
 def host_id(state_dir: Path) -> str:
-    """Prefix of this machine's worker ids: two state folders on one machine, and two machines, never share it."""
+    """Return the prefix of this machine's worker ids; two state folders on it, and two machines, never share one."""
     host = re.sub(r"[^A-Za-z0-9.-]+", "-", platform.node()) or "host"
     digest = hashlib.sha256(f"{platform.node()}:{state_dir.absolute()}".encode()).hexdigest()[:6]
     return f"{host[:40]}-{digest}"
 
 
 def available_cores(quota: Path = CPU_QUOTA) -> int:
-    """CPU cores that this process may use: its affinity, and in a container the share that it is given."""
+    """Return the CPU cores that this process may use, by its affinity and, in a container, by its quota."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     try:
         microseconds, period = quota.read_text().split()
@@ -109,7 +109,7 @@ def available_cores(quota: Path = CPU_QUOTA) -> int:
 
 
 class Supervisor:
-    """Keeps a worker in each place. `keep` ends when `stop` was called, or when no worker may be started again."""
+    """Keeps a worker in each place. `keep` returns when `stop` was called, or when no worker may be started again."""
 
     def __init__(
         self,
@@ -121,7 +121,7 @@ class Supervisor:
         environment: Mapping[str, str],
         on_final: Callable[[int, str], None],
     ) -> None:
-        """`on_final(exit code, line for a person)` is told of each worker that ended unasked and stays away."""
+        """`on_final(exit code, line for a person)` is called for each worker that ended unasked and stays away."""
         self._fleet = fleet
         self._console = console
         self._on_final = on_final
@@ -138,7 +138,7 @@ class Supervisor:
         return {name: seat.pid for name, seat in self._seats.items()}
 
     async def keep(self) -> int:
-        """OK, or the first code that kept a worker away."""
+        """Keep the workers; return OK, or the first exit code that kept a worker away."""
         try:
             async with asyncio.TaskGroup() as tasks:
                 listener = tasks.create_task(self._listen())
@@ -151,7 +151,7 @@ class Supervisor:
         return next((code for code in codes if code in FINAL and code != Exit.OK), int(Exit.OK))
 
     async def stop(self) -> None:
-        """All at once; each drains within its bound. Returns when none runs."""
+        """Stop all workers at once; each drains within its bound. Returns when none runs."""
         await asyncio.gather(*(seat.stop() for seat in self._seats.values()))
 
     def hurry(self) -> None:
@@ -163,11 +163,11 @@ class Supervisor:
         return Child(recipe, output, on_death=partial(self._bury, place))
 
     async def _listen(self) -> None:
-        """Workers go while their model is not wanted, and come back with it. A new supervisor begins with all."""
+        """Stop workers while their model is unloaded, and start them again after. A new supervisor begins with all."""
         this = asyncio.current_task()
         models = sorted(set(self._models.values()))
         begun = False
-        # Asked each round: redis-py can swallow a cancellation before Python 3.12 (python/cpython#86296).
+        # Checked each round: redis-py can swallow a cancellation before Python 3.12 (python/cpython#86296).
         while this is None or not this.cancelling():
             unloaded = await self._fleet.unloaded(models, forget=not begun)
             if unloaded is not None:
@@ -187,19 +187,19 @@ class Supervisor:
             self._on_final(code, f"{place.name} can't serve {place.model.name} ({describe(code)}): {complaint}")
 
     def _clear_away(self) -> None:
-        """What is left of workers that had to be killed while they stopped."""
+        """Remove the records of workers that had to be killed while they stopped, and report what they ran."""
         for name, path in self._black_boxes.items():
             if running := black_box.take(path):
                 self._console.say(f"paddock: {name} was killed while running {black_box.describe(running)}")
 
 
 def black_box_of(place: Place, settings: SupervisorSettings) -> Path:
-    """Where a place's worker keeps the ids of its running requests; private, as the state folder is."""
+    """Return the file in which a place's worker keeps its running requests' ids; private, as the state folder is."""
     return settings.state_dir / "run" / f"{place.name}.calls"
 
 
 def recipe(place: Place, settings: SupervisorSettings, environment: Mapping[str, str]) -> Recipe:
-    """How the worker of a place is started: everything it needs to know travels in its environment."""
+    """Return the command of a place's worker: everything it needs to know travels in its environment."""
     model = place.model
     worker = WorkerSettings.model_construct(
         config=settings.config,

@@ -1,7 +1,7 @@
 """Writes lines to the terminal without waiting for it.
 
 A terminal that is stopped (Ctrl-S), or a pipe whose reader has stopped reading, takes no more bytes, and a write to it
-waits. Whoever keeps processes and reads what they write must not wait: the processes would wait for them.
+waits. A process that reads what its children write must not wait: the children would wait for it.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ from collections import deque
 from types import TracebackType
 
 MAX_WAITING = 4 << 20
-"""Bytes that wait for the terminal; lines beyond that are left out, and counted."""
+"""Most bytes that wait for the terminal; lines beyond that are left out, and counted."""
 CLOSE_S = 2.0
-"""At the end the terminal has so long to take what waits."""
+"""Seconds that the terminal has at the end to take what waits."""
 STDOUT, STDERR = 1, 2
 
 
 class Terminal:
-    """Standard output and standard error. What is written before `__exit__` is shown in its order."""
+    """Standard output and standard error, written by a thread. Lines put in before `__exit__` are shown in order."""
 
     def __init__(self, stdout: int = STDOUT, stderr: int = STDERR) -> None:
         """`stdout`, `stderr`: file descriptors."""
@@ -30,7 +30,7 @@ class Terminal:
         self._num_bytes = self._num_lost = 0
         self._is_over = False
         self._changed = threading.Condition()
-        # Not waited for when the program ends: it may be in the middle of a write that never ends.
+        # A daemon, so that the program's end does not wait for it: it may be in a write that never ends.
         self._writer = threading.Thread(target=self._write, name="terminal", daemon=True)
 
     def __enter__(self) -> Terminal:
@@ -46,11 +46,11 @@ class Terminal:
         self._writer.join(CLOSE_S)
 
     def say(self, line: str) -> None:
-        """Write a line to standard error, as soon as it takes it."""
+        """Write a line to standard error, as soon as that takes it, without waiting."""
         self._put(self._stderr, line)
 
     def show(self, line: str) -> None:
-        """Write a line to standard output, as soon as it takes it."""
+        """Write a line to standard output, as soon as that takes it, without waiting."""
         self._put(self._stdout, line)
 
     def _put(self, descriptor: int, line: str) -> None:

@@ -1,6 +1,6 @@
-"""Where in a trace something happens, as it travels in the headers `traceparent` and `tracestate`.
+"""The trace context, as it travels in the headers `traceparent` and `tracestate`.
 
-Source: W3C Trace Context, level 1 (https://www.w3.org/TR/trace-context/). What is malformed is as if it were not there.
+Source: W3C Trace Context, level 1 (https://www.w3.org/TR/trace-context/). Malformed headers count as missing.
 """
 
 from __future__ import annotations
@@ -24,38 +24,38 @@ _OUR_VERSION = "00"
 
 
 class TraceContext(msgspec.Struct, frozen=True):
-    """One span of one trace, for whatever happens inside it."""
+    """One span of one trace, as the parent of whatever happens inside it."""
 
     trace_id: str
     """32 hexadecimal digits."""
     span_id: str
-    """16 of them."""
+    """16 hexadecimal digits."""
     is_sampled: bool = True
-    """Whoever began the trace records it, and so do we."""
+    """Whether the process that began the trace records it; then we do, too."""
     state: str = ""
-    """What tracing systems on the way have to say, handed on as it is."""
+    """The `tracestate` of tracing systems on the way, handed on as it is."""
 
     @property
     def traceparent(self) -> str:
         return f"00-{self.trace_id}-{self.span_id}-{'01' if self.is_sampled else '00'}"
 
     def inside(self) -> TraceContext:
-        """Of a new span within this one."""
+        """Return the context of a new span within this one."""
         return TraceContext(self.trace_id, new_span_id(), self.is_sampled, self.state)
 
 
 def new_context() -> TraceContext:
-    """Of the first span of a new trace."""
+    """Return the context of the first span of a new trace."""
     return TraceContext(f"{random.getrandbits(128) or 1:032x}", new_span_id())
 
 
 def new_span_id() -> str:
-    """Ids must differ, and are no secrets."""
+    """Return a random span id; ids must differ, and are no secrets."""
     return f"{random.getrandbits(64) or 1:016x}"
 
 
 def read_context(traceparent: str, tracestate: str = "") -> TraceContext | None:
-    """None: there is none, or it is malformed. A malformed or too long state is dropped alone."""
+    """Return the context of the headers; None: missing or malformed. A malformed or long state alone is dropped."""
     found = _PARENT.fullmatch(traceparent.strip()) if len(traceparent) <= MAX_STATE_CHARS else None
     if found is None:
         return None

@@ -1,6 +1,6 @@
-"""Which tracer a process has: one that sends to the endpoint that is configured, or none.
+"""Opens a process's tracer: one that sends to the configured endpoint, or none.
 
-Where no endpoint is, OpenTelemetry's libraries are not loaded and need not be installed.
+Without an endpoint OpenTelemetry's libraries are not loaded and need not be installed.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ NOT_INSTALLED = (
 
 
 class TracingUnusable(ValueError):
-    """The settings ask for tracing in a way that can't be had."""
+    """The tracing that the settings ask for can't be had."""
 
 
 @contextmanager
@@ -45,7 +45,7 @@ def tracing(
     version: str,
     environment: Mapping[str, str],
 ) -> Iterator[Tracer]:
-    """`resource`: attributes of this process; those that the environment names go before them.
+    """Yield the tracer. `resource`: attributes of this process; those in the environment take precedence.
 
     Raises TracingUnusable.
     """
@@ -63,7 +63,7 @@ def tracing(
 def _exporter(
     url: str, setting: str, headers: str, resource: Mapping[str, str], version: str, environment: Mapping[str, str]
 ) -> Any:
-    """None: it can't be had, and nobody asked for it in so many words."""
+    """Return the exporter; None: its library is missing, and only a standard OTEL_ variable asked for it."""
     _check(url, setting)
     told = headers or next((environment[name] for name in STANDARD_HEADERS if environment.get(name)), "")
     given = _pairs("otlp_headers", told)
@@ -80,7 +80,7 @@ def _exporter(
 
 
 def _endpoint(endpoint: str, environment: Mapping[str, str]) -> tuple[str, str]:
-    """The whole URL, and what names it; empty: there is to be no tracing."""
+    """Return the whole URL, and the setting that names it; empty: there is to be no tracing."""
     if environment.get(STANDARD_OFF, "").lower() == "true":
         return "", ""
     if endpoint:
@@ -113,7 +113,7 @@ def _every_s(environment: Mapping[str, str]) -> float:
 
 
 def _pairs(setting: str, text: str) -> dict[str, str]:
-    """`name=value,name=value`, values percent-encoded, as OpenTelemetry's own variables have it."""
+    """Parse `name=value,name=value`, values percent-encoded, as OpenTelemetry's own variables have it."""
     pairs = {}
     for part in filter(None, (part.strip() for part in text.split(","))):
         name, equals, value = part.partition("=")

@@ -1,9 +1,9 @@
-"""Spans over OTLP/HTTP, as protobuf. The only importer of OpenTelemetry's libraries (extra `tracing`).
+"""Exports spans over OTLP/HTTP, as protobuf. The only importer of OpenTelemetry's libraries (extra `tracing`).
 
 A span's frame is written here and its attributes are kept encoded, since most of them repeat: OpenTelemetry's encoder
-takes 85 microseconds of CPU for one of our spans, this 12, and a gateway makes three per call on the core that streams
-tokens (docs/performance.md). What is rare goes through the libraries'
-messages: in protobuf a message may be written in parts, one after the other.
+takes 85 microseconds of CPU for one of our spans, this one 12, and a gateway makes three per call on the core that
+streams tokens (docs/performance.md). Rare fields go through the libraries' messages: in protobuf a message may be
+written in parts, one after the other.
 Sources: opentelemetry-proto (trace/v1/trace.proto), OTLP specification 1.9 (which failures may be tried again).
 """
 
@@ -30,12 +30,12 @@ PASSING_STATUS = frozenset({429, 502, 503, 504})
 MAX_TEXT_CHARS = 512
 KEPT_ATTRIBUTES = 16_384
 KEPT_CHARS = 64
-"""Longer texts are a caller's own, such as the path of a page that is not there: they would fill what is kept."""
+"""Longest text kept encoded; longer ones are a caller's own, such as an unknown path, and would fill the cache."""
 KEPT_INT = 1 << 16
-"""Whole numbers below this one repeat often enough to be kept."""
+"""Whole numbers below this one repeat often enough to be kept encoded."""
 SCOPE = "paddock"
 BREATH_SPANS = 24
-"""After so many the event loop gets the interpreter lock; see `workers.tracing.tracer.BREATH_S`."""
+"""Spans after which the event loop gets the interpreter lock; see `workers.tracing.tracer.BREATH_S`."""
 
 # Tags of fields: their number, and how they are written.
 TRACE_ID, SPAN_ID, PARENT_ID = b"\x0a\x10", b"\x12\x08", b"\x22\x08"  # with the length, which is always the same
@@ -46,8 +46,8 @@ RESOURCE_SPANS, SCOPE_SPANS, SPAN = b"\x0a", b"\x12", b"\x12"  # of the request,
 
 
 class _NoRedirects(urllib.request.HTTPRedirectHandler):
-    """A collector that has moved is an error: followed, a POST would become a GET that takes the headers' secrets to
-    another host, and its answer would count as taken."""
+    """Treats a redirect as an error: following it would turn the POST into a GET that takes the headers' secrets to
+    another host, and that one's answer would count as success."""
 
     def redirect_request(self, *_: object) -> None:
         return None
@@ -57,10 +57,10 @@ _opener = urllib.request.build_opener(_NoRedirects)
 
 
 class OtlpExporter:
-    """Sends to one collector. For one thread."""
+    """Sends spans to one collector. For one thread."""
 
     def __init__(self, endpoint: str, headers: Mapping[str, str], resource: Mapping[str, str], version: str) -> None:
-        """`endpoint`: the whole URL; `resource`: what all spans of this process have in common."""
+        """`endpoint`: the whole URL; `resource`: attributes of all spans of this process."""
         self._endpoint = endpoint
         self._headers = {"Content-Type": "application/x-protobuf", "User-Agent": f"paddock/{version}", **headers}
         self._kept = lru_cache(KEPT_ATTRIBUTES, typed=True)(_attribute)
@@ -73,7 +73,7 @@ class OtlpExporter:
         self._scope = bytes(scoped.SerializeToString())
 
     def export(self, spans: Sequence[Span]) -> None:
-        """Raises ExportFailed."""
+        """Send spans and wait for the answer. Raises ExportFailed."""
         request = urllib.request.Request(self._endpoint, self.encoded(spans), self._headers)  # noqa: S310 - http(s) only
         try:
             with _opener.open(request, timeout=TIMEOUT_S) as answer:
@@ -88,7 +88,7 @@ class OtlpExporter:
             raise ExportFailed(f"{self._endpoint}: {reason}", is_passing=True) from None
 
     def encoded(self, spans: Sequence[Span]) -> bytes:
-        """The body of a request: an `ExportTraceServiceRequest`."""
+        """Return the body of a request: an `ExportTraceServiceRequest`."""
         clock = WallClock()
         parts = [self._scope]
         for number, span in enumerate(spans, 1):
@@ -120,14 +120,14 @@ class OtlpExporter:
 
 
 def _repeats(value: Value) -> bool:
-    """Whether it is worth keeping, and small."""
+    """Return whether a value is likely to repeat, and small, so that it is worth keeping encoded."""
     if type(value) is str:
         return len(value) <= KEPT_CHARS
     return type(value) is bool or (type(value) is int and value < KEPT_INT)
 
 
 def _rest(span: Span, clock: WallClock) -> bytes:
-    """What few spans have."""
+    """Encode the fields that few spans have."""
     message = SpanMessage(trace_state=span.context.state)
     if span.error:
         message.status.code, message.status.message = Status.STATUS_CODE_ERROR, span.error
@@ -150,7 +150,7 @@ def _head(name: str, kind: int) -> bytes:
 
 
 def _attribute(name: str, value: Value) -> bytes:
-    """As a field of a span."""
+    """Encode an attribute as a field of a span."""
     return _field(ATTRIBUTE, bytes(_key_value(name, value).SerializeToString()))
 
 
@@ -171,7 +171,7 @@ def _key_value(name: str, value: Value) -> KeyValue:
 
 
 def _field(tag: bytes, body: bytes) -> bytes:
-    """With its length, seven bits to a byte, the lowest first."""
+    """Encode a field with its length, seven bits to a byte, the lowest first."""
     length, more = len(body), bytearray()
     while length > 0x7F:
         more.append(length & 0x7F | 0x80)
@@ -181,5 +181,5 @@ def _field(tag: bytes, body: bytes) -> bytes:
 
 
 def _bounded(text: str) -> str:
-    """What callers choose (names of models, paths) may be long, and half a character."""
+    """Return a text cut and made encodable: callers' texts (model names, paths) may be long, or half a character."""
     return text[:MAX_TEXT_CHARS].encode("utf-8", "replace").decode()

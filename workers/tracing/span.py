@@ -14,11 +14,11 @@ Value = str | bool | int | float | tuple[str, ...]
 Attributes = Mapping[str, Value]
 
 PROVIDER = "paddock"
-"""`gen_ai.provider.name`, in spans and in metrics."""
+"""Value of `gen_ai.provider.name`, in spans and in metrics."""
 
 
 class Kind(IntEnum):
-    """As OTLP numbers them."""
+    """The kinds of spans, as OTLP numbers them."""
 
     INTERNAL = 1
     SERVER = 2
@@ -35,25 +35,25 @@ class SpanEvent(msgspec.Struct, frozen=True):
 
 
 class Span(msgspec.Struct, frozen=True):
-    """Times are time.monotonic() of the process that made it; attributes that are empty texts are not sent."""
+    """One span. Times are time.monotonic() of the process that made it; attributes with empty texts are not sent."""
 
     name: str
     context: TraceContext
-    """The span's own."""
+    """The span's own context."""
     parent_id: str
-    """Span that it lies in; empty: the trace begins with it."""
+    """Id of the span that it lies in; empty: the trace begins with it."""
     began_at: float
     ended_at: float
     kind: Kind = Kind.INTERNAL
     attributes: Attributes = {}
     error: str = ""
-    """What failed, as a code; empty: nothing did."""
+    """Code of the failure; empty: nothing failed."""
     events: tuple[SpanEvent, ...] = ()
     links: tuple[TraceContext, ...] = ()
 
 
 class WallClock:
-    """Turns time.monotonic() into Unix time, as far as the two agree now."""
+    """Turns time.monotonic() into Unix time, by the two clocks' difference when it was made."""
 
     def __init__(self) -> None:
         self._offset_ns = time.time_ns() - time.monotonic_ns()

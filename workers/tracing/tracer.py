@@ -1,7 +1,7 @@
-"""Who is told of what is over, so that a trace can be made of it: nobody, or a thread that makes spans and sends them.
+"""The tracer, which is told of each finished call: none, or a thread that makes spans of them and sends them.
 
-What callers of `tell` do is append to a queue. When that is full, or the collector does not take what is sent to it,
-traces are lost and a line in the log says so; no call ever waits or fails for it.
+`tell` appends to a queue. When that is full, or the collector does not take what is sent to it, traces are lost and a
+line in the log says so; no call ever waits or fails for it.
 """
 
 from __future__ import annotations
@@ -21,36 +21,36 @@ from workers.tracing.span import Span
 log = logging.getLogger(__name__)
 
 MAX_WAITING = 4096
-"""Journeys that wait to be sent; further ones are lost. Each is a few kilobytes."""
+"""Most journeys (finished calls) that wait to be sent; further ones are lost. Each is a few kilobytes."""
 BATCH = 256
 EVERY_S = 5.0
-"""How long one may wait while there are few: OpenTelemetry's own default."""
+"""Seconds that a journey may wait while there are few: OpenTelemetry's own default."""
 RETRY_S = (0.5, 1.0, 2.0)
-"""Pauses before what could not be sent is sent again; then it is lost."""
+"""Seconds before each new attempt to send a batch; after the last the batch is lost."""
 CLOSE_S = 1.5
-"""How long an ending process waits for the last ones to leave."""
+"""Seconds that an ending process waits until the last journeys are sent."""
 BREATH_S, BREATH_JOURNEYS = 0.0002, 16
-"""So long, after so many, the event loop gets the interpreter lock: a whole batch would hold it for 30 ms."""
+"""Seconds for which, and journeys after which, the event loop gets the interpreter lock: a batch holds it for 30 ms."""
 
 
 class Journey(Protocol):
-    """What is over."""
+    """A finished call or request, from which spans are made."""
 
     def spans(self) -> Sequence[Span]:
-        """Called once, on another thread; what it is made from changes no more."""
+        """Make the spans. Called once, on another thread; the data that they are made from changes no more."""
         ...
 
 
 class Tracer(Protocol):
     def inside(self, caller: TraceContext | None) -> TraceContext | None:
-        """The context of a new span, to be told of when it is over; None: it is not recorded.
+        """Return the context of a new span, to be told of when it is over; None: it is not recorded.
 
         `caller`: the span that it lies in; None: it begins a trace.
         """
         ...
 
     def tell(self, journey: Journey) -> None:
-        """Never waits and never fails."""
+        """Take a finished journey. Never waits and never fails."""
         ...
 
 
@@ -61,32 +61,32 @@ class NoTracer:
         return None
 
     def tell(self, journey: Journey) -> None:
-        """Nobody listens."""
+        """Ignore the journey."""
 
 
 OFF: Tracer = NoTracer()
 
 
 class ExportFailed(Exception):
-    """Spans were not taken."""
+    """The collector did not take the spans."""
 
     def __init__(self, why: str, *, is_passing: bool) -> None:
-        """`is_passing`: the same may be taken in a moment."""
+        """`is_passing`: the collector may take the same spans in a moment."""
         super().__init__(why)
         self.is_passing = is_passing
 
 
 class Exporter(Protocol):
     def export(self, spans: Sequence[Span]) -> None:
-        """Blocks until they are taken. Raises ExportFailed."""
+        """Block until the spans are taken. Raises ExportFailed."""
         ...
 
 
 class BackgroundTracer:
-    """Samples what begins here and sends what is told, from a thread of its own, while `running` is entered."""
+    """Samples the traces that begin here, and sends journeys from a thread of its own, while `running` is entered."""
 
     def __init__(self, exporter: Exporter, share: float = 1.0, every_s: float = EVERY_S) -> None:
-        """`share`: of the traces that begin here, how many are recorded. Who comes with a trace has decided that.
+        """`share`: share of the traces that begin here which are recorded; for others their beginner has decided.
 
         `every_s`: how long a journey may wait while there are few.
         """
@@ -115,7 +115,7 @@ class BackgroundTracer:
 
     @contextmanager
     def running(self) -> Iterator[None]:
-        """Leaving it waits for what is left, at most `CLOSE_S`."""
+        """Run the thread within this block. Leaving it waits for the rest to be sent, at most `CLOSE_S`."""
         thread = threading.Thread(target=self._run, name="tracing", daemon=True)
         thread.start()
         try:
@@ -151,7 +151,7 @@ class BackgroundTracer:
             if not self._is_failing:
                 log.warning("traces are not delivered: %s; calls go on, and this is said once", failed)
             self._is_failing = True
-        except Exception:  # the thread's edge: what one journey is made of must not end all tracing
+        except Exception:  # the thread's edge: one faulty journey must not end all tracing
             log.exception("%d traces could not be made", len(batch))
         else:
             if self._num_lost:
