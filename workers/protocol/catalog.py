@@ -1,4 +1,4 @@
-"""The catalog: which models a fleet serves, under which names. One file, read by the supervisor and by gateways.
+"""The catalog: the models that a fleet serves, and their names. One file, read by the supervisor and by gateways.
 
 A catalog is YAML or JSON. Its JSON Schema is published as `docs/catalog.schema.json` (`paddock config schema`).
 """
@@ -21,22 +21,22 @@ Count = Annotated[int, Meta(ge=1)]
 Breaker = Annotated[str, Meta(min_length=1, max_length=40)]
 
 MAX_CTX = 2**24
-"""Far beyond what models are trained for; a number above it is a slip."""
+"""Largest context in the catalog, tokens: far beyond what models are trained for, so a number above it is a slip."""
 
 MAX_SHARED_BYTES = 96 << 10
-"""Of a model's shared prompts, written as JSON: a worker gets them in one variable, and Linux allows 128 KiB for it."""
+"""Bytes of a model's shared prompts as JSON: a worker gets them in one variable, and Linux allows 128 KiB for it."""
 
 MAX_SLOTS = 254
-"""llama.cpp knows 256 sequences: one more is kept to move cells through, one for a prompt that nobody computes on."""
+"""Most slots. llama.cpp has 256 sequences: one is kept for moving cells, one for a prompt that nobody computes on."""
 
 MAX_KV_TOKENS = 2**31 - 1
-"""llama.cpp counts cells in 32 bits."""
+"""Most KV cells: llama.cpp counts them in 32 bits."""
 
 
 ThinkingMode = Literal["auto", "on", "off"]
 
 RESERVED = frozenset({"messages", "tools", "functions", "raise_exception", "strftime_now"})
-"""Variables of a chat template that are nobody's to set."""
+"""Variables of a chat template that neither a model nor a request may set."""
 
 TEMPLATE_NAMES = frozenset(
     {
@@ -103,7 +103,7 @@ llama-cpp-python's: `llama-2` and `llama-3`.
 """
 
 NOT_FOR_MODELS = RESERVED | {"add_generation_prompt", "continue_final_message", "chat_template", "documents"}
-"""What a model's `chat_template_kwargs` may not have."""
+"""Variables that a model's `chat_template_kwargs` may not have."""
 
 
 class LlamaSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -229,7 +229,7 @@ class DefaultSampling(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
             raise ValueError(f"`samplers` names {twice} a second time; name each sampler once")
 
     def sampling(self) -> Sampling:
-        """The same for the engine, where an absent seed is a random one."""
+        """Return the parameters for the engine, where an absent seed is a random one."""
         values = {name: value for name, value in msgspec.structs.asdict(self).items() if value is not None}
         if self.seed == -1:
             del values["seed"]
@@ -375,14 +375,14 @@ class AliasChain(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     ] = ()
 
     def shares(self) -> tuple[Target, ...]:
-        """The targets, each with its weight."""
+        """Return the targets, each with its weight."""
         return tuple(target if isinstance(target, Target) else Target(model=target) for target in self.targets)
 
 
 Entry = Name | AliasChain
 
 Job = Literal["chat", "embed", "rerank", "infill"]
-"""What a call wants done: `chat` is any text that is continued. The fields of `Defaults`."""
+"""The work of a call, a field of `Defaults`; `chat` is any text that is continued."""
 
 
 class Defaults(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -411,12 +411,12 @@ class Catalog(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
 
 def is_template(text: str) -> bool:
-    """Whether a `chat_template` is Jinja itself; else it is a file's path."""
+    """Return whether a `chat_template` is Jinja itself; else it is a file's path."""
     return "{{" in text or "{%" in text
 
 
 def kwargs_fault(values: Mapping[str, Any]) -> str:
-    """Return what is wrong with a model's `chat_template_kwargs`; empty: nothing."""
+    """Return the fault of a model's `chat_template_kwargs`; empty: none."""
     if taken := sorted(NOT_FOR_MODELS & values.keys()):
         return f"{taken[0]!r} is a request's to set, or a conversation's; leave it out"
     for name in ("enable_thinking", "thinking", "preserve_reasoning"):
@@ -430,7 +430,7 @@ class CatalogError(ValueError):
 
 
 def check(catalog: Catalog, origin: str) -> Catalog:
-    """The rules that a schema cannot say: one source each, unique names, aliases that lead somewhere.
+    """Check the rules that a schema can't express: one source each, unique names, aliases that lead somewhere.
 
     Raises CatalogError.
     """
@@ -505,7 +505,7 @@ def _check_chain(where: str, alias: str, chain: AliasChain, names: Set[str], ali
 
 
 def _way_back(name: str, alias: str, aliases: Mapping[str, Entry], seen: tuple[str, ...] = ()) -> tuple[str, ...]:
-    """Names from `name` to `alias`, both included, by way of fallbacks; empty: there is none."""
+    """Return the names from `name` to `alias`, both included, by way of fallbacks; empty: there is no way."""
     if name == alias:
         return (*seen, name)
     entry = aliases.get(name)
@@ -524,7 +524,7 @@ def _listed(names: Iterable[str]) -> str:
 
 
 def convert(document: Any, origin: str) -> Catalog:
-    """A parsed YAML or JSON document -> Catalog, wholly checked. Raises CatalogError."""
+    """Return the checked catalog of a parsed YAML or JSON document. Raises CatalogError."""
     try:
         catalog = msgspec.convert(document, Catalog)
     except msgspec.ValidationError as error:
@@ -536,11 +536,11 @@ def convert(document: Any, origin: str) -> Catalog:
 
 
 ANY_ALIAS = "$.aliases[...]"
-"""How msgspec tells the place of a value in a mapping, whichever it is."""
+"""The path by which msgspec names any value in the mapping of aliases."""
 
 
 def _unreadable(document: Any) -> str:
-    """The first alias of a document whose entry can't be read."""
+    """Return the first alias of a document whose entry can't be decoded."""
     for alias, entry in document["aliases"].items():
         try:
             msgspec.convert(entry, Entry)
@@ -550,7 +550,7 @@ def _unreadable(document: Any) -> str:
 
 
 def schema() -> dict[str, Any]:
-    """JSON Schema (draft 2020-12) of a catalog file."""
+    """Return the JSON Schema (draft 2020-12) of a catalog file."""
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
         "title": "Paddock catalog",

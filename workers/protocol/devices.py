@@ -1,4 +1,4 @@
-"""The devices that a worker computes on."""
+"""The memory of the devices that a worker computes on."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class DeviceMemory:
-    """Bytes, of all processes together."""
+    """One device's memory in bytes, of all processes together."""
 
     device: str
-    """As llama.cpp names it: `CPU`, `CUDA0`."""
+    """llama.cpp's name of the device: `CPU`, `CUDA0`."""
     total: int
     free: int

@@ -1,4 +1,4 @@
-"""What comes back from a worker, per call. These are also the canonical events inside the gateway.
+"""The events of a call, as a worker sends them. They are also the canonical events inside the gateway.
 
 Each event travels as a JSON array whose first element is its tag (msgspec `array_like`): one engine step of many
 calls is one short line. A call's events are, in order: one `Started`, any number of `Text`, `Reasoning`, `Logprobs` and
@@ -73,7 +73,7 @@ class TokenLogprob(msgspec.Struct, frozen=True, array_like=True):
     piece: bytes
     """The token's bytes; a character may be cut. Base64 in JSON."""
     logprob: float
-    """Natural logarithm; with `post_sampling_probs` the probability itself."""
+    """Natural logarithm of the probability; with `post_sampling_probs` the probability itself."""
 
 
 TokenProbs = tuple[TokenLogprob, tuple[TokenLogprob, ...]]
@@ -81,7 +81,7 @@ TokenProbs = tuple[TokenLogprob, tuple[TokenLogprob, ...]]
 
 
 class Logprobs(msgspec.Struct, frozen=True, array_like=True, tag="p"):
-    """Comes before the `Text` that its tokens made part of, or before the call's end if no text came of them."""
+    """A token's log probability. Comes before the `Text` that the token is part of, or before the end if none came."""
 
     call: int
     chosen: TokenLogprob
@@ -90,9 +90,9 @@ class Logprobs(msgspec.Struct, frozen=True, array_like=True, tag="p"):
 
 
 class PromptLogprobs(msgspec.Struct, frozen=True, array_like=True, tag="q"):
-    """Says how likely the next tokens of the prompt were, each after those before it; all come before any text.
+    """How likely the next tokens of the prompt were, each after those before it. All come before any text.
 
-    Nothing comes before the first token of a prompt: it has the probability 0 here and no others beside it.
+    The first token of a prompt follows nothing: its `logprob` is 0 here, without others in its place.
     """
 
     call: int
@@ -112,21 +112,21 @@ class ToolCallDelta(msgspec.Struct, frozen=True, array_like=True, tag="c"):
 
 
 class Settings(msgspec.Struct, frozen=True):
-    """What the call runs with. It is told in the answer to the submit, and a gateway puts it behind `Started`."""
+    """The settings that the call runs with, from the answer to the submit; a gateway puts them after `Started`."""
 
     call: int
     prompt: str
-    """As in `workers.protocol.requests.Accepted`, the next as well."""
+    """As in `workers.protocol.requests.Accepted`, like `sampling`."""
     sampling: Sampling
 
 
 class Progress(msgspec.Struct, frozen=True, array_like=True, tag="g"):
-    """How far the prefill is; llama-server's `prompt_progress`."""
+    """The prefill's progress in tokens; llama-server's `prompt_progress`."""
 
     call: int
     total: int
     cache: int
-    """Of these, tokens that were in the cache."""
+    """Tokens of `total` that were in the cache."""
     processed: int
     """Tokens that are in the KV cache now, those of `cache` included."""
     time_ms: int
@@ -140,7 +140,7 @@ class Tokens(msgspec.Struct, frozen=True, array_like=True, tag="i"):
 
 
 class TimingsSoFar(msgspec.Struct, frozen=True, array_like=True, tag="m"):
-    """Comes before the `Text` that it was measured at."""
+    """The timings so far; comes before the `Text` at which they were measured."""
 
     call: int
     timings: Timings
@@ -154,7 +154,7 @@ class Finished(msgspec.Struct, frozen=True, array_like=True, tag="f"):
     stop: str | None = None
     """The stop string that ended the answer, if one did."""
     truncated: bool = False
-    """The conversation outgrew the context: it was shifted, or ended there."""
+    """Whether the conversation outgrew the context: it was shifted, or ended there."""
     num_preempted: int = 0
     """How often the call gave its cells up to others and waited for its next turn."""
 
@@ -181,10 +181,10 @@ WireEvent = (
 CallEvent = WireEvent | Settings
 
 decode_step = msgspec.json.Decoder(list[WireEvent]).decode
-"""Data of one SSE event of the default type -> the step's events."""
+"""Decodes the data of one SSE event of the default type: the step's events."""
 
 decode_alive = msgspec.json.Decoder(list[int]).decode
-"""Data of an `alive` event -> numbers of this gateway's calls that the worker still knows."""
+"""Decodes the data of an `alive` event: numbers of this gateway's calls that the worker still knows."""
 
 _encoder = msgspec.json.Encoder()
 

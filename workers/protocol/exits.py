@@ -33,5 +33,5 @@ class Exit(IntEnum):
 RESTARTED = frozenset({Exit.CRASHED, Exit.NO_REDIS, Exit.HUNG})
 """Any code not listed above, and death by a signal, is restarted as well."""
 
-# But for OK and DRAIN_CUT: where the same settings have served for a minute before, the supervisor tries again.
+# With these, but for OK and DRAIN_CUT, the supervisor tries again if the same settings have served for a minute before.
 FINAL = frozenset({Exit.OK, Exit.USAGE, Exit.BAD_MODEL, Exit.NO_MEMORY, Exit.DRAIN_CUT, Exit.PORT_TAKEN})

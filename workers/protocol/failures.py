@@ -1,4 +1,4 @@
-"""What can go wrong with one call on a worker, as data: the gateway translates each code once, at its own door.
+"""The failures of one call on a worker, as data: the gateway translates each code once, where it enters.
 
 code               HTTP status   may be retried on another worker before the first event
 -----------------  -----------   --------------------------------------------------------
@@ -69,15 +69,15 @@ class Failure(msgspec.Struct, frozen=True, omit_defaults=True):
     message: str
     param: str | None = None
     num_prompt_tokens: int = 0
-    """Of a `context_overflow`, beside `n_ctx`."""
+    """Tokens of the prompt, of a `context_overflow`; so is `n_ctx`."""
     n_ctx: int = 0
-    """Most tokens that would do."""
+    """Most tokens that would fit."""
     remedy: str = ""
-    """Of a `context_overflow` too: the message without its numbers, which each dialect words in its own way."""
+    """Remedy of a `context_overflow`: the message without its numbers, which each dialect words in its own way."""
 
 
 def context_overflow(num_prompt_tokens: int, n_ctx: int, *, is_whole: bool = True) -> Failure:
-    """Return what the caller of a prompt that is too long is told. `is_whole` False: it has at least so many tokens."""
+    """Return the failure of a prompt that is too long. `is_whole` False: it has at least so many tokens."""
     counted = "" if is_whole else "counting stopped at that number; "
     remedy = f"{counted}shorten it or serve the model with a larger --ctx"
     message = f"the prompt has {num_prompt_tokens} tokens, the context {n_ctx}, answer included; {remedy}"

@@ -1,4 +1,4 @@
-"""Server-sent events on the worker wire: how a frame is written and how a stream of bytes is cut back into frames.
+"""Server-sent events on the worker wire: writes frames, and cuts a stream of bytes back into frames.
 
 Source: WHATWG HTML, "Server-sent events". Only what this wire uses is written (`event`, `id`, one line of `data`,
 comments), but any conforming stream is read.
@@ -20,12 +20,12 @@ MAX_FRAME_BYTES = 16 << 20
 
 KEEP_ALIVE = b":\n\n"
 KEEP_ALIVE_INTERVAL_S = 2.0
-"""A silent worker writes a comment this often, so that a gateway can tell silence from a dead connection."""
+"""Seconds between a silent worker's comments, by which a gateway can tell silence from a dead connection."""
 
 
 class Frame(NamedTuple):
     event: str
-    """Type; empty for the default type."""
+    """The event's type; empty for the default type."""
     id: str
     data: bytes
 
@@ -39,7 +39,7 @@ def event_id(boot: str, step: int) -> str:
 
 
 def parse_event_id(text: str) -> tuple[str, int] | None:
-    """`<boot>-<step>` -> its parts, or None for anything else."""
+    """Return the parts of `<boot>-<step>`, or None for anything else."""
     boot, separator, step = text.rpartition("-")
     if not separator or not step.isascii() or not step.isdigit() or len(step) > 18:
         return None
@@ -47,7 +47,7 @@ def parse_event_id(text: str) -> tuple[str, int] | None:
 
 
 def encode_frame(data: bytes, id: str = "", event: str = "") -> bytes:
-    """One frame; `data` must not hold a line break (JSON written by msgspec never does)."""
+    """Return one frame; `data` must not hold a line break (JSON written by msgspec never does)."""
     head = (f"event: {event}\n" if event else "") + (f"id: {id}\n" if id else "")
     return b"%bdata: %b\n\n" % (head.encode(), data)
 
@@ -57,13 +57,13 @@ class FrameReader:
 
     def __init__(self, max_frame_bytes: int = MAX_FRAME_BYTES) -> None:
         self._begun = bytearray()
-        """Of the frame that has not ended: a long one that comes byte by byte is not copied with each of them."""
+        """Bytes of the unfinished frame: one that comes byte by byte is not copied with each of them."""
         self._held = b""
         """A CR at the end of the last chunk, which may be half of a CRLF."""
         self._max_frame_bytes = max_frame_bytes
 
     def feed(self, chunk: bytes) -> list[Frame]:
-        """Frames completed by this chunk, in order. Raises FrameTooLong."""
+        """Return the frames completed by this chunk, in order. Raises FrameTooLong."""
         if self._held or b"\r" in chunk:
             chunk = self._held + chunk
             self._held = b"\r" if chunk.endswith(b"\r") else b""
@@ -80,7 +80,7 @@ class FrameReader:
 
 def _parse_block(block: bytes) -> Frame | None:
     if block.startswith(b"id: "):
-        # What a worker writes once per step: an id, then one line of data.
+        # The frame that a worker writes once per step: an id, then one line of data.
         id_end = block.find(b"\n")
         if block.startswith(b"\ndata: ", id_end) and block.find(b"\n", id_end + 7) < 0:
             return Frame("", block[4:id_end].decode(), block[id_end + 7 :])
@@ -99,7 +99,7 @@ def _parse_block(block: bytes) -> Frame | None:
 
 
 def gateway_process(gateway_id: str, start: str) -> str:
-    """Return the name of one start of a gateway: it numbers its calls from 1, and is not its forerunner."""
+    """Return the name of one start of a gateway: each start numbers its calls from 1, so it has a name of its own."""
     return f"{gateway_id}.{start}"
 
 

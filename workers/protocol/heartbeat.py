@@ -1,4 +1,4 @@
-"""What a worker says of itself in Redis, several times in the life of the record (`keys.HEARTBEAT_TTL_S`)."""
+"""The heartbeat: a worker's record in Redis, written several times within its lifetime (`keys.HEARTBEAT_TTL_S`)."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ from workers.protocol.news import Load
 from workers.protocol.proofs import seal_heartbeat
 
 WorkerKind = Literal["generate", "embed", "rank"]
-"""What a worker does: continue text, or pooled work of one kind (`workers.protocol.pooled`)."""
+"""The work of a worker: generating text, or pooled work of one kind (`workers.protocol.pooled`)."""
 
 PROTOCOL_VERSION = 4
-"""Raised when gateways and workers of different versions would misunderstand each other; only equal ones talk."""
+"""Version of this protocol, raised when older gateways or workers would misunderstand it; only equal ones talk."""
 
 
 BEAT = "beat"
 """The field of a worker's record that holds its `Heartbeat`."""
 SEAL = "seal"
-"""The field that holds the heartbeat's seal: gateways believe no other record."""
+"""The field that holds the heartbeat's seal: gateways ignore records without a valid one."""
 
 
 class ModelFacts(msgspec.Struct, frozen=True, kw_only=True):
-    """What the GGUF file says, for `/v1/models` (llama-server's `meta`)."""
+    """Facts of the GGUF file, for `/v1/models` (llama-server's `meta`)."""
 
     n_ctx_train: int
     n_params: int
@@ -53,7 +53,7 @@ class Heartbeat(msgspec.Struct, frozen=True, kw_only=True):
     kv_tokens: int
     """KV cells that all slots share."""
     kv_tokens_used: int
-    """Those that calls with a slot hold; cached prefixes give way and do not count."""
+    """KV cells that calls with a slot hold; cached prefixes give way and do not count."""
     facts: ModelFacts
     protocol: int = PROTOCOL_VERSION
     draining: bool = False
@@ -61,30 +61,30 @@ class Heartbeat(msgspec.Struct, frozen=True, kw_only=True):
     """Unix time, seconds."""
     kind: WorkerKind = "generate"
     infill: bool = False
-    """Whether the model has the tokens that code between a prefix and a suffix is asked for with."""
+    """Whether the model has fill-in-the-middle tokens."""
     adapters: tuple[str, ...] = ()
     """Names of the LoRA adapters that calls may use."""
     adapter_hashes: dict[str, str] = {}
     """Adapter -> SHA-256 of its file."""
     adapters_resident: tuple[str, ...] = ()
-    """Those in memory; the others are loaded by the next call that names them."""
+    """Adapters in memory; the others are loaded by the next call that names them."""
     adapter_load_ms: float = 0.0
-    """What loading one took lately; 0: not known yet."""
+    """Milliseconds that loading an adapter took lately; 0: not known yet."""
     adapter_room: int = 0
-    """Adapters that could be brought into memory now, beside those that calls use or that are pinned."""
+    """Adapters that could be loaded now, beside those that calls use or that are pinned."""
     overdraft: int = 0
-    """Calls beyond its slots that it takes for teams that have less than their share: it slices its answers."""
+    """Calls beyond its slots that it takes for teams with less than their share, since it slices its answers."""
     load: Load = Load()
     fingerprint: str = ""
-    """Tells what it computes with from others: the model's file and the build of llama.cpp. Empty: it does not say."""
+    """Hash of what it computes with: the model's file and the build of llama.cpp. Empty: unknown."""
     version: int = 0
-    """Number of the last entry of `pd:news` that went into this."""
+    """Number of the last entry of `pd:news` that this heartbeat includes."""
 
 
 def record_of(beat: Heartbeat, secret: str) -> dict[Any, Any]:
-    """Return the fields of `keys.worker`: the heartbeat, its seal, and what the admission scripts read, quicker so.
+    """Return the fields of `keys.worker`: the heartbeat, its seal, and, for speed, those that admission scripts read.
 
-    What scripts read is not sealed: it says how many calls are sent, while the heartbeat alone says where to.
+    The scripts' fields are not sealed: they say how many calls are sent, while the heartbeat alone says where to.
     """
     encoded = encode_heartbeat(beat)
     return {

@@ -1,7 +1,7 @@
-"""A message as JSON in parts: one call that encodes megabytes holds the interpreter's lock, and every stream waits.
+"""Encodes a message as JSON in parts: one call that encodes megabytes holds the interpreter's lock for all streams.
 
-The parts together are what `msgspec.json.encode` returns. Between two of them others get their turn, on an event loop
-and, since the lock is free then, beside a thread.
+The parts together are what `msgspec.json.encode` returns. Between two of them other tasks of the event loop get their
+turn and, since the lock is free then, other threads.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from typing import Any
 import msgspec
 
 PART_CHARS = 128 << 10
-"""Of texts and bytes that are encoded in one call, which takes a millisecond at most."""
+"""Characters of texts and bytes that are encoded in one call, which takes a millisecond at most."""
 RUN_ITEMS = 1024
-"""Of a list or an object, at most so many are looked at together."""
+"""Most items of a list or an object that are looked at together."""
 ITEM_CHARS = 6
-"""What a number, a name or a bracket is taken for."""
+"""Characters that a number, a name or a bracket counts for."""
 BASE64_GROUP = 3
-"""Bytes that become characters of their own: texts of whole groups can be joined."""
+"""Bytes in a group of base64: texts of whole groups can be joined."""
 
 _PLACE = b"\0"
 """Marks where a long field goes: JSON never has this byte."""
@@ -36,12 +36,12 @@ def json_parts(message: Any) -> Iterator[bytes]:
 
 
 def struct_parts(message: msgspec.Struct, fields: Mapping[str, Iterator[bytes]]) -> Iterator[bytes]:
-    """Yield a struct as JSON; of some fields the JSON is given, whatever the struct has there."""
+    """Yield a struct as JSON; `fields` gives the JSON of some fields, whatever the struct has there."""
     return _joined(_struct(message, fields))
 
 
 def base64_parts(buffers: Iterable[bytes | memoryview]) -> Iterator[bytes]:
-    """Yield bytes, which lie in several places, as the text that JSON has for them."""
+    """Yield the bytes of several buffers as one JSON text, in base64."""
     yield b'"'
     rest = b""
     for buffer in buffers:
@@ -55,7 +55,7 @@ def base64_parts(buffers: Iterable[bytes | memoryview]) -> Iterator[bytes]:
 
 
 def is_long(message: Any) -> bool:
-    """Whether it is encoded in several parts. What is long already is not gone through to its end."""
+    """Return whether a message is encoded in several parts. Stops counting once it is long."""
     left, level = PART_CHARS, [message]
     while level:
         left -= sum([len(one) for one in level if type(one) in _TEXTS])
@@ -94,7 +94,7 @@ def _parts(value: Any) -> Iterator[bytes]:
 
 
 def _text(text: str) -> Iterator[bytes]:
-    """What a character is written as does not depend on those beside it."""
+    """Yield a text in parts; a character's JSON does not depend on those beside it."""
     yield b'"'
     for start in range(0, len(text), PART_CHARS):
         yield _encode(text[start : start + PART_CHARS])[1:-1]
@@ -114,7 +114,7 @@ def _struct(message: msgspec.Struct, fields: Mapping[str, Iterator[bytes]]) -> I
 def _in_runs(
     begins: bytes, items: Iterable[Any], encoded: Callable[[Sequence[Any]], Iterator[bytes]], ends: bytes
 ) -> Iterator[bytes]:
-    """Yield what stands between brackets a run at a time: a copy of millions of references would take long as well."""
+    """Yield a list or object a run of items at a time: a copy of millions of references would take long as well."""
     yield begins
     left, comma = iter(items), b""
     while run := list(islice(left, RUN_ITEMS)):

@@ -49,7 +49,7 @@ from __future__ import annotations
 
 HEARTBEAT_INTERVAL_S = 0.5
 HEARTBEAT_TTL_S = 3.0
-"""A worker that misses this is gone: its record expires and the sweep frees its leases."""
+"""Lifetime of a worker's record. A worker that misses it is gone: the record expires and the sweep frees its leases."""
 
 GATEWAY_INTERVAL_S = 1.0
 GATEWAY_TTL_S = 5.0
@@ -57,19 +57,19 @@ GATEWAY_TTL_S = 5.0
 LEASE_TTL_S = 6.0
 LEASE_RENEW_S = 2.0
 TICKET_TTL_S = 5.0
-"""A ticket that its gateway has not re-read for this long is dropped: the gateway is gone."""
+"""Lifetime of a ticket that its gateway does not re-read: the gateway is gone, and the ticket is dropped."""
 GRANT_TTL_S = 2.0
-"""An unclaimed grant passes on after this."""
+"""Seconds after which an unclaimed grant passes on."""
 
 SWEEP_INTERVAL_S = 1.0
-"""How often each gateway re-reads its open tickets and sweeps for the dead."""
+"""Seconds after which each gateway re-reads its open tickets and sweeps out dead workers and gateways."""
 
 SUPERVISED_INTERVAL_S = 0.5
 SUPERVISED_TTL_S = 5.0
-"""A model whose supervisors have missed this can't be loaded or unloaded by a gateway."""
+"""Lifetime of a supervisor's mark: a model whose supervisors have missed it can't be loaded or unloaded."""
 
 STREAM_TTL_S = 6.0
-"""A stream that its gateway has not renewed for so long is lost; once ended, it stays as long as a setting says."""
+"""Lifetime of a running stream that its gateway does not renew; once ended, it stays as long as a setting says."""
 STREAM_RENEW_S = 1.0
 STREAM_READERS_TTL_S = 10.0
 
@@ -78,14 +78,14 @@ ACCESS_KEYS = "pd:keys"
 FLEET_CHANNEL = "pd:fleet"
 NEWS = "pd:news"
 NEWS_KEPT = 10_000
-"""Entries of `pd:news`, about: some seconds of the largest fleet."""
+"""Entries that `pd:news` keeps, about: some seconds of the largest fleet."""
 NEWS_INTERVAL_S = 0.2
-"""How often a worker tells what has changed, at most, and how often gateways read it."""
+"""Least seconds between two entries of a worker, and seconds between two readings by a gateway."""
 GATEWAYS = "pd:gateways"
 
 
 def gateway(gateway_id: str) -> str:
-    """Workers read it (`redis_users`): one that is missing means a dead gateway."""
+    """Return the name of a gateway's heartbeat. Workers read it (`redis_users`): a missing one means a dead gateway."""
     return f"pd:gateway:{gateway_id}"
 
 
@@ -130,7 +130,7 @@ def response(team: str, response_id: str) -> str:
 
 
 def model_prefix(model: str) -> str:
-    """Common prefix of all keys of one model, the hash tag included; the admission scripts get it as their key."""
+    """Return the prefix of all keys of one model, hash tag included; the admission scripts get it as their key."""
     return f"pd:{{{model}}}:"
 
 
@@ -147,7 +147,7 @@ def worker_heads(model: str, worker_id: str) -> str:
 
 
 def worker_leases(model: str, worker_id: str) -> str:
-    # Not below the worker's own name: what lies there, workers may write (`workers.protocol.redis_users`).
+    # Not below the worker's own name: workers may write what lies there (`workers.protocol.redis_users`).
     return model_prefix(model) + f"leases:{worker_id}"
 
 

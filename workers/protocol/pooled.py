@@ -1,7 +1,7 @@
-"""Pooled work on the worker wire: embeddings, and documents ranked against a query.
+"""The wire types for pooled work: embeddings, and documents ranked against a query.
 
 `POST /v1/pool` with a `PoolRequest` answers `200` with a `PoolResult` when all of it is computed, or an error status
-with a `Failure`. Nothing is remembered: repeating a request computes it anew. Closing the connection cancels it.
+with a `Failure`. No results are kept: repeating a request computes it anew. Closing the connection cancels it.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class PoolRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     """Texts or token ids, or both in turn, to embed, or documents (texts) to rank. Token ids are taken as they are."""
     kind: PoolKind = "embed"
     query: str | None = None
-    """What the documents are ranked against; with `rank` only."""
+    """Text that the documents are ranked against; with `rank` only."""
     normalize: int = 2
     """llama-server's `embd_normalize`. -1: none, 0: largest value 32,760, 1: taxicab, 2: euclidean, above: p-norm.
     Scores and single tokens' vectors are never normalised."""
@@ -43,7 +43,7 @@ class PoolResult(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     pooling: str
-    """How a row came of its input: none, mean, cls, last or rank (a row is one score, higher fits better)."""
+    """How an input became rows: none, mean, cls, last or rank (a row is one score, higher fits better)."""
     width: int
     """Numbers in a row."""
     rows: tuple[int, ...]
@@ -54,26 +54,26 @@ class PoolResult(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ResultReader:
-    """Reads a `PoolResult` as it comes: decoding 32 MiB of vectors in one call takes 60 ms, and every stream waits.
+    """Decodes a `PoolResult` in pieces: decoding 32 MiB of vectors in one call takes 60 ms, and every stream waits.
 
     Hand it one piece in a turn of the event loop. All but the vectors is kept, and decoded at the end.
     """
 
     _BEGIN, _END = b'"vectors":"', b'"'
-    """Of the vectors. Inside of another text the quotes would have backslashes."""
+    """Text before and after the vectors. Inside another text the quotes would have backslashes."""
     _GROUP_CHARS, _GROUP_BYTES = 4, 3
-    """Of base64, what stands for whole bytes and how many these are; the last group may have fewer."""
+    """Characters of a group of base64 and the bytes that they stand for; the last group may have fewer."""
 
     def __init__(self) -> None:
         self._before, self._behind = bytearray(), bytearray()
         self._vectors = bytearray()
         self._rest = b""
-        """Characters of a group that goes on in the next piece."""
+        """Characters of a base64 group that goes on in the next piece."""
         self._has_begun = self._has_ended = False
-        """The vectors."""
+        """Whether the vectors have begun, and ended."""
 
     def add(self, piece: bytes) -> None:
-        """Read what comes next. Raises msgspec.DecodeError."""
+        """Read the next piece. Raises msgspec.DecodeError."""
         if not self._has_begun:
             searched = max(0, len(self._before) - len(self._BEGIN))
             self._before += piece
@@ -93,10 +93,10 @@ class ResultReader:
         self._behind += piece
 
     def result(self) -> PoolResult:
-        """Return it when all of it has come. Raises msgspec.DecodeError."""
+        """Return the result when all of it has come. Raises msgspec.DecodeError."""
         if self._rest:
             raise msgspec.DecodeError("The vectors end within a group of base64")
-        # No copy of the bytes is made: for who reads them it is all the same.
+        # A bytearray in place of bytes saves a copy; readers see no difference.
         return msgspec.structs.replace(decode_result(self._before + self._behind), vectors=self._vectors)
 
     def _decode(self, text: bytes) -> None:

@@ -1,12 +1,12 @@
-"""What two requests have in common from their beginning, as hashes that gateways and workers compute alike.
+"""Prefix hashes of requests, which gateways and workers compute alike, to find the prefix that two requests share.
 
-A request is written out as bytes in one canonical order: what decides whose cache it may use (the scope), then what
-precedes the conversation (tools, template values), then each message. Along these bytes stand heads: a head is a hash
-of everything before it, so two requests with one head in common have that whole beginning in common. Nothing is
-rendered or tokenised. A gateway looks heads up in what the workers publish; a worker finds out what truly is cached.
+A request is written out as bytes in one canonical order: first the scope, which decides whose cache it may use, then
+what precedes the conversation (tools, template values), then each message. Along these bytes stand heads: a head is a
+hash of everything before it, so two requests with one head in common share that whole prefix. Nothing is rendered or
+tokenised. A gateway looks heads up among those that the workers publish; a worker finds out what truly is cached.
 
-Left out is what clients send back changed, and most templates do not show again: ids of tool calls, earlier thoughts,
-blanks in arguments. A head is an estimate for placement, never a key to anything cached.
+Parts that clients send back changed and most templates do not show again are left out: ids of tool calls, earlier
+thoughts, blanks in arguments. A head is an estimate for placement, never a key to anything cached.
 """
 
 from __future__ import annotations
@@ -23,52 +23,52 @@ import msgspec
 from workers.protocol.requests import AdapterUse, GenerateRequest, Infill, Message, ToolCall
 
 BLOCK_BYTES = 1024
-"""Bytes between two heads of one long text, at the beginning of a conversation: about 256 tokens."""
+"""Bytes between two heads of a long text, at the beginning of a conversation: about 256 tokens."""
 HEADS_PER_SIZE = 64
-"""After so many heads blocks are twice as long: 64 heads reach 16k tokens, 256 reach 240k."""
+"""Heads after which blocks are twice as long: 64 heads reach 16k tokens, 256 reach 240k."""
 MAX_HEADS = 256
 LEAST_BYTES = 128
-"""A message ends with a head where at least so much lies after the last one."""
+"""A message ends with a head where at least so many bytes lie after the last one."""
 
 DIGEST_BYTES = 8
 
 FEW_VALUES, VALUE_CHARS = 64, 8
 MAX_READ_CHARS = 64 << 10
-"""Arguments are hashed as they are where they are longer than this, or have more than a few values and those are short:
-reading them holds the interpreter, ten milliseconds for a quarter of a megabyte of empty lists.
+"""Longest arguments that are parsed. Longer ones are hashed as they are, and so are many short values: parsing them
+holds the interpreter, ten milliseconds for a quarter of a megabyte of empty lists.
 """
 
 _encode = msgspec.json.Encoder(order="sorted").encode
 _decode = msgspec.json.Decoder(float_hook=str).decode
-"""Numbers stay as they are written: reading some takes ten microseconds, and they are only hashed."""
+"""Decodes JSON and leaves floats as text: reading some takes ten microseconds, and they are only hashed."""
 _BLANKS = b" \t\r\n"
 _END = b"\x00"
 
 
 @dataclass(frozen=True, slots=True)
 class Prefix:
-    """Heads of one request, shallow to deep: `digests[i]` is the hash of its first `ends[i]` bytes."""
+    """The heads of one request, shallow to deep: `digests[i]` is the hash of its first `ends[i]` bytes."""
 
     digests: tuple[int, ...]
-    """Unsigned, 64 bits."""
+    """Unsigned numbers of 64 bits."""
     ends: tuple[int, ...]
-    """Bytes; ascending."""
+    """Bytes before each head; ascending."""
     num_bytes: int
-    """Of the whole conversation, what comes after the last head included; the scope does not count."""
+    """Bytes of the whole conversation, those after the last head included; the scope does not count."""
 
 
 NOTHING = Prefix((), (), 0)
 
 
 def prefix_of(request: GenerateRequest, tenant: str, adapters: Mapping[str, str]) -> Prefix:
-    """`adapters`: name -> content hash, of those that the fleet has; one that is not in it stands for its name."""
+    """Return a request's heads. `adapters`: name -> content hash of the fleet's; an unknown one is hashed by name."""
     chain = chain_of(request, tenant, adapters)
     chain.end()
     return chain.prefix()
 
 
 def chain_of(request: GenerateRequest, tenant: str, adapters: Mapping[str, str]) -> Chain:
-    """The request written out, but for the end of its last text. Otherwise as `prefix_of`."""
+    """Return the request written out, but for the end of its last text. Parameters as in `prefix_of`."""
     chain = Chain(_scope(request, tenant, adapters))
     for number, text in enumerate(_texts(request)):
         if number:
@@ -78,9 +78,9 @@ def chain_of(request: GenerateRequest, tenant: str, adapters: Mapping[str, str])
 
 
 def prefix_after(chain: Chain, request: GenerateRequest, text: str, calls: tuple[ToolCall, ...]) -> Prefix:
-    """Of the conversation that the answer was added to, as a client sends it back. `chain`: the request's, spent here.
+    """Return the heads of the request with its answer, as a client sends it back. `chain`: the request's, used up here.
 
-    Nobody sends back what fills a gap: there it is the request's own.
+    For infill they are the request's own, since no client sends such an answer back.
     """
     if request.prompt is not None:
         chain.write(text.encode())
@@ -101,7 +101,7 @@ def _use(use: AdapterUse, adapters: Mapping[str, str]) -> tuple[str, float]:
 
 
 def _texts(request: GenerateRequest) -> Iterator[bytes]:
-    """In the order in which templates write them."""
+    """Yield the texts of a request, in the order in which templates write them."""
     if request.prompt is not None:
         yield from _prompt(request.prompt)
     elif request.infill is not None:
@@ -114,7 +114,7 @@ def _texts(request: GenerateRequest) -> Iterator[bytes]:
 
 
 def _prompt(prompt: str | tuple[int | str, ...]) -> Iterator[bytes]:
-    # One text, so that a prompt that goes on with the answer has the heads of this one.
+    # As one text, so that a prompt that goes on with the answer has the heads of this one.
     parts = (prompt,) if isinstance(prompt, str) else prompt
     if sys.byteorder == "little" and set(map(type, parts)) == {int}:
         yield array("i", cast("tuple[int, ...]", parts)).tobytes()
@@ -139,7 +139,7 @@ def _message(message: Message) -> bytes:
 
 
 def _arguments(call: ToolCall) -> bytes:
-    """Some clients get them parsed, and write them anew."""
+    """Return arguments in a canonical form, since some clients get them parsed and write them anew."""
     num_values = sum(map(call.arguments.count, "[{,"))
     if len(call.arguments) > MAX_READ_CHARS or num_values > max(FEW_VALUES, len(call.arguments) // VALUE_CHARS):
         return call.arguments.encode().translate(None, _BLANKS)
@@ -151,7 +151,7 @@ def _arguments(call: ToolCall) -> bytes:
 
 
 class Chain:
-    """Writes bytes, and heads along them."""
+    """Hashes bytes as they are written, with heads along them."""
 
     def __init__(self, scope: bytes) -> None:
         self._hash = sha256(scope)
@@ -159,10 +159,10 @@ class Chain:
         self._ends: list[int] = []
         self._num_bytes = 0
         self._num_open = 0
-        """Bytes of the text since its beginning, or since its last block ended."""
+        """Bytes of the open text since its beginning, or since its last block ended."""
 
     def write(self, text: bytes) -> None:
-        """More of the text that is open."""
+        """Add to the open text."""
         view = memoryview(text)
         while len(view) >= (left := self._block_bytes() - self._num_open):
             self._put(view[:left])
@@ -173,14 +173,14 @@ class Chain:
         self._num_open += len(view)
 
     def end(self) -> None:
-        """The open text ends, empty ones too, and another one begins."""
+        """End the open text, which may be empty, and begin another."""
         self._hash.update(_END)
         self._num_open = 0
         if self._num_bytes - (self._ends[-1] if self._ends else 0) >= LEAST_BYTES:
             self._head()
 
     def ended(self) -> Prefix:
-        """As if the open text ended here; the chain itself goes on."""
+        """Return the heads as if the open text ended here; the chain itself goes on."""
         chain = Chain(b"")
         chain._hash = self._hash.copy()
         chain._digests, chain._ends, chain._num_bytes = self._digests.copy(), self._ends.copy(), self._num_bytes
@@ -188,7 +188,7 @@ class Chain:
         return chain.prefix()
 
     def prefix(self) -> Prefix:
-        """As far as it is written."""
+        """Return the heads of what is written so far."""
         return Prefix(tuple(self._digests), tuple(self._ends), self._num_bytes)
 
     def _block_bytes(self) -> int:

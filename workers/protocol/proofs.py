@@ -1,10 +1,10 @@
-"""What gateways and workers prove to each other by the secret that they share, which itself never travels.
+"""Proofs between gateways and workers that they share a secret, which itself never travels.
 
-Everything here is an HMAC-SHA256 under the worker secret, each use with a label of its own, so that what is learnt of
-one is good for nothing else:
+Each proof is an HMAC-SHA256 under the worker secret. Each use has its own label, so that a stolen proof is good for
+nothing else:
 
     a seal      beside a heartbeat or an entry of news in Redis: a holder of the secret wrote these bytes
-    a token     what a gateway shows a worker, and `paddock drain` whom it drains; it belongs to one process (boot)
+    a token     a gateway shows it to a worker, and `paddock drain` to its target; it belongs to one process (boot)
     a proof     a worker's answer to a gateway's challenge: it lives, and knows the secret, before it is sent a prompt
 """
 
@@ -13,9 +13,9 @@ from __future__ import annotations
 import hmac
 
 CHALLENGE_HEADER = "paddock-challenge"
-"""Of `GET /v1/events`: words of the gateway's own, new for each connection."""
+"""Header of `GET /v1/events`: words that the gateway chooses, new for each connection."""
 PROOF_HEADER = "paddock-proof"
-"""Of the answer: `proof` of that challenge."""
+"""Header of the answer: the `proof` of that challenge."""
 MAX_CHALLENGE_CHARS = 128
 
 SEAL_BYTES = 32
@@ -32,17 +32,17 @@ def seal_news(secret: str, news: bytes) -> bytes:
 
 
 def access_token(secret: str, worker: str, boot: str) -> str:
-    """Return what gateways show this process of a worker with each request."""
+    """Return the token that gateways show this worker process with each request."""
     return _mac(secret, b"paddock worker access", worker.encode(), boot.encode()).hex()
 
 
 def drain_token(secret: str, worker: str, boot: str) -> str:
-    """Return what has this process of a worker drain, and nothing else."""
+    """Return the token that lets its holder drain this worker process, and nothing else."""
     return _mac(secret, b"paddock worker drain", worker.encode(), boot.encode()).hex()
 
 
 def gateway_drain_token(secret: str) -> str:
-    """Return what has any gateway drain, and nothing else."""
+    """Return the token that lets its holder drain any gateway, and nothing else."""
     return _mac(secret, b"paddock gateway drain").hex()
 
 

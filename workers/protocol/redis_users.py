@@ -1,9 +1,9 @@
-"""Who may do what in Redis: one user for gateways, one for workers, each with no more than it needs.
+"""The rights of Paddock's Redis users: one for gateways, one for workers, each with no more than it needs.
 
-A worker parses models and prompts of strangers in C++. Should one fall, its login writes no API key, reads no stored
-response, and moves nobody in the line: it reaches the records that workers keep of themselves, and nothing else.
-Supervisors keep workers, and log in as they do. The rules are those of Redis 6.2, where a name may be read and written
-or neither; scripts run with the rights of whoever calls them.
+A worker parses models and prompts of strangers in C++. Should one be taken over, its login writes no API key, reads no
+stored response, and changes no queue: it reaches the records that workers keep of themselves, and nothing else.
+Supervisors keep workers, and log in as workers do. The rules are those of Redis 6.2, where a name may be read and
+written or neither; scripts run with the rights of their caller.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _NAMES: Mapping[Role, tuple[str, ...]] = {
         keys.workers(_ANY),
         keys.worker(_ANY, _ANY),
         keys.gateway(_ANY),  # whether it still beats
-        # Of supervisors: what they keep, and whether an admin wants no workers of a model.
+        # For supervisors: the models that they keep, and those that an admin has unloaded.
         keys.supervised(_ANY),
         keys.unloaded(_ANY),
     ),
@@ -56,7 +56,7 @@ def user_of(role: Role) -> str:
 
 
 def rules_of(role: Role) -> str:
-    """Return what the user may do, as `ACL SETUSER`, `redis.conf` and an ACL file have it; nothing of its password."""
+    """Return the user's rights as `ACL SETUSER`, `redis.conf` and ACL files have them, without a password."""
     words = ["resetkeys", *(f"~{name}" for name in _NAMES[role])]
     words += ["resetchannels", *(f"&{channel}" for channel in _CHANNELS[role])]
     words += ["-@all", *(f"+{command}" for command in f"{_CONNECTING} {_COMMANDS[role]}".split())]
@@ -69,12 +69,12 @@ def user_line(role: Role, password: str) -> str:
 
 
 def operator_line(password: str) -> str:
-    """Return the line for the user that a client without a name is: may do everything, with the password."""
+    """Return the line for the user of clients that give no name: with the password it may do everything."""
     return f"user default on #{_digest(password)} ~* &* +@all"
 
 
 def derived_password(secret: str, user: str) -> str:
-    """Return the password of a user whom nobody gave one, made from a secret that those have who may log in."""
+    """Return the default password of a user, made from a secret that those who may log in have."""
     return hmac.digest(secret.encode(), f"paddock redis {user}".encode(), "sha256").hex()
 
 

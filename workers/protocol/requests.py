@@ -1,4 +1,4 @@
-"""What a gateway asks of a worker. `GenerateRequest` is also the one canonical request inside the gateway."""
+"""The requests of a gateway to a worker. `GenerateRequest` is also the one canonical request inside the gateway."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ SamplerName = Literal[
     "infill",
     "adaptive_p",
 ]
-"""llama.cpp's stages of drawing a token; the first nine stand in its default order."""
+"""llama.cpp's stages of sampling a token; the first nine stand in its default order."""
 
 Bias = tuple[int | str, float | None]
-"""A token, or a text whose tokens are meant, and what is added to its logit; None: it is never drawn."""
+"""A token, or a text whose tokens are meant, and the number added to its logit; None: it is never drawn."""
 
 
 class Sampling(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -51,9 +51,9 @@ class Sampling(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     top_n_sigma: float | None = None
     """Drop logits more than n standard deviations below the best; 0 or below is off. Default -1."""
     xtc_probability: float | None = None
-    """How often the likeliest tokens are left out; 0 is off. Default 0."""
+    """Probability with which the likeliest tokens are left out; 0 is off. Default 0."""
     xtc_threshold: float | None = None
-    """The probability from which a token counts as one of these; above 0.5 is off. Default 0.1."""
+    """The probability from which a token counts as one of the likeliest; above 0.5 is off. Default 0.1."""
     repeat_penalty: float | None = None
     """Divides the logits of recent tokens; 1 is off. Default 1."""
     repeat_last_n: int | None = None
@@ -69,7 +69,7 @@ class Sampling(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     dry_penalty_last_n: int | None = None
     """How many recent tokens are searched for runs; 0 is off, -1 the whole context. Default 64."""
     dry_sequence_breakers: tuple[str, ...] | None = None
-    """Runs do not reach across these. Default: line end, colon, quotation mark, asterisk."""
+    """Texts at which a repeated run ends. Default: line end, colon, quotation mark, asterisk."""
     mirostat: int | None = None
     """1 or 2: that version of Mirostat in place of all other stages but the temperature; 0 is off. Default 0."""
     mirostat_tau: float | None = None
@@ -98,12 +98,12 @@ class ToolCall(msgspec.Struct, frozen=True):
 
 
 class Message(msgspec.Struct, frozen=True, omit_defaults=True):
-    """One chat message. `content` is plain text; parts of other kinds do not get past the gateway's door."""
+    """One chat message. `content` is plain text; gateways refuse parts of other kinds."""
 
     role: Role
     content: str | None = None
     reasoning: str | None = None
-    """What an assistant thought in an earlier turn; the template decides whether the model sees it again."""
+    """The reasoning of an earlier turn's answer; the template decides whether the model sees it again."""
     name: str | None = None
     tool_calls: tuple[ToolCall, ...] = ()
     tool_call_id: str | None = None
@@ -116,52 +116,52 @@ class Tool(msgspec.Struct, frozen=True, omit_defaults=True):
     description: str | None = None
     parameters: dict[str, Any] | None = None
     strict: bool = False
-    """Calls follow the schema to the letter, or the request is refused."""
+    """Whether calls must follow the schema to the letter; the request is refused where that can't be had."""
 
 
 class AdapterUse(msgspec.Struct, frozen=True):
-    """A LoRA adapter, by the name it was loaded under, and how strongly it acts; 0 is off."""
+    """A LoRA adapter, by the name it was loaded under, and its scale; 0 is off."""
 
     name: str
     scale: float = 1.0
 
 
 class Constraint(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What the answer's text must follow from its first token, or from where a trigger says."""
+    """The form that the answer's text must follow from its first token, or from a trigger on."""
 
     kind: Literal["gbnf", "json_schema", "regex", "lark"]
     text: str
     """The grammar; for `json_schema` the schema as JSON text."""
     triggers: tuple[str, ...] = ()
-    """Strings that switch the constraint on, itself included in what is constrained; none: it is on from the start."""
+    """Strings that switch the constraint on, and are part of the constrained text; none: it is on from the start."""
     param: str = "response_format"
-    """The caller's parameter that it comes from; for error messages."""
+    """The caller's parameter that the constraint comes from; for error messages."""
 
 
 UNBOUNDED = -1
-"""A budget of thought that bounds nothing."""
+"""The budget of thought that means no bound."""
 MAX_THINKING_BUDGET = 2**31 - 1
 MAX_BUDGET_MESSAGE_CHARS = 4096
 
 
 class Thinking(msgspec.Struct, frozen=True, omit_defaults=True):
-    """How a model that can think before it answers does so. Others ignore it."""
+    """The caller's settings for models that can think before they answer. Others ignore them."""
 
     enabled: bool | None = None
     """None: as the model's catalog entry has it."""
     effort: str | None = None
-    """What templates know as `reasoning_effort`: low, medium, high, ..."""
+    """The template variable `reasoning_effort`: low, medium, high, ..."""
     budget: int = UNBOUNDED
     """Most tokens of thought, after which it is closed for the model; -1: in chats as the model's catalog entry has
-    it, else no bound; 0: it begins with the answer."""
+    it, else no bound; 0: the model begins with the answer."""
     message: str = ""
-    """What the model is made to say before its thought is closed at the budget; empty: as the entry has it."""
+    """Text that the model is made to say before its thought is closed at the budget; empty: as the entry has it."""
     split: bool = True
-    """Thought comes as `Reasoning`; False: as text, with its tags, as the model writes it."""
+    """Whether thought comes as `Reasoning`; False: as text, with its tags, as the model writes it."""
 
 
 class InfillFile(msgspec.Struct, frozen=True):
-    """More of the project that the model is to know."""
+    """Another file of the project, for the model to know."""
 
     name: str
     text: str
@@ -173,27 +173,27 @@ class Infill(msgspec.Struct, frozen=True, omit_defaults=True):
     prefix: str
     suffix: str
     prompt: str = ""
-    """Comes after the prefix: what is being typed."""
+    """Text that is being typed; comes after the prefix."""
     files: tuple[InfillFile, ...] = ()
 
 
 Notice = Literal["progress", "timings", "tokens", "settings", "prompt"]
-"""What is told only to calls that ask: the events `Progress`, `TimingsSoFar` and `Tokens`; in the answer to the submit
-the settings with the prompt's text, of which "prompt" wants all or none.
+"""The notices that calls get only on request: the events `Progress`, `TimingsSoFar` and `Tokens`; in the answer to the
+submit the settings with the prompt's text, which "prompt" wants whole or not at all.
 """
 
 MAX_PROMPT_CHARS = 4 << 20
-"""Of the prompts' texts that one request is told."""
+"""Most characters of the prompts' texts that one request is told."""
 
 
 class GenerateRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What is asked, in no client's dialect."""
+    """One request for an answer, in no client's dialect."""
 
     messages: tuple[Message, ...] = ()
     prompt: str | tuple[int | str, ...] | None = None
-    """Text, tokens or both in turn, to continue as they are, in place of `messages`."""
+    """Text, tokens or both in turn, to continue as they are; in place of `messages`."""
     infill: Infill | None = None
-    """In place of `messages` and `prompt`."""
+    """Code to complete, in place of `messages` and `prompt`."""
     tools: tuple[Tool, ...] = ()
     parallel_tool_calls: bool = True
     """False: the answer ends after one tool call."""
@@ -204,15 +204,15 @@ class GenerateRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=T
     max_tokens: int | None = None
     """Most tokens to generate; `None`: until the model ends or the conversation is `n_ctx` long; 0: only prefill."""
     max_predict_ms: int = 0
-    """The answer ends at the first line end that comes so long after its first token; 0: no bound (llama-server's)."""
+    """End the answer at the first line end that comes so long after its first token; 0: no bound (llama-server's)."""
     n_indent: int = 0
-    """It ends before the first line after its first that begins with fewer blanks; 0: no bound (llama-server's)."""
+    """End it before the first line after its first that begins with fewer blanks; 0: no bound (llama-server's)."""
     stop: tuple[str, ...] = ()
     """Strings that end the answer; they are not part of it."""
     stop_tokens: tuple[int, ...] = ()
     """Tokens that end the answer as its end token does; their text is not part of it (vLLM's `stop_token_ids`)."""
     min_tokens: int = 0
-    """No end token and none of `stop_tokens` comes before so many, but where the answer's form leaves nothing else."""
+    """Least tokens before an end token or one of `stop_tokens`, except where the answer's form leaves nothing else."""
     ignore_eos: bool = False
     """Go on after the model's end token (llama-server's extension, for benchmarks)."""
     adapters: tuple[AdapterUse, ...] = ()
@@ -220,7 +220,7 @@ class GenerateRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=T
     forced_tools: tuple[str, ...] = ()
     """Names of tools of which the answer must call one; empty: the model decides."""
     n_probs: int = 0
-    """Most likely tokens whose log probabilities are told with each token; -1: only the chosen token's; 0: none."""
+    """Number of likeliest tokens whose log probabilities come with each token; -1: only the chosen token's; 0: none."""
     prompt_probs: int = 0
     """Tell how likely the prompt's tokens were, and refuse a prompt of more than so many tokens; 0: tell nothing. Needs
     `n_probs`, and no `cache_prompt`: what is cached is not computed again.
@@ -230,16 +230,16 @@ class GenerateRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=T
     special: bool = False
     """Write control tokens into the text instead of dropping them."""
     cache_salt: str = ""
-    """Narrows who may share cached prompts: only calls of the same team with the same salt."""
+    """Narrows the sharing of cached prompts to calls of the same team with the same salt."""
     cache_prompt: bool = True
-    """Whether cached prompts may be used, and this one kept."""
+    """Whether cached prompts may be used, and this one cached."""
     slot: int = -1
-    """The slot that the caller would like; -1: any."""
+    """The slot that the caller prefers; -1: any."""
     tell: tuple[Notice, ...] = ()
     max_prompt_chars: int = MAX_PROMPT_CHARS
-    """Of the prompt's text that is told with the settings."""
+    """Most characters of the prompt's text that come with the settings."""
     priority: int = 0
-    """Higher goes first."""
+    """Calls of higher priority go first."""
     context_shift: bool = False
     """At the end of the context, drop the older half of the conversation and go on, instead of ending."""
     n_keep: int = 0
@@ -255,21 +255,21 @@ class Submit(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Number of the call, unique within the gateway process."""
     request: GenerateRequest
     tenant: str
-    """The team that asks: the trust line for everything that is cached."""
+    """The calling team: the trust boundary of everything that is cached."""
     weight: float = 1.0
-    """What the team is owed of the worker's slots, beside other teams."""
+    """The team's share of the worker's slots, beside other teams' weights."""
     request_id: str = ""
-    """For the worker's log lines."""
+    """Id of the request, for the worker's log lines."""
     deadline: float = 0.0
-    """Unix time by which the caller wants to have begun; 0: none. Orders calls of one priority."""
+    """Unix time by which the caller wants the call to have begun; 0: none. Orders calls of one priority."""
     traceparent: str = ""
     """The gateway's span that the call lies in, as W3C Trace Context writes it; empty: it is in no trace."""
     tracestate: str = ""
 
 
 class Accepted(msgspec.Struct, frozen=True, omit_defaults=True):
-    """Body of the `202` to a `Submit`. Settings stand in it and not among the events: a prompt may be megabytes, and
-    what is too long for the event stream would end the calls of others.
+    """Body of the `202` to a `Submit`. It has the settings, which are no event: a prompt may be megabytes, and an event
+    too long for the stream would end the calls of others.
     """
 
     boot: str
@@ -278,9 +278,7 @@ class Accepted(msgspec.Struct, frozen=True, omit_defaults=True):
     prompt: str = ""
     """With `tell: ["settings"]`: the prompt's text, as the model reads it, up to the request's `max_prompt_chars`."""
     sampling: Sampling | None = None
-    """With it: the model's defaults under the caller's values; what neither set is llama-server's default. With the
-    seed.
-    """
+    """With the settings: the caller's values over the model's defaults over llama-server's, the drawn seed included."""
 
 
 class Cancel(msgspec.Struct, frozen=True):

@@ -1,9 +1,9 @@
-"""What lies in a worker's slots, saved under a name, brought back, forgotten.
+"""The wire types for a worker's slots: list them, save a conversation under a name, restore or erase it.
 
 `GET /v1/slots` answers a list of `SlotInfo`. `POST /v1/slots/{id}` takes a `SlotAction` and answers `SlotSaved`,
-`SlotRestored` or `SlotErased`. A slot holds the conversation that last ended in it, for the team and salt whose it was;
-for everybody else it is empty. Names of the answers' fields: "POST /slots/{id_slot}" in tools/server/README.md of
-llama.cpp.
+`SlotRestored` or `SlotErased`. A slot holds the conversation that last ended in it, for the team and salt that owned
+it; for everybody else it is empty. Names of the answers' fields: "POST /slots/{id_slot}" in tools/server/README.md
+of llama.cpp.
 """
 
 from __future__ import annotations
@@ -29,21 +29,21 @@ class SlotInfo(msgspec.Struct, frozen=True, kw_only=True):
     n_decoded: int
     """Tokens of the answer so far."""
     n_remain: int = -1
-    """Tokens that the answer may still have by its `max_tokens`; -1: without a bound, or nothing is known."""
+    """Tokens that the answer may still have by its `max_tokens`; -1: no bound, or unknown."""
     request_id: str
     tenant: str
-    """Whose it is; empty: nobody's."""
+    """Team that owns the call or conversation; empty: none."""
 
 
 class SlotAction(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
     action: Literal["save", "restore", "erase"]
     tenant: str
     filename: Annotated[str, Meta(max_length=1024)] = ""
-    """In the team's own folder. `erase` with one forgets the file and leaves the slot as it is."""
+    """File name in the team's own folder. `erase` with one removes the file and leaves the slot as it is."""
     salt: str = ""
     """The `cache_salt` of the conversation."""
     adapters: tuple[AdapterUse, ...] = ()
-    """For `restore`: what the conversation was computed with."""
+    """For `restore`: the adapters that the conversation was computed with."""
 
 
 class SaveTimings(msgspec.Struct, frozen=True):
@@ -55,12 +55,12 @@ class RestoreTimings(msgspec.Struct, frozen=True):
 
 
 class SlotSaved(msgspec.Struct, frozen=True, kw_only=True):
-    """Nothing is written for an empty slot, nor where nothing of its conversation is left."""
+    """Answer to `save`. Nothing is written for an empty slot, nor where none of its conversation is left."""
 
     id_slot: int
     filename: str
     n_saved: int
-    """Tokens."""
+    """Tokens in the file."""
     n_written: int
     """Bytes of the file."""
     n_left: int = 0
@@ -72,7 +72,7 @@ class SlotRestored(msgspec.Struct, frozen=True, kw_only=True):
     id_slot: int
     filename: str
     n_restored: int
-    """Tokens."""
+    """Tokens restored."""
     n_read: int
     """Bytes of the file."""
     timings: RestoreTimings
@@ -81,9 +81,9 @@ class SlotRestored(msgspec.Struct, frozen=True, kw_only=True):
 class SlotErased(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     id_slot: int
     n_erased: int
-    """Tokens that the slot held. Those that other conversations share, or that are on disk, are not forgotten."""
+    """Tokens that the slot held. Those that other conversations share, or that are on disk, stay."""
     n_freed: int = 0
-    """Bytes of the file that was erased; 0: it was the slot."""
+    """Bytes of the erased file; 0: the slot was erased."""
 
 
 decode_action = msgspec.json.Decoder(SlotAction).decode

@@ -1,7 +1,7 @@
-"""A model's text without its engine: tokens of a text, the text of tokens, a request as its prompt, what is served.
+"""The wire types for text without the engine: tokens of a text, text of tokens, a request's prompt, what is served.
 
-Every request answers `200`, or an error status with a `Failure`. Nothing is remembered or generated, so all may be
-repeated on any worker of the model. The work is bounded: see the limits below.
+Every request answers `200`, or an error status with a `Failure`. Nothing is stored or generated, so all may be repeated
+on any worker of the model. The work is bounded: see the limits below.
 
 POST /v1/tokenize     Tokenize    ->  Tokenized
 POST /v1/detokenize   Detokenize  ->  Detokenized
@@ -26,22 +26,22 @@ RENDER_PATH = "/v1/render"
 PROPS_PATH = "/v1/props"
 
 MAX_TEXT_BYTES = 8 << 20
-"""Longest body of a `Tokenize` or `Detokenize`, and longest text of tokens."""
+"""Longest body of a `Tokenize` or `Detokenize`, and longest text made from tokens, bytes."""
 
 TOKEN_BYTES = 4
 MAX_PIECES = 131_072
-"""Tokens that are told with their pieces: each is an object of its own on both sides."""
+"""Most tokens that are answered with their pieces: each is an object of its own on both sides."""
 
 
 class Tokenize(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Defaults are those of llama-server's `/tokenize`."""
+    """Body of `POST /v1/tokenize`. Defaults are those of llama-server's `/tokenize`."""
 
     content: str | tuple[int | str, ...]
     """Text, or texts and tokens in turn; tokens are taken as they are."""
     add_special: bool = False
-    """With the tokens that the model begins or ends every text with."""
+    """Whether to add the tokens that the model begins or ends every text with."""
     parse_special: bool = True
-    """Control tokens that are written out in the text become those tokens."""
+    """Whether control tokens written out in the text become those tokens."""
     with_pieces: bool = False
     tenant: str = ""
     """The team that asks: teams are served in turn."""
@@ -51,11 +51,11 @@ class Tokenized(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     ids: bytes
     """Tokens as 32-bit numbers, little-endian: eight MiB of text have up to eight million of them."""
     pieces: tuple[bytes, ...] | None = None
-    """Each token's bytes, control tokens written out, where they were asked for; a character may be cut."""
+    """Each token's bytes, if asked for, control tokens written out; a character may be cut."""
 
     @property
     def tokens(self) -> tuple[int, ...]:
-        """Return them as numbers."""
+        """Return the tokens as numbers."""
         return tuple(ints_of(self.ids))
 
 
@@ -68,7 +68,7 @@ def packed(tokens: Sequence[int]) -> bytes:
 
 
 def ints_of(ids: bytes) -> array[int]:
-    """Return what was packed."""
+    """Return the tokens that `packed` packed."""
     numbers = array("I", ids)
     if sys.byteorder == "big":
         numbers.byteswap()
@@ -83,11 +83,11 @@ class Detokenize(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 class Detokenized(msgspec.Struct, frozen=True, kw_only=True):
     content: str
-    """Control tokens written out; bytes that are no text are U+FFFD."""
+    """The text, control tokens written out; bytes that are no text are U+FFFD."""
 
 
 class Render(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """The request as the model would read it. Whatever concerns the answer (sampling, limits) is ignored."""
+    """Body of `POST /v1/render`, which shows a request as the model would read it. Sampling and limits are ignored."""
 
     request: GenerateRequest
     text: bool = True
@@ -99,7 +99,7 @@ class Render(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class Asker(msgspec.Struct, frozen=True, kw_only=True):
-    """The part of a question that tells whose turn it waits for; read before the rest, which may be long."""
+    """The team in a request, decoded before the rest, which may be long, since teams are served in turn."""
 
     tenant: str = ""
 
@@ -110,7 +110,7 @@ class Rendered(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class Props(msgspec.Struct, frozen=True, kw_only=True):
-    """What a worker serves and how, for llama-server's `/props` and `/models`."""
+    """The properties of a worker and its model, for llama-server's `/props` and `/models`."""
 
     kind: WorkerKind
     model: str
@@ -129,20 +129,20 @@ class Props(msgspec.Struct, frozen=True, kw_only=True):
     vocab_type: int
     """llama.cpp's number: 1 sentencepiece, 2 byte pairs, 3 wordpiece, 4 unigram, 5 RWKV, 6 PLaMo-2."""
     bos_token: str
-    """As templates write it; empty: there is none."""
+    """The token as templates write it; empty: there is none."""
     eos_token: str
     chat_templates: dict[str, str]
     """Jinja sources: `default` is used unless another one fits (`tool_use`, `rag`, ...); empty: there is no chat."""
     chat_template_caps: dict[str, bool]
-    """What the default template has a place for, by llama-server's names (`supports_tools`, ...)."""
+    """The default template's capabilities, by llama-server's names (`supports_tools`, ...)."""
     has_infill: bool
     """Whether the model has fill-in-the-middle tokens."""
     input_modalities: tuple[str, ...]
-    """`text`, and others as models take them."""
+    """Kinds of input that the model takes: `text`, and others."""
     build_info: str
-    """Which llama.cpp computes."""
+    """The build of llama.cpp."""
     sampling: Sampling
-    """Every parameter with what a caller gets who does not say; `seed` is left out where it is drawn for each call."""
+    """The default of every parameter; `seed` is left out where it is drawn for each call."""
 
 
 decode_asker = msgspec.json.Decoder(Asker).decode

@@ -1,8 +1,8 @@
-"""Every metric of gateways and workers: its name, what it says, its labels and buckets; and how they are kept.
+"""Declares every metric of gateways and workers (name, meaning, labels, buckets), counts them and answers scrapes.
 
-metric.py       what is said of one metric
+metric.py       the declaration of one metric
 of_gateway.py, of_worker.py, of_process.py   the metrics
 catalogue.py    all of them together
 who.py          who is to blame for a request that failed
-book.py         counts, and writes them down for a scrape
+book.py         opens the families that count, and renders them for a scrape
 """

@@ -1,4 +1,4 @@
-"""The metrics of one process, as the catalogue declares them, and the text that a scrape gets."""
+"""The metrics of one process, as the catalogue declares them, and the text of a scrape."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from workers.protocol.metrics.metric import Metric
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 SLICE_BYTES = 32 << 10
-"""So much is rendered in one go: some tenths of a millisecond in which no other thread gets on."""
+"""Bytes rendered in one go: some tenths of a millisecond in which no other thread gets on."""
 REST_S = 0.0001
-"""Time for a thread that waits to wake up; asking for it with 0 would be over before it does."""
+"""Seconds of pause, in which a waiting thread can wake up; a pause of 0 would be over before it does."""
 
 
 class Book:
-    """Each metric is opened once, by whoever counts it; a catalogue's others can't be."""
+    """The metrics of one process. Each is opened once, by the part that counts it; undeclared ones can't be opened."""
 
     def __init__(self, metrics: Iterable[Metric]) -> None:
         self._declared = tuple(metrics)
@@ -40,20 +40,20 @@ class Book:
         return family
 
     def read_first(self, reading: Callable[[], None]) -> None:
-        """Called at the start of each rendering, in its thread: sets what nobody sets in between."""
+        """Have `reading` called at the start of each rendering, in its thread, to set what nobody sets in between."""
         self._readings.append(reading)
 
     @property
     def unopened(self) -> tuple[Metric, ...]:
-        """Declared, and nobody counts them."""
+        """The metrics that are declared and that nobody has opened."""
         return tuple(metric for metric in self._declared if metric.name not in self._families)
 
     def render(self) -> bytes:
-        """All in Prometheus' text format, at once."""
+        """Return all metrics in Prometheus' text format, rendered at once."""
         return b"".join(self.slices())
 
     def render_aside(self) -> bytes:
-        """The same for a thread beside the one that has work to do: that one waits for a slice at most."""
+        """Return the same text, rendered in a background thread: the busy thread waits for a slice at most."""
         done = []
         for piece in self.slices():
             done.append(piece)
@@ -61,7 +61,7 @@ class Book:
         return b"".join(done)
 
     def slices(self) -> Iterable[bytes]:
-        """The text, piece by piece: making one holds the interpreter for less than a millisecond."""
+        """Yield the text in pieces: making one holds the interpreter for less than a millisecond."""
         for reading in self._readings:
             reading()
         text, size = list[str](), 0

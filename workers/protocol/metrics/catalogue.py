@@ -1,4 +1,4 @@
-"""All metrics: what a gateway's scrape shows, and what a worker's."""
+"""All metrics of a gateway's scrape, and all of a worker's."""
 
 from __future__ import annotations
 

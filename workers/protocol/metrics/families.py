@@ -1,8 +1,8 @@
-"""Counters, gauges and histograms: what one metric has come to, by its labels.
+"""Counters, gauges and histograms, which hold the values of one metric by its labels.
 
 One thread writes, any thread may render. Adding to a series that is there takes less than a microsecond and rendering a
-line about half of one. Prometheus' own client takes ten times as long for either, which a gateway with 50 models and 20
-teams would spend at each scrape while its streams wait (docs/performance.md).
+line about half of one. Prometheus' own client takes ten times as long for either, and the streams of a gateway with 50
+models and 20 teams would wait so long at each scrape (docs/performance.md).
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ from itertools import accumulate
 from workers.protocol.metrics.metric import Kind, Metric
 
 MAX_SERIES = 20_000
-"""Of one metric. What comes later is counted under `OTHER`: names that come and go can't fill the memory."""
+"""Most series of one metric. Later ones are counted under `OTHER`: names that come and go can't fill the memory."""
 OTHER = "other"
 
 Labels = tuple[str, ...]
-"""Values, in the order in which the metric declares their names."""
+"""Values of labels, in the order in which the metric declares their names."""
 
 
 class Family(ABC):
-    """What all kinds have."""
+    """The base of all kinds of metrics."""
 
     kind: Kind
 
@@ -40,7 +40,7 @@ class Family(ABC):
 
     @abstractmethod
     def lines(self) -> Iterator[str]:
-        """Text, some lines at a time. For any thread."""
+        """Yield the text, some lines at a time. For any thread."""
 
     def _admitted(self, labels: Labels, num_series: int) -> Labels:
         if len(labels) != len(self._other):
@@ -59,13 +59,13 @@ class _Plain(Family):
             self._values[()] = 0.0
 
     def value(self, *labels: str) -> float:
-        """0 where there is no such series."""
+        """Return the value of a series; 0 where there is none."""
         return self._values.get(labels, 0.0)
 
     def lines(self) -> Iterator[str]:
         # A copy is made in one go; the other thread may add series meanwhile.
         values, names = self._values.copy(), self._names
-        if len(names) > len(values):  # of series that are gone
+        if len(names) > len(values):  # some names are of series that are gone
             names = self._names = {labels: name for labels, name in names.copy().items() if labels in values}
         for labels, value in values.items():
             name = names.get(labels)
@@ -88,7 +88,7 @@ class Counter(_Plain):
         self._add(labels, by)
 
     def become(self, value: float, *labels: str) -> None:
-        """As somebody else has counted."""
+        """Set the counter to a number that is counted elsewhere."""
         self._values[labels] = float(value)
 
 
@@ -102,11 +102,11 @@ class Gauge(_Plain):
         self._values[labels] = float(value)
 
     def replace(self, values: Mapping[str, float]) -> None:
-        """Of a gauge with one label: these series and no others."""
+        """Set the series of a gauge with one label, and drop all others."""
         self._values = {(label,): float(value) for label, value in values.items()}
 
     def only(self, value: float, *labels: str) -> None:
-        """This series and no other."""
+        """Set this series, and drop all others."""
         self._values = {labels: float(value)}
 
 
@@ -117,7 +117,7 @@ class Histogram(Family):
         super().__init__(metric)
         self._bounds = metric.buckets
         self._cells: dict[Labels, list[float]] = {}
-        """Labels -> how many values lie in each bucket, and above them all, and their sum."""
+        """Labels -> the number of values in each bucket and above them all, then the sum of the values."""
         self._bucket_labels = [f'le="{bound!r}"' for bound in self._bounds] + ['le="+Inf"']
         self._names: dict[Labels, tuple[str, str, str, str]] = {}
         if not metric.labels:
@@ -131,13 +131,13 @@ class Histogram(Family):
         cell[-1] += value
 
     def become(self, counts: Sequence[int], total: float, *labels: str) -> None:
-        """As somebody else has counted: `counts` per bucket, and above them all."""
+        """Set the histogram to what is counted elsewhere: `counts` per bucket and above them all."""
         if len(counts) != len(self._bounds) + 1:
             raise ValueError(f"{self.metric.name} has {len(self._bounds) + 1} buckets, and got {len(counts)}")
         self._cells[labels] = [*map(float, counts), float(total)]
 
     def count(self, *labels: str) -> float:
-        """How many values; 0 where there is no such series."""
+        """Return the number of values; 0 where there is no such series."""
         return sum(self._cells.get(labels, [0.0])[:-1])
 
     def lines(self) -> Iterator[str]:

@@ -1,4 +1,4 @@
-"""What is said of one metric before anything is counted."""
+"""The declaration of one metric: its name, kind, help, labels and buckets."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ class Kind(StrEnum):
 
 
 class When(StrEnum):
-    """When a metric changes."""
+    """The occasion at which a metric changes."""
 
     ENDED = "a request has ended"
     HAPPENS = "it happens"
@@ -26,7 +26,7 @@ class Metric:
     """One metric. Its name says its unit; labels have few values, and never a caller's text."""
 
     name: str
-    """As it is scraped: a counter's ends in `_total`."""
+    """Name as it is scraped: a counter's ends in `_total`."""
     kind: Kind
     help: str
     """One line of Markdown: for the scrape, and for docs/metrics.md."""
@@ -37,7 +37,7 @@ class Metric:
 
     @property
     def series(self) -> tuple[str, ...]:
-        """Names of its samples."""
+        """The names of its samples."""
         if self.kind is Kind.HISTOGRAM:
             return tuple(f"{self.name}_{part}" for part in ("bucket", "count", "sum"))
         return (self.name,)

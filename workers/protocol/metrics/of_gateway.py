@@ -214,7 +214,7 @@ WORKER_LOSSES = Metric(
 )
 LEASES = Metric("paddock_leases", GAUGE, "slots that calls of this gateway hold", MODEL)
 LEASE_ENDS = VOID, CROWDED, EXPIRED = "void", "crowded", "expired"
-"""How a lease may end otherwise than by its call."""
+"""The ways in which a lease may end otherwise than by its call."""
 LEASES_LOST = Metric(
     "paddock_leases_lost_total",
     COUNTER,

@@ -1,4 +1,4 @@
-"""What the system says of this process. Nothing where there is no `/proc`."""
+"""Reads this process's metrics from the system; none where there is no `/proc`."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ PROC = Path("/proc")
 
 
 class Process:
-    """Read at each scrape: two small files and a folder."""
+    """The process's metrics, read at each scrape from two small files and a folder."""
 
     def __init__(self, book: Book) -> None:
         self._virtual = book.gauge(of_process.VIRTUAL_MEMORY)
@@ -35,11 +35,11 @@ class Process:
         book.read_first(self.read)
 
     def count_tasks(self) -> None:
-        """On the event loop: no other thread may count them. A millisecond for some thousands."""
+        """Count the event loop's tasks; on the loop, as no other thread may. Some thousands take a millisecond."""
         self._tasks.set(len(asyncio.all_tasks()))
 
     def read(self) -> None:
-        """For any thread."""
+        """Read the metrics. For any thread."""
         try:
             self._read_stat()
             self._open.set(len(os.listdir(PROC / "self" / "fd")))
@@ -48,7 +48,7 @@ class Process:
             return
 
     def _read_stat(self) -> None:
-        """Fields as proc(5) numbers them, from the third on: the second may hold spaces."""
+        """Read the fields of proc(5) from the third on: the second may hold spaces."""
         fields = (PROC / "self" / "stat").read_text().rpartition(") ")[2].split()
         ticks = os.sysconf("SC_CLK_TCK")
         self._cpu.become((int(fields[11]) + int(fields[12])) / ticks)
@@ -58,7 +58,7 @@ class Process:
 
 
 def _booted_at() -> int:
-    """Unix time."""
+    """Return the Unix time at which the machine booted."""
     for line in (PROC / "stat").read_text().splitlines():
         if line.startswith("btime "):
             return int(line.split()[1])

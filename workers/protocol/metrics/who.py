@@ -1,4 +1,4 @@
-"""Who is to blame for a request that did not end well: a closed table of all outcomes there are."""
+"""Tells who is to blame for a request that did not end well, in a closed table of all outcomes."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from enum import StrEnum
 
 class Who(StrEnum):
     CALLER = "caller"
-    """It asked for what can't be had, or went away."""
+    """The caller asked for what can't be had, or went away."""
     POLICY = "policy"
-    """A bound that an operator has set: of the line, of time, of what a key may or a team keeps, of how many workers
-    there are (none, for a model at zero)."""
+    """A bound that an operator has set: on the queue, on time, on a key's rights or a team's storage, on the number of
+    workers (none, for a model at zero)."""
     WORKER = "worker"
-    """It failed, or there was none."""
+    """A worker failed, or there was none."""
     GATEWAY = "gateway"
-    """It failed, was stopped, or had no Redis."""
+    """The gateway failed, was stopped, or had no Redis."""
 
 
 FAILED_BY = {
@@ -66,14 +66,14 @@ FAILED_BY = {
     "unauthorized": Who.GATEWAY,
     "internal_error": Who.GATEWAY,
 }
-"""Outcome -> who. Codes of errors (`gateway.errors`; types where an error has none), of workers' failures
-(`workers.protocol.failures`), and the two ways of ending without an error."""
+"""Outcome -> who is to blame. Outcomes are codes of errors (`gateway.errors`; types where an error has none), of
+workers' failures (`workers.protocol.failures`), and the two ways of ending without an error."""
 
 OTHER = "other"
 """The code of an outcome that is not in the table."""
 
 
 def blamed(outcome: str) -> tuple[Who, str]:
-    """Who, and the outcome as a label: one of the table's, or `OTHER`, which is the gateway's fault."""
+    """Return who is to blame, and the outcome as a label: one of the table's, or `OTHER`, the gateway's fault."""
     who = FAILED_BY.get(outcome)
     return (Who.GATEWAY, OTHER) if who is None else (who, outcome)
