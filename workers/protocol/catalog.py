@@ -403,7 +403,7 @@ class Catalog(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     aliases: dict[Name, Entry] = {}
     """alias -> name of a model, or a chain of several; each model's own name is an alias of it already."""
     default: Defaults = Defaults()
-    """What calls use that name no model."""
+    """Models and aliases for calls that name none."""
     unknown_model: Annotated[
         Literal["refuse", "default"],
         Meta(description="what becomes of a call for a name that nobody has; default: it is taken as if it named none"),

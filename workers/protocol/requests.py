@@ -77,7 +77,7 @@ class Sampling(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     mirostat_eta: float | None = None
     """How fast Mirostat follows. Default 0.1."""
     adaptive_target: float | None = None
-    """With the stage `adaptive_p`: the probability that drawn tokens should have; below 0 is off. Default -1."""
+    """Probability that drawn tokens should have, for the stage `adaptive_p`; below 0 is off. Default -1."""
     adaptive_decay: float | None = None
     """How long `adaptive_p` remembers, 0 to 0.99. Default 0.9."""
     min_keep: int | None = None
@@ -243,7 +243,7 @@ class GenerateRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=T
     context_shift: bool = False
     """At the end of the context, drop the older half of the conversation and go on, instead of ending."""
     n_keep: int = 0
-    """With `context_shift`: how many tokens at the beginning are never dropped; -1: the whole prompt."""
+    """Tokens at the beginning that `context_shift` never drops; -1: the whole prompt."""
 
 
 class Submit(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -276,9 +276,9 @@ class Accepted(msgspec.Struct, frozen=True, omit_defaults=True):
     """Boot id of the worker process."""
     num_prompt_tokens: int
     prompt: str = ""
-    """With `tell: ["settings"]`: the prompt's text, as the model reads it, up to the request's `max_prompt_chars`."""
+    """The prompt's text as the model reads it, up to the request's `max_prompt_chars`, for `tell: ["settings"]`."""
     sampling: Sampling | None = None
-    """With the settings: the caller's values over the model's defaults over llama-server's, the drawn seed included."""
+    """The values in force, for the same `tell`: the caller's over the model's over llama-server's, and the seed."""
 
 
 class Cancel(msgspec.Struct, frozen=True):

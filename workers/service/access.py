@@ -1,4 +1,4 @@
-"""Who may ask what of a worker: gateways that show this process's own token, and whoever may drain it."""
+"""Checks the tokens of requests to a worker: those of gateways for this process, and one that only drains it."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ class WorkerAccess:
         self._drain = _bearer(proofs.drain_token(secret, worker, boot))
 
     def admits(self, path: str, authorization: bytes) -> bool:
-        """Return whether a request of this path may pass. `authorization`: the header's value, empty without one."""
+        """Return whether a request for this path may pass. `authorization`: the header's value, empty without one."""
         if path.startswith(GUARDED):
             return proofs.fits(authorization, self._access)
         return not path.startswith(DRAIN_PATH) or proofs.fits(authorization, self._drain)
 
     def proof(self, challenge: str) -> str:
-        """Return what shows a gateway that this worker knows the secret."""
+        """Return the proof to a gateway that this worker knows the secret."""
         return proofs.proof(self._secret, self._worker, self._boot, challenge)
 
 

@@ -1,6 +1,6 @@
-"""The routes for a worker's LoRA adapters: make one known by name, list them, take one away.
+"""The routes for a worker's LoRA adapters: load one under a name, list them, unload one.
 
-Files come from one configured folder: whoever holds the shared secret names files, not the machine's paths.
+Files come from one configured folder: a holder of the shared secret names files in it, not the machine's paths.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ from workers.service.bodies import answer, decoded, read_body, refusal
 MAX_BODY_BYTES = 64 << 10
 
 LOOK_S = 0.02
-"""How often an answer that waits looks whether an adapter is freed."""
+"""Seconds between two checks of a waiting answer whether an adapter is freed."""
 
 logger = logging.getLogger(__name__)
 
 
 class Shelf(Protocol):
-    """What the routes need of `workers.engine.adapters.AdapterShelf`. Everything but `infos` may block."""
+    """The part of `workers.engine.adapters.AdapterShelf` that the routes need. Everything but `infos` may block."""
 
     def register(self, name: str, path: Path, *, pinned: bool = False, sha256: str = "") -> AdapterInfo: ...
     def inspect(self, name: str, path: Path, *, pinned: bool = False, sha256: str = "") -> AdapterInfo: ...
@@ -46,7 +46,7 @@ class Shelf(Protocol):
 
 
 class AdapterRoutes:
-    """One file is read at a time. `folder` None: nothing is loaded at run time."""
+    """The routes. One file is read at a time. `folder` None: nothing is loaded at run time."""
 
     def __init__(self, shelf: Shelf, folder: Path | None) -> None:
         self._shelf = shelf
@@ -74,23 +74,23 @@ class AdapterRoutes:
         return answer(self._outward(info))
 
     def names(self) -> tuple[str, ...]:
-        """Of the adapters that calls may use."""
+        """Return the names of the adapters that calls may use."""
         return tuple(self.hashes())
 
     def hashes(self) -> dict[str, str]:
-        """Adapter that calls may use -> SHA-256 of its file."""
+        """Return each adapter that calls may use -> SHA-256 of its file."""
         return {info.name: info.sha256 for info in self._shelf.infos() if info.state is not AdapterState.LEAVING}
 
     def resident(self) -> tuple[str, ...]:
-        """Those of them that are in memory."""
+        """Return the names of the adapters that are in memory."""
         return tuple(info.name for info in self._shelf.infos() if info.state is AdapterState.LOADED)
 
     def load_ms(self) -> float:
-        """What bringing one into memory took lately; 0: not known yet."""
+        """Return the milliseconds that loading an adapter into memory took lately; 0: not known yet."""
         return self._shelf.load_ms
 
     def room(self) -> int:
-        """Adapters beyond those that running calls use or that are pinned for which there is a place in memory."""
+        """Return how many adapters memory can hold beside those that running calls use or that are pinned."""
         return self._shelf.room
 
     async def show(self, request: Request) -> Response:
@@ -106,7 +106,7 @@ class AdapterRoutes:
         return answer(self._outward(await self._left(info, wait_s)))
 
     async def _left(self, info: AdapterInfo, wait_s: float) -> AdapterInfo:
-        """How it stands with what was taken away, once it is freed or after `wait_s`."""
+        """Return the state of an unloaded adapter, once it is freed or after `wait_s`."""
         until = time.monotonic() + wait_s
         while True:
             left = [one for one in self._shelf.infos() if one.state is AdapterState.LEAVING and one.name == info.name]
@@ -117,14 +117,14 @@ class AdapterRoutes:
             await asyncio.sleep(LOOK_S)
 
     def _outward(self, info: AdapterInfo) -> AdapterInfo:
-        """As those outside see it."""
+        """Return the info with its path as clients may see it: relative to the folder."""
         path = Path(info.path)
         folder = path.parent if self._folder is None else self._folder.resolve()
         inside = self._folder is not None and path.is_relative_to(folder)
         return structs.replace(info, path=str(path.relative_to(folder)) if inside else "")
 
     def _located(self, asked: str) -> Path:
-        """The file inside the folder, links followed. Raises CallFailed."""
+        """Return the file inside the folder, links followed. Raises CallFailed."""
         if self._folder is None:
             message = (
                 "this worker loads no adapters at run time; give it a folder to take them from with --adapters-dir"
@@ -141,7 +141,7 @@ class AdapterRoutes:
 
 
 async def _done(act: Callable[[], AdapterInfo]) -> AdapterInfo:
-    """Off the loop: files are read, and the engine is waited for. Raises CallFailed."""
+    """Run `act` off the loop, since it reads files and waits for the engine. Raises CallFailed."""
     try:
         return await asyncio.to_thread(act)
     except AdapterError as error:
@@ -153,7 +153,7 @@ def _log(info: AdapterInfo) -> None:
 
 
 def _wait_s(text: str) -> float:
-    """Raises CallFailed."""
+    """Return the seconds that the query's `wait_s` gives. Raises CallFailed."""
     try:
         wait_s = float(text)
     except ValueError:

@@ -1,5 +1,5 @@
 """The ASGI application of one worker: `/v1/submit`, `/v1/cancel`, `/v1/events`, `/v1/pool`, `/metrics`, its probes and
-what only some workers have."""
+routes that only some workers have."""
 
 from __future__ import annotations
 
@@ -39,17 +39,17 @@ from workers.service.stream import EventHub, Feed
 METRICS_PATH = "/metrics"
 
 MAX_SUBMIT_BYTES = 64 << 20
-"""Far above what a gateway lets in (8 MiB by default): only a broken peer meets this."""
+"""Longest body of a submit: far above a gateway's own bound (8 MiB by default), so only a broken peer meets it."""
 
 MAX_CANCEL_BYTES = 1 << 20
-"""Numbers of calls only."""
+"""Longest body of a cancel, which has numbers of calls only."""
 
 WRITE_BYTES = 128 << 10
 STALL_S = 30.0
-"""A connection that takes no byte for this long is dead; its gateway's grace period begins."""
+"""Seconds without a byte taken after which a connection is dead; its gateway's grace period begins."""
 
 LOOK_S = 0.25
-"""How often silence and stalls are looked for."""
+"""Seconds between two checks for silence and stalls."""
 
 MAX_GATEWAY_ID_CHARS = 128
 
@@ -58,7 +58,7 @@ _decode_cancel = msgspec.json.Decoder(Cancel).decode
 
 
 class Guard:
-    """Lets requests pass that the worker's access admits, and refuses the others."""
+    """Middleware that lets admitted requests pass and refuses the others."""
 
     def __init__(self, app: ASGIApp, access: WorkerAccess) -> None:
         self._app = app
@@ -73,7 +73,7 @@ class Guard:
                     "PADDOCK_WORKER_SECRET, from which it is made"
                 )
                 refused = refusal(Failure(FailureCode.UNAUTHORIZED, message))
-                # Whatever else such a peer sends, its body first of all, is not read.
+                # Nothing more that such a peer sends is read, not even its body.
                 refused.headers["connection"] = "close"
                 await refused(scope, receive, send)
                 return
@@ -81,7 +81,7 @@ class Guard:
 
 
 class ShortageAnswers:
-    """In place of an HTTP 500 without a word, where memory was short."""
+    """Answers requests that failed since memory was short, in place of a bare HTTP 500."""
 
     def __init__(self, shortage: Shortage) -> None:
         self._shortage = shortage
@@ -93,7 +93,7 @@ class ShortageAnswers:
 
 
 class CallRoutes:
-    """Submit and cancel."""
+    """The routes that submit and cancel calls."""
 
     def __init__(self, desk: CallDesk, boot: str) -> None:
         self._desk = desk
@@ -116,7 +116,7 @@ class CallRoutes:
 
 
 class PoolRoute:
-    """`POST /v1/pool`: answers when all is computed; a peer that goes away cancels it."""
+    """`POST /v1/pool`, which answers when all is computed; a peer that goes away cancels it."""
 
     def __init__(self, desk: PooledDesk | None) -> None:
         self._desk = desk
@@ -138,7 +138,7 @@ class PoolRoute:
 
 
 class EventStream:
-    """`GET /v1/events`: raw ASGI, because it writes several hundred times a second."""
+    """`GET /v1/events`, in raw ASGI, because it writes several hundred times a second."""
 
     def __init__(self, hub: EventHub, access: WorkerAccess) -> None:
         self._hub = hub
@@ -169,11 +169,11 @@ class EventStream:
 
 
 class Stalled(Exception):
-    """The peer takes no bytes."""
+    """The peer has taken no bytes for `STALL_S`."""
 
 
 class Pump:
-    """Writes what a feed has, step by step. `watch` sees to silence and stalls: no timer is set up per step."""
+    """Writes a feed's frames to the connection. `watch` checks for silence and stalls, so no step sets up a timer."""
 
     def __init__(self, feed: Feed, send: Send) -> None:
         self._feed = feed
@@ -181,10 +181,10 @@ class Pump:
         self._sending = False
         self._silent = True  # at once, so that the gateway sees an open stream
         self._since = time.monotonic()
-        """When the running write began, or the last one ended."""
+        """time.monotonic() at which the running write began, or the last one ended."""
 
     async def run(self) -> None:
-        """Until the feed is closed; what was published before `close` is still sent."""
+        """Write until the feed is closed; frames published before `close` are still sent."""
         feed = self._feed
         while True:
             data = feed.take(WRITE_BYTES)
@@ -198,7 +198,7 @@ class Pump:
                 await feed.wait()
 
     async def watch(self) -> None:
-        """Beside `run`. Raises Stalled."""
+        """Watch the connection, in a task beside `run`. Raises Stalled."""
         while True:
             await asyncio.sleep(LOOK_S)
             age_s = time.monotonic() - self._since
@@ -231,8 +231,8 @@ def build_app(
     pool: PooledDesk | None = None,
     more: Iterable[Route] = (),
 ) -> Starlette:
-    """The routes of one worker. `pool`: the desk of a worker that does pooled work. `more`: its probes, and routes of
-    what only some workers have.
+    """Return the application of one worker. `pool`: the desk of a worker that does pooled work. `more`: its probes, and
+    routes that only some workers have.
     """
     calls, page = CallRoutes(desk, hub.boot), Page(metrics.book, metrics.process.count_tasks)
 

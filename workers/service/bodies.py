@@ -1,4 +1,4 @@
-"""Bodies of the worker protocol: read within a bound, decoded or refused, written."""
+"""Reads bodies of the worker protocol within a bound, decodes or refuses them, and writes answers."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ INLINE_BYTES = 256 << 10
 encode = msgspec.json.Encoder().encode
 
 CODES = {401: FailureCode.UNAUTHORIZED, 503: FailureCode.BUSY}
-"""Of what the server refuses by itself, by status."""
+"""HTTP status -> failure code, for the answers that the server gives itself."""
 
 
 class PeerGone(Exception):
-    """Whoever asked has closed the connection: nobody is there to read an answer."""
+    """The peer has closed the connection, so nobody reads an answer."""
 
 
 async def while_peer_stays(receive: Receive, work: Coroutine[None, None, Result]) -> Result:
-    """Return or raise what `work` does; it is cancelled when the peer goes away. Read the body first.
+    """Return or raise what `work` does, and cancel it when the peer goes away. Read the body first.
 
     Raises PeerGone.
     """
@@ -48,7 +48,7 @@ async def while_peer_stays(receive: Receive, work: Coroutine[None, None, Result]
             raise PeerGone
         return task.result()
     finally:
-        del task, watcher  # an error knows this frame, and the task the error: that would be garbage with all it knows
+        del task, watcher  # an error refers to this frame, the task to the error: a cycle with all that they refer to
 
 
 async def _cancel_when_gone(receive: Receive, work: asyncio.Task[Result]) -> None:
@@ -58,7 +58,7 @@ async def _cancel_when_gone(receive: Receive, work: asyncio.Task[Result]) -> Non
 
 
 async def read_body(request: Request, max_bytes: int) -> bytes:
-    """The whole body. Raises CallFailed past the bound, or when the peer goes away in the middle."""
+    """Return the whole body. Raises CallFailed past the bound, or when the peer goes away in the middle."""
     parts: list[bytes] = []
     size = 0
     try:
@@ -74,7 +74,7 @@ async def read_body(request: Request, max_bytes: int) -> bytes:
 
 
 def decoded(decode: Callable[[bytes], Message], body: bytes) -> Message:
-    """Raises CallFailed for a body that is not this message."""
+    """Return the decoded body. Raises CallFailed for a body that is not this message."""
     try:
         return decode(body)
     except (msgspec.DecodeError, RecursionError) as error:
@@ -83,7 +83,7 @@ def decoded(decode: Callable[[bytes], Message], body: bytes) -> Message:
 
 
 async def received(request: Request, max_bytes: int, decode: Callable[[bytes], Message]) -> Message:
-    """Return the message that a request brings; long ones are decoded on a thread. Raises CallFailed."""
+    """Return the message in a request's body; long ones are decoded on a thread. Raises CallFailed."""
     body = await read_body(request, max_bytes)
     if len(body) <= INLINE_BYTES:
         return decoded(decode, body)
@@ -113,5 +113,5 @@ def refusal(failure: Failure) -> Response:
 
 
 def refusal_body(refused: Refusal) -> bytes:
-    """Return the body of an answer that the server gives itself, as a failure."""
+    """Return the body of a refusal that the server sends itself, as a failure."""
     return encode(Failure(CODES.get(refused.status, FailureCode.INVALID_REQUEST), refused.message))

@@ -1,6 +1,6 @@
-"""What a worker tells of a call when it is over: one log line, by the gateway's id of the request, and its trace.
+"""The record of one call, for its log line (with the gateway's id of the request) and its trace, once it has ended.
 
-Sources: OpenTelemetry's semantic conventions for generative AI. docs/tracing.md tells what each attribute says.
+Source: OpenTelemetry's semantic conventions for generative AI. docs/tracing.md explains each attribute.
 """
 
 from __future__ import annotations
@@ -19,43 +19,43 @@ from workers.tracing.tracer import OFF, Tracer
 log = logging.getLogger(__name__)
 
 CANCELLED = "cancelled"
-"""Nobody wanted the call any more."""
+"""Outcome of a call that was cancelled or given up."""
 ANSWERED = "ok"
-"""A call for vectors or scores was."""
+"""Outcome of an answered call for vectors or scores."""
 ALARMING = frozenset({FailureCode.INTERNAL.value, FailureCode.WORKER_LOST.value})
 FAILURES = frozenset(code.value for code in FailureCode)
 
 
 @dataclass(slots=True)
 class Story:
-    """Of one call, filled in as it goes. Times are time.monotonic()."""
+    """The record of one call, filled in as it goes. Times are time.monotonic()."""
 
     operation: str
-    """What is done: generate, embed or rank."""
+    """Work of the call: generate, embed or rank."""
     request_id: str
     caller: TraceContext | None
     """The gateway's span; None: the call is in no trace."""
     own: TraceContext | None
-    """None: it is not recorded."""
+    """The call's own span; None: it is not recorded."""
     began_at: float = field(default_factory=time.monotonic)
     started_at: float = 0.0
-    """When it got a slot; 0: never."""
+    """Time at which it got a slot; 0: never."""
     first_token_at: float = 0.0
     ended_at: float = 0.0
     slot: int = -1
     num_prompt_tokens: int = 0
     num_cached_tokens: int = 0
     end: Finished | Failed | None = None
-    """None: it was cancelled, or is no call that has such an end."""
+    """The last event; None: the call was cancelled, or is of a kind without such an event."""
     outcome: str = CANCELLED
-    """Why it ended, or the code of the failure."""
+    """The reason of its end, or the code of the failure."""
 
     @property
     def failed(self) -> bool:
         return self.outcome in FAILURES
 
     def line(self) -> dict[str, object]:
-        """The fields of its log line; what never happened is left out."""
+        """Return the fields of its log line; times of what never happened are left out."""
         fields: dict[str, object] = {"request_id": self.request_id}
         if self.caller is not None:
             fields["trace_id"] = self.caller.trace_id
@@ -75,7 +75,7 @@ class Story:
 
 
 class Stories:
-    """Of one worker."""
+    """Begins and ends the records of one worker's calls."""
 
     def __init__(self, tracer: Tracer = OFF, worker: str = "", model: str = "") -> None:
         self._tracer = tracer
@@ -83,13 +83,13 @@ class Stories:
         self._model = model
 
     def begin(self, operation: str, request_id: str, traceparent: str, tracestate: str) -> Story:
-        """A worker records what its gateway does."""
+        """Return the record of a new call. Its span is recorded if its gateway records the trace."""
         caller = read_context(traceparent, tracestate) if traceparent else None
         own = None if caller is None else self._tracer.inside(caller)
         return Story(operation, request_id, caller, own)
 
     def end(self, story: Story, end: Finished | Failed | None = None) -> None:
-        """It is over; nothing of it changes any more. `end`: its last event; None: nobody wants it any more."""
+        """Log a call that is over, and hand on its trace. `end`: its last event; None: nobody wants it any more."""
         story.ended_at, story.end = time.monotonic(), end
         if isinstance(end, Finished):
             story.outcome = end.reason.value
@@ -101,7 +101,7 @@ class Stories:
 
 
 class CallJourney:
-    """A `workers.tracing.tracer.Journey`."""
+    """The trace of an ended call, as a `workers.tracing.tracer.Journey`."""
 
     __slots__ = ("_caller", "_model", "_own", "_story", "_worker")
 

@@ -1,4 +1,4 @@
-"""The desk: takes calls in, hands them to the engine, and files what the engine says into each gateway's book.
+"""The desk: takes calls, hands them to the engine, and puts the engine's events into each gateway's ring.
 
 Runs on the event loop. `deliver` is called once per engine step and does the only work that is done per token.
 """
@@ -56,47 +56,47 @@ from workers.service.stream import EventHub, GatewayBook, Listing
 from workers.service.thinking import thought_before
 
 TOOL_BYTES = 4 << 10
-"""Assumed size of a tool's schema; measuring all of them would hold up the event loop."""
+"""Assumed size of a tool's schema, bytes; measuring all of them would hold up the event loop."""
 
 MAX_EARLY_CANCELS = 1024
 
 QUICK_LAST_N = 1024
-"""Tokens of a prompt that penalties read in a fraction of a millisecond."""
+"""Most recent tokens that penalties read in a fraction of a millisecond."""
 
 BROKEN = Failure(FailureCode.INTERNAL, "the worker could not tell the answer on; its log says why")
-"""What a call ends with whose answer can't be parsed or encoded."""
+"""The end of a call whose answer can't be parsed or encoded."""
 
 Result = TypeVar("Result")
 
 PASSED_ON = (Logprobs, PromptLogprobs, Tokens, TimingsSoFar, Progress)
-"""Events that leave as they are."""
+"""Events that are passed on unchanged, but for the call's number."""
 
 logger = logging.getLogger(__name__)
 
 
 class Engine(Protocol):
-    """What the desk needs of an engine. Its events come to `CallDesk.deliver`, with `call` = the key given here."""
+    """The engine, as the desk needs it. Its events come to `CallDesk.deliver`, with `call` = the key given here."""
 
     @property
     def n_ctx(self) -> int:
         """Longest single conversation, tokens."""
 
     def submit(self, request: EngineRequest) -> None:
-        """Takes the call, without waiting for a slot. Raises CallFailed."""
+        """Take the call, without waiting for a slot. Raises CallFailed."""
 
     def cancel(self, key: int) -> None:
-        """Ends the call within one step; unknown keys are ignored."""
+        """End the call within one step; unknown keys are ignored."""
 
 
 class Constraints(Protocol):
-    """Forms that answers can be kept to."""
+    """Compiles the forms (schemas, grammars) that answers are kept to."""
 
     @property
     def counts(self) -> dict[str, int]:
-        """What became of those that were asked for so far, by outcome (`workers.service.metrics.FORM_OUTCOMES`)."""
+        """Number of forms asked for so far, by outcome (`workers.service.metrics.FORM_OUTCOMES`)."""
 
     def answer_mask(self, request: GenerateRequest, thought: Thought | None = None) -> TokenMask | None:
-        """What keeps this answer to its form, and what precedes it to the bound of `thought`; None: nothing has to.
+        """Return the mask for the answer's form and for the bound of the `thought` before it; None: neither is needed.
 
         May block for seconds. Raises CallFailed.
         """
@@ -114,15 +114,15 @@ class LiveCall:
     num_read_tokens: int = 0
     """Tokens whose text the parser has seen."""
     heads: CallHeads | None = None
-    """None: its prompt is not kept."""
+    """The prefix hashes of the call; None: its prompt is not cached."""
     preparing: asyncio.Future[Any] | None = None
-    """What is being done before the engine takes it; cancelled where nobody wants the call any more."""
+    """The work before the engine takes the call; cancelled where nobody wants the call any more."""
     outcome: asyncio.Future[Begun | Failure] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
-    """What the submit came to, or why it was refused."""
+    """The result of the submit, or why it was refused."""
 
 
 class Begun(NamedTuple):
-    """What a submit is answered with (`workers.protocol.requests.Accepted`)."""
+    """The result of a submit, for its answer (`workers.protocol.requests.Accepted`)."""
 
     num_prompt_tokens: int
     prompt: str = ""
@@ -130,7 +130,7 @@ class Begun(NamedTuple):
 
 
 class CallDesk:
-    """Every call of this worker, by the engine's key."""
+    """All calls of this worker, by the engine's key."""
 
     def __init__(
         self,
@@ -148,7 +148,7 @@ class CallDesk:
     ) -> None:
         """Without `constraints`, calls that ask for a form are refused; without `answers` they are read as Hermes'.
 
-        `lane`: where prompts are made that take longer than an instant; None: one of its own.
+        `lane`: threads for prompts that take longer than an instant; None: the desk makes its own.
 
         `adapter_hashes`: name -> hash of the adapters' contents, for any thread.
         """
@@ -167,9 +167,9 @@ class CallDesk:
         self._stories = stories or Stories()
         self._lane = lane or prompt_lane()
         self._forms = form_lane()
-        """Where forms are compiled, and samplers made that take longer than an instant."""
+        """Threads on which forms are compiled, and samplers made that take longer than an instant."""
         self.rates = Rates()
-        """What calls have been like."""
+        """Averages over the calls, for predictions."""
         self._defaults = {name: value for name, value in asdict(defaults).items() if value is not None}
         self._calls: dict[int, LiveCall] = {}
         self._keys = itertools.count(1)
@@ -182,7 +182,7 @@ class CallDesk:
         return len(self._calls)
 
     async def submit(self, submit: Submit) -> Begun:
-        """Takes one call. Raises CallFailed. Idempotent while the call lives."""
+        """Take one call. Raises CallFailed. Idempotent while the call lives."""
         listing = self._hub.find(submit.gateway, submit.call)
         if listing is not None:
             outcome = await asyncio.shield(self._calls[listing.key].outcome)
@@ -198,7 +198,7 @@ class CallDesk:
         return outcome
 
     def cancel(self, cancel: Cancel) -> None:
-        """Ends calls at once and without another event. Unknown numbers are remembered for a submit still under way."""
+        """End calls at once, without another event. Unknown numbers are remembered for a submit still under way."""
         for number in cancel.calls:
             listing = self._hub.find(cancel.gateway, number)
             if listing is not None:
@@ -210,7 +210,7 @@ class CallDesk:
                     del self._early_cancels[next(iter(self._early_cancels))]
 
     def deliver(self, step: int, events: list[CallEvent]) -> None:
-        """Files the events of one engine step (or of several, where the loop was behind)."""
+        """Pass on the events of one engine step (or of several, where the loop was behind)."""
         step = self._hub.begin_step(step)
         frames: dict[GatewayBook, list[CallEvent]] = {}
         calls = self._calls
@@ -242,7 +242,7 @@ class CallDesk:
                     frame.append(replace(event, call=listing.number))
                 else:
                     self._file(event, call, step, frame)
-            except Exception as error:  # noqa: BLE001 - whatever it is, it is one call's: it must not end the others'
+            except Exception as error:  # noqa: BLE001 - whatever it is, it is one call's: it must not end other calls
                 self._break_off(call, step, frame, error)
         self._metrics.predicted_tokens += num_tokens
         for book, frame in frames.items():
@@ -250,7 +250,7 @@ class CallDesk:
                 self._publish(book, step, frame)
 
     def fail_all(self, failure: Failure) -> None:
-        """Ends every call in-stream: the engine is gone or the time to drain is up."""
+        """End every call in-stream: the engine is gone or the time to drain is up."""
         keys = list(self._calls)
         self.deliver(0, [Failed(key, failure) for key in keys])
         for key in keys:
@@ -333,7 +333,7 @@ class CallDesk:
         )
 
     async def _hand_over(self, call: LiveCall, request: EngineRequest, submit: Submit) -> None:
-        """Raises CallFailed."""
+        """Submit to the engine, on a thread if the sampler takes long. Raises CallFailed."""
         if not takes_long(request.sampling):
             self._engine.submit(request)
             return
@@ -343,7 +343,7 @@ class CallDesk:
             raise CallFailed(_cancelled(submit.call))
 
     def _submit_aside(self, request: EngineRequest) -> None:
-        """On a thread, which may still be at it when nobody wants the call any more. Raises CallFailed."""
+        """Submit from a thread; the call may have been given up meanwhile. Raises CallFailed."""
         self._engine.submit(request)
         if request.key not in self._calls:
             self._engine.cancel(request.key)
@@ -364,7 +364,7 @@ class CallDesk:
     def _with_settings(
         self, begun: Begun, prompt: Sequence[int], request: GenerateRequest, sampling: Sampling
     ) -> Begun:
-        """Tell what a call runs with; tokens that it may not end with are shown as biases, as llama-server does.
+        """Return `begun` with the call's settings; end tokens that it ignores show as biases, as in llama-server.
 
         Raises CallFailed for a prompt that is too long to be told whole, where that is asked for.
         """
@@ -381,7 +381,7 @@ class CallDesk:
         return begun._replace(prompt=text[:most], sampling=ran)
 
     async def _prompt(self, call: LiveCall, submit: Submit) -> tuple[Sequence[int], int, Chain]:
-        """The prompt's tokens, how many of them are everybody's, and what its heads are. Raises CallFailed."""
+        """Return the prompt's tokens, how many of them all teams share, and its prefix hashes. Raises CallFailed."""
         if is_quick(submit.request):
             return self._tokens(submit)
         work = self._lane.run(submit.tenant, text_chars(submit.request), self._tokens, submit)
@@ -389,7 +389,7 @@ class CallDesk:
 
     async def _prepared(self, call: LiveCall, submit: Submit, work: Coroutine[None, None, Result]) -> Result:
         """Wait for a lane's work until nobody wants the call any more. Raises CallFailed."""
-        if call.listing.key not in self._calls:  # its caller left between two of them
+        if call.listing.key not in self._calls:  # its caller left between two jobs
             work.close()
             raise CallFailed(_cancelled(submit.call))
         task: asyncio.Future[Result] = asyncio.ensure_future(work)
@@ -402,7 +402,7 @@ class CallDesk:
             raise CallFailed(_cancelled(submit.call)) from None
         finally:
             call.preparing = None
-            del task  # an error knows this frame, and the task the error: that would be garbage with the whole prompt
+            del task  # an error refers to this frame, the task to the error: a cycle with the whole prompt
 
     def _tokens(self, submit: Submit) -> tuple[Sequence[int], int, Chain]:
         request = submit.request
@@ -418,7 +418,7 @@ class CallDesk:
         return tokens, num_public, chain_of(request, submit.tenant, self._adapter_hashes())
 
     def _sampling(self, asked: Sampling) -> Sampling:
-        """The caller's parameters over the model's defaults; what neither sets is left to the engine."""
+        """Return the caller's parameters over the model's defaults; those that neither sets are left to the engine."""
         if not self._defaults:
             return asked
         set_ = {name: value for name, value in asdict(asked).items() if value is not None}
@@ -430,7 +430,7 @@ class CallDesk:
         self._metrics.time_to_first_token.observe(story.first_token_at - story.began_at)
 
     def _file(self, event: CallEvent, call: LiveCall, step: int, frame: list[CallEvent]) -> None:
-        """The events that a call has one of."""
+        """Pass on an event that comes once per call."""
         listing, story = call.listing, call.story
         match event:
             case Started():
@@ -464,7 +464,7 @@ class CallDesk:
                 raise TypeError(f"an engine does not emit {type(event).__name__}")
 
     def _end_early(self, call: LiveCall, step: int, frame: list[CallEvent]) -> None:
-        """The one tool call that was asked for is complete: whatever the model would say next, nobody wants."""
+        """End a call whose one allowed tool call is complete: nobody wants what the model would write next."""
         key, story = call.listing.key, call.story
         timings = Timings(
             cache_n=story.num_cached_tokens,
@@ -486,13 +486,13 @@ class CallDesk:
     def _publish(self, book: GatewayBook, step: int, frame: list[CallEvent]) -> None:
         try:
             self._hub.publish(book, frame)
-        except Exception as error:  # noqa: BLE001 - most often it is one call's event that can't be said
+        except Exception as error:  # noqa: BLE001 - most often one call's event can't be encoded
             self._hub.publish(book, self._sayable(book, step, frame, error))
 
     def _sayable(self, book: GatewayBook, step: int, frame: list[CallEvent], failure: Exception) -> list[CallEvent]:
-        """Return the frame without the events of calls of which one can't be encoded; these calls end.
+        """Return the frame without the events of calls that have one which can't be encoded; these calls end.
 
-        Raises `failure` where every event can be: then it is no call's.
+        Raises `failure` where every event can be encoded: then it is no call's fault.
         """
         broken: dict[int, Exception] = {}
         for event in frame:
@@ -515,9 +515,9 @@ class CallDesk:
         return sayable
 
     def _break_off(self, call: LiveCall, step: int, frame: list[CallEvent], error: Exception) -> None:
-        """End one call that can't be told on. Raises `error` where it says that there is no memory: that is no call's.
+        """End one call whose answer can't be passed on. Raises `error` where memory is short: no call's fault.
 
-        Where its end had been filed before, that stands.
+        If the call has ended already, that end stands.
         """
         if is_shortage(error):
             raise error
@@ -530,12 +530,12 @@ class CallDesk:
             self._end(call, step, end)
 
     def _give_up(self, key: int) -> None:
-        """Nobody wants this call any more."""
+        """Drop a call that nobody wants any more."""
         if self._forget(key):
             self._engine.cancel(key)
 
     def _forget(self, key: int, end: Finished | Failed | None = None) -> bool:
-        """Whether the call was still there. `end`: how it ended; None: nobody wants it any more."""
+        """Forget a call; return whether it was still there. `end`: its last event; None: nobody wants it any more."""
         call = self._calls.pop(key, None)
         if not self._calls:
             self.idle.set()
@@ -549,7 +549,7 @@ class CallDesk:
 
 
 def _append_pieces(frame: list[CallEvent], call: LiveCall, pieces: list[Piece]) -> None:
-    """Parsed text as events; the first one takes credit for every token that was held back before it."""
+    """Append parsed text as events; the first one counts every token that was held back before it."""
     number, heads = call.listing.number, call.heads
     for piece in pieces:
         num_tokens, call.held_tokens = call.held_tokens, 0
@@ -564,20 +564,20 @@ def _append_pieces(frame: list[CallEvent], call: LiveCall, pieces: list[Piece]) 
 
 
 def _log_broken(whose: str, error: Exception) -> None:
-    """Log where an answer broke off. What the error says is left out: it may quote the answer."""
+    """Log where an answer broke off, without the error's message, which may quote the answer."""
     where = "".join(traceback.format_tb(error.__traceback__))
     logger.error("%s ends, its answer can't be told on: %s at\n%s", whose, type(error).__name__, where)
 
 
 def takes_long(sampling: Sampling) -> bool:
-    """Whether a sampler walks the vocabulary, tokenises texts or reads a long prompt before it draws."""
+    """Return whether a sampler walks the vocabulary, tokenises texts or reads a long prompt before it draws."""
     if sampling.dry_multiplier or any(isinstance(what, str) for what, _ in sampling.logit_bias or ()):
         return True
     return not 0 <= (sampling.repeat_last_n or 0) <= QUICK_LAST_N
 
 
 def _with_seed(sampling: Sampling) -> Sampling:
-    """The caller is to be told the seed, so it is drawn here and not by the engine."""
+    """Return the parameters with a seed: the caller is to be told it, so the engine does not draw it."""
     return sampling if sampling.seed is not None else replace(sampling, seed=secrets.randbelow(MAX_SEED + 1))
 
 

@@ -1,7 +1,7 @@
-"""What `GET /metrics` of a worker shows of its engine: slots, KV cells, caches, steps, adapters.
+"""The engine's part of a worker's `GET /metrics`: slots, KV cells, caches, steps, adapters.
 
-Read from the engine when somebody scrapes; nothing here costs a step anything. The set of metrics is always the same:
-what a worker does not have, a disk tier for one, is zero.
+It is read from the engine when somebody scrapes; nothing here costs a step anything. The set of metrics is always the
+same: those of a part that a worker lacks, such as a disk tier, are zero.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ PLAIN = (
     *(of_worker.DISK_BYTES, of_worker.DISK_FILES, of_worker.DISK_QUEUED),
     *(of_worker.ADAPTERS_LOADED, of_worker.ADAPTER_SWITCHES, of_worker.WORKER_SLOTS),
 )
-"""Those with no label but the model's name."""
+"""Metrics with no label but the model's name."""
 LABELLED = (of_worker.KV_CELLS, of_worker.PROMPT_SOURCES, of_worker.DISK_BLOCKS, of_worker.ADAPTER_LOADS)
-"""Those with one more."""
+"""Metrics with one more label."""
 
 
 class EngineMetrics:
-    """Made of two snapshots per scrape."""
+    """The engine's metrics, read from two snapshots per scrape."""
 
     def __init__(
         self, book: Book, model: str, load: Callable[[], EngineLoad], counters: Callable[[], EngineCounters]
@@ -51,7 +51,7 @@ class EngineMetrics:
         self._lora_info = book.gauge(of_worker.LORA_INFO)
 
     def read(self) -> None:
-        """Called at each scrape, in its thread."""
+        """Set all metrics. Called at each scrape, in its thread."""
         load, counters = self._load(), self._counters()
         for values in (_of_load(load), _of_steps(counters), _of_caches(counters), _of_adapters(counters)):
             for metric, value, *label in values:

@@ -1,7 +1,7 @@
-"""Learns from Redis that a gateway has died whose connection seems to stand: its machine is without power, say.
+"""Learns from Redis that a gateway has died though its connection seems to stand, as when its machine loses power.
 
-A gateway's beat (`keys.gateway`) that was there and is missing is a reason to doubt the connection, no proof: it is
-closed, once, and a gateway that lives is back within the grace period, with nothing lost. So a Redis that has lost
+A gateway's heartbeat (`keys.gateway`) that was there and is missing is a reason to doubt the connection, no proof: it
+is closed, once, and a gateway that lives is back within the grace period, with nothing lost. So a Redis that has lost
 its data, or that one gateway can't reach, costs a reconnection and no call.
 """
 
@@ -21,11 +21,11 @@ from workers.redis_trouble import NO_ANSWER
 logger = logging.getLogger(__name__)
 
 MISSED = 2
-"""Looks in a row that find no beat; gateways beat as often as they are looked for."""
+"""Checks in a row that find no heartbeat; gateways beat as often as they are checked."""
 
 
 class GatewayWatch:
-    """Of one worker; `run` beside its registration."""
+    """Watches the gateways of one worker, by `run`, in a task beside the worker's registration."""
 
     def __init__(
         self,
@@ -35,17 +35,17 @@ class GatewayWatch:
         *,
         interval_s: float = keys.GATEWAY_INTERVAL_S,
     ) -> None:
-        """`gateways`: the processes that are connected; `doubt` is told of one whose beats have stopped."""
+        """`gateways` returns the connected processes; `doubt` is called with one whose heartbeats have stopped."""
         self._redis = redis
         self._gateways = gateways
         self._doubt = doubt
         self._interval_s = interval_s
         self._seen: set[str] = set()
-        """Processes whose beat was there at some look."""
+        """Processes whose heartbeat was there at some check."""
         self._missed: Counter[str] = Counter()
 
     async def run(self) -> None:
-        """Looks until cancelled."""
+        """Check until cancelled."""
         this = asyncio.current_task()
         while this is None or not this.cancelling():  # as in `Registration.run`
             try:
@@ -65,7 +65,7 @@ class GatewayWatch:
             elif process in self._seen:
                 self._missed[process] += 1
                 if self._missed[process] >= MISSED:
-                    # Once: not again before its beats have come back and stopped anew.
+                    # Only once: not again before its heartbeats have come back and stopped anew.
                     self._seen.discard(process)
                     del self._missed[process]
                     logger.warning("gateway %s does not beat any more: its connection is closed", process)

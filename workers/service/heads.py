@@ -1,8 +1,8 @@
-"""Which beginnings of conversations are cached here, as the heads of `workers.protocol.prefixes`, for the gateways.
+"""The prefix hashes (heads of `workers.protocol.prefixes`) of the conversations cached here, for the gateways.
 
-A call's heads are entered when it begins, and those of its answer when it ends, so that the next turn finds them. How
-many tokens lie before a head is known at the ends of requests and answers and estimated by bytes between them. The
-engine tells what is left of a conversation; heads behind which nothing is left are dropped. One loop's own.
+A call's heads are entered when it begins, and those of its answer when it ends, so that the next turn finds them. The
+number of tokens before a head is known at the ends of requests and answers, and estimated by bytes between them. The
+engine tells what is left of a conversation; heads of which nothing is left are dropped. For one event loop.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from workers.protocol.prefixes import Chain, Prefix, prefix_after
 from workers.protocol.requests import GenerateRequest, ToolCall
 
 LEAST_SHARE = 0.5
-"""A head is kept if at least so much of what lies between it and the one before it is cached."""
+"""A head is kept if at least this share of the tokens between it and the one before it is cached."""
 
 NEWS_SHARE = 1 / 16
-"""A head's tokens are told anew when they have changed by more than this."""
+"""A head's tokens are told anew when they have changed by more than this share."""
 
 
 class Census(Protocol):
-    """What is needed of `workers.engine.census.CensusDoor`."""
+    """The part of `workers.engine.census.CensusDoor` that is needed here."""
 
     def take(self) -> Iterable[Found]: ...
     def forget(self, keys: Iterable[int]) -> None: ...
@@ -41,9 +41,9 @@ class Census(Protocol):
 class _Conversation:
     key: int
     heads: list[int]
-    """Shallow to deep; some may be another conversation's by now, or dropped."""
+    """Heads, shallow to deep; some may be another conversation's by now, or dropped."""
     places: list[int]
-    """Tokens before each of them."""
+    """Tokens before each head."""
     num_own: int = 0
     found: Found | None = None
 
@@ -51,35 +51,35 @@ class _Conversation:
 @dataclass(slots=True, eq=False)
 class _Head:
     owner: _Conversation
-    """The last one that had it: all that have it have the same tokens before it."""
+    """The conversation that used the head last: all that have it have the same tokens before it."""
     place: int
     is_exact: bool
     num_cached: int
 
 
 class HeadBook:
-    """The heads that are used longest ago make room for new ones."""
+    """The heads of this worker. Those that were used longest ago make room for new ones."""
 
     def __init__(self, max_heads: int = MAX_HEADS) -> None:
         self.max_heads = max_heads
         self._census: Census | None = None
         self._heads: OrderedDict[int, _Head] = OrderedDict()
-        """In the order of their last use, the deeper of two first."""
+        """Heads in the order of their last use, the deeper of two first."""
         self._conversations: dict[int, _Conversation] = {}
         self._changed: set[int] = set()
         self._told: dict[int, int] = {}
 
     def connect(self, census: Census) -> None:
-        """Until then what was entered stays."""
+        """Begin to ask the engine what is left; until then all that was entered stays."""
         self._census = census
 
     @property
     def told(self) -> Mapping[int, int]:
-        """Head -> tokens cached behind it, as of the last `take`."""
+        """Head -> cached tokens of its prefix, as of the last `take`."""
         return self._told
 
     def take(self) -> tuple[dict[int, int], tuple[int, ...]]:
-        """What has come, or changed, and what has gone since the last time."""
+        """Return the heads that came or changed, with their cached tokens, and those that went since the last call."""
         if self._census is not None:
             gone = [found.key for found in self._census.take() if not self._hear(found)]
             if gone:
@@ -98,9 +98,9 @@ class HeadBook:
         return added, tuple(dropped)
 
     def enter(self, key: int, prefix: Prefix, points: Sequence[tuple[int, int]], *, guessed: bool = False) -> None:
-        """A conversation as it is now. `points`: (bytes, tokens) that are known, ascending, its end the last of them.
+        """Enter a conversation as it is now. `points`: known pairs (bytes, tokens), ascending, the last one its end.
 
-        More of one that is known by this key adds to it. `guessed`: the last point is none to reckon with later.
+        A known key's conversation is added to. `guessed`: the last point is an estimate, not to be used later.
         """
         exact = {at for at, _ in (points[:-1] if guessed else points)}
         heads, places = list(prefix.digests), self._places(prefix, points)
@@ -118,7 +118,7 @@ class HeadBook:
             self._forget(known)
 
     def check_integrity(self) -> None:
-        """Raises AssertionError where the book contradicts itself."""
+        """Raise AssertionError where the book contradicts itself."""
         owned: dict[int, int] = {}
         for digest, head in self._heads.items():
             owned[head.owner.key] = owned.get(head.owner.key, 0) + 1
@@ -130,7 +130,7 @@ class HeadBook:
             raise AssertionError(f"{len(self._heads)} heads, {self.max_heads} may be")
 
     def _hear(self, found: Found) -> bool:
-        """-> whether anyone wants to hear more of the conversation."""
+        """Take what is left of a conversation; return whether to hear more of it."""
         conversation = self._conversations.get(found.key)
         if conversation is None:
             return False
@@ -141,7 +141,7 @@ class HeadBook:
         return conversation.num_own > 0
 
     def _places(self, prefix: Prefix, points: Sequence[tuple[int, int]]) -> list[int]:
-        """Tokens before each head: exact where an earlier turn ended, in proportion to the bytes between."""
+        """Return the tokens before each head: exact where an earlier turn ended, in proportion to bytes in between."""
         known = {0: 0, **dict(points)}
         end = points[-1][0]
         for digest, at in zip(prefix.digests, prefix.ends, strict=True):
@@ -171,7 +171,7 @@ class HeadBook:
         self._heads.move_to_end(digest)
 
     def _settle(self, conversation: _Conversation) -> None:
-        """What is cached behind each of the conversation's heads; those that say nothing new are dropped."""
+        """Count the cached tokens of each of the conversation's heads; those that say nothing new are dropped."""
         found, deepest, before = conversation.found, 0, 0
         for digest, place in zip(conversation.heads, conversation.places, strict=True):
             num_cached = _cached(found, place)
@@ -196,18 +196,18 @@ class HeadBook:
             self._forget(owner)
 
     def _forget(self, conversation: _Conversation) -> None:
-        """Nothing of it is its own any more."""
+        """Forget a conversation that owns no head any more."""
         if self._conversations.pop(conversation.key, None) is not None and self._census is not None:
             self._census.forget((conversation.key,))
 
 
 class CallHeads:
-    """One call's part of the book, from its submit to its end."""
+    """Enters one call's heads into the book, from its submit to its end."""
 
     __slots__ = ("_book", "_chain", "_key", "_num_tokens", "_pieces", "_prefix", "_request", "add")
 
     def __init__(self, book: HeadBook, key: int, request: GenerateRequest, chain: Chain, num_tokens: int) -> None:
-        """`chain`: of the request. `num_tokens`: of the prompt."""
+        """`chain`: the request's hash chain. `num_tokens`: tokens of the prompt."""
         self._book = book
         self._key = key
         self._request = request
@@ -216,19 +216,19 @@ class CallHeads:
         self._num_tokens = num_tokens
         self._pieces: list[Piece] = []
         self.add: Callable[[Piece], None] = self._pieces.append
-        """More of the answer; a token takes 50 ns."""
+        """Adds a piece of the answer; a token takes 50 ns."""
 
     @property
     def num_bytes(self) -> int:
-        """Of the request."""
+        """Bytes of the request's conversation."""
         return self._prefix.num_bytes
 
     def started(self) -> None:
-        """Its prompt is being computed: others that come now share what there is."""
+        """Enter the prompt, which is being computed now: calls that come from now on can share it."""
         self._book.enter(self._key, self._prefix, [(self._prefix.num_bytes, self._num_tokens)])
 
     def finished(self, usage: Usage) -> None:
-        """The next turn begins with all of this, but for thoughts: most templates do not show them again."""
+        """Enter prompt and answer, with which the next turn begins, without thoughts: few templates show them again."""
         text = "".join(piece.text for piece in self._pieces if isinstance(piece, ContentPiece))
         has_thought = any(isinstance(piece, ReasoningPiece) for piece in self._pieces)
         prefix = prefix_after(self._chain, self._request, text, _calls(self._pieces))
@@ -247,7 +247,7 @@ def _calls(pieces: Iterable[Piece]) -> tuple[ToolCall, ...]:
 
 
 def _merged(known: _Conversation, heads: list[int], places: list[int]) -> tuple[list[int], list[int]]:
-    """The heads of what a conversation was before, which may have ended otherwise, among the new ones."""
+    """Return a conversation's old heads, where it may have ended differently, merged with its new ones."""
     new = set(heads)
     left = [(place, head) for head, place in zip(known.heads, known.places, strict=True) if head not in new]
     if not left:
@@ -257,11 +257,11 @@ def _merged(known: _Conversation, heads: list[int], places: list[int]) -> tuple[
 
 
 def _cached(found: Found | None, place: int) -> int:
-    """Of the first `place` tokens; None: all of them, as far as is known."""
+    """Return how many of the first `place` tokens are cached. `found` None: all of them, as far as is known."""
     if found is None:
         return place
     if found.stops is None:
         return min(place, found.num_known)
-    # A place is an estimate: a stop right behind it is the one that is meant.
+    # A place is an estimate: a stop slightly after it is the right one.
     number = bisect_right(found.stops, place + place // 32 + 8)
     return found.stops[number - 1] if number else 0

@@ -1,7 +1,7 @@
-"""A worker's place in Redis: its heartbeat, the heads of what it caches, and news of both as they change.
+"""Registers a worker in Redis: its heartbeat, the prefix hashes (heads) of its cache, and news of both.
 
-Serving does not depend on any of it: while Redis is away the worker goes on, and is back in the fleet with the first
-beat that gets through.
+Serving does not depend on Redis: while it is away the worker goes on, and is back in the fleet with the first beat that
+gets through.
 """
 
 from __future__ import annotations
@@ -23,27 +23,27 @@ from workers.protocol.news import FIELD, Load, News, pack_heads, pack_version, s
 from workers.redis_trouble import NO_ANSWER, is_of_one_name, remedy_for
 
 REDIS_TIMEOUT_S = 1.0
-"""For connecting, and for one answer: below the heartbeat's lifetime, so that a slow Redis is noticed in time."""
+"""Bound on connecting, and on one answer: below the heartbeat's lifetime, so that a slow Redis is noticed in time."""
 
 NEWS_RATE = 2000.0
-"""Entries of all workers of a model together, per second: many workers tell less often."""
+"""Most entries per second of all workers of a model together: where there are many, each tells less often."""
 
 HEADS_INTERVAL_S = 2.0
-"""All heads are written no more often; between, news say what has changed."""
+"""Least seconds between two writings of all heads; in between, news tell the changes."""
 
 HEADS_RATE = 20e6
-"""Bytes that all workers of a model write of them together, per second."""
+"""Most bytes of heads per second that all workers of a model write together."""
 
 logger = logging.getLogger(__name__)
 
 
 def connect(url: str) -> Redis:
-    """A client that fails fast and does not retry by itself: the next beat is the retry. Raises BadRedisUrl."""
+    """Return a client that fails fast and never retries: the next beat is the retry. Raises BadRedisUrl."""
     return redis_link.connect(url, timeout_s=REDIS_TIMEOUT_S, retries=0)
 
 
 class Heads(Protocol):
-    """What is needed of `workers.service.heads.HeadBook`."""
+    """The part of `workers.service.heads.HeadBook` that is needed here."""
 
     @property
     def told(self) -> Mapping[int, int]: ...
@@ -51,44 +51,44 @@ class Heads(Protocol):
 
 
 class Registration:
-    """Keeps one worker's record alive, and tells its news. `read` gives the present heartbeat, without blocking.
+    """Keeps one worker's record alive, and tells its news. `read` returns the present heartbeat, without blocking.
 
-    Written first is the record, so that a gateway that misses an entry finds a record that is no older. What could not
-    be told is told by the next record and heads: the entry's number is lost, by which gateways notice.
+    The record is written first, so that a gateway that misses an entry finds a record that is no older. An entry that
+    could not be sent is covered by the next record and heads: gateways notice by the missing number.
     """
 
     def __init__(self, redis: Redis, secret: str, read: Callable[[], Heartbeat], heads: Heads | None = None) -> None:
-        """`secret`: seals what is written. `heads`: None for a worker that caches no conversations."""
+        """`secret`: makes the seals. `heads`: None for a worker that caches no conversations."""
         self._redis = redis
         self._secret = secret
         self._read = read
         self._heads = heads
         self._hurry = asyncio.Event()
         self._announced: tuple[bool, dict[str, str]] | None = None
-        """What the fleet was last told: nothing, or whether the worker drains and which adapters it has."""
+        """The state that the fleet was last told: whether the worker drains, and its adapters; None: nothing yet."""
         self._version = 0
         self._told: tuple[Load, bool] | None = None
-        """What the last entry of news said of load and draining."""
+        """Load and draining in the last entry of news."""
         self._heads_changed = True
-        """Since they were last written as a whole; until then only their number is."""
+        """Whether heads changed since all were last written; if not, only the version's number is."""
         self._heads_bytes = 0
         self._beat_at = self._news_at = self._heads_at = 0.0
-        """When each is due, `time.monotonic` seconds."""
+        """time.monotonic() at which beat, news and heads are due."""
         self._waits = False
-        """Whether the log has it that Redis is not there."""
+        """Whether a log line has said that Redis does not answer."""
         self._fleet = 1
-        """Workers of the model, as Redis last knew."""
+        """Number of workers of the model, as Redis last told."""
         self.registered = asyncio.Event()
         """Set once the first beat has got through."""
 
     def hurry(self) -> None:
-        """Something changed that the fleet should know now."""
+        """Have a beat sent now, since something changed that the fleet should know."""
         self._hurry.set()
 
     async def run(self) -> None:
-        """Beats until cancelled."""
+        """Send beats and news until cancelled."""
         this = asyncio.current_task()
-        # Asked each round: redis-py can swallow a cancellation before Python 3.12 (python/cpython#86296).
+        # Checked each round: redis-py can swallow a cancellation before Python 3.12 (python/cpython#86296).
         while this is None or not this.cancelling():
             try:
                 await self._tell()
@@ -114,7 +114,7 @@ class Registration:
                 continue
 
     async def _clear(self) -> None:
-        """Takes away what somebody else has put under this worker's own names, so that the next beat can be written."""
+        """Delete other types of data under this worker's own names, so that the next beat can be written."""
         mine = self._read()
         record, heads = keys.worker(mine.model, mine.worker), keys.worker_heads(mine.model, mine.worker)
         with contextlib.suppress(*NO_ANSWER):
@@ -124,7 +124,7 @@ class Registration:
                     await self._redis.delete(name)
 
     async def leave(self) -> None:
-        """Takes the record away, unless a successor in the same place has written its own."""
+        """Delete the record, unless a successor in the same place has written its own."""
         mine = self._read()
         name = keys.worker(mine.model, mine.worker)
         try:
@@ -137,7 +137,7 @@ class Registration:
             logger.warning("could not take the record %s out of Redis (%s); it expires by itself", name, error)
 
     async def _tell(self) -> None:
-        """What is due: the record, an entry of news, all heads."""
+        """Write whatever is due: the record, an entry of news, all heads."""
         now, beat = time.monotonic(), self._read()
         hurries = self._hurry.is_set() or (beat.draining, beat.adapter_hashes) != self._announced
         self._hurry.clear()
@@ -153,7 +153,7 @@ class Registration:
         await self._spread(beat, news, registers=beats)
 
     def _next_news(self, beat: Heartbeat) -> News | None:
-        """None where nothing has changed."""
+        """Return the next entry of news; None where nothing has changed."""
         added, dropped = self._heads.take() if self._heads is not None else ({}, ())
         if not added and not dropped and (beat.load, beat.draining) == self._told:
             return None
@@ -172,7 +172,7 @@ class Registration:
         )
 
     async def _write(self, beat: Heartbeat, *, with_heads: bool) -> None:
-        """The record, and with it the heads or at least their lifetime."""
+        """Write the record, and with it the heads or at least their lifetime."""
         name, heads = keys.worker(beat.model, beat.worker), keys.worker_heads(beat.model, beat.worker)
         ttl_ms, record = int(keys.HEARTBEAT_TTL_S * 1000), record_of(beat, self._secret)
         async with self._redis.pipeline(transaction=True) as pipe:
@@ -194,12 +194,12 @@ class Registration:
         if with_heads:
             self._heads_changed = False
         elif self._heads is not None and num_bytes != self._heads_bytes:  # Redis has lost them
-            # A number is left out, for those who have read what was there since.
+            # A number is left out, so that gateways which have read the heads since read them again.
             self._version += 1
             self._heads_changed, self._heads_at, self._told = True, 0.0, None
 
     async def _spread(self, beat: Heartbeat, news: News | None, *, registers: bool) -> None:
-        """What does not lie with the model's keys."""
+        """Write the names that do not lie with the model's keys."""
         async with self._redis.pipeline(transaction=False) as pipe:
             if registers:
                 pipe.sadd(keys.MODELS, beat.model)
@@ -210,7 +210,7 @@ class Registration:
             if isinstance(answer, NO_ANSWER):
                 if not is_of_one_name(answer):
                     raise answer
-                # These names are everybody's: gateways say what lies there, and find this worker without.
+                # These names are shared: gateways report what lies there, and find this worker without them.
                 logger.debug("could not tell all of the fleet: %s", answer)
         announced = beat.draining, beat.adapter_hashes
         if announced == self._announced:

@@ -1,7 +1,7 @@
-"""Work that takes a thread for longer than an instant, a few jobs at a time and the teams in turn.
+"""Runs jobs that take longer than an instant on threads, a few at a time, with teams in turn.
 
-A crowd of one team's questions waits behind itself: the teams take turns, no team has all threads at once, and what
-waits is bounded per team, in all, in bytes and in time. A job whose caller left while it waited never runs.
+Many requests of one team wait behind each other: the teams take turns, no team has all threads at once, and waiting
+jobs are bounded per team, in all, in bytes and in time. A job whose caller left while it waited never runs.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ Result = TypeVar("Result")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LaneBounds:
-    """Bound what may wait for a thread of a lane; what runs does not count."""
+    """Bounds on the jobs that wait for a thread of a lane; running ones do not count."""
 
     jobs_per_team: int = 128
     jobs: int = 512
     bytes_per_team: int = 64 << 20
-    """Of what the jobs keep in memory while they wait, as far as their callers say."""
+    """Bytes of memory that a team's waiting jobs keep, as far as their callers tell."""
     bytes: int = 256 << 20
     wait_s: float = 30.0
 
@@ -41,7 +41,7 @@ FORMS_AT_ONCE = 3
 FEWEST_AT_ONCE, MOST_AT_ONCE = 2, 8
 
 LARGE_BYTES, TIDY_AFTER_S = 128 << 10, 1.0
-"""So long after a job of so many bytes what is free is given back to the system."""
+"""A job of at least so many bytes has free memory given back to the system so many seconds after it."""
 
 
 @dataclass(slots=True, eq=False)
@@ -54,7 +54,7 @@ class _Waiting:
 
 @dataclass(slots=True, eq=False)
 class _Team:
-    """The jobs of one team that wait, in their order."""
+    """The waiting jobs of one team, in their order."""
 
     waiting: deque[_Waiting] = field(default_factory=deque)
     num_bytes: int = 0
@@ -64,8 +64,8 @@ class FairLane:
     """Runs jobs on threads. For one event loop."""
 
     def __init__(self, doing: str, *, at_once: int, bounds: LaneBounds | None = None) -> None:
-        """`doing`: what its jobs do, as callers are told (`tokenising`). `at_once`: threads; a team has at most all but
-        one of them, so that the next team need not wait for the slowest job of another.
+        """`doing`: the jobs' work, for messages to callers (`tokenising`). `at_once`: threads; a team has at most all
+        but one of them, so that the next team need not wait for the slowest job of another.
         """
         self._doing = doing
         self._at_once = at_once
@@ -75,7 +75,7 @@ class FairLane:
         self._running: Counter[str] = Counter()
         self._num_running = 0
         self._line: dict[str, _Team] = {}
-        """Teams with jobs that wait; the one whose turn is next comes first."""
+        """Teams with waiting jobs; the one whose turn is next comes first."""
         self._num_waiting = self._num_bytes = 0
         self._tidying: asyncio.TimerHandle | None = None
 
@@ -90,10 +90,10 @@ class FairLane:
     async def run(
         self, team: str, num_bytes: int, work: Callable[P, Result], *args: P.args, **named: P.kwargs
     ) -> Result:
-        """Return what `work` returns, or raise what it raises. Cancelling drops the job where it still waits; one that
-        runs keeps its thread until it ends.
+        """Run `work` on a thread; return or raise what it does. Cancelling drops a job that still waits; a running one
+        keeps its thread until it ends.
 
-        `num_bytes`: what the job keeps in memory while it waits. Raises CallFailed (BUSY) at once where too much waits,
+        `num_bytes`: memory that the job keeps while it waits. Raises CallFailed (BUSY) at once where too much waits,
         and where no thread is free in time.
         """
         await self._turn(team, num_bytes)
@@ -108,8 +108,8 @@ class FairLane:
             # Cancelling the future would free the place while the thread still works.
             return await asyncio.shield(job)
         finally:
-            # An error knows this frame, and the job the error: with the job here, what was asked would wait for the
-            # collector of cycles.
+            # An error refers to this frame, and the job to the error: with the job here, the request would stay in
+            # memory until the collector of cycles runs.
             del job
             if num_bytes >= LARGE_BYTES and self._tidying is None:
                 self._tidying = asyncio.get_running_loop().call_later(TIDY_AFTER_S, self._tidy)
@@ -143,7 +143,7 @@ class FairLane:
             raise
 
     def _check(self, team: str, num_bytes: int) -> None:
-        """Raises CallFailed."""
+        """Raise CallFailed where too much waits already."""
         bounds, own = self._bounds, self._line.get(team) or _Team()
         if len(own.waiting) >= bounds.jobs_per_team:
             raise _busy(f"{bounds.jobs_per_team} requests of your team wait for {self._doing} on this worker already")
@@ -164,16 +164,16 @@ class FairLane:
         self._num_bytes += waiting.num_bytes
 
     def _give_up(self, team: str, waiting: _Waiting) -> None:
-        """The caller left or has waited for too long."""
+        """Drop a job whose caller left or has waited for too long."""
         if waiting.turn.done() and not waiting.turn.cancelled():
-            self._free(team)  # its turn had come in the same moment
+            self._free(team)  # its turn came at the same moment
             return
         self._remove(team, waiting)
 
     def _remove(self, team: str, waiting: _Waiting) -> None:
         own = self._line.get(team)
         if own is None or waiting not in own.waiting:
-            return  # it was passed over in the moment in which its caller left
+            return  # `_free` dropped it at the moment in which its caller left
         own.waiting.remove(waiting)
         own.num_bytes -= waiting.num_bytes
         self._num_waiting -= 1
@@ -187,11 +187,11 @@ class FairLane:
 
     def _leave(self, team: str, job: asyncio.Future[Result]) -> None:
         if not job.cancelled():
-            job.exception()  # nobody may be left to hear of it
+            job.exception()  # marks it as seen: its caller may be gone
         self._free(team)
 
     def _free(self, team: str) -> None:
-        """Give the place to the next team that may have it."""
+        """Give a thread's place to the next team that may have it."""
         self._num_running -= 1
         self._running[team] -= 1
         if not self._running[team]:
@@ -211,7 +211,7 @@ class FairLane:
 
 
 def prompts_at_once() -> int:
-    """Return how many prompts a worker makes at a time: one for two of its cores.
+    """Return how many prompts a worker makes at a time: one for every two of its cores.
 
     It has as many processes for templates, and as many for long texts.
     """
@@ -220,7 +220,7 @@ def prompts_at_once() -> int:
 
 
 def prompt_lane() -> FairLane:
-    """Return the lane in which a worker makes prompts: from messages text, from text tokens."""
+    """Return the lane in which a worker makes prompts: renders templates and tokenises."""
     return FairLane("tokenising", at_once=prompts_at_once())
 
 

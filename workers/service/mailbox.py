@@ -1,4 +1,4 @@
-"""How steps get from the engine's thread to the event loop: one wake-up at a time, however far behind the loop is."""
+"""Hands steps from the engine's thread to the event loop: one wake-up at a time, however far behind the loop is."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from workers.protocol.events import CallEvent
 
 
 class Mailbox:
-    """`put` is for the engine's thread; `deliver` is called on the loop, with all that has come since."""
+    """A queue of steps. `put` is for the engine's thread; `deliver` is called on the loop, with all queued steps."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
@@ -22,14 +22,14 @@ class Mailbox:
         self._deliver = deliver
 
     def put(self, step: int, events: list[CallEvent]) -> None:
-        """Never blocks. After the loop has closed, steps are dropped."""
+        """Queue a step's events. Never blocks. After the loop has closed, steps are dropped."""
         self._steps.append((step, events))
         if not self._scheduled:
             self._scheduled = True
             self._wake()
 
     def flush(self) -> None:
-        """Delivers what has come so far; on the loop."""
+        """Deliver all queued steps; on the loop."""
         self._scheduled = False  # first, so that a step put from here on wakes the loop again
         steps = self._steps
         if self._deliver is None or not steps:

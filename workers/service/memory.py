@@ -1,4 +1,4 @@
-"""How many KV cells a worker may have: what was asked for, or as much of slots x context as fits the memory."""
+"""Plans a worker's KV cells: the number that was asked for, or as much of slots x context as fits the memory."""
 
 from __future__ import annotations
 
@@ -9,22 +9,22 @@ from pathlib import Path
 from workers.protocol.catalog import MAX_KV_TOKENS
 
 MACHINE_SHARE = 0.8
-"""Of the memory that is free now, for the KV caches of all workers of the machine: they start at the same time."""
+"""Share of the free memory for the KV caches of all workers of the machine, which start at the same time."""
 
 WORKER_SHARE = 0.4
-"""The most that one worker takes of it, even alone: the model and what is computed need room too."""
+"""Most of it that one worker takes, even alone: the model and its computations need room too."""
 
 BITS = {"f32": 32.0, "f16": 16.0, "bf16": 16.0, "q8_0": 8.5, "q5_1": 6.0, "q5_0": 5.5, "q4_1": 5.0, "q4_0": 4.5}
 BITS["iq4_nl"] = 4.5
-"""Per cached number, block scales included. Source: ggml-common.h of llama.cpp."""
+"""Bits per cached number, block scales included. Source: ggml-common.h of llama.cpp."""
 
 
 @dataclass(frozen=True, slots=True)
 class KvShape:
-    """What one token takes in the cache of one model."""
+    """The shape of one token in the KV cache of a model."""
 
     num_kv_heads: Sequence[int]
-    """Per layer."""
+    """Number of KV heads of each layer."""
     key_length: int
     value_length: int
 
@@ -38,21 +38,21 @@ class KvPlan:
     n_ctx: int
     kv_tokens: int
     reason: str
-    """Why it is less than asked for; empty if it is not."""
+    """Why the plan is less than was asked for; empty if it is not."""
 
 
 def share(workers: int) -> float:
-    """What one of this many workers on a machine may take of its free memory."""
+    """Return the share of a machine's free memory that one of this many workers may take."""
     return min(WORKER_SHARE, MACHINE_SHARE / workers)
 
 
 def plan_kv(
     *, slots: int, n_ctx: int, kv_tokens: int, bytes_per_token: float, free_bytes: int | None, workers: int
 ) -> KvPlan:
-    """`kv_tokens` 0 asks for slots x n_ctx, reduced to fit a share of `free_bytes` (None: unknown, taken to be enough).
+    """Plan the cells. `kv_tokens` 0 asks for slots x n_ctx, reduced to fit a share of `free_bytes` (None: unknown,
+    taken to be enough). `workers`: how many share the machine.
 
-    `workers` is how many share the machine. A number that was asked for is taken as it is: whether it fits shows when
-    it is allocated.
+    A number that was asked for is taken as it is: whether it fits shows when it is allocated.
     """
     wanted = min(kv_tokens or slots * n_ctx, MAX_KV_TOKENS)
     reason = ""
@@ -71,7 +71,7 @@ def plan_kv(
 
 
 def outputs_too_large(*, n_vocab: int, n_ubatch: int, free_bytes: int | None) -> str:
-    """Why the outputs of a micro-batch whose every token is one do not fit main memory; empty if they do.
+    """Return why the outputs of a micro-batch, with one per token, do not fit main memory; empty if they do.
 
     llama.cpp keeps room for their logits, needed or not (`output_reserve` in llama-context.cpp).
     """
@@ -85,7 +85,7 @@ def outputs_too_large(*, n_vocab: int, n_ubatch: int, free_bytes: int | None) ->
 
 
 def free_bytes() -> int | None:
-    """Memory that this process could still take: of the machine and of its control group. None where nobody says."""
+    """Return the bytes that this process could still take, of the machine and its control group; None: unknown."""
     found = [value for value in (_machine_free(), _group_free()) if value is not None]
     return min(found) if found else None
 
@@ -98,7 +98,7 @@ def _machine_free() -> int | None:
 
 
 def _group_free() -> int | None:
-    """Source: "Control Group v2" of the Linux kernel's documentation."""
+    """Return the control group's free bytes. Source: "Control Group v2" of the Linux kernel's documentation."""
     limit, used = _read("/sys/fs/cgroup/memory.max").strip(), _read("/sys/fs/cgroup/memory.current").strip()
     if not limit.isdigit() or not used.isdigit():
         return None

@@ -1,7 +1,7 @@
-"""What `GET /metrics` of a worker shows, as `workers.protocol.metrics.of_worker` declares it.
+"""The metrics of a worker's `GET /metrics`, as `workers.protocol.metrics.of_worker` declares them.
 
-This is what is known of calls; of the engine: `workers.service.engine_metrics`. Counts per token are plain integers
-here and are written down when somebody scrapes.
+This module has those of calls; `workers.service.engine_metrics` has those of the engine. Counts per token are plain
+integers here and are written down when somebody scrapes.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from workers.service.engine_metrics import EngineMetrics
 FORM_OUTCOMES = ("compiled", "reused", "refused")
 
 PACE_S = 30.0
-"""A finished call weighs half in the present pace after this long."""
+"""Seconds after which a finished call weighs half in the present pace."""
 
 
 class Pace:
@@ -41,7 +41,7 @@ class Pace:
 
     @property
     def per_second(self) -> float:
-        """0 before the first call."""
+        """Tokens per second; 0 before the first call."""
         return self._tokens / self._seconds if self._seconds else 0.0
 
 
@@ -72,8 +72,8 @@ class WorkerMetrics:
         draining: Callable[[], bool] = bool,
         devices: Callable[[], Sequence[DeviceMemory]] = tuple,
     ) -> None:
-        """`forms`: what became of the forms that answers were to be kept to, as `FORM_OUTCOMES`. All of the functions
-        are asked at each scrape, in its thread.
+        """`forms` returns the number of forms for answers by outcome (`FORM_OUTCOMES`). All of the functions are called
+        at each scrape, in its thread.
         """
         self.prompt_tokens = 0
         self.computed_prompt_tokens = 0
@@ -125,7 +125,7 @@ class WorkerMetrics:
         self._success.inc(self._model, reason.value)
 
     def pooled(self, num_tokens: int, e2e_s: float) -> None:
-        """A call for vectors or scores was answered."""
+        """Count an answered call for vectors or scores."""
         self.prompt_tokens += num_tokens
         self.computed_prompt_tokens += num_tokens
         self._prompt_ms += e2e_s * 1e3
@@ -134,7 +134,7 @@ class WorkerMetrics:
         self._request_prompt_tokens.observe(num_tokens)
 
     def render(self) -> bytes:
-        """Prometheus' text format."""
+        """Return all metrics in Prometheus' text format."""
         return self.book.render()
 
     def _read(self) -> None:
@@ -162,7 +162,7 @@ class WorkerMetrics:
 
 
 class OfCalls:
-    """What is counted as plain numbers."""
+    """The metrics that are counted as plain numbers."""
 
     def __init__(self, book: Book) -> None:
         self.prompt_tokens = book.counter(of_worker.PROMPT_TOKENS)

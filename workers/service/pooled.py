@@ -1,4 +1,4 @@
-"""The desk for pooled work: makes tokens of what is asked, hands them to the engine, and waits for the whole answer.
+"""The desk for pooled work: tokenises the inputs, hands them to the engine, and waits for the whole answer.
 
 Runs on the event loop; `tell` is for the engine's thread.
 """
@@ -29,24 +29,24 @@ from workers.service.call_story import ANSWERED, Stories
 from workers.service.lanes import FairLane, prompt_lane
 
 MAX_QUERY_CHARS = 8 << 20
-"""Of a query, as often as there are documents: it is read again with each of them."""
+"""Most characters of a query times the number of documents: it is tokenised again with each of them."""
 
 
 class Inputs(Protocol):
-    """Text to tokens, from any thread."""
+    """Turns texts into tokens, on any thread."""
 
     def of_text(self, text: str, *, add_special: bool = True) -> Sequence[int]: ...
     def of_pair(self, query: str, document: str) -> Sequence[int]: ...
 
 
 class Engine(Protocol):
-    """What the desk needs of an engine; what comes of a call goes to `PooledDesk.tell`."""
+    """The engine, as the desk needs it; the outcome of a call goes to `PooledDesk.tell`."""
 
     def submit(self, request: PooledRequest) -> None:
-        """Takes the call, without waiting. Raises CallFailed."""
+        """Take the call, without waiting. Raises CallFailed."""
 
     def cancel(self, key: int) -> None:
-        """Ends the call before the next step; unknown keys are ignored."""
+        """End the call before the next step; unknown keys are ignored."""
 
 
 class WholeEngine(Engine, Protocol):
@@ -65,24 +65,24 @@ class WholeEngine(Engine, Protocol):
 
 @dataclass(frozen=True, slots=True)
 class PooledAnswer:
-    """What came of a call. Its vectors stay where the engine has put them until they are written."""
+    """The answer to a call. Its vectors stay where the engine has put them until they are written."""
 
     head: PoolResult
-    """All but the vectors."""
+    """The result without the vectors."""
     vectors: tuple[Vectors, ...]
-    """Of each input."""
+    """Vectors of each input."""
 
     def parts(self) -> Iterator[bytes]:
-        """Yield the `PoolResult` as JSON: in one piece 32 MiB held the event loop for 66 ms."""
+        """Yield the `PoolResult` as JSON in parts: in one piece 32 MiB held the event loop for 66 ms."""
         buffers = (np.ascontiguousarray(one, dtype="<f4").reshape(-1).view(np.uint8).data for one in self.vectors)
         return struct_parts(self.head, {"vectors": base64_parts(buffers)})
 
 
 class PooledDesk:
-    """Every call of a worker that does pooled work. Build it on the running loop, and connect its engine."""
+    """All calls of a worker that does pooled work. Build it on the running loop, and connect its engine."""
 
     def __init__(self, inputs: Inputs, *, pooling: Pooling, width: int, lane: FairLane | None = None) -> None:
-        """`lane`: where long inputs are tokenised; None: one of its own."""
+        """`lane`: threads on which long inputs are tokenised; None: the desk makes its own."""
         self.kind: PoolKind = "rank" if pooling is Pooling.RANK else "embed"
         self.draining = False
         self.idle = asyncio.Event()
@@ -95,7 +95,7 @@ class PooledDesk:
         self._lane = lane or prompt_lane()
         self._engine: Engine | None = None
         self._longest = 0
-        """Tokens in one input that the engine takes."""
+        """Most tokens of one input that the engine takes."""
         self._observe: Callable[[int, float], None] = _ignore
         self._stories = Stories()
         self._keys = itertools.count(1)
@@ -106,16 +106,16 @@ class PooledDesk:
         return len(self._calls)
 
     def connect(self, engine: WholeEngine) -> TextRefused:
-        """-> the same engine, as the rest of the process sees it."""
+        """Connect the engine; return it as the rest of the process sees it."""
         self._engine, self._longest = engine, engine.n_ctx
         return TextRefused(engine, self.kind)
 
     def follow(self, observe: Callable[[int, float], None], stories: Stories) -> None:
-        """`observe(num_tokens, seconds)` hears of every call that was answered."""
+        """Have `observe(num_tokens, seconds)` called for every answered call, and calls recorded in `stories`."""
         self._observe, self._stories = observe, stories
 
     async def pool(self, request: PoolRequest) -> PooledAnswer:
-        """The whole answer. Raises CallFailed. Cancelling ends the call before the engine's next step."""
+        """Return the whole answer. Raises CallFailed. Cancelling ends the call before the engine's next step."""
         if self.draining or self._engine is None:
             raise CallFailed(Failure(FailureCode.DRAINING, "this worker is stopping and takes no new calls"))
         self._check(request)
@@ -152,12 +152,12 @@ class PooledDesk:
         return PooledAnswer(head, outcome)
 
     def tell(self, key: int, outcome: Outcome) -> None:
-        """What came of a call; for the engine's thread."""
+        """Take the outcome of a call; for the engine's thread."""
         with contextlib.suppress(RuntimeError):  # the loop has closed: nobody is left to tell
             self._loop.call_soon_threadsafe(self._deliver, key, outcome)
 
     def fail_all(self, failure: Failure) -> None:
-        """Ends every call: the engine is gone or the time to drain is up."""
+        """End every call: the engine is gone or the time to drain is up."""
         for key in list(self._calls):
             self._deliver(key, failure)
             if self._engine is not None:
@@ -189,8 +189,8 @@ class PooledDesk:
         return await self._lane.run(request.tenant, 0, self._tokenized, key, request)
 
     def _tokenized(self, key: int, request: PoolRequest) -> list[Sequence[int]]:
-        """No more than up to an input that is too long, for which the engine refuses the call: a query of megabytes
-        would be read again with each document. No more either once nobody waits.
+        """Return the inputs' tokens, but no more after an input that is too long, for which the engine refuses the
+        call: a query of megabytes would be read again with each document. Stop also once nobody waits.
         """
         tokens: list[Sequence[int]] = []
         patience = Patience(_num_chars(request))
@@ -209,7 +209,7 @@ class PooledDesk:
         return tokens
 
     def _in_turn(self, parts: Sequence[int | str]) -> Sequence[int]:
-        """Texts between tokens become tokens; what begins every text comes only where a text is the first part."""
+        """Return texts and tokens in turn as tokens; only a text that is the first part gets the special tokens."""
         if str not in set(map(type, parts)):
             return [part for part in parts if isinstance(part, int)]
         tokens: list[int] = []
@@ -222,7 +222,7 @@ class PooledDesk:
 
 
 class TextRefused:
-    """A pooled engine where one that continues text is expected: it takes no such call."""
+    """A pooled engine in the place of one that generates text: it refuses such calls."""
 
     def __init__(self, engine: WholeEngine, kind: PoolKind) -> None:
         self._engine = engine
@@ -242,18 +242,18 @@ class TextRefused:
         return self._engine.counters
 
     def retire(self) -> None:
-        """Nothing is kept between calls, so there is nothing to hand on."""
+        """Do nothing: no cache is kept between calls that others could go on with."""
 
     def submit(self, request: EngineRequest) -> None:
-        """Raises CallFailed: UNSUPPORTED."""
+        """Raise CallFailed: UNSUPPORTED."""
         raise CallFailed(_other_kind(self._kind))
 
     def cancel(self, key: int) -> None:
-        """There is no such call."""
+        """Do nothing: there is no such call."""
 
 
 def no_pooled_work() -> Failure:
-    """What a worker that continues text says."""
+    """Return the refusal of pooled work by a worker that generates text."""
     return Failure(
         FailureCode.UNSUPPORTED,
         "this model is served for generating text; for embeddings serve it with `embeddings: true` in its `llama` "
@@ -273,7 +273,7 @@ def _other_kind(kind: PoolKind) -> Failure:
 
 
 def _num_chars(request: PoolRequest) -> int:
-    """Return the length of all that is tokenised: a query is, with each document."""
+    """Return the characters of all that is tokenised; the query counts with each document."""
     query = len(request.query or "")
     return sum(query + _chars_of(one) for one in request.inputs)
 
@@ -287,4 +287,4 @@ def _invalid(message: str, param: str) -> Failure:
 
 
 def _ignore(num_tokens: int, seconds: float) -> None:
-    """Nobody follows the desk yet."""
+    """Do nothing: nobody follows the desk yet."""

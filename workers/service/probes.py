@@ -1,4 +1,4 @@
-"""Whether a worker lives, whether it serves, and taking it out of service: `/health`, `/ready`, `/health/drain`."""
+"""The probes of a worker, and taking it out of service: `/health`, `/ready`, `/health/drain`."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from workers.service.bodies import answer, refusal
 READY_PATH = "/ready"
 
 SETTLE_S = 0.5
-"""Calls that were given a slot before the fleet heard of the draining come within this time, and are sent elsewhere by
-an answer, which is quicker and cheaper than by a connection that nobody takes."""
+"""Seconds in which calls still come that got a slot before the fleet heard of the draining. An answer sends them
+elsewhere, which is quicker and cheaper than a connection that nobody takes."""
 LOOK_S = 0.25
-"""How often a request to drain looks whether its sender is still there."""
+"""Seconds between two checks of a request to drain whether its sender is still there."""
 
 
 class Calls(Protocol):
-    """Where the worker's calls are counted."""
+    """The desk, which counts the worker's calls."""
 
     @property
     def draining(self) -> bool: ...
@@ -38,7 +38,7 @@ class Calls(Protocol):
 
 
 class Probes:
-    """Of one worker."""
+    """The probes of one worker."""
 
     def __init__(
         self,
@@ -48,8 +48,8 @@ class Probes:
         drain: Callable[[], None],
         hung_s: Callable[[], float],
     ) -> None:
-        """`facts`: what `/health` tells; must not block. `drain` begins to drain, however often it is called. `hung_s`:
-        for how long the engine's step has run beyond its bound; 0 while it has not.
+        """`facts` returns the answer of `/health` and must not block. `drain` begins to drain and may be called again.
+        `hung_s` returns the seconds that the engine's step has run beyond its bound; 0 while it has not.
         """
         self._facts = facts
         self._calls = calls
@@ -65,14 +65,14 @@ class Probes:
         ]
 
     async def health(self, request: Request) -> Response:
-        """The loop runs, or nobody would answer; and so does the engine."""
+        """Answer 200 while the engine runs, 503 while it hangs; that there is an answer shows that the loop runs."""
         hung_s = self._hung_s()
         if hung_s:
             return answer({**self._facts(), "status": "hung", "hung_s": round(hung_s, 1)}, 503)
         return answer(self._facts())
 
     async def ready(self, request: Request) -> Response:
-        """Gateways know it and may send it calls. While Redis is away a worker that was registered goes on serving."""
+        """Answer 200 once gateways know the worker and may send it calls. It stays ready while Redis is away."""
         if self._hung_s():
             status = "hung"
         elif self._calls.draining:
@@ -82,7 +82,7 @@ class Probes:
         return answer({**self._facts(), "status": status}, 200 if status == "ready" else 503)
 
     async def drain(self, request: Request) -> Response:
-        """Answers when the last call has ended, or after `timeout_s` of the query."""
+        """Drain; answer when the last call has ended, or after `timeout_s` of the query."""
         try:
             timeout_s = seconds_of(request.query_params.get("timeout_s", str(LONGEST_S)))
         except ValueError as error:
@@ -98,7 +98,7 @@ class Probes:
         return answer({"status": "draining" if calls else "drained", "calls": calls, "waited_s": waited_s})
 
     async def _idle(self, request: Request) -> None:
-        """Until nothing runs, or nobody waits for the answer."""
+        """Wait until nothing runs, or nobody waits for the answer."""
         while not self._calls.idle.is_set() and not await request.is_disconnected():
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(LOOK_S):

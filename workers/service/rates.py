@@ -1,4 +1,4 @@
-"""What calls have been like here and what they cost, of which a worker predicts how long the next one would wait."""
+"""Averages of this worker's calls and their costs, from which it predicts how long the next call would wait."""
 
 from __future__ import annotations
 
@@ -12,36 +12,36 @@ from workers.engine.request import CallLeft, EngineLoad
 from workers.protocol.news import Load
 
 NUM_ANSWERS = 256
-"""The last ones, of which lengths are learned."""
+"""Last answers whose lengths are kept."""
 
 QUANTILE = 0.9
 
 FIRST_GUESS_TOKENS = 64
-"""Length of an answer, before any was seen."""
+"""Assumed length of an answer, tokens, before any was seen."""
 
 _WEIGHT = 0.1
-"""Of the newest call, against all before it."""
+"""Weight of the newest call, against all before it."""
 
 _GAP_WEIGHT = 0.3
-"""Of the gaps between tokens since the last look, against all before."""
+"""Weight of the gaps between tokens since the last look, against all before."""
 
 
 class Rates:
-    """One loop's own."""
+    """The averages. For one event loop."""
 
     def __init__(self) -> None:
         self._answers: deque[int] = deque(maxlen=NUM_ANSWERS)
         self._sorted: list[int] = []
         self._sums: list[int] = [0]
-        """Of `_sorted`: of the first one, the first two, ..."""
+        """Sums of `_sorted`: of none, of the first one, of the first two, ..."""
         self._num_bytes = self._num_tokens = 0.0
         self._hold_s = 0.0
         self._decode_s = 0.0
         self._gaps = (0, 0.0)
-        """Number and sum, at the last look."""
+        """Number and sum of gaps, at the last look."""
 
     def accepted(self, num_bytes: int, num_tokens: int) -> None:
-        """A prompt, as its heads count its bytes."""
+        """Count a prompt, its bytes as its prefix hashes count them."""
         keep = 1 - _WEIGHT
         self._num_bytes = self._num_bytes * keep + num_bytes
         self._num_tokens = self._num_tokens * keep + num_tokens
@@ -51,7 +51,7 @@ class Rates:
         self._sorted = []
 
     def held(self, started_at: float) -> None:
-        """A call gave its slot back, however it ended. `started_at`: `time.monotonic` seconds."""
+        """Count a call that gave its slot back, however it ended. `started_at`: `time.monotonic` seconds."""
         seconds = time.monotonic() - started_at
         self._hold_s += (seconds - self._hold_s) * (_WEIGHT if self._hold_s else 1.0)
 
@@ -88,7 +88,7 @@ class Rates:
         return float(self._sorted[int(QUANTILE * len(self._sorted))]) if self._sorted else 0.0
 
     def _free_in_s(self, engine: EngineLoad) -> float:
-        """Prompts are computed one after the other, answers beside each other."""
+        """Return the seconds until a slot comes free. Prompts are computed in sequence, answers beside each other."""
         if engine.slots_busy < engine.slots or not engine.running:
             return 0.0
         prompts = accumulate(call.num_prompt for call in engine.running)
@@ -98,7 +98,7 @@ class Rates:
         )
 
     def _left(self, call: CallLeft) -> float:
-        """Tokens that an answer which is so long already still takes, by the longer ones among the last."""
+        """Return the tokens that an answer still takes, by those of the last answers that were longer than it is."""
         longer = bisect_right(self._sorted, call.num_predicted)
         count = len(self._sorted) - longer
         if count:
@@ -109,5 +109,5 @@ class Rates:
 
 
 def _rounded(value: float) -> float:
-    """To three digits, so that noise is no news."""
+    """Return the value with three digits, so that noise is no news."""
     return float(f"{value:.3g}")

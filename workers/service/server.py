@@ -1,4 +1,4 @@
-"""The life of a worker process around its engine: listen, register, serve, drain, leave.
+"""Runs a worker process around its engine: listen, register, serve, drain, leave.
 
 start -> listening -> registered -> serving --signal--> draining --idle or bound--> cut -> flushed -> gone
                                         |`--/health/drain--^                         ^
@@ -53,13 +53,13 @@ from workers.service.stream import EventHub
 from workers.tracing.tracer import OFF, Tracer
 
 FLUSH_S = 2.0
-"""How long the last events may take to leave."""
+"""Seconds that the last events may take to be sent."""
 
 KEEP_ALIVE_S = 90
-"""Idle HTTP connections are kept longer than any client keeps them, so that none is closed under a request."""
+"""Seconds that idle HTTP connections are kept: longer than clients keep them, so that none closes under a request."""
 
 RESERVED_PATHS = frozenset(path.encode() for path in (HEALTH_PATH, READY_PATH, METRICS_PATH))
-"""Answered when there is no room for other requests."""
+"""Paths that are answered when there is no room for other requests."""
 
 logger = logging.getLogger(__name__)
 
@@ -69,7 +69,7 @@ class PortTaken(OSError):
 
 
 class Engine(DeskEngine, Protocol):
-    """An engine as the process sees it: events from its own thread, one call of `emit` per step."""
+    """An engine as the process sees it: it calls `emit` once per step, on its own thread."""
 
     @property
     def n_ctx(self) -> int: ...
@@ -80,14 +80,14 @@ class Engine(DeskEngine, Protocol):
     def load(self) -> EngineLoad: ...
     def start(self) -> None: ...
     def retire(self) -> None:
-        """The process is about to end: what others may go on with is handed on while the last calls run."""
+        """Hand on the cache that others may go on with, while the last calls run: the process is about to end."""
 
     def stop(self) -> None:
-        """Ends the thread; no event comes after it."""
+        """End the thread; no event comes after it."""
 
 
 class Desk(Protocol):
-    """Where the worker's calls are counted, whatever their kind."""
+    """The desk of the worker's calls, whatever their kind."""
 
     draining: bool
     idle: asyncio.Event
@@ -104,7 +104,7 @@ BuildEngine = Callable[[Emit, OnCrash], Engine]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Place:
-    """What one worker is in the fleet, and how it is reached."""
+    """One worker's identity in the fleet, and how it is reached."""
 
     worker: str
     model: str
@@ -119,13 +119,13 @@ class Place:
     drain_s: float = 20.0
     gateway_grace_s: float = 5.0
     redis_wait_s: float = 60.0
-    """How long a starting worker waits for Redis: without it no gateway would ever find the worker. Starting anew, it
-    would have to load its model again.
+    """Seconds that a starting worker waits for Redis: without it no gateway would ever find the worker. A new start
+    would have to load the model again.
     """
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """A listening socket; port 0 takes any free one. Raises PortTaken, or OSError for an address that can't be used."""
+    """Return a listening socket; port 0: any free one. Raises PortTaken, or OSError for an unusable address."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     sock = socket.socket(family)
     try:
@@ -143,7 +143,7 @@ def listen(host: str, port: int) -> socket.socket:
 
 
 def address_of(sock: socket.socket) -> str:
-    """Where other machines reach a listening socket; for one that listens on all addresses, the host's own."""
+    """Return the URL at which other machines reach a socket; if it listens on all addresses, with the host's own."""
     host, port = sock.getsockname()[:2]
     if ipaddress.ip_address(host).is_unspecified:
         with contextlib.suppress(OSError):  # a host that cannot resolve its own name says so by being unreachable
@@ -166,7 +166,7 @@ def _http_server(app: ASGIApp, http: type[HttpProtocol]) -> HttpServer:
 
 
 class WorkerServer:
-    """One worker. Build it on the running loop, then await `run` once."""
+    """One worker's server. Build it on the running loop, then await `run` once."""
 
     def __init__(
         self,
@@ -179,7 +179,7 @@ class WorkerServer:
         http: type[HttpProtocol] = HttpProtocol,
         tracer: Tracer = OFF,
     ) -> None:
-        """`build_engine` connects what is in `services` to the engine that it makes. `hung_s` as `Probes` has it."""
+        """`build_engine` makes the engine and connects the parts in `services` to it. `hung_s`: as for `Probes`."""
         self._place = place
         self._sock = sock
         self._services = services
@@ -219,7 +219,7 @@ class WorkerServer:
         self._crash: BaseException | None = None
 
     async def run(self) -> Exit:
-        """Serves until a signal or a crash; returns what the process should exit with."""
+        """Serve until a signal or a crash; return the process's exit code."""
         for number in (signal.SIGTERM, signal.SIGINT):
             self._loop.add_signal_handler(number, self._on_signal, number)
         self._loop.set_exception_handler(self._on_loose_error)
@@ -244,7 +244,7 @@ class WorkerServer:
         return code
 
     async def _live(self) -> Exit:
-        """From the first beat to the last event."""
+        """Serve from the first heartbeat to the last event; return the exit code."""
         try:
             async with asyncio.timeout(self._place.redis_wait_s):
                 await _first(self._registration.registered, self._stop)
@@ -261,13 +261,13 @@ class WorkerServer:
         return code
 
     def _on_loose_error(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-        """Nobody waits for what failed, such as a connection that was read from."""
+        """Handle an error that no task waits for, such as one of reading a connection."""
         if is_shortage(context.get("exception")):
             self._shortage.note()
         loop.default_exception_handler(context)
 
     def _begin_to_drain(self) -> None:
-        """No new calls; those that run go on."""
+        """Take no new calls; those that run go on."""
         if not self._calls.draining:
             self._calls.draining = True
             self._drains_since = time.monotonic()
@@ -290,7 +290,7 @@ class WorkerServer:
         return Exit.OK
 
     async def _flush(self) -> None:
-        """Until every gateway's connection has taken the last events, or shows that it does not mean to."""
+        """Wait until every gateway's connection has taken the last events, at most `FLUSH_S`."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(FLUSH_S):
                 while not self._hub.caught_up:  # noqa: ASYNC110 - once, at the end; an event would cost every step
@@ -333,12 +333,12 @@ class WorkerServer:
             self._on_crash(error)
 
     def _pooled(self, num_tokens: int, seconds: float) -> None:
-        """A call for vectors or scores was answered."""
+        """Count an answered call for vectors or scores."""
         self._metrics.pooled(num_tokens, seconds)
         self.desk.rates.held(time.monotonic() - seconds)
 
     def _crash_from_thread(self, error: BaseException) -> None:
-        """Called by the engine's thread as its last act."""
+        """Report a crash; the engine's thread calls this as its last act."""
         with contextlib.suppress(RuntimeError):  # the loop has closed: the process is ending already
             self._loop.call_soon_threadsafe(self._on_crash, error)
 
@@ -402,7 +402,7 @@ class WorkerServer:
 
 
 async def _first(*events: asyncio.Event) -> None:
-    """Returns when one of the events is set."""
+    """Wait until one of the events is set."""
     tasks = [asyncio.ensure_future(event.wait()) for event in events]
     try:
         await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)

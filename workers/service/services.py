@@ -1,4 +1,4 @@
-"""What a worker offers, beside the engine that computes it."""
+"""The parts that a worker serves calls with, beside its engine."""
 
 from __future__ import annotations
 
@@ -23,28 +23,28 @@ from workers.service.text import TextRoutes
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Services:
-    """Made once, by whoever puts the worker together."""
+    """The parts, made once, by the worker's composition root."""
 
     prompts: Prompts
     defaults: Sampling = field(default_factory=Sampling)
-    """What a caller gets who does not say."""
+    """Sampling where a caller does not say."""
     constraints: Constraints | None = None
     """None: answers can't be kept to a form."""
     answers: Answers | None = None
-    """How the model's text is read; None: as it is."""
+    """Makes the parsers of the model's answers; None: they are read as Hermes'."""
     adapters: AdapterRoutes | None = None
-    """For a worker whose calls may name LoRA adapters."""
+    """Routes for LoRA adapters, for a worker whose calls may name them."""
     slots: SlotRoutes = field(default_factory=SlotRoutes)
-    """Unless they are connected to an engine, the worker says that it has none."""
+    """Routes for slots; unless they are connected to an engine, the worker answers that it has none."""
     heads: HeadBook = field(default_factory=HeadBook)
-    """Unless it is connected to an engine, what was cached once counts as cached."""
+    """Prefix hashes; unless it is connected to an engine, what was cached once counts as cached."""
     lane: FairLane = field(default_factory=prompt_lane)
-    """Where prompts are made; `texts` and `pool` share it."""
+    """Threads on which prompts are made; `texts` and `pool` share it."""
     texts: TextRoutes | None = None
     devices: Callable[[], Sequence[DeviceMemory]] = tuple
-    """The memory of what it computes on, at each call; for any thread."""
+    """Returns the memory of the worker's devices at each call; for any thread."""
     pool: PooledDesk | None = None
-    """For a worker that does pooled work, which is all that it does then."""
+    """The desk of a worker that does pooled work, and then nothing else."""
 
     @property
     def kind(self) -> WorkerKind:
@@ -59,11 +59,11 @@ class Services:
         return {} if self.constraints is None else self.constraints.counts
 
     def adapter_hashes(self) -> dict[str, str]:
-        """Adapter that calls may use -> SHA-256 of its file. For any thread."""
+        """Return each adapter that calls may use -> SHA-256 of its file. For any thread."""
         return {} if self.adapters is None else self.adapters.hashes()
 
     def routes(self) -> list[Route]:
-        """Beside those that every worker has."""
+        """Return the routes beside those that every worker has."""
         return [
             *(self.adapters.routes() if self.adapters is not None else ()),
             *self.slots.routes(),

@@ -1,4 +1,4 @@
-"""A worker that has too little memory says so, and is left alone by gateways until it has enough again."""
+"""Notes that a worker has too little memory, so that gateways send it no calls until it has enough again."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from collections.abc import Callable
 from workers.protocol.failures import Failure, FailureCode
 
 PROBE_BYTES = 64 << 20
-"""What a call may need at once, beside the memory that was taken at the start: its prompt in several forms."""
+"""Bytes that a call may need at once, beside the memory taken at the start: its prompt in several forms."""
 LOOK_S = 1.0
 
 log = logging.getLogger(__name__)
 
 
 def is_shortage(error: BaseException | None) -> bool:
-    """Whether that is how a process learns that there is no more memory: for Python, a fork or a thread."""
+    """Return whether the error means that there is no more memory: for Python, a fork or a thread."""
     if isinstance(error, BaseExceptionGroup):
         return any(map(is_shortage, error.exceptions))
     if isinstance(error, OSError):
@@ -27,7 +27,7 @@ def is_shortage(error: BaseException | None) -> bool:
 
 
 def can_take(num_bytes: int) -> bool:
-    """Whether so much memory could be had now; it is given back at once."""
+    """Return whether so much memory can be had now; it is given back at once."""
     try:
         mmap.mmap(-1, num_bytes).close()
     except (OSError, ValueError, MemoryError):
@@ -36,7 +36,7 @@ def can_take(num_bytes: int) -> bool:
 
 
 class Shortage:
-    """Of one worker process. One event loop."""
+    """The shortage of one worker process. For one event loop."""
 
     def __init__(self, begins: Callable[[], None], can_take: Callable[[int], bool] = can_take) -> None:
         """`begins` is called when the first allocation has failed."""
@@ -46,7 +46,7 @@ class Shortage:
         self._look_at = 0.0
 
     def note(self) -> Failure:
-        """An allocation has failed -> what its call is told."""
+        """Note that an allocation has failed; return the failure for its call."""
         self._look_at = time.monotonic() + LOOK_S
         if not self._short:
             self._short = True
@@ -57,7 +57,7 @@ class Shortage:
 
     @property
     def lasts(self) -> bool:
-        """Whether no call should be placed here; looks again every now and then."""
+        """Whether no call should be placed here; checks again every `LOOK_S`."""
         if self._short and time.monotonic() >= self._look_at:
             self._look_at = time.monotonic() + LOOK_S
             if self._can_take(PROBE_BYTES):

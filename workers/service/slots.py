@@ -1,4 +1,4 @@
-"""The routes for what lies in a worker's slots: told, saved under a name, brought back, forgotten."""
+"""The routes for a worker's slots: list them, save a conversation under a name, restore or erase it."""
 
 from __future__ import annotations
 
@@ -43,10 +43,10 @@ from workers.service.bodies import answer, decoded, read_body, refusal
 MAX_BODY_BYTES = 64 << 10
 
 ENGINE_S = 60.0
-"""Longest that the engine may take: it does such work between its steps."""
+"""Most seconds that the engine may take: it does such work between its steps."""
 
 FILE_OVERHEAD = 16 << 20
-"""Bytes of a file beside the states: tokens and names."""
+"""Most bytes of a file beside the states: tokens and names."""
 
 T = TypeVar("T")
 
@@ -54,14 +54,14 @@ logger = logging.getLogger(__name__)
 
 
 class Shelf(Protocol):
-    """What is needed of `workers.engine.adapters.AdapterShelf`."""
+    """The part of `workers.engine.adapters.AdapterShelf` that is needed here."""
 
     def resolve(self, uses: tuple[AdapterUse, ...]) -> AdapterSet: ...
     def release(self, adapters: AdapterSet) -> None: ...
 
 
 class SlotKeeper:
-    """Between the slots of an engine and a folder of files. `act` blocks. Everything raises CallFailed."""
+    """Moves conversations between an engine's slots and a folder of files. `act` blocks. All may raise CallFailed."""
 
     def __init__(
         self,
@@ -73,7 +73,7 @@ class SlotKeeper:
         n_ctx: int,
         max_bytes: int,
     ) -> None:
-        """`files` None: nothing is saved. `fingerprint`: of the context's KV. `max_bytes`: most of one conversation."""
+        """`files` None: nothing is saved. `fingerprint`: of the context's KV. `max_bytes`: bound on a conversation."""
         self._door = door
         self._files = files
         self._shelf = shelf
@@ -82,7 +82,7 @@ class SlotKeeper:
         self._max_bytes = max_bytes
 
     def infos(self) -> Future[list[SlotInfo]]:
-        """Does not block."""
+        """Return the slots, as a future; does not block."""
         return self._door.infos()
 
     def act(self, slot: int, asked: SlotAction) -> SlotSaved | SlotRestored | SlotErased:
@@ -108,7 +108,7 @@ class SlotKeeper:
 
     def _save(self, files: ConversationFiles, slot: int, asked: SlotAction) -> SlotSaved:
         started = time.perf_counter()
-        # No more is copied than there is room for; what the file takes around it is looked at when it is written.
+        # No more is copied than there is room for; the file's own overhead is checked when it is written.
         max_bytes = files.check_room(asked.filename, asked.tenant)
         identity = self._identity()
         copied = _waited(self._door.copy(slot, asked.tenant, asked.salt, max_bytes))
@@ -165,19 +165,19 @@ class SlotKeeper:
 
 
 MAX_ACTIONS_PER_TEAM = 2
-"""Under way and in line: files are long, and one team's are not to hold up all others'."""
+"""Running and waiting actions: files are long, and those of one team must not hold up all others'."""
 
 
 class SlotRoutes:
-    """One action at a time. Until it is connected, the worker has no slots that could be saved."""
+    """The routes. One action runs at a time. Until they are connected, the worker has no slots that could be saved."""
 
     def __init__(self) -> None:
         self._keeper: SlotKeeper | None = None
         self._acting = asyncio.Lock()
         self._teams: Counter[str] = Counter()
-        """Whose actions run or wait."""
+        """Team -> its running and waiting actions."""
         self._looking: asyncio.Future[list[SlotInfo]] | None = None
-        """What all who ask for the list meanwhile are told: the engine is asked once at a time."""
+        """The running request for the list, shared by all who ask meanwhile: the engine is asked once at a time."""
 
     def connect(self, keeper: SlotKeeper) -> None:
         self._keeper = keeper
@@ -195,7 +195,7 @@ class SlotRoutes:
             return refusal(failed.failure)
 
     async def _infos(self) -> list[SlotInfo]:
-        """Raises CallFailed."""
+        """Return the slots. Raises CallFailed."""
         looking = self._looking
         if looking is None or looking.done():
             looking = self._looking = asyncio.wrap_future(self._connected().infos())
@@ -218,7 +218,7 @@ class SlotRoutes:
 
     @contextmanager
     def _counted(self, tenant: str) -> Iterator[None]:
-        """Raises CallFailed where the team has as many actions under way as it may."""
+        """Count the team's action within this block. Raises CallFailed where it has as many as it may."""
         if self._teams[tenant] >= MAX_ACTIONS_PER_TEAM:
             message = (
                 f"{MAX_ACTIONS_PER_TEAM} actions on this worker's slots are under way for this team; send this one "
@@ -241,7 +241,7 @@ class SlotRoutes:
 
 
 def _waited(future: Future[T]) -> T:
-    """Raises CallFailed."""
+    """Wait for the engine's result. Raises CallFailed."""
     try:
         return future.result(ENGINE_S)
     except TimeoutError:

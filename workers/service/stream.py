@@ -1,10 +1,10 @@
 """The event hub: one bounded ring of encoded frames per gateway, and the connections that read from it.
 
 Everything here runs on the event loop. The ring is the only buffer: a connection keeps a position in it and reads at
-its own pace, so a slow or absent gateway costs at most one ring of memory. What a connection took a minute ago is let
-go, so that a fleet of many gateways costs a worker what they read in a minute and not a full ring each.
+its own pace, so a slow or absent gateway costs at most one ring of memory. Frames that a connection took a minute ago
+are dropped, so that a fleet of many gateways costs a worker what they read in a minute and not a full ring each.
 
-What a connection gets first depends on its `Last-Event-ID`:
+The first frames of a connection depend on its `Last-Event-ID`:
 
     id                                        first                    then
     ----------------------------------------  -----------------------  ---------------------------
@@ -37,14 +37,14 @@ RING_BYTES = 4 << 20
 """About ten seconds of sixteen streams at 1.4 ms per step: twice the default grace."""
 
 MAX_PART_BYTES = 256 << 10
-"""Of one frame: what a step says beyond it goes into frames of their own.
+"""Most bytes of one frame's data: a step with more is split into several frames.
 
 A value and its comma are two bytes at least, so a frame has no more values than a gateway reads of one (131,072).
 """
 
 KEPT_S = 60.0
-"""How long frames stay that a connection has taken, from when they were made: ten times as long as gateways take to
-notice a dead connection and come back. Who stays away for longer goes on with `alive`, and loses what it missed."""
+"""Seconds that frames which a connection has taken stay after they were made: ten times as long as gateways take to
+notice a dead connection and come back. One that stays away longer goes on with `alive`, and loses what it missed."""
 
 SWEEP_S = 5.0
 
@@ -53,11 +53,11 @@ MAX_FORGOTTEN = 256
 
 @dataclass(slots=True, eq=False)
 class Listing:
-    """One call in its gateway's book."""
+    """One call in its gateway's book (the state kept for a gateway process)."""
 
     number: int
     key: int
-    """The engine's name for the call."""
+    """The engine's key of the call."""
     gateway: GatewayBook
     first_step: int = 0
     """Step of its first event; 0 before that."""
@@ -65,13 +65,13 @@ class Listing:
 
 @dataclass(slots=True, eq=False)
 class GatewayBook:
-    """All that is kept for one gateway process."""
+    """The state that is kept for one gateway process."""
 
     gateway_id: str
     floor: int
-    """Newest step that is not in the ring any more (or had passed when this book was opened)."""
+    """Newest step that is not in the ring any more, or had passed when this book was opened."""
     lossy: bool
-    """Something was dropped that this gateway may not have seen."""
+    """Whether a frame was dropped that this gateway may not have seen."""
     frames: deque[tuple[int, bytes]] = field(default_factory=deque)
     num_bytes: int = 0
     calls: dict[int, Listing] = field(default_factory=dict)
@@ -81,7 +81,7 @@ class GatewayBook:
     expiry: asyncio.TimerHandle | None = None
 
     def drop(self) -> None:
-        """The oldest frame, and the ends of calls that are in no frame any more."""
+        """Drop the oldest frame, and the ends of calls that are in no frame any more."""
         self.floor, dropped = self.frames.popleft()
         self.num_bytes -= len(dropped)
         self.lossy = True
@@ -90,7 +90,7 @@ class GatewayBook:
 
 
 class Feed:
-    """One connection's place in its gateway's ring. One reader; `close` may be called by anyone on the loop."""
+    """One connection's position in its gateway's ring. It has one reader; anyone on the loop may call `close`."""
 
     def __init__(self, hub: EventHub, book: GatewayBook, position: int) -> None:
         self.book = book
@@ -115,7 +115,7 @@ class Feed:
         return self._position >= (frames[-1][0] if frames else self.book.floor)
 
     def take(self, max_bytes: int) -> bytes:
-        """The next frames, at least one if there is one; empty when caught up."""
+        """Return the next frames, at least one if there is one; empty when caught up."""
         book = self.book
         parts: list[bytes] = []
         size = 0
@@ -137,7 +137,7 @@ class Feed:
         return parts[0] if len(parts) == 1 else b"".join(parts)
 
     async def wait(self) -> None:
-        """Returns when there may be something to take, or the feed is closed."""
+        """Wait until there may be something to take, or the feed is closed."""
         if self._closed or not self.caught_up:
             return
         self._waiter = asyncio.get_running_loop().create_future()
@@ -157,7 +157,7 @@ class Feed:
 
 
 class EventHub:
-    """Every gateway's book."""
+    """The books of all gateways."""
 
     def __init__(
         self,
@@ -169,7 +169,7 @@ class EventHub:
         kept_s: float = KEPT_S,
         sweep_s: float = SWEEP_S,
     ) -> None:
-        """`kept_s`: how long frames stay that a connection has taken; `sweep_s`: how often that is looked at."""
+        """`kept_s`: seconds that frames which a connection has taken stay; `sweep_s`: seconds between two sweeps."""
         self.boot = boot
         self._grace_s = grace_s
         self._on_lost: Callable[[int], None] = _ignore
@@ -177,7 +177,7 @@ class EventHub:
         self._ring_bytes = ring_bytes
         self._books: dict[str, GatewayBook] = {}
         self._forgotten: dict[str, None] = {}
-        """Gateways whose book was closed, oldest first, so that a late return is told about it."""
+        """Gateways whose book was closed, oldest first, so that one that returns late learns of its losses."""
         self._step = 0
         self._closed = False
         self._kept_s, self._sweep_s = kept_s, sweep_s
@@ -186,12 +186,12 @@ class EventHub:
         self._sweep_at = 0.0
 
     def follow(self, on_lost: Callable[[int], None]) -> None:
-        """`on_lost(key)` will be called for each call that the hub gives up: its gateway stayed away past the grace
+        """Have `on_lost(key)` called for each call that the hub gives up: its gateway stayed away past the grace
         period, or lost events of it to an overrun."""
         self._on_lost = on_lost
 
     def enter(self, gateway_id: str, number: int, key: int) -> Listing:
-        """Writes a call into its gateway's book, opening the book if need be."""
+        """Enter a call into its gateway's book, which is opened if need be."""
         book = self._open(gateway_id)
         listing = book.calls[number] = Listing(number, key, book)
         return listing
@@ -201,17 +201,17 @@ class EventHub:
         return book.calls.get(number) if book is not None else None
 
     def strike(self, listing: Listing) -> None:
-        """Takes a call out of the book without a word to the gateway: it was cancelled or never began."""
+        """Take a call out of the book without an event to the gateway: it was cancelled or never began."""
         listing.gateway.calls.pop(listing.number, None)
 
     def end(self, listing: Listing) -> None:
-        """Takes a call out of the book whose last event is in the frame just being published."""
+        """Take a call out of the book whose last event is in the frame just being published."""
         book = listing.gateway
         if book.calls.pop(listing.number, None) is not None:
             book.ended.append((self._step, listing.number, listing.first_step))
 
     def begin_step(self, step: int) -> int:
-        """Opens the next frame of every gateway; returns its number, which only ever grows."""
+        """Begin the next frame of every gateway; return its number, which only ever grows."""
         now = time.monotonic()
         if now >= self._sweep_at:
             self._sweep(now)
@@ -219,7 +219,7 @@ class EventHub:
         return self._step
 
     def publish(self, book: GatewayBook, events: list[CallEvent]) -> None:
-        """Files this step's events of one gateway and wakes its connection. Further frames count as steps."""
+        """Put a gateway's events of this step into its ring, and wake its connection. Further frames count as steps."""
         parts = _encoded(events)
         for number, part in enumerate(parts):
             self._step += number > 0
@@ -234,7 +234,7 @@ class EventHub:
             book.feed.wake()
 
     def attach(self, gateway_id: str, last_event_id: str | None) -> Feed:
-        """A new connection of a gateway; an older one of the same gateway is closed."""
+        """Return the feed of a gateway's new connection; an older one of the same gateway is closed."""
         book = self._open(gateway_id)
         if book.feed is not None:
             book.feed.close()
@@ -247,7 +247,7 @@ class EventHub:
         return book.feed
 
     def detach(self, feed: Feed) -> None:
-        """The connection is gone; unless it was superseded, the gateway's grace period begins."""
+        """Note that a connection is gone; unless it was superseded, the gateway's grace period begins."""
         feed.close()
         book = feed.book
         if book.feed is feed:
@@ -255,18 +255,18 @@ class EventHub:
             self._start_grace(book)
 
     def gateways(self) -> list[str]:
-        """Ids of the gateway processes that have a book."""
+        """Return the ids of the gateway processes that have a book."""
         return list(self._books)
 
     def doubt(self, gateway_id: str) -> None:
-        """Its process is taken for dead though its connection seems to stand: its grace period begins. One that lives
-        comes back at once, and has lost nothing."""
+        """Close the connection of a gateway process that seems dead, and begin its grace period. One that lives comes
+        back at once, and has lost nothing."""
         book = self._books.get(gateway_id)
         if book is not None and book.feed is not None:
             self.detach(book.feed)
 
     def alive_frame(self, book: GatewayBook) -> bytes:
-        """The `alive` frame for a connection that goes on at the book's floor; gives up the calls with a gap."""
+        """Return the `alive` frame for a connection that goes on at the book's floor; give up the calls with a gap."""
         for listing in [listing for listing in book.calls.values() if 0 < listing.first_step <= book.floor]:
             del book.calls[listing.number]
             self._on_lost(listing.key)
@@ -275,7 +275,7 @@ class EventHub:
         return encode_frame(data, event_id(self.boot, book.floor), ALIVE_EVENT)
 
     def close(self) -> None:
-        """Ends every connection, after it has sent what it was already sending."""
+        """End every connection, after it has sent what was published."""
         self._closed = True
         for book in self._books.values():
             if book.feed is not None:
@@ -290,7 +290,7 @@ class EventHub:
         return all(book.feed is None or book.feed.caught_up for book in self._books.values())
 
     def check_integrity(self) -> None:
-        """Raises AssertionError where the books contradict themselves."""
+        """Raise AssertionError where the books contradict themselves."""
         for gateway_id, book in self._books.items():
             steps = [step for step, _ in book.frames]
             if steps != sorted(set(steps)) or (steps and steps[0] <= book.floor):
@@ -301,7 +301,7 @@ class EventHub:
                 raise AssertionError(f"{gateway_id}: neither connected nor in its grace period")
 
     def _sweep(self, now: float) -> None:
-        """Lets go of what connections took long ago; what they have not taken, and what absent ones may want, stays."""
+        """Drop frames that connections took long ago; those not taken yet, and those for absent gateways, stay."""
         self._sweep_at = now + self._sweep_s
         self._passed.append((now, self._step))
         while self._passed and self._passed[0][0] <= now - self._kept_s:
@@ -319,7 +319,7 @@ class EventHub:
         return book
 
     def _position(self, book: GatewayBook, last_event_id: str | None) -> int:
-        """Where a connection starts; one below the floor makes it begin with `alive`."""
+        """Return the step after which a connection starts; one below the floor makes it begin with `alive`."""
         if not last_event_id:
             return book.floor - 1 if book.lossy else book.floor
         parsed = parse_event_id(last_event_id)
@@ -344,7 +344,7 @@ class EventHub:
 
 
 def _encoded(events: list[CallEvent]) -> list[bytes]:
-    """Return the events as few parts of like numbers, none longer than MAX_PART_BYTES unless it is one event."""
+    """Return the events in few parts of equal counts, none longer than MAX_PART_BYTES unless it is one event."""
     data = encode_step(events)
     if len(data) <= MAX_PART_BYTES or len(events) == 1:
         return [data]
@@ -353,4 +353,4 @@ def _encoded(events: list[CallEvent]) -> list[bytes]:
 
 
 def _ignore(key: int) -> None:
-    """Nobody follows the hub yet."""
+    """Do nothing: nobody follows the hub yet."""

@@ -1,6 +1,6 @@
-"""The routes for text without the engine: tokens of a text, text of tokens, a request as its prompt, what is served.
+"""The routes for text without the engine: tokens of a text, text of tokens, a request's prompt, what is served.
 
-What takes longer than an instant runs in a lane, where teams take turns: results of the largest texts are large.
+Work that takes longer than an instant runs in a lane, where teams take turns: results of the largest texts are large.
 """
 
 from __future__ import annotations
@@ -38,17 +38,17 @@ from workers.service.bodies import PeerGone, answer, decoded, encode, read_body,
 from workers.service.lanes import FairLane
 
 MAX_RENDER_BYTES = 64 << 20
-"""As of a request to be answered."""
+"""Longest body of a render, the same as of a submit."""
 
 JOINED_AT_ONCE = 1024
-"""Tokens, between two looks at how long their text is."""
+"""Tokens between two checks of their text's length."""
 
 SHORT_BYTES = SHORT_CHARS
-"""Bodies up to this long are dealt with at once."""
+"""Longest body that is answered at once, on the event loop."""
 
 
 class Vocabulary(Protocol):
-    """Safe to use from several threads."""
+    """The model's vocabulary; safe to use from several threads."""
 
     num_tokens: int
 
@@ -57,10 +57,10 @@ class Vocabulary(Protocol):
 
 
 class Texts:
-    """What the routes tell. Everything may block, and raises CallFailed."""
+    """Makes the routes' answers. Every method may block, and raises CallFailed."""
 
     def __init__(self, vocab: Vocabulary, prompts: Prompts, *, bos_text: str = "") -> None:
-        """`bos_text`: what the model begins every text with by itself; prompts are shown without it."""
+        """`bos_text`: text of the token that begins every prompt; prompts are shown without it."""
         self._vocab = vocab
         self._prompts = prompts
         self._bos_text = bos_text

@@ -1,4 +1,4 @@
-"""What a model may think before its answer, how that ends, and how much of it a call wants."""
+"""The thought that a model may write before its answer: how it ends, and how long a call lets it be."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from workers.protocol.requests import UNBOUNDED, GenerateRequest
 
 
 def thought_before(request: GenerateRequest, prompt: Sequence[int], answers: Answers) -> Thought | None:
-    """None: the model thinks nothing, or it is not known where that would end.
+    """Return the thought before a call's answer; None: there is none, or its end is not known.
 
-    Raises CallFailed: INVALID_REQUEST for a budget's message that would end the thought before its own end.
+    Raises CallFailed: INVALID_REQUEST for a budget's message that would end the thought before the message ends.
     """
     family, thinking = answers.family, answers.bounds_of_thought(request)
     marks = family.thought
