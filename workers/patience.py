@@ -26,7 +26,7 @@ class Patience:
         self._end = time.monotonic() + self._seconds
 
     def check(self) -> None:
-        """Raises CallFailed once the time is up."""
+        """Raise CallFailed once the time is up."""
         if time.monotonic() > self._end:
             raise too_slow(self._num_chars, self._seconds)
 

@@ -64,7 +64,7 @@ class Tls:
     ca_certs: str = ""
     """File of trusted certificates; empty: the system's."""
     certfile: str = ""
-    """This side's own certificate, with its key in `keyfile`; empty: the server asks for none."""
+    """File of our own certificate, with its key in `keyfile`; empty: the server asks for none."""
     keyfile: str = ""
     check_hostname: bool = True
     verify: bool = True

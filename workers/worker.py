@@ -209,7 +209,7 @@ def _name(settings: WorkerSettings) -> str:
 
 
 def _tracing(settings: WorkerSettings) -> contextlib.AbstractContextManager[Tracer]:
-    """Raises TracingUnusable when it is entered."""
+    """Return the context that opens the tracer. It raises TracingUnusable when it is entered."""
     resource = {"service.name": "paddock-worker", "service.version": _version(), "service.instance.id": _name(settings)}
     # The gateways decide which traces are recorded.
     return tracing(settings.otlp_endpoint, settings.otlp_headers, 0.0, resource, _version(), os.environ)

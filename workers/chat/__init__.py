@@ -1,1 +1,1 @@
-"""Conversations as text: the model's chat template in, tool calls out. No engine, no network, no event loop."""
+"""Turns conversations into prompts by chat templates, and answers into tool calls. No engine, network or event loop."""

@@ -1,7 +1,7 @@
-"""What a chat template has a place for, found out by rendering small conversations with it.
+"""Finds out a chat template's abilities by rendering small conversations with it.
 
-Marked words go in, and it is looked for where they come out. llama.cpp asks the same questions of a template by
-watching its own interpreter (common/jinja/caps.cpp); what is told to callers has its names.
+Marked words go in, and the output is searched for them. llama.cpp finds out the same by watching its own interpreter
+(common/jinja/caps.cpp); callers are told the abilities by its names.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from workers.chat.reasoning import spoken_turn_of, turn_marks_of
 from workers.chat.variables import EFFORT_NAMES, PRESERVED
 
 Form = dict[str, Any]
-"""A message, a tool or a call as templates are given it."""
+"""A message, a tool or a call in the form that templates get."""
 
 Render = Callable[[Sequence[Form], Sequence[Form] | None, Mapping[str, Any]], str | None]
-"""Messages, tools and more values -> the prompt; None where the template refuses them."""
+"""Takes messages, tools and more values; returns the prompt, None where the template refuses them."""
 
 USER, SYSTEM, RESULT, THOUGHT, SAID = "Uq7x", "Sq7x", "Rq7x", "Tq7x", "Aq7x"
 TOOL, OTHER_TOOL, ARGUMENT, VALUE = "tool_q7a", "tool_q7b", "argq7x", "valq7x"
@@ -45,7 +45,7 @@ SIGNATURES: tuple[Form, ...] = tuple(
 
 
 class Abilities(msgspec.Struct, frozen=True, kw_only=True):
-    """The first nine are llama-server's `chat_template_caps`."""
+    """The abilities of one chat template. The first nine are llama-server's `chat_template_caps`."""
 
     string_content: bool = True
     typed_content: bool = False
@@ -56,24 +56,24 @@ class Abilities(msgspec.Struct, frozen=True, kw_only=True):
     preserve_reasoning: bool = False
     reasoning_effort: bool = False
     object_arguments: bool = True
-    """Arguments of calls are wanted as an object, not as text."""
+    """Whether arguments of calls must be an object, not text."""
     tool_results: bool = True
     thinking_parts: bool = False
-    """Earlier thoughts are shown as parts of the content, and nowhere else."""
+    """Whether earlier thoughts are shown only as parts of the content."""
     null_content: bool = False
-    """Calls are seen only in messages whose content is null."""
+    """Whether calls are shown only in messages whose content is null."""
     words_apart: bool = False
-    """Calls are not seen in messages that have text too."""
+    """Whether calls are not shown in messages that have text too."""
     later_system: bool = True
-    """System messages may come in the middle."""
+    """Whether system messages may come in the middle."""
     short_ids: bool = False
-    """Ids of calls must be nine letters or digits."""
+    """Whether ids of calls must be nine letters or digits."""
     tool_list: bool = False
-    """Without tools an empty list is wanted, not null."""
+    """Whether the template needs an empty list without tools, not null."""
     thought_open: str = ""
-    """What a turn writes before its thought, whitespace included; empty: it has none."""
+    """Text that a turn has before its thought, whitespace included; empty: it has no thought."""
     thought_close: str = ""
-    """What it writes between its thought and its answer."""
+    """Text between the thought and the answer."""
 
     def caps(self) -> dict[str, bool]:
         names = self.__struct_fields__[:9]
@@ -81,12 +81,12 @@ class Abilities(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def find_abilities(render: Render, source: str) -> Abilities:
-    """Renders some 25 times. `source`: of the template, which is searched for the marks of thoughts."""
+    """Return a template's abilities, after some 25 renderings. `source` is searched for the marks of thoughts."""
     return _Probe(render, source).abilities()
 
 
 class _Probe:
-    """Questions build on what was found before: a template that wants typed content is asked everything with it."""
+    """Asks the questions, in an order: a template that wants typed content gets it in all later questions."""
 
     def __init__(self, render: Render, source: str) -> None:
         self._render = render
@@ -140,13 +140,13 @@ class _Probe:
         return string or not typed, typed
 
     def _tools(self) -> bool:
-        """Some write them beside a system message only."""
+        """Return whether tools are shown; some templates show them beside a system message only."""
         bare = self._asked([QUESTION], SIGNATURES)
         beside = self._asked([{"role": "system", "content": SYSTEM}, QUESTION], SIGNATURES)
         return TOOL in (bare or "") or TOOL in (beside or "")
 
     def _calls(self) -> tuple[bool, bool, bool]:
-        """Whether content must be null, whether arguments are objects, whether calls are written at all."""
+        """Return whether content must be null, whether arguments are objects, whether calls are shown at all."""
         for null in (False, True):
             for as_text in (False, True):
                 text = self._called([SHORT_ID], null=null, as_text=as_text)
@@ -155,7 +155,7 @@ class _Probe:
         return False, True, False
 
     def _called(self, ids: Sequence[str], *, null: bool, as_text: bool, words: str = "") -> str | None:
-        """A conversation in which tools were called, without the signatures: whatever is in it comes from the calls."""
+        """Render a conversation with tool calls, without the tools' signatures: marked names come from calls only."""
         arguments: Any = f'{{"{ARGUMENT}": "{VALUE}"}}' if as_text else {ARGUMENT: VALUE}
         calls = [
             {"id": id, "type": "function", "function": {"name": name, "arguments": arguments}}
@@ -171,7 +171,7 @@ class _Probe:
         return bare if bare is not None else self._asked(messages, [_renamed(one) for one in SIGNATURES])
 
     def _shows_results(self, tools: bool, calls: bool, *, null: bool, as_text: bool) -> bool:
-        """One that knows neither tools nor calls may write any role, and the model knows none but three."""
+        """Return whether tools' results are shown; without tools and calls a shown role may be unknown to the model."""
         if calls:
             return RESULT in (self._called([SHORT_ID], null=null, as_text=as_text) or "")
         result = {"role": "tool", "content": RESULT, "tool_call_id": SHORT_ID, "name": TOOL}
@@ -195,7 +195,7 @@ class _Probe:
         return THOUGHT not in as_field and THOUGHT in as_parts and not quoted
 
     def _thought(self) -> tuple[str, str]:
-        """Return the marks with what the template writes beside them, or bare where it shows no thought."""
+        """Return the marks with the text that the template writes beside them; bare where it shows no thought."""
         marks = turn_marks_of(self._source)
         if marks is None:
             return "", ""
@@ -232,7 +232,7 @@ class _Probe:
 
 
 def typed(message: Form) -> Form:
-    """The message with its text as a list of parts."""
+    """Return the message with its text as a list of parts."""
     content = message.get("content")
     if not isinstance(content, str):
         return message
@@ -240,13 +240,13 @@ def typed(message: Form) -> Form:
 
 
 def thinking_parts(thought: str, text: str) -> list[Form]:
-    """Mistral's form of an assistant's content."""
+    """Return an assistant's content in Mistral's form."""
     said = [{"type": "text", "text": text}] if text else []
     return [{"type": "thinking", "thinking": thought}, *said]
 
 
 def _called_well(text: str) -> bool:
-    """Name and arguments are there, as JSON or in a form of the template's own: not Python's, not JSON in a string."""
+    """Return whether name and arguments are shown, as JSON or in a form of its own; not as Python, not in a string."""
     return (
         all(word in text for word in (TOOL, ARGUMENT, VALUE))
         and f"'{ARGUMENT}'" not in text
@@ -255,5 +255,5 @@ def _called_well(text: str) -> bool:
 
 
 def _renamed(signature: Form) -> Form:
-    """A signature for a conversation in which marked names come from calls only."""
+    """Return a signature under another name, for a conversation in which marked names come from calls only."""
     return {**signature, "function": {**signature["function"], "name": "unrelated"}}

@@ -1,4 +1,4 @@
-"""How the answers of one model are read: its family, on its vocabulary."""
+"""Chooses how to read one model's answers, by its family and its vocabulary."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from workers.chat.tools.prefaced import Prefaced
 from workers.protocol.requests import GenerateRequest, Thinking
 
 MAX_MARK_TOKENS = 16
-"""So many tokens at the end of a prompt are looked at for the beginning of a thought."""
+"""Tokens at the end of a prompt that are searched for the beginning of a thought."""
 
 
 NONE: Mapping[int, bytes] = MappingProxyType({})
@@ -23,7 +23,7 @@ class Vocabulary(Protocol):
     def tokenize(self, text: str, *, add_special: bool, parse_special: bool) -> Sequence[int]: ...
 
     def piece(self, token: int) -> bytes:
-        """Empty for control tokens."""
+        """Return the token's bytes; empty for control tokens."""
 
     def special_piece(self, token: int) -> bytes: ...
 
@@ -34,10 +34,10 @@ class Vocabulary(Protocol):
 
 
 class Answers:
-    """Immutable."""
+    """Makes the parsers of one model's answers. Immutable."""
 
     def __init__(self, family: Family, vocab: Vocabulary | None = None, defaults: ChatDefaults = UNSET) -> None:
-        """Without `vocab` no token is a control token, and no prompt ends inside of a thought."""
+        """Without `vocab` no token counts as a control token, and no prompt as one that ends inside a thought."""
         self.family = family
         self._defaults = defaults
         self.controls: Mapping[int, bytes] = MappingProxyType(_controls(family, vocab) if vocab is not None else {})
@@ -47,7 +47,7 @@ class Answers:
         """Tokens that end an answer."""
 
     def parser(self, request: GenerateRequest, prompt: Sequence[int]) -> Parser | None:
-        """For the answer to one prompt; None: its text needs no reading."""
+        """Return the parser of the answer to one prompt; None: its text needs no parsing."""
         if not _is_chat(request):
             return None
         opened, split = self.is_thinking(request, prompt), request.thinking.split
@@ -63,17 +63,17 @@ class Answers:
         return Prefaced(self._opening(prompt), parser) if self.opens_thought(prompt) and not split else parser
 
     def written(self, request: GenerateRequest) -> Mapping[int, bytes]:
-        """Control tokens that the engine must write into the answer's text, for its parser or for the caller."""
+        """Return the control tokens that the engine must write into the answer's text, for parser or caller."""
         reads = bool(request.tools) or self.family.thought is not None or self.family.always
         return self.controls if reads and _is_chat(request) else NONE
 
     def text(self, prompt: Sequence[int]) -> str:
-        """A prompt as the model reads it, control tokens written out; empty without a vocabulary."""
+        """Return a prompt's text, control tokens written out; empty without a vocabulary."""
         pieces = map(self._vocab.special_piece, prompt) if self._vocab is not None else ()
         return b"".join(pieces).decode("utf-8", "replace")
 
     def is_thinking(self, request: GenerateRequest, prompt: Sequence[int]) -> bool:
-        """Whether the answer to the prompt begins within a thought: a new one, or one that the caller began."""
+        """Return whether the answer begins inside a thought: a new one, or one that the caller began."""
         if self.opens_thought(prompt):
             return True
         last = request.messages[-1] if self.family.thought is not None and request.messages else None
@@ -81,28 +81,28 @@ class Answers:
         return begun and conversation_of(request).continued
 
     def opens_thought(self, prompt: Sequence[int]) -> bool:
-        """Whether the prompt leaves the model in the middle of a thought."""
+        """Return whether the prompt ends inside a thought."""
         if self._vocab is None or self.family.thought is None:
             return False
         return self.family.opens_thought(self.text(prompt[-MAX_MARK_TOKENS:]))
 
     def bounds_of_thought(self, request: GenerateRequest) -> Thinking:
-        """Return the request's `thinking`, for chats with the catalog's budget and message where it says none."""
+        """Return the request's `thinking`; in chats, the catalog's budget and message where the request has none."""
         return self._defaults.bounded(request.thinking) if _is_chat(request) else request.thinking
 
     def closing_fault(self, message: str) -> str:
-        """Return what is wrong with a budget's `message` for this model; empty: nothing."""
+        """Return the fault of a budget's `message` for this model; empty: none."""
         close = self.family.thought.close.strip() if self.family.thought is not None else ""
         if not close or close not in message:
             return ""
         return f"has {close!r} in it, which ends this model's thoughts; leave it out, it is added"
 
     def has_thought(self, request: GenerateRequest) -> bool:
-        """Whether neither the request nor the catalog switched thinking off."""
+        """Return whether neither the request nor the catalog switched thinking off."""
         return not is_thinking_off(request, self._defaults)
 
     def _opening(self, prompt: Sequence[int]) -> str:
-        """The mark that opens a thought at the end of a prompt, and the whitespace behind it."""
+        """Return the mark that opens a thought at the end of a prompt, and the whitespace behind it."""
         end = self.text(prompt[-MAX_MARK_TOKENS:])
         mark = self.family.thought.open.rstrip() if self.family.thought is not None else ""
         return end[end.rfind(mark) :]

@@ -1,6 +1,6 @@
-"""What a chat template is given: the part of a request that the prompt is made of.
+"""The input of a chat template: the part of a request that the prompt is made of.
 
-This is also what travels to the process that renders; see `workers.chat.render_process`.
+It is also what is sent to the process that renders; see `workers.chat.render_process`.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from workers.protocol.requests import UNBOUNDED, GenerateRequest, Message, Think
 
 
 class ChatDefaults(msgspec.Struct, frozen=True, kw_only=True):
-    """What a model's catalog entry gives its chat templates; what a caller says goes before it."""
+    """A model's defaults for chat templates, from its catalog entry; a caller's values take precedence."""
 
     thinking: ThinkingMode = "auto"
     values: dict[str, Any] = {}
@@ -28,12 +28,12 @@ class ChatDefaults(msgspec.Struct, frozen=True, kw_only=True):
     """The entry's `thinking_budget_message`."""
 
     def variables(self) -> dict[str, Any]:
-        """Return the template's variables; those of `values` go before what `thinking` says."""
+        """Return the template's variables; those of `values` take precedence over `thinking`."""
         switched = {} if self.thinking == "auto" else {"enable_thinking": self.thinking == "on"}
         return switched | plain_names(self.values)
 
     def bounded(self, thinking: Thinking) -> Thinking:
-        """Return a caller's `thinking` with the entry's budget and message where the caller says none."""
+        """Return a caller's `thinking`, with the entry's budget and message where the caller gives none."""
         budget = self.budget if thinking.budget == UNBOUNDED else thinking.budget
         return msgspec.structs.replace(thinking, budget=budget, message=thinking.message or self.message)
 
@@ -45,18 +45,18 @@ class Conversation(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     messages: tuple[Message, ...]
     tools: tuple[Tool, ...] = ()
     values: dict[str, Any] = {}
-    """More variables, by the names that templates know."""
+    """More variables, by the templates' names for them."""
     template: str = ""
     """Name of one of the model's templates; empty: the one that fits."""
     continued: bool = False
-    """The last message is the assistant's, and the answer goes on where it ends."""
+    """Whether the answer goes on where the last message, the assistant's, ends."""
 
 
 def conversation_of(request: GenerateRequest, defaults: ChatDefaults = UNSET) -> Conversation:
-    """What the request says of a variable goes before what `defaults` says, and that before what templates get anyway
-    (`workers.chat.variables`).
+    """Return a request's conversation. Its variables take precedence over `defaults`, and those over the ones that
+    templates always get (`workers.chat.variables`).
 
-    Raises CallFailed: INVALID_REQUEST for `template_values` that are not a caller's to set.
+    Raises CallFailed: INVALID_REQUEST for `template_values` that callers may not set.
     """
     values = dict(request.template_values)
     if taken := sorted(RESERVED & values.keys()):
@@ -75,7 +75,7 @@ def conversation_of(request: GenerateRequest, defaults: ChatDefaults = UNSET) ->
 
 
 def _is_continued(messages: tuple[Message, ...], values: dict[str, Any]) -> bool:
-    """As llama-server has it: an assistant's message at the end is continued, unless the caller says otherwise."""
+    """Return whether the answer goes on with the last message: with an assistant's by default, as in llama-server."""
     asked = values.pop("continue_final_message", None)
     possible = bool(messages) and messages[-1].role == "assistant" and not messages[-1].tool_calls
     if asked is None:
@@ -95,20 +95,20 @@ def _is_continued(messages: tuple[Message, ...], values: dict[str, Any]) -> bool
 
 
 def _form_values(request: GenerateRequest) -> dict[str, Any]:
-    """The schema that the answer follows, for templates that write it (`ANSWER_SCHEMA` of `workers.chat.variables`)."""
+    """Return the answer's schema, for templates that show it (`ANSWER_SCHEMA` of `workers.chat.variables`)."""
     form = request.constraint
     return {ANSWER_SCHEMA: form.text} if form is not None and form.kind == "json_schema" else {}
 
 
 def is_thinking_off(request: GenerateRequest, defaults: ChatDefaults = UNSET) -> bool:
-    """Whether the request, or the catalog where it says nothing, wants an answer without a thought."""
+    """Return whether the request, or by default the catalog, wants an answer without a thought."""
     values = defaults.variables() | _thinking_values(request.thinking) | request.template_values
     return values.get("enable_thinking") is False
 
 
 def plain_names(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Bring what `chat_template_kwargs` say of thinking under the names that mean it here: `thinking` is
-    `enable_thinking`, and a `reasoning_effort` of "none" switches it off, as in a request.
+    """Return `chat_template_kwargs` with thinking under the names used here: `thinking` becomes `enable_thinking`, and
+    a `reasoning_effort` of "none" switches it off, as in a request.
     """
     named = dict(values)
     if isinstance(named.get("thinking"), bool):

@@ -1,8 +1,8 @@
-"""Jinja as authors of chat templates know it.
+"""The Jinja environment that authors of chat templates expect.
 
-Source of what a template may rely on (`trim_blocks`, loop controls, `raise_exception`, `strftime_now`, `tojson`,
-`{% generation %}`): "Chat templates" in the documentation of Hugging Face transformers. Two things are as llama.cpp's
-interpreter has them, because templates count on them: lists may be changed (`append`), and there is `from_json`.
+Source of its features (`trim_blocks`, loop controls, `raise_exception`, `strftime_now`, `tojson`,
+`{% generation %}`): "Chat templates" in the documentation of Hugging Face transformers. Two are as in llama.cpp's
+interpreter, because templates count on them: lists may be changed (`append`), and there is `from_json`.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from markupsafe import escape
 
 
 class GenerationTag(Extension):
-    """`{% generation %}...{% endgeneration %}` marks what an assistant said, for training: here it is just said."""
+    """Reads `{% generation %}...{% endgeneration %}`, which marks an assistant's text, for training, as that text."""
 
     tags = {"generation"}  # noqa: RUF012 - Jinja's own declaration
 
@@ -31,9 +31,9 @@ class GenerationTag(Extension):
 
 
 class Missing(Undefined):
-    """What a template looks for and does not find: beside a text it is an empty one, as for llama.cpp's interpreter.
+    """An undefined value. Added to a text it counts as an empty one, as in llama.cpp's interpreter.
 
-    Command-R+ writes each parameter's description so, and many have none.
+    Command-R+ adds each parameter's description so, and many have none.
     """
 
     __slots__ = ()
@@ -45,14 +45,14 @@ class Missing(Undefined):
 
 
 def new_environment() -> SandboxedEnvironment:
-    """A sandbox without files, modules or attributes that begin with an underscore. It bounds neither time nor memory:
-    whoever renders what he did not write does so in a process that can be stopped (`workers.chat.render_process`)."""
+    """Return a sandbox without files, modules or attributes that begin with an underscore. It bounds neither time nor
+    memory: untrusted templates are rendered in a process that can be stopped (`workers.chat.render_process`)."""
     environment = SandboxedEnvironment(
         trim_blocks=True, lstrip_blocks=True, undefined=Missing, extensions=["jinja2.ext.loopcontrols", GenerationTag]
     )
     environment.filters["tojson"] = to_json
     environment.filters["from_json"] = json.loads
-    # Marked as safe, a text would be given HTML's entities for what is added to it.
+    # A text marked as safe would have HTML's entities put in for what is added to it.
     environment.filters["safe"] = str
     for name in ("e", "escape", "forceescape"):
         environment.filters[name] = _escaped
@@ -68,7 +68,7 @@ def to_json(
     separators: tuple[str, str] | None = None,
     sort_keys: bool = False,
 ) -> str:
-    """Plain JSON: Jinja's own filter escapes for HTML, which no model was trained on."""
+    """Return plain JSON: Jinja's own filter escapes for HTML, which no model was trained on."""
     return json.dumps(
         value,
         ensure_ascii=ensure_ascii,
@@ -84,7 +84,7 @@ def _escaped(value: Any) -> str:
 
 
 def _plain(value: Any) -> Any:
-    """What filters like `map` make, and what was left out, as JSON has it."""
+    """Return generators, which filters like `map` make, as lists and undefined values as None, for JSON."""
     if isinstance(value, Undefined):
         return None
     if isinstance(value, GeneratorType | Iterator):

@@ -1,4 +1,4 @@
-"""Which family a model belongs to: found by its chat template, or named by the catalog."""
+"""Finds the family of a model, by its chat template or by the catalog's name for it."""
 
 from __future__ import annotations
 
@@ -28,15 +28,15 @@ FAMILIES = (
     *(SEED_OSS, MINIMAX, QWEN3_CODER, GLM, FUNCTIONARY_V31, FUNCTIONARY_V32, GRANITE, PHI4, LFM2, PYTHONIC),
     *(NEMOTRON, FUNCTOOLS_FAMILY, HERMES, LLAMA, GEMMA, PLAIN),
 )
-"""In the order in which templates are tried."""
+"""All families, in the order in which templates are tried."""
 
 
 class FamilyUnknown(ValueError):
-    """No family has this name; the message lists those that there are."""
+    """No family has this name; the message lists the known ones."""
 
 
 def family_of(template: str, name: str = "") -> Family:
-    """The template's family, or the one that is named, with the thoughts that the template speaks of.
+    """Return the named family, else the template's, with the thought marks that the template has.
 
     Raises FamilyUnknown.
     """

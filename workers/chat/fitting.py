@@ -1,8 +1,8 @@
-"""Conversations made to fit a template that has no place for something in them, and messages as templates get them.
+"""Fits conversations to templates that can't show some parts of them, and turns messages into the templates' form.
 
-What a template can't show in a way of its own is put into words where it can: system messages into the user's, tool
-calls and results into text. Nothing is left out. llama.cpp does part of this (`workaround` in common/chat.cpp); where
-both do it, it is done alike, so that prompts are the same.
+Parts that a template can't show are put into words where it can: system messages into the user's, tool calls and
+results into text. Nothing is left out. llama.cpp does part of this (`workaround` in common/chat.cpp); where both do it,
+it is done alike, so that prompts are the same.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ SHORT_ID_CHARS = 9
 
 
 def fitted(messages: Sequence[Message], tools: Sequence[Tool], abilities: Abilities, source: str) -> list[Message]:
-    """`source`: of the template, which tells how the model writes calls."""
+    """Return messages that the template can show. `source`: its text, which tells how the model writes calls."""
     fit = _with_names(messages)
     if "<|channel|>" not in source:  # gpt-oss alone has a developer, as llama-server has it
         fit = [replace(one, role="system") if one.role == "developer" else one for one in fit]
@@ -45,8 +45,8 @@ def fitted(messages: Sequence[Message], tools: Sequence[Tool], abilities: Abilit
 
 
 def mended(messages: Sequence[Message]) -> list[Message]:
-    """For a template that refuses the order of the roles: one system message at most, at the beginning; then the user
-    and the assistant in turn, as far as joining neighbours brings that about."""
+    """Return messages for a template that refuses the order of roles: at first one system message at most, then user
+    and assistant in turn, as far as joining neighbours can do that."""
     opening, rest = list(messages[:1]), messages[1:]
     if opening and opening[0].role != "system":
         opening, rest = [], messages
@@ -57,7 +57,7 @@ def mended(messages: Sequence[Message]) -> list[Message]:
 
 
 def forms(messages: Iterable[Message], abilities: Abilities, source: str) -> list[Form]:
-    """OpenAI's form, with text as `content` unless the template wants parts: many add it to other text unasked."""
+    """Return messages in OpenAI's form, with text as `content` unless the template needs parts: many append to it."""
     thinking = "reasoning_content" not in source and _reads(source, "thinking")
     made = [_form(message, abilities, thinking=thinking) for message in messages]
     if _reads(source, "tool_responses") and "OpenAI Chat Completions" not in source:
@@ -66,12 +66,12 @@ def forms(messages: Iterable[Message], abilities: Abilities, source: str) -> lis
 
 
 def _reads(source: str, field: str) -> bool:
-    """Whether a template looks for this in a message."""
+    """Return whether a template reads this field of a message."""
     return f".{field}" in source or f"['{field}']" in source
 
 
 def tool_form(tool: Tool) -> Form:
-    """A description is always there, and parameters are, as llama-server has it."""
+    """Return a tool in OpenAI's form, always with a description and parameters, as in llama-server."""
     parameters = tool.parameters if tool.parameters is not None else {"type": "object", "properties": {}}
     function = {"name": tool.name, "description": tool.description or "", "parameters": parameters}
     return {"type": "function", "function": function}
@@ -99,7 +99,7 @@ def _form(message: Message, abilities: Abilities, *, thinking: bool) -> Form:
 
 
 def _with_responses(messages: Sequence[Form]) -> list[Form]:
-    """The first templates of Gemma 4 want results, and the answer that follows them, in the message of the calls."""
+    """Put results, and the answer after them, into the message of the calls: Gemma 4's first templates want that."""
     folded: list[Form] = []
     for form in messages:
         last = folded[-1] if folded and folded[-1].get("tool_calls") else None
@@ -128,7 +128,7 @@ def _call_form(call: ToolCall, *, as_object: bool) -> Form:
 
 
 def arguments_of(call: ToolCall) -> Any:
-    """An object; text that is none is passed on as the model once wrote it."""
+    """Return a call's arguments as an object; text that is none stays as the model once wrote it."""
     if not call.arguments.strip():
         return {}
     try:
@@ -139,7 +139,7 @@ def arguments_of(call: ToolCall) -> Any:
 
 
 def _with_names(messages: Sequence[Message]) -> list[Message]:
-    """Results with the name of the tool, which many templates write and few callers send."""
+    """Return messages with the tool's name in results: many templates write it and few callers send it."""
     names: dict[str, str] = {}
     named = []
     for message in messages:
@@ -163,14 +163,14 @@ def _result_in_words(message: Message) -> Message:
 
 
 def _words_apart(message: Message) -> list[Message]:
-    """Text first, then the calls."""
+    """Split a message with text and calls into two: the text first, then the calls."""
     if not message.tool_calls or not message.content:
         return [message]
     return [replace(message, tool_calls=()), replace(message, content=None, reasoning=None)]
 
 
 def _one_call_at_a_time(messages: Sequence[Message]) -> list[Message]:
-    """Each call followed by its result, where that is known."""
+    """Return messages with one call each, followed by its result where that is known."""
     results = {one.tool_call_id: one for one in messages if one.role == "tool"}
     taken: set[str | None] = set()
     single: list[Message] = []
@@ -203,14 +203,14 @@ def _short(id: str) -> str:
 
 
 def _with_opening(messages: Sequence[Message], text: str) -> list[Message]:
-    """`text` at the end of the system message, or as one."""
+    """Return messages with `text` at the end of the system message, or as a new one."""
     if messages and messages[0].role in ("system", "developer"):
         return [replace(messages[0], content=_paragraphs(messages[0].content, text)), *messages[1:]]
     return [Message("system", text), *messages]
 
 
 def _system_in_users(messages: Sequence[Message]) -> list[Message]:
-    """Each at the beginning of the user's next message, a line of its own, as llama-server has it."""
+    """Move each system message to the beginning of the user's next one, on its own line, as in llama-server."""
     held: list[str] = []
     merged: list[Message] = []
     for message in messages:
@@ -225,7 +225,7 @@ def _system_in_users(messages: Sequence[Message]) -> list[Message]:
 
 
 def _joined(messages: Sequence[Message]) -> list[Message]:
-    """Neighbours of one role as one message; results of tools stay apart."""
+    """Join neighbours of one role into one message; results of tools stay apart."""
     joined: list[Message] = []
     for role, group in groupby(messages, key=lambda one: one.role):
         alike = list(group)

@@ -1,6 +1,6 @@
-"""Code to be completed between what stands before and behind it, as the tokens of a prompt.
+"""Makes the tokens of a prompt for infill: code to be completed between a prefix and a suffix.
 
-Source of the order, the bounds and the words in between: `format_prompt_infill` in tools/server/server-common.cpp of
+Source of the order, the bounds and the texts in between: `format_prompt_infill` in tools/server/server-common.cpp of
 llama.cpp, the pattern for whole repositories: https://arxiv.org/abs/2409.12186.
 """
 
@@ -16,18 +16,18 @@ SNIPPET = "\n\n--- snippet ---\n\n"
 REPOSITORY, FILE = "myproject\n", "filename\n"
 
 CHARACTERS_PER_TOKEN = 8
-"""More than texts have on average: what is wanted is found at the first try."""
+"""Assumed characters per token, more than texts have on average, so that the first cut has enough tokens."""
 
 MARGIN = 1024
-"""Tokens beside those that are wanted: where a text is cut within a word, the tokens there are others."""
+"""Tokens beyond the wanted ones: where a text is cut within a word, the tokens differ."""
 
 Tokenize = Callable[[str], list[int]]
-"""Text as it is: control tokens in it are text."""
+"""Tokenises a text, in which control tokens are text."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InfillTokens:
-    """A model's fill-in-the-middle tokens; None where it has no such token."""
+    """A model's fill-in-the-middle tokens; None for those that it lacks."""
 
     prefix: int
     suffix: int
@@ -35,12 +35,12 @@ class InfillTokens:
     repository: int | None = None
     file: int | None = None
     begin: int | None = None
-    """What every text begins with."""
+    """The token that begins every text."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InfillRoom:
-    """Numbers of tokens, and whether the model wants the suffix first (`spm_infill`)."""
+    """The bounds of a prompt in tokens, and whether the model wants the suffix first (`spm_infill`)."""
 
     n_ctx: int
     n_batch: int
@@ -48,17 +48,17 @@ class InfillRoom:
 
     @property
     def near(self) -> int:
-        """For prefix and suffix; of a context hardly larger, a quarter is left for the answer."""
+        """Tokens for prefix and suffix; a quarter of a context that is hardly larger is left for the answer."""
         return min(self.n_batch, self.n_ctx * 3 // 4)
 
     @property
     def extra(self) -> int:
-        """For other files."""
+        """Tokens for other files."""
         return max(0, self.n_ctx - self.n_batch + 2)
 
 
 class InfillPrompts:
-    """Stateless. `tokens` None: the model has no such tokens, and every request is refused."""
+    """Makes infill prompts; stateless. `tokens` None: the model has no such tokens, and every request is refused."""
 
     def __init__(self, tokens: InfillTokens | None, room: InfillRoom) -> None:
         self._tokens = tokens
@@ -66,14 +66,14 @@ class InfillPrompts:
 
     @property
     def are_possible(self) -> bool:
-        """Return whether the model has the tokens for them."""
+        """Whether the model has the tokens for infill."""
         return self._tokens is not None
 
     def tokens(self, infill: Infill, tokenize: Tokenize, parse: Tokenize) -> list[int]:
-        """`parse`: as `tokenize`, but control tokens that are written out become those tokens.
+        """Return the prompt's tokens. `parse`: like `tokenize`, but control tokens that are written out become tokens.
 
-        Of the prefix the last three quarters of a batch are kept, of the suffix what is left of the other quarter, of
-        other files the last that fit. Raises CallFailed: UNSUPPORTED.
+        The end of the prefix gets three quarters of a batch, the start of the suffix the rest of the other quarter,
+        and the last of the other files that fit the room for them. Raises CallFailed: UNSUPPORTED.
         """
         fim = self._tokens
         if fim is None:
@@ -105,18 +105,18 @@ def _extra(infill: Infill, fim: InfillTokens, room: int, tokenize: Tokenize) -> 
 
 
 def _end_of(text: str, num_tokens: int, tokenize: Tokenize) -> list[int]:
-    """Return the last tokens of a text; of a long one no more is read than they need."""
+    """Return the last tokens of a text; no more of a long one is tokenised than they need."""
     found = _read(text, num_tokens, tokenize, lambda size: text[len(text) - size :])
     return found[max(0, len(found) - num_tokens) :]
 
 
 def _start_of(text: str, num_tokens: int, tokenize: Tokenize) -> list[int]:
-    """Return the first tokens of a text; of a long one no more is read than they need."""
+    """Return the first tokens of a text; no more of a long one is tokenised than they need."""
     return _read(text, num_tokens, tokenize, lambda size: text[:size])[:num_tokens]
 
 
 def _read(text: str, num_tokens: int, tokenize: Tokenize, cut: Callable[[int], str]) -> list[int]:
-    """Return the tokens of a part of the text: those that are wanted and the margin, or of all of it."""
+    """Return the tokens of a part of the text, at least those that are wanted and the margin, or of all of it."""
     size = CHARACTERS_PER_TOKEN * (num_tokens + MARGIN)
     while size < len(text):
         found = tokenize(cut(size))

@@ -1,6 +1,6 @@
 """Chat templates by the names that llama-server takes for `--chat-template`, for models that come without one.
 
-Written from what src/llama-chat.cpp of llama.cpp puts around each role's text; the prompts are the same.
+They put the same text around each role's as src/llama-chat.cpp of llama.cpp, so that the prompts are the same.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 
 Turn = tuple[str, str]
-"""What stands before a message's text, and what behind it."""
+"""The text before a message's own, and the text after it."""
 
 
 def _text(value: str) -> str:
@@ -50,7 +50,7 @@ def _by_role(before: str, middle: str, behind: str, opens: str, *, begin: str = 
 
 
 def _mistral(lead: str, trail: str, *, trim: bool = False) -> str:
-    """Versions 1 and 3: the system message stands in the user's turn."""
+    """Return a template of versions 1 and 3, where the system message stands in the user's turn."""
     strip = " | trim" if trim else ""
     return (
         "{% set ns = namespace(inside=false) %}{% for message in messages %}"
@@ -106,7 +106,7 @@ _EXAONE = _written(
     trim="all",
 )
 _UNTITLED = "{% if not messages or messages[0].role != 'system' %}{{ TEXT }}{% endif %}"
-"""Before a conversation without a system message."""
+"""Template of a text before a conversation without a system message."""
 _SYSTEM_BLOCK = ("<<SYS>>\n", "\n<</SYS>>\n\n")
 
 OF_LLAMA_SERVER: Mapping[str, str] = MappingProxyType(
@@ -248,11 +248,11 @@ OF_LLAMA_SERVER: Mapping[str, str] = MappingProxyType(
         "solar-open": _by_role("<|begin|>", "<|content|>", "<|end|>", "<|begin|>assistant"),
     }
 )
-"""By the names that llama-server takes."""
+"""Templates by the names that llama-server takes."""
 
 OF_LLAMA_CPP_PYTHON: Mapping[str, str] = MappingProxyType(
     {"llama-2": OF_LLAMA_SERVER["llama2-sys"], "llama-3": OF_LLAMA_SERVER["llama3"]}
 )
-"""By names that llama-cpp-python has for some of them (`chat_format`)."""
+"""Some of them by llama-cpp-python's names (`chat_format`)."""
 
 NAMED: Mapping[str, str] = MappingProxyType({**OF_LLAMA_SERVER, **OF_LLAMA_CPP_PYTHON})

@@ -1,4 +1,4 @@
-"""From a request to the tokens of its prompt."""
+"""Makes the tokens of a request's prompt."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from workers.protocol.failures import CallFailed, Failure, FailureCode, context_
 from workers.protocol.requests import GenerateRequest, Message
 
 SHORT_CHARS = 1024
-"""Up to this long, texts are tokenised at once, on whichever thread: any of them takes some milliseconds at most."""
+"""Longest texts that are tokenised at once, on whichever thread: any of them takes some milliseconds at most."""
 
 MAX_LIST = 1 << 20
-"""More tokens than any context takes stay in an array: as numbers of Python's, each would take 40 bytes."""
+"""Most tokens in a list: more than any context takes stay in an array, as Python's numbers take 40 bytes each."""
 
 
 class TooManyTokens(Exception):
-    """A text has more tokens than would do."""
+    """A text has more tokens than are allowed."""
 
     def __init__(self, at_least: int) -> None:
-        """`at_least`: so many; they were not counted to the end."""
+        """`at_least`: tokens that it has at least; they were not counted to the end."""
         super().__init__(at_least)
         self.at_least = at_least
 
@@ -34,8 +34,8 @@ class Tokenizer(Protocol):
     """The model's vocabulary; safe to call from several threads."""
 
     def tokenize(self, text: str, *, add_special: bool, parse_special: bool, most: int | None = None) -> Sequence[int]:
-        """May block for seconds. Raises CallFailed for a text that can't be tokenised, TooManyTokens where it takes
-        no work to know that there are more than `most`.
+        """Return a text's tokens. May block for seconds. Raises CallFailed for a text that can't be tokenised,
+        TooManyTokens where it is plain without work that there are more than `most`.
         """
 
 
@@ -43,18 +43,18 @@ class Templates(Protocol):
     """The model's chat templates; safe to call from several threads."""
 
     def render(self, conversation: Conversation) -> str:
-        """The prompt's text. May block. Raises CallFailed."""
+        """Return the prompt's text. May block. Raises CallFailed."""
 
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
     tokens: Sequence[int]
     text: str | None
-    """What a template made, up to where the assistant speaks; None where no template was needed."""
+    """The template's output, up to the assistant's turn; None where no template was needed."""
 
 
 class Prompts:
-    """Renders and tokenises. Safe to share: it may run on any thread, and holds no lock while it does."""
+    """Renders and tokenises prompts, on any thread, without holding a lock."""
 
     def __init__(
         self,
@@ -68,9 +68,9 @@ class Prompts:
         infill: InfillPrompts | None = None,
         defaults: ChatDefaults = UNSET,
     ) -> None:
-        """`templates` None: for a model that does not chat. `num_tokens`: size of the vocabulary, which prompts that
-        are tokens already are checked against. `n_ctx`: longest single conversation, tokens; 0: any. `shared`: system
-        prompts that are everybody's. `infill` None: no request of that kind gets here. `defaults`: for templates.
+        """`templates` None: the model does not chat. `num_tokens`: size of the vocabulary, for checking prompts that
+        are tokens already. `n_ctx`: longest single conversation, tokens; 0: any. `shared`: system prompts that all
+        teams share. `infill` None: no request of that kind gets here. `defaults`: for templates.
         """
         self._templates = templates
         self._tokenizer = tokenizer
@@ -83,12 +83,12 @@ class Prompts:
 
     @property
     def can_infill(self) -> bool:
-        """Return whether requests for code between a prefix and a suffix can be answered."""
+        """Whether infill requests can be answered."""
         return self._infill is not None and self._infill.are_possible
 
     def tokens(self, request: GenerateRequest) -> Sequence[int]:
-        """As `prompt`, of a request that is to be answered. Raises CallFailed (CONTEXT_OVERFLOW) as soon as it is known
-        that the prompt is too long for that.
+        """Return the prompt's tokens for a request that is to be answered. Raises CallFailed as `prompt` does, and
+        (CONTEXT_OVERFLOW) as soon as it is known that the prompt is too long.
         """
         try:
             return self._prompt(request, self._n_ctx - 1 if self._n_ctx else None).tokens
@@ -96,13 +96,13 @@ class Prompts:
             raise CallFailed(context_overflow(error.at_least, self._n_ctx, is_whole=False)) from None
 
     def prompt(self, request: GenerateRequest) -> Prompt:
-        """Raises CallFailed where the template refuses the messages, or a token of the prompt is none."""
+        """Return the prompt. Raises CallFailed where the template refuses the messages, or a token is invalid."""
         return self._prompt(request)
 
     def _prompt(self, request: GenerateRequest, most: int | None = None) -> Prompt:
-        """Raises CallFailed, TooManyTokens."""
+        """Return the prompt, of `most` tokens at most. Raises CallFailed, TooManyTokens."""
         if request.infill is not None:
-            return Prompt(self._filled(request), None)  # it is cut to fit
+            return Prompt(self._filled(request), None)  # infill is cut to fit
         if request.prompt is not None:
             return Prompt(_listed(self.mixed(request.prompt, add_special=True, parse_special=True, most=most)), None)
         if not request.messages:
@@ -112,11 +112,11 @@ class Prompts:
         return Prompt(self._tokens_of_text(text, most), text)
 
     def text(self, request: GenerateRequest) -> str:
-        """Return what the template makes of the request's messages. Raises CallFailed."""
+        """Return the request's messages as the template renders them. Raises CallFailed."""
         return self._rendered(conversation_of(request, self._defaults))
 
     def _rendered(self, conversation: Conversation) -> str:
-        """Raises CallFailed."""
+        """Render a conversation. Raises CallFailed."""
         if self._templates is None:
             message = "this model is served for embeddings or ranking and has no chat; ask another one"
             raise CallFailed(Failure(FailureCode.UNSUPPORTED, message, "messages"))
@@ -125,7 +125,7 @@ class Prompts:
     def mixed(
         self, prompt: str | Sequence[int | str], *, add_special: bool, parse_special: bool, most: int | None = None
     ) -> Sequence[int]:
-        """Text, tokens, or both in turn, as an array where they are many. `add_special` is for a text at the beginning.
+        """Return text, tokens, or both in turn as tokens, many in an array. `add_special`: for a text at the beginning.
 
         Raises CallFailed; TooManyTokens as soon as there are more than `most`.
         """
@@ -150,7 +150,7 @@ class Prompts:
         return tokens
 
     def num_public(self, request: GenerateRequest, tokens: Sequence[int]) -> int:
-        """How many of the request's `tokens`, from the first, belong to everybody. As `tokens`, on any thread."""
+        """Return how many of the request's first `tokens` all teams share. For any thread."""
         return self._shared.num_public(request, tokens)
 
     def _tokens_of(self, messages: Sequence[Message]) -> Sequence[int]:
@@ -175,7 +175,7 @@ class Prompts:
         return self._infill.tokens(infill, tokenize, lambda text: tokenize(text, parse_special=True))
 
     def _checked(self, token: int, position: int) -> int:
-        """Raises CallFailed."""
+        """Return the token. Raises CallFailed where the vocabulary has none of its number."""
         if not 0 <= token < self._num_tokens:
             message = f"`prompt` has token {token} at position {position}; this model's are 0 to {self._num_tokens - 1}"
             raise CallFailed(Failure(FailureCode.INVALID_REQUEST, message, "prompt"))
@@ -183,12 +183,12 @@ class Prompts:
 
 
 def _listed(tokens: Sequence[int]) -> Sequence[int]:
-    """Return a prompt's tokens as engines like them best."""
+    """Return a prompt's tokens as a list, which suits engines best, unless there are more than MAX_LIST."""
     return list(tokens) if len(tokens) <= MAX_LIST else tokens
 
 
 def is_quick(request: GenerateRequest) -> bool:
-    """Whether its prompt takes less time than a hop to another thread; nothing that is rendered does."""
+    """Return whether making the prompt takes less time than a hop to another thread; rendering always takes more."""
     prompt = request.prompt
     if request.infill is not None or prompt is None or len(prompt) > SHORT_CHARS:
         return False
@@ -196,7 +196,7 @@ def is_quick(request: GenerateRequest) -> bool:
 
 
 def text_chars(request: GenerateRequest) -> int:
-    """Return the length of a request's prompt, for what it takes of memory: that of tools and token ids is left out."""
+    """Return the characters of a request's prompt, as an estimate of its memory, without tools and token ids."""
     if request.prompt is not None:
         return len(request.prompt) if isinstance(request.prompt, str) else num_chars(request.prompt)
     if request.infill is not None:
@@ -205,5 +205,5 @@ def text_chars(request: GenerateRequest) -> int:
 
 
 def num_chars(prompt: Sequence[int | str]) -> int:
-    """Return the length of the texts in it."""
+    """Return the characters of the texts in a prompt."""
     return sum(len(part) for part in prompt if isinstance(part, str))

@@ -1,4 +1,4 @@
-"""Where models put what they think before they answer, as their chat templates give it away."""
+"""The marks of models' thoughts, as their chat templates show them."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ THOUGHTS = (
 
 
 def thought_of(template: str) -> ThoughtMarks | None:
-    """What the template's model thinks between; None: it shows no thoughts."""
+    """Return the marks around the thoughts of a template's model; None: the template shows no thoughts."""
     return next((thought for thought in THOUGHTS if thought.close in template), None)
 
 
@@ -38,12 +38,12 @@ SPOKEN_TURNS: Mapping[str, ThoughtMarks] = MappingProxyType(
         "<atem:function_calls>": ThoughtMarks(" to=self<|message|>", "<|eom|><|start|>assistant to=user<|message|>"),
     }
 )
-"""By a mark in their templates: models whose turn has a thought that the template does not show, as llama-server writes
-it."""
+"""Mark in a template -> marks around the thought of a turn, as llama-server writes them, for models whose template does
+not show it."""
 
 
 def turn_marks_of(template: str) -> ThoughtMarks | None:
-    """Return what stands around the thought of a turn that is gone on from; None: such a turn has no thought."""
+    """Return the marks around the thought of a turn that the answer continues; None: such a turn has no thought."""
     if any(mark in template for mark in NOT_FOUND):
         return None
     return spoken_turn_of(template) or thought_of(template)
@@ -54,5 +54,5 @@ def spoken_turn_of(template: str) -> ThoughtMarks | None:
 
 
 def is_deepseek_v4(template: str) -> bool:
-    """DeepSeek V4 has the markup of V3.2, and another word for its calls; llama-server tells them apart by that."""
+    """Return whether a template is DeepSeek V4's, by its word for calls, as llama-server does; V3.2 has its markup."""
     return "dsml_token" in template and "function_calls" not in template

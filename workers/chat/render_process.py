@@ -1,9 +1,9 @@
-"""The process in which chat templates run (`workers.chat.renderer` starts it).
+"""The helper process in which chat templates run (`workers.chat.renderer` starts it).
 
     python -m workers.chat.render_process
 
-Reads a `Setup` and then `Conversation`s as lines of JSON. Answers the first with the templates' abilities, or why one
-is unusable, and each other one with the prompt or a `Failure`.
+It reads a `Setup` and then `Conversation`s as lines of JSON. It answers the first with the templates' abilities, or why
+one is unusable, and each other one with the prompt or a `Failure`.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from workers.protocol.failures import CallFailed, Failure, FailureCode
 from workers.protocol.requests import Message
 
 EXTRA_BYTES = 768 << 20
-"""Memory beyond what the process takes itself: several times the longest prompt, in text and in JSON."""
+"""Bytes of memory beyond what the process takes itself: several times the longest prompt, in text and in JSON."""
 
 CPU_S = 30
-"""For one conversation."""
+"""Seconds of CPU time for one conversation."""
 
 
 class Setup(msgspec.Struct, frozen=True, kw_only=True):
@@ -33,7 +33,7 @@ class Setup(msgspec.Struct, frozen=True, kw_only=True):
     bos_text: str
     eos_text: str
     abilities: dict[str, Abilities] | None = None
-    """If another process has found them already."""
+    """The templates' abilities, if another process has found them already."""
 
 
 class Ready(msgspec.Struct, frozen=True, kw_only=True, tag=True):
@@ -81,7 +81,7 @@ def _answer(templates: TemplateSet, line: bytes) -> Answer:
 
 
 def _warm_up() -> None:
-    """Loads what Python and libc load when it is first needed: a refusal's traceback, the time zone."""
+    """Load the parts that Python and libc load on first use: a refusal's traceback, the time zone."""
     time.localtime()
     template = ChatTemplate("{{ strftime_now('%d %b %Y') }}{{ messages[0].content | tojson(indent=1) }}")
     template.render(Conversation(messages=(Message("user", "hello"),)))
@@ -90,8 +90,8 @@ def _warm_up() -> None:
 
 
 def _line(answer: Ready | Unusable | Answer) -> bytes:
-    """Encode what is told. Half a surrogate pair becomes an escape, as it came: JSON within a message may have one
-    (arguments of an earlier call, a tool's result), but no UTF-8 can."""
+    """Encode an answer. Half a surrogate pair becomes an escape, as it came: JSON within a message may have one
+    (arguments of an earlier call, a tool's result), but UTF-8 can't."""
     try:
         return encode(answer)
     except UnicodeEncodeError:

@@ -1,10 +1,10 @@
 """Renders chat templates in a process that can be stopped.
 
 A template comes with a model file, and Jinja's sandbox keeps it from files and from Python; nothing in it keeps a loop
-from going on for ever, or an expression from asking for all memory. In the process that serves, either would be the end
-of every call. So templates run in a process of their own, which is killed at a deadline and replaced, has a bound on
-its memory, can open nothing and knows no secret. All templates do, those that are trusted too: what it costs is lost
-beside the rest of a request (docs/chat-templates.md).
+from going on for ever, or an expression from asking for all memory. In the worker's own process, either would be the
+end of every call. So templates run in a helper process, which is killed at a deadline and replaced, has a bound on its
+memory, can open nothing and knows no secret. Trusted templates run there too: the cost is small beside the rest of a
+request (docs/chat-templates.md).
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ from workers.stoppable import NotStarted, ProcessEnded, StoppableProcess, TookTo
 
 START_S = 30.0
 RENDER_S = 5.0
-"""From the question to the answer. A hundred tools and two hundred messages take some hundredths of it."""
+"""Seconds for rendering one conversation. A hundred tools and two hundred messages take some hundredths of it."""
 
 SPARE_AFTER_S = 3.0
-"""The second process starts so long after the first one: by then the worker has begun to serve."""
+"""Seconds between the starts of the first and the second process: by then the worker has begun to serve."""
 
 NUM_PROCESSES = 2
-"""While one team's conversation keeps one busy, the other is there for the next team's."""
+"""Processes by default: while one team's conversation keeps one busy, the other serves the next team's."""
 
 _encode = msgspec.json.Encoder().encode
 _decode_start: Callable[[bytes], Ready | Unusable] = msgspec.json.Decoder(Ready | Unusable).decode
@@ -41,7 +41,7 @@ _decode_answer: Callable[[bytes], Answer] = msgspec.json.Decoder(Answer).decode
 
 
 class Renderer:
-    """A model's templates; may be used from several threads, as many conversations at a time as it has processes."""
+    """Renders with a model's templates. For several threads: as many conversations at a time as it has processes."""
 
     def __init__(
         self,
@@ -53,10 +53,10 @@ class Renderer:
         start_s: float = START_S,
         number: int = NUM_PROCESSES,
     ) -> None:
-        """`sources`: Jinja by name, `default` among them; where that is missing, it is ChatML. `number`: of processes;
-        the second one starts a little after the first, others when they are first needed.
+        """`sources`: Jinja by name; a missing `default` is ChatML. `number`: of processes; the second one starts a
+        little after the first, others when they are first needed.
 
-        Starts the process and lets it try the templates: takes some tenths of a second. Raises TemplateUnusable.
+        Starts the first process, which tries the templates, in some tenths of a second. Raises TemplateUnusable.
         """
         self.sources = {DEFAULT: CHATML, **sources}
         self._render_s = render_s
@@ -76,11 +76,11 @@ class Renderer:
 
     @property
     def pid(self) -> int | None:
-        """Of the process that is used first."""
+        """Id of the process that is used first."""
         return self._processes[0].pid
 
     def render(self, conversation: Conversation) -> str:
-        """The prompt's text. Blocks, for `render_s` at most once a process is free. Raises CallFailed."""
+        """Return the prompt's text. Blocks, for `render_s` at most once a process is free. Raises CallFailed."""
         question = _encode(conversation)
         process = self._free.get()
         try:
@@ -89,7 +89,7 @@ class Renderer:
             self._free.put(process)
 
     def _rendered(self, process: StoppableProcess, question: bytes) -> str:
-        """Raises CallFailed."""
+        """Have a process render a conversation. Raises CallFailed."""
         try:
             answer = _decode_answer(process.ask(question, self._render_s))
         except TookTooLong:
@@ -112,7 +112,7 @@ class Renderer:
         return answer
 
     def _start_spare(self) -> None:
-        """Start the process that is used while the first one is busy: who needs it must not wait for its start."""
+        """Start the process that is used while the first one is busy, so that nobody has to wait for its start."""
         with self._closing:
             if not self._closed and len(self._processes) > 1:
                 _restart(self._processes[1])
@@ -133,7 +133,7 @@ class Renderer:
         self.close()
 
     def _started(self) -> Ready:
-        """Raises TemplateUnusable."""
+        """Start the first process; return its answer. Raises TemplateUnusable."""
         try:
             ready = _decode_start(self._processes[0].start(_encode(self._setup)))
         except NotStarted as error:
@@ -145,6 +145,6 @@ class Renderer:
 
 
 def _restart(process: StoppableProcess) -> None:
-    """At once, so that the one who comes next does not wait for it."""
-    with contextlib.suppress(NotStarted):  # who comes next will hear of it
+    """Restart a process at once, so that the next conversation does not wait for it."""
+    with contextlib.suppress(NotStarted):  # the next conversation's caller gets the error
         process.restart()

@@ -1,9 +1,9 @@
-"""System prompts that the catalog marks shareable: how many tokens of a prompt are everybody's.
+"""Counts the tokens of a prompt that all teams share: those of system prompts that the catalog marks shareable.
 
 A conversation that begins with a marked text, word for word, begins with tokens that only the text and the model's
-template decide. Those are found once per text, as what several conversations that differ from there on have in common.
-A prompt either begins with all of them, or nothing of it is shared: so whether they are cached tells that the text was
-in use, and nothing of what anybody said after it.
+template decide. They are found once per text, as the common tokens of several conversations that differ after it. A
+prompt either begins with all of them, or nothing of it is shared. So whether they are cached tells only that the text
+was in use, and nothing of what anybody said after it.
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ from workers.protocol.requests import GenerateRequest, Message, Role
 Tokenize = Callable[[Sequence[Message]], Sequence[int]]
 
 OPENINGS = ("a", "Q", "7", " ", "\n\n", "\n", ".", "'s", "\u00e9", "\u4f60", "<", "{")
-"""First words of users, as different as can be: a token that could run together with what follows is not common to
-all of them."""
+"""First words of users, as different as can be, so that a token which could merge with the next text is not common
+to all."""
 
 
 class SharedPrompts:
-    """Safe to ask from several threads."""
+    """The shareable system prompts of a model. For several threads."""
 
     def __init__(self, texts: Iterable[str], tokenize: Tokenize, today: Callable[[], date] = date.today) -> None:
-        """`texts`: of system messages. `tokenize`: a conversation without tools -> its prompt; raises CallFailed.
+        """`texts`: of system messages. `tokenize` returns the prompt of messages without tools, or raises CallFailed.
 
-        `today`: the local date, which is what templates write.
+        `today` returns the local date, which is what templates write.
         """
         self._texts = frozenset(texts)
         self._tokenize = tokenize
@@ -35,7 +35,7 @@ class SharedPrompts:
         self._found: dict[tuple[str, str], tuple[date, Sequence[int]]] = {}
 
     def num_public(self, request: GenerateRequest, tokens: Sequence[int]) -> int:
-        """How many of `tokens`, the request's prompt, have no secret in them; 0 where no marked text begins it."""
+        """Return how many of `tokens`, the request's prompt, hold no secret; 0 where it begins with no marked text."""
         if request.prompt is not None or request.tools or not request.messages:
             return 0
         first = request.messages[0]
@@ -45,7 +45,7 @@ class SharedPrompts:
         return len(public) if list(tokens[: len(public)]) == list(public) else 0
 
     def _public(self, role: Role, text: str) -> Sequence[int]:
-        """Templates may write the date, which everybody knows: it holds for a day."""
+        """Return a marked text's shared tokens, kept for a day: templates may write the date, which is no secret."""
         today = self._today()
         known = self._found.get((role, text))
         if known is None or known[0] != today:

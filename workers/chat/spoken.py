@@ -1,9 +1,9 @@
-"""Tools, calls and results in words, for templates that have no place for them.
+"""Writes tools, calls and results as text, for templates that can't show them.
 
 A template may show tools and leave it to the model's own text how they are called (LFM2, Granite 3), write calls and
-show no tools (DeepSeek R1), or know of neither (Gemma 2). What is put into words then has the form of the model's
-family (`workers.chat.families`), found by the same marks of its template. Everywhere else calls look like Hermes' and
-Qwen's, which most models have seen.
+show no tools (DeepSeek R1), or neither (Gemma 2). The text then has the form of the model's family
+(`workers.chat.families`), found by the same marks of its template. Everywhere else calls look like Hermes' and Qwen's,
+which most models have seen.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from workers.chat.environment import to_json
 from workers.protocol.requests import Tool
 
 Call = tuple[str, Any]
-"""Name, and arguments as an object."""
+"""A call's name, and its arguments as an object."""
 
 EXAMPLE: Call = ("function_name", {"argument": "value"})
 
 
 def signatures(tools: Sequence[Tool], source: str) -> str:
-    """`source`: of the template."""
+    """Return a description of the tools and of the form of calls. `source`: of the template."""
     lines = [
         to_json({"name": tool.name, "description": tool.description or "", "parameters": tool.parameters or {}})
         for tool in tools
@@ -36,7 +36,7 @@ def signatures(tools: Sequence[Tool], source: str) -> str:
 
 
 def calls(made: Sequence[Call], source: str) -> str:
-    """`source`: of the template."""
+    """Return calls as the model writes them. `source`: of the template."""
     write = next((write for marks, write in WRITERS if all(mark in source for mark in marks)), _hermes)
     return write(made)
 
@@ -98,4 +98,4 @@ WRITERS: Sequence[tuple[Sequence[str], Callable[[Sequence[Call]], str]]] = (
     (("<｜tool▁sep｜>", "```json"), _deepseek_r1),
     (("<｜tool▁sep｜>",), _deepseek_v3_1),
 )
-"""The first whose marks are all in a template's source says how the model writes calls."""
+"""Marks -> writer of calls. The first entry whose marks are all in a template's source counts."""

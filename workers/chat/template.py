@@ -1,7 +1,7 @@
-"""Chat templates: a conversation in, the prompt's text out.
+"""Renders a conversation as the prompt's text, by a chat template.
 
-A template is a program of someone else's. What is here runs it in Jinja's sandbox and in the present process; workers
-do so in one that can be stopped (`workers.chat.renderer`).
+A template is a program by somebody else. This module runs it in Jinja's sandbox and in the present process; workers use
+this module in a process that can be stopped (`workers.chat.renderer`).
 """
 
 from __future__ import annotations
@@ -31,20 +31,20 @@ CHATML = (
     "{% endfor %}"
     "{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"
 )
-"""What a model without a template of its own gets."""
+"""The template for models without one of their own."""
 
 _CUT = "\ue0f1paddock\ue0f2"
-"""Marks where an answer goes on: rendered behind the last words, what follows it is dropped."""
+"""Marks the end of a message that the answer goes on with: the text rendered after it is dropped."""
 
 _RENDER_ERRORS = (
     *(TemplateError, TypeError, ValueError, LookupError, AttributeError, ArithmeticError, RuntimeError),
     MemoryError,
 )
-"""Whatever an expression in a template can raise."""
+"""All errors that an expression in a template can raise."""
 
 
 class TemplateUnusable(ValueError):
-    """The template is not one that Jinja can compile, or it does not end."""
+    """Jinja can't compile the template, or its rendering does not end."""
 
 
 class _Refused(Exception):
@@ -74,7 +74,7 @@ class ChatTemplate:
         self.abilities = abilities or find_abilities(self._tried, self.source)
 
     def render(self, conversation: Conversation) -> str:
-        """The prompt's text, up to where the assistant begins or goes on to speak. Raises CallFailed."""
+        """Return the prompt's text, up to where the assistant's answer begins or goes on. Raises CallFailed."""
         values = variables(conversation.values, self.source)
         try:
             if conversation.continued:
@@ -85,10 +85,10 @@ class ChatTemplate:
             raise CallFailed(Failure(FailureCode.INVALID_REQUEST, message, "messages")) from None
 
     def _continued(self, messages: Sequence[Message], tools: Sequence[Tool], values: Mapping[str, Any]) -> str:
-        """The prompt of the answer to all but the last message, and then that, as llama-server has it: so a model that
-        thinks goes on behind its thought, and what is cached of the prompt before is used.
+        """Return the prompt of all messages but the last, and then that one, as llama-server does: so a model that
+        thinks goes on after its thought, and the cached tokens of the earlier prompt are used.
 
-        Raises _Refused; CallFailed where the template has no place for what is gone on from.
+        Raises _Refused; CallFailed where the template can't show the message that the answer goes on with.
         """
         earlier, last = messages[:-1], messages[-1]
         marks = self.abilities.thought_open, self.abilities.thought_close
@@ -106,7 +106,7 @@ class ChatTemplate:
         return own if turn and (not begun or turn[0] == begun[0]) else before + begun + (last.content or "")
 
     def _fitted(self, messages: Sequence[Message], tools: Sequence[Tool], values: Mapping[str, Any]) -> str:
-        """Raises _Refused with the reason that the messages were refused for as they came."""
+        """Render messages fitted to the template, joined if need be. Raises _Refused with the first refusal."""
         fit = fitted(messages, tools, self.abilities, self.source)
         try:
             return self._rendered(fit, tools, values)
@@ -125,7 +125,7 @@ class ChatTemplate:
         return self._run(forms(messages, self.abilities, self.source), shown or none, values)
 
     def _run(self, messages: Sequence[Form], tools: Sequence[Form] | None, values: Mapping[str, Any]) -> str:
-        """Raises _Refused."""
+        """Run the template. Raises _Refused."""
         variables = {
             "documents": None,
             "add_generation_prompt": True,
@@ -148,7 +148,7 @@ class ChatTemplate:
         return "".join(parts)
 
     def _extras(self, tools: Sequence[Form] | None) -> dict[str, Any]:
-        """Variables of single families, as llama.cpp sets them; only those that this template reads."""
+        """Return variables of single families, as llama.cpp sets them, if this template reads them."""
         extras: dict[str, Any] = {}
         if "functions" in self._reads:
             extras["functions"] = to_json(tools, indent=4) if tools else ""
@@ -175,7 +175,7 @@ class TemplateSet:
         eos_text: str = "",
         abilities: Mapping[str, Abilities] | None = None,
     ) -> None:
-        """Raises TemplateUnusable for the first that does not compile."""
+        """Compile the templates. Raises TemplateUnusable for the first that does not compile."""
         known = abilities or {}
         self._templates = {
             name: ChatTemplate(source, bos_text=bos_text, eos_text=eos_text, abilities=known.get(name))
@@ -187,13 +187,13 @@ class TemplateSet:
         return {name: template.abilities for name, template in self._templates.items()}
 
     def render(self, conversation: Conversation) -> str:
-        """Raises CallFailed."""
+        """Render with the conversation's template. Raises CallFailed."""
         return self._templates[chosen(self._templates, conversation)].render(conversation)
 
 
 def chosen(names: Iterable[str], conversation: Conversation) -> str:
-    """Which of a model's templates a conversation gets: the one it names, else `tool_use` with tools and `rag` with
-    documents where there are such, else the default. The names are those of Hugging Face transformers.
+    """Return the name of a conversation's template: the one it gives, else `tool_use` with tools and `rag` with
+    documents where the model has those, else the default. The names are those of Hugging Face transformers.
 
     Raises CallFailed: INVALID_REQUEST.
     """
@@ -210,13 +210,13 @@ def chosen(names: Iterable[str], conversation: Conversation) -> str:
 
 
 def _num_common(one: str, other: str) -> int:
-    """Return how many characters two texts have in common from the first on."""
+    """Return the length of the common beginning of two texts."""
     pairs = enumerate(zip(one, other, strict=False))
     return next((number for number, (left, right) in pairs if left != right), min(len(one), len(other)))
 
 
 def _turn(begun: str, last: Message, marks: tuple[str, str], *, bare: bool) -> str:
-    """Return what the assistant has said, its thought included. `begun`: how its turn begins; `bare`: without a thought
+    """Return the assistant's turn so far, its thought included. `begun`: how the turn begins; `bare`: without a thought
     it has the closing mark alone.
     """
     opening, closing = marks
@@ -232,7 +232,7 @@ def _with_cut(message: Message) -> Message:
 
 
 def _cut(text: str) -> str:
-    """Raises CallFailed where the template left out what the assistant is to go on from."""
+    """Return the text before the mark. Raises CallFailed where the template left out the message to go on with."""
     end = text.rfind(_CUT)
     if end < 0:
         message = "this model's chat template shows no place to go on from; leave out the last, the assistant's message"

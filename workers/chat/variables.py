@@ -1,8 +1,8 @@
-"""What every chat template is given beside the conversation, whoever asks.
+"""The variables that every chat template gets beside the conversation.
 
 Source of names and defaults: tools/server/server-common.cpp, common/chat.cpp and `caps_apply_*` in
-common/jinja/caps.cpp of llama.cpp; `thinking` and `thinking_effort` are names that templates of Granite, DeepSeek and
-Kimi K3 have for the same, which llama.cpp does not set.
+common/jinja/caps.cpp of llama.cpp; `thinking` and `thinking_effort` are other names for the same, in templates of
+Granite, DeepSeek and Kimi K3, which llama.cpp does not set.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ PRESERVED: Mapping[str, bool] = {
     "truncate_history_thinking": False,
     "drop_thinking": False,
 }
-"""By which names templates are told to show what was thought in earlier turns; llama.cpp's list."""
+"""Variables that tell templates to show the thoughts of earlier turns; llama.cpp's list."""
 
 
 def variables(values: Mapping[str, Any], source: str = "") -> dict[str, Any]:
-    """Return a conversation's values with llama-server's defaults, each meaning by all names that templates have for
-    it: a model may think, and what it thought in earlier turns is shown.
+    """Return a conversation's values with llama-server's defaults, by all names that templates have for them: a model
+    may think, and its thoughts of earlier turns are shown.
 
     A name that `values` has keeps its value. Only a caller or the catalog sets `thinking`: by default llama-server
     leaves it out, and some templates ask for more than a switch with it. `source`: of the template.

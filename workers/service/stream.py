@@ -34,7 +34,7 @@ from workers.protocol.framing import ALIVE_EVENT, encode_frame, event_id, parse_
 
 RING_FRAMES = 8192
 RING_BYTES = 4 << 20
-"""About ten seconds of sixteen streams at 1.4 ms per step: twice the default grace."""
+"""Most bytes of a ring: about ten seconds of sixteen streams at 1.4 ms per step, twice the default grace."""
 
 MAX_PART_BYTES = 256 << 10
 """Most bytes of one frame's data: a step with more is split into several frames.

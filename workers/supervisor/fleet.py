@@ -33,7 +33,7 @@ log = logging.getLogger(__name__)
 
 
 class NoRedis(RuntimeError):
-    """There is no Redis to use; the message gives the remedy."""
+    """No Redis can be used; the message gives the remedy."""
 
 
 class Fleet:

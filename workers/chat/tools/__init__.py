@@ -1,4 +1,4 @@
-"""Finding tool calls and thoughts in a model's text. One file per family of models; each gives a `Parser`."""
+"""Finds tool calls and thoughts in a model's text. Each file has one family of models and its `Parser`."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ class ContentPiece(NamedTuple):
 
 
 class ReasoningPiece(NamedTuple):
-    """More of what the model thinks before it answers, without its tags."""
+    """More of the model's thought before its answer, without the tags."""
 
     text: str
 
@@ -30,17 +30,17 @@ Piece = ContentPiece | ReasoningPiece | CallPiece
 
 
 class Parser(Protocol):
-    """Fed one answer's text in any portions; what comes out does not depend on how it was cut. Never raises."""
+    """Parses one answer's text, in any portions; its output does not depend on how the text was cut. Never raises."""
 
     num_calls: int
     """Tool calls begun so far."""
     is_over: bool
-    """The one call that was asked for is complete: nothing more comes out, and the answer may be ended."""
+    """Whether the one allowed call is complete: nothing more comes out, and the answer may be ended."""
 
     def feed(self, text: str) -> list[Piece]: ...
 
     def finish(self, *, cut_off: bool = False) -> list[Piece]:
-        """What was held back, when the answer has ended. Arguments are made whole, unless the answer was cut off; a
-        call that was cut off before its arguments has none.
+        """Return the pieces held back, when the answer has ended. Arguments are made whole, unless the answer was cut
+        off; a call that was cut off before its arguments has none.
         """
         ...

@@ -1,4 +1,4 @@
-"""Tool calls of Cohere's Command models, a list of actions:
+"""Reads the tool calls of Cohere's Command models, a list of actions:
 
     <|START_ACTION|>[{"tool_call_id": "0", "tool_name": "get_weather", "parameters": {"city": "Paris"}}]<|END_ACTION|>
 

@@ -1,13 +1,13 @@
-"""Tool calls of DeepSeek R1, V3 and V3.1:
+"""Reads the tool calls of DeepSeek R1, V3 and V3.1:
 
     <｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>get_weather
     ```json
     {"city": "Paris"}
     ```<｜tool▁call▁end｜><｜tool▁calls▁end｜>
 
-V3.1 writes the name before the separator and the arguments after it, without a fence. Both are read whatever the
-template shows, and Hermes' form too: these templates have no place for tools, and models are told to answer so. Source:
-the chat templates of deepseek-ai/DeepSeek-R1 and deepseek-ai/DeepSeek-V3.1.
+V3.1 writes the name before the separator and the arguments after it, without a fence. Both forms are read whatever the
+template shows, and Hermes' too: these templates can't show tools, and models are told to answer so. Source: the chat
+templates of deepseek-ai/DeepSeek-R1 and deepseek-ai/DeepSeek-V3.1.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ OPEN, CLOSE = "<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"
 CALL, SEPARATOR, CALL_END = "<｜tool▁call▁begin｜>", "<｜tool▁sep｜>", "<｜tool▁call▁end｜>"
 FENCE, FENCE_END = "```json", "```"
 KIND = "function"
-"""What the older form has before the separator."""
+"""The word that the older form has before the separator."""
 
 _SEPARATOR = Tags((SEPARATOR,))
 _AFTER_NAME = Tags((FENCE, "{"))

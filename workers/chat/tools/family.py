@@ -1,4 +1,4 @@
-"""What sets one family of models apart: how its answers are read, how its calls are written, where its thoughts end."""
+"""The description of a family of models: the parser of its answers, the syntax of its calls, its thoughts' marks."""
 
 from __future__ import annotations
 
@@ -11,60 +11,60 @@ from workers.protocol.requests import Tool
 
 @dataclass(frozen=True, slots=True)
 class ThoughtMarks:
-    """Marks around what a model thinks."""
+    """The marks around a model's thought."""
 
     open: str
     close: str
     anywhere: bool = False
-    """A thought may begin in the middle of an answer, and not only before it or after a call."""
+    """Whether a thought may begin in the middle of an answer, and not only before it or after a call."""
     closing: str = ""
-    """What is said for the model to close it, where more than `close` must follow."""
+    """Text that is written for the model to close the thought, where more than `close` must follow."""
 
 
 @dataclass(frozen=True, slots=True)
 class Ask:
-    """What one call wants of its answer's parser."""
+    """The request's wishes for the parser of its answer."""
 
     tools: tuple[Tool, ...] = ()
-    """None: marks of calls are text."""
+    """The request's tools; empty: marks of calls are text."""
     split: bool = True
-    """Thoughts come as pieces of their own; False: as text, with their marks."""
+    """Whether thoughts come as pieces of their own; False: as text, with their marks."""
     opened: bool = False
-    """The prompt ends inside of a thought."""
+    """Whether the prompt ends inside a thought."""
     one_call: bool = False
-    """The answer ends after its first call."""
+    """Whether the answer ends after its first call."""
     forced: tuple[str, ...] = ()
-    """Names of tools of which the answer must call one."""
+    """Names of the tools of which the answer must call one."""
 
 
 def exact(text: str) -> str:
-    """The text for a `CallSyntax`, with each space as it is."""
+    """Return the text for a `CallSyntax` in which each space stands for itself."""
     return text.replace(" ", "  ")
 
 
 @dataclass(frozen=True, slots=True)
 class CallSyntax:
-    """How calls are written, for grammars. One space stands for whitespace that may be left out, two for one space."""
+    """The syntax of calls, for grammars. One space stands for optional whitespace, two for one space."""
 
     before: str
-    """Of a call: what precedes its name."""
+    """Text of a call before its name."""
     middle: str
-    """What stands between name and arguments."""
+    """Text between name and arguments."""
     after: str
     lead: str = ""
-    """What may come before all else, and may be left out."""
+    """Optional text before all else."""
     answer: str = ""
-    """What precedes an answer that is no call."""
+    """Text before an answer that is no call."""
     open: str = ""
-    """What precedes the first call."""
+    """Text before the first call."""
     between: str = " "
     close: str = ""
-    """What follows the last call."""
+    """Text after the last call."""
     triggers: tuple[str, ...] = ()
     """Texts with which the first call begins; none: a grammar can't begin in the middle of an answer."""
     parameter: tuple[str, tuple[str, ...], str] | None = None
-    """Where arguments are not JSON: what precedes a parameter's name, stands between name and value (of text, and of
-    JSON where that differs), and follows the value."""
+    """Where arguments are not JSON: the text before a parameter's name, that between name and value (for text, and for
+    JSON where that differs), and that after the value."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,19 +74,19 @@ class Family:
     name: str
     parse: Callable[[Family, Ask], Parser]
     syntax: CallSyntax
-    """Where a grammar can't keep to the family's own form, another one that its parser reads."""
+    """Syntax for grammars; where they can't express the family's own, another one that its parser reads."""
     marks: tuple[tuple[str, ...], ...] = ()
-    """A chat template is this family's if it has all texts of one of these."""
+    """Sets of texts: a chat template is this family's if it has all texts of one set."""
     controls: tuple[str, ...] = ()
-    """Marks that the parser must see. Where they are control tokens, the engine writes them into the text."""
+    """Marks that the parser must see. If they are control tokens, the engine writes them into the text."""
     thought: ThoughtMarks | None = None
     calls_end_thoughts: bool = False
-    """A call in the middle of a thought ends it: its marks are ones that no thought speaks of."""
+    """Whether a call in the middle of a thought ends it, since no thought mentions its marks."""
     always: bool = False
-    """Its answers are never plain text: a parser is needed even without tools and thoughts."""
+    """Whether answers are never plain text, so that a parser is needed even without tools and thoughts."""
 
     def parser(self, ask: Ask) -> Parser | None:
-        """None: the text needs no reading."""
+        """Return the parser of an answer; None: the text needs no parsing."""
         thinks = self.thought is not None and ask.split
         return self.parse(self, ask) if ask.tools or thinks or self.always else None
 
@@ -94,7 +94,7 @@ class Family:
         return any(all(text in template for text in texts) for texts in self.marks)
 
     def opens_thought(self, prompt: str) -> bool:
-        """Whether a prompt that ends like this leaves the model in the middle of a thought."""
+        """Return whether a prompt with this end leaves the model inside a thought."""
         return self.thought is not None and prompt.rstrip().endswith(self.thought.open.rstrip())
 
     @property
@@ -105,5 +105,5 @@ class Family:
 
     @property
     def thought_close(self) -> str:
-        """What ends a thought for the model; empty if it does not think."""
+        """The text that closes a thought for the model; empty if it does not think."""
         return self.thought.closing or self.thought.close if self.thought else ""

@@ -1,4 +1,4 @@
-"""Tool calls of MeetKai's Functionary. Version 3.1 has marks around the arguments, 3.2 a line with the recipient:
+"""Reads the tool calls of MeetKai's Functionary. Version 3.1 puts marks around arguments, 3.2 a line with a recipient:
 
     <function=get_weather>{"city": "Paris"}</function>
 
@@ -69,7 +69,7 @@ class RecipientReader(Reader):
                 return
 
     def _reject_recipient(self) -> None:
-        """It is text, unless the token limit cut it."""
+        """Treat a head without a recipient as text, unless the token limit cut it."""
         if not self._is_cut:
             self._reject()
             return

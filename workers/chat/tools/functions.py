@@ -1,5 +1,5 @@
-"""Tool calls with a mark for the function and one for each parameter: Qwen3-Coder's and its followers', Seed-OSS',
-MiniMax M2's, those of DeepSeek V3.2 and V4.
+"""Reads tool calls with a mark for the function and one for each parameter: Qwen3-Coder's and its followers',
+Seed-OSS', MiniMax M2's, those of DeepSeek V3.2 and V4.
 
     <tool_call>
     <function=get_weather>
@@ -25,23 +25,23 @@ from workers.chat.tools.tags import Tags
 
 @dataclass(frozen=True, slots=True)
 class Marks:
-    """In the order in which they come."""
+    """The marks of a call, in their order."""
 
     open: str
     function: str
-    """Before the name."""
+    """Mark before the function's name."""
     function_named: str
-    """After it."""
+    """Mark after the function's name."""
     parameter: str
     parameter_named: tuple[str, ...]
-    """Where there are two: of a parameter that is text, and of one that is JSON."""
+    """Mark after a parameter's name; where there are two, the first is for text, the second for JSON."""
     parameter_end: str
     function_end: str
     close: str
     one_each: bool = False
-    """`open` and `close` stand around each call, and not around all of them."""
+    """Whether `open` and `close` stand around each call, not around all of them."""
     lines: bool = False
-    """A value stands on lines of its own."""
+    """Whether a value stands on lines of its own."""
 
     def syntax(self) -> CallSyntax:
         opened, closed = f"{self.open} ", f" {self.close}"
@@ -62,7 +62,7 @@ class Marks:
 
 
 class FunctionReader(ParameterReader):
-    """A family names its marks."""
+    """Reads such calls, by the family's marks."""
 
     own: Marks
 

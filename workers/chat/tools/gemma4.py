@@ -1,4 +1,4 @@
-"""Tool calls of Gemma 4, an object with quotes of its own and names without quotes:
+"""Reads the tool calls of Gemma 4, an object with quotes of its own and names without quotes:
 
     <|tool_call>call:get_weather{city:<|"|>Paris<|"|>,days:3}<tool_call|>
 
@@ -15,7 +15,7 @@ from workers.chat.tools.tags import Tags
 
 OPEN, CALL, CLOSE = "<|tool_call>", "call:", "<tool_call|>"
 RESPONSE = "<|tool_response>"
-"""With which the model ends a turn of calls."""
+"""The mark with which the model ends a turn of calls."""
 
 _AFTER_NAME = Tags(("{",))
 

@@ -1,4 +1,4 @@
-"""Tool calls of GigaChat 3, JSON behind a mark; version 3.1 has a token for it:
+"""Reads the tool calls of GigaChat 3, JSON after a mark; version 3.1 has a token for it:
 
     <|message_sep|>
 

@@ -1,4 +1,4 @@
-"""Tool calls of GLM 4.5 to 4.7 and others that write so:
+"""Reads the tool calls of GLM 4.5 to 4.7 and others in this form:
 
     <tool_call>get_weather
     <arg_key>city</arg_key>

@@ -1,11 +1,11 @@
-"""Answers of gpt-oss, in messages to channels and recipients:
+"""Reads the answers of gpt-oss, in messages to channels and recipients:
 
     <|channel|>analysis<|message|>The user wants the weather.<|end|>
     <|start|>assistant<|channel|>commentary to=functions.get_time <|constrain|>json<|message|>{"city": "Paris"}<|call|>
     <|channel|>final<|message|>It is sunny.<|return|>
 
-The prompt ends with `<|start|>assistant`. Analysis is thought; what is for a function is a call; the rest is text. Text
-that is in no message is text too. Source: OpenAI's harmony format, and the chat template of openai/gpt-oss-120b.
+The prompt ends with `<|start|>assistant`. Analysis is thought; a message to a function is a call; the rest is text, as
+is text outside messages. Source: OpenAI's harmony format, and the chat template of openai/gpt-oss-120b.
 """
 
 from __future__ import annotations
@@ -52,12 +52,12 @@ class HarmonyReader(Reader):
                 return
 
     def _header(self, mark: str) -> Steps[str | None]:
-        """The text up to the message, which becomes the head; None: it is none."""
+        """Read the header up to the message; return its text, the head from now on; None: it is no header."""
         found = yield from self._up_to(_MESSAGE)
         return None if found is None else mark + found[0]
 
     def _reject_header(self, mark: str) -> None:
-        """It is text, unless the token limit cut it: then it is syntax, or as much of a call as there is."""
+        """Treat the head as text, unless the token limit cut it: then as syntax, or as the beginning of a call."""
         recipient = _RECIPIENT.search(mark + (self._short or ""))
         name = self._likely(recipient.group(1)) if recipient is not None else ""
         is_known = self._is_name(name, known=True)
@@ -69,7 +69,7 @@ class HarmonyReader(Reader):
             self._reject()
 
     def _read(self, header: str) -> Steps[None]:
-        """One message, whose header is the head now."""
+        """Read one message, whose header is the head now."""
         channel = _CHANNEL.search(header)
         recipient = _RECIPIENT.search(header)
         if recipient is not None and self._is_name(recipient.group(1), known=True):

@@ -1,10 +1,10 @@
-"""Tool calls as Hermes, Qwen and many after them write them:
+"""Reads tool calls in the form of Hermes, Qwen and many later models:
 
     <tool_call>{"name": "get_weather", "arguments": {"city": "Paris"}}</tool_call>
 
 Source of the format: NousResearch/Hermes-Function-Calling. Apriel's are a list between <tool_calls> and </tool_calls>.
-Small models forget the marks: an answer that begins with such JSON is a call too if it names a tool, alone, listed, one
-after the other, or inside of a Markdown fence. JSON that names no tool is text.
+Small models forget the marks: an answer that begins with such JSON is a call too if it names a tool: alone, in a list,
+in sequence, or inside a Markdown fence. JSON that names no tool is text.
 """
 
 from __future__ import annotations

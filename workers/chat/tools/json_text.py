@@ -1,8 +1,8 @@
-"""JSON that a model writes, passed on while it comes, and mended where it is not JSON.
+"""Passes on JSON that a model writes while it comes, and repairs it where it is not valid.
 
-What has come out so far is always the beginning of a JSON value, and `close` says what would make it whole. Valid JSON
-comes out as it is, but for whitespace and a trailing comma before its end. Mended are single quotes, names and words
-without quotes, line ends inside of strings, escapes that JSON does not have, Python's True, False, None and tuples,
+The output so far is always the beginning of a JSON value, and `close` returns the text that makes it whole. Valid JSON
+comes out as it is, but for whitespace and a trailing comma before its end. Repaired are single quotes, names and words
+without quotes, line ends inside strings, escapes that JSON does not have, Python's True, False, None and tuples,
 missing and trailing commas. With `parameters`, the value is the arguments of a Python call: `("Rome", days=3)`.
 """
 
@@ -17,64 +17,64 @@ from workers.chat.tools.scanner import MAX_SPACE_CHARS
 GEMMA_QUOTE = '<|"|>'
 MAX_DEPTH = 200
 MAX_WORD_CHARS = 4096
-"""Of a number or a word without quotes."""
+"""Most characters of a number or a word without quotes."""
 
 _MARKS = {
     '"': re.compile(r'["\\\x00-\x1f]'),
     "'": re.compile(r"""['"\\\x00-\x1f]"""),
     GEMMA_QUOTE: re.compile(r'<\|"\|>|["\\\x00-\x1f]|<(?:\|(?:"\|?)?)?\Z'),
 }
-"""What ends a run of plain text, by the quote that the string began with."""
+"""Opening quote of a string -> the pattern of what ends a run of plain text in it."""
 
 _SPACE = re.compile(r"[ \t\r\n]+")
 _WORD = re.compile(r"""[^\s,:{}\[\]()"'=<>]+""")
 _SCALAR = re.compile(r"(?:true|false|null|-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?)\Z")
 _HEX = re.compile(r"[0-9a-fA-F]*")
 _DIGITS = {"u": 4, "x": 2, "U": 8}
-"""Of a character's number, by the letter of the escape; the last two are Python's."""
+"""Letter of an escape -> digits of the character's number; the last two are Python's."""
 MAX_CODE = 0x10FFFF
 _PYTHON = {"True": "true", "False": "false", "None": "null"}
 
 VALUE, FIRST_VALUE, NEXT_VALUE, FIRST_KEY, NEXT_KEY, COLON, COMMA = range(7)
-"""What comes next. FIRST and NEXT: after an opening bracket or a comma, where the end may come too."""
+"""The part that comes next. FIRST and NEXT: after an opening bracket or a comma, where the end may come too."""
 _KEYS = (FIRST_KEY, NEXT_KEY)
 _UNNAMED = frozenset("\"'[{(-0123456789")
-"""With what an argument of a call begins that has no name."""
+"""Characters with which an argument without a name begins."""
 _ENDS = (COMMA, FIRST_VALUE, NEXT_VALUE, FIRST_KEY, NEXT_KEY)
 
 
 class JsonText:
-    """One value. Feed it until `is_done` or `is_broken`; what it does not take is not its own."""
+    """One value. Feed it until `is_done` or `is_broken`; text that it does not take is not part of it."""
 
     __slots__ = ("_in_key", "_is_call", "_names", "_quote", "_stack", "_want", "held", "is_broken", "is_done")
 
     def __init__(self, *, parameters: Sequence[str] | None = None) -> None:
-        """`parameters`: names for those arguments of a Python call that have none."""
+        """`parameters`: names for the arguments of a Python call that come without one."""
         self.is_done = False
         self.is_broken = False
-        """The next character can't be part of it; `close` makes it whole."""
+        """Whether the next character can't be part of the value; `close` makes it whole."""
         self._is_call = parameters is not None
         self._names = list(parameters or ())
         self._want = VALUE
         self._stack: list[str] = []
         self._quote = ""
-        """Of the string that it is in."""
+        """Quote of the open string; empty outside strings."""
         self._in_key = False
         self.held = ""
-        """Whitespace, and a comma that may be one too many."""
+        """Whitespace held back, and a comma that may be one too many."""
 
     def feed(self, text: str, start: int, *, ended: bool) -> tuple[str, int]:
-        """Reads `text` from `start` -> what may leave, and how far it got. `ended`: nothing follows `text`."""
+        """Read `text` from `start`; return the output and the position reached. `ended`: nothing follows `text`."""
         out: list[str] = []
         while start < len(text) and not (self.is_done or self.is_broken):
             reached = self._string(text, start, ended, out) if self._quote else self._part(text, start, ended, out)
             if reached == start and not self.is_broken:
-                break  # more must come before it can tell
+                break  # more text is needed to decide
             start = reached
         return "".join(out), start
 
     def close(self) -> str:
-        """What makes it whole."""
+        """Return the text that makes the value whole."""
         out = []
         if self._quote:
             out.append('"')
@@ -90,7 +90,7 @@ class JsonText:
         return "".join(out)
 
     def _part(self, text: str, start: int, ended: bool, out: list[str]) -> int:
-        """One part that is not inside of a string."""
+        """Read one part outside strings; return the position reached."""
         if space := _SPACE.match(text, start):
             if len(self.held) < MAX_SPACE_CHARS:  # more of it means nothing
                 self.held += space.group()
@@ -127,7 +127,7 @@ class JsonText:
         return mark == self._stack[-1] and not (self._in_call and mark == "}")
 
     def _begin(self, mark: str, text: str, start: int, ended: bool, out: list[str]) -> int:
-        """A string, a word, or a bracket that opens."""
+        """Read the beginning of a string, a word, or an opening bracket."""
         if self._want == COLON:
             return self._break(start)
         quote = GEMMA_QUOTE if mark == "<" else mark
@@ -173,7 +173,7 @@ class JsonText:
         return start + 1
 
     def _lead(self, out: list[str]) -> None:
-        """What was held back leaves before something begins; a comma that was left out is put in."""
+        """Put out the held-back text before the next part, with a comma where the model left one out."""
         if self._want == COMMA:
             self.held = "," + self.held
             self._want = NEXT_KEY if self._stack[-1] == "}" else NEXT_VALUE
@@ -189,7 +189,7 @@ class JsonText:
         return start
 
     def _string(self, text: str, start: int, ended: bool, out: list[str]) -> int:
-        """Inside of a string: a run of text, and the mark that ends it."""
+        """Read a run of text in a string, and the mark that ends it."""
         found = _MARKS[self._quote].search(text, start)
         if found is None:
             out.append(text[start:])
@@ -220,7 +220,7 @@ def _scalar(word: str) -> str:
 
 
 def _escape(text: str, start: int, ended: bool, out: list[str]) -> int:
-    """What begins with the backslash at `start`; the same position where more must come first."""
+    """Read the escape at `start`; return the position reached, `start` itself where more text must come first."""
     kind = text[start + 1 : start + 2]
     if not kind and not ended:
         return start

@@ -1,9 +1,9 @@
-"""Tool calls of Kimi K2:
+"""Reads the tool calls of Kimi K2:
 
     <|tool_calls_section_begin|><|tool_call_begin|>functions.get_weather:0<|tool_call_argument_begin|>{"city": "Paris"}
     <|tool_call_end|><|tool_calls_section_end|>
 
-What stands before the arguments is the call's id; the model counts its calls in it, so callers get it as it is. Source:
+The text before the arguments is the call's id; the model counts its calls in it, so callers get it unchanged. Source:
 the chat template of moonshotai/Kimi-K2-Instruct.
 """
 
@@ -51,7 +51,7 @@ class KimiReader(Reader):
         return True
 
     def _own(self, id: str) -> str:
-        """The id, unless an earlier call of this answer has it."""
+        """Return the id, or an empty one if an earlier call of this answer has it."""
         if id in self._ids:
             return ""
         self._ids.add(id)
@@ -59,7 +59,7 @@ class KimiReader(Reader):
 
 
 def _begun_name(id: str) -> str:
-    """Return what an id that was cut off says of the name."""
+    """Return the part of the name in an id that was cut off."""
     name = "" if FUNCTIONS.startswith(id) else id.removeprefix(FUNCTIONS)
     return name.rpartition(":")[0] or name
 

@@ -1,10 +1,10 @@
-"""Tool calls of Llama 3.1, 3.2 and 3.3, where the answer begins with them:
+"""Reads the tool calls of Llama 3.1, 3.2 and 3.3, where the answer begins with them:
 
     {"name": "get_weather", "parameters": {"city": "Paris"}}
     <|python_tag|>get_weather.call(city="Paris")
     [get_weather(city="Paris")]
 
-Several stand one after the other, with semicolons or without. JSON or Python that names no tool is text. Source: Meta's
+Several calls follow each other, with semicolons or without. JSON or Python that names no tool is text. Source: Meta's
 prompt formats of Llama 3.1 and 3.2, and the chat templates.
 """
 

@@ -1,11 +1,11 @@
-"""Tool calls of Mistral's models: until 2024 a list of JSON, with ids or without; later each has marks of its own.
+"""Reads the tool calls of Mistral's models: until 2024 a JSON list, with ids or without; later each has own marks.
 
     [TOOL_CALLS][{"name": "get_weather", "arguments": {"city": "Paris"}, "id": "a1b2c3d4e"}]
     [TOOL_CALLS]get_weather[ARGS]{"city": "Paris"}
     [TOOL_CALLS]get_weather[CALL_ID]a1b2c3d4e[ARGS]{"city": "Paris"}
 
-Both are read whatever the template shows. Ids are nine letters or digits: the templates refuse others. Source: the chat
-templates of Mistral-Nemo-Instruct-2407, Mistral-Small-3.2-24B-Instruct-2506 and Ministral-3-14B-Reasoning-2512.
+Both are read whatever the template shows. Ids are nine letters or digits: the templates refuse others. Source: the
+chat templates of Mistral-Nemo-Instruct-2407, Mistral-Small-3.2-24B-Instruct-2506, Ministral-3-14B-Reasoning-2512.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Tool calls whose arguments stand between marks of their own, one after the other, and are not JSON.
+"""Reads tool calls whose arguments stand between marks of their own, one after the other, and are not JSON.
 
     <function=get_weather><parameter=city>Paris</parameter><parameter=days>3</parameter></function>
 
-Text leaves as it comes; a value of another type leaves when it is whole or long, as the tool's schema says what it is.
+Text is passed on as it comes; a value of another type, by the tool's schema, when it is whole or long.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ TEXT = frozenset({"string"})
 
 class ParameterReader(Reader):
     trims_lines = False
-    """A value stands on lines of its own."""
+    """Whether a value stands on lines of its own, which it is given without."""
 
     def _begin_object(self, name: str) -> None:
         self._begin(name)
@@ -29,12 +29,12 @@ class ParameterReader(Reader):
         self._add("{")
 
     def _end_object(self, *, found: bool) -> None:
-        """`found`: the mark of its end was there."""
+        """End the arguments' object. `found`: the mark of its end was there."""
         if found or not self._cut_off:
             self._add("}")
 
     def _parameter(self, key: str, end: Tags, *, is_text: bool | None = None) -> Steps[bool]:
-        """A value, up to `end` and past it. `is_text`: the model says so. False: it has no end."""
+        """Read a value up to `end` and past it; return False where it has no end. `is_text`: by the model's mark."""
         kinds = kinds_of(property_schema(self._ask.tools, self._name, key)) if is_text is None else frozenset()
         is_text = kinds == TEXT if is_text is None else is_text
         self._add(("" if self._num_parameters == 0 else ", ") + json.dumps(key, ensure_ascii=False) + ": ")
@@ -61,7 +61,7 @@ class ParameterReader(Reader):
 
 
 class _Lines:
-    """A text without the line end that it begins and the one that it ends with."""
+    """Removes from a text a line end at its beginning and one at its end."""
 
     def __init__(self, trims: bool) -> None:
         self._trims = trims

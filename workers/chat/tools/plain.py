@@ -1,5 +1,5 @@
-"""Models that no other family knows are read as Hermes' are: where a template has no place for tools, the prompt asks
-for that form, and bare JSON is what most others try first.
+"""The family of all other models, read as Hermes' are: where a template can't show tools, the prompt asks for that
+form, and bare JSON is what most others try first.
 """
 
 from __future__ import annotations

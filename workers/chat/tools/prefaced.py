@@ -1,4 +1,4 @@
-"""An answer that begins with what its prompt ended with: the mark of a thought, for callers who read marks."""
+"""Puts the mark of a thought, with which the prompt ended, before the answer, for callers who read marks."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from workers.chat.tools import ContentPiece, Parser, Piece
 
 
 class Prefaced:
-    """`inner` None: the text needs no reading."""
+    """A parser that puts a text before the output of another one. `inner` None: the text needs no parsing."""
 
     def __init__(self, preface: str, inner: Parser | None) -> None:
         self._preface = preface

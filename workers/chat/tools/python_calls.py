@@ -1,11 +1,11 @@
-"""Tool calls in the form of Python, and models that write them.
+"""Reads tool calls in the form of Python, and names the models that write them.
 
     [get_weather(city="Paris", days=3), get_time()]
 
 LFM2 puts <|tool_call_start|> and <|tool_call_end|> around the list, Llama 4 has <|python_start|> and <|python_end|>.
-Gemma 2 and 3, which have no form of their own, put it into a Markdown fence of `tool_code`. Without marks an answer
-must begin so and name a tool. Source: the chat template of LiquidAI/LFM2-8B-A1B, Meta's prompt formats of Llama 3.2 and
-4, Google's "Function calling with Gemma".
+Gemma 2 and 3, which have no form of their own, put it into a Markdown fence of `tool_code`. An answer without marks
+must begin with a call and name a tool. Source: the chat template of LiquidAI/LFM2-8B-A1B, Meta's prompt formats of
+Llama 3.2 and 4, Google's "Function calling with Gemma".
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ TOOL_CODE = "```tool_code"
 
 
 class PythonReader(Reader):
-    """Adds reading Python's calls to reading JSON's."""
+    """A reader that reads calls in Python's form beside those in JSON."""
 
     def _python_calls(self, *, known: bool) -> Steps[bool]:
-        """One call, or a list of them."""
+        """Read one call, or a list of them; return False where there is none."""
         listed = yield from self._mark("[")
         if not (yield from self._python_call(known=known)):
             return False
@@ -53,7 +53,7 @@ class PythonReader(Reader):
         return True
 
     def _identifier(self, *, known: bool) -> Generator[None, None, str | None]:
-        """Up to the parenthesis, which stays; None as soon as it can't be a name. `known`: of a tool."""
+        """Return the text up to the parenthesis, which stays; None once it can't be a name. `known`: of a tool."""
         start = self._at
         while True:
             rest = self._text[start:]
@@ -74,7 +74,7 @@ class PythonReader(Reader):
 
 
 def _is_dotted(name: str) -> bool:
-    """Whether it may still become a name such as `get_weather` or `files.read`; hyphens are in names of tools too."""
+    """Return whether it may become a name such as `get_weather` or `files.read`; tools' names may have hyphens too."""
     return len(name) <= 256 and all(character.isalnum() or character in "_.-" for character in name)
 
 

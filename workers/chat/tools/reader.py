@@ -1,9 +1,9 @@
-"""The mechanics that families share: reading an answer that comes in portions, piece by piece.
+"""The base of all families' parsers, which read an answer in portions.
 
 A reader is one generator that pauses where more text must come first. Text that may be the beginning of a call is its
-head: `_begin` makes a call of it, and if it turns out to be none, it leaves as text. So every character ends up in
-text, in a thought, in a name, in arguments, or was syntax: marks, the members of a call other than these, whitespace
-around calls and thoughts.
+head: `_begin` turns it into a call; if it turns out to be none, it is passed on as text. So every character ends up in
+text, in a thought, in a name or in arguments, or was syntax: marks, other members of a call, whitespace around calls
+and thoughts.
 """
 
 from __future__ import annotations
@@ -24,37 +24,37 @@ SPACE = " \t\r\n"
 _NAME_KEYS = ("name", "tool_name")
 _ARGUMENT_KEYS = ("arguments", "parameters")
 MIN_MARK_CHARS = 4
-"""So much of the mark of a call is no text at the end of an answer that was cut off."""
+"""Least characters of a call's mark that count as one, not as text, at the end of an answer that was cut off."""
 _OTHER_KEYS = ("type", "id", "tool_call_id")
 _HALF_PAIR = re.compile("[\ud800-\udfff]")
 
 
 class Gap(Enum):
-    """What whitespace is where the answer stands."""
+    """The meaning of whitespace at the present place of the answer."""
 
     NONE = 0
-    """Text."""
+    """Whitespace is text."""
     START = 1
-    """Text, unless a call or a thought follows."""
+    """Whitespace is text, unless a call or a thought follows."""
     CALL = 2
-    """Text, if text follows."""
+    """Whitespace is text if text follows."""
     THOUGHT = 3
-    """Nothing."""
+    """Whitespace is dropped."""
 
 
 class Reader(Scanner):
-    """One answer's parser: `_call` is what a family adds. Its `openers` may stand anywhere, `bare` before any text.
+    """One answer's parser. A family adds `_call`; its `openers` may stand anywhere, `bare` ones before any text.
 
-    An answer that the token limit cuts in the head of a call has that call: with its name as far as it came, or whole
-    where only one tool begins so.
+    An answer that the token limit cuts in the head of a call has that call: with the beginning of its name, or the
+    whole name where only one tool's begins so.
     """
 
     openers: tuple[str, ...] = ()
     bare: tuple[str, ...] = ()
     thought_ends: tuple[str, ...] | None = None
-    """Those openers that end a thought, where the family's calls do; None: all."""
+    """Openers that end a thought, in families whose calls do; None: all."""
     silent: tuple[str, ...] = ()
-    """Marks that mean nothing to the caller, wherever they stand."""
+    """Marks that are dropped wherever they stand."""
 
     def __init__(self, family: Family, ask: Ask) -> None:
         super().__init__()
@@ -71,12 +71,12 @@ class Reader(Scanner):
         self._thought_ends = Tags(() if self._thought is None else (self._thought.close, *ends))
         self._gap = Gap.START
         self._space = ""
-        """What stood before a mark, and is text if the mark is."""
+        """Whitespace before a mark, which is text if the mark is."""
         self._cut_off = False
         self._name = ""
-        """Of the call whose head it is, as far as it is known."""
+        """Name of the call in the head, as far as it is known."""
         self._written = ""
-        """As far as it came."""
+        """Name as far as the model wrote it."""
         self._early = ""
         """Arguments that came before the name."""
         self._pieces: list[Piece] = []
@@ -91,8 +91,8 @@ class Reader(Scanner):
         return pieces
 
     def finish(self, *, cut_off: bool = False) -> list[Piece]:
-        """What was held back. A call that the model ends before its arguments began is text; one that is cut off there
-        is a call without any.
+        """Return the pieces held back. A call that the model ends before its arguments began is text; one that is cut
+        off there is a call without any.
         """
         self._ended, self._cut_off = True, cut_off
         next(self._steps, None)
@@ -118,7 +118,7 @@ class Reader(Scanner):
                 self._drop()
                 self._gap = Gap.CALL
                 self.is_over = self._ask.one_call
-            elif thinking:  # it was only spoken of
+            elif thinking:  # the thought only mentioned the mark
                 self._reject(thought=self._ask.split)
                 mark = yield from self._think_on()
                 thinking = mark is not None
@@ -128,12 +128,12 @@ class Reader(Scanner):
             mark, thinking = None, False
 
     def _calls(self, mark: str) -> Steps[bool]:
-        """Reads the calls that `mark` opens, the last of which may be cut off. False: these are none."""
+        """Read the calls that `mark` opens, the last of which may be cut off; return False where these are none."""
         self._name = self._written = ""
         try:
             found = yield from self._call(mark)
         except HeadTooLong:
-            self.is_over = self._ask.one_call and self.num_calls > 0  # it stands behind calls of the same list
+            self.is_over = self._ask.one_call and self.num_calls > 0  # the head follows calls of the same list
             return False
         if not self._is_cut or not (found or self._is_sure(mark)):
             return found
@@ -141,12 +141,12 @@ class Reader(Scanner):
         return True
 
     def _call(self, mark: str) -> Steps[bool]:
-        """Reads the calls that `mark` opens, which is the head now. False: these are none."""
+        """Read the calls that `mark`, the head now, opens; return False where these are none."""
         yield from ()
         return False
 
     def _think(self, mark: str) -> Steps[str | None]:
-        """-> the mark of a call that ended the thought."""
+        """Read a thought; return the mark of a call that ended it, else None."""
         if self._ask.split:
             self._drop()
             self._reasons = None
@@ -167,7 +167,7 @@ class Reader(Scanner):
         return None
 
     def _until(self, tags: Tags, *, thinking: bool = False) -> Steps[str | None]:
-        """Says what precedes the next mark -> the mark, which is the head then; None at the end of the answer."""
+        """Pass on the text up to the next mark; return the mark, the head from now on; None at the answer's end."""
         say = self._reason if thinking else self._say
         while True:
             if self._in_gap:
@@ -194,7 +194,7 @@ class Reader(Scanner):
             yield
 
     def _over_gap(self) -> Steps[str | None]:
-        """Past whitespace -> the mark behind it; None: text follows, or nothing."""
+        """Skip whitespace; return the mark after it; None: text follows, or nothing."""
         while True:
             found = NOT_SPACE.search(self._text)
             if found is not None:
@@ -252,7 +252,7 @@ class Reader(Scanner):
             self._put(ContentPiece(text))
 
     def _reason(self, text: str) -> None:
-        """More of a thought, without the whitespace around it."""
+        """Pass on more of a thought, without the whitespace around it."""
         text = text.lstrip(SPACE) if self._reasons is None else self._reasons + text
         if text:
             whole = text.rstrip(SPACE)
@@ -263,7 +263,7 @@ class Reader(Scanner):
                 self._put(ReasoningPiece(whole))
 
     def _begin(self, name: str, id: str = "") -> None:
-        """From here on it is a call, whatever follows."""
+        """Begin a call, whatever follows."""
         if self.num_calls and self._ask.one_call:
             self.is_over = True
         if not self.is_over:
@@ -279,25 +279,25 @@ class Reader(Scanner):
 
     @property
     def _is_cut(self) -> bool:
-        """Whether the answer was cut off where more text would have told what it is."""
+        """Whether the answer was cut off where more text was needed to tell what it is."""
         return self._cut_off and self._short is not None
 
     @property
     def _must_call(self) -> bool:
-        """Whether whatever was cut off is a call."""
+        """Whether any text that was cut off must be a call."""
         return self._cut_off and bool(self._ask.forced)
 
     def _cuts_call(self, begun: str) -> bool:
-        """Whether the beginning of a mark with which an answer ends is that of a call, and no text."""
+        """Return whether the beginning of a mark at the end of an answer is that of a call, and no text."""
         is_long = len(begun) >= MIN_MARK_CHARS and not begun[0].isalpha()
         return bool(begun) and (self._must_call or (self._cut_off and is_long))
 
     def _is_sure(self, mark: str) -> bool:
-        """Whether what `mark` opens is a call also where it has no more than a name yet, or not even that."""
+        """Return whether `mark` opens a call even if no more than a name came, or not even that."""
         return mark not in self.bare or bool(self._ask.forced) or self._is_name(self._written, known=True)
 
     def _note_name(self, name: str | None) -> None:
-        """The name in a call's head; None: it is not whole, or there is none."""
+        """Note the name in a call's head; None: it is not whole, or there is none."""
         self._written = (self._short or "" if name is None else name).strip()
         self._name = self._likely(self._written) if name is None else self._written
 
@@ -308,7 +308,7 @@ class Reader(Scanner):
         return fitting[0] if len(fitting) == 1 else begun
 
     def _begin_cut(self, name: str) -> None:
-        """The head as a call, and nothing of it as text. Without a name it is none where there are others."""
+        """Turn the head into a call, none of it into text. Without a name it is no call if there are others."""
         self._text, self._at = "", 0
         name = name or ("" if self.num_calls else self._likely(""))
         if self._is_name(name):
@@ -316,7 +316,7 @@ class Reader(Scanner):
             self._add(self._early)
 
     def _listed(self, one: Callable[[], Steps[bool]], mark: str, close: str) -> Steps[bool]:
-        """Calls that each begin with `mark`, the first one's being behind us, and the end of their list."""
+        """Read calls that each begin with `mark`, the first one's being read already, and the end of their list."""
         if not (yield from one()):
             return False
         while (yield from self._mark(mark)):
@@ -330,12 +330,12 @@ class Reader(Scanner):
         return f"call_{secrets.token_hex(12)}"
 
     def _drop(self) -> None:
-        """The head was syntax."""
+        """Drop the head, which was syntax."""
         self._space = ""
         self._text, self._at = self._text[self._at :], 0
 
     def _reject(self, *, thought: bool = False) -> None:
-        """The head is text, or thought; what follows it is looked at afresh."""
+        """Pass on the head as text, or as thought; the text after it is read anew."""
         head, self._at = self._at, 0
         (self._reason if thought else self._say)(self._space + self._text[:head])
         self._text, self._space = self._text[head:], ""
@@ -343,13 +343,13 @@ class Reader(Scanner):
     # What calls are made of
 
     def _name_up_to(self, tags: Tags) -> Steps[tuple[str, str] | None]:
-        """The name of a call, as `_up_to` reads it."""
+        """Read the name of a call, as `_up_to` does."""
         found = yield from self._up_to(tags)
         self._note_name(found[0] if found is not None else None)
         return found
 
     def _arguments(self, value: JsonText) -> Steps[None]:
-        """The begun call's arguments, as they grow."""
+        """Pass on the begun call's arguments as they grow."""
         while True:
             out, reached = value.feed(self._text, self._at, ended=self._ended and not self._cut_off)
             self._add(out)
@@ -366,9 +366,9 @@ class Reader(Scanner):
             self._text = ""
 
     def _value(self, *, is_syntax: bool = False) -> Steps[str]:
-        """A whole JSON value in the head of a call; what does not belong to it stays. Raises HeadTooLong.
+        """Return a whole JSON value in the head of a call; text that is not part of it stays. Raises HeadTooLong.
 
-        `is_syntax`: the call has begun, and nothing is held of what it says here.
+        `is_syntax`: the call has begun, and the value is dropped.
         """
         value, parts = JsonText(), []
         while True:
@@ -386,15 +386,15 @@ class Reader(Scanner):
             yield
 
     def _is_name(self, name: str | None, *, known: bool = False) -> bool:
-        """`known`: only the name of a tool will do."""
+        """Return whether it can be a call's name. `known`: only the name of a tool can."""
         if not name or _HALF_PAIR.search(name):
             return False  # it is JSON but can't be sent as UTF-8
         return not known or any(tool.name == name for tool in self._ask.tools)
 
     def _json_call(self, *, known: bool = False) -> Steps[bool]:
-        """An object with a name and arguments, in any order; what else it has is syntax. False: it is no call.
+        """Read an object with a name and arguments, in any order; other members are syntax. False: it is no call.
 
-        `known`: it must name a tool, and soon, as nothing else tells it from other JSON.
+        `known`: it must name a tool, and soon, since nothing else tells it from other JSON.
         """
         if not (yield from self._mark("{")):
             return False
@@ -443,7 +443,7 @@ class Reader(Scanner):
         return (yield from self._end_of_json_call(name, begun))
 
     def _json_calls(self, *, known: bool = False) -> Steps[bool]:
-        """One such object, or a list of them."""
+        """Read one such object, or a list of them; return False where these are no calls."""
         if not (yield from self._mark("[")):
             return (yield from self._json_call(known=known))
         if not (yield from self._json_call(known=known)):
@@ -469,7 +469,7 @@ class Reader(Scanner):
 
 
 def _object_in_string(value: str) -> str | None:
-    """What a JSON string holds, where that is an object: some models write arguments so, as OpenAI's API has them."""
+    """Return the object in a JSON string, if any: some models write arguments so, as in OpenAI's API."""
     held = _held(value)
     try:
         return held if isinstance(json.loads(held), dict) else None
@@ -478,7 +478,7 @@ def _object_in_string(value: str) -> str | None:
 
 
 def _held(value: str) -> str:
-    """Return the beginning of an object that a JSON string holds, if it does; else nothing.
+    """Return the text of a JSON string that begins like an object, else an empty text.
 
     Half a surrogate pair stays the escape that the model wrote: it is JSON but can't be sent as UTF-8.
     """

@@ -1,4 +1,4 @@
-"""The text that a parser waits for, and what it looks for in it: generators that pause where more must come first."""
+"""The text that a parser has received, and generators that read parts of it and pause where more must come first."""
 
 from __future__ import annotations
 
@@ -13,38 +13,36 @@ T = TypeVar("T")
 Steps = Generator[None, None, T]
 
 MAX_HEAD_CHARS = 512
-"""Of a name, or of another text that must be whole before it means something."""
+"""Most characters of a name, or of another text that must be whole before it means something."""
 
 MAX_SPACE_CHARS = 4096
-"""Of whitespace that is waited over: where a model writes nothing else, all of it is looked at with each token."""
+"""Most whitespace that is skipped: where a model writes nothing else, all of it is looked at with each token."""
 
 MAX_HELD_CHARS = 64 << 10
-"""Of the head of a call, and of a value that becomes JSON when it is whole: all of it leaves as one event."""
+"""Most characters of a call's head, and of a value that becomes JSON when it is whole: all is sent as one event."""
 
 NOT_SPACE = re.compile(r"[^ \t\r\n]")
 _STRING_END = re.compile(r'["\\]')
 
 
 class HeadTooLong(Exception):
-    """What may begin a call has gone on for longer than is waited: it is none."""
+    """The possible beginning of a call is too long to be one."""
 
 
 class Scanner:
-    """Each step reads from `_at` on, and moves it if it finds what it looks for. None of them pauses at the end."""
+    """Reads parts of the text. Each step reads from `_at` on, and moves it on success. No step pauses at the end."""
 
     def __init__(self) -> None:
         self._text = ""
-        """Come but not yet understood; up to `_at` it is the head of a call."""
+        """Text received but not yet parsed; up to `_at` it is the head of a call."""
         self._at = 0
         self._ended = False
-        """No more text will come."""
+        """Whether no more text will come."""
         self._short: str | None = None
-        """The beginning of a text whose rest a step had to do without, as the answer ended there. None: all steps
-        had what they needed to tell.
-        """
+        """The beginning of a text whose rest a step lacked, since the answer ended there. None: none did."""
 
     def _skip_space(self) -> Steps[bool]:
-        """-> whether there is something else, before too much of it."""
+        """Skip whitespace; return whether something else follows, before too much of it."""
         start = self._at
         while True:
             found = NOT_SPACE.search(self._text, self._at)
@@ -59,7 +57,7 @@ class Scanner:
             yield
 
     def _sees(self, mark: str) -> Steps[bool]:
-        """Whether `mark` comes next, whitespace aside."""
+        """Return whether `mark` comes next, whitespace aside."""
         if not (yield from self._skip_space()):
             return False
         while True:
@@ -73,14 +71,14 @@ class Scanner:
             yield
 
     def _mark(self, mark: str) -> Steps[bool]:
-        """The same, and past it."""
+        """Return the same, and skip the mark."""
         sees = yield from self._sees(mark)
         if sees:
             self._at += len(mark)
         return sees
 
     def _any_mark(self, tags: Tags) -> Steps[str | None]:
-        """The mark that comes next, whitespace aside, and past it."""
+        """Return the mark that comes next, whitespace aside, and skip it."""
         if not (yield from self._skip_space()):
             return None
         while True:
@@ -96,7 +94,7 @@ class Scanner:
             yield
 
     def _up_to(self, tags: Tags, most: int = MAX_HEAD_CHARS) -> Steps[tuple[str, str] | None]:
-        """The text up to a mark, and the mark, and past it; None if it is longer than `most`, or there is none."""
+        """Return the text up to a mark and the mark, and skip both; None: longer than `most`, or no mark."""
         while True:
             found = tags.find(self._text, self._at)
             if found is not None and found.start() - self._at <= most:
@@ -111,7 +109,7 @@ class Scanner:
             yield
 
     def _string(self) -> Steps[str | None]:
-        """A whole JSON string."""
+        """Return a whole JSON string's value, and skip it; None where there is none."""
         if not (yield from self._sees('"')):
             return None
         position = self._at + 1
@@ -140,7 +138,7 @@ class Scanner:
 
 
 def _begun_string(text: str) -> str:
-    """Return what a JSON string says that has no end yet; nothing where it breaks off in an escape."""
+    """Return the value of a JSON string without its end; empty where it breaks off in an escape."""
     try:
         value = json.loads(text + '"')
     except ValueError:

@@ -1,4 +1,4 @@
-"""Tool calls as a list of JSON behind a mark: Granite 3, Phi-4-mini, Nemotron Nano 2, and models that say `functools`.
+"""Reads tool calls that are a JSON list after a mark: Granite 3's, Phi-4-mini's, Nemotron Nano 2's, and `functools`.
 
     <|tool_call|>[{"name": "get_weather", "arguments": {"city": "Paris"}}]<|/tool_call|>
     <TOOLCALL>[{"name": "get_weather", "arguments": {"city": "Paris"}}]</TOOLCALL>

@@ -1,4 +1,4 @@
-"""Arguments that a model writes as plain text, as JSON of the type that the tool's schema asks for."""
+"""Turns arguments that a model writes as plain text into JSON of the type that the tool's schema asks for."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ _KINDS = {bool: "boolean", int: "integer", float: "number", str: "string", type(
 
 
 def property_schema(tools: tuple[Tool, ...], name: str, key: str) -> Any:
-    """The schema of one parameter; None where there is none."""
+    """Return the schema of one parameter; None where there is none."""
     return _properties(tools, name).get(key)
 
 
 def parameter_names(tools: tuple[Tool, ...], name: str) -> list[str]:
-    """In the schema's order."""
+    """Return the names of a tool's parameters, in the schema's order."""
     return list(_properties(tools, name))
 
 
@@ -30,7 +30,7 @@ def _properties(tools: tuple[Tool, ...], name: str) -> dict[str, Any]:
 
 
 def kinds_of(schema: Any) -> frozenset[str]:
-    """JSON types that the schema names; empty: it names none."""
+    """Return the JSON types that the schema names; empty: it names none."""
     if not isinstance(schema, dict):
         return frozenset()
     told = schema.get("type")
@@ -51,41 +51,41 @@ def kinds_of(schema: Any) -> frozenset[str]:
 
 
 def json_of(text: str, kinds: frozenset[str]) -> str:
-    """JSON text; what can't be read as one of `kinds` is a string."""
+    """Return a text as JSON; one that can't be read as one of `kinds` is a string."""
     value = TypedText(kinds)
     return value.feed(text) + value.close()
 
 
 class TypedText:
-    """One value that comes in portions, as `json_of` tells it: when it is whole.
+    """Turns one value, which comes in portions, into JSON as `json_of` does, when it is whole.
 
-    A longer one than MAX_HELD_CHARS leaves as it comes from there on: what is a list or an object so far goes on as
-    one, all else is a string.
+    A value longer than MAX_HELD_CHARS is passed on as it comes from there on: a list or object goes on as one, all else
+    is a string.
     """
 
     def __init__(self, kinds: frozenset[str], *, is_text: bool = False) -> None:
-        """`is_text`: it is a string whose opening quote has left, and leaves as it comes."""
+        """`is_text`: the value is a string, passed on as it comes, whose opening quote has been written already."""
         self.rest = ""
-        """Come but not read as JSON."""
+        """Text received but not read as JSON."""
         self._kinds = kinds
         self._holds = not is_text
         self._is_json = False
-        """It leaves as JSON while it comes."""
+        """Whether the value is passed on as JSON while it comes."""
         self._json = JsonText()
         self._has_begun = False
-        """There is more than whitespace."""
+        """Whether more than whitespace came."""
         self._parts: list[str] = []
-        """As they came, while it is held; `_mended`: the same as JSON."""
+        """The portions of a held value as they came; `_mended`: the same as JSON."""
         self._mended: list[str] = []
         self._num_chars = 0
 
     @property
     def is_broken(self) -> bool:
-        """Whether it has left as JSON and does not go on as such: `close` makes it whole, `rest` follows it."""
+        """Whether it was passed on as JSON and does not go on as such: `close` makes it whole, `rest` follows it."""
         return self._is_json and (self._json.is_broken or (self._json.is_done and bool(self.rest)))
 
     def feed(self, part: str) -> str:
-        """Return what of it may leave by now."""
+        """Take more of the value; return the output so far."""
         if not self._holds:
             return self._read(part) if self._is_json else encode_basestring(part)[1:-1]
         room = MAX_HELD_CHARS - self._num_chars
@@ -96,7 +96,7 @@ class TypedText:
         return self._let_go() + self.feed(part) if part else ""
 
     def close(self) -> str:
-        """Return what is left of it, as nothing follows."""
+        """Return the rest of the output, as nothing follows."""
         if not (self._holds or self._is_json):
             return '"'
         last = self._read("", ended=True)
@@ -109,7 +109,7 @@ class TypedText:
         return json.dumps(text, ensure_ascii=False)
 
     def cut(self) -> str:
-        """Return what is left of it, as the token limit cuts it."""
+        """Return the rest of the output where the token limit cuts the value."""
         if self._holds:
             return "".join(self._parts)
         return self._json.held + self.rest if self._is_json else ""
@@ -129,7 +129,7 @@ class TypedText:
         return mended if self._is_json else '"' + encode_basestring(text)[1:-1]
 
     def _may_be(self, mended: str) -> bool:
-        """Whether JSON may stand for what is not to be a string."""
+        """Return whether the value may be this JSON by its `kinds`, and need not be a string."""
         return "string" not in self._kinds or _fits(mended, self._kinds - {"string"})
 
 
