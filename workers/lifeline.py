@@ -37,7 +37,7 @@ def hold() -> None:
 
 
 def end_with_parent() -> bool:
-    """Have Linux end this process when the thread that started it ends; False: this is another system."""
+    """Have Linux end this process when the thread that started it ends; return False on other systems."""
     if sys.platform != "linux":
         return False
     ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)

@@ -1,4 +1,4 @@
-"""Names of model files: those of a split model's parts, and the plain name that stands for all of them."""
+"""The names of model files: those of a split model's parts, and the plain name that stands for all of them."""
 
 from __future__ import annotations
 

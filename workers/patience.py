@@ -18,7 +18,7 @@ def patience_s(num_chars: int) -> float:
 
 
 class Patience:
-    """The bound for texts that are tokenised one after the other, each of them too short for a bound of its own."""
+    """The bound for texts that are tokenised in sequence, each of them too short for a bound of its own."""
 
     def __init__(self, num_chars: int) -> None:
         self._num_chars = num_chars

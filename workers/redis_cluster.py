@@ -61,7 +61,7 @@ class ClusterClient(RedisCluster):
     ) -> None:
         super().__init__(
             startup_nodes=[ClusterNode(host, port) for host, port in hosts],
-            # Where some slots have no server, the models in the others go on.
+            # Where some slots have no server, models in the other slots go on.
             require_full_coverage=False,
             retry=Retry(NoBackoff(), retries),
             **options,
@@ -182,7 +182,7 @@ class ClusterClient(RedisCluster):
         self._read_at = time.monotonic()
 
     async def _read_commands(self) -> None:
-        """Ask any node that answers: the one that the library asks first may be dead. Raises RedisError, OSError."""
+        """Read the commands from any node that answers: the library's first may be dead. Raises RedisError, OSError."""
         first = self.nodes_manager.default_node
         failed: Exception = RedisClusterException("the Cluster's table has no nodes")
         for node in (first, *(node for node in self.get_nodes() if node is not first)):

@@ -35,7 +35,7 @@ from workers.redis_gate import Gate
 from workers.redis_url import Login, RedisUrl, Tls, checked
 
 SENTINEL_TIMEOUT_S = 0.5
-"""Sentinels are asked one after the other; the first that answers counts."""
+"""Most seconds for one Sentinel. They are asked one after the other; the first that answers counts."""
 
 
 def connect(url: str, *, timeout_s: float, retries: int) -> redis.asyncio.Redis:
@@ -121,7 +121,7 @@ def _tls_options(tls: Tls | None) -> dict[str, Any]:
 
 
 class _NoReplica(AbstractConnection):
-    """A connection that ends when its server, once a master, refuses to write: the next one finds the new master."""
+    """A connection that ends when its server, once a master, refuses a write: the next one finds the new master."""
 
     async def read_response(self, *args: Any, **options: Any) -> Any:
         try:

@@ -28,7 +28,7 @@ REMEDIES: Final = {
     "WRONGTYPE": "a name of Paddock's holds something of another type; see what else writes to this Redis",
     "NOSCRIPT": "it forgets scripts that were just loaded; see what else uses this Redis",
 }
-"""Error code -> what an operator does about it."""
+"""Error code -> its remedy, for an operator."""
 
 _CODE = re.compile(r"(?:^|[-\s])(" + "|".join(REMEDIES) + r")(?=\s)")
 """Finds a code, which stands first; in errors of scripts some versions put their own words before it."""

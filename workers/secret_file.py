@@ -1,4 +1,4 @@
-"""A secret that a process makes for itself, once: a file in the state folder that only its owner can read."""
+"""Makes a secret once and keeps it, in a file of the state folder that only its owner can read."""
 
 from __future__ import annotations
 

@@ -108,7 +108,7 @@ def _with_responses(messages: Sequence[Form]) -> list[Form]:
             last.setdefault("tool_responses", []).append(response)
         elif last is not None and form["role"] == "assistant" and not (last["content"] or form.get("tool_calls")):
             last["content"] = form["content"]
-        elif form.get("tool_calls") and form["content"]:  # they would stand behind the results
+        elif form.get("tool_calls") and form["content"]:  # the content would stand after the results
             folded += [{"role": form["role"], "content": form["content"]}, {**form, "content": ""}]
         else:
             folded.append(form)

@@ -13,7 +13,7 @@ from workers.http_server.unread import UnreadTimer
 
 
 class BoundedConnection(asyncio.Protocol):
-    """A base in front of one of uvicorn's protocols, whose constructor and methods it goes on to."""
+    """A base in front of one of uvicorn's protocols; its methods call those of that protocol."""
 
     transport: asyncio.Transport
     loop: asyncio.AbstractEventLoop

@@ -100,7 +100,7 @@ class Closable(Protocol):
     """A connection that can be closed to make room."""
 
     def make_room(self) -> None:
-        """Close at once."""
+        """Close the connection at once."""
 
 
 class LongHeads:
@@ -114,7 +114,7 @@ class LongHeads:
         self._total = 0
 
     def hold(self, connection: Closable, num_bytes: int) -> bool:
-        """Count the connection's head, in place of the one before; False: there is no room for it."""
+        """Count the connection's head, in place of the one before; return False where there is no room for it."""
         self.release(connection)
         if num_bytes <= LONG_HEAD_BYTES:
             return True
@@ -198,7 +198,7 @@ class Connections:
         return self._num_beyond > self._max_beyond // 2
 
     def came(self, connection: Closable, address: str, descriptor: int) -> Verdict:
-        """Count a new connection, and close another one for it if need be.
+        """Count a new connection, close another one for it if need be, and return the verdict.
 
         `descriptor`: the system gives the lowest that is free, so a high one shows that few are left.
         """

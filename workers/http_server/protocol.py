@@ -26,7 +26,7 @@ HEADER_BYTES = 160
 HEAD_S = 60.0
 """Seconds that a head may take from its first byte on."""
 BEYOND_HEAD_S = 2.0
-"""The same on a connection for which there is no room."""
+"""The same on a connection beyond a bound."""
 
 MAX_PIPELINED = 8
 """Requests in a row that a peer may send ahead of the answer to the one before; then its connection ends."""
@@ -65,7 +65,7 @@ class Unwanted(Exception):
 
 
 class HttpProtocol(BoundedConnection, HttpToolsProtocol):
-    """One connection. What it uses of uvicorn's class is listed in `tests/unit/workers/http_server/test_pins.py`."""
+    """One connection. `tests/unit/workers/http_server/test_pins.py` lists the parts of uvicorn's class that it uses."""
 
     _flow: Flow
     _in_head = False

@@ -19,7 +19,7 @@ LEAST_BYTES_PER_S = 1024
 
 
 class UnreadTimer:
-    """Cuts one connection whose peer has made no room in its full buffers for too long. Writes cost nothing more."""
+    """Cuts a connection whose peer has not read enough from its full buffers for too long. Writes cost nothing more."""
 
     __slots__ = ("_loop", "_num_unread", "_patience_s", "_timer")
 

@@ -38,7 +38,7 @@ class LoadAdapter(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     path: Annotated[str, Meta(min_length=1, max_length=4096)]
     """GGUF file, relative to the worker's `adapters_dir`."""
     pinned: bool = False
-    """Loaded at once, and never evicted."""
+    """Whether it is loaded at once, and never evicted."""
     sha256: Annotated[str, Meta(pattern="^([0-9a-f]{64})?$")] = ""
     """SHA-256 that the file must have: of the contents that the fleet knows by this name. Empty: any."""
     check: bool = False
@@ -50,7 +50,7 @@ class AdapterInfo(msgspec.Struct, frozen=True, kw_only=True):
     sha256: str
     """SHA-256 of the file's contents: a name may be loaded again with others."""
     size: int
-    """Bytes."""
+    """Bytes of the file."""
     rank: int
     state: AdapterState
     pinned: bool

@@ -61,7 +61,7 @@ class Text(msgspec.Struct, frozen=True, array_like=True, tag="t"):
 
 
 class Reasoning(msgspec.Struct, frozen=True, array_like=True, tag="r"):
-    """More of what the model thinks before it answers, without its tags; otherwise as `Text`."""
+    """More of the model's thought before its answer, without its tags; otherwise as `Text`."""
 
     call: int
     text: str
@@ -97,7 +97,7 @@ class PromptLogprobs(msgspec.Struct, frozen=True, array_like=True, tag="q"):
 
     call: int
     tokens: tuple[TokenProbs, ...]
-    """Each with the most likely ones in its place, best first."""
+    """Tokens, each with the most likely ones in its place, best first."""
 
 
 class ToolCallDelta(msgspec.Struct, frozen=True, array_like=True, tag="c"):

@@ -56,7 +56,7 @@ class News(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     worker: str
     boot: str
     version: int
-    """Counts up by one with each entry of a process, from 1."""
+    """Number of the entry: counts up by one with each entry of a process, from 1."""
     load: Load
     draining: bool = False
     added: dict[int, int] = {}

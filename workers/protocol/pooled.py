@@ -30,7 +30,7 @@ class PoolRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     Scores and single tokens' vectors are never normalised."""
     tenant: str = ""
     request_id: str = ""
-    """For the worker's log lines."""
+    """Id of the request, for the worker's log lines."""
     traceparent: str = ""
     """As in `Submit`."""
     tracestate: str = ""

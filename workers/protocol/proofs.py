@@ -52,7 +52,7 @@ def proof(secret: str, worker: str, boot: str, challenge: str) -> str:
 
 
 def fits(given: bytes, expected: bytes) -> bool:
-    """Return whether two seals, tokens or proofs are equal, in a time that does not tell how much of them is."""
+    """Return whether two seals, tokens or proofs are equal, in a time that does not depend on where they differ."""
     return hmac.compare_digest(given, expected)
 
 

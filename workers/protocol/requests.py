@@ -148,7 +148,7 @@ class Thinking(msgspec.Struct, frozen=True, omit_defaults=True):
     """The caller's settings for models that can think before they answer. Others ignore them."""
 
     enabled: bool | None = None
-    """None: as the model's catalog entry has it."""
+    """Whether the model thinks; None: as its catalog entry has it."""
     effort: str | None = None
     """The template variable `reasoning_effort`: low, medium, high, ..."""
     budget: int = UNBOUNDED
@@ -222,8 +222,8 @@ class GenerateRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=T
     n_probs: int = 0
     """Number of likeliest tokens whose log probabilities come with each token; -1: only the chosen token's; 0: none."""
     prompt_probs: int = 0
-    """Tell how likely the prompt's tokens were, and refuse a prompt of more than so many tokens; 0: tell nothing. Needs
-    `n_probs`, and no `cache_prompt`: what is cached is not computed again.
+    """Most tokens of a prompt whose tokens' probabilities are told; a longer one is refused; 0: tell nothing. Needs
+    `n_probs`, and no `cache_prompt`: cached tokens are not computed again.
     """
     post_sampling_probs: bool = False
     """Probabilities after the sampler chain instead of log probabilities before it (llama-server's extension)."""

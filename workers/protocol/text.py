@@ -91,9 +91,9 @@ class Render(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     request: GenerateRequest
     text: bool = True
-    """False: the text is not wanted."""
+    """Whether the prompt's text is wanted."""
     count: bool = True
-    """False: the number of tokens is not wanted, and nothing is tokenised that need not be."""
+    """Whether the number of tokens is wanted; False: nothing is tokenised that need not be."""
     tenant: str = ""
     """As in `Tokenize`."""
 

@@ -19,7 +19,7 @@ Message = TypeVar("Message")
 Result = TypeVar("Result")
 
 INLINE_BYTES = 256 << 10
-"""Bodies up to this long are decoded at once, in a millisecond or two."""
+"""Longest body that is decoded at once, on the event loop, in a millisecond or two."""
 
 encode = msgspec.json.Encoder().encode
 

@@ -173,7 +173,7 @@ class FairLane:
     def _remove(self, team: str, waiting: _Waiting) -> None:
         own = self._line.get(team)
         if own is None or waiting not in own.waiting:
-            return  # `_free` dropped it at the moment in which its caller left
+            return  # `_free` passed over it at the moment in which its caller left
         own.waiting.remove(waiting)
         own.num_bytes -= waiting.num_bytes
         self._num_waiting -= 1

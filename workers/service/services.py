@@ -29,7 +29,7 @@ class Services:
     defaults: Sampling = field(default_factory=Sampling)
     """Sampling where a caller does not say."""
     constraints: Constraints | None = None
-    """None: answers can't be kept to a form."""
+    """Compiles the forms of answers; None: answers can't be kept to a form."""
     answers: Answers | None = None
     """Makes the parsers of the model's answers; None: they are read as Hermes'."""
     adapters: AdapterRoutes | None = None

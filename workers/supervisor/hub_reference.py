@@ -11,7 +11,7 @@ COMMIT = re.compile(r"[0-9a-f]{40}")
 class HubReference(NamedTuple):
     repo: str
     quant: str = ""
-    """Part of a file's name; empty: the preferred one that is there."""
+    """The quantisation, part of a file's name; empty: the preferred one that is there."""
     revision: str = ""
     """Branch, tag or commit; empty: the newest."""
 

@@ -40,7 +40,7 @@ class Place:
     """One worker's place on this machine; it stays the same over restarts."""
 
     name: str
-    """For log lines: `worker-0`."""
+    """Name for log lines: `worker-0`."""
     worker_id: str
     model: ModelSpec
     file: Path
@@ -247,7 +247,7 @@ def recipe(place: Place, settings: SupervisorSettings, environment: Mapping[str,
         slot_save_mib_per_team=settings.slot_save_mib_per_team,
         slot_saves_per_team=settings.slot_saves_per_team,
     )
-    # Callers' keys are the gateways' business only.
+    # Only gateways need the callers' keys.
     inherited = {name: value for name, value in environment.items() if name not in KEY_VARIABLES}
     variables = sources.environment_of(worker, inherited) | gpus.environment_of(place.device)
     argv = (sys.executable, "-m", "workers.cli", "worker")

@@ -90,5 +90,5 @@ def _write_whole(descriptor: int, data: bytes) -> None:
     while rest:
         try:
             rest = rest[os.write(descriptor, rest) :]
-        except BlockingIOError:  # whoever else has it open may have made it so
+        except BlockingIOError:  # another process that has the terminal open may have made it non-blocking
             time.sleep(0.01)

@@ -27,9 +27,9 @@ class TraceContext(msgspec.Struct, frozen=True):
     """One span of one trace, as the parent of whatever happens inside it."""
 
     trace_id: str
-    """32 hexadecimal digits."""
+    """Id of the trace, 32 hexadecimal digits."""
     span_id: str
-    """16 hexadecimal digits."""
+    """Id of the span, 16 hexadecimal digits."""
     is_sampled: bool = True
     """Whether the process that began the trace records it; then we do, too."""
     state: str = ""

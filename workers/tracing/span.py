@@ -1,4 +1,4 @@
-"""One span of a trace, made when it is over."""
+"""The spans of a trace, each made when it is over."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ class Kind(IntEnum):
 
 
 class SpanEvent(msgspec.Struct, frozen=True):
-    """Something that happened within a span."""
+    """An event within a span."""
 
     name: str
     at: float
-    """time.monotonic()."""
+    """Time of the event, time.monotonic()."""
     attributes: Attributes = {}
 
 

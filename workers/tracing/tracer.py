@@ -55,7 +55,7 @@ class Tracer(Protocol):
 
 
 class NoTracer:
-    """Records nothing."""
+    """A tracer that records nothing."""
 
     def inside(self, caller: TraceContext | None) -> TraceContext | None:
         return None

@@ -1,4 +1,4 @@
-"""The metrics of any process, by the names that Prometheus' clients have for them; of Linux but for `python_info`."""
+"""The metrics of any process, by the names of Prometheus' clients; those that begin with `process_` need Linux."""
 
 from __future__ import annotations
 
