@@ -1,7 +1,7 @@
-"""The weights of LoRA adapters that are in memory, and those that one context computes with.
+"""The LoRA adapters whose weights are in memory, and those that one context computes with.
 
 Everything here belongs to the engine's thread, because llama.cpp's list of a model's adapters has no lock of its own
-and `llama_decode` walks it. A file was read and checked before, so loading is a copy from the page cache: for 35 MB
+and `llama_decode` walks it. A file was read and checked before, so loading is a copy from the page cache: 35 MB took
 19 ms three times (about a step of a 0.5 B model) and 110 ms once.
 """
 
@@ -21,17 +21,17 @@ from workers.llama.model import Model
 from workers.protocol.metrics.metric import LOAD_S
 
 NUM_LOADS = 8
-"""The last ones, of which `load_ms` is the median."""
+"""Newest loads, whose median is `load_ms`."""
 
 
 class AdapterMemory:
-    """At most `max_adapters` adapters and `max_bytes` of them (0: no bound)."""
+    """The adapters in memory: at most `max_adapters` of them, with at most `max_bytes` in all (0: no bound)."""
 
     def __init__(self, model: Model, context: Context, *, max_adapters: int, max_bytes: int) -> None:
         self.max_adapters = max_adapters
         self.max_bytes = max_bytes
         self.resident: tuple[Entry, ...] = ()
-        """May be read on any thread."""
+        """Adapters in memory. May be read on any thread."""
         self._model = model
         self._applied = AppliedAdapters(context.pointer)
         self._load_ms: deque[float] = deque(maxlen=NUM_LOADS)
@@ -41,23 +41,23 @@ class AdapterMemory:
 
     @property
     def load_s(self) -> Distribution:
-        """What all loads took. On any thread."""
+        """Return the seconds of all loads. Any thread may call this."""
         return self._load_s.distribution
 
     @property
     def load_ms(self) -> float:
-        """What loading one took lately, the median; 0: not known yet. On any thread."""
+        """Return the median milliseconds of the newest loads; 0: not known yet. Any thread may call this."""
         return statistics.median(self._load_ms.copy()) if self._load_ms else 0.0
 
     def fits(self, entries: Collection[Entry]) -> bool:
-        """Whether these could be in memory together. On any thread."""
+        """Return whether these could be in memory together. Any thread may call this."""
         size = sum(entry.file.size for entry in entries)
         return len(entries) <= self.max_adapters and (not self.max_bytes or size <= self.max_bytes)
 
     def load(self, entry: Entry, keep: Collection[Entry]) -> None:
-        """Copy the weights, where others than those in `keep` make room. Raises AdapterError.
+        """Copy the weights into memory; adapters that are not in `keep` make room. Raises AdapterError.
 
-        Those go first that no call waits for, and of these the one used longest ago; those whose file may be another
+        Adapters that no call waits for go first, of these the one used longest ago. Those whose file may be another
         one by now go last. `keep` and `entry` fit together.
         """
         evictable = sorted((one for one in self.resident if one not in keep), key=_worth)
@@ -75,7 +75,7 @@ class AdapterMemory:
         self.resident = (*self.resident, entry)
 
     def free(self, entry: Entry) -> None:
-        """Nothing happens where it is not in memory."""
+        """Free an adapter's weights; does nothing if they are not in memory."""
         adapter, entry.adapter = entry.adapter, None
         if adapter is not None:
             self.resident = tuple(one for one in self.resident if one is not entry)
@@ -83,7 +83,7 @@ class AdapterMemory:
             adapter.close()
 
     def apply(self, adapters: AdapterSet) -> bool:
-        """Compute the next step with a set that is in memory -> whether llama.cpp has to switch."""
+        """Compute the next step with a set that is in memory; return whether llama.cpp has to switch."""
         return self._applied.apply(tuple((_weights(entry), scale) for entry, scale in adapters.uses))
 
 

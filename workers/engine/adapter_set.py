@@ -1,4 +1,4 @@
-"""What one call computes with: LoRA weights that stand for names, with scales."""
+"""The set of LoRA adapters that one call computes with: named weights with scales."""
 
 from __future__ import annotations
 
@@ -10,21 +10,21 @@ from workers.protocol.adapters import AdapterInfo, AdapterState
 
 @dataclass(slots=True, eq=False)
 class Entry:
-    """One file's weights under one name. Everything but `name` and `file`'s digest changes under the shelf's lock."""
+    """One adapter: a file's weights under a name. All but `name` and `file`'s digest changes under the shelf's lock."""
 
     name: str
     file: AdapterFile
     pinned: bool = False
     fixed: bool = False
-    """Of the worker's settings: it stays as it is."""
+    """Whether it comes from the worker's settings, so that it can't be replaced or unloaded."""
     adapter: Adapter | None = None
-    """Written on the engine's thread only."""
+    """The weights in memory. Written on the engine's thread only."""
     num_calls: int = 0
     last_use: int = 0
     leaving: bool = False
 
     def info(self) -> AdapterInfo:
-        """With the whole path of the file, which is not for others to see."""
+        """Return the adapter's description, with the whole path of its file, which callers must not see."""
         state = AdapterState.KNOWN if self.adapter is None else AdapterState.LOADED
         return AdapterInfo(
             name=self.name,
@@ -41,12 +41,12 @@ class Entry:
 
 @dataclass(frozen=True, slots=True)
 class AdapterSet:
-    """What one call computes with. Two sets are equal when they compute the same."""
+    """The adapters of one call with their scales. Two sets are equal when they compute the same."""
 
     key: bytes
-    """Content hashes with scales, sorted; empty: no adapter. For the prefix index and for grouping."""
+    """Content hashes with scales, sorted; empty: no adapter. The prefix index and the grouping of calls use it."""
     uses: tuple[tuple[Entry, float], ...] = field(compare=False, repr=False)
-    """In the order of the key; no scale is zero."""
+    """Adapters with their scales, in the order of the key; no scale is zero."""
 
     @property
     def entries(self) -> set[Entry]:

@@ -1,8 +1,8 @@
-"""The shelf of LoRA adapters: which names stand for which weights, who uses them, and who may have them in memory.
+"""The adapter shelf: which names stand for which LoRA weights, which calls use them, and which may be in memory.
 
-Two sides use it. Any thread may `register`, `unload`, `resolve`, `release` and `infos`: names and counts are guarded by
-a lock that is never held for long. A file is read and checked on the thread that registers it. Weights are touched on
-the engine's thread alone (`workers.engine.adapter_memory`): by `enter`, `apply`, and what `register` and `unload` post.
+Any thread may call `register`, `unload`, `resolve`, `release` and `infos`: names and counts are guarded by a lock that
+is never held for long. A file is read and checked on the thread that registers it. Weights are touched on the engine's
+thread alone (`workers.engine.adapter_memory`): by `enter`, `apply`, and what `register` and `unload` post.
 """
 
 from __future__ import annotations
@@ -34,29 +34,29 @@ from workers.protocol.requests import AdapterUse
 logger = logging.getLogger(__name__)
 
 Post = Callable[[Callable[[], None]], None]
-"""Has an act carried out on the engine's thread, between two steps."""
+"""Function that has an act carried out on the engine's thread, between two steps."""
 
 MAX_SCALE = 16.0
-"""Either way. A scale of a million makes infinities in the KV cache; attention without flash attention multiplies the
-cells of other sequences by zero instead of skipping them, so every call on the worker would get NaN (measured)."""
+"""Largest absolute scale. A scale of a million makes infinities in the KV cache; attention without flash attention
+multiplies others' cells by zero instead of skipping them, so every call on the worker would get NaN (measured)."""
 
 MAX_SET = 8
-"""Adapters of one call; each adds its own products to every layer."""
+"""Most adapters of one call; each adds its own products to every layer."""
 
 MAX_NAMES = 4096
 MAX_INSPECTED = 64
-"""Files whose check is remembered for as long as they do not change."""
+"""Most files whose check is remembered, for as long as they do not change."""
 LOAD_S = 120.0
 
 PATIENCE_S = 2.0
-"""How long a call that waits for room is passed by calls whose adapters are in use."""
+"""Seconds for which calls whose adapters are in use may overtake a call that waits for room."""
 
 
 class AdapterShelf:
-    """Adapters are known by name from `register` on, and come into memory with the first call that names them.
+    """The adapters that calls may name: known from `register` on, in memory from the first call that names them.
 
-    At most `max_adapters` adapters and `max_bytes` of them (0: no bound) are in memory; the one used longest ago makes
-    room, but for those that running calls use and for pinned ones. A call that finds no room waits until others end, or
+    At most `max_adapters` adapters and `max_bytes` of them (0: no bound) are in memory. The one used longest ago makes
+    room; those that running calls use and pinned ones stay. A call that finds no room waits until other calls end, or
     give way to its team (`workers.engine.roster`).
     """
 
@@ -80,20 +80,20 @@ class AdapterShelf:
         self._inspected: dict[Path, AdapterFile] = {}
         self._ticks = itertools.count(1)
         self._held: frozenset[Entry] = frozenset()
-        """What the calls use that held a slot when the engine last looked. Written on its thread."""
+        """Adapters of the calls that held a slot when the engine last looked. Written on its thread."""
         self._is_awaited = False
-        """A call waits for room: those behind it that need some as well do not overtake it."""
+        """Whether a call waits for room: calls behind it that need some as well do not overtake it."""
         self._awaited_since = math.inf
-        """`time.monotonic` seconds."""
+        """When that call began to wait, `time.monotonic` seconds."""
 
-    # From any thread.
+    # Any thread may call these.
 
     def follow(self, post: Post) -> None:
-        """From here on an engine's thread carries out what touches weights. Until then it is the caller's own."""
+        """Carry out what touches weights through `post` from now on; until then the caller's own thread does it."""
         self._post = post
 
     def inspect(self, name: str, path: Path, *, pinned: bool = False, sha256: str = "") -> AdapterInfo:
-        """What `register` would make of it; nothing changes. Raises as that does."""
+        """Return what `register` would return, without changing anything. Raises as that does."""
         file = self._checked(name, path, sha256)
         with self._lock:
             known = self._entries.get(name)
@@ -107,12 +107,12 @@ class AdapterShelf:
     def register(
         self, name: str, path: Path, *, pinned: bool = False, sha256: str = "", fixed: bool = False
     ) -> AdapterInfo:
-        """Check a file and know it by a name, in memory if it is `pinned`; blocks for as long as reading it takes.
+        """Check a file and give it a name; load it if it is `pinned`. Blocks for as long as reading the file takes.
 
-        A name that stands for other contents gets the new ones; calls that use the old ones keep them. `sha256`: what
-        the file must hold, in hex; empty: anything. `fixed`: nothing else may have the name while the worker runs.
-        Raises AdapterError, and CallFailed: INVALID_REQUEST (the name is fixed), BUSY (no room for a pinned one),
-        INTERNAL (the engine is gone).
+        A name that stands for other contents gets the new ones; calls that use the old ones keep them. `sha256`: the
+        hash that the file must have, in hex; empty: any. `fixed`: nothing else may have the name while the worker
+        runs. Raises AdapterError, and CallFailed: INVALID_REQUEST (the name is fixed), BUSY (no room for a pinned
+        one), INTERNAL (the engine is gone).
         """
         file = self._checked(name, path, sha256)
         with self._lock:
@@ -130,7 +130,7 @@ class AdapterShelf:
             raise CallFailed(Failure(FailureCode.INTERNAL, message)) from None
 
     def unload(self, name: str) -> AdapterInfo:
-        """Refuse new calls with it; free it when the last call that uses it has ended. Raises CallFailed."""
+        """Refuse new calls with an adapter; free it when the last call that uses it has ended. Raises CallFailed."""
         with self._lock:
             entry = self._entries.get(name)
             if entry is None:
@@ -144,33 +144,33 @@ class AdapterShelf:
         return info
 
     def infos(self) -> list[AdapterInfo]:
-        """Known ones by name, then those that are leaving."""
+        """Return the known adapters, sorted by name, then those that are being unloaded."""
         with self._lock:
             return [entry.info() for entry in (*sorted(self._entries.values(), key=_name), *self._leaving)]
 
     @property
     def num_loaded(self) -> int:
-        """Adapters in memory."""
+        """Return how many adapters are in memory."""
         return len(self._memory.resident)
 
     @property
     def load_s(self) -> Distribution:
-        """What bringing one into memory took, each time."""
+        """Return the seconds that each load of an adapter into memory took."""
         return self._memory.load_s
 
     @property
     def num_failures(self) -> int:
-        """Times that llama.cpp refused one."""
+        """Return how often llama.cpp refused to load an adapter."""
         return self._memory.num_failures
 
     @property
     def load_ms(self) -> float:
-        """What bringing one into memory took lately; 0: not known yet."""
+        """Return the milliseconds that loading an adapter took lately; 0: not known yet."""
         return self._memory.load_ms
 
     @property
     def room(self) -> int:
-        """Adapters that could be brought into memory now: those that running calls use, and pinned ones, stay."""
+        """Return how many adapters could be loaded now; those that running calls use, and pinned ones, stay."""
         with self._lock:
             fixed = self._pinned | self._in_use
             largest = max((entry.file.size for entry in self._entries.values()), default=0)
@@ -180,8 +180,8 @@ class AdapterShelf:
         return max(0, places)
 
     def resolve(self, uses: tuple[AdapterUse, ...]) -> AdapterSet:
-        """Names -> contents that stay until `release`, due once. Raises CallFailed: INVALID_REQUEST, and BUSY where
-        pinned ones leave no room for these at any time.
+        """Return the adapters behind the names; they stay until `release`, to be called once. Raises CallFailed:
+        INVALID_REQUEST, and BUSY where pinned ones leave no room for these at any time.
         """
         if not uses:
             return NO_ADAPTERS
@@ -204,7 +204,7 @@ class AdapterShelf:
         return AdapterSet(b"".join(part[0] for part in parts), tuple((entry, scale) for _, entry, scale in parts))
 
     def release(self, adapters: AdapterSet) -> None:
-        """The call is over."""
+        """Give back a set that `resolve` returned, since its call is over."""
         with self._lock:
             for entry, _ in adapters.uses:
                 entry.num_calls -= 1
@@ -212,19 +212,19 @@ class AdapterShelf:
         if is_last:
             self._post(self._sweep)
 
-    # On the engine's thread.
+    # The engine's thread calls these.
 
     def begin_round(self, running: Iterable[AdapterSet]) -> None:
-        """Calls are about to be let in beside these."""
+        """Begin a round of admission. `running`: the sets of the calls that hold a slot."""
         self._held = _entries(running)
         if not self._is_awaited:
             self._awaited_since = math.inf
         self._is_awaited = False
 
     def enter(self, adapters: AdapterSet) -> bool:
-        """Have the weights of a held set in memory, to stay while its call runs -> False: there is no room now.
+        """Load the weights of a resolved set, to stay while its call runs; return False where there is no room now.
 
-        To be asked for calls in their order. Raises CallFailed: a file is gone or has changed, or pinned ones leave no
+        Ask for calls in their order. Raises CallFailed where a file is gone or has changed, or pinned ones leave no
         room any more.
         """
         wanted = adapters.entries
@@ -237,21 +237,21 @@ class AdapterShelf:
         return True
 
     def fits(self, adapters: AdapterSet, running: Iterable[AdapterSet]) -> bool:
-        """Whether there is room for a set beside these alone, and pinned ones."""
+        """Return whether a set fits in memory beside `running` and the pinned adapters alone."""
         with self._lock:
             return self._memory.fits(_entries(running) | self._pinned | adapters.entries)
 
     def enter_beside(self, adapters: AdapterSet, running: Iterable[AdapterSet]) -> bool:
-        """As `enter`, for a call that does not stand behind those that wait for room. `running`: who is left."""
+        """Do as `enter` for a call that need not stay behind those that wait for room. `running`: the calls left."""
         self._held = _entries(running)
         return self._bring(adapters.entries)
 
     def apply(self, adapters: AdapterSet) -> bool:
-        """Compute the next step with a set that has entered -> whether llama.cpp has to switch."""
+        """Compute the next step with a set that has entered; return whether llama.cpp has to switch."""
         return self._memory.apply(adapters)
 
     def check(self, held: Iterable[AdapterSet]) -> None:
-        """Compare the book with the sets that live calls hold. Raises IntegrityError."""
+        """Compare the shelf's counts with the sets that live calls hold. Raises IntegrityError."""
         counts: dict[Entry, int] = {}
         for adapters in held:
             for entry, _ in adapters.uses:
@@ -267,7 +267,7 @@ class AdapterShelf:
             raise IntegrityError(f"{len(resident)} adapters are in memory, {self.max_adapters} may be")
 
     def close(self) -> None:
-        """Free everything; no call may be left. After the engine's end, before the context's."""
+        """Free everything. Call this after the engine's end and before the context's; no call may be left."""
         with self._lock:
             self._entries.clear()
             self._leaving.clear()
@@ -295,11 +295,11 @@ class AdapterShelf:
 
     @property
     def _is_overdue(self) -> bool:
-        """Whether a call has waited so long for room that nobody behind it may hold on to what is in memory."""
+        """Return whether a call has waited so long for room that no call behind it may use what is in memory."""
         return self._is_awaited and time.monotonic() - self._awaited_since > self._patience_s
 
     def _bring(self, wanted: set[Entry]) -> bool:
-        """Load what is not in memory, beside what running calls use -> False: there is no room. Raises CallFailed."""
+        """Load what is missing, beside what running calls use; return False without room. Raises CallFailed."""
         with self._lock:
             self._require_place(wanted)
             keep = self._held | self._pinned | wanted
@@ -317,7 +317,7 @@ class AdapterShelf:
         return True
 
     def _sweep(self) -> None:
-        """Free those that are leaving and that nobody uses any more."""
+        """Free the adapters that are being unloaded and that no call uses any more."""
         with self._lock:
             gone = [entry for entry in self._leaving if not entry.num_calls]
         for entry in gone:
@@ -326,7 +326,7 @@ class AdapterShelf:
             self._leaving = [entry for entry in self._leaving if entry not in gone]
 
     def _checked(self, name: str, path: Path, sha256: str) -> AdapterFile:
-        """Raises AdapterError."""
+        """Return the file, checked. Raises AdapterError."""
         with self._lock:
             file = self._inspected.pop(path, None)
         if file is None or not file.is_unchanged():
@@ -342,7 +342,7 @@ class AdapterShelf:
             )
         return file
 
-    # With the lock held.
+    # These are called with the lock held.
 
     @property
     def _pinned(self) -> frozenset[Entry]:
@@ -350,7 +350,7 @@ class AdapterShelf:
 
     @property
     def _in_use(self) -> frozenset[Entry]:
-        """By running calls; what the engine last saw of them may have ended."""
+        """Return the adapters that running calls use; some calls that the engine last saw may have ended."""
         return frozenset(entry for entry in self._held if entry.num_calls)
 
     def _all(self) -> Iterable[Entry]:
@@ -361,7 +361,7 @@ class AdapterShelf:
         self._leaving.append(entry)
 
     def _as_fixed(self, known: Entry, file: AdapterFile) -> AdapterInfo:
-        """What to answer when a fixed name is registered again. Raises CallFailed where that is for other contents."""
+        """Return the answer to registering a fixed name again. Raises CallFailed where the contents differ."""
         if file.digest != known.file.digest:
             raise _refused(
                 f"adapter {known.name!r} stands in this worker's settings with other contents (SHA-256 "
@@ -372,14 +372,14 @@ class AdapterShelf:
         return known.info()
 
     def _require_place(self, entries: set[Entry]) -> None:
-        """These have to fit beside the pinned ones, or their call would wait for ever."""
+        """Raise CallFailed where these don't fit beside the pinned ones: their call would wait for ever."""
         pinned = self._pinned
         if not self._memory.fits(pinned | entries):
             message = f"{len(pinned)} pinned adapters leave no room for these {len(entries)}{self._limit}"
             raise CallFailed(Failure(FailureCode.BUSY, message, "adapters"))
 
     def _require_room(self, entry: Entry, pinned: frozenset[Entry | None]) -> None:
-        """One to be pinned has to fit beside those pinned and what running calls use."""
+        """Raise CallFailed where an adapter to be pinned does not fit beside `pinned` and what running calls use."""
         fixed = {one for one in pinned | self._in_use if one is not None}
         if not self._memory.fits({*fixed, entry}):
             message = f"calls in progress and pinned adapters leave no room for one that is pinned{self._limit}"
@@ -413,7 +413,7 @@ def _part(entry: Entry, scale: float) -> bytes:
 
 
 def _checked_scale(use: AdapterUse) -> float:
-    """As llama.cpp will see it: 32 bits."""
+    """Return the scale as llama.cpp will see it, in 32 bits. Raises CallFailed where it is out of bounds."""
     if not math.isfinite(use.scale) or abs(use.scale) > MAX_SCALE:
         raise _refused(
             f"the scale of adapter {use.name[:128]!r} is {use.scale}; it must be -{MAX_SCALE:g} to {MAX_SCALE:g}"

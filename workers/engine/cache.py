@@ -1,9 +1,9 @@
-"""The KV cache as a store of prefixes: who holds which cells, what stays, what moves to RAM and back.
+"""The prefix cache: which sequence holds which KV cells, which prefixes stay, which move to RAM and back.
 
-A call takes the longest prefix that is known. What some sequence holds is shared without a copy; what lies in RAM
-follows block by block. When the call ends, its cells stay under its sequence id, idle, for the next one to share.
+A call takes the longest prefix that is known. Cells that some sequence holds are shared without a copy; blocks in RAM
+are restored one by one. When the call ends, its cells stay under its sequence id, idle, for the next call to share.
 Attention scans idle cells too, in every step, so they move to RAM after a while, a few blocks per step.
-For memory that knows ranges (`MemoryKind.by_range`); other kinds: `workers.engine.checkpoints`.
+This is for memory that knows ranges (`MemoryKind.by_range`); other kinds: `workers.engine.checkpoints`.
 """
 
 from __future__ import annotations
@@ -22,33 +22,33 @@ from workers.llama.errors import StateUnusable
 from workers.llama.memory import Memory
 
 IDLE_STEPS = 32
-"""Steps of others that an idle prefix stays in the cache for.
+"""Steps of other calls for which an idle prefix stays in the KV cache.
 
-Staying costs what attention takes to scan it (0.3 us per token and step with flash attention, 2.6 us without), leaving
-what saving and restoring take (a few us per token): after this many steps staying was the dearer choice.
+Keeping it costs attention's scan (0.3 us per token and step with flash attention, 2.6 us without). Moving it to RAM
+costs saving and restoring (a few us per token). After this many steps keeping it has cost more.
 """
 
 CHEAP_CELLS = 256
 """Idle cells that cost next to nothing: llama.cpp rounds what it scans up to a multiple of this."""
 
 IDLE_STEPS_WITHOUT_RAM = 8192
-"""The same where leaving means computing it anew."""
+"""`IDLE_STEPS` where there is no RAM tier: a prefix that leaves must be computed anew."""
 
 
 PACK_CELLS = 512
-"""Holes below the cells in use that are worth closing, if they are more than those cells themselves."""
+"""Free cells below the cells in use from which on packing pays, if they outnumber the cells in use."""
 
 PACK_TOKENS = 1024
-"""Moved at once at most: about 2 ms with a 0.5 B model."""
+"""Most tokens that packing moves at once: about 2 ms with a 0.5 B model."""
 
 PACK_BYTES = 16 << 20
-"""The same for models with larger tokens: 1,024 of an 8 B model are 128 MiB, and took 46 ms."""
+"""Most bytes that it moves at once: 1,024 tokens of an 8 B model are 128 MiB, and took 46 ms."""
 
 TELL_S = 10.0
-"""Between two lines of the log about prefixes that are lost."""
+"""Seconds between two log lines about prefixes that are lost."""
 
 UNSAVED = (MemoryError, StateUnusable)
-"""What saving raises where there is no memory for the copy, here or within llama.cpp; the cells stay as they were."""
+"""Errors of saving where there is no memory for the copy, here or within llama.cpp; the cells stay as they were."""
 
 _END = object()
 
@@ -56,12 +56,12 @@ log = logging.getLogger("paddock.engine")
 
 
 class IntegrityError(RuntimeError):
-    """The engine's book and llama.cpp's cache disagree."""
+    """The engine's own records and llama.cpp's cache disagree."""
 
 
 @dataclass(slots=True)
 class Idle:
-    """A prefix that nobody computes on."""
+    """A cached prefix that no running call uses."""
 
     since_step: int
     last_used: float
@@ -69,7 +69,7 @@ class Idle:
 
 
 class PrefixCache:
-    """Belongs to the engine's thread."""
+    """The prefixes in the KV cache and in RAM. Belongs to the engine's thread."""
 
     can_pack = True
     """Whether cells can be moved within the cache."""
@@ -86,7 +86,7 @@ class PrefixCache:
         pace: MovePace,
         on_evict: Callable[[Block], None] = lambda block: None,
     ) -> None:
-        """`num_sequences`: more than the engine has slots by one at least, for what is moved."""
+        """`num_sequences`: at least one more than the engine has slots; the last one is for moving cells."""
         self.kv_tokens = kv_tokens
         self.index = PrefixIndex()
         self.ram = RamStore(self.index, ram_bytes, on_evict)
@@ -103,16 +103,16 @@ class PrefixCache:
         self._live: dict[int, Sequence] = {}
         self._idle: dict[int, Idle] = {}
         self._token_bytes = 0.0
-        """Of a saved token, at most."""
+        """Most bytes of a saved token so far."""
         self._step = 0
         self._most_used = 0
-        """Cells that were in use at once since the last packing: none in use lies much higher."""
+        """Most cells in use at once since the last packing: no cell in use lies much higher."""
         self._packing: Iterator[None] | None = None
         self._told_at = -TELL_S
 
     @property
     def num_used(self) -> int:
-        """Cells that hold a token, and those that full conversations need to be shifted."""
+        """Return the cells that hold a token, and those that full conversations need for their context shift."""
         index = self.index
         own = sum(one.num_cells - index.held_by(id_) for id_, one in self._live.items())
         return index.num_cells + own + self._num_to_part()
@@ -123,16 +123,16 @@ class PrefixCache:
 
     @property
     def num_idle(self) -> int:
-        """Cells that `make_room` can free."""
+        """Return how many cells `make_room` can free."""
         return self.num_idle_without(())
 
     @property
     def keeps_parts(self) -> bool:
-        """Whether a prompt that is read in part loses nothing by leaving the cache for a while."""
+        """Return whether a prompt that is computed in part loses nothing by leaving the cache for a while."""
         return not self.needs_stops and self.ram.max_bytes > 0
 
     def num_idle_without(self, leaving: Iterable[Sequence]) -> int:
-        """Cells that `make_room` could free if these left."""
+        """Return how many cells `make_room` could free if these sequences left."""
         left = {one.id: one for one in leaving if one.id != NOWHERE}
         live: set[int] = self._live.keys() - left.keys()
         nodes = {id(node): node for id_ in (*self._idle, *left) for node in self.index.nodes_of(id_)}
@@ -140,12 +140,12 @@ class PrefixCache:
         return tails + sum(len(node.tokens) for node in nodes.values() if not node.holders & live)
 
     def lookup(self, sequence: Sequence) -> Match:
-        """What is known of the sequence's tokens; running calls' newest tokens included."""
+        """Return the longest known prefix of the sequence's tokens; running calls' newest tokens count."""
         self._enter_live(sequence)
         return self._match(sequence)
 
     def enter(self, sequence: Sequence) -> None:
-        """Give the sequence an id and the cells that are there for it; `restores` says what follows."""
+        """Give the sequence an id and the cells that are cached for it; its `restores` lists the blocks that follow."""
         match = self.lookup(sequence)
         sequence.id = self._new_id(match.holder)
         sequence.num_cells = 0
@@ -160,7 +160,7 @@ class PrefixCache:
         self._most_used = max(self._most_used, self.num_used)
 
     def restore(self, sequence: Sequence) -> None:
-        """Bring back the next part of what the sequence waits for; where that fails, the rest is computed."""
+        """Restore the next block that the sequence waits for; where that fails, the rest is computed."""
         part = sequence.restores.popleft()
         block = part.block
         if part.start != sequence.num_cells or not self.make_room(block.end - block.start):
@@ -183,10 +183,10 @@ class PrefixCache:
         self._pace.note_restore(block.end - block.start, time.perf_counter() - started)
 
     def reached(self, sequence: Sequence) -> None:
-        """A prompt has come to one of its stops, or to its end. Any prefix can be shared here: nothing to do."""
+        """Note that a prompt has come to one of its stops, or to its end. Does nothing: any prefix can be shared."""
 
     def leave(self, sequence: Sequence, *, keep: bool) -> None:
-        """The sequence stops computing. With `keep` its prefix stays, idle."""
+        """Take the sequence out of the cache. With `keep` its prefix stays, idle."""
         self._most_used = max(self._most_used, self.num_used)
         id_, sequence.id = sequence.id, NOWHERE
         del self._live[id_]
@@ -203,14 +203,14 @@ class PrefixCache:
             self._free(id_)
 
     def shift(self, sequence: Sequence, start: int, end: int, until: float) -> bool:
-        """The conversation goes on without its tokens [start, end) -> whether there was room to do that; where there
-        was none, the call is to end. If it `is_full` still, time was up: the next step is to go on.
+        """Shift the context: drop tokens [start, end). Return whether there was room for that; without room the call
+        must end. If the sequence `is_full` still, time was up, and the next step must go on.
 
-        The cells' positions move for every sequence that holds them, so this one gets cells of its own first, the last
-        ones before others: so it holds a beginning together with others at any time, and the rest alone.
+        The cells' positions move for every sequence that holds them, so this one gets cells of its own first, beginning
+        with the last ones: so at any time it shares only a beginning with others, and holds the rest alone.
         """
         id_, num_cells = sequence.id, sequence.num_cells
-        first_moved = 0 if start else end  # what goes need not be copied, if nothing before it stays
+        first_moved = 0 if start else end  # dropped cells need no copy if nothing before them stays
         has_room = not self._num_shared(id_) or self.make_room(0)  # `num_used` counts what is to be copied
         num_shared = self._num_shared(id_)
         while has_room and num_shared > first_moved and time.perf_counter() < until:
@@ -229,7 +229,7 @@ class PrefixCache:
         return True
 
     def make_room(self, num_cells: int) -> bool:
-        """Free idle prefixes until so many cells are -> whether that was possible."""
+        """Free idle prefixes until so many cells are free; return whether that was possible."""
         until = time.perf_counter() + MOVE_S
         while self.num_free < num_cells:
             if not self._idle:
@@ -238,19 +238,19 @@ class PrefixCache:
         return True
 
     def tidy(self, step: int, seconds: float) -> None:
-        """Move what has been idle for long to RAM, for about this long. Called in every step."""
+        """Move prefixes that have been idle for long to RAM, for about `seconds`. Called in every step."""
         self._step = step
         if self._idle or self._packing:
             self._tidy_until(time.perf_counter() + seconds)
 
     def take_in(self, path: Path, block: Block) -> None:
-        """A block of the path that was saved earlier, by this process or another."""
+        """Put a block of the path into RAM that was saved earlier, by this process or another."""
         if self.ram.max_bytes:
             self.ram.add(block, self.index.put(path, block, self._spared))
 
     def copies(self, path: Path, start: int, end: int) -> Iterator[Block]:
-        """Yield copies of the path's cells from `start` on, a bounded number in each, up to those that are nowhere or
-        that there is no room for. Calls may come and go between two of them. Raises StateUnusable.
+        """Yield copies of the path's cells from `start` on, a bounded number in each. Stop at cells that are not cached
+        or have no room for a copy. Calls may come and go between two copies. Raises StateUnusable.
         """
         num_releases, match, parts = -1, Match(0, NOWHERE, ()), iter(tuple[Restore, ...]())
         while start < end:
@@ -269,11 +269,11 @@ class PrefixCache:
             start = block.end
 
     def state_size(self, path: Path, end: int) -> int:
-        """Bytes of the first copy, where that is the whole conversation and not made yet; else 0."""
+        """Return the bytes of the first copy where that is the whole conversation and not made yet; else 0."""
         return 0
 
     def erase(self, path: Path) -> None:
-        """Forget what this conversation alone has, in the cache and in RAM; what runs on it or shares it stays."""
+        """Forget what this conversation alone has in the cache and in RAM; cells that others use or share stay."""
         own = [id_ for id_ in self._idle if self.index.held_in(id_, path) == self.index.held_by(id_) > path.num_public]
         for id_ in own:
             self._free(id_)
@@ -281,7 +281,7 @@ class PrefixCache:
             self.ram.discard(block)
 
     def save_some(self) -> bool:
-        """Copy a part of an idle prefix to RAM, ahead of need -> whether more may be, now."""
+        """Copy a part of an idle prefix to RAM, ahead of need; return whether more can be copied now."""
         for id_ in self._idle:
             for start, end in self._unsaved(id_):
                 # Only into free room: what is dropped for it would be idle and unsaved in its turn.
@@ -293,7 +293,7 @@ class PrefixCache:
         return False
 
     def save_idle(self, go_on: Callable[[Block], bool]) -> None:
-        """Copy idle prefixes to RAM, the latest used first; they stay in the cache. `go_on(block)`: whether to."""
+        """Copy idle prefixes to RAM, latest used first, while `go_on(block)` is true; they stay in the cache."""
         for id_ in sorted(self._idle, key=lambda id_: -self._idle[id_].last_used):
             for start, end in self._unsaved(id_):
                 block = self._save(id_, start, end)
@@ -311,7 +311,7 @@ class PrefixCache:
         self._memory.clear()
 
     def check(self) -> None:
-        """Raises IntegrityError where the books contradict themselves, or llama.cpp's cache."""
+        """Raise IntegrityError where the records contradict themselves or llama.cpp's cache."""
         try:
             self.index.check()
             self.ram.check()
@@ -320,7 +320,7 @@ class PrefixCache:
         self.check_cells()
 
     def check_cells(self) -> None:
-        """The part of `check` that is quick. Raises IntegrityError."""
+        """Do the quick part of `check`. Raises IntegrityError."""
         self._check_ids()
         held = {id_: one.num_cells for id_, one in self._live.items()}
         held |= {id_: self.index.held_by(id_) for id_ in self._idle}
@@ -351,14 +351,14 @@ class PrefixCache:
                 self._packing = None
 
     def _pack(self) -> Iterator[None]:
-        """Move the cells of running calls down into the holes that others left, a part at a time.
+        """Move the cells of running calls down into free cells that others left, a part at a time.
 
         Attention scans up to the highest cell in use, whatever is free below.
         """
         seen: set[int] = set()
         for id_ in list(self._live):
             sequence = self._live.get(id_)
-            if sequence is None or sequence.shifted:  # a moved key is turned by the next step only: it can't be saved
+            if sequence is None or sequence.shifted:  # moved keys are rotated by the next step: they can't be saved yet
                 continue
             for node in list(self.index.nodes_of(id_)):
                 if id(node) in seen or id_ not in node.holders:
@@ -389,7 +389,7 @@ class PrefixCache:
         return self.index.held_by(id_) <= start < end <= sequence.num_cells
 
     def _move_down(self, holders: list[int], start: int, end: int) -> bool:
-        """Return whether there was memory for it; else the cells stay where they are, which is slower and no more."""
+        """Move a range down; return whether there was memory for it. Else the cells stay, which only costs time."""
         try:
             num_bytes = self._memory.relocate(holders, self._scratch, start, end)
         except MemoryError:
@@ -402,33 +402,33 @@ class PrefixCache:
 
     @property
     def _num_packed_at_once(self) -> int:
-        """Tokens; few where it is not known yet what one takes."""
+        """Return the tokens that packing moves at once: few while it is not known how many bytes one takes."""
         num_tokens = int(PACK_BYTES / self._token_bytes) if self._token_bytes else BLOCK_TOKENS
         return max(BLOCK_TOKENS, min(PACK_TOKENS, num_tokens))
 
     def _enter_live(self, asking: Sequence) -> None:
-        """Running calls that the asking one could share with: bring what the index knows of them up to date."""
+        """Bring the index up to date on the running calls that the asking one could share with."""
         for id_, one in self._live.items():
             same = one.scope == asking.scope or (one.request.num_public and one.scope.adapters == asking.scope.adapters)
             if same and one.request.cache_prompt and not one.shifted and self.index.held_by(id_) < one.num_cells:
                 self.index.extend(id_, one.path(), one.num_cells)
 
     def _match(self, sequence: Sequence) -> Match:
-        """At least one token is left to compute: its logits are wanted."""
+        """Return the longest known prefix; at least one token is left to compute, since its logits are wanted."""
         if not sequence.request.cache_prompt:
             return Match(0, NOWHERE, ())
         match = self.index.match(sequence.path(), sequence.num_known - 1)
         return match if self._pace.restore_pays else Match(match.num_held, match.holder, ())
 
     def _new_id(self, needed: int) -> int:
-        """`needed`: a sequence that must stay."""
+        """Return a free sequence id, evicting an idle prefix for it if need be. `needed`: a sequence that must stay."""
         if not self._free_ids:
             idle = (id_ for id_ in self._idle if id_ != needed)
             self._evict(min(idle, key=self._worth), time.perf_counter() + MOVE_S)
         return self._free_ids.pop()
 
     def _thin_out(self) -> None:
-        """A call begins: idle prefixes that are safe in RAM make room, so that its cells lie low.
+        """Free idle prefixes that are saved in RAM, so that the cells of a call that begins lie low.
 
         Attention scans up to the highest cell in use, for as long as the call runs, whatever is free below.
         """
@@ -441,9 +441,9 @@ class PrefixCache:
                 self._free(id_)
 
     def _settle(self, id_: int, sequence: Sequence) -> bool:
-        """Enter all cells of a sequence that ended -> whether they can be kept.
+        """Enter all cells of a sequence that ended into the index; return whether they can be kept.
 
-        Those that others computed as well give way to theirs.
+        Cells that other sequences computed as well are replaced by theirs.
         """
         path = sequence.path()
         while (known := self.index.extend(id_, path, sequence.num_cells)) < sequence.num_cells:
@@ -454,19 +454,17 @@ class PrefixCache:
         return True
 
     def _num_shared(self, id_: int) -> int:
-        """Cells at the sequence's beginning that others hold too."""
+        """Return how many cells at the sequence's beginning others hold too."""
         return self.index.held_by(id_) - self.index.num_exclusive(id_)
 
     def _num_to_part(self) -> int:
-        """Cells to copy until no full conversation shares any: of those that share with each other the last one keeps
-        them.
-        """
+        """Return how many cells to copy until no full conversation shares any; the last holder keeps shared ones."""
         full = {id_ for id_, one in self._live.items() if one.is_full}
         nodes = {id(node): node for id_ in full for node in self.index.nodes_of(id_)}
         return sum(len(node.tokens) * min(len(node.holders & full), len(node.holders) - 1) for node in nodes.values())
 
     def _part(self, id_: int, start: int, end: int) -> bool:
-        """Copy a range that others hold too to cells of the sequence's own -> whether there was memory for it."""
+        """Copy a range that others hold too to cells of the sequence's own; return whether there was memory for it."""
         try:
             self._memory.load(self._scratch, self._take(id_, start, end))
         except UNSAVED:
@@ -477,34 +475,34 @@ class PrefixCache:
         return True
 
     def _touch(self, id_: int) -> None:
-        """What is saved of a prefix was used as long as its call ran: else it would leave RAM for the prefix's end."""
+        """Mark the saved blocks of a prefix as just used: else they would leave RAM to make room for its end."""
         self.ram.touch(*self._blocks_of(id_))
 
     def _blocks_of(self, id_: int) -> set[Block]:
-        """What is saved of a prefix; blocks that go on as another one are not among it."""
+        """Return the saved blocks of a prefix, without those that go on into another prefix."""
         nodes = set(self.index.nodes_of(id_))
         return {block for node in nodes for block in node.blocks if block.nodes <= nodes}
 
     def _drop_covered(self, by: int) -> None:
-        """Idle prefixes that the sequence `by` holds whole need no id of their own."""
+        """Free the ids of idle prefixes that the sequence `by` holds whole."""
         for id_ in [id_ for id_ in self._idle if id_ != by and self.index.ends_above(id_, by)]:
             self._free(id_)
 
     def _worth(self, id_: int) -> float:
-        """Of an idle prefix: what losing it costs, less the longer nobody asked for it."""
+        """Return the worth of an idle prefix: what losing it costs, divided by its age since the last use."""
         age_s = time.monotonic() - self._idle[id_].last_used + 1e-3
         return self._pace.rebuild_s(self.index.num_exclusive(id_), saved=not self._unsaved(id_)) / age_s
 
     def _evict(self, id_: int, until: float) -> None:
-        """Free a prefix at once. Of a long one only the beginning is saved, since running streams wait meanwhile."""
+        """Free a prefix at once. Only the beginning of a long one is saved, since running streams wait meanwhile."""
         self._save_until(id_, until)
         self._free(id_)
 
     def _save_until(self, id_: int, until: float) -> bool:
-        """Copy what is not saved yet to RAM, for about so long -> whether there was time for all of it.
+        """Copy what is not saved yet to RAM, until about `until`; return whether there was time for all of it.
 
-        From the beginning on, one range at least, and no more of the prefix than RAM holds: what follows would drive
-        out what is before it.
+        Copies from the beginning on, at least one range, and no more of the prefix than RAM holds: later blocks would
+        evict those before them.
         """
         unsaved = self._unsaved(id_)
         if not unsaved:
@@ -528,7 +526,7 @@ class PrefixCache:
         return self.index.unsaved(id_, BLOCK_TOKENS) if self.ram.max_bytes else ()
 
     def _save(self, id_: int, start: int, end: int) -> Block | None:
-        """Copy a range to RAM; None: it is not kept there, and whoever wants it again computes it anew."""
+        """Copy a range to RAM and return its block; None: it is not kept there and must be computed anew if wanted."""
         try:
             block = Block(start, end, self._take(id_, start, end))
         except UNSAVED as error:
@@ -548,11 +546,11 @@ class PrefixCache:
             )
 
     def _spared(self, block: Block) -> bool:
-        """Whether a longer saved part leaves a shorter one its worth."""
+        """Return whether a shorter saved block is still of use beside a longer one that covers it."""
         return False
 
     def _take(self, id_: int, start: int, end: int) -> bytes:
-        """The state of a range."""
+        """Return the saved state of a range of cells."""
         self._memory.share(id_, self._scratch, start, end)
         try:
             return self._memory.save(self._scratch)
@@ -560,7 +558,7 @@ class PrefixCache:
             self._memory.remove(self._scratch)
 
     def cut_out(self, block: Block, start: int, end: int) -> Block | None:
-        """A part of a saved block -> None: there is no room to cut it. Raises StateUnusable."""
+        """Return a part of a saved block; None: there is no room to cut it. Raises StateUnusable."""
         if (start, end) == (block.start, block.end):
             return Block(start, end, block.state)
         if not self.make_room(block.end - block.start):

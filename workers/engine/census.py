@@ -1,7 +1,7 @@
-"""What of the conversations that ended is still cached here, for those who place the next calls.
+"""The census: a report of how much of each conversation that ended is still cached here, for placing the next calls.
 
-The prefix index is asked what it would be asked for a call, so what is told is true of cells, RAM and disk alike and of
-any kind of memory. It is asked again when something was lost, a few conversations at a time between two steps.
+The prefix index is asked what it would be asked for a call, so the report covers cells, RAM and disk alike and any kind
+of memory. It is asked again when something was lost, a few conversations at a time between two steps.
 """
 
 from __future__ import annotations
@@ -18,27 +18,27 @@ from workers.engine.prefix import Path
 from workers.engine.sequence import Sequence
 
 LOOK_S = 0.0005
-"""Most time at once, but for the last conversation: a 16k one takes 30 us, with a disk tier up to 2 ms."""
+"""Most seconds of looking at once, beside the last conversation: a 16k one takes 30 us, with a disk tier up to 2 ms."""
 
 PASS_S = 1.0
-"""All are looked up again so long after the last time, at the earliest, where something was lost since."""
+"""Least seconds between two passes over all conversations; a pass needs something to be lost since the last one."""
 
 DISK_S = 30.0
-"""What was found on disk is believed for so long: to look costs a digest per block, and others write there too."""
+"""Seconds for which a look at the disk is believed: a look costs a digest per block, and others write there too."""
 
 MAX_CONVERSATIONS = 8192
 
 MAX_TOKENS = 16 << 20
-"""Of all conversations together: 64 MiB, 2,048 tokens for each of as many as there may be."""
+"""Most tokens of all conversations together: 64 MiB, 2,048 tokens for each of `MAX_CONVERSATIONS`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """What there is of one conversation, by the key of the call that it ended with."""
+    """How much of one conversation is cached; `key` is that of the call that it ended with."""
 
     key: int
     num_known: int
-    """Tokens at the beginning that would not be computed; 0: the conversation is not looked up any more."""
+    """Tokens at the beginning that need not be computed; 0: the conversation is not looked up any more."""
     stops: tuple[int, ...] | None = None
     """Lengths at which another conversation can branch off, ascending; None: at any up to `num_known`."""
 
@@ -48,15 +48,15 @@ class _Entry:
     path: Path
     told: Found | None = None
     in_memory: int = -1
-    """For which `on_disk` was found."""
+    """Tokens that were in memory when `on_disk` was found."""
     on_disk: int = 0
     """Tokens at the beginning that are known, the disk's included."""
     until: float = 0.0
-    """`time.monotonic` seconds."""
+    """Until when `on_disk` is believed, `time.monotonic` seconds."""
 
 
 class Census:
-    """Belongs to the engine's thread, but for `take`."""
+    """Looks up what is cached of ended conversations. Belongs to the engine's thread; any may call `take`."""
 
     def __init__(self, cache: PrefixCache, disk: DiskLink | None, clock: Callable[[], float] = time.monotonic) -> None:
         self._cache = cache
@@ -70,7 +70,7 @@ class Census:
         self._began_at = clock()
 
     def ended(self, sequence: Sequence) -> None:
-        """A call that may share its prefix is over."""
+        """Add the conversation of a call that is over and may share its prefix."""
         request = sequence.request
         path = sequence.path() if not sequence.shifted else Path(sequence.prompt(), sequence.scope, request.num_public)
         self._remove(sequence.key)
@@ -83,12 +83,12 @@ class Census:
             self._found.append(Found(oldest, 0))
 
     def forget(self, keys: Iterable[int]) -> None:
-        """Nobody wants to know of these any more; unknown ones are ignored."""
+        """Stop looking up these conversations; unknown ones are ignored."""
         for key in keys:
             self._remove(key)
 
     def look(self, seconds: float = LOOK_S, *, at_rest: bool = False) -> bool:
-        """Look up those that are due, for about so long -> whether there are more. `at_rest`: nothing waits for it."""
+        """Look up due conversations for about `seconds`; return whether more are due. `at_rest`: no call waits."""
         if not self._due:
             self._begin(at_rest)
         until = time.perf_counter() + seconds
@@ -102,7 +102,7 @@ class Census:
         return bool(self._due)
 
     def take(self) -> list[Found]:
-        """What was found since the last time, where it differs from what was told before. From any thread."""
+        """Return the findings since the last call that differ from those told before. Any thread may call this."""
         return [self._found.popleft() for _ in range(len(self._found))]
 
     def _begin(self, at_rest: bool) -> None:
@@ -147,7 +147,7 @@ class Census:
 
 
 class CensusDoor:
-    """The census, for any thread."""
+    """The part of the census that any thread may use."""
 
     def __init__(self, census: Census, post: Callable[[Callable[[], None]], None]) -> None:
         self._census = census

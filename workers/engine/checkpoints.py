@@ -1,8 +1,8 @@
 """The store of prefixes for memory that can't be cut at will: sliding windows, recurrent states, mixtures of these.
 
-What such a memory holds of a conversation can be taken up only at lengths where a checkpoint was saved: at the end of
-a prompt and of an answer, and where another prompt went its own way, or waits to. Attention cells among it are shared
-as everywhere, and the rest comes from the checkpoint. What leaves the cache is saved as one state of the whole.
+Such a memory can continue a conversation only at lengths where a checkpoint was saved: at the end of a prompt and of an
+answer, and where another prompt branches off, or waits to. Attention cells are shared as in `workers.engine.cache`, and
+the rest comes from the checkpoint. A prefix that leaves the KV cache is saved as one state of the whole.
 """
 
 from __future__ import annotations
@@ -18,14 +18,15 @@ from workers.llama.errors import StateUnusable
 from workers.llama.memory import MemoryKind
 
 MIN_STOP_TOKENS = 32
-"""Shorter common beginnings get no checkpoint: a prompt is cut there, and each is a copy of a state."""
+"""Shorter common prefixes get no checkpoint: a prompt is cut there, and each checkpoint is a copy of a state."""
 
 FORK_SHARE = 1 / 16
-"""Of RAM: what many prompts begin with is saved as a whole while it is read, unless it is larger than this."""
+"""Share of RAM: a common prefix of many prompts is saved whole while it is computed, unless it is larger than this."""
 
 
 class CheckpointCache(PrefixCache):
-    """Belongs to the engine's thread. Stays right whatever comes: what can't be taken up is computed anew."""
+    """A prefix cache with checkpoints. Belongs to the engine's thread. Tokens that can't be restored are computed anew.
+    """
 
     needs_stops = True
     can_pack = False
@@ -71,14 +72,14 @@ class CheckpointCache(PrefixCache):
         self._pace.note_restore(part.end, time.perf_counter() - started)
 
     def reached(self, sequence: Sequence) -> None:
-        """The sequence's prompt has come to a stop, or to its end: what is there now can be taken up later."""
+        """Save a checkpoint, since the sequence's prompt has come to a stop, or to its end."""
         is_stop = sequence.num_cells in sequence.stops
         sequence.stops.discard(sequence.num_cells)
         if sequence.request.cache_prompt and not sequence.shifted and self._mark(sequence.id, sequence) and is_stop:
             self._save_fork(sequence.id, sequence.num_cells)
 
     def copies(self, path: Path, start: int, end: int) -> Iterator[Block]:
-        """Yield all of it at once, from its beginning, up to the last token where it can be taken up."""
+        """Yield one copy of the whole conversation, from its beginning, up to the last token where it can continue."""
         if start:
             return
         if (id_ := self._idle_at(path, end)) is not None:
@@ -93,7 +94,7 @@ class CheckpointCache(PrefixCache):
         return 0 if id_ is None else self._memory.state_size(id_)
 
     def _idle_at(self, path: Path, end: int) -> int | None:
-        """Return the idle sequence whose state is the path's at `end`; None: there is none."""
+        """Return the idle sequence whose state is that of the path at `end`, or None."""
         of_it = (id_ for id_ in self._idle if self.index.held_by(id_) == self.index.held_in(id_, path) == end)
         return next(of_it, None)
 
@@ -113,7 +114,7 @@ class CheckpointCache(PrefixCache):
         return found if found.holder != NOWHERE or self._pace.restore_pays else nothing
 
     def _give_way(self, sequence: Sequence, found: Checkpoint) -> None:
-        """Tokens that are computed anew stand in the index once: idle prefixes that have them move to RAM."""
+        """Evict idle prefixes that hold tokens which the sequence computes anew: a token is in the index once."""
         path = sequence.path()
         for id_ in [id_ for id_ in self._idle if id_ != found.holder]:
             if self.index.held_in(id_, path) > found.end:
@@ -143,14 +144,14 @@ class CheckpointCache(PrefixCache):
         return True
 
     def _settle(self, id_: int, sequence: Sequence) -> bool:
-        """Cells that others computed as well can't give way to theirs here: such a sequence is not kept."""
+        """Refuse to keep a sequence if others computed some of its cells too: they can't replace them here."""
         if self.index.extend(id_, sequence.path(), sequence.num_cells) < sequence.num_cells:
             return False
         self._mark(id_, sequence)
         return True
 
     def _mark(self, id_: int, sequence: Sequence) -> bool:
-        """-> whether what is there now can be taken up; not where there is no memory for its copy."""
+        """Save a checkpoint of what is there now; return whether it could be, with memory for the copy."""
         if not self.ram.max_bytes or self.index.extend(id_, sequence.path(), sequence.num_cells) < sequence.num_cells:
             return False
         try:
@@ -162,7 +163,7 @@ class CheckpointCache(PrefixCache):
         return True
 
     def _checkpoint(self, id_: int, end: int) -> tuple[Block, list[Block]]:
-        """Saved and entered in the index -> with the blocks that it makes needless."""
+        """Save a checkpoint and enter it in the index; return it with the blocks that it makes needless."""
         if self._memory.kind is MemoryKind.RECURRENT:  # the state is all there is: it needs no holder's cells
             block = Block(0, end, self._memory.save(id_))
             return block, self.index.store(id_, block, self._spared)
@@ -170,7 +171,7 @@ class CheckpointCache(PrefixCache):
         return block, self.index.mark(id_, end, block)
 
     def _save_fork(self, id_: int, end: int) -> None:
-        """Several prompts begin like this: the whole of it outlives the cells, for those who come later."""
+        """Save a prefix that several prompts begin with as a whole, so that it outlives its cells."""
         if self._memory.kind is MemoryKind.RECURRENT or self._memory.state_size(id_) > self.ram.max_bytes * FORK_SHARE:
             return
         self._save(id_, 0, end)
@@ -187,7 +188,7 @@ class CheckpointCache(PrefixCache):
         return () if saved else ((0, end),)
 
     def _save_until(self, id_: int, until: float) -> bool:
-        """Save the state, which is one: whole, or not at all."""
+        """Save the state whole, or not at all, since it can't be cut."""
         for start, end in self._unsaved(id_):
             if self._memory.state_size(id_) <= self.ram.max_bytes:
                 self._save(id_, start, end)

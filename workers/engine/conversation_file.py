@@ -1,8 +1,8 @@
-"""A whole conversation in one file: its tokens and their saved KV, for `/slots/{id}?action=save|restore`.
+"""Files that hold one whole conversation, its tokens and their saved KV, for `/slots/{id}?action=save|restore`.
 
-The file is sealed as the disk tier's are (`workers.engine.sealed`), and bound to the team, salt and adapters that it
-was saved for, so it can be restored by nobody else. Contents, little-endian: number of tokens 4, of those that are
-everybody's 4, number of blocks 4; the tokens, 4 each; for each block start 4, end 4, length 8; the blocks' states.
+A file is sealed as the disk tier's are (`workers.engine.sealed`), and bound to the team, salt and adapters that it was
+saved for, so nobody else can restore it. Contents, little-endian: number of tokens 4, of public tokens 4, of blocks 4;
+the tokens, 4 each; for each block start 4, end 4, length 8; the blocks' states.
 """
 
 from __future__ import annotations
@@ -33,17 +33,17 @@ class ConversationUnusable(ValueError):
 
 
 class ConversationOverBound(Exception):
-    """A conversation would take more than is left to its team, or to all; the message is for the caller."""
+    """A conversation would take more room than its team, or all teams, have left; the message is for the caller."""
 
 
 @dataclass(frozen=True, slots=True)
 class SaveBounds:
-    """What the files in the folder may take."""
+    """Bounds on the files in the folder."""
 
     max_files_per_team: int
     max_bytes_per_team: int
     max_bytes: int
-    """Of all teams together."""
+    """Most bytes of all teams together."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,15 +59,15 @@ class SavedBlock:
 class SavedConversation:
     tokens: NDArray[np.int32]
     blocks: tuple[SavedBlock, ...]
-    """In order, without gaps, from token 0."""
+    """Blocks in order, without gaps, from token 0."""
     num_public: int = 0
     """Tokens at the beginning that come from a shareable prompt."""
     num_bytes: int = 0
-    """Of the file that it was read from."""
+    """Bytes of the file that it was read from."""
 
 
 class ConversationFiles:
-    """The configured folder: one folder per team in it, made when it is needed. Methods block for the file's length."""
+    """The configured folder, with one folder per team, made when needed. Methods block for as long as a file takes."""
 
     def __init__(self, path: Path, keys: CacheKeys, bounds: SaveBounds) -> None:
         """Raises CacheFolderUnusable."""
@@ -79,10 +79,10 @@ class ConversationFiles:
         self._folder.close()
 
     def check_room(self, name: str, tenant: str | None, num_bytes: int = 1) -> int:
-        """Refuse a file of that many bytes where it would be over a bound; it replaces one of its name -> the most
-        bytes that it may have.
+        """Return the most bytes that a new file may have; it replaces one of its name.
 
-        Workers that save into one folder at the same moment may be over by one file each. Raises ConversationOverBound.
+        Raises ConversationOverBound where `num_bytes` would be over a bound. Workers that save into one folder at the
+        same moment may be over by one file each.
         """
         bounds, own = self._bounds, self._keys.tenant_folder(tenant)
         held = {team: self._folder.files(team) for team in {own, *self._folder.versions()}}
@@ -108,7 +108,7 @@ class ConversationFiles:
         return min(bounds.max_bytes_per_team - num_own, bounds.max_bytes - num_all)
 
     def erase(self, name: str, tenant: str | None) -> int:
-        """Remove a team's file -> its bytes. Raises ConversationUnusable."""
+        """Remove a team's file and return its size in bytes. Raises ConversationUnusable."""
         check_name(name)
         try:
             with self._folder.opened(self._keys.tenant_folder(tenant)) as folder:
@@ -122,7 +122,7 @@ class ConversationFiles:
         return num_bytes
 
     def write(self, name: str, scope: Scope, fingerprint: bytes, saved: SavedConversation) -> int:
-        """Replaces a file of that name -> bytes written. Raises ConversationUnusable, ConversationOverBound."""
+        """Write or replace a file; return its bytes. Raises ConversationUnusable, ConversationOverBound."""
         check_name(name)
         counts = _COUNTS.pack(len(saved.tokens), saved.num_public, len(saved.blocks))
         table = b"".join(_BLOCK.pack(block.start, block.end, len(block.state)) for block in saved.blocks)
@@ -141,7 +141,7 @@ class ConversationFiles:
     def read(
         self, name: str, scope: Scope, fingerprint: bytes, *, max_bytes: int, max_tokens: int = MAX_TOKENS
     ) -> SavedConversation:
-        """Raises ConversationUnusable, which names the file and the reason."""
+        """Return the conversation in a file. Raises ConversationUnusable, which names the file and the reason."""
         check_name(name)
         try:
             with (
@@ -170,7 +170,7 @@ class ConversationFiles:
 
 
 def check_name(name: str) -> None:
-    """Raises ConversationUnusable."""
+    """Raise ConversationUnusable for a file name that is not allowed."""
     if not NAME.fullmatch(name):
         raise ConversationUnusable(
             "filename: use at most 128 letters, digits and . _ -, not beginning with a dot; folders can't be given"
@@ -182,7 +182,7 @@ def _label(scope: Scope, fingerprint: bytes, num_tokens: int) -> Label:
 
 
 def _contents(file: SealedReader, length: int, max_tokens: int) -> SavedConversation:
-    """Lengths are checked against the file's own before anything is read: they are not verified yet."""
+    """Return what a file holds. Its lengths, not verified yet, are checked against its size before more is read."""
     num_tokens, num_public, num_blocks = _COUNTS.unpack(_bounded(file, _COUNTS.size, length))
     left = length - _COUNTS.size
     if num_tokens > max_tokens:

@@ -1,4 +1,4 @@
-"""What an engine counts while it works: plain numbers that its thread adds to and any thread may read."""
+"""Counters of an engine: plain numbers that its thread adds to and any thread may read."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from workers.protocol.metrics.metric import DECODE_S, GAP_S, LOAD_S
 
 @dataclass(frozen=True, slots=True)
 class Distribution:
-    """How many values came to lie where."""
+    """A histogram: how many values fell between which bounds."""
 
     bounds: tuple[float, ...]
     counts: tuple[int, ...]
-    """Values up to each bound and above the one before; one more than there are bounds, for what is above them all."""
+    """Number of values up to each bound and above the one before; one more entry for those above all bounds."""
     total: float = 0.0
     """Sum of the values."""
 
 
 class Tally:
-    """A distribution that grows. Adding takes some tenths of a microsecond."""
+    """A histogram that grows. Adding takes some tenths of a microsecond."""
 
     def __init__(self, bounds: tuple[float, ...]) -> None:
         self._bounds = bounds
@@ -40,15 +40,15 @@ class Tally:
 
 
 class TokenGaps:
-    """Times between the tokens of each call, as the model made them: text that waits for a stop string counts too."""
+    """Times between the tokens of each call, as the model made them; text held back for a stop string counts too."""
 
     def __init__(self) -> None:
         self.tally = Tally(GAP_S)
 
     def note(self, sequences: Iterable[Sequence], now: float) -> None:
-        """A step that ended at `now` made one token for each of these, and none was the call's first.
+        """Note that a step which ended at `now` made one token for each of these, none of them the call's first.
 
-        Calls that run together had their last token at the same time too: they are counted at once.
+        Calls that run together had their last token at the same time too, so they are counted at once.
         """
         last_at, count = now, 0
         for sequence in sequences:
@@ -64,18 +64,18 @@ class TokenGaps:
 
 @dataclass(frozen=True, slots=True)
 class PromptSources:
-    """Where the prompt tokens of calls that began came from."""
+    """Prompt tokens of calls that began, by where they came from."""
 
     computed: int = 0
     kv: int = 0
-    """Shared with a sequence that was in the cache."""
+    """Tokens shared with a sequence in the KV cache."""
     ram: int = 0
     disk: int = 0
-    """From disk through RAM."""
+    """Tokens that came from disk, through RAM."""
 
 
 class PromptTally:
-    """Counts each call once, when it begins."""
+    """Counts the prompt tokens of each call once, when it begins."""
 
     def __init__(self) -> None:
         self.num_queried = 0
@@ -83,7 +83,7 @@ class PromptTally:
         self._computed = self._kv = self._ram = self._disk = 0
 
     def note(self, sequence: Sequence) -> None:
-        """`num_cached` is known, and nothing was computed for the call yet."""
+        """Count a call whose `num_cached` is known and for which nothing was computed yet."""
         num_restored = min(sequence.num_restored, sequence.num_cached)
         num_disk = min(sequence.num_fetched, num_restored)
         self._computed += sequence.num_prompt - sequence.num_cached
@@ -100,33 +100,33 @@ class PromptTally:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineCounters:
-    """What the engine has done since it was made. All zero for an engine that counts nothing."""
+    """A snapshot of what the engine has done since it was made. All zero for an engine that counts nothing."""
 
     num_decodes: int = 0
     """Calls of `llama_decode`."""
     num_busy: int = 0
-    """Calls that held a slot at each of those, all together."""
+    """Calls that held a slot at each `llama_decode`, summed up."""
     num_preempted: int = 0
-    """Times that a call lost its cells for a while, for want of cells."""
+    """Times that a call lost its cells for a while because cells ran out."""
     num_sliced: int = 0
     """Times that a call of a team over its share gave its slot to another team's for a while."""
     num_packed: int = 0
     """Tokens that were moved within the cache to close holes."""
     num_restored: int = 0
-    """Tokens that came back from RAM, for calls that begin and for those that go on."""
+    """Tokens restored from RAM, for calls that begin and for those that go on."""
     num_fetched: int = 0
-    """Tokens that came from disk to RAM."""
+    """Tokens fetched from disk to RAM."""
     num_queried: int = 0
     """Prompt tokens of calls that could have used the cache."""
     sources: PromptSources = PromptSources()
     decode_s: Distribution = Tally(DECODE_S).distribution
-    """Of one `llama_decode`, seconds."""
+    """Seconds of one `llama_decode`."""
     gap_s: Distribution = Tally(GAP_S).distribution
-    """Between two tokens of a call, seconds."""
+    """Seconds between two tokens of a call."""
     idle_cells: int = 0
-    """KV cells of prefixes that nobody computes on."""
+    """KV cells of idle prefixes."""
     ram_bytes: int = 0
-    """Saved prefixes in RAM now."""
+    """Bytes of saved prefixes in RAM now."""
     ram_blocks: int = 0
     disk: DiskStats | None = None
     """None: there is no disk tier."""
@@ -135,10 +135,10 @@ class EngineCounters:
     adapters_loaded: int = 0
     """Adapters in memory now."""
     adapter_load_s: Distribution = Tally(LOAD_S).distribution
-    """Of bringing one into memory, seconds."""
+    """Seconds of loading one adapter into memory."""
     num_adapter_failures: int = 0
-    """Times that this failed."""
+    """Adapter loads that failed."""
     max_adapters: int = 0
     adapters_running: tuple[str, ...] = ()
-    """Names that calls with a slot use, sorted."""
+    """Names of the adapters that calls with a slot use, sorted."""
     adapters_waiting: tuple[str, ...] = ()

@@ -1,8 +1,8 @@
 """The disk tier: blocks of saved KV, or whole states, in files which outlive the worker and may be shared by several.
 
-Its own thread does all the work on files. The engine hands blocks over with `put`, which never waits, and asks for
-blocks with `fetch`, which is answered on the tier's thread. Nothing that goes wrong with a file reaches the engine: a
-file that can't be trusted is removed with one line in the log, and counts as missing.
+The tier's own thread does all the work on files. The engine hands blocks over with `put`, which never waits, and asks
+for blocks with `fetch`, which is answered on the tier's thread. No trouble with a file reaches the engine: a file that
+can't be trusted is removed with one line in the log, and counts as missing.
 """
 
 from __future__ import annotations
@@ -23,37 +23,37 @@ from workers.engine.sealed import HEADER, SEAL_BYTES, FileRefused, Kind, Label, 
 
 QUEUE_BYTES = 256 << 20
 MAX_BLOCK_BYTES = 512 << 20
-"""More is not written, and a file that is larger is refused before it is read."""
+"""Most bytes of a block. A larger one is not written, and a larger file is refused before it is read."""
 
 CLOSE_S = 5.0
-"""How long `close` waits for a file system that does not answer."""
+"""Seconds that `close` waits for a file system that does not answer."""
 
 TOUCH_S = 60.0
-"""How often reading a file renews its time of last use, at most."""
+"""Least seconds between two renewals of a file's time of last use by reading it."""
 
 SYNC_FILES = 32
-"""So many new names are synced at once, or what there is when nothing is left to write."""
+"""New file names that are synced together; fewer when nothing is left to write."""
 
 LEFT_LOOK_S = 0.5
-"""How often to look whether another worker has left."""
+"""Seconds between two looks whether another worker has left."""
 
 COMPLAIN_S = 60.0
-"""How often one kind of trouble is logged."""
+"""Least seconds between two log lines of one kind of trouble."""
 
 _WEIGHT = 0.2
-"""Of the newest measurement in a rate."""
+"""Weight of the newest measurement in a rate."""
 
 log = logging.getLogger(__name__)
 
 Stop = Callable[[], bool]
 Identify = Callable[[Stop], bytes | None]
-"""Finds the fingerprint (32 bytes), which may take a minute; None: there is none, or it was told to stop."""
+"""Function that finds the fingerprint (32 bytes), which may take a minute; None: there is none, or it must stop."""
 
 
 @dataclass(frozen=True, slots=True)
 class DiskStats:
     num_bytes: int
-    """In the whole folder, as far as this process knows."""
+    """Bytes in the whole folder, as far as this process knows."""
     num_files: int
     num_written: int
     num_read: int
@@ -62,11 +62,11 @@ class DiskStats:
     num_refused: int
     """Files that were removed because they could not be trusted."""
     num_failed: int
-    """Files that could not be read or written for the system's reasons."""
+    """Files that could not be read or written because of an error of the system."""
     num_evicted: int
     queued_bytes: int
     read_bytes_per_s: float
-    """0 until measured; sealing and checking included."""
+    """Rate of reading, 0 until measured; sealing and checking included."""
     write_bytes_per_s: float
 
 
@@ -77,7 +77,7 @@ class _Fetch:
 
 
 class DiskTier:
-    """Everything public may be called from any thread."""
+    """The disk tier: its queue, its thread and its rates. Any thread may call what is public."""
 
     def __init__(
         self,
@@ -89,7 +89,7 @@ class DiskTier:
         queue_bytes: int = QUEUE_BYTES,
         max_block_bytes: int = MAX_BLOCK_BYTES,
     ) -> None:
-        """Takes over the folder. `max_bytes`: cap on all files in it, other workers' included."""
+        """Take over the folder. `max_bytes`: cap on all files in it, other workers' included."""
         self._folder = folder
         self._keys = keys
         self._identify = identify
@@ -99,12 +99,12 @@ class DiskTier:
         self._fingerprint = b""
         self._tenants: dict[str | None, str] = {}
         self._stems: set[tuple[str, str]] = set()
-        """Of whole states: folder of the team and mark. Some may be gone."""
+        """Whole states on disk: folder of the team, and mark. Some may be gone."""
         self._changed = threading.Condition()
         self._puts: deque[BlockName] = deque()
         self._fetches: deque[_Fetch] = deque()
         self._pending: dict[BlockName, bytes] = {}
-        """What is queued or being written."""
+        """Blocks that are queued or being written."""
         self._pending_bytes = 0
         self._unsynced: dict[Leaf, None] = {}
         self._num_unsynced = 0
@@ -113,21 +113,21 @@ class DiskTier:
         self._written = self._read = self._dropped = self._refused = self._failed = self._evicted = 0
         self._complained: dict[str, float] = {}
         self._left_at = 0
-        """As `CacheFolder.left_at` was before the last scan."""
+        """`CacheFolder.left_at` before the last scan."""
         self._tells = False
         self._look_at = 0.0
-        """When to look whether a worker has left; `time.monotonic` seconds."""
+        """When to look next whether a worker has left; `time.monotonic` seconds."""
         self._thread = threading.Thread(target=self._run, name="disk-tier", daemon=True)
         self._thread.start()
 
     @property
     def ready(self) -> bool:
-        """Whether the fingerprint is known; until then blocks queue up and nothing is found."""
+        """Return whether the fingerprint is known; until then blocks queue up and nothing is found."""
         return bool(self._fingerprint)
 
     @property
     def closed(self) -> bool:
-        """Whether it has stopped: asked to, or because the model can't be told for sure (the log says why)."""
+        """Return whether the tier has stopped: asked to, or since the model can't be told for sure (see the log)."""
         return self._ended
 
     @property
@@ -147,10 +147,10 @@ class DiskTier:
         )
 
     def put(self, name: BlockName, state: bytes) -> bool:
-        """Queue a block to be written. Never waits. -> False: dropped, since the queue is full; later it may not be.
+        """Queue a block to be written, without waiting; return False where the queue is full and the block is dropped.
 
-        What is dropped is counted, and logged once a minute. A tier that is closed, or never found its fingerprint,
-        takes blocks to nowhere; so are blocks that are larger than a file may be.
+        Dropped blocks are counted, and logged once a minute. A tier that is closed, or never found its fingerprint,
+        takes blocks and drops them; so it does with blocks that are larger than a file may be.
         """
         if self.has(name):
             return True
@@ -175,38 +175,38 @@ class DiskTier:
         return True
 
     def wait_room(self, num_bytes: int, deadline_s: float) -> bool:
-        """Wait, at most so long, until `put` would take so many bytes, if only to nowhere -> whether it would."""
+        """Wait at most `deadline_s` until `put` takes so many bytes, even if to drop them; return whether it does."""
         with self._changed:
             return self._changed.wait_for(lambda: self._closing or self._fits(num_bytes), deadline_s)
 
     def has(self, name: BlockName) -> bool:
-        """Whether the block was there lately, without looking; takes microseconds."""
+        """Return whether the block was there lately, without looking; takes microseconds."""
         return name in self._pending or (self.ready and self._index.knows(self._place(name)))
 
     def num_known(self, names: Sequence[BlockName]) -> int:
-        """How many of these blocks, from the first one, `has` says are there."""
+        """Return how many of these blocks, from the first one on, are there according to `has`."""
         return next((count for count, name in enumerate(names) if not self.has(name)), len(names))
 
     def has_states(self, tenant: str | None, stem: bytes) -> bool:
-        """Whether some whole state with this stem may be there: `has` tells which. Takes microseconds."""
+        """Return whether some whole state with this stem may be there (`has` tells which). Takes microseconds."""
         if any(name.stem == stem for name in list(self._pending)):
             return True
         return self.ready and (self._folder_of(tenant), self._keys.stem_mark(self._fingerprint, stem)) in self._stems
 
     def num_fitting(self, names: Sequence[BlockName], max_bytes: int) -> int:
-        """How many of these blocks, from the first one, have no more bytes in all, as far as is known."""
+        """Return how many of these blocks, from the first one on, fit in `max_bytes`, as far as sizes are known."""
         sizes = itertools.accumulate(self._index.size(self._place(name)) for name in names)
         return bisect_right(list(sizes), max_bytes)
 
     def read_s(self, names: Sequence[BlockName]) -> float:
-        """Seconds that reading them takes, as far as is known."""
+        """Return the seconds that reading these blocks takes, as far as sizes are known; 0: no rate is known yet."""
         rate = self._read_rate
         return sum(self._index.size(self._place(name)) for name in names) / rate if rate else 0.0
 
     def fetch(self, names: Sequence[BlockName], on_done: Callable[[list[bytes]], None]) -> bool:
         """Read blocks up to the first one that is missing, then call `on_done` on the tier's thread, once.
 
-        False: not now (no fingerprint yet, or closed); `on_done` is not called.
+        Return False where that can't be done now (no fingerprint yet, or closed); `on_done` is not called then.
         """
         with self._changed:
             if self._closing or not self.ready:
@@ -216,11 +216,11 @@ class DiskTier:
         return True
 
     def tell(self) -> None:
-        """This worker is about to end: from now on others look again whenever all is written."""
+        """Have others look again whenever all is written, from now on: this worker is about to end."""
         self._tells = True
 
     def discard(self, name: BlockName) -> None:
-        """The block's contents were of no use to llama.cpp: remove the file. Blocks for one unlink."""
+        """Remove the file of a block that llama.cpp could not load. Blocks for one unlink."""
         if self.ready:
             place = self._place(name)
             self._folder.remove(place)
@@ -229,13 +229,13 @@ class DiskTier:
             self._complain("unusable", f"{place.name}: llama.cpp could not load it; removed")
 
     def flush(self, deadline_s: float) -> bool:
-        """Wait until everything queued is written and synced, at most so long -> whether it is."""
+        """Wait at most `deadline_s` until everything queued is written and synced; return whether it is."""
         with self._changed:
             self._changed.wait_for(lambda: self._ended or not (self._pending or self._unsynced), deadline_s)
             return not (self._ended or self._pending or self._unsynced)
 
     def close(self) -> None:
-        """Stop the thread, in the middle of a file if need be; fetches that wait are answered with nothing.
+        """Stop the thread, in the middle of a file if need be; fetches that wait are answered with no blocks.
 
         Call `flush` before.
         """
@@ -273,7 +273,7 @@ class DiskTier:
             self._end()
 
     def _turn(self) -> None:
-        """One thing, the most urgent one first; waits where there is none."""
+        """Do the most urgent piece of work; wait for some where there is none."""
         if self._fetches:
             self._serve()
         elif self._puts and not (self._num_unsynced >= SYNC_FILES):
@@ -287,7 +287,7 @@ class DiskTier:
                 self._changed.wait_for(lambda: self._puts or self._fetches or self._closing, LEFT_LOOK_S)
 
     def _one_has_left(self) -> bool:
-        """Whether a worker has written its last here since the last scan."""
+        """Return whether a worker that is about to end has written something here since the last scan."""
         now = time.monotonic()
         if now < max(self._look_at, self._index.next_hurried_at):
             return False
@@ -429,7 +429,7 @@ class DiskTier:
         self._stems = {(place.tenant, self._keys.mark_of(place.name)) for place in places}
 
     def _fits(self, num_bytes: int) -> bool:
-        """One of any size does where nothing else waits."""
+        """Return whether a block fits in the queue; a block of any size fits in an empty one."""
         return not self._pending or self._pending_bytes + num_bytes <= self._queue_bytes
 
     def _folder_of(self, tenant: str | None) -> str:

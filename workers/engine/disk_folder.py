@@ -1,7 +1,7 @@
 """The folder of the disk tier: `<version>/<team>/<2 hex digits>/<name>`, opened level by level without following links.
 
-Names that are not of this form are nobody's business here: they are neither read nor removed. Several processes, on
-several machines, may use one folder at a time; whatever is missing was removed by another one.
+Names that are not of this form are neither read nor removed. Several processes, on several machines, may use one folder
+at a time; a file that is missing was removed by another one.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from workers.engine.sealed import TEMPORARY, discard
 
 FOLDER_MODE = 0o700
 STALE_S = 3600.0
-"""Files that are older and still have their temporary name belong to a process that is gone."""
+"""Age in seconds from which on a file that still has its temporary name belongs to a process that is gone."""
 
 LEFT = ".left"
-"""Touched by a worker that is about to end and has written what it had so far: others look again."""
+"""File that a worker touches when it is about to end and has written all it had so far: others look again."""
 
 ERASED = ".erased-"
 ERASE_TRIES = 20
@@ -44,7 +44,7 @@ class CacheFolderUnusable(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Leaf:
-    """A folder that holds files."""
+    """A folder of the lowest level, which holds files."""
 
     version: str
     tenant: str
@@ -57,7 +57,7 @@ class Leaf:
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where one file lies."""
+    """The place of one file in the folder."""
 
     version: str
     tenant: str
@@ -75,14 +75,14 @@ class Entry:
     place: Place
     size: int
     used_at: float
-    """`time.time` seconds of the last use."""
+    """Time of the last use, `time.time` seconds."""
 
 
 class CacheFolder:
-    """Holds the folder open, so that nobody can put another one in its place. Methods may raise OSError."""
+    """The folder, held open so that nobody can put another one in its place. Methods may raise OSError."""
 
     def __init__(self, path: Path) -> None:
-        """Makes the folder where it is missing. Raises CacheFolderUnusable."""
+        """Make the folder if it is missing, and open it. Raises CacheFolderUnusable."""
         self.path = path
         self._root = open_private(path)
 
@@ -91,7 +91,7 @@ class CacheFolder:
 
     @contextmanager
     def opened(self, *names: str, create: bool = False) -> Iterator[int]:
-        """The descriptor of a folder within. Raises FileNotFoundError; OSError where a level is a link or a file."""
+        """Yield the descriptor of a folder within. Raises FileNotFoundError; OSError if a level is a link or a file."""
         folder = os.dup(self._root)
         try:
             for name in names:
@@ -106,13 +106,13 @@ class CacheFolder:
         """Tell the others that a worker which is about to end has written something."""
         mark = os.open(LEFT, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600, dir_fd=self._root)
         try:
-            now = time.time_ns()  # finer than the file system's own clock, in which two marks may be one
+            now = time.time_ns()  # finer than the file system's own clock, by which two marks may have one time
             os.utime(mark, ns=(now, now))
         finally:
             os.close(mark)
 
     def left_at(self) -> int:
-        """When one last did, unix time in ns; 0: never, or it can't be seen now."""
+        """Return when a worker last called `mark_left`, unix time in ns; 0: never, or it can't be seen now."""
         try:
             return os.stat(LEFT, dir_fd=self._root, follow_symlinks=False).st_mtime_ns
         except OSError:
@@ -124,7 +124,7 @@ class CacheFolder:
             sync_folder(folder)
 
     def remove(self, place: Place) -> bool:
-        """-> whether this call removed it."""
+        """Remove a file; return whether this call removed it."""
         try:
             with self.opened(*place.leaf.parts) as folder:
                 return discard(folder, place.name)
@@ -132,7 +132,7 @@ class CacheFolder:
             return False
 
     def leaves(self) -> Iterator[Leaf]:
-        """Each folder that may hold files; it may be gone by the time it is opened."""
+        """Yield each folder that may hold files; it may be gone by the time it is opened."""
         for version in self.versions():
             for tenant in self.tenants(version):
                 for shard in self._names(_SHARD, version, tenant):
@@ -145,7 +145,7 @@ class CacheFolder:
         return self._names(_FOLDER, version)
 
     def entries(self, leaf: Leaf) -> list[Entry]:
-        """The files of a leaf. What a killed process left unfinished is removed on the way, and a leaf long empty."""
+        """Return the files of a leaf. Removes what a killed process left unfinished, and a leaf that is long empty."""
         found, now = [], time.time()
         try:
             with self.opened(*leaf.parts) as folder:
@@ -164,7 +164,7 @@ class CacheFolder:
         return found
 
     def files(self, *names: str) -> dict[str, int]:
-        """Return the bytes of each plain file in a folder; what a killed process left unfinished is removed."""
+        """Return the bytes of each plain file in a folder. Removes what a killed process left unfinished."""
         found, now = {}, time.time()
         with suppress(FileNotFoundError), self.opened(*names) as folder:
             for name, status in _stats(folder):
@@ -175,23 +175,23 @@ class CacheFolder:
         return found
 
     def erase(self, tenant: str) -> int:
-        """Remove a team's files of every version -> how many there were. `tenant`: `CacheKeys.tenant_folder`."""
+        """Remove a team's files of every version; return how many there were. `tenant`: `CacheKeys.tenant_folder`."""
         return sum(self.erase_folder(version, tenant) for version in self.versions())
 
     def erase_all(self) -> int:
-        """Remove every team's files -> how many there were."""
+        """Remove every team's files; return how many there were."""
         return sum(
             self.erase_folder(version, tenant) for version in self.versions() for tenant in self.tenants(version)
         )
 
     def erase_folder(self, *names: str) -> int:
-        """Remove one folder with all that is in it -> how many files there were; none if there is no such folder.
+        """Remove one folder with all that is in it; return how many files there were, 0 if there is no such folder.
 
-        Finishes what an erasure that was killed has left beside it, too.
+        Also removes what an erasure that was killed has left beside it.
         """
         count = 0
         with suppress(FileNotFoundError), self.opened(*names[:-1]) as above:
-            # Renamed first: from then on nobody finds any of it, and whoever writes to it writes to what goes away.
+            # Renamed first: from then on nobody finds any of it, and files that others still write there go with it.
             with suppress(FileNotFoundError):
                 os.rename(names[-1], f"{ERASED}{secrets.token_hex(8)}", src_dir_fd=above, dst_dir_fd=above)
             for gone in [name for name in os.listdir(above) if name.startswith(ERASED)]:
@@ -216,7 +216,7 @@ class CacheFolder:
 
 
 def open_private(path: Path) -> int:
-    """A descriptor of the folder, made if it is missing. Raises CacheFolderUnusable where others may write to it."""
+    """Open the folder, made if missing; return its descriptor. Raises CacheFolderUnusable if others may write to it."""
     try:
         path.mkdir(mode=FOLDER_MODE, parents=True, exist_ok=True)
         folder = os.open(path, _FLAGS)
@@ -249,7 +249,7 @@ def open_private(path: Path) -> int:
 
 
 def sync_folder(folder: int) -> None:
-    """Make the names in it survive a power cut. Raises OSError."""
+    """Make the names in an open folder survive a power cut. Raises OSError."""
     try:
         os.fsync(folder)
     except OSError as error:
@@ -281,7 +281,7 @@ def _stats(folder: int) -> Iterator[tuple[str, os.stat_result]]:
 
 
 def _remove_tree(folder: int, name: str) -> None:
-    """Whoever opened a folder of it before may write to it a little longer, so it is tried again. Raises OSError."""
+    """Remove a folder tree. Tries again, since processes that have it open may still write there. Raises OSError."""
     for left in reversed(range(ERASE_TRIES)):
         shutil.rmtree(name, ignore_errors=True, dir_fd=folder)
         discard(folder, name)  # where it is a link

@@ -1,7 +1,7 @@
-"""What a process knows of the disk tier's folder: names, sizes, last uses, from a scan now and then and its own work.
+"""A process's index of the disk tier's folder: names, sizes and last uses, from scans now and then and its own work.
 
-Other processes write and remove too, so this is what was true lately. Opening a file decides; the sums decide when to
-look again. One thread changes it; `knows` may be asked from any.
+Other processes write and remove too, so the index tells what was true lately. Opening a file decides whether it is
+there; the sums decide when to scan again. One thread changes the index; any thread may call `knows`.
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ from workers.engine.disk_folder import CacheFolder, Entry, Place
 from workers.engine.disk_names import NAME_HEX
 
 LOW_WATER = 0.9
-"""Over its cap the store goes down to this share at once, so that it rarely has to look for what is oldest."""
+"""Share of its cap to which a store that is over it shrinks, so that it rarely has to look for the oldest files."""
 
 REFRESH_S = 60.0
 REFRESH_SHARE = 0.01
-"""A scan comes no sooner than would make all scans take this share of the thread's time."""
+"""Most of the thread's time that all scans together may take, a share."""
 
 HURRIED_S = 0.5
 HURRIED_SHARE = 0.1
-"""The same for a scan after a worker has left: what it wrote may be wanted at once."""
+"""`REFRESH_SHARE` for a scan after a worker has left: the files that it wrote may be wanted at once."""
 
 
 class DiskIndex:
@@ -31,13 +31,13 @@ class DiskIndex:
         self.max_bytes = max_bytes
         self.num_bytes = 0
         self.next_scan_at = 0.0
-        """`time.monotonic` seconds."""
+        """When the next scan is due, `time.monotonic` seconds."""
         self.next_hurried_at = 0.0
-        """The same, where there is reason to hurry."""
+        """When a scan may come at the earliest after a worker has left, `time.monotonic` seconds."""
         self._folder = folder
         self._entries: dict[Place, Entry] = {}
         self._written_since: dict[Place, Entry] | None = None
-        """While a scan runs: what this process has written meanwhile."""
+        """Files that this process has written since the running scan began; None: no scan runs."""
 
     @property
     def num_files(self) -> int:
@@ -51,16 +51,16 @@ class DiskIndex:
         return place in self._entries
 
     def size(self, place: Place) -> int:
-        """Bytes of the file; 0 if it is not known."""
+        """Return the bytes of the file; 0 if it is not known."""
         entry = self._entries.get(place)
         return 0 if entry is None else entry.size
 
     def states(self, version: str) -> list[Place]:
-        """Where whole states of a version lie."""
+        """Return the places of all whole states of a version."""
         return [place for place in self._entries if len(place.name) > NAME_HEX and place.version == version]
 
     def add(self, place: Place, size: int) -> None:
-        """This process has written the file."""
+        """Add a file that this process has written."""
         entry = Entry(place, size, time.time())
         self.forget(place)
         self._entries[place] = entry
@@ -69,7 +69,7 @@ class DiskIndex:
             self._written_since[place] = entry
 
     def forget(self, place: Place) -> None:
-        """The file is gone."""
+        """Remove a file that is gone."""
         entry = self._entries.pop(place, None)
         if entry is not None:
             self.num_bytes -= entry.size
@@ -77,7 +77,7 @@ class DiskIndex:
             self._written_since.pop(place, None)
 
     def scan(self) -> Iterator[None]:
-        """Look at the folder anew; pauses after each leaf, so that other work can come between. May raise OSError."""
+        """Scan the folder anew; yields after each leaf, so that other work can come between. May raise OSError."""
         started = time.monotonic()
         self._written_since = {}
         try:
@@ -95,9 +95,9 @@ class DiskIndex:
             self.next_hurried_at = now + max(HURRIED_S, (now - started) / HURRIED_SHARE)
 
     def shrink(self) -> int:
-        """Remove the least recently used files down to the low water mark -> how many. Call it right after a scan."""
+        """Remove the least recently used files down to `LOW_WATER`; return how many. Call it right after a scan."""
         entries = list(self._entries.values())
-        # numpy's sort gives the interpreter lock away, list.sort does not.
+        # numpy's sort releases the interpreter lock, list.sort does not.
         order = np.argsort(np.fromiter((entry.used_at for entry in entries), np.float64, len(entries)), kind="stable")
         removed = 0
         for at in order:

@@ -1,8 +1,8 @@
-"""Between the store of prefixes and the disk tier: what leaves RAM goes to disk, what a call needs is fetched first.
+"""The link between the prefix cache and the disk tier: blocks that leave RAM go to disk, a call's blocks are fetched.
 
 Only whole blocks of `BLOCK_TOKENS` go to disk, where any worker finds them by name; the last few tokens of a prefix are
-computed anew. Memory that can't be cut goes there as whole states, each of which is found by calls that go on from its
-end. A call whose next tokens lie on disk waits for them outside, while others pass.
+computed anew. Memory that can't be cut goes there as whole states; a call that continues from the end of a state finds
+it. A call whose next tokens lie on disk waits for them without a slot, while others overtake it.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from workers.engine.prefix import Block, Path, digest_at
 from workers.engine.sequence import Sequence
 
 FETCH_BYTES = 64 << 20
-"""Read at once for a call; others' are read between."""
+"""Most bytes read at once for a call; other calls' blocks are read between."""
 
 MAX_TAKEN_IN = 128
-"""Blocks that are taken in at once: about 3 ms in a conversation of 128k tokens."""
+"""Most blocks that are put into RAM at once: about 3 ms in a conversation of 128k tokens."""
 
 log = logging.getLogger(__name__)
 
@@ -32,25 +32,25 @@ OnBlocks = Callable[[list[Block]], None]
 
 
 class DiskLink:
-    """Belongs to the engine's thread, but for what the tier's thread posts."""
+    """Moves blocks between RAM and disk tier. Belongs to the engine's thread; the tier's thread only posts to it."""
 
     def __init__(self, tier: DiskTier, pace: MovePace, by_range: bool, post: Post) -> None:
-        """`by_range`: what is saved are blocks of tokens, not whole states."""
+        """`by_range`: saved are blocks of tokens, not whole states."""
         self.num_fetched = 0
-        """Tokens that came back from disk."""
+        """Tokens that came back from disk so far."""
         self._tier = tier
         self._pace = pace
         self._by_range = by_range
         self._post = post
 
     def evicted(self, block: Block) -> None:
-        """A block leaves RAM. Where the tier has no room for it, the tier counts it and says so."""
+        """Queue a block that leaves RAM for the disk. If the tier has no room for it, the tier counts and logs that."""
         name = self._name(block)
         if name is not None:
             self._tier.put(name, block.state)
 
     def may_enter(self, sequence: Sequence, cache: PrefixCache) -> bool:
-        """Whether nothing on disk would help the call; if something does, it is fetched now."""
+        """Return whether the call may enter: nothing on disk would help it. If something would, it is fetched now."""
         if sequence.fetching:
             return False
         if sequence.fetched or not sequence.request.cache_prompt or sequence.shifted:
@@ -65,31 +65,31 @@ class DiskLink:
         return not sequence.fetching
 
     def look_up(self, path: Path, known: int, limit: int, on_blocks: OnBlocks) -> bool:
-        """Fetch what the disk has of a path's first `limit` tokens beyond the first `known` -> whether it has anything.
+        """Fetch what the disk has of a path's tokens from `known` to `limit`; return whether it has anything.
 
-        If so, `on_blocks` is called later, once, on the engine's thread.
+        If it has, `on_blocks` is called later, once, on the engine's thread.
         """
         names = self._missing(path, known, limit)
         return bool(names) and self._fetch(names, on_blocks)
 
     def num_known(self, path: Path, known: int, limit: int) -> int:
-        """How many of a path's first `limit` tokens are there if the first `known` are, as far as the tier knows."""
+        """Return how many of a path's first `limit` tokens are cached if the first `known` are, by the tier's index."""
         names = self._missing(path, known, limit)
         return names[-1].end if names else known
 
     def offer(self, block: Block) -> bool:
-        """Queue a block without waiting -> False: not now, there is no room."""
+        """Queue a block without waiting; return False where there is no room now."""
         name = self._name(block)
         if name is None or self._tier.has(name):
             return True
         return self._tier.wait_room(len(block.state), 0.0) and self._tier.put(name, block.state)
 
     def tell(self) -> None:
-        """The worker is about to end: others look again whenever all that was offered is written."""
+        """Have others look again whenever all that was offered is written: the worker is about to end."""
         self._tier.tell()
 
     def write(self, block: Block, until: float) -> bool:
-        """Queue a block, waiting for room until then (`time.monotonic` seconds) -> whether there is time for more."""
+        """Queue a block, waiting for room until `until` (`time.monotonic` seconds); return whether time is left."""
         left_s = until - time.monotonic()
         name = self._name(block)
         if name is None or self._tier.has(name):
@@ -100,7 +100,7 @@ class DiskLink:
         return True
 
     def write_out(self, blocks: list[Block], until: float) -> None:
-        """Put everything on disk until then, the latest used first."""
+        """Put all blocks on disk until `until`, the latest used first; log a warning where time ran out."""
         latest = sorted(blocks, key=lambda block: (-block.touched, block.start))
         queued = all(self.write(block, until) for block in latest)
         written = self._tier.flush(max(0.0, until - time.monotonic()))
@@ -111,13 +111,13 @@ class DiskLink:
         return self._tier.fetch(names, partial(self._arrived, names, on_blocks))
 
     def _arrived(self, names: list[BlockName], on_blocks: OnBlocks, states: list[bytes]) -> None:
-        """On the tier's thread."""
+        """Post fetched blocks to the engine's thread. The tier's thread calls this."""
         blocks = [Block(name.start, name.end, state) for name, state in zip(names, states, strict=False)]
         self._post(partial(on_blocks, blocks))
 
     def _room(self, sequence: Sequence, cache: PrefixCache) -> int:
-        """Return the bytes that RAM keeps beside what it has of the call's prefix, which is kept now. What comes beyond
-        them would drive out the beginning, without which all of it is of no use.
+        """Return the bytes that RAM can keep beside the call's prefix, whose blocks are marked as just used. Any more
+        would evict the prefix's beginning, without which the rest is of no use.
         """
         if not self._by_range:
             return cache.ram.max_bytes
@@ -126,7 +126,7 @@ class DiskLink:
         return cache.ram.low_water - sum(len(block.state) for block in known)
 
     def _fetch_on(self, sequence: Sequence, cache: PrefixCache, names: list[BlockName]) -> None:
-        """Fetch some of these, at least one, and the others when those are taken in."""
+        """Fetch some of these, at least one, and the others when those are in RAM."""
         num_now = max(1, self._tier.num_fitting(names, FETCH_BYTES))
         now, rest = names[:num_now], names[num_now:]
         sequence.fetching = self._fetch(now, partial(self._take_in, sequence, cache, num_now, rest))
@@ -134,9 +134,9 @@ class DiskLink:
     def _take_in(
         self, sequence: Sequence, cache: PrefixCache, num_asked: int, rest: list[BlockName], blocks: list[Block]
     ) -> None:
-        """Take in some of what came, and the others after the next step; then `rest` is fetched, unless one is missing.
+        """Put some fetched blocks into RAM, and the others after the next step; then fetch `rest`, if none is missing.
 
-        The last one first: its run of the index is that of all, and where RAM has no room for all the beginning stays.
+        The last comes first: its node of the index is that of all, and if RAM has no room for all, the beginning stays.
         """
         path = sequence.path()
         for _ in range(min(len(blocks), MAX_TAKEN_IN)):
@@ -153,7 +153,7 @@ class DiskLink:
             sequence.fetching = False
 
     def _pays(self, names: list[BlockName], known: int) -> bool:
-        """Whether reading and restoring is quicker than computing what comes after `known`, as far as is known."""
+        """Return whether reading and restoring these is probably quicker than computing the tokens after `known`."""
         num_spared = names[-1].end - known
         num_moved = names[-1].end - names[0].start
         more_s = self._tier.read_s(names) + (num_moved - num_spared) * self._pace.restore_s
@@ -169,11 +169,13 @@ class DiskLink:
         return names[: self._tier.num_known(names)]
 
     def _longest_state(self, path: Path, known: int, limit: int) -> list[BlockName]:
-        """Looks once per block, and at each of a block's ends only where some state ends."""
+        """Return the name of the longest state on disk, if any. Looks once per block, and within a block only where some
+        state ends in it.
+        """
         names = StateNames(path.tokens[:limit], path.scope, path.num_public)
         end = limit
         while end > known:
-            # All that end in this block and are as public as this one.
+            # All ends in this block that are as public as this one.
             last = max(known, end // BLOCK_TOKENS * BLOCK_TOKENS - 1)
             if last < path.num_public < end:
                 last = path.num_public
@@ -185,8 +187,8 @@ class DiskLink:
         return []
 
     def _name(self, block: Block) -> BlockName | None:
-        """None for what nobody would find: a block that is not whole, a checkpoint without its cells, what nobody knows
-        any more; and for what belongs to one call.
+        """Return a block's name on disk; None: it belongs to one call, or nobody would find it (it is not whole, is a
+        checkpoint without its cells, or is no longer in the index).
         """
         if not block.nodes or (self._by_range and not _is_whole(block)) or block.start == block.end:
             return None

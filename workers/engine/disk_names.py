@@ -1,10 +1,10 @@
-"""How saved blocks are called on disk: names that only holders of the secret can make or guess.
+"""The file names of saved blocks: names that only holders of the secret can make or guess.
 
 A block is named by what its KV was computed from: a chain of digests over the scope (team, salt, adapters) and all
 tokens up to its end. The name on disk is an HMAC of that, so a folder's listing tells nothing about prompts or teams.
 
-A whole state (of memory that can't be cut) may end at any token. Its file's name also carries, masked, what its whole
-blocks are called (the stem), so that one look per block of a prompt finds out where it is worth looking closer.
+A whole state (of memory that can't be cut) may end at any token. Its file's name also carries, masked, the name of its
+whole blocks (the stem), so that one look per block of a prompt tells where a closer look is worth it.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ DIGEST_BYTES = 32
 FOLDER_HEX = 16
 NAME_HEX = 40
 STEM_HEX = 16
-"""What names of whole states have more."""
+"""Further hex digits in the names of whole states."""
 
 
 class TokenArray(Protocol):
@@ -41,13 +41,13 @@ class BlockName:
     start: int
     end: int
     stem: bytes = b""
-    """Of a whole state: the digest of the blocks before its last, unfinished one. Empty: it is a block."""
+    """Digest of a whole state's blocks before the last, unfinished one. Empty: it is a block."""
 
 
 def chain(
     seed: bytes, tokens: TokenArray, block: int = BLOCK_TOKENS, *, public_seed: bytes = b"", num_public: int = 0
 ) -> list[bytes]:
-    """A digest for the end of each full block: of the seed and all tokens before that.
+    """Return a digest for the end of each full block, of the seed and all tokens before that end.
 
     Blocks wholly within the first `num_public` tokens belong to `public_seed`. 64 tokens take about 1 us.
     """
@@ -55,7 +55,7 @@ def chain(
 
 
 def block_names(tokens: TokenArray, scope: Scope, num_public: int = 0) -> list[BlockName]:
-    """The names of a conversation's full blocks, in order. `tokens`: `numpy.int32`."""
+    """Return the names of a conversation's full blocks, in order. `tokens`: `numpy.int32`."""
     digests = chain(scope.seed, tokens, public_seed=scope.public.seed, num_public=num_public)
     return [block_name(scope, num_public, k * BLOCK_TOKENS, digest) for k, digest in enumerate(digests, 1)]
 
@@ -74,35 +74,35 @@ class StateNames:
         )
 
     def stem(self, end: int) -> tuple[str | None, bytes]:
-        """Whose a state of this length is, and what it has in common with all that end in the same block."""
+        """Return the team of a state of this length (None: public), and the stem of all that end in the same block."""
         number = end // BLOCK_TOKENS
         return _stem(self._scope, self._num_public, end, self._digests[number - 1] if number else b"")
 
     def name(self, end: int) -> BlockName:
-        """About 3 us."""
+        """Return the name of the state of this length. Takes about 3 us."""
         tail = self._data[end // BLOCK_TOKENS * BLOCK_TOKENS * 4 : end * 4]
         return _state_name(*self.stem(end), end, tail)
 
 
 def block_name(scope: Scope, num_public: int, end: int, digest: bytes) -> BlockName:
-    """The name of the whole block that ends there, by its digest in the chain; as `block_names` has it."""
+    """Return the name of the whole block that ends at `end`, as `block_names` does, from its digest in the chain."""
     return BlockName(None if end <= num_public else scope.tenant, digest, end - BLOCK_TOKENS, end)
 
 
 def state_name(scope: Scope, num_public: int, end: int, digest: bytes, tail: TokenArray) -> BlockName:
-    """The name of a whole state, by the digest of its last whole block (empty: it has none) and the tokens after that;
-    as `StateNames` has it.
+    """Return the name of a whole state, as `StateNames` does, from the digest of its last whole block (empty: it has
+    none) and the tokens after that.
     """
     return _state_name(*_stem(scope, num_public, end, digest), end, tail.tobytes())
 
 
 class CacheKeys:
-    """What is derived from the secret. Every use has a key of its own."""
+    """The keys that are derived from the secret, one for each use."""
 
     __slots__ = ("_folders", "_masks", "_names", "_stems", "seal")
 
     def __init__(self, secret: str) -> None:
-        """Raises ValueError for an empty secret."""
+        """Derive the keys. Raises ValueError for an empty secret."""
         if not secret:
             raise ValueError("the cache's secret is empty")
         master = secret.encode()
@@ -113,21 +113,21 @@ class CacheKeys:
         self.seal = _derived(master, b"seals of files")
 
     def tenant_folder(self, tenant: str | None) -> str:
-        """The folder of a team's files; of None: the folder of what all teams share."""
+        """Return the name of the folder of a team's files; for None, of the files that all teams share."""
         text = b"public" if tenant is None else b"team " + tenant.encode("utf-8", "surrogatepass")
         return hmac.digest(self._folders, text, "sha256").hex()[:FOLDER_HEX]
 
     def file_name(self, fingerprint: bytes, digest: bytes, stem: bytes = b"") -> str:
-        """`stem`: of a whole state."""
+        """Return the name of a block's file, or of a whole state's, which has a `stem`."""
         name = hmac.digest(self._names, fingerprint + digest, "sha256").hex()[:NAME_HEX]
         return name + self._masked(name, self.stem_mark(fingerprint, stem)) if stem else name
 
     def stem_mark(self, fingerprint: bytes, stem: bytes) -> str:
-        """What `mark_of` finds in the names of all states with this stem."""
+        """Return the mark of a stem, which `mark_of` finds in the names of all states with this stem."""
         return hmac.digest(self._stems, fingerprint + stem, "sha256").hex()[:STEM_HEX]
 
     def mark_of(self, name: str) -> str:
-        """Of a whole state's file name. Without the key, names that have the same mark have nothing in common."""
+        """Return the mark in a whole state's file name. Without the key, names of one mark have nothing in common."""
         return self._masked(name[:NAME_HEX], name[NAME_HEX:])
 
     def _masked(self, name: str, mark: str) -> str:
@@ -136,7 +136,7 @@ class CacheKeys:
 
 
 def version_folder(fingerprint: bytes) -> str:
-    """The folder of all files of one model under one llama.cpp and one set of settings."""
+    """Return the name of the folder for all files of one model, one llama.cpp and one set of settings."""
     return fingerprint.hex()[:FOLDER_HEX]
 
 
@@ -152,7 +152,7 @@ def links(
 ) -> Iterator[bytes]:
     """Yield a digest for the end of each `step` bytes of a chain whose first `num_open` links belong to `public_seed`.
 
-    `first`: how many links there are before the data, and `digest`: the last one of them.
+    `first`: how many links there are before the data; `digest`: the last one of them.
     """
     if not first:
         digest = public_seed if num_open else seed
@@ -164,7 +164,7 @@ def links(
 
 
 def _stem(scope: Scope, num_public: int, end: int, digest: bytes) -> tuple[str | None, bytes]:
-    """`digest`: of the last whole block before `end`; empty: there is none."""
+    """Return team and stem. `digest`: of the last whole block before `end`; empty: there is none."""
     if end <= num_public:
         return None, digest or scope.public.seed
     if not digest or end // BLOCK_TOKENS > num_public // BLOCK_TOKENS:
