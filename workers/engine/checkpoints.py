@@ -25,8 +25,7 @@ FORK_SHARE = 1 / 16
 
 
 class CheckpointCache(PrefixCache):
-    """A prefix cache with checkpoints. Belongs to the engine's thread. Tokens that can't be restored are computed anew.
-    """
+    """A prefix cache with checkpoints. Belongs to the engine's thread. States that can't be loaded are recomputed."""
 
     needs_stops = True
     can_pack = False

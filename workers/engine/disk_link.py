@@ -169,9 +169,7 @@ class DiskLink:
         return names[: self._tier.num_known(names)]
 
     def _longest_state(self, path: Path, known: int, limit: int) -> list[BlockName]:
-        """Return the name of the longest state on disk, if any. Looks once per block, and within a block only where some
-        state ends in it.
-        """
+        """Return the name of the longest state on disk. Looks once per block, closer only where a state ends in it."""
         names = StateNames(path.tokens[:limit], path.scope, path.num_public)
         end = limit
         while end > known:

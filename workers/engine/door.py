@@ -1,4 +1,4 @@
-"""The door of an engine: which calls are in it, and whether more are taken. For any thread; nothing here blocks."""
+"""Admission to an engine: which calls are in it, and whether more are taken. For any thread; nothing here blocks."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ NO_MEMORY = Failure(FailureCode.OUT_OF_MEMORY, "this worker has run out of memor
 
 
 class Door:
-    """Lets `slots` calls in, and as many more (at least `MIN_WAITING_ROOM`) to wait."""
+    """Admits calls to an engine: `slots` calls, and as many more (at least `MIN_WAITING_ROOM`) that wait."""
 
     def __init__(self, slots: int, beyond: int = 0) -> None:
-        """`beyond`: calls that gateways place although all slots are taken; they have a place to wait in any case."""
+        """`beyond`: calls that gateways may place although all slots are taken; they always have room to wait."""
         self._slots = slots
         self._room = max(slots, MIN_WAITING_ROOM + beyond)
-        # Guards what follows, which decides together: the calls that are alive, and whether more are taken.
+        # Guards what follows, which must agree: the calls that are alive, and whether more are taken.
         self._lock = threading.Lock()
         self._open: set[int] = set()
         self._cancelled: set[int] = set()
@@ -35,11 +35,11 @@ class Door:
 
     @property
     def refusal(self) -> Failure:
-        """Why no call is taken any more; for those that are still in when the engine ends."""
+        """Return why no more calls are taken; calls that are still in when the engine ends get this failure."""
         return self._refusal or CRASHED
 
     def enter(self, key: int) -> None:
-        """Raises CallFailed: BUSY, or why no more are taken."""
+        """Admit a call. Raises CallFailed: BUSY, or why no more calls are taken."""
         with self._lock:
             if self._refusal is not None:
                 raise CallFailed(self._refusal)
@@ -50,7 +50,7 @@ class Door:
             self._open.add(key)
 
     def hand_over(self, key: int, post: Callable[[], None]) -> bool:
-        """Posts the call that has entered, unless it was cancelled since or the engine is over; whether it did."""
+        """Post a call that has entered; return False if it was cancelled since or the engine has ended."""
         with self._lock:
             if self._over or key in self._cancelled:
                 return False
@@ -62,7 +62,7 @@ class Door:
             self._open.discard(key)
 
     def cancel(self, key: int, post: Callable[[], None]) -> bool:
-        """Posts the end of a call that is in; whether it is."""
+        """Post the end of a call that is in the engine; return whether it is in."""
         with self._lock:
             if key not in self._open:
                 return False
@@ -71,7 +71,7 @@ class Door:
             return True
 
     def take_cancelled(self) -> frozenset[int]:
-        """Calls of which nothing more is told; those that have left since are forgotten."""
+        """Return the cancelled calls, which emit nothing more; those that have left since are forgotten."""
         if not self._cancelled:
             return frozenset()
         with self._lock:
@@ -84,12 +84,12 @@ class Door:
             self._refusal = self._refusal or DRAINING
 
     def crash(self, error: BaseException) -> None:
-        """The engine has ended by this error."""
+        """Refuse calls from now on, since the engine has ended with this error."""
         with self._lock:
             self._refusal = NO_MEMORY if isinstance(error, MemoryError) else CRASHED
 
     def end(self) -> bool:
-        """Nothing can be handed over from here on. Whether this is the first time."""
+        """Hand over nothing from now on; return whether this is the first call."""
         with self._lock:
             first, self._over = not self._over, True
             return first

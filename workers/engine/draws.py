@@ -1,7 +1,7 @@
-"""Bound what drawing tokens takes of a step: samplers that sort the vocabulary, probabilities, masks.
+"""Bounds on the time of a step for drawing tokens: samplers that sort the vocabulary, probabilities, masks.
 
-Most calls take microseconds. Those that take milliseconds share a part of each step and take turns where it is not
-enough: they become slower, and the others don't wait for them. One that takes more than a call may at all is ended.
+Most calls take microseconds. Calls that take milliseconds share a part of each step, and take turns where it is too
+small: they become slower, and the others don't wait for them. A call that exceeds its own bound is ended.
 """
 
 from __future__ import annotations
@@ -13,45 +13,46 @@ from typing import Protocol, TypeVar
 from workers.protocol.failures import Failure, FailureCode
 
 QUICK_S = 0.001
-"""A call that takes no longer takes part in every step."""
+"""Seconds per token up to which a call is quick, and takes part in every step."""
 
 SHARE_S = 0.03
-"""Of one step, for all others together; one of them may take longer by itself."""
+"""Seconds of one step for all slow calls together; a single one may take longer."""
 
 MAX_DRAW_S = 0.1
-"""A token may take so long while other calls run,"""
+"""Seconds that drawing a token may take while other calls run."""
 MAX_DEBT_S = 1.0
-"""and all tokens beyond it so much."""
+"""Seconds beyond `MAX_DRAW_S` that all tokens of a call together may take."""
 
 FIRST_TOKENS = 512
-"""A prompt with no more left may be read in one step, and its first token drawn at the end of it."""
+"""Most tokens left of a prompt that may be computed in one step, with its first token drawn at the end of it."""
 
 PASSED_S, PASSED_TOKENS = 0.05, 64
-"""Slow calls miss a step that reads so few tokens for a first token, unless their own newest token is this old."""
+"""Slow calls miss a step that computes so few tokens for a first token, unless their own newest token is this old."""
 
 WEIGHT = 0.2
-"""Of the newest token in the mean."""
+"""Weight of the newest token in the mean."""
 
 
 @dataclass(slots=True)
 class DrawCost:
-    """What the tokens of one call took: seconds of the engine thread's processor, whatever else the machine is at."""
+    """Processor seconds of the engine's thread for drawing one call's tokens, whatever else the machine does."""
 
     mean_s: float = 0.0
-    """What is expected of its tokens, until some were drawn."""
+    """Mean seconds per token; an estimate until some were drawn."""
     debt_s: float = 0.0
+    """Sum of the seconds beyond `MAX_DRAW_S` per token, less those that quicker tokens saved; at least 0."""
 
     @property
     def is_quick(self) -> bool:
         return self.mean_s <= QUICK_S
 
     def note(self, seconds: float) -> None:
-        """A token was drawn."""
+        """Note the seconds of a token that was drawn."""
         self.mean_s += WEIGHT * (seconds - self.mean_s)
         self.debt_s = max(0.0, self.debt_s + seconds - MAX_DRAW_S)
 
     def failure(self) -> Failure | None:
-        """Return why the call may not go on beside others; None: it may."""
+        """Return why the call may not continue beside others; None: it may."""
         if self.debt_s <= MAX_DEBT_S:
             return None
         message = (
@@ -62,7 +63,7 @@ class DrawCost:
 
 
 class Drawer(Protocol):
-    """What must be known of a call."""
+    """A call, as far as `within_share` must know it."""
 
     @property
     def cost(self) -> DrawCost: ...
@@ -77,7 +78,7 @@ class Drawer(Protocol):
 
     @property
     def num_prompt_left(self) -> int:
-        """Tokens of its prompt that are still to be read."""
+        """Tokens of its prompt that are still to be computed."""
         ...
 
     @property
@@ -95,11 +96,11 @@ S = TypeVar("S", bound=Drawer)
 
 
 def within_share(ready: Sequence[S], now: float) -> list[S]:
-    """Return who takes part in the next step; `now` is by the clock of `token_at`.
+    """Return the calls that take part in the next step; `now` is by the clock of `token_at`.
 
-    Slow calls share `SHARE_S`, those about to draw their first token among them: who waited longest goes first, and at
-    least one takes part, unless the step can bring somebody's first token. Then those that decode may stand aside for
-    `PASSED_S`.
+    Slow calls share `SHARE_S`, those about to draw their first token included: the call that waited longest goes first,
+    and at least one takes part, unless the step can bring some call's first token. Then slow calls that decode may be
+    left out for `PASSED_S`.
     """
     slow = [one for one in ready if not one.cost.is_quick and one.num_prompt_left <= FIRST_TOKENS]
     if not slow:

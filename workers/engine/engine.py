@@ -1,6 +1,6 @@
-"""The engine: moves every conversation on one llama.cpp context, one step at a time (`workers.engine.stepper`).
+"""The engine: advances every conversation on one llama.cpp context, one step at a time (`workers.engine.stepper`).
 
-Its thread and mailbox are `workers.engine.thread`'s; who is let in is `workers.engine.door`'s to say.
+Its thread and mailbox are in `workers.engine.thread`; `workers.engine.door` decides which calls are admitted.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ LOOK_INTERVAL_S = 0.1
 
 
 class Engine:
-    """Serves `slots` calls at once and lets some more wait (`workers.engine.door`), in turns where teams are several.
+    """Serves `slots` calls at once and lets some more wait (`workers.engine.door`); several teams take turns.
 
     `submit`, `cancel`, `drain`, `retire` and `load` may be called from any thread and do not block. `emit(step,
     events)` is called on the engine thread, once per step that brought something, with `step` rising by one; it must be
@@ -67,7 +67,7 @@ class Engine:
 
         `ram_bytes`: most memory for prefixes that left the KV cache; 0: they are forgotten. `adapters`: LoRA adapters
         that calls may name. `watchdog`: is told of each step. `disk`: the tier behind RAM; `stop` spends at most
-        `write_out_s` on writing everything there. Whoever made these closes them after `stop`.
+        `write_out_s` on writing everything there. The caller closes these after `stop`.
         """
         if n_ctx > context.kv_tokens:
             raise ValueError(f"n_ctx {n_ctx} is more than the {context.kv_tokens} cells that all slots share")
@@ -84,7 +84,7 @@ class Engine:
             Work(self._step, self._rest, self._end_all, self._check), self._door, watchdog, on_crash
         )
         self.post = self._thread.post
-        """Has an act carried out on the engine thread between two steps. It must be quick and must not raise."""
+        """Has an act carried out on the engine thread between two steps. The act must be quick and must not raise."""
         self._adapters = adapters or AdapterShelf(model, context)
         self._adapters.follow(self.post)
         self._tools = PickerTools(model.vocab)
@@ -93,9 +93,9 @@ class Engine:
         link = None if disk is None else partial(DiskLink, disk, post=self.post)
         self._stepper = Stepper(context, bounds, self._adapters, watchdog.black_box, self._door.leave, link)
         self.at_rest = SlotDoor(self._stepper.slots, self.post)
-        """What the slots hold when no call runs in them."""
+        """The conversations that slots hold when no call runs in them."""
         self.census = CensusDoor(self._stepper.census, self.post)
-        """What is cached of conversations that ended."""
+        """The report of what is cached of conversations that ended."""
         self._disk = disk
         self._write_out_s = write_out_s
         self._written_out = False
@@ -104,13 +104,13 @@ class Engine:
         self._adapter_names: tuple[tuple[str, ...], tuple[str, ...]] = ((), ())
         self._look_again_at = 0.0
 
-    # From any thread.
+    # Any thread may call these.
 
     def start(self) -> None:
         self._thread.start()
 
     def submit(self, request: EngineRequest) -> None:
-        """Take the call. Raises CallFailed: CONTEXT_OVERFLOW, BUSY, DRAINING, INTERNAL (the engine has crashed),
+        """Take a call. Raises CallFailed: CONTEXT_OVERFLOW, BUSY, DRAINING, INTERNAL (the engine has crashed),
         INVALID_REQUEST and UNSUPPORTED for what this model can't do.
         """
         self._check_request(request)
@@ -134,11 +134,11 @@ class Engine:
 
     @property
     def crashed(self) -> BaseException | None:
-        """What ended the loop, if it did not end as asked."""
+        """Return the error that ended the loop; None: it runs, or ended as asked."""
         return self._thread.crashed
 
     def load(self) -> EngineLoad:
-        """A snapshot; the step that runs meanwhile may change it."""
+        """Return a snapshot of the load; the step that runs meanwhile may change it."""
         num_busy = self._stepper.num_running
         running, backlog_tokens = self._stepper.calls_left
         return EngineLoad(
@@ -155,7 +155,7 @@ class Engine:
 
     @property
     def counters(self) -> EngineCounters:
-        """A snapshot, as `load`; a few microseconds."""
+        """Return a snapshot of the counters, as `load` does; takes a few microseconds."""
         running, waiting = self._adapter_names
         return replace(
             self._stepper.counters,
@@ -170,12 +170,12 @@ class Engine:
         )
 
     def drain(self) -> None:
-        """Refuse new calls with DRAINING; those that are in go on."""
+        """Refuse new calls with DRAINING; admitted calls go on."""
         self._door.drain()
 
     def retire(self) -> None:
-        """The process is about to end. Calls go on; what nobody computes on is written to disk beside them, where
-        others find it. `stop` writes the rest.
+        """Write idle prefixes to disk, where others find them, as the process is about to end. Calls go on meanwhile;
+        `stop` writes the rest.
         """
         self.post(self._stepper.retire)
 
@@ -188,7 +188,7 @@ class Engine:
             self._stepper.write_out(self._write_out_s)
 
     def check_integrity(self) -> None:
-        """Compare the book of slots and cells with llama.cpp's. Raises IntegrityError. Waits for the running step."""
+        """Compare the records of slots and cells with llama.cpp's cache. Raises IntegrityError. Waits for the step."""
         self._thread.check()
 
     def _check_request(self, request: EngineRequest) -> None:
@@ -212,7 +212,7 @@ class Engine:
             raise CallFailed(Failure(FailureCode.UNSUPPORTED, message, "context_shift"))
 
     def _sequence(self, request: EngineRequest) -> Sequence:
-        """The call with all that it holds from now on. Raises CallFailed."""
+        """Make the sequence of a call, with all that it holds from now on. Raises CallFailed."""
         vocab = self._model.vocab
         banned = vocab.suppressed
         if request.ignore_eos:
@@ -227,7 +227,7 @@ class Engine:
             raise
         return Sequence(request, chain, vocab, self.n_ctx, adapters, self._tools.picker(request, chain))
 
-    # On the engine thread.
+    # The engine thread calls these.
 
     def _step(self) -> bool:
         if time.monotonic() >= self._look_again_at:
@@ -238,7 +238,7 @@ class Engine:
 
     def _tell(self) -> None:
         events, self._stepper.events = self._stepper.events, []
-        # A call may be cancelled while its step runs: what the step brought for it stays here.
+        # A call may be cancelled while its step runs: its events of that step are dropped.
         cancelled = self._door.take_cancelled()
         if cancelled:
             events = [event for event in events if event.call not in cancelled]
@@ -247,14 +247,14 @@ class Engine:
             self._emit(self._step_number, events)
 
     def _look(self) -> None:
-        """What `load` and `counters` tell of things that only this thread may look through."""
+        """Update the parts of `load` and `counters` that only this thread may compute."""
         self._num_used, self._num_idle = self._stepper.num_cells_needed, self._stepper.num_cells_idle
         self._adapter_names = self._stepper.adapter_names
         self._stepper.census.look()
         self._look_again_at = time.monotonic() + LOOK_INTERVAL_S
 
     def _rest(self) -> None:
-        """Nothing runs: check the books, then save what may be wanted again."""
+        """Check the records, then save prefixes that may be wanted again. Called when nothing runs."""
         self._look()
         if not self._thread.is_wanted:
             self._stepper.check_cells()

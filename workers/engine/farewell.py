@@ -1,7 +1,7 @@
-"""What a worker that is about to end hands on while its last calls still run: idle prefixes, to the disk tier.
+"""Writing idle prefixes to the disk tier while the last calls of a worker that is about to end still run.
 
-Whoever takes up a conversation elsewhere meanwhile finds it there. What is left at the end is written by
-`Stepper.write_out`.
+A worker that continues one of these conversations meanwhile finds it there. `Stepper.write_out` writes what is left at
+the end.
 """
 
 from __future__ import annotations
@@ -14,23 +14,23 @@ from workers.engine.disk_link import DiskLink
 from workers.engine.prefix import Block
 
 LOOK_S = 0.1
-"""How often to look for prefixes that became idle meanwhile."""
+"""Seconds between two looks for prefixes that became idle meanwhile."""
 
 
 class Farewell:
-    """Belongs to the engine's thread."""
+    """Offers idle prefixes to the disk tier, some in each step. Belongs to the engine's thread."""
 
     def __init__(self, cache: PrefixCache, disk: DiskLink) -> None:
         self._cache = cache
         self._disk = disk
         self._due: deque[Block] = deque()
         self._offered: set[Block] = set()
-        """Of those in RAM."""
+        """Blocks in RAM that the tier has taken."""
         self._look_at = 0.0
         disk.tell()
 
     def go_on(self, seconds: float) -> None:
-        """Copies to RAM what is idle, and offers the tier what is there, for about so long."""
+        """Copy idle prefixes to RAM and offer the blocks there to the disk tier, for about `seconds`."""
         now = time.monotonic()
         until = now + seconds
         if now >= self._look_at:
@@ -42,7 +42,7 @@ class Farewell:
             self._offered.add(self._due.popleft())
 
     def _look(self, until: float) -> None:
-        """What has become idle since the last time, the latest used first."""
+        """Queue the prefixes that became idle since the last look, the latest used first."""
         self._cache.save_idle(lambda block: time.monotonic() < until)
         in_ram = self._cache.ram.blocks
         self._offered &= in_ram

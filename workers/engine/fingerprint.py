@@ -1,8 +1,8 @@
-"""What saved KV can be used with: the same model, llama.cpp and settings, told by 32 bytes.
+"""The fingerprint of saved KV: 32 bytes that are the same for the same model, llama.cpp and settings.
 
-The model counts with every byte of its files: fine-tuned models share headers, sizes and, in part, tensors, so a
-sample of the file could take one for the other. Hashing reads the whole file (about 1.8 GB/s of one core, or what
-the disk gives), so it is done once and remembered beside the state, for as long as the file's inode does not change.
+Every byte of the model's files counts: fine-tuned models share headers, sizes and, in part, tensors, so a sample of the
+file could take one for the other. Hashing reads the whole file (about 1.8 GB/s of one core, or what the disk gives), so
+it is done once and remembered beside the state, for as long as the file's inode does not change.
 
 llama.cpp's state format checks layer count, KV types, row sizes and whether V is transposed (llama-kv-cache.cpp,
 `state_read_data`). It does not tell which weights, rope or build the numbers came from, nor whether they were rotated
@@ -30,14 +30,14 @@ from workers.llama.native import build_id
 from workers.protocol.catalog import LlamaSettings
 
 CHUNK_BYTES = 8 << 20
-"""Between chunks hashing may be told to stop."""
+"""Bytes that are hashed between two looks whether to stop."""
 
 NUM_SAMPLES = 64
 SAMPLE_BYTES = 16 << 10
-"""Of a file, in a fingerprint that is told at once."""
+"""Bytes of one of a file's samples in `system_fingerprint`, which must be known at once."""
 
 FRESH_NS = 2_000_000_000
-"""A file that changed so shortly before may change again without its times telling."""
+"""Nanoseconds after a change in which a file may change again without its times showing it."""
 
 MOST_REMEMBERED = 64
 
@@ -48,7 +48,7 @@ HARMLESS = frozenset(
         *("embeddings", "pooling", "spm_infill"),
     }
 )
-"""Settings that change neither how KV is laid out nor, beyond rounding, its numbers. All others count."""
+"""Settings that change neither the layout of KV nor, beyond rounding, its numbers. All others count."""
 
 
 class ModelChanged(RuntimeError):
@@ -57,7 +57,7 @@ class ModelChanged(RuntimeError):
 
 @dataclass(frozen=True, slots=True)
 class FileState:
-    """What tells that a file is as it was. The change time can't be set by programs, the modification time can."""
+    """Facts that show whether a file changed. Programs can set the modification time but not the change time."""
 
     size: int
     mtime_ns: int
@@ -75,23 +75,23 @@ class FileState:
 
 
 def context_facts(header: GgufHeader, settings: LlamaSettings, *, build: str, n_ctx: int) -> dict[str, object]:
-    """What the KV depends on beside the model's contents. `n_ctx`: of the llama.cpp context, its cells."""
+    """Return the facts that KV depends on beside the model's contents. `n_ctx`: cells of the llama.cpp context."""
     values = msgspec.structs.asdict(settings)
     counted = {name: value for name, value in values.items() if name not in HARMLESS}
     return {"build": build, "long_rope": _long_rope(header, n_ctx), **counted}
 
 
 def fingerprint(model: bytes, facts: dict[str, object]) -> bytes:
-    """32 bytes for a model's hash and `context_facts`."""
+    """Return 32 bytes for a model's hash and `context_facts`."""
     text = json.dumps(facts, sort_keys=True, separators=(",", ":"), default=str)
     return hashlib.sha256(b"paddock kv 1\x00" + model + text.encode()).digest()
 
 
 def system_fingerprint(paths: Sequence[Path], build: str) -> str:
-    """Return what callers tell models and builds apart by (OpenAI's `system_fingerprint`).
+    """Return the text that callers tell models and builds apart by (OpenAI's `system_fingerprint`).
 
-    A worker says it when it starts, before a whole file could be hashed: it is made of the files' sizes, their heads
-    and pieces at equal distances, in which fine-tunes of one model differ. Raises OSError.
+    A worker announces it when it starts, before a whole file could be hashed. So it is made of the files' sizes, their
+    beginnings and samples at equal distances, in which fine-tunes of one model differ. Raises OSError.
     """
     digest = hashlib.sha256(build.encode())
     for path in paths:
@@ -106,7 +106,7 @@ def system_fingerprint(paths: Sequence[Path], build: str) -> str:
 
 
 def parts_of(header: GgufHeader) -> list[Path]:
-    """The files that a model consists of."""
+    """Return the files that a model consists of."""
     match = re.fullmatch(r"(.*-)\d{5}(-of-\d{5}\.gguf)", header.path.name)
     count = header.number("split.count") or 1
     if count < 2 or match is None:
@@ -115,7 +115,7 @@ def parts_of(header: GgufHeader) -> list[Path]:
 
 
 class ModelHashes:
-    """SHA-256 of model files, remembered in a file of this user's. Workers may share it."""
+    """SHA-256 of model files, remembered in a file that belongs to this user. Workers may share it."""
 
     def __init__(self, file: Path) -> None:
         self._file = file
@@ -123,7 +123,7 @@ class ModelHashes:
     def digest(
         self, paths: Sequence[Path], *, loaded_at: float = float("inf"), stop: Callable[[], bool] = lambda: False
     ) -> bytes | None:
-        """Of all parts together; None when told to stop. Blocks for reading what is not remembered.
+        """Return the hash of all parts together; None when told to stop. Blocks for reading what is not remembered.
 
         `loaded_at`: `time.time` seconds when llama.cpp began to read them. Raises ModelChanged, OSError.
         """
@@ -158,7 +158,7 @@ class ModelHashes:
             return {}
 
     def _remember(self, path: Path, state: FileState, digest: str) -> None:
-        """Two workers at once: one of them is forgotten, and hashes again at its next start."""
+        """Remember a hash. If two workers do so at once, one hash is lost and computed again at the next start."""
         known = self._remembered()
         known.pop(f"{path}", None)
         kept = dict([*known.items()][1 - MOST_REMEMBERED :])
@@ -185,7 +185,7 @@ def _sha256(path: Path, size: int, stop: Callable[[], bool]) -> str | None:
 
 
 def _long_rope(header: GgufHeader, n_ctx: int) -> bool:
-    """Whether llama.cpp takes the rope factors for long contexts (`llama_model::get_rope_factors`)."""
+    """Return whether llama.cpp takes the rope factors for long contexts (`llama_model::get_rope_factors`)."""
     if not any("rope_factors_long" in name for name in header.tensors):
         return False
     arch = header.text("general.architecture") or ""
@@ -194,12 +194,12 @@ def _long_rope(header: GgufHeader, n_ctx: int) -> bool:
 
 
 class KvIdentity:
-    """The fingerprint of one context's KV, found once, by whoever asks first. May be asked from any thread."""
+    """The fingerprint of one context's KV, computed when it is first asked for. Any thread may ask."""
 
     def __init__(
         self, header: GgufHeader, settings: LlamaSettings, hashes: ModelHashes, *, n_ctx: int, loaded_at: float
     ) -> None:
-        """`n_ctx`: of the llama.cpp context, its cells. `loaded_at`: `time.time` before the model was loaded."""
+        """`n_ctx`: cells of the llama.cpp context. `loaded_at`: `time.time` seconds before the model was loaded."""
         self._header = header
         self._settings = settings
         self._hashes = hashes
@@ -209,7 +209,7 @@ class KvIdentity:
         self._found: bytes | None = None
 
     def fingerprint(self, stop: Callable[[], bool] = lambda: False) -> bytes | None:
-        """32 bytes; None when told to stop. May block for reading the model. Raises ModelChanged, OSError."""
+        """Return 32 bytes; None when told to stop. May block for reading the model. Raises ModelChanged, OSError."""
         with self._lock:
             if self._found is None:
                 model = self._hashes.digest(parts_of(self._header), loaded_at=self._loaded_at, stop=stop)

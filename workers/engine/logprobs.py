@@ -18,7 +18,7 @@ BLOCK = 64
 
 
 class LogSoftmax:
-    """Working memory for a vocabulary of `num_tokens`. Belongs to the engine's thread."""
+    """Computes log probabilities, with working memory for `num_tokens` tokens. Belongs to the engine's thread."""
 
     def __init__(self, num_tokens: int) -> None:
         self.num_tokens = num_tokens
@@ -29,7 +29,7 @@ class LogSoftmax:
         self._blocks = self._padded.reshape(num_blocks, BLOCK)
 
     def take(self, logits: NDArray[np.float32], chosen: int, count: int) -> tuple[float, list[tuple[int, float]]]:
-        """-> the chosen token's log probability, and the `count` likeliest tokens with theirs, best first."""
+        """Return the chosen token's log probability, and the `count` likeliest tokens with theirs, best first."""
         np.copyto(self._row, logits)
         tops = self._blocks.max(axis=1)
         highest = float(tops.max())
@@ -41,7 +41,7 @@ class LogSoftmax:
         return _bounded(float(self._row[chosen]) - highest - log_sum), likeliest
 
     def _likeliest(self, tops: NDArray[np.float32], count: int) -> NDArray[np.intp]:
-        """Tokens by falling logit. The best `count` are all in the `count` blocks with the highest maxima."""
+        """Return the `count` best tokens by falling logit; all are in the `count` blocks with the highest maxima."""
         if count <= 0:
             return np.empty(0, np.intp)
         if count >= len(tops):

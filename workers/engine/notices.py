@@ -1,4 +1,4 @@
-"""What happens after a token of a call that asks for more than text: its tokens and times are told, its time runs out,
+"""The watch on calls that ask for more than text: emits their tokens and timings, ends them when their time runs out or
 a line is not indented enough.
 
 All other calls never come here.
@@ -15,7 +15,7 @@ from workers.protocol.events import CallEvent, FinishReason, Text, Timings, Timi
 
 
 class Answer(Protocol):
-    """What a watch needs of a sequence."""
+    """A sequence, as far as a watch needs it."""
 
     first_token_at: float
 
@@ -24,11 +24,11 @@ class Answer(Protocol):
     def timings(self, now: float) -> Timings: ...
 
     def cut(self, events: list[CallEvent]) -> None:
-        """No more tokens are wanted: add the text that was held back."""
+        """Add the text that was held back to `events`, since no more tokens are wanted."""
 
 
 class Watch:
-    """One call's. Belongs to the engine's thread."""
+    """The watch on one call. Belongs to the engine's thread."""
 
     __slots__ = ("_indent", "_key", "_max_predict_s", "_tells_timings", "_tells_tokens")
 
@@ -40,7 +40,7 @@ class Watch:
         self._indent = Indent(request.n_indent) if request.n_indent else None
 
     def accept(self, answer: Answer, token: int, events: list[CallEvent]) -> FinishReason | None:
-        """As `Sequence.accept`, with what is to be told before the token's text."""
+        """Do as `Sequence.accept`, and add the events that come before the token's text."""
         if self._tells_tokens:
             events.append(Tokens(self._key, (token,)))
         place = len(events)
@@ -58,7 +58,7 @@ class Watch:
         return reason
 
     def _is_cut(self, indent: Indent, events: list[CallEvent], place: int) -> bool:
-        """Whether the answer ends in its new text; what comes behind that is taken away."""
+        """Return whether the answer ends in its new text, and cut off what follows that end."""
         event = events[place]
         end = indent.end_in(event.text) if isinstance(event, Text) else None
         if end is None or not isinstance(event, Text):
@@ -67,7 +67,7 @@ class Watch:
         return True
 
     def _is_late(self, answer: Answer, event: CallEvent, now: float) -> bool:
-        """As llama-server: the time is looked at where a line ends, and counts from the first token."""
+        """Return whether time is up: as in llama-server, it is checked at line ends and counts from the first token."""
         if not self._max_predict_s or not answer.first_token_at or not isinstance(event, Text):
             return False
         return "\n" in event.text and now - answer.first_token_at > self._max_predict_s

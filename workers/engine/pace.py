@@ -1,4 +1,4 @@
-"""What things cost on this machine, learned while it works: a token of a prompt, a step, moving a cached token."""
+"""Costs on this machine, learned while it works: of a prompt token, of a step, of moving a cached token."""
 
 from __future__ import annotations
 
@@ -7,45 +7,45 @@ from collections import deque
 from collections.abc import Callable
 
 LONGEST_STEP_S = 2.0
-"""No step that running streams wait for is planned to be longer, where prompts can be cut finer."""
+"""Longest planned step, in seconds, that running streams wait for, where prompts can be cut finer."""
 
 FIXED_SHARE = 1 / 17
-"""A chunk is as long as it takes for a step's fixed price to be at most this share of the step.
+"""Most of a step that its fixed cost may be, a share: prompt chunks are just long enough for that.
 
-A longer one makes running streams wait longer, a shorter one the prompt: a 0.5 B model on one core read 3,072 tokens
+A longer chunk makes running streams wait longer, a shorter one the prompt: a 0.5 B model on one core read 3,072 tokens
 beside three streams in 51 s with steps of 64 rows (longest gap 1.5 s), in 34 s with about 128 (1.4 s), and alone, in
 steps of 512, in 24 s.
 """
 
 AGAIN_S = 0.02
-"""Of a step, for what is read again beside others. Its caller has a part of the answer; theirs must not be held up.
+"""Seconds of a step, beside other calls, for tokens computed again: their caller has a part of the answer already.
 
 With the demo model, calls that gave their slots to another team read 600 tokens again in steps of 0.13 to 0.28 s.
 """
 
 GENTLE_S, GENTLE_TOKENS = 0.045, 64
-"""Most that one team's prompts add to a step that another team's answers wait for, or what the step costs anyhow; but
-never fewer than `GENTLE_TOKENS` tokens.
+"""Most seconds that one team's prompts add to a step that another team's answers wait for, or the step's fixed cost if
+that is more; but never fewer than `GENTLE_TOKENS` tokens.
 
-Shorter steps waste more of a device than the streams gain. With the demo model prompts of 450 tokens, which nobody had
-asked before, were read whole: streams of others waited 0.23 s.
+Shorter steps waste more of a device than the streams gain. With the demo model, prompts of 450 tokens that were not
+cached were read whole: streams of others waited 0.23 s.
 """
 
 _STEADY_STEPS = 4
-"""A chunk is no longer than any of the last so many steps would have had it.
+"""Number of last steps whose estimates all bound the length of a chunk.
 
-A chunk of another length tells what a step's price is made of, so that it changes the next one's, which would swing: a
-16k prompt of the 2-layer toy was read in turns of 505 and 313 tokens, and streams waited 2.6 s at its end.
+A chunk of another length changes what is learned of a step's costs, and so the next chunk's length, which would swing:
+a 16k prompt of the 2-layer toy was read in turns of 505 and 313 tokens, and streams waited 2.6 s at its end.
 """
 
 _DECAY = 0.9
-"""What earlier steps weigh, for each newer one."""
+"""Factor on the weight of earlier steps, for each newer one."""
 
 _WEIGHT = 0.3
-"""Of the newest measurement, against all before it."""
+"""Weight of the newest measurement, against all before it."""
 
 _STEADY_DECAY = 0.95
-"""The same for what is told to others: who compares workers is not to see their noise."""
+"""`_DECAY` for the cost that is reported: comparisons of workers must not show noise."""
 
 
 class PrefillPace:
@@ -58,15 +58,15 @@ class PrefillPace:
         self._recent: deque[tuple[float, float]] = deque(maxlen=_STEADY_STEPS)
         self._weight = self._x = self._y = self._xx = self._xy = 0.0
         self.token_s = 0.0
-        """A token of a prompt, in a step that has others; 0: not known yet."""
+        """Seconds of a prompt token in a step that has others; 0: not known yet."""
         self._fixed = self._dearest = 0.0
         self._steady_x = self._steady_y = 0.0
         self.budget = most
-        """Prompt tokens beside running streams."""
+        """Most prompt tokens of a step with running streams."""
 
     @property
     def again(self) -> int:
-        """Prompt tokens beside others, of calls that read again what they had read before."""
+        """Return the most prompt tokens, beside other calls, of calls that compute tokens again."""
         return max(self._least, min(self.budget, int(AGAIN_S / self.token_s))) if self.token_s else self._least
 
     @property
@@ -74,17 +74,17 @@ class PrefillPace:
         """Return the most prompt tokens that a step reads beside streams of other teams, however many callers wait."""
         if not self.token_s:
             return self._most
-        # What is learned of a token alone swings more than what it takes together with its part of the fixed price.
+        # The learned cost of a token alone swings more than its cost together with its part of the fixed cost.
         each = max(self._dearest, self.token_s / 2)
         return max(GENTLE_TOKENS, int(max(GENTLE_S, self._fixed) / each))
 
     @property
     def steady_s(self) -> float:
-        """As `token_s`, by tokens and not by steps, over more of them: a short prompt does not make a worker dear."""
+        """Return `token_s` weighed by tokens, not by steps, and over more: short prompts don't make a worker look slow."""
         return self._steady_y / self._steady_x if self._steady_x else 0.0
 
     def note(self, num_tokens: int, seconds: float) -> None:
-        """A step that computed `num_tokens` took this long."""
+        """Learn from a step that computed `num_tokens` tokens in `seconds`."""
         x, y = float(num_tokens), seconds
         self._weight = self._weight * _DECAY + 1
         self._x, self._y = self._x * _DECAY + x, self._y * _DECAY + y
@@ -94,14 +94,14 @@ class PrefillPace:
         if spread > self._weight * self._xx * 0.01:
             each = max((self._weight * self._xy - self._x * self._y) / spread, 1e-9)
             fixed = max((self._y - each * self._x) / self._weight, 0.0)
-        else:  # all steps alike: nothing tells the fixed price from the rest
+        else:  # all steps alike: nothing tells the fixed cost from the rest
             each, fixed = mean_s, 0.0
         self._fixed = fixed
         if num_tokens >= self._least:
             self._steady_x, self._steady_y = self._steady_x * _STEADY_DECAY + x, self._steady_y * _STEADY_DECAY + y
             self.token_s = mean_s if not self.token_s else self.token_s + _WEIGHT * (y / x - self.token_s)
             worth = fixed / each * (1 / FIXED_SHARE - 1) if fixed else self._most
-            # At the dearest price of the last steps: a token's grows with what is before it.
+            # At the highest cost per token of the last steps: it grows with the tokens before it.
             self._recent.append((x, y))
             self._dearest = max(each, *((seconds - fixed) / tokens for tokens, seconds in self._recent))
             bearable = (LONGEST_STEP_S - fixed) / self._dearest
@@ -110,17 +110,17 @@ class PrefillPace:
 
 
 MOVE_S = 0.02
-"""Most time that a step with running streams spends on moving cached tokens, but for one block."""
+"""Most seconds that a step with running streams spends on moving cached tokens, beside one block."""
 
 RECENT_MOVES = 8
-"""A move may be interrupted: of so many the quickest tells what it costs."""
+"""Moves of which the quickest tells the cost, since a move may be interrupted."""
 
 TRY_AGAIN_S = 10.0
-"""After so long without a measurement it is tried again whether restoring pays."""
+"""Seconds without a measurement after which restoring is tried again, to see whether it pays."""
 
 
 class MovePace:
-    """Learns what moving a token between the cache and RAM costs, against computing it."""
+    """Learns the cost of moving a token between the KV cache and RAM, to compare with computing it."""
 
     def __init__(self, prefill: PrefillPace, clock: Callable[[], float] = time.monotonic) -> None:
         self._prefill = prefill
@@ -130,16 +130,16 @@ class MovePace:
 
     @property
     def restore_s(self) -> float:
-        """Per token; 0: not known yet."""
+        """Return the seconds of restoring a token; 0: not known yet."""
         return min(self._restores, default=0.0)
 
     @property
     def restore_pays(self) -> bool:
-        """Whether bringing a prefix back is quicker than computing it, as far as is known."""
+        """Return whether restoring a prefix is quicker than computing it, as far as is known."""
         return self.fetch_pays(0.0)
 
     def fetch_pays(self, read_s: float) -> bool:
-        """The same for a prefix that must be read first, at so many seconds per token."""
+        """Return the same for a prefix that must be read first, in `read_s` seconds per token."""
         if not (self._restores and self._prefill.token_s) or read_s + self.restore_s < self._prefill.token_s:
             return True
         return self._clock() - self._restored_at > TRY_AGAIN_S
@@ -149,5 +149,5 @@ class MovePace:
         self._restored_at = self._clock()
 
     def rebuild_s(self, num_tokens: int, *, saved: bool) -> float:
-        """What it costs to have a prefix again that is let go."""
+        """Return the seconds to restore or compute a prefix again after it was freed."""
         return num_tokens * ((self.restore_s if saved else self._prefill.token_s) or 1e-6)

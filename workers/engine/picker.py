@@ -1,4 +1,4 @@
-"""Draws a token for a call that is constrained, must not end yet, is told more than its text, or samples slowly.
+"""Drawing tokens for calls that are constrained, must not end yet, are told more than their text, or sample slowly.
 
 All other calls draw theirs with `Context.sample` alone and never come here.
 """
@@ -20,7 +20,7 @@ from workers.protocol.failures import CallFailed, Failure, FailureCode
 
 
 class Drawing(Protocol):
-    """What a picker needs of a context."""
+    """A context, as far as a picker needs it."""
 
     @property
     def pointer(self) -> int: ...
@@ -29,7 +29,7 @@ class Drawing(Protocol):
 
 
 class PickerTools:
-    """What the pickers of one engine share, because they work one after the other."""
+    """The tools that all pickers of one engine share, because they work one after the other."""
 
     def __init__(self, vocab: Vocab) -> None:
         self.vocab = vocab
@@ -37,7 +37,7 @@ class PickerTools:
         self.softmax = LogSoftmax(vocab.num_tokens)
 
     def picker(self, request: EngineRequest, chain: SamplerChain) -> Picker | None:
-        """None: the call is a plain one. `chain` was made with `masked` if the request has a mask or `min_tokens`."""
+        """Return a picker; None: the call needs none. `chain` is made with `masked` for a mask or `min_tokens`."""
         is_free = request.mask is None and not request.min_tokens
         if is_free and not request.n_probs and not chain.slow and not request.is_watched:
             return None
@@ -53,9 +53,9 @@ class Draw:
     """A token that was drawn, and how far its mask has been asked about it."""
 
     logits: Logits
-    """The row's, which probabilities are told of."""
+    """Logits of the row, from which probabilities are computed."""
     biased: Logits
-    """It was drawn from these, and another one will be if the mask refuses it."""
+    """Logits with biases, from which the token was drawn; if the mask refuses it, another one is drawn from them."""
     token: int = 0
     told: Logprobs | None = None
     is_permitted: bool = False
@@ -63,7 +63,7 @@ class Draw:
     owns_logits: bool = False
 
     def own_logits(self) -> None:
-        """Copy them: where they are now, those of the next step will be."""
+        """Copy the logits, since the next step's will overwrite them."""
         if not self.owns_logits:
             is_biased = self.biased is not self.logits
             self.logits = self.logits.copy()
@@ -72,7 +72,7 @@ class Draw:
 
 
 class Picker:
-    """One call's. Belongs to the engine's thread."""
+    """Draws the tokens of one call. Belongs to the engine's thread."""
 
     __slots__ = (
         *("_chain", "_draw", "_is_free", "_key", "_mask", "_num_owed", "_num_top", "_post", "_tools", "_unending"),
@@ -85,26 +85,26 @@ class Picker:
         self._tools = tools
         self._mask: TokenMask | None = request.mask
         self._num_owed = request.min_tokens
-        """Tokens before the answer may end."""
+        """Tokens that must still come before the answer may end."""
         self._is_free = request.mask is None and not request.min_tokens
-        """The chain adds its biases itself."""
+        """Whether nothing restricts the next token; the chain adds its biases itself then."""
         self._unending = tools.unending(request, chain) if request.min_tokens else None
         self._wants_probs = request.n_probs != 0
         self._num_top = max(request.n_probs, 0)
         self._post = self._wants_probs and request.post_sampling_probs
         self._draw: Draw | None = None
-        """While the mask has no answer."""
+        """The drawn token for which the mask has no answer yet; None: there is none."""
 
     @property
     def drawn(self) -> int:
-        """The token that the mask is asked about."""
+        """Return the token that the mask is asked about."""
         return self._draw.token if self._draw is not None else 0
 
     def pick(self, context: Drawing, row: int, events: list[CallEvent]) -> int:
-        """Draw from the logits of batch row `row`; the chain and the mask accept the token.
+        """Draw a token from the logits of batch row `row`; the chain and the mask accept it.
 
-        Adds a `Logprobs` event where the call wants one. Raises CallFailed where no token may come, and MaskPending:
-        then `resume` goes on with what was drawn.
+        Adds a `Logprobs` event where the call wants one. Raises CallFailed where no token may come, and MaskPending,
+        after which `resume` goes on with the drawn token.
         """
         candidates = self._tools.candidates
         if self._is_free and not self._post and not self._chain.slow:
@@ -119,11 +119,11 @@ class Picker:
         return self.resume(events)
 
     def of_prompt(self, context: Drawing, rows: Sequence[tuple[int, int]]) -> list[TokenProbs]:
-        """Return how likely each token was by the logits of its row (`rows`: row, token), before any sampler."""
+        """Return the probability of each token by the logits of its row (`rows`: row, token), before any sampler."""
         return [self._probs(token, self._tools.candidates.logits(context.pointer, row)) for row, token in rows]
 
     def without_probability(self, token: int) -> TokenProbs:
-        """Return what is told of a token that nothing comes before."""
+        """Return the entry of a prompt's first token, which has no probability."""
         return TokenLogprob(token, self._tools.vocab.special_piece(token), 0.0), ()
 
     def resume(self, events: list[CallEvent]) -> int:
@@ -143,7 +143,7 @@ class Picker:
         return draw.token
 
     def _ask_mask(self, draw: Draw) -> None:
-        """As llama-server does it: a token from all that there are, and another one if the mask refuses it."""
+        """Ask the mask as llama-server does: a token is drawn from all, and another one if the mask refuses it."""
         mask = self._mask
         if mask is None:
             return
@@ -154,10 +154,10 @@ class Picker:
         if not draw.is_accepted:
             mask.accept(draw.token)
             draw.is_accepted = True
-        _ = mask.is_done  # is asked for later, where it must not be pending any more
+        _ = mask.is_done  # raises MaskPending here: it is asked again later, where it must not be pending any more
 
     def _choose_for(self, draw: Draw, allowed: Words | None) -> None:
-        """Draw a token; what is told of it is seen now, as others draw with the same tools."""
+        """Draw a token, and compute its probabilities now, since other calls draw with the same tools."""
         draw.token = self._choose(draw.biased, allowed)
         draw.told = self._logprobs(draw.token, draw.logits) if self._wants_probs else None
 

@@ -1,6 +1,6 @@
-"""The engine for pooled work: reads inputs on one llama.cpp context, one micro-batch at a time.
+"""The engine for pooled work (embeddings, scores): reads inputs on one llama.cpp context, one micro-batch at a time.
 
-A step plans, computes, collects and tells. Its thread and mailbox are `workers.engine.thread`'s.
+A step plans, computes, collects and reports. Its thread and mailbox are in `workers.engine.thread`.
 """
 
 from __future__ import annotations
@@ -28,16 +28,16 @@ from workers.protocol.metrics.metric import DECODE_S
 __all__ = ["Outcome", "PooledEngine", "PooledRequest", "Tell"]
 
 MAX_RESULT_BYTES = 64 << 20
-"""Of one answer, before it is encoded."""
+"""Most bytes of one answer, before it is encoded."""
 
 Outcome = tuple[Vectors, ...] | Failure
-"""Vectors [rows, width] of each input, in order; or why there are none."""
+"""The vectors [rows, width] of each input, in order; or why there are none."""
 
 Tell = Callable[[int, Outcome], None]
 
 
 class PooledEngine:
-    """Serves every call that is in at once, in turns; takes `slots` of them and some more (`workers.engine.door`).
+    """Serves all admitted calls at once, in turns; admits `slots` of them and some more (`workers.engine.door`).
 
     `submit`, `cancel`, `drain` and `load` may be called from any thread and do not block. `tell(key, outcome)` is
     called on the engine thread, once per call that is not cancelled; it must be quick and must not raise.
@@ -55,7 +55,7 @@ class PooledEngine:
         """`on_crash` is called on the engine thread."""
         self.slots = slots
         self.n_ctx = context.longest
-        """Tokens in one input."""
+        """Most tokens in one input."""
         self._context = context
         self._tell = tell
         watchdog = watchdog or Watchdog()
@@ -65,20 +65,20 @@ class PooledEngine:
             Work(self._step, self._rest, self._end_all, self._check), self._door, watchdog, on_crash
         )
         self._batch = context.new_batch()
-        # Taken from the end.
+        # Ids are taken from the end.
         self._free = list(range(context.num_sequences - 1, -1, -1))
         self._jobs: list[Job] = []
         self._num_computed = 0
         self._num_busy = 0
         self._compute_s = Tally(DECODE_S)
 
-    # From any thread.
+    # Any thread may call these.
 
     def start(self) -> None:
         self._thread.start()
 
     def submit(self, request: PooledRequest) -> None:
-        """Take the call. Raises CallFailed: INVALID_REQUEST, CONTEXT_OVERFLOW, BUSY, DRAINING, INTERNAL (crashed)."""
+        """Take a call. Raises CallFailed: INVALID_REQUEST, CONTEXT_OVERFLOW, BUSY, DRAINING, INTERNAL (crashed)."""
         check_inputs(self._context, request.inputs)
         self._door.enter(request.key)
         if not self._door.hand_over(request.key, partial(self._thread.post, partial(self._enter, Job(request)))):
@@ -87,16 +87,16 @@ class PooledEngine:
                 raise CallFailed(self._door.refusal)
 
     def cancel(self, key: int) -> None:
-        """End the call before the next step; nothing more is told of it. Unknown keys are ignored."""
+        """End the call before the next step, without an outcome. Unknown keys are ignored."""
         self._door.cancel(key, partial(self._thread.post, partial(self._drop, key)))
 
     @property
     def crashed(self) -> BaseException | None:
-        """What ended the loop, if it did not end as asked."""
+        """Return the error that ended the loop; None: it runs, or ended as asked."""
         return self._thread.crashed
 
     def load(self) -> EngineLoad:
-        """A snapshot; the step that runs meanwhile may change it."""
+        """Return a snapshot of the load; the step that runs meanwhile may change it."""
         num_open = self._door.num_open
         jobs = list(self._jobs)
         used = sum(job.offset for job in jobs) if self._context.memory is not None else 0
@@ -105,13 +105,13 @@ class PooledEngine:
 
     @property
     def counters(self) -> EngineCounters:
-        """A snapshot, as `load`."""
+        """Return a snapshot of the counters, as `load` does."""
         return EngineCounters(
             num_decodes=self._num_computed, num_busy=self._num_busy, decode_s=self._compute_s.distribution
         )
 
     def drain(self) -> None:
-        """Refuse new calls with DRAINING; those that are in go on."""
+        """Refuse new calls with DRAINING; admitted calls go on."""
         self._door.drain()
 
     def stop(self) -> None:
@@ -119,10 +119,10 @@ class PooledEngine:
         self._thread.stop()
 
     def check_integrity(self) -> None:
-        """Compare the book of sequences with llama.cpp's. Raises IntegrityError. Waits for the running step."""
+        """Compare the records of sequences with llama.cpp's. Raises IntegrityError. Waits for the running step."""
         self._thread.check()
 
-    # On the engine thread.
+    # The engine thread calls these.
 
     def _step(self) -> bool:
         parts = plan_batch(self._jobs, self._room())
@@ -172,7 +172,7 @@ class PooledEngine:
                 self._tell(job.key, _not_numbers(wrong[0]) if wrong else tuple(job.results))
 
     def _rest(self) -> None:
-        """Nothing is to do: check the books."""
+        """Check the records while there is nothing to do."""
         if not self._thread.is_wanted:
             self._check()
 
@@ -223,7 +223,7 @@ class PooledEngine:
 
 
 def check_inputs(context: PooledContext, inputs: Sequence[Sequence[int]]) -> None:
-    """Whether the context can read them, and one answer hold what comes of them. Raises CallFailed."""
+    """Raise CallFailed where the context can't read the inputs, or one answer can't hold all their vectors."""
     if not inputs:
         raise CallFailed(_invalid("there is no input; send at least one"))
     n_vocab = context.model.vocab.num_tokens
@@ -232,7 +232,7 @@ def check_inputs(context: PooledContext, inputs: Sequence[Sequence[int]]) -> Non
             raise CallFailed(_invalid(f"input {number} has no tokens; send some text"))
         if len(tokens) > context.longest:
             raise CallFailed(_overflow(number, len(tokens), context))
-        ids = np.asarray(tokens)  # an array is as it is; min and max of Python's would take 30 ns for each token
+        ids = np.asarray(tokens)  # no copy of an array; Python's own min and max would take 30 ns for each token
         if ids.min() < 0 or ids.max() >= n_vocab:
             wrong = next(token for token in tokens if not 0 <= token < n_vocab)
             raise CallFailed(_invalid(f"input {number} has token {wrong}; this model has tokens 0 to {n_vocab - 1}"))

@@ -1,4 +1,4 @@
-"""What one call of pooled work asks, and what it is at."""
+"""One call of pooled work: its request and its progress."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ class PooledRequest:
     """Number of the call in this engine, never used twice."""
     inputs: Sequence[Sequence[int]]
     normalize: int = 2
-    """As `workers.engine.vectors.normalized`; not for scores and single tokens' vectors."""
+    """The norm, as in `workers.engine.vectors.normalized`; unused for scores and single tokens' vectors."""
     label: str = ""
-    """For log lines."""
+    """Name of the call in log lines."""
 
 
 class Job:
-    """What one call is at. Made by `submit` on any thread, from then on the engine thread's own."""
+    """The progress of one call. `submit` makes it on any thread; from then on it belongs to the engine's thread."""
 
     __slots__ = (
         "_parts",
@@ -55,7 +55,7 @@ class Job:
         self.offset = 0
         self.served = 0
         self.sequence = NO_SEQUENCE
-        """Of an input that is computed in parts; the others hold one for a step only."""
+        """Sequence id of an input that is computed in parts; other inputs hold one for a step only."""
         self.results: list[Vectors] = []
         self._parts: list[Vectors] = []
         """Vectors of the parts of input `index`, as far as its pooling needs them."""
@@ -66,7 +66,7 @@ class Job:
         return self.lengths[self.index] if self.offset else 0
 
     def take(self, part: Part[Job], vectors: Vectors, pooling: Pooling) -> None:
-        """A part of the next input is computed, and pooled to `vectors`."""
+        """Take the `vectors` to which a part of the next input was pooled."""
         num_tokens = part.end - part.start
         self.served += num_tokens
         if pooling is Pooling.NONE:

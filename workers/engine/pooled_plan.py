@@ -1,7 +1,7 @@
-"""What one micro-batch of pooled work holds: a pure decision from where the jobs are.
+"""The plan of one micro-batch of pooled work: a pure decision from the progress of the jobs.
 
-The job that has had the fewest tokens is served first, input by input, and a new one counts as level with the least
-served: a short job beside a huge one is in the next micro-batch, and neither starves.
+The job that has had the fewest tokens is served first, input by input. A new job counts as level with the least served:
+so a short job beside a huge one is in the next micro-batch, and neither starves.
 """
 
 from __future__ import annotations
@@ -14,23 +14,23 @@ from typing import Generic, Protocol, TypeVar
 
 
 class Progress(Protocol):
-    """What the plan must know of a job."""
+    """A job, as far as the plan must know it."""
 
     @property
     def lengths(self) -> Sequence[int]:
-        """Tokens of each input."""
+        """Return the tokens of each input."""
 
     @property
     def index(self) -> int:
-        """The input that is next."""
+        """Return the number of the next input."""
 
     @property
     def offset(self) -> int:
-        """Tokens of it that are computed; above 0 it holds a sequence and cells for its whole length."""
+        """Return that input's computed tokens; above 0 it holds a sequence and cells for its whole length."""
 
     @property
     def served(self) -> int:
-        """Tokens that the job has had, and where it came in."""
+        """Return the tokens computed for the job, plus the level at which it began."""
 
 
 J = TypeVar("J", bound=Progress)
@@ -52,20 +52,20 @@ class Part(Generic[J]):
 
 @dataclass(frozen=True, slots=True)
 class Room:
-    """What is free for one micro-batch."""
+    """The room that is free for one micro-batch."""
 
     num_tokens: int
     num_sequences: int
     num_cells: float = math.inf
-    """Infinite for encoders, which remember nothing."""
+    """Free KV cells; infinite for encoders, which have no KV cache."""
     can_split: bool = False
     """Whether an input may be computed in parts."""
 
 
 def plan_batch(jobs: Iterable[J], room: Room) -> list[Part[J]]:
-    """`jobs` in order of arrival -> the parts of the next micro-batch, those of one input at most once.
+    """Return the parts of the next micro-batch, at most one of each input. `jobs` are in order of arrival.
 
-    When the job whose turn it is finds no cells or sequence for its next input, nobody behind it begins one: else short
+    When the job whose turn it is finds no cells or sequence for its next input, no job behind it begins one: else short
     inputs could keep a long one out for ever.
     """
     parts: list[Part[J]] = []

@@ -1,9 +1,9 @@
 """The radix index: every prefix whose KV is in the cache or saved in RAM, by the tokens that it was computed from.
 
 A node stands for a run of tokens after those of its parent. Sequences that hold the run's cells are its `holders`;
-saved copies of parts of it are its `blocks`. A sequence that holds a node holds all nodes above it too, so what is in
-the cache is closed towards the root. Runs of different scopes (tenant, salt, adapters) never meet: a scope is part of a
-child's key. Knows nothing of llama.cpp: sequence ids are numbers, and the caller moves the cells.
+saved copies of parts of it are its `blocks`. A sequence that holds a node holds all nodes above it too, so the cached
+nodes are closed towards the root. Runs of different scopes (tenant, salt, adapters) never meet: a scope is part of a
+child's key. The index knows nothing of llama.cpp: sequence ids are numbers, and the caller moves the cells.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ Tokens = NDArray[np.int32]
 
 
 MAX_FORKS = 256
-"""On one way down, that saved parts keep: a look along it takes 5 us for each."""
+"""Most forks that saved blocks keep on one way down from the root: a lookup along it takes 5 us for each."""
 
 MANY_PATHS = 8
-"""Where more part, as after a template's beginning, one more makes no way longer."""
+"""Most children of a node that counts as crowded; where more fork, as after a template, one more adds to no way."""
 
 
 @dataclass(frozen=True, slots=True)
 class Path:
-    """The tokens of one conversation, and whose they are."""
+    """The tokens of one conversation, with their scope."""
 
     tokens: Tokens
     scope: Scope
@@ -42,7 +42,7 @@ class Path:
         return self.scope.public if position < self.num_public else self.scope
 
     def run_end(self, position: int) -> int:
-        """Where the scope of `position` ends."""
+        """Return the position where the scope of `position` ends."""
         return min(self.num_public, len(self.tokens)) if position < self.num_public else len(self.tokens)
 
 
@@ -50,7 +50,7 @@ class Path:
 class Block:
     """The saved state of the cells [start, end) of some sequence; for tokens before them see the node's parents.
 
-    Empty (`start` = `end`): a checkpoint, what of a memory of several kinds can't be shared by range, as it was there.
+    An empty one (`start` = `end`) is a checkpoint: the part of a memory's state there that can't be shared by range.
     """
 
     start: int
@@ -58,7 +58,7 @@ class Block:
     state: bytes
     nodes: set[Node] = field(default_factory=set)
     touched: float = 0.0
-    """`time.monotonic` seconds of the last use."""
+    """Time of the last use, `time.monotonic` seconds."""
 
 
 _start_of = attrgetter("start")
@@ -66,10 +66,10 @@ _NO_TOKENS: Tokens = np.empty(0, np.int32)
 
 
 class Node:
-    """Tokens [start, end) of every path through it.
+    """A node of the index: the tokens [start, end) of every path through it.
 
-    A long conversation is one node with a block for every few tokens, and looked up at every admission. So its blocks
-    are in order, and whoever goes along the tokens goes along the blocks once.
+    A long conversation is one node with a block for every few tokens, looked up at every admission. So its blocks are
+    in order, and a walk along the tokens goes along the blocks once.
     """
 
     __slots__ = (
@@ -93,13 +93,13 @@ class Node:
         self.children: dict[tuple[Scope, int], Node] = {}
         self.holders: set[int] = set()
         self.blocks: list[Block] = []
-        """By their start."""
+        """Blocks, sorted by start."""
         self.longest = 0
-        """No block has more tokens."""
+        """Most tokens of a block."""
         self.digests: list[bytes] = []
-        """Of what is written to disk: the chain's links (`disk_names`) that end within it, the first few or all."""
+        """Digests for names on disk: the chain's links (`disk_names`) that end within it, the first few or all."""
         self.num_forks = 0
-        """Ends of nodes where paths part, on the way down that has most of them; its own end is one."""
+        """Ends of nodes where paths fork, on the way down that has most of them; its own end counts."""
 
     @property
     def end(self) -> int:
@@ -107,7 +107,7 @@ class Node:
 
     @property
     def num_public(self) -> int:
-        """Tokens at the beginning of what leads to and into it that belong to everyone."""
+        """Return the public tokens at the beginning of the path to and into the node."""
         node: Node | None = self
         while node is not None and node.scope is not None:
             if node.scope.tenant is None:
@@ -116,7 +116,7 @@ class Node:
         return 0
 
     def leading(self, start: int, end: int) -> Tokens:
-        """Return the tokens [start, end) of every path to and into it."""
+        """Return the tokens [start, end) of the path to and into the node."""
         runs, node = [_NO_TOKENS], self
         while node.parent is not None and start < node.end:
             runs.append(node.tokens[max(0, start - node.start) : max(0, end - node.start)])
@@ -125,12 +125,12 @@ class Node:
 
     @property
     def is_marked(self) -> bool:
-        """Whether there is a checkpoint at its end."""
+        """Return whether there is a checkpoint at the node's end."""
         return bool(self.blocks) and self.blocks[-1].start == self.end
 
     @property
     def continuation(self) -> Node | None:
-        """Return the only child, where it could as well be one node with this one: nothing ends between the two."""
+        """Return the only child if it could be merged with this node, since nothing ends between the two; else None."""
         if self.parent is None or len(self.children) != 1 or self.is_marked:
             return None
         (child,) = self.children.values()
@@ -146,18 +146,18 @@ class Node:
         block.nodes.discard(self)
 
     def first_over(self, position: int) -> int:
-        """The number of the first block that may cover the position."""
+        """Return the number of the first block that may cover the position."""
         return bisect_left(self.blocks, position - self.longest, key=_start_of)
 
     def from_within(self, block: Block) -> list[Block]:
-        """The blocks that begin within `block`, or where it ends."""
+        """Return the blocks that begin within `block`, or where it ends."""
         first = bisect_left(self.blocks, block.start, key=_start_of)
         return self.blocks[first : bisect_right(self.blocks, block.end, key=_start_of)]
 
 
 @dataclass(frozen=True, slots=True)
 class Restore:
-    """Bring back [start, end) out of a block that covers it."""
+    """A part [start, end) to restore out of a block that covers it."""
 
     block: Block
     start: int
@@ -166,14 +166,14 @@ class Restore:
 
 @dataclass(frozen=True, slots=True)
 class Match:
-    """How much of a path is known."""
+    """The part of a path that is known."""
 
     num_held: int
     """Tokens at the beginning that are in the cache."""
     holder: int
     """A sequence that holds those; -1 where there are none."""
     restores: tuple[Restore, ...]
-    """Saved parts that follow them, without a gap."""
+    """Saved parts that follow those tokens, without a gap."""
 
     @property
     def num_known(self) -> int:
@@ -182,39 +182,39 @@ class Match:
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """Where a path can be taken up."""
+    """The place where a path can continue."""
 
     end: int
     """Tokens at the beginning that need not be computed."""
     holder: int
-    """A sequence that holds their cells; -1: `block` has all of them."""
+    """A sequence that holds the cells of those tokens; -1: `block` has all of them."""
     block: Block | None
 
 
 Spared = Callable[[Block], bool]
-"""Which shorter blocks a longer one does not replace, since what they hold can be taken up at their end only."""
+"""Tells which shorter blocks a longer one does not replace, since their state can be used at their end only."""
 
 
 def nothing(block: Block) -> bool:
-    """A range can be cut out of a longer one."""
+    """Return False: every shorter block is replaced, since a range can be cut out of a longer one."""
     return False
 
 
 class PrefixIndex:
-    """Belongs to the engine's thread."""
+    """The radix index. Belongs to the engine's thread."""
 
     def __init__(self) -> None:
         self.root = Node(_NO_TOKENS, 0, None, None)
         self.num_cells = 0
         """Cells that the nodes' holders hold, shared ones counted once."""
         self.num_losses = 0
-        """Times that something which was known may have gone."""
+        """Times that something which was known may have been lost."""
         self.num_releases = 0
-        """Times that a sequence has gone: another one may have its number."""
+        """Times that a sequence was released: another one may have its id since."""
         self._leaf: dict[int, Node] = {}
 
     def match(self, path: Path, limit: int, start: int = 0) -> Match:
-        """What is known of the first `limit` tokens, and of those from `start` on whether what is before is or not."""
+        """Return what is known of the first `limit` tokens, and of those from `start` on even if others are missing."""
         steps = list(self._walk(path, limit))
         num_held, holder = 0, -1
         for node, end in steps:
@@ -224,9 +224,9 @@ class PrefixIndex:
         return Match(num_held, holder, tuple(_restores(steps, max(num_held, start))))
 
     def match_checkpoint(self, path: Path, limit: int) -> Checkpoint:
-        """The same for memory that can be taken up only where it was saved: the longest such beginning.
+        """Return the longest known prefix of memory that can continue only where a checkpoint was saved.
 
-        Of two that are as long, the one whose cells are there: it takes no more of them.
+        Of two of one length, return the one whose cells are in the cache: it takes no more of them.
         """
         best = Checkpoint(0, -1, None)
         for found in self._checkpoints(path, limit):
@@ -235,47 +235,47 @@ class PrefixIndex:
         return best
 
     def stops(self, path: Path, limit: int) -> tuple[int, ...]:
-        """Where such memory can take up the path, ascending."""
+        """Return the lengths where such memory can continue the path, ascending."""
         return tuple(sorted({found.end for found in self._checkpoints(path, limit)}))
 
     def num_common(self, path: Path, limit: int) -> int:
-        """How many of the path's tokens the index has seen, in the cache or not."""
+        """Return how many of the path's tokens are in the index, cached or not."""
         return max((end for _, end in self._walk(path, limit)), default=0)
 
     def held_by(self, sequence: int) -> int:
-        """How many tokens of the sequence are in the index."""
+        """Return how many tokens of the sequence are in the index."""
         leaf = self._leaf.get(sequence)
         return leaf.end if leaf is not None else 0
 
     def held_in(self, sequence: int, path: Path) -> int:
-        """How many of the path's tokens, from its beginning, the sequence holds."""
+        """Return how many of the path's tokens, from its beginning, the sequence holds."""
         return max((end for node, end in self._walk(path, len(path.tokens)) if sequence in node.holders), default=0)
 
     def nodes_of(self, sequence: int) -> Iterator[Node]:
-        """From the deepest node that the sequence holds up to the first one."""
+        """Yield the nodes that the sequence holds, from the deepest up to the first one."""
         node = self._leaf.get(sequence)
         while node is not None and node.parent is not None:
             yield node
             node = node.parent
 
     def share(self, sequence: int, path: Path, end: int) -> None:
-        """`sequence` has taken others' cells of [0, end), which `match` said are held."""
+        """Enter that `sequence` shares the cells of [0, end), which others hold according to `match`."""
         self._hold(sequence, path, end, shared=True)
 
     def extend(self, sequence: int, path: Path, end: int) -> int:
-        """Enter cells of the sequence's own, from where it is in the index up to `end` -> how far it came.
+        """Enter the sequence's own cells, from its place in the index up to `end`; return how far that went.
 
         It stops before tokens that others hold already: those cells are twice in the cache, and stay out of the index.
         """
         return self._hold(sequence, path, end, shared=False)
 
     def release(self, sequence: int, start: int = 0) -> int:
-        """The sequence's cells from `start` on are gone, or nobody else's business -> how many only it held."""
+        """Take the sequence's cells from `start` on out of the index; return how many of them only it held."""
         num_freed = 0
         self.num_releases += 1
         node: Node | None = self._leaf.pop(sequence, None)
         lowest = node
-        """Of those that stay, on the way to what the sequence held."""
+        """The lowest node that stays, on the way to the sequence's deepest node."""
         while node is not None and node.parent is not None and node.end > start:
             if node.start < start:
                 self._split(node, start - node.start)
@@ -295,18 +295,18 @@ class PrefixIndex:
         return num_freed
 
     def num_exclusive(self, sequence: int) -> int:
-        """Cells that would be free without the sequence."""
+        """Return the cells that would be free without the sequence."""
         return sum(len(node.tokens) for node in self.nodes_of(sequence) if len(node.holders) == 1)
 
     def ends_above(self, sequence: int, other: int) -> bool:
-        """Whether `other` holds everything that `sequence` holds."""
+        """Return whether `other` holds everything that `sequence` holds."""
         leaf = self._leaf.get(sequence)
         return leaf is None or other in leaf.holders
 
     def unsaved(self, sequence: int, size: int) -> list[tuple[int, int]]:
-        """Ranges to save before the sequence's cells may go: those that nobody else holds and no block covers.
+        """Return the ranges to save before the sequence's cells are freed: no other holds them, no block covers them.
 
-        Whole multiples of `size` tokens where the sequence is long enough, so that the next one along finds them.
+        They are whole multiples of `size` tokens where the sequence is long enough, so that the next one finds them.
         """
         pieces: set[tuple[int, int]] = set()
         end = self.held_by(sequence)
@@ -324,14 +324,14 @@ class PrefixIndex:
         return sorted(pieces)
 
     def store(self, sequence: int, block: Block, spared: Spared = nothing) -> list[Block]:
-        """Attach a block saved from the sequence's cells -> the older blocks that it makes needless, now dropped."""
+        """Attach a block saved from the sequence's cells; return the older blocks that it replaced, now dropped."""
         for node in self.nodes_of(sequence):
             if node.start < block.end and block.start < node.end:
                 node.attach(block)
         return self._drop_needless(block, spared)
 
     def put(self, path: Path, block: Block, spared: Spared = nothing) -> list[Block]:
-        """Attach a block that comes from elsewhere: [block.start, block.end) of `path`; the rest as `store`."""
+        """Attach a block that comes from elsewhere, [block.start, block.end) of `path`; return as `store`."""
         node = self.root
         while node.end < block.end:
             node = self._onwards(node, path, block.end)
@@ -340,7 +340,7 @@ class PrefixIndex:
         return self._drop_needless(block, spared)
 
     def own_blocks(self, path: Path) -> list[Block]:
-        """Saved parts that only this path leads to and nobody holds; what is everybody's is not among them."""
+        """Return the saved blocks that only this path leads to and no sequence holds, without public ones."""
         found: dict[Block, None] = {}
         below: Node | None = None
         for node, end in reversed(list(self._walk(path, len(path.tokens)))):
@@ -361,7 +361,7 @@ class PrefixIndex:
             self._join(self.prune(node))
 
     def mark(self, sequence: int, end: int, block: Block) -> list[Block]:
-        """Attach a checkpoint to the sequence's path at `end`, where a node comes to end -> as `store`."""
+        """Attach a checkpoint to the sequence's path at `end`, splitting a node there; return as `store`."""
         for node in self.nodes_of(sequence):
             if node.start < end <= node.end:
                 (node if node.end == end else self._split(node, end - node.start)).attach(block)
@@ -369,7 +369,7 @@ class PrefixIndex:
         return []
 
     def prune(self, node: Node) -> Node:
-        """Remove what stands for nothing any more, upwards from `node` -> the first one that stays."""
+        """Remove nodes that stand for nothing any more, upwards from `node`; return the first one that stays."""
         while node.parent is not None and not (node.holders or node.blocks or node.children):
             parent = node.parent
             if node.scope is not None:
@@ -379,7 +379,7 @@ class PrefixIndex:
         return node
 
     def is_crowded(self, block: Block) -> bool:
-        """Whether the block's path parts from others on a way down where too many do, all of one team."""
+        """Return whether the block's path forks off on a way down with too many forks, all of one team."""
         node = max(block.nodes, key=lambda node: node.end).parent
         while node is not None and len(node.children) < 2:
             node = node.parent
@@ -391,7 +391,7 @@ class PrefixIndex:
         return num_forks > MAX_FORKS
 
     def check(self) -> None:
-        """Raises ValueError where the tree contradicts itself."""
+        """Raise ValueError where the tree contradicts itself."""
         held = 0
         seen: dict[int, int] = {}
         for node in self._all():
@@ -422,7 +422,7 @@ class PrefixIndex:
             todo.extend(node.children.values())
 
     def _walk(self, path: Path, limit: int) -> Iterator[tuple[Node, int]]:
-        """Nodes along the path with the position up to which they agree with it."""
+        """Yield the nodes along the path, each with the position up to which it agrees with the path."""
         node, position = self.root, 0
         limit = min(limit, len(path.tokens))
         while position < limit:
@@ -470,7 +470,7 @@ class PrefixIndex:
         return needless
 
     def _child(self, node: Node, path: Path, position: int, end: int) -> Node | None:
-        """The node that goes on from `node` along the path, cut so that all of it agrees and none is past `end`."""
+        """Return the child of `node` along the path, split so that all of it agrees and none is past `end`."""
         child = node.children.get((path.scope_at(position), int(path.tokens[position])))
         if child is None:
             return None
@@ -478,7 +478,7 @@ class PrefixIndex:
         return child if num_common == len(child.tokens) else self._split(child, num_common)
 
     def _onwards(self, node: Node, path: Path, end: int) -> Node:
-        """Return the node that follows `node` along the path, made where there is none. It may go on past `end`."""
+        """Return the child of `node` along the path, made where there is none. It may go on past `end`."""
         position = node.end
         child = node.children.get((path.scope_at(position), int(path.tokens[position])))
         if child is None:
@@ -489,7 +489,7 @@ class PrefixIndex:
         return self._split(child, num_common)
 
     def _append(self, node: Node, path: Path, position: int, end: int, sequence: int) -> Node:
-        """A place for the path's next tokens: the node itself where only this sequence uses it, else a new one."""
+        """Return a node with the path's next tokens: the node itself if only this sequence uses it, else a new one."""
         self._join(node)
         alone = node.holders == {sequence} and not node.children and not node.is_marked
         if node.parent is None or not alone or node.scope != path.scope_at(position):
@@ -507,7 +507,7 @@ class PrefixIndex:
         return child
 
     def _recount(self, node: Node) -> None:
-        """Count the forks again, upwards: a child without any has come to `node`, or gone."""
+        """Count the forks again, upwards, since `node` got or lost a child without forks."""
         if len(node.children) > 2:
             return
         while node.parent is not None and (num_forks := _num_forks(node)) != node.num_forks:
@@ -515,7 +515,7 @@ class PrefixIndex:
             node = node.parent
 
     def _split(self, node: Node, length: int) -> Node:
-        """Cut a node after `length` tokens -> the upper part, a new node; the lower one stays what it was."""
+        """Cut a node after `length` tokens; return the upper part, a new node. The lower part keeps its identity."""
         parent, scope = node.parent, node.scope
         if parent is None or scope is None:
             raise ValueError("the root has nothing to split")
@@ -539,9 +539,9 @@ class PrefixIndex:
         return upper
 
     def _join(self, node: Node) -> None:
-        """Make one node of all around `node` that nothing ends between, the lowest of them.
+        """Merge the nodes around `node` that nothing ends between into one, the lowest of them.
 
-        Else every length that was ever asked for would cut a long conversation for as long as any of it is known.
+        Else every length that was ever asked for would split a long conversation for as long as any of it is known.
         """
         while (below := node.continuation) is not None:
             node = below
@@ -556,7 +556,7 @@ class PrefixIndex:
             for block in one.blocks:
                 block.nodes.discard(one)
                 block.nodes.add(node)
-            one.holders.clear()  # whoever still goes through a list of nodes passes it
+            one.holders.clear()  # a loop that still goes through a list of nodes skips it
         digests: list[bytes] = []
         for one in reversed(line):
             digests += one.digests
@@ -580,13 +580,13 @@ def _covers(new: Block, old: Block) -> bool:
 
 
 def is_fork(block: Block) -> bool:
-    """Whether paths part where the block ends."""
+    """Return whether paths fork where the block ends."""
     last = max(block.nodes, key=lambda node: node.end)
     return last.end == block.end and len(last.children) > 1
 
 
 def common(one: Tokens, other: Tokens) -> int:
-    """How many tokens two runs have in common at their beginning."""
+    """Return how many tokens two runs have in common at their beginning."""
     length = min(len(one), len(other))
     differ = one[:length] != other[:length]
     first = int(differ.argmax()) if length else 0
@@ -594,7 +594,7 @@ def common(one: Tokens, other: Tokens) -> int:
 
 
 def _restores(steps: list[tuple[Node, int]], position: int) -> Iterator[Restore]:
-    """The fewest blocks that go on from `position` along the steps of a walk, to the first gap."""
+    """Yield the fewest blocks that follow `position` along the steps of a walk, up to the first gap."""
     for here, (node, end) in enumerate(steps):
         if end <= position:
             continue
@@ -613,7 +613,7 @@ def _restores(steps: list[tuple[Node, int]], position: int) -> Iterator[Restore]
 
 
 def _reach(block: Block, steps: list[tuple[Node, int]], here: int) -> int:
-    """How far along the steps the block's tokens are the path's."""
+    """Return the position up to which the block's tokens agree with the path's, along the steps."""
     reach = 0
     for number in range(here, len(steps)):
         node, end = steps[number]
@@ -626,9 +626,9 @@ def _reach(block: Block, steps: list[tuple[Node, int]], here: int) -> int:
 
 
 def digest_at(node: Node, end: int) -> bytes:
-    """Return the last link up to `end` of the chain over the tokens that lead to and into a node; empty: there is none.
+    """Return the last link, up to `end`, of the digest chain over the tokens to and into a node; empty: there is none.
 
-    Links stay with the nodes, so that all blocks of a conversation together take one digest each.
+    Links are kept in the nodes, so that all blocks of a conversation together take one digest each.
     """
     line = [node]
     while node.parent is not None and not (node.digests and end // BLOCK_TOKENS > node.start // BLOCK_TOKENS):
@@ -641,7 +641,7 @@ def digest_at(node: Node, end: int) -> bytes:
 
 
 def _chained(node: Node, end: int, digest: bytes) -> bytes:
-    """Make the node's links up to `end` -> the last one. `digest`: the last one before the node's."""
+    """Compute the node's links up to `end` and return the last one. `digest`: the last link before the node's."""
     first, last = node.start // BLOCK_TOKENS, end // BLOCK_TOKENS
     known = first + len(node.digests)
     if known < last and node.scope is not None:

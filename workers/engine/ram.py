@@ -16,7 +16,7 @@ MAX_DROP_BYTES = 64 << 20
 
 
 class RamStore:
-    """Belongs to the engine's thread. `on_evict` sees each block before it goes."""
+    """The saved blocks in RAM. Belongs to the engine's thread. `on_evict` is called with each block before it goes."""
 
     def __init__(
         self, index: PrefixIndex, max_bytes: int, on_evict: Callable[[Block], None] = lambda block: None
@@ -37,8 +37,8 @@ class RamStore:
         return frozenset(self._blocks)
 
     def add(self, block: Block, needless: list[Block]) -> None:
-        """A block that the index knows by now; `needless` are those that it replaced. One that can't be kept is dropped
-        from the index.
+        """Add a block that is in the index; `needless` are the blocks that it replaced. A block that can't be kept is
+        dropped from the index.
         """
         for old in needless:
             self._forget(old)
@@ -53,17 +53,17 @@ class RamStore:
 
     @property
     def num_free(self) -> int:
-        """Bytes that fit without dropping anything."""
+        """Return the bytes that fit without dropping anything."""
         return self.max_bytes - self.num_bytes
 
     def discard(self, block: Block) -> None:
-        """The block is of no use."""
+        """Drop a block that is of no use, from the index too."""
         self._index.drop(block)
         self._forget(block)
 
     @property
     def low_water(self) -> int:
-        """What stays for sure of the blocks that were used last, in bytes."""
+        """Return the bytes to which the store shrinks: so many of the blocks used last stay for sure."""
         return int(self.max_bytes * LOW_WATER)
 
     def touch(self, *blocks: Block) -> None:
@@ -75,7 +75,7 @@ class RamStore:
                 self._blocks.move_to_end(block)
 
     def check(self) -> None:
-        """Raises ValueError."""
+        """Raise ValueError where the counts or the index contradict the blocks."""
         if self.num_bytes != sum(len(block.state) for block in self._blocks) or self.num_bytes > self.max_bytes:
             raise ValueError(f"{self.num_bytes} bytes counted in RAM, at most {self.max_bytes}")
         if any(not block.nodes or any(block not in node.blocks for node in block.nodes) for block in self._blocks):

@@ -1,10 +1,10 @@
-"""Who runs and who waits: lets calls in, makes them wait for each other's prefixes, throws one out when cells run out.
+"""The roster: which calls run and which wait. It admits calls, has them wait for each other's prefixes, preempts them.
 
-Order is priority, then deadline, then arrival. A call enters as soon as its cells and what answers usually need are
-free; should they run out after all, the last in order goes back to waiting, its cells to RAM, and comes back without
-loss. The first in order always runs, so everyone's turn comes. Where calls of several teams are here, one of a team
-that has more than its share goes back in the same way, for a call of a team that has less (`workers.engine.shares`):
-for its slot, its cells, or the room that its adapters take in memory.
+Order is priority, then deadline, then arrival. A call enters as soon as its cells and those that answers usually need
+are free. If cells run out after all, the last in order goes back to waiting, its cells to RAM, and comes back without
+loss. The first in order always runs, so everyone's turn comes. Where calls of several teams are here, a call of a team
+that has more than its share goes back in the same way for a call of a team that has less (`workers.engine.shares`): it
+gives its slot, its cells, or the room that its adapters take in memory.
 """
 
 from __future__ import annotations
@@ -27,23 +27,23 @@ from workers.protocol.events import CallEvent
 from workers.protocol.failures import CallFailed, Failure
 
 MIN_WAIT_TOKENS = 16
-"""A call waits for another one's prefix if that spares it so many tokens; computing fewer is quicker than waiting."""
+"""Least tokens that a call must save to wait for another call's prefix; computing fewer is quicker than waiting."""
 
 SPARE_CELLS = 3
-"""For the empty rows of a padded step."""
+"""Cells for the empty rows of a padded step."""
 
 CALM_STEPS = 64
-"""Most steps in a row without looking whether anything is to be decided."""
+"""Most steps in a row for which the last plan is repeated without looking whether anything is to be decided."""
 
 LATELY_S = 0.25
-"""A team whose answer ended so recently may ask again at once, and then meets the step that is under way."""
+"""Seconds after an answer's end in which its team may ask again at once, and then has to wait for the running step."""
 
 FIRST_GUESS_TOKENS = 64.0
-"""Length of an answer, before any was seen."""
+"""Guess of an answer's length before any was seen."""
 
 
 class Cache(Protocol):
-    """What the roster needs of the store of prefixes."""
+    """The prefix cache, as far as the roster needs it."""
 
     needs_stops: bool
 
@@ -69,7 +69,7 @@ class Cache(Protocol):
 
 
 class Adapters(Protocol):
-    """What the roster needs of the shelf of adapters."""
+    """The adapter shelf, as far as the roster needs it."""
 
     def begin_round(self, running: Iterable[AdapterSet]) -> None: ...
 
@@ -81,11 +81,11 @@ class Adapters(Protocol):
 
 
 class Roster:
-    """Belongs to the engine's thread, as does every sequence in it."""
+    """The calls of one engine, running and waiting. It and every sequence in it belong to the engine's thread."""
 
     def __init__(self, cache: Cache, adapters: Adapters, slots: int, limits: Limits, pace: PrefillPace) -> None:
         self.running: list[Sequence] = []
-        """Those that hold a slot, in order."""
+        """Calls that hold a slot, in order."""
         self.waiting: list[Sequence] = []
         self.num_preempted = 0
         self.num_sliced = 0
@@ -94,12 +94,12 @@ class Roster:
         """Whether the planned step leaves `SPARE_CELLS`."""
         self.prompts = PromptTally()
         self.refused: list[tuple[Sequence, Failure]] = []
-        """Calls whose adapters could not be brought into memory; whoever lets calls in takes them away."""
+        """Calls whose adapters could not be loaded; the caller of `admit` takes them away."""
         self._cache = cache
         self._adapters = adapters
         self._limits = limits
         self._pace = pace
-        # Taken from the end: low numbers first, and the last one freed is the next one used.
+        # Slots are taken from the end: low numbers first, and the last one freed is the next one used.
         self._free_slots = list(range(slots - 1, -1, -1))
         self._answer_tokens = FIRST_GUESS_TOKENS
         self._calm_steps = 0
@@ -108,11 +108,11 @@ class Roster:
 
     @property
     def has_work(self) -> bool:
-        """Whether a step could do something."""
+        """Return whether a step could do something."""
         return bool(self.running) or any(not sequence.fetching for sequence in self.waiting)
 
     def calm_plan(self) -> Plan[Sequence] | None:
-        """The next step where nothing is to be decided: everyone decodes as before, and there is room for it."""
+        """Return the next step if nothing is to be decided: all calls decode as before, and have room. Else None."""
         if self._calm_steps <= 0:
             return None
         self._calm_steps -= 1
@@ -124,14 +124,14 @@ class Roster:
         bisect.insort(self.waiting, sequence, key=_order)
 
     def disturb(self) -> None:
-        """The next step is to be planned anew: somebody can't take part in it."""
+        """Have the next step planned anew, since some call can't take part in it."""
         self._calm_steps = 0
 
     def find(self, key: int) -> Sequence | None:
         return next((one for one in (*self.running, *self.waiting) if one.key == key), None)
 
     def remove(self, sequence: Sequence, *, keep: bool) -> None:
-        """The call is over. With `keep` its prefix stays in the cache, unless nobody else may ever share it."""
+        """Remove a call that is over. With `keep` its prefix stays in the cache, if other calls may ever share it."""
         if sequence.slot == NOWHERE:
             self.waiting.remove(sequence)
             sequence.fetching = False
@@ -139,7 +139,7 @@ class Roster:
                 self._cache.erase(sequence.path())
             return
         if sequence.num_predicted:
-            if sequence.num_predicted > 1:  # a single token is nothing that anybody reads along
+            if sequence.num_predicted > 1:  # nobody reads along with a single token
                 self._ended_at[sequence.team] = time.perf_counter()
             self._answer_tokens += 0.1 * (sequence.num_predicted - self._answer_tokens)
         self._step_down(sequence, keep=keep and not sequence.shifted)
@@ -147,7 +147,7 @@ class Roster:
             self._cache.erase(sequence.path())
 
     def admit(self, events: list[CallEvent], may_enter: Callable[[Sequence], bool]) -> None:
-        """Give free slots to those who wait and fit. `may_enter`: whether a call needs nothing else first."""
+        """Give free slots to waiting calls that fit. `may_enter` tells whether a call needs nothing else first."""
         now = time.perf_counter()
         waiting, shared = self.waiting.copy(), self._is_shared
         roomless: list[Sequence] = []
@@ -178,7 +178,7 @@ class Roster:
                 sequence.start(sequence.slot, time.perf_counter(), events)
 
     def plan(self, chosen: Callable[[list[Sequence]], list[Sequence]]) -> Plan[Sequence]:
-        """What the next step computes, with room for all of it. `chosen`: those of the ready that may share a batch."""
+        """Plan the next step, with room for all of it. `chosen` returns those ready calls that may share a batch."""
         now, may_pass = time.perf_counter(), True
         while True:
             ready = chosen([sequence for sequence in self.running if sequence.ready])
@@ -193,7 +193,7 @@ class Roster:
             room = self._cache.num_free
             plan = plan_step(ready, self._limits, self._beside(ready, now), room)
             if may_pass and left and not plan.prefill:
-                may_pass = False  # no prompt could be read after all, so nobody needs to stand aside
+                may_pass = False  # no prompt could be computed after all, so no slow call need be left out
                 continue
             if plan.num_tokens or not ready:
                 self.has_spare_room = room >= plan.num_tokens + SPARE_CELLS
@@ -202,7 +202,7 @@ class Roster:
             self._preempt()
 
     def _beside(self, ready: list[Sequence], now: float) -> Beside:
-        """Return how many prompt tokens a step may read: fewer where another team waits for it, or may soon."""
+        """Return how many prompt tokens a step may compute: fewer where another team waits for it, or may soon."""
         pace = self._pace
         streams = [one.team for one in self.running if one.decoding]
         reading = {one.team for one in ready if one.num_prompt_left and not one.is_back}
@@ -213,7 +213,7 @@ class Roster:
         return Beside(pace.budget, pace.again, most, len(streams) + len(soon))
 
     def check(self) -> None:
-        """Raises ValueError where the roster contradicts itself."""
+        """Raise ValueError where the roster contradicts itself."""
         slots = [sequence.slot for sequence in self.running]
         if len(set(slots)) != len(slots) or set(slots) & set(self._free_slots):
             raise ValueError(f"slots are held twice: {slots}, free {self._free_slots}")
@@ -221,7 +221,7 @@ class Roster:
             raise ValueError("a waiting call holds a slot or cells")
 
     def _free_slot(self, wanted: int) -> int:
-        """Cached prompts are found from every slot, so nobody waits for a certain one."""
+        """Take a free slot, `wanted` if it is free. No call waits for a slot: all slots find all cached prompts."""
         if wanted not in self._free_slots:
             return self._free_slots.pop()
         self._free_slots.remove(wanted)
@@ -229,7 +229,7 @@ class Roster:
 
     @property
     def _is_shared(self) -> bool:
-        """Whether somebody waits beside calls of another team."""
+        """Return whether a call waits while another team has calls here."""
         return bool(self.waiting) and is_shared(self.running, self.waiting)
 
     def _giving_way(self, newcomer: Sequence, running: list[Sequence], now: float) -> Sequence | None:
@@ -243,7 +243,7 @@ class Roster:
         return gives_way(running, newcomer, has_had_slice)
 
     def _make_way(self, sequence: Sequence, now: float) -> bool:
-        """Have a slot and cells free for a call, of those who owe it theirs if need be -> whether there is room."""
+        """Free a slot and cells for a call, from calls that owe it theirs if need be; return whether there is room."""
 
         def is_enough(staying: list[Sequence], leaving: list[Sequence]) -> bool:
             return bool(self._free_slots or leaving) and self._fits(sequence, staying, leaving)
@@ -253,7 +253,7 @@ class Roster:
         return leaving is not None
 
     def _has_adapters(self, sequence: Sequence, roomless: list[Sequence], now: float) -> bool:
-        """Have a call's adapters in memory -> whether they are. `roomless`: calls before it that found no room."""
+        """Load a call's adapters; return whether they are in memory. `roomless`: calls before it without room."""
         try:
             return self._adapters.enter(sequence.adapter_set) or self._make_adapter_room(sequence, roomless, now)
         except CallFailed as failed:
@@ -261,10 +261,10 @@ class Roster:
             return False
 
     def _make_adapter_room(self, sequence: Sequence, roomless: list[Sequence], now: float) -> bool:
-        """Have room for a call's adapters, of those who owe it theirs -> whether it has them now. Raises CallFailed.
+        """Preempt calls that owe a call room for its adapters; return whether these are loaded now. Raises CallFailed.
 
-        What counts is what teams have of calls with adapters. A call stays behind those that found no room if they are
-        of its own team, or of one that has less: else one team's call that waits for its own others held up everybody.
+        A team's share counts its calls with adapters only. A call stays behind those that found no room if they are of
+        its own team, or of one that has less. It passes others: a call may wait for calls of its own team only.
         """
         users = [one for one in self.running if one.adapter_set.uses]
 
@@ -288,9 +288,9 @@ class Roster:
         now: float,
         is_enough: Callable[[list[Sequence], list[Sequence]], bool],
     ) -> list[Sequence] | None:
-        """Return who gives way to a call, one after another until it is enough; None: it never is.
+        """Return the calls to preempt for a call, one after another until `is_enough(staying, leaving)`.
 
-        `is_enough(staying, leaving)`.
+        None: it never is enough.
         """
         leaving: list[Sequence] = []
         staying = running.copy()
@@ -303,14 +303,14 @@ class Roster:
         return leaving
 
     def _slice(self, leaving: Iterable[Sequence]) -> None:
-        """These give way to another team's call."""
+        """Preempt these calls for another team's call."""
         for one in leaving:
             self.num_sliced += 1
             one.turn.num_cut += not one.turn.resumed_at
             self._put_off(one)
 
     def _fits(self, sequence: Sequence, running: list[Sequence], leaving: list[Sequence]) -> bool:
-        """Whether the call's cells are free once some have left, and what the answers of all usually take."""
+        """Return whether the call's cells, and those that all answers usually take, are free without `leaving`."""
         if not running:
             return True
         match = self._cache.lookup(sequence)
@@ -321,7 +321,7 @@ class Roster:
         return demand <= self._cache.num_free + self._cache.num_idle_without(leaving)
 
     def _num_calm(self, plan: Plan[Sequence], room: int) -> int:
-        """How many steps like this one may follow without another look."""
+        """Return how many steps like this one may follow without another look."""
         num_decode = len(plan.decode)
         open_question = self.waiting and (self._free_slots or self._is_shared)
         if not num_decode or num_decode < len(self.running) or open_question:
@@ -335,7 +335,7 @@ class Roster:
         return min(sequence.limit - sequence.num_predicted, int(usual))
 
     def _enter(self, sequence: Sequence) -> None:
-        """Into the cache, or behind the call that is just computing a prefix of this one."""
+        """Enter a call into the cache, or have it wait for a call that is just computing a prefix of it."""
         sequence.waits_for = None
         known = self._cache.lookup(sequence).num_known
         for source, num_common in self._sources(sequence):
@@ -347,7 +347,7 @@ class Roster:
             sequence.waits_for.stops.add(sequence.waits_until)
 
     def _sources(self, sequence: Sequence) -> Iterator[tuple[Sequence, int]]:
-        """Those that compute a prefix just now -> and how much of it is a prefix of this one too."""
+        """Yield the calls that are computing a prefix now, each with the tokens of it that this call shares."""
         if not sequence.request.cache_prompt or sequence.shifted:
             return
         most = sequence.num_known - 1
@@ -369,7 +369,7 @@ class Roster:
                 self._enter(sequence)
 
     def _restore(self) -> None:
-        """Bring back saved prefixes; beside running streams only as much as they don't notice."""
+        """Restore saved prefixes; beside running streams only for `MOVE_S`, so that they don't notice."""
         until = time.perf_counter() + MOVE_S if any(one.decoding for one in self.running) else float("inf")
         for sequence in self.running:
             while sequence.restores:
@@ -378,7 +378,7 @@ class Roster:
                     return
 
     def _preempt(self) -> None:
-        """One gives its cells up, and waits for its next turn: never the first in order."""
+        """Preempt one call because cells ran out: it waits for its next turn. Never the first in order."""
         holders = [sequence for sequence in self.running if sequence.id != NOWHERE]
         if len(holders) < 2:
             raise RuntimeError("one conversation does not fit the KV cache alone; this must not be possible")
@@ -386,7 +386,7 @@ class Roster:
         self._put_off(last_of(holders[1:]))
 
     def _put_off(self, sequence: Sequence) -> None:
-        """A call leaves its slot and its cells, and waits for them."""
+        """Take slot and cells from a call and have it wait for them again."""
         sequence.num_preempted += 1
         sequence.decoding = False
         self._step_down(sequence, keep=True)

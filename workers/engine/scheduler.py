@@ -1,9 +1,9 @@
-"""What one step computes: a pure decision from where the sequences are.
+"""The plan of one step: a pure decision from the progress of the sequences.
 
 Every decoding sequence gets its token in every step. Prompts share what is left of the step's bound: several short ones
 go together and a long one advances in chunks; beside running streams these are so small that nobody waits long for the
-next token (`pace`). Calls that come back in the middle of their answers, and read again what was not kept, take little
-of a step while others are served: for them nobody waits for a first token.
+next token (`pace`). Calls that come back in the middle of their answers, and compute again what was not kept, take
+little of a step while others are served: they do not delay others' first tokens.
 """
 
 from __future__ import annotations
@@ -14,25 +14,25 @@ from typing import Generic, Protocol, TypeVar
 
 
 class Progress(Protocol):
-    """What the scheduler must know of a sequence."""
+    """A sequence, as far as the scheduler must know it."""
 
     @property
     def num_prompt_left(self) -> int:
-        """Prompt tokens that are not in the KV cache yet; 0: the sequence is decoding."""
+        """Return the prompt tokens that are not in the KV cache yet; 0: the sequence is decoding."""
 
     @property
     def num_next(self) -> int:
-        """Most of them in one step; at least 1 where there are any."""
+        """Return the most prompt tokens to take in one step; at least 1 where any are left."""
 
     @property
     def is_back(self) -> bool:
-        """Whether its answer had begun before it gave its cells up: what it reads it had read before."""
+        """Return whether its answer had begun before it lost its cells: it computes its tokens again."""
 
 
 S = TypeVar("S", bound=Progress)
 
 ROWS_MULTIPLES = (64, 4)
-"""A CPU's kernels like these numbers of rows: attention works in tiles of 64, matrices in fours.
+"""Numbers of rows whose multiples a CPU's kernels like: attention works in tiles of 64, matrices in fours.
 
 With a 0.5 B model at a depth of 2,000 tokens, 60 rows took 953 ms, 64 rows 739 and 65 rows 1,097; with little before
 them 127 rows 803 ms and 128 rows 731. With the demo model at a depth of 600, 32 rows took 50 ms, 63 rows 138 and 64
@@ -49,7 +49,7 @@ class Chunk(Generic[S]):
 @dataclass(frozen=True, slots=True)
 class Plan(Generic[S]):
     decode: list[S]
-    """One token each."""
+    """Decoding sequences, one token each."""
     prefill: list[Chunk[S]]
 
     @property
@@ -80,34 +80,33 @@ class Limits:
     """Bounds of one step, tokens."""
 
     n_batch: int
-    """Most in all; more than there are sequences."""
+    """Most tokens of a step; more than there are sequences."""
     n_ubatch: int
-    """What the device computes at once: a step is filled up to this with prompts."""
+    """Tokens that the device computes at once: a step is filled up to this with prompts."""
     min_prefill: int
-    """Prompts advance by at least this in every step, however many sequences decode."""
+    """Least prompt tokens of every step, however many sequences decode."""
 
 
 @dataclass(frozen=True, slots=True)
 class Beside:
-    """Most prompt tokens in a step that others wait for (`workers.engine.pace`)."""
+    """Bounds on the prompt tokens of a step that other calls wait for (`workers.engine.pace`)."""
 
     prompts: int
-    """Of calls without a token yet, beside decoding ones."""
+    """Most prompt tokens of calls without a token yet, beside decoding ones."""
     again: int
-    """Of calls that are back, beside any others."""
+    """Most tokens of calls that are back, beside any others."""
     most: int
-    """Of calls without a token yet, however many wait."""
+    """Most prompt tokens of calls without a token yet, however many wait."""
     streams: int = 0
-    """Answers that wait for the step, those among them that take no part in it."""
+    """Answers that wait for the step, including those that take no part in it."""
 
 
 def plan_step(sequences: Iterable[S], limits: Limits, beside: Beside, room: int) -> Plan[S]:
-    """`sequences` in the order in which they are served -> the next step. A sequence is in it at most once.
+    """Return the next step. `sequences` are in the order in which they are served; each is in the step at most once.
 
     Calls that wait for their first token raise `beside.prompts` in their proportion to those that decode: one caller's
-    wait weighs as much as another's, and a burst is read in few full steps instead of many small ones, up to
-    `beside.most`. `room`: free KV cells; decoding sequences always fit (the engine sees to it), prompts take what is
-    left.
+    wait weighs as much as another's, and a burst is computed in few full steps instead of many small ones, up to
+    `beside.most`. `room`: free KV cells; decoding sequences always fit (the engine makes sure), prompts take the rest.
     """
     decode: list[S] = []
     firsts: list[S] = []
@@ -130,7 +129,7 @@ def plan_step(sequences: Iterable[S], limits: Limits, beside: Beside, room: int)
     if not (firsts or num_streams):
         return Plan([], share_out(back, budget))
     num_wanted = sum(sequence.num_prompt_left for sequence in firsts)
-    # Where first prompts fill the step anyhow, half of it.
+    # If first prompts fill the step anyhow, calls that are back get at most half of it.
     num_again = min(max(beside.again, num_wanted), budget // 2) if firsts else beside.again
     chunks = share_out(firsts, budget - num_again) if firsts else []
     num_rows = len(decode) + sum(chunk.num_tokens for chunk in chunks)
@@ -139,7 +138,7 @@ def plan_step(sequences: Iterable[S], limits: Limits, beside: Beside, room: int)
 
 
 def _whole_tiles(back: list[S], num_again: int, num_rows: int) -> int:
-    """Return a number of tokens that fills the last tile of a step, and leaves none that would be short of one."""
+    """Return a number of tokens that fills the last tile of a step, and leaves no rest that is shorter than a tile."""
     tile = ROWS_MULTIPLES[0]
     num_again += -(num_rows + num_again) % tile
     num_left = sum(sequence.num_prompt_left for sequence in back)
@@ -147,7 +146,7 @@ def _whole_tiles(back: list[S], num_again: int, num_rows: int) -> int:
 
 
 def _even(budget: int, num_decode: int, limits: Limits) -> int:
-    """A little less, for a number of rows that the kernels like."""
+    """Return the budget, cut down a little to a number of rows that the kernels like."""
     for multiple in ROWS_MULTIPLES:
         less = budget - (num_decode + budget) % multiple
         if less >= max(limits.min_prefill, budget // 2):
@@ -156,9 +155,9 @@ def _even(budget: int, num_decode: int, limits: Limits) -> int:
 
 
 def share_out(waiting: list[S], budget: int) -> list[Chunk[S]]:
-    """Half of the budget goes to the first in order, the other half to the shortest prompts, the rest to the first.
+    """Share the budget out: half to the first in order, the other half to the shortest prompts, the rest to the first.
 
-    So a long prompt does not keep short ones behind it waiting, and is itself at most half as slow for them.
+    So a long prompt does not keep short ones behind it waiting, and keeps at least half of its own speed.
     """
     first, *others = waiting
     reserved = min(first.num_next, (budget + 1) // 2 if others else budget)

@@ -1,4 +1,4 @@
-"""Whose cached tokens are: the trust line of everything that is shared, kept or written to disk."""
+"""The scope of cached tokens: the trust boundary of all KV that is shared, kept or written to disk."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ SEED_BYTES = 32
 
 @dataclass(frozen=True, slots=True)
 class Scope:
-    """Within which saved KV may be used again."""
+    """The scope within which saved KV may be used again."""
 
     tenant: str | None
     """Team; None: tokens of a prompt that the catalog marks shareable."""
@@ -19,7 +19,7 @@ class Scope:
     adapters: bytes = b""
     """Contents and scales of the adapters that the KV was computed with."""
     shift: str = ""
-    """Names the one shift of the one call whose cells these are; such KV never goes to disk."""
+    """Id of the one context shift of the one call whose cells these are; such KV never goes to disk."""
 
     @property
     def seed(self) -> bytes:
@@ -32,12 +32,12 @@ class Scope:
 
     @property
     def public(self) -> Scope:
-        """Where the shareable tokens of the same conversation belong."""
+        """Return the scope of the shareable tokens of the same conversation."""
         return Scope(None, "", self.adapters)
 
 
 def _digest(*parts: bytes) -> bytes:
-    """Of parts that can't run into each other."""
+    """Return a digest of the parts, each with its length, so that they can't run into each other."""
     whole = hashlib.blake2b(digest_size=SEED_BYTES, person=b"paddock cache")
     for part in parts:
         whole.update(len(part).to_bytes(8, "little"))

@@ -1,6 +1,6 @@
 """Files that only holders of one secret can have written: header, parts, and an HMAC-SHA256 over all of it.
 
-What lies in them is parsed in C++ by llama.cpp, so nothing of a file is handed on before its seal is checked. A file
+Their contents are parsed in C++ by llama.cpp, so nothing of a file is handed on before its seal is checked. A file
 appears whole or not at all: it is written under another name, synced, and renamed. Layout, little-endian:
 
     magic 8, format 2, kind 2, zero 4, fingerprint 32, digest 32, start 4, end 4, length 8; the parts; seal 32
@@ -28,7 +28,7 @@ SEALED_OVERHEAD = HEADER.size + SEAL_BYTES
 """Bytes of a file beside its parts."""
 ALGORITHM = "sha256"
 TEMPORARY = ".tmp"
-"""How the names of files end that are being written."""
+"""Suffix of files that are being written."""
 
 _FLAGS = os.O_CLOEXEC | os.O_NOFOLLOW
 _MOST_PER_READ = 1 << 30  # Linux reads at most 2 GiB at once
@@ -51,13 +51,13 @@ class Kind(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Label:
-    """What a file must say of itself; all of it is under the seal."""
+    """The header that a file must have; all of it is under the seal."""
 
     kind: Kind
     fingerprint: bytes
-    """Of model, llama.cpp and settings, 32 bytes."""
+    """Fingerprint of model, llama.cpp and settings, 32 bytes."""
     digest: bytes
-    """What the contents are computed from, 32 bytes."""
+    """Digest of the tokens and scope that the contents are computed from, 32 bytes."""
     start: int
     end: int
     """Tokens [start, end)."""
@@ -75,10 +75,10 @@ def write_sealed(
     *,
     stop: Callable[[], bool] = lambda: False,
 ) -> int:
-    """Write and sync the file, then give it its name, replacing what had it -> bytes written. Raises OSError:
-    ECANCELED where `stop`, asked every few MiB, says so.
+    """Write and sync a file, then rename it to `name`, replacing any file there; return the bytes written.
 
-    `folder`: descriptor of an open folder, which the caller syncs.
+    Raises OSError; ECANCELED where `stop`, asked every few MiB, returns True. `folder`: descriptor of an open folder,
+    which the caller syncs.
     """
     header = label.header(sum(map(len, parts)))
     seal = hmac.new(key, header, ALGORITHM)
@@ -101,7 +101,7 @@ def write_sealed(
 
 
 def discard(folder: int, name: str) -> bool:
-    """Unlink a name; a link is removed, not followed -> whether this call removed it."""
+    """Unlink a name; return whether this call removed it. A link is removed, not followed."""
     try:
         os.unlink(name, dir_fd=folder)
     except OSError:
@@ -110,10 +110,10 @@ def discard(folder: int, name: str) -> bool:
 
 
 class SealedReader:
-    """A file being read. Use `take` for all parts, then `verify`: only then may they be used."""
+    """A file that is being read. Use `take` for all parts, then `verify`: only then may they be used."""
 
     def __init__(self, folder: int, name: str, key: bytes, *, max_bytes: int) -> None:
-        """Raises FileNotFoundError; FileRefused; other OSErrors."""
+        """Open the file. Raises FileNotFoundError, FileRefused and other OSErrors."""
         self._seal = hmac.new(key, digestmod=ALGORITHM)
         self._file = _open(folder, name)
         try:
@@ -130,11 +130,11 @@ class SealedReader:
 
     @property
     def size(self) -> int:
-        """Bytes of the whole file."""
+        """Return the bytes of the whole file."""
         return self.status.st_size
 
     def label(self) -> tuple[Label, int]:
-        """What the file says of itself (not yet verified), and the bytes of its parts. Raises FileRefused."""
+        """Return the file's label (not yet verified), and the bytes of its parts. Raises FileRefused."""
         magic, form, kind, zero, fingerprint, digest, start, end, length = HEADER.unpack(self.take(HEADER.size))
         if magic != MAGIC or zero:
             raise FileRefused("it is not a file of Paddock")
@@ -145,13 +145,13 @@ class SealedReader:
         return Label(Kind(kind), fingerprint, digest, start, end), length
 
     def take(self, length: int) -> bytes:
-        """The next bytes. Raises FileRefused where the file ends before."""
+        """Return the next bytes. Raises FileRefused where the file ends before."""
         data = _read_all(self._file, length)
         self._seal.update(data)
         return data
 
     def verify(self) -> None:
-        """Raises FileRefused unless all that was read, and nothing else, is under the seal."""
+        """Raise FileRefused unless all that was read, and nothing else, is under the seal."""
         seal = _read_all(self._file, SEAL_BYTES)
         if not hmac.compare_digest(seal, self._seal.digest()) or os.read(self._file, 1):
             raise FileRefused("its seal does not fit: damaged, forged, or of another secret")
@@ -174,7 +174,7 @@ class SealedReader:
 
 def _open(folder: int, name: str) -> int:
     try:
-        # Not waiting: opening a pipe that somebody put there would.
+        # Non-blocking, since opening a pipe that somebody put there would wait.
         return os.open(name, os.O_RDONLY | os.O_NONBLOCK | _FLAGS, dir_fd=folder)
     except OSError as error:
         if error.errno in (errno.ELOOP, errno.EMLINK):

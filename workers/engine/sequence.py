@@ -1,4 +1,4 @@
-"""What one call is at: its tokens, its place in the KV cache, its answer so far."""
+"""The state of one call: its tokens, its place in the KV cache, its answer so far."""
 
 from __future__ import annotations
 
@@ -37,16 +37,16 @@ from workers.protocol.failures import CallFailed, Failure, FailureCode
 
 
 class Pending:
-    """In the place of why an answer ends: the mask has no answer yet, and no token came."""
+    """The outcome of drawing a token for which the mask has no answer yet: no token came."""
 
 
 PENDING = Pending()
 
 NOWHERE = -1
-"""Id or slot of a sequence that holds none."""
+"""Sequence id or slot of a call that holds none."""
 
 MAX_SHIFTED_CONTEXTS = 16
-"""Without `max_tokens`, an answer whose context is shifted ends when it is this many contexts long."""
+"""Length, in contexts, at which an answer with context shift and without `max_tokens` ends."""
 
 NOT_A_NUMBER = Failure(
     FailureCode.INTERNAL,
@@ -64,7 +64,7 @@ Outcome = FinishReason | Failure | Pending | None
 
 
 class Sequence:
-    """Made by `submit` on any thread, from then on the engine thread's own. Times are `time.perf_counter` seconds."""
+    """One call. `submit` makes it on any thread; then it is the engine thread's. Times: `time.perf_counter` seconds."""
 
     __slots__ = (
         "_base",
@@ -131,11 +131,11 @@ class Sequence:
         self.key = request.key
         self.chain = chain
         self.picker = picker
-        """Draws for calls that want more than the chain alone does; None: this is no such call."""
+        """Draws the tokens of calls that need more than the chain alone; None: this call does not."""
         self.pending: Callable[[float], bool] | None = None
-        """Its token was drawn and the mask asked: whether there is an answer, waited for so long at most."""
+        """Waits at most so many seconds for the mask's answer on the drawn token, and tells whether it is there."""
         self.order = (-request.priority, request.deadline, request.key)
-        """Smaller goes first, and is the last to be thrown out."""
+        """The smallest goes first, and is the last to be preempted."""
         self.team, self.weight = request.tenant, request.weight
         self.turn = Turn()
         self.cost = DrawCost(chain.draw_s)
@@ -147,40 +147,40 @@ class Sequence:
         self.limit = _limit(request, n_ctx)
         """Most tokens of the answer."""
         self.id = self.slot = NOWHERE
-        """Sequence id in the cache; none while it waits."""
+        """Sequence id in the cache, and slot; `NOWHERE` while it waits."""
         self.num_cells = 0
         """Tokens at the beginning that are in the cache."""
         self.num_cached = 0
         """Prompt tokens that were not computed for this call."""
         self.num_restored = self.num_fetched = 0
-        """Tokens that came back for it so far: from RAM, and to there from disk."""
+        """Tokens restored for it so far from RAM, and tokens fetched for it from disk to RAM."""
         self.num_preempted = 0
-        """How often it gave its cells up, or its slot to another team's call."""
+        """Times that it lost its cells, or gave its slot to another team's call."""
         self.restores: deque[Restore] = deque()
-        """Saved parts that come back before anything is computed."""
+        """Saved blocks to restore before anything is computed."""
         self.waits_for: Sequence | None = None
-        """Computes a prefix that this one will share, up to `waits_until` tokens."""
+        """The call that computes a prefix which this one will share, up to `waits_until` tokens."""
         self.waits_until = 0
         self.fetching = False
-        """Waits for saved parts from disk."""
+        """Whether it waits for blocks from disk."""
         self.fetched = False
-        """The disk was asked."""
+        """Whether the disk was asked for its blocks."""
         self.stops: set[int] = set()
         """Lengths at which its state is to be saved: a chunk must not go past one."""
         self.decoding = False
-        """All but the newest token is in the cache."""
+        """Whether all its tokens but the newest are in the cache."""
         self.shifted = False
-        """The cells are no longer what these tokens alone would give: nobody may share them."""
+        """Whether its context was shifted: no call may share its cells, as they are not what its tokens alone give."""
         self._shift = ""
-        """Where this call finds its cells again after the last shift."""
+        """Id of the last shift, by which this call finds its cells again."""
         self._num_unturned = 0
-        """Cells after the last shift, whose keys turn with the next step."""
+        """Cells at the last shift, whose keys are rotated in the next step."""
         self.row = self.token = 0
         self.token_at = 0.0
-        """When the step ended that made the newest token."""
+        """When the step that made the newest token ended."""
         self.num_predicted = self._num_untold = 0
         self._num_prompt_told = 0 if request.tells_prompt else self.num_prompt
-        """Tokens at the beginning whose probabilities are told, or are not wanted."""
+        """Prompt tokens at the beginning whose probabilities were told, or are not wanted."""
         self.started_at = self.first_token_at = 0.0
         self._base: Tokens = np.asarray(request.tokens, dtype=np.int32)
         self._since: list[int] = []
@@ -194,56 +194,56 @@ class Sequence:
 
     @property
     def num_known(self) -> int:
-        """Tokens of the conversation so far, the answer's included."""
+        """Return the tokens of the conversation so far, the answer's included."""
         return len(self._base) + len(self._since)
 
     @property
     def num_prompt_left(self) -> int:
-        """Tokens to compute before the next one can be drawn; 0: it decodes."""
+        """Return the tokens to compute before the next one can be drawn; 0: it decodes."""
         return 0 if self.decoding else self.num_known - self.num_cells
 
     @property
     def num_next(self) -> int:
-        """Most tokens of the next chunk."""
+        """Return the most tokens of the next chunk."""
         ahead = [stop for stop in self.stops if stop > self.num_cells] if self.stops else ()
         num_next = min(ahead) - self.num_cells if ahead else self.num_prompt_left
         return min(num_next, PROMPT_LOGITS) if self.tells_prompt else num_next
 
     @property
     def tells_prompt(self) -> bool:
-        """Whether the logits of all tokens of the next chunk are wanted."""
+        """Return whether the logits of all tokens of the next chunk are wanted."""
         return self._num_prompt_told < self.num_prompt
 
     @property
     def is_back(self) -> bool:
-        """Whether what is to be computed was computed before it gave its cells up."""
+        """Return whether the call was preempted in its answer and computes its tokens again."""
         return self.num_predicted > 0 and not self.decoding
 
     @property
     def ready(self) -> bool:
-        """Whether a step can do something for it: it reads its prompt, or its mask has answered."""
+        """Return whether a step can compute something for it: it waits for no restore, context shift or mask."""
         may_compute = self.id != NOWHERE and not self.restores and not self.is_full
         return may_compute and (self.pending is None or not self.decoding)
 
     @property
     def is_full(self) -> bool:
-        """Whether the cache has as much of it as it may: it computes nothing until its context is shifted."""
+        """Return whether it has `n_ctx` cells: it computes nothing until its context is shifted."""
         return self.num_cells >= self._n_ctx and self.id != NOWHERE
 
     @property
     def can_be_kept(self) -> bool:
-        """Whether its cells may be saved: keys that are to be turned may not."""
+        """Return whether its cells may be saved: keys that are still to be rotated may not."""
         return self.num_cells > self._num_unturned
 
     def tokens(self) -> Tokens:
-        """The conversation so far. The array is not to be written to."""
+        """Return the conversation's tokens so far. The array must not be written to."""
         if self._since:
             self._base = np.concatenate((self._base, np.asarray(self._since, dtype=np.int32)))
             self._since = []
         return self._base
 
     def prompt(self) -> Tokens:
-        """As it was sent, whatever was shifted since."""
+        """Return the prompt as it was sent, whatever was shifted since."""
         return np.asarray(self.request.tokens, dtype=np.int32)
 
     def path(self) -> Path:
@@ -252,22 +252,22 @@ class Sequence:
         return Path(self.tokens(), self.scope, self.request.num_public)
 
     def start(self, slot: int, now: float, events: list[CallEvent]) -> None:
-        """The call holds a slot for the first time, and its cached tokens."""
+        """Emit `Started`: the call holds a slot for the first time, and its cached tokens."""
         self.slot = slot
         self.started_at = now
         events.append(Started(self.key, slot, self.num_prompt, self.num_cached))
         self.tell_progress(now, events)
 
     def tell_progress(self, now: float, events: list[CallEvent]) -> None:
-        """More of the prompt is in the cache; one that was computed before, and is computed again, is not told of."""
+        """Emit `Progress` if the call wants it; a prompt that is computed again after a token came is not reported."""
         if "progress" in self.request.tell and not self.num_predicted:
             time_ms = int((now - self.started_at) * 1e3)
             events.append(Progress(self.key, self.num_prompt, self.num_cached, self.num_cells, time_ms))
 
     def tell_prompt(self, context: Context, events: list[CallEvent]) -> Failure | None:
-        """Tell how likely each token of the prompt is that follows one of the newest chunk, whose rows end at `row`.
+        """Emit the probability of each prompt token that follows one of the newest chunk, whose rows end at `row`.
 
-        Return why that can't be told; None where it was. A chunk that is computed again is told of once.
+        Return why that failed; None: it did not. A chunk that is computed again is reported once.
         """
         assert self.picker is not None  # noqa: S101 - for the type checker
         known = min(self.num_cells + 1, self.num_prompt)
@@ -287,13 +287,13 @@ class Sequence:
         return None
 
     def take_chunk(self, num_tokens: int) -> Tokens:
-        """The next tokens to compute; they count as cached from here on."""
+        """Return the next tokens to compute; they count as cached from here on."""
         chunk = self.tokens()[self.num_cells : self.num_cells + num_tokens]
         self.num_cells += num_tokens
         return chunk
 
     def forget(self, start: int, end: int) -> None:
-        """The conversation goes on without these tokens, and its cells are another's no more."""
+        """Drop tokens [start, end) from the conversation, whose cells no other call may share any more."""
         tokens = self.tokens()
         self._base = np.concatenate((tokens[:start], tokens[end:]))
         self.num_cells -= end - start
@@ -302,7 +302,7 @@ class Sequence:
         self._num_unturned = self.num_cells
 
     def pick(self, context: Context, events: list[CallEvent]) -> Outcome:
-        """Draw the next token from the logits of its row -> why it was the last one, if it was."""
+        """Draw the next token from the logits of its row; return why it was the last one, or None."""
         if self.picker is not None:
             return self._pick_with(self.picker, context, events)
         if self._ruled_out is None or (token := context.likeliest(self.row)) in self._ruled_out:
@@ -310,7 +310,7 @@ class Sequence:
         return self.accept(token, events) if context.is_number(self.row, token) else NOT_A_NUMBER
 
     def accept(self, token: int, events: list[CallEvent]) -> FinishReason | None:
-        """The model said `token`: add the text that may leave to `events` -> why this was the last token, if it was."""
+        """Take a drawn token: add the text that may leave to `events`; return why it was the last token, or None."""
         self.token = token
         self.num_predicted += 1
         self._num_untold += 1
@@ -335,7 +335,7 @@ class Sequence:
         return reason
 
     def cut(self, events: list[CallEvent]) -> None:
-        """No more tokens are wanted: add the text that was held back to `events`."""
+        """Add the text that was held back to `events`, since no more tokens are wanted."""
         text = self._text.finish()
         if text:
             events.append(Text(self.key, text, 0))
@@ -351,20 +351,20 @@ class Sequence:
         )
 
     def finished(self, reason: FinishReason, now: float) -> Finished:
-        """The last event of a call that ended."""
+        """Return the last event of a call that ended."""
         usage = Usage(self.num_prompt, self.num_predicted, self.num_cached)
         is_full = reason is FinishReason.LENGTH and self.num_prompt + self.num_predicted >= self._n_ctx
         truncated = self.shifted or is_full
         return Finished(self.key, reason, usage, self.timings(now), self._text.stop, truncated, self.num_preempted)
 
     def resume(self, events: list[CallEvent]) -> Outcome:
-        """Go on with the token that was drawn, as the mask may have answered."""
+        """Go on with the drawn token, since the mask may have answered."""
         assert self.picker is not None  # noqa: S101 - for the type checker
         try:
             token = self.picker.resume(events)
         except CallFailed as failed:
             return failed.failure
-        except MemoryError:  # the call's own: no token was taken, and the others go on
+        except MemoryError:  # of this call alone: no token was taken, and the others go on
             return NO_MEMORY
         except MaskPending as pending:
             self.pending = pending.is_ready
@@ -374,12 +374,12 @@ class Sequence:
 
     def _pick_with(self, picker: Picker, context: Context, events: list[CallEvent]) -> Outcome:
         if self.pending is not None:
-            return PENDING  # it was thrown out meanwhile, and is back
+            return PENDING  # it was preempted meanwhile, and is back
         try:
             token = picker.pick(context, self.row, events)
         except CallFailed as failed:
             return failed.failure
-        except MemoryError:  # the call's own: no token was taken, and the others go on
+        except MemoryError:  # of this call alone: no token was taken, and the others go on
             return NO_MEMORY
         except MaskPending as pending:
             if not context.is_number(self.row, picker.drawn):
@@ -398,7 +398,7 @@ def _limit(request: EngineRequest, n_ctx: int) -> int:
 
 
 def _pieces(request: EngineRequest, vocab: Vocab) -> Callable[[int], bytes]:
-    """What each token adds to the answer's text."""
+    """Return the function from a token to the bytes that it adds to the answer's text."""
     written = request.written
     if request.special:
         return vocab.special_piece

@@ -1,11 +1,11 @@
-"""Whose call gives its slot up, where calls of several teams are in one engine: a pure decision.
+"""Sharing the slots among teams: which call gives its slot up where several teams are in one engine, a pure decision.
 
-Each team with work is owed slots by its weight. A gateway's line sees to that as calls come; here it holds while they
+Each team with work is owed slots by its weight. A gateway's queue ensures that as calls come, this module while they
 run: a call of a team that is owed more takes the slot of a team that has more, once the call there has had its slice.
-What gave way waits, its cells kept, and goes on later where it was. Calls of one team alone are never sliced.
+The preempted call waits, its cells kept, and goes on later where it was. Calls of one team alone are never sliced.
 
-Attained service decides who gives way (Nuyens, Wierman, "The foreground-background queue", 2008): of the team that has
-most, the call that has the longest answer.
+Attained service decides which call gives way (Nuyens, Wierman, "The foreground-background queue", 2008): of the team
+that has most, the call that has the longest answer.
 """
 
 from __future__ import annotations
@@ -15,36 +15,36 @@ from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
 SLICE_TOKENS = 64
-"""An answer goes on for so many tokens at least before its call gives way,"""
+"""A slice: least tokens of an answer before its call gives way, if they come sooner than `SLICE_S`."""
 SLICE_S = 1.0
-"""or for so long, where that is sooner."""
+"""A slice: least seconds of an answer before its call gives way, if they pass sooner than `SLICE_TOKENS`."""
 FIRST_SLICE = 0.1
-"""Part of a slice after which it gives way to a team that has no slot: that team's first token waits for it."""
+"""Part of a slice after which a call gives way to a team that has no slot, whose first token waits for it."""
 RETURN_SHARE = 0.2
-"""Of the time of a slice that coming back may take: where that is dear, slices are longer."""
+"""Part of a slice's time that coming back may take: where that takes long, slices are longer."""
 LONGEST_SLICE_S = 10.0
 MIN_OVERDRAFT = 8
-"""Calls that may be in an engine beyond its slots, for teams to take turns: as many as slots, or this."""
+"""Least calls that an engine takes beyond its slots, for teams to take turns; more if it has more slots."""
 
 
 class Sharer(Protocol):
-    """What must be known of a call. Times are seconds of any one clock."""
+    """A call, as far as this module must know it. Times are seconds of any one clock."""
 
     @property
     def team(self) -> str: ...
     @property
     def weight(self) -> float:
-        """Of its team."""
+        """Return the weight of its team."""
         ...
 
     @property
     def order(self) -> tuple[float, float, int]:
-        """Class, deadline, number; smaller goes first."""
+        """Return priority class, deadline and number; the smallest goes first."""
         ...
 
     @property
     def waits_since(self) -> float:
-        """When it began to wait for a slot, of a call that waits."""
+        """Return when a waiting call began to wait for a slot."""
         ...
 
     @property
@@ -58,13 +58,13 @@ S = TypeVar("S", bound=Sharer)
 
 @dataclass(slots=True)
 class Turn:
-    """What a call has got since it last took a slot."""
+    """The service of a call since it last took a slot."""
 
     entered_at: float = 0.0
     resumed_at: float = 0.0
-    """When its answer began, or went on; 0: it reads its prompt."""
+    """When its answer began, or went on; 0: its prompt is being computed."""
     return_s: float = 0.0
-    """What coming back took, of a call that gave way before."""
+    """Seconds from taking the slot to the next token, of a call that gave way before."""
     num_before: int = 0
     """Tokens of its answer when it took the slot."""
     num_cut: int = 0
@@ -74,17 +74,17 @@ class Turn:
         self.entered_at, self.resumed_at, self.num_before = now, 0.0, num_predicted
 
     def resume(self, now: float, *, again: bool) -> None:
-        """A token has come. `again`: not the answer's first one."""
+        """Note that a token has come. `again`: not the answer's first one."""
         self.resumed_at, self.num_cut = now, 0
         self.return_s = now - self.entered_at if again else 0.0
 
     def is_over(self, now: float, num_predicted: int, *, keeps_prompt: bool, part: float = 1.0) -> bool:
-        """Whether the call may give way. `keeps_prompt`: of a prompt that is read in part nothing would be lost.
+        """Return whether the call may give way.
 
-        `part`: of a whole slice, that is enough.
+        `keeps_prompt`: nothing computed of a prompt would be lost. `part`: the part of a slice that is enough.
         """
         if not self.resumed_at:
-            # Twice as long each time: should something be lost after all, it gets to its answer some day.
+            # Twice as long each time: if something is lost after all, it still gets to its answer some day.
             return keeps_prompt and now - self.entered_at >= SLICE_S * part * 2**self.num_cut
         ran_s = now - self.resumed_at
         if ran_s < min(LONGEST_SLICE_S, self.return_s / RETURN_SHARE):
@@ -98,16 +98,16 @@ def overdraft_of(slots: int) -> int:
 
 
 def is_shared(running: Iterable[Sharer], waiting: Iterable[Sharer]) -> bool:
-    """Whether calls of several teams are there."""
+    """Return whether calls of several teams are there."""
     teams = {one.team for one in running}
     teams.update(one.team for one in waiting)
     return len(teams) > 1
 
 
 def next_in(waiting: Collection[S], running: Collection[Sharer]) -> S:
-    """Return who is let in next, of those that wait: in order, where they are all of one team.
+    """Return the waiting call that is admitted next: the first in order, where all are of one team.
 
-    Else a team that has nothing goes first, the one that has waited longest of several; then the more urgent class, and
+    Else a team without a slot goes first, of several the one that has waited longest; then the more urgent class, and
     of one class the team that has least for its weight.
     """
     held = _held(running)
@@ -123,10 +123,10 @@ def next_in(waiting: Collection[S], running: Collection[Sharer]) -> S:
 
 
 def gives_way(running: Collection[S], newcomer: Sharer, has_had_slice: Callable[[S], bool]) -> S | None:
-    """Return the call whose place the newcomer takes; None: nobody owes it one, or none has had its slice yet.
+    """Return the call whose slot the newcomer takes; None: no call owes it one, or none has had its slice yet.
 
-    A team that has nothing is owed a place by everybody. One that has some gets more from calls no more urgent than its
-    own, of teams that would still have more than it.
+    A team without a slot is owed one by all others. A team with some gets more from calls no more urgent than its own,
+    of teams that would still have more than it.
     """
     held = _held(running)
     mine = held.get(newcomer.team, 0.0)
@@ -144,19 +144,19 @@ def gives_way(running: Collection[S], newcomer: Sharer, has_had_slice: Callable[
 
 
 def goes_before(waiting: Sharer, newcomer: Sharer, running: Iterable[Sharer]) -> bool:
-    """Whether a call that has found no room holds back one that is asked after it: of its team, or one with more."""
+    """Return whether a call that found no room holds back a later one, which is of its team or of one with more."""
     held = _held(running)
     return waiting.team == newcomer.team or held.get(waiting.team, 0.0) < held.get(newcomer.team, 0.0)
 
 
 def last_of(holders: Collection[S]) -> S:
-    """Return who gives cells up when they run out: the last in order, of the team that has most for its weight."""
+    """Return the call that is preempted when cells run out: the last of the team that has most for its weight."""
     held = _held(holders)
     return max(holders, key=lambda one: (held[one.team], one.order))
 
 
 def _held(running: Iterable[Sharer]) -> Mapping[str, float]:
-    """Team -> its slots for its weight."""
+    """Return each team's number of slots divided by its weight."""
     held: dict[str, float] = {}
     for one in running:
         held[one.team] = held.get(one.team, 0.0) + 1 / one.weight

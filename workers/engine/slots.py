@@ -1,4 +1,4 @@
-"""What each slot holds: the conversation that last ended in it, which can be copied out, brought back and forgotten.
+"""The contents of slots: the conversation that last ended in each, which can be copied out, restored and erased.
 
 The work is done on the engine's thread in pieces between two steps, so that running streams do not wait for it.
 """
@@ -38,7 +38,7 @@ class Running(Protocol):
 
 
 class Archive(Protocol):
-    """What is needed of `workers.engine.disk_link.DiskLink`."""
+    """`workers.engine.disk_link.DiskLink`, as far as it is needed here."""
 
     def look_up(self, path: Path, known: int, limit: int, on_blocks: Callable[[list[Block]], None]) -> bool: ...
 
@@ -46,12 +46,12 @@ class Archive(Protocol):
 UNBOUNDED = -1
 
 READ_TOKENS = 16 * BLOCK_TOKENS
-"""Most that is read from disk at once for a copy: it is looked at by its bytes before more is."""
+"""Most tokens read from disk at once for a copy, whose bytes are checked before more are read."""
 
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """A conversation that ended."""
+    """A conversation that ended in a slot."""
 
     path: Path
     num_prompt: int
@@ -63,13 +63,13 @@ class Held:
 class CopiedSlot:
     scope: Scope
     conversation: SavedConversation
-    """Without tokens where nothing of it is left."""
+    """The conversation, without tokens if nothing of it is left."""
     num_left: int = 0
-    """Tokens at the end that are nowhere any more."""
+    """Tokens at the end that are not cached any more."""
 
 
 class SlotBook:
-    """Belongs to the engine's thread."""
+    """The contents of all slots, and the work on them. Belongs to the engine's thread."""
 
     def __init__(
         self, cache: PrefixCache, roster: Running, disk: Archive | None, *, num_slots: int, n_ctx: int
@@ -82,16 +82,16 @@ class SlotBook:
         self._held: dict[int, Held] = {}
         self._jobs: deque[Callable[[], bool]] = deque()
         self._reading = False
-        """The first job waits for the disk, and all others for it."""
+        """Whether the first job waits for the disk; all others wait for it."""
         self.closed: Failure | None = None
-        """Why nothing is done any more."""
+        """Why no work is done any more; None: it is done."""
 
     @property
     def has_work(self) -> bool:
         return bool(self._jobs) and not self._reading
 
     def ended(self, sequence: Sequence, *, keep: bool) -> None:
-        """A call is about to leave its slot. With `keep` its cells may be used again."""
+        """Note the conversation of a call that is about to leave its slot. With `keep` its cells may be used again."""
         if sequence.slot == NOWHERE:
             return
         self._held.pop(sequence.slot, None)
@@ -107,7 +107,7 @@ class SlotBook:
         return [self._info(slot, running.get(slot)) for slot in range(self.num_slots)]
 
     def begin(self, result: Future[T], work: Work[T]) -> None:
-        """Do the work bit by bit, unless nobody waits for the result any more."""
+        """Queue work to be done bit by bit, unless nobody waits for the result any more."""
         if not result.set_running_or_notify_cancel():
             return
         if self.closed is not None:
@@ -116,7 +116,7 @@ class SlotBook:
         self._jobs.append(partial(self._go_on, result, work))
 
     def move(self, seconds: float) -> None:
-        """Work for about so long. Called in every step."""
+        """Work for about `seconds`. Called in every step."""
         if not self._jobs:
             return
         until = time.perf_counter() + seconds
@@ -125,7 +125,7 @@ class SlotBook:
                 self._jobs.popleft()
 
     def close(self, failure: Failure) -> None:
-        """The engine ends: so does all work."""
+        """End all work with `failure`, since the engine ends."""
         self._reading = False
         self.closed = failure
         while self._jobs:
@@ -133,7 +133,7 @@ class SlotBook:
                 self._jobs.popleft()
 
     def copied(self, slot: int, tenant: str, salt: str, max_bytes: int = sys.maxsize) -> Work[CopiedSlot | None]:
-        """The conversation, as far as it is in the cache, in RAM or on disk; None: the slot is empty.
+        """Return the conversation, as far as it is in the cache, in RAM or on disk; None: the slot is empty.
 
         Raises CallFailed as soon as it is known to be larger than `max_bytes`.
         """
@@ -151,7 +151,7 @@ class SlotBook:
         return CopiedSlot(path.scope, conversation, end - position)
 
     def restored(self, slot: int, scope: Scope, saved: SavedConversation) -> Work[int]:
-        """The blocks lie in RAM from now on, as far as there is room -> tokens that the next call finds."""
+        """Put the blocks into RAM, as far as there is room; return the tokens that the next call finds."""
         self._refuse_busy(slot)
         if not self._cache.ram.max_bytes:
             message = "conversations are restored to memory that this worker does not have; raise cache_ram_mib"
@@ -169,7 +169,7 @@ class SlotBook:
         return known
 
     def erased(self, slot: int, tenant: str, salt: str) -> Work[int]:
-        """-> tokens that the slot held."""
+        """Erase the slot's conversation; return the tokens that the slot held."""
         held = self._of(slot, tenant, salt)
         if held is None:
             return 0
@@ -200,7 +200,7 @@ class SlotBook:
                 yield
 
     def _copied_state(self, path: Path, end: int, max_bytes: int) -> Work[list[Block]]:
-        """The longest one that there is."""
+        """Return a copy of the longest saved state of the path."""
         _check_size(self._cache.state_size(path, end), max_bytes)
         block = next(self._cache.copies(path, 0, end), None)
         known = 0 if block is None else block.end
@@ -210,7 +210,7 @@ class SlotBook:
         return found
 
     def _read(self, path: Path, known: int, end: int) -> Work[list[Block]]:
-        """What the disk has beyond the first `known` tokens; other jobs wait meanwhile."""
+        """Return the blocks that the disk has beyond the first `known` tokens; other jobs wait meanwhile."""
         blocks: list[Block] = []
         if self._disk is not None and self._disk.look_up(path, known, end, partial(self._have_read, blocks)):
             self._reading = True
@@ -222,7 +222,7 @@ class SlotBook:
         self._reading = False
 
     def _go_on(self, result: Future[T], work: Work[T]) -> bool:
-        """-> whether it is over."""
+        """Do the next part of a job; return whether the job is over."""
         try:
             if self.closed is not None:
                 raise CallFailed(self.closed)
@@ -241,7 +241,7 @@ class SlotBook:
         return True
 
     def _of(self, slot: int, tenant: str, salt: str) -> Held | None:
-        """What the slot holds for this team. Raises CallFailed."""
+        """Return the conversation that the slot holds for this team, if any. Raises CallFailed."""
         self._refuse_busy(slot)
         held = self._held.get(slot)
         mine = held is not None and (held.path.scope.tenant, held.path.scope.salt) == (tenant, salt)
@@ -277,7 +277,7 @@ class SlotBook:
 
 
 def _check_size(num_bytes: int, max_bytes: int) -> None:
-    """Raises CallFailed."""
+    """Raise CallFailed where the conversation is too large."""
     if num_bytes > max_bytes:
         message = (
             f"the slot's conversation takes more than the {max_bytes:,} bytes that are left of slot_save_mib_per_team, "
@@ -293,10 +293,10 @@ def _num_left(one: Sequence) -> int:
 
 
 class SlotDoor:
-    """The slots, for any thread: what is asked is done on the engine's thread, which fulfils the futures.
+    """The slots, for any thread: the engine's thread does the work and fulfils the futures.
 
-    A future ends with CallFailed: BUSY while a call runs in the slot, UNSUPPORTED, INTERNAL, or what the engine ends
-    with. Methods raise CallFailed: INVALID_REQUEST for a slot that there is not, or what the engine has ended with.
+    A future ends with CallFailed: BUSY while a call runs in the slot, UNSUPPORTED, INTERNAL, or the failure that the
+    engine ends with. Methods raise CallFailed: INVALID_REQUEST for an unknown slot, or the failure it has ended with.
     """
 
     def __init__(self, book: SlotBook, post: Post) -> None:
@@ -307,7 +307,7 @@ class SlotDoor:
         return self._begun(self._told())
 
     def copy(self, slot: int, tenant: str, salt: str, max_bytes: int = sys.maxsize) -> Future[CopiedSlot | None]:
-        """The slot's conversation, in as many parts as it takes; None: it is empty for this team and salt.
+        """Copy the slot's conversation, in as many parts as it takes; None: it is empty for this team and salt.
 
         The future ends with STORAGE_FULL where the conversation takes more than `max_bytes`.
         """
@@ -315,12 +315,12 @@ class SlotDoor:
         return self._begun(self._book.copied(slot, tenant, salt, max_bytes))
 
     def restore(self, slot: int, scope: Scope, saved: SavedConversation) -> Future[int]:
-        """-> tokens that the next call with this beginning need not compute."""
+        """Restore a conversation; the result is the tokens that the next call with this prefix need not compute."""
         self.check(slot)
         return self._begun(self._book.restored(slot, scope, saved))
 
     def erase(self, slot: int, tenant: str, salt: str) -> Future[int]:
-        """-> tokens that the slot held."""
+        """Erase the slot's conversation; the result is the tokens that the slot held."""
         self.check(slot)
         return self._begun(self._book.erased(slot, tenant, salt))
 
@@ -336,7 +336,7 @@ class SlotDoor:
         return self._book.infos()
 
     def check(self, slot: int) -> None:
-        """Raises CallFailed for a slot that there is not."""
+        """Raise CallFailed for a slot that does not exist."""
         if not 0 <= slot < self._book.num_slots:
             message = f"there is no slot {slot}; this worker's are 0 to {self._book.num_slots - 1}"
             raise CallFailed(Failure(FailureCode.INVALID_REQUEST, message, "id"))

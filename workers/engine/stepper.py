@@ -1,6 +1,6 @@
-"""The step: from the calls that are there to one `llama_decode`, and from its logits to what each call says next.
+"""The step: it schedules calls, runs one `llama_decode` for them, and samples each call's next token from the logits.
 
-Schedule, run, sample. Everything here belongs to the engine's thread.
+Everything here belongs to the engine's thread.
 """
 
 from __future__ import annotations
@@ -39,21 +39,21 @@ log = logging.getLogger("paddock.engine")
 MIN_PREFILL = 32
 
 CLEAN_WAIT_S = 1.0
-"""How long nobody enters a spoiled cache.
+"""Seconds for which no call enters a cache with cells that are not numbers.
 
-Where it spoils others they soon end too, and then it is clean; where it does not (flash attention), nobody need wait.
+If these spoil other calls, they soon end too, and the cache is cleaned; if not (flash attention), no call need wait.
 """
 
 PENDING_S = 0.005
-"""How long a step without anything to compute waits for the mask of a call: new calls wait as long."""
+"""Seconds that a step without anything to compute waits for a call's mask; new calls wait as long."""
 
 KEPT_SHARE = 7 / 8
-"""Of a full context, that `n_keep` can keep at most: each time that something goes llama.cpp turns the keys of all."""
+"""Most of a full context that `n_keep` can keep, a share: in each context shift llama.cpp rotates the keys of all."""
 
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """How much an engine does at once."""
+    """Bounds on what an engine does at once."""
 
     slots: int
     n_ctx: int
@@ -63,7 +63,7 @@ class Bounds:
 
 
 class Stepper:
-    """Moves every call that joined it on by a step at a time, until it is over."""
+    """Advances every call that joined it, one step at a time, until it is over."""
 
     def __init__(
         self,
@@ -74,12 +74,12 @@ class Stepper:
         on_end: Callable[[int], None],
         disk: Callable[[MovePace, bool], DiskLink] | None = None,
     ) -> None:
-        """`on_end(key)`: the call is over and has given back all it held.
+        """`on_end(key)` is called when a call is over and has given back all it held.
 
-        `disk(pace, by_range)`: makes the link to the disk tier, for blocks of tokens or for whole states.
+        `disk(pace, by_range)` makes the link to the disk tier, for blocks of tokens or for whole states.
         """
         self.events: list[CallEvent] = []
-        """What the last steps brought; the caller takes them away."""
+        """Events of the last steps; the caller takes them away."""
         self._context = context
         self._n_ctx = bounds.n_ctx
         self._adapters = adapters
@@ -114,27 +114,27 @@ class Stepper:
         self._gaps = TokenGaps()
         self._decoded_at = 0.0
         self._pending: list[Sequence] = []
-        """Their tokens were drawn, and their masks had no answer yet."""
+        """Calls whose token was drawn and whose mask had no answer yet."""
         self._farewell: Farewell | None = None
         self._spoiled = False
         self._spoiled_at = 0.0
-        """`time.monotonic` seconds."""
+        """When the cache was spoiled, `time.monotonic` seconds."""
 
     @property
     def num_running(self) -> int:
-        """Calls that hold a slot."""
+        """Return the number of calls that hold a slot."""
         return len(self._roster.running)
 
     @property
     def calls_left(self) -> tuple[tuple[CallLeft, ...], int]:
-        """What the calls with a slot have before them, and prompt tokens to compute for all; for any thread."""
+        """Return the tokens left of each call with a slot, and the prompt tokens left of all calls; for any thread."""
         running = tuple(CallLeft(one.num_prompt_left, one.num_predicted, one.limit) for one in self._roster.running[:])
         waiting = sum(one.num_prompt_left for one in self._roster.waiting[:])
         return running, waiting + sum(one.num_prompt for one in running)
 
     @property
     def prefill_s(self) -> float:
-        """What a token of a prompt takes; 0: not known yet."""
+        """Return the seconds of computing a prompt token; 0: not known yet."""
         return self._pace.steady_s
 
     @property
@@ -143,22 +143,22 @@ class Stepper:
 
     @property
     def num_cells_needed(self) -> int:
-        """KV cells that running calls hold; idle prefixes give way."""
+        """Return the KV cells that running calls hold; idle prefixes can be evicted and do not count."""
         return self._cache.num_used - self._cache.num_idle
 
     @property
     def num_cells_idle(self) -> int:
-        """KV cells of prefixes that nobody computes on."""
+        """Return the KV cells of idle prefixes."""
         return self._cache.num_idle
 
     @property
     def adapter_names(self) -> tuple[tuple[str, ...], tuple[str, ...]]:
-        """Adapters that running calls use, and waiting ones; on the engine's thread."""
+        """Return the names of adapters that running calls use, and waiting calls; for the engine's thread."""
         return _names(self._roster.running), _names(self._roster.waiting)
 
     @property
     def counters(self) -> EngineCounters:
-        """For any thread; the step that runs meanwhile may change it."""
+        """Return a snapshot for any thread; the step that runs meanwhile may change it."""
         cache, prompts = self._cache, self._roster.prompts
         return EngineCounters(
             num_decodes=self._num_decodes,
@@ -178,12 +178,12 @@ class Stepper:
         )
 
     def join(self, sequence: Sequence) -> None:
-        """A new call."""
+        """Take a new call."""
         self._roster.join(sequence)
         self._black_box.began(sequence.key, sequence.request.label)
 
     def drop(self, key: int) -> None:
-        """Nobody wants the call any more; unknown keys are ignored."""
+        """Drop a call that nobody wants any more; unknown keys are ignored."""
         sequence = self._roster.find(key)
         if sequence is not None:
             self._forget(sequence)
@@ -207,27 +207,27 @@ class Stepper:
         self.slots.close(failure)
 
     def save_some(self) -> bool:
-        """Nothing runs: copy a part of an idle prefix to RAM -> whether there is more to copy."""
+        """Copy a part of an idle prefix to RAM, while nothing runs; return whether there is more to copy."""
         return self._cache.save_some()
 
     def retire(self) -> None:
-        """From now on idle prefixes go to disk, if there is one, a part in each step."""
+        """Write idle prefixes to disk from now on, if there is a disk tier, a part in each step."""
         if self._disk is not None:
             self._farewell = Farewell(self._cache, self._disk)
 
     def write_out(self, deadline_s: float) -> None:
-        """Put every prefix on disk, if there is one, within the time. The last thing an engine does."""
+        """Put all prefixes on disk within `deadline_s`, if there is a disk tier. An engine does this last of all."""
         if self._disk is not None:
             until = time.monotonic() + deadline_s
             self._cache.save_idle(partial(self._disk.write, until=until))
             self._disk.write_out(list(self._cache.ram.blocks), until)
 
     def check_cells(self) -> None:
-        """The part of `check` that is quick. Raises IntegrityError."""
+        """Do the quick part of `check`. Raises IntegrityError."""
         self._cache.check_cells()
 
     def check(self) -> None:
-        """Compare the books with llama.cpp's cache. Raises IntegrityError."""
+        """Compare the engine's records with llama.cpp's cache. Raises IntegrityError."""
         try:
             self._roster.check()
         except ValueError as error:
@@ -236,7 +236,7 @@ class Stepper:
         self._adapters.check(one.adapter_set for one in (*self._roster.running, *self._roster.waiting))
 
     def _schedule(self) -> Plan[Sequence]:
-        """Let in who fits, then decide what this step computes."""
+        """Admit calls that fit, then decide what this step computes."""
         roster = self._roster
         if self._spoiled and not roster.running:
             self._clean()
@@ -259,7 +259,7 @@ class Stepper:
             self._fail(sequence, failure)
 
     def _clean(self) -> None:
-        """Without flash attention a cell that is not a number spoils every sequence, even when it is free again."""
+        """Clear the cache: without flash attention a cell that is not a number spoils all sequences, even when free."""
         log.error("a call ended because its logits were not numbers; all cached prompts are forgotten")
         self._cache.forget_all()
         self._spoiled = False
@@ -273,7 +273,7 @@ class Stepper:
         return in_parts(plan, n_ubatch, alike=alike)
 
     def _num_empty(self, plan: Plan[Sequence]) -> int:
-        """Of a step with prompts. A sequence alone is computed as llama-server computes it."""
+        """Return the empty rows of a step with prompts. A sequence alone gets none, as in llama-server."""
         alone = len(plan.decode) + len(plan.prefill) == 1
         fits = self._roster.has_spare_room and plan.num_tokens + MULTIPLE <= self._batch.capacity
         return 0 if alone or not fits else self._layouts.num_empty(plan.num_tokens)
@@ -296,7 +296,7 @@ class Stepper:
         self._layouts.note(num_rows, layout, time.perf_counter() - start)
 
     def _run(self, plan: Plan[Sequence], num_empty: int = 0) -> None:
-        """`num_empty`: rows of nobody's, to make the batch a shape that is quicker."""
+        """Decode a plan. `num_empty`: rows that belong to no call, for a quicker shape of the batch."""
         batch = self._batch
         batch.clear()
         for sequence in plan.decode:
@@ -327,14 +327,14 @@ class Stepper:
         self._num_switches += switched
 
     def _of_one_turn(self, ready: list[Sequence]) -> list[Sequence]:
-        """Of calls that are told of their prompts one at a time takes part: there is memory for the logits of one."""
+        """Return the calls of one adapter turn, at most one that wants its prompt's logits: memory is for one's only."""
         ready = chosen(self._turns, ready, time.perf_counter())
         later = [one for one in ready if one.tells_prompt][1:]
         return [one for one in ready if one not in later] if later else ready
 
     def _shift_full(self) -> None:
-        """Conversations that are as long as they may be go on without their older half, in this step or a later one,
-        or end.
+        """Shift the context of full conversations: they go on without the older half, in this step or a later one, or
+        end where there is no room.
         """
         until = time.perf_counter() + MOVE_S
         for sequence in [one for one in self._roster.running if one.is_full]:
@@ -364,12 +364,12 @@ class Stepper:
         self._end(ended)
 
     def _resume(self) -> None:
-        """Those whose masks have an answer by now go on with the token that was drawn."""
+        """Go on with the drawn tokens of calls whose masks have an answer by now."""
         waiting, self._pending = self._pending, []
         ended: list[tuple[Sequence, Outcome]] = []
         for sequence in waiting:
             if sequence.pending is None or not sequence.decoding:
-                continue  # it is over, or was thrown out: it will be asked when it is back
+                continue  # it is over, or was preempted: it will be asked when it is back
             outcome: Outcome = PENDING
             if sequence.pending(0.0):
                 outcome = self._pick(sequence, again=True)
@@ -378,7 +378,7 @@ class Stepper:
         self._end(ended)
 
     def _pick(self, sequence: Sequence, *, again: bool = False) -> Outcome:
-        """Draw a call's next token, or go on with the drawn one `again`; note what that took of the processor."""
+        """Draw a call's next token, or go on with the drawn one `again`; note the processor time that this took."""
         before = time.thread_time()
         outcome = sequence.resume(self.events) if again else sequence.pick(self._context, self.events)
         cost = sequence.cost
@@ -389,7 +389,7 @@ class Stepper:
         return (None if self.num_running == 1 else cost.failure()) or outcome
 
     def _first(self, sequence: Sequence) -> Outcome:
-        """The prompt is computed, or a call that was thrown out is back: draw the next token."""
+        """Draw the next token of a call whose prompt is computed, or that is back after a preemption."""
         outcome: Outcome = FinishReason.LENGTH
         if sequence.limit:
             if sequence.token_at:
@@ -403,7 +403,7 @@ class Stepper:
         return outcome
 
     def _end(self, ended: Iterable[tuple[Sequence, Outcome]]) -> None:
-        """Tell of those that are over, and remember those whose masks are to be asked again."""
+        """End the calls that are over, and remember those whose masks are to be asked again."""
         for sequence, outcome in ended:
             if isinstance(outcome, Pending):
                 self._pending.append(sequence)
@@ -424,7 +424,7 @@ class Stepper:
         self.events.append(Failed(sequence.key, failure))
 
     def _forget(self, sequence: Sequence, *, keep: bool = True) -> None:
-        """Give back everything that the call holds; with `keep` its prefix stays for those who come after."""
+        """Give back everything that the call holds; with `keep` its prefix stays for later calls."""
         sequence.chain.close()
         sequence.pending = None
         self._adapters.release(sequence.adapter_set)

@@ -1,4 +1,4 @@
-"""From the bytes of tokens to text that may leave: whole characters only, and nothing of a stop string."""
+"""Decoding of tokens' bytes to text that may leave: whole characters only, and nothing of a stop string."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from functools import lru_cache
 
 
 class AnswerText:
-    """The text of one answer. What may still become a stop string is held back, everything else leaves at once.
+    """The text of one answer. Text that may still become a stop string is held back, all other text leaves at once.
 
     Of several stop strings the one that is complete first ends the answer (of two that end together, the longer), so
     the result does not depend on how the text was cut into tokens.
@@ -18,21 +18,21 @@ class AnswerText:
     def __init__(self, stops: tuple[str, ...] = ()) -> None:
         self._stops = _stops_of(stops) if any(stops) else None
         self._place = 0
-        """Among the beginnings of stop strings, that of the longest one that the text ends in."""
+        """Number of the longest beginning of a stop string that the text ends in (see `_Stops`)."""
         self._bytes = b""
         self._held = ""
         self.stop: str | None = None
-        """The stop string that was met; nothing comes out any more."""
+        """The stop string that was met, after which no text leaves any more; None: none was met."""
 
     def push(self, piece: bytes) -> str:
-        """-> the text that may leave now. Bytes that can't become a character leave as U+FFFD."""
+        """Add a token's bytes; return the text that may leave now. Bytes that can't form a character become U+FFFD."""
         data = self._bytes + piece if self._bytes else piece
         text, num_used = utf_8_decode(data, "replace", False)
         self._bytes = data[num_used:]
         return text if self._stops is None or not text else self._release(text, self._stops)
 
     def finish(self) -> str:
-        """The model is done -> what was held back."""
+        """Return the text that was held back, since the model is done."""
         text = utf_8_decode(self._bytes, "replace", True)[0] if self._bytes else ""
         self._bytes = b""
         if self._stops is None:
@@ -69,11 +69,11 @@ class _Stops:
 
     def __init__(self, stops: tuple[str, ...]) -> None:
         self._next: list[dict[str, int]] = [{}]
-        """By place: character -> the place of the beginning that is longer by it."""
+        """By place (the number of a beginning): character -> the place of the beginning that is longer by it."""
         self._shorter = [0]
-        """By place: that of the longest other beginning that this one ends in."""
+        """By place: the place of the longest other beginning that this one ends in."""
         self.lengths = [0]
-        """By place, in characters."""
+        """By place: characters of the beginning."""
         self.met: list[str] = [""]
         """By place: the longest stop string that this beginning ends in; empty: none."""
         for stop in stops:
@@ -82,7 +82,7 @@ class _Stops:
         self._join()
 
     def after(self, place: int, character: str) -> int:
-        """Return the place of the longest beginning that a text ends in, which ended in that of `place` before."""
+        """Return the place of the longest beginning that a text ends in, which ended in `place` before `character`."""
         steps = self._next
         while place and character not in steps[place]:
             place = self._shorter[place]
@@ -102,7 +102,7 @@ class _Stops:
         self.met[place] = stop
 
     def _join(self) -> None:
-        """Shorter beginnings are done before longer ones."""
+        """Fill `_shorter` and `met`, for shorter beginnings before longer ones."""
         places = list(self._next[0].values())
         for place in places:
             for character, longer in self._next[place].items():
@@ -113,5 +113,5 @@ class _Stops:
 
 @lru_cache(maxsize=8)
 def _stops_of(stops: tuple[str, ...]) -> _Stops:
-    """The answers of one request share them."""
+    """Return the tree of these stop strings, which the answers of one request share."""
     return _Stops(stops)

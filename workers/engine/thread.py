@@ -1,4 +1,4 @@
-"""The one thread that owns a llama.cpp context: its mailbox, its loop and its end. What a step does is the engine's."""
+"""The one thread that owns a llama.cpp context: its mailbox, its loop and its end. The engine says what a step does."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ CHECK_TIMEOUT_S = 60.0
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """What the thread does; all of it is called on it, or where it does not run any more."""
+    """The functions that the thread calls; once it has ended, others call them."""
 
     step: Callable[[], bool]
-    """Takes one step; whether there is more to do at once."""
+    """Takes one step; returns whether there is more to do at once."""
     rest: Callable[[], None]
-    """There is nothing to do: what can be done while that lasts."""
+    """Does what can be done while there is nothing else to do."""
     end_all: Callable[[], None]
     """Ends every call that is still in, and gives back what they hold."""
     check: Callable[[], None]
-    """Raises IntegrityError."""
+    """Checks the records. Raises IntegrityError."""
 
 
 class EngineThread:
@@ -40,7 +40,7 @@ class EngineThread:
     ) -> None:
         """`on_crash` is called on the thread."""
         self.crashed: BaseException | None = None
-        """What ended the loop, if it did not end as asked."""
+        """The error that ended the loop; None: it runs, or ended as asked."""
         self._work = work
         self._door = door
         self._watchdog = watchdog
@@ -50,7 +50,7 @@ class EngineThread:
         self._stopping = False
         self._thread = threading.Thread(target=self._main, name="engine", daemon=True)
 
-    # From any thread.
+    # Any thread may call these.
 
     def start(self) -> None:
         self._thread.start()
@@ -70,7 +70,7 @@ class EngineThread:
             self._end_all()
 
     def check(self) -> None:
-        """Raises IntegrityError. Waits for the running step."""
+        """Check the engine's records after the running step. Raises IntegrityError."""
         if not self._thread.is_alive():
             self._work.check()
             return
@@ -78,11 +78,11 @@ class EngineThread:
         self.post(lambda: _answer(result, self._work.check))
         result.result(timeout=CHECK_TIMEOUT_S)
 
-    # On the thread.
+    # The thread calls these.
 
     @property
     def is_wanted(self) -> bool:
-        """There is mail, or an end to come."""
+        """Return whether there is mail, or the loop is to end."""
         return bool(self._mail) or self._stopping
 
     def _main(self) -> None:
@@ -92,8 +92,8 @@ class EngineThread:
                     self._rest()
         except BaseException as error:
             # The loop's edge: the process must learn that its engine is dead.
-            # Where memory is short in a step, no call can be blamed, and what llama.cpp holds may be anything: a new
-            # process takes its place.
+            # If memory runs out in a step, no call can be blamed, and the state of llama.cpp is unknown: a new process
+            # takes its place.
             cause = "ran out of memory and ends" if isinstance(error, MemoryError) else "died"
             log.exception("the engine's loop %s while running %s", cause, self._watchdog.black_box.text())
             self.crashed = error
@@ -116,14 +116,14 @@ class EngineThread:
         try:
             self._work.rest()
         except MemoryError:
-            # Nothing runs, and what was to be saved can be computed again: no reason to end the process.
+            # Nothing runs, and prefixes that were to be saved can be computed again: no reason to end the process.
             log.warning("out of memory: not all that may be wanted again is saved")
         while not self.is_wanted:
             self._wake.wait()
             self._wake.clear()
 
     def _take_mail(self) -> None:
-        """Carry out what has been posted. What that posts itself waits for the next step."""
+        """Carry out the posted acts. Acts that these post wait for the next step."""
         for _ in range(len(self._mail)):
             self._mail.popleft()()
 

@@ -1,11 +1,11 @@
-"""Whose adapters the next step computes with: a pure decision, since all rows of one `llama_decode` share them.
+"""Adapter turns: the choice of the adapters of the next step, since all rows of one `llama_decode` share them; pure.
 
-Calls with the same adapters and scales are a group. Teams take turns, and with each turn of a team goes the group of it
-that has waited longest: however many groups a team makes, what they cost is its own. All calls of a group are computed
-in its turn, whichever team they are of; a team that waited for just this group has had its turn with it.
+Calls with the same adapters and scales are a group. Teams take turns, and a team's turn goes to its group that has
+waited longest: however many groups a team makes, it bears their cost. All calls of a group are computed in its turn,
+whichever team they are of; a team that waited for just this group has had its turn with it.
 
-A switch makes llama.cpp lay out its graphs anew, so a turn lasts several steps where that is dear against a step, and
-one caller with an adapter of their own does not halve the pace of fifteen others: a group's turn grows with its share
+A switch makes llama.cpp lay out its graphs anew, so a turn lasts several steps if a switch costs much beside a step.
+One caller with an adapter of their own does not halve the pace of fifteen others: a group's turn grows with its share
 of the callers. Both have a bound, in steps and in time.
 
 One run each on one core, one caller, rank 8 or 16 on seven matrices of each layer: a switch adds 0.8 to 1.0 ms with the
@@ -19,22 +19,22 @@ from collections.abc import Collection, Iterable, Mapping
 from typing import Generic, Protocol, TypeVar
 
 SHARE = 0.1
-"""Of the time of a turn that its switch may take."""
+"""Share of a turn's time that its switch may take."""
 
 FEWEST_STEPS = 2
-"""Of a turn: the first step pays for the switch, the second tells how much that was."""
+"""Least steps of a turn: the first one pays for the switch, the second tells how much that was."""
 
 MOST_STEPS = 16
-"""Of a turn that others wait for; with k groups of one team none waits for more than (k - 1) times as many."""
+"""Most steps of a turn that others wait for; with k groups of one team none waits for more than (k - 1) times that."""
 
 WAIT_S = 0.25
-"""A turn ends early, after one step at least, once the turns of all groups of one team would take longer than this."""
+"""Seconds that the turns of all groups of one team may take: past that a turn ends early, after at least one step."""
 
 TEAM_WAIT_S = 0.06
-"""As much where other teams wait: a turn ends before a step that would bring all of their turns past it."""
+"""The same where other teams wait: a turn ends before a step that would bring all of their turns past it."""
 
 _WEIGHT = 0.3
-"""Of the newest measurement, against all before it."""
+"""Weight of the newest measurement, against all before it."""
 
 K = TypeVar("K")
 
@@ -55,33 +55,33 @@ class Keyed(Protocol):
 S = TypeVar("S", bound=AdapterUser)
 
 Callers = Mapping[K, Mapping[str, int]]
-"""Group -> team -> its callers, at least one."""
+"""Number of callers, at least one, by group and team."""
 
 
 class Turns(Generic[K]):
-    """Who has the turn, of the groups that have something to compute. Times are seconds of any one clock."""
+    """Decides which group has the turn, of those with something to compute. Times are seconds of any one clock."""
 
     def __init__(self) -> None:
         self.switch_s = 0.0
-        """What a switch costs, as far as it is known."""
+        """Seconds of a switch, as far as known."""
         self.step_s = 0.0
-        """What a step without one takes."""
+        """Seconds of a step without a switch."""
         self._current: K | None = None
         self._holder = ""
         """The team whose turn it is."""
         self._groups: dict[K, None] = {}
-        """All that are here; who waits stands in order, the longest first."""
+        """All groups that are here; those that wait are in order, the longest first."""
         self._teams: dict[str, None] = {}
-        """Likewise."""
+        """All teams that are here, in the same order."""
         self._num_steps = 0
         self._since = 0.0
         self._first_s = 0.0
-        """What the turn's first step took, if that paid for a switch; else 0."""
+        """Seconds of the turn's first step, if that paid for a switch; else 0."""
         self._last_s = 0.0
-        """What the turn's last step took, without a switch."""
+        """Seconds of the turn's last step, without a switch."""
 
     def choose(self, callers: Callers[K], now: float) -> K:
-        """Return the group of the next step, of at least one. Asking again changes nothing."""
+        """Return the group that the next step computes; `callers` has at least one. Asking again changes nothing."""
         self._groups = _present(self._groups, callers)
         self._teams = _present(self._teams, (team for teams in callers.values() for team in teams))
         claims = self._claims(callers)
@@ -89,7 +89,7 @@ class Turns(Generic[K]):
         if current is not None:
             if current in callers and not self._is_over(current, callers, claims, now):
                 return current
-            # A team whose group has ended had its turn as well: else groups of one step each would keep all others out.
+            # A team whose group has ended had its turn too: else groups of one step each would keep all others out.
             for team in [team for team in self._teams if team == self._holder or claims[team] == current]:
                 _move_back(self._teams, team)
             _move_back(self._groups, current)
@@ -100,7 +100,7 @@ class Turns(Generic[K]):
         return current
 
     def note_step(self, seconds: float, *, switched: bool, comparable: bool = True) -> None:
-        """The chosen group's step took this long. `comparable`: it computed one token per caller, no prompt."""
+        """Learn from a step of the chosen group. `comparable`: it computed one token per caller, no prompt."""
         self._num_steps += 1
         self._last_s = max(0.0, seconds - self.switch_s * switched)
         if not comparable:
@@ -114,7 +114,7 @@ class Turns(Generic[K]):
                 self._first_s = 0.0
 
     def length(self, group: K, callers: Callers[K], rivals: Collection[str] = ()) -> int:
-        """Return the steps of a turn of `group` while others wait: other teams, if there are rivals, or its team's."""
+        """Return the steps of a turn of `group` while others wait: `rivals`, or if empty its own team's others."""
         worth = math.ceil(self.switch_s / (SHARE * self.step_s)) if self.step_s else 0
         others = [
             sum(count for team, count in teams.items() if not rivals or team in rivals)
@@ -126,7 +126,7 @@ class Turns(Generic[K]):
         return min(MOST_STEPS, max(FEWEST_STEPS, worth) * max(1, share))
 
     def _claims(self, callers: Callers[K]) -> dict[str, K]:
-        """Return for each team the group of it that has waited longest: its next turn is for that."""
+        """Return each team's group that has waited longest, which gets the team's next turn."""
         claims: dict[str, K] = {}
         for group in self._groups:
             for team in callers[group]:
@@ -150,7 +150,7 @@ class Turns(Generic[K]):
 
 
 def chosen(turns: Turns[bytes], ready: list[S], now: float) -> list[S]:
-    """Those of `ready` whose adapters have the turn, in the same order."""
+    """Return those of `ready` whose adapters have the turn, in the same order."""
     callers: dict[bytes, dict[str, int]] = {}
     for one in ready:
         teams = callers.setdefault(one.adapter_set.key, {})
@@ -162,7 +162,7 @@ def chosen(turns: Turns[bytes], ready: list[S], now: float) -> list[S]:
 
 
 def _present(queue: Mapping[K, None], here: Iterable[K]) -> dict[K, None]:
-    """Return the queue of those that are here, newcomers at its end."""
+    """Return the queue with those that are here, newcomers at its end."""
     new = dict.fromkeys(here)
     return {**{one: None for one in queue if one in new}, **new}
 

@@ -10,13 +10,13 @@ Vectors = NDArray[np.float32]
 NONE, MAX_ABSOLUTE, TAXICAB, EUCLIDEAN = -1, 0, 1, 2
 
 LARGEST = 32760.0
-"""What the largest absolute value becomes with `MAX_ABSOLUTE`: the range of 16-bit integers."""
+"""Largest absolute value after normalising with `MAX_ABSOLUTE`: the range of 16-bit integers."""
 
 
 def normalized(vectors: Vectors, norm: int) -> Vectors:
-    """float32 [rows, width] -> the same, each row divided by its norm. A row of zeros stays as it is.
+    """Return float32 [rows, width] vectors, each row divided by its norm. A row of zeros stays as it is.
 
-    `norm` above `EUCLIDEAN` is the p of a p-norm. Of a row with values that are not numbers none is one afterwards.
+    `norm` above `EUCLIDEAN` is the p of a p-norm. A row with a value that is not a number has no numbers afterwards.
     """
     if norm == NONE:
         return vectors

@@ -1,15 +1,15 @@
 """The watchdog: ends a process whose engine hangs in a step, after saying which requests were running.
 
-Two hangs are told apart, because one of them stops every Python thread:
+There are two kinds of hangs, because one of them stops every Python thread:
 
-- A step that gave the interpreter lock away (`llama_decode`) and does not come back is noticed by a thread that looks
+- A step that released the interpreter lock (`llama_decode`) and does not come back is noticed by a thread that looks
   ten times per bound. It logs the requests and every thread's stack, and ends the process with `Exit.HUNG`.
-- Code that keeps the interpreter lock (a sampler, a regular expression) stops that thread too. So each look winds up a
-  timer of `faulthandler`, which needs no lock: if nobody looked for two bounds, it writes the stacks and ends the
-  process with code 1. The ids of the requests are in the black box then.
+- Code that keeps the interpreter lock (a sampler, a regular expression) stops that thread too. So each look restarts a
+  timer of `faulthandler`, which needs no lock: without a look for two bounds, it writes the stacks and ends the process
+  with code 1. The ids of the requests are in the black box then.
 
-Both count what they saw: a process that was frozen (SIGSTOP, a paused container) is not ended by the first for the
-time in which it did not run.
+The thread counts only time that it saw: a process that was frozen (SIGSTOP, a paused container) is not ended by it for
+the time in which it did not run.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ log = logging.getLogger("paddock.engine")
 
 LOOKS_PER_BOUND = 10
 STUCK_BOUNDS = 2
-"""Bounds without any Python at all, after which the timer ends the process."""
+"""Bounds without any Python code running, after which the timer ends the process."""
 
 FAREWELL_S = 10.0
-"""How long the last log lines may take: a thread that hangs may hold the log's own lock."""
+"""Seconds that the last log lines may take: a thread that hangs may hold the log's own lock."""
 
 STDERR = 2
 
@@ -41,17 +41,17 @@ IDLE = 0.0
 
 
 class StepAge:
-    """How long the running step has been seen to run. Pure: the caller brings the clock."""
+    """The time for which the running step has been seen to run. Pure: the caller brings the clock."""
 
     def __init__(self, longest_look_s: float) -> None:
-        """Between two looks no more than this counts: the process itself may not have run for longer."""
+        """`longest_look_s`: most that counts between two looks, as the process itself may not have run for longer."""
         self._longest_look_s = longest_look_s
         self._began_at = IDLE
         self._looked_at = 0.0
         self._age_s = 0.0
 
     def look(self, now: float, began_at: float) -> float:
-        """`began_at` tells the steps apart; `IDLE`: none runs -> seconds."""
+        """Return the seconds that the running step has run. `began_at` tells steps apart; `IDLE`: none runs."""
         if began_at == IDLE:
             self._age_s = 0.0
         elif began_at != self._began_at:
@@ -63,7 +63,7 @@ class StepAge:
 
 
 class Watchdog:
-    """Marks are set by the engine's thread and cost one store each. Start it before the engine, close it after."""
+    """Ends the process if a step hangs. Start it before the engine, close it after. Each mark costs one store."""
 
     def __init__(
         self, bound_s: float = 0.0, black_box: BlackBox | None = None, *, end: Callable[[float], None] | None = None
@@ -83,7 +83,7 @@ class Watchdog:
         self._began_at = IDLE
 
     def hung_s(self) -> float:
-        """For how long the running step has been over its bound; 0 while it is not. For any thread."""
+        """Return the seconds for which the running step has been over its bound; 0 while it is not. For any thread."""
         began_at = self._began_at
         if began_at == IDLE or self._bound_s <= 0:
             return 0.0
@@ -94,7 +94,7 @@ class Watchdog:
             self._thread.start()
 
     def close(self) -> None:
-        """Calling it again does nothing."""
+        """Stop the watching thread. Calling it again does nothing."""
         self._stop.set()
         if self._thread.is_alive():
             self._thread.join()
