@@ -1,4 +1,4 @@
-"""From a `Constraint` to the mask of one answer: checked, compiled once, kept for the next caller."""
+"""The compiler: it checks a `Constraint`, compiles it once, keeps it for the next caller and makes an answer's mask."""
 
 from __future__ import annotations
 
@@ -31,54 +31,54 @@ a thread of their own.
 """
 
 Key = tuple[str, bytes]
-"""Kind of a grammar, and SHA-256 of its text."""
+"""Key of a kept grammar: its kind, and the SHA-256 of its text."""
 
 MAX_LARK_BYTES = 256 << 10
 MAX_REGEX_BYTES = 16 << 10
 MAX_PATTERNS = 6
-"""More of them that may have to match one text are tried elsewhere first."""
+"""Most patterns that may have to match one text; a grammar with more is first tried in a process of its own."""
 
 MAX_TRIGGERS = 16
 MAX_TRIGGER_CHARS = 128
 MAX_TRIGGER_SETS = 16
-"""Sets of triggers that are remembered; in practice they are always those of the model's tool calls."""
+"""Most sets of triggers that are remembered; in practice they are always those of the model's tool calls."""
 
 
 class Compiled(Protocol):
     """A grammar that makes masks. Immutable."""
 
     def mask(self) -> Mask:
-        """For an answer from its first token."""
+        """Return a mask for an answer from its first token."""
 
     def mask_after(self, begun: bytes) -> Mask | None:
-        """For what follows `begun`; None if no answer begins so. Does not block: the engine asks for it."""
+        """Return a mask for what follows `begun`; None if no answer begins so. Must not block: the engine calls it."""
 
     def refused_of(self, beginnings: Sequence[bytes]) -> bytes | None:
-        """Return the first of them that no answer begins with, if there is one. May block."""
+        """Return the first beginning that no answer begins with, if there is one. May block."""
 
 
 class GbnfCompiler(Protocol):
     def compile(self, text: str) -> Compiled:
-        """Raises Unusable."""
+        """Compile GBNF. Raises Unusable."""
 
 
 class LarkCompiler(Protocol):
     def lark(self, text: str) -> Elsewhere:
-        """For Lark that llguidance can compile."""
+        """Return the grammar of Lark that llguidance can compile."""
 
 
 class Trial(Protocol):
     def check(self, kind: Literal["gbnf", "lark"], text: str) -> None:
-        """Raises Unusable for what would harm this process, CallFailed where that can't be found out."""
+        """Raise Unusable for a grammar that would harm this process, CallFailed where that can't be found out."""
 
 
 class Compiler:
-    """One model's. `mask` blocks while it compiles, for milliseconds to seconds: call it on a thread that may wait."""
+    """The compiler of one model. `mask` blocks for milliseconds to seconds: call it on a thread that may wait."""
 
     def __init__(
         self, vocab: Words, gbnf: GbnfCompiler, trial: Trial, calls: CallForms, elsewhere: LarkCompiler | None = None
     ) -> None:
-        """`elsewhere`: follows what would take a step of the engine too long; None: it takes its time here."""
+        """`elsewhere`: follows grammars that take too long for a step of the engine; None: they are followed here."""
         self._vocab = vocab
         self._elsewhere = elsewhere
         self._calls = calls
@@ -86,7 +86,7 @@ class Compiler:
         self._trial = trial
         self._lock = threading.Lock()
         self._kept: OrderedDict[Key, tuple[Compiled | Unusable, int]] = OrderedDict()
-        """With the bytes that each counts for. Refusals too: finding out may have taken seconds."""
+        """Compiled grammars, each with the bytes that it counts for. Refusals too, as they may have taken seconds."""
         self._num_bytes = 0
         self._counts = {"compiled": 0, "reused": 0, "refused": 0}
         self._triggers_of = functools.lru_cache(MAX_TRIGGER_SETS)(self._new_triggers)
@@ -101,7 +101,7 @@ class Compiler:
 
     @property
     def counts(self) -> dict[str, int]:
-        """What became of the forms that calls asked for, so far: `compiled`, `reused`, `refused`."""
+        """Return how many constraints of calls were `compiled`, `reused` or `refused` so far."""
         with self._lock:
             return dict(self._counts)
 
@@ -110,9 +110,9 @@ class Compiler:
         _ = self._words, self._pieces
 
     def answer_mask(self, request: GenerateRequest, thought: Thought | None = None) -> Mask | None:
-        """What keeps the answer to the form that the request asks for; None if it asks for none. Raises CallFailed.
+        """Return the mask of the form that the request asks for; None if it asks for none. Raises CallFailed.
 
-        `thought`: what the model may think before, in no form, and how much of it.
+        `thought`: how, and how much, the model may think before, without a form.
         """
         constraint = self._calls.constraint_of(request)
         begin = None if constraint is None else self._beginning(constraint)
@@ -121,11 +121,11 @@ class Compiler:
         return None if begin is None else begin()
 
     def mask(self, constraint: Constraint) -> Mask:
-        """Raises CallFailed (INVALID_REQUEST) for what can't be read, is too much, or can't be enforced."""
+        """Return a mask. Raises CallFailed (INVALID_REQUEST): it can't be read, is too large, or can't be enforced."""
         return self._beginning(constraint)()
 
     def _beginning(self, constraint: Constraint) -> Callable[[], Mask]:
-        """What makes masks for an answer from its beginning. Raises CallFailed."""
+        """Return the function that makes masks for an answer from its beginning. Raises CallFailed."""
         try:
             grammar = self._grammar(constraint)
             if not constraint.triggers:
@@ -139,7 +139,7 @@ class Compiler:
         return functools.partial(TriggeredMask, triggers, grammar.mask_after)
 
     def _grammar(self, constraint: Constraint) -> Compiled:
-        """Raises Unusable, and CallFailed (BUSY) where it can't be found out now."""
+        """Return the compiled grammar. Raises Unusable, and CallFailed (BUSY) where it can't be tried now."""
         text = constraint.text.encode()
         key = (constraint.kind, hashlib.sha256(text).digest())
         known = self._known(key)
@@ -213,7 +213,7 @@ class Compiler:
 
 
 def is_heavy(lark: str) -> bool:
-    """Whether compiling may take long: finding out if several patterns have a text in common doubles with each one."""
+    """Return whether compiling may take long: looking for a text that several patterns share doubles with each one."""
     num_patterns = lark.count('"pattern') + lark.count('"format"')
     merges = '"allOf"' in lark or '"$ref"' in lark
     return (num_patterns > MAX_PATTERNS and merges) or lark.count("&") + lark.count("~") > MAX_PATTERNS

@@ -1,4 +1,4 @@
-"""Whether two JSON Schemas exclude each other, as far as that is plain to see. False means: perhaps not."""
+"""A check whether two JSON Schemas exclude each other, as far as that is easy to see. False means: perhaps not."""
 
 from __future__ import annotations
 
@@ -11,25 +11,25 @@ from urllib.parse import unquote
 MAX_PAIRS = 2_000
 MAX_HOPS = 16
 MAX_COMPARED = 20_000
-"""Of one document, in all: properties that refer to each other have as many pairs as there are ways through them."""
+"""Most pairs compared in one document: properties that refer to each other have as many as there are ways through."""
 VALUES_PER_COMPARISON = 16
-"""So many values that are compared count as a pair of schemas."""
+"""Compared values that count as one pair of schemas."""
 
 _TYPES = frozenset({"null", "boolean", "number", "string", "array", "object"})
 
 
 class Disjoint:
-    """`root` is the document in which references are looked up."""
+    """Compares the schemas of one document. `root` is the document in which references are looked up."""
 
     def __init__(self, root: Any) -> None:
         self._root = root
         self._left = MAX_COMPARED
         self._types: dict[int, frozenset[str]] = {}
         self._values: dict[int, frozenset[str] | None] = {}
-        """By a schema's identity: lists are long, and may be referred to from everywhere."""
+        """Listed values by a schema's identity: lists are long, and may be referred to from everywhere."""
 
     def all(self, schemas: Any) -> bool:
-        """Whether no value can satisfy two of them."""
+        """Return whether no value can satisfy two of these schemas."""
         if not isinstance(schemas, Sequence) or len(schemas) * len(schemas) > 2 * MAX_PAIRS:
             return False
         return all(self.two(a, b, MAX_HOPS) for a, b in combinations(schemas, 2))
@@ -71,7 +71,7 @@ class Disjoint:
         return any(self.two(parts_a[name], parts_b[name], hops - 1) for name in shared)
 
     def _target(self, schema: Any) -> Any:
-        """What a schema that is but a reference refers to."""
+        """Return the schema behind a schema that is only a reference; else the schema itself."""
         for _ in range(MAX_HOPS):
             if not isinstance(schema, dict) or not isinstance(schema.get("$ref"), str):
                 return schema
@@ -88,7 +88,7 @@ class Disjoint:
 
 
 def _types(schema: dict[str, Any]) -> frozenset[str]:
-    """Types of the values that may satisfy it; integers are numbers."""
+    """Return the types of the values that may satisfy a schema; integers are numbers."""
     kinds = _TYPES
     if "type" in schema:
         named = schema["type"] if isinstance(schema["type"], list) else [schema["type"]]
@@ -107,7 +107,7 @@ def _type(value: Any) -> str:
 
 
 def _values(schema: dict[str, Any]) -> frozenset[str] | None:
-    """The values that it lists, as texts that are equal where the values are; None if it lists none."""
+    """Return the values that a schema lists, as texts that are equal where the values are; None if it lists none."""
     values = [schema["const"]] if "const" in schema else schema.get("enum")
     return frozenset(map(_text, values)) if isinstance(values, list) else None
 
@@ -129,6 +129,6 @@ def _properties(schema: dict[str, Any]) -> dict[str, Any]:
 
 
 def _closed_to(schema: dict[str, Any], name: str) -> bool:
-    """Whether an object with this property can't satisfy it."""
+    """Return whether an object with this property can't satisfy the schema."""
     is_closed = schema.get("additionalProperties") is False and not schema.get("patternProperties")
     return is_closed and name not in _properties(schema)

@@ -1,7 +1,7 @@
-"""Grammars as masks of tokens, followed in a process of its own for each answer (`workers.constraint.forks`).
+"""Masks of grammars that are followed in a process of their own for each answer (`workers.constraint.forks`).
 
-The engine's thread never waits long for one: a mask that has no answer yet raises `MaskPending`, and its call skips
-the step.
+The engine's thread never waits long for such a mask: where it has no answer yet it raises `MaskPending`, and its call
+skips the step.
 """
 
 from __future__ import annotations
@@ -22,28 +22,28 @@ from workers.protocol.failures import CallFailed
 from workers.stoppable import NotStarted, ProcessEnded, TookTooLong
 
 GRACE_S = 0.001
-"""How long a question is waited for within a step: most are answered in a tenth of it."""
+"""Seconds to wait for an answer within a step: most questions are answered in a tenth of it."""
 
 WAIT_S = 5.0
-"""How long a caller who may wait does so, while a trigger is looked at."""
+"""Seconds to wait for an answer outside of steps, while a trigger is checked."""
 
 Question = tuple[int, bytes]
 
 
 class ForkedGrammars:
-    """What the caller wrote is compiled where it is followed; here it is only bounded."""
+    """Makes grammars that are compiled in the process that follows them; here their text is only bounded."""
 
     def __init__(self, processes: Forks, vocab: Words) -> None:
         self._processes = processes
         self._vocab = vocab
 
     def compile(self, text: str) -> ForkedGrammar:
-        """GBNF that has been tried. Raises Unusable."""
+        """Return the grammar of GBNF that has been tried. Raises Unusable."""
         check(text)
         return ForkedGrammar("gbnf", text, self._processes, self._vocab)
 
     def lark(self, text: str) -> ForkedGrammar:
-        """Lark that llguidance can compile."""
+        """Return the grammar of Lark that llguidance can compile."""
         return ForkedGrammar("lark", text, self._processes, self._vocab)
 
 
@@ -56,19 +56,19 @@ class ForkedGrammar:
         self._vocab = vocab
 
     def mask(self) -> ForkedMask:
-        """For an answer from its first token. Does not block."""
+        """Return a mask for an answer from its first token. Does not block."""
         return self._mask(())
 
     def mask_after(self, begun: bytes) -> ForkedMask | None:
-        """For what follows `begun`, which `refused_of` has been asked about. Does not block."""
+        """Return a mask for what follows `begun`, which `refused_of` has been asked about. Does not block."""
         return self.mask_after_tokens(self._tokens(begun))
 
     def mask_after_tokens(self, begun: Iterable[int]) -> ForkedMask:
-        """For what follows these tokens, which an answer may begin with. Does not block."""
+        """Return a mask for what follows these tokens, which an answer may begin with. Does not block."""
         return self._mask(tuple(begun))
 
     def refused_of(self, beginnings: Sequence[bytes]) -> bytes | None:
-        """Return the first of them that no answer begins with, if there is one. Blocks. Raises CallFailed."""
+        """Return the first beginning that no answer begins with, if there is one. Blocks. Raises CallFailed."""
         try:
             self._processes.start()
         except NotStarted as error:
@@ -84,7 +84,7 @@ class ForkedGrammar:
 
 
 class ForkedMask:
-    """One answer's. Its process is forked when it is first asked."""
+    """The mask of one answer. Its process is forked when it is first asked."""
 
     __slots__ = ("_answers", "_asked", "_begun", "_done", "_eog", "_fork", "_processes", "_text")
 
@@ -95,41 +95,41 @@ class ForkedMask:
         self._eog = eog
         self._fork: Fork | None = None
         self._asked: deque[Question] = deque()
-        """What has no answer yet."""
+        """Questions that have no answer yet."""
         self._answers: dict[Question, bytes] = {}
-        """What was answered since the last token."""
+        """Questions that were answered since the last token."""
         self._done = False
 
     @property
     def is_done(self) -> bool:
-        """Raises MaskPending, CallFailed."""
+        """Return whether nothing but the end can follow. Raises MaskPending, CallFailed."""
         self._catch_up(GRACE_S)
         return self._done
 
     def permits(self, token: int) -> bool:
-        """Raises MaskPending, CallFailed."""
+        """Return whether `token` may come next. Raises MaskPending, CallFailed."""
         return self._answer((forks.PERMITS, _bytes(token))) != b"\0"
 
     def allowed(self) -> Bits | None:
-        """Raises MaskPending, CallFailed."""
+        """Return the tokens that may come next. Raises MaskPending, CallFailed."""
         bits = self._answer((forks.ALLOWED, b""))
         return np.frombuffer(bits, dtype="<u4").astype(np.uint32, copy=False) if bits else None
 
     def accept(self, token: int) -> None:
-        """Does not wait for the answer."""
+        """Note that `token` came. Does not wait for the answer."""
         self._answers.clear()
         if token not in self._eog:
             self._ask((forks.ACCEPT, _bytes(token)))
 
     def begins(self, tokens: tuple[int, ...]) -> bool:
-        """Whether an answer may begin with these tokens. Blocks. Raises CallFailed."""
+        """Return whether an answer may begin with these tokens. Blocks. Raises CallFailed."""
         question = (forks.BEGIN, _tokens(tokens))
         self._ask(question)
         self._catch_up(WAIT_S)
         return self._answers[question][:1] != b"\0"
 
     def is_ready(self, wait_s: float) -> bool:
-        """Whether the next answer is there, or will never be; blocks for `wait_s` at most."""
+        """Return whether the next answer is there, or will never be; blocks for `wait_s` at most."""
         return self._fork is None or self._fork.is_ready(wait_s)
 
     def _answer(self, question: Question) -> bytes:
@@ -147,7 +147,7 @@ class ForkedMask:
         self._send(question)
 
     def _forked(self) -> Fork:
-        """Raises MaskPending while processes can't be forked yet, CallFailed where they can't be at all."""
+        """Fork a process. Raises MaskPending while none can be forked yet, CallFailed where none can be at all."""
         try:
             process = self._processes.fork()
         except NotStarted as error:

@@ -1,5 +1,5 @@
-"""Grammars of callers, each in a process of its own: llama.cpp may abort over one or never return, and can't be stopped
-within a process.
+"""Processes for callers' grammars, one for each: llama.cpp may abort over a grammar or never return, and can't be
+stopped within a process.
 
 One process holds the model's vocabulary and forks another for each grammar that is tried or followed
 (`workers.llama.grammar_forks`). A forked process ends by itself when a question takes more than its time, and when
@@ -32,37 +32,37 @@ START_S = 60.0
 Kind = Literal["gbnf", "lark"]
 
 COMPILE, TRY, BEGIN, PERMITS, ALLOWED, ACCEPT = b"CTBPLA"
-"""What a forked process is asked: to compile a grammar, to try one, to begin anew behind some tokens, whether a token
-may come, which tokens may, and to take one."""
+"""Questions to a forked process: compile a grammar, try one, begin anew after some tokens, tell whether a token may
+come, tell which tokens may, and take one."""
 
 OK, REFUSED = 0, 1
-"""First byte of an answer: what follows is the answer, or why there is none."""
+"""First byte of an answer: the answer follows, or the reason why there is none."""
 
 HEADER = struct.Struct("<BI")
-"""What is asked, or the kind of an answer; and how many bytes follow."""
+"""The question, or the kind of an answer; and how many bytes follow."""
 
 MAX_ANSWER = 4 << 20
 SENT_AT_ONCE = 256 << 10
 
 ENDING = struct.Struct("<i")
-"""What the forking process sends over a forked one's second socket when that has ended: its exit code; negative: the
+"""Message of the forking process over a forked one's second socket when that has ended: its exit code; negative: the
 signal that ended it."""
 
 NOT_BEGUN = 75
-"""Exit code of a forked process that could not begin; told as well where none could be forked."""
+"""Exit code of a forked process that could not begin; also sent where none could be forked."""
 
 ANSWER_S = 10.0
-"""A forked process that is silent for so long has no processor, or is stopped."""
+"""Seconds of silence after which a forked process has no processor, or is stopped."""
 
 
 class Fork:
-    """One forked process, from the asking side. Used by one thread at a time; it ends when this is collected."""
+    """One forked process, on the asking side. Used by one thread at a time; it ends when this is garbage collected."""
 
     def __init__(self, end: socket.socket, life: socket.socket) -> None:
-        """`life`: closing it ends the process, whatever it is at; it tells how the process ended."""
+        """`life`: closing it ends the process, whatever that does; how the process ended comes over it."""
         self._end, self._life = end, life
         self._is_over = False
-        """Whether the process has ended, and it is `life` that is waited for."""
+        """Whether the process has ended, so that `life` is polled."""
         for one in (end, life):
             weakref.finalize(self, one.close).atexit = False
         self._received = b""
@@ -78,16 +78,16 @@ class Fork:
         self._send()
 
     def is_ready(self, wait_s: float = 0.0) -> bool:
-        """Whether `take` would not wait; blocks for `wait_s` at most."""
+        """Return whether `take` would not wait; blocks for `wait_s` at most."""
         self._send()
         if time.monotonic() - self._asked_at > ANSWER_S:
             return True
         return bool(self._poll.poll(wait_s * 1e3))
 
     def take(self, wait_s: float) -> tuple[int, bytes] | None:
-        """Return the next answer, OK or REFUSED and what follows it; None if it is not there within the time.
+        """Return the next answer, OK or REFUSED and its bytes; None if it is not there within the time.
 
-        Raises TookTooLong, ProcessEnded (with what `workers.stoppable.ending` says), NotStarted where it could not be
+        Raises TookTooLong, ProcessEnded (with the text of `workers.stoppable.ending`), NotStarted where it could not be
         forked.
         """
         until = time.monotonic() + wait_s
@@ -121,7 +121,7 @@ class Fork:
         return kind, body
 
     def _read(self) -> None:
-        """Raises ProcessEnded, NotStarted."""
+        """Read what has come. Raises ProcessEnded, NotStarted."""
         if self._is_over:
             self._read_ending()
         try:
@@ -139,7 +139,7 @@ class Fork:
         self._poll.register(self._life, select.POLLIN)
 
     def _read_ending(self) -> NoReturn:
-        """Raises ProcessEnded, NotStarted."""
+        """Raise how the process ended: ProcessEnded, NotStarted."""
         try:
             told = self._life.recv(ENDING.size, socket.MSG_DONTWAIT | socket.MSG_PEEK)
         except OSError:
@@ -164,7 +164,7 @@ class Fork:
 
 
 class Forks:
-    """The process that forks. May be used from several threads."""
+    """The process that forks others for grammars. May be used from several threads."""
 
     def __init__(self, model: Path, *, start_s: float = START_S) -> None:
         """`model`: the GGUF file whose vocabulary the grammars are for.
@@ -177,7 +177,7 @@ class Forks:
         self._process: subprocess.Popen[bytes] | None = None
         self._control: socket.socket | None = None
         self._threads = started_threads("paddock-forks", 1)
-        """One thread, which starts the process anew while the engine's goes on."""
+        """One thread, which starts the process anew while the engine's thread goes on."""
         self._starting: Future[None] | None = None
 
     @property
@@ -212,7 +212,7 @@ class Forks:
     def fork(self) -> Fork | None:
         """Return a new process that knows no grammar yet; does not block.
 
-        None while the process that forks is starting, which this begins where need be. Raises NotStarted.
+        None while the process that forks is starting; starts it if need be. Raises NotStarted.
         """
         process, control = self._process, self._control
         if process is None or control is None or process.poll() is not None:
@@ -237,7 +237,7 @@ class Forks:
         return Fork(end, life)
 
     def is_ready(self, wait_s: float) -> bool:
-        """Whether `fork` is worth another try; blocks for `wait_s` at most."""
+        """Return whether `fork` is worth another try; blocks for `wait_s` at most."""
         starting = self._starting
         if starting is not None:
             wait((starting,), wait_s)
@@ -255,7 +255,7 @@ class Forks:
             raise NotStarted("the process that forks did not start")
 
     def _start_aside(self) -> None:
-        with contextlib.suppress(NotStarted, OSError):  # who waits for it finds out
+        with contextlib.suppress(NotStarted, OSError):  # the next call of `fork` finds out
             self.start()
 
     def close(self) -> None:
@@ -272,7 +272,7 @@ class Forks:
 
 
 def _pair() -> tuple[socket.socket, socket.socket]:
-    """Raises NotStarted."""
+    """Return two connected sockets. Raises NotStarted."""
     try:
         return socket.socketpair()
     except OSError as error:  # there are no descriptors left
@@ -286,7 +286,7 @@ def _end(process: subprocess.Popen[bytes], control: socket.socket) -> None:
 
 
 def receive(end: int) -> tuple[int, bytes] | None:
-    """Return what is asked next, on the forked side; None at the end."""
+    """Return the next question, on the forked side; None at the end."""
     header = _exactly(end, HEADER.size)
     if header is None:
         return None

@@ -1,4 +1,4 @@
-"""Bounds for a caller's GBNF, checked before llama.cpp sees it. They are cheap; `trial` finds the rest.
+"""Bounds for a caller's GBNF, checked before llama.cpp sees it. They are cheap to check; `trial` finds the rest.
 
 Source of the language: grammars/README.md of llama.cpp.
 """
@@ -12,9 +12,9 @@ from workers.constraint.failures import Unusable
 MAX_BYTES = 64 << 10
 MAX_NESTING = 50
 MAX_REPETITIONS = 1_000
-"""In one {m,n}."""
+"""Most repetitions in one {m,n}."""
 MAX_ALL_REPETITIONS = 20_000
-"""Of the whole grammar; llama.cpp writes a rule for each."""
+"""Most repetitions of the whole grammar; llama.cpp writes a rule for each."""
 
 _TOKEN = re.compile(
     r"""
@@ -29,7 +29,7 @@ _TOKEN = re.compile(
 
 
 def check(text: str) -> None:
-    """Raises Unusable."""
+    """Raise Unusable for a grammar that is over a bound."""
     if len(text.encode()) > MAX_BYTES:
         raise Unusable(f"the grammar has more than {MAX_BYTES >> 10} KiB; send a smaller one")
     if not text.strip():
@@ -55,7 +55,7 @@ def check(text: str) -> None:
 
 
 def names_tokens(text: str) -> bool:
-    """Whether a rule may name tokens, such as `<[1234]>` or `<think>`, and not only texts."""
+    """Return whether a rule may name tokens, such as `<[1234]>` or `<think>`, and not only texts."""
     return "<" in _TOKEN.sub("", text)
 
 

@@ -1,8 +1,8 @@
 """Masks by llguidance: JSON Schema, regular expressions and Lark grammars become Lark, Lark becomes a matcher.
 
-`no_forcing` lets the model spell a text with any tokens that make it: which split of the text a tokeniser prefers is
-the model's business, and for vocabularies that put a space in front of a text it would be wrong. llguidance is written
-in Rust and bounded by its limits: a grammar that is too much is an error, not a crash.
+`no_forcing` lets the model spell a text with any tokens that make it. The split is the model's choice, and the
+tokeniser's would be wrong for vocabularies that put a space in front of a text. llguidance is written in Rust and
+bounded by its limits: a grammar that is too large is an error, not a crash.
 """
 
 from __future__ import annotations
@@ -20,39 +20,39 @@ from workers.constraint.mask import Bits, Vocabulary, bits_for
 from workers.protocol.failures import CallFailed
 
 HEADER = "%llguidance"
-"""A Lark grammar may begin with this and an object of options (llama.cpp, docs/llguidance.md)."""
+"""Beginning of a Lark grammar with options, which follow as an object (llama.cpp, docs/llguidance.md)."""
 
 WHITESPACE = r"( |\n{1,2}[ \t]{0,20})"
-"""Between the tokens of a JSON text: one space, or new lines and an indentation. Bounded, so that a model can't go on
-with it for ever."""
+"""Whitespace between the tokens of a JSON text: one space, or new lines and an indentation. It is bounded, so that a
+model can't go on with it for ever."""
 
 
 @dataclass(frozen=True, slots=True)
 class StepLimits:
-    """Bound one question about an answer."""
+    """Bounds on one question about an answer."""
 
     max_items: int
     max_items_in_row: int
 
 
 MAX_LEXER_STATES = 25_000
-"""Of one answer, each up to two kilobytes."""
+"""Most lexer states of one answer, each up to two kilobytes."""
 
 QUICK = StepLimits(max_items=20_000, max_items_in_row=500)
-"""Of an Earley parser, whose work grows with the square of the items in a row: a question takes tens of milliseconds
-at most. Schemas have dozens of items."""
+"""Limits within the engine. The work of an Earley parser grows with the square of the items in a row: a question takes
+tens of milliseconds at most. Schemas have dozens of items."""
 
 WIDE = StepLimits(max_items=50_000, max_items_in_row=2_000)
-"""A question may take seconds: for a process of its own."""
+"""Limits in a process of its own, where a question may take seconds."""
 
 LIMITS = re.compile(r"row has \d+ items|Too many items")
-"""How llguidance names the two above."""
+"""llguidance's messages for the fields of `StepLimits`."""
 
 REASON_CHARS = 300
 
 
 class _Words:
-    """A vocabulary as llguidance asks for it."""
+    """A vocabulary in the form that llguidance asks for."""
 
     is_tokenizer_wrapper = True
 
@@ -60,7 +60,7 @@ class _Words:
         self.eos_token_id = vocab.eos if vocab.eos >= 0 else min(vocab.eog, default=0)
         self.bos_token_id = vocab.bos if vocab.bos >= 0 else None
         pieces = [vocab.piece(token) for token in range(vocab.num_tokens)]
-        # A token without text would never end an answer and never further it.
+        # A token without text would neither end an answer nor continue it.
         self.special_token_ids = [t for t, piece in enumerate(pieces) if not piece or t in vocab.eog]
         self.tokens: Sequence[bytes] = [piece or b"<|%d|>" % token for token, piece in enumerate(pieces)]
 
@@ -69,13 +69,13 @@ class _Words:
 
 
 def tokenizer(vocab: Vocabulary) -> LLTokenizer:
-    """Takes about a second for a vocabulary of 150,000 tokens. Safe to use from several threads."""
+    """Return llguidance's tokeniser, safe to use from several threads. Takes about a second for 150,000 tokens."""
     words: Any = _Words(vocab)
     return LLTokenizer(words, n_vocab=vocab.num_tokens, eos_token=sorted(vocab.eog) or [words.eos_token_id])
 
 
 def schema_to_lark(schema: object, rule: str = "start") -> str:
-    """`schema` is one that `workers.constraint.schema` has passed."""
+    """Return the Lark rule of a schema that `workers.constraint.schema` has passed."""
     if isinstance(schema, dict):
         schema = {**schema, "x-guidance": {"whitespace_pattern": WHITESPACE}}
     return f"{rule}: %json {json.dumps(schema)}\n"
@@ -90,7 +90,7 @@ class Grammar:
     """A compiled grammar. Immutable: `mask` may be called from several threads."""
 
     def __init__(self, words: LLTokenizer, lark: str, limits: StepLimits = WIDE) -> None:
-        """Raises Unusable."""
+        """Compile the grammar. Raises Unusable."""
         parser_limits = LLParserLimits(
             step_max_items=limits.max_items,
             max_items_in_row=limits.max_items_in_row,
@@ -112,16 +112,16 @@ class Grammar:
         return GuidanceMask(self._matcher.deep_copy(), self._num_tokens, self._eog)
 
     def mask_after(self, begun: bytes) -> GuidanceMask | None:
-        """A mask for what follows `begun`; None if no answer begins so."""
+        """Return a mask for what follows `begun`; None if no answer begins so."""
         mask = self.mask()
         return mask if mask.feed(self.tokens(begun)) else None
 
     def refused_of(self, beginnings: Sequence[bytes]) -> bytes | None:
-        """Return the first of them that no answer begins with, if there is one."""
+        """Return the first beginning that no answer begins with, if there is one."""
         return next((begun for begun in beginnings if self.mask_after(begun) is None), None)
 
     def tokens(self, begun: bytes) -> list[int]:
-        """Return tokens that make this text, any that do."""
+        """Return some tokens that make this text."""
         return self._words.greedy_tokenize(begun.decode())
 
 
@@ -137,7 +137,7 @@ class GuidanceMask:
 
     @property
     def is_beyond_limits(self) -> bool:
-        """The grammar took more than its limits: nothing more can be asked."""
+        """Return whether the grammar took more than its limits, so that nothing more can be asked."""
         return self._matcher.is_error()
 
     def permits(self, token: int) -> bool:
@@ -159,14 +159,14 @@ class GuidanceMask:
         self.is_done = self._matcher.is_stopped()
 
     def feed(self, tokens: list[int]) -> bool:
-        """Whether all of them may come, one after the other; afterwards they have."""
+        """Accept the tokens one after the other; return whether all of them may come."""
         fits = self._matcher.try_consume_tokens(tokens) == len(tokens)
         self.is_done = self._matcher.is_stopped()
         return fits
 
 
 def without_forcing(lark: str) -> str:
-    """The grammar with `no_forcing` among its options. Raises Unusable for options that are none."""
+    """Return the grammar with `no_forcing` among its options. Raises Unusable for options that are no JSON object."""
     first, _, rest = lark.lstrip().partition("\n")
     if not first.startswith(HEADER):
         return f'{HEADER} {{"no_forcing": true}}\n{lark}'
@@ -182,7 +182,7 @@ def _unusable(reason: str) -> Unusable:
 
 
 def _reason(matcher: LLMatcher) -> str:
-    """Why, on one line, without the copy of the grammar that llguidance adds."""
+    """Return the matcher's error on one line, without the copy of the grammar that llguidance adds."""
     lines = matcher.get_error().split("\n<non-verbose/>")[0].splitlines()
     kept = [line.strip() for line in lines if not line.lstrip().split("|")[0].strip().isdigit()]
     reason = " ".join(line for line in kept if line.strip("^ "))

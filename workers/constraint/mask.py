@@ -1,4 +1,4 @@
-"""What every kind of constraint is behind: a mask that follows one answer token by token."""
+"""The interface of every kind of constraint: a mask that follows one answer token by token."""
 
 from __future__ import annotations
 
@@ -13,34 +13,34 @@ Bits = NDArray[np.uint32]
 
 
 class MaskPending(Exception):
-    """The mask has no answer yet: ask the same again once `is_ready`, and meanwhile nothing else."""
+    """The mask has no answer yet: ask the same question again once `is_ready`, and no other meanwhile."""
 
     def __init__(self, is_ready: Callable[[float], bool]) -> None:
-        """`is_ready(wait_s)`: whether to ask again; blocks for `wait_s` at most."""
+        """`is_ready(wait_s)` returns whether to ask again; it blocks for `wait_s` at most."""
         super().__init__()
         self.is_ready = is_ready
 
 
 class Mask(Protocol):
-    """One answer's own, used by one thread at a time. Anything may raise CallFailed, and MaskPending.
+    """The mask of one answer, used by one thread at a time. Any method may raise CallFailed, and MaskPending.
 
     It can be used in two ways. Ask for `allowed` before each token; or draw a token first and ask `permits`, and only
-    if it is refused ask for `allowed` and draw again: for drawing from all tokens by their probability the result is
-    the same, and a model that keeps to the form by itself costs next to nothing. llama-server does the latter.
+    if it is refused ask for `allowed` and draw again. If tokens are drawn by their probability, the result is the same,
+    and a model that keeps to the form by itself costs next to nothing. llama-server does the latter.
     """
 
     @property
     def is_done(self) -> bool:
-        """The answer is complete and nothing but its end can follow: no more tokens need to be asked for."""
+        """Return whether the answer is complete: nothing but its end can follow, and no more tokens are needed."""
 
     def permits(self, token: int) -> bool:
-        """Whether `token` may come next."""
+        """Return whether `token` may come next."""
 
     def allowed(self) -> Bits | None:
-        """The tokens that may come next; None: all. Valid until `accept`. End tokens only where it may end."""
+        """Return the tokens that may come next, end tokens only where it may end; None: all. Valid until `accept`."""
 
     def accept(self, token: int) -> None:
-        """`token` came."""
+        """Note that `token` came."""
 
 
 def bits_for(num_tokens: int) -> Bits:
@@ -48,7 +48,7 @@ def bits_for(num_tokens: int) -> Bits:
 
 
 class Vocabulary(Protocol):
-    """What constraints need to know of a model's tokens."""
+    """A model's vocabulary, as far as constraints need it."""
 
     num_tokens: int
     eos: int
@@ -57,4 +57,4 @@ class Vocabulary(Protocol):
     """Tokens that end an answer."""
 
     def piece(self, token: int) -> bytes:
-        """The bytes that the token adds to an answer; empty for control tokens."""
+        """Return the bytes that the token adds to an answer; empty for control tokens."""

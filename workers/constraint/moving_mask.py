@@ -1,4 +1,4 @@
-"""A mask that is followed here while that is quick, and in a process of its own from where it no longer is."""
+"""Masks that are computed here while that is quick, and from then on in a process of their own."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from workers.constraint.mask import Bits, Mask
 from workers.protocol.failures import CallFailed
 
 SLOW_S = 0.03
-"""Others notice a step that is longer by so much."""
+"""Seconds for one question from which on other calls notice the longer step."""
 
 MAX_SLOW = 3
-"""Questions that may take so long before the mask moves: the first one on a grammar does, and a busy machine's."""
+"""Questions over `SLOW_S` before the mask moves: the first one on a grammar is slow, and any on a busy machine."""
 
 Answer = TypeVar("Answer")
 
 
 class Elsewhere(Protocol):
-    """A grammar that is followed in processes of its own."""
+    """A grammar that is followed in a process of its own for each answer."""
 
     def mask(self) -> Mask: ...
 
@@ -32,7 +32,7 @@ class Elsewhere(Protocol):
 
 
 class MovingGrammar:
-    """A grammar that is quick at its beginning. Immutable: may be used from several threads."""
+    """A grammar that is quick at the beginning of answers. Immutable: may be used from several threads."""
 
     def __init__(self, here: Grammar, elsewhere: Elsewhere) -> None:
         self._here = here
@@ -42,14 +42,14 @@ class MovingGrammar:
         return MovingMask(self._here.mask(), self._elsewhere.mask_after_tokens, [])
 
     def mask_after(self, begun: bytes) -> Mask | None:
-        """For what follows `begun`; None if no answer begins so."""
+        """Return a mask for what follows `begun`; None if no answer begins so."""
         mask, tokens = self._here.mask(), self._here.tokens(begun)
         if mask.feed(tokens):
             return MovingMask(mask, self._elsewhere.mask_after_tokens, tokens)
         return self._elsewhere.mask_after(begun) if mask.is_beyond_limits else None
 
     def refused_of(self, beginnings: Sequence[bytes]) -> bytes | None:
-        """Return the first of them that no answer begins with, if there is one. May block."""
+        """Return the first beginning that no answer begins with, if there is one. May block."""
         for begun in beginnings:
             mask = self._here.mask()
             if not mask.feed(self._here.tokens(begun)):
@@ -58,7 +58,7 @@ class MovingGrammar:
 
 
 class MovingMask:
-    """What `here` can't follow within its limits is followed from then on by what `move` makes of the tokens so far."""
+    """A mask that asks `here`, and once that exceeds its limits the mask that `move` makes from the tokens so far."""
 
     __slots__ = ("_here", "_move", "_num_slow", "_there", "_tokens")
 

@@ -1,4 +1,4 @@
-"""A tool's parameters one by one, for families that write each as plain text between marks of its own."""
+"""A tool's parameters one by one, for model families that write each as plain text between its own marks."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from workers.constraint.schema import ANNOTATIONS, enforceable
 from workers.protocol.requests import Tool
 
 PLAIN_OBJECT = frozenset({"type", "properties", "required", "additionalProperties", "$defs", "definitions", "$schema"})
-"""Keywords of a tool's schema that parameters one by one can be kept to."""
+"""Keywords of a tool's schema that can be enforced for parameters one by one."""
 PLAIN_TEXT = frozenset({"type", "enum", "const"})
-"""The same, of a parameter that is text."""
+"""Keywords that can be enforced for a parameter that is text."""
 
 
 MAX_READ_BYTES = 1 << 20
-"""Of a schema's definitions, which are read for each parameter: a thousand of them by ten thousands take minutes."""
+"""Most bytes of definitions times parameters: they are read for each one, and 1,000 by ten thousands take minutes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,15 +28,15 @@ class Parameter:
     name: str
     required: bool
     is_text: bool
-    """Written as it is, and not as JSON."""
+    """Whether the value is written as it is, and not as JSON."""
     values: tuple[str, ...]
-    """Those that are allowed; empty: any text."""
+    """Allowed values; empty: any text."""
     schema: Any
-    """Of the value, where it is JSON."""
+    """Schema of the value, where it is JSON."""
 
 
 def parameters_of(tool: Tool, *, closes: bool = False) -> Iterator[Parameter]:
-    """In the schema's order. `closes`: as of `enforceable`. Raises Unusable where a strict tool's can't be kept."""
+    """Yield parameters in the schema's order. `closes`: see `enforceable`. Raises Unusable where a strict tool's fail."""
     root = tool.parameters or {}
     properties, required = root.get("properties"), root.get("required")
     if tool.strict:
@@ -74,7 +74,7 @@ def _parameter(
 
 
 def _check(schema: dict[str, Any], kept: frozenset[str]) -> None:
-    """Raises Unusable for keywords that can't be kept in a text that is not JSON."""
+    """Raise Unusable for keywords that can't be enforced in a text that is not JSON."""
     for key in schema:
         if key not in kept and key not in ANNOTATIONS:
             raise Unusable(f"the keyword `{key}` can't be enforced in this model's form of calls; leave it out")

@@ -1,7 +1,7 @@
-"""Which JSON Schemas can be kept to the letter, and the form in which llguidance takes them.
+"""The check whether a JSON Schema can be enforced exactly, and its form for llguidance.
 
-Every keyword is one that llguidance enforces, or an annotation that says nothing about values, or it is refused by its
-name and place. Source: JSON Schema 2020-12 (core and validation), docs/json_schema.md of llguidance.
+A keyword is one that llguidance enforces, or an annotation that says nothing about values; any other is refused with
+its name and place. Source: JSON Schema 2020-12 (core and validation), docs/json_schema.md of llguidance.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ ANNOTATIONS = frozenset(
     {
         *("title", "description", "default", "examples", "example", "$comment", "readOnly", "writeOnly", "deprecated"),
         *("contentEncoding", "contentMediaType", "contentSchema", "$vocabulary"),
-        # OpenAPI and editors: they loosen or describe, and never forbid a value.
+        # From OpenAPI and editors: they loosen or describe, and never forbid a value.
         *("nullable", "discriminator", "xml", "externalDocs", "markdownDescription", "propertyOrdering"),
     }
 )
@@ -50,11 +50,11 @@ HARMLESS: Mapping[str, tuple[object, ...]] = {
     "not": (False,),
     "minContains": (0,),
 }
-"""Keywords that are refused, but for values that ask for nothing."""
+"""Keywords that are refused, except with these values, which ask for nothing."""
 
 OBJECT_KEYWORDS = frozenset({"properties", "patternProperties", "additionalProperties", "required", "minProperties"})
 OPENING = frozenset({"additionalProperties", "unevaluatedProperties", "propertyNames"})
-"""A schema that has one of them says itself which other keys its objects have."""
+"""Keywords by which a schema itself says which other keys its objects have."""
 
 STRING_FORMATS = frozenset(
     {"date-time", "time", "date", "duration", "email", "hostname", "ipv4", "ipv6", "uuid", "uri"}
@@ -65,7 +65,7 @@ _DAY = r"((0[13578]|1[02])-(0[1-9]|[12][0-9]|3[01])|(0[469]|11)-(0[1-9]|[12][0-9
 _DATE = rf"({_YEAR}-{_DAY}|{_LEAP_YEAR}-02-29)"
 _TIME = r"([01][0-9]|2[0-3]):[0-5][0-9]:[0-5][0-9](\.[0-9]{1,9})?(Z|[+-]([01][0-9]|2[0-3]):[0-5][0-9])"
 EXACT_FORMATS: Mapping[str, str] = {"date": f"^{_DATE}$", "date-time": f"^{_DATE}T{_TIME}$"}
-"""Days that exist: llguidance's own pattern has a 29th of February in every year. Source: RFC 3339."""
+"""Patterns of days that exist: llguidance's own has a 29th of February in every year. Source: RFC 3339."""
 
 NUMBER_FORMATS: Mapping[str, tuple[int, int] | None] = {
     "int32": (-(2**31), 2**31 - 1),
@@ -77,7 +77,7 @@ NUMBER_FORMATS: Mapping[str, tuple[int, int] | None] = {
 
 
 def parse(text: str) -> Any:
-    """Raises Unusable for what is too large, too deep or no JSON."""
+    """Return the schema in a text. Raises Unusable for one that is too large, too deep or no JSON."""
     if len(text.encode()) > MAX_BYTES:
         raise Unusable(f"the schema has more than {MAX_BYTES >> 10} KiB; send a smaller one")
     try:
@@ -87,9 +87,9 @@ def parse(text: str) -> Any:
 
 
 def enforceable(schema: Any, *, closes: bool = False) -> Any:
-    """The schema without annotations and in llguidance's words. Raises Unusable with the keyword that can't be kept.
+    """Return the schema without annotations, in llguidance's form. Raises Unusable with the keyword that can't be kept.
 
-    `closes`: objects end after the keys that are listed, where the schema does not say which others there may be.
+    `closes`: objects have only the keys that are listed, where the schema does not say which others there may be.
     """
     reader = _Reader(schema, closes)
     try:
@@ -98,13 +98,13 @@ def enforceable(schema: Any, *, closes: bool = False) -> Any:
     except Unusable:
         raise
     except (TypeError, AttributeError, LookupError, ValueError) as error:
-        # Whatever a keyword has for a value, it is the caller's mistake, and none of this worker.
+        # A value of a wrong kind is the caller's mistake, not this worker's.
         logger.warning("a schema could not be read: %r", error)
         raise Unusable("a keyword of the schema has a value of a kind that it can't have; correct it") from None
 
 
 class _Reader:
-    """One schema's walk. Definitions are read when something refers to them; others don't matter."""
+    """Walks through one schema. Definitions are read when something refers to them; others don't matter."""
 
     def __init__(self, root: Any, closes: bool) -> None:
         self._root = root
@@ -112,10 +112,10 @@ class _Reader:
         self._disjoint = Disjoint(root)
         self._values = Values(root)
         self._wanted: list[tuple[str, str, bool]] = []
-        """Definitions, and whether their objects are joined with other schemas'."""
+        """Definitions to read (shelf, name), and whether their objects are joined with other schemas'."""
         self._num_nodes = 0
         self.is_unclear = False
-        """Which objects may be closed can't be told: one is joined with a schema that is no definition."""
+        """Whether it can't be told which objects may be closed: one is joined with a schema that is no definition."""
 
     def read(self) -> Any:
         result = self._schema(self._root, "the schema", 0, is_root=True)
@@ -124,7 +124,7 @@ class _Reader:
             shelf, name, joined = self._wanted.pop()
             definition = self._definition(shelf, name)
             if definition is None or done.get((shelf, name)) in (True, joined):
-                continue  # llguidance says so if nothing is there
+                continue  # llguidance reports a missing definition
             done[shelf, name] = joined
             schema = self._schema(definition, f"`{shelf}/{name}`", 2, joined=joined)
             result.setdefault(shelf, {})[name] = schema
@@ -135,7 +135,7 @@ class _Reader:
         return definitions.get(name) if isinstance(definitions, dict) else None
 
     def _schema(self, schema: Any, path: str, depth: int, *, is_root: bool = False, joined: bool = False) -> Any:
-        """`joined`: another schema is to hold for the same value, whose keys this one does not list."""
+        """Return one schema for llguidance. `joined`: another one, with keys of its own, holds for the same value."""
         self._num_nodes += 1
         if depth > MAX_DEPTH or self._num_nodes > MAX_NODES:
             raise Unusable(f"the schema is nested more than {MAX_DEPTH} levels deep or has more than {MAX_NODES} parts")
@@ -160,7 +160,7 @@ class _Reader:
         return out
 
     def _joined(self, schema: dict[str, Any], key: str, value: Any, out: dict[str, Any], path: str, depth: int) -> None:
-        """Schemas of which one or all are to hold beside others."""
+        """Read the keyword of schemas of which one or all hold beside others."""
         if key == "$ref":
             out[key] = value
             self._refer(value, joined=True)
@@ -179,7 +179,7 @@ class _Reader:
         joined: bool = False,
     ) -> None:
         schemas = self._list(key, value, path, depth, joined=joined)
-        # One of several that exclude each other is any of them.
+        # Where schemas exclude each other, `oneOf` means the same as `anyOf`.
         alike = key == "oneOf" and "anyOf" not in schema and self._disjoint.all(value)
         out["anyOf" if alike else key] = schemas
 
@@ -187,7 +187,7 @@ class _Reader:
         self, schema: dict[str, Any], key: str, value: Any, out: dict[str, Any], path: str, depth: int
     ) -> None:
         if key in out:
-            return  # `propertyNames` has taken its place
+            return  # `propertyNames` has replaced it
         if key in PLAIN:
             out[key] = value
             if key == "$ref":
@@ -225,14 +225,14 @@ class _Reader:
         return [self._schema(part, f"{path}, `{key}` {n}", depth + 2, joined=joined) for n, part in enumerate(value)]
 
     def _unique(self, schema: dict[str, Any], out: dict[str, Any], *, is_asked: bool) -> None:
-        """As far as a grammar can: an array is no longer than there are values."""
+        """Bound an array without repeats as far as a grammar can: it is no longer than there are values."""
         values = self._values.of(schema.get("items"))
         most = schema.get("maxItems")
         if is_asked and values is not None and not (isinstance(most, int) and most <= len(values)):
             out["maxItems"] = len(values)
 
     def _property_names(self, schema: dict[str, Any], value: Any, out: dict[str, Any], path: str) -> None:
-        """Names that match a pattern are properties by pattern, where no others are named."""
+        """Turn `propertyNames` with a pattern into `patternProperties`, where no other properties are named."""
         if value in (True, {}):
             return
         others = {"properties", "patternProperties"} & set(schema)
@@ -254,14 +254,14 @@ class _Reader:
 
 
 def _num_parts(schema: dict[str, Any]) -> int:
-    """Return how many schemas are to hold for one value: of each kind of keyword one, and each of `allOf`."""
+    """Return how many schemas hold for one value: one for each kind of keyword, and each of `allOf`."""
     every = schema.get("allOf")
     num_joined = sum(key in schema for key in ("anyOf", "oneOf", "$ref"))
     return num_joined + (len(every) if isinstance(every, list) else 0) + (not OBJECT_KEYWORDS.isdisjoint(schema))
 
 
 def _is_listed(schema: dict[str, Any]) -> bool:
-    """Whether a schema lists the keys of its objects, does not speak of others, and needs none."""
+    """Return whether a schema lists the keys of its objects, and neither mentions nor needs others."""
     listed, needed, least = schema.get("properties"), schema.get("required", ()), schema.get("minProperties", 0)
     if not isinstance(listed, dict) or not OPENING.isdisjoint(schema):
         return False

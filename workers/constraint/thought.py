@@ -1,7 +1,7 @@
-"""A mask for models that think before they answer: the thought is free but bounded, what follows it is constrained.
+"""A mask for models that think before they answer: the thought is free but bounded, the answer is constrained.
 
 Source of how a budget works: common/reasoning-budget.cpp of llama.cpp. Here a closing tag that has begun when the
-budget ends is completed, and a model that would end its answer, or begin it, within the thought closes that first.
+budget ends is completed, and a model that would end or begin its answer within the thought closes the thought first.
 """
 
 from __future__ import annotations
@@ -21,22 +21,22 @@ from workers.protocol.requests import UNBOUNDED
 
 @dataclass(frozen=True, slots=True)
 class Thought:
-    """How a model shows its thought, and how much of it a call wants."""
+    """The marks of a model's thought, and how much of it a call wants."""
 
     open: str
     close: str
     closing: str = ""
-    """What is said for the model to close it, ending in `close`; empty: `close`."""
+    """Text that is forced to close the thought, ending in `close`; empty: `close`."""
     ends: tuple[str, ...] = ()
-    """Other marks that end it: those of calls, for models that call without closing their thought."""
+    """Other marks that end the thought: those of calls, for models that call without closing their thought."""
     is_open: bool = False
-    """The prompt ends within a thought."""
+    """Whether the prompt ends within a thought."""
     budget: int = UNBOUNDED
-    """Most tokens of it, before it is closed; -1: no bound."""
+    """Most tokens of a thought before it is closed; -1: no bound."""
     message: str = ""
-    """What is said before it is closed at its budget."""
+    """Text that is forced before the thought is closed at its budget."""
     again: bool = False
-    """More thoughts may come in the middle of an answer that has no form; each has the budget anew."""
+    """Whether more thoughts may come in the middle of an answer without a form; each has the budget anew."""
 
 
 class Words(Vocabulary, Protocol):
@@ -49,34 +49,34 @@ class Words(Vocabulary, Protocol):
 
 class _Place(Enum):
     BEFORE = auto()
-    """Nothing but what may become the opening tag."""
+    """Only text came that may become the opening tag."""
     INSIDE = auto()
     AFTER = auto()
 
 
 class ThoughtMask:
-    """`begin`: makes what the answer must follow where the thought is over, or from its first token if there is none.
+    """The mask of a thought and of the answer after it, or from the first token if there is none, which `begin` makes.
 
-    Where the opening tag and the constraint both allow what is said first, it is a thought as soon as the tag is whole.
+    Where both the opening tag and the constraint allow the first text, it is a thought once the tag is complete.
     """
 
     def __init__(self, thought: Thought, words: Words, begin: Callable[[], Mask] | None) -> None:
         self._words = words
         self._inner = begin() if begin is not None else None
         self._later = begin() if begin is not None and not thought.is_open else None
-        """The same for the answer after a thought: nothing that became one has been said to it."""
+        """The mask of the answer after a thought, which has not seen the tokens of the opening tag."""
         self._budget, self._again = thought.budget, thought.again
         self._open, self._close = thought.open.encode(), thought.close.encode()
         self._closing = thought.closing.encode() or self._close
         self._message = thought.message.encode()
         self._ends = tuple(mark.encode() for mark in thought.ends)
         self._reach = max(map(len, (self._close, self._closing, b"1234", *self._ends))) - 1
-        """So much of what was said last may belong to a mark, or to a character."""
+        """Bytes at the end of the text that may belong to an unfinished mark or character."""
         self._place = _Place.BEFORE
         self._tail = b""
-        """What was said last, as far as it may belong to a tag."""
+        """End of the text, as far as it may belong to a tag."""
         self._tag_only = False
-        """The constraint does not allow what was said so far: it must become the opening tag."""
+        """Whether the constraint does not allow the text so far, so that it must become the opening tag."""
         self._left = 0
         self._forced: deque[int] = deque()
         if thought.is_open:
@@ -87,7 +87,7 @@ class ThoughtMask:
         return self._inner is not None and self._place is _Place.AFTER and self._inner.is_done
 
     def permits(self, token: int) -> bool:
-        """Within a thought, asking for a token that may not come there makes the closing tag begin."""
+        """Return whether `token` may come next. A token that must not come in a thought makes the closing tag begin."""
         if self._forced:
             return token == self._forced[0]
         inner = self._inner
@@ -173,14 +173,14 @@ class ThoughtMask:
             self._end_budget()
 
     def _end_budget(self) -> None:
-        """Close the thought, with the message before it where the model has not begun to close it itself."""
+        """Close the thought, with the message before if the model has not begun to close it itself."""
         if self._message and not any(_overlap(self._tail, way) for way in (self._closing, self._close)):
             self._forced.extend(self._tokens(self._message + self._closing))
         else:
             self._close_thought()
 
     def _close_thought(self) -> None:
-        """From here on, what is left of the closing tag is all that may come."""
+        """Force the rest of the closing tag: no other tokens may come before it is complete."""
         ways = (self._closing, self._close)
         begun, text = max(((_overlap(self._tail, way), way) for way in ways), key=itemgetter(0))
         rest = self._tokens(text[begun:])
@@ -192,7 +192,7 @@ class ThoughtMask:
         self._place, self._tail, self._tag_only = _Place.AFTER, b"", False
 
     def _leaves_thought(self, token: int) -> bool:
-        """Whether it ends the answer, or begins what the constraint would not see: a call, or more than the tag."""
+        """Return whether a token ends the answer, or has text that escapes the constraint: a call, or after the tag."""
         text = self._tail + self._words.special_piece(token)
         if token in self._words.eog or any(mark in text for mark in self._ends):
             return True
@@ -205,7 +205,7 @@ class ThoughtMask:
         return bool(piece) and (rest.startswith(piece) or (piece.startswith(rest) and not piece[len(rest) :].strip()))
 
     def _tokens(self, tag: bytes) -> list[int]:
-        """Without the space that some vocabularies put in front of every text."""
+        """Return the tokens of a tag, without the space that some vocabularies put in front of every text."""
         tokens = self._words.tokenize(tag.decode("utf-8", "ignore"), add_special=False, parse_special=True)
         return tokens[1:] if len(tokens) > 1 and self._words.special_piece(tokens[0]) == b" " else tokens
 
@@ -216,7 +216,7 @@ class ThoughtMask:
 
 
 def _overlap(text: bytes, tag: bytes) -> int:
-    """How much of `tag`, and not all of it, the end of `text` is."""
+    """Return the length of the beginning of `tag`, shorter than all of it, that `text` ends with."""
     return next((n for n in range(len(tag) - 1, 0, -1) if text.endswith(tag[:n])), 0)
 
 
@@ -225,7 +225,7 @@ def _bit(token: int) -> np.uint32:
 
 
 def _is_whole(text: bytes) -> bool:
-    """Whether no character is cut at the end."""
+    """Return whether the text ends with a complete character."""
     for length in range(1, min(4, len(text)) + 1):
         byte = text[-length]
         if byte < 0x80:

@@ -1,4 +1,4 @@
-"""The grammar of tool calls in the form of the model's family, as Lark."""
+"""The grammar of tool calls, in the form of the model's family, as Lark."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ from workers.protocol.requests import Constraint, GenerateRequest, Tool
 
 ANY_OBJECT: dict[str, Any] = {"type": "object"}
 MAX_TOOLS_BYTES = 1 << 20
-"""Of all schemas that one answer is kept to, as JSON: each is read in Python, of which one thread runs at a time."""
+"""Most bytes, as JSON, of all schemas for one answer: they are read in Python, of which one thread runs at a time."""
 SPACE = "SPACE: /[ \\n]{1,2}/\n"
 
 
 class CallForms:
-    """What requests ask of an answer's form, for models that write calls in one `syntax`. Immutable."""
+    """Makes the constraints of requests, for models that write calls in one `syntax`. Immutable."""
 
     def __init__(
         self, syntax: CallSyntax, controls: Mapping[int, bytes] | None = None, *, open_objects: bool = False
     ) -> None:
-        """`controls`: control tokens of the model's that the syntax names, with their texts. `open_objects`: a schema
-        that does not say which keys there may be beside those that it lists allows any.
+        """`controls`: the model's control tokens that the syntax names, with their texts. `open_objects`: a schema that
+        does not say which keys may be there beside those that it lists allows any.
         """
         self._syntax = syntax
         self._closes = not open_objects
@@ -38,14 +38,14 @@ class CallForms:
         self._marks = re.compile("|".join(map(re.escape, self._tokens)) or r"(?!)")
 
     def enforced(self, schema: str) -> Any:
-        """Return the schema, which is JSON text, as it is kept to. Raises Unusable."""
+        """Return the schema, given as JSON text, in the form that is enforced. Raises Unusable."""
         return enforceable(parse(schema), closes=self._closes)
 
     def constraint_of(self, request: GenerateRequest) -> Constraint | None:
-        """What the whole request asks of the answer's form. Raises CallFailed.
+        """Return the constraint that the whole request puts on the answer, if any. Raises CallFailed.
 
-        A forced call is one from the answer's first token. Where the model decides, its calls are constrained from
-        where they begin on, if a tool is strict. An answer that must follow a schema may be a call as well, if there
+        A forced call is constrained from the answer's first token. Where the model decides, its calls are constrained
+        from their beginning on, if a tool is strict. An answer that must follow a schema may be a call too, if there
         are tools.
         """
         asked, tools, single = request.constraint, request.tools, not request.parallel_tool_calls
@@ -82,9 +82,9 @@ class CallForms:
         return f"({self._text(self._syntax.lead)})?" if self._syntax.lead else ""
 
     def _calls(self, tools: Sequence[Tool], rule: str, single: bool) -> str:
-        """One call after the other; each names one of the tools and has arguments that follow its schema.
+        """Return the rules of calls, one after the other; each names a tool and has arguments that follow its schema.
 
-        Raises CallFailed for more schemas than one request may have.
+        Raises CallFailed for larger schemas than one request may have.
         """
         if sum(len(msgspec.json.encode(tool.parameters)) for tool in tools) > MAX_TOOLS_BYTES:
             message = f"their schemas have more than {MAX_TOOLS_BYTES >> 20} MiB together; send fewer tools"
@@ -103,7 +103,7 @@ class CallForms:
         )
 
     def _arguments(self, tool: Tool, number: int, rule: str) -> str:
-        """The rule of one tool's arguments. Raises CallFailed where a strict tool's can't be kept."""
+        """Return the rule of one tool's arguments. Raises CallFailed where a strict tool's can't be enforced."""
         try:
             if self._syntax.parameter is None:
                 return schema_to_lark(_object_of(tool, closes=self._closes), rule)
@@ -112,7 +112,7 @@ class CallForms:
             raise refused(str(error), f"tools.{number}.function.parameters") from None
 
     def _parameters(self, tool: Tool, rule: str, marks: tuple[str, tuple[str, ...], str]) -> str:
-        """One after the other, in the schema's order."""
+        """Return the rules of a tool's parameters, one after the other, in the schema's order."""
         before, named, end = marks
         parts, rules = [], []
         for number, one in enumerate(parameters_of(tool, closes=self._closes)):
@@ -129,7 +129,7 @@ class CallForms:
         return f"{rule}: {' '.join(parts) or chr(34) * 2}\n{''.join(rules)}"
 
     def _text(self, text: str) -> str:
-        """As Lark. A control token may be one or be spelled."""
+        """Return a text as Lark. A control token in it may come as that token or be spelled."""
         parts = []
         for word in re.split("( {1,2})", text):
             if word in (" ", "  "):
@@ -145,13 +145,13 @@ class CallForms:
 
 
 def _name(tool: Tool, syntax: CallSyntax) -> str:
-    """As it stands in a call; inside of quotes it is JSON."""
+    """Return a tool's name as it stands in a call; inside quotes it is JSON."""
     return json.dumps(tool.name)[1:-1] if syntax.before.endswith('"') else tool.name
 
 
 def _object_of(tool: Tool, *, closes: bool) -> Any:
-    """The schema that the arguments are kept to. Raises Unusable where a strict one can't be."""
-    # An object of the properties that are named: models that may add others do.
+    """Return the schema that is enforced for the arguments. Raises Unusable where a strict one can't be."""
+    # Only the named properties are allowed: models that may add others do.
     schema = {**ANY_OBJECT, "additionalProperties": False, **(tool.parameters or {})}
     try:
         if len(msgspec.json.encode(schema)) > MAX_BYTES:

@@ -1,4 +1,4 @@
-"""Trying what a caller sent in a process of its own: llama.cpp's grammar code may throw or abort or never return,
+"""Trials of callers' grammars in processes of their own: llama.cpp's grammar code may throw, abort or never return,
 llguidance may take minutes over an intersection of patterns, and in the worker's process that would end every call.
 """
 
@@ -13,18 +13,18 @@ from workers.protocol.failures import CallFailed, Failure, FailureCode
 from workers.stoppable import NotStarted, ProcessEnded, TookTooLong
 
 TRIAL_S = 10.0
-"""From the question to the answer, on a machine that has other work: the process's own bound is on processor time."""
+"""Seconds to wait for a trial's result, on a machine with other work: the process's own bound is on processor time."""
 
 
 class Trial:
-    """May be used from several threads; each grammar has a process of its own."""
+    """Tries grammars, each in a process of its own. May be used from several threads."""
 
     def __init__(self, processes: Forks, *, trial_s: float = TRIAL_S) -> None:
         self._processes = processes
         self._trial_s = trial_s
 
     def check(self, kind: Kind, text: str) -> None:
-        """Blocks until the grammar has been tried: GBNF by walks through it, Lark by compiling it.
+        """Try a grammar and block until that is done: GBNF by walks through it, Lark by compiling it.
 
         Raises Unusable with the reason; CallFailed where it can't be tried now.
         """

@@ -1,4 +1,4 @@
-"""A constraint that begins where a certain string appears in the answer; before it everything may come."""
+"""A constraint that begins where a certain string appears in the answer; before that all text is allowed."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from workers.constraint.mask import Bits, Mask, bits_for
 from workers.constraint.piece_index import PieceIndex, Tokens
 
 MAX_KNOWN = 128
-"""Beginnings of triggers after which the permitted tokens are remembered: 20 KB each at 150,000 tokens."""
+"""Most beginnings of triggers for which the permitted tokens are remembered: 20 KB each at 150,000 tokens."""
 
 
 class Triggers:
     """Strings that switch a constraint on, with the vocabulary's tokens that would overshoot their ends.
 
-    A token may complete a trigger, and not also begin what follows: then the rest would escape the constraint. So
-    those tokens are ruled out where they would. Most vocabularies have a token for each trigger, and there are none.
+    A token may complete a trigger but not also begin the text after it, which would escape the constraint. So such
+    tokens are ruled out there. Most vocabularies have a token for each trigger, and no such tokens.
     """
 
     def __init__(self, strings: Sequence[str], pieces: PieceIndex) -> None:
-        """Takes milliseconds: the pieces are looked up, not compared one by one."""
+        """Look up the tokens; takes milliseconds, since the pieces are not compared one by one."""
         self.texts = tuple(strings)
         self.strings = tuple(string.encode() for string in strings)
         self.pieces = pieces
@@ -34,26 +34,26 @@ class Triggers:
         self._known: dict[bytes, Bits] = {}
 
     def begun(self, text: bytes) -> bytes:
-        """Return the longest end of `text` that a trigger begins with, and that is none yet."""
+        """Return the longest end of `text` that is the beginning of a trigger, and not yet all of it."""
         for start in range(max(0, len(text) - self._longest + 1), len(text)):
             if text[start:] in self._begun:
                 return text[start:]
         return b""
 
     def permitted(self, text: bytes) -> Bits | None:
-        """Return the tokens that may follow `text`; None: all of them. Not to be written to."""
+        """Return the tokens that may follow `text`; None: all of them. The array must not be written to."""
         begun = self.begun(text)
         if (known := self._known.get(begun)) is not None:
             return known
         permitted = _all_but(self._ruled_out(begun), self.pieces.num_tokens)
         if permitted is not None:
             if len(self._known) >= MAX_KNOWN:
-                self._known.clear()  # another thread may be at it too, which at worst computes one twice
+                self._known.clear()  # another thread may do the same, which at worst computes one twice
             self._known[begun] = permitted
         return permitted
 
     def found(self, text: bytes) -> bytes | None:
-        """Return the trigger that `text` ends with."""
+        """Return the trigger that `text` ends with, if any."""
         return next((string for string in self.strings if text.endswith(string)), None)
 
     def _ruled_out(self, begun: bytes) -> Tokens:
@@ -67,7 +67,7 @@ class Triggers:
 
 
 class TriggeredMask:
-    """All tokens until a trigger has appeared, then the mask that `begin` gives for what follows it."""
+    """A mask that permits all tokens until a trigger has appeared, and then asks the mask that `begin` makes for it."""
 
     def __init__(self, triggers: Triggers, begin: Callable[[bytes], Mask | None]) -> None:
         self._triggers = triggers

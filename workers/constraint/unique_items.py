@@ -1,7 +1,7 @@
-"""How far a grammar keeps `uniqueItems`: exactly where few values are possible, by the array's length where more are.
+"""Support for `uniqueItems` in a grammar: exact where few values are possible, a bound on the length where more are.
 
-A grammar does not remember what it has seen. Where items are one of up to four values, all arrays without repeats are
-listed; where the values are known, an array is no longer than there are; else the keyword is taken and not enforced.
+A grammar does not remember the items that came. For items of up to four values, all arrays without repeats are listed.
+Where the values are known, an array is no longer than there are values. Else the keyword is not enforced.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ from typing import Any
 from urllib.parse import unquote
 
 MAX_ARRANGED = 4
-"""Values whose arrays are listed, 65 of them; one value more makes 326."""
+"""Most values whose arrays are listed, 65 of them; one value more makes 326."""
 MAX_REFERENCES = 8
-"""One after the other."""
+"""Most references that are followed one after the other."""
 
 ANNOTATIONS = frozenset({"title", "description", "default", "examples", "$comment"})
 ARRAY_KEYWORDS = ANNOTATIONS | {"type", "items", "minItems", "maxItems", "uniqueItems"}
@@ -29,7 +29,7 @@ TYPES: dict[str, tuple[type, ...]] = {
 
 
 def place_of(reference: Any) -> tuple[str, str] | None:
-    """Return the shelf and the name of the definition that a reference means; None: it means something else."""
+    """Return the keyword and the name of the definition that a reference means; None: it means something else."""
     parts = str(reference).split("/")
     if len(parts) < 3 or parts[0] != "#" or parts[1] not in ("$defs", "definitions"):
         return None
@@ -37,15 +37,15 @@ def place_of(reference: Any) -> tuple[str, str] | None:
 
 
 class Values:
-    """The values that the schemas of one document list. Each list is looked at once, however often it is referred to:
-    a document of 256 KiB has room for a hundred thousand values and for thousands of references.
+    """The values that the schemas of one document list. Each list is read once, however often it is referred to: a
+    document of 256 KiB has room for a hundred thousand values and for thousands of references.
     """
 
     def __init__(self, root: Any) -> None:
         """`root` is the document, which must not change."""
         self._root = root
         self._known: dict[int, list[Any] | None] = {}
-        """By the schema's identity."""
+        """Values by the schema's identity."""
 
     def of(self, schema: Any) -> list[Any] | None:
         """Return the values that a schema allows, each once; None: they are many, or it can't be told."""
@@ -63,8 +63,8 @@ class Values:
         return self._known[id(schema)]
 
     def unique_arrays(self, schema: dict[str, Any]) -> list[list[Any]] | None:
-        """Return all arrays that a schema of an array without repeats allows, the shortest first; None: they are
-        many.
+        """Return all arrays that a schema of an array without repeats allows, the shortest first; None: it is another
+        schema, or they are many.
         """
         asks = schema.get("uniqueItems") is True and schema.get("type") == "array"
         if not asks or not schema.keys() <= ARRAY_KEYWORDS:

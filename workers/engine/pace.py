@@ -80,7 +80,7 @@ class PrefillPace:
 
     @property
     def steady_s(self) -> float:
-        """Return `token_s` weighed by tokens, not by steps, and over more: short prompts don't make a worker look slow."""
+        """Return `token_s` weighed by tokens, not steps, and over more: short prompts don't make a worker look slow."""
         return self._steady_y / self._steady_x if self._steady_x else 0.0
 
     def note(self, num_tokens: int, seconds: float) -> None:

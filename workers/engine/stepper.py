@@ -327,7 +327,7 @@ class Stepper:
         self._num_switches += switched
 
     def _of_one_turn(self, ready: list[Sequence]) -> list[Sequence]:
-        """Return the calls of one adapter turn, at most one that wants its prompt's logits: memory is for one's only."""
+        """Return the calls of one adapter turn; only one that wants its prompt's logits: memory is for one's only."""
         ready = chosen(self._turns, ready, time.perf_counter())
         later = [one for one in ready if one.tells_prompt][1:]
         return [one for one in ready if one not in later] if later else ready
